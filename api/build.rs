@@ -1,4 +1,5 @@
-//! Generates the API from its proto file. protox stands in for protoc, so that nothing has to be installed.
+//! Generates the API from its proto file. protox stands in for protoc, so that nothing has to be
+//! installed.
 
 /// Messages that the command line reads as they are.
 const READ: [&str; 2] = ["CreateJobRequest", "Flow"];
@@ -20,7 +21,10 @@ const OPTIONS: [(&str, &str); 24] = [
     ("CreateJobRequest.order", r#"default_value = "auto""#),
     ("CreateJobRequest.in_band", ""),
     ("CreateJobRequest.token", r#"default_value = """#),
-    ("CreateJobRequest.tenant", r#"default_value = netsum_core::tenant::DEFAULT, value_name = "TENANT""#),
+    (
+        "CreateJobRequest.tenant",
+        r#"default_value = netsum_core::tenant::DEFAULT, value_name = "TENANT""#,
+    ),
     ("CreateJobRequest.members", r#"default_value = "", value_name = "RANKS""#),
     ("CreateJobRequest.groups", r#"default_value = "", value_name = "RANKS,..""#),
     ("CreateJobRequest.uplink", r#"default_value = "", value_name = "IFNAME""#),

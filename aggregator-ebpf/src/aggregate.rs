@@ -20,8 +20,8 @@ use crate::{Way, maps, output, saved};
 /// Checks a contribution, lets the slot machine decide and carries out what it says.
 #[inline(always)]
 pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow, way: Way) -> u32 {
-    // SAFETY: a map value that user space writes as a whole; the learned MAC address and what was last seen are written
-    // here, by the ring's CPU.
+    // SAFETY: a map value that user space writes as a whole; the learned MAC address and what was
+    // last seen are written here, by the ring's CPU.
     let flow = unsafe { &mut *flow };
     let ring_id = flow.ring.0;
     let index = serial::sub(frame.bth.psn, flow.base_psn);
@@ -30,10 +30,8 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = frame.bth.psn;
     match check(ctx, p, frame, flow, ring, way) {
-        Ok(len) => {
-            steps(ctx, &Contribution { frame, ring, len, party }, flow)
-                .unwrap_or_else(|| internal(ctx, party))
-        }
+        Ok(len) => steps(ctx, &Contribution { frame, ring, len, party }, flow)
+            .unwrap_or_else(|| internal(ctx, party)),
         Err(counter) => {
             flow.refused = flow.refused.wrapping_add(1);
             flow.last_outcome = counter as u32;
@@ -44,18 +42,25 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     }
 }
 
-/// From the verdict to what becomes of the packet, one after the other. `None` where something that must be there is not.
+/// From the verdict to what becomes of the packet, one after the other. `None` where something that
+/// must be there is not.
 ///
 /// Packets are found anew behind calls: kept over them, they would take more stack than there is.
 #[inline(always)]
 fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
-    let address = SumAddress { ring: c.party.ring, slot: c.party.index & (c.ring.slots - 1), mtu: c.ring.mtu };
+    let address = SumAddress {
+        ring: c.party.ring,
+        slot: c.party.index & (c.ring.slots - 1),
+        mtu: c.ring.mtu,
+    };
     if c.ring.flags & ring_flags::RELAXED != 0 {
         relaxed_advance(c.party.ring);
     }
     let Party { ring, rank, index } = c.party;
-    let total = c.ring.flags & (ring_flags::UPLINK | ring_flags::GROUPS) != 0 && c.frame.bth.ecn & TOTAL != 0;
-    let rest = c.frame.bounds() << 16 | (c.frame.ce as u32) << 15 | (total as u32) << 14 | c.len as u32;
+    let total = c.ring.flags & (ring_flags::UPLINK | ring_flags::GROUPS) != 0
+        && c.frame.bth.ecn & TOTAL != 0;
+    let rest =
+        c.frame.bounds() << 16 | (c.frame.ce as u32) << 15 | (total as u32) << 14 | c.len as u32;
     let verdict = Packed(decide(ring, index, rank, rest));
     // SAFETY: a map value that only the ring's CPU writes, and it runs one program at a time.
     let slot = unsafe { &mut *maps::slot(address.ring, address.slot)? };
@@ -74,14 +79,17 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     Some(output::send(ctx, c, slot, verdict))
 }
 
-/// Lets the slot machine decide; a [`Packed`] verdict. A global function, as in [`payload`]: inline it would take more stack than
-/// there is, and the verifier would follow all that comes behind it once for each of its ways.
+/// Lets the slot machine decide; a [`Packed`] verdict. A global function, as in [`payload`]: inline
+/// it would take more stack than there is, and the verifier would follow all that comes behind it
+/// once for each of its ways.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn decide(ring_id: u32, index: u32, rank: u32, rest: u32) -> u64 {
     let Some(ring) = maps::ring(ring_id) else { return Packed::INTERNAL.0 };
     let Some(state) = maps::state(ring_id) else { return Packed::INTERNAL.0 };
-    let Some(slot) = maps::slot(ring_id, index & ring.slots.wrapping_sub(1)) else { return Packed::INTERNAL.0 };
+    let Some(slot) = maps::slot(ring_id, index & ring.slots.wrapping_sub(1)) else {
+        return Packed::INTERNAL.0;
+    };
     let [ce, total] = [15, 14].map(|bit| rest >> bit & 1 != 0);
     let fragment = Fragment { rank, index, len: rest & 0x3fff, ce, bounds: rest >> 16, total };
     // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
@@ -116,7 +124,8 @@ fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, address: &SumAddres
 #[inline(always)]
 fn time(c: &Contribution, verdict: Packed) {
     let Party { ring, index, .. } = c.party;
-    // What the parent has added is none of the ranks' here, and a rank that is alone waits for nobody.
+    // What the parent has added is none of the ranks' here, and a rank that is alone waits for
+    // nobody.
     let alone = verdict.payload_is(Payload::Copy) && verdict.completed();
     let of_rank = !verdict.payload_is(Payload::Leave) && !alone;
     if of_rank && timing::is_sampled(index) {
@@ -127,7 +136,13 @@ fn time(c: &Contribution, verdict: Packed) {
 
 /// Takes the payload into the slot, and a sum that is to be sent into the packet.
 #[inline(always)]
-fn sum(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, verdict: Packed, address: &SumAddress) -> Option<()> {
+fn sum(
+    ctx: &XdpContext,
+    c: &Contribution,
+    slot: &mut Slot,
+    verdict: Packed,
+    address: &SumAddress,
+) -> Option<()> {
     let (at, len) = (c.frame.payload(), c.len);
     if verdict.payload_is(Payload::Copy) {
         payload::apply(ctx, Op::Store, at, len, address)?;
@@ -143,9 +158,11 @@ fn sum(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, verdict: Packed, add
             maps::count(address.ring, Counter::Completed);
         }
         slot.crc = payload::crc(ctx, at, len, 0)?;
-        let own = Packet::new(ctx).load::<UDP_CHECKSUM_LEN>(c.frame.bth_offset() - UDP_CHECKSUM_LEN)?;
+        let own =
+            Packet::new(ctx).load::<UDP_CHECKSUM_LEN>(c.frame.bth_offset() - UDP_CHECKSUM_LEN)?;
         // Also where it is none: a total takes the place of a partial sum, which may have had one.
-        slot.checksum = if own == [0; UDP_CHECKSUM_LEN] { 0 } else { payload::checksum(ctx, at, len)? };
+        slot.checksum =
+            if own == [0; UDP_CHECKSUM_LEN] { 0 } else { payload::checksum(ctx, at, len)? };
         if verdict.is_held() {
             maps::count(address.ring, Counter::Held);
         }
@@ -164,7 +181,8 @@ extern "C" fn relaxed_advance(ring_id: u32) -> u64 {
     0
 }
 
-/// Notes when a timed index had a contribution; `part` is a [`Part`]. A global function, as in [`payload`]: few packets need it.
+/// Notes when a timed index had a contribution; `part` is a [`Part`]. A global function, as in
+/// [`payload`]: few packets need it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn note_time(ring_id: u32, index: u32, rank: u32, part: u32) -> u64 {

@@ -24,8 +24,9 @@ pub struct Contribution<'a> {
     pub party: Party,
 }
 
-/// Whether the packet is one of a running ring whose result every receiver has had for long; asked on any CPU. Never in a ring
-/// that was set up in band: there the first packet of a connection made anew may look so.
+/// Whether the packet is one of a running ring whose result every receiver has had for long; asked
+/// on any CPU. Never in a ring that was set up in band: there the first packet of a connection made
+/// anew may look so.
 #[inline(always)]
 pub fn is_laps_behind(ring: &RingConfig, flow: &Flow, frame: &Frame) -> bool {
     let Some(state) = maps::state(flow.ring.0) else { return false };
@@ -48,14 +49,16 @@ pub fn check(
     if ring.flags & ring_flags::ACTIVE == 0 {
         return Err(Counter::InactiveRing);
     }
-    // Slots have one writer: whoever runs on the ring's CPU with softirqs off. A CPU that goes offline leaves the CPU map's thread
-    // without a home, and when it is back, `ingress` there would be the second. Asked behind ACTIVE: a ring that moves to another
-    // CPU becomes active again only when it has it.
+    // Slots have one writer: whoever runs on the ring's CPU with softirqs off. A CPU that goes
+    // offline leaves the CPU map's thread without a home, and when it is back, `ingress` there
+    // would be the second. Asked behind ACTIVE: a ring that moves to another CPU becomes active
+    // again only when it has it.
     if way != Way::Probe && !maps::is_here(ring.cpu) {
         return Err(Counter::WrongCpu);
     }
     from_its_sender(ctx, frame, flow)?;
-    // The data of one rank, or of fewer than its group, or a partial sum in place of the total: some box does not add any more.
+    // The data of one rank, or of fewer than its group, or a partial sum in place of the total:
+    // some box does not add any more.
     if flow.bears != 0 && !bears(frame.bth.ecn, flow.bears) {
         return Err(Counter::TotalUnexpected);
     }
@@ -74,13 +77,16 @@ pub fn check(
         return Err(Counter::Oversized);
     }
     let len = payload::bounded_len(len);
-    // A requester fills all packets of a message but the last (IBTA 9.7.4.1.5, "Payload length"). The first contribution says how
-    // long its slot is, so one that is too short would keep the others out.
+    // A requester fills all packets of a message but the last (IBTA 9.7.4.1.5, "Payload length").
+    // The first contribution says how long its slot is, so one that is too short would keep the
+    // others out.
     if len != ring.mtu as usize && !frame.bth.opcode.is_last() {
         return Err(Counter::ShortFragment);
     }
     if ring.flags & ring_flags::ICRC_IGNORE == 0 {
-        let Some(state) = payload::frame_crc(ctx, frame, len) else { return Err(Counter::Truncated) };
+        let Some(state) = payload::frame_crc(ctx, frame, len) else {
+            return Err(Counter::Truncated);
+        };
         let Some(sent) = Packet::new(ctx).load::<ICRC_LEN>(frame.payload() + len) else {
             return Err(Counter::Truncated);
         };

@@ -8,14 +8,16 @@ use netsum_common::wire::{self, Frame, Reject, Wrapped};
 
 use crate::maps;
 
-/// What a packet is. What belongs to it is in the arguments of [`classify`]; a bare enum leaves no value undefined.
+/// What a packet is. What belongs to it is in the arguments of [`classify`]; a bare enum leaves no
+/// value undefined.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// Data of a registered flow.
     Data,
     /// Not to be touched.
     Pass,
-    /// Broken data of a registered flow. Its receiver could take it for a result, so it must not go on.
+    /// Broken data of a registered flow. Its receiver could take it for a result, so it must not go
+    /// on.
     Refuse,
 }
 
@@ -58,7 +60,9 @@ pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
     let rejected = match wire::parse_into(p, &mut found.frame) {
         Ok(()) => false,
         Err(Reject::NotRoce) => return Class::Pass,
-        Err(reject @ (Reject::Forged | Reject::VlanTags | Reject::Ipv6Extensions | Reject::Hidden)) => {
+        Err(
+            reject @ (Reject::Forged | Reject::VlanTags | Reject::Ipv6Extensions | Reject::Hidden),
+        ) => {
             found.counter = reason(reject);
             return Class::Refuse;
         }
@@ -78,7 +82,8 @@ pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
         return Class::Pass;
     };
     found.flow = flow;
-    // SAFETY: a map value; flows are written by user space as a whole, except for the learned MAC address.
+    // SAFETY: a map value; flows are written by user space as a whole, except for the learned MAC
+    // address.
     found.ring = unsafe { (*flow).ring.0 };
     if rejected {
         return Class::Refuse;
@@ -128,8 +133,9 @@ pub fn is_moved(flow: &Flow, frame: &Frame) -> bool {
     flow.next_psn != Flow::NONE_TAKEN && slot::is_moved(frame.bth.psn, flow.next_psn, ring.slots)
 }
 
-/// Whether a packet that is nobody's data bears an address of a rank behind another port: a forged acknowledgement, or
-/// anything else that would make hosts or the bridge believe that the rank were here.
+/// Whether a packet that is nobody's data bears an address of a rank behind another port: a forged
+/// acknowledgement, or anything else that would make hosts or the bridge believe that the rank were
+/// here.
 #[inline(always)]
 pub fn is_spoofed(port: u32, frame: &Frame) -> bool {
     if let Some(owner) = maps::owner(&Address::mac(frame.src_mac))

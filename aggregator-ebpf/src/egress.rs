@@ -5,11 +5,15 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::helpers::bpf_xdp_adjust_head;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{EgressKey, HopKey, MAX_MTU, MAX_RANKS, ReleaseTag, RingNumber, SavedHeader, ring_flags};
+use netsum_common::abi::{
+    EgressKey, HopKey, MAX_MTU, MAX_RANKS, ReleaseTag, RingNumber, SavedHeader, ring_flags,
+};
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
-use netsum_common::wire::{Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MARK, MAX_HEADERS, TOTAL, UdpHdr, VlanHdr};
+use netsum_common::wire::{
+    Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MARK, MAX_HEADERS, TOTAL, UdpHdr, VlanHdr,
+};
 
 use crate::packet::{Packet, opaque};
 use crate::payload::UDP_CHECKSUM_LEN;
@@ -50,8 +54,10 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     let slot_no = tag.index & ring.slots.wrapping_sub(1);
     let slot = maps::slot(tag.ring, slot_no)?;
     // SAFETY: map values that the ring's CPU wrote, which is this one.
-    let (slot, header) = unsafe { (&*slot, &*maps::header(tag.ring, slot_no * ring.ranks + source)?) };
-    // A late replay may wait behind the packet that takes its slot. It would get that one's PSN, over the old sum.
+    let (slot, header) =
+        unsafe { (&*slot, &*maps::header(tag.ring, slot_no * ring.ranks + source)?) };
+    // A late replay may wait behind the packet that takes its slot. It would get that one's PSN,
+    // over the old sum.
     let goes_up = ring.flags & ring_flags::UPLINK != 0 && rank == ring.ranks - 1;
     if slot.index != tag.index || !slot.is(if goes_up { Slot::SENT } else { Slot::RELEASED }) {
         return None;
@@ -73,10 +79,13 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     }
     let p = Packet::new(ctx);
     write_headers(&p, header, header_len)?;
-    let (ip, l3) = (if header.ip == 18 { 18 } else { 14 }, if header.v6 != 0 { L3::V6 } else { L3::V4 });
+    let (ip, l3) =
+        (if header.ip == 18 { 18 } else { 14 }, if header.v6 != 0 { L3::V6 } else { L3::V4 });
     let udp = ip + l3.header_len();
-    // Receiving kernels coalesce packets with a checksum alone (Linux 6.18, net/ipv4/udp_offload.c, `udp_gro_receive_segment`).
-    let with_checksum = slot.checksum != 0 && p.load::<UDP_CHECKSUM_LEN>(udp + CHECKSUM)? != [0; UDP_CHECKSUM_LEN];
+    // Receiving kernels coalesce packets with a checksum alone (Linux 6.18, net/ipv4/udp_offload.c,
+    // `udp_gro_receive_segment`).
+    let with_checksum =
+        slot.checksum != 0 && p.load::<UDP_CHECKSUM_LEN>(udp + CHECKSUM)? != [0; UDP_CHECKSUM_LEN];
     amend(&p, ip, l3, slot.is(Slot::CE))?;
     if ring.flags & ring_flags::ROUTED != 0 {
         route(&p, &HopKey { ring: RingNumber(tag.ring), member: rank }, ip, l3)?;
@@ -85,7 +94,8 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
         // What another box has told is of its ring.
         let mark = (ring.flags >> ring_flags::MARK) as u8 & MARK;
         let tells = if goes_up { mark } else { slot.tells(source) };
-        let total = if goes_up { slot.is(Slot::COMPLETE) } else { ring.flags & ring_flags::GROUPS != 0 };
+        let total =
+            if goes_up { slot.is(Slot::COMPLETE) } else { ring.flags & ring_flags::GROUPS != 0 };
         let [before] = p.load::<1>(udp + UdpHdr::LEN + BTH_ECN)?;
         let congestion = before & 0xc0;
         p.store(udp + UdpHdr::LEN + BTH_ECN, [congestion | tells | if total { TOTAL } else { 0 }])?;
@@ -101,7 +111,9 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     let icrc = !(icrc::shift(state, len & payload::LEN_BITS) ^ slot.crc);
     p.store(header_len + len, icrc.to_le_bytes())?;
     if with_checksum {
-        let sum = payload::headers_sum(ctx, l3, ip, extended)? as u64 + slot.checksum as u64 + icrc as u64;
+        let sum = payload::headers_sum(ctx, l3, ip, extended)? as u64
+            + slot.checksum as u64
+            + icrc as u64;
         // Zero would say that there is none (RFC 768).
         let checksum = match !payload::fold(sum) {
             0 => 0xffff,
@@ -116,12 +128,13 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     Some(Party { ring: tag.ring, rank, index: tag.index })
 }
 
-/// Does what a router does to a packet, if this one was sent to the box as a router. None of it is covered by the ICRC or by UDP's
-/// checksum.
+/// Does what a router does to a packet, if this one was sent to the box as a router. None of it is
+/// covered by the ICRC or by UDP's checksum.
 #[inline(always)]
 fn route(p: &Packet, key: &HopKey, ip: usize, l3: L3) -> Option<()> {
     let Some(hop) = maps::hop(key) else { return Some(()) };
-    // SAFETY: a map value, which user space replaces as a whole: what it was stays readable while this program runs.
+    // SAFETY: a map value, which user space replaces as a whole: what it was stays readable while
+    // this program runs.
     let hop = unsafe { &*hop };
     if p.load::<6>(0)? != hop.own {
         return Some(());
@@ -139,22 +152,25 @@ fn route(p: &Packet, key: &HopKey, ip: usize, l3: L3) -> Option<()> {
     p.store(at, [left - 1])?;
     if l3 == L3::V4 {
         // RFC 1624, eqn. 3, where the sum is 0x0100 more than before.
-        let check = u16::from_be_bytes(p.load::<2>(ip + offset_of!(Ipv4Hdr, check))?) as u32 + 0x100;
+        let check =
+            u16::from_be_bytes(p.load::<2>(ip + offset_of!(Ipv4Hdr, check))?) as u32 + 0x100;
         let check = check + (check >= 0xffff) as u32;
         p.store(ip + offset_of!(Ipv4Hdr, check), (check as u16).to_be_bytes())?;
     }
     Some(())
 }
 
-/// Gives a result the VLAN of its receiver's own packets, as a bridge does that translates between tagged and untagged ports: in
-/// the headers is the sender's. The priority stays the sender's where it has one. No tag is covered by the ICRC.
+/// Gives a result the VLAN of its receiver's own packets, as a bridge does that translates between
+/// tagged and untagged ports: in the headers is the sender's. The priority stays the sender's where
+/// it has one. No tag is covered by the ICRC.
 #[inline(always)]
 fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
     let mut p = Packet::new(ctx);
     let sent = p.load::<4>(MACS)?;
     let tagged = [sent[0], sent[1]] == ETHERTYPE_VLAN.to_be_bytes();
     // SAFETY: a map value that the ring's CPU wrote, which is this one.
-    let (own_tagged, word) = unsafe { ((*own).ip != EthHdr::LEN as u8, (*own).words[1].to_ne_bytes()) };
+    let (own_tagged, word) =
+        unsafe { ((*own).ip != EthHdr::LEN as u8, (*own).words[1].to_ne_bytes()) };
     let own_tag = [word[4], word[5], word[6], word[7]];
     if tagged && own_tagged {
         return p.store(EthHdr::LEN, [sent[2] & 0xf0 | own_tag[2] & 0x0f, own_tag[3]]);
@@ -195,7 +211,8 @@ const MACS: usize = 12;
 #[inline(always)]
 fn next_rank_of_port(ring: u32, ifindex: u32) -> Option<u32> {
     let port = maps::egress_port(&EgressKey { ring: RingNumber(ring), ifindex })?;
-    // SAFETY: a map value; a ring's clones leave on the ring's CPU, so nobody else moves the cursor.
+    // SAFETY: a map value; a ring's clones leave on the ring's CPU, so nobody else moves the
+    // cursor.
     unsafe {
         let cursor = (*port).cursor;
         let rank = (*port).ranks[cursor as usize % MAX_RANKS];
@@ -205,7 +222,8 @@ fn next_rank_of_port(ring: u32, ifindex: u32) -> Option<u32> {
     }
 }
 
-/// Copies saved headers: whole words, then the two or six bytes that are left, so that the payload stays as it is.
+/// Copies saved headers: whole words, then the two or six bytes that are left, so that the payload
+/// stays as it is.
 #[inline(always)]
 fn write_headers(p: &Packet, header: &SavedHeader, len: usize) -> Option<()> {
     let words = len / 8;
@@ -226,8 +244,9 @@ fn write_headers(p: &Packet, header: &SavedHeader, len: usize) -> Option<()> {
     Some(())
 }
 
-/// Sets what differs from the saved headers: IPv4 id 0 (a receiver on a UDP socket cannot see another), for now no
-/// UDP checksum, and the congestion mark of any contribution, where the sender takes part in ECN.
+/// Sets what differs from the saved headers: IPv4 id 0 (a receiver on a UDP socket cannot see
+/// another), for now no UDP checksum, and the congestion mark of any contribution, where the sender
+/// takes part in ECN.
 #[inline(always)]
 fn amend(p: &Packet, ip: usize, l3: L3, ce: bool) -> Option<()> {
     p.store(ip + l3.header_len() + CHECKSUM, [0; UDP_CHECKSUM_LEN])?;
@@ -237,7 +256,8 @@ fn amend(p: &Packet, ip: usize, l3: L3, ce: bool) -> Option<()> {
             let tos = if ce && h.ecn() != 0 { h.tos | 3 } else { h.tos };
             // RFC 1624, eqn. 3: HC' = ~(~HC + ~m + m').
             let mut sum = (!h.checksum()) as u32 + (!h.id()) as u32;
-            sum += (!u16::from_be_bytes([h.vihl, h.tos])) as u32 + u16::from_be_bytes([h.vihl, tos]) as u32;
+            sum += (!u16::from_be_bytes([h.vihl, h.tos])) as u32
+                + u16::from_be_bytes([h.vihl, tos]) as u32;
             sum = (sum & 0xffff) + (sum >> 16);
             sum = (sum & 0xffff) + (sum >> 16);
             p.store(ip + offset_of!(Ipv4Hdr, tos), [tos])?;

@@ -1,8 +1,9 @@
 //! Between `ingress` and the bridge: what `ingress` would have kept off it goes no further.
 //!
-//! A port may lose its XDP program while packets still come: a veth that goes down takes the program away first and stops to receive
-//! later (`veth_disable_xdp` in drivers/net/veth.c, Linux 6.18), and an administrator may detach it. Contributions would then reach
-//! their neighbours unsummed.
+//! A port may lose its XDP program while packets still come: a veth that goes down takes the
+//! program away first and stops to receive later (`veth_disable_xdp` in drivers/net/veth.c, Linux
+//! 6.18), and an administrator may detach it. Contributions would then reach their neighbours
+//! unsummed.
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::programs::TcContext;
@@ -33,7 +34,9 @@ pub fn on_port(ctx: &TcContext) -> i32 {
             let flow = unsafe { &*found.flow };
             is_moved(flow, &found.frame)
         }
-        Class::Pass => !found.has_ended() && !is_spoofed(port(ctx), &found.frame) && !waits(port(ctx), &found),
+        Class::Pass => {
+            !found.has_ended() && !is_spoofed(port(ctx), &found.frame) && !waits(port(ctx), &found)
+        }
         Class::Refuse => false,
     };
     if passes {
@@ -43,7 +46,8 @@ pub fn on_port(ctx: &TcContext) -> i32 {
     TC_ACT_SHOT
 }
 
-/// Whether it is data of a connection that has shown up in band, and waits for those of other ranks.
+/// Whether it is data of a connection that has shown up in band, and waits for those of other
+/// ranks.
 #[inline(always)]
 fn waits(port: u32, found: &Found) -> bool {
     let Frame { src_ip, dst_ip, bth, .. } = found.frame;

@@ -1,9 +1,11 @@
 //! Jobs that are set up in band: the first packet of a connection tells the daemon whose it is.
 //!
-//! Nothing is decided here but that the packet has a job's token and is whole. It is noted and dropped, and so is all that
-//! comes on its connection, so that no message reaches its receiver unsummed. The sender's timer ends, and it comes again,
-//! until the daemon has registered the connections of all ranks. (Were the rest passed on, some receivers would NAK it each
-//! time that it comes, and the sender would send its window again and again for as long as ranks are missing.)
+//! Nothing is decided here but that the packet has a job's token and is whole. It is noted and
+//! dropped, and so is all that comes on its connection, so that no message reaches its receiver
+//! unsummed. The sender's timer ends, and it comes again, until the daemon has registered the
+//! connections of all ranks. (Were the rest passed on, some receivers would NAK it each time that
+//! it comes, and the sender would send its window again and again for as long as ranks are
+//! missing.)
 
 use core::mem::offset_of;
 
@@ -29,8 +31,8 @@ const ONLY: u32 = 1 << 31;
 /// In place of a length: the packet is broken, and its connection does not wait.
 const BROKEN: u32 = u32::MAX;
 
-/// Whether the packet, of no registered flow, is one by which a connection joins a job: by its token, which `found` then
-/// says the ring of. Otherwise, what to count.
+/// Whether the packet, of no registered flow, is one by which a connection joins a job: by its
+/// token, which `found` then says the ring of. Otherwise, what to count.
 #[inline(always)]
 pub fn is_of_job(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
     let Ok(len) = found.frame.data_len(p.len()) else { return false };
@@ -47,8 +49,8 @@ pub fn is_of_job(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
     false
 }
 
-/// The same on the ring's CPU, with all that was left to be checked. If so, the packet must be dropped; it is noted if it
-/// is in order.
+/// The same on the ring's CPU, with all that was left to be checked. If so, the packet must be
+/// dropped; it is noted if it is in order.
 #[inline(always)]
 pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
     let Ok(len) = found.frame.data_len(p.len()) else { return false };
@@ -70,10 +72,17 @@ pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
     true
 }
 
-/// That a message of a registered flow begins with a header that says its index: the connection is the one that was
-/// registered, and not another one of the same queue pair with other PSNs, which begins anew.
+/// That a message of a registered flow begins with a header that says its index: the connection is
+/// the one that was registered, and not another one of the same queue pair with other PSNs, which
+/// begins anew.
 #[inline(always)]
-pub fn follows(ctx: &XdpContext, p: &Packet, frame: &Frame, len: usize, index: u32) -> Result<(), Counter> {
+pub fn follows(
+    ctx: &XdpContext,
+    p: &Packet,
+    frame: &Frame,
+    len: usize,
+    index: u32,
+) -> Result<(), Counter> {
     if len < JOB_HEADER_LEN {
         return Err(Counter::InBandHeader);
     }
@@ -96,8 +105,8 @@ const JOB_SHIFT: u32 = 32;
 /// Or this: no header.
 const NOTHING: u64 = 0xff;
 
-/// What a payload begins with: [`Counter::InBandFirst`], with the job's number and whether its ICRC is verified; or the
-/// counter of a header of no use; or [`NOTHING`].
+/// What a payload begins with: [`Counter::InBandFirst`], with the job's number and whether its ICRC
+/// is verified; or the counter of a header of no use; or [`NOTHING`].
 #[inline(always)]
 fn look(ctx: &XdpContext, frame: &Frame, len: usize) -> u64 {
     if len < JOB_HEADER_LEN { NOTHING } else { first_look(ctx.ctx, frame.payload() as u32) }
@@ -144,11 +153,12 @@ fn place(frame: &Frame) -> u32 {
     ((frame.l3 == L3::V6) as u32) << 16 | (frame.ip as u32) << 8 | frame.payload() as u32
 }
 
-/// Notes the first packet whose IP header, IP version and payload are at `place`, and whose payload's length is in `len`. A
-/// global function, as in [`payload`], and because a claim takes a third of a BPF program's stack.
+/// Notes the first packet whose IP header, IP version and payload are at `place`, and whose
+/// payload's length is in `len`. A global function, as in [`payload`], and because a claim takes a
+/// third of a BPF program's stack.
 ///
-/// What was noted of the same rank and port a moment ago, and has not been read, is the same packet once more, or a later
-/// message's; the first message's is the one that counts.
+/// What was noted of the same rank and port a moment ago, and has not been read, is the same packet
+/// once more, or a later message's; the first message's is the one that counts.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn claim_note(ctx: *mut xdp_md, place: u32, len: u32) -> u64 {
@@ -161,7 +171,8 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
     let p = Packet::new(ctx);
     // The verifier takes the bounds from here.
     let (at, ip) = ((place & 127) as usize, (place >> 8 & 31) as usize);
-    // The nearer first: the compiler leaves out a comparison that follows from a farther one, and the verifier does not follow.
+    // The nearer first: the compiler leaves out a comparison that follows from a farther one, and
+    // the verifier does not follow.
     let src_mac = p.load::<6>(offset_of!(EthHdr, src_addr))?;
     let (src_ip, dst_ip, bth) = if place >> 16 != 0 {
         let src = p.load::<16>(ip + offset_of!(Ipv6Hdr, src_addr))?;
@@ -173,8 +184,14 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
         (ipv4_mapped(src), ipv4_mapped(dst), p.load::<BTH_LEN>(ip + Ipv4Hdr::LEN + UdpHdr::LEN)?)
     };
     let words = words_at(&p, at)?;
-    let header =
-        [word(words, 0), word(words, 1), word(words, 2), word(words, 3), word(words, 4), word(words, 5)];
+    let header = [
+        word(words, 0),
+        word(words, 1),
+        word(words, 2),
+        word(words, 3),
+        word(words, 4),
+        word(words, 5),
+    ];
     let job = maps::in_band_job(&Token::from_words([header[1], header[2]]))?;
     let (ring, rank) = (header[3] as u32, (header[3] >> 32) as u32);
     let ifindex = ctx.ingress_ifindex() as u32;

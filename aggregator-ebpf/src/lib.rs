@@ -8,12 +8,13 @@
 //! | `egress` | device maps | gives each clone of a result its receiver's headers |
 //! | `guard` | ports, behind XDP | drops data that has come past `ingress` |
 //!
-//! `spread.rs` is an object of its own, without the maps of these; `main.rs` is the object that the daemon loads; `bench/ebpf/src/main.rs` measures the parts.
+//! `spread.rs` is an object of its own, without the maps of these; `main.rs` is the object that the
+//! daemon loads; `bench/ebpf/src/main.rs` measures the parts.
 #![no_std]
 #![feature(asm_experimental_arch)]
 
-/// Expands to its body once for each number: loops of a constant length that the compiler would leave as loops, which
-/// costs a third more.
+/// Expands to its body once for each number: loops of a constant length that the compiler would
+/// leave as loops, which costs a third more.
 macro_rules! unrolled {
     ($i:ident in $($n:literal)+ => $body:expr) => { $({ const $i: usize = $n; $body })+ };
 }
@@ -60,13 +61,14 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
         Class::Pass => pass(ctx, traced_by::INGRESS, &found),
         Class::Refuse => refuse(ctx, traced_by::INGRESS, &found),
         Class::Data => {
-            // SAFETY: a map value. What was last seen is written by the ring's CPU too: a count that one takes from the
-            // other spoils a diagnosis at worst.
+            // SAFETY: a map value. What was last seen is written by the ring's CPU too: a count
+            // that one takes from the other spoils a diagnosis at worst.
             let flow = unsafe { &mut *found.flow };
             let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
-            // Whatever else is wrong is found on the ring's CPU, but nobody may fill its queue with what is easily told
-            // apart here: other hosts' packets, or recorded ones of the right host, which are dear, for the ring's CPU would
-            // have to make them socket buffers and take them over the bridge.
+            // Whatever else is wrong is found on the ring's CPU, but nobody may fill its queue with
+            // what is easily told apart here: other hosts' packets, or recorded ones of the right
+            // host, which are dear, for the ring's CPU would have to make them socket buffers and
+            // take them over the bridge.
             if let Err(counter) = from_its_sender(ctx, &found.frame, flow) {
                 flow.refused = flow.refused.wrapping_add(1);
                 found.counter = counter;
@@ -80,7 +82,8 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             if check::is_laps_behind(ring, flow, &found.frame) {
                 return stale(ctx, &p, flow, &mut found);
             }
-            // What is the next of its flow behind what was taken last overtakes nothing that another CPU has queued.
+            // What is the next of its flow behind what was taken last overtakes nothing that
+            // another CPU has queued.
             if flow.next_psn == found.frame.bth.psn && maps::is_here(ring.cpu) {
                 maps::go_on_here(ctx);
             }
@@ -149,7 +152,8 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
 #[inline(always)]
 fn ended(ctx: &XdpContext, found: &mut Found) -> u32 {
     found.counter = Counter::JobEnded;
-    // SAFETY: a map value. A count that one CPU takes from another makes the flow look idle for a moment at worst.
+    // SAFETY: a map value. A count that one CPU takes from another makes the flow look idle for a
+    // moment at worst.
     let flow = unsafe { &mut *found.flow };
     // Others' packets do not keep it alive.
     if from_its_sender(ctx, &found.frame, flow).is_ok() {
@@ -179,8 +183,8 @@ fn seen_here(flow: &mut Flow, found: &Found) {
     flow.last_outcome = found.counter as u32;
 }
 
-/// On a packet that `ingress` has seen on the ring's CPU. It is looked at anew: the two programs together would need more stack
-/// than there is.
+/// On a packet that `ingress` has seen on the ring's CPU. It is looked at anew: the two programs
+/// together would need more stack than there is.
 #[inline(always)]
 pub fn on_port_and_ring_cpu(ctx: &XdpContext) -> u32 {
     on_cpu(ctx, Way::Inline)
@@ -195,7 +199,8 @@ pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
 /// How a packet has come to its ring's CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// By the CPU map, whose thread may be on another CPU than its own, once that was taken offline.
+    /// By the CPU map, whose thread may be on another CPU than its own, once that was taken
+    /// offline.
     CpuMap,
     /// From `ingress`, on the same CPU.
     Inline,
@@ -217,7 +222,8 @@ pub fn on_cpu(ctx: &XdpContext, way: Way) -> u32 {
         {
             refuse(ctx, traced_by::AGGREGATE, &found)
         }
-        // Only data of a flow, or of a connection that is about to be one, comes here. It is none any more.
+        // Only data of a flow, or of a connection that is about to be one, comes here. It is none
+        // any more.
         Class::Pass => {
             found.counter = Counter::JobEnded;
             refuse(ctx, traced_by::AGGREGATE, &found)

@@ -8,14 +8,15 @@ use netsum_aggregator_ebpf::{Way, on_cpu};
 
 netsum_aggregator_ebpf::programs!();
 
-/// `aggregate` in a form that can be test-run: the kernel refuses to test-run programs for CPU and device maps
-/// (`bpf_prog_test_run_xdp` in net/bpf/test_run.c). Never attached.
+/// `aggregate` in a form that can be test-run: the kernel refuses to test-run programs for CPU and
+/// device maps (`bpf_prog_test_run_xdp` in net/bpf/test_run.c). Never attached.
 #[xdp]
 pub fn probe_aggregate(ctx: XdpContext) -> u32 {
     on_cpu(&ctx, Way::Probe)
 }
 
-/// `egress` in a form that can be test-run. Its port is always interface 1, the loopback interface. Never attached.
+/// `egress` in a form that can be test-run. Its port is always interface 1, the loopback interface.
+/// Never attached.
 #[xdp]
 pub fn probe_egress(ctx: XdpContext) -> u32 {
     netsum_aggregator_ebpf::egress::result(&ctx, 1)

@@ -27,8 +27,9 @@ const NO_WAKEUP: u64 = 1;
 const RINGS_LEN: usize = MAX_RINGS as usize;
 const COUNTERS_LEN: usize = (MAX_RINGS * COUNTERS_PER_RING) as usize;
 
-/// A template of arrays that user space makes. Its values have a size and no type, unlike an `Array`'s: what user space makes has no
-/// types, and Linux 6.1 puts only maps of the same kind into the outer map (kernel/bpf/map_in_map.c, `bpf_map_meta_equal`).
+/// A template of arrays that user space makes. Its values have a size and no type, unlike an
+/// `Array`'s: what user space makes has no types, and Linux 6.1 puts only maps of the same kind
+/// into the outer map (kernel/bpf/map_in_map.c, `bpf_map_meta_equal`).
 #[repr(C)]
 pub struct InnerArray<T, const SIZE: usize> {
     r#type: *const [i32; BPF_MAP_TYPE_ARRAY as usize],
@@ -44,8 +45,11 @@ impl<T, const SIZE: usize> InnerArray<T, SIZE> {
     #[inline(always)]
     fn get_ptr_mut(&self, index: u32) -> Option<*mut T> {
         const { assert!(size_of::<T>() == SIZE) };
-        // SAFETY: `self` is a map that an outer map's look-up has returned, and the key has the size of its keys.
-        let value = unsafe { bpf_map_lookup_elem((&raw const *self).cast_mut().cast(), (&raw const index).cast()) };
+        // SAFETY: `self` is a map that an outer map's look-up has returned, and the key has the
+        // size of its keys.
+        let value = unsafe {
+            bpf_map_lookup_elem((&raw const *self).cast_mut().cast(), (&raw const index).cast())
+        };
         if value.is_null() { None } else { Some(value.cast()) }
     }
 }
@@ -69,7 +73,8 @@ static SUMS_1024: ArrayOfMaps<InnerArray<[u64; 128], 1024>, RINGS_LEN> = ArrayOf
 #[btf_map]
 static SUMS_2048: ArrayOfMaps<InnerArray<[u64; 256], 2048>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static HEADERS: ArrayOfMaps<InnerArray<SavedHeader, { size_of::<SavedHeader>() }>, RINGS_LEN> = ArrayOfMaps::new();
+static HEADERS: ArrayOfMaps<InnerArray<SavedHeader, { size_of::<SavedHeader>() }>, RINGS_LEN> =
+    ArrayOfMaps::new();
 #[btf_map]
 static PORTS: ArrayOfMaps<DevMap<MAX_RANKS>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
@@ -154,7 +159,8 @@ pub fn waits_for(key: &StrangerKey) -> Option<u32> {
 #[inline(always)]
 pub fn count_stranger(key: &StrangerKey) {
     match STRANGERS.get_ptr_mut(key) {
-        // SAFETY: a map value. Two CPUs may lose a count to each other; nobody needs it to be exact.
+        // SAFETY: a map value. Two CPUs may lose a count to each other; nobody needs it to be
+        // exact.
         Some(count) => unsafe { *count += 1 },
         None => {
             let _ = STRANGERS.insert(key, 1, 0);
@@ -309,7 +315,8 @@ pub fn scratch() -> Option<*mut TraceRecord> {
     SCRATCH.get_ptr_mut(0)
 }
 
-/// Hands the first `len` bytes of an event to user space, which looks for events by itself; counts it where there is no room.
+/// Hands the first `len` bytes of an event to user space, which looks for events by itself; counts
+/// it where there is no room.
 ///
 /// # Safety
 /// They must be initialised and lie in a map value.

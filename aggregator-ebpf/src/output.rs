@@ -20,7 +20,12 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) ->
     let Contribution { frame, ring, len, party } = *c;
     if verdict.output_is(Output::Gap) {
         maps::count(party.ring, Counter::GapForwarded);
-        return forward_past_gap(ctx, frame, len, if verdict.completed() { Some(slot.crc) } else { None });
+        return forward_past_gap(
+            ctx,
+            frame,
+            len,
+            if verdict.completed() { Some(slot.crc) } else { None },
+        );
     }
     if verdict.output_is(Output::Stale) && payload::move_psn(ctx, frame, len, AS_DUPLICATE) {
         return XDP_PASS;
@@ -70,15 +75,18 @@ fn tag(ctx: &XdpContext, c: &Contribution, rank: u16) -> Option<()> {
     Packet::new(ctx).store(0, unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) })
 }
 
-/// Passes a packet on with a PSN from far ahead, so that its receiver NAKs; see [`GAP_PSN_AHEAD`]. `payload_crc` is that
-/// of the sum, when the sum has taken the payload's place already; the receiver discards either.
+/// Passes a packet on with a PSN from far ahead, so that its receiver NAKs; see [`GAP_PSN_AHEAD`].
+/// `payload_crc` is that of the sum, when the sum has taken the payload's place already; the
+/// receiver discards either.
 #[inline(always)]
 fn forward_past_gap(ctx: &XdpContext, frame: &Frame, len: usize, payload_crc: Option<u32>) -> u32 {
     if !payload::move_psn(ctx, frame, len, GAP_PSN_AHEAD) {
         return XDP_DROP;
     }
     let Some(crc) = payload_crc else { return XDP_PASS };
-    let Some(state) = payload::headers_crc(ctx, frame.l3, frame.ip, frame.bth.opcode.extended_len()) else {
+    let Some(state) =
+        payload::headers_crc(ctx, frame.l3, frame.ip, frame.bth.opcode.extended_len())
+    else {
         return XDP_DROP;
     };
     let icrc = !(icrc::shift(state, len & LEN_BITS) ^ crc);

@@ -29,8 +29,9 @@ impl Packet {
         if p + N > self.end { None } else { Some(p) }
     }
 
-    /// Like [`Packet::at`], for loops over lanes: the compiler must not know where the pointer comes from, or it turns the
-    /// comparison into arithmetic on the packet's end, which the verifier prohibits.
+    /// Like [`Packet::at`], for loops over lanes: the compiler must not know where the pointer
+    /// comes from, or it turns the comparison into arithmetic on the packet's end, which the
+    /// verifier prohibits.
     #[inline(always)]
     pub fn lane(&self, offset: usize) -> Option<*mut u32> {
         let p = opaque(self.data + offset);
@@ -62,7 +63,8 @@ impl Bytes for Packet {
         if offset > FARTHEST {
             return None;
         }
-        // The very pointer that was compared is read from: from another sum the verifier would not know it.
+        // The very pointer that was compared is read from: from another sum the verifier would not
+        // know it.
         let p = opaque(self.data + offset);
         if p + N > self.end {
             return None;
@@ -88,8 +90,8 @@ pub fn egress_ifindex(ctx: &XdpContext) -> u32 {
 /// The same value, of unknown origin to the compiler.
 #[inline(always)]
 pub fn opaque(mut value: usize) -> usize {
-    // A real instruction: the line info of an empty template would make the kernel refuse the program.
-    // SAFETY: a move that neither reads nor writes anything but its operand.
+    // A real instruction: the line info of an empty template would make the kernel refuse the
+    // program. SAFETY: a move that neither reads nor writes anything but its operand.
     unsafe {
         core::arch::asm!("{0} = {0}", inout(reg) value, options(pure, nomem, nostack, preserves_flags))
     };

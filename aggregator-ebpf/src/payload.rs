@@ -1,9 +1,10 @@
 //! Moving, adding and checking payloads, a cell of 256 bytes at a time, the rest lane by lane.
 //!
-//! Every loop has a constant bound and every cell its own comparison with the packet's end, as the verifier wants it.
-//! The loops are in *global functions*: the verifier goes through such a function once, for any argument, and not once
-//! for every way that leads to a call (Linux 5.6, kernel/bpf/verifier.c, `do_check_subprogs`). That takes only numbers
-//! and the context, so each function finds its packet anew.
+//! Every loop has a constant bound and every cell its own comparison with the packet's end, as the
+//! verifier wants it. The loops are in *global functions*: the verifier goes through such a
+//! function once, for any argument, and not once for every way that leads to a call (Linux 5.6,
+//! kernel/bpf/verifier.c, `do_check_subprogs`). That takes only numbers and the context, so each
+//! function finds its packet anew.
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::helpers::bpf_csum_diff;
@@ -35,16 +36,17 @@ const IP_MASK: u32 = 31;
 const EXTENDED_MASK: u32 = 31;
 const _: () = assert!(MAX_HEADERS <= OFFSET_MASK as usize && MAX_MTU <= LEN_MASK as usize);
 
-/// A number with the bound that the verifier needs. The compiler must not know it: it would put an offset and a multiple of
-/// [`CELL_LEN`] together by OR, of which the verifier of Linux 6.1 does not know the bounds (kernel/bpf/verifier.c,
-/// `adjust_scalar_min_max_vals`).
+/// A number with the bound that the verifier needs. The compiler must not know it: it would put an
+/// offset and a multiple of [`CELL_LEN`] together by OR, of which the verifier of Linux 6.1 does
+/// not know the bounds (kernel/bpf/verifier.c, `adjust_scalar_min_max_vals`).
 #[inline(always)]
 fn bounded(number: u32, mask: u32) -> usize {
     opaque((number & mask) as usize)
 }
 
-/// The length of a payload that was found to be at most [`MAX_MTU`]. That of which the verifier of Linux 6.1 had no bounds when it
-/// went to the stack has none either when it comes back, whatever it was compared with meanwhile.
+/// The length of a payload that was found to be at most [`MAX_MTU`]. That of which the verifier of
+/// Linux 6.1 had no bounds when it went to the stack has none either when it comes back, whatever
+/// it was compared with meanwhile.
 #[inline(always)]
 pub fn bounded_len(len: usize) -> usize {
     opaque(len) & LEN_MASK as usize
@@ -65,11 +67,15 @@ unsafe fn word(p: usize, i: usize) -> u64 {
 pub fn crc(ctx: &XdpContext, at: usize, len: usize, state: u32) -> Option<u32> {
     let crc = returned(payload_crc(ctx.ctx, at as u32, len as u32, state))?;
     // The long way begins with nothing, and what there was before goes over all of the payload.
-    if state == 0 || len < LAGGED_LEN { Some(crc) } else { Some(crc ^ icrc::shift(state, len & LEN_BITS)) }
+    if state == 0 || len < LAGGED_LEN {
+        Some(crc)
+    } else {
+        Some(crc ^ icrc::shift(state, len & LEN_BITS))
+    }
 }
 
-/// What a global function returned. The compiler knows that it fits 32 bits, the verifier does not, so the compiler
-/// must forget it.
+/// What a global function returned. The compiler knows that it fits 32 bits, the verifier does not,
+/// so the compiler must forget it.
 #[inline(always)]
 fn returned(state: u64) -> Option<u32> {
     let state = opaque(state as usize) as u64;
@@ -98,7 +104,8 @@ pub struct SumAddress {
     pub mtu: u32,
 }
 
-/// What the global functions return when a payload does not fit its packet or a map has no such value.
+/// What the global functions return when a payload does not fit its packet or a map has no such
+/// value.
 const FAILED: u64 = u64::MAX;
 
 /// ICRC state after the headers that `frame` describes.
@@ -111,7 +118,8 @@ pub fn headers_crc(ctx: &XdpContext, l3: L3, ip: usize, extended: usize) -> Opti
     returned(state)
 }
 
-/// What the headers add to a UDP checksum, the pseudo-header among them. The packet's own checksum must be 0.
+/// What the headers add to a UDP checksum, the pseudo-header among them. The packet's own checksum
+/// must be 0.
 #[inline(always)]
 pub fn headers_sum(ctx: &XdpContext, l3: L3, ip: usize, extended: usize) -> Option<u16> {
     let v6 = (l3 == L3::V6) as u32;
@@ -123,8 +131,10 @@ pub fn headers_sum(ctx: &XdpContext, l3: L3, ip: usize, extended: usize) -> Opti
 extern "C" fn headers_checksum(ctx: *mut xdp_md, ip: u32, v6: u32, extended: u32) -> u64 {
     let p = Packet::new(&XdpContext::new(ctx));
     // Addresses, protocol and length are the pseudo-header (RFC 768, RFC 8200, section 8.1).
-    let (from, len) = if v6 != 0 { (8, 32 + UdpHdr::LEN + BTH_LEN) } else { (12, 8 + UdpHdr::LEN + BTH_LEN) };
-    let (start, words) = (bounded(ip, IP_MASK) + from, (len + (extended & EXTENDED_MASK) as usize) / 4);
+    let (from, len) =
+        if v6 != 0 { (8, 32 + UdpHdr::LEN + BTH_LEN) } else { (12, 8 + UdpHdr::LEN + BTH_LEN) };
+    let (start, words) =
+        (bounded(ip, IP_MASK) + from, (len + (extended & EXTENDED_MASK) as usize) / 4);
     let udp = start + if v6 != 0 { 32 } else { 8 };
     let Some([high, low]) = p.load::<2>(udp + 4) else { return FAILED };
     let mut sum = u16::from_ne_bytes([high, low]) as u64 + (17u16.to_be()) as u64;
@@ -141,9 +151,11 @@ extern "C" fn headers_checksum(ctx: *mut xdp_md, ip: u32, v6: u32, extended: u32
     fold(sum) as u64
 }
 
-/// Adds to the PSN of a data packet with `len` bytes of payload, for [`netsum_common::slot::GAP_PSN_AHEAD`] and
-/// [`netsum_common::slot::STALE_PSN_BEHIND`]. A wrong ICRC stays wrong. The UDP checksum goes: it does not survive the way over
-/// another CPU when it was left to the hardware to fill in; zero means none (RFC 768, RFC 6935), and the ICRC protects the packet.
+/// Adds to the PSN of a data packet with `len` bytes of payload, for
+/// [`netsum_common::slot::GAP_PSN_AHEAD`] and [`netsum_common::slot::STALE_PSN_BEHIND`]. A wrong
+/// ICRC stays wrong. The UDP checksum goes: it does not survive the way over another CPU when it
+/// was left to the hardware to fill in; zero means none (RFC 768, RFC 6935), and the ICRC protects
+/// the packet.
 #[inline(always)]
 pub fn move_psn(ctx: &XdpContext, frame: &Frame, len: usize, by: u32) -> bool {
     let behind = frame.bth.opcode.extended_len() + len;
@@ -159,7 +171,8 @@ pub const UDP_CHECKSUM_LEN: usize = 2;
 extern "C" fn psn_move(ctx: *mut xdp_md, at: u32, behind: u32, by: u32) -> u64 {
     let p = Packet::new(&XdpContext::new(ctx));
     let (at, behind) = (bounded(at, OFFSET_MASK), (behind & LEN_MASK) as usize);
-    // The nearer first: the compiler leaves out a comparison that follows from a farther one, and the verifier does not follow.
+    // The nearer first: the compiler leaves out a comparison that follows from a farther one, and
+    // the verifier does not follow.
     let Some(psn_at) =
         p.at::<{ UDP_CHECKSUM_LEN + BTH_LEN }>(at).map(|_| at + UDP_CHECKSUM_LEN + BTH_LEN - 4)
     else {
@@ -185,7 +198,8 @@ macro_rules! headers_global {
         #[inline(never)]
         extern "C" fn $name(ctx: *mut xdp_md, ip: u32, extended: u32) -> u64 {
             let p = Packet::new(&XdpContext::new(ctx));
-            match icrc::headers(&p, $l3, bounded(ip, IP_MASK), (extended & EXTENDED_MASK) as usize) {
+            match icrc::headers(&p, $l3, bounded(ip, IP_MASK), (extended & EXTENDED_MASK) as usize)
+            {
                 Some(state) => state as u64,
                 None => FAILED,
             }
@@ -195,7 +209,8 @@ macro_rules! headers_global {
 headers_global!(headers_crc_v4, L3::V4);
 headers_global!(headers_crc_v6, L3::V6);
 
-/// ICRC state after headers and payload of a packet, headers and payload in one go where that is possible.
+/// ICRC state after headers and payload of a packet, headers and payload in one go where that is
+/// possible.
 #[inline(always)]
 pub fn frame_crc(ctx: &XdpContext, frame: &Frame, len: usize) -> Option<u32> {
     let extended = frame.bth.opcode.extended_len();
@@ -206,7 +221,8 @@ pub fn frame_crc(ctx: &XdpContext, frame: &Frame, len: usize) -> Option<u32> {
     crc(ctx, frame.payload(), len, state)
 }
 
-/// Headers of an IPv4 packet without extended transport headers are five words, which go the payload's way.
+/// Headers of an IPv4 packet without extended transport headers are five words, which go the
+/// payload's way.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn frame_crc_v4(ctx: *mut xdp_md, ip: u32, len: u32) -> u64 {
@@ -243,7 +259,13 @@ extern "C" fn payload_crc(ctx: *mut xdp_md, at: u32, len: u32, state: u32) -> u6
 
 /// For a long payload, behind five words of headers.
 #[inline(always)]
-fn crc_lagged(p: &Packet, offset: usize, len: usize, state: u32, header: impl Fn(usize) -> u64) -> u64 {
+fn crc_lagged(
+    p: &Packet,
+    offset: usize,
+    len: usize,
+    state: u32,
+    header: impl Fn(usize) -> u64,
+) -> u64 {
     let Some(lagged) = maps::lagged() else { return FAILED };
     let cells = len / CELL_LEN;
     // SAFETY: a per-CPU value, and XDP programs of one CPU do not interrupt each other.
@@ -268,7 +290,8 @@ fn crc_lagged(p: &Packet, offset: usize, len: usize, state: u32, header: impl Fn
     }
 }
 
-/// The part of a UDP checksum that a payload of `len` bytes at offset `at` is, not complemented and in the order of its bytes.
+/// The part of a UDP checksum that a payload of `len` bytes at offset `at` is, not complemented and
+/// in the order of its bytes.
 #[inline(always)]
 pub fn checksum(ctx: &XdpContext, at: usize, len: usize) -> Option<u16> {
     returned(payload_checksum(ctx.ctx, at as u32, len as u32)).map(|sum| sum as u16)
@@ -288,7 +311,9 @@ extern "C" fn payload_checksum(ctx: *mut xdp_md, at: u32, len: u32) -> u64 {
         }
         let Some(cell) = p.at::<CELL_LEN>(at + i * CELL_LEN) else { return FAILED };
         // SAFETY: a whole cell from `cell` on is inside the packet.
-        let s = unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, cell as *mut u32, CELL_LEN as u32, 0) };
+        let s = unsafe {
+            bpf_csum_diff(core::ptr::null_mut(), 0, cell as *mut u32, CELL_LEN as u32, 0)
+        };
         sum += s as u32 as u64;
         i = opaque(i + 1);
     }
@@ -323,12 +348,17 @@ macro_rules! global {
             const OP: u8 = Op::$op as u8;
             let p = Packet::new(&XdpContext::new(ctx));
             let (at, len) = (bounded(packed >> 16, OFFSET_MASK), (packed & LEN_MASK) as usize);
-            // By path MTU, so that a slot takes no more memory than its payload and one look-up finds all of it.
+            // By path MTU, so that a slot takes no more memory than its payload and one look-up
+            // finds all of it.
             let done = match packed >> 24 {
-                8 => maps::sum_256(ring, slot).and_then(|s| apply_to::<OP, 1, 256>(&p, at, len, s.cast())),
-                9 => maps::sum_512(ring, slot).and_then(|s| apply_to::<OP, 2, 512>(&p, at, len, s.cast())),
-                10 => maps::sum_1024(ring, slot).and_then(|s| apply_to::<OP, 4, 1024>(&p, at, len, s.cast())),
-                _ => maps::sum_2048(ring, slot).and_then(|s| apply_to::<OP, 8, 2048>(&p, at, len, s.cast())),
+                8 => maps::sum_256(ring, slot)
+                    .and_then(|s| apply_to::<OP, 1, 256>(&p, at, len, s.cast())),
+                9 => maps::sum_512(ring, slot)
+                    .and_then(|s| apply_to::<OP, 2, 512>(&p, at, len, s.cast())),
+                10 => maps::sum_1024(ring, slot)
+                    .and_then(|s| apply_to::<OP, 4, 1024>(&p, at, len, s.cast())),
+                _ => maps::sum_2048(ring, slot)
+                    .and_then(|s| apply_to::<OP, 8, 2048>(&p, at, len, s.cast())),
             };
             match done {
                 Some(()) => 0,
@@ -418,7 +448,8 @@ fn apply_to<const OP: u8, const CELLS: usize, const MTU: usize>(
         while i < CELLS {
             // SAFETY: the packet has `MTU` bytes from `from` on, and the sum as many.
             unsafe { apply_cell(op, sum as usize + i * CELL_LEN, from + i * CELL_LEN) };
-            // Kept as a loop: unrolled for every path MTU it would not fit the processor's cache of decoded instructions.
+            // Kept as a loop: unrolled for every path MTU it would not fit the processor's cache of
+            // decoded instructions.
             i = opaque(i + 1);
         }
         return Some(());
@@ -450,7 +481,8 @@ fn apply_to<const OP: u8, const CELLS: usize, const MTU: usize>(
             break;
         }
         let at = p.lane(offset + i * 4)?;
-        // SAFETY: lane `i` is below the cell's 64 lanes, and four bytes from `at` on are inside the packet.
+        // SAFETY: lane `i` is below the cell's 64 lanes, and four bytes from `at` on are inside the
+        // packet.
         unsafe {
             let lane = cell.add(i);
             match op {
@@ -493,8 +525,8 @@ unsafe fn copy_cell(to: usize, from: usize) {
 #[repr(C, packed)]
 struct Lane(u32);
 
-/// Adds 64 lanes, four at a time: the loads of a group do not wait for the stores of the one before. Volatile, because the
-/// compiler's own order is a fifth slower.
+/// Adds 64 lanes, four at a time: the loads of a group do not wait for the stores of the one
+/// before. Volatile, because the compiler's own order is a fifth slower.
 ///
 /// # Safety
 /// A cell must be readable at `from` and writable at `to`, which is a map value and so aligned.

@@ -15,7 +15,8 @@ pub fn save(ctx: &XdpContext, frame: &Frame, ring: u32, index: u32) -> Option<()
     if header_save(ctx.ctx, place, ring, index) == 0 { Some(()) } else { None }
 }
 
-/// Saves the headers of a packet, in words; up to six bytes of the payload may be copied with them. A global function.
+/// Saves the headers of a packet, in words; up to six bytes of the payload may be copied with them.
+/// A global function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn header_save(ctx: *mut xdp_md, place: u32, ring: u32, index: u32) -> u64 {

@@ -1,9 +1,10 @@
 //! RoCEv2 that this machine routes and does not sum: each flow goes by one uplink, as a table says.
 //!
-//! The kernel decides whether a packet goes up. Where its route has next hops by several uplinks it would take one by a hash;
-//! here it is the one that the flow's entry names. A flow without an entry gets one with its first packet: the uplink with the least
-//! bytes. So does a flow whose uplink has no carrier any more, or no route. All else, and what needs an answer (an old TTL, a packet
-//! that is too long), goes on to the kernel as it is.
+//! The kernel decides whether a packet goes up. Where its route has next hops by several uplinks it
+//! would take one by a hash; here it is the one that the flow's entry names. A flow without an
+//! entry gets one with its first packet: the uplink with the least bytes. So does a flow whose
+//! uplink has no carrier any more, or no route. All else, and what needs an answer (an old TTL, a
+//! packet that is too long), goes on to the kernel as it is.
 
 #![no_std]
 #![no_main]
@@ -16,7 +17,9 @@ use aya_ebpf::btf_maps::{Array, HashMap};
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
 use aya_ebpf::macros::{btf_map, classifier};
 use aya_ebpf::programs::TcContext;
-use netsum_common::abi::{MAX_SPREAD, MAX_UPLINKS, SPREAD_FIRST, SpreadFlow, SpreadKey, SpreadUplink};
+use netsum_common::abi::{
+    MAX_SPREAD, MAX_UPLINKS, SPREAD_FIRST, SpreadFlow, SpreadKey, SpreadUplink,
+};
 use netsum_common::wire::{ROCE_PORT, ipv4_mapped};
 
 /// `BPF_F_NO_PREALLOC`: entries take memory only while they are there.
@@ -29,7 +32,8 @@ static SPREAD_UPLINKS: Array<SpreadUplink, { MAX_UPLINKS as usize }> = Array::ne
 
 /// `PACKET_HOST`: to this machine's MAC address.
 const TO_US: u32 = 0;
-/// `BPF_FIB_LOOKUP_OUTPUT`: by this interface. `BPF_FIB_LOOKUP_SKIP_NEIGH`: without the neighbour's MAC address (Linux 6.3).
+/// `BPF_FIB_LOOKUP_OUTPUT`: by this interface. `BPF_FIB_LOOKUP_SKIP_NEIGH`: without the neighbour's
+/// MAC address (Linux 6.3).
 const BY: u32 = 1 << 1;
 const NEXT_HOP: u32 = 1 << 2;
 
@@ -43,10 +47,12 @@ const UDP: u8 = 17;
 /// The headers that are looked at, over IPv4 and IPv6.
 const HEADERS: usize = 14 + 20 + 8;
 const HEADERS_V6: usize = 14 + 40 + 8;
-/// A shorter first packet has no payload to speak of: acknowledgements and requests to read are such, and no flow of bytes.
+/// A shorter first packet has no payload to speak of: acknowledgements and requests to read are
+/// such, and no flow of bytes.
 const SHORT: u32 = 128;
 
-/// `struct bpf_fib_lookup`, as far as unions are of use here. Copies of it are made of words of 8 bytes, which the verifier wants aligned.
+/// `struct bpf_fib_lookup`, as far as unions are of use here. Copies of it are made of words of 8
+/// bytes, which the verifier wants aligned.
 #[repr(C, align(8))]
 struct Route {
     family: u8,
@@ -93,8 +99,10 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
         Some(flow) => {
             // SAFETY: a map value, which lives as long as the program runs.
             let (now, given) = unsafe { ((*flow).uplink, (*flow).given) };
-            // A flow that is away from the uplink that somebody has said goes back as soon as it can.
-            let back = if given == 0 || given == now + 1 { None } else { packet.by(ctx, given - 1).ok() };
+            // A flow that is away from the uplink that somebody has said goes back as soon as it
+            // can.
+            let back =
+                if given == 0 || given == now + 1 { None } else { packet.by(ctx, given - 1).ok() };
             match back {
                 Some(route) => {
                     // SAFETY: as above.
@@ -135,7 +143,9 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
     let next = bpf_redir_neigh__bindgen_ty_1 { ipv6_nh: route.dst };
     let mut hop = bpf_redir_neigh { nh_family: route.family as u32, __bindgen_anon_1: next };
     // SAFETY: the kernel copies the next hop.
-    Some(unsafe { bpf_redirect_neigh(route.ifindex, &mut hop, size_of::<bpf_redir_neigh>() as i32, 0) } as i32)
+    Some(unsafe {
+        bpf_redirect_neigh(route.ifindex, &mut hop, size_of::<bpf_redir_neigh>() as i32, 0)
+    } as i32)
 }
 
 #[inline(always)]
@@ -180,7 +190,10 @@ fn parse(ctx: &TcContext) -> Option<Packet> {
         key.dst_ip = ipv4_mapped([b[30], b[31], b[32], b[33]]);
         (b[22], [[b[34], b[35]], [b[36], b[37]]])
     };
-    if v6 && (key.src_ip[0] == 0xff || key.dst_ip[0] == 0xff) || u16::from_be_bytes(to) != ROCE_PORT || ttl <= 1 {
+    if v6 && (key.src_ip[0] == 0xff || key.dst_ip[0] == 0xff)
+        || u16::from_be_bytes(to) != ROCE_PORT
+        || ttl <= 1
+    {
         return None;
     }
     key.src_port = u16::from_be_bytes(from) as u32;
@@ -267,8 +280,9 @@ fn goes_up(ifindex: u32) -> bool {
     false
 }
 
-/// What a flow carries in the mean, as far as it is known: a new one counts as that, because otherwise all that begin at about the
-/// same time would go by the uplink that has the least bytes then.
+/// What a flow carries in the mean, as far as it is known: a new one counts as that, because
+/// otherwise all that begin at about the same time would go by the uplink that has the least bytes
+/// then.
 #[inline(always)]
 fn usual() -> u64 {
     let (mut bytes, mut flows) = (0, 0);
@@ -301,7 +315,9 @@ fn charge(uplink: u32, bytes: u64) {
 unsafe fn add(word: *mut u64, value: u64) {
     // `core` has no atomic addition for this target.
     // SAFETY: the caller's promise.
-    unsafe { core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) word, in(reg) value, options(nostack)) };
+    unsafe {
+        core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) word, in(reg) value, options(nostack))
+    };
 }
 
 /// As the kernel wants addresses: in the order of their bytes.

@@ -1,11 +1,14 @@
-//! Single packets for whoever traces: what a program made of them, and how their slot was afterwards.
+//! Single packets for whoever traces: what a program made of them, and how their slot was
+//! afterwards.
 //!
-//! While nobody traces, each program looks at one word that is zero. Otherwise an event goes to user space for every packet
-//! that the filter lets through, once for each program that it meets. It shows the frame as the program got it, except at egress,
-//! where it shows what leaves.
+//! While nobody traces, each program looks at one word that is zero. Otherwise an event goes to
+//! user space for every packet that the filter lets through, once for each program that it meets.
+//! It shows the frame as the program got it, except at egress, where it shows what leaves.
 
 use aya_ebpf::bindings::xdp_md;
-use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_xdp_load_bytes};
+use aya_ebpf::helpers::generated::{
+    bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_xdp_load_bytes,
+};
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{MAX_CAPTURE, MAX_RANKS, MIN_CAPTURE, TraceEvent, traced_by, watch};
 use netsum_common::counters::Counter;
@@ -38,7 +41,11 @@ impl Party {
         }
         // SAFETY: a map value; what is read here is written by user space as a whole.
         let flow = unsafe { &*found.flow };
-        Self { ring: flow.ring.0, rank: flow.rank, index: serial::sub(found.frame.bth.psn, flow.base_psn) }
+        Self {
+            ring: flow.ring.0,
+            rank: flow.rank,
+            index: serial::sub(found.frame.bth.psn, flow.base_psn),
+        }
     }
 }
 
@@ -78,15 +85,23 @@ fn event(ctx: &XdpContext, program: u32, ifindex: u32, party: Party, counters: u
     trace_event(ctx.ctx, counters, place, party.rank, party.index);
 }
 
-/// Notes an event: `place` is interface, program and ring. A global function, as in [`crate::payload`], which the programs call
-/// where they have little on their stacks.
+/// Notes an event: `place` is interface, program and ring. A global function, as in
+/// [`crate::payload`], which the programs call where they have little on their stacks.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn trace_event(ctx: *mut xdp_md, counters: u64, place: u64, rank: u32, index: u32) -> u64 {
+extern "C" fn trace_event(
+    ctx: *mut xdp_md,
+    counters: u64,
+    place: u64,
+    rank: u32,
+    index: u32,
+) -> u64 {
     let ring = (place & 0xffff) as u32;
     let Some(filter) = maps::trace_filter() else { return 0 };
     // The mask tells the verifier.
-    if filter.rings[(ring >> 6 & 3) as usize] >> (ring & 63) & 1 == 0 || filter.counters & counters == 0 {
+    if filter.rings[(ring >> 6 & 3) as usize] >> (ring & 63) & 1 == 0
+        || filter.counters & counters == 0
+    {
         return 0;
     }
     let Some(record) = maps::scratch() else { return 0 };
@@ -97,7 +112,8 @@ extern "C" fn trace_event(ctx: *mut xdp_md, counters: u64, place: u64, rank: u32
     let len = opaque(packet.data_end() - packet.data()) as u32;
     // SAFETY: helpers without arguments.
     let (time, cpu) = unsafe { (bpf_ktime_get_ns(), bpf_get_smp_processor_id()) };
-    // Unknown to the compiler, which would call `memset`: one call more than Linux 6.1 has stack for.
+    // Unknown to the compiler, which would call `memset`: one call more than Linux 6.1 has stack
+    // for.
     let zero = opaque(0);
     record.event = TraceEvent {
         time,
@@ -123,7 +139,8 @@ extern "C" fn trace_event(ctx: *mut xdp_md, counters: u64, place: u64, rank: u32
     if wanted > len {
         wanted = len;
     }
-    // The verifier is to see the bounds on the very value that is used. That of Linux 6.1 does not see that what is not 0 is at least 1.
+    // The verifier is to see the bounds on the very value that is used. That of Linux 6.1 does not
+    // see that what is not 0 is at least 1.
     let wanted = opaque(wanted as usize);
     if wanted < EthHdr::LEN || wanted > MAX_CAPTURE {
         return 0;
@@ -143,8 +160,8 @@ extern "C" fn trace_event(ctx: *mut xdp_md, counters: u64, place: u64, rank: u32
 fn slot_of(event: &mut TraceEvent, ring: u32, rank: usize, index: u32) {
     let Some(config) = maps::ring(ring) else { return };
     let Some(state) = maps::state(ring) else { return };
-    // SAFETY: map values of integers; on another CPU than the ring's they may change meanwhile, and what is shown is of
-    // one moment or the next.
+    // SAFETY: map values of integers; on another CPU than the ring's they may change meanwhile, and
+    // what is shown is of one moment or the next.
     unsafe {
         event.low = (*state).low;
         // The mask on a value that the compiler knows nothing of, so that it stays.

@@ -1,5 +1,6 @@
-//! Packets behind tags or extension headers that no data of ours has. In global functions: few packets need them, and what they have on
-//! their stacks the programs have no room for. So they say what becomes of a packet as far as they can.
+//! Packets behind tags or extension headers that no data of ours has. In global functions: few
+//! packets need them, and what they have on their stacks the programs have no room for. So they say
+//! what becomes of a packet as far as they can.
 
 use core::mem::offset_of;
 
@@ -7,8 +8,9 @@ use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Address, watch};
 use netsum_common::wire::{
-    self, Behind, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Header, IPPROTO_ICMPV6,
-    IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject, UdpHdr, Wrapped, ipv4_mapped,
+    self, Behind, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Header,
+    IPPROTO_ICMPV6, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject,
+    UdpHdr, Wrapped, ipv4_mapped,
 };
 
 use crate::maps;
@@ -89,9 +91,15 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
             (ip + h.ihl() as usize, ipv4_mapped(h.dst_addr))
         }
         ETHERTYPE_IPV6 => {
-            let Some([next]) = p.load_far::<1>(ip + offset_of!(Ipv6Hdr, next_hdr)) else { return NOT_ROCE };
-            let Some(to) = p.load_far::<16>(ip + offset_of!(Ipv6Hdr, dst_addr)) else { return NOT_ROCE };
-            let Some(from) = p.load_far::<16>(ip + offset_of!(Ipv6Hdr, src_addr)) else { return NOT_ROCE };
+            let Some([next]) = p.load_far::<1>(ip + offset_of!(Ipv6Hdr, next_hdr)) else {
+                return NOT_ROCE;
+            };
+            let Some(to) = p.load_far::<16>(ip + offset_of!(Ipv6Hdr, dst_addr)) else {
+                return NOT_ROCE;
+            };
+            let Some(from) = p.load_far::<16>(ip + offset_of!(Ipv6Hdr, src_addr)) else {
+                return NOT_ROCE;
+            };
             if is_elsewhere(from, port) {
                 return FORGED;
             }

@@ -1,5 +1,5 @@
-//! The log as systemd's journal takes it: records with their priority, where in the sources they come from, and what they are about
-//! (`NETSUM_JOB`, `NETSUM_PORT` and so on), in fields.
+//! The log as systemd's journal takes it: records with their priority, where in the sources they
+//! come from, and what they are about (`NETSUM_JOB`, `NETSUM_PORT` and so on), in fields.
 
 use std::fs;
 use std::path::Path;
@@ -15,15 +15,17 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// One, if standard error goes to the journal and it can be reached. Of the logger the filter alone is taken.
+    /// One, if standard error goes to the journal and it can be reached. Of the logger the filter
+    /// alone is taken.
     ///
     /// # Errors
     /// The logger again, if not.
     pub fn open(filter: Logger) -> Result<Self, Logger> {
         let open = || JournalLog::new().ok().filter(|_| connected_to_journal());
         let Some(mut journal) = open() else { return Err(filter) };
-        // journald looks up a process's unit when it reads a record: too late for the last ones of a process that has ended. So
-        // each names the unit; `journalctl -u` takes root's word for it.
+        // journald looks up a process's unit when it reads a record: too late for the last ones of
+        // a process that has ended. So each names the unit; `journalctl -u` takes root's word for
+        // it.
         if let Some(unit) = fs::read_to_string("/proc/self/cgroup").ok().as_deref().and_then(unit) {
             journal = journal.add_extra_field("OBJECT_SYSTEMD_UNIT", unit);
         }

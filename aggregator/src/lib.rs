@@ -1,4 +1,5 @@
-//! The program `netsum`: the daemon and its command line, and the two commands that look at this machine themselves.
+//! The program `netsum`: the daemon and its command line, and the two commands that look at this
+//! machine themselves.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -33,13 +34,19 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
             return plan::run(args, format, out);
         }
         match cli.command {
-            Command::Top { fabric: false } => return top::run::<top::model::Model>(&cli.socket).await,
-            Command::Top { fabric: true } => return top::run::<top::fabric::Fabric>(&cli.socket).await,
+            Command::Top { fabric: false } => {
+                return top::run::<top::model::Model>(&cli.socket).await;
+            }
+            Command::Top { fabric: true } => {
+                return top::run::<top::fabric::Fabric>(&cli.socket).await;
+            }
             _ => {}
         }
         let mut client = Client::connect(&cli.socket).await?;
         match cli.command {
-            Command::Batch(BatchCommand::File { file }) => batch::file(&file, format, &mut client, out).await,
+            Command::Batch(BatchCommand::File { file }) => {
+                batch::file(&file, format, &mut client, out).await
+            }
             Command::Trace(args) => trace::run(args, format, &mut client, out).await,
             Command::Simulate(args) => simulate::run(args, format, &mut client, out).await,
             command => one(command, format, &mut client, out).await,

@@ -15,9 +15,11 @@ use netsum_daemon::run;
 fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
     let cli = Cli::parse();
-    let daemon = matches!(cli.command, Command::Run { .. } | Command::Fabric(FabricCommand::Run { .. }));
+    let daemon =
+        matches!(cli.command, Command::Run { .. } | Command::Fabric(FabricCommand::Run { .. }));
     let level = if daemon { "info" } else { "warn" };
-    let mut logger = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level));
+    let mut logger =
+        env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level));
     if cli.debug {
         logger.filter_module("netsum", log::LevelFilter::Debug);
     }
@@ -25,7 +27,8 @@ fn main() -> ExitCode {
     log::set_max_level(logger.filter());
     let journal = if daemon { Journal::open(logger) } else { Err(logger) };
     let to_journal = journal.is_ok();
-    let logger = journal.map_or_else(|terminal| Box::new(terminal) as Box<dyn log::Log>, |j| Box::new(j));
+    let logger =
+        journal.map_or_else(|terminal| Box::new(terminal) as Box<dyn log::Log>, |j| Box::new(j));
     // It fails where there is a logger already, and this is the first one.
     log::set_boxed_logger(logger).unwrap_or_else(|e| eprintln!("netsum: {e}"));
     let result = match cli.command {

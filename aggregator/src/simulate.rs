@@ -1,4 +1,5 @@
-//! `netsum simulate`: captured frames through a copy of the running programs, and what becomes of each, in words.
+//! `netsum simulate`: captured frames through a copy of the running programs, and what becomes of
+//! each, in words.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -92,7 +93,10 @@ struct Ports {
 impl Ports {
     fn new(args: &SimulateArgs, box_: &Box_) -> Result<Self> {
         let Some(first) = box_.ports.first() else {
-            return Err(Failure::new(Kind::NotFound, "the daemon has no ports, so no frame can come in"));
+            return Err(Failure::new(
+                Kind::NotFound,
+                "the daemon has no ports, so no frame can come in",
+            ));
         };
         let mut of_interface: BTreeMap<String, u32> =
             box_.ports.iter().map(|p| (p.name.clone(), p.ifindex)).collect();
@@ -110,7 +114,9 @@ impl Ports {
         // Other frames tell their source, too.
         let _ = wire::parse_into(&captured.frame[..], &mut frame);
         let by_source = || {
-            let of = |(_, f): &&(abi::FlowKey, Flow)| f.src_ip == frame.src_ip && frame.src_ip != [0; 16];
+            let of = |(_, f): &&(abi::FlowKey, Flow)| {
+                f.src_ip == frame.src_ip && frame.src_ip != [0; 16]
+            };
             flows.iter().find(of).map(|(_, f)| f.ifindex)
         };
         self.all.or_else(named).or_else(by_source).unwrap_or(self.first)
@@ -124,7 +130,10 @@ fn unfit(captured: &Captured, ports: &Ports) -> Option<String> {
         return Some("it left the box by a port, and did not come in".into());
     }
     if frame.len() < *len {
-        return Some(format!("the file has {} of its {len} bytes; capture whole frames", frame.len()));
+        return Some(format!(
+            "the file has {} of its {len} bytes; capture whole frames",
+            frame.len()
+        ));
     }
     if !(wire::EthHdr::LEN..=LONGEST).contains(&frame.len()) {
         return Some(format!(
@@ -148,12 +157,20 @@ fn reason(
     let fine = |text: String| (text, String::new());
     match outcome {
         Outcome::Absorbed if counters & Counter::Held.bit() != 0 => {
-            return fine("it completes its sum, which waits for an earlier one to be released".into());
+            return fine(
+                "it completes its sum, which waits for an earlier one to be released".into(),
+            );
         }
-        Outcome::Absorbed => return fine("it is added to its slot, which waits for other ranks".into()),
-        Outcome::Released => return fine("it completes its sum, or takes it along, to all ranks".into()),
+        Outcome::Absorbed => {
+            return fine("it is added to its slot, which waits for other ranks".into());
+        }
+        Outcome::Released => {
+            return fine("it completes its sum, or takes it along, to all ranks".into());
+        }
         Outcome::Replayed => {
-            return fine("its sum has been released: it takes it to the next rank once more".into());
+            return fine(
+                "its sum has been released: it takes it to the next rank once more".into(),
+            );
         }
         Outcome::Passed | Outcome::Dropped | Outcome::Skipped => {}
     }
@@ -176,7 +193,10 @@ fn reason(
     let psn = wire::parse(frame).map(|f| f.bth.psn).unwrap_or_default();
     let flow = copy.flows().iter().find(|(_, f)| (f.ring.0, f.rank) == (event.ring, event.rank));
     let (Some((_, flow)), Some(ring)) = (flow, copy.ring(RingNumber(event.ring))) else {
-        return (format!("counted among {help}"), "look who sends it, and whether it should".into());
+        return (
+            format!("counted among {help}"),
+            "look who sends it, and whether it should".into(),
+        );
     };
     let front = event.slot_flags & Slot::USED != 0 && event.slot_index == event.low;
     let port = box_.port_name(flow.ifindex);
@@ -316,9 +336,15 @@ mod tests {
 
     #[test]
     fn frames_come_in_where_the_file_or_their_source_says() {
-        let port = |name: &str, ifindex: u32| api::Port { name: name.into(), ifindex, ..Default::default() };
-        let box_ =
-            Box_ { ports: vec![port("port0", 10), port("port1", 11), port("port2", 12)], jobs: vec![] };
+        let port = |name: &str, ifindex: u32| api::Port {
+            name: name.into(),
+            ifindex,
+            ..Default::default()
+        };
+        let box_ = Box_ {
+            ports: vec![port("port0", 10), port("port1", 11), port("port2", 12)],
+            jobs: vec![],
+        };
         let args = |port: Option<&str>, map: &[(&str, &str)]| SimulateArgs {
             file: "-".into(),
             port: port.map(str::to_owned),
@@ -360,8 +386,12 @@ mod tests {
     fn what_cannot_be_run_is_said_to_be_so() {
         let ports = Ports { all: None, of_interface: [("port0".into(), 10)].into(), first: 10 };
         let why = |frame: usize, len: usize, interface: &str, outbound: bool| {
-            let captured =
-                Captured { frame: vec![0; frame], len, interface: Some(interface.into()), outbound };
+            let captured = Captured {
+                frame: vec![0; frame],
+                len,
+                interface: Some(interface.into()),
+                outbound,
+            };
             unfit(&captured, &ports).unwrap_or_default()
         };
         assert_eq!(why(60, 60, "port0", false), "");

@@ -31,7 +31,8 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
         .await
         .unwrap();
     assert!(
-        made.contains("train: waiting") && made.contains("16 slots x (1024 payload + 2 ranks x 112 header"),
+        made.contains("train: waiting")
+            && made.contains("16 slots x (1024 payload + 2 ranks x 112 header"),
         "{made}"
     );
     let flow = "flow add train --ring 0 --port p1 --qpn 0x11 --psn 255";
@@ -81,7 +82,10 @@ async fn refusals_reach_the_command_line_in_plain_words() {
     for (line, expected) in [
         ("job create train --ranks 2".to_owned(), "NAME `train`: there is such a job already"),
         ("job create big --ranks 64 --window 64".into(), "not enough memory for slots"),
-        ("job create a --ranks 2 --icrc maybe".into(), "--icrc maybe: verify or ignore is possible"),
+        (
+            "job create a --ranks 2 --icrc maybe".into(),
+            "--icrc maybe: verify or ignore is possible",
+        ),
         ("job create a --ranks two".into(), "invalid value 'two' for '--ranks <N>'"),
         ("job create a --ranks 2 --message-size huge".into(), "`huge` is no size"),
         (
@@ -110,15 +114,20 @@ async fn refusals_reach_the_command_line_in_plain_words() {
     // JSON on the way to a capture file would be lost.
     let (_, result) = d.netsum_both("-j trace --pcap frames.pcapng").await;
     assert_eq!(result.unwrap_err().kind, Kind::Usage);
-    let gone = Cli::try_parse_from(["netsum", "--socket", "/nowhere/netsum.sock", "job", "list"]).unwrap();
+    let gone =
+        Cli::try_parse_from(["netsum", "--socket", "/nowhere/netsum.sock", "job", "list"]).unwrap();
     let error = format!("{:#}", execute(gone, &mut Vec::new()).await.unwrap_err());
-    assert!(error.contains("no daemon at /nowhere/netsum.sock: is `netsum run` running?"), "{error}");
+    assert!(
+        error.contains("no daemon at /nowhere/netsum.sock: is `netsum run` running?"),
+        "{error}"
+    );
 }
 
 /// The first packet of a rank of the job whose first ring is number 1.
 fn first_packet(rank: u32, change: fn(&mut FirstPacket)) -> FirstPacket {
     let token = InBandToken([0; 16]); // The data plane has compared it.
-    let header = JobHeader { dtype: 1, token, ring: 0, rank, ranks: 2, message: 0, fragments: 1, index: 0 };
+    let header =
+        JobHeader { dtype: 1, token, ring: 0, rank, ranks: 2, message: 0, fragments: 1, index: 0 };
     let ip = |rank: u32| IpAddr::from([10, 0, 0, rank as u8 + 1]);
     let (src, dst) = (ip(rank), ip((rank + 1) % 2));
     let src_mac = [2, 0, 0, 0, 0, rank as u8 + 1];
@@ -142,26 +151,32 @@ fn first_packet(rank: u32, change: fn(&mut FirstPacket)) -> FirstPacket {
 #[tokio::test]
 async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
     let d = Daemon::start().await;
-    let made = d.netsum("job create train --ranks 2 --mtu 1024 --in-band --token sesame").await.unwrap();
+    let made =
+        d.netsum("job create train --ranks 2 --mtu 1024 --in-band --token sesame").await.unwrap();
     assert!(made.contains("token in band ") && made.contains("token sesame"), "{made}");
-    let in_band = made.split("token in band ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    let in_band =
+        made.split("token in band ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     assert_eq!(in_band.len(), 32, "{made}");
     assert_eq!(d.told.lock().unwrap().listening.len(), 1);
-    for line in ["job show train", "-j job show train", "job list", "-j job list", "-j flow list train"] {
+    for line in
+        ["job show train", "-j job show train", "job list", "-j job list", "-j flow list train"]
+    {
         let shown = d.netsum(line).await.unwrap();
         assert!(!shown.contains("sesame") && !shown.contains(&in_band), "{line}: {shown}");
     }
     let shown = d.netsum("job show train --show-token").await.unwrap();
     assert!(shown.contains(&in_band), "{shown}");
     // Nobody can be registered or join in another way.
-    let flow = "flow add train --ring 0 --rank 0 --src 10.0.0.1 --dst 10.0.0.2 --psn 1 --qpn 1 --port p0";
+    let flow =
+        "flow add train --ring 0 --rank 0 --src 10.0.0.1 --dst 10.0.0.2 --psn 1 --qpn 1 --port p0";
     assert!(d.netsum(flow).await.unwrap_err().contains("in band"));
     let error = d.worker().await.join(join(0, "sesame", 1000)).await.unwrap_err();
     assert!(error.message().contains("is set up in band, ranks cannot join"), "{error}");
 
     let show = async |so: fn(&Value) -> bool| {
         for _ in 0..500 {
-            let shown: Value = serde_json::from_str(&d.netsum("-j job show train").await.unwrap()).unwrap();
+            let shown: Value =
+                serde_json::from_str(&d.netsum("-j job show train").await.unwrap()).unwrap();
             if so(&shown) {
                 return shown;
             }
@@ -186,7 +201,11 @@ async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
     );
     note(first_packet(0, |_| ()));
     let shown = show(|j| j["state"] == "active").await;
-    assert_eq!((&shown["epoch"], shown["flows"].as_array().unwrap().len()), (&1.into(), 2), "{shown:#}");
+    assert_eq!(
+        (&shown["epoch"], shown["flows"].as_array().unwrap().len()),
+        (&1.into(), 2),
+        "{shown:#}"
+    );
     assert_eq!(d.told.lock().unwrap().active.len(), 1);
     d.netsum("job delete train").await.unwrap();
     let told = d.told.lock().unwrap();
@@ -214,7 +233,8 @@ async fn ranks_that_join_again_have_the_next_hops_that_were_known() {
             inner.next_hops = edges.iter().map(|edge| ((edge.dst, edge.own), hop)).collect();
         }
         for rank in 0..2 {
-            let leave = api::LeaveRequest { job: "train".into(), token: "secret".into(), rank, epoch };
+            let leave =
+                api::LeaveRequest { job: "train".into(), token: "secret".into(), rank, epoch };
             d.worker().await.leave(leave).await.unwrap();
         }
     }
@@ -233,7 +253,8 @@ async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_ma
     let connect = async |base_qpn: u32| {
         let places = (0..RINGS).flat_map(|ring| (0..2).map(move |rank| (ring, rank)));
         let packet = |(ring, rank)| {
-            let mut packet = first_packet(rank, |p| (p.len, p.only, p.header.fragments) = (1024, false, 4));
+            let mut packet =
+                first_packet(rank, |p| (p.len, p.only, p.header.fragments) = (1024, false, 4));
             (packet.header.ring, packet.qpn) = (ring, Qpn::new(base_qpn + 2 * ring + rank));
             packet
         };
@@ -276,7 +297,8 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
     }
     assert_eq!(d.told.lock().unwrap().flows.len(), 3);
     // The ranks that have not left say nothing: the job fails, naming them, and its flows are gone.
-    let leave = api::LeaveRequest { job: "train".into(), token: "secret".into(), rank: 0, epoch: 1 };
+    let leave =
+        api::LeaveRequest { job: "train".into(), token: "secret".into(), rank: 0, epoch: 1 };
     d.worker().await.leave(leave).await.unwrap();
     let failed = async {
         loop {
@@ -320,7 +342,11 @@ async fn who_may_not_or_waits_in_vain_is_told() {
     assert_eq!(denied.code(), tonic::Code::Unauthenticated);
     let describe = api::DescribeRequest { job: "other".into(), token: "secret".into() };
     let unknown = d.worker().await.describe(describe).await.unwrap_err();
-    assert_eq!(unknown.code(), tonic::Code::Unauthenticated, "whether there is such a job is not told");
+    assert_eq!(
+        unknown.code(),
+        tonic::Code::Unauthenticated,
+        "whether there is such a job is not told"
+    );
     let late = d.worker().await.join(join(1, "secret", 200)).await.unwrap_err();
     assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
     assert!(late.message().contains("missing: 0, 2"), "{}", late.message());
@@ -336,7 +362,8 @@ async fn a_rank_whose_process_ended_while_it_waited_may_come_again() {
     d.netsum("job create train --ranks 2 --token secret").await.unwrap();
     let mut gone = d.worker().await;
     let waits = tokio::spawn(async move { gone.join(join(0, "secret", 60_000)).await });
-    let has_joined = |n: usize| d.shared.lock().controller.job("train").unwrap().joined().len() == n;
+    let has_joined =
+        |n: usize| d.shared.lock().controller.job("train").unwrap().joined().len() == n;
     let until = async |n: usize| {
         while !has_joined(n) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -350,7 +377,10 @@ async fn a_rank_whose_process_ended_while_it_waited_may_come_again() {
     again.address.as_mut().unwrap().plain.as_mut().unwrap().first_psn = 99;
     let (mut one, mut other) = (d.worker().await, d.worker().await);
     let (one, other) = tokio::join!(one.join(again), other.join(join(1, "secret", 5000)));
-    assert_eq!((one.unwrap().into_inner().ranks.len(), other.unwrap().into_inner().ranks.len()), (2, 2));
+    assert_eq!(
+        (one.unwrap().into_inner().ranks.len(), other.unwrap().into_inner().ranks.len()),
+        (2, 2)
+    );
 }
 
 #[tokio::test]
@@ -388,8 +418,12 @@ async fn a_diagnosis_names_the_ranks_that_have_not_joined() {
             break said;
         }
     };
-    let of = |i: usize| (said["findings"][i]["rank"].as_u64(), said["findings"][i]["what"].as_str());
-    assert_eq!([of(0), of(1)], [(Some(0), Some("has not joined")), (Some(2), Some("has not joined"))]);
+    let of =
+        |i: usize| (said["findings"][i]["rank"].as_u64(), said["findings"][i]["what"].as_str());
+    assert_eq!(
+        [of(0), of(1)],
+        [(Some(0), Some("has not joined")), (Some(2), Some("has not joined"))]
+    );
     waits.abort();
 }
 
@@ -431,12 +465,16 @@ async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
             traced(ring, 1, 6, Counter::Fragments),
         ];
     }
-    let lines = d.netsum("-j trace --job train --rank 1 --verdict fragments --count 2").await.unwrap();
+    let lines =
+        d.netsum("-j trace --job train --rank 1 --verdict fragments --count 2").await.unwrap();
     let lines: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let of = |i: usize| [&lines[i]["slot"]["index"], &lines[i]["slot"]["gap"], &lines[i]["lost"]];
     assert_eq!(of(0), [3, 0, 0], "what was lost before it began is not its business");
     assert_eq!(of(1), [6, 1, 0]);
-    assert_eq!((&lines[1]["port"], &lines[1]["job"], lines.len()), (&"p1".into(), &"train".into(), 2));
+    assert_eq!(
+        (&lines[1]["port"], &lines[1]["job"], lines.len()),
+        (&"p1".into(), &"train".into(), 2)
+    );
     // It has gone, and with it the filter.
     let start = std::time::Instant::now();
     while d.told.lock().unwrap().tracing.is_some() {
@@ -448,7 +486,8 @@ async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
     let shared = d.shared.clone();
     let begin = |verdict: &str, capture: u32| {
         let verdicts = vec![verdict.to_owned()];
-        trace::begin(&shared, &api::TraceRequest { verdicts, capture, ..Default::default() }).unwrap()
+        trace::begin(&shared, &api::TraceRequest { verdicts, capture, ..Default::default() })
+            .unwrap()
     };
     let (mut one, other) = (begin("stale", 0), begin("drop", 9999));
     let filter = d.told.lock().unwrap().tracing.unwrap();
@@ -503,9 +542,13 @@ async fn exit_codes_tell_usage_refusal_absence_and_no_daemon_apart() {
         let said: serde_json::Value =
             serde_json::from_str(&out).unwrap_or_else(|e| panic!("{line}: {e}: {out}"));
         assert_eq!(said["error"].as_str(), Some(failure.message.as_str()), "{line}");
-        assert_eq!((said["exit"].as_u64(), result.unwrap_err().message.as_str()), (Some(kind as u64), ""));
+        assert_eq!(
+            (said["exit"].as_u64(), result.unwrap_err().message.as_str()),
+            (Some(kind as u64), "")
+        );
     }
-    let gone = Cli::try_parse_from(["netsum", "--socket", "/nowhere/netsum.sock", "job", "list"]).unwrap();
+    let gone =
+        Cli::try_parse_from(["netsum", "--socket", "/nowhere/netsum.sock", "job", "list"]).unwrap();
     assert_eq!(execute(gone, &mut Vec::new()).await.unwrap_err().kind, Kind::NoDaemon);
 }
 
@@ -515,7 +558,9 @@ async fn a_batch_goes_on_until_a_line_fails() {
     let file = d.folder.path().join("commands");
     let write = |text: &str| std::fs::write(&file, text).unwrap();
     let line = format!("batch file {}", file.display());
-    write("# two jobs\njob create one --ranks 2 # a comment\n\njob create two --ranks 2\njob show\n");
+    write(
+        "# two jobs\njob create one --ranks 2 # a comment\n\njob create two --ranks 2\njob show\n",
+    );
     let out = d.netsum(&line).await.unwrap();
     assert!(
         out.contains("\tmemory") && out.contains("\none: waiting") && out.contains("two: waiting"),
@@ -536,7 +581,10 @@ async fn a_batch_goes_on_until_a_line_fails() {
         (&said[0]["command"], &said[0]["output"][2]["name"]),
         (&serde_json::json!(["port", "show"]), &"p2".into())
     );
-    assert_eq!((said[1].get("output"), &said[2]["error"]), (None, &"NAME `two`: no such job".into()));
+    assert_eq!(
+        (said[1].get("output"), &said[2]["error"]),
+        (None, &"NAME `two`: no such job".into())
+    );
     for (text, expected) in [
         ("job 'x", "commands:1: a quote is not closed"),
         ("port show\njob shwo", "commands:2: unrecognized subcommand 'shwo'"),
@@ -548,7 +596,10 @@ async fn a_batch_goes_on_until_a_line_fails() {
         write(text);
         let (_, result) = d.netsum_both(&line).await;
         let failure = result.unwrap_err();
-        assert!(failure.kind == Kind::Usage && failure.message.contains(expected), "{text}: {failure}");
+        assert!(
+            failure.kind == Kind::Usage && failure.message.contains(expected),
+            "{text}: {failure}"
+        );
     }
 }
 
@@ -567,6 +618,12 @@ async fn a_job_that_does_not_fit_is_refused_with_what_would() {
     d.netsum("job delete first").await.unwrap();
     d.netsum(&format!("job create second {large}")).await.unwrap();
     let tenant = d.netsum("tenant").await.unwrap();
-    assert!(tenant.starts_with("default: configured") && tenant.contains("jobs 1/no limit"), "{tenant}");
-    assert_eq!(d.netsum("tenant show nobody").await.unwrap_err(), "TENANT `nobody`: there are default");
+    assert!(
+        tenant.starts_with("default: configured") && tenant.contains("jobs 1/no limit"),
+        "{tenant}"
+    );
+    assert_eq!(
+        d.netsum("tenant show nobody").await.unwrap_err(),
+        "TENANT `nobody`: there are default"
+    );
 }

@@ -136,10 +136,26 @@ impl Manager {
         };
         let (ip, rings) = (a.ip.parse().unwrap(), (0..rings).map(ring).collect());
         let plain = connection(a.plain.unwrap());
-        let address =
-            RankAddress { rank: Rank(rank), ip, mac, rings, plain, any_ip_id: false, selective: true };
+        let address = RankAddress {
+            rank: Rank(rank),
+            ip,
+            mac,
+            rings,
+            plain,
+            any_ip_id: false,
+            selective: true,
+        };
         let (name, token, ifindex) = (job.to_owned(), "sesame".into(), self.ports[rank as usize]);
-        let join = Join { job: name, token, address, ifindex, mac, epoch: 0, deadline: now + LATE, waiter };
+        let join = Join {
+            job: name,
+            token,
+            address,
+            ifindex,
+            mac,
+            epoch: 0,
+            deadline: now + LATE,
+            waiter,
+        };
         let actions = inner.controller.join(join, now).unwrap();
         inner.carry_out(Some(job), actions).unwrap();
         answer
@@ -224,7 +240,10 @@ async fn a_job_of_the_same_name_that_somebody_made_by_hand_stays() {
     daemon.netsum("job create train --ranks 2 --mtu 512").await.unwrap();
     let manager = Manager::of(&daemon).await;
     let why = manager.join().await.map(|answer| answer.unwrap_err().to_string());
-    assert!(why.iter().all(|w| w.contains("box a: NAME `train`: there is such a job already")), "{why:?}");
+    assert!(
+        why.iter().all(|w| w.contains("box a: NAME `train`: there is such a job already")),
+        "{why:?}"
+    );
     // Also where a manager looks at what another one has left.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"mtu\":512"));
@@ -269,20 +288,28 @@ async fn a_box_that_is_drained_gets_no_new_rings_and_keeps_those_that_no_other_c
     assert!(shown().drain.is_none());
     let error = manager.boxes.drain("b", None).unwrap_err().to_string();
     assert_eq!(error, "BOX `b`: there are a");
-    assert_eq!(manager.boxes.drain("a", None).unwrap_err().to_string(), "BOX `a`: is not being drained");
+    assert_eq!(
+        manager.boxes.drain("a", None).unwrap_err().to_string(),
+        "BOX `a`: is not being drained"
+    );
     manager.task.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_box_that_is_not_there_is_left_out_until_it_is() {
-    let [a, b, s, t] =
-        [Daemon::start().await, Daemon::start().await, Daemon::start().await, Daemon::start().await];
+    let [a, b, s, t] = [
+        Daemon::start().await,
+        Daemon::start().await,
+        Daemon::start().await,
+        Daemon::start().await,
+    ];
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s.sock");
     let path = |daemon: &Daemon| daemon.folder.path().join("netsum.sock");
     let boxes = [("a", path(&a)), ("b", path(&b)), ("s", socket.clone()), ("t", path(&t))];
-    let boxes = boxes
-        .map(|(name, path)| format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", path.display()));
+    let boxes = boxes.map(|(name, path)| {
+        format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", path.display())
+    });
     let links = [("a/p2", "t/p0"), ("a/p1", "s/p0"), ("b/p2", "t/p1"), ("b/p1", "s/p1")];
     let links = links.map(|(below, above)| {
         let rate = if above.starts_with('s') { "2gbit" } else { "1gbit" };
@@ -294,25 +321,33 @@ async fn a_box_that_is_not_there_is_left_out_until_it_is() {
     assert!(has_job(&t).await && !has_job(&s).await);
     // Then it is above all as well, and its links carry more.
     std::os::unix::fs::symlink(path(&s), &socket).unwrap();
-    let renew = || manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew;
+    let renew =
+        || manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew;
     until("the ranks are to connect anew", async || renew()).await;
     manager.task.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_are_made_beside_other_jobs_and_kept_whoever_comes_and_goes() {
-    let [a, b, s, t] =
-        [Daemon::start().await, Daemon::start().await, Daemon::start().await, Daemon::start().await];
+    let [a, b, s, t] = [
+        Daemon::start().await,
+        Daemon::start().await,
+        Daemon::start().await,
+        Daemon::start().await,
+    ];
     let path = |daemon: &Daemon| daemon.folder.path().join("netsum.sock");
     let boxes = [("a", path(&a)), ("b", path(&b)), ("s", path(&s)), ("t", path(&t))];
-    let boxes = boxes
-        .map(|(name, path)| format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", path.display()));
+    let boxes = boxes.map(|(name, path)| {
+        format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", path.display())
+    });
     let links = [("a/p1", "s/p0"), ("b/p1", "s/p1"), ("a/p2", "t/p0"), ("b/p2", "t/p1")];
     let links = links.map(|(below, above)| {
         format!("[[link]]\nbelow = \"{below}\"\nabove = \"{above}\"\nrate = \"1gbit\"\n")
     });
     let (text, ports) = (boxes.concat() + &links.concat(), ["a/p0", "b/p0"]);
-    let at = |s: u32, t: u32| [("s", s), ("t", t)].map(|(name, rings)| (name.to_owned(), rings)).to_vec();
+    let at = |s: u32, t: u32| {
+        [("s", s), ("t", t)].map(|(name, rings)| (name.to_owned(), rings)).to_vec()
+    };
     let renews = |manager: &Manager, job: &str| {
         manager.shared.lock().controller.job(job).unwrap().epoch.as_ref().unwrap().renew
     };
@@ -360,7 +395,10 @@ async fn one_box_of_three_that_lies_does_not_end_the_manager() {
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
     assert_eq!(manager.boxes.follower(), None);
     let closed = manager.boxes.ways().closed;
-    assert!(closed["b"].starts_with("follows a manager of election 18446744073709551615"), "{closed:?}");
+    assert!(
+        closed["b"].starts_with("follows a manager of election 18446744073709551615"),
+        "{closed:?}"
+    );
     assert!(!manager.task.is_finished());
     manager.task.abort();
 }
@@ -370,13 +408,18 @@ async fn what_a_manager_has_left_on_a_box_is_deleted_or_replaced_by_the_next() {
     let daemon = Daemon::start().await;
     let left = |name: &str| {
         let arguments = ["job", "create", name, "--ranks", "2", "--mtu", "256"].map(str::to_owned);
-        let cli = ["netsum", "--socket", daemon.folder.path().join("netsum.sock").to_str().unwrap()]
-            .map(str::to_owned)
-            .into_iter()
-            .chain(arguments)
-            .chain(["--token".to_owned(), "fabric other".to_owned()]);
+        let cli =
+            ["netsum", "--socket", daemon.folder.path().join("netsum.sock").to_str().unwrap()]
+                .map(str::to_owned)
+                .into_iter()
+                .chain(arguments)
+                .chain(["--token".to_owned(), "fabric other".to_owned()]);
         let cli = <netsum_cli::Cli as clap::Parser>::try_parse_from(cli).unwrap();
-        async { netsum_aggregator::execute(cli, &mut anstream::StripStream::new(Vec::new())).await.unwrap() }
+        async {
+            netsum_aggregator::execute(cli, &mut anstream::StripStream::new(Vec::new()))
+                .await
+                .unwrap()
+        }
     };
     left("old").await;
     left("train").await;
@@ -406,14 +449,21 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
     client.renew_job(api::RenewJobRequest { name: name() }).await.expect_err("nobody has joined");
     elected(&new, 8).await;
 
-    let flow =
-        api::Flow { src: "10.0.0.1".into(), dst: "10.0.0.2".into(), port: "p0".into(), ..Default::default() };
+    let flow = api::Flow {
+        src: "10.0.0.1".into(),
+        dst: "10.0.0.2".into(),
+        port: "p0".into(),
+        ..Default::default()
+    };
     let refused = [
         client.create_job(job("other")).await.map(drop),
         client.delete_job(api::DeleteJobRequest { name: name(), gone: true }).await.map(drop),
         client.restart_job(api::RestartJobRequest { name: name() }).await.map(drop),
         client.renew_job(api::RenewJobRequest { name: name() }).await.map(drop),
-        client.add_flow(api::AddFlowRequest { job: name(), flow: Some(flow.clone()) }).await.map(drop),
+        client
+            .add_flow(api::AddFlowRequest { job: name(), flow: Some(flow.clone()) })
+            .await
+            .map(drop),
         client.add_flows(api::AddFlowsRequest { job: name(), flows: vec![flow] }).await.map(drop),
         client.drain_box(api::DrainBoxRequest { name: "a".into(), reason: None }).await.map(drop),
     ];
@@ -423,7 +473,10 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
         assert_eq!((status.code(), status.message()), (Code::Aborted, why));
     }
     let request = api::ShowJobRequest { name: name(), show_token: false };
-    assert_eq!(client.show_job(request).await.unwrap().into_inner().state(), api::JobState::Waiting);
+    assert_eq!(
+        client.show_job(request).await.unwrap().into_inner().state(),
+        api::JobState::Waiting
+    );
     // Who bears no number is an administrator.
     daemon.netsum("job delete by-hand").await.unwrap();
     let saved: Saved = Store::new(file).read().unwrap().unwrap();
@@ -441,7 +494,10 @@ async fn a_manager_that_another_has_followed_ends_and_leaves_its_jobs_alone() {
     // A rank that comes to it is told nothing of a job that is another's.
     let answers = [old.join_as(0), old.join_as(1)];
     let why = tokio::time::timeout(LATE, old.task).await.unwrap().unwrap();
-    assert!(why.starts_with("box a") && why.contains("election 7") && why.contains("election 8"), "{why}");
+    assert!(
+        why.starts_with("box a") && why.contains("election 7") && why.contains("election 8"),
+        "{why}"
+    );
     for mut answer in answers {
         assert!(answer.try_recv().is_err());
     }
@@ -507,8 +563,11 @@ impl Drop for Process {
 /// etcd as installed, or as unpacked below cargo's target folder.
 fn etcd() -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let unpacked =
-        std::path::Path::new(env!("CARGO_BIN_EXE_netsum")).ancestors().nth(2).unwrap().join("etcd/usr/bin");
+    let unpacked = std::path::Path::new(env!("CARGO_BIN_EXE_netsum"))
+        .ancestors()
+        .nth(2)
+        .unwrap()
+        .join("etcd/usr/bin");
     std::env::split_paths(&path)
         .chain([unpacked])
         .map(|folder| folder.join("etcd"))
@@ -555,8 +614,10 @@ async fn takes_over(tls: bool) {
         endpoints.insert(0, format!("https://127.0.0.1:{}", free_port()));
     }
     let data = path("data");
-    let etcd = ["--data-dir", &data, "--listen-client-urls", &client, "--advertise-client-urls", &client];
-    let etcd = [&etcd[..], &["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]].concat();
+    let etcd =
+        ["--data-dir", &data, "--listen-client-urls", &client, "--advertise-client-urls", &client];
+    let etcd = [&etcd[..], &["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]]
+        .concat();
     let cluster = format!("default={peer}");
     let mut etcd = [&etcd[..], &["--initial-cluster", &cluster]].concat();
     etcd.extend(wants.iter().map(String::as_str));
@@ -605,7 +666,10 @@ async fn takes_over(tls: bool) {
     let pid = nix::unistd::Pid::from_raw(second.0.id() as i32);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     until("the third leads", async || ask("third", "job show train").is_some()).await;
-    println!("the third leads {:.1} s after the second was told to end", ended.elapsed().as_secs_f64());
+    println!(
+        "the third leads {:.1} s after the second was told to end",
+        ended.elapsed().as_secs_f64()
+    );
     assert!(ended.elapsed() < Duration::from_millis(1500), "less than the lease");
     assert!(second.0.wait().unwrap().success());
     // Without etcd it goes on until its lease has ended, and no longer.

@@ -1,4 +1,5 @@
-//! Strangers on the workers' TCP port: what they may use up, and what they never learn. No root, no BPF.
+//! Strangers on the workers' TCP port: what they may use up, and what they never learn. No root, no
+//! BPF.
 
 mod common;
 
@@ -48,7 +49,9 @@ async fn tokens_are_shown_to_those_who_ask_alone() {
         assert!(!shown.contains("sesame"), "{line}: {shown}");
     }
     assert!(d.netsum("job show train --show-token").await.unwrap().contains("token sesame"));
-    assert!(d.netsum("-j job show train --show-token").await.unwrap().contains(r#""token":"sesame""#));
+    assert!(
+        d.netsum("-j job show train --show-token").await.unwrap().contains(r#""token":"sesame""#)
+    );
     let told = d.worker().await.describe(describe("sesame")).await.unwrap().into_inner();
     assert_eq!(told.token, "");
 }
@@ -77,9 +80,14 @@ async fn wrong_tokens_use_up_an_addresss_tries_but_not_those_of_a_rank_that_is_i
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(guesses.await.unwrap().iter().all(|code| *code == Code::Unauthenticated));
-    assert!(start.elapsed() >= 2 * penalty, "12 guesses with 4 tries a second took {:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= 2 * penalty,
+        "12 guesses with 4 tries a second took {:?}",
+        start.elapsed()
+    );
     // Tries come back: who knows the token gets in.
-    let late = tokio::time::timeout(LONG, async { d.worker().await.describe(describe("sesame")).await });
+    let late =
+        tokio::time::timeout(LONG, async { d.worker().await.describe(describe("sesame")).await });
     late.await.unwrap().unwrap();
 }
 
@@ -164,8 +172,8 @@ async fn connections_are_bounded_by_address_and_in_all() {
     closed(tcp(&d).await).await;
 }
 
-/// Of the frames with which a server begins: the settings (RFC 9113, 6.5), and by how much it widens
-/// the window of the connection.
+/// Of the frames with which a server begins: the settings (RFC 9113, 6.5), and by how much it
+/// widens the window of the connection.
 async fn offers(mut tcp: TcpStream) -> (HashMap<u16, u32>, u32) {
     tcp.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     // All that the server says before it answers a ping.
@@ -177,11 +185,9 @@ async fn offers(mut tcp: TcpStream) -> (HashMap<u16, u32>, u32) {
         let mut body = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
         tcp.read_exact(&mut body).await.unwrap();
         match (head[3], head[4] & 1) {
-            (4, 0) => {
-                settings.extend(body.chunks_exact(6).map(|s| {
-                    (u16::from_be_bytes([s[0], s[1]]), u32::from_be_bytes([s[2], s[3], s[4], s[5]]))
-                }))
-            }
+            (4, 0) => settings.extend(body.chunks_exact(6).map(|s| {
+                (u16::from_be_bytes([s[0], s[1]]), u32::from_be_bytes([s[2], s[3], s[4], s[5]]))
+            })),
             (8, _) => wider += u32::from_be_bytes(body.try_into().unwrap()),
             (6, 1) if body == b"pingpong" => return (settings, wider),
             _ => {}
@@ -211,12 +217,14 @@ async fn huge_messages_and_names_are_refused() {
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     let mut worker = d.worker().await;
     let mut request = join(0, "sesame", 100);
-    let ring = api::Connection { receive_qpn: 0xff_fff0, send_qpn: 0xff_fff1, first_psn: 0xff_ffff };
+    let ring =
+        api::Connection { receive_qpn: 0xff_fff0, send_qpn: 0xff_fff1, first_psn: 0xff_ffff };
     request.address.as_mut().unwrap().rings = vec![ring; 100_000];
     let error = worker.join(request).await.unwrap_err();
     assert_eq!(error.code(), Code::OutOfRange, "{error}");
     let name = "x".repeat(5_000);
-    let error = worker.describe(api::DescribeRequest { job: name.clone(), token: name }).await.unwrap_err();
+    let error =
+        worker.describe(api::DescribeRequest { job: name.clone(), token: name }).await.unwrap_err();
     assert_eq!(error.code(), Code::Unauthenticated);
     assert!(error.message().len() < 100, "{} bytes", error.message().len());
     worker.describe(describe("sesame")).await.expect("the connection works");
@@ -249,7 +257,8 @@ async fn a_rank_of_a_release_that_does_not_fit_is_told_both() {
     let d = Daemon::start().await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     let protocol = netsum_api::PROTOCOL + 1;
-    let newer = api::JoinRequest { protocol, release: "9.1\x1b[2J".into(), ..join(0, "sesame", 60_000) };
+    let newer =
+        api::JoinRequest { protocol, release: "9.1\x1b[2J".into(), ..join(0, "sesame", 60_000) };
     let error = d.worker().await.join(newer).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
     let (ours, release) = (netsum_api::PROTOCOL, netsum_api::RELEASE);
@@ -272,7 +281,13 @@ async fn what_a_rank_says_reaches_others_as_plain_short_text() {
     });
     futures::future::join_all(joins).await;
     let reason = format!("\x1b[2J\r\nall is well{}", "!".repeat(10_000));
-    let abort = api::AbortRequest { job: "train".into(), token: "sesame".into(), rank: 1, reason, epoch: 1 };
+    let abort = api::AbortRequest {
+        job: "train".into(),
+        token: "sesame".into(),
+        rank: 1,
+        reason,
+        epoch: 1,
+    };
     d.worker().await.abort(abort).await.unwrap();
     let shown = d.netsum("job show train").await.unwrap();
     assert!(shown.contains("rank 1 gave up:") && shown.contains("all is well"), "{shown}");

@@ -14,7 +14,9 @@ async fn ask(d: &Daemon, request: &str) -> String {
     let mut tcp = TcpStream::connect(d.metrics).await.unwrap();
     tcp.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
-    let _ = tokio::time::timeout(Duration::from_secs(20), tcp.read_to_string(&mut answer)).await.unwrap();
+    let _ = tokio::time::timeout(Duration::from_secs(20), tcp.read_to_string(&mut answer))
+        .await
+        .unwrap();
     answer
 }
 
@@ -45,7 +47,10 @@ async fn a_scrape_is_open_metrics_and_holds_no_secret() {
     });
     futures::future::join_all(replies).await;
     let answer = get(&d, "/metrics").await;
-    assert!(answer.contains("netsum_rank_heartbeat_age_seconds{job_name=\"train\",rank=\"2\"}"), "{answer}");
+    assert!(
+        answer.contains("netsum_rank_heartbeat_age_seconds{job_name=\"train\",rank=\"2\"}"),
+        "{answer}"
+    );
     for secret in ["very-secret", "10.0.0.1"] {
         assert!(!answer.contains(secret), "{secret}: {answer}");
     }
@@ -74,7 +79,8 @@ async fn the_metrics_port_takes_only_what_it_knows() {
     let d = Daemon::start().await;
     assert!(get(&d, "/").await.starts_with("HTTP/1.1 200 OK"));
     assert!(get(&d, "/../etc/passwd").await.starts_with("HTTP/1.1 404"));
-    let post = "POST /metrics HTTP/1.1\r\nHost: box\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    let post =
+        "POST /metrics HTTP/1.1\r\nHost: box\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
     assert!(ask(&d, post).await.starts_with("HTTP/1.1 405"));
     assert!(ask(&d, "\u{0}\u{1}nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400"));
     let huge = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\n\r\n", "x".repeat(64 << 10));

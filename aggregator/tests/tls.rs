@@ -1,4 +1,5 @@
-//! Workers over TLS, with certificates made here: who gets in, and what the others are told. No root, no BPF.
+//! Workers over TLS, with certificates made here: who gets in, and what the others are told. No
+//! root, no BPF.
 
 mod common;
 
@@ -17,14 +18,18 @@ fn address(test: u8) -> IpAddr {
     Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, 240 + test).into()
 }
 
-/// What the daemon says to a rank that TLS and the token have let in: the loopback interface has no MAC address.
+/// What the daemon says to a rank that TLS and the token have let in: the loopback interface has no
+/// MAC address.
 const PAST_TLS: &str = "there has no MAC address";
 
 /// Connects as a rank; why it cannot.
 async fn refused(d: &Daemon, test: u8, tls: Option<Tls>) -> String {
     let address_of_daemon = d.address.trim_start_matches("http://").to_owned();
-    let bootstrap =
-        Bootstrap::Controller { address: address_of_daemon, job: "train".into(), token: "sesame".into() };
+    let bootstrap = Bootstrap::Controller {
+        address: address_of_daemon,
+        job: "train".into(),
+        token: "sesame".into(),
+    };
     let config = CommConfig { tls, ..CommConfig::new(0, 2, address(test), bootstrap) };
     let connect = tokio::task::spawn_blocking(|| Communicator::connect(config).map(drop));
     connect.await.unwrap().expect_err("it gets in").to_string()
@@ -37,7 +42,9 @@ async fn workers_need_a_certificate_of_the_right_authority() {
     let theirs = Authority::new(folder.path(), "theirs");
     let (cert, key) = ours.sign("box", "127.0.0.1", false);
     let files = config::Tls { cert, key, client_ca: Some(ours.ca()) };
-    let d = Daemon::with(Limits::default(), Some(tls::server_config("listen.tls", &files).unwrap())).await;
+    let d =
+        Daemon::with(Limits::default(), Some(tls::server_config("listen.tls", &files).unwrap()))
+            .await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
 
     let good = |name: &str| Tls { ca: ours.ca(), identity: Some(ours.sign(name, "worker", false)) };
@@ -49,7 +56,11 @@ async fn workers_need_a_certificate_of_the_right_authority() {
     let expired = ours.sign("expired", "worker", true);
     for (test, tls, expected) in [
         (1, with(None), "refuses this worker's certificate (none was given): it asks for one"),
-        (2, with(Some(foreign)), "foreign.crt): it is not signed by the authority that the daemon trusts"),
+        (
+            2,
+            with(Some(foreign)),
+            "foreign.crt): it is not signed by the authority that the daemon trusts",
+        ),
         (3, with(Some(expired)), "expired.crt): it has expired"),
         (
             4,
@@ -58,7 +69,8 @@ async fn workers_need_a_certificate_of_the_right_authority() {
         ),
     ] {
         let error = refused(&d, test, tls).await;
-        // Where the alert stays unread, see `suspicion`, it is known whose certificate it is and not why.
+        // Where the alert stays unread, see `suspicion`, it is known whose certificate it is and
+        // not why.
         let (whose, _) = expected.split_once(':').unwrap_or((expected, ""));
         let unread = error.contains("perhaps the daemon refuses this worker's certificate (");
         assert!(error.contains(expected) || unread && error.contains(whose), "{error}");
@@ -77,11 +89,17 @@ async fn the_daemon_must_be_who_it_says() {
     ] {
         let (cert, key) = ours.sign(name, host, expired);
         let files = config::Tls { cert, key, client_ca: None };
-        let d =
-            Daemon::with(Limits::default(), Some(tls::server_config("listen.tls", &files).unwrap())).await;
+        let d = Daemon::with(
+            Limits::default(),
+            Some(tls::server_config("listen.tls", &files).unwrap()),
+        )
+        .await;
         d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
         let error = refused(&d, 6 + test, Some(Tls { ca: ours.ca(), identity: None })).await;
-        assert!(error.contains("the daemon's certificate is refused") && error.contains(expected), "{error}");
+        assert!(
+            error.contains("the daemon's certificate is refused") && error.contains(expected),
+            "{error}"
+        );
     }
     // And one that has no TLS at all.
     let d = Daemon::start().await;
@@ -97,7 +115,8 @@ fn errors_name_the_file_that_is_wrong() {
     let (cert, key) = ours.sign("box", "127.0.0.1", false);
     let (other_cert, _) = ours.sign("other", "127.0.0.1", false);
     let broken = folder.path().join("broken.pem");
-    std::fs::write(&broken, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+    std::fs::write(&broken, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+        .unwrap();
     let missing = folder.path().join("missing.pem");
     for (cert, key, ca, expected) in [
         (&missing, &key, None, "missing.pem: cannot be read: No such file"),
@@ -115,7 +134,8 @@ fn errors_name_the_file_that_is_wrong() {
     }
 }
 
-/// A manager with this certificate and authority; the ports of the box as it sees them, `None` where it does not get in.
+/// A manager with this certificate and authority; the ports of the box as it sees them, `None`
+/// where it does not get in.
 async fn look(address: &str, cert: &Path, key: &Path, ca: &Path) -> Option<usize> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fabric.toml");
@@ -124,7 +144,8 @@ async fn look(address: &str, cert: &Path, key: &Path, ca: &Path) -> Option<usize
     );
     std::fs::write(&file, text).unwrap();
     let boxes =
-        netsum_fabric::boxes::Boxes::new(&netsum_fabric::config::Config::read(&file).unwrap()).unwrap();
+        netsum_fabric::boxes::Boxes::new(&netsum_fabric::config::Config::read(&file).unwrap())
+            .unwrap();
     boxes.look().await.get("a").map(|seen| seen.ports.len())
 }
 
@@ -140,14 +161,16 @@ async fn a_box_takes_orders_of_its_own_fabrics_manager_alone() {
     let fabric = config::Fabric { address, cert, key, ca: ours.ca() };
     let tls = tls::fabric_config(&fabric).unwrap();
     let netlink = netsum_daemon::netlink::Netlink::open().unwrap();
-    let task = tokio::spawn(netsum_daemon::run::serve_manager(d.shared.clone(), netlink, listener, tls));
+    let task =
+        tokio::spawn(netsum_daemon::run::serve_manager(d.shared.clone(), netlink, listener, tls));
     let address = address.to_string();
 
     let (cert, key) = ours.sign("manager", "manager", false);
     assert_eq!(look(&address, &cert, &key, &ours.ca()).await, Some(3));
     // A box of another fabric gets no orders.
     assert_eq!(look(&address, &cert, &key, &theirs.ca()).await, None);
-    for (cert, key) in [theirs.sign("manager", "manager", false), ours.sign("old", "manager", true)] {
+    for (cert, key) in [theirs.sign("manager", "manager", false), ours.sign("old", "manager", true)]
+    {
         assert_eq!(look(&address, &cert, &key, &ours.ca()).await, None);
     }
     task.abort();

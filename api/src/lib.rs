@@ -12,8 +12,9 @@ pub mod v1 {
     tonic::include_proto!("netsum.v1");
 }
 
-/// Number of what ranks of a job say to each other and to the daemon: this API's messages for workers, the check lanes, the layout
-/// of messages, the frames of the plain connections. It changes with any of them.
+/// Number of what ranks of a job say to each other and to the daemon: this API's messages for
+/// workers, the check lanes, the layout of messages, the frames of the plain connections. It
+/// changes with any of them.
 pub const PROTOCOL: u32 = 3;
 /// Header with the number of a manager's election, which all that it says to a box bears.
 pub const ELECTION: &str = "netsum-election";

@@ -1,5 +1,5 @@
-//! Certificates and keys for the workers' API over TCP, from PEM files: read and checked at the start, so that an error names
-//! the file and not a connection that fails later.
+//! Certificates and keys for the workers' API over TCP, from PEM files: read and checked at the
+//! start, so that an error names the file and not a connection that fails later.
 
 use std::path::{Path, PathBuf};
 
@@ -53,8 +53,9 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let broken = |reason: String| TlsError::Certificate { path: path.to_owned(), reason };
-    let found: Vec<_> =
-        CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|e| broken(e.to_string()))?;
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .map_err(|e| broken(e.to_string()))?;
     if found.is_empty() { Err(broken("there is no certificate in it".into())) } else { Ok(found) }
 }
 

@@ -32,7 +32,11 @@ impl Keep {
     ///
     /// # Errors
     /// If it cannot be written or drawn.
-    pub fn write(&self, figures: &impl Serialize, picture: impl FnOnce() -> Result<String>) -> Result<()> {
+    pub fn write(
+        &self,
+        figures: &impl Serialize,
+        picture: impl FnOnce() -> Result<String>,
+    ) -> Result<()> {
         if let Some(path) = &self.json {
             let json = serde_json::to_string_pretty(figures)? + "\n";
             if self.prints_json() {

@@ -40,8 +40,13 @@ pub struct Panel {
     pub series: Vec<Series>,
 }
 
-/// Curves out of rows: `name` says whose a row is, `point` where it is. Names in the order in which they first appear.
-pub fn series<R>(rows: &[R], name: impl Fn(&R) -> String, point: impl Fn(&R) -> (f64, f64)) -> Vec<Series> {
+/// Curves out of rows: `name` says whose a row is, `point` where it is. Names in the order in which
+/// they first appear.
+pub fn series<R>(
+    rows: &[R],
+    name: impl Fn(&R) -> String,
+    point: impl Fn(&R) -> (f64, f64),
+) -> Vec<Series> {
     let mut all: Vec<Series> = Vec::new();
     for row in rows {
         let name = name(row);
@@ -71,14 +76,20 @@ pub fn picture(panels: &[Panel], columns: usize, size: (u32, u32)) -> Result<Str
 type Failed = Box<dyn std::error::Error>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-fn draw(svg: &mut String, panels: &[Panel], columns: usize, size: (u32, u32)) -> Result<(), Failed> {
+fn draw(
+    svg: &mut String,
+    panels: &[Panel],
+    columns: usize,
+    size: (u32, u32),
+) -> Result<(), Failed> {
     let (columns, rows) = (columns.min(panels.len()), panels.len().div_ceil(columns));
     let whole = (size.0 * columns as u32, size.1 * rows as u32);
     let root = SVGBackend::with_string(svg, whole).into_drawing_area();
     root.fill(&WHITE)?;
     for (panel, area) in panels.iter().zip(root.split_evenly((rows, columns))) {
         let heights = || panel.series.iter().flat_map(|s| &s.points).map(|p| p.1);
-        let (least, most) = (heights().fold(f64::INFINITY, f64::min), heights().fold(0.0, f64::max));
+        let (least, most) =
+            (heights().fold(f64::INFINITY, f64::min), heights().fold(0.0, f64::max));
         match panel.height {
             Height::Log => draw_panel(&area, panel, (least / 1.5..most * 1.5).log_scale())?,
             Height::Linear => draw_panel::<std::ops::Range<f64>>(&area, panel, 0.0..most * 1.15)?,
@@ -112,7 +123,8 @@ where
         .draw()?;
     for (i, series) in panel.series.iter().enumerate() {
         let colour = Palette99::pick(i).to_rgba();
-        let dots = series.points.iter().map(|&p| Circle::new(p, 3, colour.filled())).collect::<Vec<_>>();
+        let dots =
+            series.points.iter().map(|&p| Circle::new(p, 3, colour.filled())).collect::<Vec<_>>();
         chart
             .draw_series(LineSeries::new(series.points.iter().copied(), colour.stroke_width(2)))?
             .label(&series.name)
@@ -156,7 +168,8 @@ mod tests {
 
     fn panel(title: &str, height: Height) -> Panel {
         let points = vec![(1024.0, 1.0), (1048576.0, 30.0)];
-        let series = ["one", "two"].map(|name| Series { name: name.into(), points: points.clone() });
+        let series =
+            ["one", "two"].map(|name| Series { name: name.into(), points: points.clone() });
         let (x, y) = ("bytes".to_owned(), "Gb/s".to_owned());
         Panel { title: title.into(), x, y, height, x_is_bytes: true, series: series.to_vec() }
     }

@@ -1,4 +1,5 @@
-//! A job over spines whose links are not equally fast: by one tree, by trees that get equal shares, and by those that the rates ask for.
+//! A job over spines whose links are not equally fast: by one tree, by trees that get equal shares,
+//! and by those that the rates ask for.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -40,15 +41,19 @@ impl fmt::Display for Figures {
 /// Heads the lines of [`Figures`].
 pub const HEAD: &str = "how            rings        summed   of the bound";
 
-/// Two racks of two hosts, a spine for each rate, the fastest first. Their links' rates are multiples of the slowest one's.
+/// Two racks of two hosts, a spine for each rate, the fastest first. Their links' rates are
+/// multiples of the slowest one's.
 ///
 /// # Errors
 /// If the lab, the manager or a rank fails, or a sum is wrong.
 pub fn measure(rates: &[Rate], bytes: usize, repeat: u64) -> Result<(Vec<Figures>, String)> {
     let slowest = rates.iter().map(|rate| rate.0).min().context("a rate is needed")?;
     let parts = rates.iter().map(|rate| (rate.0 / slowest) as u32).sum();
-    let ways =
-        [("planned", parts, true), ("equal shares", rates.len() as u32, false), ("one tree", 1, false)];
+    let ways = [
+        ("planned", parts, true),
+        ("equal shares", rates.len() as u32, false),
+        ("one tree", 1, false),
+    ];
     let (mut all, mut shown, mut bound) = (Vec::new(), String::new(), 0.0);
     for (how, rings, known) in ways {
         let spec = LabSpec {
@@ -87,7 +92,11 @@ pub fn measure(rates: &[Rate], bytes: usize, repeat: u64) -> Result<(Vec<Figures
         // The manager shows trees after its next look.
         let start = Instant::now();
         let job = loop {
-            ensure!(start.elapsed() < PATIENCE, "{how}: the manager shows no trees: {}", manager.log());
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "{how}: the manager shows no trees: {}",
+                manager.log()
+            );
             let job = manager.json(&cluster, &["fabric", "job", "show", "train"])?;
             if job["trees"].as_array().is_some_and(|trees| !trees.is_empty()) {
                 break job;
@@ -99,7 +108,8 @@ pub fn measure(rates: &[Rate], bytes: usize, repeat: u64) -> Result<(Vec<Figures
             shown = manager.netsum(&cluster, &["fabric", "job", "show", "train"])?;
         }
         let trees = job["trees"].as_array().context("trees")?;
-        let rings = trees.iter().map(|tree| tree["rings"].as_u64().unwrap_or_default() as u32).collect();
+        let rings =
+            trees.iter().map(|tree| tree["rings"].as_u64().unwrap_or_default() as u32).collect();
         let rate = bytes as f64 / (least as f64 / 1e6);
         all.push(Figures { how, rings, rate, of_bound: rate / bound });
     }

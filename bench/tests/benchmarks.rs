@@ -1,4 +1,5 @@
-//! The benchmarks run, and what they write has what is read in it. Whether their figures are good is not asked.
+//! The benchmarks run, and what they write has what is read in it. Whether their figures are good
+//! is not asked.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +13,12 @@ fn run(name: &str, arguments: &[&str]) -> (String, Value) {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name);
     let mut command = Command::new(program(name).unwrap());
-    command.args(["--quick", "--json"]).arg(file("json")).arg("--svg").arg(file("svg")).args(arguments);
+    command
+        .args(["--quick", "--json"])
+        .arg(file("json"))
+        .arg("--svg")
+        .arg(file("svg"))
+        .args(arguments);
     let text = output(&mut command).unwrap();
     let read = |path: &Path| std::fs::read_to_string(path).unwrap();
     let svg = read(&file("svg"));
@@ -36,9 +42,16 @@ fn the_data_plane_is_measured_from_single_packets_to_live_frames() {
     let (text, report) = run("bench-dataplane", &[]);
     // Two path MTUs.
     let paths = rows(&report, "paths");
-    for path in
-        ["empty", "sum", "crc", "ingress", "absorb/ignore", "absorb/verify", "complete/verify", "egress"]
-    {
+    for path in [
+        "empty",
+        "sum",
+        "crc",
+        "ingress",
+        "absorb/ignore",
+        "absorb/verify",
+        "complete/verify",
+        "egress",
+    ] {
         assert_eq!(paths.iter().filter(|r| r["path"] == path).count(), 2, "{path}");
     }
     paths.iter().for_each(|row| positive(row, &["run_ns"]));
@@ -67,7 +80,9 @@ fn scaling_is_measured_with_several_ranks_and_jobs() {
     let rows = report.as_array().unwrap();
     let found: Vec<(&str, u64, &str)> = rows
         .iter()
-        .map(|r| (r["curve"].as_str().unwrap(), r["x"].as_u64().unwrap(), r["name"].as_str().unwrap()))
+        .map(|r| {
+            (r["curve"].as_str().unwrap(), r["x"].as_u64().unwrap(), r["name"].as_str().unwrap())
+        })
         .collect();
     let expected = [
         ("ranks", 2, "netsum"),
@@ -93,7 +108,8 @@ fn rings_over_unequal_spines_are_as_planned() {
     command.args(["--rates", "40mbit,20mbit", "--bytes", "1048576", "--repeat", "1", "--json"]);
     let text = output(command.arg(&file)).unwrap();
     let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    let rings: Vec<_> = figures.as_array().unwrap().iter().map(|row| row["rings"].to_string()).collect();
+    let rings: Vec<_> =
+        figures.as_array().unwrap().iter().map(|row| row["rings"].to_string()).collect();
     assert_eq!(rings, ["[2,1]", "[1,1]", "[1]"], "{text}");
     assert!(text.contains("planned 67 %"), "{text}");
     for row in figures.as_array().unwrap() {
@@ -109,7 +125,9 @@ fn a_fabrics_control_is_measured_and_jobs_go_round_a_dead_spine() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("json");
     let mut command = Command::new(program("bench-control").unwrap());
-    command.args(["--leaves", "4", "--spines", "2", "--jobs", "2", "--ranks", "8", "--rings", "2", "--json"]);
+    command.args([
+        "--leaves", "4", "--spines", "2", "--jobs", "2", "--ranks", "8", "--rings", "2", "--json",
+    ]);
     let text = output(command.arg(&file)).unwrap();
     let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     assert_eq!(figures.as_array().unwrap().len(), 1, "{text}");
@@ -125,8 +143,14 @@ fn starting_an_operation_is_measured_beside_a_thread_that_waits_and_a_rank_that_
     let text = output(command.args(["--rounds", "1", "--json"]).arg(&file)).unwrap();
     let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     let rows = figures.as_array().unwrap();
-    let cases: Vec<String> =
-        rows.iter().map(|row| format!("{} {} {}", row["waiter"], row["late"], row["starts"])).collect();
-    assert_eq!(cases, ["false false 20", "true false 20", "false true 20", "true true 20"], "{text}");
+    let cases: Vec<String> = rows
+        .iter()
+        .map(|row| format!("{} {} {}", row["waiter"], row["late"], row["starts"]))
+        .collect();
+    assert_eq!(
+        cases,
+        ["false false 20", "true false 20", "false true 20", "true true 20"],
+        "{text}"
+    );
     rows.iter().for_each(|row| positive(row, &["p50_us", "p99_us", "most_us"]));
 }

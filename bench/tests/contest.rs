@@ -13,7 +13,8 @@ fn netsum_takes_part_with_and_without_its_box() {
     let order = Order { together: true, ..Order::of(400_000, 3) };
     let rounds = [Who::Box, Who::Xdp, Who::Ring { offload: true }].map(|who| {
         let mut contestant =
-            start(who, &job, Wire { mtu: 2152, rate: Link(None), loss: 0.0, uplinks: None }).unwrap();
+            start(who, &job, Wire { mtu: 2152, rate: Link(None), loss: 0.0, uplinks: None })
+                .unwrap();
         contestant.run(&Order { float: false, ..order }).unwrap();
         let round = contestant.run(&order).unwrap();
         assert_eq!((round.answer.micros.len(), round.answer.astray), (3, 0), "{who:?}");
@@ -42,11 +43,15 @@ fn nobody_is_faster_than_the_links() {
     let rows = part.measure(&mut Progress::of(std::slice::from_ref(&part))).unwrap();
     let found: Vec<(usize, &str)> = rows.iter().map(|row| (row.bytes, &*row.name)).collect();
     let names = ["netsum", "netsum-xdp", "netsum-ring"];
-    let expected: Vec<_> = part.sizes.iter().flat_map(|size| names.map(|name| (*size, name))).collect();
+    let expected: Vec<_> =
+        part.sizes.iter().flat_map(|size| names.map(|name| (*size, name))).collect();
     assert_eq!(found, expected);
     for row in rows {
         assert_eq!((row.rounds_ms.len(), row.astray), (2, 0), "{row:?}");
         // The smaller vector is no longer than what links let pass at once.
-        assert!(row.bytes == 4096 || row.share_of_limit.is_some_and(|share| share < 1.0), "{row:?}");
+        assert!(
+            row.bytes == 4096 || row.share_of_limit.is_some_and(|share| share < 1.0),
+            "{row:?}"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The Debian packages: `cargo xtask dist --deb`.
 //!
-//! dpkg-deb makes the archives, from trees that are laid out here. cargo-deb would do the same from a table in Cargo.toml, but takes
-//! minutes to be built where a package is made, or tested.
+//! dpkg-deb makes the archives, from trees that are laid out here. cargo-deb would do the same from
+//! a table in Cargo.toml, but takes minutes to be built where a package is made, or tested.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -43,7 +43,11 @@ const BOX: Package = Package {
         ("CHANGELOG.md", "usr/share/doc/netsum/CHANGELOG.md"),
         ("LICENSE", "usr/share/doc/netsum/copyright"),
     ],
-    conffiles: &["/etc/apparmor.d/netsum", "/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"],
+    conffiles: &[
+        "/etc/apparmor.d/netsum",
+        "/etc/netsum/netsum.toml",
+        "/etc/sysctl.d/50-netsum.conf",
+    ],
     scripts: &[("postinst", "postinst"), ("prerm", "prerm"), ("postrm", "postrm")],
     fields: "Recommends: iproute2, ethtool\nSuggests: netsum-hosts\nDescription: all-reduce inside the network: the box\n \
          XDP programs on a bridge add up the gradients that hosts send each other over\n \
@@ -75,7 +79,8 @@ const HOSTS: Package = Package {
 /// The hosts' library, by the name that programs ask for.
 const LIBRARY: &str = "usr/lib/libnetsum.so.1";
 
-/// Makes the packages from the programs in `programs`, or from a release build; returns their paths.
+/// Makes the packages from the programs in `programs`, or from a release build; returns their
+/// paths.
 pub fn build(programs: Option<&Path>, out: &Path) -> Result<Vec<PathBuf>> {
     let programs = match programs {
         Some(folder) => folder.to_owned(),
@@ -104,7 +109,8 @@ impl Package {
     fn build(&self, programs: &Path, out: &Path) -> Result<PathBuf> {
         let tree = tempfile::tempdir()?;
         self.lay_out(programs, tree.path())?;
-        let (version, arch) = (env!("CARGO_PKG_VERSION"), output("dpkg", &["--print-architecture"])?);
+        let (version, arch) =
+            (env!("CARGO_PKG_VERSION"), output("dpkg", &["--print-architecture"])?);
         self.control(tree.path(), version, arch.trim())?;
         fs::create_dir_all(out)?;
         let package = out.join(format!("{}_{version}_{}.deb", self.name, arch.trim()));
@@ -171,18 +177,24 @@ impl Package {
     }
 }
 
-/// The newest version of the C library whose symbols a program takes: what dpkg-shlibdeps would find in its `.dynsym`, by the names of
-/// the versions.
+/// The newest version of the C library whose symbols a program takes: what dpkg-shlibdeps would
+/// find in its `.dynsym`, by the names of the versions.
 fn newest_glibc(program: &[u8]) -> Result<[u32; 2]> {
     use object::ObjectSection as _;
     let file = object::File::parse(program)?;
     let names = file.section_by_name(".dynstr").context("a program that is linked statically")?;
     let version = |name: &[u8]| {
-        let (major, minor) = std::str::from_utf8(name).ok()?.strip_prefix("GLIBC_")?.split_once('.')?;
+        let (major, minor) =
+            std::str::from_utf8(name).ok()?.strip_prefix("GLIBC_")?.split_once('.')?;
         // Some have a third number, which no package version knows.
         Some([major.parse().ok()?, minor.split('.').next()?.parse().ok()?])
     };
-    names.data()?.split(|byte| *byte == 0).filter_map(version).max().context("no symbol of the C library")
+    names
+        .data()?
+        .split(|byte| *byte == 0)
+        .filter_map(version)
+        .max()
+        .context("no symbol of the C library")
 }
 
 fn strip(file: &Path) -> Result<String> {
@@ -198,8 +210,9 @@ fn write(to: &Path, content: &[u8], mode: u32) -> Result<()> {
     let folder = to.parent().context("a path without a folder")?;
     fs::create_dir_all(folder)?;
     // Whatever the umask is, others may look into these.
-    for folder in
-        folder.ancestors().take_while(|f| f.metadata().is_ok_and(|m| m.permissions().mode() & 0o777 != 0o755))
+    for folder in folder
+        .ancestors()
+        .take_while(|f| f.metadata().is_ok_and(|m| m.permissions().mode() & 0o777 != 0o755))
     {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
     }
@@ -208,10 +221,9 @@ fn write(to: &Path, content: &[u8], mode: u32) -> Result<()> {
 }
 
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
-    let out = Command::new(program)
-        .args(arguments)
-        .output()
-        .with_context(|| format!("cannot start {program}: it is part of Debian's dpkg and binutils"))?;
+    let out = Command::new(program).args(arguments).output().with_context(|| {
+        format!("cannot start {program}: it is part of Debian's dpkg and binutils")
+    })?;
     if !out.status.success() {
         bail!("{program} {arguments:?}: {}", String::from_utf8_lossy(&out.stderr).trim());
     }

@@ -26,7 +26,8 @@ pub fn completions() -> Result<Vec<(PathBuf, Vec<u8>)>> {
     .collect()
 }
 
-/// The manual: a page for `netsum`, and one for each command under it, in section 8 as bpftool's are.
+/// The manual: a page for `netsum`, and one for each command under it, in section 8 as bpftool's
+/// are.
 pub fn man_pages() -> Result<Vec<(String, Vec<u8>)>> {
     let mut top = without_help(Cli::command());
     // What `--help` says about exit codes has a section of its own here.
@@ -43,7 +44,12 @@ fn without_help(command: clap::Command) -> clap::Command {
     command.disable_help_subcommand(true).mut_subcommands(without_help)
 }
 
-fn page(command: &clap::Command, name: &str, top: bool, pages: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
+fn page(
+    command: &clap::Command,
+    name: &str,
+    top: bool,
+    pages: &mut Vec<(String, Vec<u8>)>,
+) -> Result<()> {
     let man = Man::new(command.clone()).section("8").manual("netsum").title(name.to_uppercase());
     let mut page = Vec::new();
     man.render(&mut page)?;
@@ -73,7 +79,10 @@ fn page(command: &clap::Command, name: &str, top: bool, pages: &mut Vec<(String,
         for (file, meaning) in [
             ("/etc/netsum/netsum.toml", "the daemon's configuration"),
             ("/run/netsum/netsum.sock", "its administration socket"),
-            ("/var/lib/netsum/jobs.json", "the jobs that it creates again at every start, with their tokens"),
+            (
+                "/var/lib/netsum/jobs.json",
+                "the jobs that it creates again at every start, with their tokens",
+            ),
         ] {
             roff.control("TP", []);
             roff.text([bold(file)]);
@@ -96,13 +105,21 @@ mod tests {
     fn every_command_has_a_page_and_the_first_one_the_exit_codes() {
         let pages = man_pages().unwrap();
         let text = |name: &str| {
-            let (_, page) = pages.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}"));
+            let (_, page) =
+                pages.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}"));
             String::from_utf8(page.clone()).unwrap()
         };
-        for name in
-            ["netsum.8", "netsum-job.8", "netsum-job-create.8", "netsum-stats.8", "netsum-batch-file.8"]
-        {
-            assert!(text(name).contains(".SH NAME") && text(name).contains(".SH SYNOPSIS"), "{name}");
+        for name in [
+            "netsum.8",
+            "netsum-job.8",
+            "netsum-job-create.8",
+            "netsum-stats.8",
+            "netsum-batch-file.8",
+        ] {
+            assert!(
+                text(name).contains(".SH NAME") && text(name).contains(".SH SYNOPSIS"),
+                "{name}"
+            );
         }
         assert!(
             text("netsum.8").contains(".SH \"EXIT STATUS\"")

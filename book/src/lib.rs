@@ -1,5 +1,5 @@
-//! The book in `book/text`, made into HTML by mdBook. Pages of the reference are made from what the programs themselves say, so that
-//! they cannot say anything else.
+//! The book in `book/text`, made into HTML by mdBook. Pages of the reference are made from what the
+//! programs themselves say, so that they cannot say anything else.
 
 pub mod debian;
 pub mod dist;
@@ -46,7 +46,8 @@ const LINKS: [(&str, &str); 4] = [
 /// If mdBook finds fault with the text, or a link leads nowhere; all such links are named.
 pub fn build(out: &Path) -> Result<usize> {
     let root = root()?;
-    // Where pages include files by the same relative paths as in the project, and pages can be added.
+    // Where pages include files by the same relative paths as in the project, and pages can be
+    // added.
     let copy = tempfile::tempdir()?;
     let book = copy.path().join("book");
     copy_all(&root.join("book/text"), &book.join("text"))?;

@@ -15,7 +15,8 @@ pub struct Links {
     pub broken: Vec<String>,
 }
 
-/// Looks at all links in a folder of HTML pages that stay in it. Addresses elsewhere are not asked: a test needs no network.
+/// Looks at all links in a folder of HTML pages that stay in it. Addresses elsewhere are not asked:
+/// a test needs no network.
 ///
 /// # Errors
 /// If a file cannot be read.

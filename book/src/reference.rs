@@ -39,9 +39,11 @@ fn counters() -> String {
         "# Counters\n\nWhat the data plane counts, for each job, and under no job for packets that belong to none. `netsum stats` shows \
          them; names are those of `rdma statistic` where the meaning is the same. What the programs refuse of a flow has one of these.\n",
     );
-    for (kind, title) in
-        [(Kind::Work, "Work"), (Kind::Pass, "Passed on to the bridge"), (Kind::Drop, "Dropped, and why")]
-    {
+    for (kind, title) in [
+        (Kind::Work, "Work"),
+        (Kind::Pass, "Passed on to the bridge"),
+        (Kind::Drop, "Dropped, and why"),
+    ] {
         let _ = write!(text, "\n## {title}\n\n| counter | what it counts |\n| --- | --- |\n");
         for counter in Counter::ALL.iter().filter(|counter| counter.kind() == kind) {
             let _ = writeln!(text, "| `{}` | {} |", counter.name(), counter.help());
@@ -50,13 +52,16 @@ fn counters() -> String {
     text
 }
 
-/// What `python -m conformance --write` has found: a version, then topic, case, Gloo's and netsum's outcome.
+/// What `python -m conformance --write` has found: a version, then topic, case, Gloo's and netsum's
+/// outcome.
 const CONFORMANCE: &str = include_str!("../../python/tests/conformance/table.tsv");
 
 fn conformance() -> String {
     let (version, rows) = CONFORMANCE.split_once('\n').unwrap_or_default();
     let rows: Vec<Vec<&str>> = rows.lines().map(|row| row.split('\t').collect()).collect();
-    let count = |backend: usize, kind: &str| rows.iter().filter(|row| row[backend].starts_with(kind)).count();
+    let count = |backend: usize, kind: &str| {
+        rows.iter().filter(|row| row[backend].starts_with(kind)).count()
+    };
     let mut text = format!(
         "# PyTorch, case by case\n\nCalls of `torch.distributed`, and models that are trained by them, on Gloo and on netsum without a box: \
          {} cases with {version}, 4 ranks, CPU. `python -m conformance --write` in `python/tests` runs the cases and writes the table of which \
@@ -68,7 +73,10 @@ fn conformance() -> String {
         ("right", "the result is what it must be"),
         ("refused", "an error; its first words follow. A mistaken call must end so"),
         ("differs", "the numbers are others than Gloo's, for the reason that follows"),
-        ("wrong", "wrong numbers without an error, a mistake that was taken, or an error that names nothing"),
+        (
+            "wrong",
+            "wrong numbers without an error, a mistake that was taken, or an error that names nothing",
+        ),
         ("hang", "ranks did not come back"),
         ("crash", "a process ended"),
         ("skipped", "for the reason that follows"),
@@ -85,7 +93,13 @@ fn conformance() -> String {
             topic = row[0];
             let _ = write!(text, "\n## {topic}\n\n| case | Gloo | netsum |\n| --- | --- | --- |\n");
         }
-        let _ = writeln!(text, "| {} | {} | {} |", row[1].replace('_', "\\_"), cell(row[2]), cell(row[3]));
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} |",
+            row[1].replace('_', "\\_"),
+            cell(row[2]),
+            cell(row[3])
+        );
     }
     text
 }

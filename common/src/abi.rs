@@ -1,7 +1,7 @@
 //! Keys and values of the BPF maps: the border between the XDP programs and user space.
 //!
-//! Layouts are `repr(C)` without implicit padding, and asserted below. Whoever changes one raises [`VERSION`]: a daemon
-//! takes over pinned maps only of its own version.
+//! Layouts are `repr(C)` without implicit padding, and asserted below. Whoever changes one raises
+//! [`VERSION`]: a daemon takes over pinned maps only of its own version.
 
 use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
@@ -24,8 +24,8 @@ pub mod maps {
     pub const STATES: &str = "STATES";
     /// Array of maps, ring to array of [`crate::slot::Slot`].
     pub const SLOTS: &str = "SLOTS";
-    /// Arrays of maps by path MTU, in the order of [`super::MTUS`]: ring to array of sums, each as long as the path MTU,
-    /// in little-endian words as on the wire.
+    /// Arrays of maps by path MTU, in the order of [`super::MTUS`]: ring to array of sums, each as
+    /// long as the path MTU, in little-endian words as on the wire.
     pub const SUMS: [&str; 4] = ["SUMS_256", "SUMS_512", "SUMS_1024", "SUMS_2048"];
     /// Array of maps, ring to array of [`super::SavedHeader`], `slot * ranks + rank`.
     pub const HEADERS: &str = "HEADERS";
@@ -47,8 +47,9 @@ pub mod maps {
     pub const TOKENS: &str = "TOKENS";
     /// Hash, [`super::ClaimKey`] to [`super::Claim`]; user space takes out what it has read.
     pub const CLAIMS: &str = "CLAIMS";
-    /// Hash that forgets the oldest, [`super::StrangerKey`] to the number of a job's first ring: connections that have shown
-    /// up in band. While they are not registered, none of their data passes.
+    /// Hash that forgets the oldest, [`super::StrangerKey`] to the number of a job's first ring:
+    /// connections that have shown up in band. While they are not registered, none of their data
+    /// passes.
     pub const WAITING: &str = "WAITING";
     /// CPU map, one entry for each CPU that serves rings.
     pub const CPUS: &str = "CPUS";
@@ -56,9 +57,11 @@ pub mod maps {
     pub const COUNTERS: &str = "COUNTERS";
     /// Array, ring to [`crate::timing::Timing`].
     pub const TIMINGS: &str = "TIMINGS";
-    /// Array of one [`super::TraceFilter`]: which packets are traced, while [`super::watch::TRACE`] is set.
+    /// Array of one [`super::TraceFilter`]: which packets are traced, while [`super::watch::TRACE`]
+    /// is set.
     pub const TRACED: &str = "TRACED";
-    /// Ring buffer of traced packets: each a [`super::TraceEvent`], and behind it the bytes of the frame that it says.
+    /// Ring buffer of traced packets: each a [`super::TraceEvent`], and behind it the bytes of the
+    /// frame that it says.
     pub const EVENTS: &str = "EVENTS";
     /// Per-CPU array of one u64: traced packets that [`EVENTS`] had no room for.
     pub const LOST: &str = "LOST";
@@ -68,9 +71,9 @@ pub mod maps {
     pub const PROGRAMS: &str = "PROGRAMS";
     /// All of them.
     pub const ALL: [&str; 28] = [
-        OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, UPLINKS,
-        EGRESS, HOPS, WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS,
-        LOST, SCRATCH, LAGGED, PROGRAMS,
+        OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS,
+        UPLINKS, EGRESS, HOPS, WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS,
+        TRACED, EVENTS, LOST, SCRATCH, LAGGED, PROGRAMS,
     ];
 
     /// Of an object of its own: hash, [`super::SpreadKey`] to [`super::SpreadFlow`].
@@ -119,15 +122,16 @@ pub struct Flow {
     pub ifindex: u32,
     /// The sender's address; IPv4 in mapped form.
     pub src_ip: [u8; 16],
-    /// The sender's MAC address (or its router's); all zero until the first verified packet has shown it.
+    /// The sender's MAC address (or its router's); all zero until the first verified packet has
+    /// shown it.
     pub src_mac: [u8; 6],
     /// 1 where user space has given `src_mac`, 0 where it is learned.
     pub mac_given: u8,
-    /// What its packets must bear where they come by another box ([`crate::wire::bears`]), which may have moved a PSN
-    /// ([`crate::slot::is_moved`]). 0 elsewhere.
+    /// What its packets must bear where they come by another box ([`crate::wire::bears`]), which
+    /// may have moved a PSN ([`crate::slot::is_moved`]). 0 elsewhere.
     pub bears: u8,
-    /// Data packets that came for it, whatever became of them; this and what follows is written by the ring's CPU and
-    /// read by whoever asks why a job stands still.
+    /// Data packets that came for it, whatever became of them; this and what follows is written by
+    /// the ring's CPU and read by whoever asks why a job stands still.
     pub packets: u32,
     /// Those of them that were refused before the slot machine saw them.
     pub refused: u32,
@@ -135,20 +139,22 @@ pub struct Flow {
     pub last_psn: u32,
     /// What became of the last one: the number of a [`crate::counters::Counter`].
     pub last_outcome: u32,
-    /// PSN behind the last contribution that the ring's CPU has taken, or [`Flow::NONE_TAKEN`]. The packet that has it may be taken
-    /// where it comes in, if that is the ring's CPU: none of its flow waits in the CPU map's queue, unless it is sent again.
+    /// PSN behind the last contribution that the ring's CPU has taken, or [`Flow::NONE_TAKEN`]. The
+    /// packet that has it may be taken where it comes in, if that is the ring's CPU: none of its
+    /// flow waits in the CPU map's queue, unless it is sent again.
     pub next_psn: u32,
     /// PSN of the last packet that had another length than its slot.
     pub mismatch_psn: u32,
     /// Its payload length in bytes; 0 where there was none.
     pub mismatch_len: u32,
-    /// The port that the receiver is behind, where another box is in between: its address belongs to that port. 0 elsewhere.
+    /// The port that the receiver is behind, where another box is in between: its address belongs
+    /// to that port. 0 elsewhere.
     pub dst_ifindex: u32,
 }
 
 impl Flow {
-    /// In place of a ring: the flow's job has ended. What its sender still sends is dropped, because its receiver would take it for
-    /// a sum.
+    /// In place of a ring: the flow's job has ended. What its sender still sends is dropped,
+    /// because its receiver would take it for a sum.
     pub const ENDED: RingNumber = RingNumber::NONE;
     /// No flow at all.
     pub const NOTHING: Self = Self {
@@ -187,7 +193,8 @@ pub struct StrangerKey {
     pub ifindex: u32,
 }
 
-/// An address that a rank has to itself, in words: a BPF program builds it on its stack, which wants alignment.
+/// An address that a rank has to itself, in words: a BPF program builds it on its stack, which
+/// wants alignment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct Address([u64; 2]);
@@ -239,11 +246,13 @@ impl Owner {
 pub mod watch {
     /// Data is noted in [`super::maps::STRANGERS`]: somebody looks for it.
     pub const STRANGERS: u32 = 1;
-    /// First packets of messages are searched for the header of a job that is set up in band: there are such jobs.
+    /// First packets of messages are searched for the header of a job that is set up in band: there
+    /// are such jobs.
     pub const FIRST_PACKETS: u32 = 2;
     /// Packets are noted in [`super::maps::EVENTS`], with what became of them: somebody traces.
     pub const TRACE: u32 = 4;
-    /// There are addresses in [`super::maps::OWNERS`]: what cannot be seen through may carry one, and does not pass.
+    /// There are addresses in [`super::maps::OWNERS`]: what cannot be seen through may carry one,
+    /// and does not pass.
     pub const RANKS: u32 = 8;
 }
 
@@ -263,8 +272,12 @@ pub struct TraceFilter {
 
 impl TraceFilter {
     /// No packet.
-    pub const NOTHING: Self =
-        Self { rings: [0; (MAX_RINGS / 64) as usize], counters: 0, capture: MIN_CAPTURE, reserved: 0 };
+    pub const NOTHING: Self = Self {
+        rings: [0; (MAX_RINGS / 64) as usize],
+        counters: 0,
+        capture: MIN_CAPTURE,
+        reserved: 0,
+    };
     /// Every packet, with its headers.
     pub const ALL: Self = Self {
         rings: [u64::MAX; (MAX_RINGS / 64) as usize],
@@ -296,8 +309,8 @@ pub struct TraceEvent {
     pub contributors: u64,
     /// Its ring, or 0.
     pub ring: u32,
-    /// The rank that sent it or, at egress, gets it; [`TraceEvent::NONE`] where it is of no flow. What follows up to
-    /// `slot_flags` means something only where there is a rank.
+    /// The rank that sent it or, at egress, gets it; [`TraceEvent::NONE`] where it is of no flow.
+    /// What follows up to `slot_flags` means something only where there is a rank.
     pub rank: u32,
     /// Its fragment index.
     pub index: u32,
@@ -376,7 +389,8 @@ pub struct InBandJob {
     pub flags: u32,
 }
 
-/// Whose claim it is. There is one place for each rank and port, so that no flood of first packets fills the map.
+/// Whose claim it is. There is one place for each rank and port, so that no flood of first packets
+/// fills the map.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct ClaimKey {
@@ -390,8 +404,8 @@ pub struct ClaimKey {
     pub ifindex: u32,
 }
 
-/// A first packet with the token of a job that is set up in band, of a connection that is not registered. It cannot be
-/// printed, because the token is in it.
+/// A first packet with the token of a job that is set up in band, of a connection that is not
+/// registered. It cannot be printed, because the token is in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Claim {
@@ -413,7 +427,8 @@ pub struct Claim {
 /// Room for the longest headers.
 pub type HeaderWords = [u64; MAX_HEADERS.div_ceil(8)];
 
-/// The headers of one rank's packet, from the Ethernet destination to the last byte before the payload.
+/// The headers of one rank's packet, from the Ethernet destination to the last byte before the
+/// payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct SavedHeader {
@@ -439,7 +454,8 @@ pub struct EgressKey {
     pub ifindex: u32,
 }
 
-/// The ranks behind a port. A broadcast sends as many clones to the port, and each takes the next rank.
+/// The ranks behind a port. A broadcast sends as many clones to the port, and each takes the next
+/// rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct EgressPort {
@@ -463,7 +479,8 @@ pub struct HopKey {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct Hop {
-    /// The box's own MAC address where packets for this member come in. Those to another are bridged, and stay as they are.
+    /// The box's own MAC address where packets for this member come in. Those to another are
+    /// bridged, and stay as they are.
     pub own: [u8; 6],
     /// The MAC address of the next hop; all zero where it is not known, and packets are dropped.
     pub dst: [u8; 6],
@@ -471,16 +488,18 @@ pub struct Hop {
     pub src: [u8; 6],
 }
 
-/// What a released packet carries in place of its Ethernet addresses on the way to egress, which writes the real ones.
+/// What a released packet carries in place of its Ethernet addresses on the way to egress, which
+/// writes the real ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct ReleaseTag {
     /// Ring number.
     pub ring: u32,
-    /// Fragment index. Between the verdict and egress the slot may have moved on to a later one, because a CPU handles a
-    /// batch of packets before what it redirected leaves.
+    /// Fragment index. Between the verdict and egress the slot may have moved on to a later one,
+    /// because a CPU handles a batch of packets before what it redirected leaves.
     pub index: u32,
-    /// The rank to send to, or [`ReleaseTag::ALL`]; on the way up, perhaps with [`ReleaseTag::TOTAL`].
+    /// The rank to send to, or [`ReleaseTag::ALL`]; on the way up, perhaps with
+    /// [`ReleaseTag::TOTAL`].
     pub rank: u16,
     /// Offset of the payload in this packet.
     pub payload: u16,
@@ -505,7 +524,8 @@ pub struct SpreadKey {
     pub src_port: u32,
 }
 
-/// What the first flow of all counts as. One that has sent as much counts, however small its first packet was.
+/// What the first flow of all counts as. One that has sent as much counts, however small its first
+/// packet was.
 pub const SPREAD_FIRST: u64 = 1 << 16;
 
 /// A flow that goes by one uplink.
@@ -514,7 +534,8 @@ pub const SPREAD_FIRST: u64 = 1 << 16;
 pub struct SpreadFlow {
     /// Place of its uplink in [`maps::SPREAD_UPLINKS`].
     pub uplink: u32,
-    /// 1 + the place of the one that somebody has said; 0 where it was chosen at its first packet. They differ while that one cannot be used.
+    /// 1 + the place of the one that somebody has said; 0 where it was chosen at its first packet.
+    /// They differ while that one cannot be used.
     pub given: u32,
     /// Bytes of its frames.
     pub bytes: u64,
@@ -530,7 +551,8 @@ pub struct SpreadUplink {
     pub ifindex: u32,
     /// 1 while it has a carrier.
     pub up: u32,
-    /// Bytes of its flows. Whoever adds a flow adds its advance; user space adds up what flows have sent, again and again.
+    /// Bytes of its flows. Whoever adds a flow adds its advance; user space adds up what flows have
+    /// sent, again and again.
     pub load: u64,
     /// Its flows that count.
     pub flows: u64,
@@ -565,7 +587,8 @@ const _: () = {
     assert!(crate::counters::COUNTERS <= 64);
 };
 
-/// Memory of a ring on the box in bytes: slots x (payload + ranks x saved headers), and the slots' own state.
+/// Memory of a ring on the box in bytes: slots x (payload + ranks x saved headers), and the slots'
+/// own state.
 pub const fn ring_memory(slots: u32, mtu: u32, ranks: u32) -> u64 {
     slots as u64
         * (mtu as u64
@@ -573,7 +596,8 @@ pub const fn ring_memory(slots: u32, mtu: u32, ranks: u32) -> u64 {
             + size_of::<crate::slot::Slot>() as u64)
 }
 
-/// Slots that a ring needs for a credit: twice as many, rounded up to a power of two. `None` where that is more than [`MAX_SLOTS`].
+/// Slots that a ring needs for a credit: twice as many, rounded up to a power of two. `None` where
+/// that is more than [`MAX_SLOTS`].
 pub const fn ring_slots(credit: Fragments) -> Option<u32> {
     let Some(double) = credit.0.checked_mul(2) else { return None };
     if double == 0 || double > MAX_SLOTS { None } else { Some(double.next_power_of_two()) }
@@ -581,8 +605,8 @@ pub const fn ring_slots(credit: Fragments) -> Option<u32> {
 
 #[cfg(feature = "user")]
 mod pod {
-    // SAFETY: all of them are `repr(C)`, Copy, 'static, made of integers and byte arrays without implicit padding, as
-    // asserted above; every bit pattern is a value.
+    // SAFETY: all of them are `repr(C)`, Copy, 'static, made of integers and byte arrays without
+    // implicit padding, as asserted above; every bit pattern is a value.
     unsafe impl aya::Pod for super::FlowKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::SpreadKey {}

@@ -1,7 +1,7 @@
 //! Every counter of the data plane, in one place: number, name, meaning.
 //!
-//! Counters are per CPU and per ring; ring 0 counts what belongs to no ring. Where the meaning is that of a counter
-//! of `rdma statistic`, so is the name.
+//! Counters are per CPU and per ring; ring 0 counts what belongs to no ring. Where the meaning is
+//! that of a counter of `rdma statistic`, so is the name.
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $variant:ident $name:literal $kind:ident,)+) => {
@@ -85,7 +85,8 @@ counters! {
     OutOfSequence "out_of_sequence" Work,
     /// packets forwarded past a gap so that their receiver NAKs
     GapForwarded "gap_forwarded" Pass,
-    /// retransmissions whose result every receiver has, forwarded as duplicates that can only be acknowledged
+    /// retransmissions whose result every receiver has, forwarded as duplicates that can only be
+    /// acknowledged
     Stale "stale" Pass,
     /// packets that are not RoCEv2
     NotRoce "not_roce" Pass,
@@ -107,7 +108,8 @@ counters! {
     CreditViolation "credit_violation" Drop,
     /// contributions of another length than the first one to their slot
     LengthMismatch "length_mismatch" Drop,
-    /// contributions that begin or end a message where those of other ranks do not: their ring stops
+    /// contributions that begin or end a message where those of other ranks do not: their ring
+    /// stops
     LayoutMismatch "layout_mismatch" Drop,
     /// data of a ring that has stopped, because of that or of an empty message
     RingStopped "ring_stopped" Drop,
@@ -119,13 +121,15 @@ counters! {
     WrongSourceIp "wrong_source_ip" Drop,
     /// data from another MAC address than its flow's
     WrongSourceMac "wrong_source_mac" Drop,
-    /// packets of any kind that bear a rank's MAC or IP address and came in on another port than the rank's
+    /// packets of any kind that bear a rank's MAC or IP address and came in on another port than
+    /// the rank's
     Spoofed "spoofed" Drop,
     /// data of a ring that is not active
     InactiveRing "inactive_ring" Drop,
     /// data of a connection whose job has ended, or has begun anew without it
     JobEnded "job_ended" Drop,
-    /// data, or forgeries, that came in past `ingress`, as while a veth goes down or where somebody has detached it
+    /// data, or forgeries, that came in past `ingress`, as while a veth goes down or where somebody
+    /// has detached it
     PastIngress "past_ingress" Drop,
     /// data that reached another CPU than its ring's, as happens when that one was taken offline
     WrongCpu "wrong_cpu" Drop,
@@ -137,9 +141,11 @@ counters! {
     VlanTags "vlan_tags" Drop,
     /// RoCEv2 to a rank behind IPv6 extension headers
     Ipv6Extensions "ipv6_extensions" Drop,
-    /// packets, while there are ranks, that cannot be seen through: more VLAN tags or IPv6 extension headers than the box follows, or headers that are in a later fragment
+    /// packets, while there are ranks, that cannot be seen through: more VLAN tags or IPv6
+    /// extension headers than the box follows, or headers that are in a later fragment
     Hidden "hidden_headers" Drop,
-    /// data in a form that cannot be summed: SEND with invalidate, atomic operations, other than reliable connections
+    /// data in a form that cannot be summed: SEND with invalidate, atomic operations, other than
+    /// reliable connections
     OtherData "other_data" Drop,
     /// IP and UDP lengths that contradict each other
     BadUdpLength "bad_udp_length" Drop,
@@ -157,11 +163,13 @@ counters! {
     Oversized "oversized" Drop,
     /// data shorter than the job's path MTU that is not the last packet of its message
     ShortFragment "short_fragment" Drop,
-    /// first packets by which a connection joins a job in band: noted, and their senders send them again
+    /// first packets by which a connection joins a job in band: noted, and their senders send them
+    /// again
     InBandFirst "in_band_first" Drop,
     /// data of connections that have joined a job in band, while those of other ranks have not
     InBandWaits "in_band_waits" Drop,
-    /// first packets of a message, of a job set up in band, that have no header or one of another place in the ring
+    /// first packets of a message, of a job set up in band, that have no header or one of another
+    /// place in the ring
     InBandHeader "in_band_header" Drop,
     /// steering to the ring's CPU failed
     SteerFailed "steer_failed" Drop,
@@ -175,9 +183,11 @@ counters! {
     Partials "partial_sent" Work,
     /// total sums received from the parent box
     Totals "total_received" Work,
-    /// partial sums sent to the parent box once more, so that it replays the total to the next group
+    /// partial sums sent to the parent box once more, so that it replays the total to the next
+    /// group
     SentUpAgain "sent_up_again" Work,
-    /// totals of another box to which no partial sum was sent, and data of one rank where a box should have added up
+    /// totals of another box to which no partial sum was sent, and data of one rank where a box
+    /// should have added up
     TotalUnexpected "total_unexpected" Drop,
     /// packets of another box that are no data to their receiver, who answers them: passed on
     Moved "moved" Pass,
@@ -208,7 +218,12 @@ mod tests {
         for (i, c) in Counter::ALL.iter().enumerate() {
             assert_eq!(*c as usize, i);
             assert!(!c.help().is_empty());
-            assert_eq!(Counter::ALL.iter().filter(|d| d.name() == c.name()).count(), 1, "{}", c.name());
+            assert_eq!(
+                Counter::ALL.iter().filter(|d| d.name() == c.name()).count(),
+                1,
+                "{}",
+                c.name()
+            );
         }
     }
 }

@@ -1,12 +1,15 @@
-//! The invariant CRC of RoCEv2: CRC-32 (IEEE 802.3) over eight bytes of ones, the IP, UDP and transport headers with
-//! the fields that routers may change set to ones, and the payload; stored little endian (IBTA annex A17.3.3).
+//! The invariant CRC of RoCEv2: CRC-32 (IEEE 802.3) over eight bytes of ones, the IP, UDP and
+//! transport headers with the fields that routers may change set to ones, and the payload; stored
+//! little endian (IBTA annex A17.3.3).
 //!
-//! All functions work on the *state*: the CRC register of the reflected algorithm, not complemented. The ICRC on
-//! the wire is `!state`. States are linear over GF(2), which is what [`shift`] and [`patch`] rest on.
+//! All functions work on the *state*: the CRC register of the reflected algorithm, not
+//! complemented. The ICRC on the wire is `!state`. States are linear over GF(2), which is what
+//! [`shift`] and [`patch`] rest on.
 //!
-//! Three ways lead through a payload. [`lanes`](step4) and words go through tables, 8 bytes in eight look-ups. From a cell on
-//! payloads go through [`Chorba`], which needs no table (arXiv 2412.16398) and is 2.7 times as fast in BPF; long ones through
-//! [`Lagged`], which needs no shifts either.
+//! Three ways lead through a payload. [`lanes`](step4) and words go through tables, 8 bytes in
+//! eight look-ups. From a cell on payloads go through [`Chorba`], which needs no table (arXiv
+//! 2412.16398) and is 2.7 times as fast in BPF; long ones through [`Lagged`], which needs no shifts
+//! either.
 
 use crate::wire::{BTH_LEN, Bytes, Header, Ipv4Hdr, Ipv6Hdr, L3, UdpHdr};
 
@@ -155,7 +158,8 @@ pub fn update_array<const N: usize>(mut state: u32, bytes: &[u8; N]) -> u32 {
         i += 8;
     }
     if i + 4 <= N {
-        state = step4(state, u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]));
+        state =
+            step4(state, u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]));
         i += 4;
     }
     while i < N {
@@ -165,7 +169,8 @@ pub fn update_array<const N: usize>(mut state: u32, bytes: &[u8; N]) -> u32 {
     state
 }
 
-/// State after any number of bytes; for headers and tests. Long payloads in user space go through `crc32fast`.
+/// State after any number of bytes; for headers and tests. Long payloads in user space go through
+/// `crc32fast`.
 pub fn update(mut state: u32, bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks::<8>();
     for w in words {
@@ -177,8 +182,8 @@ pub fn update(mut state: u32, bytes: &[u8]) -> u32 {
     state
 }
 
-/// State after `len` zero bytes; `len` is a multiple of 4 and at most [`MAX_SHIFT`]. One operator of four look-ups
-/// for each bit that is set, so a single one for the usual path MTUs.
+/// State after `len` zero bytes; `len` is a multiple of 4 and at most [`MAX_SHIFT`]. One operator
+/// of four look-ups for each bit that is set, so a single one for the usual path MTUs.
 #[inline(always)]
 pub fn shift(mut state: u32, len: usize) -> u32 {
     let mut i = 0;
@@ -191,14 +196,16 @@ pub fn shift(mut state: u32, len: usize) -> u32 {
     state
 }
 
-/// The ICRC after a four-byte word (as stored, little endian) `after` bytes before the ICRC has changed.
+/// The ICRC after a four-byte word (as stored, little endian) `after` bytes before the ICRC has
+/// changed.
 #[inline(always)]
 pub fn patch(icrc: u32, old: u32, new: u32, after: usize) -> u32 {
     icrc ^ shift(step4(0, old ^ new), after)
 }
 
-/// State after the headers of a packet whose IP header starts at `ip`: seed, masked IP, UDP and base transport
-/// header, and `extended_len` bytes (a multiple of 4, at most 20) of RETH and immediate data.
+/// State after the headers of a packet whose IP header starts at `ip`: seed, masked IP, UDP and
+/// base transport header, and `extended_len` bytes (a multiple of 4, at most 20) of RETH and
+/// immediate data.
 #[inline(always)]
 pub fn headers<B: Bytes + ?Sized>(b: &B, l3: L3, ip: usize, extended_len: usize) -> Option<u32> {
     let mut state = SEED;
@@ -232,8 +239,8 @@ pub fn headers<B: Bytes + ?Sized>(b: &B, l3: L3, ip: usize, extended_len: usize)
     Some(state)
 }
 
-/// Masks for the five little-endian words of an IPv4, UDP and base transport header: the bits that count as ones, as
-/// [`headers`] sets them.
+/// Masks for the five little-endian words of an IPv4, UDP and base transport header: the bits that
+/// count as ones, as [`headers`] sets them.
 pub const HEADER_MASK_V4: [u64; 5] = {
     let mut bytes = [[0u8; 8]; 5];
     bytes[0][1] = 0xff; // type of service
@@ -252,8 +259,8 @@ pub const HEADER_MASK_V4: [u64; 5] = {
     words
 };
 
-/// The ICRC that a whole frame should carry, for a payload (with pad) of `len` bytes behind `payload_at`.
-/// `None` where the frame is too short.
+/// The ICRC that a whole frame should carry, for a payload (with pad) of `len` bytes behind
+/// `payload_at`. `None` where the frame is too short.
 pub fn of_frame(frame: &[u8], l3: L3, ip: usize, payload_at: usize, len: usize) -> Option<u32> {
     let bth_end = ip + l3.header_len() + UdpHdr::LEN + BTH_LEN;
     let state = headers(frame, l3, ip, 0)?;
@@ -267,24 +274,26 @@ const CARRY_WORDS: usize = 5;
 pub const CELL_WORDS: usize = crate::abi::CELL_LEN / 8;
 const _: () = assert!(CELL_WORDS == 32);
 
-/// Takes in the words with the given numbers. Not a loop: moving the carries along costs as much as using them, and the
-/// compiler does not unroll this far by itself.
+/// Takes in the words with the given numbers. Not a loop: moving the carries along costs as much as
+/// using them, and the compiler does not unroll this far by itself.
 macro_rules! unrolled {
     ($chorba:ident, $word:ident, $($i:literal)+) => { $($chorba.word($word($i));)+ };
 }
 
 /// CRC of a payload without tables, a cell of 256 bytes at a time.
 ///
-/// The polynomial has the sparse multiple x^300 + x^211 + x^183 + x^145 + 1 (Chorba, arXiv 2412.16398, section 4):
-/// a 64-bit word can be removed from the front of the stream by XORing it in again 145, 183, 211 and 300 bits later.
-/// The carry holds what is pending for the next five words.
+/// The polynomial has the sparse multiple x^300 + x^211 + x^183 + x^145 + 1 (Chorba, arXiv
+/// 2412.16398, section 4): a 64-bit word can be removed from the front of the stream by XORing it
+/// in again 145, 183, 211 and 300 bits later. The carry holds what is pending for the next five
+/// words.
 #[derive(Clone, Copy)]
 pub struct Chorba {
     carry: [u64; CARRY_WORDS],
 }
 
 impl Chorba {
-    /// Starts in a state, for instance that after the headers, or 0 for the payload's own linear part.
+    /// Starts in a state, for instance that after the headers, or 0 for the payload's own linear
+    /// part.
     #[inline(always)]
     pub fn new(state: u32) -> Self {
         Self { carry: [state as u64, 0, 0, 0, 0] }
@@ -295,8 +304,13 @@ impl Chorba {
     pub fn word(&mut self, w: u64) {
         let [c0, c1, c2, c3, c4] = self.carry;
         let v = w ^ c0;
-        self.carry =
-            [c1, c2 ^ v << 17 ^ v << 55, c3 ^ v >> 47 ^ v >> 9 ^ v << 19, c4 ^ v >> 45 ^ v << 44, v >> 20];
+        self.carry = [
+            c1,
+            c2 ^ v << 17 ^ v << 55,
+            c3 ^ v >> 47 ^ v >> 9 ^ v << 19,
+            c4 ^ v >> 45 ^ v << 44,
+            v >> 20,
+        ];
     }
 
     /// Takes in a cell; `word(i)` gives its i-th little-endian word.
@@ -306,8 +320,8 @@ impl Chorba {
         unrolled!(self, word, 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
     }
 
-    /// The state after all words. What is still pending lies in the five words behind the end: they go through tables,
-    /// and the five words by which the result is too late are taken back.
+    /// The state after all words. What is still pending lies in the five words behind the end: they
+    /// go through tables, and the five words by which the result is too late are taken back.
     #[inline(always)]
     pub fn state(self) -> u32 {
         let mut state = 0;
@@ -327,11 +341,12 @@ const PENDING_WORDS: usize = LAGS[3].div_ceil(8);
 
 /// CRC of a long payload, with neither tables nor shifts.
 ///
-/// Squaring is linear over GF(2), so the eighth power of [`Chorba`]'s multiple has as few terms: x^2400 + x^1688 + x^1464 +
-/// x^1160 + 1. Its distances are whole bytes. A word that is removed from the front of the stream comes back 145, 183, 211 and
-/// 300 *bytes* later, which is a load from an odd address and no shift: ten instructions for a word in place of twenty-six. What has
-/// been removed is written down, for the words that follow to look back at. The last 38 words go through [`Chorba`], so that it
-/// pays from three cells on.
+/// Squaring is linear over GF(2), so the eighth power of [`Chorba`]'s multiple has as few terms:
+/// x^2400 + x^1688 + x^1464 + x^1160 + 1. Its distances are whole bytes. A word that is removed
+/// from the front of the stream comes back 145, 183, 211 and 300 *bytes* later, which is a load
+/// from an odd address and no shift: ten instructions for a word in place of twenty-six. What has
+/// been removed is written down, for the words that follow to look back at. The last 38 words go
+/// through [`Chorba`], so that it pays from three cells on.
 #[repr(C, align(8))]
 pub struct Lagged {
     /// Never written: what lies before the stream.
@@ -351,8 +366,8 @@ impl Lagged {
     /// Where the payload is.
     const PAYLOAD: usize = Self::HEADERS + 8 * HEADER_WORDS;
 
-    /// Begins with headers, a word each, already with ones where they may change, and in a state. No header is as far as the least
-    /// distance from the first.
+    /// Begins with headers, a word each, already with ones where they may change, and in a state.
+    /// No header is as far as the least distance from the first.
     ///
     /// # Safety
     /// `this` must be valid, and nobody else's.
@@ -369,7 +384,8 @@ impl Lagged {
         }
     }
 
-    /// Takes in cell `cell`, below `MAX_MTU / CELL_LEN`; `word(i)` gives its i-th little-endian word.
+    /// Takes in cell `cell`, below `MAX_MTU / CELL_LEN`; `word(i)` gives its i-th little-endian
+    /// word.
     ///
     /// # Safety
     /// `this` must be valid, and nobody else's.
@@ -378,7 +394,8 @@ impl Lagged {
         let at = this as usize + Self::PAYLOAD + cell * crate::abi::CELL_LEN;
         macro_rules! words {
             ($($i:literal)+) => { $({
-                // SAFETY: the caller's promise. The farthest distance is the zeros' length, and a payload of that many cells fits.
+                // SAFETY: the caller's promise. The farthest distance is the zeros' length, and a
+                // payload of that many cells fits.
                 unsafe { Self::remove::<{ 8 * $i }>(at, word($i)) };
             })+ };
         }
@@ -391,7 +408,8 @@ impl Lagged {
     /// `at + OFFSET` must be in `removed`, of a value that is nobody else's.
     #[inline(always)]
     unsafe fn remove<const OFFSET: usize>(at: usize, word: u64) {
-        // SAFETY: the caller's promise; before `removed` there are as many zeros as the farthest distance.
+        // SAFETY: the caller's promise; before `removed` there are as many zeros as the farthest
+        // distance.
         unsafe {
             let word = word
                 ^ ((at + OFFSET - LAGS[0]) as *const u64).read_unaligned()
@@ -402,8 +420,8 @@ impl Lagged {
         }
     }
 
-    /// Takes in the last two cells, of which the first is number `cell`, and gives the state. The last words are not removed any
-    /// more.
+    /// Takes in the last two cells, of which the first is number `cell`, and gives the state. The
+    /// last words are not removed any more.
     ///
     /// # Safety
     /// `this` must be valid, and nobody else's; at most `MAX_MTU / CELL_LEN` cells in all.
@@ -422,7 +440,8 @@ impl Lagged {
         macro_rules! keep {
             ($($i:literal)+) => { $({
                 let mut w = word(26 + $i);
-                // SAFETY: the caller's promise; what begins behind the last removed word is left out.
+                // SAFETY: the caller's promise; what begins behind the last removed word is left
+                // out.
                 unsafe {
                     if 8 * $i < LAGS[0] { w ^= ((end + 8 * $i - LAGS[0]) as *const u64).read_unaligned() }
                     if 8 * $i < LAGS[1] { w ^= ((end + 8 * $i - LAGS[1]) as *const u64).read_unaligned() }

@@ -1,6 +1,7 @@
 //! The check lanes of verified sums.
 //!
-//! A message of netsum's own worker begins with [`CHECK_LANES`] lanes that the box adds up like all others, modulo 2^32:
+//! A message of netsum's own worker begins with [`CHECK_LANES`] lanes that the box adds up like all
+//! others, modulo 2^32:
 //!
 //! | lane | as a rank sends it | in the sum over N ranks |
 //! | --- | --- | --- |
@@ -9,8 +10,9 @@
 //! | 2, `rank` | another such number h', and a number of run, ring and rank | N h', and the sum of those numbers |
 //! | 3 to 18 | [`data_sums`] of the lanes that follow | those of the sum, for they are linear |
 //!
-//! That finds a contribution lost or added twice, sums of other runs, rings and messages, slots mixed up and bits changed
-//! in the box, which no ICRC can. ARCHITECTURE.md, "Verified sums", says how likely it is that something passes.
+//! That finds a contribution lost or added twice, sums of other runs, rings and messages, slots
+//! mixed up and bits changed in the box, which no ICRC can. ARCHITECTURE.md, "Verified sums", says
+//! how likely it is that something passes.
 
 /// Number of check lanes.
 pub const CHECK_LANES: usize = 3 + DATA_SUMS;
@@ -22,8 +24,9 @@ const INDEX_BITS: usize = 14;
 const COLUMNS: usize = 16;
 const ROWS: usize = 16;
 const BLOCK: usize = COLUMNS * ROWS * 4;
-const _: () =
-    assert!(1 << INDEX_BITS >= COLUMNS * ROWS && COLUMNS.is_power_of_two() && ROWS.is_power_of_two());
+const _: () = assert!(
+    1 << INDEX_BITS >= COLUMNS * ROWS && COLUMNS.is_power_of_two() && ROWS.is_power_of_two()
+);
 /// Bits of the column, the row and the block in an index.
 const COLUMN_BITS: usize = COLUMNS.ilog2() as usize;
 const ROW_BITS: usize = ROWS.ilog2() as usize;
@@ -32,8 +35,8 @@ const BLOCK_BITS: usize = INDEX_BITS - COLUMN_BITS - ROW_BITS;
 /// One lane of each column.
 type Row = [u32; COLUMNS];
 
-/// Weights of a block's lanes. They are pseudo-random, and not regular as the index is: exchanging two stretches with
-/// equal plain sums changes what a regular weight gives by nothing.
+/// Weights of a block's lanes. They are pseudo-random, and not regular as the index is: exchanging
+/// two stretches with equal plain sums changes what a regular weight gives by nothing.
 const WEIGHTS: [Row; ROWS] = {
     let mut weights = [[0; COLUMNS]; ROWS];
     let (mut row, mut state) = (0, 0x6e65_7473_756du64);
@@ -85,7 +88,9 @@ impl Columns {
     #[inline(always)]
     fn add(&mut self, index: usize, block: &[u8; BLOCK]) {
         let (mut all, mut weighted) = ([0; COLUMNS], [0u32; COLUMNS]);
-        for (r, (row, weights)) in block.as_chunks::<{ COLUMNS * 4 }>().0.iter().zip(&WEIGHTS).enumerate() {
+        for (r, (row, weights)) in
+            block.as_chunks::<{ COLUMNS * 4 }>().0.iter().zip(&WEIGHTS).enumerate()
+        {
             let mut lanes = [0; COLUMNS];
             for (lane, bytes) in lanes.iter_mut().zip(row.as_chunks::<4>().0) {
                 *lane = u32::from_le_bytes(*bytes);
@@ -129,7 +134,8 @@ impl Columns {
     }
 }
 
-/// The sums over data lanes, as they are on the wire: little-endian words. A rest of less than a word counts as nothing.
+/// The sums over data lanes, as they are on the wire: little-endian words. A rest of less than a
+/// word counts as nothing.
 // Always inlined: callers compile it for the registers that they know of.
 #[inline(always)]
 pub fn data_sums(lanes: &[u8]) -> [u32; DATA_SUMS] {
@@ -213,8 +219,8 @@ pub enum Verification {
     Sum,
     /// One rank's message as sent: no box summed it.
     Unsummed,
-    /// A sum of as many contributions as there are ranks, but not of this message: of another run, ring or message, or with
-    /// one rank's contribution in place of another's.
+    /// A sum of as many contributions as there are ranks, but not of this message: of another run,
+    /// ring or message, or with one rank's contribution in place of another's.
     Stray,
     /// None of these.
     Wrong,
@@ -234,9 +240,15 @@ impl Check {
         Self { stamp: Stamp { count, sequence, rank }, data }
     }
 
-    /// What has arrived from rank `from`, with `data` as the sums over its data lanes, where the sum of a message over `ranks`
-    /// ranks should.
-    pub fn examine(&self, id: &MessageId, ranks: u32, from: u32, data: &[u32; DATA_SUMS]) -> Verification {
+    /// What has arrived from rank `from`, with `data` as the sums over its data lanes, where the
+    /// sum of a message over `ranks` ranks should.
+    pub fn examine(
+        &self,
+        id: &MessageId,
+        ranks: u32,
+        from: u32,
+        data: &[u32; DATA_SUMS],
+    ) -> Verification {
         if self.data == *data && self.stamp == id.of_all(ranks) {
             Verification::Sum
         } else if self.data == *data && self.stamp == id.of(from) {
@@ -280,13 +292,16 @@ mod tests {
     }
 
     fn messages(id: MessageId, ranks: u32) -> Vec<Vec<u32>> {
-        (0..ranks).map(|r| message(id, r, &[r, (1 << 31) + r, 0u32.wrapping_sub(5), 9000 * r])).collect()
+        (0..ranks)
+            .map(|r| message(id, r, &[r, (1 << 31) + r, 0u32.wrapping_sub(5), 9000 * r]))
+            .collect()
     }
 
     #[test]
     fn sums_are_what_their_definition_says() {
         for len in [0, 1, 15, 16, 17, 255, 256, 257, 1000, 16384, 16385, 40_000] {
-            let lanes: Vec<u32> = (0..len).map(|i: u32| i.wrapping_mul(0x9e37_79b9) ^ i << 7).collect();
+            let lanes: Vec<u32> =
+                (0..len).map(|i: u32| i.wrapping_mul(0x9e37_79b9) ^ i << 7).collect();
             let mut sums = [0u32; DATA_SUMS];
             for (i, x) in lanes.iter().enumerate() {
                 let weight = WEIGHTS[i / 16 % 16][i % 16].wrapping_mul(block_weight(i / 256));
@@ -331,7 +346,11 @@ mod tests {
                 for doubled in (0..ranks as usize).filter(|r| *r != lost) {
                     let mut mixed = m.clone();
                     mixed[lost] = m[doubled].clone();
-                    assert_eq!(examine(&sum(&mixed), ID, ranks), Verification::Stray, "{lost} {doubled}");
+                    assert_eq!(
+                        examine(&sum(&mixed), ID, ranks),
+                        Verification::Stray,
+                        "{lost} {doubled}"
+                    );
                 }
             }
             for lane in 0..CHECK_LANES + 4 {
@@ -339,7 +358,10 @@ mod tests {
                     let mut s = sum(&m);
                     s[lane] ^= 1 << bit;
                     assert!(
-                        !matches!(examine(&s, ID, ranks), Verification::Sum | Verification::Unsummed),
+                        !matches!(
+                            examine(&s, ID, ranks),
+                            Verification::Sum | Verification::Unsummed
+                        ),
                         "lane {lane}"
                     );
                 }
@@ -390,7 +412,8 @@ mod tests {
                 assert_ne!(sparse(len, change), [0; DATA_SUMS], "{change:?}");
             }
         }
-        // A flip in a check lane in addition to one in the first data lane, which is in no sum of an index bit.
+        // A flip in a check lane in addition to one in the first data lane, which is in no sum of
+        // an index bit.
         assert_eq!(sparse(300, &[(0, 1 << 31)])[..2], [1 << 31, 1 << 31]);
     }
 

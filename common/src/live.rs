@@ -1,5 +1,5 @@
-//! What the benchmark of live frames shares with its XDP programs. No part of the box's own border ([`crate::abi`]): the
-//! daemon's object has none of it.
+//! What the benchmark of live frames shares with its XDP programs. No part of the box's own border
+//! ([`crate::abi`]): the daemon's object has none of it.
 
 use crate::abi::MAX_RANKS;
 
@@ -43,7 +43,8 @@ pub struct LiveSender {
     pub rank: u32,
     /// Indices that the sender may be ahead of the ring.
     pub credit: u32,
-    /// The ring's lowest unreleased index when the sender last looked, which it does when it has no credit.
+    /// The ring's lowest unreleased index when the sender last looked, which it does when it has no
+    /// credit.
     pub low: u32,
     /// Contributions sent.
     pub sent: u64,
@@ -75,7 +76,8 @@ const _: () = {
 
 #[cfg(feature = "user")]
 mod pod {
-    // SAFETY: `repr(C)`, Copy, 'static, integers without implicit padding; every bit pattern is a value.
+    // SAFETY: `repr(C)`, Copy, 'static, integers without implicit padding; every bit pattern is a
+    // value.
     unsafe impl aya::Pod for super::LiveFrame {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::LiveSender {}

@@ -2,7 +2,8 @@
 
 use core::fmt;
 
-/// A ring's number on the box, over all jobs, 1 to [`MAX_RINGS`](crate::limits::MAX_RINGS)` - 1`: its place in the maps.
+/// A ring's number on the box, over all jobs, 1 to [`MAX_RINGS`](crate::limits::MAX_RINGS)` - 1`:
+/// its place in the maps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[repr(transparent)]
@@ -79,8 +80,8 @@ pub struct RingConfig {
     pub ranks: u32,
     /// Slots, a power of two and at least `2 * credit`.
     pub slots: u32,
-    /// Fragments that a rank may send without having received their sums: the job's window, which is in messages, times the fragments
-    /// of a full message.
+    /// Fragments that a rank may send without having received their sums: the job's window, which
+    /// is in messages, times the fragments of a full message.
     pub credit: u32,
     /// Path MTU in bytes.
     pub mtu: u32,

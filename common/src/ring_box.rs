@@ -1,7 +1,9 @@
-//! A box's side of one ring in memory, for simulators and tests: the slot machine, and the headers and sums that its caller moves.
+//! A box's side of one ring in memory, for simulators and tests: the slot machine, and the headers
+//! and sums that its caller moves.
 //!
-//! A connection is named after the member that sends on it, and leads to the next one. Where there is a parent, the way up is the last
-//! member: the connection of the member before it leads up, and its own leads to the first member.
+//! A connection is named after the member that sends on it, and leads to the next one. Where there
+//! is a parent, the way up is the last member: the connection of the member before it leads up, and
+//! its own leads to the first member.
 
 use alloc::borrow::ToOwned;
 use alloc::vec;
@@ -12,8 +14,8 @@ use crate::limits::MAX_RANKS;
 use crate::ring::{RingConfig, ring_flags};
 use crate::serial;
 use crate::slot::{
-    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, Verdict, advance_low,
-    on_fragment,
+    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, Verdict,
+    advance_low, on_fragment,
 };
 
 /// `H` is what is saved of a contribution's headers, `P` its payload.
@@ -119,7 +121,8 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
             Output::Up => Some(*member) == up,
             Output::Drop | Output::Stale | Output::Gap => false,
         };
-        let header = |member: u32| headers[member as usize].as_ref().expect("a header of each member");
+        let header =
+            |member: u32| headers[member as usize].as_ref().expect("a header of each member");
         (0..self.config.ranks).filter(leaves).map(move |member| (member, header(member)))
     }
 }

@@ -1,33 +1,41 @@
-//! The slot state machine: what happens to fragment `index` of rank `rank`. Pure; the caller moves the bytes.
+//! The slot state machine: what happens to fragment `index` of rank `rank`. Pure; the caller moves
+//! the bytes.
 //!
 //! ## Why a slot can be used again
-//! A rank sends message m+W only after it received the sum of m (W = window). So when any rank sends m+2W it holds the
-//! sum of m+W, hence every rank has sent m+W, hence every rank holds the sum of m. With at least 2 W F slots (F fragments
-//! in a message) a fragment therefore never meets a slot that somebody still needs.
+//! A rank sends message m+W only after it received the sum of m (W = window). So when any rank
+//! sends m+2W it holds the sum of m+W, hence every rank has sent m+W, hence every rank holds the
+//! sum of m. With at least 2 W F slots (F fragments in a message) a fragment therefore never meets
+//! a slot that somebody still needs.
 //!
 //! ## Why the box can check the credit
-//! Let `low` be the lowest index that has not been released. A rank that sends in message m+W holds the sums of all
-//! messages up to m, so all of their indices are below `low`, and its own index is below `low + W F`. The box refuses
-//! what lies beyond: a host that ignores its credit cannot take a slot that it has no right to.
+//! Let `low` be the lowest index that has not been released. A rank that sends in message m+W holds
+//! the sums of all messages up to m, so all of their indices are below `low`, and its own index is
+//! below `low + W F`. The box refuses what lies beyond: a host that ignores its credit cannot take
+//! a slot that it has no right to.
 //!
 //! ## Which results a connection can still ask for
-//! While some rank lacks the sum of a fragment k of message m, it has sent nothing of message m+W. So no index from
-//! `k + W F` on is complete, and `low` is at most `k + W F`. What lies farther behind is not replayed: whoever sends it has
-//! lost an acknowledgement, or is another run with the first run's numbers.
+//! While some rank lacks the sum of a fragment k of message m, it has sent nothing of message m+W.
+//! So no index from `k + W F` on is complete, and `low` is at most `k + W F`. What lies farther
+//! behind is not replayed: whoever sends it has lost an acknowledgement, or is another run with the
+//! first run's numbers.
 //!
 //! ## Why a ring stops when ranks cut their messages differently
-//! Fragments are added by their PSNs alone. A sender whose stream has slipped against its PSNs adds the right lanes in the wrong
-//! places, with right ICRCs. rdma_rxe of Linux 6.1 does so after some retransmissions (`req_retry` in rxe_req.c): the next
-//! message begins one PSN late, behind an empty packet. What shows is that a fragment begins or ends a message where the other
-//! ranks' do not. Which of its other fragments have slipped nobody can tell, so nothing of the ring is summed any more.
+//! Fragments are added by their PSNs alone. A sender whose stream has slipped against its PSNs adds
+//! the right lanes in the wrong places, with right ICRCs. rdma_rxe of Linux 6.1 does so after some
+//! retransmissions (`req_retry` in rxe_req.c): the next message begins one PSN late, behind an
+//! empty packet. What shows is that a fragment begins or ends a message where the other ranks' do
+//! not. Which of its other fragments have slipped nobody can tell, so nothing of the ring is summed
+//! any more.
 //!
 //! ## A box with a parent
-//! Its ring has one more member, behind the last: U, the way up ([`ring_flags::UPLINK`]). When all others have contributed, their
-//! *partial* sum goes to U, as a contribution on the connection that leaves the group behind its last member. What comes from U, on the
-//! connection that enters the group at its first member, is the *total*: it takes the partial's place, and is released as a sum is.
-//! Only the parent can replay to the next group, so what the last member sends again goes up again. The parent needs to know
-//! nothing: groups are its members. The argument above speaks of ranks and sums alone, and holds in a tree: who sends m+2W holds
-//! the total of m+W, hence every rank under every box has sent m+W, hence holds the total of m.
+//! Its ring has one more member, behind the last: U, the way up ([`ring_flags::UPLINK`]). When all
+//! others have contributed, their *partial* sum goes to U, as a contribution on the connection that
+//! leaves the group behind its last member. What comes from U, on the connection that enters the
+//! group at its first member, is the *total*: it takes the partial's place, and is released as a
+//! sum is. Only the parent can replay to the next group, so what the last member sends again goes
+//! up again. The parent needs to know nothing: groups are its members. The argument above speaks of
+//! ranks and sums alone, and holds in a tree: who sends m+2W holds the total of m+W, hence every
+//! rank under every box has sent m+W, hence holds the total of m.
 //!
 //! All comparisons are serial numbers modulo 2^24.
 
@@ -48,7 +56,8 @@ pub struct Slot {
     pub contributors: u64,
     /// Payload length in bytes.
     pub len: u16,
-    /// The finished sum's part in a UDP checksum, in the order of its bytes, set on completion. 0 where the last contribution had none.
+    /// The finished sum's part in a UDP checksum, in the order of its bytes, set on completion. 0
+    /// where the last contribution had none.
     pub checksum: u16,
     /// ICRC state of the finished sum from state 0, set on completion.
     pub crc: u32,
@@ -75,18 +84,21 @@ impl Slot {
     pub const SENT: u32 = 256;
     /// In a relaxed ring: all before it had been released when it was.
     pub const IN_ORDER: u32 = 512;
-    /// In a relaxed ring: the last contribution came past a gap of its rank's, which is in the bits from [`Slot::GAP_RANK`] on.
+    /// In a relaxed ring: the last contribution came past a gap of its rank's, which is in the bits
+    /// from [`Slot::GAP_RANK`] on.
     pub const PAST_GAP: u32 = 1024;
     /// Lowest bit of that rank.
     pub const GAP_RANK: u32 = 16;
     /// Where the fragment is in its message.
     const BOUNDS: u32 = Self::FIRST | Self::LAST;
 
-    /// What its sum says to the receiver of a rank's packets: bits of [`Bth::ecn`](crate::wire::Bth::ecn).
+    /// What its sum says to the receiver of a rank's packets: bits of
+    /// [`Bth::ecn`](crate::wire::Bth::ecn).
     #[inline(always)]
     pub const fn tells(&self, rank: u32) -> u8 {
         let past_gap = self.is(Self::PAST_GAP) && self.flags >> Self::GAP_RANK == rank;
-        (if self.is(Self::IN_ORDER) { wire::IN_ORDER } else { 0 }) | if past_gap { wire::PAST_GAP } else { 0 }
+        (if self.is(Self::IN_ORDER) { wire::IN_ORDER } else { 0 })
+            | if past_gap { wire::PAST_GAP } else { 0 }
     }
 
     /// Whether a flag is set.
@@ -102,11 +114,14 @@ impl Slot {
 pub struct RingState {
     /// The lowest index that has not been released.
     pub low: u32,
-    /// 0; or 1 + the rank that made the ring stop, because its fragments are not cut as those of the others are.
+    /// 0; or 1 + the rank that made the ring stop, because its fragments are not cut as those of
+    /// the others are.
     pub stopped: u32,
-    /// For each rank the index behind its last contiguous fragment; in a relaxed ring, behind its newest one.
+    /// For each rank the index behind its last contiguous fragment; in a relaxed ring, behind its
+    /// newest one.
     pub expected: [u32; MAX_RANKS],
-    /// The lowest index whose partial sum has not been sent up, where there is a parent and results leave in order.
+    /// The lowest index whose partial sum has not been sent up, where there is a parent and results
+    /// leave in order.
     pub up: u32,
 }
 
@@ -158,9 +173,11 @@ pub enum Output {
     Release,
     /// Put the sum into it and send it to the next member.
     Replay,
-    /// Pass it on with a PSN from far behind ([`STALE_PSN_BEHIND`]): its receiver has the result and acknowledges again.
+    /// Pass it on with a PSN from far behind ([`STALE_PSN_BEHIND`]): its receiver has the result
+    /// and acknowledges again.
     Stale,
-    /// Pass it on with a PSN from far ahead ([`GAP_PSN_AHEAD`]): its receiver NAKs with the PSN that it misses.
+    /// Pass it on with a PSN from far ahead ([`GAP_PSN_AHEAD`]): its receiver NAKs with the PSN
+    /// that it misses.
     Gap,
     /// Put the sum into it and send it to the parent.
     Up,
@@ -168,25 +185,30 @@ pub enum Output {
 
 /// How far ahead of its own PSN a packet's is set when it is forwarded so that the receiver NAKs.
 ///
-/// The receiver must not take the packet for data. With its own PSN it could, if it were delayed on the bridge's
-/// way until the gap has been closed; so its PSN is moved into the middle of what IBTA 9.7.5.1.1 calls the invalid
-/// region, where every receiver answers with a PSN sequence error that names its own expected PSN.
+/// The receiver must not take the packet for data. With its own PSN it could, if it were delayed on
+/// the bridge's way until the gap has been closed; so its PSN is moved into the middle of what IBTA
+/// 9.7.5.1.1 calls the invalid region, where every receiver answers with a PSN sequence error that
+/// names its own expected PSN.
 pub const GAP_PSN_AHEAD: u32 = 1 << 22;
 
 /// How far behind its own PSN a stale packet's is set.
 ///
-/// Its receiver should have the result, and then takes any PSN from behind for a duplicate: it executes nothing and acknowledges
-/// all that it has (IBTA 9.7.5.1.2). But a receiver that was started again, with its first run's queue pair and PSN, expects just
-/// this PSN, and would take one rank's data for a sum. Moved to the middle of the duplicate region (IBTA 9.7.5.1.1), no PSN is the
-/// one that a receiver expects.
+/// Its receiver should have the result, and then takes any PSN from behind for a duplicate: it
+/// executes nothing and acknowledges all that it has (IBTA 9.7.5.1.2). But a receiver that was
+/// started again, with its first run's queue pair and PSN, expects just this PSN, and would take
+/// one rank's data for a sum. Moved to the middle of the duplicate region (IBTA 9.7.5.1.1), no PSN
+/// is the one that a receiver expects.
 ///
-/// It is not moved ahead, as at a gap: some receivers (rdma_rxe) NAK once and are silent until the missing packet arrives, and here
-/// none may be missing. Were that NAK lost, the sender would never hear of what has arrived.
+/// It is not moved ahead, as at a gap: some receivers (rdma_rxe) NAK once and are silent until the
+/// missing packet arrives, and here none may be missing. Were that NAK lost, the sender would never
+/// hear of what has arrived.
 pub const STALE_PSN_BEHIND: u32 = 1 << 22;
 
-/// Whether a PSN may be one that was moved by [`GAP_PSN_AHEAD`] or [`STALE_PSN_BEHIND`], of a flow whose next PSN is about `next`, in
-/// a ring of so many slots: one that its receiver takes for no data. Not all that is far away: an application that connects anew, with
-/// the same queue pair, has any PSN. A sender whose acknowledgements are lost goes back over what it has sent since; that is a few windows.
+/// Whether a PSN may be one that was moved by [`GAP_PSN_AHEAD`] or [`STALE_PSN_BEHIND`], of a flow
+/// whose next PSN is about `next`, in a ring of so many slots: one that its receiver takes for no
+/// data. Not all that is far away: an application that connects anew, with the same queue pair, has
+/// any PSN. A sender whose acknowledgements are lost goes back over what it has sent since; that is
+/// a few windows.
 #[inline(always)]
 pub const fn is_moved(psn: u32, next: u32, slots: u32) -> bool {
     const { assert!(GAP_PSN_AHEAD == STALE_PSN_BEHIND) };
@@ -200,7 +222,8 @@ pub struct Verdict {
     pub payload: Payload,
     /// Save the packet's headers for its rank.
     pub save_header: bool,
-    /// The slot has just received the last contribution to a sum that leaves the box: compute its CRC after the payload is added.
+    /// The slot has just received the last contribution to a sum that leaves the box: compute its
+    /// CRC after the payload is added.
     pub completed: bool,
     /// What to do with the packet.
     pub output: Output,
@@ -213,7 +236,9 @@ impl Verdict {
     /// In one word.
     #[inline(always)]
     pub const fn packed(self) -> Packed {
-        let flags = (self.save_header as u64) << 16 | (self.completed as u64) << 17 | (self.gap as u64) << 18;
+        let flags = (self.save_header as u64) << 16
+            | (self.completed as u64) << 17
+            | (self.gap as u64) << 18;
         let leaves = matches!(self.output, Output::Release | Output::Replay | Output::Up) as u64;
         Packed(
             flags
@@ -225,7 +250,14 @@ impl Verdict {
     }
 
     const fn only(output: Output, counter: Counter) -> Self {
-        Self { payload: Payload::Leave, save_header: false, completed: false, output, counter, gap: false }
+        Self {
+            payload: Payload::Leave,
+            save_header: false,
+            completed: false,
+            output,
+            counter,
+            gap: false,
+        }
     }
 }
 
@@ -285,8 +317,8 @@ impl Packed {
         self.completed() && !self.output_is(Output::Release) && !self.output_is(Output::Up)
     }
 
-    /// The counters that count a fragment with this verdict, bit by bit; `ce` is its congestion mark. Where its result cannot
-    /// be sent that is counted on top.
+    /// The counters that count a fragment with this verdict, bit by bit; `ce` is its congestion
+    /// mark. Where its result cannot be sent that is counted on top.
     #[inline(always)]
     pub const fn counters(self, ce: bool) -> u64 {
         let mut bits = 1 << self.counter();
@@ -315,16 +347,21 @@ impl Packed {
     }
 }
 
-/// Most released slots that [`advance_low`] steps over in one call. Where more wait behind one that was late, a packet or
-/// two may be refused until `low` has caught up; a larger credit in exchange would let a host that ignores its own take
-/// slots whose results others still miss.
+/// Most released slots that [`advance_low`] steps over in one call. Where more wait behind one that
+/// was late, a packet or two may be refused until `low` has caught up; a larger credit in exchange
+/// would let a host that ignores its own take slots whose results others still miss.
 const LOW_STEPS: u32 = 1024;
 
 /// Decides about a fragment and updates slot and ring. `slot` is slot `index mod slots`.
 ///
 /// A relaxed ring must call [`advance_low`] first.
 #[inline(always)]
-pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f: Fragment) -> Verdict {
+pub fn on_fragment(
+    ring: &RingConfig,
+    state: &mut RingState,
+    slot: &mut Slot,
+    f: Fragment,
+) -> Verdict {
     match ring.flags & ring_flags::UPLINK {
         0 => decide::<false>(ring, state, slot, f),
         _ => decide::<true>(ring, state, slot, f),
@@ -358,15 +395,16 @@ pub fn decide<const HAS_PARENT: bool>(
     let members = ring.ranks.wrapping_sub(HAS_PARENT as u32);
     let is_total = HAS_PARENT && f.rank == members;
     if is_total && !(f.total && used && distance == 0 && slot.is(Slot::SENT)) {
-        // Nobody can have a total to which nothing was sent from here; and a parent that does not add lets partial sums of others through.
+        // Nobody can have a total to which nothing was sent from here; and a parent that does not
+        // add lets partial sums of others through.
         return Verdict::only(Output::Drop, Counter::TotalUnexpected);
     }
     let is_last = HAS_PARENT && f.rank + 1 == members;
 
     // Gaps: what of this rank's is missing, as far as the box has seen.
     let expected = &mut state.expected[f.rank as usize % MAX_RANKS];
-    // What has been released has come from every rank. A sender that goes back jumps over what was acknowledged in the
-    // meantime, so its own packets alone would leave a gap behind for ever.
+    // What has been released has come from every rank. A sender that goes back jumps over what was
+    // acknowledged in the meantime, so its own packets alone would leave a gap behind for ever.
     if serial::diff(*expected, state.low) < 0 {
         *expected = state.low;
     }
@@ -375,9 +413,11 @@ pub fn decide<const HAS_PARENT: bool>(
     if gap == 0 || relaxed && past_gap {
         *expected = serial::add(f.index, 1);
     }
-    // In order at gaps of 1, 2, 4, ...: one lost NAK does not cost a time-out, and a long gap costs few packets. Relaxed once:
-    // where that is lost, the receivers see from later sums what is missing.
-    let absorbed = if past_gap && (relaxed || gap & (gap - 1) == 0) { Output::Gap } else { Output::Drop };
+    // In order at gaps of 1, 2, 4, ...: one lost NAK does not cost a time-out, and a long gap costs
+    // few packets. Relaxed once: where that is lost, the receivers see from later sums what is
+    // missing.
+    let absorbed =
+        if past_gap && (relaxed || gap & (gap - 1) == 0) { Output::Gap } else { Output::Drop };
 
     let bit = 1u64 << (f.rank & 63);
     if !used || distance > 0 {
@@ -386,8 +426,8 @@ pub fn decide<const HAS_PARENT: bool>(
             return Verdict::only(Output::Drop, Counter::TotalUnexpected);
         }
         if used && !slot.is(Slot::RELEASED) || ahead < 0 {
-            // Older and still needed; or an index below `low` whose slot does not hold it, which cannot have been
-            // released by this ring.
+            // Older and still needed; or an index below `low` whose slot does not hold it, which
+            // cannot have been released by this ring.
             return Verdict::only(Output::Drop, Counter::CreditViolation);
         }
         *slot = Slot {
@@ -425,8 +465,11 @@ pub fn decide<const HAS_PARENT: bool>(
         if -ahead > ring.credit as i32 {
             return Verdict::only(Output::Stale, Counter::Stale);
         }
-        let (output, counter) =
-            if is_last { (Output::Up, Counter::SentUpAgain) } else { (Output::Replay, Counter::Replays) };
+        let (output, counter) = if is_last {
+            (Output::Up, Counter::SentUpAgain)
+        } else {
+            (Output::Replay, Counter::Replays)
+        };
         return Verdict { save_header: true, ..Verdict::only(output, counter) };
     }
     let new = slot.contributors & bit == 0;
@@ -490,13 +533,14 @@ fn goes_up(state: &mut RingState, slot: &mut Slot, relaxed: bool) -> bool {
     true
 }
 
-/// Whether an index is so far behind that [`on_fragment`] would find it [`Output::Stale`] in any state with this `low`, or a
-/// later one: the index that its slot holds by now, one lap ahead at least, has been released. So another CPU may ask, with a
-/// `low` that is not the newest.
+/// Whether an index is so far behind that [`on_fragment`] would find it [`Output::Stale`] in any
+/// state with this `low`, or a later one: the index that its slot holds by now, one lap ahead at
+/// least, has been released. So another CPU may ask, with a `low` that is not the newest.
 ///
-/// Indices begin with 0, and the comparison as plain numbers leaves out what lies before that: a flow that was registered with
-/// a wrong PSN sends such, and its receiver, which expects them, would take them for sums. For `on_fragment` they are beyond
-/// the credit. It leaves out some that are laps behind, too, when indices have wrapped a while ago.
+/// Indices begin with 0, and the comparison as plain numbers leaves out what lies before that: a
+/// flow that was registered with a wrong PSN sends such, and its receiver, which expects them,
+/// would take them for sums. For `on_fragment` they are beyond the credit. It leaves out some that
+/// are laps behind, too, when indices have wrapped a while ago.
 #[inline(always)]
 pub const fn is_laps_behind(ring: &RingConfig, low: u32, index: u32) -> bool {
     index < low && serial::diff(low, index) > ring.slots as i32

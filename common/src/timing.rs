@@ -1,8 +1,9 @@
-//! How long sums take, and which rank they wait for, of one fragment index in [`SAMPLED`]: the packet path pays for a clock
-//! there alone. Pure; the caller gives the time.
+//! How long sums take, and which rank they wait for, of one fragment index in [`SAMPLED`]: the
+//! packet path pays for a clock there alone. Pure; the caller gives the time.
 //!
-//! A sum's time runs from its first contribution to its last one, and not to its release: in a ring that releases in order, a
-//! complete sum may have to wait for an earlier one, which is that one's time. A duplicate is no contribution.
+//! A sum's time runs from its first contribution to its last one, and not to its release: in a ring
+//! that releases in order, a complete sum may have to wait for an earlier one, which is that one's
+//! time. A duplicate is no contribution.
 
 use crate::limits::{MAX_RANKS, MAX_SLOTS};
 
@@ -10,19 +11,22 @@ use crate::limits::{MAX_RANKS, MAX_SLOTS};
 pub const SAMPLED: u32 = 64;
 /// Buckets of a [`Histogram`].
 pub const BUCKETS: usize = 32;
-/// Timed sums that can be under way in a ring: all in the credit, which is half of the slots at the most.
+/// Timed sums that can be under way in a ring: all in the credit, which is half of the slots at the
+/// most.
 pub const STARTS: usize = (MAX_SLOTS / 2 / SAMPLED) as usize;
 /// The first bucket's bound is 2^6 ns, less than any two packets are apart.
 const SHIFT: u32 = 6;
 
-/// Whether a fragment index is timed: one in each block of [`SAMPLED`], in each block the one before that of the block before.
-/// So every fragment of a message has its turn, also where messages are as long as a block.
+/// Whether a fragment index is timed: one in each block of [`SAMPLED`], in each block the one
+/// before that of the block before. So every fragment of a message has its turn, also where
+/// messages are as long as a block.
 #[inline(always)]
 pub const fn is_sampled(index: u32) -> bool {
     (index + index / SAMPLED) & (SAMPLED - 1) == 0
 }
 
-/// Durations by powers of two: bucket b has those below [`Histogram::bound`]`(b)` and not below the bound before.
+/// Durations by powers of two: bucket b has those below [`Histogram::bound`]`(b)` and not below the
+/// bound before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Histogram {
@@ -66,7 +70,8 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// The bound that `per_mille` of the durations are below, in nanoseconds: at most twice what is true. `None` without any.
+    /// The bound that `per_mille` of the durations are below, in nanoseconds: at most twice what is
+    /// true. `None` without any.
     pub fn percentile(&self, per_mille: u64) -> Option<u64> {
         let wanted = (self.count() * per_mille).div_ceil(1000).max(1);
         let mut seen = 0;
@@ -131,8 +136,9 @@ pub enum Part {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Timing {
-    /// When the sums that are under way had their first contribution, in nanoseconds of any clock; by index / [`SAMPLED`]
-    /// modulo [`STARTS`]. No two of them share a place: incomplete sums are within the credit.
+    /// When the sums that are under way had their first contribution, in nanoseconds of any clock;
+    /// by index / [`SAMPLED`] modulo [`STARTS`]. No two of them share a place: incomplete sums are
+    /// within the credit.
     pub started: [u64; STARTS],
     /// From first contribution to last.
     pub completion: Histogram,
@@ -169,7 +175,10 @@ const _: () = {
     assert!(MAX_RANKS.is_power_of_two());
     assert!(size_of::<Histogram>() == 8 * (BUCKETS + 1));
     assert!(size_of::<RankTiming>() == 8 + size_of::<Histogram>());
-    assert!(size_of::<Timing>() == 8 * STARTS + size_of::<Histogram>() + MAX_RANKS * size_of::<RankTiming>());
+    assert!(
+        size_of::<Timing>()
+            == 8 * STARTS + size_of::<Histogram>() + MAX_RANKS * size_of::<RankTiming>()
+    );
 };
 
 #[cfg(test)]
@@ -189,7 +198,10 @@ mod tests {
         assert_eq!((Histogram::bucket(0), Histogram::bucket(63)), (0, 0));
         for bucket in 0..BUCKETS - 1 {
             let bound = Histogram::bound(bucket);
-            assert_eq!((Histogram::bucket(bound - 1), Histogram::bucket(bound)), (bucket, bucket + 1));
+            assert_eq!(
+                (Histogram::bucket(bound - 1), Histogram::bucket(bound)),
+                (bucket, bucket + 1)
+            );
         }
         assert_eq!(Histogram::bucket(u64::MAX), BUCKETS - 1);
         assert_eq!(Histogram::bound(BUCKETS - 1), 137_438_953_472);
@@ -235,7 +247,8 @@ mod tests {
     #[test]
     fn a_sum_takes_from_its_first_contribution_to_its_last() {
         let mut timing = Timing::EMPTY;
-        // Two sums under way at once, one of them by the ring's last place; ranks 1 and 2 are late in turn.
+        // Two sums under way at once, one of them by the ring's last place; ranks 1 and 2 are late
+        // in turn.
         let (a, b) = (0, (STARTS as u32 - 1) * SAMPLED);
         timing.note(a, 0, Part::First, 1_000_000);
         timing.note(b, 1, Part::First, 1_000_100);
@@ -261,7 +274,8 @@ mod tests {
         assert!(timed.iter().enumerate().all(|(block, i)| i / SAMPLED == block as u32));
         assert_eq!(timed.len() % STARTS, 0, "places would be shared at the wrap");
         // Messages of 64 fragments: each position has its turn.
-        let positions: std::collections::BTreeSet<u32> = timed[..64].iter().map(|i| i % 64).collect();
+        let positions: std::collections::BTreeSet<u32> =
+            timed[..64].iter().map(|i| i % 64).collect();
         assert_eq!(positions.len(), 64);
     }
 }

@@ -1,12 +1,13 @@
-//! Connections of netsum's own ranks that have no daemon to join by: all follow from the rank's number, so that an administrator can
-//! register them.
+//! Connections of netsum's own ranks that have no daemon to join by: all follow from the rank's
+//! number, so that an administrator can register them.
 
 use crate::serial::{Psn, Qpn};
 
 /// One rank's numbers for one ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StaticConnection {
-    /// Queue pair that receives from the previous rank: what a flow of the previous rank is registered with.
+    /// Queue pair that receives from the previous rank: what a flow of the previous rank is
+    /// registered with.
     pub receive_qpn: Qpn,
     /// Queue pair that sends to the next rank.
     pub send_qpn: Qpn,
@@ -14,9 +15,11 @@ pub struct StaticConnection {
     pub first_psn: Psn,
 }
 
-/// Queue pair numbers and first PSN of `rank` in `ring`; `None` stands for the plain connection, which no box may know.
+/// Queue pair numbers and first PSN of `rank` in `ring`; `None` stands for the plain connection,
+/// which no box may know.
 ///
-/// PSNs wrap early, within a message: what comes only after 16 million packets otherwise is part of every run.
+/// PSNs wrap early, within a message: what comes only after 16 million packets otherwise is part of
+/// every run.
 pub fn static_connection(rank: u32, ring: Option<u32>) -> StaticConnection {
     let connection = rank * 1024 + ring.map_or(0, |r| (r + 1) * 2);
     StaticConnection {

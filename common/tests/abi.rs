@@ -1,12 +1,13 @@
-//! The layout of what programs and user space share, as it was when its version was raised last: `abi.txt`.
+//! The layout of what programs and user space share, as it was when its version was raised last:
+//! `abi.txt`.
 
 use std::fmt::Write;
 use std::mem::{offset_of, size_of};
 
 use netsum_common::abi::{
     Address, Claim, ClaimKey, EgressKey, EgressPort, Flow, FlowKey, Hop, HopKey, InBandJob, Owner,
-    ReleaseTag, RingConfig, SavedHeader, SpreadFlow, SpreadKey, SpreadUplink, StrangerKey, Token, TraceEvent,
-    TraceFilter, TraceRecord, VERSION,
+    ReleaseTag, RingConfig, SavedHeader, SpreadFlow, SpreadKey, SpreadUplink, StrangerKey, Token,
+    TraceEvent, TraceFilter, TraceRecord, VERSION,
 };
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};

@@ -9,7 +9,8 @@ struct Golden {
     bytes: Vec<u8>,
 }
 
-/// The file's frames: a heading with opcode and length, then the bytes in hex; one line names a NAK and has both.
+/// The file's frames: a heading with opcode and length, then the bytes in hex; one line names a NAK
+/// and has both.
 fn golden() -> Vec<Golden> {
     let mut frames = Vec::new();
     let mut opcode = None;
@@ -31,7 +32,8 @@ fn golden() -> Vec<Golden> {
 fn icrc_is_right(f: &[u8]) -> bool {
     let Ok(frame) = wire::parse(f) else { return false };
     let end = f.len() - 4;
-    icrc::of_frame(f, frame.l3, frame.ip, end, 0) == Some(u32::from_le_bytes(f[end..].try_into().unwrap()))
+    icrc::of_frame(f, frame.l3, frame.ip, end, 0)
+        == Some(u32::from_le_bytes(f[end..].try_into().unwrap()))
 }
 
 #[test]
@@ -47,10 +49,14 @@ fn golden_frames_decode_and_their_icrcs_match() {
         if frame.bth.opcode == Opcode::ACK {
             let at = frame.bth_offset() + wire::BTH_LEN;
             let aeth = Aeth::decode(g.bytes[at..at + 4].try_into().unwrap());
-            assert!(matches!(aeth.syndrome, Syndrome::Ack(0x1f) | Syndrome::Nak(Nak::SequenceError)));
+            assert!(matches!(
+                aeth.syndrome,
+                Syndrome::Ack(0x1f) | Syndrome::Nak(Nak::SequenceError)
+            ));
         }
     }
-    let v6 = frames.iter().filter(|g| wire::parse(g.bytes.as_slice()).unwrap().l3 == L3::V6).count();
+    let v6 =
+        frames.iter().filter(|g| wire::parse(g.bytes.as_slice()).unwrap().l3 == L3::V6).count();
     assert_eq!(v6, 4);
 }
 
@@ -80,11 +86,14 @@ fn masked_fields_do_not_matter_and_all_others_do() {
         let ip = frame.ip;
         let masked: Vec<(usize, u8)> = match frame.l3 {
             L3::V4 => vec![(ip + 1, 0xff), (ip + 8, 0xff), (ip + 10, 0xff), (ip + 11, 0xff)],
-            L3::V6 => vec![(ip, 0x0f), (ip + 1, 0xff), (ip + 2, 0xff), (ip + 3, 0xff), (ip + 7, 0xff)],
+            L3::V6 => {
+                vec![(ip, 0x0f), (ip + 1, 0xff), (ip + 2, 0xff), (ip + 3, 0xff), (ip + 7, 0xff)]
+            }
         };
         let udp = frame.udp();
         let masked =
-            [masked, vec![(udp + 6, 0xff), (udp + 7, 0xff), (frame.bth_offset() + 4, 0xff)]].concat();
+            [masked, vec![(udp + 6, 0xff), (udp + 7, 0xff), (frame.bth_offset() + 4, 0xff)]]
+                .concat();
         let icrc = |f: &[u8]| icrc::of_frame(f, frame.l3, ip, f.len() - 4, 0).unwrap();
         let right = icrc(&g.bytes);
         for at in ip..g.bytes.len() - 4 {
@@ -109,7 +118,10 @@ fn a_vlan_tag_changes_no_icrc() {
         tagged.splice(12..12, [0x81, 0x00, 0x00, 0x01]);
         // More than egress could write: looked through, and no data.
         let (reject, twice) = wire::parse(tagged.as_slice()).unwrap_err();
-        assert_eq!((reject, twice.map(|f| (f.ip, f.bth))), (Reject::VlanTags, Some((22, frame.bth))));
+        assert_eq!(
+            (reject, twice.map(|f| (f.ip, f.bth))),
+            (Reject::VlanTags, Some((22, frame.bth)))
+        );
         tagged.splice(12..12, [0x88, 0xa8, 0x00, 0x01]);
         assert_eq!(wire::parse(tagged.as_slice()).unwrap_err(), (Reject::Hidden, None));
     }
@@ -126,7 +138,8 @@ fn patches_are_recomputations() {
         for at in [psn, frame.ip + 4].into_iter().take(if frame.l3 == L3::V4 { 2 } else { 1 }) {
             let mut f = g.bytes.clone();
             f[at + 1] ^= 0x5a;
-            let patched = icrc::patch(word(&f, end), word(&g.bytes, at), word(&f, at), end - at - 4);
+            let patched =
+                icrc::patch(word(&f, end), word(&g.bytes, at), word(&f, at), end - at - 4);
             f[end..].copy_from_slice(&patched.to_le_bytes());
             assert!(icrc_is_right(&f));
         }
@@ -144,7 +157,9 @@ fn cut_frames_are_never_read_beyond_their_end() {
                         assert_eq!(frame.data_len(len), Err(Reject::Truncated));
                     }
                 }
-                Err((reject, _)) => assert!(matches!(reject, Reject::NotRoce | Reject::TruncatedHeaders)),
+                Err((reject, _)) => {
+                    assert!(matches!(reject, Reject::NotRoce | Reject::TruncatedHeaders))
+                }
             }
         }
     }

@@ -1,12 +1,16 @@
-//! Every order in which a ring's CPU and the egress of what it has redirected can run, for small rings.
+//! Every order in which a ring's CPU and the egress of what it has redirected can run, for small
+//! rings.
 //!
-//! A CPU of the CPU map handles a batch of packets and sends what it redirected at the batch's end; each port has a queue of
-//! its own. So a clone reads the slot and the saved headers *after* later packets have changed them. May it? Ranks keep to
-//! their credit here, but anything that they have ever sent may arrive again, at any time, and any packet may be lost.
+//! A CPU of the CPU map handles a batch of packets and sends what it redirected at the batch's end;
+//! each port has a queue of its own. So a clone reads the slot and the saved headers *after* later
+//! packets have changed them. May it? Ranks keep to their credit here, but anything that they have
+//! ever sent may arrive again, at any time, and any packet may be lost.
 //!
-//! And every order in which packets can arrive in a small tree of boxes, below: `interleaving/tree.rs`.
+//! And every order in which packets can arrive in a small tree of boxes, below:
+//! `interleaving/tree.rs`.
 //!
-//! The slot machine is the real one; hosts, queues and egress are models. All reachable states are visited.
+//! The slot machine is the real one; hosts, queues and egress are models. All reachable states are
+//! visited.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -27,7 +31,8 @@ enum Egress {
     Checks,
     /// Nothing: the tag names the slot.
     Trusts,
-    /// As `Checks`, but on another CPU than the ring's: anything may happen between looking and reading.
+    /// As `Checks`, but on another CPU than the ring's: anything may happen between looking and
+    /// reading.
     ChecksElsewhere,
 }
 
@@ -65,7 +70,8 @@ impl Model {
         Self { ring, messages: 2 * credit + 2, queue: 2, egress, replays_all: false }
     }
 
-    /// What a rank sends. The first sum of each slot is nothing but zeros, whose CRC is 0, as that of a new slot.
+    /// What a rank sends. The first sum of each slot is nothing but zeros, whose CRC is 0, as that
+    /// of a new slot.
     fn value(&self, rank: u32, index: u32) -> u32 {
         if (index / self.ring.slots).is_multiple_of(2) { 0 } else { (index + 1) << (8 * rank) }
     }
@@ -76,7 +82,11 @@ impl Model {
 
     fn start(&self) -> State {
         let ranks = self.ring.ranks as usize;
-        State { ring: Ring::new(&self.ring), queues: vec![VecDeque::new(); ranks], received: vec![0; ranks] }
+        State {
+            ring: Ring::new(&self.ring),
+            queues: vec![VecDeque::new(); ranks],
+            received: vec![0; ranks],
+        }
     }
 
     /// A fragment arrives at the ring's CPU. `None` where a queue is full: the batch ends before.
@@ -96,7 +106,10 @@ impl Model {
             Output::Release => 0..self.ring.ranks as usize,
             Output::Replay => next..next + 1,
             Output::Stale => {
-                assert!(state.received[next] > index, "who gets a stale fragment must have its sum");
+                assert!(
+                    state.received[next] > index,
+                    "who gets a stale fragment must have its sum"
+                );
                 0..0
             }
             Output::Drop | Output::Gap | Output::Up => 0..0,
@@ -154,7 +167,9 @@ impl Model {
                     && psn == state.received[receiver]
                 {
                     if payload != self.sum(psn) {
-                        return Err(format!("rank {receiver} takes {payload} for {psn}: {state:?}"));
+                        return Err(format!(
+                            "rank {receiver} takes {payload} for {psn}: {state:?}"
+                        ));
                     }
                     let mut taken = s.clone();
                     taken.received[receiver] += 1;
@@ -176,14 +191,23 @@ impl Model {
 }
 
 /// Rings with their ranks, credit, order, and how many states they can reach.
-const RINGS: [(u32, u32, bool, usize); 5] =
-    [(2, 1, false, 306), (2, 1, true, 306), (3, 1, false, 2998), (2, 2, false, 28402), (2, 2, true, 131_795)];
+const RINGS: [(u32, u32, bool, usize); 5] = [
+    (2, 1, false, 306),
+    (2, 1, true, 306),
+    (3, 1, false, 2998),
+    (2, 2, false, 28402),
+    (2, 2, true, 131_795),
+];
 
 #[test]
 fn a_clone_may_leave_any_time_later_if_egress_looks_at_its_index() {
     for (ranks, credit, relaxed, states) in RINGS {
         let model = Model::new(ranks, credit, relaxed, Egress::Checks);
-        assert_eq!(model.explore(), Ok(states), "{ranks} ranks, credit {credit}, relaxed {relaxed}");
+        assert_eq!(
+            model.explore(),
+            Ok(states),
+            "{ranks} ranks, credit {credit}, relaxed {relaxed}"
+        );
         let all = Model { replays_all: true, ..model };
         assert!(all.explore().unwrap() > states, "also if old results are replayed");
     }

@@ -10,7 +10,8 @@ use netsum_common::slot::{
 
 #[test]
 fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
-    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 32, credit: 16, mtu: 256, cpu: 0 };
+    let ring =
+        RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 32, credit: 16, mtu: 256, cpu: 0 };
     let mut state = RingState::default();
     let mut slots = vec![Slot::default(); 32];
     let mut output = |rank, index| {
@@ -20,8 +21,8 @@ fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
     for index in 0..8 {
         output(1, index);
     }
-    // Rank 0 loses 0, sends 1 to 7, and goes back. Its 0 to 3 arrive again, then those of rank 1, sent again too, bring
-    // the other results out.
+    // Rank 0 loses 0, sends 1 to 7, and goes back. Its 0 to 3 arrive again, then those of rank 1,
+    // sent again too, bring the other results out.
     for index in (1..8).chain(0..4) {
         output(0, index);
     }
@@ -36,7 +37,8 @@ fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
 
 #[test]
 fn what_no_connection_can_lack_is_not_replayed() {
-    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 4, mtu: 256, cpu: 0 };
+    let ring =
+        RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 4, mtu: 256, cpu: 0 };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |index: u32, rank| {
         let fragment = Fragment { rank, index, len: 4, ce: false, total: false, bounds: 0 };
@@ -45,15 +47,21 @@ fn what_no_connection_can_lack_is_not_replayed() {
     for index in 0..10 {
         assert_eq!((at(index, 0), at(index, 1)), (Output::Drop, Output::Release));
     }
-    // 10 is next. Who lacks 6 has sent nothing of 10; who lacked 5 could not have sent 9, which is released.
+    // 10 is next. Who lacks 6 has sent nothing of 10; who lacked 5 could not have sent 9, which is
+    // released.
     for index in 0..10 {
-        assert_eq!(at(index, 0), if index < 6 { Output::Stale } else { Output::Replay }, "index {index}");
+        assert_eq!(
+            at(index, 0),
+            if index < 6 { Output::Stale } else { Output::Replay },
+            "index {index}"
+        );
     }
 }
 
 #[test]
 fn a_sender_whose_stream_has_slipped_stops_the_ring() {
-    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 8, mtu: 256, cpu: 0 };
+    let ring =
+        RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 8, mtu: 256, cpu: 0 };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |rank, index: u32, bounds| {
         let fragment = Fragment { rank, index, len: 4, ce: false, total: false, bounds };
@@ -69,7 +77,11 @@ fn a_sender_whose_stream_has_slipped_stops_the_ring() {
     assert_eq!((slipped.output, slipped.counter), (Output::Drop, Counter::LayoutMismatch));
     for index in 1..8 {
         let verdict = at(1, index, bounds(index));
-        assert_eq!((verdict.payload, verdict.output), (Payload::Leave, Output::Drop), "index {index}");
+        assert_eq!(
+            (verdict.payload, verdict.output),
+            (Payload::Leave, Output::Drop),
+            "index {index}"
+        );
         assert_eq!(verdict.counter, Counter::RingStopped);
     }
     assert_eq!(state.stopped, 2);
@@ -106,8 +118,14 @@ fn a_verdict_in_one_word_says_the_same() {
                     let [save_header, completed, gap] = [0, 1, 2].map(|bit| bits >> bit & 1 != 0);
                     let v = Verdict { payload, save_header, completed, output, counter, gap };
                     let p = v.packed();
-                    assert_eq!((p.save_header(), p.completed(), p.gap()), (save_header, completed, gap));
-                    assert!(p.output_is(output) && p.payload_is(payload) && p.counts(counter), "{v:?}");
+                    assert_eq!(
+                        (p.save_header(), p.completed(), p.gap()),
+                        (save_header, completed, gap)
+                    );
+                    assert!(
+                        p.output_is(output) && p.payload_is(payload) && p.counts(counter),
+                        "{v:?}"
+                    );
                     assert_eq!(outputs.iter().filter(|o| p.output_is(**o)).count(), 1);
                     assert_eq!(p.leaves(), matches!(output, Release | Replay | Up));
                     assert_eq!(p.is_held(), completed && !matches!(output, Release | Up));

@@ -1,4 +1,5 @@
-//! Every rank around a box, or below a tree of boxes, gets every sum exactly right, or nothing; and all of them in the end.
+//! Every rank around a box, or below a tree of boxes, gets every sum exactly right, or nothing; and
+//! all of them in the end.
 
 use netsum_common::serial;
 use proptest::prelude::*;
@@ -43,7 +44,8 @@ fn cases(trees: impl Strategy<Value = Tree>) -> impl Strategy<Value = Case> {
                 messages,
                 relaxed,
                 selective,
-                // Slots count from 0, so a start must be a multiple of them for `low` to match an empty ring.
+                // Slots count from 0, so a start must be a multiple of them for `low` to match an
+                // empty ring.
                 start: if wrap { serial::sub(0, 16) } else { 0 },
                 loss: [0, 10, 50, 150][faults as usize],
                 duplicate: [0, 10, 50, 50][faults as usize],
@@ -117,7 +119,8 @@ fn one_box(ranks: usize, case: Case) -> Case {
 
 #[test]
 fn a_rogue_on_a_relaxed_ring_takes_no_slot_that_others_still_need() {
-    // Once: a relaxed ring granted as much credit as it had slots, and the rogue made results stale before all had them.
+    // Once: a relaxed ring granted as much credit as it had slots, and the rogue made results stale
+    // before all had them.
     for seed in 0..200 {
         let case = Case {
             window: 3,

@@ -1,7 +1,9 @@
-//! What a model checker found wrong elsewhere, as packets that arrive here: each must neither spoil a sum nor keep a slot.
+//! What a model checker found wrong elsewhere, as packets that arrive here: each must neither spoil
+//! a sum nor keep a slot.
 //!
-//! VeriNC (Bai et al., Finding Design Risks of In-Network Computing Systems, ICNP 2026) names a violation of SwitchML and one of ATP, and
-//! has a model of NetReduce. Each test says which one it is.
+//! VeriNC (Bai et al., Finding Design Risks of In-Network Computing Systems, ICNP 2026) names a
+//! violation of SwitchML and one of ATP, and has a model of NetReduce. Each test says which one it
+//! is.
 
 use netsum_common::abi::{RingConfig, ring_flags};
 use netsum_common::counters::Counter;
@@ -23,7 +25,8 @@ impl Watched {
     /// As many slots as its credit twice.
     fn new(members: u32, credit: u32, flag: u32) -> Self {
         let flags = ring_flags::ACTIVE | flag;
-        let config = RingConfig { flags, ranks: members, slots: 2 * credit, credit, mtu: 256, cpu: 0 };
+        let config =
+            RingConfig { flags, ranks: members, slots: 2 * credit, credit, mtu: 256, cpu: 0 };
         Self { ring: RingBox::new(config, 0), total: false }
     }
 
@@ -35,8 +38,16 @@ impl Watched {
         let members = self.ring.config.ranks;
         let has_parent = self.ring.config.flags & ring_flags::UPLINK != 0;
         let is_total = has_parent && member == members - 1;
-        let f = Fragment { rank: member, index, len: 4, ce: false, total: is_total || self.total, bounds };
-        let partial = |index| (0..members - u32::from(has_parent)).map(|m| value(m, index)).sum::<u32>();
+        let f = Fragment {
+            rank: member,
+            index,
+            len: 4,
+            ce: false,
+            total: is_total || self.total,
+            bounds,
+        };
+        let partial =
+            |index| (0..members - u32::from(has_parent)).map(|m| value(m, index)).sum::<u32>();
         // What comes down stands for the sum of all.
         let sum = |index| partial(index) + if has_parent { value(members - 1, index) } else { 0 };
         let sends = if is_total { sum(index) } else { value(member, index) };
@@ -68,8 +79,8 @@ impl Watched {
 const STALE: (Output, Counter) = (Output::Stale, Counter::Stale);
 const TAKEN: (Output, Counter) = (Output::Drop, Counter::Fragments);
 
-/// SwitchML, out of order: a late copy of a request that is complete comes when its slot serves another, and is added there in the place
-/// of its worker's own.
+/// SwitchML, out of order: a late copy of a request that is complete comes when its slot serves
+/// another, and is added there in the place of its worker's own.
 #[test]
 fn a_late_copy_is_not_counted_in_the_next_use_of_its_slot() {
     for before_others in [false, true] {
@@ -87,7 +98,8 @@ fn a_late_copy_is_not_counted_in_the_next_use_of_its_slot() {
     }
 }
 
-/// ATP, out of order: a request that comes when its sum is done takes an aggregator again, for ever.
+/// ATP, out of order: a request that comes when its sum is done takes an aggregator again, for
+/// ever.
 #[test]
 fn what_comes_after_its_sum_takes_no_slot() {
     let mut b = Watched::new(2, 2, 0);
@@ -95,7 +107,10 @@ fn what_comes_after_its_sum_takes_no_slot() {
         b.all_send(index);
         for late in 0..=index {
             let (output, counter) = b.arrives(0, late);
-            assert!(matches!(output, Output::Replay | Output::Stale), "{late} after {index}: {counter:?}");
+            assert!(
+                matches!(output, Output::Replay | Output::Stale),
+                "{late} after {index}: {counter:?}"
+            );
             assert_eq!(b.open(), 0, "{late} after {index}");
         }
     }
@@ -106,8 +121,8 @@ fn what_comes_after_its_sum_takes_no_slot() {
     assert_eq!(anew.open(), 0);
 }
 
-/// NetReduce, as VeriNC models it: what is sent again of a message that is complete clears the slot one window on, and the contributions
-/// that it has.
+/// NetReduce, as VeriNC models it: what is sent again of a message that is complete clears the slot
+/// one window on, and the contributions that it has.
 #[test]
 fn a_replay_takes_nothing_out_of_another_slot() {
     let mut b = Watched::new(2, 1, 0);
@@ -125,11 +140,14 @@ fn a_replay_goes_to_one() {
     b.all_send(0);
     let f = Fragment { rank: 1, index: 0, len: 4, ce: false, total: false, bounds: 0 };
     assert_eq!(b.arrives(1, 0).0, Output::Replay);
-    assert_eq!(b.ring.leaves_on(&f, Output::Replay).map(|(member, _)| member).collect::<Vec<_>>(), [1]);
+    assert_eq!(
+        b.ring.leaves_on(&f, Output::Replay).map(|(member, _)| member).collect::<Vec<_>>(),
+        [1]
+    );
 }
 
-/// The same: a packet's place follows from the last first packet that came of its sender. One that overtakes it, or an old one that comes
-/// late, puts it elsewhere.
+/// The same: a packet's place follows from the last first packet that came of its sender. One that
+/// overtakes it, or an old one that comes late, puts it elsewhere.
 #[test]
 fn a_packets_place_follows_from_its_own_number() {
     let (first, last) = (Slot::FIRST, Slot::LAST);
@@ -138,7 +156,8 @@ fn a_packets_place_follows_from_its_own_number() {
         assert_eq!(b.is_in_its_place(1, index, bounds), TAKEN);
     }
     assert_eq!(b.is_in_its_place(0, 0, first).0, Output::Release);
-    // The second message's last overtakes its first, and the first message's first comes again in between.
+    // The second message's last overtakes its first, and the first message's first comes again in
+    // between.
     assert_eq!(b.is_in_its_place(0, 3, last).1, Counter::Fragments);
     assert_eq!(b.is_in_its_place(0, 0, first), (Output::Replay, Counter::Replays));
     assert_eq!(b.is_in_its_place(0, 1, last).0, Output::Release);
@@ -155,7 +174,8 @@ fn a_duplicate_counts_once() {
     assert_eq!(b.arrives(1, 0).0, Output::Release);
 }
 
-/// SwitchML's reason to keep two slots for each place: a result is lost, and its slot must not be used again before all have it.
+/// SwitchML's reason to keep two slots for each place: a result is lost, and its slot must not be
+/// used again before all have it.
 #[test]
 fn a_lost_result_is_there_until_its_receiver_has_it() {
     let mut b = Watched::new(2, 1, 0);
@@ -189,7 +209,8 @@ fn a_late_total_is_not_the_one_of_the_next_use_of_its_slot() {
     assert_eq!(b.open(), 0);
 }
 
-/// The same in the parent: a partial sum that comes late, doubled, or after its total and marked as one.
+/// The same in the parent: a partial sum that comes late, doubled, or after its total and marked as
+/// one.
 #[test]
 fn a_late_partial_sum_is_not_counted_in_the_next_use_of_its_slot() {
     let mut b = Watched::new(2, 1, ring_flags::GROUPS);

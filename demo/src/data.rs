@@ -62,16 +62,16 @@ impl Data {
         Ok(Self::split(parse(&text)?))
     }
 
-    /// One image of five is a test image. The file comes in the order of the writers, who wrote the digits in turn; so
-    /// the images are shuffled first, always in the same way.
+    /// One image of five is a test image. The file comes in the order of the writers, who wrote the
+    /// digits in turn; so the images are shuffled first, always in the same way.
     fn split(mut images: Vec<Image>) -> Self {
         Rng::new(0, 0).shuffle(&mut images);
         let test = images.split_off(images.len() - images.len() / TEST_SHARE);
         Self { train: images, test }
     }
 
-    /// The numbers of the training images that belong to `rank` of `ranks`: the parts are disjoint, together they are
-    /// all, and they differ by one image at most.
+    /// The numbers of the training images that belong to `rank` of `ranks`: the parts are disjoint,
+    /// together they are all, and they differ by one image at most.
     pub fn part(&self, rank: usize, ranks: usize) -> Vec<usize> {
         (rank..self.train.len()).step_by(ranks).collect()
     }
@@ -87,7 +87,9 @@ fn parse(text: &str) -> Result<Vec<Image>, DataError> {
 fn parse_line(line: &str) -> Result<Image, String> {
     let values = line
         .split(',')
-        .map(|v| v.trim().parse::<u8>().map_err(|_| format!("`{v}` is not a number from 0 to {WHITE}")))
+        .map(|v| {
+            v.trim().parse::<u8>().map_err(|_| format!("`{v}` is not a number from 0 to {WHITE}"))
+        })
         .collect::<Result<Vec<_>, _>>()?;
     let Some((&digit, raw)) = values.split_last().filter(|_| values.len() == PIXELS + 1) else {
         return Err(format!("{} columns, not {PIXELS} pixels and a digit", values.len()));
@@ -119,7 +121,12 @@ mod tests {
         }
         // The first image of the file, a zero, is somewhere.
         let zero = [0.0, 0.0, 5.0 / 16.0, 13.0 / 16.0, 9.0 / 16.0, 1.0 / 16.0];
-        assert!(data.train.iter().chain(&data.test).any(|i| i.digit == 0 && i.pixels.starts_with(&zero)));
+        assert!(
+            data.train
+                .iter()
+                .chain(&data.test)
+                .any(|i| i.digit == 0 && i.pixels.starts_with(&zero))
+        );
     }
 
     #[test]

@@ -70,7 +70,8 @@ impl Failure {
 
     /// Half of the all-reduces that were done so took no longer, in seconds.
     pub fn usual(&self, by_box: bool) -> Option<f64> {
-        let mut times: Vec<f64> = self.steps.iter().filter(|s| s.by_box == by_box).map(|s| s.took).collect();
+        let mut times: Vec<f64> =
+            self.steps.iter().filter(|s| s.by_box == by_box).map(|s| s.took).collect();
         times.sort_by(f64::total_cmp);
         times.get(times.len() / 2).copied()
     }
@@ -80,9 +81,16 @@ impl Failure {
         let mut moments = vec![Moment { at: self.failed, what: self.words[0].clone() }];
         moments.extend(self.mended.map(|at| Moment { at, what: self.words[1].clone() }));
         // Who sums first is no news.
-        moments.extend(self.phases().iter().skip(1).map(|phase| Moment {
-            at: phase.first,
-            what: if phase.by_box { "the boxes sum again" } else { "the hosts sum by themselves" }.to_owned(),
+        moments.extend(self.phases().iter().skip(1).map(|phase| {
+            Moment {
+                at: phase.first,
+                what: if phase.by_box {
+                    "the boxes sum again"
+                } else {
+                    "the hosts sum by themselves"
+                }
+                .to_owned(),
+            }
         }));
         moments.sort_by(|a, b| a.at.total_cmp(&b.at));
         moments
@@ -94,7 +102,8 @@ impl Failure {
             return Some(format!("the training was over before {}", self.words[1]));
         }
         let last = self.steps.last()?;
-        (!last.by_box).then(|| "THE BOXES DID NOT SUM AGAIN before the training was over".to_owned())
+        (!last.by_box)
+            .then(|| "THE BOXES DID NOT SUM AGAIN before the training was over".to_owned())
     }
 }
 
@@ -109,7 +118,8 @@ pub(crate) mod tests {
             took: if n == 40 { 3.0 } else { 0.002 + n as f64 * 1e-6 },
             by_box: !(40..60).contains(&n),
         };
-        let words = ["netsum on spine0 is killed", "netsum on spine0 is started again"].map(str::to_owned);
+        let words =
+            ["netsum on spine0 is killed", "netsum on spine0 is started again"].map(str::to_owned);
         Failure { words, failed: 4.01, mended: Some(8.5), steps: (0..100).map(step).collect() }
     }
 
@@ -141,6 +151,8 @@ pub(crate) mod tests {
         failure.steps.truncate(50);
         assert!(failure.complaint().unwrap().contains("DID NOT SUM AGAIN"));
         failure.mended = None;
-        assert!(failure.complaint().unwrap().contains("over before netsum on spine0 is started again"));
+        assert!(
+            failure.complaint().unwrap().contains("over before netsum on spine0 is started again")
+        );
     }
 }

@@ -20,7 +20,8 @@ pub const DEFAULT_EPOCHS: usize = 20;
 /// Bytes of payload in a packet: what fits the usual MTU of 1500.
 pub const PATH_MTU: u32 = 1024;
 
-/// How the job cuts a gradient into messages: five of them in flight at once, and a few packets in each.
+/// How the job cuts a gradient into messages: five of them in flight at once, and a few packets in
+/// each.
 pub const LAYOUT: Layout = Layout { message_size: 8192, window: 8, rings: 1 };
 
 /// Adds up the ranks' vectors in this process, to the bits that an all-reduce of the job gives.

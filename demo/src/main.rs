@@ -16,7 +16,10 @@ use netsum_demo::train::{Config, fingerprint, to_bytes, train};
 use netsum_demo::{DEFAULT_EPOCHS, sum_here};
 
 #[derive(Parser)]
-#[command(name = "netsum-demo", about = "Trains a small classifier of handwritten digits, data-parallel")]
+#[command(
+    name = "netsum-demo",
+    about = "Trains a small classifier of handwritten digits, data-parallel"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -76,13 +79,19 @@ fn reference(args: &Training) -> Result<()> {
     };
     let model = train(&config, &data, 0..config.ranks, sum, |_| ())?;
     let seconds = start.elapsed().as_secs_f64();
-    finish(args, &data, &model, Trained { steps: config.steps(&data), seconds, ..Trained::default() })
+    finish(
+        args,
+        &data,
+        &model,
+        Trained { steps: config.steps(&data), seconds, ..Trained::default() },
+    )
 }
 
 /// Writes the weights, and says what came of the training.
 fn finish(args: &Training, data: &Data, model: &Model, so_far: Trained) -> Result<()> {
     if let Some(path) = &args.weights {
-        std::fs::write(path, to_bytes(model.parameters())).with_context(|| path.display().to_string())?;
+        std::fs::write(path, to_bytes(model.parameters()))
+            .with_context(|| path.display().to_string())?;
     }
     say(&Line::Trained(Trained {
         accuracy: model.accuracy(&data.test),

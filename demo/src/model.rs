@@ -1,19 +1,23 @@
-//! A classifier of two layers: 64 pixels, a hidden layer of rectified linear units, 10 digits by softmax.
+//! A classifier of two layers: 64 pixels, a hidden layer of rectified linear units, 10 digits by
+//! softmax.
 //!
-//! All arithmetic is f32, one operation after the other in an order that is written here, so that the same parameters
-//! and images give the same bits. (Rust neither reorders floating point operations nor contracts them.)
+//! All arithmetic is f32, one operation after the other in an order that is written here, so that
+//! the same parameters and images give the same bits. (Rust neither reorders floating point
+//! operations nor contracts them.)
 
 use crate::data::{DIGITS, Image, PIXELS};
 use crate::rng::Rng;
 
-/// Parameters of the two layers in one vector: weights (a row for each input), biases, and again for the second layer.
+/// Parameters of the two layers in one vector: weights (a row for each input), biases, and again
+/// for the second layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     hidden: usize,
     parameters: Vec<f32>,
 }
 
-/// What [`Model::backward`] needs beside the model, kept from image to image so that nothing is allocated.
+/// What [`Model::backward`] needs beside the model, kept from image to image so that nothing is
+/// allocated.
 #[derive(Clone, Debug)]
 pub struct Scratch {
     hidden: Vec<f32>,
@@ -34,7 +38,8 @@ impl Model {
         let mut model = Self { hidden, parameters: vec![0.0; Self::len(hidden)] };
         let mut rng = Rng::new(seed, 0);
         let layers = split_mut(&mut model.parameters, hidden);
-        // He et al., "Delving deep into rectifiers" (2015): variance 2 / inputs, here uniform. Biases stay zero.
+        // He et al., "Delving deep into rectifiers" (2015): variance 2 / inputs, here uniform.
+        // Biases stay zero.
         for (weights, inputs) in [(layers.weights1, PIXELS), (layers.weights2, hidden)] {
             let bound = (6.0 / inputs as f32).sqrt();
             weights.iter_mut().for_each(|w| *w = bound * rng.symmetric());
@@ -60,17 +65,20 @@ impl Model {
         Scratch { hidden: vec![0.0; self.hidden], hidden_gradient: vec![0.0; self.hidden] }
     }
 
-    /// Adds the gradient of one image's loss to `gradient`, and returns the loss (cross entropy, in nats).
+    /// Adds the gradient of one image's loss to `gradient`, and returns the loss (cross entropy, in
+    /// nats).
     pub fn backward(&self, image: &Image, gradient: &mut [f32], scratch: &mut Scratch) -> f32 {
         let Scratch { hidden, hidden_gradient } = scratch;
         let mut output = self.forward(image, hidden);
         let loss = softmax(&mut output, image.digit);
 
-        // The gradient of the loss with respect to the last layer's sums is softmax minus the wanted outputs.
+        // The gradient of the loss with respect to the last layer's sums is softmax minus the
+        // wanted outputs.
         output[image.digit] -= 1.0;
         let layers = split(&self.parameters, self.hidden);
         let gradient = split_mut(gradient, self.hidden);
-        let rows = layers.weights2.chunks_exact(DIGITS).zip(gradient.weights2.chunks_exact_mut(DIGITS));
+        let rows =
+            layers.weights2.chunks_exact(DIGITS).zip(gradient.weights2.chunks_exact_mut(DIGITS));
         for ((weights, to), (h, dh)) in rows.zip(hidden.iter().zip(hidden_gradient.iter_mut())) {
             *dh = 0.0;
             for ((w, to), d) in weights.iter().zip(to).zip(&output) {
@@ -118,7 +126,8 @@ impl Model {
                 *h += x * w;
             }
         }
-        let mut output: [f32; DIGITS] = layers.biases2.try_into().expect("as many biases as digits");
+        let mut output: [f32; DIGITS] =
+            layers.biases2.try_into().expect("as many biases as digits");
         for (h, weights) in hidden.iter_mut().zip(layers.weights2.chunks_exact(DIGITS)) {
             *h = h.max(0.0);
             for (o, w) in output.iter_mut().zip(weights) {
@@ -190,8 +199,9 @@ mod tests {
         for range in [0..biases1, biases1..weights2, weights2..biases2, biases2..n, 0..n] {
             let mut compared = 0;
             for image in &data.train[..40] {
-                let direction: Vec<f32> =
-                    (0..n).map(|i| if range.contains(&i) { rng.symmetric() } else { 0.0 }).collect();
+                let direction: Vec<f32> = (0..n)
+                    .map(|i| if range.contains(&i) { rng.symmetric() } else { 0.0 })
+                    .collect();
                 let eps = 3e-3;
                 let moved = |step: f32| {
                     let mut moved = model.clone();
@@ -201,7 +211,8 @@ mod tests {
                     loss(&moved, image)
                 };
                 let (here, ahead, behind) = (loss(&model, image), moved(eps), moved(-eps));
-                // Where a rectifier switches, the loss has a kink and a difference says nothing about the gradient.
+                // Where a rectifier switches, the loss has a kink and a difference says nothing
+                // about the gradient.
                 if here.2 != ahead.2 || here.2 != behind.2 {
                     continue;
                 }
@@ -210,7 +221,10 @@ mod tests {
                 let computed: f64 =
                     here.1.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
                 let error = (measured - computed).abs();
-                assert!(error < 1e-3 * computed.abs() + 5e-4, "{range:?}: {measured} and not {computed}");
+                assert!(
+                    error < 1e-3 * computed.abs() + 5e-4,
+                    "{range:?}: {measured} and not {computed}"
+                );
             }
             assert!(compared >= 20, "{range:?}: only {compared} compared");
         }

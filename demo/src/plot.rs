@@ -1,4 +1,5 @@
-//! The picture: the loss over the steps, and the bytes on each host's link; or what a failure did to the training.
+//! The picture: the loss over the steps, and the bytes on each host's link; or what a failure did
+//! to the training.
 
 use plotters::coord::types::RangedCoordf64;
 use plotters::coord::{CoordTranslate, Shift};
@@ -23,7 +24,8 @@ impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for PlotE
 /// Width and height in pixels.
 pub const SIZE: (u32, u32) = (1200, 500);
 
-// Told apart also by those who do not tell red from green (Okabe and Ito, "Color universal design", 2008).
+// Told apart also by those who do not tell red from green (Okabe and Ito, "Color universal design",
+// 2008).
 const BLUE: RGBColor = RGBColor(0, 114, 178);
 const LIGHT_BLUE: RGBColor = RGBColor(86, 180, 233);
 const ORANGE: RGBColor = RGBColor(230, 159, 0);
@@ -31,7 +33,8 @@ const GREY: RGBColor = RGBColor(150, 150, 150);
 const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Chart<'a, 'b, C = Cartesian2d<RangedCoordf64, RangedCoordf64>> = ChartContext<'a, SVGBackend<'b>, C>;
+type Chart<'a, 'b, C = Cartesian2d<RangedCoordf64, RangedCoordf64>> =
+    ChartContext<'a, SVGBackend<'b>, C>;
 
 /// The mesh that all have in common.
 macro_rules! mesh {
@@ -74,7 +77,8 @@ fn block(style: ShapeStyle) -> impl Fn((i32, i32)) -> Rectangle<(i32, i32)> {
     move |(x, y)| Rectangle::new([(x, y - 6), (x + 18, y + 6)], style)
 }
 
-/// Bars of one colour for each series, side by side over each name; `highest` is what the axis has to hold.
+/// Bars of one colour for each series, side by side over each name; `highest` is what the axis has
+/// to hold.
 fn bars<'a, 'b>(
     area: &'a Area<'b>,
     [caption, y]: [&str; 2],
@@ -83,8 +87,8 @@ fn bars<'a, 'b>(
     highest: f64,
 ) -> Result<Chart<'a, 'b>, PlotError> {
     // Room for the legend above the bars.
-    let mut chart =
-        builder(area, caption).build_cartesian_2d(-0.5..names.len() as f64 - 0.5, 0.0..highest * 1.4)?;
+    let mut chart = builder(area, caption)
+        .build_cartesian_2d(-0.5..names.len() as f64 - 0.5, 0.0..highest * 1.4)?;
     let name = |x: &f64| names.get(*x as usize).filter(|_| x.fract() == 0.0 && *x >= 0.0).cloned();
     mesh!(chart)
         .disable_x_mesh()
@@ -163,11 +167,13 @@ fn loss(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
 fn bytes(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
     let mega = |bytes: u64| bytes as f64 / 1e6;
     let both = |links: &[LinkBytes]| {
-        let all = |way: fn(&LinkBytes) -> u64| links.iter().map(|l| mega(way(l))).collect::<Vec<_>>();
+        let all =
+            |way: fn(&LinkBytes) -> u64| links.iter().map(|l| mega(way(l))).collect::<Vec<_>>();
         [all(|l| l.sent), all(|l| l.received)]
     };
     let [sent, received] = both(&summary.links);
-    let mut series = vec![("sent", BLUE.filled(), sent), ("received", LIGHT_BLUE.filled(), received)];
+    let mut series =
+        vec![("sent", BLUE.filled(), sent), ("received", LIGHT_BLUE.filled(), received)];
     if let Some(measured) = &summary.ring {
         let [sent, received] = both(&measured.links);
         series.push(("sent, ring measured", ORANGE.filled(), sent));

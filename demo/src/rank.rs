@@ -34,13 +34,15 @@ pub struct RankArgs {
     /// The job's token.
     #[arg(long, env = "NETSUM_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// Addresses of all ranks in rank order, instead of a controller: no box has a job, and a ring does the sums.
+    /// Addresses of all ranks in rank order, instead of a controller: no box has a job, and a ring
+    /// does the sums.
     #[arg(long, value_delimiter = ',', conflicts_with = "controller")]
     peers: Vec<IpAddr>,
     /// Stay in the job after the training until standard input ends.
     #[arg(long)]
     stay: bool,
-    /// Time that each step takes beside its all-reduce, in seconds, as that of a larger model would.
+    /// Time that each step takes beside its all-reduce, in seconds, as that of a larger model
+    /// would.
     #[arg(long, default_value_t = 0.0)]
     compute: f64,
     /// How long to wait for a silent rank, in seconds.

@@ -53,7 +53,8 @@ pub struct Trained {
     pub seconds: f64,
 }
 
-/// Bytes on a link, of a host or of a rack, Ethernet frames without preamble and frame check sequence.
+/// Bytes on a link, of a host or of a rack, Ethernet frames without preamble and frame check
+/// sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkBytes {
     /// From the host to the box, or from the rack's box to the spine.
@@ -114,10 +115,11 @@ pub struct Summary {
     pub loss: Vec<f32>,
 }
 
-/// Bytes that one host sends, and also receives, when a ring adds up `floats` floats `steps` times in the best case.
+/// Bytes that one host sends, and also receives, when a ring adds up `floats` floats `steps` times
+/// in the best case.
 ///
-/// 2 (N-1) messages of ceil(floats / N) floats for each host and step, in packets of `mtu` bytes with their headers;
-/// no acknowledgements, no retransmissions.
+/// 2 (N-1) messages of ceil(floats / N) floats for each host and step, in packets of `mtu` bytes
+/// with their headers; no acknowledgements, no retransmissions.
 pub fn ring_bytes(hosts: usize, floats: usize, mtu: u32, steps: usize) -> u64 {
     let chunk = 4 * floats.div_ceil(hosts) as u64;
     let packets = chunk.div_ceil(u64::from(mtu));
@@ -254,7 +256,8 @@ pub(crate) mod tests {
         assert!(broken(|s| s.ranks_identical = false).contains("weights differ"));
         assert!(broken(|s| s.reference_identical = false).contains("not those of one process"));
         assert!(broken(|s| s.ranks[2].accuracy = 0.95).contains("rank 2 gets 95.0 %"));
-        let ring = |identical| Some(Ring { links: vec![], uplinks: vec![], seconds: 1.0, identical });
+        let ring =
+            |identical| Some(Ring { links: vec![], uplinks: vec![], seconds: 1.0, identical });
         assert_eq!(Summary { ring: ring(true), ..summary() }.complaints(), [""; 0]);
         assert_eq!(Summary { ring: ring(false), ..summary() }.complaints().len(), 1);
         let ring = broken(|s| s.ranks[3].by_box = 0);
@@ -283,6 +286,9 @@ pub(crate) mod tests {
 
     #[test]
     fn digits_are_grouped() {
-        assert_eq!(["0", "999", "1 000", "12 345 678"], [0, 999, 1000, 12_345_678].map(grouped)[..]);
+        assert_eq!(
+            ["0", "999", "1 000", "12 345 678"],
+            [0, 999, 1000, 12_345_678].map(grouped)[..]
+        );
     }
 }

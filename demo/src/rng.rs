@@ -7,7 +7,8 @@ pub struct Rng(u64);
 impl Rng {
     /// A generator for one purpose (`stream`) under one seed.
     pub fn new(seed: u64, stream: u64) -> Self {
-        // Once through the generator, so that neighbouring seeds and streams have nothing in common.
+        // Once through the generator, so that neighbouring seeds and streams have nothing in
+        // common.
         let mut seeded = Self(seed);
         let start = seeded.next_u64();
         Self(start ^ Self(stream).next_u64().rotate_left(32))

@@ -32,7 +32,11 @@ impl Summary {
         };
         let losses = match self.lost {
             Some(lost) => {
-                format!("packets; {} were lost, {} % each way at each host", grouped(lost), 100.0 * self.drop)
+                format!(
+                    "packets; {} were lost, {} % each way at each host",
+                    grouped(lost),
+                    100.0 * self.drop
+                )
             }
             None => "packets; none was made to be lost".to_owned(),
         };
@@ -54,7 +58,11 @@ impl Summary {
             row(
                 "all-reduces",
                 grouped(sum(|r| r.all_reduces)),
-                format!("{} a host, of {} floats", grouped(first.all_reduces), grouped(self.floats as u64)),
+                format!(
+                    "{} a host, of {} floats",
+                    grouped(first.all_reduces),
+                    grouped(self.floats as u64)
+                ),
             ),
             row(
                 "sums verified",
@@ -101,18 +109,26 @@ impl Summary {
         if self.uplinks.is_empty() {
             return;
         }
-        let bytes = |link: &LinkBytes| format!("{} up, {} down", grouped(link.sent), grouped(link.received));
+        let bytes = |link: &LinkBytes| {
+            format!("{} up, {} down", grouped(link.sent), grouped(link.received))
+        };
         let (racks, hosts) = (self.uplinks.len(), self.links.len());
         let branch = |last| if last { '└' } else { '├' };
         let _ = writeln!(out, "  spine");
         for (rack, uplink) in self.uplinks.iter().enumerate() {
-            let _ = writeln!(out, "  {}─ rack {rack}    {}", branch(rack + 1 == racks), bytes(uplink));
-            let of_rack: Vec<usize> = (0..hosts).filter(|host| host * racks / hosts == rack).collect();
+            let _ =
+                writeln!(out, "  {}─ rack {rack}    {}", branch(rack + 1 == racks), bytes(uplink));
+            let of_rack: Vec<usize> =
+                (0..hosts).filter(|host| host * racks / hosts == rack).collect();
             for &host in &of_rack {
                 let trunk = if rack + 1 == racks { ' ' } else { '│' };
                 let last = Some(&host) == of_rack.last();
-                let _ =
-                    writeln!(out, "  {trunk}  {}─ host {host}  {}", branch(last), bytes(&self.links[host]));
+                let _ = writeln!(
+                    out,
+                    "  {trunk}  {}─ host {host}  {}",
+                    branch(last),
+                    bytes(&self.links[host])
+                );
             }
         }
         out.push('\n');
@@ -142,7 +158,8 @@ impl Summary {
                 line += &(column(&grouped(ring.sent)) + &column(&grouped(ring.received)));
             }
             let saved = other.map_or(String::new(), |other| {
-                let saved = 100.0 * (1.0 - (link.sent + link.received) as f64 / other.max(1) as f64);
+                let saved =
+                    100.0 * (1.0 - (link.sent + link.received) as f64 / other.max(1) as f64);
                 // As an integer there is no "-0".
                 format!("{:>7} %", saved.round() as i64)
             });
@@ -151,8 +168,10 @@ impl Summary {
         out.push('\n');
         self.tree(out);
         if ring.is_some() {
-            let _ =
-                writeln!(out, "  [1] the same training again, with the sums by netsum's ring of the hosts");
+            let _ = writeln!(
+                out,
+                "  [1] the same training again, with the sums by netsum's ring of the hosts"
+            );
         }
         let _ = writeln!(
             out,
@@ -169,11 +188,13 @@ fn moments(out: &mut String, failure: &Failure) {
         let step = failure.steps.iter().filter(|step| step.at < at).count();
         let _ = writeln!(out, "  {at:>6.1} s   step {step:>5}   {what}");
     }
-    let usual = [(true, "the boxes"), (false, "the hosts")]
-        .into_iter()
-        .filter_map(|(by_box, who)| Some(format!("{:.1} ms by {who}", 1e3 * failure.usual(by_box)?)));
+    let usual =
+        [(true, "the boxes"), (false, "the hosts")].into_iter().filter_map(|(by_box, who)| {
+            Some(format!("{:.1} ms by {who}", 1e3 * failure.usual(by_box)?))
+        });
     let usual: Vec<String> = usual.collect();
-    let pauses: Vec<String> = failure.pauses().map(|pause| format!("{:.1} s", pause.took)).collect();
+    let pauses: Vec<String> =
+        failure.pauses().map(|pause| format!("{:.1} s", pause.took)).collect();
     let pauses = if pauses.is_empty() { "none".to_owned() } else { pauses.join(", ") };
     let _ = writeln!(out, "  pauses: {pauses}; as a rule a sum takes {}\n", usual.join(", "));
 }

@@ -8,7 +8,8 @@ use crate::report::{LinkBytes, grouped};
 
 /// The first steps, in which PyTorch orders its buckets anew, are not in the time of a step.
 pub const WARMING: usize = 3;
-/// How far a loss may be from that with Gloo. Sums of floats in another order are other sums, and steps make the differences grow.
+/// How far a loss may be from that with Gloo. Sums of floats in another order are other sums, and
+/// steps make the differences grow.
 const CLOSE: f64 = 0.01;
 
 /// One training.
@@ -128,7 +129,11 @@ impl Summary {
                     run.loss.last().copied().unwrap_or(f64::NAN),
                     run.test,
                     run.weights[0],
-                    if run.ranks_agree() { format!("all {}", self.hosts) } else { "RANK 0".to_owned() },
+                    if run.ranks_agree() {
+                        format!("all {}", self.hosts)
+                    } else {
+                        "RANK 0".to_owned()
+                    },
                 );
             }
             let _ = writeln!(
@@ -164,7 +169,10 @@ pub mod tests {
             seconds: [&[9.0; WARMING][..], &[seconds; 7]].concat(),
             test: 0.25,
             weights: vec![weights.to_owned(); 4],
-            links: vec![LinkBytes { sent: megabytes * 10_000_000, received: megabytes * 10_000_000 }; 4],
+            links: vec![
+                LinkBytes { sent: megabytes * 10_000_000, received: megabytes * 10_000_000 };
+                4
+            ],
             by_box: (weights == "aa").then_some(true),
         };
         let comparison = |rate: &str, seconds: f64| Comparison {
@@ -186,9 +194,13 @@ pub mod tests {
     #[test]
     fn the_table_has_times_bytes_and_bits() {
         let table = summary().table();
-        for part in
-            ["200 ms a step", "300 ms", "9.00 MB up   9.00 down", "Gloo takes 1.50 x", "the same bits"]
-        {
+        for part in [
+            "200 ms a step",
+            "300 ms",
+            "9.00 MB up   9.00 down",
+            "Gloo takes 1.50 x",
+            "the same bits",
+        ] {
             assert!(table.contains(part), "no `{part}` in\n{table}");
         }
         assert_eq!(summary().complaints(), Vec::<String>::new());
@@ -204,7 +216,10 @@ pub mod tests {
         let bits = "cnn, 1gbit: netsum has not come to the same bits twice";
         assert_eq!(complaint(|c| c.again.loss[3] += 1e-9), bits);
         assert_eq!(complaint(|c| c.again.weights = vec!["cc".to_owned(); 4]), bits);
-        assert!(complaint(|c| c.gloo.weights[2] = "cc".to_owned()).contains("the ranks' weights differ"));
+        assert!(
+            complaint(|c| c.gloo.weights[2] = "cc".to_owned())
+                .contains("the ranks' weights differ")
+        );
         assert!(complaint(|c| c.again.by_box = Some(false)).contains("the box has not summed all"));
         assert!(complaint(|c| c.gloo.loss[3] += 1.0).contains("too far apart"));
     }

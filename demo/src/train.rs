@@ -1,8 +1,9 @@
 //! Data-parallel training by stochastic gradient descent with momentum.
 //!
-//! Each rank computes the gradient of its own mini-batch; the sum over all ranks moves the weights. Who sums is the
-//! caller's affair: a box in the network for a rank that trains with others, [`Config::ranks`] batches in one process
-//! for the reference. The code, and so the order of every floating point operation, is the same for both.
+//! Each rank computes the gradient of its own mini-batch; the sum over all ranks moves the weights.
+//! Who sums is the caller's affair: a box in the network for a rank that trains with others,
+//! [`Config::ranks`] batches in one process for the reference. The code, and so the order of every
+//! floating point operation, is the same for both.
 
 use crate::data::Data;
 use crate::model::Model;
@@ -42,7 +43,8 @@ impl Config {
         Model::len(self.hidden) + 1
     }
 
-    /// Steps of an epoch. What does not fill a batch at every rank waits for the next epoch's order.
+    /// Steps of an epoch. What does not fill a batch at every rank waits for the next epoch's
+    /// order.
     pub fn steps_per_epoch(&self, data: &Data) -> usize {
         data.train.len().checked_div(self.ranks * self.batch).unwrap_or(0)
     }
@@ -112,8 +114,8 @@ pub struct Step {
 
 /// Trains with the batches of `here`, the ranks whose images are read in this process.
 ///
-/// In every step `sum(parts, total)` gets one vector for each of these ranks and must fill `total` with the sum over
-/// *all* ranks. `progress` hears of every step.
+/// In every step `sum(parts, total)` gets one vector for each of these ranks and must fill `total`
+/// with the sum over *all* ranks. `progress` hears of every step.
 ///
 /// # Errors
 /// What is wrong with the configuration; what `sum` said; that the weights have become infinite.
@@ -183,9 +185,9 @@ impl Batches {
 
 /// A short number for a model's bits (FNV-1a), to look at. To be sure, compare the bits.
 pub fn fingerprint(parameters: &[f32]) -> u64 {
-    to_bytes(parameters)
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+    to_bytes(parameters).iter().fold(0xcbf2_9ce4_8422_2325, |hash, b| {
+        (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// Parameters as a file of little-endian floats.
@@ -212,8 +214,8 @@ mod tests {
         (model, steps)
     }
 
-    /// As on real hosts: each rank in a thread of its own, and the sum of all is what each gets. The contributions
-    /// arrive in any order.
+    /// As on real hosts: each rank in a thread of its own, and the sum of all is what each gets.
+    /// The contributions arrive in any order.
     fn distributed(config: &Config, data: &Data) -> Vec<Model> {
         let arrived = Mutex::new(Vec::new());
         let barrier = Barrier::new(config.ranks);
@@ -260,7 +262,11 @@ mod tests {
             let config = Config { hidden: 24, ..Config::new(ranks, 2, 7) };
             let (reference, _) = reference(&config, &data);
             for model in distributed(&config, &data) {
-                assert_eq!(to_bytes(model.parameters()), to_bytes(reference.parameters()), "{ranks} ranks");
+                assert_eq!(
+                    to_bytes(model.parameters()),
+                    to_bytes(reference.parameters()),
+                    "{ranks} ranks"
+                );
             }
         }
     }

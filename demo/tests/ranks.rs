@@ -10,26 +10,37 @@ const EPOCHS: &str = "2";
 
 fn netsum_demo(command: &str, ranks: usize, weights: &Path) -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_netsum-demo"));
-    program.args([command, "--ranks", &ranks.to_string(), "--epochs", EPOCHS, "--weights"]).arg(weights);
+    program
+        .args([command, "--ranks", &ranks.to_string(), "--epochs", EPOCHS, "--weights"])
+        .arg(weights);
     program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     program
 }
 
 fn lines(output: &Output) -> Vec<Line> {
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}\n{said}{}", output.status, String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}\n{said}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
     said.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
 }
 
 fn trained(lines: &[Line]) -> &Trained {
-    let Some(Line::Trained(trained)) = lines.last() else { panic!("no result: {:?}", lines.last()) };
+    let Some(Line::Trained(trained)) = lines.last() else {
+        panic!("no result: {:?}", lines.last())
+    };
     trained
 }
 
 /// Loopback addresses that a test that runs at the same time does not have.
 fn addresses(ranks: usize) -> Vec<String> {
     let [high, low] = (std::process::id() as u16).to_be_bytes();
-    (0..ranks as u8).map(|r| Ipv4Addr::new(127, high | 0x80, low, 10 * ranks as u8 + r).to_string()).collect()
+    (0..ranks as u8)
+        .map(|r| Ipv4Addr::new(127, high | 0x80, low, 10 * ranks as u8 + r).to_string())
+        .collect()
 }
 
 fn same_weights_as_in_one_process(ranks: usize) {
@@ -43,7 +54,14 @@ fn same_weights_as_in_one_process(ranks: usize) {
     let started: Vec<Child> = (0..ranks)
         .map(|rank| {
             netsum_demo("rank", ranks, &file(&format!("{rank}")))
-                .args(["--rank", &rank.to_string(), "--ip", &peers[rank], "--peers", &peers.join(",")])
+                .args([
+                    "--rank",
+                    &rank.to_string(),
+                    "--ip",
+                    &peers[rank],
+                    "--peers",
+                    &peers.join(","),
+                ])
                 .spawn()
                 .unwrap()
         })
@@ -86,6 +104,16 @@ fn wrong_arguments_are_named() {
     refused(&["reference", "--ranks", "0"], "0 ranks");
     refused(&["reference", "--ranks", "4", "--epochs", "0"], "epochs 0");
     refused(&["rank", "--ranks", "2", "--rank", "0", "--ip", "127.0.0.1"], "--controller");
-    let rank = ["rank", "--ranks", "2", "--rank", "5", "--ip", "127.0.0.1", "--peers", "127.0.0.1,127.0.0.2"];
+    let rank = [
+        "rank",
+        "--ranks",
+        "2",
+        "--rank",
+        "5",
+        "--ip",
+        "127.0.0.1",
+        "--peers",
+        "127.0.0.1,127.0.0.2",
+    ];
     refused(&rank, "rank 5");
 }

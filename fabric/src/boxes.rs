@@ -162,12 +162,16 @@ impl Boxes {
         !self.known().ahead.is_empty()
     }
 
-    /// A manager that was elected later, in words: most boxes have been called by it. A single one may lie.
+    /// A manager that was elected later, in words: most boxes have been called by it. A single one
+    /// may lie.
     pub fn follower(&self) -> Option<String> {
         let known = self.known();
         let mut ahead = known.ahead.iter().filter(|(name, _)| !known.silent.contains_key(*name));
         let count = ahead.clone().count();
-        ahead.next().filter(|_| 2 * count > self.all.len()).map(|(name, why)| format!("box {name} {why}"))
+        ahead
+            .next()
+            .filter(|_| 2 * count > self.all.len())
+            .map(|(name, why)| format!("box {name} {why}"))
     }
 
     /// Gives ports the numbers that they had for an earlier manager.
@@ -185,8 +189,9 @@ impl Boxes {
         let ends = |[below, above]: &[String; 2]| {
             Some([End::try_from(below.clone()).ok()?, End::try_from(above.clone()).ok()?])
         };
-        let is_there =
-            |[below, above]: &[End; 2]| [below, above].iter().all(|end| self.client(&end.of).is_some());
+        let is_there = |[below, above]: &[End; 2]| {
+            [below, above].iter().all(|end| self.client(&end.of).is_some())
+        };
         self.known().cables.restore(found.iter().filter_map(ends).filter(is_there));
     }
 
@@ -238,12 +243,19 @@ impl Boxes {
         let links: Vec<Link> = cables.map(|cable| cable.link).collect();
         let ends = links.iter().flat_map(|link| [&link.below, &link.above]);
         let mtus = ends.filter_map(|end| Some((end.clone(), known.cables.mtu(end)?))).collect();
-        let drained =
-            known.drains.iter().map(|(name, d)| (name.clone(), format!("is drained: {}", d.reason)));
+        let drained = known
+            .drains
+            .iter()
+            .map(|(name, d)| (name.clone(), format!("is drained: {}", d.reason)));
         let strange = known.strange.iter().map(|(name, why)| (name.clone(), why.clone()));
         let ahead = known.ahead.iter().map(|(name, why)| (name.clone(), why.clone()));
         let silent = known.silent.keys().map(|name| (name.clone(), "does not answer".to_owned()));
-        Ways { links, first, mtus, closed: silent.chain(ahead).chain(drained).chain(strange).collect() }
+        Ways {
+            links,
+            first,
+            mtus,
+            closed: silent.chain(ahead).chain(drained).chain(strange).collect(),
+        }
     }
 
     /// All links, also those that carry nothing.
@@ -293,8 +305,8 @@ impl Boxes {
         }
     }
 
-    /// Takes note of the jobs that no boxes could sum now. Others that were stuck are so until all boxes answer, unless boxes are told to
-    /// sum for them.
+    /// Takes note of the jobs that no boxes could sum now. Others that were stuck are so until all
+    /// boxes answer, unless boxes are told to sum for them.
     pub fn are_stuck(&self, mut jobs: HashSet<String>, is_told: impl Fn(&str) -> bool) {
         let mut known = self.known();
         if !known.silent.is_empty() {
@@ -314,7 +326,11 @@ impl Boxes {
 
     /// Boxes that get no new rings, and why.
     pub fn drained(&self) -> BTreeMap<String, String> {
-        self.known().drains.iter().map(|(name, drain)| (name.clone(), drain.reason.clone())).collect()
+        self.known()
+            .drains
+            .iter()
+            .map(|(name, drain)| (name.clone(), drain.reason.clone()))
+            .collect()
     }
 
     /// Has a box get no new rings, for this reason; without one it gets them again.
@@ -403,7 +419,8 @@ impl Boxes {
         for (name, client) in &self.all {
             let (name, answer) = (name.clone(), question(client.clone()));
             answers.spawn(async move {
-                let late = |_| Err(Status::deadline_exceeded(format!("no answer within {patience:?}")));
+                let late =
+                    |_| Err(Status::deadline_exceeded(format!("no answer within {patience:?}")));
                 let answer = tokio::time::timeout(patience, answer).await.unwrap_or_else(late);
                 (name, answer.map(Response::into_inner))
             });
@@ -411,8 +428,8 @@ impl Boxes {
         answers
     }
 
-    /// The ports behind which a host is that no bridge has seen yet, or that is behind a router; its packets' MAC address there; and why
-    /// boxes do not know.
+    /// The ports behind which a host is that no bridge has seen yet, or that is behind a router;
+    /// its packets' MAC address there; and why boxes do not know.
     async fn find_slowly(
         &self,
         mac: [u8; 6],
@@ -427,7 +444,9 @@ impl Boxes {
         });
         let (mut why, mut found) = (String::new(), BTreeMap::new());
         let mut until = Instant::now() + patience;
-        while let Ok(Some(Ok((name, answer)))) = tokio::time::timeout_at(until, answers.join_next()).await {
+        while let Ok(Some(Ok((name, answer)))) =
+            tokio::time::timeout_at(until, answers.join_next()).await
+        {
             match answer {
                 // Other racks' hosts are behind the links.
                 Ok(reply) if self.is_link(&name, &reply.port) => {}
@@ -450,7 +469,8 @@ impl Boxes {
             let (name, mut client) = (name.clone(), client.clone());
             looks.spawn(async move {
                 let both = async {
-                    let ports = client.list_ports(api::ListPortsRequest::default()).await?.into_inner();
+                    let ports =
+                        client.list_ports(api::ListPortsRequest::default()).await?.into_inner();
                     let jobs = client.list_jobs(api::ListJobsRequest {}).await?.into_inner().jobs;
                     Ok::<_, Status>((ports, jobs))
                 };
@@ -499,12 +519,19 @@ impl Boxes {
                     let info = |p: api::Port| {
                         let end = End { of: name.clone(), port: p.name };
                         let ifindex = known.number(&end);
-                        let port = PortInfo { name: end.to_string(), ifindex, mtu: p.mtu, router: None };
-                        // Without its program a port sums nothing: one that was down gets it back a moment after it is up.
+                        let port =
+                            PortInfo { name: end.to_string(), ifindex, mtu: p.mtu, router: None };
+                        // Without its program a port sums nothing: one that was down gets it back a
+                        // moment after it is up.
                         let sums = p.up && !p.xdp.is_empty();
-                        let changed = if sums { known.down.remove(&end) } else { known.down.insert(end) };
+                        let changed =
+                            if sums { known.down.remove(&end) } else { known.down.insert(end) };
                         if changed {
-                            log::warn!("port {} is {}", port.name, if sums { "up again" } else { "down" });
+                            log::warn!(
+                                "port {} is {}",
+                                port.name,
+                                if sums { "up again" } else { "down" }
+                            );
                         }
                         port
                     };
@@ -540,7 +567,10 @@ impl AskBoxes for Boxes {
     ) -> Result<(u32, [u8; 6]), Status> {
         let (was, links) = {
             let known = self.known();
-            (known.hosts.get(&mac).and_then(|port| known.ends.get(port)).cloned(), known.cables.ends())
+            (
+                known.hosts.get(&mac).and_then(|port| known.ends.get(port)).cloned(),
+                known.cables.ends(),
+            )
         };
         let ends = self.finder.behind(mac_text(mac), was, links).await;
         let mut found: BTreeMap<End, [u8; 6]> = ends.into_iter().map(|end| (end, mac)).collect();
@@ -572,7 +602,8 @@ impl AskBoxes for Boxes {
         self.look().await;
         let mut fabric = self.show();
         let request = api::ListPortsRequest { hosts: true };
-        let mut answers = self.ask(PATIENCE, move |mut c| async move { c.list_ports(request).await });
+        let mut answers =
+            self.ask(PATIENCE, move |mut c| async move { c.list_ports(request).await });
         while let Some(Ok((name, answer))) = answers.join_next().await {
             let ports = answer.map(|reply| reply.ports).unwrap_or_default().into_iter();
             let hosts = ports.filter(|port| !self.is_link(&name, &port.name)).flat_map(|p| {
@@ -580,7 +611,11 @@ impl AskBoxes for Boxes {
                 p.hosts.into_iter().map(move |mac| api::FabricHost { mac, port: port.clone() })
             });
             let hosts = hosts.collect();
-            fabric.boxes.iter_mut().filter(|b| b.name == name).for_each(|b| b.hosts.clone_from(&hosts));
+            fabric
+                .boxes
+                .iter_mut()
+                .filter(|b| b.name == name)
+                .for_each(|b| b.hosts.clone_from(&hosts));
         }
         fabric
     }
@@ -594,7 +629,11 @@ impl AskBoxes for Boxes {
         self.measure_links(links).await;
     }
 
-    async fn diagnose(&self, request: api::DiagnoseRequest, heard: Vec<Option<Duration>>) -> api::Diagnosis {
+    async fn diagnose(
+        &self,
+        request: api::DiagnoseRequest,
+        heard: Vec<Option<Duration>>,
+    ) -> api::Diagnosis {
         let (job, ranks) = (request.job.clone(), heard.len() as u32);
         let at: HashSet<String> = {
             let known = self.known();
@@ -614,7 +653,12 @@ impl AskBoxes for Boxes {
         }
         let heard = |rank: u32| heard.get(rank as usize).copied().flatten();
         let state = api::JobState::Active.into();
-        api::Diagnosis { job, ranks, state, ..diagnosis::merge(&said, &self.known().links(), heard) }
+        api::Diagnosis {
+            job,
+            ranks,
+            state,
+            ..diagnosis::merge(&said, &self.known().links(), heard)
+        }
     }
 }
 
@@ -628,7 +672,10 @@ mod tests {
         known.look_at_version("a", PROTOCOL, RELEASE);
         assert!(known.strange.is_empty());
         known.look_at_version("a", PROTOCOL + 1, "9.0");
-        let why = format!("runs netsum 9.0 (protocol {}), and the manager netsum {RELEASE}", PROTOCOL + 1);
+        let why = format!(
+            "runs netsum 9.0 (protocol {}), and the manager netsum {RELEASE}",
+            PROTOCOL + 1
+        );
         assert!(known.strange["a"].starts_with(&why), "{}", known.strange["a"]);
         known.look_at_version("a", PROTOCOL, RELEASE);
         assert!(known.strange.is_empty(), "it was upgraded");

@@ -1,4 +1,5 @@
-//! Cables between boxes: what is typed in the manager's file, joined with what ports hear of each other. Pure.
+//! Cables between boxes: what is typed in the manager's file, joined with what ports hear of each
+//! other. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -47,7 +48,8 @@ struct Memory {
     /// A direction is missing since then.
     missing: Option<Instant>,
     trouble: Option<String>,
-    /// Bits per second that count in place of what its file or drivers say, and what that was; 0 where it was nothing.
+    /// Bits per second that count in place of what its file or drivers say, and what that was; 0
+    /// where it was nothing.
     rate: Option<(u64, u64)>,
     measured: Option<Result<u64, String>>,
     /// It was to be measured, since it has been there.
@@ -85,7 +87,8 @@ impl Cables {
     pub fn new(typed: Vec<Link>, levels: HashMap<String, u32>) -> Self {
         let ends = |link: &Link| [link.below.clone(), link.above.clone()];
         let carries = Memory { carries: true, ..Memory::default() };
-        let memory: BTreeMap<_, _> = typed.iter().map(|link| (ends(link), carries.clone())).collect();
+        let memory: BTreeMap<_, _> =
+            typed.iter().map(|link| (ends(link), carries.clone())).collect();
         let ends = Arc::new(memory.keys().flatten().cloned().collect());
         Self { typed, levels, memory, ends, ..Self::default() }
     }
@@ -93,7 +96,8 @@ impl Cables {
     /// Takes up the cables that an earlier manager has found. What they carry will be heard.
     pub fn restore(&mut self, found: impl Iterator<Item = [End; 2]>) {
         if self.typed.is_empty() {
-            self.memory.extend(found.map(|ends| (ends, Memory { carries: true, ..Memory::default() })));
+            self.memory
+                .extend(found.map(|ends| (ends, Memory { carries: true, ..Memory::default() })));
             self.ends = Arc::new(self.memory.keys().flatten().cloned().collect());
         }
     }
@@ -109,7 +113,8 @@ impl Cables {
         std::mem::take(&mut self.changed)
     }
 
-    /// Takes note of what boxes say. Those that say nothing are as they were: also what is heard of them.
+    /// Takes note of what boxes say. Those that say nothing are as they were: also what is heard of
+    /// them.
     pub fn look(&mut self, fresh: HashMap<String, Answer>, now: Instant) {
         let heard = |of: &str| fresh.contains_key(of);
         let listens = |of: &str| fresh.get(of).is_some_and(|answer| answer.listens);
@@ -166,10 +171,13 @@ impl Cables {
     /// one that the file has twice.
     fn tell_alike(&mut self) {
         let mut by_id: HashMap<&str, Vec<&str>> = HashMap::new();
-        for (name, answer) in self.answers.iter().filter(|(_, answer)| !answer.chassis_id.is_empty()) {
+        for (name, answer) in
+            self.answers.iter().filter(|(_, answer)| !answer.chassis_id.is_empty())
+        {
             by_id.entry(&answer.chassis_id).or_default().push(name);
         }
-        let alike = by_id.into_values().filter(|names| names.len() > 1).map(|names| names.join(", "));
+        let alike =
+            by_id.into_values().filter(|names| names.len() > 1).map(|names| names.join(", "));
         let alike: BTreeSet<String> = alike.collect();
         for names in alike.difference(&self.alike) {
             log::error!(
@@ -189,19 +197,24 @@ impl Cables {
             let (Some(since), Some(before)) = (since, self.answers.get(of)) else { continue };
             let seconds = (now - since).as_secs_f64();
             for p in &answer.ports {
-                let Some(old) = before.ports.iter().find(|old| old.name == p.name) else { continue };
-                let rate = |now: u64, before: u64| (now.saturating_sub(before) as f64 / seconds) as u64;
+                let Some(old) = before.ports.iter().find(|old| old.name == p.name) else {
+                    continue;
+                };
+                let rate =
+                    |now: u64, before: u64| (now.saturating_sub(before) as f64 / seconds) as u64;
                 let rates = [rate(p.rx_bytes, old.rx_bytes), rate(p.tx_bytes, old.tx_bytes)];
                 self.rates.insert(End { of: of.clone(), port: p.name.clone() }, rates);
             }
         }
     }
 
-    /// Takes up cables that are heard; those whose ends have been elsewhere for a while are none any more.
+    /// Takes up cables that are heard; those whose ends have been elsewhere for a while are none
+    /// any more.
     fn find(&mut self, hears: &HashMap<End, Hears>, now: Instant) {
         let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
-        let elsewhere =
-            |end: &End, other: &End| hears.get(end).is_some_and(|h| *h != Hears::Box(other.clone()));
+        let elsewhere = |end: &End, other: &End| {
+            hears.get(end).is_some_and(|h| *h != Hears::Box(other.clone()))
+        };
         self.memory.retain(|[a, b], memory| {
             let both = |end: &End| match hears.get(end) {
                 Some(Hears::Box(other)) => hears.get(other) == Some(&Hears::Box(end.clone())),
@@ -272,8 +285,8 @@ impl Cables {
         });
     }
 
-    /// Those whose rate nobody knows and that were not to be measured since they have been there: each is told once. They are there if they
-    /// carry something and both boxes answer.
+    /// Those whose rate nobody knows and that were not to be measured since they have been there:
+    /// each is told once. They are there if they carry something and both boxes answer.
     pub fn unmeasured(
         &mut self,
         carries: impl Fn(&Cable) -> bool,
@@ -287,7 +300,10 @@ impl Cables {
             }
             let is_there = carries(&cable);
             let Some(memory) = self.memory.get_mut(&ends) else { continue };
-            if !std::mem::replace(&mut memory.tried, is_there) && is_there && cable.nominal.is_none() {
+            if !std::mem::replace(&mut memory.tried, is_there)
+                && is_there
+                && cable.nominal.is_none()
+            {
                 new.push(cable.link);
             }
         }
@@ -313,15 +329,16 @@ impl Cables {
         self.port(end).map(|p| p.mtu).filter(|mtu| *mtu > 0)
     }
 
-    /// All of them, those of the file in its order. Of those that were found the ones come first by which
-    /// bridges send what is not summed.
+    /// All of them, those of the file in its order. Of those that were found the ones come first by
+    /// which bridges send what is not summed.
     pub fn all(&self) -> Vec<Cable> {
         let found = self.memory.keys().map(|[below, above]| Link {
             below: below.clone(),
             above: above.clone(),
             rate: None,
         });
-        let mut links: Vec<Link> = if self.typed.is_empty() { found.collect() } else { self.typed.clone() };
+        let mut links: Vec<Link> =
+            if self.typed.is_empty() { found.collect() } else { self.typed.clone() };
         if self.typed.is_empty() {
             links.sort_by_key(|link| self.port(&link.below).is_some_and(|port| port.blocked));
         }
@@ -331,7 +348,8 @@ impl Cables {
     fn cable(&self, mut link: Link) -> Cable {
         let ends = [link.below.clone(), link.above.clone()];
         let memory = self.memory.get(&ends).cloned().unwrap_or_default();
-        let rates = ends.iter().filter_map(|end| self.port(end)).map(|p| p.rate).filter(|rate| *rate > 0);
+        let rates =
+            ends.iter().filter_map(|end| self.port(end)).map(|p| p.rate).filter(|rate| *rate > 0);
         let nominal = link.rate.or(rates.min().map(Rate));
         link.rate = memory.counts(nominal.map(|rate| rate.0)).map(Rate).or(nominal);
         let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
@@ -370,7 +388,10 @@ impl Cables {
             for p in &answer.ports {
                 let end = End { of: name.clone(), port: p.name.clone() };
                 // Who hears it is its neighbour too.
-                let by = by.iter().find(|(_, heard)| *heard == end).map(|(by, _)| Hears::Box(by.clone()));
+                let by = by
+                    .iter()
+                    .find(|(_, heard)| *heard == end)
+                    .map(|(by, _)| Hears::Box(by.clone()));
                 let heard = hears.get(&end).cloned();
                 let neighbour = heard.clone().or(by.clone());
                 let mtu = match &neighbour {
@@ -497,7 +518,8 @@ mod tests {
         (ends.into(), carries, (!trouble.is_empty()).then(|| trouble.into()))
     }
 
-    const BOTH: [(&str, &[(&str, &str)]); 2] = [("a", &[("up", "s/1"), ("h", "")]), ("s", &[("1", "a/up")])];
+    const BOTH: [(&str, &[(&str, &str)]); 2] =
+        [("a", &[("up", "s/1"), ("h", "")]), ("s", &[("1", "a/up")])];
     const HALF: [(&str, &[(&str, &str)]); 2] = [("a", &[("up", "")]), ("s", &[("1", "a/up")])];
     const NEITHER: [(&str, &[(&str, &str)]); 2] = [("a", &[("up", "")]), ("s", &[("1", "")])];
     const DEAF: &str = "a/up does not hear s/1";
@@ -603,7 +625,10 @@ mod tests {
     fn found_links_follow_the_cables() {
         let (mut cables, now) = (cables(&[]), Instant::now());
         cables.look(answers(&BOTH), now);
-        cables.look(answers(&[("a", &[("up", "t/7")]), ("s", &[("1", "")]), ("t", &[("7", "a/up")])]), now);
+        cables.look(
+            answers(&[("a", &[("up", "t/7")]), ("s", &[("1", "")]), ("t", &[("7", "a/up")])]),
+            now,
+        );
         assert_eq!(state(&cables), [is("a/up t/7", true, "")]);
         cables.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now);
         cables.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now + GRACE);
@@ -632,7 +657,10 @@ mod tests {
     fn boxes_of_one_level_have_no_link() {
         let (mut cables, now) = (cables(&[]), Instant::now());
         cables.look(answers(&[("a", &[("x", "b/y")]), ("b", &[("y", "a/x")])]), now);
-        assert_eq!(state(&cables), [is("a/x b/y", false, "both boxes are of level 0: it is not used")]);
+        assert_eq!(
+            state(&cables),
+            [is("a/x b/y", false, "both boxes are of level 0: it is not used")]
+        );
         assert!(cables.ends().contains(&end("b/y")), "no host is there");
         assert!(cables.all()[0].is_flat, "no bridge's way up");
     }
@@ -678,16 +706,25 @@ mod tests {
         let (mut cables, now) = (cables(&[]), Instant::now());
         let with_rate = |rate| {
             let mut said = answers(&BOTH);
-            said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = rate);
+            said.values_mut()
+                .flat_map(|answer| &mut answer.ports)
+                .for_each(|port| port.rate = rate);
             said
         };
         cables.look(with_rate(0), now);
         let unmeasured = |cables: &mut Cables, up| cables.unmeasured(|_| up, |_| false).len();
         assert_eq!(cables.unmeasured(|_| true, |of| of == "s").len(), 0, "a box is silent");
-        assert_eq!([true, true, false, true, true].map(|up| unmeasured(&mut cables, up)), [1, 0, 0, 1, 0]);
+        assert_eq!(
+            [true, true, false, true, true].map(|up| unmeasured(&mut cables, up)),
+            [1, 0, 0, 1, 0]
+        );
         let of = cables.all().remove(0).link;
         cables.have_measured(&of, Ok(Carries::Just(1000)));
-        assert_eq!([false, true].map(|up| unmeasured(&mut cables, up)), [0, 1], "it may be another cable");
+        assert_eq!(
+            [false, true].map(|up| unmeasured(&mut cables, up)),
+            [0, 1],
+            "it may be another cable"
+        );
         cables.look(with_rate(10_000), now);
         assert_eq!([false, true].map(|up| unmeasured(&mut cables, up)), [0, 0], "its driver knows");
     }
@@ -712,7 +749,9 @@ mod tests {
             let mut next = cables(&[("a/up", typed)]);
             next.restore_measured(&first.measured());
             let mut said = answers(&BOTH);
-            said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = nominal);
+            said.values_mut()
+                .flat_map(|answer| &mut answer.ports)
+                .for_each(|port| port.rate = nominal);
             next.look(said, now);
             rate(&next)
         };
@@ -728,7 +767,9 @@ mod tests {
             answers(&[("a", &[("up", ""), ("h", ""), ("x", "00:07")]), ("s", &[("1", "a/up")])]),
             Instant::now(),
         );
-        let of = |p: api::FabricPort| (p.port, p.neighbour, p.foreign, p.hears, p.heard, p.neighbour_mtu);
+        let of = |p: api::FabricPort| {
+            (p.port, p.neighbour, p.foreign, p.hears, p.heard, p.neighbour_mtu)
+        };
         let is = |port: &str, neighbour: &str, [foreign, hears, heard]: [bool; 3], mtu| {
             (port.to_owned(), neighbour.to_owned(), foreign, hears, heard, mtu)
         };

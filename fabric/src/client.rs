@@ -21,7 +21,8 @@ use crate::config::{BoxConfig, Tls};
 
 /// A box that has not answered for so long does not.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// A box that is there takes a connection at once. Less than [`PATIENCE`], so that one that is not there is told from one that is late.
+/// A box that is there takes a connection at once. Less than [`PATIENCE`], so that one that is not
+/// there is told from one that is late.
 pub const CONNECT: Duration = Duration::from_secs(1);
 /// Orders take longer: so do a large job's rings.
 pub const ORDERS: Duration = Duration::from_secs(30);
@@ -73,8 +74,9 @@ fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {
         return Ok(endpoint.connect_with_connector_lazy(connect));
     }
     let tls = tls.context("[tls] is missing")?;
-    let config =
-        ClientTlsConfig::new().identity(identity(&tls.cert, &tls.key)?).ca_certificate(authority(&tls.ca)?);
+    let config = ClientTlsConfig::new()
+        .identity(identity(&tls.cert, &tls.key)?)
+        .ca_certificate(authority(&tls.ca)?);
     let endpoint = Endpoint::from_shared(b.address.clone())?
         .timeout(ORDERS)
         .connect_timeout(CONNECT)

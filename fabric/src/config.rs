@@ -134,8 +134,8 @@ impl Config {
     /// # Errors
     /// What is wrong with it, by field.
     pub fn read(path: &Path) -> Result<Self> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         Self::parse(&text).with_context(|| path.display().to_string())
     }
 
@@ -147,7 +147,10 @@ impl Config {
             ensure!((2..=60).contains(&etcd.lease_s), "etcd.lease-s = {}: 2 to 60", etcd.lease_s);
             let scheme = if etcd.tls.is_some() { "https://" } else { "http://" };
             for url in &etcd.endpoints {
-                ensure!(url.starts_with(scheme), "etcd.endpoints {url:?}: {scheme}ADDRESS:PORT is expected");
+                ensure!(
+                    url.starts_with(scheme),
+                    "etcd.endpoints {url:?}: {scheme}ADDRESS:PORT is expected"
+                );
             }
         }
         let mut names = HashSet::new();
@@ -161,7 +164,10 @@ impl Config {
             match &*b.address {
                 a if a.starts_with("unix:/") => {}
                 a if a.starts_with("https://") => {
-                    ensure!(config.tls.is_some(), "box.address = {a:?}: over TCP, so [tls] is needed");
+                    ensure!(
+                        config.tls.is_some(),
+                        "box.address = {a:?}: over TCP, so [tls] is needed"
+                    );
                 }
                 a => bail!("box.address = {a:?}: https://ADDRESS:PORT or unix:/PATH is possible"),
             }
@@ -232,7 +238,8 @@ mod tests {
 
     #[test]
     fn workers_have_tls_as_at_a_box() {
-        let text = format!("{GOOD}[workers-tls]\ncert = \"/c\"\nkey = \"/k\"\nclient-ca = \"/a\"\n");
+        let text =
+            format!("{GOOD}[workers-tls]\ncert = \"/c\"\nkey = \"/k\"\nclient-ca = \"/a\"\n");
         let tls = Config::parse(&text).unwrap().workers_tls.unwrap();
         assert_eq!((tls.cert, tls.client_ca), ("/c".into(), Some("/a".into())));
         assert!(Config::parse(GOOD).unwrap().workers_tls.is_none());
@@ -252,9 +259,18 @@ mod tests {
             ("[[box]]\nname = \"a\"\naddress = \"10.0.0.1\"", "https://ADDRESS:PORT or unix:/PATH"),
             ("[[box]]\nname = \"a\"\naddress = \"https://10.0.0.1:1\"", "[tls] is needed"),
             (&format!("{GOOD}{GOOD}"), "two boxes have it"),
-            (&format!("{GOOD}[[link]]\nbelow = \"leaf0\"\nabove = \"spine0/p0\""), "BOX/PORT is expected"),
-            (&format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine1/p0\""), "no box \"spine1\""),
-            (&format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"leaf0/p0\""), "from a box to itself"),
+            (
+                &format!("{GOOD}[[link]]\nbelow = \"leaf0\"\nabove = \"spine0/p0\""),
+                "BOX/PORT is expected",
+            ),
+            (
+                &format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine1/p0\""),
+                "no box \"spine1\"",
+            ),
+            (
+                &format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"leaf0/p0\""),
+                "from a box to itself",
+            ),
             (
                 &format!(
                     "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/u\"\n[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/v\""
@@ -268,7 +284,9 @@ mod tests {
                 "leaf0/u to spine0/u, spine0/v to leaf0/v: a box would be above itself",
             ),
             (
-                &format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/p0\"\nrate = \"fast\""),
+                &format!(
+                    "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/p0\"\nrate = \"fast\""
+                ),
                 "`fast` is no rate like 100mbit or 2.5gbit",
             ),
             (&format!("nmae = 1\n{GOOD}"), "unknown field"),

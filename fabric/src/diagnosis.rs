@@ -10,9 +10,14 @@ use crate::config::{End, Link};
 /// What a box has said of a job, or why it has said nothing.
 pub type Said = (String, Result<api::Diagnosis, String>);
 
-/// One answer. A finding that another box may explain counts only where that one explains nothing: then it is about the link between
-/// them. `heard` tells how long ago a rank's process was heard of.
-pub fn merge(said: &[Said], links: &[Link], heard: impl Fn(u32) -> Option<Duration>) -> api::Diagnosis {
+/// One answer. A finding that another box may explain counts only where that one explains nothing:
+/// then it is about the link between them. `heard` tells how long ago a rank's process was heard
+/// of.
+pub fn merge(
+    said: &[Said],
+    links: &[Link],
+    heard: impl Fn(u32) -> Option<Duration>,
+) -> api::Diagnosis {
     let answers: BTreeMap<&str, &api::Diagnosis> =
         said.iter().filter_map(|(name, d)| Some((&**name, d.as_ref().ok()?))).collect();
     let silent = said.iter().filter_map(|(name, d)| Some((&**name, d.as_ref().err()?)));
@@ -26,10 +31,13 @@ pub fn merge(said: &[Said], links: &[Link], heard: impl Fn(u32) -> Option<Durati
         .collect();
     let mut explained: BTreeSet<&str> = silent.map(|(name, _)| name).collect();
     for (name, diagnosis) in &answers {
-        for cause in diagnosis.findings.iter().filter(|f| f.behind.is_empty() && !is_idle(diagnosis, f)) {
+        for cause in
+            diagnosis.findings.iter().filter(|f| f.behind.is_empty() && !is_idle(diagnosis, f))
+        {
             explained.insert(name);
             let alive = cause.rank.and_then(&heard).filter(|_| !cause.what.contains("heartbeat"));
-            let alive = alive.map(|t| format!("; its process was heard of {:.1} s ago", t.as_secs_f64()));
+            let alive =
+                alive.map(|t| format!("; its process was heard of {:.1} s ago", t.as_secs_f64()));
             let what = format!("{}{} (at box {name})", cause.what, alive.unwrap_or_default());
             causes.push(api::Finding { what, ..cause.clone() });
         }
@@ -44,14 +52,17 @@ pub fn merge(said: &[Said], links: &[Link], heard: impl Fn(u32) -> Option<Durati
             let there = link.map(|link| if link.below == here { &link.above } else { &link.below });
             let Some((link, there)) = link.zip(there) else {
                 causes.push(api::Finding {
-                    what: format!("box {name} lacks what comes by {here}, which is no end of a link"),
+                    what: format!(
+                        "box {name} lacks what comes by {here}, which is no end of a link"
+                    ),
                     next: "look at the links in the manager's file".to_owned(),
                     ..finding.clone()
                 });
                 continue;
             };
             let other = answers.get(&*there.of);
-            // It lacks something itself, which does not come from here; the box above has no total either before it has this one's part.
+            // It lacks something itself, which does not come from here; the box above has no total
+            // either before it has this one's part.
             let waits = |of: &api::Diagnosis| {
                 let lacks = |f: &api::Finding| *there == link.above || f.behind != there.port;
                 of.findings.iter().any(|f| !f.behind.is_empty() && lacks(f))
@@ -88,7 +99,9 @@ pub fn merge(said: &[Said], links: &[Link], heard: impl Fn(u32) -> Option<Durati
     }
     let mut drops: BTreeMap<&str, api::Counter> = BTreeMap::new();
     for counter in answers.values().flat_map(|d| &d.drops) {
-        let sum = drops.entry(&counter.name).or_insert_with(|| api::Counter { value: 0, ..counter.clone() });
+        let sum = drops
+            .entry(&counter.name)
+            .or_insert_with(|| api::Counter { value: 0, ..counter.clone() });
         sum.value += counter.value;
     }
     let drops = drops.into_values().collect();
@@ -168,7 +181,8 @@ mod tests {
 
     #[test]
     fn a_box_that_does_not_answer_explains_what_others_lack_from_it() {
-        let found = merged(&[("a", Ok(&[(Some(3), LACKS, "up")])), ("s", Err("no answer within 2s"))]);
+        let found =
+            merged(&[("a", Ok(&[(Some(3), LACKS, "up")])), ("s", Err("no answer within 2s"))]);
         let what = "box s does not answer the manager: no answer within 2s";
         assert_eq!(found, [(None, what.to_owned())]);
     }

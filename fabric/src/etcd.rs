@@ -1,6 +1,7 @@
 //! Which of several managers leads, and the state that the next one goes on with: in etcd.
 //!
-//! The leader's key lives as long as its lease. State is written only while that key is still the one that this manager has made.
+//! The leader's key lives as long as its lease. State is written only while that key is still the
+//! one that this manager has made.
 
 use std::io::Read as _;
 use std::time::Duration;
@@ -25,7 +26,8 @@ mod pb {
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
-/// A standby looks this often whether somebody leads; an etcd that does not answer is asked again after as long.
+/// A standby looks this often whether somebody leads; an etcd that does not answer is asked again
+/// after as long.
 const LOOK: Duration = Duration::from_millis(500);
 /// A leader asks again after so long: of several endpoints another one may answer.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -65,7 +67,8 @@ fn channels(config: &Etcd) -> Result<Vec<Channel>> {
             .keep_alive_timeout(PATIENCE)
             .keep_alive_while_idle(true);
         if let Some(files) = &config.tls {
-            let tls = ClientTlsConfig::new().timeout(PATIENCE).ca_certificate(authority(&files.ca)?);
+            let tls =
+                ClientTlsConfig::new().timeout(PATIENCE).ca_certificate(authority(&files.ca)?);
             endpoint = endpoint.tls_config(tls.identity(identity(&files.cert, &files.key)?))?;
         }
         Ok(endpoint.connect_lazy())
@@ -99,7 +102,8 @@ fn unpacked(value: Vec<u8>) -> Result<String> {
 }
 
 async fn within<T>(answer: impl Future<Output = Result<T, Status>>) -> Result<T> {
-    let answer = timeout(PATIENCE, answer).await.map_err(|_| anyhow!("no answer within {PATIENCE:?}"))?;
+    let answer =
+        timeout(PATIENCE, answer).await.map_err(|_| anyhow!("no answer within {PATIENCE:?}"))?;
     answer.map_err(|status| anyhow!("{}", status.message()))
 }
 
@@ -150,8 +154,13 @@ pub async fn lead(config: &Etcd, me: &str) -> Result<Leading> {
 }
 
 /// Leads if nobody does; otherwise says who.
-async fn campaign(config: &Etcd, me: &str, channels: &[Channel]) -> Result<Result<Leading, Vec<u8>>> {
-    let [leader, key] = ["leader", "state"].map(|name| format!("{}/{name}", config.prefix).into_bytes());
+async fn campaign(
+    config: &Etcd,
+    me: &str,
+    channels: &[Channel],
+) -> Result<Result<Leading, Vec<u8>>> {
+    let [leader, key] =
+        ["leader", "state"].map(|name| format!("{}/{name}", config.prefix).into_bytes());
     if let Some(other) = get(channels, &leader).await? {
         return Ok(Err(other.value));
     }
@@ -167,7 +176,10 @@ async fn campaign(config: &Etcd, me: &str, channels: &[Channel]) -> Result<Resul
     let state = get(channels, &key).await?.map(|state| unpacked(state.value)).transpose()?;
     let (made, ttl) = (now.create_revision, Duration::from_secs(config.lease_s.into()));
     let channels = channels.to_vec();
-    Ok(Ok(Leading { state, lead: Lead { channels, id, leader, made, key, ttl, since, unwritten: false } }))
+    Ok(Ok(Leading {
+        state,
+        lead: Lead { channels, id, leader, made, key, ttl, since, unwritten: false },
+    }))
 }
 
 impl Leading {
@@ -181,7 +193,8 @@ impl Leading {
         Ok(())
     }
 
-    /// Goes on leading, and writes what comes; until it leads no more: why. When nothing can come any more, another one may lead at once.
+    /// Goes on leading, and writes what comes; until it leads no more: why. When nothing can come
+    /// any more, another one may lead at once.
     pub async fn keep(self, mut states: watch::Receiver<String>) -> String {
         let mut lead = self.lead;
         let mut failing = false;
@@ -209,7 +222,11 @@ impl Leading {
 }
 
 impl Lead {
-    async fn round(&mut self, states: &mut watch::Receiver<String>, failing: &mut bool) -> Option<String> {
+    async fn round(
+        &mut self,
+        states: &mut watch::Receiver<String>,
+        failing: &mut bool,
+    ) -> Option<String> {
         let next = Instant::now() + self.ttl / 5;
         let result = self.renew_and_write(states).await;
         if result.is_err() != *failing {
@@ -267,7 +284,10 @@ impl Lead {
     }
 
     /// Why it leads no more, if so.
-    async fn renew_and_write(&mut self, states: &mut watch::Receiver<String>) -> Result<Option<String>> {
+    async fn renew_and_write(
+        &mut self,
+        states: &mut watch::Receiver<String>,
+    ) -> Result<Option<String>> {
         let asked = Instant::now();
         let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id: self.id }).into_request();
         let answer = within(async {
@@ -297,8 +317,9 @@ mod tests {
 
     #[test]
     fn a_state_is_packed_and_that_of_an_earlier_release_read() {
-        let ranks: String =
-            (0..9999).map(|rank| format!("{{\"rank\":{rank},\"psn\":{}}},", rank * 7919 % 65536)).collect();
+        let ranks: String = (0..9999)
+            .map(|rank| format!("{{\"rank\":{rank},\"psn\":{}}},", rank * 7919 % 65536))
+            .collect();
         let state = format!("{{\"ranks\":[{ranks}]}}");
         let small = packed(&state).unwrap();
         assert!(small.len() < state.len() / 3, "{} of {}", small.len(), state.len());

@@ -1,4 +1,5 @@
-//! Behind which ports hosts are. Many ranks join at once: their hosts are looked for together, at all boxes.
+//! Behind which ports hosts are. Many ranks join at once: their hosts are looked for together, at
+//! all boxes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -48,8 +49,14 @@ impl Hosts {
         Self { questions }
     }
 
-    /// All ports on which a bridge has seen this MAC address, but for those towards other boxes, `links`.
-    pub async fn behind(&self, mac: String, was: Option<End>, links: Arc<BTreeSet<End>>) -> BTreeSet<End> {
+    /// All ports on which a bridge has seen this MAC address, but for those towards other boxes,
+    /// `links`.
+    pub async fn behind(
+        &self,
+        mac: String,
+        was: Option<End>,
+        links: Arc<BTreeSet<End>>,
+    ) -> BTreeSet<End> {
         let (answer, answered) = oneshot::channel();
         let _ = self.questions.send(Question { mac, was, links, answer });
         answered.await.unwrap_or_default()
@@ -57,7 +64,11 @@ impl Hosts {
 }
 
 /// Until nobody can ask any more.
-async fn answer(boxes: Vec<(String, Client)>, patience: Duration, mut asked: UnboundedReceiver<Question>) {
+async fn answer(
+    boxes: Vec<(String, Client)>,
+    patience: Duration,
+    mut asked: UnboundedReceiver<Question>,
+) {
     while let Some(first) = asked.recv().await {
         sleep(GATHER).await;
         let mut wanted: BTreeMap<String, Wanted> = BTreeMap::new();
@@ -102,7 +113,8 @@ async fn gather(
         };
         let is_known = |host: &Wanted| {
             let late = host.found.is_some_and(|found| found.elapsed() >= TWICE);
-            let as_before = |q: &Question| q.was.as_ref().is_some_and(|was| host.ends.contains(was));
+            let as_before =
+                |q: &Question| q.was.as_ref().is_some_and(|was| host.ends.contains(was));
             all_are_there || late || host.ends.len() == 1 && host.questions.iter().all(as_before)
         };
         for (_, host) in wanted.extract_if(.., |_, host| is_known(host)) {

@@ -1,4 +1,5 @@
-//! Which box adds up what: a job's ranks and where they are go in, what each box is to be told comes out.
+//! Which box adds up what: a job's ranks and where they are go in, what each box is to be told
+//! comes out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -25,8 +26,9 @@ pub struct Order {
 #[derive(Clone, Debug)]
 pub struct Ways {
     pub links: Vec<Link>,
-    /// By box below its first link, also one that carries nothing: by that its bridge sends what is not summed. A box takes packets of ranks in
-    /// other racks from the port alone by which their rings come, so some must come by that one.
+    /// By box below its first link, also one that carries nothing: by that its bridge sends what is
+    /// not summed. A box takes packets of ranks in other racks from the port alone by which their
+    /// rings come, so some must come by that one.
     pub first: HashMap<String, Link>,
     /// Of their ends, as far as is known.
     pub mtus: HashMap<End, u32>,
@@ -66,7 +68,8 @@ pub fn lay_out(
     place: impl Fn(u32) -> Option<End>,
 ) -> Result<Layout, String> {
     let ranks = job.spec.ranks;
-    let ring = job.epoch.as_ref().map_or_else(|| Rank::all(ranks).collect(), |epoch| epoch.ring.clone());
+    let ring =
+        job.epoch.as_ref().map_or_else(|| Rank::all(ranks).collect(), |epoch| epoch.ring.clone());
     let mut flows: BTreeMap<Rank, Vec<&FlowSpec>> = BTreeMap::new();
     job.flows.iter().for_each(|flow| flows.entry(flow.rank).or_default().push(flow));
     let mut ends = Vec::new();
@@ -86,7 +89,8 @@ pub fn lay_out(
     // A box counts the job's rings there from 0.
     let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
         let message = |flow: &&FlowSpec| flow_message(job, flow, port);
-        let of_rings = flows[&ring[rank as usize]].iter().map(message).filter(|f| rings.contains(&f.ring));
+        let of_rings =
+            flows[&ring[rank as usize]].iter().map(message).filter(|f| rings.contains(&f.ring));
         of_rings.map(|f| api::Flow { ring: f.ring - first, ..f }).collect()
     };
     let all = 0..job.spec.rings;
@@ -94,8 +98,9 @@ pub fn lay_out(
     for (name, group) in &groups {
         let before = (group.first + ranks - 1) % ranks;
         let mut leaf = order(name);
-        leaf.flows
-            .extend((group.first..=group.last).flat_map(|r| flows_of(r, &all, 0, &ends[r as usize].port)));
+        leaf.flows.extend(
+            (group.first..=group.last).flat_map(|r| flows_of(r, &all, 0, &ends[r as usize].port)),
+        );
         let mut ups = Vec::new();
         for Parent { links, rings, .. } in &parents {
             let Some(link) = links.get(name) else { continue };
@@ -122,9 +127,9 @@ pub fn lay_out(
             } else {
                 parent.job.members = group.to_string();
                 let own = group.first..=group.last;
-                parent
-                    .flows
-                    .extend(own.flat_map(|r| flows_of(r, rings, rings.start, &ends[r as usize].port)));
+                parent.flows.extend(
+                    own.flat_map(|r| flows_of(r, rings, rings.start, &ends[r as usize].port)),
+                );
             }
         }
         (parent.job.rings, parent.job.groups) = (rings.len() as u32, below.join(","));
@@ -135,8 +140,10 @@ pub fn lay_out(
     let mut addresses = BTreeMap::new();
     for flow in &job.flows {
         let mac = flow.src_mac.map(netsum_daemon::message::mac_text);
-        for (address, end) in
-            [flow.src.to_string()].into_iter().chain(mac).zip(std::iter::repeat(place(flow.ifindex)))
+        for (address, end) in [flow.src.to_string()]
+            .into_iter()
+            .chain(mac)
+            .zip(std::iter::repeat(place(flow.ifindex)))
         {
             end.map(|end| addresses.insert(address, end));
         }
@@ -147,8 +154,9 @@ pub fn lay_out(
 /// A job's trees, as a box that has ranks of it knows them: by its ports towards parents.
 pub fn trees_by(at: &str, job: &api::Job, links: &[Link]) -> Option<Vec<(String, u32)>> {
     let tree = |part: &str| {
-        let (port, rings) =
-            part.split_once('=').map_or((part, Some(job.rings)), |(port, n)| (port, n.parse().ok()));
+        let (port, rings) = part
+            .split_once('=')
+            .map_or((part, Some(job.rings)), |(port, n)| (port, n.parse().ok()));
         let link = links.iter().find(|link| link.below.of == at && link.below.port == port)?;
         Some((link.above.of.clone(), rings?))
     };
@@ -159,7 +167,9 @@ pub fn trees_by(at: &str, job: &api::Job, links: &[Link]) -> Option<Vec<(String,
 fn uplinks(ups: &[(&str, usize)]) -> String {
     match ups {
         [(port, _)] => (*port).to_owned(),
-        ups => ups.iter().map(|(port, rings)| format!("{port}={rings}")).collect::<Vec<_>>().join(","),
+        ups => {
+            ups.iter().map(|(port, rings)| format!("{port}={rings}")).collect::<Vec<_>>().join(",")
+        }
     }
 }
 
@@ -186,8 +196,8 @@ struct Parent<'a> {
     rings: Range<u32>,
 }
 
-/// The parents, each with its share of the rings, in the order of their links, and those that might have had some; none where one box has all
-/// ranks.
+/// The parents, each with its share of the rings, in the order of their links, and those that might
+/// have had some; none where one box has all ranks.
 fn parents<'a>(
     groups: &[(String, Group)],
     ends: &[End],
@@ -227,7 +237,8 @@ fn parents<'a>(
     let firsts = groups.iter().filter_map(|(of, _)| ways.first.get(of));
     let firsts: Vec<&Link> =
         firsts.filter(|link| groups.iter().all(|(of, _)| *of != link.above.of)).collect();
-    if let Some(link) = firsts.iter().find(|link| parents.iter().all(|parent| parent.name != link.above.of))
+    if let Some(link) =
+        firsts.iter().find(|link| parents.iter().all(|parent| parent.name != link.above.of))
         && !parents.is_empty()
     {
         return Err(format!(
@@ -250,14 +261,20 @@ fn parents<'a>(
     }
     let all: Vec<&Link> = first.into_values().collect();
     let mut next = 0;
-    for (parent, share) in parents.iter_mut().zip(share.rings(job.spec.rings, &candidates, ends, &all)) {
+    for (parent, share) in
+        parents.iter_mut().zip(share.rings(job.spec.rings, &candidates, ends, &all))
+    {
         parent.rings = next..next + share;
         next += share;
     }
     parents.retain(|parent| !parent.rings.is_empty());
     if parents.is_empty() {
         let boxes: Vec<&str> = groups.iter().map(|(of, _)| &**of).collect();
-        let why = if missing.is_empty() { "no box is above another".to_owned() } else { missing.join("; ") };
+        let why = if missing.is_empty() {
+            "no box is above another".to_owned()
+        } else {
+            missing.join("; ")
+        };
         return Err(format!("no box is above all of {}: {why}", boxes.join(", ")));
     }
     Ok((parents, candidates))
@@ -399,7 +416,11 @@ mod tests {
         controller
     }
 
-    fn orders_of(ends: &[&str], rings: usize, links: &[(&str, &str)]) -> Result<Vec<Order>, String> {
+    fn orders_of(
+        ends: &[&str],
+        rings: usize,
+        links: &[(&str, &str)],
+    ) -> Result<Vec<Order>, String> {
         orders_without(&[], ends, rings, links)
     }
 
@@ -419,10 +440,14 @@ mod tests {
             links,
             first: HashMap::new(),
             mtus: HashMap::new(),
-            closed: drained.iter().map(|&name| (name.to_owned(), "is drained: new fan".to_owned())).collect(),
+            closed: drained
+                .iter()
+                .map(|&name| (name.to_owned(), "is drained: new fan".to_owned()))
+                .collect(),
         };
         let place = |port: u32| ends.get(port as usize - 1).map(|e| end(e));
-        lay_out(controller.job("train").unwrap(), &ways, Share::Links, place).map(|layout| layout.orders)
+        lay_out(controller.job("train").unwrap(), &ways, Share::Links, place)
+            .map(|layout| layout.orders)
     }
 
     /// Box, members, groups, uplink, and of ring 0 each flow's rank and port.
@@ -450,7 +475,10 @@ mod tests {
         let s = ("s", ["", "0-1,2-4", ""], vec![(1, "1"), (4, "2")]);
         assert_eq!(said, [a, b, s]);
         let crossing = &orders[2].flows[0];
-        assert_eq!((&*crossing.src, &*crossing.dst, crossing.qpn), ("10.0.0.2", "10.0.0.3", 2 * 256 + 4));
+        assert_eq!(
+            (&*crossing.src, &*crossing.dst, crossing.qpn),
+            ("10.0.0.2", "10.0.0.3", 2 * 256 + 4)
+        );
     }
 
     #[test]
@@ -477,8 +505,12 @@ mod tests {
 
     #[test]
     fn each_order_is_one_by_which_a_box_sums() {
-        let places =
-            [&["a/1", "a/2", "b/1"][..], &["b/1", "a/1"], &["a/1", "s/9", "b/1"], &["s/8", "b/1", "s/9"]];
+        let places = [
+            &["a/1", "a/2", "b/1"][..],
+            &["b/1", "a/1"],
+            &["a/1", "s/9", "b/1"],
+            &["s/8", "b/1", "s/9"],
+        ];
         for (ends, rings) in places.into_iter().flat_map(|ends| [(ends, 1), (ends, 3)]) {
             for order in orders_of(ends, rings, &FOUR).unwrap() {
                 let mut box_ = Controller::new(1 << 40, 2, Duration::from_secs(1));
@@ -537,14 +569,19 @@ mod tests {
         assert_eq!(at(&["b"]).unwrap_err(), "box b, which has ranks 1, is drained: new fan");
     }
 
-    const FOUR: [(&str, &str); 4] = [("a/up", "s/1"), ("b/up", "s/2"), ("a/up2", "t/1"), ("b/up2", "t/2")];
+    const FOUR: [(&str, &str); 4] =
+        [("a/up", "s/1"), ("b/up", "s/2"), ("a/up2", "t/1"), ("b/up2", "t/2")];
 
     #[test]
     fn rings_spread_over_the_boxes_that_are_above_all() {
         let orders = orders_of(&["a/1", "b/1"], 3, &FOUR).unwrap();
         let jobs: Vec<_> = orders.iter().map(|o| (&*o.at, o.job.rings, &*o.job.uplink)).collect();
-        assert_eq!(jobs, [("a", 3, "up=1,up2=2"), ("b", 3, "up=1,up2=2"), ("s", 1, ""), ("t", 2, "")]);
-        // The second parent counts the ranks' rings 1 and 2 from 0. Its flows are those that come down by its links.
+        assert_eq!(
+            jobs,
+            [("a", 3, "up=1,up2=2"), ("b", 3, "up=1,up2=2"), ("s", 1, ""), ("t", 2, "")]
+        );
+        // The second parent counts the ranks' rings 1 and 2 from 0. Its flows are those that come
+        // down by its links.
         let of = |at: &str, port: &str| -> Vec<_> {
             let order = orders.iter().find(|o| o.at == at).unwrap();
             let flows = order.flows.iter().filter(|f| f.port == port);
@@ -567,8 +604,11 @@ mod tests {
 
     fn ways_of(links: &[(&str, &str, u64)], mtus: &[(&str, u32)]) -> Ways {
         let end = |text: &str| End::try_from(text.to_owned()).unwrap();
-        let link =
-            |&(below, above, rate): &_| Link { below: end(below), above: end(above), rate: Some(Rate(rate)) };
+        let link = |&(below, above, rate): &_| Link {
+            below: end(below),
+            above: end(above),
+            rate: Some(Rate(rate)),
+        };
         Ways {
             links: links.iter().map(link).collect(),
             first: HashMap::new(),
@@ -579,28 +619,34 @@ mod tests {
 
     fn above(ways: &Ways, rings: usize) -> Result<Vec<(String, u32)>, String> {
         let ends = ["a/1", "b/1"];
-        let place = |port: u32| ends.get(port as usize - 1).map(|e| End::try_from((*e).to_owned()).unwrap());
-        let layout = lay_out(joined(&ends, rings).job("train").unwrap(), ways, Share::Links, place)?;
+        let place = |port: u32| {
+            ends.get(port as usize - 1).map(|e| End::try_from((*e).to_owned()).unwrap())
+        };
+        let layout =
+            lay_out(joined(&ends, rings).job("train").unwrap(), ways, Share::Links, place)?;
         Ok(layout.at_work.trees)
     }
 
     #[test]
     fn a_parent_has_rings_by_its_slowest_link() {
-        let links = [("a/up", "s/1", 40), ("b/up", "s/2", 10), ("a/up2", "t/1", 30), ("b/up2", "t/2", 30)];
+        let links =
+            [("a/up", "s/1", 40), ("b/up", "s/2", 10), ("a/up2", "t/1", 30), ("b/up2", "t/2", 30)];
         let above = above(&ways_of(&links, &[]), 4).unwrap();
         assert_eq!(above, [("s".to_owned(), 1), ("t".to_owned(), 3)]);
     }
 
     #[test]
     fn some_rings_go_by_the_link_that_a_bridge_uses() {
-        let links = [("a/up", "s/1", 1), ("b/up", "s/2", 1), ("a/up2", "t/1", 9), ("b/up2", "t/2", 9)];
+        let links =
+            [("a/up", "s/1", 1), ("b/up", "s/2", 1), ("a/up2", "t/1", 9), ("b/up2", "t/2", 9)];
         let mut ways = ways_of(&links, &[]);
         let bridged: [Link; 2] = [ways.links[0].clone(), ways.links[1].clone()];
         ways.first = bridged.into_iter().map(|link| (link.below.of.clone(), link)).collect();
         assert_eq!(above(&ways, 1).unwrap(), [("s".to_owned(), 1)]);
         assert_eq!(above(&ways, 3).unwrap(), [("s".to_owned(), 1), ("t".to_owned(), 2)]);
         ways.closed.insert("s".into(), "does not answer".into());
-        let why = "what is not summed comes to a by a/up, so rings must go by s, too: s does not answer";
+        let why =
+            "what is not summed comes to a by a/up, so rings must go by s, too: s does not answer";
         assert_eq!(above(&ways, 3).unwrap_err(), why);
         ways.links.drain(..2);
         assert!(above(&ways, 3).unwrap_err().ends_with("s, too: the link is down"));
@@ -608,11 +654,13 @@ mod tests {
 
     #[test]
     fn a_link_with_too_small_an_mtu_at_one_end_is_left_out_and_said_with_both() {
-        let links = [("a/up", "s/1", 1), ("b/up", "s/2", 1), ("a/up2", "t/1", 1), ("b/up2", "t/2", 1)];
+        let links =
+            [("a/up", "s/1", 1), ("b/up", "s/2", 1), ("a/up2", "t/1", 1), ("b/up2", "t/2", 1)];
         let small = [("a/up", 9000), ("s/1", 1000)];
         assert_eq!(above(&ways_of(&links, &small), 2).unwrap(), [("t".to_owned(), 2)]);
         let error = above(&ways_of(&links[..2], &small), 2).unwrap_err();
-        let why = "link a/up (MTU 9000) to s/1 (MTU 1000): a path MTU of 1024 needs 1108 at both ends";
+        let why =
+            "link a/up (MTU 9000) to s/1 (MTU 1000): a path MTU of 1024 needs 1108 at both ends";
         assert!(error.contains(why), "{error}");
     }
 }

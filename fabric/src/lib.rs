@@ -1,5 +1,6 @@
-//! The fabric manager: several boxes as one. Ranks join here as they join a box. When all have joined, the manager lays the job out
-//! over the boxes, programs these by the API that their administrators use, and answers the ranks.
+//! The fabric manager: several boxes as one. Ranks join here as they join a box. When all have
+//! joined, the manager lays the job out over the boxes, programs these by the API that their
+//! administrators use, and answers the ranks.
 //!
 //! Boxes sum without it: it is on no packet's way.
 //!

@@ -1,4 +1,5 @@
-//! Has boxes measure the links between them: trains go over each, both ways, and what comes in tells its rate.
+//! Has boxes measure the links between them: trains go over each, both ways, and what comes in
+//! tells its rate.
 
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use crate::client::PATIENCE;
 use crate::config::{End, Link};
 use crate::measured::{Carries, FIRST, TRAINS, both, bytes, direction};
 
-/// How often the receiver is asked, and how often nothing more may have come since: then the rest is lost. Nobody waits longer, whatever a
-/// box says.
+/// How often the receiver is asked, and how often nothing more may have come since: then the rest
+/// is lost. Nobody waits longer, whatever a box says.
 const ASK: Duration = Duration::from_millis(30);
 const IDLE: u32 = 5;
 const LONGEST: Duration = Duration::from_secs(2);
@@ -42,7 +43,8 @@ impl Boxes {
         direction(&trains).ok_or_else(lost)
     }
 
-    /// What the sender of a train could send at most, and the rate at which it came in; 0 where too little came.
+    /// What the sender of a train could send at most, and the rate at which it came in; 0 where too
+    /// little came.
     async fn train(&self, from: &End, to: &End, bytes: u32) -> Result<(u64, u64), Status> {
         let no_box = || Status::not_found("there is no such box");
         let mut sender = self.client(&from.of).ok_or_else(no_box)?;

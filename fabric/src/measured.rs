@@ -20,11 +20,14 @@ pub enum Carries {
     AtLeast(u64),
 }
 
-/// What trains in one direction say: of each, what its sender could send at most, and the rate at which it came in; `None` where too little
-/// came. The fastest counts: other traffic, and a sender that was held up, make one slower. What makes one faster is less.
+/// What trains in one direction say: of each, what its sender could send at most, and the rate at
+/// which it came in; `None` where too little came. The fastest counts: other traffic, and a sender
+/// that was held up, make one slower. What makes one faster is less.
 pub fn direction(trains: &[(u64, u64)]) -> Option<Carries> {
-    let &(sent, rate) = trains.iter().filter(|(_, came)| *came > 0).max_by_key(|(_, came)| *came)?;
-    // What comes in about as fast as it can be sent has met no queue. Half of that may be for want of a CPU.
+    let &(sent, rate) =
+        trains.iter().filter(|(_, came)| *came > 0).max_by_key(|(_, came)| *came)?;
+    // What comes in about as fast as it can be sent has met no queue. Half of that may be for want
+    // of a CPU.
     Some(if rate < sent / 2 { Carries::Just(rate) } else { Carries::AtLeast(rate) })
 }
 
@@ -32,7 +35,9 @@ pub fn direction(trains: &[(u64, u64)]) -> Option<Carries> {
 pub fn both(up: Carries, down: Carries) -> Carries {
     match (up, down) {
         (Carries::Just(a), Carries::Just(b)) => Carries::Just(a.min(b)),
-        (Carries::Just(a), Carries::AtLeast(_)) | (Carries::AtLeast(_), Carries::Just(a)) => Carries::Just(a),
+        (Carries::Just(a), Carries::AtLeast(_)) | (Carries::AtLeast(_), Carries::Just(a)) => {
+            Carries::Just(a)
+        }
         (Carries::AtLeast(a), Carries::AtLeast(b)) => Carries::AtLeast(a.min(b)),
     }
 }
@@ -42,10 +47,12 @@ pub fn bytes(rate: u64) -> u32 {
     (rate / 8 / PART).min(MOST as u64) as u32
 }
 
-/// The rate that plans count with from now on in place of the nominal one, if any. A plan is not made anew for what is but noise.
+/// The rate that plans count with from now on in place of the nominal one, if any. A plan is not
+/// made anew for what is but noise.
 pub fn settle(nominal: Option<u64>, before: Option<u64>, carries: Carries) -> Option<u64> {
-    let differs =
-        |used: u64, rate: u64| u128::from(used.abs_diff(rate)) * 100 > u128::from(used) * u128::from(SAME);
+    let differs = |used: u64, rate: u64| {
+        u128::from(used.abs_diff(rate)) * 100 > u128::from(used) * u128::from(SAME)
+    };
     match (before.or(nominal), carries) {
         (Some(used), Carries::Just(rate)) if !differs(used, rate) => before,
         (_, Carries::Just(rate)) => Some(rate),
@@ -64,7 +71,10 @@ mod tests {
     fn the_fastest_train_counts_and_one_that_met_no_queue_tells_the_least() {
         assert_eq!(direction(&[(8, 0), (8, 0)]), None);
         assert_eq!(direction(&[(8000, 250), (8000, 180), (8000, 251)]), Some(Carries::Just(251)));
-        assert_eq!(direction(&[(8000, 7900), (8000, 250), (8000, 8100)]), Some(Carries::AtLeast(8100)));
+        assert_eq!(
+            direction(&[(8000, 7900), (8000, 250), (8000, 8100)]),
+            Some(Carries::AtLeast(8100))
+        );
         assert_eq!(both(Carries::Just(5), Carries::AtLeast(9)), Carries::Just(5));
         assert_eq!(both(Carries::Just(5), Carries::Just(4)), Carries::Just(4));
     }
@@ -80,7 +90,11 @@ mod tests {
         assert_eq!(slow, Some(250));
         assert_eq!(settle(Some(10_000), slow, Carries::AtLeast(5_000)), None);
         assert_eq!(settle(Some(10_000), slow, Carries::AtLeast(240)), slow);
-        assert_eq!(settle(None, None, Carries::AtLeast(5_000)), None, "not known, and at least something");
+        assert_eq!(
+            settle(None, None, Carries::AtLeast(5_000)),
+            None,
+            "not known, and at least something"
+        );
     }
 
     proptest! {

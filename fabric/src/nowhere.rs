@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use netsum_common::abi::{Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
+use netsum_common::abi::{
+    Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter,
+};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;

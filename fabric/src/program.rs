@@ -1,4 +1,5 @@
-//! Brings the boxes to what the controller wants, one change after the other, and looks whether they stay so.
+//! Brings the boxes to what the controller wants, one change after the other, and looks whether
+//! they stay so.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -87,7 +88,8 @@ struct Told {
     /// Its flows are those of these ranks.
     epoch: u32,
     layout: Layout,
-    /// Other boxes where an earlier manager had it summed: its ranks may be at work there until they connect anew.
+    /// Other boxes where an earlier manager had it summed: its ranks may be at work there until
+    /// they connect anew.
     before: BTreeSet<String>,
 }
 
@@ -112,11 +114,13 @@ pub struct Programmer {
     boxes: Arc<Boxes>,
     busy: Busy,
     told: BTreeMap<String, Told>,
-    /// Jobs that no boxes could sum when their ranks joined, and whose ranks have begun all the same.
+    /// Jobs that no boxes could sum when their ranks joined, and whose ranks have begun all the
+    /// same.
     by_ring: HashMap<String, Members>,
     /// Jobs that an earlier manager has had summed, where it is not known yet by which boxes.
     taken_over: HashMap<String, Members>,
-    /// Jobs whose ranks have left, when, and the boxes that summed for them: ranks that connect anew leave first.
+    /// Jobs whose ranks have left, when, and the boxes that summed for them: ranks that connect
+    /// anew leave first.
     left: HashMap<String, (Instant, Vec<String>)>,
     /// Boxes that may still have a job that is over, and the job.
     leftover: BTreeSet<(String, String)>,
@@ -137,7 +141,8 @@ enum Wanted {
 }
 
 impl Programmer {
-    /// The boxes do already what the controller wants of them: it took over from another, or has no jobs.
+    /// The boxes do already what the controller wants of them: it took over from another, or has no
+    /// jobs.
     pub fn new(shared: Shared, boxes: Arc<Boxes>, seen: &HashMap<String, Seen>) -> Self {
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
         let (told, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
@@ -205,17 +210,26 @@ impl Programmer {
 
     fn names(&self) -> BTreeSet<String> {
         let inner = self.shared.lock();
-        inner.controller.jobs().map(|job| job.spec.name.clone()).chain(self.told.keys().cloned()).collect()
+        inner
+            .controller
+            .jobs()
+            .map(|job| job.spec.name.clone())
+            .chain(self.told.keys().cloned())
+            .collect()
     }
 
     fn wanted(&self, name: &str) -> Wanted {
         let job = {
             let inner = self.shared.lock();
-            let Ok(job) = inner.controller.job(name) else { return Wanted::Nothing { gone: false } };
+            let Ok(job) = inner.controller.job(name) else {
+                return Wanted::Nothing { gone: false };
+            };
             let told = self.told.get(name).filter(|told| told.is_of(job));
             match job.state {
                 // Where its ranks are at work, they stay where they are until they connect anew.
-                State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => return Wanted::Same,
+                State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => {
+                    return Wanted::Same;
+                }
                 State::Active
                     if [&self.by_ring, &self.taken_over]
                         .iter()
@@ -241,7 +255,12 @@ impl Programmer {
         let others: Vec<AtWork> = others.map(|(_, told)| told.layout.at_work.clone()).collect();
         let share = Share::Beside(&others, &*self.boxes);
         let layout = block_in_place(|| self.layout_by(job, self.boxes.ways(), share));
-        log::debug!("job {}: planned beside {} in {:.1?}", job.spec.name, others.len(), begin.elapsed());
+        log::debug!(
+            "job {}: planned beside {} in {:.1?}",
+            job.spec.name,
+            others.len(),
+            begin.elapsed()
+        );
         layout
     }
 
@@ -274,15 +293,18 @@ impl Programmer {
     fn layout_by(&self, job: &Job, mut ways: Ways, share: Share<'_>) -> Result<Layout, String> {
         let place = |port| self.boxes.end(port);
         let layout = layout::lay_out(job, &ways, share, place);
-        // What no others can sum stays where it is. A box that does not answer may be about to. A parent can be another one, a leaf cannot.
-        let leaves: BTreeSet<_> = job.flows.iter().filter_map(|f| Some(place(f.ifindex)?.of)).collect();
+        // What no others can sum stays where it is. A box that does not answer may be about to. A
+        // parent can be another one, a leaf cannot.
+        let leaves: BTreeSet<_> =
+            job.flows.iter().filter_map(|f| Some(place(f.ifindex)?.of)).collect();
         for leaves_alone in [true, false] {
             if layout.is_ok() || ways.closed.is_empty() {
                 break;
             }
             let may_do = |at: &String| {
                 (!leaves_alone || leaves.contains(at))
-                    && (self.boxes.is_late(at) || !self.boxes.is_silent(at) && self.is_at(&job.spec.name, at))
+                    && (self.boxes.is_late(at)
+                        || !self.boxes.is_silent(at) && self.is_at(&job.spec.name, at))
             };
             ways.closed.retain(|at, _| !may_do(at));
             if let Ok(layout) = layout::lay_out(job, &ways, share, place) {
@@ -295,10 +317,9 @@ impl Programmer {
     /// Whether a box sums for a job, or did when its ranks left to connect anew.
     fn is_at(&self, name: &str, at: &str) -> bool {
         self.told.get(name).is_some_and(|told| told.boxes().any(|of| of == at))
-            || self
-                .left
-                .get(name)
-                .is_some_and(|(since, boxes)| since.elapsed() < ANEW && boxes.iter().any(|of| of == at))
+            || self.left.get(name).is_some_and(|(since, boxes)| {
+                since.elapsed() < ANEW && boxes.iter().any(|of| of == at)
+            })
     }
 
     async fn carry_out(&mut self, Change { job, waiting }: Change) {
@@ -307,7 +328,9 @@ impl Programmer {
         for name in names {
             let (now, done) = match self.wanted(&name) {
                 Wanted::Same => continue,
-                Wanted::Orders(now, Ok(layout)) => (now, self.tell_others(&name, now, layout).await),
+                Wanted::Orders(now, Ok(layout)) => {
+                    (now, self.tell_others(&name, now, layout).await)
+                }
                 Wanted::Orders(now, Err(why)) => {
                     self.forget(&name, false).await;
                     (now, Err(anyhow!(why)))
@@ -329,7 +352,9 @@ impl Programmer {
             if inner.controller.goes_without_box(&name, now) {
                 log::warn!(NETSUM_JOB = name; "job {name}: no boxes sum it, its ranks do by themselves: {why:#}");
                 let of = inner.controller.job(&name).map(members);
-                inner.carry_out(Some(&name), Vec::new()).unwrap_or_else(|e| log::error!("{}", e.message()));
+                inner
+                    .carry_out(Some(&name), Vec::new())
+                    .unwrap_or_else(|e| log::error!("{}", e.message()));
                 of.map(|of| self.by_ring.insert(name, of)).ok();
                 continue;
             }
@@ -337,7 +362,9 @@ impl Programmer {
             refusal = Some(Refusal::NotNow(format!("job `{name}`: {why:#}")));
             if inner.controller.job(&name).is_ok_and(|job| epoch(job) == now) {
                 let actions = inner.controller.data_plane_failed(&name, &format!("{why:#}"));
-                inner.carry_out(Some(&name), actions).unwrap_or_else(|e| log::error!("{}", e.message()));
+                inner
+                    .carry_out(Some(&name), actions)
+                    .unwrap_or_else(|e| log::error!("{}", e.message()));
             }
         }
         for Waiting { rank, epoch } in waiting {
@@ -367,7 +394,9 @@ impl Programmer {
                 return told;
             }
             match self.wanted(name) {
-                Wanted::Orders(now, again) if now == epoch => layout = again.map_err(|why| anyhow!(why))?,
+                Wanted::Orders(now, again) if now == epoch => {
+                    layout = again.map_err(|why| anyhow!(why))?
+                }
                 _ => return told,
             }
         }
@@ -394,18 +423,20 @@ impl Programmer {
         Ok(())
     }
 
-    /// Has boxes know where the ranks of all jobs are that are behind other boxes, so that nobody there takes
-    /// their addresses over; also the ranks of a job that is about to begin.
+    /// Has boxes know where the ranks of all jobs are that are behind other boxes, so that nobody
+    /// there takes their addresses over; also the ranks of a job that is about to begin.
     async fn reserve(&mut self, new: Option<&Layout>) {
         let ways = self.boxes.ways();
-        let layouts: Vec<&Layout> = self.told.values().map(|told| &told.layout).chain(new).collect();
+        let layouts: Vec<&Layout> =
+            self.told.values().map(|told| &told.layout).chain(new).collect();
         let mut answers = JoinSet::new();
         for api::FabricBox { name, .. } in self.boxes.show().boxes {
             let one = |(address, end): (&String, &End)| {
                 let port = ways.towards(&name, &end.of).filter(|_| end.of != name)?;
                 Some(api::Reservation { address: address.clone(), port: port.to_owned() })
             };
-            let all: Vec<_> = layouts.iter().flat_map(|layout| &layout.addresses).filter_map(one).collect();
+            let all: Vec<_> =
+                layouts.iter().flat_map(|layout| &layout.addresses).filter_map(one).collect();
             let is_told = |(told, at): &(Vec<_>, Instant)| *told == all && at.elapsed() < AGAIN;
             if self.boxes.is_silent(&name) || self.reserved.get(&name).is_some_and(is_told) {
                 continue;
@@ -440,7 +471,8 @@ impl Programmer {
             }
             anyhow!("box {at}: {}", status.message())
         };
-        let mut client = self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
+        let mut client =
+            self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
         if let Err(status) = self.boxes.order(at, client.create_job(order.job.clone())).await {
             let is_there = status.code() == Code::AlreadyExists;
             if !is_there || !self.try_delete(at, name, false).await.unwrap_or(false) {
@@ -454,7 +486,8 @@ impl Programmer {
         Ok(())
     }
 
-    /// Deletes a job on a box, if it is a manager's. Where that is not known to be done, it is tried again.
+    /// Deletes a job on a box, if it is a manager's. Where that is not known to be done, it is
+    /// tried again.
     async fn delete(&mut self, at: &str, name: &str, gone: bool) {
         let place = (at.to_owned(), name.to_owned());
         // Nobody waits for a box that does not answer.
@@ -474,7 +507,8 @@ impl Programmer {
 
     /// Whether there is none of that name any more.
     async fn try_delete(&self, at: &str, name: &str, gone: bool) -> Result<bool> {
-        let mut client = self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
+        let mut client =
+            self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
         let question = api::ShowJobRequest { name: name.to_owned(), show_token: true };
         let there = self.boxes.order(at, client.show_job(question)).await;
         match there.map(tonic::Response::into_inner) {
@@ -485,12 +519,15 @@ impl Programmer {
         }
         let request = api::DeleteJobRequest { name: name.to_owned(), gone };
         match self.boxes.order(at, client.delete_job(request)).await {
-            Err(status) if status.code() != Code::NotFound => bail!("box {at}: {}", status.message()),
+            Err(status) if status.code() != Code::NotFound => {
+                bail!("box {at}: {}", status.message())
+            }
             _ => Ok(true),
         }
     }
 
-    /// Looks whether the boxes do as they were told. Where one does not, or a link is down, the ranks connect anew.
+    /// Looks whether the boxes do as they were told. Where one does not, or a link is down, the
+    /// ranks connect anew.
     async fn look(&mut self) {
         let seen = self.boxes.look().await;
         // What comes meanwhile is measured afterwards.
@@ -505,11 +542,14 @@ impl Programmer {
         }
         self.left.retain(|_, (since, _)| since.elapsed() < ANEW);
         let come_back = |at: &str| self.left.keys().any(|name| self.is_at(name, at));
-        self.boxes.are_empty(|at| seen.get(at).is_some_and(|seen| seen.jobs.is_empty()) && !come_back(at));
+        self.boxes.are_empty(|at| {
+            seen.get(at).is_some_and(|seen| seen.jobs.is_empty()) && !come_back(at)
+        });
         let mut ports: Vec<_> = seen.values().flat_map(|s| s.ports.clone()).collect();
         let mut inner = self.shared.lock();
         // Those of silent boxes are as they were.
-        let silent = |name: &str| name.split_once('/').is_some_and(|(of, _)| !seen.contains_key(of));
+        let silent =
+            |name: &str| name.split_once('/').is_some_and(|(of, _)| !seen.contains_key(of));
         ports.extend(inner.controller.ports().iter().filter(|p| silent(&p.name)).cloned());
         ports.sort_unstable_by_key(|p| p.ifindex);
         inner.controller.set_ports(ports);
@@ -528,10 +568,13 @@ impl Programmer {
             told.map(|told| self.told.insert(name, told));
         }
         let cannot = |job: &Job| {
-            layout::lay_out(job, &self.boxes.ways(), Share::Links, |port| self.boxes.end(port)).is_err()
+            layout::lay_out(job, &self.boxes.ways(), Share::Links, |port| self.boxes.end(port))
+                .is_err()
         };
-        self.by_ring.retain(|name, of| inner.controller.job(name).is_ok_and(|job| members(job) == *of));
-        let by_ring = self.by_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
+        self.by_ring
+            .retain(|name, of| inner.controller.job(name).is_ok_and(|job| members(job) == *of));
+        let by_ring =
+            self.by_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
         let (mut stuck, mut changed) = (by_ring.cloned().collect::<HashSet<_>>(), Vec::new());
         for (name, told) in &self.told {
             let Ok(job) = inner.controller.job(name) else { continue };
@@ -551,8 +594,9 @@ impl Programmer {
                 (None, Some(now)) if now.orders != *orders => {
                     let drained = self.boxes.drained();
                     let drained = told.boxes().find(|at| drained.contains_key(*at));
-                    drained
-                        .map_or("its tree has changed".to_owned(), |at| format!("box {at} is to be drained"))
+                    drained.map_or("its tree has changed".to_owned(), |at| {
+                        format!("box {at} is to be drained")
+                    })
                 }
                 (None, Some(now)) => {
                     if share::has_changed(candidates, &now.candidates) {
@@ -593,8 +637,8 @@ impl Programmer {
         }
     }
 
-    /// Jobs on boxes that answer and are not to be there: those that could not be deleted, those that another manager may have left, and
-    /// those that came into being after all.
+    /// Jobs on boxes that answer and are not to be there: those that could not be deleted, those
+    /// that another manager may have left, and those that came into being after all.
     fn over(&mut self, seen: &HashMap<String, Seen>) -> Vec<(String, String)> {
         let mut over: Vec<_> =
             self.leftover.iter().filter(|(at, _)| seen.contains_key(at)).cloned().collect();

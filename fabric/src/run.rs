@@ -28,8 +28,8 @@ use crate::nowhere::Nowhere;
 use crate::program::{Changes, Programmer};
 
 const HEARTBEAT: Duration = Duration::from_millis(INTERVAL_MS);
-/// A job ends when none of its ranks has been heard for so long. Less than at a box: rings at several
-/// boxes wait for it.
+/// A job ends when none of its ranks has been heard for so long. Less than at a box: rings at
+/// several boxes wait for it.
 const DEAD: Duration = Duration::from_secs(10);
 /// An etcd that is away is not waited for to give the lease back.
 const LEAVE: Duration = Duration::from_secs(3);
@@ -39,7 +39,8 @@ const NEVER: Duration = Duration::from_secs(3600);
 const MEMORY: u64 = 1 << 40;
 const CPUS: u32 = 64;
 
-/// Runs the manager until SIGTERM or SIGINT. Jobs go on without it, and the next one takes them over.
+/// Runs the manager until SIGTERM or SIGINT. Jobs go on without it, and the next one takes them
+/// over.
 ///
 /// # Errors
 /// If it cannot listen, or cannot make sense of what the last one has left.
@@ -80,7 +81,11 @@ pub async fn run(config: &Config) -> Result<()> {
         inner.boxes = Some(Box::new(Changes { to: changes, boxes: boxes.clone(), busy }));
         inner.carry_out(None, actions).map_err(|e| anyhow!("{}", e.message()))?;
         let is_behind = inner.store.as_ref().is_some_and(Store::is_behind);
-        ensure!(!is_behind, "{}: the number of this election cannot be written", config.state.display());
+        ensure!(
+            !is_behind,
+            "{}: the number of this election cannot be written",
+            config.state.display()
+        );
         let jobs = inner.controller.jobs().count();
         log::info!(
             "{} boxes, {} links; {jobs} jobs taken over; election {election}",
@@ -90,15 +95,24 @@ pub async fn run(config: &Config) -> Result<()> {
     }
     let admin = UnixListener::from_std(socket::listen(&config.admin, &Access::default())?)?;
     let _file = SocketFile::new(config.admin.clone());
-    let tls =
-        config.workers_tls.as_ref().map(|files| tls::server_config("workers-tls", files)).transpose()?;
+    let tls = config
+        .workers_tls
+        .as_ref()
+        .map(|files| tls::server_config("workers-tls", files))
+        .transpose()?;
     let listener = TcpListener::bind(config.workers).await;
-    let listener = listener.with_context(|| format!("workers = \"{}\": cannot listen", config.workers))?;
+    let listener =
+        listener.with_context(|| format!("workers = \"{}\": cannot listen", config.workers))?;
     let kind = tls::kind(config.workers_tls.as_ref());
-    log::info!("workers on {}, {kind}; administration on {}", config.workers, config.admin.display());
+    log::info!(
+        "workers on {}, {kind}; administration on {}",
+        config.workers,
+        config.admin.display()
+    );
     let workers = WorkerPort { listener, tls, limits: Limits::default() };
     let mut programming = tokio::spawn(programmer.run(received));
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) =
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let led = async {
         match &mut leading {
             Some(leading) => leading.await,
@@ -144,7 +158,8 @@ fn me(config: &Config) -> String {
     format!("{}, process {}, workers on {}", host.trim(), std::process::id(), config.workers)
 }
 
-/// The number of a manager that begins now: larger than that of the last one, and of those whose state is lost or elsewhere.
+/// The number of a manager that begins now: larger than that of the last one, and of those whose
+/// state is lost or elsewhere.
 fn next_election(last: u64) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     (now.as_millis() as u64).max(last.saturating_add(1))

@@ -56,10 +56,18 @@ pub enum Share<'a> {
 
 impl Share<'_> {
     /// The rings of each candidate.
-    pub fn rings(&self, rings: u32, candidates: &[Candidate], ends: &[End], links: &[&Link]) -> Vec<u32> {
+    pub fn rings(
+        &self,
+        rings: u32,
+        candidates: &[Candidate],
+        ends: &[End],
+        links: &[&Link],
+    ) -> Vec<u32> {
         let weights = match self {
             Self::Kept(trees) => {
-                let kept = |c: &Candidate| trees.iter().find(|(of, _)| *of == c.name).map_or(0, |(_, n)| *n);
+                let kept = |c: &Candidate| {
+                    trees.iter().find(|(of, _)| *of == c.name).map_or(0, |(_, n)| *n)
+                };
                 let kept: Vec<u32> = candidates.iter().map(kept).collect();
                 let is_whole = kept.iter().sum::<u32>() == rings
                     && candidates.iter().zip(&kept).all(|(c, rings)| !c.is_needed || *rings > 0);
@@ -76,7 +84,8 @@ impl Share<'_> {
             }
             Self::Beside(..) | Self::Links => by_links(candidates),
         };
-        let weights: Vec<_> = candidates.iter().zip(weights).map(|(c, room)| (c.is_needed, room)).collect();
+        let weights: Vec<_> =
+            candidates.iter().zip(weights).map(|(c, room)| (c.is_needed, room)).collect();
         spread(&weights, rings)
     }
 }
@@ -98,7 +107,8 @@ impl Numbers<'_> {
     fn tree(&self, ends: &[End], root: &str, rings: u32) -> Tree {
         let root = self.boxes[root];
         let host = |end: &End| (self.hosts[end], self.boxes[&*end.of]);
-        let below: BTreeSet<Node> = ends.iter().map(|end| host(end).1).filter(|of| *of != root).collect();
+        let below: BTreeSet<Node> =
+            ends.iter().map(|end| host(end).1).filter(|of| *of != root).collect();
         let hosts = ends.iter().map(host).chain(below.into_iter().map(|of| (of, root)));
         let hops = hosts.map(|(child, parent)| Hop { child, parent, via: None }).collect();
         Tree { root, hops, rate: f64::from(rings), rings }
@@ -121,7 +131,8 @@ fn rooms(
 ) -> Result<Vec<u64>, Error> {
     let hosts: BTreeSet<&End> = others.iter().flat_map(|job| &job.ends).chain(ends).collect();
     let tops = others.iter().flat_map(|job| job.trees.iter().map(|(name, _)| name));
-    let boxes = hosts.iter().map(|end| &end.of).chain(candidates.iter().map(|c| &c.name)).chain(tops);
+    let boxes =
+        hosts.iter().map(|end| &end.of).chain(candidates.iter().map(|c| &c.name)).chain(tops);
     let boxes: BTreeSet<&str> = boxes
         .chain(links.iter().flat_map(|link| [&link.below.of, &link.above.of]))
         .map(String::as_str)
@@ -149,7 +160,8 @@ fn rooms(
     let rates = links.iter().filter_map(|link| link.rate).map(|rate| rate.0);
     let least = rates.filter(|rate| *rate > 0).min().unwrap_or(1);
     for link in links {
-        let [below, above] = [&link.below, &link.above].map(|end| numbers.boxes[&*end.of].to_string());
+        let [below, above] =
+            [&link.below, &link.above].map(|end| numbers.boxes[&*end.of].to_string());
         topology.link(below, above, bits(link.rate.map_or(least, |rate| rate.0)));
     }
     let network = Network::new(&topology)?;
@@ -163,8 +175,8 @@ fn rooms(
     Ok(rooms.iter().map(|room| (PARTS * room / most).round() as u64).collect())
 }
 
-/// Shares rings out by weights; where all are 0 they are equal. Where there are fewer rings than weights those that are needed have one, and then
-/// the greatest.
+/// Shares rings out by weights; where all are 0 they are equal. Where there are fewer rings than
+/// weights those that are needed have one, and then the greatest.
 fn spread(weights: &[(bool, u64)], rings: u32) -> Vec<u32> {
     let least = u128::from(weights.iter().all(|(_, weight)| *weight == 0));
     let weight = |n: usize| u128::from(weights[n].1).max(least);
@@ -190,7 +202,8 @@ fn spread(weights: &[(bool, u64)], rings: u32) -> Vec<u32> {
     shares
 }
 
-/// Whether there is a candidate that was not there, or one whose links have changed by more than noise.
+/// Whether there is a candidate that was not there, or one whose links have changed by more than
+/// noise.
 pub fn has_changed(before: &[Candidate], now: &[Candidate]) -> bool {
     now.iter().any(|c| {
         let was = before.iter().find(|was| was.name == c.name);
@@ -277,7 +290,10 @@ mod tests {
     fn where_no_rate_is_known_shares_are_equal_whoever_is_there() {
         let others = [at(&[4, 0])];
         assert_eq!(rings_of(Share::Beside(&others, &Unknown), 4, &[None, None]), [2, 2]);
-        assert_eq!(rings_of(Share::Beside(&others, &Unknown), 4, &[Some(9000), Some(9000)]), [1, 3]);
+        assert_eq!(
+            rings_of(Share::Beside(&others, &Unknown), 4, &[Some(9000), Some(9000)]),
+            [1, 3]
+        );
         // One that is not known is as the least that is.
         assert_eq!(rings_of(Share::Beside(&[], &Unknown), 5, &[Some(8000), Some(32_000)]), [1, 4]);
         assert_eq!(rings_of(Share::Beside(&[], &Unknown), 6, &[None, Some(9000)]), [3, 3]);
@@ -297,8 +313,9 @@ mod tests {
 
     #[test]
     fn a_spine_that_adds_slowly_gets_fewer_rings_than_its_links_carry() {
-        let of =
-            |adds: &[(&str, u64)], rates: &[Option<u64>]| rings_of(Share::Beside(&[], &Adds(adds)), 6, rates);
+        let of = |adds: &[(&str, u64)], rates: &[Option<u64>]| {
+            rings_of(Share::Beside(&[], &Adds(adds)), 6, rates)
+        };
         let both = [Some(8000), Some(8000)];
         // Of two leaves at 1000 bytes per second each.
         assert_eq!(of(&[("s0", 2000), ("s1", 9000)], &both), [3, 3]);

@@ -1,5 +1,6 @@
-//! Requests to the daemon, as bytes of any kind and as messages that make sense, through the controller to what the data
-//! plane is told: memory, rings and flows must be accounted for after every request.
+//! Requests to the daemon, as bytes of any kind and as messages that make sense, through the
+//! controller to what the data plane is told: memory, rings and flows must be accounted for after
+//! every request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -88,7 +89,8 @@ fn ip(u: &mut Unstructured, rank: u32) -> Result<String> {
 impl System {
     fn new() -> Self {
         let mut controller = Controller::new(MEMORY, 2, Duration::from_secs(10));
-        let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
+        let port =
+            |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
         controller.set_ports((0..3).map(port).collect());
         let waiting = BTreeSet::new();
         Self { controller, told: Told::default(), waiting, waiters: 0, now: Instant::now() }
@@ -140,7 +142,9 @@ impl System {
                     assert!(before.is_none(), "two jobs with one token");
                 }
                 Action::IgnoreInBand(token) => assert!(told.listening.remove(&token).is_some()),
-                Action::Reply { waiter, .. } => assert!(self.waiting.remove(&waiter), "answered twice"),
+                Action::Reply { waiter, .. } => {
+                    assert!(self.waiting.remove(&waiter), "answered twice")
+                }
             }
         }
     }
@@ -160,11 +164,16 @@ impl System {
         flows.sort_by_key(order);
         told.sort_by_key(order);
         assert_eq!(flows, told);
-        let active: BTreeSet<RingNumber> =
-            jobs().filter(|j| j.state == State::Active).flat_map(|j| &j.rings).map(|r| r.id).collect();
+        let active: BTreeSet<RingNumber> = jobs()
+            .filter(|j| j.state == State::Active)
+            .flat_map(|j| &j.rings)
+            .map(|r| r.id)
+            .collect();
         assert_eq!(active, self.told.active);
-        let listening: BTreeMap<InBandToken, RingNumber> =
-            jobs().filter(|j| j.spec.in_band).map(|j| (j.spec.token.in_band(), j.rings[0].id)).collect();
+        let listening: BTreeMap<InBandToken, RingNumber> = jobs()
+            .filter(|j| j.spec.in_band)
+            .map(|j| (j.spec.token.in_band(), j.rings[0].id))
+            .collect();
         assert_eq!(listening, self.told.listening);
     }
 
@@ -248,9 +257,13 @@ impl System {
             false => u.int_in_range(0..=ranks.min(3))?,
         };
         let rings = if u.ratio(1u8, 16u8)? { u.int_in_range(0..=3)? } else { rings };
-        let base = 16 * u.int_in_range(0..=3u32)? + if u.ratio(3u8, 4u8)? { 64 * (rank % 4) } else { 0 };
-        let c =
-            |n: u32| api::Connection { receive_qpn: base + 2 * n, send_qpn: base + 2 * n + 1, first_psn: n };
+        let base =
+            16 * u.int_in_range(0..=3u32)? + if u.ratio(3u8, 4u8)? { 64 * (rank % 4) } else { 0 };
+        let c = |n: u32| api::Connection {
+            receive_qpn: base + 2 * n,
+            send_qpn: base + 2 * n + 1,
+            first_psn: n,
+        };
         let sensible = api::JoinRequest {
             job,
             token: token(u)?,
@@ -269,7 +282,8 @@ impl System {
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         let Some(a) = r.address else { return Ok(()) };
-        let (Ok(ip), Some(mac), Some(plain)) = (a.ip.parse(), mac_from_text(&a.mac), a.plain) else {
+        let (Ok(ip), Some(mac), Some(plain)) = (a.ip.parse(), mac_from_text(&a.mac), a.plain)
+        else {
             return Ok(());
         };
         let c = |c: api::Connection| Connection {
@@ -317,7 +331,9 @@ impl System {
         let right = u.ratio(7u8, 8u8)?;
         let rank = if right { u.int_in_range(0..=spec.ranks.min(3) - 1)? } else { u.arbitrary()? };
         let Ok(src) = ip(u, rank)?.parse() else { return Ok(()) };
-        let Ok(dst) = ip(u, (rank.wrapping_add(1)) % spec.ranks.max(1))?.parse() else { return Ok(()) };
+        let Ok(dst) = ip(u, (rank.wrapping_add(1)) % spec.ranks.max(1))?.parse() else {
+            return Ok(());
+        };
         let header = JobHeader {
             dtype: number(u, &[1])?,
             token: spec.token.in_band(),
@@ -341,7 +357,9 @@ impl System {
             len: number(u, &[256, spec.mtu])?,
             only: !u.ratio(1u8, 8u8)?,
         };
-        if let Some(answer) = self.controller.first_packets(*job, &[packet], u.arbitrary()?, self.now) {
+        if let Some(answer) =
+            self.controller.first_packets(*job, &[packet], u.arbitrary()?, self.now)
+        {
             assert!(answer.outcomes != [Outcome::Known] || answer.actions.is_empty());
             self.carry_out(answer.actions);
         }
@@ -364,11 +382,18 @@ impl System {
                 self.controller.abort(&r.job, &r.token, Rank(r.rank), r.epoch, &r.reason)
             }
             _ => {
-                let sensible = api::HeartbeatRequest { job, token, rank, epoch, without_box: epoch == 1 };
+                let sensible =
+                    api::HeartbeatRequest { job, token, rank, epoch, without_box: epoch == 1 };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
                 let rank = Rank(r.rank);
-                let heard =
-                    self.controller.heartbeat(&r.job, &r.token, rank, r.epoch, r.without_box, self.now);
+                let heard = self.controller.heartbeat(
+                    &r.job,
+                    &r.token,
+                    rank,
+                    r.epoch,
+                    r.without_box,
+                    self.now,
+                );
                 heard.map(|_| Vec::new())
             }
         };
@@ -388,7 +413,9 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             8 => s.member(u)?,
             9 => {
                 let name = name(u)?;
-                let Some(r) = message(u, api::DeleteJobRequest { name, gone: false })? else { continue };
+                let Some(r) = message(u, api::DeleteJobRequest { name, gone: false })? else {
+                    continue;
+                };
                 let answer = s.controller.delete_job(&r.name);
                 s.answered(answer);
             }

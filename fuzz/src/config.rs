@@ -25,7 +25,9 @@ fn configuration(text: &str) {
     match Config::parse(path, text) {
         Ok(config) => {
             assert!(config.memory > 0 && (64..=16384).contains(&config.cpu_queue));
-            assert!(!config.heartbeat.is_zero() && config.heartbeat_timeout >= 2 * config.heartbeat);
+            assert!(
+                !config.heartbeat.is_zero() && config.heartbeat_timeout >= 2 * config.heartbeat
+            );
             assert!(!matches!(&config.ports, Ports::List(list) if list.is_empty()));
             assert_eq!(Config::parse(path, text).ok(), Some(config));
         }

@@ -13,7 +13,8 @@ pub fn committed(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     for kind in ["corpus", "regressions"] {
         let folder = Path::new(&here).join("../fuzz").join(kind).join(target);
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
-        let mut paths: Vec<PathBuf> = entries.map(|e| e.expect("a folder's entry").path()).collect();
+        let mut paths: Vec<PathBuf> =
+            entries.map(|e| e.expect("a folder's entry").path()).collect();
         paths.sort();
         for path in paths {
             let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

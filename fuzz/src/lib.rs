@@ -9,9 +9,10 @@
 //! | [`api`] | requests to the daemon's services, as bytes and as messages | what the data plane was told |
 //! | [`xdp`] | the XDP programs (root) | a model in user space |
 //!
-//! [`seeded`] makes inputs out of a number, on any toolchain, as a part of the tests. `bin/fuzz` has libFuzzer under it, which
-//! looks at coverage; `cargo xtask fuzz TARGET` builds and runs it. `corpus/` has small inputs that reach far,
-//! `regressions/` those that once found something, by name.
+//! [`seeded`] makes inputs out of a number, on any toolchain, as a part of the tests. `bin/fuzz`
+//! has libFuzzer under it, which looks at coverage; `cargo xtask fuzz TARGET` builds and runs it.
+//! `corpus/` has small inputs that reach far, `regressions/` those that once found something, by
+//! name.
 
 pub mod api;
 pub mod config;

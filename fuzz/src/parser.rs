@@ -40,7 +40,8 @@ fn any(b: &[u8]) {
         frame.bth.psn,
         u32::from_be_bytes([0, b[naive.bth + 9], b[naive.bth + 10], b[naive.bth + 11]])
     );
-    let addresses = |ip: [u8; 16]| if ip[..12] == ipv4_prefix() { ip[12..].to_vec() } else { ip.to_vec() };
+    let addresses =
+        |ip: [u8; 16]| if ip[..12] == ipv4_prefix() { ip[12..].to_vec() } else { ip.to_vec() };
     assert_eq!(addresses(frame.src_ip), addresses(naive.src));
     assert_eq!(addresses(frame.dst_ip), addresses(naive.dst));
     assert!(frame.bth_offset() + BTH_LEN <= b.len());
@@ -52,9 +53,11 @@ fn any(b: &[u8]) {
     assert!(len > 0 && len.is_multiple_of(4) && end + 4 <= b.len());
     assert_eq!(end + 4, frame.bth_offset() + frame.udp_payload);
     let bth_end = frame.bth_offset() + BTH_LEN;
-    let right = icrc::of_frame(b, frame.l3, frame.ip, bth_end, end - bth_end).expect("all of it is there");
+    let right =
+        icrc::of_frame(b, frame.l3, frame.ip, bth_end, end - bth_end).expect("all of it is there");
     assert_eq!(right, naive_icrc(&b[frame.ip..end], frame.l3));
-    let state = icrc::headers(b, frame.l3, frame.ip, frame.bth.opcode.extended_len()).expect("headers");
+    let state =
+        icrc::headers(b, frame.l3, frame.ip, frame.bth.opcode.extended_len()).expect("headers");
     if len <= icrc::MAX_SHIFT {
         assert_eq!(right, !(icrc::shift(state, len) ^ icrc::update(0, &b[frame.payload()..end])));
     }
@@ -74,7 +77,9 @@ struct Naive {
 
 /// The parser's rules, one after the other.
 fn naively(b: &[u8]) -> Result<Naive, Reject> {
-    let word = |at: usize| b.get(at..at + 2).map(|w| u16::from_be_bytes([w[0], w[1]])).ok_or(Reject::NotRoce);
+    let word = |at: usize| {
+        b.get(at..at + 2).map(|w| u16::from_be_bytes([w[0], w[1]])).ok_or(Reject::NotRoce)
+    };
     let (mut ethertype, mut ip, mut tags) = (word(12)?, 14, Vec::new());
     while [0x8100, 0x88a8, 0x9100].contains(&ethertype) {
         if tags.len() == 2 {
@@ -107,7 +112,13 @@ fn naively(b: &[u8]) -> Result<Naive, Reject> {
             } else {
                 odd
             };
-            (ip + len, word(ip + 2)? as i64 - len as i64, mapped(&h[12..16]), mapped(&h[16..20]), reject)
+            (
+                ip + len,
+                word(ip + 2)? as i64 - len as i64,
+                mapped(&h[12..16]),
+                mapped(&h[16..20]),
+                reject,
+            )
         }
         0x86dd => {
             let h = b.get(ip..ip + 40).ok_or(Reject::NotRoce)?;

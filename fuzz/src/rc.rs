@@ -1,8 +1,9 @@
-//! Two RC endpoints and everything between them: a network that loses, doubles, overtakes and spoils, clocks that jump, and,
-//! in half of all sequences, a forger whose packets have a right ICRC.
+//! Two RC endpoints and everything between them: a network that loses, doubles, overtakes and
+//! spoils, clocks that jump, and, in half of all sequences, a forger whose packets have a right
+//! ICRC.
 //!
-//! Without a forger every message arrives once, in order, bit by bit, and nothing waits for ever. With one the endpoints
-//! must stay whole: no panic, no message acknowledged twice or out of turn.
+//! Without a forger every message arrives once, in order, bit by bit, and nothing waits for ever.
+//! With one the endpoints must stay whole: no panic, no message acknowledged twice or out of turn.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -46,18 +47,23 @@ impl System {
     fn new(u: &mut Unstructured) -> Result<Self> {
         let forged: bool = u.arbitrary()?;
         let ips: [IpAddr; 2] = match u.arbitrary()? {
-            true => {
-                [IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 2])]
-            }
+            true => [
+                IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]),
+                IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 2]),
+            ],
             false => [IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])],
         };
         let psns = [u.arbitrary::<u32>()?, 0xff_ffff - u.int_in_range(0..=8u32)?].map(Psn::new);
-        let operation =
-            if u.arbitrary()? { Operation::Write { address: 64, rkey: 7 } } else { Operation::Send };
+        let operation = if u.arbitrary()? {
+            Operation::Write { address: 64, rkey: 7 }
+        } else {
+            Operation::Send
+        };
         let max_inflight = u.int_in_range(1..=16)?;
         let any_ip_id: bool = u.arbitrary()?;
         let ends = [0, 1].map(|i| {
-            let mut endpoint = Endpoint::new(ips[i], EndpointConfig { any_ip_id, cnp_interval: None });
+            let mut endpoint =
+                Endpoint::new(ips[i], EndpointConfig { any_ip_id, cnp_interval: None });
             let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], psns[i], psns[1 - i], MTU);
             c.opcode = operation;
             c.max_inflight = max_inflight;
@@ -120,12 +126,18 @@ impl System {
             match event {
                 Event::Sent { qp, id, data } => {
                     assert_eq!(qp, end.qp);
-                    assert_eq!(end.unacknowledged.pop_front(), Some((id, data)), "acknowledged out of turn");
+                    assert_eq!(
+                        end.unacknowledged.pop_front(),
+                        Some((id, data)),
+                        "acknowledged out of turn"
+                    );
                 }
                 Event::Received { data, immediate, .. } if !self.forged => {
                     assert_eq!(end.to_come.pop_front(), Some((data, immediate)));
                 }
-                Event::Received { data, .. } => assert!(data.len() <= LONGEST, "longer than may be"),
+                Event::Received { data, .. } => {
+                    assert!(data.len() <= LONGEST, "longer than may be")
+                }
                 Event::Failed { error, .. } => {
                     assert!(self.forged, "failed without a cause: {error}");
                     end.failed = true;
@@ -233,7 +245,8 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 let at = any(u, &s)?;
                 s.deliver(at);
             }
-            // With any identification 16 bits of check are left, and the fuzzer would find the flip that they miss.
+            // With any identification 16 bits of check are left, and the fuzzer would find the flip
+            // that they miss.
             11 if !s.wire.is_empty() && !s.any_ip_id => {
                 let at = any(u, &s)?;
                 let datagram = &mut s.wire[at].1;

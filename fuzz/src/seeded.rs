@@ -1,5 +1,5 @@
-//! Inputs out of a number: fresh bytes, or committed inputs with a few changes. No coverage is looked at; the targets make
-//! something sensible of any bytes.
+//! Inputs out of a number: fresh bytes, or committed inputs with a few changes. No coverage is
+//! looked at; the targets make something sensible of any bytes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! The slot machine, driven by ranks that keep to nothing, against its rules without slots: who contributed what to which
-//! index.
+//! The slot machine, driven by ranks that keep to nothing, against its rules without slots: who
+//! contributed what to which index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,7 +54,12 @@ impl Naive {
     }
 
     fn fragment(&mut self, f: &Fragment, value: u32) -> Expected {
-        let only = |counter| Expected { counter, payload: Payload::Leave, completed: false, released: false };
+        let only = |counter| Expected {
+            counter,
+            payload: Payload::Leave,
+            completed: false,
+            released: false,
+        };
         if self.stopped {
             return only(Counter::RingStopped);
         }
@@ -73,8 +78,10 @@ impl Naive {
             }
             neighbour.map(|n| self.contents.remove(&n));
             let (ranks, len) = (BTreeSet::from([f.rank]), f.len);
-            self.contents
-                .insert(f.index, Index { len, bounds: f.bounds, ranks, sum: value, released: false });
+            self.contents.insert(
+                f.index,
+                Index { len, bounds: f.bounds, ranks, sum: value, released: false },
+            );
             return Expected { payload: Payload::Copy, ..only(Counter::Fragments) };
         }
         let all = self.ring.ranks as usize;
@@ -87,7 +94,8 @@ impl Naive {
             return only(Counter::LengthMismatch);
         }
         if slot.released {
-            // Nobody can lack what is more than the credit behind the lowest that has not been released.
+            // Nobody can lack what is more than the credit behind the lowest that has not been
+            // released.
             let far = -ahead > self.ring.credit as i32;
             return only(if far { Counter::Stale } else { Counter::Replays });
         }
@@ -102,14 +110,20 @@ impl Naive {
             assert!(self.released.insert(f.index), "released twice");
             if !self.relaxed {
                 let before = serial::sub(f.index, 1);
-                assert!(f.index == self.start || self.released.contains(&before), "released out of order");
+                assert!(
+                    f.index == self.start || self.released.contains(&before),
+                    "released out of order"
+                );
             }
             if ahead == 0 {
                 self.low = serial::add(f.index, 1);
             }
         }
-        let (counter, payload) =
-            if new { (Counter::Fragments, Payload::Add) } else { (Counter::Duplicate, Payload::Leave) };
+        let (counter, payload) = if new {
+            (Counter::Fragments, Payload::Add)
+        } else {
+            (Counter::Duplicate, Payload::Leave)
+        };
         Expected { counter, payload, completed, released }
     }
 
@@ -163,14 +177,26 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
         let expected = naive.fragment(&f, value);
         let released = v.output == Output::Release;
         let (counter, payload, completed) = (v.counter, v.payload, v.completed);
-        assert_eq!(Expected { counter, payload, completed, released }, expected, "{f:?}, low {}", naive.low);
+        assert_eq!(
+            Expected { counter, payload, completed, released },
+            expected,
+            "{f:?}, low {}",
+            naive.low
+        );
         assert_eq!(tested.state.low, naive.low);
         match v.output {
             Output::Release | Output::Replay => {
-                assert_eq!(tested.sums[tested.slot_of(index)], naive.contents[&index].sum, "a wrong sum");
+                assert_eq!(
+                    tested.sums[tested.slot_of(index)],
+                    naive.contents[&index].sum,
+                    "a wrong sum"
+                );
             }
             Output::Stale => {
-                assert!(serial::before(index, tested.state.low), "not everybody can have its result")
+                assert!(
+                    serial::before(index, tested.state.low),
+                    "not everybody can have its result"
+                )
             }
             Output::Gap => assert!(v.gap && !naive.released.contains(&index)),
             Output::Drop => {}
@@ -190,13 +216,17 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             assert_eq!(before, (tested.slots.clone(), tested.sums.clone()));
             assert!(!v.save_header && v.payload == Payload::Leave);
         }
-        let moved =
-            (0..MAX_RANKS).filter(|r| expected_before[*r] != tested.state.expected[*r]).collect::<Vec<_>>();
+        let moved = (0..MAX_RANKS)
+            .filter(|r| expected_before[*r] != tested.state.expected[*r])
+            .collect::<Vec<_>>();
         assert!(moved.is_empty() || moved == [rank as usize], "another rank's place moved");
         for (i, slot) in tested.slots.iter().enumerate().filter(|(_, slot)| slot.is(Slot::USED)) {
             assert_eq!(slot.index & (slots - 1), i as u32);
             let naive = &naive.contents[&slot.index];
-            assert_eq!(slot.contributors, naive.ranks.iter().fold(0, |bits, rank| bits | 1 << rank));
+            assert_eq!(
+                slot.contributors,
+                naive.ranks.iter().fold(0, |bits, rank| bits | 1 << rank)
+            );
             assert_eq!(slot.is(Slot::COMPLETE), naive.ranks.len() == ranks as usize);
             assert_eq!((slot.is(Slot::RELEASED), u32::from(slot.len)), (naive.released, naive.len));
         }

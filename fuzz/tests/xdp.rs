@@ -1,4 +1,5 @@
-//! The XDP programs against a model of them, for a few seconds; `cargo xtask fuzz xdp` goes on for longer.
+//! The XDP programs against a model of them, for a few seconds; `cargo xtask fuzz xdp` goes on for
+//! longer.
 
 use std::time::{Duration, Instant};
 
@@ -22,12 +23,19 @@ fn programs_and_model_agree_on_every_packet() {
     let corpus: Vec<_> = committed.into_iter().map(|(_, input)| input).collect();
     let (start, mut number) = (Instant::now(), 0);
     let longest = target("xdp").expect("a target").longest;
-    let impossible = [Counter::SteerFailed, Counter::RedirectFailed, Counter::WrongCpu, Counter::Internal];
-    // No ring has a parent here, and no flow comes by another box: `tests/tests/racks.rs` has those.
-    let of_parents =
-        [Counter::Partials, Counter::Totals, Counter::SentUpAgain, Counter::TotalUnexpected, Counter::Moved];
-    // What nobody can lack is not replayed, so no clone outlives its slot here (`common/tests/interleaving.rs`).
-    // And `guard` is not run.
+    let impossible =
+        [Counter::SteerFailed, Counter::RedirectFailed, Counter::WrongCpu, Counter::Internal];
+    // No ring has a parent here, and no flow comes by another box: `tests/tests/racks.rs` has
+    // those.
+    let of_parents = [
+        Counter::Partials,
+        Counter::Totals,
+        Counter::SentUpAgain,
+        Counter::TotalUnexpected,
+        Counter::Moved,
+    ];
+    // What nobody can lack is not replayed, so no clone outlives its slot here
+    // (`common/tests/interleaving.rs`). And `guard` is not run.
     let never = |c: &Counter| {
         impossible.contains(c)
             || of_parents.contains(c)

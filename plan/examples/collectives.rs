@@ -12,8 +12,13 @@ fn main() -> Result<(), netsum_plan::topology::Error> {
     let network = Network::new(&generate::leaf_spine(256, 64, 64, 1e11, 1.0))?;
     let compute = |name: &str, balance, collective| {
         let start = Instant::now();
-        let scene =
-            Scene { network: &network, failed: BTreeSet::new(), balance, background: Vec::new(), step: 0.0 };
+        let scene = Scene {
+            network: &network,
+            failed: BTreeSet::new(),
+            balance,
+            background: Vec::new(),
+            step: 0.0,
+        };
         let seconds = scene.seconds(collective, 256e6)?;
         let took = start.elapsed().as_secs_f64();
         println!("{name}, {collective:?}: {:.2} ms, computed in {took:.1} s", seconds * 1e3);
@@ -25,7 +30,9 @@ fn main() -> Result<(), netsum_plan::topology::Error> {
         ("REPS", Balance::Reps),
         ("Ethereal", Balance::Ethereal),
     ] {
-        for collective in [Collective::Ring, Collective::DoubleBinaryTree, Collective::HalvingDoubling] {
+        for collective in
+            [Collective::Ring, Collective::DoubleBinaryTree, Collective::HalvingDoubling]
+        {
             compute(name, balance, collective)?;
         }
     }

@@ -16,7 +16,8 @@ fn main() -> Result<(), netsum_plan::topology::Error> {
         let start = Instant::now();
         let network = Network::new(&topology)?;
         let members = network.hosts().collect();
-        let job = Job { name: "train".into(), members, priority: 0, collective: Collective::AllReduce };
+        let job =
+            Job { name: "train".into(), members, priority: 0, collective: Collective::AllReduce };
         let plan = &plan(&network, &[job])?[0];
         let seconds = start.elapsed().as_secs_f64();
         let (hosts, trees) = (network.hosts().len(), plan.trees.len());

@@ -1,9 +1,11 @@
-//! The cheapest tree of arcs from a root to all nodes, by Chu and Liu, and Edmonds ("Optimum Branchings", 1967).
+//! The cheapest tree of arcs from a root to all nodes, by Chu and Liu, and Edmonds ("Optimum
+//! Branchings", 1967).
 
 /// From, to, cost.
 pub type Arc = (usize, usize, f64);
 
-/// Indices of the arcs; none where a node of 0..nodes is not reached. Of equally cheap ones the first.
+/// Indices of the arcs; none where a node of 0..nodes is not reached. Of equally cheap ones the
+/// first.
 pub fn cheapest(nodes: usize, root: usize, arcs: &[Arc]) -> Option<Vec<usize>> {
     const NONE: usize = usize::MAX;
     let mut best = vec![NONE; nodes];

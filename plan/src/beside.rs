@@ -14,7 +14,8 @@ pub struct Beside {
     pub share: f64,
     /// The others' fair shares.
     pub others: Vec<f64>,
-    /// Bytes in a second that the others' fair shares leave it at each of its trees, by what is not common to all of them.
+    /// Bytes in a second that the others' fair shares leave it at each of its trees, by what is not
+    /// common to all of them.
     pub rooms: Vec<f64>,
     /// More rings would give it more.
     pub needs_rings: bool,
@@ -37,12 +38,17 @@ pub fn rated(trees: &[Tree], rate: f64) -> Vec<Tree> {
     trees.iter().map(|tree| Tree { rate: rate * tree.rate / all, ..tree.clone() }).collect()
 }
 
-/// Plans a job that may have `trees`, beside others that cannot change the proportions of theirs. Each
-/// of its rings goes by one of the trees, and does no more than one can there.
+/// Plans a job that may have `trees`, beside others that cannot change the proportions of theirs.
+/// Each of its rings goes by one of the trees, and does no more than one can there.
 ///
 /// # Errors
 /// If the solver gives up.
-pub fn beside(network: &Network, others: &[Vec<Tree>], trees: &[Tree], rings: u32) -> Result<Beside, Error> {
+pub fn beside(
+    network: &Network,
+    others: &[Vec<Tree>],
+    trees: &[Tree],
+    rings: u32,
+) -> Result<Beside, Error> {
     let mut model = Model::new(network);
     let uses: Vec<_> = trees.iter().map(|tree| tree.uses(network, Collective::AllReduce)).collect();
     let mut free = BTreeMap::new();
@@ -50,15 +56,21 @@ pub fn beside(network: &Network, others: &[Vec<Tree>], trees: &[Tree], rings: u3
     for (job, trees) in others.iter().enumerate() {
         // Its rings all do as much as the slowest.
         let each = trees.iter().map(|tree| tree.ring_rate(network)).fold(f64::INFINITY, f64::min);
-        free.insert(Resource::Rings(job), f64::from(trees.iter().map(|tree| tree.rings).sum::<u32>()));
-        let uses = together(network, trees).into_iter().chain([(Resource::Rings(job), 1.0 / each.max(1.0))]);
+        free.insert(
+            Resource::Rings(job),
+            f64::from(trees.iter().map(|tree| tree.rings).sum::<u32>()),
+        );
+        let uses = together(network, trees)
+            .into_iter()
+            .chain([(Resource::Rings(job), 1.0 / each.max(1.0))]);
         vars.push(vec![model.var(uses)]);
     }
     let own = Resource::Rings(others.len());
     free.insert(own, f64::from(rings));
     // Rings for a byte in a second; a box may say that it adds nothing.
     let parts: Vec<f64> = trees.iter().map(|tree| 1.0 / tree.ring_rate(network).max(1.0)).collect();
-    let takes = uses.iter().zip(&parts).map(|(uses, part)| uses.clone().into_iter().chain([(own, *part)]));
+    let takes =
+        uses.iter().zip(&parts).map(|(uses, part)| uses.clone().into_iter().chain([(own, *part)]));
     vars.push(takes.map(|takes| model.var(takes)).collect());
     let (mut shares, solution) = shares(&model.program(&free), &vec![0; vars.len()], &vars)?;
     let mine = vars.last().into_iter().flatten().zip(&parts);
@@ -73,7 +85,9 @@ pub fn beside(network: &Network, others: &[Vec<Tree>], trees: &[Tree], rings: u3
             *taken.entry(resource).or_insert(0.0) += part;
         }
     }
-    let own = |resource: &Resource| uses.len() == 1 || uses.iter().any(|uses| !uses.contains_key(resource));
+    let own = |resource: &Resource| {
+        uses.len() == 1 || uses.iter().any(|uses| !uses.contains_key(resource))
+    };
     let room = |uses: &BTreeMap<Resource, f64>| {
         let left = uses.iter().filter(|(resource, _)| own(resource)).map(|(resource, amount)| {
             let part = 1.0 - taken.get(resource).copied().unwrap_or(0.0);

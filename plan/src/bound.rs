@@ -1,4 +1,5 @@
-//! The most that the links allow, whatever sums: no rate is above the least maximum flow from one member to another.
+//! The most that the links allow, whatever sums: no rate is above the least maximum flow from one
+//! member to another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,9 +9,11 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use crate::topology::{Network, Node, Resource};
 use crate::tree::Collective;
 
-/// Bytes in a second: the minimum over all members v of maxflow(first member, v), and of that back where sums go up. Infinite for one member.
+/// Bytes in a second: the minimum over all members v of maxflow(first member, v), and of that back
+/// where sums go up. Infinite for one member.
 pub fn bound(network: &Network, collective: Collective, members: &[Node]) -> f64 {
-    let rate = |from, to| network.way(from, to).map_or(0.0, |way| network.capacity(Resource::Way(way)));
+    let rate =
+        |from, to| network.way(from, to).map_or(0.0, |way| network.capacity(Resource::Way(way)));
     let mut least = f64::INFINITY;
     // A host with one link is as good as its box, but for the link.
     let mut ends: Vec<Node> = Vec::new();
@@ -33,7 +36,8 @@ pub fn bound(network: &Network, collective: Collective, members: &[Node]) -> f64
     // Nothing passes through hosts that do not relay, and through relays that take no part.
     let nodes: BTreeSet<Node> = network.boxes().chain(ends.iter().copied()).collect();
     let mut graph = DiGraph::<(), u64>::new();
-    let index: BTreeMap<Node, NodeIndex> = nodes.into_iter().map(|node| (node, graph.add_node(()))).collect();
+    let index: BTreeMap<Node, NodeIndex> =
+        nodes.into_iter().map(|node| (node, graph.add_node(()))).collect();
     for (&from, &start) in &index {
         for next in network.next(from) {
             if let (Some(&end), Some(way)) = (index.get(next), network.way(from, *next)) {

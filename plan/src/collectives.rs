@@ -1,7 +1,7 @@
 //! How long collectives take, in the fluid network.
 //!
-//! Steps that are pipelined are one set of flows at the same time, with the latency of all steps in front. Steps that wait for each other, as
-//! those of halving and doubling, follow each other.
+//! Steps that are pipelined are one set of flows at the same time, with the latency of all steps in
+//! front. Steps that wait for each other, as those of halving and doubling, follow each other.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,8 @@ pub enum Collective {
     Netsum,
     /// By a ring of hosts.
     Ring,
-    /// By two binary trees, in which each host has children in one alone (Sanders, Speck, Traeff, "Two-tree algorithms", 2009; NCCL's).
+    /// By two binary trees, in which each host has children in one alone (Sanders, Speck, Traeff,
+    /// "Two-tree algorithms", 2009; NCCL's).
     DoubleBinaryTree,
     /// By halving and doubling (Rabenseifner); hosts are a power of two.
     HalvingDoubling,
@@ -32,7 +33,8 @@ pub struct Scene<'a> {
     pub network: &'a Network,
     pub failed: BTreeSet<Way>,
     pub balance: Balance,
-    /// Flows of other jobs, which are there all the time. Their bytes are what each sends in a second at most; with others it shares links fairly.
+    /// Flows of other jobs, which are there all the time. Their bytes are what each sends in a
+    /// second at most; with others it shares links fairly.
     pub background: Vec<Demand>,
     /// See `fluid::run`.
     pub step: f64,
@@ -47,13 +49,15 @@ impl Scene<'_> {
             return alone;
         }
         // A rule that looks at what links carry is told what they send meanwhile.
-        let others = self.background.iter().map(|other| Demand { bytes: other.bytes * alone, ..*other });
+        let others =
+            self.background.iter().map(|other| Demand { bytes: other.bytes * alone, ..*other });
         let mut all = flows(&demands.iter().copied().chain(others).collect::<Vec<_>>());
         let others = all.split_off(demands.len());
         self.last_end(all, &[], others)
     }
 
-    /// When the last of some flows ends, of which the first ones have at most so many bytes in a second, beside those of other jobs.
+    /// When the last of some flows ends, of which the first ones have at most so many bytes in a
+    /// second, beside those of other jobs.
     fn last_end(&self, mut flows: Vec<Flow>, most: &[f64], others: Vec<Flow>) -> f64 {
         let count = flows.len();
         let ways = (0..self.network.ways()).map(|way| self.network.capacity(Resource::Way(way)));
@@ -78,7 +82,8 @@ impl Scene<'_> {
     pub fn seconds(&self, collective: Collective, bytes: f64) -> Result<f64, Error> {
         let hosts: Vec<Node> = self.network.hosts().collect();
         let n = hosts.len();
-        let demand = |from: usize, to: usize, bytes| Demand { from: hosts[from], to: hosts[to % n], bytes };
+        let demand =
+            |from: usize, to: usize, bytes| Demand { from: hosts[from], to: hosts[to % n], bytes };
         let flowing = match collective {
             Collective::Netsum => self.netsum(&hosts, bytes)?,
             Collective::Ring => {
@@ -87,9 +92,11 @@ impl Scene<'_> {
             }
             Collective::DoubleBinaryTree => {
                 let one = binary_tree(n).into_iter();
-                let two =
-                    binary_tree(n).into_iter().map(|(child, parent)| ((child + 1) % n, (parent + 1) % n));
-                let both = one.chain(two).flat_map(|(child, parent)| [(child, parent), (parent, child)]);
+                let two = binary_tree(n)
+                    .into_iter()
+                    .map(|(child, parent)| ((child + 1) % n, (parent + 1) % n));
+                let both =
+                    one.chain(two).flat_map(|(child, parent)| [(child, parent), (parent, child)]);
                 self.time(&both.map(|(from, to)| demand(from, to, bytes / 2.0)).collect::<Vec<_>>())
             }
             Collective::HalvingDoubling => {
@@ -97,19 +104,23 @@ impl Scene<'_> {
                     let distance = n >> log;
                     let part = bytes / f64::from(1u32 << log);
                     // Once to halve and once to double.
-                    2.0 * self.time(&(0..n).map(|i| demand(i, i ^ distance, part)).collect::<Vec<_>>())
+                    2.0 * self
+                        .time(&(0..n).map(|i| demand(i, i ^ distance, part)).collect::<Vec<_>>())
                 };
                 (1..=n.ilog2()).map(step).sum()
             }
             Collective::AllToAll => {
                 let pairs = (0..n).flat_map(|from| (1..n).map(move |by| (from, from + by)));
-                self.time(&pairs.map(|(from, to)| demand(from, to, bytes / n as f64)).collect::<Vec<_>>())
+                self.time(
+                    &pairs.map(|(from, to)| demand(from, to, bytes / n as f64)).collect::<Vec<_>>(),
+                )
             }
         };
         Ok(self.latency(collective) + flowing)
     }
 
-    /// What of that is latency: steps that follow each other, from the first host to the last. That of trees is in their times.
+    /// What of that is latency: steps that follow each other, from the first host to the last. That
+    /// of trees is in their times.
     pub fn latency(&self, collective: Collective) -> f64 {
         let hosts: Vec<Node> = self.network.hosts().collect();
         let doublings = (hosts.len() as f64).log2().ceil();
@@ -128,10 +139,15 @@ impl Scene<'_> {
         paths.first().map_or(0.0, |path| path.iter().map(|&way| self.network.latency(way)).sum())
     }
 
-    /// Trees around what has failed, planned as if no other job were there. A tree is a flow that is on all its links at once.
+    /// Trees around what has failed, planned as if no other job were there. A tree is a flow that
+    /// is on all its links at once.
     fn netsum(&self, hosts: &[Node], bytes: f64) -> Result<f64, Error> {
-        let job =
-            Job { name: "all".into(), members: hosts.to_vec(), priority: 0, collective: Kind::AllReduce };
+        let job = Job {
+            name: "all".into(),
+            members: hosts.to_vec(),
+            priority: 0,
+            collective: Kind::AllReduce,
+        };
         let network = &self.network.without(&self.failed);
         let trees = plan(network, &[job])?.remove(0).trees;
         let rates: Vec<f64> = trees.iter().map(|tree| tree.rate).collect();
@@ -150,9 +166,11 @@ impl Scene<'_> {
     }
 }
 
-/// Children and parents of a binary tree of 0..n in order, in which odd numbers have no children: the parent of i differs in its lowest bit that is set.
+/// Children and parents of a binary tree of 0..n in order, in which odd numbers have no children:
+/// the parent of i differs in its lowest bit that is set.
 fn binary_tree(n: usize) -> Vec<(usize, usize)> {
-    // Numbers from 1, so that each has a lowest bit; the one with the highest bit alone is the root.
+    // Numbers from 1, so that each has a lowest bit; the one with the highest bit alone is the
+    // root.
     let root = 1 << (usize::BITS - 1 - n.leading_zeros());
     let parent = |i: usize| {
         let mut bit = i & i.wrapping_neg();
@@ -169,10 +187,12 @@ fn binary_tree(n: usize) -> Vec<(usize, usize)> {
     (1..=n).filter(|&i| i != root).map(|i| (i - 1, parent(i) - 1)).collect()
 }
 
-/// The same network with one host for all those below a leaf, whose link is as wide as theirs together. Where flows are spread evenly, all
-/// hosts of a leaf fare alike, and an all-to-all of these takes as long.
+/// The same network with one host for all those below a leaf, whose link is as wide as theirs
+/// together. Where flows are spread evenly, all hosts of a leaf fare alike, and an all-to-all of
+/// these takes as long.
 pub fn leaves_as_hosts(topology: &Topology) -> Topology {
-    let mut small = Topology { hosts: Vec::new(), boxes: topology.boxes.clone(), links: Vec::new() };
+    let mut small =
+        Topology { hosts: Vec::new(), boxes: topology.boxes.clone(), links: Vec::new() };
     let hosts: BTreeSet<&str> = topology.hosts.iter().map(|host| host.name.as_str()).collect();
     for link in &topology.links {
         if !hosts.contains(link.from.as_str()) {
@@ -191,7 +211,8 @@ pub fn leaves_as_hosts(topology: &Topology) -> Topology {
     small
 }
 
-/// Seconds of NetReduce's three ways to sum among machines with several GPUs (arXiv 2009.09736): P machines, n GPUs in each, M bytes. Rates are bytes in a second.
+/// Seconds of NetReduce's three ways to sum among machines with several GPUs (arXiv 2009.09736): P
+/// machines, n GPUs in each, M bytes. Rates are bytes in a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machines {
     pub machines: f64,
@@ -214,10 +235,13 @@ impl Machines {
         2.0 * (all - 1.0) * (self.latency + bytes / all / self.inter)
     }
 
-    /// GPUs of a machine reduce and scatter, boxes sum between machines, GPUs gather: a box is one step up and one down.
+    /// GPUs of a machine reduce and scatter, boxes sum between machines, GPUs gather: a box is one
+    /// step up and one down.
     pub fn hierarchical(&self, bytes: f64) -> f64 {
         let steps = 2.0 * (self.gpus - 1.0);
-        steps * (self.latency + bytes / self.gpus / self.intra) + 2.0 * self.latency + bytes / self.inter
+        steps * (self.latency + bytes / self.gpus / self.intra)
+            + 2.0 * self.latency
+            + bytes / self.inter
     }
 
     /// Where hierarchical beats flat, but for latency: B_intra / B_inter above 2 P (n - 1) / (n (P - 2)).
@@ -251,7 +275,8 @@ mod tests {
         near(of(Collective::Ring), 2.0 * 15.0 / 16.0);
         near(of(Collective::HalvingDoubling), 2.0 * 15.0 / 16.0);
         near(of(Collective::AllToAll), 15.0 / 16.0);
-        // An inner host of one tree takes two halves and gives two there, and a leaf of the other one each.
+        // An inner host of one tree takes two halves and gives two there, and a leaf of the other
+        // one each.
         near(of(Collective::DoubleBinaryTree), 2.0);
         near(of(Collective::Netsum), 1.0);
     }
@@ -262,15 +287,23 @@ mod tests {
         topology.links.iter_mut().for_each(|link| link.latency_us = 0.0);
         let network = Network::new(&topology).unwrap();
         let seconds = |collective, rate, balance| {
-            // Each host to the one below the next leaf, so that all links of hosts and all uplinks carry as much.
+            // Each host to the one below the next leaf, so that all links of hosts and all uplinks
+            // carry as much.
             let other = |host| Demand { from: host, to: (host + 4) % 16, bytes: rate };
             let background = if rate > 0.0 { (0..16).map(other).collect() } else { Vec::new() };
-            let scene = Scene { network: &network, failed: BTreeSet::new(), balance, background, step: 0.0 };
+            let scene = Scene {
+                network: &network,
+                failed: BTreeSet::new(),
+                balance,
+                background,
+                step: 0.0,
+            };
             scene.seconds(collective, 1e9).unwrap()
         };
         for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal] {
             for collective in [Collective::Ring, Collective::Netsum, Collective::HalvingDoubling] {
-                // Of 1 GB/s a quarter is the others'; or all that they get when both want more than half.
+                // Of 1 GB/s a quarter is the others'; or all that they get when both want more than
+                // half.
                 for (rate, share) in [(0.0, 1.0), (0.25e9, 0.75), (0.5e9, 0.5), (0.9e9, 0.5)] {
                     let alone = seconds(collective, 0.0, balance);
                     near(seconds(collective, rate, balance), alone / share);
@@ -286,11 +319,13 @@ mod tests {
     fn ends_of_hashed_flows_that_are_taken_together_leave_the_last_one_where_it_is() {
         let network = Network::new(&generate::leaf_spine(4, 8, 8, 8e9, 1.0)).unwrap();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
-        let failed = BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        let failed =
+            BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
         for (seed, failed) in (0..8).zip([BTreeSet::new(), failed].iter().cycle()) {
             let seconds = |step| {
                 let (failed, balance) = (failed.clone(), Balance::Ecmp { seed });
-                let scene = Scene { network: &network, failed, balance, background: Vec::new(), step };
+                let scene =
+                    Scene { network: &network, failed, balance, background: Vec::new(), step };
                 scene.seconds(Collective::AllToAll, 1e9).unwrap()
             };
             let (exact, near) = (seconds(0.0), seconds(0.01));
@@ -322,7 +357,10 @@ mod tests {
             assert_eq!(tree.len(), n - 1);
             let children = |parent: usize| tree.iter().filter(|(_, p)| *p == parent).count();
             // Of hosts with even numbers (odd from 1) none is inside.
-            assert!((0..n).all(|i| children(i) <= 2 && (i % 2 == 1 || children(i) == 0)), "{n}: {tree:?}");
+            assert!(
+                (0..n).all(|i| children(i) <= 2 && (i % 2 == 1 || children(i) == 0)),
+                "{n}: {tree:?}"
+            );
             let mut at = 0;
             for _ in 0..n {
                 at = tree.iter().find(|(child, _)| *child == at).map_or(at, |(_, parent)| *parent);
@@ -335,7 +373,8 @@ mod tests {
     fn a_failed_uplink_costs_netsum_nothing_that_others_have() {
         let network = Network::new(&generate::leaf_spine(4, 4, 4, 8e9, 1.0)).unwrap();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
-        let failed = BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        let failed =
+            BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
         let scene = |failed| Scene {
             network: &network,
             failed,
@@ -343,8 +382,8 @@ mod tests {
             background: Vec::new(),
             step: 0.0,
         };
-        let [whole, hurt] =
-            [BTreeSet::new(), failed].map(|failed| scene(failed).seconds(Collective::Netsum, 1e9).unwrap());
+        let [whole, hurt] = [BTreeSet::new(), failed]
+            .map(|failed| scene(failed).seconds(Collective::Netsum, 1e9).unwrap());
         near(whole, hurt);
     }
 
@@ -355,8 +394,10 @@ mod tests {
             let network = Network::new(topology).unwrap();
             let leaf = network.node("leaf0").unwrap();
             let spine = network.node("spine1").unwrap();
-            let failed =
-                BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+            let failed = BTreeSet::from([
+                network.way(leaf, spine).unwrap(),
+                network.way(spine, leaf).unwrap(),
+            ]);
             let scene = Scene {
                 network: &network,
                 failed,

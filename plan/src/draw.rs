@@ -120,12 +120,14 @@ pub fn dot(network: &Network, trees: &[&Tree]) -> String {
 
 /// A picture by itself. Lines are as wide as their rate, beside the largest.
 pub fn svg(network: &Network, trees: &[&Tree]) -> String {
-    let legend =
-        |(n, tree): (usize, &&Tree)| format!("tree {n}, root {}: {}", network.name(tree.root), rate(tree));
+    let legend = |(n, tree): (usize, &&Tree)| {
+        format!("tree {n}, root {}: {}", network.name(tree.root), rate(tree))
+    };
     lines(network, trees, &trees.iter().enumerate().map(legend).collect::<Vec<_>>(), 4.0)
 }
 
-/// A picture of all links; those that are equally fast have one colour. Links go from the box below to the one above.
+/// A picture of all links; those that are equally fast have one colour. Links go from the box below
+/// to the one above.
 pub fn links(network: &Network) -> String {
     let mut by_rate: BTreeMap<u64, Vec<Hop>> = BTreeMap::new();
     for way in (0..network.ways()).step_by(2) {
@@ -133,8 +135,12 @@ pub fn links(network: &Network) -> String {
         by_rate.entry(rate as u64).or_default().push(Hop { child, parent, via: None });
     }
     // Those of hosts are not drawn.
-    let tree =
-        |(rate, hops): (u64, Vec<Hop>)| Tree { root: hops[0].parent, hops, rate: rate as f64, rings: 1 };
+    let tree = |(rate, hops): (u64, Vec<Hop>)| Tree {
+        root: hops[0].parent,
+        hops,
+        rate: rate as f64,
+        rings: 1,
+    };
     let all: Vec<Tree> = by_rate.into_iter().map(tree).collect();
     let is_drawn = |tree: &Tree| tree.hops.iter().any(|hop| !network.is_host(hop.child));
     let (mut drawn, hosts): (Vec<&Tree>, Vec<&Tree>) = all.iter().partition(|tree| is_drawn(tree));

@@ -1,7 +1,9 @@
-//! Flows that are not summed, spread over uplinks as Ethereal does (arXiv 2407.00550): all uplinks carry the same bytes, and the fewest flows are cut.
+//! Flows that are not summed, spread over uplinks as Ethereal does (arXiv 2407.00550): all uplinks
+//! carry the same bytes, and the fewest flows are cut.
 //!
-//! Of n flows of one size over s uplinks, r = n mod s are left when each uplink has as many whole ones. With g = gcd(r, s) each of these r is cut
-//! into s/g pieces, so that there are r s/g pieces, r/g for each uplink.
+//! Of n flows of one size over s uplinks, r = n mod s are left when each uplink has as many whole
+//! ones. With g = gcd(r, s) each of these r is cut into s/g pieces, so that there are r s/g pieces,
+//! r/g for each uplink.
 
 use std::collections::BTreeSet;
 
@@ -20,22 +22,30 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Spreads `flows` equal flows over `uplinks`; `first` is the uplink of flow 0, so that several senders do not all begin with the same one.
+/// Spreads `flows` equal flows over `uplinks`; `first` is the uplink of flow 0, so that several
+/// senders do not all begin with the same one.
 pub fn spread(flows: usize, uplinks: usize, first: usize) -> Vec<Piece> {
     if uplinks == 0 {
         return Vec::new();
     }
     let left = flows % uplinks;
     let of = uplinks / gcd(left, uplinks);
-    let whole =
-        (0..flows - left).map(|flow| Piece { flow, piece: 0, of: 1, uplink: (first + flow) % uplinks });
-    let cut = (flows - left..flows).flat_map(|flow| (0..of).map(move |piece| (flow, piece))).enumerate();
-    let cut = cut.map(|(n, (flow, piece))| Piece { flow, piece, of, uplink: (first + n) % uplinks });
+    let whole = (0..flows - left).map(|flow| Piece {
+        flow,
+        piece: 0,
+        of: 1,
+        uplink: (first + flow) % uplinks,
+    });
+    let cut =
+        (flows - left..flows).flat_map(|flow| (0..of).map(move |piece| (flow, piece))).enumerate();
+    let cut =
+        cut.map(|(n, (flow, piece))| Piece { flow, piece, of, uplink: (first + n) % uplinks });
     whole.chain(cut).collect()
 }
 
-/// Moves what goes by uplinks that have failed to those that are left, and leaves the rest where it is. What moves is spread anew, as if it
-/// were flows of its own; a piece may be cut once more. Nothing is left where all have failed.
+/// Moves what goes by uplinks that have failed to those that are left, and leaves the rest where it
+/// is. What moves is spread anew, as if it were flows of its own; a piece may be cut once more.
+/// Nothing is left where all have failed.
 pub fn without(pieces: &[Piece], uplinks: usize, failed: &BTreeSet<usize>) -> Vec<Piece> {
     let left: Vec<usize> = (0..uplinks).filter(|uplink| !failed.contains(uplink)).collect();
     let (moved, mut all): (Vec<Piece>, Vec<Piece>) =
@@ -74,7 +84,8 @@ mod tests {
     /// Each flow is there once, whole or in pieces.
     fn whole(pieces: &[Piece], flows: usize, unit: usize) -> bool {
         let mut sums = vec![0; flows];
-        let all: BTreeSet<(usize, usize, usize)> = pieces.iter().map(|p| (p.flow, p.of, p.piece)).collect();
+        let all: BTreeSet<(usize, usize, usize)> =
+            pieces.iter().map(|p| (p.flow, p.of, p.piece)).collect();
         pieces.iter().for_each(|p| sums[p.flow] += unit / p.of);
         all.len() == pieces.len()
             && pieces.iter().all(|p| p.piece < p.of)
@@ -85,7 +96,10 @@ mod tests {
     fn the_papers_rule() {
         let of = |flows, uplinks| {
             let pieces = spread(flows, uplinks, 0);
-            (pieces.iter().filter(|p| p.of == 1).count(), pieces.iter().filter(|p| p.of > 1).count())
+            (
+                pieces.iter().filter(|p| p.of == 1).count(),
+                pieces.iter().filter(|p| p.of > 1).count(),
+            )
         };
         assert_eq!(
             [of(8, 4), of(6, 4), of(5, 4), of(3, 4), of(0, 4), of(3, 0)],
@@ -103,11 +117,12 @@ mod tests {
         assert!(whole(&after, 8, 3));
     }
 
-    /// The fewest pieces of cut flows by which all uplinks carry the same: no flow that is left can be whole, and a piece
-    /// is at most what an uplink still takes.
+    /// The fewest pieces of cut flows by which all uplinks carry the same: no flow that is left can
+    /// be whole, and a piece is at most what an uplink still takes.
     fn fewest(flows: usize, uplinks: usize) -> usize {
         let left = flows % uplinks;
-        // Pieces of r unit flows that fill s bins of r/s each: the least is r + s - gcd(r, s) if they may differ in size, r s / gcd if not.
+        // Pieces of r unit flows that fill s bins of r/s each: the least is r + s - gcd(r, s) if
+        // they may differ in size, r s / gcd if not.
         left * uplinks / gcd(left, uplinks)
     }
 

@@ -45,7 +45,8 @@ pub fn rates(capacities: &[f64], flows: &[&Flow]) -> Vec<f64> {
     }
     // What is left for those that still rise, who begin at 0.
     let mut left = capacities.to_vec();
-    let level = |link: usize, left: &[f64], parts: &[f64]| Level((left[link] / parts[link]).max(0.0));
+    let level =
+        |link: usize, left: &[f64], parts: &[f64]| Level((left[link] / parts[link]).max(0.0));
     let mut heap: BinaryHeap<Reverse<(Level, usize)>> = (0..capacities.len())
         .filter(|&link| parts[link] > 0.0)
         .map(|link| Reverse((level(link, &left, &parts), link)))
@@ -82,7 +83,8 @@ struct Part {
     of: Vec<usize>,
 }
 
-/// Takes flows apart. A link that all its flows together cannot fill holds nobody back, and does not join them.
+/// Takes flows apart. A link that all its flows together cannot fill holds nobody back, and does
+/// not join them.
 fn parts(capacities: &[f64], flows: &[Flow]) -> Vec<Part> {
     let most = |flow: &Flow| {
         flow.links.iter().map(|&(link, part)| capacities[link] / part).fold(f64::INFINITY, f64::min)
@@ -92,8 +94,11 @@ fn parts(capacities: &[f64], flows: &[Flow]) -> Vec<Part> {
     for (flow, most) in flows.iter().zip(&alone) {
         flow.links.iter().for_each(|&(link, part)| asked[link] += part * most);
     }
-    let may_fill: Vec<bool> =
-        asked.iter().zip(capacities).map(|(asked, capacity)| *asked > capacity * (1.0 + 1e-9)).collect();
+    let may_fill: Vec<bool> = asked
+        .iter()
+        .zip(capacities)
+        .map(|(asked, capacity)| *asked > capacity * (1.0 + 1e-9))
+        .collect();
     let shared = |flow: &Flow| -> Vec<(usize, f64)> {
         flow.links.iter().copied().filter(|&(link, _)| may_fill[link]).collect()
     };
@@ -111,7 +116,8 @@ fn parts(capacities: &[f64], flows: &[Flow]) -> Vec<Part> {
     for (n, (flow, &most)) in flows.iter().zip(&alone).enumerate() {
         let mut links = shared(flow);
         let next = parts.len();
-        let number = links.first().map_or(next, |&(link, _)| *by_set.entry(sets.find(link)).or_insert(next));
+        let number =
+            links.first().map_or(next, |&(link, _)| *by_set.entry(sets.find(link)).or_insert(next));
         if number == next {
             parts.push(Part { capacities: Vec::new(), flows: Vec::new(), of: Vec::new() });
         }
@@ -136,8 +142,9 @@ fn parts(capacities: &[f64], flows: &[Flow]) -> Vec<Part> {
     parts
 }
 
-/// When each flow ends, in seconds. Within `step` of an event's time the rates stay what they were, so that many ends that are near each
-/// other are one event. What those leave free is taken late, so the last end is off by a few times that part. 0 is exact.
+/// When each flow ends, in seconds. Within `step` of an event's time the rates stay what they were,
+/// so that many ends that are near each other are one event. What those leave free is taken late,
+/// so the last end is off by a few times that part. 0 is exact.
 pub fn run(capacities: &[f64], flows: &[Flow], step: f64) -> Vec<f64> {
     let mut ends = vec![f64::INFINITY; flows.len()];
     for part in parts(capacities, flows) {
@@ -168,8 +175,11 @@ fn together(capacities: &[f64], flows: &[Flow], step: f64) -> Vec<f64> {
         }
         let of: Vec<&Flow> = active.iter().map(|&f| &flows[f]).collect();
         let rates = rates(capacities, &of);
-        let first =
-            active.iter().zip(&rates).map(|(&f, rate)| now + left[f] / rate).fold(f64::INFINITY, f64::min);
+        let first = active
+            .iter()
+            .zip(&rates)
+            .map(|(&f, rate)| now + left[f] / rate)
+            .fold(f64::INFINITY, f64::min);
         let begins = waiting.peek().map_or(f64::INFINITY, |&next| flows[next].start);
         if first.min(begins) == f64::INFINITY {
             // A link that carries nothing: they never end.
@@ -202,8 +212,12 @@ mod tests {
     #[test]
     fn shares_are_max_min_fair() {
         // The example of textbooks: one long flow and one on each link, of which one is narrow.
-        let flows =
-            [flow(1.0, 0.0, &[0, 1]), flow(1.0, 0.0, &[0]), flow(1.0, 0.0, &[1]), flow(1.0, 0.0, &[1])];
+        let flows = [
+            flow(1.0, 0.0, &[0, 1]),
+            flow(1.0, 0.0, &[0]),
+            flow(1.0, 0.0, &[1]),
+            flow(1.0, 0.0, &[1]),
+        ];
         assert_eq!(rates(&[10.0, 6.0], &flows.iter().collect::<Vec<_>>()), [2.0, 8.0, 2.0, 2.0]);
     }
 
@@ -226,7 +240,8 @@ mod tests {
     fn links_that_cannot_be_full_join_nobody() {
         // Both pass link 2, which has room for both; the third meets the first on link 0.
         let flows = [flow(4.0, 0.0, &[0, 2]), flow(4.0, 0.0, &[1, 2]), flow(4.0, 0.0, &[0])];
-        let of: Vec<Vec<usize>> = parts(&[2.0, 2.0, 4.0], &flows).into_iter().map(|part| part.of).collect();
+        let of: Vec<Vec<usize>> =
+            parts(&[2.0, 2.0, 4.0], &flows).into_iter().map(|part| part.of).collect();
         assert_eq!(of, [vec![0, 2], vec![1]]);
         assert_eq!(run(&[2.0, 2.0, 4.0], &flows, 0.0), [4.0, 2.0, 4.0]);
     }

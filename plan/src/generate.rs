@@ -1,9 +1,10 @@
 //! Networks that are known by name.
 //!
-//! NVLink is taken at its nominal rate in each direction: 20 GB/s a link of the first kind (P100), 25 of the second (V100), six
-//! links to a V100 and four to a P100 (NVIDIA, "NVIDIA DGX-1 With Tesla V100 System Architecture", WP-08437). The cabling of both is the hybrid cube mesh there;
-//! Blink (MLSys 2020, section 2) draws both. DGX-2 is 16 V100, each with six links to NVSwitches that join all
-//! (NVIDIA, "NVIDIA NVSwitch", 2018).
+//! NVLink is taken at its nominal rate in each direction: 20 GB/s a link of the first kind (P100),
+//! 25 of the second (V100), six links to a V100 and four to a P100 (NVIDIA, "NVIDIA DGX-1 With
+//! Tesla V100 System Architecture", WP-08437). The cabling of both is the hybrid cube mesh there;
+//! Blink (MLSys 2020, section 2) draws both. DGX-2 is 16 V100, each with six links to NVSwitches
+//! that join all (NVIDIA, "NVIDIA NVSwitch", 2018).
 
 use crate::topology::Topology;
 
@@ -17,9 +18,15 @@ pub fn rack(hosts: usize, bits: f64) -> Topology {
     leaf_spine(1, hosts, 0, bits, 1.0)
 }
 
-/// `leaves` with `hosts` each, all linked to all `spines`. A leaf's uplinks carry 1/`oversubscription` of what its hosts send. Host h of
-/// leaf l is h(l * hosts + h).
-pub fn leaf_spine(leaves: usize, hosts: usize, spines: usize, bits: f64, oversubscription: f64) -> Topology {
+/// `leaves` with `hosts` each, all linked to all `spines`. A leaf's uplinks carry
+/// 1/`oversubscription` of what its hosts send. Host h of leaf l is h(l * hosts + h).
+pub fn leaf_spine(
+    leaves: usize,
+    hosts: usize,
+    spines: usize,
+    bits: f64,
+    oversubscription: f64,
+) -> Topology {
     let mut t = Topology::default();
     (0..leaves).for_each(|leaf| t.box_(format!("leaf{leaf}")));
     (0..spines).for_each(|spine| t.box_(format!("spine{spine}")));
@@ -34,8 +41,10 @@ pub fn leaf_spine(leaves: usize, hosts: usize, spines: usize, bits: f64, oversub
     t
 }
 
-/// A fat-tree of switches with `ports` (even) ports each, of which only `pods` pods are there: ports^2 / 4 hosts in each, after Al-Fares et al. (SIGCOMM 2008).
-/// Core c is linked to switch c / (ports / 2) of each pod. With p pods, pod p has leaves leaf(p * ports / 2 + i) and switches mid(p * ports / 2 + i).
+/// A fat-tree of switches with `ports` (even) ports each, of which only `pods` pods are there:
+/// ports^2 / 4 hosts in each, after Al-Fares et al. (SIGCOMM 2008). Core c is linked to switch c /
+/// (ports / 2) of each pod. With p pods, pod p has leaves leaf(p * ports / 2 + i) and switches
+/// mid(p * ports / 2 + i).
 pub fn fat_tree(ports: usize, pods: usize, bits: f64) -> Topology {
     let half = ports / 2;
     let mut t = Topology::default();
@@ -51,8 +60,9 @@ pub fn fat_tree(ports: usize, pods: usize, bits: f64) -> Topology {
         for (leaf, mid) in (0..half).flat_map(|leaf| (0..half).map(move |mid| (leaf, mid))) {
             t.link(format!("leaf{}", pod * half + leaf), format!("mid{}", pod * half + mid), bits);
         }
-        (0..half * half)
-            .for_each(|core| t.link(format!("mid{}", pod * half + core / half), format!("core{core}"), bits));
+        (0..half * half).for_each(|core| {
+            t.link(format!("mid{}", pod * half + core / half), format!("core{core}"), bits)
+        });
     }
     t
 }
@@ -87,10 +97,12 @@ pub fn dgx_1p() -> Topology {
 /// DGX-1 with V100: the same cube mesh, where some pairs have two links.
 pub fn dgx_1v() -> Topology {
     let mut t = dgx_1p();
-    const DOUBLE: [(usize, usize); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
+    const DOUBLE: [(usize, usize); 8] =
+        [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
     for link in &mut t.links {
-        let double =
-            DOUBLE.iter().any(|(a, b)| link.from == format!("gpu{a}") && link.to == format!("gpu{b}"));
+        let double = DOUBLE
+            .iter()
+            .any(|(a, b)| link.from == format!("gpu{a}") && link.to == format!("gpu{b}"));
         link.bits = NVLINK_2 * if double { 2.0 } else { 1.0 };
     }
     t
@@ -121,7 +133,11 @@ mod tests {
             ("DGX-1P", dgx_1p(), [8, 0, 16]),
             ("DGX-2", dgx_2(), [16, 1, 16]),
         ] {
-            assert_eq!([topology.hosts.len(), topology.boxes.len(), topology.links.len()], sizes, "{name}");
+            assert_eq!(
+                [topology.hosts.len(), topology.boxes.len(), topology.links.len()],
+                sizes,
+                "{name}"
+            );
             Network::new(&topology).unwrap();
         }
     }
@@ -129,7 +145,8 @@ mod tests {
     #[test]
     fn uplinks_carry_their_share() {
         let network = Network::new(&leaf_spine(2, 8, 2, 8e9, 2.0)).unwrap();
-        let way = network.way(network.node("leaf0").unwrap(), network.node("spine1").unwrap()).unwrap();
+        let way =
+            network.way(network.node("leaf0").unwrap(), network.node("spine1").unwrap()).unwrap();
         assert_eq!(network.capacity(Resource::Way(way)), 2e9);
     }
 

@@ -1,8 +1,10 @@
-//! Trees in networks of levels, exactly: hosts below leaves, leaves below a top, directly or by one box between.
+//! Trees in networks of levels, exactly: hosts below leaves, leaves below a top, directly or by one
+//! box between.
 //!
-//! Each box that can be above all leaves has a rate. Leaves that share boxes between are a pod; a pod has its options, by which
-//! boxes between it goes up, and their rates add up to the top's. So the program is small, and its optimum is the best that trees of
-//! this kind can do. Where a pod has more than `OPTIONS` ways to spread its leaves over boxes between, those are considered that
+//! Each box that can be above all leaves has a rate. Leaves that share boxes between are a pod; a
+//! pod has its options, by which boxes between it goes up, and their rates add up to the top's. So
+//! the program is small, and its optimum is the best that trees of this kind can do. Where a pod
+//! has more than `OPTIONS` ways to spread its leaves over boxes between, those are considered that
 //! take all leaves by one.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +32,8 @@ pub struct Levels {
     tops: Vec<Top>,
 }
 
-/// Adds a job's trees to a program. None where members are not hosts below boxes that sum, or no box is above all of them.
+/// Adds a job's trees to a program. None where members are not hosts below boxes that sum, or no
+/// box is above all of them.
 pub fn levels(model: &mut Model, network: &Network, members: &[Node]) -> Option<Levels> {
     let mut below: BTreeMap<Node, Vec<Hop>> = BTreeMap::new();
     for &child in members {
@@ -50,7 +53,8 @@ pub fn levels(model: &mut Model, network: &Network, members: &[Node]) -> Option<
             continue;
         }
         let Some(pods) = pods_of(network, &leaves, root) else { continue };
-        let (only, pods): (Vec<_>, Vec<_>) = pods.into_iter().partition(|options| options.len() == 1);
+        let (only, pods): (Vec<_>, Vec<_>) =
+            pods.into_iter().partition(|options| options.len() == 1);
         found.push((root, only.into_iter().flatten().flatten().collect::<Vec<Hop>>(), pods));
     }
     if found.is_empty() {
@@ -108,14 +112,19 @@ fn pods_of(network: &Network, leaves: &[Node], top: Node) -> Option<Vec<Vec<Vec<
     for (mids, leaves) in indirect {
         let of: Vec<Vec<Node>> = leaves
             .iter()
-            .map(|&leaf| mids.iter().copied().filter(|&mid| network.way(leaf, mid).is_some()).collect())
+            .map(|&leaf| {
+                mids.iter().copied().filter(|&mid| network.way(leaf, mid).is_some()).collect()
+            })
             .collect();
-        let count =
-            of.iter().try_fold(1usize, |count, mids| count.checked_mul(mids.len())).unwrap_or(usize::MAX);
+        let count = of
+            .iter()
+            .try_fold(1usize, |count, mids| count.checked_mul(mids.len()))
+            .unwrap_or(usize::MAX);
         let spread: Vec<Vec<Node>> = if count <= OPTIONS {
             of.iter().fold(vec![Vec::new()], |options, mids| {
                 let with = |option: Vec<Node>| {
-                    mids.iter().map(move |&mid| option.iter().copied().chain([mid]).collect::<Vec<_>>())
+                    mids.iter()
+                        .map(move |&mid| option.iter().copied().chain([mid]).collect::<Vec<_>>())
                 };
                 options.into_iter().flat_map(with).collect()
             })
@@ -143,7 +152,8 @@ impl Levels {
         self.tops.iter().map(|top| top.rate).collect()
     }
 
-    /// The trees that a solution is made of: a top's rate is cut where any pod changes from an option to the next.
+    /// The trees that a solution is made of: a top's rate is cut where any pod changes from an
+    /// option to the next.
     pub fn trees(&self, solution: &[f64]) -> Vec<Tree> {
         let least = self.tops.iter().map(|top| solution[top.rate]).sum::<f64>() * 1e-9;
         let mut trees = Vec::new();
@@ -166,7 +176,9 @@ impl Levels {
                         sum += solution[*var];
                         sum > middle
                     });
-                    hops.extend(&chosen.or(pod.last()).map(|(_, hops)| hops.clone()).unwrap_or_default());
+                    hops.extend(
+                        &chosen.or(pod.last()).map(|(_, hops)| hops.clone()).unwrap_or_default(),
+                    );
                 }
                 hops.sort_unstable();
                 trees.push(Tree { root: top.root, hops, rate: cut[1] - cut[0], rings: 1 });

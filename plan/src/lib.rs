@@ -1,4 +1,5 @@
-//! Which trees a job sums by, and which ways its other flows take. A network goes in as data; nothing here does I/O.
+//! Which trees a job sums by, and which ways its other flows take. A network goes in as data;
+//! nothing here does I/O.
 //!
 //! | module | what lives there |
 //! | --- | --- |

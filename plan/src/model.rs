@@ -1,7 +1,7 @@
 //! The linear program: rates go in as variables, what they take of the network as rows.
 //!
-//! The solver is microlp: it is Rust alone and builds in seconds, where HiGHS takes a C++ compiler and minutes. Programs here have some
-//! hundred rows; it solves them in milliseconds.
+//! The solver is microlp: it is Rust alone and builds in seconds, where HiGHS takes a C++ compiler
+//! and minutes. Programs here have some hundred rows; it solves them in milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,8 @@ pub struct Model<'a> {
     equal: Vec<(Var, Vec<Var>)>,
 }
 
-/// The sum of some variables is to be this at least; where `lifted`, as much more as all that are lifted can have.
+/// The sum of some variables is to be this at least; where `lifted`, as much more as all that are
+/// lifted can have.
 #[derive(Clone, Debug)]
 pub struct Floor<'a> {
     pub vars: &'a [Var],
@@ -53,15 +54,20 @@ impl<'a> Model<'a> {
         self.equal.push((whole, parts));
     }
 
-    /// The program, with what there is of each resource; `free` has what is left of it, where that is not all.
+    /// The program, with what there is of each resource; `free` has what is left of it, where that
+    /// is not all.
     pub fn program(&self, free: &BTreeMap<Resource, f64>) -> Program {
         // Resources that are taken alike are one row.
         let mut rows: BTreeMap<Vec<(Var, u64)>, f64> = BTreeMap::new();
         let mut closed = vec![false; self.vars];
         for (resource, terms) in &self.rows {
-            let room = free.get(resource).copied().unwrap_or_else(|| self.network.capacity(*resource));
+            let room =
+                free.get(resource).copied().unwrap_or_else(|| self.network.capacity(*resource));
             if room <= 0.0 {
-                terms.iter().filter(|(_, amount)| *amount > 0.0).for_each(|&(var, _)| closed[var] = true);
+                terms
+                    .iter()
+                    .filter(|(_, amount)| *amount > 0.0)
+                    .for_each(|&(var, _)| closed[var] = true);
                 continue;
             }
             let row = terms.iter().map(|&(var, amount)| (var, amount.to_bits())).collect();
@@ -110,7 +116,8 @@ impl Program {
             self.closed.iter().map(|closed| problem.add_var(0.0, (0.0, most(closed)))).collect();
         let lift = problem.add_var(1.0, (0.0, f64::INFINITY));
         for (row, room) in &self.rows {
-            let terms: Vec<_> = row.iter().map(|&(var, amount)| (vars[var], amount * unit / room)).collect();
+            let terms: Vec<_> =
+                row.iter().map(|&(var, amount)| (vars[var], amount * unit / room)).collect();
             problem.add_constraint(&terms[..], ComparisonOp::Le, 1.0);
         }
         for (whole, parts) in &self.equal {
@@ -124,19 +131,26 @@ impl Program {
                 terms.push((lift, -1.0));
             }
             // An optimum that is asked for again must not fail for its last digit.
-            problem.add_constraint(&terms[..], ComparisonOp::Ge, floor.least / unit * (1.0 - 1e-9) - 1e-9);
+            problem.add_constraint(
+                &terms[..],
+                ComparisonOp::Ge,
+                floor.least / unit * (1.0 - 1e-9) - 1e-9,
+            );
         }
         let solution = problem.solve().map_err(|e| Error::Solver(e.to_string()))?;
         Ok((solution[lift] * unit, vars.iter().map(|&var| solution[var].max(0.0) * unit).collect()))
     }
 
-    /// The variables that cannot, or may not, be larger where all others stay as they are in a solution.
+    /// The variables that cannot, or may not, be larger where all others stay as they are in a
+    /// solution.
     pub fn stopped(&self, solution: &[f64]) -> BTreeSet<Var> {
         let is_full = |(row, room): &&(Vec<(Var, f64)>, f64)| {
-            row.iter().map(|&(var, amount)| amount * solution[var]).sum::<f64>() > room * (1.0 - 1e-6)
+            row.iter().map(|&(var, amount)| amount * solution[var]).sum::<f64>()
+                > room * (1.0 - 1e-6)
         };
         let full = self.rows.iter().filter(is_full).flat_map(|(row, _)| row).map(|(var, _)| *var);
-        let tied = self.equal.iter().flat_map(|(whole, parts)| parts.iter().chain([whole])).copied();
+        let tied =
+            self.equal.iter().flat_map(|(whole, parts)| parts.iter().chain([whole])).copied();
         full.chain(tied).chain((0..self.closed.len()).filter(|&var| self.closed[var])).collect()
     }
 
@@ -145,7 +159,8 @@ impl Program {
     /// # Errors
     /// If the solver gives up.
     pub fn most(&self, vars: &[Var]) -> Result<(f64, Vec<f64>), Error> {
-        let closed = (0..self.closed.len()).map(|var| self.closed[var] || !vars.contains(&var)).collect();
+        let closed =
+            (0..self.closed.len()).map(|var| self.closed[var] || !vars.contains(&var)).collect();
         let rows = self.rows.iter().map(|(row, room)| {
             (row.iter().filter(|(var, _)| vars.contains(var)).copied().collect::<Vec<_>>(), *room)
         });

@@ -1,9 +1,12 @@
-//! Trees in any network, after Blink (MLSys 2020, section 3): multiplicative weights over spanning arborescences.
+//! Trees in any network, after Blink (MLSys 2020, section 3): multiplicative weights over spanning
+//! arborescences.
 //!
-//! Each resource has a price. The cheapest tree is taken for as much as its narrowest resource allows, and what it takes becomes
-//! dearer (Garg and Koenemann, "Faster and simpler algorithms for multicommodity flow", 1998). Prices also bound what any trees can do: all there is,
-//! at its price, divided by the price of the cheapest tree. Weights soon find good trees and are slow to find the last per cents; the
-//! prices of a linear program over the trees found so far lead to those.
+//! Each resource has a price. The cheapest tree is taken for as much as its narrowest resource
+//! allows, and what it takes becomes dearer (Garg and Koenemann, "Faster and simpler algorithms for
+//! multicommodity flow", 1998). Prices also bound what any trees can do: all there is, at its
+//! price, divided by the price of the cheapest tree. Weights soon find good trees and are slow to
+//! find the last per cents; the prices of a linear program over the trees found so far lead to
+//! those.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,11 +74,15 @@ fn graph(network: &Network, members: &[Node]) -> Option<Graph> {
                 if network.is_switch(next) {
                     let beyond = network.next(next).iter().filter(|&&n| n != parent);
                     let beyond = beyond.filter_map(|&child| Some((child, *number.get(&child)?)));
-                    arcs.extend(beyond.map(|(child, to)| (from, to, Hop { child, parent, via: Some(next) })));
+                    arcs.extend(
+                        beyond
+                            .map(|(child, to)| (from, to, Hop { child, parent, via: Some(next) })),
+                    );
                 }
             }
         }
-        // Boxes that nothing leads to, or that lead nowhere, would make all trees impossible, or are no use.
+        // Boxes that nothing leads to, or that lead nowhere, would make all trees impossible, or
+        // are no use.
         let links = |n: usize| arcs.iter().filter(|(from, to, _)| *from != *to && *to == n).count();
         let dead: BTreeSet<Node> = nodes
             .iter()
@@ -148,7 +155,8 @@ impl<'a> Market<'a> {
 
     /// The cheapest tree at these prices: what it takes, and its price.
     fn cheapest(&mut self, prices: &[f64]) -> Option<(BTreeMap<usize, f64>, f64)> {
-        let cost = |take: &[(usize, f64)]| take.iter().map(|&(r, amount)| prices[r] * amount).sum::<f64>();
+        let cost =
+            |take: &[(usize, f64)]| take.iter().map(|&(r, amount)| prices[r] * amount).sum::<f64>();
         let arcs: Vec<Arc> = self
             .graph
             .arcs
@@ -178,8 +186,10 @@ impl<'a> Market<'a> {
         let mut sum = 0.0;
         for _ in 0..ROUNDS {
             let (takes, _) = self.cheapest(&prices)?;
-            let narrowest =
-                takes.iter().map(|(&r, amount)| self.rooms[r] / amount).fold(f64::INFINITY, f64::min);
+            let narrowest = takes
+                .iter()
+                .map(|(&r, amount)| self.rooms[r] / amount)
+                .fold(f64::INFINITY, f64::min);
             if narrowest == f64::INFINITY {
                 // Nothing constrains it.
                 break;
@@ -196,21 +206,28 @@ impl<'a> Market<'a> {
         Some(prices)
     }
 
-    /// The prices by which the trees found so far are worth most: those of the linear program whose variables are their rates.
+    /// The prices by which the trees found so far are worth most: those of the linear program whose
+    /// variables are their rates.
     fn prices(&self) -> Result<Vec<f64>, microlp::Error> {
         let unit = self.rooms.iter().copied().fold(f64::INFINITY, f64::min);
         let mut problem = Problem::new(OptimizationDirection::Minimize);
-        let vars: Vec<_> = self.rooms.iter().map(|_| problem.add_var(1.0, (0.0, f64::INFINITY))).collect();
+        let vars: Vec<_> =
+            self.rooms.iter().map(|_| problem.add_var(1.0, (0.0, f64::INFINITY))).collect();
         for takes in self.found.values() {
             let terms: Vec<_> =
                 takes.iter().map(|(&r, amount)| (vars[r], amount * unit / self.rooms[r])).collect();
             problem.add_constraint(&terms[..], ComparisonOp::Ge, 1.0);
         }
         let solution = problem.solve()?;
-        Ok(vars.iter().zip(&self.rooms).map(|(var, room)| solution[*var].max(0.0) * unit / room).collect())
+        Ok(vars
+            .iter()
+            .zip(&self.rooms)
+            .map(|(var, room)| solution[*var].max(0.0) * unit / room)
+            .collect())
     }
 
-    /// Looks for trees that are cheaper at the best prices than all found so far, until none is by much.
+    /// Looks for trees that are cheaper at the best prices than all found so far, until none is by
+    /// much.
     fn polish(&mut self, mut steady: Vec<f64>) {
         for _ in 0..ROUNDS {
             // A solver that gives up has only lost trees that might have been better.
@@ -222,7 +239,8 @@ impl<'a> Market<'a> {
             // The best prices jump from corner to corner; those in the middle lead there sooner.
             let scale: f64 = steady.iter().zip(&self.rooms).map(|(price, room)| price * room).sum();
             let worth: f64 = prices.iter().zip(&self.rooms).map(|(price, room)| price * room).sum();
-            let middle = |(steady, price): (&f64, &f64)| f64::midpoint(steady / scale, price / worth);
+            let middle =
+                |(steady, price): (&f64, &f64)| f64::midpoint(steady / scale, price / worth);
             steady = steady.iter().zip(&prices).map(middle).collect();
             if self.cheapest(&steady).is_none() || worth >= NEAR * self.most {
                 return;
@@ -231,9 +249,15 @@ impl<'a> Market<'a> {
     }
 }
 
-/// Looks for trees of these members; the first one's data is what is broadcast. None where no tree has them all, or one of them
-/// neither relays nor hangs below one box that sums. Nothing above `bound` is possible.
-pub fn pack(network: &Network, collective: Collective, members: &[Node], bound: f64) -> Option<Packing> {
+/// Looks for trees of these members; the first one's data is what is broadcast. None where no tree
+/// has them all, or one of them neither relays nor hangs below one box that sums. Nothing above
+/// `bound` is possible.
+pub fn pack(
+    network: &Network,
+    collective: Collective,
+    members: &[Node],
+    bound: f64,
+) -> Option<Packing> {
     let graph = graph(network, members)?;
     let mut market = Market::new(network, &graph, collective, bound);
     let prices = market.weigh()?;

@@ -11,7 +11,8 @@ use crate::rings::Rings;
 use crate::topology::{Error, Network, Node, Resource};
 use crate::tree::{Collective, Tree, load};
 
-/// How much of its share a job keeps for the sake of fewer trees (Blink, section 3.2.1), and a bit for what rounding takes.
+/// How much of its share a job keeps for the sake of fewer trees (Blink, section 3.2.1), and a bit
+/// for what rounding takes.
 const KEPT: f64 = 0.95 + 1e-9;
 /// So many sets of trees are tried one by one; then the tree goes that is missed least.
 const SETS: usize = 300;
@@ -35,7 +36,8 @@ pub struct Plan {
     pub share: f64,
     /// What the links alone would allow, were no other job there.
     pub bound: f64,
-    /// What is full, of what its trees take: CPUs first. Where it has no trees, what one would need.
+    /// What is full, of what its trees take: CPUs first. Where it has no trees, what one would
+    /// need.
     pub full: Vec<Resource>,
 }
 
@@ -73,9 +75,10 @@ impl Choice {
         let Some(packing) = pack(network, job.collective, &job.members, bound) else {
             let single = |m: Node| matches!(network.next(m), [up] if network.sums(*up));
             return match job.members.iter().find(|&&m| !network.sums(m) && !single(m)) {
-                Some(&m) => {
-                    wrong(format!("{} must have one link, to a box that sums, or relay", network.name(m)))
-                }
+                Some(&m) => wrong(format!(
+                    "{} must have one link, to a box that sums, or relay",
+                    network.name(m)
+                )),
                 None => wrong("no tree has all its members".into()),
             };
         };
@@ -102,16 +105,18 @@ impl Choice {
     }
 }
 
-/// Plans jobs beside each other. Each gets its max-min fair share of links and CPUs, those of a higher
-/// priority first; then the fewest trees that were found to keep 95 % of it by whole rings, or as much
-/// as rings can where slots or CPUs are too few for that.
+/// Plans jobs beside each other. Each gets its max-min fair share of links and CPUs, those of a
+/// higher priority first; then the fewest trees that were found to keep 95 % of it by whole rings,
+/// or as much as rings can where slots or CPUs are too few for that.
 ///
 /// # Errors
 /// Which job cannot be, and why.
 pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
     let mut model = Model::new(network);
-    let bounds: Vec<f64> = jobs.iter().map(|job| bound(network, job.collective, &job.members)).collect();
-    let choices = jobs.iter().zip(&bounds).map(|(job, bound)| Choice::new(&mut model, network, job, *bound));
+    let bounds: Vec<f64> =
+        jobs.iter().map(|job| bound(network, job.collective, &job.members)).collect();
+    let choices =
+        jobs.iter().zip(&bounds).map(|(job, bound)| Choice::new(&mut model, network, job, *bound));
     let choices = choices.collect::<Result<Vec<_>, _>>()?;
     let vars: Vec<Vec<Var>> = choices.iter().map(Choice::vars).collect();
     let priorities: Vec<u32> = jobs.iter().map(|job| job.priority).collect();
@@ -126,10 +131,12 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
             trees[n].clear();
         }
     }
-    for (job, trees) in jobs.iter().zip(&mut trees).filter(|(job, _)| job.collective == Collective::AllReduce)
+    for (job, trees) in
+        jobs.iter().zip(&mut trees).filter(|(job, _)| job.collective == Collective::AllReduce)
     {
         let most = network.shape().members;
-        let crowded = |tree: &Tree| tree.members(network).into_iter().find(|(_, members)| *members > most);
+        let crowded =
+            |tree: &Tree| tree.members(network).into_iter().find(|(_, members)| *members > most);
         let found = trees.iter().find_map(crowded);
         trees.retain(|tree| crowded(tree).is_none());
         if let Some((node, members)) = found.filter(|_| trees.is_empty()) {
@@ -156,11 +163,14 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
         }
         // What the others leave.
         let others = jobs.iter().zip(&trees).enumerate().filter(|(other, _)| *other != n);
-        let others: Vec<(Collective, &Tree)> =
-            others.flat_map(|(_, (job, trees))| trees.iter().map(|tree| (job.collective, tree))).collect();
+        let others: Vec<(Collective, &Tree)> = others
+            .flat_map(|(_, (job, trees))| trees.iter().map(|tree| (job.collective, tree)))
+            .collect();
         let taken = load(network, &others);
-        let free: BTreeMap<Resource, f64> =
-            taken.into_iter().map(|(r, part)| (r, network.capacity(r) * (1.0 - part).max(0.0))).collect();
+        let free: BTreeMap<Resource, f64> = taken
+            .into_iter()
+            .map(|(r, part)| (r, network.capacity(r) * (1.0 - part).max(0.0)))
+            .collect();
         // Trees that were packed have given up something already.
         let optimum = match &choices[n] {
             Choice::Trees(_, most) if jobs.len() == 1 => most.min(bounds[n]),
@@ -179,7 +189,8 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
         }
     }
     let laid = Rings::new(network, rings.iter().flatten());
-    let all = jobs.iter().zip(&trees).flat_map(|(job, trees)| trees.iter().map(|t| (job.collective, t)));
+    let all =
+        jobs.iter().zip(&trees).flat_map(|(job, trees)| trees.iter().map(|t| (job.collective, t)));
     let mut full: Vec<Resource> = load(network, &all.collect::<Vec<_>>())
         .into_iter()
         .take_while(|(_, load)| *load > 1.0 - 1e-6)
@@ -281,8 +292,9 @@ fn fewest(
     let sum = |trees: &[Tree]| trees.iter().map(|tree| tree.rate).sum::<f64>();
     let mut most = Vec::new();
     // Fewer than this cannot do it, even if they did not share anything.
-    let alone =
-        (0..trees.len()).map(|tree| Ok(program.most(&[tree])?.0)).collect::<Result<Vec<f64>, Error>>()?;
+    let alone = (0..trees.len())
+        .map(|tree| Ok(program.most(&[tree])?.0))
+        .collect::<Result<Vec<f64>, Error>>()?;
     let mut best = alone.clone();
     best.sort_by(|a, b| b.total_cmp(a));
     let mut all = 0.0;

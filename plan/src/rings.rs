@@ -75,7 +75,13 @@ impl<'a> Rings<'a> {
     /// The fewest rings, at most so many, by which trees reach a rate in proportion to theirs; or
     /// those that do most. `free` has what is left of links and CPUs, where that is not all. Trees
     /// without boxes have no rings, and stay as they are.
-    pub fn lay(&self, trees: Vec<Tree>, free: &BTreeMap<Resource, f64>, most: u32, least: f64) -> Vec<Tree> {
+    pub fn lay(
+        &self,
+        trees: Vec<Tree>,
+        free: &BTreeMap<Resource, f64>,
+        most: u32,
+        least: f64,
+    ) -> Vec<Tree> {
         let members: Vec<_> = trees.iter().map(|tree| tree.members(self.network)).collect();
         if members.iter().all(BTreeMap::is_empty) {
             return trees;
@@ -96,7 +102,8 @@ impl<'a> Rings<'a> {
         }
         let mut rows: BTreeMap<Vec<u64>, f64> = BTreeMap::new();
         for (resource, uses) in uses {
-            let room = free.get(&resource).copied().unwrap_or_else(|| self.network.capacity(resource));
+            let room =
+                free.get(&resource).copied().unwrap_or_else(|| self.network.capacity(resource));
             let row = rows.entry(uses.into_iter().map(f64::to_bits).collect()).or_insert(room);
             *row = row.min(room);
         }
@@ -105,7 +112,8 @@ impl<'a> Rings<'a> {
             let alone = rings.iter().zip(&ring_rates).filter(|(rings, _)| **rings > 0);
             let alone = alone.map(|(_, rate)| *rate).fold(f64::INFINITY, f64::min);
             let shared = rows.iter().map(|(row, room)| {
-                let takes = row.iter().zip(rings).map(|(use_, &n)| f64::from_bits(*use_) * f64::from(n));
+                let takes =
+                    row.iter().zip(rings).map(|(use_, &n)| f64::from_bits(*use_) * f64::from(n));
                 let takes = takes.sum::<f64>();
                 if takes > 0.0 { room / takes } else { f64::INFINITY }
             });

@@ -14,7 +14,8 @@ pub struct Demand {
     pub bytes: f64,
 }
 
-/// How flows are spread over equally short ways. Ways that have failed are known, as when routing has settled.
+/// How flows are spread over equally short ways. Ways that have failed are known, as when routing
+/// has settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Balance {
     /// Each flow has one way, by a hash.
@@ -48,21 +49,28 @@ fn distances(network: &Network, failed: &BTreeSet<Way>, to: Node) -> Vec<Option<
 }
 
 /// The shortest ways from one node to that from which `far` has been measured.
-fn shortest(network: &Network, failed: &BTreeSet<Way>, from: Node, far: &[Option<u32>]) -> Vec<Vec<Way>> {
+fn shortest(
+    network: &Network,
+    failed: &BTreeSet<Way>,
+    from: Node,
+    far: &[Option<u32>],
+) -> Vec<Vec<Way>> {
     let Some(distance) = far[from] else { return Vec::new() };
     let mut paths = vec![(from, Vec::new())];
     for left in (0..distance).rev() {
         let nearer = |(node, path): (Node, Vec<Way>)| {
             let ways = network.out(node).iter().map(|&way| (network.ends(way).1, way));
             let ways = ways.filter(|(next, way)| far[*next] == Some(left) && !failed.contains(way));
-            ways.map(|(next, way)| (next, path.iter().copied().chain([way]).collect())).collect::<Vec<_>>()
+            ways.map(|(next, way)| (next, path.iter().copied().chain([way]).collect()))
+                .collect::<Vec<_>>()
         };
         paths = paths.into_iter().flat_map(nearer).collect();
     }
     paths.into_iter().map(|(_, path)| path).collect()
 }
 
-/// The shortest ways from one node to another, without links that have failed. Hosts pass nothing on.
+/// The shortest ways from one node to another, without links that have failed. Hosts pass nothing
+/// on.
 pub fn paths(network: &Network, failed: &BTreeSet<Way>, from: Node, to: Node) -> Vec<Vec<Way>> {
     shortest(network, failed, from, &distances(network, failed, to))
 }
@@ -75,8 +83,14 @@ fn mixed(seed: u64, n: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Gives each demand its way, or ways; all begin at 0. Two nodes that nothing joins any more are not expected.
-pub fn flows(network: &Network, failed: &BTreeSet<Way>, demands: &[Demand], balance: Balance) -> Vec<Flow> {
+/// Gives each demand its way, or ways; all begin at 0. Two nodes that nothing joins any more are
+/// not expected.
+pub fn flows(
+    network: &Network,
+    failed: &BTreeSet<Way>,
+    demands: &[Demand],
+    balance: Balance,
+) -> Vec<Flow> {
     let mut known: BTreeMap<(Node, Node), Vec<Vec<Way>>> = BTreeMap::new();
     let healthy = BTreeSet::new();
     // Hosts with one link share the ways of their box.
@@ -98,17 +112,22 @@ pub fn flows(network: &Network, failed: &BTreeSet<Way>, demands: &[Demand], bala
         let own = [(d.from, from), (to, d.to)].into_iter().filter(|(a, b)| a != b);
         own.filter_map(|(a, b)| network.way(a, b)).collect()
     };
-    let mut weights: BTreeMap<(Node, Node), Vec<f64>> =
-        known.iter().map(|(&ends, paths)| (ends, vec![1.0 / paths.len() as f64; paths.len()])).collect();
+    let mut weights: BTreeMap<(Node, Node), Vec<f64>> = known
+        .iter()
+        .map(|(&ends, paths)| (ends, vec![1.0 / paths.len() as f64; paths.len()]))
+        .collect();
     match balance {
-        Balance::Reps => settle(network, &known, demands.iter().map(|d| (ends(d), d.bytes)), &mut weights),
+        Balance::Reps => {
+            settle(network, &known, demands.iter().map(|d| (ends(d), d.bytes)), &mut weights)
+        }
         Balance::Ethereal => return pinned(failed, demands, &known, ends, around),
         Balance::Ecmp { .. } | Balance::Spray => {}
     }
     // What all flows between the same ends have in common.
     let spread = |(&ends, paths): (&(Node, Node), &Vec<Vec<Way>>)| {
         let mut links: BTreeMap<Way, f64> = BTreeMap::new();
-        for (path, weight) in paths.iter().zip(&weights[&ends]).filter(|(_, weight)| **weight > 0.0) {
+        for (path, weight) in paths.iter().zip(&weights[&ends]).filter(|(_, weight)| **weight > 0.0)
+        {
             path.iter().for_each(|&way| *links.entry(way).or_insert(0.0) += weight);
         }
         (ends, links.into_iter().collect())
@@ -133,7 +152,8 @@ pub fn flows(network: &Network, failed: &BTreeSet<Way>, demands: &[Demand], bala
     demands.iter().enumerate().map(flow).collect()
 }
 
-/// Moves weight from ways with a full link to others, as senders do that take again what was not congested.
+/// Moves weight from ways with a full link to others, as senders do that take again what was not
+/// congested.
 fn settle(
     network: &Network,
     known: &BTreeMap<(Node, Node), Vec<Vec<Way>>>,
@@ -150,7 +170,9 @@ fn settle(
             }
         }
         let full = |path: &[Way]| {
-            path.iter().map(|&way| loads[way] / network.capacity(Resource::Way(way))).fold(0.0, f64::max)
+            path.iter()
+                .map(|&way| loads[way] / network.capacity(Resource::Way(way)))
+                .fold(0.0, f64::max)
         };
         // Smaller steps later, so that it comes to rest.
         let power = 0.5 / (1.0 + f64::from(round) / 8.0);
@@ -166,7 +188,8 @@ fn settle(
     }
 }
 
-/// Ethereal's ways: those between two boxes take the flows between them in turn. Flows of failed ways move, the rest stay.
+/// Ethereal's ways: those between two boxes take the flows between them in turn. Flows of failed
+/// ways move, the rest stay.
 fn pinned(
     failed: &BTreeSet<Way>,
     demands: &[Demand],
@@ -178,12 +201,15 @@ fn pinned(
     for (n, demand) in demands.iter().enumerate() {
         between.entry(ends(demand)).or_default().push(n);
     }
-    let mut links: Vec<BTreeMap<Way, f64>> =
-        demands.iter().map(|demand| around(demand).into_iter().map(|way| (way, 1.0)).collect()).collect();
+    let mut links: Vec<BTreeMap<Way, f64>> = demands
+        .iter()
+        .map(|demand| around(demand).into_iter().map(|way| (way, 1.0)).collect())
+        .collect();
     for (turn, (ends, of)) in between.iter().enumerate() {
         let paths = &known[ends];
-        let dead: BTreeSet<usize> =
-            (0..paths.len()).filter(|&path| paths[path].iter().any(|way| failed.contains(way))).collect();
+        let dead: BTreeSet<usize> = (0..paths.len())
+            .filter(|&path| paths[path].iter().any(|way| failed.contains(way)))
+            .collect();
         let pieces = without(&spread(of.len(), paths.len(), turn), paths.len(), &dead);
         for piece in pieces {
             for &way in &paths[piece.uplink] {
@@ -215,10 +241,17 @@ mod tests {
     /// What leaf0's links to the spines carry.
     fn up(network: &Network, flows: &[Flow]) -> Vec<f64> {
         let leaf = network.node("leaf0").unwrap();
-        let spines =
-            (0..4).map(|spine| network.way(leaf, network.node(&format!("spine{spine}")).unwrap()).unwrap());
-        let carried =
-            |way| flows.iter().flat_map(|f| &f.links).filter(|(w, _)| *w == way).map(|(_, part)| part).sum();
+        let spines = (0..4).map(|spine| {
+            network.way(leaf, network.node(&format!("spine{spine}")).unwrap()).unwrap()
+        });
+        let carried = |way| {
+            flows
+                .iter()
+                .flat_map(|f| &f.links)
+                .filter(|(w, _)| *w == way)
+                .map(|(_, part)| part)
+                .sum()
+        };
         spines.map(carried).collect()
     }
 
@@ -244,10 +277,14 @@ mod tests {
         pair.links.retain(|link| link.from == "gpu0" && link.to == "gpu1");
         for (topology, nodes) in [(pair, vec![0, 1]), (generate::rack(2, 8e9), vec![0, 2, 1])] {
             let network = Network::new(&topology).unwrap();
-            let own: Vec<_> =
-                nodes.windows(2).map(|ends| (network.way(ends[0], ends[1]).unwrap(), 1.0)).collect();
+            let own: Vec<_> = nodes
+                .windows(2)
+                .map(|ends| (network.way(ends[0], ends[1]).unwrap(), 1.0))
+                .collect();
             let demand = Demand { from: 0, to: 1, bytes: 1.0 };
-            for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal, Balance::Ecmp { seed: 7 }] {
+            for balance in
+                [Balance::Spray, Balance::Reps, Balance::Ethereal, Balance::Ecmp { seed: 7 }]
+            {
                 let mut flow = flows(&network, &BTreeSet::new(), &[demand], balance).remove(0);
                 flow.links.sort_by_key(|link| link.0);
                 assert_eq!(flow.links, own, "{balance:?}");
@@ -276,10 +313,16 @@ mod tests {
     fn no_rule_uses_what_has_failed() {
         let network = network();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
-        let failed = BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
-        for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal, Balance::Ecmp { seed: 7 }] {
+        let failed =
+            BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal, Balance::Ecmp { seed: 7 }]
+        {
             let carried = up(&network, &flows(&network, &failed, &across(8), balance));
-            assert_eq!((carried[1], carried.iter().sum::<f64>().round()), (0.0, 8.0), "{balance:?}");
+            assert_eq!(
+                (carried[1], carried.iter().sum::<f64>().round()),
+                (0.0, 8.0),
+                "{balance:?}"
+            );
         }
     }
 }

@@ -107,7 +107,13 @@ impl Topology {
 
     /// A cable that is as fast in both directions.
     pub fn link(&mut self, from: impl Into<String>, to: impl Into<String>, bits: f64) {
-        self.links.push(Link { from: from.into(), to: to.into(), bits, bits_back: None, latency_us: 1.0 });
+        self.links.push(Link {
+            from: from.into(),
+            to: to.into(),
+            bits,
+            bits_back: None,
+            latency_us: 1.0,
+        });
     }
 }
 
@@ -218,7 +224,8 @@ impl Network {
             }
         };
         let hosts = topology.hosts.len();
-        let (mut adds, mut slots) = (vec![f64::INFINITY; names.len()], vec![f64::INFINITY; names.len()]);
+        let (mut adds, mut slots) =
+            (vec![f64::INFINITY; names.len()], vec![f64::INFINITY; names.len()]);
         let mut cpus = vec![1; names.len()];
         for (b, node) in topology.boxes.iter().zip(hosts..) {
             cpus[node] = b.cpus.unwrap_or(1);
@@ -427,7 +434,10 @@ mod tests {
         for (text, expected) in [
             ("[[host]]\nname = \"a,b\"", "name \"a,b\""),
             ("[[host]]\nname = \"a\"\n[[box]]\nname = \"a\"", "two have it"),
-            (&format!("{GOOD}[[link]]\nfrom = \"leaf\"\nto = \"h\"\nbits = 9"), "one link between two nodes"),
+            (
+                &format!("{GOOD}[[link]]\nfrom = \"leaf\"\nto = \"h\"\nbits = 9"),
+                "one link between two nodes",
+            ),
             (&GOOD.replace("80e9", "0"), "link h leaf: bits = 0"),
             (&GOOD.replace("80e9", "nan"), "bits = NaN"),
             (&GOOD.replace("4e9", "-1"), "leaf: adds = -1"),
@@ -435,8 +445,10 @@ mod tests {
             (&GOOD.replace("to = \"leaf\"", "to = \"loaf\""), "nobody is called \"loaf\""),
             (&GOOD.replace("adds", "add"), "unknown field"),
         ] {
-            let error =
-                Topology::parse(text).and_then(|t| Network::new(&t).map(drop)).unwrap_err().to_string();
+            let error = Topology::parse(text)
+                .and_then(|t| Network::new(&t).map(drop))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

@@ -30,8 +30,9 @@ impl Hop {
             Some(via) => [Some((self.parent, via)), Some((via, self.child))],
         };
         // Hops are made of links that there are.
-        let way =
-            move |(above, below)| if up { network.way(below, above) } else { network.way(above, below) };
+        let way = move |(above, below)| {
+            if up { network.way(below, above) } else { network.way(above, below) }
+        };
         links.into_iter().flatten().filter_map(way)
     }
 }
@@ -111,7 +112,8 @@ impl Tree {
     /// The first thing that is.
     pub fn check(&self, network: &Network, members: &[Node]) -> Result<(), String> {
         let name = |node| network.name(node);
-        let above: BTreeMap<Node, Node> = self.hops.iter().map(|hop| (hop.child, hop.parent)).collect();
+        let above: BTreeMap<Node, Node> =
+            self.hops.iter().map(|hop| (hop.child, hop.parent)).collect();
         if above.len() != self.hops.len() || above.contains_key(&self.root) {
             return Err("a node has two parents, or the root has one".into());
         }
@@ -120,7 +122,11 @@ impl Tree {
             if links != 1 + usize::from(hop.via.is_some())
                 || hop.via.is_some_and(|via| !network.is_switch(via))
             {
-                return Err(format!("{} and {} are not linked so", name(hop.child), name(hop.parent)));
+                return Err(format!(
+                    "{} and {} are not linked so",
+                    name(hop.child),
+                    name(hop.parent)
+                ));
             }
             if !network.sums(hop.parent) {
                 return Err(format!("{} does not sum", name(hop.parent)));
@@ -151,14 +157,17 @@ pub fn load(network: &Network, trees: &[(Collective, &Tree)]) -> Vec<(Resource, 
             *sums.entry(resource).or_insert(0.0) += amount * tree.rate;
         }
     }
-    let mut load: Vec<(Resource, f64)> =
-        sums.into_iter().map(|(resource, sum)| (resource, sum / network.capacity(resource))).collect();
+    let mut load: Vec<(Resource, f64)> = sums
+        .into_iter()
+        .map(|(resource, sum)| (resource, sum / network.capacity(resource)))
+        .collect();
     load.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     load
 }
 
-/// Seconds until all trees are done with `bytes` at the same time, and the bytes of each, where tree i begins to give sums after
-/// `latencies[i]` seconds: t = (D + sum of w tau) / sum of w, and D_i = w_i (t - tau_i). A tree that would begin too late gets nothing.
+/// Seconds until all trees are done with `bytes` at the same time, and the bytes of each, where
+/// tree i begins to give sums after `latencies[i]` seconds: t = (D + sum of w tau) / sum of w, and
+/// D_i = w_i (t - tau_i). A tree that would begin too late gets nothing.
 pub fn split(rates: &[f64], latencies: &[f64], bytes: f64) -> (f64, Vec<f64>) {
     let mut order: Vec<usize> = (0..rates.len()).filter(|&i| rates[i] > 0.0).collect();
     order.sort_by(|&a, &b| latencies[a].total_cmp(&latencies[b]));
@@ -171,7 +180,8 @@ pub fn split(rates: &[f64], latencies: &[f64], bytes: f64) -> (f64, Vec<f64>) {
         late += rates[i] * latencies[i];
         end = (bytes + late) / rate;
     }
-    let of = |(rate, latency): (&f64, &f64)| if *latency < end { rate * (end - latency) } else { 0.0 };
+    let of =
+        |(rate, latency): (&f64, &f64)| if *latency < end { rate * (end - latency) } else { 0.0 };
     (end, rates.iter().zip(latencies).map(of).collect())
 }
 
@@ -205,8 +215,9 @@ mod tests {
         let network = Network::new(&topology).unwrap();
         let [leaf, spine] = ["leaf0", "spine0"].map(|name| network.node(name).unwrap());
         let hosts = (0..6).map(|child| Hop { child, parent: leaf + child / 3, via: None });
-        let hops =
-            hosts.chain([leaf, leaf + 1].map(|child| Hop { child, parent: spine, via: None })).collect();
+        let hops = hosts
+            .chain([leaf, leaf + 1].map(|child| Hop { child, parent: spine, via: None }))
+            .collect();
         let tree = Tree { root: spine, hops, rate: 1.0, rings: 1 };
         let uses = tree.uses(&network, Collective::AllReduce);
         assert_eq!((uses[&Resource::Adds(leaf)], uses[&Resource::Adds(spine)]), (4.0, 2.0));

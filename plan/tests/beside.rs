@@ -120,10 +120,12 @@ proptest! {
         // There is room for the share in proportion to the rooms.
         let all: f64 = rooms.iter().sum();
         prop_assert!(all >= share * (1.0 - 1e-6), "{share} of {rooms:?}");
-        // No job has less than a fair part of the narrowest link that any uses: it is not pushed aside by those that were first.
+        // No job has less than a fair part of the narrowest link that any uses: it is not pushed
+        // aside by those that were first.
         let narrowest = links.iter().flatten().copied().fold(host, f64::min) * 1e9;
         prop_assert!(share >= narrowest / jobs.len() as f64 * (1.0 - 1e-6), "{share} of {narrowest}");
-        // With its bytes shared out so, all have their fair shares at once, and it has what was promised.
+        // With its bytes shared out so, all have their fair shares at once, and it has what was
+        // promised.
         let mut all_jobs = others.clone();
         all_jobs.push(fabric.trees(&last.0, last.1).into_iter().zip(&rooms)
             .map(|(tree, room)| Tree { rate: *room, ..tree }).collect());
@@ -140,11 +142,13 @@ proptest! {
     }
 }
 
-/// Max-min fair shares of jobs that all keep their trees, by filling: all rise until something is full that they use.
+/// Max-min fair shares of jobs that all keep their trees, by filling: all rise until something is
+/// full that they use.
 fn shares(network: &Network, jobs: &[Vec<Tree>]) -> Vec<f64> {
     let unit = |trees: &Vec<Tree>| {
         let whole: f64 = trees.iter().map(|tree| tree.rate).sum();
-        let one: Vec<Tree> = trees.iter().map(|t| Tree { rate: t.rate / whole, ..t.clone() }).collect();
+        let one: Vec<Tree> =
+            trees.iter().map(|t| Tree { rate: t.rate / whole, ..t.clone() }).collect();
         let one: Vec<_> = one.iter().map(|tree| (Collective::AllReduce, tree)).collect();
         let used = load(network, &one).into_iter().filter(|(_, part)| *part > 0.0);
         used.collect::<std::collections::BTreeMap<_, _>>()
@@ -152,9 +156,14 @@ fn shares(network: &Network, jobs: &[Vec<Tree>]) -> Vec<f64> {
     let units: Vec<_> = jobs.iter().map(unit).collect();
     let (mut rates, mut rising) = (vec![0.0; jobs.len()], vec![true; jobs.len()]);
     while rising.contains(&true) {
-        let resources: std::collections::BTreeSet<_> = units.iter().flat_map(|unit| unit.keys()).collect();
+        let resources: std::collections::BTreeSet<_> =
+            units.iter().flat_map(|unit| unit.keys()).collect();
         let sum = |resource, of: &dyn Fn(usize) -> f64| -> f64 {
-            units.iter().enumerate().map(|(n, unit)| unit.get(resource).unwrap_or(&0.0) * of(n)).sum()
+            units
+                .iter()
+                .enumerate()
+                .map(|(n, unit)| unit.get(resource).unwrap_or(&0.0) * of(n))
+                .sum()
         };
         let step = |resource| {
             let free = 1.0 - sum(resource, &|n| rates[n]);
@@ -164,7 +173,9 @@ fn shares(network: &Network, jobs: &[Vec<Tree>]) -> Vec<f64> {
         (0..jobs.len()).filter(|&n| rising[n]).for_each(|n| rates[n] += least);
         for resource in resources {
             if sum(resource, &|n| rates[n]) > 1.0 - 1e-9 {
-                (0..jobs.len()).filter(|&n| units[n].contains_key(resource)).for_each(|n| rising[n] = false);
+                (0..jobs.len())
+                    .filter(|&n| units[n].contains_key(resource))
+                    .for_each(|n| rising[n] = false);
             }
         }
     }
@@ -176,7 +187,9 @@ fn shares(network: &Network, jobs: &[Vec<Tree>]) -> Vec<f64> {
 fn how_long_it_takes() {
     for (leaves, spines, jobs) in [(60, 4, 16), (64, 16, 16), (64, 16, 64)] {
         let links: Vec<Vec<f64>> = (0..leaves)
-            .map(|leaf| (0..spines).map(|spine| 10.0 + ((leaf * 7 + spine * 3) % 5) as f64).collect())
+            .map(|leaf| {
+                (0..spines).map(|spine| 10.0 + ((leaf * 7 + spine * 3) % 5) as f64).collect()
+            })
             .collect();
         let fabric = fabric(25.0, &links, None);
         let mine = |job: usize| -> Vec<usize> {
@@ -194,8 +207,11 @@ fn how_long_it_takes() {
             all += begin.elapsed();
             let trees = fabric.trees(&mine(job), job % 2);
             let part = trees.into_iter().zip(found.rooms);
-            others.push(part.filter(|(_, r)| *r > 0.0).map(|(t, rate)| Tree { rate, ..t }).collect());
+            others
+                .push(part.filter(|(_, r)| *r > 0.0).map(|(t, rate)| Tree { rate, ..t }).collect());
         }
-        println!("{leaves} leaves, {spines} spines: {jobs} jobs in {all:.1?}, one at most {longest:.1?}");
+        println!(
+            "{leaves} leaves, {spines} spines: {jobs} jobs in {all:.1?}, one at most {longest:.1?}"
+        );
     }
 }

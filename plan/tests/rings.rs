@@ -63,10 +63,17 @@ fn check(network: &Network, plans: &[&Plan]) {
     }
     for (node, at) in boxes {
         let name = network.name(node);
-        assert!(at.slots <= network.capacity(Resource::Slots(node)), "{name}: {} B of slots", at.slots);
+        assert!(
+            at.slots <= network.capacity(Resource::Slots(node)),
+            "{name}: {} B of slots",
+            at.slots
+        );
         for (rings, adds) in at.cpus {
             let most = network.cpu_adds(node);
-            assert!(adds <= most * (1.0 + 1e-6), "{name}: a CPU with {rings} rings adds {adds} of {most}");
+            assert!(
+                adds <= most * (1.0 + 1e-6),
+                "{name}: a CPU with {rings} rings adds {adds} of {most}"
+            );
         }
     }
     for (resource, used) in ways {
@@ -85,9 +92,11 @@ fn the_example_promises_no_more_of_a_ring_than_a_core_adds() {
     /// 13.1 Gb/s of live contributions, path MTU 2048: BENCHMARKS.md, "Data plane".
     const MEASURED: f64 = 13.1e9 / 8.0;
     let network = Network::new(&example()).unwrap();
-    let hosts = |names: &[&str]| names.iter().map(|name| network.node(name).unwrap()).collect::<Vec<_>>();
+    let hosts =
+        |names: &[&str]| names.iter().map(|name| network.node(name).unwrap()).collect::<Vec<_>>();
     let eval = Job { priority: 1, ..job("eval", hosts(&["a0", "b0"])) };
-    let jobs = [job("train", hosts(&["a1", "a2", "b1", "b2"])), eval, job("late", hosts(&["a0", "a1"]))];
+    let jobs =
+        [job("train", hosts(&["a1", "a2", "b1", "b2"])), eval, job("late", hosts(&["a0", "a1"]))];
     for network in [network.clone(), network.with_rings(USUAL)] {
         let plans = plan(&network, &jobs).unwrap();
         check(&network, &plans.iter().collect::<Vec<_>>());
@@ -123,7 +132,11 @@ fn a_tree_has_as_many_rings_as_cpus_are_needed() {
         let plans = plan(&network, &[job("j", 0..4)]).unwrap();
         check(&network, &[&plans[0]]);
         assert_eq!(plans[0].trees[0].rings, rings, "{cpus} CPUs: {plans:?}");
-        assert!((plans[0].rate() / rate - 1.0).abs() < 1e-6, "{cpus} CPUs: {} of {rate}", plans[0].rate());
+        assert!(
+            (plans[0].rate() / rate - 1.0).abs() < 1e-6,
+            "{cpus} CPUs: {} of {rate}",
+            plans[0].rate()
+        );
     }
 }
 

@@ -27,7 +27,12 @@ fn check(network: &Network, jobs: &[Job], plans: &[Plan]) {
             all.push((job.collective, tree));
         }
         assert!(plan.rate() <= plan.bound * (1.0 + 1e-6), "{} of {}", plan.rate(), plan.bound);
-        assert!(plan.rate() >= 0.95 * plan.share * (1.0 - 1e-6), "{} of {}", plan.rate(), plan.share);
+        assert!(
+            plan.rate() >= 0.95 * plan.share * (1.0 - 1e-6),
+            "{} of {}",
+            plan.rate(),
+            plan.share
+        );
     }
     for (resource, load) in load(network, &all) {
         assert!(load <= 1.0 + 1e-6, "{} is {load} full", network.describe(resource));
@@ -47,7 +52,8 @@ fn relays(
     let mut t = Topology::default();
     (0..nodes).for_each(|n| t.host(format!("n{n}")));
     t.hosts.iter_mut().for_each(|host| host.relays = true);
-    let circle = (0..if nodes > 2 { nodes } else { 1 }).map(|n| (n, (n + 1) % nodes, bits[n].0, bits[n].1));
+    let circle =
+        (0..if nodes > 2 { nodes } else { 1 }).map(|n| (n, (n + 1) % nodes, bits[n].0, bits[n].1));
     let more = more.iter().map(|(a, b, to, back)| (a.index(nodes), b.index(nodes), *to, *back));
     for (a, b, to, back) in circle.chain(more) {
         let there = t.links.iter().any(|l| {
@@ -81,7 +87,8 @@ fn near_the_bound(topology: &Topology) -> Result<(), TestCaseError> {
 
 #[test]
 fn rounding_takes_nothing_of_what_is_promised() {
-    // From, to, GB/s there and back. A subset of trees did exactly 95 %, less the last digit of a sum.
+    // From, to, GB/s there and back. A subset of trees did exactly 95 %, less the last digit of a
+    // sum.
     let links: [(usize, usize, u8, u8); 10] = [
         (0, 1, 7, 1),
         (1, 2, 7, 7),
@@ -146,11 +153,13 @@ fn small() -> impl Strategy<Value = Small> {
         let links = |n| prop::collection::vec(0u8..6, n);
         let hosts = prop::collection::vec(1usize..3, leaves);
         let links = (links(leaves * mids), links(mids * tops), links(leaves * tops));
-        (hosts, boxes(leaves), boxes(mids), boxes(tops), links).prop_map(|(hosts, a, b, c, links)| Small {
-            hosts,
-            boxes: [a, b, c],
-            links: [links.0, links.1, links.2],
-        })
+        (hosts, boxes(leaves), boxes(mids), boxes(tops), links).prop_map(
+            |(hosts, a, b, c, links)| Small {
+                hosts,
+                boxes: [a, b, c],
+                links: [links.0, links.1, links.2],
+            },
+        )
     })
 }
 
@@ -169,7 +178,9 @@ impl Small {
                 t.link(format!("h{leaf}-{host}"), format!("leaf{leaf}"), 8e10);
             }
         }
-        for (kinds, links) in [["leaf", "mid"], ["mid", "top"], ["leaf", "top"]].iter().zip(&self.links) {
+        for (kinds, links) in
+            [["leaf", "mid"], ["mid", "top"], ["leaf", "top"]].iter().zip(&self.links)
+        {
             let above = t.boxes.iter().filter(|b| b.name.starts_with(kinds[1])).count();
             for (n, &bits) in links.iter().enumerate().filter(|(_, bits)| **bits > 0) {
                 t.link(
@@ -185,9 +196,12 @@ impl Small {
 
 /// All trees of levels: each leaf goes up directly where it can, else by any box between.
 fn all_trees(network: &Network) -> Vec<Tree> {
-    let of = |kind: &str| network.boxes().filter(|&b| network.name(b).starts_with(kind)).collect::<Vec<_>>();
+    let of = |kind: &str| {
+        network.boxes().filter(|&b| network.name(b).starts_with(kind)).collect::<Vec<_>>()
+    };
     let leaves = of("leaf");
-    let hosts = network.hosts().map(|child| Hop { child, parent: network.next(child)[0], via: None });
+    let hosts =
+        network.hosts().map(|child| Hop { child, parent: network.next(child)[0], via: None });
     let hosts: Vec<Hop> = hosts.collect();
     let mut trees = Vec::new();
     for root in network.boxes().filter(|b| leaves.len() > 1 || *b == leaves[0]) {
@@ -199,7 +213,8 @@ fn all_trees(network: &Network) -> Vec<Tree> {
                 vec![vec![up(leaf, root)]]
             } else {
                 let between = of("mid").into_iter().chain(of("top"));
-                let between = between.filter(|&mid| mid != root && linked(leaf, mid) && linked(mid, root));
+                let between =
+                    between.filter(|&mid| mid != root && linked(leaf, mid) && linked(mid, root));
                 between.map(|mid| vec![up(leaf, mid), up(mid, root)]).collect()
             };
             partial = partial
@@ -247,7 +262,13 @@ proptest! {
 fn machines_do_what_their_links_allow() {
     for (name, topology, members, collective, rate) in [
         // Six links lead into each GPU.
-        ("DGX-1V, broadcast", generate::dgx_1v(), (0..8).collect::<Vec<_>>(), Collective::Broadcast, 150e9),
+        (
+            "DGX-1V, broadcast",
+            generate::dgx_1v(),
+            (0..8).collect::<Vec<_>>(),
+            Collective::Broadcast,
+            150e9,
+        ),
         ("DGX-1P, broadcast", generate::dgx_1p(), (0..8).collect(), Collective::Broadcast, 80e9),
         // 24 links of 25 GB/s, and a tree takes seven; 16 of 20 GB/s.
         ("DGX-1V", generate::dgx_1v(), (0..8).collect(), Collective::AllReduce, 24.0 * 25e9 / 7.0),
@@ -259,7 +280,12 @@ fn machines_do_what_their_links_allow() {
     ] {
         let network = Network::new(&topology).unwrap();
         let plan = planned(&network, &job("j", members, collective));
-        println!("{name}: {} trees, {:.1} of {:.1} GB/s", plan.trees.len(), plan.rate() / 1e9, rate / 1e9);
+        println!(
+            "{name}: {} trees, {:.1} of {:.1} GB/s",
+            plan.trees.len(),
+            plan.rate() / 1e9,
+            rate / 1e9
+        );
         assert!(
             plan.rate() <= rate * (1.0 + 1e-6) && plan.rate() >= 0.95 * rate,
             "{name}: {} of {rate}",
@@ -346,7 +372,8 @@ fn jobs_share_fairly_and_by_priority() {
     near(plans[1].share, 7e9);
 }
 
-/// Three leaves of three hosts below two spines, of which all but the cables between has a rate of its own.
+/// Three leaves of three hosts below two spines, of which all but the cables between has a rate of
+/// its own.
 fn any_racks() -> impl Strategy<Value = Network> {
     let bytes = || prop::collection::vec(1u8..20, 9 + 5);
     (bytes(), 1u8..20).prop_map(|(bytes, up)| {
@@ -425,7 +452,8 @@ fn what_cannot_be_is_refused_by_name() {
     assert!(refused(&rack, vec![0, 0]).contains("h0 is no host, or is there twice"));
     assert!(refused(&rack, vec![0, 3]).contains("leaf0 is no host"));
     assert!(
-        refused(&generate::leaf_spine(2, 1, 0, 1e9, 1.0), vec![0, 1]).contains("no tree has all its members")
+        refused(&generate::leaf_spine(2, 1, 0, 1e9, 1.0), vec![0, 1])
+            .contains("no tree has all its members")
     );
     let mut two = generate::leaf_spine(2, 2, 1, 1e9, 1.0);
     two.link("h0", "leaf1", 1e9);

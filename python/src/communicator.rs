@@ -6,7 +6,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Room, Settings, addresses};
+use netsum_worker::{
+    Bootstrap, CommConfig, Element, Error, Op, Pending, Room, Settings, addresses,
+};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -16,10 +18,11 @@ use crate::errors::{argument, raised};
 use crate::memory::{Kind, Memory};
 use crate::work::{Report, SIGNALS, Warned, Work};
 
-/// A member of a job. All ranks call for the same operations in the same order. Threads may share it; the order of their calls is theirs
-/// to keep the same at all ranks. Operations whose kind, root, operator, elements or `tag` (of those in flight: a number for what else
-/// must agree) are not the same at all ranks raise MismatchError at all. So does one that a rank
-/// alone has refused, at the others.
+/// A member of a job. All ranks call for the same operations in the same order. Threads may share
+/// it; the order of their calls is theirs to keep the same at all ranks. Operations whose kind,
+/// root, operator, elements or `tag` (of those in flight: a number for what else must agree) are
+/// not the same at all ranks raise MismatchError at all. So does one that a rank alone has refused,
+/// at the others.
 #[pyclass(frozen, module = "netsum", subclass, weakref)]
 pub struct Communicator {
     /// `None` when it is closed.
@@ -31,14 +34,18 @@ pub struct Communicator {
     #[pyo3(get)]
     /// Ranks of the job.
     ranks: u32,
-    /// Which connected. In one that was forked from it a lock may be held by a thread that is not there.
+    /// Which connected. In one that was forked from it a lock may be held by a thread that is not
+    /// there.
     process: u32,
     warned: Arc<Warned>,
 }
 
 /// What the environment and `settings` come to: rank, ranks, ip, controller, job, peers.
 #[pyfunction]
-pub fn resolve<'py>(py: Python<'py>, settings: BTreeMap<String, String>) -> PyResult<Bound<'py, PyDict>> {
+pub fn resolve<'py>(
+    py: Python<'py>,
+    settings: BTreeMap<String, String>,
+) -> PyResult<Bound<'py, PyDict>> {
     let config = configuration(py, &settings)?;
     let found = PyDict::new(py);
     found.set_item("rank", config.rank)?;
@@ -169,7 +176,9 @@ impl Communicator {
     /// made again.
     fn call(&self, py: Python<'_>, start: impl FnOnce() -> PyResult<Work>) -> PyResult<Work> {
         start().inspect_err(|error| {
-            if error.is_instance_of::<PyException>(py) && !error.value(py).hasattr("told").unwrap_or(false) {
+            if error.is_instance_of::<PyException>(py)
+                && !error.value(py).hasattr("told").unwrap_or(false)
+            {
                 self._refuse(py);
                 set_told(py, error);
             }
@@ -196,7 +205,8 @@ impl Communicator {
                 };
                 comm.wait_first(first);
                 comm.set_tag(tag);
-                start(comm).map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
+                start(comm)
+                    .map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
             });
             // What the library refuses it has told the others.
             if let Some(work) = begun.inspect_err(|error| set_told(py, error))? {
@@ -220,14 +230,23 @@ impl Communicator {
         self.work(py, begin, move |comm| comm.reduce_async(elements, op, root))
     }
 
-    fn reduce_many<T: Element>(&self, py: Python<'_>, memories: Vec<Memory>, begin: Begin) -> PyResult<Work> {
+    fn reduce_many<T: Element>(
+        &self,
+        py: Python<'_>,
+        memories: Vec<Memory>,
+        begin: Begin,
+    ) -> PyResult<Work> {
         if let Some(other) = memories.iter().find(|other| other.kind != memories[0].kind) {
-            let text =
-                format!("arrays of dtype {} and {}: one operation sums one", memories[0].dtype, other.dtype);
+            let text = format!(
+                "arrays of dtype {} and {}: one operation sums one",
+                memories[0].dtype, other.dtype
+            );
             return Err(argument(py, &text));
         }
-        let elements =
-            memories.into_iter().map(|memory| memory.elements::<T>(py)).collect::<Result<Vec<_>, _>>()?;
+        let elements = memories
+            .into_iter()
+            .map(|memory| memory.elements::<T>(py))
+            .collect::<Result<Vec<_>, _>>()?;
         self.work(py, begin, move |comm| comm.all_reduce_many_async(elements))
     }
 
@@ -327,8 +346,10 @@ impl Communicator {
     ) -> PyResult<Work> {
         let py = output.py();
         self.call(py, || {
-            let (from, to) =
-                (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
+            let (from, to) = (
+                array::memory(input, false)?.into_bytes(),
+                array::memory(output, true)?.into_bytes(),
+            );
             self.work(py, begin, move |comm| comm.all_gather_async(from, to))
         })
     }
@@ -341,8 +362,10 @@ impl Communicator {
     ) -> PyResult<Work> {
         let py = output.py();
         self.call(py, || {
-            let (from, to) =
-                (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
+            let (from, to) = (
+                array::memory(input, false)?.into_bytes(),
+                array::memory(output, true)?.into_bytes(),
+            );
             self.work(py, begin, move |comm| comm.all_to_all_async(from, to))
         })
     }
@@ -354,8 +377,9 @@ impl Communicator {
 
 #[pymethods]
 impl Communicator {
-    /// Replaces each element by the sum of all ranks' elements at its place, or their average ("avg"), in place. The same bits at every rank.
-    /// A list of arrays of one dtype is summed as if they were one behind the other, in one operation: the way for many small ones.
+    /// Replaces each element by the sum of all ranks' elements at its place, or their average
+    /// ("avg"), in place. The same bits at every rank. A list of arrays of one dtype is summed as
+    /// if they were one behind the other, in one operation: the way for many small ones.
     #[pyo3(signature = (array, op="sum"))]
     fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Report> {
         self.start_all_reduce(array, op, SOON)?.wait(array.py(), None)
@@ -435,7 +459,8 @@ impl Communicator {
         self.start_all_gather(output, input, in_flight(tag))
     }
 
-    /// Puts the rank-th part of each rank's input, of any dtype, into `output`, one behind the other.
+    /// Puts the rank-th part of each rank's input, of any dtype, into `output`, one behind the
+    /// other.
     fn all_to_all(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
         self.start_all_to_all(output, input, SOON)?.wait(output.py(), None)
     }
@@ -520,7 +545,8 @@ impl Communicator {
         Ok(all)
     }
 
-    /// Leaves the job. Operations in flight are completed where the other ranks get there within two seconds; others raise ClosedError.
+    /// Leaves the job. Operations in flight are completed where the other ranks get there within
+    /// two seconds; others raise ClosedError.
     fn close(&self, py: Python<'_>) {
         if self.is_here() {
             py.detach(|| {

@@ -1,6 +1,7 @@
 //! Tensors by DLPack: <https://dmlc.github.io/dlpack/latest/c_api.html>, versions 0.x and 1.x.
 //!
-//! The capsule is never consumed. Whoever made it takes the tensor back when the capsule is dropped.
+//! The capsule is never consumed. Whoever made it takes the tensor back when the capsule is
+//! dropped.
 
 use std::ffi::c_void;
 
@@ -56,7 +57,9 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
         other => other,
     };
     let capsule = capsule.map_err(|error| refused(py, error))?.cast_into::<PyCapsule>()?;
-    let (tensor, read_only) = if let Ok(pointer) = capsule.pointer_checked(Some(c"dltensor_versioned")) {
+    let (tensor, read_only) = if let Ok(pointer) =
+        capsule.pointer_checked(Some(c"dltensor_versioned"))
+    {
         // SAFETY: what capsules of this name hold, by DLPack's specification.
         let versioned = unsafe { pointer.cast::<Versioned>().as_ref() };
         if versioned.major > 1 {
@@ -84,7 +87,8 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
         }
     };
     let kind = if tensor.lanes == 1 { kind } else { Kind::Other };
-    let elements = shape.iter().try_fold(1usize, |n, side| n.checked_mul(usize::try_from(*side).ok()?));
+    let elements =
+        shape.iter().try_fold(1usize, |n, side| n.checked_mul(usize::try_from(*side).ok()?));
     let size = usize::from(tensor.bits) * usize::from(tensor.lanes);
     let bytes = elements.and_then(|n| n.checked_mul(size)).map(|bits| bits.div_ceil(8));
     let bytes = bytes.ok_or_else(|| argument(py, "the tensor's shape is no shape"))?;

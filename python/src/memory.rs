@@ -26,7 +26,8 @@ pub struct Memory {
     pub kind: Kind,
     /// For messages.
     pub dtype: String,
-    /// Holds the export. Dropped by a thread that does not have Python, it is given back by the next one that has.
+    /// Holds the export. Dropped by a thread that does not have Python, it is given back by the
+    /// next one that has.
     pub _export: Py<PyAny>,
 }
 
@@ -54,7 +55,8 @@ impl Memory {
             _ => Kind::Other,
         };
         let dtype = dtype(&format, buffer.item_size());
-        let (start, bytes, readonly) = (buffer.buf_ptr().cast(), buffer.len_bytes(), buffer.readonly());
+        let (start, bytes, readonly) =
+            (buffer.buf_ptr().cast(), buffer.len_bytes(), buffer.readonly());
         let export = view.clone().into_any().unbind();
         Ok((Self { start, bytes, kind, dtype, _export: export }, readonly))
     }
@@ -62,7 +64,10 @@ impl Memory {
     /// As elements that can be summed.
     pub fn elements<T>(self, py: Python<'_>) -> PyResult<Elements<T>> {
         if !self.start.cast::<T>().is_aligned() {
-            return Err(argument(py, "the array is not aligned to 4 bytes: give a copy of it (x.copy())"));
+            return Err(argument(
+                py,
+                "the array is not aligned to 4 bytes: give a copy of it (x.copy())",
+            ));
         }
         Ok(Elements { len: self.bytes / size_of::<T>(), memory: self, elements: PhantomData })
     }
@@ -123,7 +128,8 @@ impl<T> Deref for Elements<T> {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: the export keeps `len` elements there, aligned. What Python writes there meanwhile is a number, too.
+        // SAFETY: the export keeps `len` elements there, aligned. What Python writes there
+        // meanwhile is a number, too.
         unsafe { std::slice::from_raw_parts(self.memory.start.cast(), self.len) }
     }
 }
@@ -140,5 +146,9 @@ impl<T> DerefMut for Elements<T> {
 
 /// For objects whose DLPack says no.
 pub fn refused(py: Python<'_>, error: PyErr) -> PyErr {
-    if error.is_instance_of::<PyException>(py) { argument(py, &error.value(py).to_string()) } else { error }
+    if error.is_instance_of::<PyException>(py) {
+        argument(py, &error.value(py).to_string())
+    } else {
+        error
+    }
 }

@@ -56,8 +56,8 @@ enum State {
     Done(Result<netsum_worker::Report, Error>),
 }
 
-/// An operation in flight. It holds the array until it is done, whether somebody waits for it or not; a handle that is dropped leaves
-/// the operation to go on.
+/// An operation in flight. It holds the array until it is done, whether somebody waits for it or
+/// not; a handle that is dropped leaves the operation to go on.
 #[pyclass(frozen, module = "netsum")]
 pub struct Work {
     state: Mutex<State>,
@@ -160,22 +160,27 @@ impl Work {
         }
     }
 
-    /// Waits until the operation is done, and gives its report, or raises what went wrong. After `timeout` seconds it raises
-    /// TimeoutError, and the operation goes on. So it does after Ctrl-C.
+    /// Waits until the operation is done, and gives its report, or raises what went wrong. After
+    /// `timeout` seconds it raises TimeoutError, and the operation goes on. So it does after
+    /// Ctrl-C.
     #[pyo3(signature = (timeout=None))]
     pub fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Report> {
-        let most = timeout.map(|s| Duration::try_from_secs_f64(s.max(0.0)).unwrap_or(Duration::MAX / 4));
+        let most =
+            timeout.map(|s| Duration::try_from_secs_f64(s.max(0.0)).unwrap_or(Duration::MAX / 4));
         match self.wait_for(py, most.map(|most| most.min(Duration::from_secs(1 << 30))))? {
             Some(Ok(report)) => {
                 self.warn(py, &report)?;
                 Ok(report.into())
             }
             Some(Err(error)) => Err(raised(py, &error)),
-            None => Err(pyo3::exceptions::PyTimeoutError::new_err("the operation is still in flight")),
+            None => {
+                Err(pyo3::exceptions::PyTimeoutError::new_err("the operation is still in flight"))
+            }
         }
     }
 
-    /// A file descriptor that is readable when the operation is done; it is closed with this handle.
+    /// A file descriptor that is readable when the operation is done; it is closed with this
+    /// handle.
     fn fileno(&self) -> PyResult<i32> {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         if done.is_none() {

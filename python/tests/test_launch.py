@@ -41,7 +41,8 @@ class Launchers(unittest.TestCase):
             self.skipTest("no PyTorch")
         import torch
 
-        # What "nothing is redirected" is there is None for Python 3.11; this is it for ranks that are none.
+        # What "nothing is redirected" is there is None for Python 3.11; this is it for ranks that
+        # are none.
         old = ["-r", "9:1", "-t", "9:1"] if torch.__version__.startswith("1.") else []
         script, where = str(DEPLOY / "launch/torchrun.sh"), {"MASTER_ADDR": "127.0.0.1", "PER_HOST": "2"}
         port = str(20_000 + os.getpid() % 10_000)

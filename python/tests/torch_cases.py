@@ -442,7 +442,8 @@ def nested():
 def again():
     """Jobs that are ended and begun anew, also with fewer ranks, in one store, and though a model holds the first one's group."""
     rank, held = int(os.environ["RANK"]), []
-    # PyTorch 1.13 itself takes no store twice. Where it is called by the same name, netsum must not read what another job has said.
+    # PyTorch 1.13 itself takes no store twice. Where it is called by the same name, netsum must not
+    # read what another job has said.
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["NETSUM_TEST_PORT"]), None, rank == 0)
     dist.distributed_c10d._store_based_barrier = lambda *_, **more: None
     for size in (3, 3, 2, 2):
@@ -707,7 +708,8 @@ def apart():
                 work.wait()
                 of = 2 if i == 3 else ranks
                 assert (x == 10.0**i * of * (of + 1) / 2).all(), (i, x)
-        # Only two of all ranks call, before anything else in that group; the messages are received in another order.
+        # Only two of all ranks call, before anything else in that group; the messages are received
+        # in another order.
         for group in (dist.new_group(), dist.new_group(list(range(ranks))[::-1]), dist.new_group([0, 1])):
             if rank == 0:
                 # Gloo's send is over when somebody receives.

@@ -1,4 +1,5 @@
-//! A host that belongs to no job and knows all about one: addresses, queue pairs and PSNs. The frames that it forges.
+//! A host that belongs to no job and knows all about one: addresses, queue pairs and PSNs. The
+//! frames that it forges.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +10,8 @@ use crate::frames::{FrameSpec, lanes};
 use crate::lab::Host;
 use crate::tap::Tap;
 
-/// What arrives at a host, by the number of the host that sends it and the queue pair that it is for: the last PSN.
+/// What arrives at a host, by the number of the host that sends it and the queue pair that it is
+/// for: the last PSN.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     pub acks: BTreeMap<(u8, u32), u32>,
@@ -37,8 +39,8 @@ impl Seen {
         seen
     }
 
-    /// Forged frames to host `to`, with the addresses of those who may send to it: data for every queue pair, and every
-    /// kind of acknowledgement, with PSNs from far behind to far ahead.
+    /// Forged frames to host `to`, with the addresses of those who may send to it: data for every
+    /// queue pair, and every kind of acknowledgement, with PSNs from far behind to far ahead.
     pub fn forgeries(&self, to: u8) -> Vec<FrameSpec> {
         let mut forged = Vec::new();
         let jumps = [0, 1, 7, 64, 1 << 20, 1 << 22, (1 << 24) - 1, (1 << 24) - 64];
@@ -46,7 +48,10 @@ impl Seen {
         for (&(from, qpn), &psn) in &self.data {
             for psn in psns(psn) {
                 let lanes = lanes(0xbad, 256);
-                forged.push(FrameSpec { id: 0, ..FrameSpec::send(from + 1, to + 1, qpn, psn, lanes) });
+                forged.push(FrameSpec {
+                    id: 0,
+                    ..FrameSpec::send(from + 1, to + 1, qpn, psn, lanes)
+                });
             }
         }
         for (&(from, qpn), &psn) in &self.acks {
@@ -60,7 +65,8 @@ impl Seen {
                 ] {
                     // The extended header stands where the payload does.
                     let aeth = Aeth { syndrome, msn: psn }.encode().to_vec();
-                    let mut spec = FrameSpec { id: 0, ..FrameSpec::send(from + 1, to + 1, qpn, psn, aeth) };
+                    let mut spec =
+                        FrameSpec { id: 0, ..FrameSpec::send(from + 1, to + 1, qpn, psn, aeth) };
                     spec.bth = Bth::new(Opcode::ACK, qpn, psn);
                     forged.push(spec);
                 }
@@ -93,8 +99,8 @@ pub fn arp_claim(ip: [u8; 4], host: &Host) -> Vec<u8> {
 /// VLAN tags of a frame, from the outermost on: EtherType and VLAN.
 pub type Tags = &'static [(u16, u16)];
 
-/// Ways to tag a frame, and whether a Linux host without VLANs takes what is behind the tags: tags of VLAN 0 do not count
-/// (`__netif_receive_skb_core` in net/core/dev.c).
+/// Ways to tag a frame, and whether a Linux host without VLANs takes what is behind the tags: tags
+/// of VLAN 0 do not count (`__netif_receive_skb_core` in net/core/dev.c).
 pub const TAGS: [(Tags, bool); 14] = [
     (&[], true),
     (&[(0x8100, 0)], true),
@@ -114,13 +120,15 @@ pub const TAGS: [(Tags, bool); 14] = [
 
 /// An untagged frame behind tags.
 pub fn tagged(frame: &[u8], tags: Tags) -> Vec<u8> {
-    let tags = tags.iter().flat_map(|(kind, vlan)| [kind.to_be_bytes(), vlan.to_be_bytes()].concat());
+    let tags =
+        tags.iter().flat_map(|(kind, vlan)| [kind.to_be_bytes(), vlan.to_be_bytes()].concat());
     let mut f = frame.to_vec();
     f.splice(12..12, tags);
     f
 }
 
-/// An untagged frame in the form of IEEE 802.2 (RFC 1042): a length, LLC, SNAP, and the type behind them.
+/// An untagged frame in the form of IEEE 802.2 (RFC 1042): a length, LLC, SNAP, and the type behind
+/// them.
 pub fn snap(frame: &[u8]) -> Vec<u8> {
     let mut f = frame.to_vec();
     f.splice(12..12, [0, 0, 0xaa, 0xaa, 3, 0, 0, 0]);
@@ -149,8 +157,9 @@ pub fn extended(frame: &[u8], extensions: &[u8]) -> Vec<u8> {
     f
 }
 
-/// An untagged frame in two IP fragments: `first` bytes behind the IP header are in the first one, a multiple of 8. Over IPv6 the
-/// headers in `extensions` are before the fragment header, and one of destination options behind it, where `hidden`.
+/// An untagged frame in two IP fragments: `first` bytes behind the IP header are in the first one,
+/// a multiple of 8. Over IPv6 the headers in `extensions` are before the fragment header, and one
+/// of destination options behind it, where `hidden`.
 pub fn fragments(frame: &[u8], first: usize, extensions: &[u8], hidden: bool) -> [Vec<u8>; 2] {
     let part = |offset: usize, more: bool| {
         if frame[12] == 8 {
@@ -175,8 +184,8 @@ pub fn fragments(frame: &[u8], first: usize, extensions: &[u8], hidden: bool) ->
     [part(0, true), part(first, false)]
 }
 
-/// A neighbour advertisement from `host` to host number `to`, that the address of host number `target` is at its own MAC address
-/// (RFC 4861, 4.4).
+/// A neighbour advertisement from `host` to host number `to`, that the address of host number
+/// `target` is at its own MAC address (RFC 4861, 4.4).
 pub fn advertisement(target: u8, to: u8, host: u8) -> Vec<u8> {
     let mut icmp = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
     icmp.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, target + 1]);
@@ -188,7 +197,8 @@ pub fn advertisement(target: u8, to: u8, host: u8) -> Vec<u8> {
     with_checksum(f, 2)
 }
 
-/// An untagged IPv6 frame, without extension headers, with the checksum of its payload at an offset behind the IP header.
+/// An untagged IPv6 frame, without extension headers, with the checksum of its payload at an offset
+/// behind the IP header.
 pub fn with_checksum(mut frame: Vec<u8>, at: usize) -> Vec<u8> {
     frame[54 + at..56 + at].fill(0);
     let len = (frame.len() - 54) as u16;

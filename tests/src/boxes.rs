@@ -1,4 +1,5 @@
-//! Boxes that are machines of their own: a kernel, cards with a driver, and all that such a box has to get through.
+//! Boxes that are machines of their own: a kernel, cards with a driver, and all that such a box has
+//! to get through.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -19,15 +20,18 @@ use crate::vm::{Card, NOT_THERE};
 const RANKS: u32 = 3;
 const JOB: &str = "train";
 const LOSS: f64 = 0.01;
-/// Lanes of a vector; and of one whose all-reduce is still going on when something happens to a port.
+/// Lanes of a vector; and of one whose all-reduce is still going on when something happens to a
+/// port.
 const LEN: usize = 200_000;
 const LONG: usize = 4_000_000;
 /// What happens to a port: a command, and what sets it back.
 const DOWN: [&str; 2] = ["/usr/bin/ip link set port1 down", "/usr/bin/ip link set port1 up"];
-const MTU: [&str; 2] = ["/usr/bin/ip link set port1 mtu 2250", "/usr/bin/ip link set port1 mtu 2300"];
+const MTU: [&str; 2] =
+    ["/usr/bin/ip link set port1 mtu 2250", "/usr/bin/ip link set port1 mtu 2300"];
 const RESET: [&str; 2] = ["/usr/bin/ethtool -r port1", "true"];
 
-/// A script that does it when the port has received some packets; it fails if no more come after that.
+/// A script that does it when the port has received some packets; it fails if no more come after
+/// that.
 const DISTURB: &str = "f=/sys/class/net/port1/statistics/rx_packets; read from <$f; echo ready; \
     wait_for() { i=0; while read now <$f; [ $now -lt $1 ]; do \
         i=$((i + 1)); [ $i -lt 600 ] || exit 1; /bin/busybox sleep 0.05; done; }; \
@@ -68,7 +72,8 @@ fn spec(kernel: Kernel, card: Card) -> LabSpec {
     }
 }
 
-/// Has a box sum under all circumstances, hosts being namespaces outside; every sum is compared bit by bit.
+/// Has a box sum under all circumstances, hosts being namespaces outside; every sum is compared bit
+/// by bit.
 ///
 /// # Errors
 /// A wrong sum, or one that the box has not made where it should.
@@ -77,7 +82,8 @@ pub fn try_all(kernel: Kernel, card: Card) -> Result<Found> {
     trial.sums("path MTU 1024", 1024, 0.0)?;
     trial.sums("path MTU 2048, 1 % loss", 2048, LOSS)?;
     trial.interrupts_elsewhere()?;
-    // vmxnet3 of Linux 6.12 hands frames past the XDP program once its link was down: the book's `platforms.md`.
+    // vmxnet3 of Linux 6.12 hands frames past the XDP program once its link was down: the book's
+    // `platforms.md`.
     if card != Card::Vmxnet3 {
         trial.disturbed("link down, up", DOWN)?;
         trial.disturbed("MTU changed", MTU)?;
@@ -89,8 +95,8 @@ pub fn try_all(kernel: Kernel, card: Card) -> Result<Found> {
     Ok(trial.found)
 }
 
-/// The same, and what takes longer: hosts in a VLAN, and hosts that are other machines with their kernels' Soft-RoCE. What has not
-/// worked is in the table too, and in `errors`.
+/// The same, and what takes longer: hosts in a VLAN, and hosts that are other machines with their
+/// kernels' Soft-RoCE. What has not worked is in the table too, and in `errors`.
 pub fn try_everything(kernel: Kernel, card: Card, errors: &mut Vec<String>) -> Found {
     let mut found = vec![("Linux", kernel.to_string()), ("driver", card.to_string())];
     let mut tried = |column: &'static str, run: &dyn Fn() -> Result<Found>| match run() {
@@ -104,11 +110,14 @@ pub fn try_everything(kernel: Kernel, card: Card, errors: &mut Vec<String>) -> F
     };
     tried("path MTU 1024", &|| again(|| try_all(kernel, card)));
     tried("VLAN", &|| Ok(vec![("VLAN", again(|| in_a_vlan(kernel, card))?)]));
-    tried("hosts with Soft-RoCE", &|| Ok(vec![("hosts with Soft-RoCE", again(|| stock(kernel, card))?)]));
+    tried("hosts with Soft-RoCE", &|| {
+        Ok(vec![("hosts with Soft-RoCE", again(|| stock(kernel, card))?)])
+    });
     found
 }
 
-/// Once more where a machine has not booted: one of Linux 6.1 stood still for want of a timer, before it had netsum.
+/// Once more where a machine has not booted: one of Linux 6.1 stood still for want of a timer,
+/// before it had netsum.
 fn again<T>(run: impl Fn() -> Result<T>) -> Result<T> {
     run().or_else(|error| match format!("{error:#}").contains(NOT_THERE) {
         true => {
@@ -173,7 +182,8 @@ impl Trial {
         }
         // The machine is slow: nobody is dead for that.
         let patient = Duration::from_secs(60);
-        self.job = JobSpec { mtu, timeout: patient, connect_timeout: patient, ..JobSpec::new(JOB, RANKS) };
+        self.job =
+            JobSpec { mtu, timeout: patient, connect_timeout: patient, ..JobSpec::new(JOB, RANKS) };
         let token = self.cluster.create_job(&self.job)?;
         self.group = Some(self.cluster.ranks(&self.job, &token, &one_on_each_host(RANKS))?);
         Ok(())
@@ -221,7 +231,8 @@ impl Trial {
         output(self.cluster.lab().box_().command("/usr/bin/ip").args(arguments)).map(drop)
     }
 
-    /// Has one CPU serve all interrupts of the ports, and then the other: of the two, one serves the ring.
+    /// Has one CPU serve all interrupts of the ports, and then the other: of the two, one serves
+    /// the ring.
     fn interrupts_elsewhere(&mut self) -> Result<()> {
         let script = "n=0; for irq in $(/bin/busybox awk -F: '/virtio[1-9]|port|Tx|Rx/ {print $1}' /proc/interrupts); do \
                       echo $0 > /proc/irq/$irq/smp_affinity_list && n=$((n + 1)); done; echo $n";
@@ -236,25 +247,36 @@ impl Trial {
         Ok(())
     }
 
-    /// In the middle of an all-reduce something is set at a port, and set back. The sum is right, and after it the box sums.
+    /// In the middle of an all-reduce something is set at a port, and set back. The sum is right,
+    /// and after it the box sums.
     fn disturbed(&mut self, column: &'static str, [happens, back]: [&str; 2]) -> Result<()> {
         self.seed += 1;
         let seed = self.seed;
         let mut shell = self.cluster.lab().box_().command("/bin/busybox");
-        let mut disturbing = Running::start(column, shell.args(["sh", "-c", DISTURB, happens, back]))?;
+        let mut disturbing =
+            Running::start(column, shell.args(["sh", "-c", DISTURB, happens, back]))?;
         ensure!(disturbing.line(PATIENCE)? == "ready");
         let files = self.group()?.order_all_reduce("i32", LONG, seed)?;
         let outcomes = self.group()?.check_all_reduce("i32", LONG, seed, &files);
-        let outcomes =
-            outcomes.with_context(|| format!("{} {column}\n{}", self.card, self.cluster.daemon_log()))?;
+        let outcomes = outcomes
+            .with_context(|| format!("{} {column}\n{}", self.card, self.cluster.daemon_log()))?;
         assert!(outcomes.iter().all(|o| o.wrong == 0), "{column}: {outcomes:?}");
-        let said = disturbing.success(PATIENCE).with_context(|| format!("{} {column}", self.card))?;
-        println!("{column}, after {} packets: {outcomes:?}", said.lines().last().unwrap_or_default());
+        let said =
+            disturbing.success(PATIENCE).with_context(|| format!("{} {column}", self.card))?;
+        println!(
+            "{column}, after {} packets: {outcomes:?}",
+            said.lines().last().unwrap_or_default()
+        );
         // Ranks that went on without the box try it again after a second.
         let mut without = 0;
         while let Err(error) = self.reduce() {
             without += 1;
-            ensure!(without < 10, "{} after {column}: {error:#}\n{}", self.card, self.cluster.daemon_log());
+            ensure!(
+                without < 10,
+                "{} after {column}: {error:#}\n{}",
+                self.card,
+                self.cluster.daemon_log()
+            );
             std::thread::sleep(Duration::from_millis(500));
         }
         let again: u64 = outcomes.iter().map(|o| o.retransmissions).sum();
@@ -283,10 +305,13 @@ fn check(cluster: &Cluster) -> Result<u32> {
     Ok(queues.trim().parse()?)
 }
 
-/// Hosts and the box are in VLAN 5. Where the driver takes tags off, the daemon says so, and says what mends it.
+/// Hosts and the box are in VLAN 5. Where the driver takes tags off, the daemon says so, and says
+/// what mends it.
 fn in_a_vlan(kernel: Kernel, card: Card) -> Result<String> {
-    let mut trial =
-        Trial::start(LabSpec { tagged: (0..RANKS as usize).collect(), ..spec(kernel, card) }, card)?;
+    let mut trial = Trial::start(
+        LabSpec { tagged: (0..RANKS as usize).collect(), ..spec(kernel, card) },
+        card,
+    )?;
     let ip = format!("{}/16", trial.cluster.lab().box_().ip());
     trial.ip(&["address", "flush", "dev", "br0"])?;
     trial.ip(&["link", "add", "link", "br0", "name", "vlan5", "type", "vlan", "id", "5"])?;
@@ -327,7 +352,9 @@ pub fn table(rows: &[Found]) -> String {
     let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
     let mut text = line(COLUMNS.to_vec()) + &line(vec!["---"; COLUMNS.len()]);
     for row in rows {
-        let cell = |column: &&str| row.iter().rfind(|(c, _)| c == column).map_or("not run", |(_, said)| said);
+        let cell = |column: &&str| {
+            row.iter().rfind(|(c, _)| c == column).map_or("not run", |(_, said)| said)
+        };
         text += &line(COLUMNS.iter().map(cell).collect());
     }
     text

@@ -31,8 +31,11 @@ pub const WORKER_PORT: u16 = 4790;
 pub fn program(name: &str) -> Result<PathBuf> {
     let me = std::env::current_exe()?;
     // <target>/<profile>/deps/<test>, or <target>/<profile>/<program>.
-    let found = me.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
-    found.with_context(|| format!("no program `{name}` near {}: run `cargo build --workspace`", me.display()))
+    let found =
+        me.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
+    found.with_context(|| {
+        format!("no program `{name}` near {}: run `cargo build --workspace`", me.display())
+    })
 }
 
 #[derive(Clone, Debug)]
@@ -93,7 +96,8 @@ impl JobSpec {
             ("--order", (*order).to_owned()),
         ];
         let words = ["job", "create", name].map(str::to_owned).into_iter();
-        let words = words.chain(options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]));
+        let words =
+            words.chain(options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]));
         words.chain(self.or_ring.then(|| "--or-ring".to_owned())).collect()
     }
 
@@ -291,14 +295,22 @@ impl Cluster {
             }
         };
         let log = options.log.clone().unwrap_or_else(log_level);
-        command.args(["run", "--config"]).arg(&config).args(&options.arguments).env("RUST_LOG", log);
+        command
+            .args(["run", "--config"])
+            .arg(&config)
+            .args(&options.arguments)
+            .env("RUST_LOG", log);
         let mut daemon = Running::start("netsum run", &mut command)?;
         let start = Instant::now();
         while let Err(error) = self.netsum_on(rack, &["port", "show"]) {
             if !daemon.is_running() {
                 bail!("the daemon has ended: {}", daemon.end(PATIENCE)?.stderr);
             }
-            ensure!(start.elapsed() < PATIENCE, "the daemon does not answer: {error:#}\n{}", daemon.stderr());
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "the daemon does not answer: {error:#}\n{}",
+                daemon.stderr()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(daemon)
@@ -341,7 +353,8 @@ impl Cluster {
 
     fn config(&self, rack: Option<usize>) -> String {
         let spec = self.lab.spec();
-        let pins = if spec.racks == 0 { self.pins() } else { self.pins().join(spec.box_name(rack)) };
+        let pins =
+            if spec.racks == 0 { self.pins() } else { self.pins().join(spec.box_name(rack)) };
         let pin = if self.pinned { pins.to_str().unwrap_or_default() } else { "none" };
         let jobs = if self.kept { self.jobs_file() } else { "none".into() };
         let restart = format!(
@@ -352,11 +365,15 @@ impl Cluster {
         let ports: Vec<String> = match rack {
             Some(rack) => {
                 let hosts = (0..spec.hosts).filter(|&host| spec.rack(host) == Some(rack));
-                hosts.map(|host| format!("port{host}")).chain((0..spec.spines).map(BoxNode::uplink)).collect()
+                hosts
+                    .map(|host| format!("port{host}"))
+                    .chain((0..spec.spines).map(BoxNode::uplink))
+                    .collect()
             }
             None => spec.below().map(|rack| self.lab.box_().rack_port(rack)).collect(),
         };
-        let ports = if spec.routes { format!("ports = {ports:?}") } else { "bridge = \"br0\"".to_owned() };
+        let ports =
+            if spec.routes { format!("ports = {ports:?}") } else { "bridge = \"br0\"".to_owned() };
         let uplinks: Vec<String> = (0..spec.spines).map(BoxNode::uplink).collect();
         let spread = match rack {
             Some(rack) if rack < spec.racks && spec.routes && spec.spines > 1 => {
@@ -412,7 +429,8 @@ impl Cluster {
         let [ring, rank, qpn, psn] = numbers.each_ref().map(String::as_str);
         let (src, dst) = (src.to_string(), dst.to_string());
         let mac = src_mac.map(|mac| mac.map(|b| format!("{b:02x}")).join(":")).unwrap_or_default();
-        let mut arguments = vec!["flow", "add", job, "--ring", ring, "--rank", rank, "--port", port];
+        let mut arguments =
+            vec!["flow", "add", job, "--ring", ring, "--rank", rank, "--port", port];
         arguments.extend(["--src", &src, "--dst", &dst, "--qpn", qpn, "--psn", psn]);
         if !mac.is_empty() {
             arguments.extend(["--src-mac", &mac]);
@@ -449,7 +467,12 @@ impl Cluster {
         places: &[RankHost],
         v6: bool,
     ) -> Result<Group> {
-        ensure!(places.len() == job.ranks as usize, "{} places for {} ranks", places.len(), job.ranks);
+        ensure!(
+            places.len() == job.ranks as usize,
+            "{} places for {} ranks",
+            places.len(),
+            job.ranks
+        );
         let ip = |&(host, k): &RankHost| {
             if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
         };

@@ -1,8 +1,9 @@
 //! Cables that lose, duplicate, reorder, corrupt and mark packets.
 //!
-//! A cable is a two-port bridge in a namespace of its own, between a host and its port. Both of its ends run an XDP program that
-//! meddles with what comes in: so both directions can suffer, packet by packet. On the host itself the way up could not: an
-//! XDP program sees only what comes in, and tc sees GSO packets before they are cut up.
+//! A cable is a two-port bridge in a namespace of its own, between a host and its port. Both of its
+//! ends run an XDP program that meddles with what comes in: so both directions can suffer, packet
+//! by packet. On the host itself the way up could not: an XDP program sees only what comes in, and
+//! tc sees GSO packets before they are cut up.
 
 use std::sync::Mutex;
 
@@ -36,8 +37,8 @@ impl Fault {
     pub const ALL: [Self; 4] = [Self::Loss, Self::Duplicate, Self::Reorder, Self::Corrupt];
 }
 
-/// Kinds of RoCEv2 packets. Data packets on the way up are contributions; on the way down they are results. Ranks also talk
-/// past the box, in messages of one packet.
+/// Kinds of RoCEv2 packets. Data packets on the way up are contributions; on the way down they are
+/// results. Ranks also talk past the box, in messages of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -56,8 +57,8 @@ pub enum Kind {
     Cnp = 1 << 6,
 }
 
-/// Where packets are sent on more slowly than they may come. They do not really wait; what would, behind `depth` bytes or more,
-/// is marked.
+/// Where packets are sent on more slowly than they may come. They do not really wait; what would,
+/// behind `depth` bytes or more, is marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bottleneck {
     /// Bytes per second.
@@ -82,7 +83,8 @@ pub struct Nth {
     pub what: Fault,
 }
 
-/// What happens to RoCEv2 packets on one way through a cable. Other packets always pass; in a lab with a rate all suffer alike.
+/// What happens to RoCEv2 packets on one way through a cable. Other packets always pass; in a lab
+/// with a rate all suffer alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// Share of the packets that are lost, 0 to 1; so all rates, and together they are at most 1.
@@ -221,14 +223,17 @@ pub struct Cable {
     number: usize,
 }
 
-/// From where packets come, with which programs they come and leave, where they go, and by which map.
+/// From where packets come, with which programs they come and leave, where they go, and by which
+/// map.
 const WAYS: [(&str, &str, &str, &str); 2] =
     [("up", "leave_up", "down", "TO_BOX"), ("down", "leave_down", "up", "TO_HOST")];
 
 impl Cable {
-    /// Starts the programs of host `number`'s cable, which let everything pass yet: to the cable's queues, if it has a rate.
+    /// Starts the programs of host `number`'s cable, which let everything pass yet: to the cable's
+    /// queues, if it has a rate.
     pub fn new(wire: &Netns, number: usize, queued: bool) -> Result<Self> {
-        let mut ebpf = Ebpf::load(OBJECT).context("the kernel does not take the cables' programs")?;
+        let mut ebpf =
+            Ebpf::load(OBJECT).context("the kernel does not take the cables' programs")?;
         for (from, leave, to, map) in WAYS {
             let interface = format!("{from}{number}");
             let from = if queued { format!("queued_{from}") } else { from.to_owned() };
@@ -242,7 +247,8 @@ impl Cable {
             let program: &mut Xdp = ebpf.program_mut(&from).context("a program")?.try_into()?;
             program.load().context(from)?;
             let ifindex = wire.ifindex(&interface)?;
-            wire.enter(|| program.attach_to_if_index(ifindex, XdpMode::Driver)).context(interface)?;
+            wire.enter(|| program.attach_to_if_index(ifindex, XdpMode::Driver))
+                .context(interface)?;
         }
         let cable = Self { ebpf: Mutex::new(ebpf), queued, wire: wire.clone(), number };
         cable.set(Faults::NONE, Faults::NONE, 0)?;
@@ -276,7 +282,8 @@ impl Cable {
             );
             let mut sum = 0.0;
             let mut thresholds = [0; 5];
-            let rates = [faults.loss, faults.duplicate, faults.reorder, faults.corrupt, faults.mark];
+            let rates =
+                [faults.loss, faults.duplicate, faults.reorder, faults.corrupt, faults.mark];
             for (rate, threshold) in rates.into_iter().zip(&mut thresholds) {
                 ensure!((0.0..=1.0).contains(&rate), "a share of {rate} is not possible: 0 to 1");
                 sum += rate;
@@ -294,15 +301,20 @@ impl Cable {
             };
             let [kinds, nth, times, what] = [kinds, nth, times, what as u32].map(u64::from);
             self.array("COUNTS", |counts| Ok(counts.set(way, Counts::default(), 0)?))?;
-            let Bottleneck { rate, depth } = faults.bottleneck.unwrap_or(Bottleneck { rate: 0, depth: 0 });
-            ensure!(rate <= 1 << 33, "a rate of {rate} bytes per second is not possible: at most 2^33");
+            let Bottleneck { rate, depth } =
+                faults.bottleneck.unwrap_or(Bottleneck { rate: 0, depth: 0 });
+            ensure!(
+                rate <= 1 << 33,
+                "a rate of {rate} bytes per second is not possible: at most 2^33"
+            );
             let settings = Settings { thresholds, seed, kinds, nth, times, what, rate, depth };
             self.array("SETTINGS", |all| Ok(all.set(way, settings, 0)?))?;
         }
         Ok(())
     }
 
-    /// Data packets that the host has sent since [`Cable::set`], which must not have been told of an n-th packet.
+    /// Data packets that the host has sent since [`Cable::set`], which must not have been told of
+    /// an n-th packet.
     pub fn data_packets(&self) -> Result<u64> {
         let settings: Settings = self.array("SETTINGS", |all| Ok(all.get(&0, 0)?))?;
         ensure!(settings.kinds == u64::from(DATA), "the cable counts packets of other kinds");

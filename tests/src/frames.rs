@@ -123,7 +123,8 @@ impl FrameSpec {
     }
 }
 
-/// The UDP checksum that belongs into a frame, pseudo-header and all (RFC 768, RFC 8200, section 8.1).
+/// The UDP checksum that belongs into a frame, pseudo-header and all (RFC 768, RFC 8200, section
+/// 8.1).
 pub fn udp_checksum(frame: &[u8], l3: wire::L3, ip: usize) -> u16 {
     let addresses = match l3 {
         wire::L3::V4 => 12..20,
@@ -132,7 +133,8 @@ pub fn udp_checksum(frame: &[u8], l3: wire::L3, ip: usize) -> u16 {
     let udp = &frame[ip + l3.header_len()..];
     let len = [udp[4], udp[5]];
     let udp = &udp[..u16::from_be_bytes(len) as usize];
-    let covered = [&frame[ip..][addresses], &[0, wire::IPPROTO_UDP], &len, &udp[..6], &udp[8..]].concat();
+    let covered =
+        [&frame[ip..][addresses], &[0, wire::IPPROTO_UDP], &len, &udp[..6], &udp[8..]].concat();
     match ipv4_checksum(&covered) {
         0 => 0xffff,
         sum => sum,

@@ -1,4 +1,5 @@
-//! The ranks of a job, each in a process of its own: what they are started with, told and answer, and how their results are checked.
+//! The ranks of a job, each in a process of its own: what they are started with, told and answer,
+//! and how their results are checked.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -46,7 +47,8 @@ pub struct RankSpec {
 }
 
 impl RankSpec {
-    /// Rank `rank` of a job, at `peers[rank]`; with the address and the token that lead to a daemon, or without one.
+    /// Rank `rank` of a job, at `peers[rank]`; with the address and the token that lead to a
+    /// daemon, or without one.
     pub fn new(job: &JobSpec, rank: usize, peers: &[IpAddr], daemon: Option<(&str, &str)>) -> Self {
         let (controller, token) = daemon.unzip();
         Self {
@@ -108,7 +110,8 @@ pub enum Order {
         seed: u64,
         /// File for the result's bytes; without one, as in another machine, they are in the answer.
         out: Option<PathBuf>,
-        /// Wait for the others first, so that nobody's timer runs while another rank still makes up its data.
+        /// Wait for the others first, so that nobody's timer runs while another rank still makes up
+        /// its data.
         together: bool,
     },
     /// Reduce several made-up vectors in flight at once.
@@ -225,7 +228,8 @@ impl Group {
         Ok(group)
     }
 
-    /// All-reduces to which the last rank comes late. All of each is within a window, so that all of it waits.
+    /// All-reduces to which the last rank comes late. All of each is within a window, so that all
+    /// of it waits.
     pub fn work(&mut self, rounds: u64) -> Result<()> {
         for seed in 0..rounds {
             self.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20))?;
@@ -235,7 +239,8 @@ impl Group {
         Ok(())
     }
 
-    /// From now on all ranks wait for each other before each operation, in which nothing is then late but the network.
+    /// From now on all ranks wait for each other before each operation, in which nothing is then
+    /// late but the network.
     pub fn start_together(&mut self) {
         self.together = true;
     }
@@ -274,7 +279,8 @@ impl Group {
         serde_json::from_str(&line).with_context(|| line.clone())
     }
 
-    /// Tells all ranks to reduce made-up data, without waiting for them. The files for their results.
+    /// Tells all ranks to reduce made-up data, without waiting for them. The files for their
+    /// results.
     pub fn order_all_reduce(&mut self, dtype: &str, len: usize, seed: u64) -> Result<Vec<PathBuf>> {
         self.order_all_reduce_last_late(dtype, len, seed, Duration::ZERO)
     }
@@ -352,7 +358,12 @@ impl Group {
         let expected = expected(dtype, len, seed, &self.job)?;
         for (rank, file) in files.iter().enumerate() {
             let got = std::fs::read(file)?;
-            ensure!(got.len() == expected.len(), "rank {rank}: {} bytes, not {}", got.len(), expected.len());
+            ensure!(
+                got.len() == expected.len(),
+                "rank {rank}: {} bytes, not {}",
+                got.len(),
+                expected.len()
+            );
             let (got, expected) = (got.as_chunks::<4>().0, expected.as_chunks::<4>().0);
             let wrong: Vec<usize> = (0..len).filter(|&i| got[i] != expected[i]).collect();
             if let Some(&first) = wrong.first() {
@@ -368,13 +379,19 @@ impl Group {
         Ok(outcomes)
     }
 
-    /// Tells all ranks to reduce several made-up vectors in flight at once, without waiting for them. The files for their results.
-    pub fn order_in_flight(&mut self, operations: &[(&str, usize)], seed: u64) -> Result<Vec<PathBuf>> {
+    /// Tells all ranks to reduce several made-up vectors in flight at once, without waiting for
+    /// them. The files for their results.
+    pub fn order_in_flight(
+        &mut self,
+        operations: &[(&str, usize)],
+        seed: u64,
+    ) -> Result<Vec<PathBuf>> {
         self.files += 1;
         let mut files = Vec::new();
         for (rank, running) in self.ranks.iter_mut().enumerate() {
             let out = self.folder.path().join(format!("{}-{rank}", self.files));
-            let operations = operations.iter().map(|(dtype, len)| ((*dtype).to_owned(), *len)).collect();
+            let operations =
+                operations.iter().map(|(dtype, len)| ((*dtype).to_owned(), *len)).collect();
             let order = Order::InFlight { operations, seed, out: out.clone() };
             if let Some(running) = running {
                 running.say(&serde_json::to_string(&order)?)?;
@@ -384,7 +401,8 @@ impl Group {
         Ok(files)
     }
 
-    /// The same, and waits; every result is compared bit by bit with a sum done here. What the last operation came to at each rank.
+    /// The same, and waits; every result is compared bit by bit with a sum done here. What the last
+    /// operation came to at each rank.
     pub fn in_flight(&mut self, operations: &[(&str, usize)], seed: u64) -> Result<Vec<Outcome>> {
         let files = self.order_in_flight(operations, seed)?;
         let mut outcomes = Vec::new();
@@ -445,7 +463,8 @@ fn expected(dtype: &str, len: usize, seed: u64, job: &JobSpec) -> Result<Vec<u8>
             let slices: Vec<_> = all.iter().map(|x| &x[..]).collect();
             let sum = reference_sum(&slices, &layout);
             for (i, sum) in sum.iter().enumerate() {
-                // The reference in turn must be near the sum in double precision: 8 ranks, magnitudes below 32.
+                // The reference in turn must be near the sum in double precision: 8 ranks,
+                // magnitudes below 32.
                 let exact: f64 = all.iter().map(|x| f64::from(x[i])).sum();
                 ensure!((f64::from(*sum) - exact).abs() < 1e-5, "element {i}: {sum}, not {exact}");
             }

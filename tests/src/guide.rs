@@ -20,14 +20,17 @@ pub struct Block {
 /// # Errors
 /// If one does not end or is for nobody.
 pub fn blocks() -> Result<Vec<Block>> {
-    let guide = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/GUIDE.md"))?;
+    let guide =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/GUIDE.md"))?;
     let fences: Vec<&str> = guide.split("```").collect();
     ensure!(fences.len() % 2 == 1, "a block does not end");
     let inside = fences.into_iter().skip(1).step_by(2);
     inside
         .map(|block| {
             let (info, commands) = block.split_once('\n').context("a block without a line")?;
-            let who = info.strip_prefix("sh ").with_context(|| format!("nobody is to run `{commands}`"))?;
+            let who = info
+                .strip_prefix("sh ")
+                .with_context(|| format!("nobody is to run `{commands}`"))?;
             Ok(Block { who: who.to_owned(), commands: commands.to_owned() })
         })
         .collect()
@@ -48,6 +51,9 @@ pub fn package(folder: &Path) -> Result<PathBuf> {
 pub fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
     let programs = program("netsum")?;
     let mut dist = Command::new(program("netsum-dist")?);
-    dist.args(["--deb", "--out"]).arg(folder).arg("--programs").arg(programs.parent().context("no folder")?);
+    dist.args(["--deb", "--out"])
+        .arg(folder)
+        .arg("--programs")
+        .arg(programs.parent().context("no folder")?);
     Ok(output(&mut dist)?.lines().map(PathBuf::from).collect())
 }

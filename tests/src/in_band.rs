@@ -1,5 +1,6 @@
-//! An application that knows nothing of netsum but the header that its messages begin with: a ring of RC queue pairs with a
-//! window, over the library's endpoint. Each rank sends to the next, and receives from the previous one what should be the sum.
+//! An application that knows nothing of netsum but the header that its messages begin with: a ring
+//! of RC queue pairs with a window, over the library's endpoint. Each rank sends to the next, and
+//! receives from the previous one what should be the sum.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -133,7 +134,9 @@ impl InBandRing {
             ("--window", self.window),
         ];
         let created = cluster.create("app", &numbers, &["--in-band"])?;
-        let text = created["in_band"]["token"].as_str().with_context(|| format!("no token in {created}"))?;
+        let text = created["in_band"]["token"]
+            .as_str()
+            .with_context(|| format!("no token in {created}"))?;
         for (i, byte) in self.token.0.iter_mut().enumerate() {
             *byte = u8::from_str_radix(text.get(2 * i..2 * i + 2).context("a short token")?, 16)?;
         }
@@ -165,14 +168,16 @@ impl InBandRing {
     }
 
     pub fn message(&self, c: Connections, rank: u32, message: u32) -> Vec<u8> {
-        let mut bytes =
-            lanes(rank * 100_003 + message + c.qpn + c.psn + self.seed, self.size(message) as usize / 4);
+        let mut bytes = lanes(
+            rank * 100_003 + message + c.qpn + c.psn + self.seed,
+            self.size(message) as usize / 4,
+        );
         bytes[..JOB_HEADER_LEN].copy_from_slice(&self.header(rank, message).encode());
         bytes
     }
 
-    /// Runs a rank on its host until it and the others have received `messages`, and all of their own have been acknowledged; or until it
-    /// is to stop.
+    /// Runs a rank on its host until it and the others have received `messages`, and all of their
+    /// own have been acknowledged; or until it is to stop.
     ///
     /// # Errors
     /// If a message is neither a right sum nor what the previous rank has sent, or time is up.
@@ -189,16 +194,24 @@ impl InBandRing {
         let mut driver = hosts.0[me as usize].0.enter(|| UdpDriver::bind(ip(me)))?;
         let mut endpoint = Endpoint::new(ip(me), EndpointConfig::default());
         let mtu = self.mtu as usize;
-        let (receives, sends) = (|rank| Qpn::new(c.receives(rank)), |rank| Qpn::new(c.receives(rank) + 1));
+        let (receives, sends) =
+            (|rank| Qpn::new(c.receives(rank)), |rank| Qpn::new(c.receives(rank) + 1));
         let psn = |rank| Psn::new(c.first_psn(rank));
-        let mut out = QpConfig::new(sends(me), ip(next), receives(next), psn(me), Psn::default(), mtu);
+        let mut out =
+            QpConfig::new(sends(me), ip(next), receives(next), psn(me), Psn::default(), mtu);
         out.retry_limit = None;
         if self.write {
             out.opcode = Operation::Write { address: 0x1000, rkey: 7 };
         }
         let out = endpoint.add_qp(out)?;
-        let into =
-            QpConfig::new(receives(me), ip(previous), sends(previous), Psn::default(), psn(previous), mtu);
+        let into = QpConfig::new(
+            receives(me),
+            ip(previous),
+            sends(previous),
+            Psn::default(),
+            psn(previous),
+            mtu,
+        );
         let into = endpoint.add_qp(into)?;
         (0..self.window * 2).for_each(|_| endpoint.post_receive(into, Vec::new()));
         let (mut sent, mut acknowledged, mut got) = (0, 0, Got::default());
@@ -216,7 +229,10 @@ impl InBandRing {
                 match event {
                     Event::Received { data, .. } => {
                         let number = got.sums + got.unsummed;
-                        match self.examine(c, me, number, &data).with_context(|| format!("rank {me}"))? {
+                        match self
+                            .examine(c, me, number, &data)
+                            .with_context(|| format!("rank {me}"))?
+                        {
                             Verification::Sum => got.sums += 1,
                             _ => got.unsummed += 1,
                         }
@@ -258,9 +274,15 @@ impl InBandRing {
                 let all: Vec<_> = (0..self.ranks).map(|r| self.message(c, r, number)).collect();
                 (Verification::Sum, sum(&all))
             }
-            _ => (Verification::Unsummed, self.message(c, (me + self.ranks - 1) % self.ranks, number)),
+            _ => (
+                Verification::Unsummed,
+                self.message(c, (me + self.ranks - 1) % self.ranks, number),
+            ),
         };
-        ensure!(data == expected, "message {number}: neither a right sum nor as it was sent ({finding:?})");
+        ensure!(
+            data == expected,
+            "message {number}: neither a right sum nor as it was sent ({finding:?})"
+        );
         Ok(finding)
     }
 

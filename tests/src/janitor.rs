@@ -1,7 +1,8 @@
 //! Cleans up after a lab, however its owner ends: by a drop, a panic, Ctrl-C or `kill -9`.
 //!
-//! The janitor is a shell that waits for the end of a pipe whose other end only the owner holds. The kernel closes that
-//! end whatever happens to the owner, so there is one way to clean up, and no signal handler that could be missed.
+//! The janitor is a shell that waits for the end of a pipe whose other end only the owner holds.
+//! The kernel closes that end whatever happens to the owner, so there is one way to clean up, and
+//! no signal handler that could be missed.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -14,8 +15,9 @@ use crate::netns::RUN_NETNS;
 /// Where daemons in a lab may pin, each in a folder named like the lab.
 pub const PINS: &str = "/sys/fs/bpf";
 
-/// `$1` is the lab's prefix, `$2` is [`PINS`]. It first ends what still runs in the lab's namespaces, with a second's time to end
-/// by itself, then removes them, and what a test's daemon has pinned.
+/// `$1` is the lab's prefix, `$2` is [`PINS`]. It first ends what still runs in the lab's
+/// namespaces, with a second's time to end by itself, then removes them, and what a test's daemon
+/// has pinned.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP
 read -r word

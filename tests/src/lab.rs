@@ -39,26 +39,34 @@ pub struct LabSpec {
     pub ipv6: bool,
     /// Addresses on each host, so that it can carry several ranks.
     pub ips_per_host: usize,
-    /// Put a cable between each host and its port that can lose packets, and more; with a rate only lose and mark them, but those of
-    /// all protocols. Without a rate uplinks have cables, too.
+    /// Put a cable between each host and its port that can lose packets, and more; with a rate only
+    /// lose and mark them, but those of all protocols. Without a rate uplinks have cables, too.
     pub cables: bool,
-    /// Bandwidth of every host's link, each way; see [`shape`](crate::topology::shape). As fast as the machine if `None`.
+    /// Bandwidth of every host's link, each way; see [`shape`](crate::topology::shape). As fast as
+    /// the machine if `None`.
     pub rate: Option<Rate>,
     /// With a rate: hosts send over AF_XDP, which passes their interfaces' queues by.
     pub xdp: bool,
-    /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have ports that translate.
+    /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have
+    /// ports that translate.
     pub tagged: Vec<usize>,
-    /// Racks: the hosts are spread over as many leaf boxes, one after the other, and the box is the spine between these. None if 0.
+    /// Racks: the hosts are spread over as many leaf boxes, one after the other, and the box is the
+    /// spine between these. None if 0.
     pub racks: usize,
-    /// With racks: boxes between leaves and spine, over which the racks are spread, one after the other.
+    /// With racks: boxes between leaves and spine, over which the racks are spread, one after the
+    /// other.
     pub pods: usize,
-    /// With racks and no boxes between: boxes route between racks. Ports towards other boxes are in no bridge.
+    /// With racks and no boxes between: boxes route between racks. Ports towards other boxes are in
+    /// no bridge.
     pub routes: bool,
-    /// With racks: spines, each with a link to every leaf. The box is the first. Leaves send nothing to the others by themselves.
+    /// With racks: spines, each with a link to every leaf. The box is the first. Leaves send
+    /// nothing to the others by themselves.
     pub spines: usize,
-    /// With racks: bandwidth of each leaf's link to a spine, each way. As fast as the machine if `None`.
+    /// With racks: bandwidth of each leaf's link to a spine, each way. As fast as the machine if
+    /// `None`.
     pub uplink: Option<Rate>,
-    /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
+    /// Hosts in a network of their own behind host 0, which is their router. They come after all
+    /// others.
     pub routed: usize,
     /// The first hosts are virtual machines with these kernels; the others are namespaces.
     pub vms: Vec<Kernel>,
@@ -175,7 +183,8 @@ impl LabSpec {
     }
 }
 
-/// A box, hosts and all that runs in them. Everything is removed on drop, and also when the process ends otherwise.
+/// A box, hosts and all that runs in them. Everything is removed on drop, and also when the process
+/// ends otherwise.
 #[derive(Debug)]
 pub struct Lab {
     spec: LabSpec,
@@ -199,7 +208,8 @@ pub struct BoxNode {
     cables: Vec<Cable>,
 }
 
-/// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in it goes into the machine.
+/// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in
+/// it goes into the machine.
 #[derive(Debug)]
 pub struct Host {
     netns: Netns,
@@ -276,7 +286,9 @@ impl BoxNode {
 
     /// The cable of its uplink to a spine.
     pub fn cable(&self, spine: usize) -> Result<&Cable> {
-        self.cables.get(spine).context("this lab's uplinks have no cables: set `cables` in its LabSpec")
+        self.cables
+            .get(spine)
+            .context("this lab's uplinks have no cables: set `cables` in its LabSpec")
     }
 }
 
@@ -308,7 +320,8 @@ impl Host {
         self.vm.as_ref()
     }
 
-    /// A program to be run on the host. It dies with the thread that starts it, so that nothing survives its test.
+    /// A program to be run on the host. It dies with the thread that starts it, so that nothing
+    /// survives its test.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         match &self.vm {
             Some(vm) => vm.command(program),
@@ -324,7 +337,8 @@ impl Host {
         }
     }
 
-    /// Meddles with RoCEv2 packets from now on: with those from the host, and those to the host, chosen by `seed`.
+    /// Meddles with RoCEv2 packets from now on: with those from the host, and those to the host,
+    /// chosen by `seed`.
     ///
     /// # Errors
     /// In a lab without cables, or if a rate is not within 0 to 1.
@@ -345,13 +359,22 @@ impl Lab {
     /// What was wrong with the spec, or what a command said; nothing is left behind then.
     pub fn new(spec: LabSpec) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        ensure!((1..=MAX_HOSTS).contains(&spec.hosts), "{} hosts: 1 to {MAX_HOSTS} are possible", spec.hosts);
+        ensure!(
+            (1..=MAX_HOSTS).contains(&spec.hosts),
+            "{} hosts: 1 to {MAX_HOSTS} are possible",
+            spec.hosts
+        );
         ensure!(
             (1..=255).contains(&spec.ips_per_host),
             "{} addresses: 1 to 255 are possible",
             spec.ips_per_host
         );
-        ensure!(spec.vms.len() <= spec.hosts, "{} of {} hosts are to be VMs", spec.vms.len(), spec.hosts);
+        ensure!(
+            spec.vms.len() <= spec.hosts,
+            "{} of {} hosts are to be VMs",
+            spec.vms.len(),
+            spec.hosts
+        );
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
         ensure!(
             spec.racks <= spec.hosts && (spec.racks == 0 || spec.box_vm.is_none()),
@@ -370,7 +393,11 @@ impl Lab {
             "{} spines: one is there, and more need racks, without boxes between",
             spec.spines
         );
-        ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
+        ensure!(
+            spec.tagged.iter().all(|&host| host < spec.hosts),
+            "{:?}: no such host",
+            spec.tagged
+        );
         janitor::clean_stale()?;
         let prefix = match &spec.name {
             Some(name) => name.clone(),
@@ -389,7 +416,8 @@ impl Lab {
             .map(|number| {
                 let uplinks = topology::uplinks(&spec).filter(|uplink| uplink.below == number);
                 let cables = uplinks.filter(|_| spec.has_long_cables());
-                let cables = cables.map(|uplink| Cable::new(&netns("wire")?, uplink.cable(), false));
+                let cables =
+                    cables.map(|uplink| Cable::new(&netns("wire")?, uplink.cable(), false));
                 let cables = cables.collect::<Result<_>>()?;
                 let netns = netns(&spec.node(Some(number)))?;
                 Ok(BoxNode { netns, vm: None, number: Some(number), cables })
@@ -430,7 +458,8 @@ impl Lab {
         &self.box_
     }
 
-    /// The box of a rack; with the numbers behind those of the racks, a box between leaves and spine, or a further spine.
+    /// The box of a rack; with the numbers behind those of the racks, a box between leaves and
+    /// spine, or a further spine.
     pub fn leaf(&self, rack: usize) -> &BoxNode {
         &self.boxes[rack]
     }
@@ -454,7 +483,9 @@ impl Lab {
             return Ok(0);
         }
         let wire = Netns::open(&format!("{}-wire", self.prefix))?;
-        topology::uplinks(&self.spec).map(|uplink| topology::passed(&wire, &uplink.above_end())).sum()
+        topology::uplinks(&self.spec)
+            .map(|uplink| topology::passed(&wire, &uplink.above_end()))
+            .sum()
     }
 
     /// Gives all links of a spine another bandwidth; they must have one.

@@ -1,5 +1,5 @@
-//! A node of the lab as a machine of its own: its own files too, over those of this machine, which stay as they are. For what is
-//! installed, configured and removed.
+//! A node of the lab as a machine of its own: its own files too, over those of this machine, which
+//! stay as they are. For what is installed, configured and removed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine on a node, with a copy-on-write view of this machine's root file system, and `/run` and bpffs of its own.
+    /// A machine on a node, with a copy-on-write view of this machine's root file system, and
+    /// `/run` and bpffs of its own.
     ///
     /// # Errors
     /// If the kernel has no overlay file system, or something cannot be mounted.
@@ -32,7 +33,9 @@ impl Machine {
             mount --rbind /dev dev; mount -t proc proc proc; mount -t sysfs sysfs sys; mount -t bpf bpf sys/fs/bpf
             mount -t tmpfs tmpfs run; echo ready; exec cat";
         let mut unshare = netns.command("unshare");
-        unshare.args(["--mount", "--propagation", "private", "sh", "-euc", script, "sh"]).arg(folder.path());
+        unshare
+            .args(["--mount", "--propagation", "private", "sh", "-euc", script, "sh"])
+            .arg(folder.path());
         let mut holder = Running::start("a machine", &mut unshare)?;
         holder
             .line(Duration::from_secs(10))

@@ -65,7 +65,9 @@ impl Cluster {
             );
         }
         let spines = if typed { spec.spines } else { 0 };
-        for (spine, rack) in (0..spines).flat_map(|spine| spec.below().map(move |rack| (spine, rack))) {
+        for (spine, rack) in
+            (0..spines).flat_map(|spine| spec.below().map(move |rack| (spine, rack)))
+        {
             let below = format!("{}/{}", spec.box_name(Some(rack)), BoxNode::uplink(spine));
             let above = format!("{}/rack{rack}", spec.box_name(spec.spine(spine)));
             text += &format!("[[link]]\nbelow = {below:?}\nabove = {above:?}\n");
@@ -76,11 +78,16 @@ impl Cluster {
         let config = self.file(None, "fabric.toml");
         std::fs::write(&config, text)?;
         let mut command = self.lab().box_().command(program("netsum")?);
-        let running =
-            Running::start("netsum fabric run", command.args(["fabric", "run", "--config"]).arg(config))?;
+        let running = Running::start(
+            "netsum fabric run",
+            command.args(["fabric", "run", "--config"]).arg(config),
+        )?;
         let mut manager = Manager { running, socket };
         let start = Instant::now();
-        while manager.json(self, &["port", "show"]).ok().and_then(|v| Some(v.as_array()?.is_empty()))
+        while manager
+            .json(self, &["port", "show"])
+            .ok()
+            .and_then(|v| Some(v.as_array()?.is_empty()))
             != Some(false)
         {
             ensure!(manager.running.is_running(), "the manager has ended: {}", manager.log());
@@ -107,11 +114,22 @@ impl Cluster {
     ///
     /// # Errors
     /// As there.
-    pub fn ranks_of_v6(&self, manager: &Manager, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
+    pub fn ranks_of_v6(
+        &self,
+        manager: &Manager,
+        job: &JobSpec,
+        places: &[RankHost],
+    ) -> Result<Group> {
         self.members(manager, job, places, true)
     }
 
-    fn members(&self, manager: &Manager, job: &JobSpec, places: &[RankHost], v6: bool) -> Result<Group> {
+    fn members(
+        &self,
+        manager: &Manager,
+        job: &JobSpec,
+        places: &[RankHost],
+        v6: bool,
+    ) -> Result<Group> {
         let token = manager.create(self, job)?;
         let group = self.group(job, Some((self.manager().to_string(), &token)), places, v6);
         group.with_context(|| manager.log())
@@ -144,7 +162,8 @@ impl Manager {
     /// What the command says.
     pub fn create(&self, cluster: &Cluster, job: &JobSpec) -> Result<String> {
         let arguments = job.create_arguments();
-        let created = self.json(cluster, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let created =
+            self.json(cluster, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
         Ok(created["token"].as_str().with_context(|| format!("no token in {created}"))?.to_owned())
     }
 

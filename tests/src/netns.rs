@@ -35,9 +35,11 @@ impl Netns {
         &self.name
     }
 
-    /// A program to be run inside. It dies with the thread that starts it, so that nothing survives its test.
+    /// A program to be run inside. It dies with the thread that starts it, so that nothing survives
+    /// its test.
     ///
-    /// `/sys` still shows the devices of the namespace in which it was mounted; netlink and sockets show this one.
+    /// `/sys` still shows the devices of the namespace in which it was mounted; netlink and sockets
+    /// show this one.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         self.prepare(program, true)
     }
@@ -96,7 +98,8 @@ impl Netns {
     }
 }
 
-/// Runs a command to its end and returns what it printed; an error holds the command and what it said.
+/// Runs a command to its end and returns what it printed; an error holds the command and what it
+/// said.
 pub fn output(command: &mut Command) -> Result<String> {
     let out = command.output().with_context(|| format!("cannot start {command:?}"))?;
     if !out.status.success() {

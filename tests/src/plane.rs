@@ -1,4 +1,5 @@
-//! A data plane without a daemon: loaded by the test itself, with flows as [`Bootstrap::Static`] numbers them.
+//! A data plane without a daemon: loaded by the test itself, with flows as [`Bootstrap::Static`]
+//! numbers them.
 //!
 //! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
 
@@ -23,7 +24,8 @@ pub struct Plane<'a> {
 impl<'a> Plane<'a> {
     /// Loads the programs; [`Plane::attach`] starts them.
     pub fn load(lab: &'a Lab) -> Result<Self> {
-        let plane = BpfDataPlane::load(&LoadOptions { cpus: vec![0, 1], cpu_queue: 4096, inline: true })?;
+        let plane =
+            BpfDataPlane::load(&LoadOptions { cpus: vec![0, 1], cpu_queue: 4096, inline: true })?;
         Ok(Self { lab, plane, rings: 0 })
     }
 
@@ -63,7 +65,8 @@ impl<'a> Plane<'a> {
                 ..RingConfig::default()
             };
             let ring = RingSpec { id: RingNumber(self.rings), cpu: self.rings % 2, config };
-            let ports = places.iter().map(|place| self.port(place.0)).collect::<Result<Vec<_>>>()?;
+            let ports =
+                places.iter().map(|place| self.port(place.0)).collect::<Result<Vec<_>>>()?;
             let ip = |rank: u32| {
                 let (host, k) = places[rank as usize];
                 self.lab.host(host).ip(k)
@@ -96,6 +99,9 @@ impl<'a> Plane<'a> {
 
     /// A counter, summed over all rings and what belongs to none.
     pub fn count(&self, counter: Counter) -> Result<u64> {
-        (0..=self.rings).map(RingNumber).map(|ring| Ok(count(&self.plane.counters(ring)?, counter))).sum()
+        (0..=self.rings)
+            .map(RingNumber)
+            .map(|ring| Ok(count(&self.plane.counters(ring)?, counter)))
+            .sum()
     }
 }

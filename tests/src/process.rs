@@ -39,7 +39,8 @@ impl Running {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {name}: {command:?}"))?;
-        let (out, err) = (child.stdout.take().context("stdout")?, child.stderr.take().context("stderr")?);
+        let (out, err) =
+            (child.stdout.take().context("stdout")?, child.stderr.take().context("stderr")?);
         let (send_line, lines) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
@@ -59,7 +60,14 @@ impl Running {
             }
             drop(ended);
         });
-        Ok(Self { name: name.to_owned(), child, lines, stdout: String::new(), stderr, stderr_ended })
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            lines,
+            stdout: String::new(),
+            stderr,
+            stderr_ended,
+        })
     }
 
     pub fn pid(&self) -> u32 {
@@ -133,13 +141,23 @@ impl Running {
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
-                    bail!("{} has not ended within {timeout:?}:\n{}{}", self.name, self.stdout, self.stderr())
+                    bail!(
+                        "{} has not ended within {timeout:?}:\n{}{}",
+                        self.name,
+                        self.stdout,
+                        self.stderr()
+                    )
                 }
             }
         }
         // Closed outputs mean the end, but for a program that closes them early.
         if matches!(self.stderr_ended.recv_timeout(left()), Err(RecvTimeoutError::Timeout)) {
-            bail!("{} has not ended within {timeout:?}:\n{}{}", self.name, self.stdout, self.stderr());
+            bail!(
+                "{} has not ended within {timeout:?}:\n{}{}",
+                self.name,
+                self.stdout,
+                self.stderr()
+            );
         }
         let status = self.child.wait()?;
         Ok(Ended { status, stdout: std::mem::take(&mut self.stdout), stderr: self.stderr() })

@@ -1,7 +1,8 @@
 //! The XDP programs, one packet at a time, with BPF_PROG_TEST_RUN.
 //!
-//! In a test run the packet has come in on the loopback interface, number 1, and redirects end with their verdict. The
-//! programs for CPU and device maps cannot be test-run; their `probe_` twins can.
+//! In a test run the packet has come in on the loopback interface, number 1, and redirects end with
+//! their verdict. The programs for CPU and device maps cannot be test-run; their `probe_` twins
+//! can.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -45,7 +46,8 @@ pub struct Outcome {
     pub duration: Duration,
 }
 
-/// Programs with one ring. `ingress` steers all that is of a flow, on whatever CPU; but see [`Bench::at_home`].
+/// Programs with one ring. `ingress` steers all that is of a flow, on whatever CPU; but see
+/// [`Bench::at_home`].
 pub struct Bench {
     /// The loaded programs.
     pub plane: BpfDataPlane,
@@ -109,7 +111,8 @@ impl Bench {
         Self::with_object(OBJECT, &["probe_aggregate", "probe_egress"], ring, flows)
     }
 
-    /// Loads another object, with some programs beyond the usual, and starts a ring with these flows.
+    /// Loads another object, with some programs beyond the usual, and starts a ring with these
+    /// flows.
     pub fn with_object(
         object: &[u8],
         programs: &[&str],
@@ -133,7 +136,8 @@ impl Bench {
         Ok(Self { plane, ring, keys })
     }
 
-    /// Rank 0's and rank 1's fragments of a ring of two through `aggregate`, in this order of (rank, index), with these verdicts.
+    /// Rank 0's and rank 1's fragments of a ring of two through `aggregate`, in this order of
+    /// (rank, index), with these verdicts.
     pub fn sequence(&mut self, steps: &[(u32, u32, u32)]) -> Result<()> {
         for (i, &(rank, index, action)) in steps.iter().enumerate() {
             let out = self.aggregate(&fragment(rank, 2, index, lanes(rank + index, 64)).build())?;
@@ -160,7 +164,8 @@ impl Bench {
         self.repeat(program, packet, 1)
     }
 
-    /// Runs a program over a packet several times; the packet is that of the first run, as changed by all.
+    /// Runs a program over a packet several times; the packet is that of the first run, as changed
+    /// by all.
     pub fn repeat(&mut self, program: &str, packet: &[u8], times: u32) -> Result<Outcome> {
         let mut out = vec![0; 4096];
         let result = self.plane.program(program)?.test_run(TestRunOptions {
@@ -173,9 +178,11 @@ impl Bench {
         Ok(Outcome { action: result.return_value, packet: out, duration: result.duration })
     }
 
-    /// Whether a packet that has come to the kernel by the loopback interface goes on, behind `ingress`; and the time of one run.
+    /// Whether a packet that has come to the kernel by the loopback interface goes on, behind
+    /// `ingress`; and the time of one run.
     pub fn guard(&mut self, packet: &[u8], times: u32) -> Result<(bool, Duration)> {
-        let options = TestRunOptions { data_in: Some(packet), repeat: times, ..TestRunOptions::new() };
+        let options =
+            TestRunOptions { data_in: Some(packet), repeat: times, ..TestRunOptions::new() };
         let result = self.plane.guard_program()?.test_run(options)?;
         Ok((result.return_value as i32 == TCX_NEXT, result.duration))
     }
@@ -192,7 +199,8 @@ impl Bench {
 
     /// All counters that are not zero, of the ring and of no ring.
     pub fn counters(&self) -> Result<Vec<(Counter, u64)>> {
-        let (ring, none) = (self.plane.counters(self.ring.id)?, self.plane.counters(RingNumber::NONE)?);
+        let (ring, none) =
+            (self.plane.counters(self.ring.id)?, self.plane.counters(RingNumber::NONE)?);
         Ok(Counter::ALL
             .iter()
             .map(|&c| (c, count(&ring, c) + count(&none, c)))
@@ -200,7 +208,8 @@ impl Bench {
             .collect())
     }
 
-    /// Starts the ring anew with its maps, which takes much less time than [`Bench::restart`]: ranks, slots and path MTU stay.
+    /// Starts the ring anew with its maps, which takes much less time than [`Bench::restart`]:
+    /// ranks, slots and path MTU stay.
     pub fn reset(&mut self, ring: RingSpec) -> Result<()> {
         self.plane.empty_ring(&ring, 0)?;
         self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.ranks as usize])?;

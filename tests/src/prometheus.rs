@@ -40,9 +40,16 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts it in a namespace, with its data and configuration in `folder`, and waits until it answers. It scrapes `target` as the
-    /// job `netsum`, and evaluates the rules in the file, both so often.
-    pub fn start(netns: &Netns, folder: &Path, target: &str, rules: &Path, every: Duration) -> Result<Self> {
+    /// Starts it in a namespace, with its data and configuration in `folder`, and waits until it
+    /// answers. It scrapes `target` as the job `netsum`, and evaluates the rules in the file, both
+    /// so often.
+    pub fn start(
+        netns: &Netns,
+        folder: &Path,
+        target: &str,
+        rules: &Path,
+        every: Duration,
+    ) -> Result<Self> {
         let every = format!("{}ms", every.as_millis());
         let config = folder.join("prometheus.yml");
         let text = format!(
@@ -61,7 +68,10 @@ impl Prometheus {
         let start = Instant::now();
         while prometheus.get("/-/ready").is_err() {
             let said = prometheus.running.stderr();
-            ensure!(prometheus.running.is_running() && start.elapsed() < PATIENCE, "no prometheus: {said}");
+            ensure!(
+                prometheus.running.is_running() && start.elapsed() < PATIENCE,
+                "no prometheus: {said}"
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(prometheus)
@@ -81,8 +91,10 @@ impl Prometheus {
     /// The values that it has had since the start.
     pub fn history(&self, expression: &str) -> Result<Vec<Value>> {
         let (start, end) = (self.started, now());
-        let data =
-            self.api(&format!("query_range?query={}&start={start}&end={end}&step=0.5", escaped(expression)))?;
+        let data = self.api(&format!(
+            "query_range?query={}&start={start}&end={end}&step=0.5",
+            escaped(expression)
+        ))?;
         Ok(data["result"].as_array().context("no result")?.clone())
     }
 
@@ -132,12 +144,16 @@ impl Prometheus {
 }
 
 fn now() -> f64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// For a query in a URL (RFC 3986, section 2.1).
 fn escaped(text: &str) -> String {
     text.bytes()
-        .map(|b| if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") })
+        .map(|b| {
+            if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") }
+        })
         .collect()
 }

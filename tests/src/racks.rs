@@ -1,4 +1,5 @@
-//! The data planes of leaves and a spine without daemons, with flows as [`Bootstrap::Static`] numbers them.
+//! The data planes of leaves and a spine without daemons, with flows as [`Bootstrap::Static`]
+//! numbers them.
 //!
 //! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
 
@@ -56,16 +57,23 @@ impl Racks {
         let spine = lab.spec().below().end;
         let boxes = (0..=spine).map(|number| {
             let (node, members) = members(lab, number);
-            let ports =
-                members.iter().map(|member| node.ifindex(&member.port)).collect::<Result<Vec<_>>>()?;
+            let ports = members
+                .iter()
+                .map(|member| node.ifindex(&member.port))
+                .collect::<Result<Vec<_>>>()?;
             let netns = Netns::open(node.name())?;
             let mut plane = node.enter(|| {
-                BpfDataPlane::load(&LoadOptions { cpus: vec![0, 1], cpu_queue: 16384, inline: true })
+                BpfDataPlane::load(&LoadOptions {
+                    cpus: vec![0, 1],
+                    cpu_queue: 16384,
+                    inline: true,
+                })
             })?;
             for ring in 0..job.rings {
                 let ring = ring_spec(lab, job, number, &members, relaxed, ring)?;
                 let flows = flows(lab, job, &ring, &members, &ports, v6);
-                // Ports are found by their number, which means something in the box's namespace alone.
+                // Ports are found by their number, which means something in the box's namespace
+                // alone.
                 node.enter(|| -> Result<()> {
                     plane.create_ring(&ring)?;
                     flows.iter().try_for_each(|flow| plane.add_flow(flow))?;
@@ -122,7 +130,8 @@ impl Racks {
     /// Everything that was counted, for messages.
     pub fn counted(&self) -> String {
         let all = |number| -> Vec<String> {
-            let counts = Counter::ALL.iter().map(|&c| (c, self.count(number, c).unwrap_or_default()));
+            let counts =
+                Counter::ALL.iter().map(|&c| (c, self.count(number, c).unwrap_or_default()));
             counts.filter(|(_, n)| *n > 0).map(|(c, n)| format!("{} {n}", c.name())).collect()
         };
         (0..self.boxes.len()).map(|number| all(number).join(", ") + "\n").collect()
@@ -141,10 +150,13 @@ fn children(lab: &Lab, number: usize) -> Vec<usize> {
 /// The ranks below a box.
 fn ranks_of(lab: &Lab, number: usize) -> Range<u32> {
     let spec = lab.spec();
-    if let (Some(&first), Some(&last)) = (children(lab, number).first(), children(lab, number).last()) {
+    if let (Some(&first), Some(&last)) =
+        (children(lab, number).first(), children(lab, number).last())
+    {
         return ranks_of(lab, first).start..ranks_of(lab, last).end;
     }
-    let mut ranks = (0..spec.hosts).filter(|&host| spec.rack(host) == Some(number)).map(|host| host as u32);
+    let mut ranks =
+        (0..spec.hosts).filter(|&host| spec.rack(host) == Some(number)).map(|host| host as u32);
     let first = ranks.next().unwrap_or_default();
     first..first + 1 + ranks.count() as u32
 }
@@ -155,7 +167,11 @@ fn members(lab: &Lab, number: usize) -> (&BoxNode, Vec<Member>) {
     let node = if number == spine { lab.box_() } else { lab.leaf(number) };
     let group = |below: &usize| {
         let group = ranks_of(lab, *below);
-        Member { rank: group.end - 1, port: node.rack_port(*below), bears: mark(group.len() as u32) }
+        Member {
+            rank: group.end - 1,
+            port: node.rack_port(*below),
+            bears: mark(group.len() as u32),
+        }
     };
     let mut members: Vec<_> = children(lab, number).iter().map(group).collect();
     let below = ranks_of(lab, number);

@@ -41,7 +41,8 @@ impl Tap {
         // SAFETY: the address lives, has this length, and is of the socket's family.
         let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) };
         if bound != 0 {
-            return Err(io::Error::last_os_error()).with_context(|| format!("packet socket on {interface}"));
+            return Err(io::Error::last_os_error())
+                .with_context(|| format!("packet socket on {interface}"));
         }
         socket.set_recv_buffer_size(8 << 20)?;
         let on: libc::c_int = 1;
@@ -96,21 +97,25 @@ impl Tap {
         received.pop_front()
     }
 
-    /// What comes next: a frame, or several that the kernel has put together; none where it is one that goes out.
+    /// What comes next: a frame, or several that the kernel has put together; none where it is one
+    /// that goes out.
     fn receive_some(&self) -> io::Result<Vec<Vec<u8>>> {
         let mut buffer = vec![0u8; VNET_HDR_LEN + (64 << 10) + 128];
         // Aligned as a control message has to be; room for one with the auxiliary data.
         let mut control = [0u64; 8];
         // SAFETY: a structure of integers and pointers; all zeros is a value.
-        let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) = unsafe { std::mem::zeroed() };
-        let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) =
+            unsafe { std::mem::zeroed() };
+        let mut vector =
+            libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         message.msg_name = (&raw mut from).cast();
         message.msg_namelen = size_of_val(&from) as libc::socklen_t;
         message.msg_iov = &raw mut vector;
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(&control);
-        // SAFETY: all that the message points to lives across the call and has the lengths that it says.
+        // SAFETY: all that the message points to lives across the call and has the lengths that it
+        // says.
         let len = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, 0) };
         let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
         if from.sll_pkttype == libc::PACKET_OUTGOING {
@@ -144,8 +149,8 @@ impl Tap {
     }
 }
 
-/// Length of a `virtio_net_hdr` (include/uapi/linux/virtio_net.h): flags, kind of segmentation, 16 bits of length, of size, and twice
-/// 16 of checksum.
+/// Length of a `virtio_net_hdr` (include/uapi/linux/virtio_net.h): flags, kind of segmentation, 16
+/// bits of length, of size, and twice 16 of checksum.
 const VNET_HDR_LEN: usize = 10;
 /// `VIRTIO_NET_HDR_GSO_UDP_L4`.
 const GSO_UDP_L4: u8 = 5;
@@ -184,7 +189,8 @@ mod tests {
     fn frames_that_were_put_together_are_as_they_were() {
         for v6 in [false, true] {
             let spec = |psn| {
-                let spec = FrameSpec::send(1, 2, 3, psn, lanes(psn, if psn == 12 { 8 } else { 64 }));
+                let spec =
+                    FrameSpec::send(1, 2, 3, psn, lanes(psn, if psn == 12 { 8 } else { 64 }));
                 let spec = FrameSpec { udp_checksum: 1, id: 0, ..spec };
                 if v6 { spec.v6() } else { spec }
             };

@@ -1,4 +1,5 @@
-//! What a lab may have beyond hosts on ports: links with a bandwidth, VLANs, and hosts behind a router.
+//! What a lab may have beyond hosts on ports: links with a bandwidth, VLANs, and hosts behind a
+//! router.
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -6,8 +7,8 @@ use aya::programs::{SchedClassifier, TcAttachType};
 pub use netsum_core::rate::Rate;
 
 use crate::lab::{
-    BRIDGE, BoxNode, LabSpec, MAX_HOSTS, address_lines, box_ip, bridge_line, host_ip, host_ipv6, ip_batch,
-    mac, network, towards_host, up, veth,
+    BRIDGE, BoxNode, LabSpec, MAX_HOSTS, address_lines, box_ip, bridge_line, host_ip, host_ipv6,
+    ip_batch, mac, network, towards_host, up, veth,
 };
 use crate::netns::{self, Netns};
 
@@ -15,16 +16,20 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/vlan.bpf.o");
 
 /// Gives every host's link a bandwidth, each way.
 ///
-/// A link is a cable then: two veth pairs in the namespace `wire`, where all that comes out of one is sent into the other. A token bucket
-/// (tc-htb(8)) stands before each way. Towards a host it is the cable's, as a switch has a queue: what the box sends by XDP would pass a
-/// queue of the box's port by, and a host's AF_XDP socket takes packets before they come to a queue at the receiver. From a host it is that
-/// of the host's interface, as a network card has a queue, which holds sockets back. What AF_XDP sends passes that by, and a virtual machine's
-/// is not ours, so theirs is the cable's as well (`LabSpec::xdp`). Nothing is lost in these queues.
+/// A link is a cable then: two veth pairs in the namespace `wire`, where all that comes out of one
+/// is sent into the other. A token bucket (tc-htb(8)) stands before each way. Towards a host it is
+/// the cable's, as a switch has a queue: what the box sends by XDP would pass a queue of the box's
+/// port by, and a host's AF_XDP socket takes packets before they come to a queue at the receiver.
+/// From a host it is that of the host's interface, as a network card has a queue, which holds
+/// sockets back. What AF_XDP sends passes that by, and a virtual machine's is not ours, so theirs
+/// is the cable's as well (`LabSpec::xdp`). Nothing is lost in these queues.
 ///
-/// HTB sets its timer once a packet. TBF sets it whenever a packet comes, and on a virtual machine that was a sixth of all processor time.
+/// HTB sets its timer once a packet. TBF sets it whenever a packet comes, and on a virtual machine
+/// that was a sixth of all processor time.
 ///
-/// A bucket that is full lets 16 KiB pass at once, or what the link carries in a millisecond. With less of it, a timer that is late on a
-/// busy machine would cost bandwidth. Segments that TCP hands over uncut are no longer than that.
+/// A bucket that is full lets 16 KiB pass at once, or what the link carries in a millisecond. With
+/// less of it, a timer that is late on a busy machine would cost bandwidth. Segments that TCP hands
+/// over uncut are no longer than that.
 pub(crate) fn shape(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
     let wire = Netns::open(&format!("{prefix}-wire"))?;
     for i in 0..spec.hosts {
@@ -42,7 +47,8 @@ pub(crate) fn shape(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
     Ok(())
 }
 
-/// The same between a leaf and a spine. What comes out of a box, XDP has sent: both queues are the cable's.
+/// The same between a leaf and a spine. What comes out of a box, XDP has sent: both queues are the
+/// cable's.
 fn shape_uplink(uplink: &Uplink, spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
     let wire = Netns::open(&format!("{prefix}-wire"))?;
     let (ends, there) = ([uplink.below_end(), uplink.above_end()], uplink.above(spec));
@@ -97,7 +103,11 @@ fn connect(wire: &Netns, [a, b]: [&str; 2], rate: Rate) -> Result<()> {
         segments(wire, from, rate)?;
         run(wire, "tc", &format!("qdisc add dev {from} ingress"))?;
         let redirect = format!("action mirred egress redirect dev {to}");
-        run(wire, "tc", &format!("filter add dev {from} ingress protocol all u32 match u32 0 0 {redirect}"))?;
+        run(
+            wire,
+            "tc",
+            &format!("filter add dev {from} ingress protocol all u32 match u32 0 0 {redirect}"),
+        )?;
     }
     Ok(())
 }
@@ -108,8 +118,8 @@ fn polls(netns: &Netns, interface: &str) -> Result<()> {
     run(netns, "ethtool", &format!("-K {interface} gro on tso off txvlan off"))
 }
 
-/// What puts a lab into VLAN 5: hosts that send and take tagged frames alone, a box that is in the VLAN, and ports that translate for
-/// the hosts that know of no tags.
+/// What puts a lab into VLAN 5: hosts that send and take tagged frames alone, a box that is in the
+/// VLAN, and ports that translate for the hosts that know of no tags.
 #[derive(Debug)]
 pub(crate) struct Vlan {
     /// Detaches its programs on drop.
@@ -119,22 +129,24 @@ pub(crate) struct Vlan {
 impl Vlan {
     /// Attaches the programs.
     pub fn new(spec: &LabSpec, prefix: &str) -> Result<Self> {
-        let mut ebpf = Ebpf::load(OBJECT).context("the kernel does not take the VLAN's programs")?;
+        let mut ebpf =
+            Ebpf::load(OBJECT).context("the kernel does not take the VLAN's programs")?;
         for name in ["tag", "untag"] {
             let program: &mut SchedClassifier = ebpf.program_mut(name).context(name)?.try_into()?;
             program.load().context(name)?;
         }
-        let mut attach = |program: &str, node: &str, interface: &str, hook: TcAttachType| -> Result<()> {
-            let program: &mut SchedClassifier =
-                ebpf.program_mut(program).context("no such program")?.try_into()?;
-            let netns = Netns::open(&format!("{prefix}-{node}"))?;
-            netns
-                .enter(|| program.attach(interface, hook))
-                .with_context(|| format!("{interface} of {node}"))?;
-            Ok(())
-        };
-        // What goes out of hosts and of boxes themselves is tagged; on a port that translates it is the other way round. Links between
-        // boxes are trunks.
+        let mut attach =
+            |program: &str, node: &str, interface: &str, hook: TcAttachType| -> Result<()> {
+                let program: &mut SchedClassifier =
+                    ebpf.program_mut(program).context("no such program")?.try_into()?;
+                let netns = Netns::open(&format!("{prefix}-{node}"))?;
+                netns
+                    .enter(|| program.attach(interface, hook))
+                    .with_context(|| format!("{interface} of {node}"))?;
+                Ok(())
+            };
+        // What goes out of hosts and of boxes themselves is tagged; on a port that translates it is
+        // the other way round. Links between boxes are trunks.
         for host in 0..spec.hosts {
             let (node, port) = (format!("h{host}"), format!("port{host}"));
             let tagged = spec.tagged.contains(&host);
@@ -197,7 +209,8 @@ pub(crate) fn uplinks(spec: &LabSpec) -> impl Iterator<Item = Uplink> {
     all.enumerate().map(|(number, (spine, below))| Uplink { below, spine, number })
 }
 
-/// Makes all boxes but the first spine, each a bridge, with its hosts' ports if it is a rack's; and the links between them.
+/// Makes all boxes but the first spine, each a bridge, with its hosts' ports if it is a rack's; and
+/// the links between them.
 pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
     let node = |name: &str| Netns::open(&format!("{prefix}-{name}"));
     for number in spec.boxes() {
@@ -217,7 +230,9 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         let (port, rack) = (BoxNode::uplink(uplink.spine), format!("rack{}", uplink.below));
         let (there, end) = match spec.uplink {
             Some(_) => (format!("{prefix}-wire"), uplink.below_end()),
-            None if spec.has_long_cables() => (format!("{prefix}-wire"), format!("up{}", uplink.cable())),
+            None if spec.has_long_cables() => {
+                (format!("{prefix}-wire"), format!("up{}", uplink.cable()))
+            }
             None => (above.name().to_owned(), rack.clone()),
         };
         let mut lines = veth(&port, &end, spec.mtu, &there);
@@ -232,7 +247,9 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         polls(&below, &port)?;
         match spec.uplink {
             Some(rate) => shape_uplink(&uplink, spec, prefix, rate)?,
-            None if spec.has_long_cables() => lay_cable(uplink.cable(), spec, prefix, above.name(), &rack)?,
+            None if spec.has_long_cables() => {
+                lay_cable(uplink.cable(), spec, prefix, above.name(), &rack)?
+            }
             None => {}
         }
         ip_batch(Some(above.name()), &format!("link set {rack} master br0\n{}", up(&rack)))?;
@@ -256,8 +273,8 @@ fn lay_cable(number: usize, spec: &LabSpec, prefix: &str, parent: &str, port: &s
     ends.iter().try_for_each(|end| polls(&wire, end))
 }
 
-/// Has boxes route between racks, by any spine. All addresses stay in one network: hosts reach those of other racks by routes to single
-/// addresses.
+/// Has boxes route between racks, by any spine. All addresses stay in one network: hosts reach
+/// those of other racks by routes to single addresses.
 pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
     let node = |name: &str| format!("{prefix}-{name}");
     let (racks, spines) = (0..spec.racks, 0..spec.spines);
@@ -318,7 +335,8 @@ pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         forward(&node(&spec.box_name(Some(rack))))?;
         ip_batch(Some(&node(&spec.box_name(Some(rack)))), &leaf)?;
-        hosts_of(rack).try_for_each(|host| ip_batch(Some(&node(&format!("h{host}"))), &host_lines))?;
+        hosts_of(rack)
+            .try_for_each(|host| ip_batch(Some(&node(&format!("h{host}"))), &host_lines))?;
     }
     Ok(())
 }
@@ -340,7 +358,8 @@ fn link_ips_v6(spine: usize, rack: usize) -> [String; 2] {
 /// Makes a namespace a router.
 fn forward(netns: &str) -> Result<()> {
     let files = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
-    Netns::open(netns)?.enter(|| files.iter().try_for_each(|file| std::fs::write(file, "1").context(*file)))
+    Netns::open(netns)?
+        .enter(|| files.iter().try_for_each(|file| std::fs::write(file, "1").context(*file)))
 }
 
 /// Makes host 0 a router with a network of its own, and puts hosts there.
@@ -348,7 +367,8 @@ pub(crate) fn route(spec: &LabSpec, prefix: &str) -> Result<()> {
     let inside = network(true);
     let node = |name: &str| format!("{prefix}-{name}");
     let mut router =
-        String::from("link add lan type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n") + &up("lan");
+        String::from("link add lan type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n")
+            + &up("lan");
     router += &format!("address add 10.{inside}.0.254/16 dev lan\n");
     if spec.ipv6 {
         router += &format!("address add fd00:0:0:{inside:x}::fe/64 dev lan nodad\n");
@@ -362,7 +382,8 @@ pub(crate) fn route(spec: &LabSpec, prefix: &str) -> Result<()> {
     forward(&node("h0"))?;
 
     for host in spec.hosts..spec.hosts + spec.routed {
-        let mut lines = String::from("link set lo up\n") + &up("eth0") + &address_lines(spec, host, true);
+        let mut lines =
+            String::from("link set lo up\n") + &up("eth0") + &address_lines(spec, host, true);
         lines += &format!("route add default via 10.{inside}.0.254\n");
         if spec.ipv6 {
             lines += &format!("route add default via fd00:0:0:{inside:x}::fe\n");

@@ -48,7 +48,8 @@ fn echo(
     socket.send_to(&message, &SocketAddr::new(to, 0).into())?;
     loop {
         let left = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero());
-        let left = left.with_context(|| format!("no answer to ping {seq} of {to} within {timeout:?}"))?;
+        let left =
+            left.with_context(|| format!("no answer to ping {seq} of {to} within {timeout:?}"))?;
         socket.set_read_timeout(Some(left))?;
         let mut buffer = [MaybeUninit::<u8>::uninit(); 2048];
         let Ok((len, _)) = socket.recv_from(&mut buffer) else { continue };
@@ -76,7 +77,13 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
 ///
 /// # Errors
 /// If the connection stands still for `timeout`, breaks, or a byte differs.
-pub fn tcp_transfer(from: &Netns, to: &Netns, to_ip: IpAddr, len: usize, timeout: Duration) -> Result<f64> {
+pub fn tcp_transfer(
+    from: &Netns,
+    to: &Netns,
+    to_ip: IpAddr,
+    len: usize,
+    timeout: Duration,
+) -> Result<f64> {
     let listener = to.enter(|| TcpListener::bind((to_ip, 0)))?;
     let address = listener.local_addr()?;
     let start = Instant::now();
@@ -105,7 +112,8 @@ pub fn tcp_transfer(from: &Netns, to: &Netns, to_ip: IpAddr, len: usize, timeout
 }
 
 fn receive(listener: &TcpListener, len: usize, timeout: Duration) -> Result<()> {
-    // A listener has no time-out of its own, but the sender's connect has: it either comes or reports.
+    // A listener has no time-out of its own, but the sender's connect has: it either comes or
+    // reports.
     listener.set_nonblocking(true)?;
     let mut ready =
         [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(listener), nix::poll::PollFlags::POLLIN)];
@@ -129,12 +137,18 @@ fn receive(listener: &TcpListener, len: usize, timeout: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Has hosts send UDP packets of `len` bytes to another one as fast as they can; the bytes of payload per second that arrive in `time`,
-/// from the first packet on.
+/// Has hosts send UDP packets of `len` bytes to another one as fast as they can; the bytes of
+/// payload per second that arrive in `time`, from the first packet on.
 ///
 /// # Errors
 /// If nothing arrives within `time`.
-pub fn udp_flood(from: &[&Netns], to: &Netns, to_ip: IpAddr, len: usize, time: Duration) -> Result<f64> {
+pub fn udp_flood(
+    from: &[&Netns],
+    to: &Netns,
+    to_ip: IpAddr,
+    len: usize,
+    time: Duration,
+) -> Result<f64> {
     let receiver = to.enter(|| UdpSocket::bind((to_ip, 0)))?;
     receiver.set_read_timeout(Some(time))?;
     let address = receiver.local_addr()?;
@@ -161,7 +175,9 @@ pub fn udp_flood(from: &[&Netns], to: &Netns, to_ip: IpAddr, len: usize, time: D
         };
         let rate = count();
         enough.store(true, Ordering::Relaxed);
-        senders.into_iter().try_for_each(|sender| sender.join().expect("a sender does not panic"))?;
+        senders
+            .into_iter()
+            .try_for_each(|sender| sender.join().expect("a sender does not panic"))?;
         rate
     })
 }

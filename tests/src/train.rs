@@ -116,7 +116,9 @@ impl Trainers {
         for rank in 0..self.ranks.len() {
             let said = self.hear(rank, "trained")?;
             trained.test = said["test"].as_f64().context("the loss of the test is no number")?;
-            trained.weights.push(said["weights"].as_str().context("no hash of the weights")?.to_owned());
+            trained
+                .weights
+                .push(said["weights"].as_str().context("no hash of the weights")?.to_owned());
             trained.statistics.push(said);
         }
         Ok(trained)

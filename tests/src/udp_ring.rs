@@ -1,5 +1,6 @@
-//! An application that knows nothing of netsum but its flows: a ring of RC queue pairs with a window, over the library's
-//! endpoint. As with verbs, all ranks of a host share its address, and differ by their queue pairs.
+//! An application that knows nothing of netsum but its flows: a ring of RC queue pairs with a
+//! window, over the library's endpoint. As with verbs, all ranks of a host share its address, and
+//! differ by their queue pairs.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -9,7 +10,9 @@ use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber};
 use netsum_common::serial;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions};
-use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, Psn, QpConfig, QpId, Qpn, Stats};
+use netsum_worker::rc::{
+    Endpoint, EndpointConfig, Event, Operation, Psn, QpConfig, QpId, Qpn, Stats,
+};
 use netsum_worker::udp::UdpDriver;
 
 use crate::Lab;
@@ -35,7 +38,8 @@ pub struct Load {
     pub operation: Operation,
     /// Messages carry their number as immediate data.
     pub immediate: bool,
-    /// The acknowledgement time-out. A long one shows that nothing was lost; a short one ends soon when something was.
+    /// The acknowledgement time-out. A long one shows that nothing was lost; a short one ends soon
+    /// when something was.
     pub ack_timeout: Duration,
     /// See [`EndpointConfig::cnp_interval`].
     pub cnp_interval: Option<Duration>,
@@ -130,7 +134,8 @@ pub fn send_qpn(rank: u32) -> u32 {
 /// Where a rank lives: its host's namespace and address.
 pub type Home<'a> = (&'a Netns, IpAddr);
 
-/// Runs all ranks, rank r at `homes[r]`; what the endpoints have counted, by address in order of their first ranks.
+/// Runs all ranks, rank r at `homes[r]`; what the endpoints have counted, by address in order of
+/// their first ranks.
 ///
 /// # Errors
 /// If a sum is wrong, a connection fails, or it takes more than a minute.
@@ -144,8 +149,8 @@ pub fn run(load: Load, homes: &[Home<'_>]) -> Result<Vec<Stats>> {
             None => hosts.push((*home, vec![rank as u32])),
         }
     }
-    // Packets that wait until their next hop's MAC address is known may be overtaken by those behind them
-    // (net/core/neighbour.c, `neigh_update`), which would look like a loss.
+    // Packets that wait until their next hop's MAC address is known may be overtaken by those
+    // behind them (net/core/neighbour.c, `neigh_update`), which would look like a loss.
     for (rank, (netns, _)) in homes.iter().enumerate() {
         ping(netns, ips[(rank + 1) % ips.len()], 1, Duration::from_secs(5))?;
     }
@@ -158,7 +163,8 @@ pub fn run(load: Load, homes: &[Home<'_>]) -> Result<Vec<Stats>> {
     })
 }
 
-/// Loads the programs on the box of a lab, and registers the flows of a ring, number 1, with rank r on host `places[r]`.
+/// Loads the programs on the box of a lab, and registers the flows of a ring, number 1, with rank r
+/// on host `places[r]`.
 ///
 /// # Errors
 /// What the kernel refuses.
@@ -173,7 +179,8 @@ pub fn register(lab: &Lab, load: &Load, places: &[usize], v6: bool) -> Result<Bp
     };
     // Ports are found by their number, which means something in the box's namespace alone.
     lab.box_().enter(|| {
-        let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 4096, inline: true })?;
+        let mut plane =
+            BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 4096, inline: true })?;
         all.iter().try_for_each(|&port| plane.attach(port))?;
         plane.create_ring(&ring)?;
         for rank in 0..load.ranks {
@@ -201,13 +208,22 @@ impl Rank {
         let (to, from, mtu) = (ips[next as usize], ips[previous as usize], load.mtu as usize);
         let (send, receive) = (|rank| Qpn::new(send_qpn(rank)), |rank| Qpn::new(receive_qpn(rank)));
         let psn = |rank| Psn::new(load.psn(rank));
-        let mut out = QpConfig::new(send(number), to, receive(next), psn(number), Psn::default(), mtu);
+        let mut out =
+            QpConfig::new(send(number), to, receive(next), psn(number), Psn::default(), mtu);
         out.retry_limit = None;
         out.ack_timeout = load.ack_timeout;
         out.opcode = load.operation;
-        // Through a box an acknowledgement waits for all ranks, and how long one took tells nothing of the link.
+        // Through a box an acknowledgement waits for all ranks, and how long one took tells nothing
+        // of the link.
         out.waits_for_others = true;
-        let into = QpConfig::new(receive(number), from, send(previous), Psn::default(), psn(previous), mtu);
+        let into = QpConfig::new(
+            receive(number),
+            from,
+            send(previous),
+            Psn::default(),
+            psn(previous),
+            mtu,
+        );
         let (out, into) = (endpoint.add_qp(out)?, endpoint.add_qp(into)?);
         (0..load.window * 2).for_each(|_| endpoint.post_receive(into, Vec::new()));
         Ok(Self { number, out, into, sent: 0, received: 0, acknowledged: 0 })
@@ -226,7 +242,10 @@ impl Rank {
         let all: Vec<_> = (0..load.ranks).map(|r| load.payload(r, self.received)).collect();
         let (rank, message) = (self.number, self.received);
         ensure!(data == sum(&all), "rank {rank}, message {message}: not the sum");
-        ensure!(immediate == load.immediate.then_some(message), "rank {rank}: {immediate:?} with {message}");
+        ensure!(
+            immediate == load.immediate.then_some(message),
+            "rank {rank}: {immediate:?} with {message}"
+        );
         self.received += 1;
         Ok(())
     }
@@ -252,7 +271,10 @@ fn host(load: Load, netns: &Netns, ip: IpAddr, numbers: &[u32], ips: &[IpAddr]) 
         while let Some(event) = endpoint.poll_event() {
             match event {
                 Event::Received { qp, data, immediate } => {
-                    let rank = ranks.iter_mut().find(|r| r.into == qp).context("a queue pair of nobody's")?;
+                    let rank = ranks
+                        .iter_mut()
+                        .find(|r| r.into == qp)
+                        .context("a queue pair of nobody's")?;
                     rank.receive(&load, &data, immediate)?;
                     endpoint.post_receive(qp, data);
                 }

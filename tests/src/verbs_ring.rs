@@ -1,5 +1,6 @@
-//! The ring of `tests/verbs/ring.c`: an application over libibverbs that knows nothing of netsum. Ranks on hosts that are no virtual
-//! machines are its twin over the library's own endpoint, `udp-ring`.
+//! The ring of `tests/verbs/ring.c`: an application over libibverbs that knows nothing of netsum.
+//! Ranks on hosts that are no virtual machines are its twin over the library's own endpoint,
+//! `udp-ring`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -53,7 +54,8 @@ pub struct VerbsRingSpec {
     pub operation: Operation,
     /// A packet that is not acknowledged is sent again after 4.096 us * 2^this.
     pub timeout: u8,
-    /// How often, before its sender gives up; 7 for ever (rdma_rxe: drivers/infiniband/sw/rxe/rxe_comp.c, Linux 6.1).
+    /// How often, before its sender gives up; 7 for ever (rdma_rxe:
+    /// drivers/infiniband/sw/rxe/rxe_comp.c, Linux 6.1).
     pub retry: u8,
     /// Whether its connections are registered with the box, which then sums.
     pub summed: bool,
@@ -63,10 +65,20 @@ impl VerbsRingSpec {
     /// Messages that a rank may have sent without having received as many.
     pub const WINDOW: u32 = 2;
 
-    /// Rank r on host r, 128 KiB messages through the box, and a timer that does not go off on a busy machine.
+    /// Rank r on host r, 128 KiB messages through the box, and a timer that does not go off on a
+    /// busy machine.
     pub fn new(ranks: usize, mtu: u32, operation: Operation, messages: u32) -> Self {
         let hosts = (0..ranks).collect();
-        Self { hosts, mtu, sizes: vec![128 << 10], messages, operation, timeout: 20, retry: 7, summed: true }
+        Self {
+            hosts,
+            mtu,
+            sizes: vec![128 << 10],
+            messages,
+            operation,
+            timeout: 20,
+            retry: 7,
+            summed: true,
+        }
     }
 
     /// Packets that each rank has to send.
@@ -86,9 +98,11 @@ pub struct RankReport {
     pub wrong: u64,
     /// How long it took, in microseconds.
     pub micros: u64,
-    /// Counters of the host's device, or of the library's endpoint, that have moved, and by how much.
+    /// Counters of the host's device, or of the library's endpoint, that have moved, and by how
+    /// much.
     pub counters: BTreeMap<String, u64>,
-    /// Data packets that came from the host, beyond those that it had to send; only in a lab with cables.
+    /// Data packets that came from the host, beyond those that it had to send; only in a lab with
+    /// cables.
     pub retransmitted: Option<u64>,
 }
 
@@ -107,7 +121,11 @@ pub fn run(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Resul
     let mut ring = VerbsRing::start(cluster, spec, patience)?;
     let start = Instant::now();
     while !ring.is_over(Duration::from_millis(100))? {
-        ensure!(start.elapsed() < patience, "not done within {patience:?}\n{}", stats(cluster, spec));
+        ensure!(
+            start.elapsed() < patience,
+            "not done within {patience:?}\n{}",
+            stats(cluster, spec)
+        );
         // When one has failed, the others wait for it in vain.
         if let Some(error) = ring.outcomes().find_map(|outcome| outcome?.error.as_deref()) {
             bail!("{error}\n{}", stats(cluster, spec));
@@ -141,14 +159,17 @@ pub struct Outcome {
 }
 
 impl VerbsRing {
-    /// Connects the ranks, registers their connections and lets them go. A rank gives up after `patience` without a message.
+    /// Connects the ranks, registers their connections and lets them go. A rank gives up after
+    /// `patience` without a message.
     pub fn start(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Result<Self> {
         let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
         let counters = hosts.iter().map(|host| hw_counters(host)).collect::<Result<_>>()?;
         let sent = hosts.iter().map(|host| data_packets(host)).collect::<Result<_>>()?;
         let mut ranks = start_ranks(&hosts, spec, patience)?;
-        let ends: Vec<Ends> =
-            ranks.iter_mut().map(|rank| Ends::parse(&rank.line(PATIENCE)?)).collect::<Result<_>>()?;
+        let ends: Vec<Ends> = ranks
+            .iter_mut()
+            .map(|rank| Ends::parse(&rank.line(PATIENCE)?))
+            .collect::<Result<_>>()?;
         if spec.summed {
             register(cluster, spec, &ends)?;
         }
@@ -165,16 +186,29 @@ impl VerbsRing {
             rank.say("go")?;
         }
         let outcomes = vec![None; count];
-        Ok(Self { hosts: spec.hosts.clone(), packets: spec.packets(), ranks, outcomes, counters, sent })
+        Ok(Self {
+            hosts: spec.hosts.clone(),
+            packets: spec.packets(),
+            ranks,
+            outcomes,
+            counters,
+            sent,
+        })
     }
 
-    /// Waits for `moment` for each rank that is at work, and says whether all are done or have failed.
+    /// Waits for `moment` for each rank that is at work, and says whether all are done or have
+    /// failed.
     pub fn is_over(&mut self, moment: Duration) -> Result<bool> {
-        for (rank, outcome) in self.ranks.iter_mut().zip(&mut self.outcomes).filter(|(_, o)| o.is_none()) {
+        for (rank, outcome) in
+            self.ranks.iter_mut().zip(&mut self.outcomes).filter(|(_, o)| o.is_none())
+        {
             match rank.line(moment) {
-                Ok(line) => *outcome = Some(Outcome { report: report(&line)?, error: failed(rank, &line) }),
+                Ok(line) => {
+                    *outcome = Some(Outcome { report: report(&line)?, error: failed(rank, &line) })
+                }
                 Err(error) if !rank.is_running() => {
-                    *outcome = Some(Outcome { error: Some(format!("{error:#}")), ..Outcome::default() });
+                    *outcome =
+                        Some(Outcome { error: Some(format!("{error:#}")), ..Outcome::default() });
                 }
                 Err(_) => {}
             }
@@ -246,7 +280,10 @@ fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, patience: Duration) -> Res
 fn failed(rank: &mut Running, line: &str) -> Option<String> {
     let start = Instant::now();
     // The reason comes by another way than the line.
-    while line.starts_with("failed ") && rank.is_running() && start.elapsed() < Duration::from_secs(10) {
+    while line.starts_with("failed ")
+        && rank.is_running()
+        && start.elapsed() < Duration::from_secs(10)
+    {
         std::thread::sleep(Duration::from_millis(10));
     }
     line.starts_with("failed ").then(|| format!("{line}: {}", rank.stderr().trim()))
@@ -292,12 +329,14 @@ fn register(cluster: &Cluster, spec: &VerbsRingSpec, ends: &[Ends]) -> Result<()
             flows,
         )?;
     }
-    let flows = groups.iter().enumerate().map(|(rack, &(_, last))| (last, lab.box_().rack_port(rack)));
+    let flows =
+        groups.iter().enumerate().map(|(rack, &(_, last))| (last, lab.box_().rack_port(rack)));
     let all = groups.iter().map(text).collect::<Vec<_>>().join(",");
     register_on(cluster, None, spec, ends, &["--groups", &all], flows)
 }
 
-/// Creates the job on a box, and registers the connections of these ranks, which come by these ports.
+/// Creates the job on a box, and registers the connections of these ranks, which come by these
+/// ports.
 fn register_on(
     cluster: &Cluster,
     rack: Option<usize>,
@@ -324,7 +363,17 @@ fn register_on(
         cluster.netsum_on(
             rack,
             &[
-                &["flow", "add", JOB, "--ring", "0", "--rank", &text(sender as u32), "--port", &port][..],
+                &[
+                    "flow",
+                    "add",
+                    JOB,
+                    "--ring",
+                    "0",
+                    "--rank",
+                    &text(sender as u32),
+                    "--port",
+                    &port,
+                ][..],
                 &["--src", &src, "--dst", &dst, "--qpn", &next.qpn, "--psn", &end.psn],
             ]
             .concat(),
@@ -350,7 +399,9 @@ struct Ends {
 impl Ends {
     fn parse(line: &str) -> Result<Self> {
         let words: Vec<&str> = line.split(' ').collect();
-        let ["here", gid, qpn, _, _, _, _, psn] = *words else { anyhow::bail!("a rank says `{line}`") };
+        let ["here", gid, qpn, _, _, _, _, psn] = *words else {
+            anyhow::bail!("a rank says `{line}`")
+        };
         Ok(Self {
             gid: gid.into(),
             qpn: qpn.into(),
@@ -387,13 +438,15 @@ fn stats(cluster: &Cluster, spec: &VerbsRingSpec) -> String {
     boxes.map(|rack| of(rack, "diagnose") + &of(rack, "stats")).collect()
 }
 
-/// Counters of a virtual machine's Soft-RoCE device (drivers/infiniband/sw/rxe/rxe_hw_counters.c); other hosts have none.
+/// Counters of a virtual machine's Soft-RoCE device (drivers/infiniband/sw/rxe/rxe_hw_counters.c);
+/// other hosts have none.
 pub fn hw_counters(host: &Host) -> Result<BTreeMap<String, u64>> {
     if host.vm().is_none() {
         return Ok(BTreeMap::new());
     }
     let script = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -H . *";
-    let text = Running::start("hw_counters", host.command("sh").args(["-c", script]))?.success(PATIENCE)?;
+    let text = Running::start("hw_counters", host.command("sh").args(["-c", script]))?
+        .success(PATIENCE)?;
     let counter = |line: &str| {
         let (name, count) = line.split_once(':')?;
         Some((name.to_owned(), count.parse().ok()?))
@@ -405,7 +458,8 @@ fn data_packets(host: &Host) -> Result<Option<u64>> {
     host.cable().ok().map(|cable| cable.data_packets()).transpose()
 }
 
-/// A program of others between two hosts: a server on one, and a client on the other that is told the server's address.
+/// A program of others between two hosts: a server on one, and a client on the other that is told
+/// the server's address.
 #[derive(Debug)]
 pub struct Stranger {
     what: String,
@@ -414,7 +468,8 @@ pub struct Stranger {
 }
 
 impl Stranger {
-    /// Starts `words` on `server`, and on `client` with the server's address behind it, once the server listens on TCP `port`.
+    /// Starts `words` on `server`, and on `client` with the server's address behind it, once the
+    /// server listens on TCP `port`.
     pub fn start(server: &Host, client: &Host, port: u16, words: &[&str]) -> Result<Self> {
         let command = |host: &Host| {
             let mut command = host.command(words[0]);
@@ -456,10 +511,16 @@ mod tests {
             (ends.receiving.as_str(), ends.sending.as_str()),
             ("0a01 17 4289274 621 1400", "18 11600857")
         );
-        assert_eq!((ends.gid.as_str(), ends.qpn.as_str(), ends.psn.as_str()), ("0a01", "17", "11600857"));
+        assert_eq!(
+            (ends.gid.as_str(), ends.qpn.as_str(), ends.psn.as_str()),
+            ("0a01", "17", "11600857")
+        );
         assert!(Ends::parse("here 1 2").is_err());
         let done = report("done messages=20 wrong=1 first_wrong=3 micros=77").unwrap();
-        assert_eq!((done.messages, done.wrong, done.micros, done.counter("first_wrong")), (20, 1, 77, 3));
+        assert_eq!(
+            (done.messages, done.wrong, done.micros, done.counter("first_wrong")),
+            (20, 1, 77, 3)
+        );
         assert!(report("done messages=20").is_err());
         assert!(report("ready").is_err());
         assert_eq!(report("failed messages=3 wrong=0 first_wrong=0 micros=7").unwrap().messages, 3);

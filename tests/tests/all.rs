@@ -1,4 +1,5 @@
-//! All tests of the lab, in one program: it is built and linked once. `cargo xtask test` runs each module in a process of its own.
+//! All tests of the lab, in one program: it is built and linked once. `cargo xtask test` runs each
+//! module in a process of its own.
 
 mod all_reduce;
 mod bridge;

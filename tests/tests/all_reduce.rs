@@ -1,4 +1,5 @@
-//! All-reduces through the box, end to end; every result is compared bit by bit with a sum done in this process.
+//! All-reduces through the box, end to end; every result is compared bit by bit with a sum done in
+//! this process.
 
 use std::time::{Duration, Instant};
 
@@ -39,9 +40,9 @@ fn matrix(ranks: u32) {
         for (seed, len) in [(1, 1), (2, 1000), (3, 150_001)] {
             for dtype in ["i32", "f32"] {
                 let what = format!("{ranks} ranks, path MTU {mtu}, {len} {dtype}");
-                let outcomes = group
-                    .all_reduce(dtype, len, seed)
-                    .unwrap_or_else(|e| panic!("{what}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log()));
+                let outcomes = group.all_reduce(dtype, len, seed).unwrap_or_else(|e| {
+                    panic!("{what}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log())
+                });
                 assert_box(&outcomes, &what);
             }
         }
@@ -126,8 +127,9 @@ fn other_traffic_meanwhile() {
     let lab = cluster.lab();
     let mut group = start(&cluster, &JobSpec::new("busy", 3));
     std::thread::scope(|s| {
-        let tcp =
-            s.spawn(|| tcp_transfer(lab.host(0), lab.host(1), lab.host(1).ip(0), 64 << 20, 10 * SECOND));
+        let tcp = s.spawn(|| {
+            tcp_transfer(lab.host(0), lab.host(1), lab.host(1).ip(0), 64 << 20, 10 * SECOND)
+        });
         let pings = s.spawn(|| ping(lab.host(1), lab.host(2).ip(0), 200, SECOND));
         let mut seed = 0;
         while seed < 5 || !tcp.is_finished() || !pings.is_finished() {

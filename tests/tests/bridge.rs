@@ -44,7 +44,8 @@ impl Bridge {
         let ring = ring(ranks, mtu, 2 * WINDOW);
         let plane = lab.box_().enter(|| {
             let mut plane =
-                BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 2048, inline: true }).unwrap();
+                BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 2048, inline: true })
+                    .unwrap();
             for &port in &every_port {
                 plane.attach(port).unwrap();
             }
@@ -71,9 +72,15 @@ impl Bridge {
     }
 
     fn counters(&self) -> Vec<(Counter, u64)> {
-        let (ring, none) =
-            (self.plane.counters(RingNumber(1)).unwrap(), self.plane.counters(RingNumber::NONE).unwrap());
-        Counter::ALL.iter().map(|&c| (c, count(&ring, c) + count(&none, c))).filter(|(_, n)| *n > 0).collect()
+        let (ring, none) = (
+            self.plane.counters(RingNumber(1)).unwrap(),
+            self.plane.counters(RingNumber::NONE).unwrap(),
+        );
+        Counter::ALL
+            .iter()
+            .map(|&c| (c, count(&ring, c) + count(&none, c)))
+            .filter(|(_, n)| *n > 0)
+            .collect()
     }
 
     fn count(&self, counter: Counter) -> u64 {
@@ -107,11 +114,15 @@ fn every_host_gets_every_sum_in_order_with_its_neighbours_headers() {
                 }
             }
             for index in window {
-                let all: Vec<_> = (0..ranks).map(|r| bridge.fragment(r, index, len(index)).payload).collect();
+                let all: Vec<_> =
+                    (0..ranks).map(|r| bridge.fragment(r, index, len(index)).payload).collect();
                 for rank in 0..ranks {
                     let frame = bridge.taps[rank as usize].receive(SECOND, is_roce);
                     let frame = frame.unwrap_or_else(|e| {
-                        panic!("{ranks} ranks, index {index}, rank {rank}: {e}; {:?}", bridge.counters())
+                        panic!(
+                            "{ranks} ranks, index {index}, rank {rank}: {e}; {:?}",
+                            bridge.counters()
+                        )
                     });
                     let source = bridge.fragment((rank + ranks - 1) % ranks, index, len(index));
                     let expected = FrameSpec { payload: sum(&all), id: 0, ..source }.build_result();
@@ -135,7 +146,9 @@ fn ranks_behind_one_port_get_a_result_each() {
         let bridge = Bridge::placed(places, 512, false);
         for index in 0..2 * WINDOW {
             for rank in 0..ranks {
-                bridge.taps[places[rank as usize]].send(&bridge.fragment(rank, index, 128).build()).unwrap();
+                bridge.taps[places[rank as usize]]
+                    .send(&bridge.fragment(rank, index, 128).build())
+                    .unwrap();
             }
             let all: Vec<_> = (0..ranks).map(|r| bridge.fragment(r, index, 128).payload).collect();
             let expected = |rank: u32| {

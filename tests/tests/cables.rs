@@ -19,7 +19,8 @@ fn send(lab: &Lab, packets: u32, v6: bool) -> Vec<u32> {
     let (from, to) = (socket(0), socket(1));
     let mut arrived = Vec::new();
     let mut buffer = [0; 16];
-    // In small lots, so that no socket buffer overflows; the last packet of a lot may be a lost one.
+    // In small lots, so that no socket buffer overflows; the last packet of a lot may be a lost
+    // one.
     for first in (0..packets).step_by(100) {
         for number in first..packets.min(first + 100) {
             from.send_to(&number.to_be_bytes(), (ip(1), PORT)).unwrap();
@@ -80,7 +81,10 @@ fn duplicates_come_once_more_and_soon() {
         }
         assert_eq!(first, (0..1000).collect::<Vec<_>>(), "the first time all come in order");
         // The last of them may still wait for packets to leave with.
-        assert!((up.duplicated - 8..=up.duplicated).contains(&(again.len() as u64)), "{up:?}, {again:?}");
+        assert!(
+            (up.duplicated - 8..=up.duplicated).contains(&(again.len() as u64)),
+            "{up:?}, {again:?}"
+        );
         assert!(again.windows(2).all(|w| w[0] < w[1]), "one duplicate for each: {again:?}");
     }
 }
@@ -121,7 +125,8 @@ fn late_packets_come_once_and_soon() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn corrupt_packets_differ_in_one_bit() {
     let lab = lab();
-    // Where the cable ends: a bridge drops what has a wrong IP header, if it is told to look at it (br_netfilter).
+    // Where the cable ends: a bridge drops what has a wrong IP header, if it is told to look at it
+    // (br_netfilter).
     let tap = Tap::open(lab.box_(), &lab.box_().port(0)).unwrap();
     let spec = |psn| FrameSpec::send(1, 2, 0x77, psn, vec![0x5a; 256]);
     let from = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
@@ -144,7 +149,8 @@ fn corrupt_packets_differ_in_one_bit() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_nth_packet_of_a_kind_is_hit() {
     let lab = lab();
-    // The numbers that `send` sends look like the opcode of a first packet, from which nothing else follows.
+    // The numbers that `send` sends look like the opcode of a first packet, from which nothing else
+    // follows.
     lab.host(0).set_faults(Faults::nth(Kind::First, 5, Fault::Loss), Faults::NONE, 0).unwrap();
     let all_but = |lost: &[u32]| (0..100).filter(|n| !lost.contains(n)).collect::<Vec<u32>>();
     assert_eq!(send(&lab, 100, false), all_but(&[4]));
@@ -183,7 +189,8 @@ fn impossible_faults_are_refused() {
     let too_much = Faults { loss: 0.6, reorder: 0.6, ..Faults::NONE };
     let zeroth = Faults::nth(Kind::Ack, 0, Fault::Loss);
     let rates = [-0.1, 1.1, f64::NAN].map(|rate| (Faults::loss(rate), "0 to 1"));
-    for (down, word) in rates.into_iter().chain([(too_much, "together 0 to 1"), (zeroth, "from 1")]) {
+    for (down, word) in rates.into_iter().chain([(too_much, "together 0 to 1"), (zeroth, "from 1")])
+    {
         let error = lab.host(0).set_faults(Faults::NONE, down, 0).unwrap_err();
         assert!(error.to_string().contains(word), "{error}");
     }

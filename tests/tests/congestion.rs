@@ -1,5 +1,5 @@
-//! Congestion marks of one host's uplink reach every receiver's results, congestion notifications pass the box, and netsum's own hosts slow
-//! down.
+//! Congestion marks of one host's uplink reach every receiver's results, congestion notifications
+//! pass the box, and netsum's own hosts slow down.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,8 @@ const PLACES: [usize; 3] = [0, 1, 2];
 const BECN: u8 = 0x40;
 
 fn lab() -> Lab {
-    Lab::new(LabSpec { mtu: 2300, ipv6: true, cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap()
+    Lab::new(LabSpec { mtu: 2300, ipv6: true, cables: true, ..LabSpec::hosts(RANKS as usize) })
+        .unwrap()
 }
 
 /// A ring of connections through cables. None of them loses anything.
@@ -35,13 +36,22 @@ struct Ring {
 
 impl Ring {
     fn run(lab: &Lab, plane: &BpfDataPlane, load: Load, v6: bool) -> Self {
-        let homes: Vec<Home<'_>> =
-            lab.hosts().iter().map(|h| -> Home<'_> { (h, if v6 { h.ipv6(0) } else { h.ip(0) }) }).collect();
+        let homes: Vec<Home<'_>> = lab
+            .hosts()
+            .iter()
+            .map(|h| -> Home<'_> { (h, if v6 { h.ipv6(0) } else { h.ip(0) }) })
+            .collect();
         let stats = udp_ring::run(load, &homes).unwrap();
         let all = plane.counters(RingNumber(1)).unwrap();
-        let named: Vec<_> =
-            Counter::ALL.iter().map(|&c| (c.name(), count(&all, c))).filter(|(_, n)| *n > 0).collect();
-        assert!(stats.iter().all(|s| s.retransmissions == 0 && s.naks_sent == 0), "{stats:?}\n{named:?}");
+        let named: Vec<_> = Counter::ALL
+            .iter()
+            .map(|&c| (c.name(), count(&all, c)))
+            .filter(|(_, n)| *n > 0)
+            .collect();
+        assert!(
+            stats.iter().all(|s| s.retransmissions == 0 && s.naks_sent == 0),
+            "{stats:?}\n{named:?}"
+        );
         let cables = lab.hosts().iter().map(|h| h.cable().unwrap().counts().unwrap()).collect();
         Self { stats, cables, counters: plane.counters(RingNumber(1)).unwrap() }
     }
@@ -59,8 +69,8 @@ impl Ring {
     }
 }
 
-/// Every receiver gets exactly the marks of host 0's uplink: in the results those of its data, and rank 2, which host 0
-/// acknowledges to, those of its acknowledgements.
+/// Every receiver gets exactly the marks of host 0's uplink: in the results those of its data, and
+/// rank 2, which host 0 acknowledges to, those of its acknowledgements.
 fn assert_carried_over(ring: &Ring) {
     let all = ring.cables[0].up.marked;
     let received: Vec<u64> = ring.stats.iter().map(|s| s.ce_received).collect();
@@ -74,7 +84,11 @@ fn marks_of_one_uplink_reach_every_receiver_and_no_other_packet() {
     for (v6, mtu) in [(false, 1024), (true, 2048)] {
         let load = Load { mtu, ..Load::new(RANKS) };
         let ring = Ring::new(Faults::NONE, load, v6);
-        assert_eq!(ring.marked() + ring.stats.iter().map(|s| s.ce_received).sum::<u64>(), 0, "no marks");
+        assert_eq!(
+            ring.marked() + ring.stats.iter().map(|s| s.ce_received).sum::<u64>(),
+            0,
+            "no marks"
+        );
 
         let some = Nth { kind: Kind::Middle, n: 100, times: 25, what: Fault::Mark };
         let ring = Ring::new(Faults { nth: Some(some), ..Faults::NONE }, load, v6);
@@ -91,8 +105,10 @@ fn marks_of_one_uplink_reach_every_receiver_and_no_other_packet() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_bottleneck_marks_what_comes_behind_its_depth() {
-    let bottleneck = |rate| Faults { bottleneck: Some(Bottleneck { rate, depth: 16 << 10 }), ..Faults::NONE };
-    // The application sends 64 KiB at a time: at 20 MB/s the end of a message comes behind more than 16 KiB.
+    let bottleneck =
+        |rate| Faults { bottleneck: Some(Bottleneck { rate, depth: 16 << 10 }), ..Faults::NONE };
+    // The application sends 64 KiB at a time: at 20 MB/s the end of a message comes behind more
+    // than 16 KiB.
     let load = Load::new(RANKS);
     let ring = Ring::new(bottleneck(20_000_000), load, false);
     let share = ring.marked() as f64 / load.fragments() as f64;
@@ -121,7 +137,10 @@ fn receivers_notify_their_senders_through_the_box() {
     for rank in 0..RANKS as usize {
         let sender = (rank + 2) % 3;
         let (sent, received) = (ring.stats[rank].cnp_sent, ring.stats[sender].cnp_received);
-        println!("rank {rank} got {} marks and sent {sent} notifications", ring.stats[rank].ce_received);
+        println!(
+            "rank {rank} got {} marks and sent {sent} notifications",
+            ring.stats[rank].ce_received
+        );
         assert!(sent > 0 && sent <= ring.stats[rank].ce_received);
         assert_eq!(received, sent, "of rank {rank} at rank {sender}");
         let (up, down) = (ring.cables[rank].up.of_kind, ring.cables[sender].down.of_kind);
@@ -137,16 +156,24 @@ fn who_takes_no_part_in_ecn_is_never_marked() {
         for host in lab.hosts() {
             host.set_faults(Faults::of(Fault::Mark, 1.0), Faults::NONE, 7).unwrap();
         }
-        let load = Load { mtu: 256, message_size: 256, window: 4, first_psn: 77, ..Load::new(RANKS) };
+        let load =
+            Load { mtu: 256, message_size: 256, window: 4, first_psn: 77, ..Load::new(RANKS) };
         let _plane = udp_ring::register(&lab, &load, &PLACES, v6).unwrap();
-        let taps: Vec<Tap> = lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
+        let taps: Vec<Tap> =
+            lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
         // ECT(0), none, ECT(1); each with a differentiated service of its own.
         let tos = |rank: u32| [0x68 | 2, 0x28, 0x48 | 1][rank as usize];
         let fragment = |rank: u32, index: u32| {
             let (from, to) = (rank as u8 + 1, ((rank + 1) % RANKS) as u8 + 1);
             let qpn = udp_ring::receive_qpn((rank + 1) % RANKS);
-            let spec = FrameSpec::send(from, to, qpn, load.psn(rank) + index, lanes(rank + index * 7, 64));
-            let spec = FrameSpec { tos: tos(rank), vlan, udp_checksum: 0x1234 * (index % 2) as u16, ..spec };
+            let spec =
+                FrameSpec::send(from, to, qpn, load.psn(rank) + index, lanes(rank + index * 7, 64));
+            let spec = FrameSpec {
+                tos: tos(rank),
+                vlan,
+                udp_checksum: 0x1234 * (index % 2) as u16,
+                ..spec
+            };
             if v6 { spec.v6() } else { spec }
         };
         for index in 0..20 {
@@ -180,7 +207,8 @@ fn who_takes_no_part_in_ecn_is_never_marked() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn marks_and_notifications_beside_a_job_at_work() {
-    let cluster = Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
+    let cluster =
+        Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
     let lab = cluster.lab();
     let job = JobSpec::new("marked", RANKS);
     let token = cluster.create_job(&job).unwrap();
@@ -188,10 +216,12 @@ fn marks_and_notifications_beside_a_job_at_work() {
     let before = group.all_reduce("i32", 100_000, 0).unwrap();
     assert!(before.iter().all(|o| o.mode == "box" && o.marked == 0), "{before:?}");
     let uplink = Bottleneck { rate: 20_000_000, depth: 16 << 10 };
-    lab.host(1).set_faults(Faults { bottleneck: Some(uplink), ..Faults::NONE }, Faults::NONE, 0).unwrap();
+    lab.host(1)
+        .set_faults(Faults { bottleneck: Some(uplink), ..Faults::NONE }, Faults::NONE, 0)
+        .unwrap();
 
-    // Notifications from rank 1 to rank 0: for a connection of nobody's, and for one that is a flow of the job, as where a
-    // queue pair both sends and receives.
+    // Notifications from rank 1 to rank 0: for a connection of nobody's, and for one that is a flow
+    // of the job, as where a queue pair both sends and receives.
     let flows = cluster.netsum_json(&["flow", "list", &job.name]).unwrap();
     let to_0 = flows.as_array().unwrap().iter().find(|f| f["dst"] == "10.0.0.1").unwrap();
     let flow = to_0["qpn"].as_u64().unwrap() as u32;
@@ -206,11 +236,16 @@ fn marks_and_notifications_beside_a_job_at_work() {
     let outcomes = std::thread::scope(|s| {
         let notifications = s.spawn(|| {
             // The ranks' own have another class of service.
-            let is_cnp =
-                |f: &[u8]| f[15] == 0xc0 && wire::parse(f).is_ok_and(|f| f.bth.opcode == Opcode::CNP);
+            let is_cnp = |f: &[u8]| {
+                f[15] == 0xc0 && wire::parse(f).is_ok_and(|f| f.bth.opcode == Opcode::CNP)
+            };
             for n in 0..500 {
                 from.send(&notification(n)).unwrap();
-                assert_eq!(to.receive(5 * SECOND, is_cnp).unwrap(), notification(n), "notification {n}");
+                assert_eq!(
+                    to.receive(5 * SECOND, is_cnp).unwrap(),
+                    notification(n),
+                    "notification {n}"
+                );
             }
         });
         let mut outcomes = Vec::new();
@@ -224,7 +259,11 @@ fn marks_and_notifications_beside_a_job_at_work() {
         outcomes
     });
     for (rank, outcome) in outcomes.iter().enumerate() {
-        assert_eq!((&*outcome.mode, outcome.wrong, outcome.fall_backs), ("box", 0, 0), "rank {rank}");
+        assert_eq!(
+            (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+            ("box", 0, 0),
+            "rank {rank}"
+        );
         assert!(outcome.marked > 100, "rank {rank}: {outcome:?}");
     }
     let marked = cluster.counter(Some(&job.name), "np_ecn_marked_roce_packets").unwrap();
@@ -235,8 +274,8 @@ fn marks_and_notifications_beside_a_job_at_work() {
     assert!(marked > 100);
 }
 
-/// Bytes per second of TCP and of all-reduces that send from the same host, in a lab whose links carry so much; and what the host's cable
-/// has counted.
+/// Bytes per second of TCP and of all-reduces that send from the same host, in a lab whose links
+/// carry so much; and what the host's cable has counted.
 fn beside_tcp(rate: &str, uplink: Faults) -> ([f64; 2], WayCounts) {
     let rate = Some(rate.parse().unwrap());
     let spec = LabSpec { cables: true, rate, xdp: true, ..LabSpec::hosts(RANKS as usize + 1) };
@@ -286,7 +325,8 @@ fn a_link_that_marks_is_shared_with_tcp() {
     let ([tcp, ours], counts) = beside_tcp("100mbit", uplink);
     println!("of 12.5 MB/s, TCP had {:.1} and netsum {:.1}; {counts:?}", tcp / 1e6, ours / 1e6);
     let share = ours / (ours + tcp);
-    // Half, where processors cost no time: a sum also waits for the other ranks' part of the round trip.
+    // Half, where processors cost no time: a sum also waits for the other ranks' part of the round
+    // trip.
     assert!((0.1..0.9).contains(&share), "netsum has a share of {share:.2}");
     assert!(ours + tcp > 0.7 * RATE as f64, "the link is not filled");
     // Who does not slow down has most of its packets marked, and TCP its least window.

@@ -1,4 +1,5 @@
-//! Reliable connections through the data plane: an application that knows nothing of netsum but its flows.
+//! Reliable connections through the data plane: an application that knows nothing of netsum but its
+//! flows.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,11 @@ fn each_on_its_host(ranks: u32) -> Vec<usize> {
 /// No packet was lost, doubled, late or broken.
 fn assert_clean(load: &Load, stats: &[Stats], counters: &[u64]) {
     for (host, s) in stats.iter().enumerate() {
-        assert_eq!((s.retransmissions, s.out_of_sequence, s.naks_sent), (0, 0, 0), "host {host}: {s:?}");
+        assert_eq!(
+            (s.retransmissions, s.out_of_sequence, s.naks_sent),
+            (0, 0, 0),
+            "host {host}: {s:?}"
+        );
         assert_eq!((s.rx_icrc_encapsulated, s.discarded), (0, 0), "host {host}: {s:?}");
     }
     assert_eq!(count(counters, Counter::Released), load.fragments());
@@ -64,7 +69,8 @@ fn ranks_of_one_host_share_its_address_and_differ_by_their_queue_pairs() {
         (&[0, 1, 0, 2, 1, 2], true, Operation::Send),
         (&[0, 1, 0, 1, 0, 1, 0, 1], false, write),
     ] {
-        let load = Load { messages: 50, operation, immediate: v6, ..Load::new(places.len() as u32) };
+        let load =
+            Load { messages: 50, operation, immediate: v6, ..Load::new(places.len() as u32) };
         let lab = Lab::new(lab(places.iter().max().unwrap() + 1)).unwrap();
         let (stats, counters, _) = run(&lab, load, places, v6);
         assert_clean(&load, &stats, &counters);

@@ -57,7 +57,10 @@ fn works(cluster: &mut Cluster) {
 fn every_thread_keeps_two_capabilities_and_they_are_enough() {
     let mut cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     let pid = cluster.daemon_pid();
-    assert!(std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count() > 1, "one thread proves little");
+    assert!(
+        std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count() > 1,
+        "one thread proves little"
+    );
     for (field, expected) in
         [("CapEff", KEPT), ("CapPrm", KEPT), ("CapBnd", KEPT), ("CapInh", 0), ("CapAmb", 0)]
     {
@@ -73,8 +76,10 @@ fn the_capabilities_of_the_systemd_unit_are_enough_to_start() {
     let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/netsum.service");
     let unit = std::fs::read_to_string(unit).unwrap();
     let set = unit.lines().find_map(|l| l.strip_prefix("CapabilityBoundingSet=")).unwrap();
-    let set: String =
-        set.split(' ').map(|c| format!(",+{}", c.trim_start_matches("CAP_").to_lowercase())).collect();
+    let set: String = set
+        .split(' ')
+        .map(|c| format!(",+{}", c.trim_start_matches("CAP_").to_lowercase()))
+        .collect();
     let prefix = ["setpriv", "--no-new-privs", "--bounding-set"].map(str::to_owned);
     let prefix = prefix.into_iter().chain([format!("-all{set}")]).collect();
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
@@ -86,7 +91,8 @@ fn the_capabilities_of_the_systemd_unit_are_enough_to_start() {
 
 /// `netsum port show` as another user, with a group.
 fn as_nobody(cluster: &Cluster, gid: u32) -> anyhow::Result<String> {
-    // Where everybody can read it; what the socket's mode forbids must not be forbidden by a folder's.
+    // Where everybody can read it; what the socket's mode forbids must not be forbidden by a
+    // folder's.
     std::fs::set_permissions(cluster.folder(), Permissions::from_mode(0o755))?;
     let copy = cluster.folder().join("netsum");
     if !copy.exists() {
@@ -115,7 +121,10 @@ fn other_users_cannot_administer_unless_they_are_in_the_group() {
     let listen = "admin-group = \"no-such-group\"\n".to_owned();
     let refused = cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() });
     let error = format!("{:#}", refused.unwrap_err());
-    assert!(error.contains("listen.admin-group = \"no-such-group\": there is no such group"), "{error}");
+    assert!(
+        error.contains("listen.admin-group = \"no-such-group\": there is no such group"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -168,22 +177,27 @@ fn a_job_over_tls_with_client_certificates() {
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = CertifiedIssuer::self_signed(ca, KeyPair::generate().unwrap()).unwrap();
     std::fs::write(path("ca.crt"), ca.pem()).unwrap();
-    for (name, host) in [("box", cluster.lab().box_().ip().to_string()), ("worker", "worker".to_owned())] {
+    for (name, host) in
+        [("box", cluster.lab().box_().ip().to_string()), ("worker", "worker".to_owned())]
+    {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec![host]).unwrap().signed_by(&key, &ca).unwrap();
         std::fs::write(path(&format!("{name}.crt")), certificate.pem()).unwrap();
         std::fs::write(path(&format!("{name}.key")), key.serialize_pem()).unwrap();
     }
     let files = ["box.crt", "box.key", "ca.crt"].map(path);
-    let listen =
-        format!("[listen.tls]\ncert = {:?}\nkey = {:?}\nclient-ca = {:?}\n", files[0], files[1], files[2]);
+    let listen = format!(
+        "[listen.tls]\ncert = {:?}\nkey = {:?}\nclient-ca = {:?}\n",
+        files[0], files[1], files[2]
+    );
     cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
     let token = cluster.create_job(&JobSpec::new("safe", 2)).unwrap();
     let good = [("--tls-ca", "ca.crt"), ("--tls-cert", "worker.crt"), ("--tls-key", "worker.key")];
     for printed in perf(&cluster, &token, &good) {
         let printed = printed.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
         assert!(
-            printed.is_empty() || printed.contains("\"by\": \"box\"") && printed.contains("\"wrong\": 0"),
+            printed.is_empty()
+                || printed.contains("\"by\": \"box\"") && printed.contains("\"wrong\": 0"),
             "{printed}"
         );
     }
@@ -204,7 +218,10 @@ fn the_files_with_the_tokens_are_their_owners_alone() {
     let token = cluster.create_job(&JobSpec::new("kept", 2)).unwrap();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     for file in [cluster.state_file(), cluster.jobs_file()] {
-        assert!(std::fs::read_to_string(&file).unwrap().contains(&token), "{file:?} is not the file");
+        assert!(
+            std::fs::read_to_string(&file).unwrap().contains(&token),
+            "{file:?} is not the file"
+        );
         assert_eq!(mode(&file), 0o600);
     }
     assert_eq!(mode(cluster.jobs_file().parent().unwrap()), 0o700);

@@ -1,5 +1,5 @@
-//! "Why does it hang?": every cause that users meet, brought about in a lab, and what `netsum diagnose` says of it. And
-//! sums that nothing takes along, which the box sends by itself.
+//! "Why does it hang?": every cause that users meet, brought about in a lab, and what `netsum
+//! diagnose` says of it. And sums that nothing takes along, which the box sends by itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -34,7 +34,8 @@ impl<'a> TapRing<'a> {
 
     fn create(&self, ranks: u8) {
         let ranks = ranks.to_string();
-        let properties = ["--mtu", "1024", "--message-size", "4096", "--window", "2", "--ranks", &ranks];
+        let properties =
+            ["--mtu", "1024", "--message-size", "4096", "--window", "2", "--ranks", &ranks];
         self.cluster.netsum(&[&["job", "create", "app"][..], &properties].concat()).unwrap();
     }
 
@@ -51,8 +52,8 @@ impl<'a> TapRing<'a> {
         ];
         let [rank, port, src, dst, qpn, psn] = text.each_ref().map(String::as_str);
         let arguments = [
-            "flow", "add", "app", "--ring", "0", "--rank", rank, "--port", port, "--src", src, "--dst", dst,
-            "--qpn", qpn, "--psn", psn,
+            "flow", "add", "app", "--ring", "0", "--rank", rank, "--port", port, "--src", src,
+            "--dst", dst, "--qpn", qpn, "--psn", psn,
         ];
         self.cluster.netsum(&arguments).unwrap();
     }
@@ -109,7 +110,8 @@ fn assert_finding(said: &Value, rank: Option<u8>, words: &[&str]) {
     let findings = said["findings"].as_array().unwrap();
     assert_eq!(findings.len(), 1, "{said:#}");
     assert_eq!(findings[0]["rank"], rank.map_or(Value::Null, Value::from), "{said:#}");
-    let (what, next) = (findings[0]["what"].as_str().unwrap(), findings[0]["next"].as_str().unwrap());
+    let (what, next) =
+        (findings[0]["what"].as_str().unwrap(), findings[0]["next"].as_str().unwrap());
     for word in words {
         assert!(what.contains(word), "{word}: {said:#}");
     }
@@ -146,7 +148,8 @@ fn boxes_that_have_made_a_job_differently_are_named() {
     });
     println!("{parent}\n{leaf}");
     for (port, ranks) in [("rack0", "0-1"), ("rack1", "2-3")] {
-        let what = format!("the box behind {port} (ranks {ranks}) sends fragments of more than 512 bytes");
+        let what =
+            format!("the box behind {port} (ranks {ranks}) sends fragments of more than 512 bytes");
         assert!(parent.contains(&what) && parent.contains("compare `netsum job show`"), "{parent}");
     }
     assert!(leaf.contains("`netsum diagnose` of the parent behind uplink"), "{leaf}");
@@ -181,7 +184,11 @@ fn every_cause_of_a_hang_is_named() {
     let mut wrong = TapRing::fragment(2, 3, 0);
     wrong.bth.qpn = 0x777;
     let said = app.diagnose_while(2, Some(&wrong));
-    assert_finding(&said, Some(2), &["sends to queue pair 0x777 of 10.0.0.1, and 0x102 is registered"]);
+    assert_finding(
+        &said,
+        Some(2),
+        &["sends to queue pair 0x777 of 10.0.0.1, and 0x102 is registered"],
+    );
     // It sends to another host.
     let mut wrong = TapRing::fragment(2, 3, 0);
     (wrong.dst, wrong.bth.qpn) = (vec![10, 0, 0, 9], 0x5);
@@ -218,7 +225,11 @@ fn every_cause_of_a_hang_is_named() {
     assert_finding(&app.diagnose_while(1, Some(&right)), Some(2), &["another port than port2"]);
     let mut wrong = TapRing::fragment(2, 3, 0);
     wrong.src = vec![10, 0, 0, 77];
-    assert_finding(&app.diagnose_while(2, Some(&wrong)), Some(2), &["another address than 10.0.0.3"]);
+    assert_finding(
+        &app.diagnose_while(2, Some(&wrong)),
+        Some(2),
+        &["another address than 10.0.0.3"],
+    );
     // Wrong ICRCs.
     let said = {
         let mut bytes = right.build();
@@ -246,7 +257,11 @@ fn every_cause_of_a_hang_is_named() {
     app.send(2, &TapRing::fragment(2, 3, 1));
     app.taken(6);
     let said = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 1)));
-    assert_finding(&said, Some(2), &["again and again, whose sum has been released: rank 0 behind port0"]);
+    assert_finding(
+        &said,
+        Some(2),
+        &["again and again, whose sum has been released: rank 0 behind port0"],
+    );
     // It ignores its credit: 8 fragments from index 2 on.
     (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 2)));
     app.taken(8);
@@ -262,7 +277,9 @@ fn every_cause_of_a_hang_is_named() {
         assert!(start.elapsed() < PATIENCE, "{}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(cluster.daemon_log().contains("missing: rank 2 (PSN 0x3002); try `netsum diagnose app`"));
+    assert!(
+        cluster.daemon_log().contains("missing: rank 2 (PSN 0x3002); try `netsum diagnose app`")
+    );
     app.end();
     let gone = format!("{:#}", cluster.netsum(&["diagnose", "app"]).unwrap_err());
     assert!(gone.contains("NAME `app`: no such job"), "{gone}");
@@ -288,7 +305,10 @@ fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
     };
     let of_rank = said["findings"].as_array().unwrap().iter().find(|f| f["rank"] == 2);
     let what = of_rank.unwrap_or_else(|| panic!("{said:#}"))["what"].as_str().unwrap();
-    assert!(what.contains("has sent nothing since PSN") && what.contains("its process is alive"), "{said:#}");
+    assert!(
+        what.contains("has sent nothing since PSN") && what.contains("its process is alive"),
+        "{said:#}"
+    );
     // And it ends, with an error at every rank.
     for (rank, answer) in group.answers(PATIENCE).unwrap() {
         assert!(matches!(answer, netsum_lab::cluster::Answer::Error(_)), "rank {rank}: {answer:?}");
@@ -321,10 +341,15 @@ fn a_sum_that_nothing_takes_along_is_sent_by_the_box() {
         let mut parsed = wire::Frame::EMPTY;
         wire::parse_into(&frame[..], &mut parsed).unwrap();
         let icrc =
-            netsum_common::icrc::of_frame(&frame, parsed.l3, parsed.ip, parsed.payload(), PAYLOAD).unwrap();
+            netsum_common::icrc::of_frame(&frame, parsed.l3, parsed.ip, parsed.payload(), PAYLOAD)
+                .unwrap();
         assert_eq!(&frame[parsed.payload() + PAYLOAD..][..4], &icrc.to_le_bytes());
     }
     assert_eq!(cluster.counter(Some("app"), "released").unwrap(), 2);
-    assert_eq!(cluster.counter(Some("app"), "duplicate_request").unwrap(), 1, "the box sent it once");
+    assert_eq!(
+        cluster.counter(Some("app"), "duplicate_request").unwrap(),
+        1,
+        "the box sent it once"
+    );
     app.end();
 }

@@ -1,5 +1,5 @@
-//! What is around a packet: tags, extension headers, fragments. Which of it Linux hosts look through, and that the XDP programs let
-//! nothing pass in it that they would not let pass without.
+//! What is around a packet: tags, extension headers, fragments. Which of it Linux hosts look
+//! through, and that the XDP programs let nothing pass in it that they would not let pass without.
 
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
@@ -34,9 +34,19 @@ type Way = fn(bool, u32) -> Vec<Vec<u8>>;
 /// What it is, over IPv6, how, and whether Linux takes it.
 const WAYS: [(&str, bool, Way, bool); 17] = [
     ("802.2", false, |v6, psn| vec![snap(&data(v6, psn))], false),
-    ("802.2 behind a tag", false, |v6, psn| vec![tagged(&snap(&data(v6, psn)), &[(0x8100, 0)])], false),
+    (
+        "802.2 behind a tag",
+        false,
+        |v6, psn| vec![tagged(&snap(&data(v6, psn)), &[(0x8100, 0)])],
+        false,
+    ),
     ("fragments", false, |v6, psn| fragments(&data(v6, psn), 64, &[], false).into(), true),
-    ("the last one first", false, |v6, psn| reversed(fragments(&data(v6, psn), 64, &[], false)), true),
+    (
+        "the last one first",
+        false,
+        |v6, psn| reversed(fragments(&data(v6, psn), 64, &[], false)),
+        true,
+    ),
     ("UDP header alone", false, |v6, psn| fragments(&data(v6, psn), 8, &[], false).into(), true),
     ("half a BTH", false, |v6, psn| fragments(&data(v6, psn), 16, &[], false).into(), true),
     (
@@ -55,15 +65,27 @@ const WAYS: [(&str, bool, Way, bool); 17] = [
     ("four", true, |v6, psn| vec![extended(&data(v6, psn), &[0, 60, 43, 60])], true),
     ("ten", true, |v6, psn| vec![extended(&data(v6, psn), &[60; 10])], true),
     ("IPv6 fragments", true, |v6, psn| fragments(&data(v6, psn), 64, &[], false).into(), true),
-    ("IPv6 UDP header alone", true, |v6, psn| fragments(&data(v6, psn), 8, &[0], false).into(), true),
+    (
+        "IPv6 UDP header alone",
+        true,
+        |v6, psn| fragments(&data(v6, psn), 8, &[0], false).into(),
+        true,
+    ),
     (
         "IPv6 fragments behind a tag",
         true,
-        |v6, psn| fragments(&data(v6, psn), 64, &[], false).map(|f| tagged(&f, &[(0x88a8, 0)])).into(),
+        |v6, psn| {
+            fragments(&data(v6, psn), 64, &[], false).map(|f| tagged(&f, &[(0x88a8, 0)])).into()
+        },
         true,
     ),
     // Linux 5.11 and later wants all headers in the first one (RFC 8200, 4.5).
-    ("IPv6 without a UDP header", true, |v6, psn| fragments(&data(v6, psn), 8, &[], true).into(), false),
+    (
+        "IPv6 without a UDP header",
+        true,
+        |v6, psn| fragments(&data(v6, psn), 8, &[], true).into(),
+        false,
+    ),
 ];
 
 /// The other way round.
@@ -164,7 +186,28 @@ fn no_tags_and_no_headers_take_a_ranks_address_past_another_port() {
     };
     let lab_free_arp = {
         let mut f = [[0xff; 6], [2, 0, 0, 0, 0, STRANGER]].concat();
-        f.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2, 2, 0, 0, 0, 0, STRANGER, 10, 0, 0, host(0)]);
+        f.extend([
+            0x08,
+            0x06,
+            0,
+            1,
+            0x08,
+            0,
+            6,
+            4,
+            0,
+            2,
+            2,
+            0,
+            0,
+            0,
+            0,
+            STRANGER,
+            10,
+            0,
+            0,
+            host(0),
+        ]);
         f.resize(60, 0);
         f
     };
@@ -283,7 +326,12 @@ fn data_of_a_flow_that_cannot_be_summed_is_dropped_with_its_reason() {
         ("a fragment without a BTH".into(), false, cut(false, 8)[0].clone(), "hidden_headers"),
         ("the same, padded".into(), false, padded(cut(false, 8)[0].clone()), "hidden_headers"),
         ("an IPv6 fragment with the BTH".into(), true, cut(true, 64)[0].clone(), "ipv6_extensions"),
-        ("an IPv6 fragment with half a BTH".into(), true, cut(true, 16)[0].clone(), "hidden_headers"),
+        (
+            "an IPv6 fragment with half a BTH".into(),
+            true,
+            cut(true, 16)[0].clone(),
+            "hidden_headers",
+        ),
         ("an IPv6 fragment without UDP".into(), true, hidden[0].clone(), "hidden_headers"),
         ("a whole IPv6 fragment".into(), true, extended(&whole(true, 0), &[44]), "ipv6_extensions"),
     ];
@@ -291,9 +339,15 @@ fn data_of_a_flow_that_cannot_be_summed_is_dropped_with_its_reason() {
         let frame = extended(&whole(true, 0), extensions);
         cases.push((format!("headers {extensions:?}"), true, frame, "ipv6_extensions"));
     }
-    cases.push(("headers beyond count".into(), true, extended(&whole(true, 0), &[60; 7]), "hidden_headers"));
+    cases.push((
+        "headers beyond count".into(),
+        true,
+        extended(&whole(true, 0), &[60; 7]),
+        "hidden_headers",
+    ));
     for v6 in [false, true] {
-        for (tags, _) in TAGS.iter().filter(|(tags, _)| tags.len() > 1 || tags.iter().any(|t| t.0 != 0x8100))
+        for (tags, _) in
+            TAGS.iter().filter(|(tags, _)| tags.len() > 1 || tags.iter().any(|t| t.0 != 0x8100))
         {
             let reason = if tags.len() > 2 { "hidden_headers" } else { "vlan_tags" };
             cases.push((format!("{tags:x?}, IPv6: {v6}"), v6, tagged(&whole(v6, 0), tags), reason));
@@ -311,13 +365,18 @@ fn data_of_a_flow_that_cannot_be_summed_is_dropped_with_its_reason() {
         );
         assert_eq!(counted(bench, reason), before + 1, "{what}: {:?}", bench.counters().unwrap());
     }
-    // What a first fragment and its UDP header make of the rest is nothing, and a box without flows is a bridge.
+    // What a first fragment and its UDP header make of the rest is nothing, and a box without flows
+    // is a bridge.
     for mut bench in benches {
         assert_eq!(bench.run("ingress", &cut(false, 64)[1]).unwrap().action, PASS);
         bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[LOOPBACK]).unwrap();
         bench.plane.forget_ended(&bench.keys.clone()).unwrap();
         for (what, _, frame, _) in &cases {
-            assert_eq!(bench.run("ingress", frame).unwrap().action, PASS, "{what}, when the job has gone");
+            assert_eq!(
+                bench.run("ingress", frame).unwrap().action,
+                PASS,
+                "{what}, when the job has gone"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Connections that begin anew in mid-job, while packets of the old ones still arrive: nothing of before is mixed in.
+//! Connections that begin anew in mid-job, while packets of the old ones still arrive: nothing of
+//! before is mixed in.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,8 +21,9 @@ fn meanwhile<R: Send>(
     work: impl FnOnce() -> R + Send,
 ) -> (R, u64) {
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-    let taps: Vec<Tap> =
-        (0..frames.len()).map(|h| Tap::open(cluster.lab().host(h), Host::INTERFACE).unwrap()).collect();
+    let taps: Vec<Tap> = (0..frames.len())
+        .map(|h| Tap::open(cluster.lab().host(h), Host::INTERFACE).unwrap())
+        .collect();
     std::thread::scope(|s| {
         s.spawn(|| {
             let longest = frames.iter().map(Vec::len).max().unwrap_or(0);
@@ -33,7 +35,8 @@ fn meanwhile<R: Send>(
                             sent.fetch_add(1, Ordering::Relaxed);
                         }
                     }
-                    // Late packets, and no flood: with as many as two cores can make, hosts do little but NAK.
+                    // Late packets, and no flood: with as many as two cores can make, hosts do
+                    // little but NAK.
                     std::thread::sleep(Duration::from_micros(200));
                 }
             }
@@ -50,13 +53,15 @@ fn meanwhile<R: Send>(
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_that_dies_in_mid_job_and_comes_again() {
-    let cluster = Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
+    let cluster =
+        Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
     let lab = cluster.lab();
     let job = JobSpec { timeout: Duration::from_secs(2), ..JobSpec::new("mortal", RANKS) };
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
     // What the first epoch's connections carry: results have the headers of the rank before.
-    let taps: Vec<Tap> = lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
+    let taps: Vec<Tap> =
+        lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
     let mut old: Vec<Vec<Vec<u8>>> = std::thread::scope(|s| {
         let watchers: Vec<_> = taps.iter().map(|tap| s.spawn(|| Seen::watch(tap).frames)).collect();
         group.all_reduce("i32", 300_000, 0).unwrap();
@@ -64,7 +69,8 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     });
     old.rotate_left(1);
     assert!(old.iter().all(|frames| frames.len() > 100), "too little was seen");
-    // From now on some packets come late: those that wait in a cable when all is over come in the next epoch.
+    // From now on some packets come late: those that wait in a cable when all is over come in the
+    // next epoch.
     for host in lab.hosts() {
         let late = Faults::of(Fault::Reorder, 0.02);
         host.set_faults(late, late, host.number() as u32).unwrap();
@@ -88,7 +94,11 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     }
     for rank in 0..RANKS as usize {
         let answer = group.answer(rank, PATIENCE).unwrap();
-        assert!(matches!(answer, Answer::Done(_)), "rank {rank}: {answer:?}\n{}", cluster.daemon_log());
+        assert!(
+            matches!(answer, Answer::Done(_)),
+            "rank {rank}: {answer:?}\n{}",
+            cluster.daemon_log()
+        );
     }
     let shown = cluster.netsum_json(&["job", "show", "mortal"]).unwrap();
     assert_eq!((&shown["state"], &shown["epoch"]), (&"active".into(), &2.into()), "{shown}");
@@ -125,8 +135,11 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     let cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
     let lab = cluster.lab();
     let first = Load { first_psn: 0x1000, leave_after: Some(20), ..Load::new(RANKS) };
-    let job =
-        JobSpec { message_size: first.message_size, window: first.window, ..JobSpec::new("anew", RANKS) };
+    let job = JobSpec {
+        message_size: first.message_size,
+        window: first.window,
+        ..JobSpec::new("anew", RANKS)
+    };
     cluster.create_job(&job).unwrap();
     let homes: Vec<Home<'_>> = lab.hosts().iter().map(|h| -> Home<'_> { (h, h.ip(0)) }).collect();
     let register = |load: Load| {
@@ -138,11 +151,17 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     };
     register(first);
     udp_ring::run(first, &homes).unwrap();
-    // Contributions of rank 0 alone, to slots that are free: half of a sum that nobody will ever finish.
+    // Contributions of rank 0 alone, to slots that are free: half of a sum that nobody will ever
+    // finish.
     let packet = |rank: u32, psn: u32, seed: u32| {
         let to = (rank + 1) % RANKS;
-        let spec =
-            FrameSpec::send(rank as u8 + 1, to as u8 + 1, udp_ring::receive_qpn(to), psn, lanes(seed, 256));
+        let spec = FrameSpec::send(
+            rank as u8 + 1,
+            to as u8 + 1,
+            udp_ring::receive_qpn(to),
+            psn,
+            lanes(seed, 256),
+        );
         FrameSpec { id: 0, ..spec }.build()
     };
     let tap = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
@@ -154,7 +173,8 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     let start = Instant::now();
     while partial() < 32 {
         assert!(start.elapsed() < PATIENCE, "{} partial slots: {}", partial(), slots());
-        // The others may have left later than rank 0, and then these complete what they have sent: the next are free.
+        // The others may have left later than rank 0, and then these complete what they have sent:
+        // the next are free.
         let low = slots()["rings"][0]["low"].as_u64().unwrap() as u32;
         for index in low..low + 64 {
             tap.send(&packet(0, first.psn(0) + index, 0xbad)).unwrap();
@@ -172,10 +192,14 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     // What the first connections sent comes again, for the same queue pairs.
     let old: Vec<Vec<Vec<u8>>> = (0..RANKS)
         .map(|rank| {
-            (0..22 * 64).step_by(7).map(|index| packet(rank, first.psn(rank) + index, index)).collect()
+            (0..22 * 64)
+                .step_by(7)
+                .map(|index| packet(rank, first.psn(rank) + index, index))
+                .collect()
         })
         .collect();
-    let late = || ["credit_violation", "stale"].map(|name| cluster.counter(Some("anew"), name).unwrap());
+    let late =
+        || ["credit_violation", "stale"].map(|name| cluster.counter(Some("anew"), name).unwrap());
     let before = late();
     // Who waits for a sum while packets of before keep the hosts busy may have to ask again.
     let second = Load { ack_timeout: Duration::from_millis(200), ..second };

@@ -36,11 +36,13 @@ fn fabric_of(spec: LabSpec, pinned: bool) -> Cluster {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
     let mut cluster =
-        Cluster::without_daemon(LabSpec { hosts: 6, racks: 3, mtu: 2300, ..LabSpec::default() }).unwrap();
+        Cluster::without_daemon(LabSpec { hosts: 6, racks: 3, mtu: 2300, ..LabSpec::default() })
+            .unwrap();
     cluster.start_daemon().unwrap();
     cluster.start_leaves().unwrap();
     let manager = cluster.start_manager().unwrap();
-    let mut group = cluster.ranks_of(&manager, &JobSpec::new(JOB, 4), &one_on_each_host(4)).unwrap();
+    let mut group =
+        cluster.ranks_of(&manager, &JobSpec::new(JOB, 4), &one_on_each_host(4)).unwrap();
     work(&mut group, 1);
     let stranger = cluster.lab().host(4);
     let broadcast = |from: u8, psn: u32| {
@@ -48,8 +50,9 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
         frame[..6].fill(0xff);
         frame
     };
-    let forged: Vec<Vec<u8>> =
-        (0..4).flat_map(|rank| [arp_claim([10, 0, 0, rank + 1], stranger), broadcast(rank, 1)]).collect();
+    let forged: Vec<Vec<u8>> = (0..4)
+        .flat_map(|rank| [arp_claim([10, 0, 0, rank + 1], stranger), broadcast(rank, 1)])
+        .collect();
     let taps = [5, 2].map(|host| Tap::open(cluster.lab().host(host), Host::INTERFACE).unwrap());
     let tap = Tap::open(stranger, Host::INTERFACE).unwrap();
     forged.iter().for_each(|frame| tap.send(frame).unwrap());
@@ -75,15 +78,16 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
     }
 }
 
-/// Leaves' ports are named like a switch's, and the one that comes first by its letters is not the one
-/// by which the bridge sends what is not summed.
+/// Leaves' ports are named like a switch's, and the one that comes first by its letters is not the
+/// one by which the bridge sends what is not summed.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn links_that_are_found_are_used_as_the_bridge_uses_them_whatever_their_names() {
     let spec = LabSpec { spines: 2, hosts: 4, racks: 2, mtu: 2300, ..LabSpec::default() };
     let mut cluster = Cluster::without_daemon(spec).unwrap();
-    for (leaf, (old, new)) in
-        [0, 1].iter().flat_map(|leaf| [("uplink", "swp9"), ("uplink1", "swp10")].map(|names| (*leaf, names)))
+    for (leaf, (old, new)) in [0, 1]
+        .iter()
+        .flat_map(|leaf| [("uplink", "swp9"), ("uplink1", "swp10")].map(|names| (*leaf, names)))
     {
         let mut ip = cluster.lab().leaf(leaf).command("ip");
         netsum_lab::netns::output(ip.args(["link", "set", old, "name", new])).unwrap();
@@ -116,8 +120,14 @@ fn links_of_boxes_of_one_image_are_found_and_no_others() {
     let mut cluster = Cluster::without_daemon(spec).unwrap();
     for leaf in [0, 1] {
         let mut ip = cluster.lab().leaf(leaf).command("ip");
-        netsum_lab::netns::output(ip.args(["link", "set", "uplink", "address", "02:00:00:00:02:01"]))
-            .unwrap();
+        netsum_lab::netns::output(ip.args([
+            "link",
+            "set",
+            "uplink",
+            "address",
+            "02:00:00:00:02:01",
+        ]))
+        .unwrap();
     }
     cluster.start_daemon().unwrap();
     cluster.start_leaves().unwrap();
@@ -126,7 +136,9 @@ fn links_of_boxes_of_one_image_are_found_and_no_others() {
         let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
         let links = shown["links"].as_array().unwrap();
         let ends = |link: &serde_json::Value| {
-            ["below", "above"].map(|end| link[end].as_str().unwrap_or_default().to_owned()).join(" ")
+            ["below", "above"]
+                .map(|end| link[end].as_str().unwrap_or_default().to_owned())
+                .join(" ")
         };
         let ends: Vec<String> = links.iter().filter(|link| link["up"] == true).map(ends).collect();
         ends == ["leaf0/uplink spine0/rack0", "leaf1/uplink spine0/rack1"]
@@ -140,7 +152,11 @@ fn links_of_boxes_of_one_image_are_found_and_no_others() {
 fn work(group: &mut Group, seed: u64) {
     for (dtype, len) in [("f32", 30_000), ("i32", 50_000), ("f32", 1_000)] {
         let outcomes = group.all_reduce(dtype, len, seed).unwrap();
-        assert!(outcomes.iter().all(|o| (&*o.mode, o.wrong) == ("box", 0)), "{outcomes:?}\n{}", group.log());
+        assert!(
+            outcomes.iter().all(|o| (&*o.mode, o.wrong) == ("box", 0)),
+            "{outcomes:?}\n{}",
+            group.log()
+        );
     }
 }
 
@@ -171,8 +187,10 @@ fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
     assert_eq!(stats["drops"].as_u64().unwrap_or(0), 0, "{stats}");
     let all_sum = || {
         let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
-        let sums = |b: &serde_json::Value| b["answers"] == true && b["jobs"] == serde_json::json!([JOB]);
-        let (boxes, links) = (shown["boxes"].as_array().unwrap(), shown["links"].as_array().unwrap());
+        let sums =
+            |b: &serde_json::Value| b["answers"] == true && b["jobs"] == serde_json::json!([JOB]);
+        let (boxes, links) =
+            (shown["boxes"].as_array().unwrap(), shown["links"].as_array().unwrap());
         boxes.len() == 3 && boxes.iter().all(sums) && links.iter().all(|link| link["up"] == true)
     };
     // What it shows is from its last look.
@@ -207,7 +225,8 @@ fn ranks_of_two_racks_in_turns_send_one_copy_up_and_keep_their_numbers() {
     assert!(stats["partial_sent"].as_u64().unwrap() > 0, "{stats}");
     let flows = cluster.netsum_on(Some(0), &["-j", "flow", "show", JOB]).unwrap();
     let flows: serde_json::Value = serde_json::from_str(&flows).unwrap();
-    let mut ranks: Vec<_> = flows.as_array().unwrap().iter().map(|f| f["rank"].as_u64().unwrap()).collect();
+    let mut ranks: Vec<_> =
+        flows.as_array().unwrap().iter().map(|f| f["rank"].as_u64().unwrap()).collect();
     ranks.sort_unstable();
     assert_eq!(ranks, [0, 2, 3], "rank 3's comes down");
     manager.json(&cluster, &["job", "renew", JOB]).unwrap();
@@ -228,7 +247,8 @@ struct Seen {
     all: Duration,
 }
 
-/// Sums until it is `done`, which hears of each sum whether it came from the boxes, and when. All of them are right.
+/// Sums until it is `done`, which hears of each sum whether it came from the boxes, and when. All
+/// of them are right.
 fn work_until(
     group: &mut Group,
     log: impl Fn() -> String,
@@ -325,7 +345,9 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
     };
     let renewal = pause(&["job", "renew", JOB]);
     let drain = pause(&["fabric", "drain", "spine1", "--reason", "new fan"]);
-    println!("the longest all-reduce: {renewal:.0?} with a renewal, {drain:.0?} when a spine is drained");
+    println!(
+        "the longest all-reduce: {renewal:.0?} with a renewal, {drain:.0?} when a spine is drained"
+    );
     let shown = |manager: &Manager| {
         let fabric = manager.json(&cluster, &["fabric", "show"]).unwrap();
         let boxes = fabric["boxes"].as_array().unwrap();
@@ -359,7 +381,11 @@ fn a_job_that_no_boxes_can_sum_is_refused_or_begins_by_itself_when_asked_to() {
     let mut group = ranks(&JobSpec { or_ring: true, ..JobSpec::new("anyway", 4) }).unwrap();
     for seed in 0..5 {
         for outcome in group.all_reduce("f32", 30_000, seed).unwrap() {
-            assert_eq!((&*outcome.mode, outcome.wrong, outcome.fall_backs), ("ring", 0, 0), "{outcome:?}");
+            assert_eq!(
+                (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+                ("ring", 0, 0),
+                "{outcome:?}"
+            );
         }
     }
     assert!(group.log().contains("no boxes sum job anyway now"), "{}", group.log());
@@ -383,13 +409,21 @@ fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     work(&mut group, 1);
     let members = |node: Option<usize>| cluster.netsum_on(node, &["job", "show", JOB]);
-    assert!(members(Some(0)).unwrap().contains("uplink=1,uplink1=1"), "{}", members(Some(0)).unwrap());
+    assert!(
+        members(Some(0)).unwrap().contains("uplink=1,uplink1=1"),
+        "{}",
+        members(Some(0)).unwrap()
+    );
     assert!(members(spine1).unwrap().contains("0-1,2-3"));
     cluster.lab().spine(1).set_link("rack1", false).unwrap();
     until_boxes("a link of spine1 down", &mut group, || manager.log());
     println!("{}\n{}", manager.log(), group.log());
     work(&mut group, 2);
-    assert!(members(spine1).is_err() && manager.log().contains("its tree has changed"), "{}", manager.log());
+    assert!(
+        members(spine1).is_err() && manager.log().contains("its tree has changed"),
+        "{}",
+        manager.log()
+    );
     // And apart again.
     cluster.lab().spine(1).set_link("rack1", true).unwrap();
     let start = Instant::now();
@@ -398,7 +432,12 @@ fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
         work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes);
     }
     work(&mut group, 3);
-    println!("apart after {:.1} s\n{}\n{}", start.elapsed().as_secs_f64(), manager.log(), group.log());
+    println!(
+        "apart after {:.1} s\n{}\n{}",
+        start.elapsed().as_secs_f64(),
+        manager.log(),
+        group.log()
+    );
 }
 
 #[test]
@@ -459,7 +498,10 @@ fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends(
     std::thread::sleep(SECOND / 2);
     let rank = causes(&cluster, &manager);
     kill(last, Signal::SIGCONT).unwrap();
-    assert!(rank.contains("rank 3") && rank.contains("(at box leaf1)") && !rank.contains("link "), "{rank}");
+    assert!(
+        rank.contains("rank 3") && rank.contains("(at box leaf1)") && !rank.contains("link "),
+        "{rank}"
+    );
     let outcomes = group.check_all_reduce("i32", 50_000, 1, &files).unwrap();
     assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
 
@@ -490,7 +532,8 @@ fn a_link_that_carries_one_direction_alone_ends_no_job() {
     {
         let cable = cluster.lab().leaf(1).cable(1).unwrap();
         cable.set(up, down, 1).unwrap();
-        let seen = work_for(&format!("nothing goes {what} to spine1"), &mut group, log, 10 * SECOND);
+        let seen =
+            work_for(&format!("nothing goes {what} to spine1"), &mut group, log, 10 * SECOND);
         assert!(seen.without > 0, "{seen:?}");
         cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
         until_boxes("mended", &mut group, log);
@@ -524,7 +567,8 @@ fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
     println!("found after {:.1?}", start.elapsed());
     println!("{}", manager.netsum(&cluster, &["fabric", "probe"]).unwrap());
     let probe = manager.json(&cluster, &["fabric", "probe"]).unwrap();
-    let both = |p: &&serde_json::Value| p["hears"] == true && p["heard"] == true && p["path_mtu"] == 2048;
+    let both =
+        |p: &&serde_json::Value| p["hears"] == true && p["heard"] == true && p["path_mtu"] == 2048;
     assert_eq!(probe.as_array().unwrap().iter().filter(both).count(), 8, "{probe:#}");
 
     let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
@@ -567,11 +611,17 @@ fn a_manager_that_finds_links_is_killed_and_jobs_go_on_also_while_a_box_is_silen
     manager.kill().unwrap();
     let manager = cluster.start_manager_that_finds_links().unwrap();
     let seen = work_for("the next manager", &mut group, || manager.log(), 3 * SECOND);
-    assert_eq!((seen.without, manager.log().contains("connect anew")), (0, false), "{}", manager.log());
+    assert_eq!(
+        (seen.without, manager.log().contains("connect anew")),
+        (0, false),
+        "{}",
+        manager.log()
+    );
     manager.kill().unwrap();
     cluster.signal_box(spine1, Signal::SIGSTOP).unwrap();
     let manager = cluster.start_manager_that_finds_links().unwrap();
-    let seen = work_for("a manager, and spine1 is silent", &mut group, || manager.log(), 6 * SECOND);
+    let seen =
+        work_for("a manager, and spine1 is silent", &mut group, || manager.log(), 6 * SECOND);
     assert_eq!(seen.without, 0, "{}", manager.log());
     cluster.signal_box(spine1, Signal::SIGCONT).unwrap();
     wait("spine1 answers again", || manager.log().contains("box spine1: answers again"));
@@ -585,7 +635,8 @@ fn a_manager_that_finds_links_is_killed_and_jobs_go_on_also_while_a_box_is_silen
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_parent_that_is_slow_makes_all_wait_and_no_sum_wrong() {
     let rate = |text: &str| Some(text.parse::<Rate>().unwrap());
-    let cluster = fabric_of(LabSpec { spines: 2, uplink: rate("100mbit"), ..LabSpec::default() }, false);
+    let cluster =
+        fabric_of(LabSpec { spines: 2, uplink: rate("100mbit"), ..LabSpec::default() }, false);
     let (manager, mut group) = at_work(&cluster);
     let log = || manager.log();
     cluster.lab().set_uplink_rate(1, rate("1mbit").unwrap()).unwrap();
@@ -605,14 +656,17 @@ fn a_parent_that_is_slow_makes_all_wait_and_no_sum_wrong() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
     let rates = ["40mbit", "120mbit"].map(|text| text.parse::<Rate>().unwrap());
-    let cluster = fabric_of(LabSpec { spines: 2, uplink: Some(rates[0]), ..LabSpec::default() }, false);
+    let cluster =
+        fabric_of(LabSpec { spines: 2, uplink: Some(rates[0]), ..LabSpec::default() }, false);
     cluster.lab().set_uplink_rate(1, rates[1]).unwrap();
     let manager = cluster.start_manager_with_rates(&rates).unwrap();
     let ranks = |name: &str, rings, hosts: [usize; 2]| {
-        let job = JobSpec { rings, mtu: 2048, message_size: 16384, window: 8, ..JobSpec::new(name, 2) };
+        let job =
+            JobSpec { rings, mtu: 2048, message_size: 16384, window: 8, ..JobSpec::new(name, 2) };
         cluster.ranks_of(&manager, &job, &hosts.map(|host| (host, 0))).unwrap()
     };
-    // Its only ring goes by spine0, where all goes that is not summed. So must one of the next one's rings.
+    // Its only ring goes by spine0, where all goes that is not summed. So must one of the next
+    // one's rings.
     let mut first = ranks(JOB, 1, [0, 2]);
     let mut second = ranks("next", 8, [1, 3]);
     work(&mut first, 1);
@@ -620,10 +674,15 @@ fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
     let shown = |job: &str| manager.json(&cluster, &["fabric", "job", "show", job]).unwrap();
     let rings = |job: &str| -> Vec<(String, u64)> {
         let trees = shown(job)["trees"].as_array().unwrap().clone();
-        trees.iter().map(|t| (t["root"].as_str().unwrap().to_owned(), t["rings"].as_u64().unwrap())).collect()
+        trees
+            .iter()
+            .map(|t| (t["root"].as_str().unwrap().to_owned(), t["rings"].as_u64().unwrap()))
+            .collect()
     };
     wait("trees are shown", || !rings("next").is_empty());
-    let at = |spine: usize, rings| (cluster.lab().spec().box_name(cluster.lab().spec().spine(spine)), rings);
+    let at = |spine: usize, rings| {
+        (cluster.lab().spec().box_name(cluster.lab().spec().spine(spine)), rings)
+    };
     assert_eq!((rings(JOB), rings("next")), (vec![at(0, 1)], vec![at(0, 1), at(1, 7)]));
 
     // Both at work: about two seconds.
@@ -632,7 +691,8 @@ fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
         second.order_all_reduce("i32", 6_000_000, 2).unwrap(),
     ];
     std::thread::sleep(3 * SECOND / 2);
-    let (text, next) = (manager.netsum(&cluster, &["fabric", "job", "show", "next"]).unwrap(), shown("next"));
+    let (text, next) =
+        (manager.netsum(&cluster, &["fabric", "job", "show", "next"]).unwrap(), shown("next"));
     println!("{}{text}", manager.netsum(&cluster, &["fabric", "job", "show", JOB]).unwrap());
     let outcomes = [
         first.check_all_reduce("i32", 1_500_000, 2, &files[0]).unwrap(),
@@ -654,14 +714,21 @@ fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
     // Neither the first one's end nor another manager changes its shares.
     let manager = cluster.start_manager_with_rates(&rates).unwrap();
     drop(first);
-    let is_there = || !manager.json(&cluster, &["fabric", "job", "show", JOB]).unwrap()["trees"][0].is_null();
+    let is_there =
+        || !manager.json(&cluster, &["fabric", "job", "show", JOB]).unwrap()["trees"][0].is_null();
     let seen = work_until(&mut second, || manager.log(), |_, now| now > 3 * SECOND && !is_there());
     println!("without the first job: {seen:.1?}");
-    assert_eq!((seen.without, manager.log().contains("connect anew")), (0, false), "{}", manager.log());
+    assert_eq!(
+        (seen.without, manager.log().contains("connect anew")),
+        (0, false),
+        "{}",
+        manager.log()
+    );
     manager.json(&cluster, &["job", "renew", "next"]).unwrap();
     let start = Instant::now();
     let rings = || {
-        let trees = manager.json(&cluster, &["fabric", "job", "show", "next"]).unwrap()["trees"].clone();
+        let trees =
+            manager.json(&cluster, &["fabric", "job", "show", "next"]).unwrap()["trees"].clone();
         [0, 1].map(|spine| trees[spine]["rings"].as_u64())
     };
     while rings() != [Some(2), Some(6)] {

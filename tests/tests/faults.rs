@@ -1,5 +1,6 @@
-//! The whole of netsum under faults of the network: every result is compared bit by bit with a sum done in this process,
-//! every cable must have done what it was told to, and the box's counters must tell the same story.
+//! The whole of netsum under faults of the network: every result is compared bit by bit with a sum
+//! done in this process, every cable must have done what it was told to, and the box's counters
+//! must tell the same story.
 
 use netsum_common::counters::Counter;
 use netsum_common::unmanaged::static_connection;
@@ -134,9 +135,10 @@ fn matrix(ranks: u32, order: &'static str) {
             let mut again = 0;
             for dtype in ["i32", "f32"] {
                 let what = format!("{ranks} ranks, {fault:?} {direction:?}, {dtype}");
-                let outcomes = group
-                    .all_reduce(dtype, 100_000, u64::from(cell))
-                    .unwrap_or_else(|e| panic!("{what}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log()));
+                let outcomes =
+                    group.all_reduce(dtype, 100_000, u64::from(cell)).unwrap_or_else(|e| {
+                        panic!("{what}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log())
+                    });
                 assert_box(&outcomes, &what);
                 again += outcomes.iter().map(|o| o.retransmissions).sum::<u64>();
             }
@@ -145,7 +147,10 @@ fn matrix(ranks: u32, order: &'static str) {
             set_faults(&cluster, Faults::NONE, Faults::NONE, 0);
             let after = Counters::of(&cluster, &job.name);
             let faults = up.faults() + down.faults();
-            println!("{what}: {faults} faults, {again} packets sent again, {:.0?}", start.elapsed());
+            println!(
+                "{what}: {faults} faults, {again} packets sent again, {:.0?}",
+                start.elapsed()
+            );
             for (way, hit) in [(up, direction.up()), (down, direction.down())] {
                 assert_eq!(way.of(fault) > 0, hit, "{what}: {way:?}");
                 assert_eq!(way.faults(), way.of(fault), "{what}: {way:?}");
@@ -155,19 +160,27 @@ fn matrix(ranks: u32, order: &'static str) {
             if direction.up() {
                 let seen = match fault {
                     Fault::Loss | Fault::Reorder if order == "in-order" => grown("out_of_sequence"),
-                    // All receivers ask for it, so all ranks but the one that lost it send it twice.
+                    // All receivers ask for it, so all ranks but the one that lost it send it
+                    // twice.
                     Fault::Loss => grown("duplicate_request") + grown("replay"),
                     // Whoever keeps what comes early need not ask.
                     Fault::Reorder => 1,
-                    Fault::Duplicate => grown("duplicate_request") + grown("replay") + grown("stale"),
+                    Fault::Duplicate => {
+                        grown("duplicate_request") + grown("replay") + grown("stale")
+                    }
                     Fault::Corrupt => grown("rx_icrc_encapsulated"),
                     Fault::Mark => grown("np_ecn_marked_roce_packets"),
                 };
                 assert!(seen > 0, "{what}: the box has seen nothing of it: {}", after.0);
             }
-            let is_harmless = fault == Fault::Duplicate || fault == Fault::Reorder && order != "in-order";
+            let is_harmless =
+                fault == Fault::Duplicate || fault == Fault::Reorder && order != "in-order";
             if direction.down() && !is_harmless {
-                assert!(again > 0 && grown("replay") > 0, "{what}: {again} sent again, {}", after.0);
+                assert!(
+                    again > 0 && grown("replay") > 0,
+                    "{what}: {again} sent again, {}",
+                    after.0
+                );
             }
         }
     }
@@ -210,8 +223,13 @@ impl<'a> Surgery<'a> {
         Self { plane, group, cluster, seed: 0 }
     }
 
-    /// One all-reduce with faults on the cable of host 0. What the cable did, and how much the counters have grown.
-    fn operate(&mut self, up: Faults, down: Faults) -> (CableCounts, impl Fn(Counter) -> u64 + use<>) {
+    /// One all-reduce with faults on the cable of host 0. What the cable did, and how much the
+    /// counters have grown.
+    fn operate(
+        &mut self,
+        up: Faults,
+        down: Faults,
+    ) -> (CableCounts, impl Fn(Counter) -> u64 + use<>) {
         let read = |plane: &Plane<'_>| -> Vec<u64> {
             Counter::ALL.iter().map(|&counter| plane.count(counter).unwrap()).collect()
         };
@@ -229,7 +247,11 @@ impl<'a> Surgery<'a> {
         host.set_faults(Faults::NONE, Faults::NONE, 0).unwrap();
         let after = read(&self.plane);
         let grown = move |counter: Counter| after[counter as usize] - before[counter as usize];
-        assert_eq!(grown(Counter::Fragments), u64::from(Self::RANKS) * grown(Counter::Released), "{what}");
+        assert_eq!(
+            grown(Counter::Fragments),
+            u64::from(Self::RANKS) * grown(Counter::Released),
+            "{what}"
+        );
         (counts, grown)
     }
 }
@@ -245,25 +267,40 @@ fn single_packets_of_each_kind() {
     let cluster = lossy_lab();
     let mut surgery = Surgery::new(&cluster);
     for fault in Fault::ALL {
-        let data = [(Kind::First, 1), (Kind::Middle, 7), (Kind::Last, 3), (Kind::First, Surgery::MESSAGES)];
+        let data = [
+            (Kind::First, 1),
+            (Kind::Middle, 7),
+            (Kind::Last, 3),
+            (Kind::First, Surgery::MESSAGES),
+        ];
         // The very last packet has none behind it that would show that it is missing.
-        let data = data.into_iter().chain([(Kind::Last, Surgery::MESSAGES), (Kind::Ack, 1), (Kind::Ack, 2)]);
+        let data = data.into_iter().chain([
+            (Kind::Last, Surgery::MESSAGES),
+            (Kind::Ack, 1),
+            (Kind::Ack, 2),
+        ]);
         for (kind, n) in data {
             let nth = Faults::nth(kind, n, fault);
             let what = format!("{fault:?} of {kind:?} {n}");
             let (up, grown) = surgery.operate(nth, Faults::NONE);
             assert_eq!((up.up.of(fault), up.up.faults(), up.down.faults()), (1, 1, 0), "{what} up");
-            // One that comes late may be taken inline, before those that have overtaken it leave the queue: then there is no gap.
+            // One that comes late may be taken inline, before those that have overtaken it leave
+            // the queue: then there is no gap.
             let mended = fault == Fault::Reorder && grown(Counter::Inline) > 0;
             let leaves_gap = matches!(fault, Fault::Loss | Fault::Reorder) && !mended;
             if leaves_gap && matches!(kind, Kind::First | Kind::Middle) {
                 assert!(grown(Counter::OutOfSequence) > 0, "{what}: the box has seen the gap");
             }
             let (down, _) = surgery.operate(Faults::NONE, nth);
-            assert_eq!((down.down.of(fault), down.down.faults(), down.up.faults()), (1, 1, 0), "{what} down");
+            assert_eq!(
+                (down.down.of(fault), down.down.faults(), down.up.faults()),
+                (1, 1, 0),
+                "{what} down"
+            );
         }
-        // A lost contribution makes the next rank send a NAK, a lost result this one. On a busy machine a sender's timer may
-        // be faster than that rank: then there is none, but not five times in a row.
+        // A lost contribution makes the next rank send a NAK, a lost result this one. On a busy
+        // machine a sender's timer may be faster than that rank: then there is none, but not five
+        // times in a row.
         let gap = Faults::nth(Kind::Middle, 20, Fault::Loss);
         let nak = Faults::nth(Kind::Nak, 1, fault);
         let on_the_way_down = (0..5).any(|_| {
@@ -286,7 +323,8 @@ fn single_packets_of_each_kind() {
 fn a_packet_is_lost_again_each_time_that_it_is_resent() {
     let cluster = lossy_lab();
     let mut surgery = Surgery::new(&cluster);
-    // There is one last message of the operation, and its last packet comes alone when it is sent again.
+    // There is one last message of the operation, and its last packet comes alone when it is sent
+    // again.
     let nth = Nth { kind: Kind::Last, n: Surgery::MESSAGES, times: 3, what: Fault::Loss };
     let nth = Faults { nth: Some(nth), ..Faults::NONE };
     let (counts, _) = surgery.operate(nth, Faults::NONE);
@@ -298,7 +336,8 @@ fn a_packet_is_lost_again_each_time_that_it_is_resent() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn psns_wrap_within_a_message_and_packets_suffer_there() {
-    // The n-th packet from 0 has PSN 0, and is in the middle of a message of 16, of which 14 are neither first nor last.
+    // The n-th packet from 0 has PSN 0, and is in the middle of a message of 16, of which 14 are
+    // neither first nor last.
     let wrap = |rank: u32| {
         let n = (1 << 24) - static_connection(rank, Some(0)).first_psn.get();
         let (message, fragment) = (n / 16, n % 16);
@@ -306,7 +345,8 @@ fn psns_wrap_within_a_message_and_packets_suffer_there() {
         message * 14 + fragment
     };
     for fault in Fault::ALL {
-        // PSNs 0xfffffe to 1, of what rank 0 sends and of what it receives, which has the PSNs of the rank before it.
+        // PSNs 0xfffffe to 1, of what rank 0 sends and of what it receives, which has the PSNs of
+        // the rank before it.
         let around = |rank| Nth { kind: Kind::Middle, n: wrap(rank) - 2, times: 4, what: fault };
         let faults = |rank| Faults { nth: Some(around(rank)), ..Faults::NONE };
         // A lab for each, because connections wrap once.
@@ -331,9 +371,9 @@ fn long_run(ranks: u32, mtu: u32, fragments: u64) {
     let (mut seed, mut verified, mut again) = (0, 0, 0);
     let after = loop {
         let dtype = if seed % 2 == 0 { "i32" } else { "f32" };
-        let outcomes = group
-            .all_reduce(dtype, len, seed)
-            .unwrap_or_else(|e| panic!("{dtype} {seed}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log()));
+        let outcomes = group.all_reduce(dtype, len, seed).unwrap_or_else(|e| {
+            panic!("{dtype} {seed}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log())
+        });
         assert_box(&outcomes, &format!("{dtype} {seed}"));
         verified += outcomes.iter().map(|o| o.verified).sum::<u64>();
         again += outcomes.iter().map(|o| o.retransmissions).sum::<u64>();
@@ -346,7 +386,8 @@ fn long_run(ranks: u32, mtu: u32, fragments: u64) {
     assert_plausible(&before, &after, ranks, "long run");
     let [up, down] = counts(&cluster);
     for way in [up, down] {
-        // Ten standard deviations of a binomial distribution are less than 3 per mille of more than 30,000 packets.
+        // Ten standard deviations of a binomial distribution are less than 3 per mille of more than
+        // 30,000 packets.
         let share = way.lost as f64 / way.seen as f64;
         assert!((0.007..0.013).contains(&share), "{way:?}");
     }

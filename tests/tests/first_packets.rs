@@ -1,5 +1,5 @@
-//! Jobs that are set up in band, in the XDP programs, packet by packet: which first packets are noted, and that messages of
-//! registered connections begin as they must.
+//! Jobs that are set up in band, in the XDP programs, packet by packet: which first packets are
+//! noted, and that messages of registered connections begin as they must.
 
 use netsum_common::abi::{InBandJob, RingNumber, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
@@ -38,7 +38,8 @@ fn first(header: JobHeader, qpn: u32, psn: u32) -> FrameSpec {
     let rank = header.rank % RANKS;
     let mut payload = lanes(rank, LEN / 4);
     payload[..JOB_HEADER_LEN].copy_from_slice(&header.encode());
-    let mut spec = FrameSpec::send(host(rank), host((rank + 1) % RANKS), qpn, psn & 0xff_ffff, payload);
+    let mut spec =
+        FrameSpec::send(host(rank), host((rank + 1) % RANKS), qpn, psn & 0xff_ffff, payload);
     spec.bth.opcode = Opcode::SEND_FIRST;
     spec
 }
@@ -83,7 +84,8 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
         for opcode in [0x00, 0x04, 0x05, 0x06, 0x0a, 0x0b].map(Opcode) {
             for vlan in [None, Some(7)] {
                 bench.plane.listen_in_band(TOKEN, job()).unwrap();
-                let before = [Counter::InBandFirst, Counter::InBandWaits].map(|c| counted(&bench, c));
+                let before =
+                    [Counter::InBandFirst, Counter::InBandWaits].map(|c| counted(&bench, c));
                 let mut spec = first(header(1, 0, 0), 0x4711, 0x12_3456);
                 (spec.bth.opcode, spec.vlan) = (opcode, vlan);
                 let spec = if v6 { spec.v6() } else { spec };
@@ -121,7 +123,8 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                         "nor where the port has no XDP program"
                     );
                 }
-                let after = [Counter::InBandFirst, Counter::InBandWaits].map(|c| counted(&bench, c));
+                let after =
+                    [Counter::InBandFirst, Counter::InBandWaits].map(|c| counted(&bench, c));
                 assert_eq!([after[0] - before[0], after[1] - before[1]], [3, 2]);
                 for other in [
                     FrameSpec { bth: Bth { qpn: 0x4712, ..middle.bth }, ..middle.clone() },
@@ -134,8 +137,13 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                 let another = InBandJob { job: RingNumber(2), ..job() };
                 bench.plane.listen_in_band(InBandToken([1; 16]), another).unwrap();
                 bench.plane.ignore_in_band(TOKEN).unwrap();
-                assert_eq!(bench.run("ingress", &middle.build()).unwrap().action, DROP, "its receiver waits");
-                let ended: Vec<_> = bench.plane.ended_flows().unwrap().iter().map(|f| f.key).collect();
+                assert_eq!(
+                    bench.run("ingress", &middle.build()).unwrap().action,
+                    DROP,
+                    "its receiver waits"
+                );
+                let ended: Vec<_> =
+                    bench.plane.ended_flows().unwrap().iter().map(|f| f.key).collect();
                 assert_eq!(ended.len(), 1);
                 bench.plane.forget_ended(&ended).unwrap();
                 assert_eq!(bench.run("ingress", &middle.build()).unwrap().action, PASS);
@@ -213,7 +221,10 @@ fn a_first_packet_that_is_not_whole_claims_nothing() {
         frame[at] ^= 1;
         let verdict = both(&mut bench, &frame);
         match at {
-            0 => assert_eq!((verdict, bench.plane.first_packets().unwrap().len()), ([REDIRECT, DROP], 1)),
+            0 => assert_eq!(
+                (verdict, bench.plane.first_packets().unwrap().len()),
+                ([REDIRECT, DROP], 1)
+            ),
             _ => assert_eq!(
                 (verdict, bench.plane.first_packets().unwrap()),
                 ([REDIRECT, DROP], vec![]),
@@ -222,7 +233,8 @@ fn a_first_packet_that_is_not_whole_claims_nothing() {
         }
     }
     assert_eq!(counted(&bench, Counter::BadIcrc), 6);
-    // Nor does it stop another connection that it seems to be of: the queue pair's last byte is number 49.
+    // Nor does it stop another connection that it seems to be of: the queue pair's last byte is
+    // number 49.
     let mut other = right.clone();
     (other.bth.qpn, other.bth.opcode) = (0x4710, Opcode::SEND_MIDDLE);
     assert_eq!(bench.run("ingress", &other.build()).unwrap().action, PASS);
@@ -232,7 +244,10 @@ fn a_first_packet_that_is_not_whole_claims_nothing() {
     assert_eq!(both(&mut bench, &long.build()), [REDIRECT, DROP]);
     assert_eq!(counted(&bench, Counter::Oversized), 1);
     // Where the job says so, the ICRC is not looked at.
-    bench.plane.listen_in_band(TOKEN, InBandJob { flags: ring_flags::ICRC_IGNORE, ..job() }).unwrap();
+    bench
+        .plane
+        .listen_in_band(TOKEN, InBandJob { flags: ring_flags::ICRC_IGNORE, ..job() })
+        .unwrap();
     let mut frame = right.build();
     *frame.last_mut().unwrap() ^= 1;
     assert_eq!(both(&mut bench, &frame), [REDIRECT, DROP]);
@@ -258,11 +273,14 @@ fn a_flood_of_first_packets_takes_one_place_for_each_rank_and_port() {
     let noted = bench.plane.first_packets().unwrap();
     // Rings 0 and others, ranks 0 to 2 and others.
     assert_eq!(noted.len(), 2 * (RANKS as usize + 1), "{noted:?}");
-    assert!(noted.iter().all(|p| p.header.message == 0), "the first message's is the one that counts");
+    assert!(
+        noted.iter().all(|p| p.header.message == 0),
+        "the first message's is the one that counts"
+    );
 }
 
-/// Who has one job's token takes no place from others when that job ends: neither from flows that are to come, nor from those that
-/// have ended.
+/// Who has one job's token takes no place from others when that job ends: neither from flows that
+/// are to come, nor from those that have ended.
 #[test]
 #[ignore = "needs root and BPF"]
 fn a_flood_of_first_packets_ends_no_more_connections_than_its_job_could_have() {
@@ -275,8 +293,8 @@ fn a_flood_of_first_packets_ends_no_more_connections_than_its_job_could_have() {
     let ended = bench.plane.ignore_in_band(TOKEN);
     let places = bench.plane.ended_flows().unwrap().len();
     let spec = in_band_ring();
-    let others =
-        (0..RANKS).map(|rank| bench.plane.add_flow(&flow(&spec, rank, false)).map_err(|e| format!("{e:#}")));
+    let others = (0..RANKS)
+        .map(|rank| bench.plane.add_flow(&flow(&spec, rank, false)).map_err(|e| format!("{e:#}")));
     let others: Vec<_> = others.collect();
     assert!(ended.is_ok() && others.iter().all(Result::is_ok), "{ended:?}, {others:?}");
     assert!((1..=16 * RANKS as usize).contains(&places), "{places}");
@@ -301,12 +319,18 @@ fn headers_are_summed_like_all_lanes_so_that_receivers_can_tell() {
         for (part, opcode) in [(0, Opcode::SEND_FIRST), (1, Opcode::SEND_LAST)] {
             let index = 2 * message + part;
             let begins = |rank| (part == 0).then(|| header(rank, message, index));
-            let specs: Vec<_> = (0..RANKS).map(|rank| packet(rank, index, opcode, begins(rank))).collect();
+            let specs: Vec<_> =
+                (0..RANKS).map(|rank| packet(rank, index, opcode, begins(rank))).collect();
             let total = sum(&specs.iter().map(|s| s.payload.clone()).collect::<Vec<_>>());
             for (rank, spec) in specs.iter().enumerate() {
                 let out = bench.aggregate(&spec.build()).unwrap();
                 let last = rank as u32 == RANKS - 1;
-                assert_eq!(out.action, if last { REDIRECT } else { DROP }, "{:?}", bench.counters().unwrap());
+                assert_eq!(
+                    out.action,
+                    if last { REDIRECT } else { DROP },
+                    "{:?}",
+                    bench.counters().unwrap()
+                );
                 if last {
                     let result = bench.egress(&out.packet).unwrap().packet;
                     assert_eq!(result[54..54 + LEN], total);
@@ -325,7 +349,10 @@ fn headers_are_summed_like_all_lanes_so_that_receivers_can_tell() {
 fn a_message_of_a_registered_connection_must_say_its_index_and_another_connection_is_noted() {
     let mut bench = at_work();
     let send = |bench: &mut Bench, spec: &FrameSpec| both(bench, &spec.build());
-    assert_eq!(send(&mut bench, &packet(0, 0, Opcode::SEND_FIRST, Some(header(0, 0, 0)))), [REDIRECT, DROP]);
+    assert_eq!(
+        send(&mut bench, &packet(0, 0, Opcode::SEND_FIRST, Some(header(0, 0, 0)))),
+        [REDIRECT, DROP]
+    );
     // No header, half of one, one of another token, of another version.
     let mut short = packet(1, 0, Opcode::SEND_ONLY, Some(header(1, 0, 0)));
     short.payload.truncate(40);
@@ -344,7 +371,8 @@ fn a_message_of_a_registered_connection_must_say_its_index_and_another_connectio
     assert_eq!(counted(&bench, Counter::InBandHeader), 4);
     assert_eq!(counted(&bench, Counter::Fragments), 1, "none was added");
     assert_eq!(bench.plane.first_packets().unwrap(), []);
-    // The same queue pair with other PSNs, whatever the ring thinks of those: beyond the credit, stale, within the window.
+    // The same queue pair with other PSNs, whatever the ring thinks of those: beyond the credit,
+    // stale, within the window.
     for jump in [5000, 0x80_0000, 0xff_ff00, 1] {
         let mut again = packet(1, jump, Opcode::SEND_FIRST, Some(header(1, 0, 0)));
         again.bth.psn &= 0xff_ffff;
@@ -367,8 +395,9 @@ fn what_the_box_sends_for_a_held_sum_begins_as_it_must() {
     // Rank 0 lacks nothing; what the others have lost holds the sum.
     bench.aggregate(&packet(0, 0, Opcode::SEND_FIRST, Some(header(0, 0, 0))).build()).unwrap();
     bench.aggregate(&packet(0, 1, Opcode::SEND_LAST, None).build()).unwrap();
-    let specs: Vec<_> =
-        (0..RANKS).map(|rank| packet(rank, 2, Opcode::SEND_FIRST, Some(header(rank, 1, 2)))).collect();
+    let specs: Vec<_> = (0..RANKS)
+        .map(|rank| packet(rank, 2, Opcode::SEND_FIRST, Some(header(rank, 1, 2))))
+        .collect();
     for spec in &specs {
         bench.aggregate(&spec.build()).unwrap();
     }
@@ -381,13 +410,17 @@ fn what_the_box_sends_for_a_held_sum_begins_as_it_must() {
     let saved = SavedHeader { words, len: 54, ip: 14, v6: 0, reserved: [0; 5] };
     let duplicate = held::duplicate(&saved, LEN, Some(2)).unwrap();
     assert_eq!(bench.aggregate(&duplicate).unwrap().action, DROP);
-    assert_eq!((counted(&bench, Counter::Duplicate), counted(&bench, Counter::InBandHeader)), (1, 0));
+    assert_eq!(
+        (counted(&bench, Counter::Duplicate), counted(&bench, Counter::InBandHeader)),
+        (1, 0)
+    );
 }
 
 #[test]
 #[ignore = "needs root and BPF"]
 fn a_first_packet_with_another_ranks_address_is_spoofed_on_any_other_port() {
-    // The ranks of a job that is at work are behind another port than the one that packets come in by here.
+    // The ranks of a job that is at work are behind another port than the one that packets come in
+    // by here.
     let ring = in_band_ring();
     let mac = |rank| Some([2, 0, 0, 0, 0, host(rank)]);
     let flows: Vec<_> = (0..RANKS)

@@ -1,5 +1,5 @@
-//! `deploy/GUIDE.md`, followed word by word: the package is installed on machines of a lab, and an all-reduce runs.
-//! `vm_systemd.rs` follows it where there is systemd.
+//! `deploy/GUIDE.md`, followed word by word: the package is installed on machines of a lab, and an
+//! all-reduce runs. `vm_systemd.rs` follows it where there is systemd.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,19 +15,27 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A line of the unit that is installed.
 fn unit(machine: &Machine, key: &str) -> String {
-    let unit = std::fs::read_to_string(machine.path("/usr/lib/systemd/system/netsum.service")).unwrap();
+    let unit =
+        std::fs::read_to_string(machine.path("/usr/lib/systemd/system/netsum.service")).unwrap();
     let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     line.unwrap_or_else(|| panic!("no {key} in the unit")).to_owned()
 }
 
 /// What systemd does when it starts the unit, but for the sandbox.
 fn start(machine: &Machine) -> Running {
-    let script =
-        format!("mkdir -p /run/{}; exec {}", unit(machine, "RuntimeDirectory"), unit(machine, "ExecStart"));
+    let script = format!(
+        "mkdir -p /run/{}; exec {}",
+        unit(machine, "RuntimeDirectory"),
+        unit(machine, "ExecStart")
+    );
     let mut daemon = Running::start("the unit", &mut machine.script(&script)).unwrap();
     let start = Instant::now();
     while machine.run("netsum port show").is_err() {
-        assert!(daemon.is_running() && start.elapsed() < PATIENCE, "no daemon: {}", daemon.stderr());
+        assert!(
+            daemon.is_running() && start.elapsed() < PATIENCE,
+            "no daemon: {}",
+            daemon.stderr()
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     daemon
@@ -54,18 +62,22 @@ fn the_guide_leads_to_an_all_reduce() {
     let hosts = [lab.host(0), lab.host(1)].map(|host| Machine::new(host).unwrap());
     for machine in hosts.iter().chain([&box_]) {
         for package in &packages {
-            std::fs::copy(package, machine.path("/root").join(package.file_name().unwrap())).unwrap();
+            std::fs::copy(package, machine.path("/root").join(package.file_name().unwrap()))
+                .unwrap();
         }
     }
 
     let (mut daemon, mut ranks, mut said, mut summed) = (None, Vec::new(), String::new(), false);
     for Block { who, commands } in blocks().unwrap() {
-        let run = |machine: &Machine| machine.run(&commands).unwrap_or_else(|e| panic!("{commands}: {e:#}"));
+        let run = |machine: &Machine| {
+            machine.run(&commands).unwrap_or_else(|e| panic!("{commands}: {e:#}"))
+        };
         match &*who {
             "box" => said = run(&box_),
             "hosts" => {
                 hosts.iter().for_each(|host| drop(run(host)));
-                let example = "cc -o sum /usr/share/doc/netsum-hosts/all_reduce.c -lnetsum && ldd sum";
+                let example =
+                    "cc -o sum /usr/share/doc/netsum-hosts/all_reduce.c -lnetsum && ldd sum";
                 let said = hosts[0].run(example).unwrap();
                 assert!(said.contains("libnetsum.so.1 => /lib/libnetsum.so.1"), "{said}");
             }
@@ -81,11 +93,16 @@ fn the_guide_leads_to_an_all_reduce() {
                 ranks.push(Running::start(&who, &mut host.script(&commands)).unwrap());
                 if ranks.len() == 2 {
                     // The table is rank 0's to print.
-                    let tables = ranks.drain(..).map(|rank: Running| rank.success(PATIENCE).unwrap());
+                    let tables =
+                        ranks.drain(..).map(|rank: Running| rank.success(PATIENCE).unwrap());
                     let table = tables.collect::<Vec<_>>().swap_remove(0);
                     assert!(table.contains("# wrong elements: 0;"), "{table}");
-                    let rows: Vec<&str> = table.lines().filter(|line| !line.starts_with('#')).collect();
-                    assert!(rows.len() > 5 && rows.iter().all(|row| row.contains(" box ")), "{table}");
+                    let rows: Vec<&str> =
+                        table.lines().filter(|line| !line.starts_with('#')).collect();
+                    assert!(
+                        rows.len() > 5 && rows.iter().all(|row| row.contains(" box ")),
+                        "{table}"
+                    );
                     summed = true;
                 }
             }

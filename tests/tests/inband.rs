@@ -1,5 +1,6 @@
-//! Jobs that are set up in band, by an application that is not netsum's: the daemon is told of no connection, and learns
-//! them from first packets. These get lost, doubled, late and spoilt, come from elsewhere, or do not come at all.
+//! Jobs that are set up in band, by an application that is not netsum's: the daemon is told of no
+//! connection, and learns them from first packets. These get lost, doubled, late and spoilt, come
+//! from elsewhere, or do not come at all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -44,7 +45,11 @@ fn unclaimed(job: &Value) -> Vec<u64> {
 }
 
 fn has_refused(job: &Value, words: &str) -> bool {
-    job["in_band"]["refusals"].as_array().unwrap().iter().any(|why| why.as_str().unwrap().contains(words))
+    job["in_band"]["refusals"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|why| why.as_str().unwrap().contains(words))
 }
 
 fn delete(cluster: &Cluster) {
@@ -54,12 +59,16 @@ fn delete(cluster: &Cluster) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn an_application_is_summed_that_nobody_has_registered() {
-    for (ranks, mtu, message_size, write) in
-        [(2, 1024, 16384, false), (3, 256, 2048, true), (4, 2048, 65536, false), (4, 1024, 1000, true)]
-    {
+    for (ranks, mtu, message_size, write) in [
+        (2, 1024, 16384, false),
+        (3, 256, 2048, true),
+        (4, 2048, 65536, false),
+        (4, 1024, 1000, true),
+    ] {
         let cluster = cluster(ranks as usize, false);
         let hosts = Hosts::of(cluster.lab());
-        let mut app = InBandRing { mtu, message_size, write, ..InBandRing::new(ranks, InBandToken([0; 16])) };
+        let mut app =
+            InBandRing { mtu, message_size, write, ..InBandRing::new(ranks, InBandToken([0; 16])) };
         app.create_job(&cluster).unwrap();
         let got = app.run_all(&hosts, Connections::new(1), 60).unwrap();
         assert_sums(&got, 60);
@@ -98,7 +107,8 @@ fn a_first_packet_may_be_lost_doubled_late_or_spoilt() {
         for what in Fault::ALL {
             // Of one rank, and of all; once, and time and again.
             for (faulty, times) in [(1..2, 1), (0..4, 1), (0..4, 3)] {
-                let mut app = InBandRing { message_size, ..InBandRing::new(4, InBandToken([0; 16])) };
+                let mut app =
+                    InBandRing { message_size, ..InBandRing::new(4, InBandToken([0; 16])) };
                 app.create_job(&cluster).unwrap();
                 for host in cluster.lab().hosts() {
                     let nth = Some(Nth { kind, n: 1, times, what });
@@ -121,7 +131,11 @@ fn a_first_packet_may_be_lost_doubled_late_or_spoilt() {
                     );
                 }
                 let job = cluster.netsum_json(&["job", "show", "app"]).unwrap();
-                assert_eq!((&job["state"], &job["epoch"]), (&"active".into(), &1.into()), "{job:#}");
+                assert_eq!(
+                    (&job["state"], &job["epoch"]),
+                    (&"active".into(), &1.into()),
+                    "{job:#}"
+                );
                 let first = got.iter().filter_map(|g| g.first).max().unwrap();
                 println!("{kind:?} {what:?} x {times} of {faulty:?}: first sum after {first:?}");
                 delete(&cluster);
@@ -137,11 +151,14 @@ fn set_up_and_sums_survive_faults_of_all_kinds_everywhere() {
     let hosts = Hosts::of(cluster.lab());
     let app = InBandRing::create(&cluster, 3).unwrap();
     for host in cluster.lab().hosts() {
-        let faults = Faults { loss: 0.02, duplicate: 0.01, reorder: 0.01, corrupt: 0.005, ..Faults::NONE };
+        let faults =
+            Faults { loss: 0.02, duplicate: 0.01, reorder: 0.01, corrupt: 0.005, ..Faults::NONE };
         host.set_faults(faults, faults, host.number() as u32 + 1).unwrap();
     }
     assert_sums(&app.run_all(&hosts, Connections::new(1), 60).unwrap(), 60);
-    assert!(cluster.lab().hosts().iter().all(|h| h.cable().unwrap().counts().unwrap().up.faults() > 0));
+    assert!(
+        cluster.lab().hosts().iter().all(|h| h.cable().unwrap().counts().unwrap().up.faults() > 0)
+    );
 }
 
 #[test]
@@ -151,7 +168,8 @@ fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_
     let hosts = Hosts::of(cluster.lab());
     let app = InBandRing::create(&cluster, 3).unwrap();
     let first = Connections::new(1);
-    // Other queue pairs and PSNs; the same queue pairs with PSNs behind, ahead, far away; all with other data.
+    // Other queue pairs and PSNs; the same queue pairs with PSNs behind, ahead, far away; all with
+    // other data.
     let again = [
         Connections::new(2),
         Connections { psn: first.psn + 1, ..first },
@@ -164,7 +182,9 @@ fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let ranks = scope.spawn(|| app.run_some(&hosts, c, &[0, 1, 2], 100_000, &stop));
-            wait_for(&cluster, "the epoch", |job| job["epoch"] == epoch && job["state"] == "active");
+            wait_for(&cluster, "the epoch", |job| {
+                job["epoch"] == epoch && job["state"] == "active"
+            });
             let before = cluster.counter(Some("app"), "released").unwrap();
             let start = Instant::now();
             while cluster.counter(Some("app"), "released").unwrap() < before + 500 {
@@ -179,7 +199,8 @@ fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_
     assert_eq!(cluster.counter(Some("app"), "internal_error").unwrap(), 0);
 }
 
-/// The box cannot tell such a run from the first one's retransmissions, so somebody has to say that it is another.
+/// The box cannot tell such a run from the first one's retransmissions, so somebody has to say that
+/// it is another.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn after_a_restart_a_run_with_the_same_numbers_gets_its_own_sums() {
@@ -216,7 +237,10 @@ fn who_connects_again_alone_waits_for_the_others_and_is_named() {
         assert_eq!((&job["state"], &job["epoch"]), (&"active".into(), &1.into()), "{job:#}");
         assert_eq!(job["in_band"]["claims"][0]["rank"], 1, "{job:#}");
         let said = cluster.netsum(&["diagnose", "app", "--watch", "200ms"]).unwrap();
-        assert!(said.contains("rank 1: has connected again (queue pair 0x2004 of 10.0.0.3)"), "{said}");
+        assert!(
+            said.contains("rank 1: has connected again (queue pair 0x2004 of 10.0.0.3)"),
+            "{said}"
+        );
         // The others notice, and do the same.
         stop.store(true, Ordering::Relaxed);
         let got = others.join().unwrap().unwrap();
@@ -265,7 +289,10 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
         assert!(!said.contains("none of them a first packet"), "{said}");
         stop.store(true, Ordering::Relaxed);
         let got = two.join().unwrap().unwrap();
-        assert!(got.iter().all(|g| g.sums + g.unsummed == 0), "nothing has reached a receiver: {got:?}");
+        assert!(
+            got.iter().all(|g| g.sums + g.unsummed == 0),
+            "nothing has reached a receiver: {got:?}"
+        );
     });
     // Rank 1 is there, with a wrong token.
     let stop = AtomicBool::new(false);
@@ -273,14 +300,22 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
         scope.spawn(|| wrong.run_some(&hosts, Connections::new(3), &[1], 10, &stop));
         let said = said("500ms");
         stop.store(true, Ordering::Relaxed);
-        assert!(said.contains("first packets with a token of no job came while it was watched"), "{said}");
+        assert!(
+            said.contains("first packets with a token of no job came while it was watched"),
+            "{said}"
+        );
         assert!(said.contains("10.0.0.2 sends to queue pair 0x3004 of 10.0.0.3"), "{said}");
     });
     assert_sums(&app.run_all(&hosts, Connections::new(4), 10).unwrap(), 10);
 }
 
 /// The first packet of a rank's first message, from the rank's own addresses.
-fn first_packet(app: &InBandRing, c: Connections, rank: u32, change: fn(&mut JobHeader)) -> FrameSpec {
+fn first_packet(
+    app: &InBandRing,
+    c: Connections,
+    rank: u32,
+    change: fn(&mut JobHeader),
+) -> FrameSpec {
     let next = (rank + 1) % app.ranks;
     let mut header = app.header(rank, 0);
     change(&mut header);
@@ -289,7 +324,8 @@ fn first_packet(app: &InBandRing, c: Connections, rank: u32, change: fn(&mut Job
     payload.truncate(app.mtu as usize);
     payload[..JOB_HEADER_LEN].copy_from_slice(&header.encode());
     let (qpn, psn) = (c.receives(next), c.first_psn(rank));
-    let mut spec = FrameSpec { id: 0, ..FrameSpec::send(rank as u8 + 1, next as u8 + 1, qpn, psn, payload) };
+    let mut spec =
+        FrameSpec { id: 0, ..FrameSpec::send(rank as u8 + 1, next as u8 + 1, qpn, psn, payload) };
     spec.bth.opcode = Opcode::data(false, true, only, false);
     spec
 }
@@ -348,10 +384,12 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
     let attack = || claims.iter().for_each(|frame| stranger.send(frame).unwrap());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let two =
-            scope.spawn(|| app.run_some(&hosts, Connections::new(1), &[0, 1], 300, &AtomicBool::new(false)));
+        let two = scope.spawn(|| {
+            app.run_some(&hosts, Connections::new(1), &[0, 1], 300, &AtomicBool::new(false))
+        });
         wait_for(&cluster, "two claims", |job| unclaimed(job) == [2]);
-        // Those that wait. (The third rank's place is anybody's who has the token, once, so it is left alone.)
+        // Those that wait. (The third rank's place is anybody's who has the token, once, so it is
+        // left alone.)
         for (claim, words) in [
             (0, "rank 0 of ring 0, 10.0.0.4 behind port3: 10.0.0.1 waits as this rank already"),
             (1, "rank 0 of ring 0, 10.0.0.1 behind port3: 10.0.0.1 waits as this rank already"),
@@ -362,8 +400,9 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
         }
         let job = cluster.netsum_json(&["job", "show", "app"]).unwrap();
         assert_eq!(unclaimed(&job), [2], "{job:#}");
-        let third =
-            scope.spawn(|| app.run_some(&hosts, Connections::new(1), &[2], 300, &AtomicBool::new(false)));
+        let third = scope.spawn(|| {
+            app.run_some(&hosts, Connections::new(1), &[2], 300, &AtomicBool::new(false))
+        });
         wait_for(&cluster, "the epoch", |job| job["state"] == "active");
         // All that are at work, as often as can be.
         let attacker = scope.spawn(|| {
@@ -375,7 +414,10 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
         let got = [two.join().unwrap().unwrap(), third.join().unwrap().unwrap()].concat();
         attack();
         let job = wait_for(&cluster, "a refusal", |job| {
-            has_refused(job, "rank 2 of ring 0, 10.0.0.4 behind port3: the rank is at work from 10.0.0.3")
+            has_refused(
+                job,
+                "rank 2 of ring 0, 10.0.0.4 behind port3: the rank is at work from 10.0.0.3",
+            )
         });
         stop.store(true, Ordering::Relaxed);
         attacker.join().unwrap();
@@ -383,11 +425,17 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
         assert_eq!((&job["epoch"], &job["state"]), (&1.into(), &"active".into()), "{job:#}");
         assert!(job["in_band"]["claims"].as_array().unwrap().is_empty(), "{job:#}");
         assert!(job["in_band"]["refusals"].as_array().unwrap().len() <= 8, "{job:#}");
-        assert!(cluster.counter(None, "spoofed").unwrap() + cluster.counter(None, "wrong_port").unwrap() > 0);
+        assert!(
+            cluster.counter(None, "spoofed").unwrap()
+                + cluster.counter(None, "wrong_port").unwrap()
+                > 0
+        );
     });
-    // A job that begins: an address that belongs behind another port cannot be claimed for this one.
+    // A job that begins: an address that belongs behind another port cannot be claimed for this
+    // one.
     let mut other = InBandRing { message_size: 2048, ..InBandRing::new(2, InBandToken([0; 16])) };
-    let name = cluster.netsum_json(&["job", "create", "other", "--in-band", "--ranks", "2"]).unwrap();
+    let name =
+        cluster.netsum_json(&["job", "create", "other", "--in-band", "--ranks", "2"]).unwrap();
     assert_eq!(name["state"], "waiting");
     other.token = token_of(&name);
     let before = cluster.counter(None, "spoofed").unwrap();
@@ -415,14 +463,17 @@ fn a_flood_of_first_packets_keeps_no_job_from_its_sums() {
     let hosts = Hosts::of(cluster.lab());
     let app = InBandRing::create(&cluster, 3).unwrap();
     // With the token of another job, for ranks and rings of all kinds, and with no token at all.
-    let other =
-        token_of(&cluster.netsum_json(&["job", "create", "other", "--in-band", "--ranks", "64"]).unwrap());
+    let other = token_of(
+        &cluster.netsum_json(&["job", "create", "other", "--in-band", "--ranks", "64"]).unwrap(),
+    );
     let flooder = InBandRing { token: other, ranks: 64, ..app.clone() };
     let tap = Tap::open(cluster.lab().host(3), Host::INTERFACE).unwrap();
     let frames: Vec<Vec<u8>> = (0..1000u32)
         .map(|i| {
-            let mut spec =
-                from_host(first_packet(&flooder, Connections::new(i % 5 + 10 * (i % 2)), i % 3, |_| ()), 3);
+            let mut spec = from_host(
+                first_packet(&flooder, Connections::new(i % 5 + 10 * (i % 2)), i % 3, |_| ()),
+                3,
+            );
             spec.payload[24..28].copy_from_slice(&(i % 7).to_le_bytes());
             spec.payload[28..32].copy_from_slice(&i.to_le_bytes());
             spec.payload[8] ^= (i % 2) as u8;

@@ -1,4 +1,5 @@
-//! All-reduces in flight through the box: every sum is compared bit by bit, and every handle comes to an end.
+//! All-reduces in flight through the box: every sum is compared bit by bit, and every handle comes
+//! to an end.
 
 use std::time::{Duration, Instant};
 
@@ -31,14 +32,19 @@ fn start(cluster: &Cluster, job: &JobSpec) -> Group {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn mixed_sizes_and_types_in_flight_with_and_without_loss() {
-    let cluster = Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
+    let cluster =
+        Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
     let mut group = start(&cluster, &JobSpec { rings: 2, ..JobSpec::new("flight", RANKS) });
     let mut check = |seed| {
-        let outcomes = group
-            .in_flight(&OPERATIONS, seed)
-            .unwrap_or_else(|e| panic!("seed {seed}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log()));
+        let outcomes = group.in_flight(&OPERATIONS, seed).unwrap_or_else(|e| {
+            panic!("seed {seed}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log())
+        });
         for (rank, o) in outcomes.iter().enumerate() {
-            assert_eq!((&*o.mode, o.wrong, o.fall_backs), ("box", 0, 0), "seed {seed}, rank {rank}: {o:?}");
+            assert_eq!(
+                (&*o.mode, o.wrong, o.fall_backs),
+                ("box", 0, 0),
+                "seed {seed}, rank {rank}: {o:?}"
+            );
         }
     };
     (0..4).for_each(|n| check(100 * n));

@@ -1,4 +1,5 @@
-//! The XDP program `ingress` with BPF_PROG_TEST_RUN: what it steers, passes and refuses, and whose addresses are a rank's.
+//! The XDP program `ingress` with BPF_PROG_TEST_RUN: what it steers, passes and refuses, and whose
+//! addresses are a rank's.
 
 use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
@@ -9,7 +10,9 @@ use netsum_core::plane::FlowSpec;
 use netsum_dataplane::DataPlane;
 use netsum_lab::cpu::Pinned;
 use netsum_lab::frames::{FrameSpec, lanes};
-use netsum_lab::programs::{Bench, DROP, LOOPBACK, PASS, REDIRECT, flow, fragment, host, ring, tag};
+use netsum_lab::programs::{
+    Bench, DROP, LOOPBACK, PASS, REDIRECT, flow, fragment, host, ring, tag,
+};
 
 #[test]
 #[ignore = "needs root and BPF"]
@@ -60,7 +63,11 @@ fn what_comes_on_a_flow_whose_job_has_ended_is_dropped_until_it_is_forgotten_or_
     assert_eq!(bench.plane.ended_flows().unwrap().len(), 1);
     bench.plane.delete_ring(RingNumber(1), &[key], &[]).unwrap();
     bench.plane.forget_ended(&[key]).unwrap();
-    assert_eq!(bench.run("ingress", &data.build()).unwrap().action, PASS, "a stranger like any other");
+    assert_eq!(
+        bench.run("ingress", &data.build()).unwrap().action,
+        PASS,
+        "a stranger like any other"
+    );
     assert_eq!(bench.plane.ended_flows().unwrap().len(), 1);
 }
 
@@ -107,7 +114,8 @@ fn what_comes_in_on_the_rings_cpu_is_taken_at_once_unless_an_earlier_packet_may_
     }
     assert_eq!(bench.at_home(&frame(0, 1)).unwrap().action, DROP);
     assert_eq!(steered(&bench), [3, 1]);
-    // 2 is in the queue, as far as anybody knows; so 3 is queued behind it, and 2 taken when it comes again.
+    // 2 is in the queue, as far as anybody knows; so 3 is queued behind it, and 2 taken when it
+    // comes again.
     assert_eq!(bench.at_home(&frame(0, 3)).unwrap().action, REDIRECT);
     assert_eq!(bench.at_home(&frame(0, 2)).unwrap().action, DROP);
     assert_eq!(steered(&bench), [4, 2]);
@@ -152,7 +160,8 @@ fn ingress_keeps_recorded_packets_and_wrong_senders_off_the_rings_cpu() {
     }
     let mut counted = bench.counters().unwrap();
     counted.retain(|c| !before.contains(c));
-    let expected = [Counter::Steered, Counter::Stale, Counter::WrongSourceIp, Counter::WrongSourceMac];
+    let expected =
+        [Counter::Steered, Counter::Stale, Counter::WrongSourceIp, Counter::WrongSourceMac];
     assert!(expected.iter().all(|e| counted.iter().any(|(c, _)| c == e)), "{counted:?}");
     assert_eq!(counted.len(), expected.len(), "{counted:?}");
 }
@@ -253,7 +262,8 @@ fn an_address_of_a_rank_passes_on_its_own_port_alone() {
     };
     let arp = |ip: u8| {
         let mut frame = [[0xff; 6], [2, 0, 0, 0, 0, stranger]].concat();
-        frame.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2, 2, 0, 0, 0, 0, stranger, 10, 0, 0, ip]);
+        frame
+            .extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2, 2, 0, 0, 0, 0, stranger, 10, 0, 0, ip]);
         frame.resize(60, 0);
         frame
     };
@@ -290,13 +300,20 @@ fn an_address_of_a_rank_passes_on_its_own_port_alone() {
     for (what, v6, packet, passes) in cases {
         bench.restart(spec.clone(), &flows(4711, v6)).unwrap();
         let (before, expected) = (spoofed(&bench), if passes { PASS } else { DROP });
-        assert_eq!(bench.run("ingress", &packet).unwrap().action, expected, "{what} on another port");
+        assert_eq!(
+            bench.run("ingress", &packet).unwrap().action,
+            expected,
+            "{what} on another port"
+        );
         assert_eq!(spoofed(&bench) - before, u64::from(!passes), "{what}");
         bench.restart(spec.clone(), &flows(LOOPBACK, v6)).unwrap();
         assert_eq!(bench.run("ingress", &packet).unwrap().action, PASS, "{what} on its own port");
         // Once the job has gone, the address is anybody's.
         bench.restart(spec.clone(), &flows(4711, v6)).unwrap();
-        bench.plane.delete_ring(RingNumber(1), &std::mem::take(&mut bench.keys), &[LOOPBACK]).unwrap();
+        bench
+            .plane
+            .delete_ring(RingNumber(1), &std::mem::take(&mut bench.keys), &[LOOPBACK])
+            .unwrap();
         assert_eq!(bench.run("ingress", &packet).unwrap().action, PASS, "{what}, afterwards");
     }
 }
@@ -306,7 +323,11 @@ fn an_address_of_a_rank_passes_on_its_own_port_alone() {
 fn an_address_is_a_ranks_until_its_last_flow_has_gone() {
     let spec = ring(2, 256, 16);
     let flows: Vec<FlowSpec> = (0..2)
-        .map(|r| FlowSpec { ifindex: 4711, src_mac: Some([2, 0, 0, 0, 0, host(r)]), ..flow(&spec, r, false) })
+        .map(|r| FlowSpec {
+            ifindex: 4711,
+            src_mac: Some([2, 0, 0, 0, 0, host(r)]),
+            ..flow(&spec, r, false)
+        })
         .collect();
     let mut bench = Bench::with_flows(spec.clone(), flows.clone()).unwrap();
     let mut second = ring(2, 256, 16);
@@ -340,9 +361,13 @@ fn behind_ingress_a_guard_drops_what_must_not_pass() {
         frame.bth.psn = serial::add(frame.bth.psn, by);
         frame
     };
-    // Where nothing has been taken, nothing can have been moved: a flow that was registered with a wrong PSN.
+    // Where nothing has been taken, nothing can have been moved: a flow that was registered with a
+    // wrong PSN.
     for by in [0, 1 << 21, GAP_PSN_AHEAD, 1 << 23, serial::sub(0, STALE_PSN_BEHIND)] {
-        assert!(!bench.guard(&moved(by).build(), 1).unwrap().0, "{by:#x} ahead of a flow's first packet");
+        assert!(
+            !bench.guard(&moved(by).build(), 1).unwrap().0,
+            "{by:#x} ahead of a flow's first packet"
+        );
     }
     assert_eq!(bench.aggregate(&moved(0).build()).unwrap().action, DROP);
     let mut passes = |f: &FrameSpec| bench.guard(&f.build(), 1).unwrap().0;
@@ -350,7 +375,8 @@ fn behind_ingress_a_guard_drops_what_must_not_pass() {
     for by in [1 << 21, 3 << 21, 1 << 23, 5 << 21, 7 << 21] {
         assert!(!passes(&moved(by)), "{by:#x} ahead of what was taken last");
     }
-    // What `ingress` lets through: strangers' packets, acknowledgements, data with a PSN that is none.
+    // What `ingress` lets through: strangers' packets, acknowledgements, data with a PSN that is
+    // none.
     assert!(passes(&FrameSpec::send(50, 51, 9, 0, lanes(0, 64))));
     let mut ack = fragment(0, 2, 0, vec![]);
     ack.bth.opcode = Opcode::ACK;

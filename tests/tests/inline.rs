@@ -1,4 +1,5 @@
-//! Contributions that are summed where they come in, beside those that go over the CPU map: nothing overtakes anything.
+//! Contributions that are summed where they come in, beside those that go over the CPU map: nothing
+//! overtakes anything.
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, one_on_each_host};

@@ -22,7 +22,8 @@ const SHOWN: &str = "caf\u{fffd}";
 
 /// `ip` in the box, with these words and perhaps one that is not UTF-8.
 fn ip(cluster: &Cluster, words: &str, last: &[u8]) {
-    let words = words.split(' ').map(OsStr::new).chain((!last.is_empty()).then(|| OsStr::from_bytes(last)));
+    let words =
+        words.split(' ').map(OsStr::new).chain((!last.is_empty()).then(|| OsStr::from_bytes(last)));
     output(cluster.lab().box_().command("ip").args(words)).unwrap();
 }
 
@@ -42,7 +43,11 @@ fn wait_for_ports(cluster: &Cluster, expected: &[&str]) {
 
 fn sum(group: &mut Group) {
     for outcome in group.all_reduce("i32", 50_000, 1).unwrap() {
-        assert_eq!((outcome.mode.as_str(), outcome.fall_backs, outcome.wrong), ("box", 0, 0), "{outcome:?}");
+        assert_eq!(
+            (outcome.mode.as_str(), outcome.fall_backs, outcome.wrong),
+            ("box", 0, 0),
+            "{outcome:?}"
+        );
     }
 }
 
@@ -140,7 +145,9 @@ fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve_at_the_start
     let token = cluster.create_job(&late).unwrap();
     let refused = cluster.ranks(&late, &token, &[(2, 0), (3, 0)]).err().map(|e| format!("{e:#}"));
     assert!(
-        refused.as_ref().is_some_and(|e| e.contains("behind port2, which is none of netsum's ports")),
+        refused
+            .as_ref()
+            .is_some_and(|e| e.contains("behind port2, which is none of netsum's ports")),
         "{refused:?}"
     );
     let check = cluster.netsum(&["check", "--bridge", "br0"]).unwrap_err().to_string();
@@ -156,8 +163,9 @@ fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve_at_the_start
     are_named(&cluster);
 }
 
-/// Has nftables drop all that bridges forward in this network namespace: `nft add table bridge f`, `nft add chain bridge f c { type
-/// filter hook forward priority 0; policy drop; }` (include/uapi/linux/netfilter/nf_tables.h, nfnetlink.h).
+/// Has nftables drop all that bridges forward in this network namespace: `nft add table bridge f`,
+/// `nft add chain bridge f c { type filter hook forward priority 0; policy drop; }`
+/// (include/uapi/linux/netfilter/nf_tables.h, nfnetlink.h).
 fn drop_what_is_forwarded() {
     let attribute = |kind: u16, value: &[u8]| {
         let mut bytes = [(value.len() as u16 + 4).to_ne_bytes(), kind.to_ne_bytes()].concat();
@@ -175,7 +183,8 @@ fn drop_what_is_forwarded() {
     };
     let (forward, policy) = (2u32.to_be_bytes(), 0u32.to_be_bytes());
     let hook = [attribute(1, &forward), attribute(2, &[0; 4])].concat();
-    let chain = [(1, &b"f\0"[..]), (3, b"c\0"), (4 | 1 << 15, &hook), (5, &policy), (7, b"filter\0")];
+    let chain =
+        [(1, &b"f\0"[..]), (3, b"c\0"), (4 | 1 << 15, &hook), (5, &policy), (7, b"filter\0")];
     let batch = [
         message(0x10, 1, 0, 10, &[]),
         message(0xa00, 0x401, 7, 0, &attribute(1, b"f\0")),
@@ -183,8 +192,10 @@ fn drop_what_is_forwarded() {
         message(0x11, 1, 0, 10, &[]),
     ];
     let (family, kind) = (AddressFamily::Netlink, SockType::Raw);
-    let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkNetFilter).unwrap();
-    sendto(socket.as_raw_fd(), &batch.concat(), &NetlinkAddr::new(0, 0), MsgFlags::empty()).unwrap();
+    let socket =
+        socket(family, kind, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkNetFilter).unwrap();
+    sendto(socket.as_raw_fd(), &batch.concat(), &NetlinkAddr::new(0, 0), MsgFlags::empty())
+        .unwrap();
     let mut answer = [0; 512];
     recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
     assert_eq!(answer[16..20], [0; 4], "nftables refuses");
@@ -202,7 +213,8 @@ fn what_keeps_the_bridge_from_passing_packets_on_is_named() {
             ip(&cluster, &format!("link set {port} type bridge_slave isolated {how}"), b"");
         }
     };
-    let refused = || format!("{:#}", cluster.ranks(&job, &token, &one_on_each_host(2)).err().unwrap());
+    let refused =
+        || format!("{:#}", cluster.ranks(&job, &token, &one_on_each_host(2)).err().unwrap());
     isolate("on");
     let why = refused();
     assert!(why.contains("port0 and rank 1 behind port port1, which are isolated"), "{why}");

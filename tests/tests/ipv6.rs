@@ -31,7 +31,11 @@ fn a_network_without_ipv4() {
     let mut group = cluster.ranks_v6(&job, &token, &one_on_each_host(RANKS)).unwrap();
     for dtype in ["i32", "f32"] {
         for outcome in group.all_reduce(dtype, 100_000, 6).unwrap() {
-            assert_eq!((&*outcome.mode, outcome.wrong, outcome.fall_backs), ("box", 0, 0), "{outcome:?}");
+            assert_eq!(
+                (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+                ("box", 0, 0),
+                "{outcome:?}"
+            );
         }
     }
     let flows = cluster.netsum_json(&["flow", "list", "six"]).unwrap();
@@ -46,7 +50,8 @@ fn a_rank_takes_an_address_that_stays_and_waits_until_it_may() {
     let host = lab.host(0);
     let ip = |line: &str| output(host.command("ip").args(line.split(' '))).unwrap();
     let set = |name: &str, value: u32| {
-        output(host.command("sysctl").arg("-qw").arg(format!("net.ipv6.conf.eth0.{name}={value}"))).unwrap();
+        output(host.command("sysctl").arg("-qw").arg(format!("net.ipv6.conf.eth0.{name}={value}")))
+            .unwrap();
     };
     ip("-6 address flush dev eth0 scope global");
     set("use_tempaddr", 2);
@@ -92,21 +97,30 @@ fn link_local_addresses_are_summed_like_others() {
         let flow = load.flow(0, rank, 0, IpAddr::V6(gid(rank)), IpAddr::V6(gid(next(rank))));
         cluster.add_flow("local", &flow, &lab.box_().port(rank as usize)).unwrap();
     }
-    let taps: Vec<Tap> = lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
+    let taps: Vec<Tap> =
+        lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
     let fragment = |rank: u32, index: u32| {
         let qpn = udp_ring::receive_qpn(next(rank));
         let psn = (load.psn(rank) + index) & 0xff_ffff;
-        let spec =
-            FrameSpec::send(rank as u8 + 1, next(rank) as u8 + 1, qpn, psn, lanes(rank + index, 256)).v6();
+        let spec = FrameSpec::send(
+            rank as u8 + 1,
+            next(rank) as u8 + 1,
+            qpn,
+            psn,
+            lanes(rank + index, 256),
+        )
+        .v6();
         let (src, dst) = (gid(rank).octets().to_vec(), gid(next(rank)).octets().to_vec());
         FrameSpec { src, dst, ..spec }
     };
     for index in 0..300 {
-        (0..RANKS).for_each(|rank| taps[rank as usize].send(&fragment(rank, index).build()).unwrap());
+        (0..RANKS)
+            .for_each(|rank| taps[rank as usize].send(&fragment(rank, index).build()).unwrap());
         let all: Vec<_> = (0..RANKS).map(|rank| fragment(rank, index).payload).collect();
         for rank in 0..RANKS {
-            let got =
-                taps[rank as usize].receive(Duration::from_secs(5), |f| wire::parse(f).is_ok()).unwrap();
+            let got = taps[rank as usize]
+                .receive(Duration::from_secs(5), |f| wire::parse(f).is_ok())
+                .unwrap();
             let source = fragment((rank + RANKS - 1) % RANKS, index);
             let expected = FrameSpec { payload: sum(&all), ..source };
             assert_eq!(got, expected.build_result(), "index {index}, rank {rank}");
@@ -114,9 +128,17 @@ fn link_local_addresses_are_summed_like_others() {
     }
     // netsum's own ranks say what they need instead.
     let peers = (0..2).map(|rank| IpAddr::V6(gid(rank))).collect();
-    let bootstrap =
-        netsum_worker::Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
+    let bootstrap = netsum_worker::Bootstrap::Static {
+        peers,
+        mtu: 1024,
+        message_size: 4096,
+        window: 2,
+        rings: 1,
+    };
     let config = netsum_worker::CommConfig::new(0, 2, IpAddr::V6(gid(0)), bootstrap);
     let error = netsum_worker::Communicator::connect(config).unwrap_err().to_string();
-    assert!(error.contains("link-local address; a global or unique local one is needed"), "{error}");
+    assert!(
+        error.contains("link-local address; a global or unique local one is needed"),
+        "{error}"
+    );
 }

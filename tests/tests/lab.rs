@@ -19,7 +19,10 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Namespaces whose names begin so.
 fn namespaces(prefix: &str) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(RUN_NETNS) else { return Vec::new() };
-    entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).filter(|n| n.starts_with(prefix)).collect()
+    entries
+        .filter_map(|e| e.ok()?.file_name().into_string().ok())
+        .filter(|n| n.starts_with(prefix))
+        .collect()
 }
 
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
@@ -40,7 +43,8 @@ fn every_host_reaches_every_other_and_the_box() {
             targets.extend([to.ip(0), to.ip(1), to.ipv6(0), to.ipv6(1)]);
         }
         for to in targets {
-            ping(from, to, 2, SECOND).unwrap_or_else(|e| panic!("host {} to {to}: {e}", from.number()));
+            ping(from, to, 2, SECOND)
+                .unwrap_or_else(|e| panic!("host {} to {to}: {e}", from.number()));
         }
     }
     let missing = "10.0.0.77".parse().unwrap();
@@ -76,7 +80,8 @@ fn links_have_the_mtu_asked_for_and_both_ends_poll() {
 #[ignore = "needs root: cargo xtask test"]
 fn leaves_have_a_link_to_every_spine_and_nothing_circles() {
     let [rate, uplink] = ["1gbit", "2gbit"].map(|text| Some(text.parse::<Rate>().unwrap()));
-    let lab = Lab::new(LabSpec { racks: 4, spines: 2, rate, uplink, ..LabSpec::hosts(16) }).unwrap();
+    let lab =
+        Lab::new(LabSpec { racks: 4, spines: 2, rate, uplink, ..LabSpec::hosts(16) }).unwrap();
     for to in [1, 4, 15] {
         ping(lab.host(0), lab.host(to).ip(0), 2, SECOND).unwrap();
     }
@@ -119,7 +124,8 @@ fn a_panic_leaves_nothing() {
 
 /// Starts a process that builds a lab; the process and the lab's prefix.
 fn start_victim() -> (Running, String) {
-    let mut victim = Running::start("victim", &mut Command::new(env!("CARGO_BIN_EXE_lab-victim"))).unwrap();
+    let mut victim =
+        Running::start("victim", &mut Command::new(env!("CARGO_BIN_EXE_lab-victim"))).unwrap();
     let prefix = victim.line(10 * SECOND).unwrap();
     assert_eq!(namespaces(&prefix).len(), 3);
     (victim, prefix)

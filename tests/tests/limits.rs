@@ -6,7 +6,8 @@ use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, one_on_each_host};
 use netsum_lab::netns::output;
 
-/// A daemon that begins with this script, in a mount namespace of its own; folders are `$1` and so on.
+/// A daemon that begins with this script, in a mount namespace of its own; folders are `$1` and so
+/// on.
 fn after(script: &str, folders: &[&Path]) -> DaemonOptions {
     let script = format!("{script}; shift {}; exec \"$@\"", folders.len());
     let words = ["unshare", "--mount", "sh", "-euc", &script, "sh"].map(str::to_owned);
@@ -19,7 +20,11 @@ fn works(cluster: &Cluster) {
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
     for outcome in group.all_reduce("i32", 50_000, 1).unwrap() {
-        assert_eq!((&*outcome.mode, outcome.wrong, outcome.fall_backs), ("box", 0, 0), "{outcome:?}");
+        assert_eq!(
+            (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+            ("box", 0, 0),
+            "{outcome:?}"
+        );
     }
 }
 
@@ -34,11 +39,14 @@ fn without_bpffs_locked_memory_and_ipv6_it_works_and_says_what_it_lacks() {
         host.enter(|| std::fs::write(no_ipv6, "1")).unwrap();
     }
     // Mounts of it may lie on one another.
-    let script = "umount -l /sys/fs/bpf; while umount -l /sys/fs/bpf 2>/dev/null; do :; done; ulimit -l 4";
+    let script =
+        "umount -l /sys/fs/bpf; while umount -l /sys/fs/bpf 2>/dev/null; do :; done; ulimit -l 4";
     cluster.start_daemon_as(&after(script, &[])).unwrap();
     let log = cluster.daemon_log();
     assert!(
-        log.contains("is no bpffs (mount -t bpf bpf /sys/fs/bpf), so the jobs end with this daemon"),
+        log.contains(
+            "is no bpffs (mount -t bpf bpf /sys/fs/bpf), so the jobs end with this daemon"
+        ),
         "{log}"
     );
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", cluster.daemon_pid())).unwrap();

@@ -66,16 +66,19 @@ impl Busy {
             seen = now;
         }
         let all = LEN as u64 * 4 / u64::from(self.job.mtu);
-        assert!(seen < all, "the all-reduce was over before {interface} went down: {seen} of {all}");
+        assert!(
+            seen < all,
+            "the all-reduce was over before {interface} went down: {seen} of {all}"
+        );
         down
     }
 
     /// All ranks end with the right sum; who summed, and how long it took.
     fn right(&mut self) -> (Vec<String>, Duration) {
-        let outcomes = self
-            .group
-            .check_all_reduce("i32", LEN, 1, &self.files)
-            .unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", self.group.log(), self.cluster.daemon_log()));
+        let outcomes =
+            self.group.check_all_reduce("i32", LEN, 1, &self.files).unwrap_or_else(|e| {
+                panic!("{e:#}\n{}\n{}", self.group.log(), self.cluster.daemon_log())
+            });
         let wrong = outcomes.iter().any(|o| o.wrong > 0);
         assert!(!wrong, "{outcomes:?}\n{}\n{}", self.group.log(), self.cluster.daemon_log());
         let time = outcomes.iter().map(|o| Duration::from_micros(o.micros)).max().unwrap();
@@ -94,7 +97,8 @@ impl Busy {
     }
 }
 
-/// Where the path of rank 1 is cut, and what with: the box's port, the host's interface, or the bridge with all paths.
+/// Where the path of rank 1 is cut, and what with: the box's port, the host's interface, or the
+/// bridge with all paths.
 const CUTS: [&str; 3] = ["port", "host", "bridge"];
 
 fn cut(cluster: &Cluster, what: &str) -> (Netns, String) {
@@ -116,7 +120,9 @@ fn interrupted(what: &str, timeout: Duration, hold: Duration) -> Vec<String> {
     netns.set_link(&interface, true).unwrap();
     let up = down.elapsed();
     let (modes, time) = busy.right();
-    println!("{what} down for {up:.1?} of an all-reduce of {time:.1?}; the sums come from {modes:?}");
+    println!(
+        "{what} down for {up:.1?} of an all-reduce of {time:.1?}; the sums come from {modes:?}"
+    );
     assert!(time >= hold, "{what}: the all-reduce did not wait for the link");
     modes
 }
@@ -157,13 +163,16 @@ fn a_link_that_stays_down_is_an_error_that_names_the_rank_behind_it() {
         }
     };
     // Each in a lab of its own, and all at once: they wait for time-outs.
-    std::thread::scope(|scope| CUTS.iter().for_each(|what| drop(scope.spawn(move || cut_off(what)))));
+    std::thread::scope(|scope| {
+        CUTS.iter().for_each(|what| drop(scope.spawn(move || cut_off(what))))
+    });
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_host_that_loses_its_address_with_its_link_is_an_error() {
-    // Linux takes IPv6 addresses away with the link (`keep_addr_on_down`), and nobody gives them back here.
+    // Linux takes IPv6 addresses away with the link (`keep_addr_on_down`), and nobody gives them
+    // back here.
     let mut busy = Busy::start(2 * SECOND, true);
     let (netns, interface) = cut(&busy.cluster, "host");
     let down = busy.down(&netns, &interface);
@@ -181,7 +190,11 @@ fn a_port_that_goes_down_and_up_lets_no_contribution_through() {
     let cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
     let lab = cluster.lab();
     let load = Load::new(RANKS);
-    let job = JobSpec { message_size: load.message_size, window: load.window, ..JobSpec::new("flap", RANKS) };
+    let job = JobSpec {
+        message_size: load.message_size,
+        window: load.window,
+        ..JobSpec::new("flap", RANKS)
+    };
     cluster.create_job(&job).unwrap();
     for rank in 0..RANKS {
         let at = |rank: u32| lab.host(rank as usize).ip(0);
@@ -190,8 +203,10 @@ fn a_port_that_goes_down_and_up_lets_no_contribution_through() {
     }
     // Rank 1's alone: no sum is ever complete, and nothing is to come to rank 2.
     let frame = FrameSpec::send(2, 3, udp_ring::receive_qpn(2), load.psn(1), lanes(1, 256)).build();
-    let (from, to) =
-        (Tap::open(lab.host(1), Host::INTERFACE).unwrap(), Tap::open(lab.host(2), Host::INTERFACE).unwrap());
+    let (from, to) = (
+        Tap::open(lab.host(1), Host::INTERFACE).unwrap(),
+        Tap::open(lab.host(2), Host::INTERFACE).unwrap(),
+    );
     let over = AtomicBool::new(false);
     let (sent, through) = std::thread::scope(|scope| {
         let sender = scope.spawn(|| {

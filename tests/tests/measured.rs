@@ -60,7 +60,8 @@ fn are_about(measured: &[Option<u64>], rate: u64) -> bool {
 
 fn trees(cluster: &Cluster, manager: &Manager) -> Vec<(String, u64)> {
     let job = manager.json(cluster, &["fabric", "job", "show", JOB]).unwrap();
-    let tree = |tree: &Value| (tree["root"].as_str().unwrap().to_owned(), tree["rings"].as_u64().unwrap());
+    let tree =
+        |tree: &Value| (tree["root"].as_str().unwrap().to_owned(), tree["rings"].as_u64().unwrap());
     job["trees"].as_array().unwrap().iter().map(tree).collect()
 }
 
@@ -131,7 +132,11 @@ fn links_as_fast_as_the_machine_keep_their_nominal_rates() {
     let all_nominal = || {
         measure(&cluster, &manager);
         for link in links(&cluster, &manager) {
-            assert_eq!((&link["rate"], &link["measured"]), (&json!(10_000 * MBIT), &Value::Null), "{link}");
+            assert_eq!(
+                (&link["rate"], &link["measured"]),
+                (&json!(10_000 * MBIT), &Value::Null),
+                "{link}"
+            );
             assert!(link["unmeasured"].as_str().unwrap().ends_with("or more"), "{link}");
         }
     };
@@ -156,13 +161,18 @@ fn links_as_fast_as_the_machine_keep_their_nominal_rates() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_box_says_what_it_adds_and_the_next_daemon_measures_nothing_beside_jobs() {
     let mut cluster = fabric(&[1000]);
-    let adds = |cluster: &Cluster| cluster.netsum_json(&["prog", "show"]).unwrap()["adds"].as_u64().unwrap();
+    let adds = |cluster: &Cluster| {
+        cluster.netsum_json(&["prog", "show"]).unwrap()["adds"].as_u64().unwrap()
+    };
     let before = adds(&cluster);
     // No machine adds less than 10 MB/s, or more than 100 GB/s.
     assert!((10_000_000..100_000_000_000).contains(&before), "{before}");
     let manager = cluster.start_manager().unwrap();
     let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
-    assert!(shown["boxes"].as_array().unwrap().iter().all(|b| b["adds"].as_u64() > Some(0)), "{shown}");
+    assert!(
+        shown["boxes"].as_array().unwrap().iter().all(|b| b["adds"].as_u64() > Some(0)),
+        "{shown}"
+    );
     let plan = manager.netsum(&cluster, &["fabric", "topology", "--plan"]).unwrap();
     assert!(plan.contains("adds = "), "{plan}");
     assert!(cluster.daemon_log().contains("adds "), "{}", cluster.daemon_log());

@@ -1,5 +1,5 @@
-//! The shipped rules and the shipped dashboard in a real Prometheus: it scrapes a box on which everything goes wrong that an alert is
-//! about, each alert fires, and no panel is empty.
+//! The shipped rules and the shipped dashboard in a real Prometheus: it scrapes a box on which
+//! everything goes wrong that an alert is about, each alert fires, and no panel is empty.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,8 @@ fn shipped(file: &str) -> String {
     std::fs::read_to_string(root().join("deploy").join(file)).unwrap()
 }
 
-/// The shipped rules for a short test: a minute in a window (`[5m]`) or behind `for:` is half a second. All else is as shipped.
+/// The shipped rules for a short test: a minute in a window (`[5m]`) or behind `for:` is half a
+/// second. All else is as shipped.
 fn hurried(rules: &str) -> String {
     [1, 5].into_iter().fold(rules.to_owned(), |text, minutes| {
         let (long, short) = (format!("{minutes}m"), format!("{}ms", minutes * MINUTE.as_millis()));
@@ -46,14 +47,16 @@ fn hurried(rules: &str) -> String {
 #[ignore = "needs Prometheus: cargo xtask test"]
 fn the_rules_pass_promtool_and_no_alert_is_without_a_test() {
     let promtool = |arguments: &[&str]| {
-        output(Command::new(program("promtool").unwrap()).current_dir(root()).args(arguments)).unwrap()
+        output(Command::new(program("promtool").unwrap()).current_dir(root()).args(arguments))
+            .unwrap()
     };
     promtool(&["check", "rules", "--lint=all", "--lint-fatal", "deploy/prometheus-rules.yml"]);
     promtool(&["test", "rules", "tests/prometheus/rules.yml"]);
     let tests = std::fs::read_to_string(root().join("tests/prometheus/rules.yml")).unwrap();
     let book = std::fs::read_to_string(root().join("book/text/howto/watch.md")).unwrap();
     let rules = shipped("prometheus-rules.yml");
-    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let alerts: Vec<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() > 5, "{alerts:?}");
     for alert in alerts {
         assert!(tests.contains(&format!("- name: {alert}\n")), "{alert} has no test");
@@ -77,7 +80,8 @@ impl Watched {
         let tenants = "[tenants.default]\njobs = 3\nmemory = \"8MiB\"\n[tenants.filler]\n";
         // Ranks that are killed fail their job soon.
         let tenants = format!("{tenants}[heartbeat]\ntimeout-ms = 5000\n");
-        let listen = format!("[metrics]\nlisten = \"{METRICS}\"\n[pool]\nmemory = \"8MiB\"\n{tenants}");
+        let listen =
+            format!("[metrics]\nlisten = \"{METRICS}\"\n[pool]\nmemory = \"8MiB\"\n{tenants}");
         cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
         let rules = cluster.folder().join("rules.yml");
         std::fs::write(&rules, hurried(&shipped("prometheus-rules.yml"))).unwrap();
@@ -107,7 +111,10 @@ impl Watched {
                 if let Some(alert) = found {
                     let text = alert["annotations"].to_string();
                     println!("after {:.1} s: {text}", start.elapsed().as_secs_f64());
-                    assert!(!text.contains("no value") && !text.contains("error expanding"), "{alert:#}");
+                    assert!(
+                        !text.contains("no value") && !text.contains("error expanding"),
+                        "{alert:#}"
+                    );
                 }
                 found.is_none()
             });
@@ -126,12 +133,14 @@ impl Watched {
 
 /// A job whose rank 1 never sends anything, on the hosts' last addresses.
 fn stuck(cluster: &Cluster) {
-    let create = ["job", "create", "stuck", "--ranks", "2", "--message-size", "4096", "--window", "2"];
+    let create =
+        ["job", "create", "stuck", "--ranks", "2", "--message-size", "4096", "--window", "2"];
     cluster.netsum(&create).unwrap();
     let ip = |host: usize| cluster.lab().host(host).ip(3).to_string();
     for (rank, port, psn) in [(0, "port0", "4096"), (1, "port1", "8192")] {
         let (ring, rank_text) = (["--ring", "0"], rank.to_string());
-        let ends = ["--rank", &rank_text, "--port", port, "--src", &ip(rank), "--dst", &ip(1 - rank)];
+        let ends =
+            ["--rank", &rank_text, "--port", port, "--src", &ip(rank), "--dst", &ip(1 - rank)];
         let numbers = ["--qpn", "512", "--psn", psn];
         cluster.netsum(&[&["flow", "add", "stuck"][..], &ring, &ends, &numbers].concat()).unwrap();
     }
@@ -171,8 +180,8 @@ fn every_alert_fires_when_it_should_and_no_panel_is_empty() {
     let empty: Vec<_> = panels.iter().filter(|p| p.queries.iter().all(|(_, full)| !full)).collect();
     assert!(empty.is_empty(), "{empty:#?}");
 
-    // A job that stands still; one of which rank 0 and rank 1 are on one host, so that their data never comes by the box; and a rank
-    // that is late.
+    // A job that stands still; one of which rank 0 and rank 1 are on one host, so that their data
+    // never comes by the box; and a rank that is late.
     stuck(&watched.cluster);
     let past = JobSpec { timeout: Duration::from_secs(3), ..JobSpec::new("past", 3) };
     let mut past_box = watched.group(&past, &[(0, 1), (0, 2), (1, 1)]);
@@ -189,7 +198,8 @@ fn every_alert_fires_when_it_should_and_no_panel_is_empty() {
         },
     );
 
-    // A burst of loss on a cable, which also flips bits; and somebody who sends with another's address.
+    // A burst of loss on a cable, which also flips bits; and somebody who sends with another's
+    // address.
     group.start_together();
     let lossy = Faults { corrupt: 0.02, ..Faults::loss(0.05) };
     watched.cluster.lab().host(1).set_faults(lossy, Faults::loss(0.05), 1).unwrap();
@@ -240,17 +250,21 @@ fn every_alert_fires_when_it_should_and_no_panel_is_empty() {
 fn rules_are_well(prometheus: &Prometheus) {
     // Not the history, which has steps: the last alert has fired just now.
     let fired = prometheus.query("count_over_time(ALERTS{alertstate=\"firing\"}[10m])").unwrap();
-    let fired: BTreeSet<&str> = fired.iter().filter_map(|a| a["metric"]["alertname"].as_str()).collect();
+    let fired: BTreeSet<&str> =
+        fired.iter().filter_map(|a| a["metric"]["alertname"].as_str()).collect();
     let rules = prometheus.rules().unwrap();
     for rule in &rules {
         assert_eq!(rule["health"], "ok", "{rule:#}");
         assert!(
-            rule["duration"].as_f64().unwrap_or(0.0) < 5.0 && !rule["query"].as_str().unwrap().contains("m]"),
+            rule["duration"].as_f64().unwrap_or(0.0) < 5.0
+                && !rule["query"].as_str().unwrap().contains("m]"),
             "not hurried: {rule:#}"
         );
         let name = rule["name"].as_str().unwrap();
         match rule["type"].as_str().unwrap() {
-            "alerting" => assert!(fired.contains(name) || LEFT_OUT.contains(&name), "{name}: {fired:?}"),
+            "alerting" => {
+                assert!(fired.contains(name) || LEFT_OUT.contains(&name), "{name}: {fired:?}")
+            }
             _ => assert!(!prometheus.history(name).unwrap().is_empty(), "{name} records nothing"),
         }
     }

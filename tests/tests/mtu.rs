@@ -15,7 +15,8 @@ fn set_mtu(netns: &Netns, interface: &str, mtu: u32) {
 fn what_the_box_cannot_broadcast_or_a_port_not_carry_is_refused_at_once() {
     let cluster = Cluster::start(LabSpec { mtu: 2300, ..LabSpec::hosts(3) }).unwrap();
     let lab = cluster.lab();
-    let create = |mtu: u32| cluster.create_job(&JobSpec { mtu, ..JobSpec::new(&format!("mtu-{mtu}"), 3) });
+    let create =
+        |mtu: u32| cluster.create_job(&JobSpec { mtu, ..JobSpec::new(&format!("mtu-{mtu}"), 3) });
     let refused = |result: anyhow::Result<String>, parts: &[&str]| {
         let error = format!("{:#}", result.expect_err("not refused"));
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
@@ -25,7 +26,10 @@ fn what_the_box_cannot_broadcast_or_a_port_not_carry_is_refused_at_once() {
     create(2048).unwrap();
     set_mtu(lab.box_(), "port1", 1107);
     // Ports are looked at when it matters, not only when the daemon started.
-    refused(create(1024), &["--mtu 1024", "port port1 has an MTU of 1107", "at least 1108 is needed"]);
+    refused(
+        create(1024),
+        &["--mtu 1024", "port port1 has an MTU of 1107", "at least 1108 is needed"],
+    );
     create(512).unwrap();
 
     let load = Load::new(3);
@@ -45,7 +49,10 @@ fn what_the_box_cannot_broadcast_or_a_port_not_carry_is_refused_at_once() {
 fn a_rank_whose_port_or_interface_is_too_small_is_told_when_it_joins() {
     for (at_the_host, expected) in [
         (false, &["rank 1: port port1 has an MTU of 1000", "at least 1108 is needed"][..]),
-        (true, &["mtu 1024: interface eth0, which has 10.0.0.2, has an MTU of 1000", "at least 1068"]),
+        (
+            true,
+            &["mtu 1024: interface eth0, which has 10.0.0.2, has an MTU of 1000", "at least 1068"],
+        ),
     ] {
         let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
         let job = JobSpec::new("small", 2);
@@ -58,7 +65,8 @@ fn a_rank_whose_port_or_interface_is_too_small_is_told_when_it_joins() {
         }
         let mut impatient = job.clone();
         impatient.connect_timeout = std::time::Duration::from_secs(2);
-        let error = format!("{:#}", cluster.ranks(&impatient, &token, &one_on_each_host(2)).unwrap_err());
+        let error =
+            format!("{:#}", cluster.ranks(&impatient, &token, &one_on_each_host(2)).unwrap_err());
         assert!(expected.iter().all(|part| error.contains(part)), "{error}");
         // The other one is told who is missing.
         assert!(error.contains("missing: 1"), "{error}");
@@ -69,10 +77,14 @@ fn a_rank_whose_port_or_interface_is_too_small_is_told_when_it_joins() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_port_whose_packets_do_not_fit_a_page_is_refused_when_the_daemon_starts() {
     let error = Cluster::start(LabSpec { mtu: 9000, ..LabSpec::hosts(2) }).unwrap_err().to_string();
-    assert!(error.contains("port port0: cannot attach") && error.contains("has an MTU of 9000"), "{error}");
+    assert!(
+        error.contains("port port0: cannot attach") && error.contains("has an MTU of 9000"),
+        "{error}"
+    );
 }
 
-/// Nobody is told: a bridge drops what its port does not carry, as many a hop does whose ICMP is filtered.
+/// Nobody is told: a bridge drops what its port does not carry, as many a hop does whose ICMP is
+/// filtered.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_path_that_swallows_large_packets_is_named_when_the_ranks_connect() {
@@ -81,7 +93,12 @@ fn a_path_that_swallows_large_packets_is_named_when_the_ranks_connect() {
     let timeout = std::time::Duration::from_secs(2);
     let job = JobSpec { timeout, ..JobSpec::new("narrow", 3) };
     let error = format!("{:#}", cluster.ranks_alone(&job, &one_on_each_host(3)).unwrap_err());
-    let words = ["rank 0 (10.0.0.1) did not answer within 2s", "path MTU, 1024 bytes", "small ones", "--mtu"];
+    let words = [
+        "rank 0 (10.0.0.1) did not answer within 2s",
+        "path MTU, 1024 bytes",
+        "small ones",
+        "--mtu",
+    ];
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
     let small = JobSpec { mtu: 512, ..job };
     cluster.ranks_alone(&small, &one_on_each_host(3)).unwrap();

@@ -1,4 +1,5 @@
-//! What an administrator sees: the command line against its schemas, and the metrics against parsers and the dashboard.
+//! What an administrator sees: the command line against its schemas, and the metrics against
+//! parsers and the dashboard.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
@@ -8,7 +9,9 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, DaemonOptions, Group, JobSpec, PATIENCE, one_on_each_host, program};
+use netsum_lab::cluster::{
+    Cluster, DaemonOptions, Group, JobSpec, PATIENCE, one_on_each_host, program,
+};
 use netsum_lab::netns::output;
 use openmetrics_parser::openmetrics::parse_openmetrics;
 use serde_json::Value;
@@ -51,8 +54,7 @@ fn all_json_is_what_its_schema_says() {
     let file = cluster.folder().join("commands");
     std::fs::write(&file, "port show\njob delete idle\njob show gone\n").unwrap();
     let batch = format!("batch file {}", file.display());
-    let flow =
-        "flow add by-hand --ring 0 --rank 0 --port port0 --src 10.0.0.9 --dst 10.0.0.8 --qpn 9 --psn 9";
+    let flow = "flow add by-hand --ring 0 --rank 0 --port port0 --src 10.0.0.9 --dst 10.0.0.8 --qpn 9 --psn 9";
     for (line, schema, code) in [
         ("job show", "jobs.json", 0),
         ("job create by-hand --ranks 2", "job.json", 0),
@@ -81,14 +83,17 @@ fn all_json_is_what_its_schema_says() {
         let validator = validator(schema);
         for option in ["-j", "-p"] {
             // What changes something does so once.
-            if option == "-p" && (code == 4 || line.contains(" create ") || line.contains(" add ")) {
+            if option == "-p" && (code == 4 || line.contains(" create ") || line.contains(" add "))
+            {
                 continue;
             }
             let out = netsum(&cluster, &format!("{option} {line}"));
             let text = String::from_utf8(out.stdout).unwrap();
             assert_eq!(out.status.code(), Some(code), "{line}: {text}");
-            let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {e}: {text}"));
-            let errors: Vec<String> = validator.iter_errors(&value).map(|e| e.to_string()).collect();
+            let value: Value =
+                serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {e}: {text}"));
+            let errors: Vec<String> =
+                validator.iter_errors(&value).map(|e| e.to_string()).collect();
             assert!(errors.is_empty(), "{line}: {errors:?}\n{value:#}");
             assert!(!text.contains('\u{1b}'), "{line}");
             without_a_field_it_is_refused(&validator, &value, line);
@@ -96,7 +101,8 @@ fn all_json_is_what_its_schema_says() {
     }
 }
 
-/// That the schema is no empty one: with the first field of the first object gone, or of another type, it says no.
+/// That the schema is no empty one: with the first field of the first object gone, or of another
+/// type, it says no.
 fn without_a_field_it_is_refused(validator: &jsonschema::Validator, value: &Value, line: &str) {
     let mut broken = value.clone();
     let object = match &mut broken {
@@ -140,7 +146,8 @@ fn exit_codes_and_prefixes_are_as_the_manual_says() {
         assert_eq!(out.status.code(), Some(code), "netsum {line}: {said}");
         assert_eq!(code == 0, said.is_empty(), "netsum {line}: {said}");
     }
-    let rates = String::from_utf8(netsum(&cluster, "stats -i 100ms -c 3 --job train").stdout).unwrap();
+    let rates =
+        String::from_utf8(netsum(&cluster, "stats -i 100ms -c 3 --job train").stdout).unwrap();
     assert_eq!(rates.lines().filter(|l| l.contains("  train  ")).count(), 3, "{rates}");
     let programs = String::from_utf8(netsum(&cluster, "prog").stdout).unwrap();
     assert!(programs.contains("attached to port port0, port port1"), "{programs}");
@@ -167,8 +174,10 @@ fn samples(text: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in text.lines().filter(|l| !l.starts_with('#')) {
         let name = line.split(['{', ' ']).next().unwrap();
-        let labels = line.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(l, _)| l);
-        let names = labels.split(',').filter_map(|l| l.split_once('=')).map(|(name, _)| name.to_owned());
+        let labels =
+            line.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(l, _)| l);
+        let names =
+            labels.split(',').filter_map(|l| l.split_once('=')).map(|(name, _)| name.to_owned());
         all.entry(name.to_owned()).or_default().extend(names);
     }
     all
@@ -197,7 +206,10 @@ fn metrics_count_what_the_command_line_shows() {
     };
     let fragments = "netsum_fragments_total{job_name=\"train\"}";
     assert!(value(&after, fragments) >= value(&before, fragments) + 2.0 * 200_000.0 * 4.0 / 1024.0);
-    assert_eq!(value(&after, fragments), cluster.counter(Some("train"), "fragments").unwrap() as f64);
+    assert_eq!(
+        value(&after, fragments),
+        cluster.counter(Some("train"), "fragments").unwrap() as f64
+    );
     let timing = &cluster.netsum_json(&["stats", "train"]).unwrap()["timing"];
     let timed = timing["completion"]["count"].as_f64().unwrap();
     assert!(timed > 0.0 && timing["sampled"] == 64, "{timing:#}");
@@ -206,8 +218,9 @@ fn metrics_count_what_the_command_line_shows() {
     assert_eq!(completion("bucket{le=\"+Inf\",job_name=\"train\"}"), timed);
     let mean = timing["completion"]["mean_ns"].as_f64().unwrap() / 1e9;
     assert!((completion("sum{job_name=\"train\"}") / timed - mean).abs() < 1e-8, "{after}");
-    let last =
-        |rank: u32| value(&after, &format!("netsum_rank_last_total{{job_name=\"train\",rank=\"{rank}\"}}"));
+    let last = |rank: u32| {
+        value(&after, &format!("netsum_rank_last_total{{job_name=\"train\",rank=\"{rank}\"}}"))
+    };
     assert_eq!(last(0) + last(1), timed);
     let bytes = value(&after, "netsum_payload_received_bytes_total{job_name=\"train\"}");
     assert!((bytes / value(&after, fragments) - 1024.0).abs() < 1.0, "{after}");
@@ -253,15 +266,21 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
         for target in panel["targets"].as_array().unwrap() {
             let expression = target["expr"].as_str().unwrap();
             // As Grafana fills it in.
-            let filled =
-                expression.replace("$__rate_interval", "1m").replace("$job", ".*").replace("$instance", ".*");
-            let parsed =
-                promql_parser::parser::parse(&filled).unwrap_or_else(|e| panic!("{expression}: {e}"));
+            let filled = expression
+                .replace("$__rate_interval", "1m")
+                .replace("$job", ".*")
+                .replace("$instance", ".*");
+            let parsed = promql_parser::parser::parse(&filled)
+                .unwrap_or_else(|e| panic!("{expression}: {e}"));
             assert!(!filled.contains('$'), "a variable that is not known: {filled}");
             for (name, labels) in selectors(&parsed) {
-                let labels_there = there.get(&name).unwrap_or_else(|| panic!("{expression}: no {name}"));
+                let labels_there =
+                    there.get(&name).unwrap_or_else(|| panic!("{expression}: no {name}"));
                 for label in labels.iter().filter(|l| *l != "instance") {
-                    assert!(labels_there.contains(label), "{expression}: {name} has no label {label}");
+                    assert!(
+                        labels_there.contains(label),
+                        "{expression}: {name} has no label {label}"
+                    );
                 }
                 asked.insert(name);
             }
@@ -270,7 +289,8 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
     assert!(asked.len() > 15, "{asked:?}");
     for variable in dashboard["templating"]["list"].as_array().unwrap() {
         if let Some(query) = variable["query"]["query"].as_str() {
-            let (name, label) = query.trim_start_matches("label_values(").split_once([',', '{']).unwrap();
+            let (name, label) =
+                query.trim_start_matches("label_values(").split_once([',', '{']).unwrap();
             let label = label.rsplit(", ").next().unwrap().trim().trim_end_matches(')');
             let labels = there.get(name).unwrap_or_else(|| panic!("{query}: no {name}"));
             assert!(label == "instance" || labels.contains(label), "{query}");
@@ -318,7 +338,9 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     };
     bridge(&cluster, &["nomaster"]);
     let pool = |memory: &str| format!("[pool]\nmemory = \"{memory}\"\n");
-    cluster.start_daemon_as(&DaemonOptions { listen: pool("2MiB"), ..DaemonOptions::default() }).unwrap();
+    cluster
+        .start_daemon_as(&DaemonOptions { listen: pool("2MiB"), ..DaemonOptions::default() })
+        .unwrap();
     let train = JobSpec::new("train", 2);
     let token = cluster.create_job(&train).unwrap();
     let mut group = cluster.ranks(&train, &token, &one_on_each_host(2)).unwrap();
@@ -333,7 +355,8 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     bridge(&cluster, &["master", "br0"]);
     let xdp = |cluster: &Cluster| {
         let ports = cluster.netsum_json(&["port", "show"]).unwrap();
-        let port = ports.as_array().unwrap().iter().find(|p| p["name"] == late_port.as_str()).cloned();
+        let port =
+            ports.as_array().unwrap().iter().find(|p| p["name"] == late_port.as_str()).cloned();
         port.map(|p| p["xdp"].as_str().unwrap().to_owned())
     };
     wait_until(&cluster, "the port has come", || xdp(&cluster).as_deref() == Some("native"));
@@ -367,7 +390,8 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     wait_until(&cluster, "the port has gone", || xdp(&cluster).is_none());
     let shown = cluster.netsum_json(&["job", "show", "late"]).unwrap();
     assert_eq!(shown["error"], format!("rank 1: its port {late_port} is gone"), "{shown:#}");
-    // What its host still sends is kept out, should it come back, until somebody knows that the host has ended.
+    // What its host still sends is kept out, should it come back, until somebody knows that the
+    // host has ended.
     let links = |cluster: &Cluster, which: &[&str]| {
         output(cluster.lab().box_().command("ip").args(["link", "show"]).args(which)).unwrap()
     };
@@ -386,7 +410,8 @@ fn a_check_finds_what_is_wrong_with_a_box_and_changes_nothing() {
     let cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     let look = || {
         let out = netsum(&cluster, "-j check --bridge br0");
-        let report: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+        let report: Value =
+            serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
         assert!(validator("check.json").is_valid(&report), "{report:#}");
         assert_eq!(out.status.code() == Some(0), report["level"] != "error", "{report:#}");
         report
@@ -400,7 +425,8 @@ fn a_check_finds_what_is_wrong_with_a_box_and_changes_nothing() {
     let report = look();
     assert!(found(&report, "programs")[0].contains("takes netsum's programs"), "{report:#}");
     assert!(found(&report, "BPF compiler")[0].starts_with("\"ok\""), "{report:#}");
-    // A kernel with br_netfilter has frames of every bridge go through iptables, until it is told not to.
+    // A kernel with br_netfilter has frames of every bridge go through iptables, until it is told
+    // not to.
     let filter = Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables");
     if cluster.lab().box_().enter(|| filter.exists()) {
         assert!(found(&report, "bridge br0")[0].contains("go through iptables"), "{report:#}");
@@ -417,7 +443,10 @@ fn a_check_finds_what_is_wrong_with_a_box_and_changes_nothing() {
     set(&[&port, "mtu", "300"]);
     set(&["br0", "type", "bridge", "stp_state", "1"]);
     let report = look();
-    assert!(found(&report, &format!("port {port}"))[0].contains("MTU 300: too small"), "{report:#}");
+    assert!(
+        found(&report, &format!("port {port}"))[0].contains("MTU 300: too small"),
+        "{report:#}"
+    );
     assert!(found(&report, "bridge br0")[0].contains("spanning tree"), "{report:#}");
     set(&[&port, "mtu", "1500"]);
     set(&[&port, "down"]);

@@ -6,7 +6,8 @@ use netsum_lab::{LabSpec, netns};
 
 /// Bytes that a leaf has sent by a port.
 pub fn sent(leaf: &BoxNode, port: &str) -> u64 {
-    let text = netns::output(leaf.command("ip").args(["-s", "-j", "link", "show", "dev", port])).unwrap();
+    let text =
+        netns::output(leaf.command("ip").args(["-s", "-j", "link", "show", "dev", port])).unwrap();
     let links: serde_json::Value = serde_json::from_str(&text).unwrap();
     links[0]["stats64"]["tx"]["bytes"].as_u64().unwrap()
 }
@@ -35,8 +36,10 @@ fn each_parent_gets_the_bytes_of_its_rings() {
         assert!(said.contains("active"), "{said}");
     }
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(4)).unwrap();
-    let counted =
-        || [0, 1].map(|rack| [0, 1].map(|spine| sent(cluster.lab().leaf(rack), &BoxNode::uplink(spine))));
+    let counted = || {
+        [0, 1]
+            .map(|rack| [0, 1].map(|spine| sent(cluster.lab().leaf(rack), &BoxNode::uplink(spine))))
+    };
     let before = counted();
     for (seed, dtype) in [(1, "i32"), (2, "f32"), (3, "i32")] {
         let outcomes = group.all_reduce(dtype, 1_000_000, seed).unwrap();

@@ -32,12 +32,16 @@ fn measure(cluster: &Cluster, job: &JobSpec, token: &str, more: &str) {
             .env("NETSUM_IP", host.ip(0).to_string());
         ranks.push(Running::start(&format!("netsum-perf of rank {rank}"), &mut perf).unwrap());
     }
-    let printed: Vec<String> = ranks.into_iter().map(|rank| rank.success(2 * PATIENCE).unwrap()).collect();
+    let printed: Vec<String> =
+        ranks.into_iter().map(|rank| rank.success(2 * PATIENCE).unwrap()).collect();
     let rows: Vec<Value> =
         serde_json::from_str(&printed[0]).unwrap_or_else(|e| panic!("{e}: {}", printed[0]));
     let sizes: Vec<_> = rows.iter().map(|row| row["size"].as_u64().unwrap()).collect();
     assert_eq!(sizes, [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20]);
-    println!("{more}: {:?} us", rows.iter().map(|row| row["time_us"].as_f64().unwrap()).collect::<Vec<_>>());
+    println!(
+        "{more}: {:?} us",
+        rows.iter().map(|row| row["time_us"].as_f64().unwrap()).collect::<Vec<_>>()
+    );
     for row in &rows {
         assert_eq!((row["wrong"].as_u64(), row["by"].as_str()), (Some(0), Some("box")), "{row}");
         assert!(row["algbw"].as_f64().unwrap() > 0.0, "{row}");
@@ -93,7 +97,8 @@ fn what_the_daemon_shows_is_json_too() {
         ("stats", &["fragments", "not_roce"]),
         ("stats shown", &["fragments"]),
     ] {
-        let json = cluster.netsum_json(&command.split(' ').collect::<Vec<_>>()).unwrap().to_string();
+        let json =
+            cluster.netsum_json(&command.split(' ').collect::<Vec<_>>()).unwrap().to_string();
         let text = cluster.netsum(&command.split(' ').collect::<Vec<_>>()).unwrap();
         for word in words {
             assert!(json.contains(word), "`netsum -j {command}` lacks {word}: {json}");

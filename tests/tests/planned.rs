@@ -48,7 +48,8 @@ fn is_near(reached: f64, plan: &Value) {
 
 /// Hosts h0, h1, .. around a box of two CPUs, which add so many bytes in a second together.
 fn rack(hosts: usize, rate: Rate, adds: u64, pool: u64) -> String {
-    let mut text = format!("[[box]]\nname = \"leaf\"\nadds = {adds}.0\ncpus = 2\nslots = {pool}.0\n");
+    let mut text =
+        format!("[[box]]\nname = \"leaf\"\nadds = {adds}.0\ncpus = 2\nslots = {pool}.0\n");
     for host in 0..hosts {
         text += &format!("[[host]]\nname = \"h{host}\"\n");
         text += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"leaf\"\nbits = {}.0\n", rate.0);
@@ -70,11 +71,19 @@ fn a_plan_for_one_box_is_granted_and_reached() {
         let mut perf = host.command(program("netsum-perf").unwrap());
         perf.args("all_reduce -b 4M -e 4M -w 1 -n 3 -j --job train --ranks 4".split(' '))
             .args(["--controller", &format!("{}:{WORKER_PORT}", cluster.lab().box_().ip())])
-            .args(["--token", &token, "--rank", &rank.to_string(), "--ip", &host.ip(0).to_string()]);
+            .args([
+                "--token",
+                &token,
+                "--rank",
+                &rank.to_string(),
+                "--ip",
+                &host.ip(0).to_string(),
+            ]);
         Running::start(&format!("netsum-perf of rank {rank}"), &mut perf).unwrap()
     });
     let ranks: Vec<Running> = ranks.collect();
-    let printed: Vec<String> = ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect();
+    let printed: Vec<String> =
+        ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect();
     let rows: Vec<Value> = serde_json::from_str(&printed[0]).unwrap();
     assert_eq!(rows[0]["by"], "box", "{rows:?}");
     is_near(rows[0]["size"].as_f64().unwrap() / rows[0]["time_us"].as_f64().unwrap() * 1e6, &plan);
@@ -112,8 +121,14 @@ fn a_pool_has_room_for_what_is_planned_and_for_no_more() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_plan_for_two_spines_is_granted_and_reached() {
     let rates = [20, 10].map(|mbit| Rate(mbit * MBIT));
-    let spec =
-        LabSpec { hosts: 4, racks: 2, mtu: 2300, spines: 2, uplink: Some(rates[0]), ..LabSpec::default() };
+    let spec = LabSpec {
+        hosts: 4,
+        racks: 2,
+        mtu: 2300,
+        spines: 2,
+        uplink: Some(rates[0]),
+        ..LabSpec::default()
+    };
     let mut cluster = Cluster::without_daemon(spec).unwrap();
     cluster.lab().set_uplink_rate(1, rates[1]).unwrap();
     cluster.start_daemon().unwrap();

@@ -12,7 +12,8 @@ use netsum_dataplane::DataPlane;
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, flow, fragment, ring, tag};
 
-/// What egress should make of a rank's saved headers and a sum, for a receiver with a VLAN tag or none.
+/// What egress should make of a rank's saved headers and a sum, for a receiver with a VLAN tag or
+/// none.
 fn expected(source: &FrameSpec, payload: Vec<u8>, ce: bool, vlan: Option<u16>) -> Vec<u8> {
     let tos = if ce && source.tos & 3 != 0 { source.tos | 3 } else { source.tos };
     let vlan = match (source.vlan, vlan) {
@@ -34,7 +35,10 @@ fn all_reduce(bench: &mut Bench, specs: &[FrameSpec], ce: bool) {
         }
         assert_eq!(out.action, REDIRECT, "{:?}", bench.counters().unwrap());
         let tag = tag(&out.packet);
-        assert_eq!((tag.ring, tag.rank, tag.payload as usize), (1, ReleaseTag::ALL, spec.payload_offset()));
+        assert_eq!(
+            (tag.ring, tag.rank, tag.payload as usize),
+            (1, ReleaseTag::ALL, spec.payload_offset())
+        );
         assert_eq!(out.packet[spec.payload_offset()..][..total.len()], total, "the sum");
         // All ranks are behind the loopback interface: the clones go to rank 0, 1, 2, ... in turn.
         for receiver in 0..specs.len() {
@@ -42,7 +46,11 @@ fn all_reduce(bench: &mut Bench, specs: &[FrameSpec], ce: bool) {
             let result = bench.egress(&out.packet).unwrap();
             assert_eq!(result.action, PASS, "to rank {receiver}: {:?}", bench.counters().unwrap());
             let vlan = specs[receiver].vlan;
-            assert_eq!(result.packet, expected(source, total.clone(), ce, vlan), "to rank {receiver}");
+            assert_eq!(
+                result.packet,
+                expected(source, total.clone(), ce, vlan),
+                "to rank {receiver}"
+            );
         }
     }
 }
@@ -100,7 +108,8 @@ fn two_to_sixty_four_ranks() {
         let flows: Vec<_> = (0..ranks).map(|r| flow(&ring, r, false)).collect();
         bench.restart(ring, &flows).unwrap();
         for index in 0..20 {
-            let specs: Vec<_> = (0..ranks).map(|r| fragment(r, ranks, index, lanes(r + index, 64))).collect();
+            let specs: Vec<_> =
+                (0..ranks).map(|r| fragment(r, ranks, index, lanes(r + index, 64))).collect();
             all_reduce(&mut bench, &specs, false);
         }
     }
@@ -109,10 +118,12 @@ fn two_to_sixty_four_ranks() {
 #[test]
 #[ignore = "needs root and BPF"]
 fn ranks_with_different_headers_get_their_own() {
-    // Rank 0 is tagged, rank 1 sends WRITE ONLY with immediate, rank 2 plain SENDs: egress has to move the packet's head.
+    // Rank 0 is tagged, rank 1 sends WRITE ONLY with immediate, rank 2 plain SENDs: egress has to
+    // move the packet's head.
     let mut bench = Bench::new(ring(3, 1024, 64), false).unwrap();
     for index in 0..6 {
-        let mut specs: Vec<_> = (0..3).map(|rank| fragment(rank, 3, index, lanes(rank, 256))).collect();
+        let mut specs: Vec<_> =
+            (0..3).map(|rank| fragment(rank, 3, index, lanes(rank, 256))).collect();
         specs[0].vlan = Some(7);
         specs[1].bth.opcode = Opcode::WRITE_ONLY_IMM;
         all_reduce(&mut bench, &specs, false);
@@ -123,7 +134,8 @@ fn ranks_with_different_headers_get_their_own() {
 #[ignore = "needs root and BPF"]
 fn results_are_in_the_vlan_of_their_receivers_own_packets() {
     let mut bench = Bench::new(ring(3, 2048, 64), false).unwrap();
-    // Every neighbour and itself: no tag, a tag with and without priority, another VLAN, a priority alone.
+    // Every neighbour and itself: no tag, a tag with and without priority, another VLAN, a priority
+    // alone.
     let tags = [None, Some(5), Some(0x6005), Some(0x2007), Some(0x6000)];
     for v6 in [false, true] {
         let ring = ring(3, 2048, 256);
@@ -161,7 +173,8 @@ fn congestion_marks_are_carried_over() {
     let ring = ring(3, 1024, 64);
     let flows: Vec<_> = (0..3).map(|r| flow(&ring, r, true)).collect();
     bench.restart(ring, &flows).unwrap();
-    let mut specs: Vec<_> = (0..3).map(|rank| fragment(rank, 3, 0, lanes(rank, 256)).v6()).collect();
+    let mut specs: Vec<_> =
+        (0..3).map(|rank| fragment(rank, 3, 0, lanes(rank, 256)).v6()).collect();
     specs[0].tos |= 3;
     all_reduce(&mut bench, &specs, true);
 }
@@ -178,7 +191,11 @@ fn duplicates_are_never_added_twice_and_finished_ones_are_replayed() {
     assert_eq!(out.action, REDIRECT);
     assert_eq!(tag(&out.packet).rank, 1, "a replay goes to the next rank alone");
     let result = bench.egress(&out.packet).unwrap();
-    assert_eq!(result.packet, expected(&again, total, false, None), "with the retransmission's own headers");
+    assert_eq!(
+        result.packet,
+        expected(&again, total, false, None),
+        "with the retransmission's own headers"
+    );
     let counters = bench.counters().unwrap();
     for c in [
         (Counter::Fragments, 2),
@@ -196,7 +213,8 @@ fn duplicates_are_never_added_twice_and_finished_ones_are_replayed() {
 #[ignore = "needs root and BPF"]
 fn results_leave_in_order_and_gaps_make_the_receiver_nak() {
     let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
-    // Rank 0 loses 0. Its 1 and 2 go on so that their receiver NAKs (gaps of 1 and 2); its 3 does not.
+    // Rank 0 loses 0. Its 1 and 2 go on so that their receiver NAKs (gaps of 1 and 2); its 3 does
+    // not.
     bench.sequence(&[(1, 0, DROP), (1, 1, DROP), (1, 2, DROP), (1, 3, DROP)]).unwrap();
     for (index, action) in [(1u32, PASS), (2, PASS), (3, DROP)] {
         // These complete their slots, whose sums must wait.
@@ -210,9 +228,13 @@ fn results_leave_in_order_and_gaps_make_the_receiver_nak() {
         }
     }
     let counters = bench.counters().unwrap();
-    assert!(counters.contains(&(Counter::Held, 3)) && counters.contains(&(Counter::OutOfSequence, 3)));
+    assert!(
+        counters.contains(&(Counter::Held, 3)) && counters.contains(&(Counter::OutOfSequence, 3))
+    );
     // It goes back: each packet is the vehicle of a release.
-    bench.sequence(&[(0, 0, REDIRECT), (0, 1, REDIRECT), (0, 2, REDIRECT), (0, 3, REDIRECT)]).unwrap();
+    bench
+        .sequence(&[(0, 0, REDIRECT), (0, 1, REDIRECT), (0, 2, REDIRECT), (0, 3, REDIRECT)])
+        .unwrap();
     let counters = bench.counters().unwrap();
     assert!(counters.contains(&(Counter::Released, 4)), "{counters:?}");
 }
@@ -256,11 +278,15 @@ fn stale_retransmissions_pass_and_credit_violations_do_not() {
         "slot 1 holds 9: a duplicate to any receiver"
     );
     // The window is 4: index 14 would need credit that cannot exist, 13 is the last.
-    bench.sequence(&[(0, 10, DROP), (0, 11, DROP), (0, 12, DROP), (0, 13, DROP), (0, 14, DROP)]).unwrap();
+    bench
+        .sequence(&[(0, 10, DROP), (0, 11, DROP), (0, 12, DROP), (0, 13, DROP), (0, 14, DROP)])
+        .unwrap();
     let counters = bench.counters().unwrap();
     assert!(counters.contains(&(Counter::Stale, 1)), "{counters:?}");
     assert!(counters.contains(&(Counter::CreditViolation, 1)), "{counters:?}");
-    bench.sequence(&[(1, 10, REDIRECT), (1, 11, REDIRECT), (1, 12, REDIRECT), (1, 13, REDIRECT)]).unwrap();
+    bench
+        .sequence(&[(1, 10, REDIRECT), (1, 11, REDIRECT), (1, 12, REDIRECT), (1, 13, REDIRECT)])
+        .unwrap();
 }
 
 #[test]
@@ -290,8 +316,9 @@ fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
 #[test]
 #[ignore = "needs root and BPF"]
 fn a_replay_that_waits_while_its_slot_is_taken_does_not_leave_as_a_later_fragment() {
-    // Rank 0 misses an acknowledgement and goes back: its 0 again, and 1 and 2, which are new, come in one batch of the CPU
-    // map. What the batch redirects leaves at its end, when 2 has the slot of 0.
+    // Rank 0 misses an acknowledgement and goes back: its 0 again, and 1 and 2, which are new, come
+    // in one batch of the CPU map. What the batch redirects leaves at its end, when 2 has the slot
+    // of 0.
     let mut bench = Bench::new(ring(2, 256, 2), false).unwrap();
     // Sums of nothing but zeros: their CRC state is that of a slot whose CRC is not known yet.
     let zeros = |rank, index| fragment(rank, 2, index, vec![0; 256]).build();
@@ -303,7 +330,11 @@ fn a_replay_that_waits_while_its_slot_is_taken_does_not_leave_as_a_later_fragmen
     assert_eq!(bench.aggregate(&zeros(1, 1)).unwrap().action, REDIRECT);
     assert_eq!(bench.aggregate(&fragment(0, 2, 2, lanes(0, 64)).build()).unwrap().action, DROP);
     let before = bench.egress(&replay.packet).unwrap();
-    assert_eq!(before.action, DROP, "it would be taken for the sum of fragment 2: {:02x?}", before.packet);
+    assert_eq!(
+        before.action, DROP,
+        "it would be taken for the sum of fragment 2: {:02x?}",
+        before.packet
+    );
     assert!(bench.counters().unwrap().contains(&(Counter::EgressNoSlot, 1)));
 }
 
@@ -621,10 +652,14 @@ fn bad_input_is_counted_by_reason_and_never_added() {
     ];
     let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
     for (i, (what, change, action, counter)) in cases.iter().enumerate() {
-        // A good contribution of rank 1 shows rank 1's MAC address and opens the slot; rank 0's is spoilt.
+        // A good contribution of rank 1 shows rank 1's MAC address and opens the slot; rank 0's is
+        // spoilt.
         let index = i as u32;
         let good = fragment(0, 2, index, lanes(0, 64));
-        assert_eq!(bench.aggregate(&fragment(1, 2, index, lanes(1, 64)).build()).unwrap().action, DROP);
+        assert_eq!(
+            bench.aggregate(&fragment(1, 2, index, lanes(1, 64)).build()).unwrap().action,
+            DROP
+        );
         if i == 0 {
             // Rank 0's MAC address is known from now on.
             assert_eq!(bench.plane.flow_seen(bench.keys[0]).unwrap().mac, None);
@@ -636,13 +671,18 @@ fn bad_input_is_counted_by_reason_and_never_added() {
         let passes = *action == PASS;
         let out = if passes { bench.run("ingress", &bad) } else { bench.aggregate(&bad) }.unwrap();
         let counters = bench.counters().unwrap();
-        let changed: Vec<_> = counters.iter().filter(|c| !before.contains(c)).map(|c| c.0).collect();
+        let changed: Vec<_> =
+            counters.iter().filter(|c| !before.contains(c)).map(|c| c.0).collect();
         let unlearned = i == 0;
         assert_eq!(out.action, *action, "{what}: {changed:?}");
         assert_eq!(changed, [*counter], "{what}");
         if passes {
             assert_eq!(out.packet, bad, "{what}: untouched");
-            assert_eq!(bench.aggregate(&bad).unwrap().action, DROP, "{what}: if it does, its flow has ended");
+            assert_eq!(
+                bench.aggregate(&bad).unwrap().action,
+                DROP,
+                "{what}: if it does, its flow has ended"
+            );
         }
         if unlearned {
             assert_eq!(
@@ -686,7 +726,8 @@ fn a_packet_that_is_not_its_messages_last_must_be_full() {
         all_reduce(&mut bench, &specs, false);
     }
     assert!(bench.counters().unwrap().contains(&(Counter::ShortFragment, 4)));
-    // The last packet of a message may have any length. What was refused is noted, for `netsum diagnose`.
+    // The last packet of a message may have any length. What was refused is noted, for `netsum
+    // diagnose`.
     assert_eq!(bench.aggregate(&packet(0, 4, 4, 3).build()).unwrap().action, DROP);
     assert_eq!(bench.aggregate(&packet(1, 4, 4, 64).build()).unwrap().action, DROP);
     let seen = bench.plane.flow_seen(bench.keys[1]).unwrap();
@@ -698,8 +739,9 @@ fn count(bench: &Bench, counter: Counter) -> u64 {
     bench.counters().unwrap().iter().find(|(c, _)| *c == counter).map_or(0, |(_, count)| *count)
 }
 
-/// What rdma_rxe sends when its timer goes off after an acknowledgement of a message's last packet has overtaken its retransmission
-/// (seen on Linux 6.1): a message of nothing with the next one's first PSN, and then all data one PSN late.
+/// What rdma_rxe sends when its timer goes off after an acknowledgement of a message's last packet
+/// has overtaken its retransmission (seen on Linux 6.1): a message of nothing with the next one's
+/// first PSN, and then all data one PSN late.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
@@ -716,7 +758,8 @@ fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
         spec.bth.opcode = Opcode::SEND_ONLY;
         spec.build()
     };
-    // Whether the message of nothing gets to the box, and whether rank 0's packets of index 5 and 6 did, before it lost its place.
+    // Whether the message of nothing gets to the box, and whether rank 0's packets of index 5 and 6
+    // did, before it lost its place.
     for (shown, sent) in [(true, &[4][..]), (true, &[4, 6]), (false, &[4, 5]), (false, &[4])] {
         let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
         for index in 0..4 {

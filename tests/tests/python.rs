@@ -16,18 +16,36 @@ fn of_project(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// Starts a rank with what torchrun would set, and where the box is. Its address it finds by itself.
-fn start(cluster: &Cluster, case: &str, rank: usize, ranks: usize, job: &str, token: &str) -> Running {
+/// Starts a rank with what torchrun would set, and where the box is. Its address it finds by
+/// itself.
+fn start(
+    cluster: &Cluster,
+    case: &str,
+    rank: usize,
+    ranks: usize,
+    job: &str,
+    token: &str,
+) -> Running {
     let mut command = command(cluster, case, rank, ranks, job, token);
     Running::start(&format!("Python rank {rank}"), &mut command).unwrap()
 }
 
-fn command(cluster: &Cluster, case: &str, rank: usize, ranks: usize, job: &str, token: &str) -> Command {
+fn command(
+    cluster: &Cluster,
+    case: &str,
+    rank: usize,
+    ranks: usize,
+    job: &str,
+    token: &str,
+) -> Command {
     let python = of_project("target/python/pypi/bin/python");
     assert!(python.exists(), "no {}: `cargo xtask test python` installs it", python.display());
     let mut command = cluster.lab().host(rank).command(python);
     command.arg(of_project("python/tests/box.py")).arg(case).env("PYTHONDONTWRITEBYTECODE", "1");
-    command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string()).env("LOCAL_RANK", "0");
+    command
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", ranks.to_string())
+        .env("LOCAL_RANK", "0");
     let controller = format!("{}:{WORKER_PORT}", cluster.lab().box_().ip());
     command.env("NETSUM_CONTROLLER", controller).env("NETSUM_JOB", job).env("NETSUM_TOKEN", token);
     command
@@ -41,7 +59,8 @@ fn arrays_are_summed_by_the_box_and_by_the_ranks_when_it_is_gone() {
     let mut ranks: Vec<Running> =
         (0..4).map(|rank| start(&cluster, "sums", rank, 4, "arrays", &token)).collect();
     for rank in &mut ranks {
-        let line = rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+        let line =
+            rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
         assert_eq!(line, "summed");
     }
     assert!(cluster.counter(Some("arrays"), "fragments").unwrap() > 4000);
@@ -64,7 +83,8 @@ fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
         (0..4).map(|rank| start(&cluster, "renews", rank, 4, "loops", &token)).collect();
     for _ in 0..3 {
         for rank in &mut ranks {
-            let line = rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+            let line =
+                rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
             assert_eq!(line, "ready");
         }
         cluster.netsum(&["job", "renew", "loops"]).unwrap();
@@ -135,7 +155,10 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_all() {
         (0..4).map(|rank| start(&cluster, "refused_alone", rank, 4, "alone", &token)).collect();
     for rank in ranks {
         let said = rank.success(PATIENCE).unwrap();
-        assert!(said.contains("MismatchError") && said.contains("nothing (it refused its call"), "{said}");
+        assert!(
+            said.contains("MismatchError") && said.contains("nothing (it refused its call"),
+            "{said}"
+        );
         assert!(said.contains("rank 2"), "{said}");
     }
 }

@@ -22,7 +22,8 @@ fn one_copy_of_a_rack_goes_up_and_every_sum_is_right() {
         let job = JobSpec { mtu, ..JobSpec::new("racks", hosts as u32) };
         let boxes = Racks::new(cluster.lab(), &job, false).unwrap();
         let mut group = cluster.ranks_alone(&job, &one_on_each_host(hosts as u32)).unwrap();
-        for (dtype, len, seed) in [("i32", 1, 1), ("f32", 1000, 2), ("i32", 100_001, 3), ("f32", 150_000, 4)]
+        for (dtype, len, seed) in
+            [("i32", 1, 1), ("f32", 1000, 2), ("i32", 100_001, 3), ("f32", 150_000, 4)]
         {
             let what = format!("{racks} racks, {hosts} hosts, {len} {dtype}");
             let outcomes = group
@@ -40,7 +41,11 @@ fn one_copy_of_a_rack_goes_up_and_every_sum_is_right() {
         let released = boxes.count(racks, Counter::Released).unwrap();
         for rack in 0..racks {
             let count = |counter| boxes.count(rack, counter).unwrap();
-            assert_eq!((count(Counter::Partials), count(Counter::Totals)), (released, released), "{rack}");
+            assert_eq!(
+                (count(Counter::Partials), count(Counter::Totals)),
+                (released, released),
+                "{rack}"
+            );
         }
     }
 }
@@ -50,14 +55,19 @@ fn one_copy_of_a_rack_goes_up_and_every_sum_is_right() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn of_four_ranks_on_a_machine_one_copy_leaves_it() {
     let uplink = Some("1gbit".parse().unwrap());
-    let cluster = Cluster::without_daemon(LabSpec { racks: 2, uplink, ..LabSpec::hosts(8) }).unwrap();
+    let cluster =
+        Cluster::without_daemon(LabSpec { racks: 2, uplink, ..LabSpec::hosts(8) }).unwrap();
     let job = JobSpec::new("machines", 8);
     let boxes = Racks::new(cluster.lab(), &job, false).unwrap();
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(8)).unwrap();
     let before = cluster.lab().sent_up().unwrap();
     const LEN: usize = 1_000_000;
     let outcomes = group.all_reduce("i32", LEN, 1).unwrap();
-    assert!(outcomes.iter().all(|o| (&*o.mode, o.wrong) == ("box", 0)), "{outcomes:?}\n{}", boxes.counted());
+    assert!(
+        outcomes.iter().all(|o| (&*o.mode, o.wrong) == ("box", 0)),
+        "{outcomes:?}\n{}",
+        boxes.counted()
+    );
     let sent = cluster.lab().sent_up().unwrap() - before;
     let copies = sent as f64 / 2.0 / (4 * LEN) as f64;
     println!("{copies:.2} copies of 4 leave a machine, headers and acknowledgements among them");
@@ -80,13 +90,19 @@ fn one_percent_loss_in_each_direction() {
             .all_reduce("f32", 300_000, seed)
             .unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", group.log(), boxes.counted()));
         for outcome in outcomes {
-            assert_eq!((&*outcome.mode, outcome.wrong), ("box", 0), "{outcome:?}\n{}", boxes.counted());
+            assert_eq!(
+                (&*outcome.mode, outcome.wrong),
+                ("box", 0),
+                "{outcome:?}\n{}",
+                boxes.counted()
+            );
         }
     }
     assert!(boxes.count(boxes.spine(), Counter::Moved).unwrap() > 0, "{}", boxes.counted());
 }
 
-/// One percent of the packets is lost each way, on hosts' links and uplinks alike; every sum is right.
+/// One percent of the packets is lost each way, on hosts' links and uplinks alike; every sum is
+/// right.
 fn all_reduce_with_losses(spec: LabSpec, len: usize) -> (Cluster, Racks) {
     let ranks = spec.hosts as u32;
     let what = format!("{} racks, {} pods", spec.racks, spec.pods);
@@ -97,7 +113,9 @@ fn all_reduce_with_losses(spec: LabSpec, len: usize) -> (Cluster, Racks) {
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(ranks)).unwrap();
     let loss = Faults::loss(0.01);
     lab.hosts().iter().for_each(|host| host.set_faults(loss, loss, host.number() as u32).unwrap());
-    lab.spec().below().for_each(|below| lab.leaf(below).set_faults(loss, loss, 100 + below as u32).unwrap());
+    lab.spec()
+        .below()
+        .for_each(|below| lab.leaf(below).set_faults(loss, loss, 100 + below as u32).unwrap());
     for (seed, dtype) in [(1, "i32"), (2, "f32")] {
         let outcomes = group
             .all_reduce(dtype, len, seed)
@@ -121,7 +139,8 @@ fn all_reduce_with_losses(spec: LabSpec, len: usize) -> (Cluster, Racks) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn four_racks_of_four_with_loss_on_all_links_and_one_copy_of_a_rack_goes_up() {
-    let (_cluster, boxes) = all_reduce_with_losses(LabSpec { racks: 4, ..LabSpec::hosts(16) }, 100_000);
+    let (_cluster, boxes) =
+        all_reduce_with_losses(LabSpec { racks: 4, ..LabSpec::hosts(16) }, 100_000);
     let count = |number, counter| boxes.count(number, counter).unwrap();
     for rack in 0..4 {
         let fragments = count(rack, Counter::Released);
@@ -138,7 +157,12 @@ fn three_levels_with_loss_on_all_links() {
     let (_cluster, boxes) = all_reduce_with_losses(spec, 100_000);
     let count = |number, counter| boxes.count(number, counter).unwrap();
     for number in 0..6 {
-        assert_eq!(count(number, Counter::Partials), count(number, Counter::Totals), "{}", boxes.counted());
+        assert_eq!(
+            count(number, Counter::Partials),
+            count(number, Counter::Totals),
+            "{}",
+            boxes.counted()
+        );
     }
 }
 
@@ -149,7 +173,8 @@ fn all_reduce(spec: LabSpec, v6: bool, loss: f64, len: usize) {
     let job = JobSpec::new("same", 4);
     let boxes = Racks::with(cluster.lab(), &job, false, v6).unwrap();
     let places = one_on_each_host(4);
-    let group = if v6 { cluster.ranks_alone_v6(&job, &places) } else { cluster.ranks_alone(&job, &places) };
+    let group =
+        if v6 { cluster.ranks_alone_v6(&job, &places) } else { cluster.ranks_alone(&job, &places) };
     let mut group = group.unwrap_or_else(|e| panic!("{what}: {e:#}\n{}", boxes.counted()));
     for host in cluster.lab().hosts().iter().filter(|_| loss > 0.0) {
         host.set_faults(Faults::loss(loss), Faults::loss(loss), host.number() as u32).unwrap();
@@ -182,7 +207,8 @@ fn racks_over_ipv6() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn racks_in_a_vlan() {
-    // All; and of those that send up, and those that get what comes down, the one, the other, both, none.
+    // All; and of those that send up, and those that get what comes down, the one, the other, both,
+    // none.
     for (tagged, v6) in [
         (&[0, 1, 2, 3][..], false),
         (&[0, 1, 2, 3], true),
@@ -191,7 +217,8 @@ fn racks_in_a_vlan() {
         (&[1, 2], false),
     ] {
         let tagged = tagged.to_vec();
-        let spec = LabSpec { racks: 2, mtu: 2300, ipv6: true, tagged, cables: v6, ..LabSpec::hosts(4) };
+        let spec =
+            LabSpec { racks: 2, mtu: 2300, ipv6: true, tagged, cables: v6, ..LabSpec::hosts(4) };
         all_reduce(spec, v6, if v6 { 0.02 } else { 0.0 }, 30_000);
     }
 }
@@ -201,7 +228,8 @@ fn racks_in_a_vlan() {
 fn nobody_acknowledges_in_the_name_of_a_rank_in_another_rack() {
     let cluster = Cluster::without_daemon(LabSpec { racks: 2, ..LabSpec::hosts(4) }).unwrap();
     let boxes = Racks::new(cluster.lab(), &JobSpec::new("forged", 4), false).unwrap();
-    // Host 0 is in rack 0, rank 2 is not: its connection from rank 1 leaves the rack. And on the spine nobody else in rack 0, or behind it.
+    // Host 0 is in rack 0, rank 2 is not: its connection from rank 1 leaves the rack. And on the
+    // spine nobody else in rack 0, or behind it.
     let tap = Tap::open(cluster.lab().host(0), Host::INTERFACE).unwrap();
     let forged = |rank: u8| {
         let mut spec = FrameSpec::send(rank + 1, 2, 0x10_0403, 7, Vec::new());
@@ -222,7 +250,8 @@ fn nobody_acknowledges_in_the_name_of_a_rank_in_another_rack() {
     }
 }
 
-/// Ranks at work over two racks, and a box that goes away in the middle of an all-reduce: the hosts sum themselves.
+/// Ranks at work over two racks, and a box that goes away in the middle of an all-reduce: the hosts
+/// sum themselves.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_leaf_or_the_spine_goes_in_the_middle_and_no_job_ends() {
@@ -243,7 +272,9 @@ fn torn(spec: &LabSpec, boxes: &[usize]) {
         let job = JobSpec::new("torn", ranks);
         let mut boxes = Racks::new(cluster.lab(), &job, false).unwrap();
         let mut group = cluster.ranks_alone(&job, &one_on_each_host(ranks)).unwrap();
-        let what = |boxes: &Racks, group: &Group| format!("box {gone}\n{}\n{}", group.log(), boxes.counted());
+        let what = |boxes: &Racks, group: &Group| {
+            format!("box {gone}\n{}\n{}", group.log(), boxes.counted())
+        };
         let len = 3_000_000;
         let files = group.order_all_reduce("i32", len, seed).unwrap();
         while boxes.count(boxes.spine(), Counter::Released).unwrap() < 200 {
@@ -254,15 +285,20 @@ fn torn(spec: &LabSpec, boxes: &[usize]) {
         let outcomes = group
             .check_all_reduce("i32", len, seed, &files)
             .unwrap_or_else(|e| panic!("{e:#}\n{}", what(&boxes, &group)));
-        // Each element was compared. A message that has sums in front and one rank's data behind is found by its check lanes, as "wrong",
-        // and summed by the ring.
-        assert!(outcomes.iter().all(|o| o.mode == "ring"), "{outcomes:?}\n{}", what(&boxes, &group));
+        // Each element was compared. A message that has sums in front and one rank's data behind is
+        // found by its check lanes, as "wrong", and summed by the ring.
+        assert!(
+            outcomes.iter().all(|o| o.mode == "ring"),
+            "{outcomes:?}\n{}",
+            what(&boxes, &group)
+        );
         assert!(spec.pods == 0 || outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
         // Of a leaf that lets everything through its hosts may hear first.
         let refused = boxes.refused().unwrap() > refused_before;
         assert!(refused || spec.pods == 0, "{}", what(&boxes, &group));
         boxes.attach(gone).unwrap();
-        // Right in any case; ranks without a daemon have nobody who tells them that the boxes sum again.
+        // Right in any case; ranks without a daemon have nobody who tells them that the boxes sum
+        // again.
         let outcomes = group.all_reduce("f32", 100_000, seed).unwrap();
         assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}\n{}", what(&boxes, &group));
     }
@@ -288,7 +324,11 @@ fn an_uplink_is_down_for_a_while_and_no_job_ends() {
         let outcomes = group
             .check_all_reduce("i32", len, 1, &files)
             .unwrap_or_else(|e| panic!("{down:?}: {e:#}\n{}\n{}", group.log(), boxes.counted()));
-        assert!(outcomes.iter().all(|o| o.wrong == 0), "{down:?}: {outcomes:?}\n{}", boxes.counted());
+        assert!(
+            outcomes.iter().all(|o| o.wrong == 0),
+            "{down:?}: {outcomes:?}\n{}",
+            boxes.counted()
+        );
     }
 }
 
@@ -303,16 +343,23 @@ fn by_hand(spec: LabSpec) -> Cluster {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn boxes_are_joined_by_hand_without_a_manager() {
     let cluster = by_hand(LabSpec { racks: 2, mtu: 2300, cables: true, ..LabSpec::hosts(4) });
-    for (operation, loss) in
-        [(Operation::Send, 0.0), (Operation::Write, 0.0), (Operation::Send, 0.01), (Operation::Write, 0.01)]
-    {
+    for (operation, loss) in [
+        (Operation::Send, 0.0),
+        (Operation::Write, 0.0),
+        (Operation::Send, 0.01),
+        (Operation::Write, 0.01),
+    ] {
         for host in cluster.lab().hosts() {
             host.set_faults(Faults::loss(loss), Faults::loss(loss), host.number() as u32).unwrap();
         }
         let spec = VerbsRingSpec { timeout: 17, ..VerbsRingSpec::new(4, 1024, operation, 20) };
         let reports = verbs_ring::run(&cluster, &spec, Duration::from_secs(60)).unwrap();
         for report in &reports {
-            assert_eq!((report.messages, report.wrong), (20, 0), "{operation:?}, {loss}: {report:?}");
+            assert_eq!(
+                (report.messages, report.wrong),
+                (20, 0),
+                "{operation:?}, {loss}: {report:?}"
+            );
         }
         for rack in [Some(0), Some(1)] {
             let job = cluster.netsum_on(rack, &["-j", "job", "show", JOB]).unwrap();
@@ -321,8 +368,8 @@ fn boxes_are_joined_by_hand_without_a_manager() {
             assert_eq!((&job["members"], &job["state"]), (&members.into(), &"active".into()));
             let stats = cluster.netsum_on(rack, &["-j", "stats", JOB]).unwrap();
             let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
-            let [fragments, up, down] =
-                ["completed", "partial_sent", "total_received"].map(|name| stats[name].as_u64().unwrap());
+            let [fragments, up, down] = ["completed", "partial_sent", "total_received"]
+                .map(|name| stats[name].as_u64().unwrap());
             assert_eq!((fragments, down), (spec.packets(), spec.packets()), "{stats}");
             assert_eq!(up, spec.packets(), "one copy of the rack goes up: {stats}");
             let slots = cluster.netsum_on(rack, &["-j", "slot", "show", JOB]).unwrap();
@@ -362,7 +409,13 @@ fn registered(spec: LabSpec, boxes: &[(Option<usize>, &[&str], &str)]) {
     let job = JobSpec { rings: 2, ..JobSpec::new("own", ranks) };
     let create = job.create_arguments();
     let create: Vec<&str> = create.iter().map(String::as_str).collect();
-    let peers = cluster.lab().hosts().iter().map(|host| host.ip(0).to_string()).collect::<Vec<_>>().join(",");
+    let peers = cluster
+        .lab()
+        .hosts()
+        .iter()
+        .map(|host| host.ip(0).to_string())
+        .collect::<Vec<_>>()
+        .join(",");
     for &(rack, members, ports) in boxes {
         cluster.netsum_on(rack, &[&create[..], members].concat()).unwrap();
         let flows = ["flow", "peers", "own", "--peers", &peers, "--ports", ports];
@@ -382,17 +435,26 @@ fn what_cannot_be_joined_is_refused_with_both_names() {
     let cluster = by_hand(LabSpec { racks: 2, ..LabSpec::hosts(4) });
     let create = ["job", "create", "a", "--ranks", "4", "--message-size", "4096"];
     let refused = |more: &[&str]| {
-        cluster.netsum_on(Some(0), &[&create[..], more].concat()).expect_err("it was taken").to_string()
+        cluster
+            .netsum_on(Some(0), &[&create[..], more].concat())
+            .expect_err("it was taken")
+            .to_string()
     };
     for (more, why) in [
-        (&["--members", "0-1"][..], "members 0 to 1: not all of the 4 ranks; the others need an --uplink"),
+        (
+            &["--members", "0-1"][..],
+            "members 0 to 1: not all of the 4 ranks; the others need an --uplink",
+        ),
         (&["--members", "0-3", "--uplink", "uplink"], "all 4 ranks are below this box"),
         (&["--members", "0-1", "--uplink", "eth9"], "--uplink eth9: netsum has ports"),
         (&["--groups", "0-1,1-3"], "members 0-1 and 1-3: both have rank 1"),
         (&["--groups", "0,2-3"], "members 0 and 2-3: ranks between them are missing"),
         (&["--groups", "0-x"], "--groups 0-x: `0-x` is no range of ranks like 0-3"),
         (&["--members", "0-1,2"], "--members 0-1,2: one range of ranks is possible"),
-        (&["--members", "0-1", "--uplink", "uplink", "--in-band"], "this box sees only some of the ranks"),
+        (
+            &["--members", "0-1", "--uplink", "uplink", "--in-band"],
+            "this box sees only some of the ranks",
+        ),
     ] {
         let error = refused(more);
         assert!(error.contains(why), "{more:?}: {error}");
@@ -400,8 +462,13 @@ fn what_cannot_be_joined_is_refused_with_both_names() {
     let leaf = ["--members", "0-1", "--uplink", "uplink"];
     cluster.netsum_on(Some(0), &[&create[..], &leaf].concat()).unwrap();
     let flow = |rank, port| {
-        let flow = ["flow", "add", "a", "--ring", "0", "--rank", rank, "--port", port, "--src", "10.0.0.1"];
-        cluster.netsum_on(Some(0), &[&flow[..], &["--dst", "10.0.0.2", "--qpn", "7", "--psn", "1"]].concat())
+        let flow = [
+            "flow", "add", "a", "--ring", "0", "--rank", rank, "--port", port, "--src", "10.0.0.1",
+        ];
+        cluster.netsum_on(
+            Some(0),
+            &[&flow[..], &["--dst", "10.0.0.2", "--qpn", "7", "--psn", "1"]].concat(),
+        )
     };
     for (rank, port, why) in [
         ("2", "port0", "its connection does not come by this box; those of ranks 0, 1, 3 do"),

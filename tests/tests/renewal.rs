@@ -1,4 +1,5 @@
-//! Ranks that connect anew while their job is at work, and so come back to a box that they have given up: every sum stays right.
+//! Ranks that connect anew while their job is at work, and so come back to a box that they have
+//! given up: every sum stays right.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -36,7 +37,8 @@ fn start_with(timeout: Duration, heartbeat: Duration) -> (Cluster, Group) {
 }
 
 fn start_daemon(cluster: &mut Cluster, heartbeat: Duration) {
-    let listen = format!("[heartbeat]\ninterval-ms = 100\ntimeout-ms = {}\n", heartbeat.as_millis());
+    let listen =
+        format!("[heartbeat]\ninterval-ms = 100\ntimeout-ms = {}\n", heartbeat.as_millis());
     cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
 }
 
@@ -98,7 +100,11 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
         ask_to_renew(&cluster);
         work_until(&cluster, &mut group, renewals);
     }
-    group.log().lines().filter(|line| line.contains("connected anew")).for_each(|line| println!("{line}"));
+    group
+        .log()
+        .lines()
+        .filter(|line| line.contains("connected anew"))
+        .for_each(|line| println!("{line}"));
     // Once for each time that they were asked.
     for seed in 10..14 {
         assert!(work(&mut group, seed).iter().all(|o| o.renewals == 3));
@@ -119,8 +125,15 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_connect_anew_while_operations_are_in_flight() {
-    const OPERATIONS: [(&str, usize); 7] =
-        [("f32", 20_000), ("i32", 100), ("f32", 10), ("i32", 30_000), ("f32", 500), ("i32", 1), ("f32", 1)];
+    const OPERATIONS: [(&str, usize); 7] = [
+        ("f32", 20_000),
+        ("i32", 100),
+        ("f32", 10),
+        ("i32", 30_000),
+        ("f32", 500),
+        ("i32", 1),
+        ("f32", 1),
+    ];
     let (cluster, mut group) = start(10 * SECOND);
     ask_to_renew(&cluster);
     let (begun, mut after) = (Instant::now(), 0);
@@ -186,7 +199,8 @@ fn dies_after(delay: Duration) {
     assert!(begin.elapsed() < 10 * SECOND, "{:?}", begin.elapsed());
     for ((rank, first), (_, second)) in first.into_iter().zip(second) {
         // The sums of the operation after which they connect anew are there, or not.
-        let Answer::Error(error) = (if matches!(first, Answer::Error(_)) { first } else { second }) else {
+        let Answer::Error(error) = (if matches!(first, Answer::Error(_)) { first } else { second })
+        else {
             panic!("rank {rank}: no error")
         };
         println!("killed after {delay:?}, rank {rank} in {:.1?}: {error}", begin.elapsed());
@@ -196,7 +210,8 @@ fn dies_after(delay: Duration) {
     }
 }
 
-/// Ranks that have been asked to connect anew, and could not join because the daemon was killed at that moment.
+/// Ranks that have been asked to connect anew, and could not join because the daemon was killed at
+/// that moment.
 fn joined_in_vain() -> (Cluster, Group) {
     let (mut cluster, mut group) = start(2 * SECOND);
     ask_to_renew(&cluster);
@@ -217,7 +232,11 @@ fn joined_in_vain() -> (Cluster, Group) {
     // The programs sum without a daemon.
     assert!(work(&mut group, 4).iter().all(|o| o.renewals == 0));
     let log = group.log();
-    assert_eq!(log.matches("could not join again, and goes on as before").count(), RANKS as usize, "{log}");
+    assert_eq!(
+        log.matches("could not join again, and goes on as before").count(),
+        RANKS as usize,
+        "{log}"
+    );
     (cluster, group)
 }
 
@@ -233,7 +252,8 @@ fn ranks_that_cannot_join_again_go_on_and_try_later() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_that_could_not_join_again_outlive_their_job() {
     let (mut cluster, mut group) = joined_in_vain();
-    // As if the daemon had been killed before it told the file what it had told the maps: the next one ends the job.
+    // As if the daemon had been killed before it told the file what it had told the maps: the next
+    // one ends the job.
     let text = std::fs::read_to_string(cluster.state_file()).unwrap();
     let mut state: serde_json::Value = serde_json::from_str(&text).unwrap();
     state["jobs"][0]["flows"][0]["base_psn"] = 1.into();
@@ -241,7 +261,9 @@ fn ranks_that_could_not_join_again_outlive_their_job() {
     start_daemon(&mut cluster, 5 * SECOND);
     assert_eq!(cluster.netsum_json(&["job", "show", JOB]).unwrap()["state"], "failed");
     // They join it again.
-    go_on(&cluster, &mut group, |outcomes| outcomes.iter().all(|o| o.mode == "box" && o.renewals == 1));
+    go_on(&cluster, &mut group, |outcomes| {
+        outcomes.iter().all(|o| o.mode == "box" && o.renewals == 1)
+    });
 }
 
 #[test]
@@ -282,17 +304,22 @@ fn detach(cluster: &Cluster) {
 
 /// `bpf(2)`, with the attributes' first words.
 fn bpf(command: libc::c_int, attributes: [u64; 2]) -> Result<i32, std::io::Error> {
-    // SAFETY: the kernel reads no further than the size that it is given, and both commands write nothing.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), size_of_val(&attributes)) };
+    // SAFETY: the kernel reads no further than the size that it is given, and both commands write
+    // nothing.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), size_of_val(&attributes))
+    };
     if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result as i32) }
 }
 
-/// What `bpftool link detach` does: the program is off the port, and its link is still held by the daemon.
+/// What `bpftool link detach` does: the program is off the port, and its link is still held by the
+/// daemon.
 fn force_off(cluster: &Cluster, port: &str) {
     const OBJ_GET: libc::c_int = 7;
     const LINK_DETACH: libc::c_int = 34;
-    let shown = netns::output(cluster.lab().box_().command("ip").args(["-o", "link", "show", port])).unwrap();
+    let shown =
+        netns::output(cluster.lab().box_().command("ip").args(["-o", "link", "show", port]))
+            .unwrap();
     let version = std::fs::read_dir(cluster.pins()).unwrap().next().unwrap().unwrap();
     let pin = version.path().join("links").join(shown.split(':').next().unwrap());
     let path = CString::new(pin.into_os_string().into_encoded_bytes()).unwrap();
@@ -325,11 +352,19 @@ fn a_program_that_somebody_detaches_is_attached_again_and_the_ranks_notice_nothi
     }
     println!("attached again after {:.2?}", off.elapsed());
     // Meanwhile the port's contributions have been dropped, and their sender sends them again.
-    assert!(all_by("box", &group.check_all_reduce("i32", LEN, 2, &files).unwrap()), "{}", group.log());
+    assert!(
+        all_by("box", &group.check_all_reduce("i32", LEN, 2, &files).unwrap()),
+        "{}",
+        group.log()
+    );
     println!("summed after {:.2?}", off.elapsed());
     assert!(cluster.counter(Some(JOB), "past_ingress").unwrap() > 0);
     let log = cluster.daemon_log();
-    assert_eq!(log.matches(&format!("port {port}: somebody has detached the program")).count(), 1, "{log}");
+    assert_eq!(
+        log.matches(&format!("port {port}: somebody has detached the program")).count(),
+        1,
+        "{log}"
+    );
     assert_eq!(epoch(&cluster), 1);
 }
 
@@ -342,7 +377,12 @@ fn go_on(cluster: &Cluster, group: &mut Group, mut enough: impl FnMut(&[Outcome]
         if enough(&outcomes) {
             break;
         }
-        assert!(begun.elapsed() < PATIENCE, "{outcomes:?}\n{}\n{}", group.log(), cluster.daemon_log());
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "{outcomes:?}\n{}\n{}",
+            group.log(),
+            cluster.daemon_log()
+        );
     }
 }
 
@@ -350,7 +390,8 @@ fn all_by(mode: &str, outcomes: &[Outcome]) -> bool {
     outcomes.iter().all(|o| o.mode == mode)
 }
 
-/// Works until all are back on the box, for the n-th time: within two seconds, and said once by each rank.
+/// Works until all are back on the box, for the n-th time: within two seconds, and said once by
+/// each rank.
 fn back_on_the_box(cluster: &Cluster, group: &mut Group, times: u64, since: Instant) {
     go_on(cluster, group, |outcomes| all_by("box", outcomes));
     let took = since.elapsed();
@@ -386,7 +427,10 @@ fn ranks_are_back_on_a_box_that_is_detached_and_attached_again() {
     for (times, in_the_middle, gone) in [(1, true, 3 * SECOND / 2), (2, false, 5 * SECOND)] {
         let files = group.order_all_reduce("i32", 4_000_000, times).unwrap();
         if !in_the_middle {
-            assert!(all_by("box", &group.check_all_reduce("i32", 4_000_000, times, &files).unwrap()));
+            assert!(all_by(
+                "box",
+                &group.check_all_reduce("i32", 4_000_000, times, &files).unwrap()
+            ));
         }
         cluster.kill_daemon().unwrap();
         detach(&cluster);
@@ -403,7 +447,10 @@ fn ranks_are_back_on_a_box_that_is_detached_and_attached_again() {
         assert_eq!(epoch(&cluster), times + 1);
     }
     let outcomes = group.all_reduce("i32", 100, 9).unwrap();
-    assert!(outcomes[1].transport.contains("XDP") && outcomes[0].transport == "UDP", "{outcomes:?}");
+    assert!(
+        outcomes[1].transport.contains("XDP") && outcomes[0].transport == "UDP",
+        "{outcomes:?}"
+    );
     assert_eq!(cluster.counter(None, "credit_violation").unwrap(), 0);
 }
 
@@ -421,7 +468,10 @@ fn ranks_come_back_to_a_box_that_was_replaced_once_it_has_their_job() {
     cluster.start_daemon().unwrap();
     let begun = Instant::now();
     go_on(&cluster, &mut group, |outcomes| {
-        assert!(all_by("ring", outcomes) && outcomes.iter().all(|o| o.renewals == 0), "{outcomes:?}");
+        assert!(
+            all_by("ring", outcomes) && outcomes.iter().all(|o| o.renewals == 0),
+            "{outcomes:?}"
+        );
         begun.elapsed() > 3 * SECOND
     });
     let arguments = [job.create_arguments(), vec!["--token".to_owned(), token]].concat();

@@ -1,4 +1,5 @@
-//! Daemons that are killed, and what the next one finds: jobs go on, and end with a reason where they cannot.
+//! Daemons that are killed, and what the next one finds: jobs go on, and end with a reason where
+//! they cannot.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,8 @@ fn xdp_ports(cluster: &Cluster) -> usize {
     links.matches("prog/xdp").count()
 }
 
-/// The number of the egress program by which the first ring's clones leave, and that of the daemon's own.
+/// The number of the egress program by which the first ring's clones leave, and that of the
+/// daemon's own.
 fn egress_programs(cluster: &Cluster) -> (u64, u64) {
     let path = cluster.pins().join(format!("abi-{VERSION}/maps/{}", maps::PORTS));
     let map = Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap();
@@ -90,7 +92,10 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
     assert_eq!((&shown["state"], &shown["epoch"]), (&"active".into(), &1.into()), "{shown:#}");
     assert_eq!(shown["flows"].as_array().unwrap().len(), 6, "{shown:#}");
     let fragments = cluster.counter(Some("train"), "fragments").unwrap();
-    assert!(fragments > before + 3 * 2 * 4_000_000 * 4 / 1024, "counters go on: {before}, {fragments}");
+    assert!(
+        fragments > before + 3 * 2 * 4_000_000 * 4 / 1024,
+        "counters go on: {before}, {fragments}"
+    );
 
     // The ranks talk to the new daemon: a death is noticed, and named.
     group.order_all_reduce("f32", 1000, 6).unwrap();
@@ -102,7 +107,8 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
         assert!(error.contains("rank 1"), "rank {rank}: {error}");
     }
 
-    // And an end as it should be leaves nothing, once those that did not leave are known to be gone.
+    // And an end as it should be leaves nothing, once those that did not leave are known to be
+    // gone.
     cluster.netsum(&["job", "delete", "--gone", "train"]).unwrap();
     cluster.stop_daemon().unwrap();
     assert!(!cluster.pins().exists() && !cluster.state_file().exists());
@@ -168,7 +174,8 @@ fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
     std::fs::create_dir(&other).unwrap();
     let error = format!("{:#}", cluster.start_daemon().unwrap_err());
     assert!(
-        error.contains("abi-999 was left by a netsum of another version") && error.contains("--reset"),
+        error.contains("abi-999 was left by a netsum of another version")
+            && error.contains("--reset"),
         "{error}"
     );
     assert_eq!(xdp_ports(&cluster), 2, "nothing has been touched");
@@ -212,7 +219,10 @@ fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
     std::fs::write(cluster.state_file(), state.to_string()).unwrap();
     cluster.start_daemon().unwrap();
     let shown = wait_for_state(&cluster, "half", "failed");
-    assert!(shown["error"].as_str().unwrap().contains("was killed while it changed the job"), "{shown:#}");
+    assert!(
+        shown["error"].as_str().unwrap().contains("was killed while it changed the job"),
+        "{shown:#}"
+    );
     // Its ranks get an error, or the right sum from a ring; no wrong one.
     let files = group.order_all_reduce("i32", 1000, 2).unwrap();
     if let Err(error) = group.check_all_reduce("i32", 1000, 2, &files) {
@@ -252,7 +262,8 @@ fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn jobs_that_come_and_go_leave_no_map_behind() {
     let cluster = pinned(2);
-    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", cluster.daemon_pid())).unwrap().count();
+    let descriptors =
+        || std::fs::read_dir(format!("/proc/{}/fd", cluster.daemon_pid())).unwrap().count();
     // Of a size that no other test has: 2 x 3 x 171 fragments are 1026, rounded up to 2048 slots.
     let job = JobSpec { mtu: 512, message_size: 171 * 512, window: 3, ..JobSpec::new("brief", 2) };
     let sums = || {
@@ -305,7 +316,8 @@ fn a_guard_that_was_left_without_its_port_is_replaced() {
     cluster.start_daemon().unwrap();
     assert!(cluster.daemon_log().contains("has no guard"), "{}", cluster.daemon_log());
     let shown = cluster.netsum_json(&["prog", "show"]).unwrap();
-    let guarded = shown["programs"].as_array().unwrap().iter().find(|p| p["name"] == "guard").unwrap();
+    let guarded =
+        shown["programs"].as_array().unwrap().iter().find(|p| p["name"] == "guard").unwrap();
     assert_eq!(guarded["type"], "sched_cls");
     assert_eq!(guarded["attached"].as_array().unwrap().len(), 1, "{guarded:#}");
 }
@@ -385,13 +397,15 @@ fn jobs_that_were_not_deleted_are_created_again_and_their_ranks_come_back() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_full_disk_leaves_the_jobs_that_it_has_and_gets_the_others_later() {
     // The disk is the daemon's alone.
-    let mount = "mkdir \"$1\"; mount -t tmpfs -o size=16k,mode=700 tmpfs \"$1\"; shift; exec \"$@\"";
+    let mount =
+        "mkdir \"$1\"; mount -t tmpfs -o size=16k,mode=700 tmpfs \"$1\"; shift; exec \"$@\"";
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     cluster.pin();
     cluster.keep_jobs();
     let folder = cluster.jobs_file().parent().unwrap().to_owned();
     let words = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", mount, "sh"];
-    let prefix = words.iter().map(|&word| word.to_owned()).chain([folder.display().to_string()]).collect();
+    let prefix =
+        words.iter().map(|&word| word.to_owned()).chain([folder.display().to_string()]).collect();
     cluster.start_daemon_as(&DaemonOptions { prefix, ..DaemonOptions::default() }).unwrap();
     cluster.create_job(&JobSpec::new("first", 2)).unwrap();
 
@@ -403,7 +417,8 @@ fn a_full_disk_leaves_the_jobs_that_it_has_and_gets_the_others_later() {
         cluster.create_job(&JobSpec::new(name, 2)).unwrap();
     }
     let (log, file) = (cluster.daemon_log(), seen(&cluster.jobs_file()));
-    let failed = format!("{}: cannot be written: No space left on device", cluster.jobs_file().display());
+    let failed =
+        format!("{}: cannot be written: No space left on device", cluster.jobs_file().display());
     assert_eq!(log.matches(&failed).count(), 1, "{log}");
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(text.contains("first") && !text.contains("second"), "{text}");

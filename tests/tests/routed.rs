@@ -1,4 +1,5 @@
-//! Boxes that route between racks: results for the next rack get the headers that a router would have given them.
+//! Boxes that route between racks: results for the next rack get the headers that a router would
+//! have given them.
 
 use std::time::Duration;
 

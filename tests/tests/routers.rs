@@ -11,7 +11,8 @@ use netsum_lab::udp_ring::{self, Home, Load};
 use netsum_lab::{Host, LabSpec};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Host 0 is the router, 1 and 2 are at the bridge like it, 3 is a stranger there, 4 and 5 are behind the router.
+/// Host 0 is the router, 1 and 2 are at the bridge like it, 3 is a stranger there, 4 and 5 are
+/// behind the router.
 const STRANGER: usize = 3;
 const PLACES: [RankHost; 4] = [(4, 0), (1, 0), (5, 0), (2, 0)];
 const ROUTER: &str = "02:00:00:00:00:01";
@@ -29,7 +30,11 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
 }
 
 /// MAC addresses and TTL of the results that a host gets meanwhile.
-fn results(host: &Host, expected: usize, work: impl FnOnce() + Send) -> Vec<([u8; 6], [u8; 6], u8)> {
+fn results(
+    host: &Host,
+    expected: usize,
+    work: impl FnOnce() + Send,
+) -> Vec<([u8; 6], [u8; 6], u8)> {
     let tap = Tap::open(host, Host::INTERFACE).unwrap();
     std::thread::scope(|s| {
         let work = s.spawn(work);
@@ -58,8 +63,11 @@ fn two_hosts_behind_one_router_join_a_job() {
         let lab = cluster.lab();
         let job = JobSpec { mtu: 2048, ..JobSpec::new("routed", 4) };
         let token = cluster.create_job(&job).unwrap();
-        let group =
-            if v6 { cluster.ranks_v6(&job, &token, &PLACES) } else { cluster.ranks(&job, &token, &PLACES) };
+        let group = if v6 {
+            cluster.ranks_v6(&job, &token, &PLACES)
+        } else {
+            cluster.ranks(&job, &token, &PLACES)
+        };
         let mut group = group.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
         for dtype in ["i32", "f32"] {
             assert_box(&group.all_reduce(dtype, 200_000, 4).unwrap(), dtype);
@@ -67,17 +75,23 @@ fn two_hosts_behind_one_router_join_a_job() {
         // The box knows the ranks behind the router by its address, and the others by their own.
         let flows = cluster.netsum_json(&["flow", "list", "routed"]).unwrap();
         let flows: Vec<_> = flows.as_array().unwrap().iter().collect();
-        let bound: Vec<_> =
-            flows.iter().map(|f| (f["port"].as_str().unwrap(), f["src_mac"].as_str().unwrap())).collect();
+        let bound: Vec<_> = flows
+            .iter()
+            .map(|f| (f["port"].as_str().unwrap(), f["src_mac"].as_str().unwrap()))
+            .collect();
         let own = |host: usize| lab.host(host).mac();
-        let expected = [("port0", ROUTER), ("port1", &*own(1)), ("port0", ROUTER), ("port2", &*own(2))];
+        let expected =
+            [("port0", ROUTER), ("port1", &*own(1)), ("port0", ROUTER), ("port2", &*own(2))];
         assert_eq!(bound, expected);
 
-        // Results as the hosts get them: rank 1's come with the headers of rank 0, once routed, and rank 2's with those of rank
-        // 1, which the router behind the box makes its own.
+        // Results as the hosts get them: rank 1's come with the headers of rank 0, once routed, and
+        // rank 2's with those of rank 1, which the router behind the box makes its own.
         let mut order = || assert_box(&group.all_reduce("i32", 50_000, 5).unwrap(), "watched");
         let at_the_bridge = results(lab.host(1), 50, &mut order);
-        assert!(at_the_bridge.iter().all(|seen| *seen == (mac(1), mac(0), 63)), "{at_the_bridge:?}");
+        assert!(
+            at_the_bridge.iter().all(|seen| *seen == (mac(1), mac(0), 63)),
+            "{at_the_bridge:?}"
+        );
         let behind = results(lab.host(5), 50, &mut order);
         assert!(behind.iter().all(|(to, _, ttl)| (*to, *ttl) == (mac(5), 63)), "{behind:?}");
         assert!(behind.iter().all(|(_, from, _)| *from != mac(1)), "{behind:?}");
@@ -108,11 +122,16 @@ fn flows_by_hand_take_the_routers_address_given_or_learned() {
         let cluster = cluster(false);
         let lab = cluster.lab();
         let load = Load { messages: 30, ..Load::new(4) };
-        let job =
-            JobSpec { message_size: load.message_size, window: load.window, ..JobSpec::new("by-hand", 4) };
+        let job = JobSpec {
+            message_size: load.message_size,
+            window: load.window,
+            ..JobSpec::new("by-hand", 4)
+        };
         cluster.create_job(&job).unwrap();
-        let homes: Vec<Home<'_>> =
-            PLACES.iter().map(|&(host, k)| -> Home<'_> { (lab.host(host), lab.host(host).ip(k)) }).collect();
+        let homes: Vec<Home<'_>> = PLACES
+            .iter()
+            .map(|&(host, k)| -> Home<'_> { (lab.host(host), lab.host(host).ip(k)) })
+            .collect();
         for rank in 0..4 {
             let (host, next) = (PLACES[rank].0, (rank + 1) % 4);
             let port = lab.box_().port(if host > 3 { 0 } else { host });
@@ -155,7 +174,8 @@ fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
             assert!(start.elapsed() < 5 * SECOND, "{what}: {counter} does not grow");
         }
     };
-    // At another port: the router's MAC address, and the address of a rank behind it; on a connection of nobody's.
+    // At another port: the router's MAC address, and the address of a rank behind it; on a
+    // connection of nobody's.
     let other = |spec: FrameSpec| {
         let bth = wire::Bth { qpn: 0x77, ..spec.bth };
         FrameSpec { bth, ..spec }
@@ -163,7 +183,8 @@ fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
     grows("spoofed", "MAC", &mut || send(&stranger, other(forged(0, STRANGER as u8, mac(0)))));
     grows("spoofed", "IP", &mut || send(&stranger, other(forged(100, 4, mac(STRANGER as u8)))));
     grows("wrong_port", "data", &mut || send(&stranger, forged(100, 4, mac(0))));
-    // Behind the router, or the router itself: another source address than the rank's, or not the router's MAC address.
+    // Behind the router, or the router itself: another source address than the rank's, or not the
+    // router's MAC address.
     let router = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
     grows("wrong_source_ip", "a neighbour", &mut || send(&router, forged(100, 9, mac(0))));
     grows("wrong_source_mac", "past the router", &mut || send(&router, forged(100, 4, mac(8))));
@@ -188,7 +209,8 @@ fn a_rank_behind_a_router_that_the_box_does_not_know_is_refused_by_name() {
         let error = cluster.ranks(&job, &token, &[(2, 1), (1, 0)]).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("missing: 0"), "{error}");
     };
-    let of = "rank 0: the bridge has not seen MAC address 02:00:00:00:00:03 of 10.100.1.3 on any port";
+    let of =
+        "rank 0: the bridge has not seen MAC address 02:00:00:00:00:03 of 10.100.1.3 on any port";
     routes(&["del 10.100.0.0/16", "add 10.100.0.0/24 via 10.0.0.1"]);
     refused(&format!("{of}; a rank behind a router is found by the box's route to it"));
     routes(&["add 10.100.1.0/24 via 10.0.0.77"]);

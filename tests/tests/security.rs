@@ -1,4 +1,5 @@
-//! Hosts that are in no job, or in another one, attack a job that runs: every sum stays right, bit by bit.
+//! Hosts that are in no job, or in another one, attack a job that runs: every sum stays right, bit
+//! by bit.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -34,13 +35,17 @@ impl Siege {
         let job = JobSpec { window: 4, ..JobSpec::new("besieged", STRANGER as u32) };
         let token = cluster.create_job(&job).unwrap();
         let places = one_on_each_host(job.ranks);
-        let ranks =
-            if v6 { cluster.ranks_v6(&job, &token, &places) } else { cluster.ranks(&job, &token, &places) };
+        let ranks = if v6 {
+            cluster.ranks_v6(&job, &token, &places)
+        } else {
+            cluster.ranks(&job, &token, &places)
+        };
         let mut group = ranks.unwrap();
         // What is measured is the network, and not how long ranks take to make up their data.
         group.start_together();
-        let taps: Vec<Tap> =
-            (0..STRANGER).map(|h| Tap::open(cluster.lab().host(h), Host::INTERFACE).unwrap()).collect();
+        let taps: Vec<Tap> = (0..STRANGER)
+            .map(|h| Tap::open(cluster.lab().host(h), Host::INTERFACE).unwrap())
+            .collect();
         // The attacker's knowledge, as only those at the ranks' hosts could have it.
         let seen = std::thread::scope(|s| {
             let watchers: Vec<_> = taps.iter().map(|tap| s.spawn(|| Seen::watch(tap))).collect();
@@ -75,7 +80,11 @@ impl Siege {
                 let mut outcomes = Vec::new();
                 let start = Instant::now();
                 for seed in 1.. {
-                    outcomes = self.group.all_reduce(if seed % 2 == 0 { "f32" } else { "i32" }, LEN, seed)?;
+                    outcomes = self.group.all_reduce(
+                        if seed % 2 == 0 { "f32" } else { "i32" },
+                        LEN,
+                        seed,
+                    )?;
                     // Each frame at least twice, while the job is at work.
                     if sent.load(Ordering::Relaxed) > 2 * frames.len() as u64
                         && start.elapsed() > Duration::from_millis(500)
@@ -86,7 +95,9 @@ impl Siege {
                 anyhow::Ok(outcomes)
             })();
             stop.store(true, Ordering::Relaxed);
-            attempt.unwrap_or_else(|e| panic!("{e:#}\n{}{}", self.group.log(), self.cluster.daemon_log()))
+            attempt.unwrap_or_else(|e| {
+                panic!("{e:#}\n{}{}", self.group.log(), self.cluster.daemon_log())
+            })
         })
     }
 
@@ -117,7 +128,10 @@ fn build(specs: impl IntoIterator<Item = FrameSpec>) -> Vec<Vec<u8>> {
 fn forged_data_and_acknowledgements_with_a_ranks_addresses_are_dropped() {
     let mut siege = Siege::new();
     let forged = siege.forgeries();
-    assert!(siege.seen.iter().all(|s| !s.acks.is_empty() && !s.data.is_empty()), "nothing to forge was seen");
+    assert!(
+        siege.seen.iter().all(|s| !s.acks.is_empty() && !s.data.is_empty()),
+        "nothing to forge was seen"
+    );
     let outcomes = siege.besiege(STRANGER, &build(forged));
     assert_box(&outcomes);
     assert!(siege.count("wrong_port") > 0, "data");
@@ -180,7 +194,9 @@ fn forgeries_behind_tags_and_extension_headers_reach_nobody() {
         }
         let mut arrived = Vec::new();
         for (host, tap) in taps.iter().enumerate() {
-            while let Ok(f) = tap.receive(Duration::from_millis(200), |f| frames.iter().any(|g| g == f)) {
+            while let Ok(f) =
+                tap.receive(Duration::from_millis(200), |f| frames.iter().any(|g| g == f))
+            {
                 arrived.push(format!("at host {host}: {:02x?}", &f[..40]));
             }
         }
@@ -193,7 +209,10 @@ fn forgeries_behind_tags_and_extension_headers_reach_nobody() {
             let mut neigh = siege.cluster.lab().host(host).command("ip");
             let neighbours = netsum_lab::netns::output(neigh.args(["neigh", "show"])).unwrap();
             let stranger = siege.cluster.lab().host(STRANGER).mac();
-            assert!(!neighbours.contains(&stranger), "rank {host} believes the stranger: {neighbours}");
+            assert!(
+                !neighbours.contains(&stranger),
+                "rank {host} believes the stranger: {neighbours}"
+            );
         }
     }
 }
@@ -213,7 +232,8 @@ fn what_a_stranger_sends_in_its_own_name_is_not_taken_for_a_ranks() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn replayed_frames_change_no_sum_wherever_they_come_from() {
     let mut siege = Siege::new();
-    // Word by word what was on the wire: from the stranger's port, and from that of the rank which had sent it.
+    // Word by word what was on the wire: from the stranger's port, and from that of the rank which
+    // had sent it.
     let frames: Vec<Vec<u8>> = siege.seen.iter().flat_map(|s| s.frames.clone()).collect();
     assert!(frames.len() > 100, "{} frames were seen", frames.len());
     let outcomes = siege.besiege(STRANGER, &frames);
@@ -236,7 +256,8 @@ fn a_stranger_cannot_take_a_ranks_address_over() {
     let stranger = siege.cluster.lab().host(STRANGER);
     let claims: Vec<Vec<u8>> = (0..STRANGER as u8)
         .flat_map(|rank| {
-            // By ARP, and by frames from the rank's MAC address, from which a bridge learns where it is.
+            // By ARP, and by frames from the rank's MAC address, from which a bridge learns where
+            // it is.
             let mut learned = FrameSpec::send(rank + 1, 99, 7, 7, lanes(0, 64)).build();
             learned[..6].fill(0xff);
             [arp_claim([10, 0, 0, rank + 1], stranger), learned]
@@ -248,8 +269,10 @@ fn a_stranger_cannot_take_a_ranks_address_over() {
         let mut lines: Vec<String> = (0..STRANGER)
             .map(|h| {
                 let mac = siege.cluster.lab().host(h).mac();
-                let line =
-                    text.lines().find(|l| l.starts_with(&mac)).map(|l| l.split(" master").next().unwrap());
+                let line = text
+                    .lines()
+                    .find(|l| l.starts_with(&mac))
+                    .map(|l| l.split(" master").next().unwrap());
                 line.unwrap_or_default().to_owned()
             })
             .collect();
@@ -290,8 +313,12 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
     learned[6..12].copy_from_slice(&mac());
     let mut packet = FrameSpec::send(STRANGER as u8 + 1, 1, 7, 7, lanes(0, 64));
     packet.src = of_box.to_vec();
-    let plain =
-        vec![arp_claim(of_box, stranger), advertisement(253, 0, STRANGER as u8), learned, packet.build()];
+    let plain = vec![
+        arp_claim(of_box, stranger),
+        advertisement(253, 0, STRANGER as u8),
+        learned,
+        packet.build(),
+    ];
     let mut frames = plain.clone();
     frames.extend(TAGS.iter().flat_map(|(tags, _)| plain.iter().map(|f| tagged(f, tags))));
     let (tap, target) = (siege.tap(STRANGER), siege.tap(0));
@@ -305,7 +332,8 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
         let mut arrived = Vec::new();
         loop {
             let is_one = |f: &[u8]| f == last || frames.iter().any(|g| g == f);
-            let frame = target.receive(Duration::from_secs(5), is_one).expect("its own frame passes");
+            let frame =
+                target.receive(Duration::from_secs(5), is_one).expect("its own frame passes");
             if frame == last {
                 return arrived;
             }
@@ -331,7 +359,8 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
     let mut neigh = siege.cluster.lab().host(0).command("ip");
     let neighbours = netsum_lab::netns::output(neigh.args(["neigh", "show"])).unwrap();
     let stranger = siege.cluster.lab().host(STRANGER).mac();
-    let is_of_box = |l: &&str| ["10.0.0.254 ", "10.0.0.253 ", "fd00::fe "].iter().any(|ip| l.starts_with(ip));
+    let is_of_box =
+        |l: &&str| ["10.0.0.254 ", "10.0.0.253 ", "fd00::fe "].iter().any(|ip| l.starts_with(ip));
     let believes = neighbours.lines().filter(is_of_box).find(|line| line.contains(&stranger));
     assert_eq!(believes, None, "rank 0 believes the stranger");
     assert!(siege.count("spoofed") > 0);
@@ -379,9 +408,14 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// All-reduces while a host sends these frames as fast as it can: seconds of one, least of some; frames per second; and who
-/// summed at last.
-fn flood(siege: &mut Siege, host: usize, interface: &str, frames: &[Vec<u8>]) -> (f64, f64, String) {
+/// All-reduces while a host sends these frames as fast as it can: seconds of one, least of some;
+/// frames per second; and who summed at last.
+fn flood(
+    siege: &mut Siege,
+    host: usize,
+    interface: &str,
+    frames: &[Vec<u8>],
+) -> (f64, f64, String) {
     let tap = Tap::open(siege.cluster.lab().host(host), interface).unwrap();
     let (stop, sent) = (AtomicBool::new(frames.is_empty()), AtomicU64::new(0));
     std::thread::scope(|s| {
@@ -413,7 +447,9 @@ fn flood(siege: &mut Siege, host: usize, interface: &str, frames: &[Vec<u8>]) ->
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn floods_slow_a_job_down_but_do_no_harm() {
-    println!("flood, and where it comes from                       frames/s  the job's Gb/s  summed by");
+    println!(
+        "flood, and where it comes from                       frames/s  the job's Gb/s  summed by"
+    );
     let gigabits = |seconds: f64| 4.0 * 8e-9 * (4 * LEN) as f64 / seconds;
     type Frames = fn(&Siege) -> Vec<Vec<u8>>;
     fn other(_: &Siege) -> Vec<Vec<u8>> {

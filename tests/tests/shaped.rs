@@ -1,5 +1,5 @@
-//! Hosts behind slow links that lose nothing: the links are as slow as they should be, each way, and nothing is sent again, however long
-//! the queues in front of what hosts send.
+//! Hosts behind slow links that lose nothing: the links are as slow as they should be, each way,
+//! and nothing is sent again, however long the queues in front of what hosts send.
 
 use std::time::Duration;
 
@@ -67,7 +67,8 @@ fn by_the_ring(hosts: u32, rate: &str, window: u32, sizes: &[usize]) {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_message_that_takes_longer_than_the_timeout_is_taken_for_nothing_else() {
     let cluster = lab(2, "20mbit");
-    let job = JobSpec { message_size: 4 << 20, window: 1, timeout: SECOND, ..JobSpec::new("long", 2) };
+    let job =
+        JobSpec { message_size: 4 << 20, window: 1, timeout: SECOND, ..JobSpec::new("long", 2) };
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
     sent_again(&mut group, "box", &[8 * MIB], "one message of 1.7 s after another");
@@ -85,15 +86,19 @@ fn without_a_rate_nothing_is_sent_again_either() {
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(4)).unwrap();
     group.start_together();
-    // A rank that gets no CPU for longer than its neighbour's timer looks like a lost packet. That is no fault of the
-    // network's, and on a machine that is busy otherwise it happens; but not three times in a row.
+    // A rank that gets no CPU for longer than its neighbour's timer looks like a lost packet. That
+    // is no fault of the network's, and on a machine that is busy otherwise it happens; but not
+    // three times in a row.
     let clean = (0..3).any(|attempt| {
         (0..5).all(|seed| {
             let outcomes = group.all_reduce("f32", 1_000_000, seed).unwrap();
             assert!(outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0), "{outcomes:?}");
             let again: u64 = outcomes.iter().map(|outcome| outcome.retransmissions).sum();
             if again > 0 {
-                println!("attempt {attempt}: {outcomes:?}\n{}", cluster.netsum(&["stats", "clean"]).unwrap());
+                println!(
+                    "attempt {attempt}: {outcomes:?}\n{}",
+                    cluster.netsum(&["stats", "clean"]).unwrap()
+                );
             }
             again == 0
         })
@@ -108,19 +113,24 @@ fn without_a_rate_nothing_is_sent_again_either() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_flood_arrives_at_the_rate_and_no_more() {
     for (text, rate) in [("100mbit", 100e6), ("250mbit", 250e6)] {
-        // One sender fills its own link, two of them fill the receiver's. Queues stay full, so each in a lab of its own.
+        // One sender fills its own link, two of them fill the receiver's. Queues stay full, so each
+        // in a lab of its own.
         for senders in [1, 2] {
             let spec = LabSpec { rate: Some(text.parse().unwrap()), ..LabSpec::hosts(senders + 1) };
             let lab = Lab::new(spec).unwrap();
             let (first, from): (&Host, Vec<&Netns>) =
                 (lab.host(0), lab.hosts()[1..].iter().map(|host| &**host).collect());
-            let tcp = tcp_transfer(from[0], first, first.ip(0), rate as usize / 16, 10 * SECOND).unwrap();
+            let tcp =
+                tcp_transfer(from[0], first, first.ip(0), rate as usize / 16, 10 * SECOND).unwrap();
             let tcp = tcp * 8.0 / rate;
             let udp = udp_flood(&from, first, first.ip(0), 1428, SECOND).unwrap();
             // With 42 bytes of headers.
             let udp = udp * 8.0 / rate * 1470.0 / 1428.0;
             println!("{text}, {senders} senders: {udp:.3} of it by UDP, {tcp:.3} by TCP");
-            assert!([udp, tcp].iter().all(|share| (0.8..1.01).contains(share)), "{text}: {udp} {tcp}");
+            assert!(
+                [udp, tcp].iter().all(|share| (0.8..1.01).contains(share)),
+                "{text}: {udp} {tcp}"
+            );
         }
     }
 }
@@ -157,9 +167,14 @@ fn links_with_a_rate_lose_and_mark_packets_of_all_protocols() {
     let lost: u64 = counts.map(|c| c.up.lost + c.down.lost).sum();
     println!("{lost} lost, {again} sent again");
     assert!(lost > 100 && again > 0);
-    let error =
-        hosts[0].set_faults(Faults::of(Fault::Corrupt, 0.1), Faults::NONE, 1).unwrap_err().to_string();
-    assert!(error.contains("a cable with a rate loses and marks packets by share, and no more"), "{error}");
+    let error = hosts[0]
+        .set_faults(Faults::of(Fault::Corrupt, 0.1), Faults::NONE, 1)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("a cable with a rate loses and marks packets by share, and no more"),
+        "{error}"
+    );
 }
 
 #[test]

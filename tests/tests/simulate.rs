@@ -1,5 +1,5 @@
-//! `netsum simulate` of jobs that are set up in band, of tagged frames and of IPv6: each frame comes to the end that it would on the
-//! box, with the right words.
+//! `netsum simulate` of jobs that are set up in band, of tagged frames and of IPv6: each frame
+//! comes to the end that it would on the box, with the right words.
 
 use std::fs::File;
 use std::path::Path;
@@ -21,7 +21,8 @@ fn simulate(cluster: &Cluster, frames: &[Vec<u8>], options: &[&str]) -> Value {
         writer.write_packet(&PcapPacket::new(Duration::ZERO, frame.len() as u32, frame)).unwrap();
     }
     drop(writer);
-    let said = cluster.netsum_json(&[&["simulate", path.to_str().unwrap()], options].concat()).unwrap();
+    let said =
+        cluster.netsum_json(&[&["simulate", path.to_str().unwrap()], options].concat()).unwrap();
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../aggregator/schema/simulation.json");
     let schema = serde_json::from_str(&std::fs::read_to_string(schema).unwrap()).unwrap();
     let validator = jsonschema::draft202012::new(&schema).unwrap();
@@ -130,7 +131,11 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     // As the slots of the job are, these have long been released.
     let said = simulate(&cluster, &frames[..1], &[]);
     assert!(["replayed", "passed"].contains(&all(&said, "outcome")[0]), "{said:#}");
-    assert_eq!(cluster.counter(Some("app"), "fragments").unwrap(), before, "the job has not noticed");
+    assert_eq!(
+        cluster.counter(Some("app"), "fragments").unwrap(),
+        before,
+        "the job has not noticed"
+    );
 }
 
 /// A job of two ranks that are nothing but frames, with these addresses.
@@ -138,7 +143,8 @@ fn by_hand(cluster: &Cluster, name: &str, ips: [&str; 2]) {
     let numbers = [("--ranks", 2), ("--mtu", 1024), ("--message-size", 4096), ("--window", 2)];
     cluster.create(name, &numbers, &[]).unwrap();
     for rank in 0..2 {
-        let (port, number, qpn) = (format!("port{rank}"), rank.to_string(), (0x100 + rank).to_string());
+        let (port, number, qpn) =
+            (format!("port{rank}"), rank.to_string(), (0x100 + rank).to_string());
         let way = ["--rank", &number, "--port", &port, "--qpn", &qpn, "--psn", "0x1000"];
         let ips = ["--src", ips[rank], "--dst", ips[1 - rank]];
         cluster.netsum(&[&["flow", "add", name, "--ring", "0"][..], &way, &ips].concat()).unwrap();
@@ -146,14 +152,21 @@ fn by_hand(cluster: &Cluster, name: &str, ips: [&str; 2]) {
 }
 
 fn fragment(rank: u8, index: u32) -> FrameSpec {
-    FrameSpec::send(rank + 1, 2 - rank, 0x100 + u32::from(rank), 0x1000 + index, lanes(rank.into(), 256))
+    FrameSpec::send(
+        rank + 1,
+        2 - rank,
+        0x100 + u32::from(rank),
+        0x1000 + index,
+        lanes(rank.into(), 256),
+    )
 }
 
 fn tagged(spec: FrameSpec) -> FrameSpec {
     FrameSpec { vlan: Some(5), ..spec }
 }
 
-/// Fragments of both ranks, tagged or not, an ACK, a spoilt one and one again, and what they come to.
+/// Fragments of both ranks, tagged or not, an ACK, a spoilt one and one again, and what they come
+/// to.
 fn check_fragments(cluster: &Cluster, of: impl Fn(u8, u32) -> FrameSpec) {
     let mut ack = of(0, 0);
     ack.bth.opcode = Opcode::ACK;
@@ -182,7 +195,8 @@ fn check_fragments(cluster: &Cluster, of: impl Fn(u8, u32) -> FrameSpec) {
     assert_eq!(all(&said, "what")[1..3], ["SEND_ONLY", "ACK"]);
     let frame = |number: usize| &said["frames"][number - 1];
     let steps = frame(2)["steps"].as_array().unwrap();
-    let to: Vec<_> = steps.iter().filter_map(|s| Some((s["to"].as_u64()?, s["verdict"].clone()))).collect();
+    let to: Vec<_> =
+        steps.iter().filter_map(|s| Some((s["to"].as_u64()?, s["verdict"].clone()))).collect();
     assert_eq!(to, [(0, json!(["results"])), (1, json!(["results"]))], "{said:#}");
     assert_eq!(frame(4)["reason"], "rank 1: its packets have a wrong ICRC", "{said:#}");
     // By another port it is nobody's.
@@ -197,10 +211,9 @@ fn frames_with_a_vlan_tag() {
     by_hand(&cluster, "app", ["10.0.0.1", "10.0.0.2"]);
     check_fragments(&cluster, |rank, index| tagged(fragment(rank, index)));
     // Where a bridge translates, one of them is not.
-    check_fragments(
-        &cluster,
-        |rank, index| if rank == 1 { tagged(fragment(1, index)) } else { fragment(0, index) },
-    );
+    check_fragments(&cluster, |rank, index| {
+        if rank == 1 { tagged(fragment(1, index)) } else { fragment(0, index) }
+    });
     // What is no RoCE is known behind its tag, too, and comes in where its sender is.
     let mut arp = vec![0xff; 64];
     arp[12..18].copy_from_slice(&[0x81, 0, 0, 5, 8, 6]);
@@ -225,8 +238,16 @@ fn frames_of_ipv6() {
     check_fragments(&cluster, |rank, index| tagged(fragment(rank, index).v6()));
     let said = simulate(&cluster, &[fragment(0, 0).v6().build(), fragment(0, 0).build()], &[]);
     let transport = &said["frames"][0]["transport"];
-    assert_eq!((&transport["src"], &transport["dst"]), (&"fd00::1".into(), &"fd00::2".into()), "{said:#}");
-    assert_eq!(all(&said, "outcome"), ["absorbed", "passed"], "nobody has registered the IPv4 one: {said:#}");
+    assert_eq!(
+        (&transport["src"], &transport["dst"]),
+        (&"fd00::1".into(), &"fd00::2".into()),
+        "{said:#}"
+    );
+    assert_eq!(
+        all(&said, "outcome"),
+        ["absorbed", "passed"],
+        "nobody has registered the IPv4 one: {said:#}"
+    );
     // A neighbour advertisement for a rank's address passes on the rank's own port alone.
     let mut advertisement = fragment(1, 0).v6().build();
     advertisement[20] = wire::IPPROTO_ICMPV6;
@@ -234,7 +255,11 @@ fn frames_of_ipv6() {
     advertisement[62..78].copy_from_slice(&[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
     let frames = [advertisement];
     let said = simulate(&cluster, &frames, &[]);
-    assert_eq!((all(&said, "what"), all(&said, "port")), (vec!["ICMPv6"], vec!["port1"]), "{said:#}");
+    assert_eq!(
+        (all(&said, "what"), all(&said, "port")),
+        (vec!["ICMPv6"], vec!["port1"]),
+        "{said:#}"
+    );
     assert_eq!(all(&said, "outcome"), ["passed"], "{said:#}");
     let said = simulate(&cluster, &frames, &["--port", "port0"]);
     assert_eq!(all(&said, "outcome"), ["dropped"], "{said:#}");

@@ -1,5 +1,5 @@
-//! All-reduces without an end over links that are slow, lose packets and go down, beside somebody's TCP: every sum right, nothing stands
-//! still, nothing grows.
+//! All-reduces without an end over links that are slow, lose packets and go down, beside somebody's
+//! TCP: every sum right, nothing stands still, nothing grows.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -20,13 +20,15 @@ const LOSS: f64 = 0.001;
 const JOB: &str = "soak";
 /// Elements: less than a packet, some packets, some messages, and several windows.
 const LENGTHS: [usize; 4] = [100, 5000, 100_000, 500_000];
-/// How long the flapping link is down: for a time that connections outlast, and for one after which ranks sum themselves (three tenths of
-/// their time-out).
+/// How long the flapping link is down: for a time that connections outlast, and for one after which
+/// ranks sum themselves (three tenths of their time-out).
 const DOWN: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(3500)];
 const UP: Duration = Duration::from_secs(4);
-/// The longest that an all-reduce may take. The link is down for 3.5 s; and within their time-out of 10 s ranks fall back or connect anew.
+/// The longest that an all-reduce may take. The link is down for 3.5 s; and within their time-out
+/// of 10 s ranks fall back or connect anew.
 const LONGEST: Duration = Duration::from_secs(20);
-/// What the daemon and each rank may have more of in the end than after the first time that the link was down for long, in KiB.
+/// What the daemon and each rank may have more of in the end than after the first time that the
+/// link was down for long, in KiB.
 const GROWTH: u64 = 8 << 10;
 
 /// Sums, and what became of them.
@@ -42,7 +44,8 @@ struct Sums {
     hangs: Vec<String>,
 }
 
-/// An all-reduce that ranks have been told to do: which, of what type and length, and the files for its results.
+/// An all-reduce that ranks have been told to do: which, of what type and length, and the files for
+/// its results.
 struct Told(u64, &'static str, usize, Vec<PathBuf>);
 
 impl Told {
@@ -60,7 +63,11 @@ impl Sums {
         let Told(number, dtype, len, files) = told;
         let what = || format!("all-reduce {number}, {len} x {dtype}");
         let outcomes = group.check_all_reduce(dtype, *len, *number, files).with_context(what)?;
-        ensure!(outcomes.iter().all(|o| o.wrong == 0), "{}: ranks found wrong sums: {outcomes:?}", what());
+        ensure!(
+            outcomes.iter().all(|o| o.wrong == 0),
+            "{}: ranks found wrong sums: {outcomes:?}",
+            what()
+        );
         let took = Duration::from_micros(outcomes.iter().map(|o| o.micros).max().unwrap_or(0));
         if took > LONGEST {
             self.hangs.push(format!("{} took {took:.1?}: {outcomes:?}", what()));
@@ -76,7 +83,8 @@ impl Sums {
 /// Memory of a process that is its own, in KiB: `RssAnon` of proc(5).
 fn memory(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("no RssAnon")?;
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("no RssAnon")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
@@ -142,8 +150,10 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
             let mut told = Told::tell(&mut group, 0)?;
             while !over.load(Ordering::Relaxed) && begun.elapsed() < time {
                 number += 1;
-                // All that ranks ever need has been needed by then. They have nothing to do while they are looked at.
-                let is_warm = flaps.load(Ordering::Relaxed) >= 2 && number >= 2 * LENGTHS.len() as u64;
+                // All that ranks ever need has been needed by then. They have nothing to do while
+                // they are looked at.
+                let is_warm =
+                    flaps.load(Ordering::Relaxed) >= 2 && number >= 2 * LENGTHS.len() as u64;
                 if first.is_none() && is_warm {
                     sums.add(&mut group, &told)?;
                     first = Some(memories(&cluster, &group)?);
@@ -157,7 +167,9 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
                     said = Instant::now();
                     let left = time.saturating_sub(begun.elapsed()).as_secs();
                     let (lost, memory) = (lost(&cluster)?, memories(&cluster, &group)?);
-                    eprintln!("{number} all-reduces, {lost} packets lost, {memory:?} KiB, {left} s left");
+                    eprintln!(
+                        "{number} all-reduces, {lost} packets lost, {memory:?} KiB, {left} s left"
+                    );
                 }
             }
             sums.add(&mut group, &told)

@@ -26,7 +26,8 @@ const LEN: usize = 1000;
 const NEXT: i32 = -1;
 const REDIRECT: i32 = 7;
 
-/// Two leaves with two hosts each, and a link from either to each of three spines. All route. ECMP takes ports into account.
+/// Two leaves with two hosts each, and a link from either to each of three spines. All route. ECMP
+/// takes ports into account.
 fn cluster() -> Cluster {
     let spec = LabSpec { racks: 2, routes: true, spines: SPINES, ipv6: true, ..LabSpec::hosts(4) };
     let cluster = Cluster::without_daemon(spec).unwrap();
@@ -47,8 +48,12 @@ fn cluster() -> Cluster {
 fn sent(leaf: &BoxNode) -> [u64; SPINES] {
     let links = output(leaf.command("ip").args(["-j", "-s", "link"])).unwrap();
     let links: serde_json::Value = serde_json::from_str(&links).unwrap();
-    let of = |name: &str| links.as_array().unwrap().iter().find(|l| l["ifname"] == name).unwrap().clone();
-    std::array::from_fn(|spine| of(&BoxNode::uplink(spine))["stats64"]["tx"]["bytes"].as_u64().unwrap())
+    let of = |name: &str| {
+        links.as_array().unwrap().iter().find(|l| l["ifname"] == name).unwrap().clone()
+    };
+    std::array::from_fn(|spine| {
+        of(&BoxNode::uplink(spine))["stats64"]["tx"]["bytes"].as_u64().unwrap()
+    })
 }
 
 fn ip(host: &Host, v6: bool) -> IpAddr {
@@ -89,12 +94,16 @@ fn send(lab: &Lab, mut senders: Vec<Sender>) -> [u64; SPINES] {
         if total % 16 == 0 {
             std::thread::sleep(Duration::from_micros(200));
         }
-        received +=
-            receivers.iter().map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count()).sum::<usize>();
+        received += receivers
+            .iter()
+            .map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count())
+            .sum::<usize>();
     }
     std::thread::sleep(Duration::from_millis(50));
-    received +=
-        receivers.iter().map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count()).sum::<usize>();
+    received += receivers
+        .iter()
+        .map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count())
+        .sum::<usize>();
     let after = sent(lab.leaf(0));
     assert_eq!(received, total, "packets were lost: {before:?}, {after:?}");
     std::array::from_fn(|spine| after[spine] - before[spine])
@@ -130,7 +139,8 @@ fn shown(cluster: &Cluster) -> Value {
 /// The uplink of each flow, by port.
 fn by_port(cluster: &Cluster) -> BTreeMap<u64, String> {
     let shown = shown(cluster);
-    let flow = |f: &Value| (f["src_port"].as_u64().unwrap(), f["uplink"].as_str().unwrap().to_owned());
+    let flow =
+        |f: &Value| (f["src_port"].as_u64().unwrap(), f["uplink"].as_str().unwrap().to_owned());
     shown["flows"].as_array().unwrap().iter().map(flow).collect()
 }
 
@@ -166,7 +176,10 @@ fn four_flows_over_three_uplinks_that_carry_the_same() {
     start(&mut cluster);
     for v6 in [false, true] {
         let senders = senders(cluster.lab(), 0xc000, &pieces, v6);
-        senders.iter().zip(&pieces).for_each(|((_, ends), piece)| pin(&cluster, ends, piece.uplink));
+        senders
+            .iter()
+            .zip(&pieces)
+            .for_each(|((_, ends), piece)| pin(&cluster, ends, piece.uplink));
         let bytes = send(cluster.lab(), senders.into_iter().map(|s| s.0).collect());
         println!("pinned, IPv6 {v6}: {bytes:?}, {:.3} %", 100.0 * excess(bytes));
         assert!(even(bytes), "{bytes:?}");
@@ -214,7 +227,9 @@ fn the_flows_of_a_spine_that_fails_move_and_the_rest_stay() {
         let bytes = send(cluster.lab(), all());
         let after = by_port(&cluster);
         let stays = |port: &u64| before[port] != name;
-        let mine = || before.keys().filter(|&&port| (u64::from(first)..u64::from(first) + 6).contains(&port));
+        let mine = || {
+            before.keys().filter(|&&port| (u64::from(first)..u64::from(first) + 6).contains(&port))
+        };
         assert_eq!(mine().filter(|port| !stays(port)).count(), 2, "{before:?}");
         for port in mine() {
             let moved = before[port] != after[port];
@@ -235,8 +250,9 @@ fn flows_keep_their_uplinks_when_the_daemon_is_killed_and_nothing_is_left_when_i
     cluster.pin();
     start(&mut cluster);
     let pieces = spread(3, SPINES, 0);
-    let all =
-        |cluster: &Cluster| senders(cluster.lab(), 0xc400, &pieces, false).into_iter().map(|s| s.0).collect();
+    let all = |cluster: &Cluster| {
+        senders(cluster.lab(), 0xc400, &pieces, false).into_iter().map(|s| s.0).collect()
+    };
     // Not as the box would choose.
     let flows = senders(cluster.lab(), 0xc400, &pieces, false);
     flows.iter().for_each(|(_, ends)| pin(&cluster, ends, 2));
@@ -261,7 +277,10 @@ fn flows_keep_their_uplinks_when_the_daemon_is_killed_and_nothing_is_left_when_i
     std::thread::sleep(Duration::from_millis(200));
     let bytes = send(
         cluster.lab(),
-        senders(cluster.lab(), 0xc400, &spread(12, SPINES, 0), false).into_iter().map(|s| s.0).collect(),
+        senders(cluster.lab(), 0xc400, &spread(12, SPINES, 0), false)
+            .into_iter()
+            .map(|s| s.0)
+            .collect(),
     );
     assert!(bytes[0] > 2000 || bytes[1] > 2000, "{bytes:?}");
 }
@@ -299,7 +318,8 @@ fn bench(lab: &Lab) -> Bench<'_> {
     Bench { lab, spread }
 }
 
-/// From host 0 to host 2, to the MAC address of the loopback interface, by which packets of a test run come.
+/// From host 0 to host 2, to the MAC address of the loopback interface, by which packets of a test
+/// run come.
 fn packet(v6: bool) -> FrameSpec {
     let spec = FrameSpec::send(1, 3, 0x77, 0, lanes(0, 256));
     let spec = FrameSpec { macs: ([0; 6], [2, 0, 0, 0, 0, 1]), ..spec };
@@ -363,7 +383,10 @@ fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
                 frame[seed as usize >> 8 & 63] ^= (seed >> 16) as u8;
             }
             let (verdict, out, _) = bench.run(&frame, 1);
-            assert!(verdict == NEXT && out == frame || verdict == REDIRECT, "{verdict}: {frame:02x?}");
+            assert!(
+                verdict == NEXT && out == frame || verdict == REDIRECT,
+                "{verdict}: {frame:02x?}"
+            );
             redirected += u32::from(verdict == REDIRECT);
         }
         println!("IPv6 {v6}: of 20000 spoilt packets {redirected} went up");
@@ -375,7 +398,11 @@ fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
 fn a_full_table_leaves_new_flows_to_the_kernel() {
     let cluster = cluster();
     let mut bench = bench(cluster.lab());
-    let ends = |n: u32| Ends { src: Ipv4Addr::from(n).into(), dst: Ipv4Addr::BROADCAST.into(), src_port: 1 };
+    let ends = |n: u32| Ends {
+        src: Ipv4Addr::from(n).into(),
+        dst: Ipv4Addr::BROADCAST.into(),
+        src_port: 1,
+    };
     let known = packet(false).build();
     assert_eq!(bench.run(&known, 1).0, REDIRECT);
     // Each run of a repetition takes one from the TTL.
@@ -386,7 +413,8 @@ fn a_full_table_leaves_new_flows_to_the_kernel() {
     };
     let time_of = |bench: &mut Bench<'_>, v6| {
         let runs = (0..500).map(|_| bench.run(&old(v6), 250));
-        let times: Vec<Duration> = runs.inspect(|run| assert_eq!(run.0, REDIRECT)).map(|run| run.2).collect();
+        let times: Vec<Duration> =
+            runs.inspect(|run| assert_eq!(run.0, REDIRECT)).map(|run| run.2).collect();
         times.iter().sum::<Duration>() / times.len() as u32
     };
     let time = |bench: &mut Bench<'_>| time_of(bench, false);
@@ -398,7 +426,8 @@ fn a_full_table_leaves_new_flows_to_the_kernel() {
     let full = time(&mut bench);
     bench.spread.take_back(ends(1)).unwrap();
     assert_eq!(bench.run(&packet(true).build(), 1).0, REDIRECT, "room again");
-    let others = bench.run(&FrameSpec { macs: ([9; 6], [2; 6]), ..packet(false) }.build(), 100_000).2;
+    let others =
+        bench.run(&FrameSpec { macs: ([9; 6], [2; 6]), ..packet(false) }.build(), 100_000).2;
     let v6 = time_of(&mut bench, true);
     println!(
         "a packet: {empty:?} with 1 flow, {full:?} with {MAX_SPREAD}; over IPv6 {v6:?}; not for this machine {others:?}"
@@ -414,8 +443,10 @@ fn a_pinned_flow_goes_back_to_its_uplink_when_that_is_back() {
     assert_eq!(bench.run(&frame, 1).0, REDIRECT);
     let leaf = cluster.lab().leaf(0);
     let uplinks = |up| -> Vec<Uplink> {
-        let uplink =
-            |n| Uplink { ifindex: leaf.ifindex(&BoxNode::uplink(n)).unwrap(), up: up || n != SPINES - 1 };
+        let uplink = |n| Uplink {
+            ifindex: leaf.ifindex(&BoxNode::uplink(n)).unwrap(),
+            up: up || n != SPINES - 1,
+        };
         (0..SPINES).map(uplink).collect()
     };
     let key = bench.spread.flows().unwrap()[0].0;

@@ -1,4 +1,5 @@
-//! Many jobs of several tenants on one box: limits, refusals, and all of them at once in the data plane.
+//! Many jobs of several tenants on one box: limits, refusals, and all of them at once in the data
+//! plane.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -37,7 +38,8 @@ fn start(spec: LabSpec, room: u64, sections: &str) -> Cluster {
 fn create(lab: &Lab, socket: &str, name: &str, options: &[&str]) -> Result<Value, String> {
     let mut command = lab.box_().command(program("netsum").unwrap());
     command.args(["--socket", socket, "-j", "job", "create", name]).args(SHAPE).args(options);
-    let ended = Running::start(&format!("job create {name}"), &mut command).unwrap().end(PATIENCE).unwrap();
+    let ended =
+        Running::start(&format!("job create {name}"), &mut command).unwrap().end(PATIENCE).unwrap();
     match ended.status.code() {
         Some(0) => Ok(serde_json::from_str(&ended.stdout).unwrap()),
         Some(3) => Err(ended.stdout),
@@ -47,17 +49,24 @@ fn create(lab: &Lab, socket: &str, name: &str, options: &[&str]) -> Result<Value
 
 fn tenants(cluster: &Cluster) -> BTreeMap<String, Value> {
     let all = cluster.netsum_json(&["tenant", "show"]).unwrap();
-    all.as_array().unwrap().iter().map(|t| (t["name"].as_str().unwrap().to_owned(), t.clone())).collect()
+    all.as_array()
+        .unwrap()
+        .iter()
+        .map(|t| (t["name"].as_str().unwrap().to_owned(), t.clone()))
+        .collect()
 }
 
 /// Ranks of a job on two hosts, on their k-th addresses, sum and leave.
 fn reduce(hosts: &[Host], controller: &str, job: &str, token: &str, k: usize) {
     let rank = |rank: usize| {
         let mut perf = hosts[rank].command(program("netsum-perf").unwrap());
-        perf.args("all_reduce -b 64K -e 64K --iters 2 --check -j --connect-timeout 30 --ranks 2".split(' '))
-            .args(["--controller", controller, "--job", job, "--rank", &rank.to_string()])
-            .args(["--ip", &hosts[rank].ip(k).to_string()])
-            .env("NETSUM_TOKEN", token);
+        perf.args(
+            "all_reduce -b 64K -e 64K --iters 2 --check -j --connect-timeout 30 --ranks 2"
+                .split(' '),
+        )
+        .args(["--controller", controller, "--job", job, "--rank", &rank.to_string()])
+        .args(["--ip", &hosts[rank].ip(k).to_string()])
+        .env("NETSUM_TOKEN", token);
         Running::start(&format!("rank {rank} of {job}"), &mut perf).unwrap()
     };
     let printed: Vec<String> =
@@ -76,15 +85,18 @@ fn jobs_of_four_tenants_that_try_again_fill_the_box_and_never_a_limit() {
         writeln!(text, "[tenants.{tenant}]\n{what} = {quotes}{limit}{quotes}").unwrap();
         text
     });
-    let cluster = start(LabSpec { ips_per_host: ROOM as usize, ..LabSpec::hosts(2) }, ROOM, &sections);
-    let (lab, socket, controller) = (cluster.lab(), cluster.socket(), cluster.workers().to_string());
+    let cluster =
+        start(LabSpec { ips_per_host: ROOM as usize, ..LabSpec::hosts(2) }, ROOM, &sections);
+    let (lab, socket, controller) =
+        (cluster.lab(), cluster.socket(), cluster.workers().to_string());
     let begin = Instant::now();
     let addresses = Mutex::new((0..ROOM as usize).collect::<Vec<_>>());
     let (refusals, mut most_jobs, mut looks) = (AtomicU32::new(0), 0, 0);
     std::thread::scope(|s| {
         let threads: Vec<_> = (0..24)
             .map(|n| {
-                let (socket, controller, addresses, refusals) = (&socket, &controller, &addresses, &refusals);
+                let (socket, controller, addresses, refusals) =
+                    (&socket, &controller, &addresses, &refusals);
                 s.spawn(move || {
                     let (name, tenant) = (format!("job{n}"), ["a", "b", "c", "default"][n % 4]);
                     let created = loop {
@@ -92,7 +104,10 @@ fn jobs_of_four_tenants_that_try_again_fill_the_box_and_never_a_limit() {
                             Ok(created) => break created,
                             Err(why) => {
                                 let named = why.contains(&format!("tenant `{tenant}`: "));
-                                assert!(named || why.contains("not enough memory for slots: "), "{why}");
+                                assert!(
+                                    named || why.contains("not enough memory for slots: "),
+                                    "{why}"
+                                );
                                 assert!(begin.elapsed() < 2 * MINUTE, "{why}");
                                 refusals.fetch_add(1, Ordering::Relaxed);
                                 std::thread::sleep(Duration::from_millis(200));
@@ -101,7 +116,8 @@ fn jobs_of_four_tenants_that_try_again_fill_the_box_and_never_a_limit() {
                     };
                     assert_eq!(created["tenant"], tenant);
                     // Who has a job has an address to itself: there are as many as places.
-                    let k = addresses.lock().unwrap().pop().expect("more jobs than there is room for");
+                    let k =
+                        addresses.lock().unwrap().pop().expect("more jobs than there is room for");
                     reduce(lab.hosts(), controller, &name, created["token"].as_str().unwrap(), k);
                     addresses.lock().unwrap().push(k);
                     let mut delete = lab.box_().command(program("netsum").unwrap());
@@ -115,7 +131,8 @@ fn jobs_of_four_tenants_that_try_again_fill_the_box_and_never_a_limit() {
                 let used = all[tenant][what]["used"].as_u64().unwrap();
                 assert!(used <= limit && all[tenant][what]["limit"] == limit, "{}", all[tenant]);
             }
-            let sum = |what: &str| all.values().map(|t| t[what]["used"].as_u64().unwrap()).sum::<u64>();
+            let sum =
+                |what: &str| all.values().map(|t| t[what]["used"].as_u64().unwrap()).sum::<u64>();
             assert!(sum("memory") <= ROOM * ONE);
             most_jobs = most_jobs.max(sum("jobs"));
             looks += 1;
@@ -127,11 +144,15 @@ fn jobs_of_four_tenants_that_try_again_fill_the_box_and_never_a_limit() {
     });
     let refusals = refusals.into_inner();
     println!("{:?}: up to {most_jobs} at work, {refusals} refusals", begin.elapsed());
-    assert!(looks > 3 && most_jobs == ROOM && refusals > 16, "{most_jobs} jobs, {refusals} refusals");
+    assert!(
+        looks > 3 && most_jobs == ROOM && refusals > 16,
+        "{most_jobs} jobs, {refusals} refusals"
+    );
     assert_eq!(cluster.netsum_json(&["job", "show"]).unwrap(), Value::Array(Vec::new()));
     assert_eq!(cluster.netsum_json(&["ring", "show"]).unwrap(), Value::Array(Vec::new()));
     for (name, t) in tenants(&cluster) {
-        let used = ["jobs", "rings", "slots", "memory"].map(|what| t[what]["used"].as_u64().unwrap());
+        let used =
+            ["jobs", "rings", "slots", "memory"].map(|what| t[what]["used"].as_u64().unwrap());
         assert_eq!(used, [0; 4], "{name}");
     }
 }
@@ -140,7 +161,8 @@ fn jobs_of_four_tenants_that_try_again_fill_the_box_and_never_a_limit() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_job_that_does_not_fit_is_refused_until_there_is_room() {
     let cluster = start(LabSpec::hosts(2), 1, "[tenants.small]\njobs = 0\n");
-    let create = |name: &str, options: &[&str]| create(cluster.lab(), &cluster.socket(), name, options);
+    let create =
+        |name: &str, options: &[&str]| create(cluster.lab(), &cluster.socket(), name, options);
     create("first", &[]).unwrap();
     let refused = |name: &str, options: &[&str], expected: &str| {
         let why = create(name, options).unwrap_err();
@@ -172,7 +194,11 @@ fn a_job_that_does_not_fit_is_refused_until_there_is_room() {
         assert!(begin.elapsed() < PATIENCE, "{}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(tenants(&cluster)["default"]["jobs"]["used"], 2, "a limit that is lowered ends no job");
+    assert_eq!(
+        tenants(&cluster)["default"]["jobs"]["used"],
+        2,
+        "a limit that is lowered ends no job"
+    );
     refused("fourth", &[], "tenant `default`: jobs limit 1, 2 in use, 1 needed");
 }
 
@@ -197,7 +223,8 @@ fn sixty_four_jobs_are_active_at_once() {
     let lab = cluster.lab();
     let mut commands = String::new();
     for job in 0..JOBS {
-        writeln!(commands, "job create j{job} --ranks 2 --mtu {MTU} --message-size 1K --window 1").unwrap();
+        writeln!(commands, "job create j{job} --ranks 2 --mtu {MTU} --message-size 1K --window 1")
+            .unwrap();
         for rank in 0..2 {
             let ip = |rank: u32| -> IpAddr { lab.host(rank as usize).ip(0) };
             writeln!(
@@ -217,8 +244,10 @@ fn sixty_four_jobs_are_active_at_once() {
     let active = jobs.as_array().unwrap().iter().filter(|j| j["state"] == "active").count();
     assert_eq!(active, JOBS as usize);
 
-    let taps: Vec<Tap> = lab.hosts().iter().map(|host| Tap::open(host, Host::INTERFACE).unwrap()).collect();
-    // Three messages: every slot is used again. A message is sent when the sum of the one before has come.
+    let taps: Vec<Tap> =
+        lab.hosts().iter().map(|host| Tap::open(host, Host::INTERFACE).unwrap()).collect();
+    // Three messages: every slot is used again. A message is sent when the sum of the one before
+    // has come.
     for message in 0..3 {
         let indices = message * FRAGMENTS..(message + 1) * FRAGMENTS;
         for index in indices.clone() {
@@ -239,11 +268,19 @@ fn sixty_four_jobs_are_active_at_once() {
                 let parsed = wire::parse(frame.as_slice()).unwrap();
                 let job = (parsed.bth.qpn - qpn(0, sender)) / 2;
                 let index = next[job as usize];
-                assert_eq!((parsed.bth.qpn, parsed.bth.psn), (qpn(job, sender), job + index), "job {job}");
+                assert_eq!(
+                    (parsed.bth.qpn, parsed.bth.psn),
+                    (qpn(job, sender), job + index),
+                    "job {job}"
+                );
                 next[job as usize] += 1;
                 let expected = sum(&[payload(job, 0, index), payload(job, 1, index)]);
                 let sent = FrameSpec::send(sender as u8 + 1, receiver as u8 + 1, 0, 0, Vec::new());
-                assert_eq!(frame[sent.payload_offset()..][..MTU], expected, "job {job}, index {index}");
+                assert_eq!(
+                    frame[sent.payload_offset()..][..MTU],
+                    expected,
+                    "job {job}, index {index}"
+                );
             }
             assert!(next.iter().all(|&n| n == indices.end), "{next:?}");
         }
@@ -253,7 +290,12 @@ fn sixty_four_jobs_are_active_at_once() {
         (Counter::Released, JOBS * 3 * FRAGMENTS),
         (Counter::CreditViolation, 0),
     ] {
-        assert_eq!(cluster.counter(None, counter.name()).unwrap(), u64::from(expected), "{}", counter.name());
+        assert_eq!(
+            cluster.counter(None, counter.name()).unwrap(),
+            u64::from(expected),
+            "{}",
+            counter.name()
+        );
     }
     let deletes: String = (0..JOBS).map(|job| format!("job delete j{job}\n")).collect();
     std::fs::write(&file, deletes).unwrap();

@@ -1,5 +1,5 @@
-//! `netsum top` in a real terminal, which is tmux's: a job at work, keys, a daemon that goes and comes back, and a terminal
-//! that is as it was before.
+//! `netsum top` in a real terminal, which is tmux's: a job at work, keys, a daemon that goes and
+//! comes back, and a terminal that is as it was before.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -54,7 +54,11 @@ impl Terminal {
 
     fn tmux(&self) -> Command {
         let mut tmux = Command::new("tmux");
-        tmux.arg("-u").arg("-S").arg(self.folder.join("tmux")).env("LC_ALL", "C.UTF-8").env_remove("TMUX");
+        tmux.arg("-u")
+            .arg("-S")
+            .arg(self.folder.join("tmux"))
+            .env("LC_ALL", "C.UTF-8")
+            .env_remove("TMUX");
         tmux
     }
 
@@ -97,7 +101,8 @@ impl Terminal {
         let screen = self.wait("the end", |screen| screen.contains(end) && self.has("over"));
         assert!(!screen.contains("netsum top"), "its screen is still there:\n{screen}");
         let flags =
-            output(self.tmux().args(["display-message", "-p", "#{alternate_on} #{cursor_flag}"])).unwrap();
+            output(self.tmux().args(["display-message", "-p", "#{alternate_on} #{cursor_flag}"]))
+                .unwrap();
         assert_eq!(flags.trim(), "0 1", "alternate screen, cursor");
         assert!(!self.file("before").is_empty());
         assert_eq!(self.file("before"), self.file("after"), "stty");
@@ -155,7 +160,9 @@ fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
     terminal.press("?");
     terminal.wait_for("keys and columns");
     terminal.press("Escape");
-    terminal.wait("help goes", |screen| !screen.contains("keys and columns") && screen.contains("rank 2"));
+    terminal.wait("help goes", |screen| {
+        !screen.contains("keys and columns") && screen.contains("rank 2")
+    });
     terminal.press("Escape");
     terminal.wait_for("sorted by Gb/s");
 
@@ -164,7 +171,9 @@ fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
     let screen = terminal.wait_for("no daemon for");
     assert!(screen.contains("train"), "what was there stays in sight:\n{screen}");
     cluster.start_daemon().unwrap();
-    terminal.wait("it is back", |screen| !screen.contains("no daemon for") && screen.contains("No jobs"));
+    terminal.wait("it is back", |screen| {
+        !screen.contains("no daemon for") && screen.contains("No jobs")
+    });
     terminal.press("q");
     terminal.is_restored();
 }
@@ -206,7 +215,8 @@ fn a_panic_gives_the_terminal_back_and_can_be_read_there() {
     for (width, thread) in [(80, ""), (90, "thread")] {
         let command = format!("{} {thread}", panics.display());
         let terminal = Terminal::with(folder.path(), &command, (width, 24));
-        let flags = || output(terminal.tmux().args(["display-message", "-p", "#{alternate_on}"])).unwrap();
+        let flags =
+            || output(terminal.tmux().args(["display-message", "-p", "#{alternate_on}"])).unwrap();
         terminal.wait_for("netsum top");
         assert_eq!(flags().trim(), "1", "it has a screen of its own");
         terminal.press("x");
@@ -219,11 +229,13 @@ fn a_panic_gives_the_terminal_back_and_can_be_read_there() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_fabric_is_seen_with_a_box_that_goes() {
     let mut cluster =
-        Cluster::without_daemon(LabSpec { hosts: 4, racks: 2, mtu: 2300, ..LabSpec::default() }).unwrap();
+        Cluster::without_daemon(LabSpec { hosts: 4, racks: 2, mtu: 2300, ..LabSpec::default() })
+            .unwrap();
     cluster.start_daemon().unwrap();
     cluster.start_leaves().unwrap();
     let manager = cluster.start_manager().unwrap();
-    let mut group = cluster.ranks_of(&manager, &JobSpec::new("train", 4), &one_on_each_host(4)).unwrap();
+    let mut group =
+        cluster.ranks_of(&manager, &JobSpec::new("train", 4), &one_on_each_host(4)).unwrap();
     let command = format!(
         "{} --socket {} top --fabric",
         program("netsum").unwrap().display(),

@@ -1,4 +1,5 @@
-//! How long sums take and who is last: as the XDP programs note it, and as it is shown of a job at work.
+//! How long sums take and who is last: as the XDP programs note it, and as it is shown of a job at
+//! work.
 
 use std::process::Command;
 use std::time::Duration;
@@ -21,7 +22,8 @@ const REDIRECT: u32 = 4;
 fn contribute(bench: &mut Bench, rank: u32, index: u32) -> u32 {
     let psn = (BASE_PSN + index) & 0xff_ffff;
     let ranks = bench.ring.config.ranks;
-    let frame = FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank, 16));
+    let frame =
+        FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank, 16));
     bench.aggregate(&frame.build()).unwrap().action
 }
 
@@ -67,7 +69,9 @@ fn one_index_in_so_many_is_timed_and_no_ring_takes_anothers() {
     // Of each block one, and each time an earlier one.
     assert!([0, 2 * SAMPLED - 1, 3 * SAMPLED - 2].into_iter().all(is_sampled));
     for index in 0..3 * SAMPLED - 1 {
-        (0..3).for_each(|rank| assert_eq!(contribute(&mut bench, rank, index) == REDIRECT, rank == 2));
+        (0..3).for_each(|rank| {
+            assert_eq!(contribute(&mut bench, rank, index) == REDIRECT, rank == 2)
+        });
     }
     assert_eq!(counts(&bench), [(3, 0), (3, 0), (3, 3)]);
     assert_eq!(*bench.plane.timing(RingNumber(2)).unwrap(), Timing::EMPTY);
@@ -121,8 +125,14 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
     assert!(late(2) > 16_000_000 && late(2) > late(0), "20 ms late: {timing:#}");
     assert!(timing["completion"]["p50_ns"].as_u64().unwrap() >= late(2), "{timing:#}");
     let text = cluster.netsum(&["stats", "train"]).unwrap();
-    assert!(text.contains("timing of one fragment in 64") && text.contains("rank 2 behind first"), "{text}");
-    assert!(cluster.netsum_json(&["stats"]).unwrap().get("timing").is_none(), "of the box there is none");
+    assert!(
+        text.contains("timing of one fragment in 64") && text.contains("rank 2 behind first"),
+        "{text}"
+    );
+    assert!(
+        cluster.netsum_json(&["stats"]).unwrap().get("timing").is_none(),
+        "of the box there is none"
+    );
 
     // Pinned, as all else.
     cluster.kill_daemon().unwrap();
@@ -135,7 +145,9 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
     let name = file.display().to_string();
     let netsum = program("netsum").unwrap();
     let mut report = Command::new(netsum);
-    report.env("NETSUM_SOCKET", cluster.socket()).args(["report", "train", "--for", "2s", "-o", &name]);
+    report
+        .env("NETSUM_SOCKET", cluster.socket())
+        .args(["report", "train", "--for", "2s", "-o", &name]);
     let before = cluster.counter(Some("train"), "fragments").unwrap();
     let mut watching = Running::start("report", &mut report).unwrap();
     while watching.is_running() {
@@ -150,7 +162,10 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
     let table = |id: &str| -> Vec<Vec<String>> {
         let table = document.descendants().find(|n| n.attribute("id") == Some(id)).unwrap();
         let cells = |row: Node<'_, '_>| -> Vec<String> {
-            row.children().filter(|n| n.has_tag_name("td")).map(|n| n.text().unwrap().to_owned()).collect()
+            row.children()
+                .filter(|n| n.has_tag_name("td"))
+                .map(|n| n.text().unwrap().to_owned())
+                .collect()
         };
         table.children().filter(|n| n.has_tag_name("tr")).skip(1).map(cells).collect()
     };

@@ -1,5 +1,5 @@
-//! `netsum trace` and `netsum simulate` against a daemon at work: lines and capture files agree with the counters, tracing ends
-//! with who asked for it, and a simulation leaves no trace in jobs.
+//! `netsum trace` and `netsum simulate` against a daemon at work: lines and capture files agree
+//! with the counters, tracing ends with who asked for it, and a simulation leaves no trace in jobs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -56,7 +56,9 @@ fn watched(cluster: &Cluster) -> u32 {
     let id = programs["programs"][0]["id"].as_u64().unwrap() as u32;
     let program = loaded_programs().flatten().find(|p| p.id() == id).expect("the program");
     let ids = program.map_ids().unwrap().unwrap_or_default();
-    let id = ids.into_iter().find(|&id| MapInfo::from_id(id).unwrap().name_as_str() == Some(maps::WATCH));
+    let id = ids
+        .into_iter()
+        .find(|&id| MapInfo::from_id(id).unwrap().name_as_str() == Some(maps::WATCH));
     let map = Map::from_map_data(MapData::from_id(id.expect("the map")).unwrap()).unwrap();
     Array::<_, u32>::try_from(map).unwrap().get(&0, 0).unwrap()
 }
@@ -160,13 +162,16 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
         }
         // As they came and as they leave, all frames have the right ICRC.
         let len = parsed.data_len(frame.len()).unwrap();
-        let icrc = netsum_common::icrc::of_frame(frame, parsed.l3, parsed.ip, parsed.payload(), len);
+        let icrc =
+            netsum_common::icrc::of_frame(frame, parsed.l3, parsed.ip, parsed.payload(), len);
         assert_eq!(frame[parsed.payload() + len..][..4], icrc.unwrap().to_le_bytes(), "{comment}");
     }
 
     // The same as lines of JSON, of one rank and one verdict, until there are enough.
-    let lines =
-        trace(&cluster, &["-j", "--job", "train", "--rank", "1", "--verdict", "fragments", "-c", "20"]);
+    let lines = trace(
+        &cluster,
+        &["-j", "--job", "train", "--rank", "1", "--verdict", "fragments", "-c", "20"],
+    );
     group.all_reduce("i32", 30_000, 3).unwrap();
     let text = lines.success(PATIENCE).unwrap();
     let validator = validator("trace.json");
@@ -174,7 +179,11 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
     for line in text.lines() {
         let packet: Value = serde_json::from_str(line).unwrap();
         assert_valid(&validator, &packet);
-        assert_eq!((&packet["program"], &packet["slot"]["rank"]), (&"aggregate".into(), &1.into()), "{line}");
+        assert_eq!(
+            (&packet["program"], &packet["slot"]["rank"]),
+            (&"aggregate".into(), &1.into()),
+            "{line}"
+        );
         assert_eq!(packet["verdict"][0], "fragments", "{line}");
         let index = packet["slot"]["index"].as_u64();
         assert!(last < index, "a rank's fragments come in order: {line}");
@@ -182,7 +191,8 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
     }
     assert_eq!(text.lines().count(), 20);
     // And as text.
-    let lines = trace(&cluster, &["--job", "train", "--ring", "0", "--program", "egress", "--count", "3"]);
+    let lines =
+        trace(&cluster, &["--job", "train", "--ring", "0", "--program", "egress", "--count", "3"]);
     group.all_reduce("i32", 1000, 4).unwrap();
     let text = lines.success(PATIENCE).unwrap();
     assert_eq!(
@@ -217,7 +227,8 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     other.end(PATIENCE).unwrap();
     wait_until("it is off", || !is_traced(&cluster));
 
-    // A daemon that is killed leaves its programs at work, which go on tracing, and its clients hear of it.
+    // A daemon that is killed leaves its programs at work, which go on tracing, and its clients
+    // hear of it.
     cluster.create_job(&JobSpec::new("train", 2)).unwrap();
     let tracing = trace(&cluster, &[]);
     cluster.kill_daemon().unwrap();
@@ -229,7 +240,9 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     let watched = Array::<_, u32>::try_from(watch_map).unwrap().get(&0, 0).unwrap();
     assert_ne!(watched & watch::TRACE, 0);
     cluster.start_daemon().unwrap();
-    wait_until("the log says so", || cluster.daemon_log().contains("taken over from the daemon before"));
+    wait_until("the log says so", || {
+        cluster.daemon_log().contains("taken over from the daemon before")
+    });
     assert!(!is_traced(&cluster));
     cluster.stop_daemon().unwrap();
 }
@@ -248,11 +261,14 @@ fn pcap(path: PathBuf, frames: &[Vec<u8>]) -> PathBuf {
 fn app(cluster: &Cluster) {
     let properties = ["--ranks", "2", "--mtu", "1024", "--message-size", "4096", "--window", "2"];
     cluster.netsum(&[&["job", "create", "app"][..], &properties].concat()).unwrap();
-    for (rank, port, src, dst, qpn) in
-        [("0", "port0", "10.0.0.1", "10.0.0.2", "0x100"), ("1", "port1", "10.0.0.2", "10.0.0.1", "0x101")]
-    {
-        let flow =
-            ["--rank", rank, "--port", port, "--src", src, "--dst", dst, "--qpn", qpn, "--psn", "0x1000"];
+    for (rank, port, src, dst, qpn) in [
+        ("0", "port0", "10.0.0.1", "10.0.0.2", "0x100"),
+        ("1", "port1", "10.0.0.2", "10.0.0.1", "0x101"),
+    ] {
+        let flow = [
+            "--rank", rank, "--port", port, "--src", src, "--dst", dst, "--qpn", qpn, "--psn",
+            "0x1000",
+        ];
         cluster.netsum(&[&["flow", "add", "app", "--ring", "0"][..], &flow].concat()).unwrap();
     }
 }
@@ -307,10 +323,14 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     );
     assert_eq!(of("what")[1..3], ["SEND_ONLY", "ACK"]);
     assert_eq!(of("what")[6], "ARP");
-    assert_eq!(of("port"), ["port0", "port1", "port0", "port1", "port0", "port0", "port0", "port1"]);
+    assert_eq!(
+        of("port"),
+        ["port0", "port1", "port0", "port1", "port0", "port0", "port0", "port1"]
+    );
     assert_eq!(said["same_programs"], true);
     let frame = |number: usize| &said["frames"][number - 1];
-    let to: Vec<_> = frame(2)["steps"].as_array().unwrap().iter().filter_map(|s| s["to"].as_u64()).collect();
+    let to: Vec<_> =
+        frame(2)["steps"].as_array().unwrap().iter().filter_map(|s| s["to"].as_u64()).collect();
     assert_eq!(to, [0, 1], "{said:#}");
     assert_eq!(
         (&frame(2)["job"], &frame(2)["slot"]["contributors"]),
@@ -346,7 +366,10 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
         let said = cluster.netsum_json(&[&["simulate", file], arguments].concat()).unwrap();
         said["outcomes"].clone()
     };
-    assert_eq!(outcomes(&[]), serde_json::json!({"dropped": 3, "passed": 3, "released": 1, "replayed": 1}));
+    assert_eq!(
+        outcomes(&[]),
+        serde_json::json!({"dropped": 3, "passed": 3, "released": 1, "replayed": 1})
+    );
     assert_eq!(
         outcomes(&["--fresh"]),
         serde_json::json!({"absorbed": 1, "dropped": 2, "passed": 3, "released": 1, "replayed": 1})
@@ -356,7 +379,9 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     other.send(&fragment(1, 0).build()).unwrap();
     let expected = sum(&[lanes(0, 256), lanes(1, 256)]);
     other
-        .receive(PATIENCE, |f| wire::parse(f).is_ok_and(|p| f[p.payload()..].starts_with(&expected)))
+        .receive(PATIENCE, |f| {
+            wire::parse(f).is_ok_and(|p| f[p.payload()..].starts_with(&expected))
+        })
         .unwrap();
 
     for (arguments, expected) in [
@@ -388,7 +413,12 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
     let came: u64 = ["steered", "inline"].iter().filter_map(|&name| live.get(name)).sum();
     assert_eq!(said["counters"]["steered"].as_u64(), Some(came), "{}", said["counters"]);
     for name in ["fragments", "completed", "released"] {
-        assert_eq!(said["counters"][name].as_u64(), live.get(name).copied(), "{name}: {}", said["counters"]);
+        assert_eq!(
+            said["counters"][name].as_u64(),
+            live.get(name).copied(),
+            "{name}: {}",
+            said["counters"]
+        );
     }
     let (mut contributions, mut acknowledgements) = (0, 0);
     for frame in said["frames"].as_array().unwrap() {
@@ -399,11 +429,15 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
             }
             what if frame["job"] == "train" => {
                 assert!(what.starts_with("SEND_"), "{frame:#}");
-                let has =
-                    |name: &str| frame["steps"][1]["verdict"].as_array().unwrap().contains(&name.into());
+                let has = |name: &str| {
+                    frame["steps"][1]["verdict"].as_array().unwrap().contains(&name.into())
+                };
                 // A rank that waits for its turn on a busy machine sends again.
-                let outcomes =
-                    if has("fragments") { ["absorbed", "released"] } else { ["dropped", "replayed"] };
+                let outcomes = if has("fragments") {
+                    ["absorbed", "released"]
+                } else {
+                    ["dropped", "replayed"]
+                };
                 assert!(outcomes.contains(&frame["outcome"].as_str().unwrap()), "{frame:#}");
                 assert!(has("fragments") || has("duplicate_request") || has("replay"), "{frame:#}");
                 contributions += u64::from(has("fragments"));

@@ -1,6 +1,9 @@
-//! Tracing in the XDP programs, packet by packet (BPF_PROG_TEST_RUN): nothing while it is off, and the right things otherwise.
+//! Tracing in the XDP programs, packet by packet (BPF_PROG_TEST_RUN): nothing while it is off, and
+//! the right things otherwise.
 
-use netsum_common::abi::{EVENTS_BYTES, MAX_CAPTURE, MIN_CAPTURE, TraceEvent, TraceFilter, traced_by};
+use netsum_common::abi::{
+    EVENTS_BYTES, MAX_CAPTURE, MIN_CAPTURE, TraceEvent, TraceFilter, traced_by,
+};
 use netsum_common::counters::Counter;
 use netsum_common::slot::Slot;
 use netsum_dataplane::{DataPlane, Traced};
@@ -9,7 +12,8 @@ use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, host, qpn, ring};
 
 fn fragment(rank: u32, ranks: u32, index: u32) -> Vec<u8> {
     let psn = (BASE_PSN + index) & 0xff_ffff;
-    FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank + index, 64)).build()
+    FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank + index, 64))
+        .build()
 }
 
 fn events(bench: &mut Bench) -> Vec<Traced> {
@@ -43,17 +47,24 @@ fn nothing_is_traced_while_nobody_does_and_every_program_is_while_somebody_does(
     bench.plane.trace(Some(&TraceFilter::ALL)).unwrap();
     let left = all(&mut bench, 1);
     let traced = events(&mut bench);
-    let seen: Vec<_> = traced.iter().map(|t| (t.event.program, t.event.rank, t.event.counters)).collect();
+    let seen: Vec<_> =
+        traced.iter().map(|t| (t.event.program, t.event.rank, t.event.counters)).collect();
     assert_eq!(
         seen,
         [
             (traced_by::INGRESS, 0, bits(&[Counter::Steered])),
             (traced_by::AGGREGATE, 0, bits(&[Counter::Fragments])),
-            (traced_by::AGGREGATE, 1, bits(&[Counter::Fragments, Counter::Completed, Counter::Released])),
+            (
+                traced_by::AGGREGATE,
+                1,
+                bits(&[Counter::Fragments, Counter::Completed, Counter::Released])
+            ),
             (traced_by::EGRESS, 1, bits(&[Counter::Results])),
         ]
     );
-    assert!(traced.iter().all(|t| (t.event.ring, t.event.index, t.event.ifindex) == (1, 1, LOOPBACK)));
+    assert!(
+        traced.iter().all(|t| (t.event.ring, t.event.index, t.event.ifindex) == (1, 1, LOOPBACK))
+    );
     assert!(traced.is_sorted_by_key(|t| t.event.time));
     // Nothing has come of this index yet; then the first, then the second, which releases it.
     let slots: Vec<_> =
@@ -62,7 +73,8 @@ fn nothing_is_traced_while_nobody_does_and_every_program_is_while_somebody_does(
     let whole_message = Slot::FIRST | Slot::LAST;
     let released = Slot::USED | Slot::COMPLETE | Slot::RELEASED;
     assert_eq!(traced[2].event.slot_flags, released | whole_message);
-    // The frame is the one that came, though the program has put sum and tag into it; at egress, the one that leaves.
+    // The frame is the one that came, though the program has put sum and tag into it; at egress,
+    // the one that leaves.
     assert_eq!(traced[2].frame, fragment(1, 2, 1)[..MIN_CAPTURE as usize]);
     assert_eq!(traced[3].frame, left.packet[..MIN_CAPTURE as usize]);
     assert_eq!(traced[3].event.len as usize, left.packet.len());
@@ -84,7 +96,10 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
     };
     // Past a gap of one: forwarded, so that its receiver NAKs.
     let gap = aggregate(&mut bench, &fragment(0, 2, 1));
-    assert_eq!(gap.counters, bits(&[Counter::Fragments, Counter::OutOfSequence, Counter::GapForwarded]));
+    assert_eq!(
+        gap.counters,
+        bits(&[Counter::Fragments, Counter::OutOfSequence, Counter::GapForwarded])
+    );
     assert_eq!((gap.index, gap.expected, gap.low), (1, 0, 0));
     let held = aggregate(&mut bench, &fragment(1, 2, 1));
     assert_eq!(
@@ -115,7 +130,10 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
     // A replay whose slot has gone on meanwhile.
     bench.egress(&[0xff; 100]).unwrap();
     let lost = event(&mut bench).event;
-    assert_eq!((lost.program, lost.counters, lost.ring), (traced_by::EGRESS, Counter::EgressNoSlot.bit(), 0));
+    assert_eq!(
+        (lost.program, lost.counters, lost.ring),
+        (traced_by::EGRESS, Counter::EgressNoSlot.bit(), 0)
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! PyTorch trains on hosts of the lab, and the box sums its gradients. `cargo xtask test` makes target/python/debian.
+//! PyTorch trains on hosts of the lab, and the box sums its gradients. `cargo xtask test` makes
+//! target/python/debian.
 
 use std::path::Path;
 
@@ -8,16 +9,18 @@ use netsum_lab::train::{Summer, TrainSpec, Trained, Trainers};
 
 const RANKS: usize = 4;
 const STEPS: usize = 40;
-/// How far losses may be apart: floats are summed in another order, and rounded otherwise. 2.4e-7 is usual.
+/// How far losses may be apart: floats are summed in another order, and rounded otherwise. 2.4e-7
+/// is usual.
 const CLOSE: f64 = 1e-5;
 
 fn train(cluster: &Cluster, summer: Summer<'_>) -> Trained {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/python/debian/bin/python");
     assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
     let spec = TrainSpec { python, model: "mlp".to_owned(), steps: STEPS, seed: 1 };
-    let mut trainers =
-        Trainers::start(cluster, &spec, summer).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
-    let trained = trainers.train(|_, _| Ok(())).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+    let mut trainers = Trainers::start(cluster, &spec, summer)
+        .unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+    let trained =
+        trainers.train(|_, _| Ok(())).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
     trainers.leave().unwrap();
     assert!(trained.weights.iter().all(|weights| *weights == trained.weights[0]), "{trained:?}");
     assert!(trained.test < 0.5, "has learnt nothing: {trained:?}");
@@ -42,7 +45,8 @@ fn pytorch_learns_the_same_by_the_box_as_by_gloo_and_the_same_bits_each_time() {
     let backend = train(&cluster, Summer::Backend("train", &token));
     assert_eq!(first.loss, second.loss);
     assert_eq!(first.weights, second.weights);
-    // The hook's average, and sums that PyTorch divides, are the same where the number of ranks is a power of two.
+    // The hook's average, and sums that PyTorch divides, are the same where the number of ranks is
+    // a power of two.
     assert_eq!(first.weights, backend.weights);
     let apart = first.loss.iter().zip(&gloo.loss).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     println!("losses are {apart:.1e} apart at most; {} and {}", first.weights[0], gloo.weights[0]);

@@ -20,7 +20,10 @@ fn of_project(path: &str) -> PathBuf {
 fn rank(mut command: Command, method: &str, rank: usize) -> Command {
     let python = of_project("target/python/debian/bin/python");
     assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
-    command.arg(python).arg(of_project("python/tests/torch_hosts.py")).args([method, &rank.to_string()]);
+    command
+        .arg(python)
+        .arg(of_project("python/tests/torch_hosts.py"))
+        .args([method, &rank.to_string()]);
     command.arg(RANKS.to_string());
     for name in ["MASTER_ADDR", "NETSUM_IP", "NETSUM_PEERS", "NETSUM_CONTROLLER"] {
         command.env_remove(name);
@@ -54,7 +57,10 @@ fn summed(lab: &Lab, said: &[String]) {
 
 /// That all have been told the same.
 fn refused(said: &[String], words: &[&str]) {
-    assert!(said[0].starts_with("refused: ") && said.iter().all(|other| *other == said[0]), "{said:?}");
+    assert!(
+        said[0].starts_with("refused: ") && said.iter().all(|other| *other == said[0]),
+        "{said:?}"
+    );
     assert!(words.iter().all(|word| said[0].contains(word)), "{words:?}: {}", said[0]);
 }
 
@@ -98,7 +104,9 @@ fn a_master_whose_own_name_is_a_loopback_address() {
         let hosts = folder.path().join(number.to_string());
         std::fs::write(&hosts, format!("127.0.0.1 localhost\n{own} master-of-ranks\n")).unwrap();
         let mut command = lab.host(number).command("unshare");
-        command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]).arg(hosts);
+        command
+            .args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""])
+            .arg(hosts);
         let mut command = rank(command, &tcp("master-of-ranks"), number);
         Running::start(&format!("PyTorch rank {number}"), &mut command).unwrap()
     };
@@ -114,7 +122,14 @@ fn addresses_that_other_machines_do_not_reach_are_refused_at_all_ranks() {
     let master = tcp(&lab.host(0).ip(0).to_string());
     // As two containers have it, each behind its machine.
     for host in lab.hosts() {
-        output(host.command("ip").args(["address", "add", "172.17.0.2/32", "dev", Host::INTERFACE])).unwrap();
+        output(host.command("ip").args([
+            "address",
+            "add",
+            "172.17.0.2/32",
+            "dev",
+            Host::INTERFACE,
+        ]))
+        .unwrap();
     }
     let said = run(&lab, &master, |_, command| {
         command.env("NETSUM_IP", "172.17.0.2");

@@ -40,7 +40,8 @@ fn the_hook_goes_on_by_the_ring_when_the_daemon_dies_in_mid_training() {
     }
 }
 
-/// By the backend: all that it does goes through the box, and what that cannot goes between the ranks by Gloo.
+/// By the backend: all that it does goes through the box, and what that cannot goes between the
+/// ranks by Gloo.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_backend_finds_the_box_and_goes_on_without_it() {
@@ -51,7 +52,10 @@ fn the_backend_finds_the_box_and_goes_on_without_it() {
         let mut command = cluster.lab().host(rank).command(python());
         command.arg(of_project("python/tests/torch_box.py"));
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", RANKS.to_string()).env("LOCAL_RANK", "0");
+        command
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", RANKS.to_string())
+            .env("LOCAL_RANK", "0");
         command.env("MASTER_ADDR", &first).env("MASTER_PORT", "29500");
         command.env("NETSUM_CONTROLLER", cluster.workers().to_string());
         command.env("NETSUM_JOB", "backend").env("NETSUM_TOKEN", &token);

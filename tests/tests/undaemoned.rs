@@ -68,7 +68,8 @@ fn one_percent_loss_in_each_direction() {
         }
         for (seed, dtype) in [(1, "i32"), (2, "f32")] {
             let what = format!("{ranks} ranks, path MTU {mtu}, {rings} rings, {dtype}");
-            let outcomes = group.all_reduce(dtype, 200_000, seed).unwrap_or_else(|e| panic!("{what}: {e:#}"));
+            let outcomes =
+                group.all_reduce(dtype, 200_000, seed).unwrap_or_else(|e| panic!("{what}: {e:#}"));
             println!("{what}: {outcomes:?}");
             assert_eq!(modes(&outcomes), vec!["box"; ranks as usize], "{what}");
         }
@@ -79,7 +80,8 @@ fn one_percent_loss_in_each_direction() {
     }
 }
 
-/// Queue pairs and PSNs follow from the list of ranks, so a second run has those of the first, whose sums the box still holds.
+/// Queue pairs and PSNs follow from the list of ranks, so a second run has those of the first,
+/// whose sums the box still holds.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_second_run_without_a_restart_takes_no_sum_of_the_first() {

@@ -25,8 +25,11 @@ fn all_reduce(spec: LabSpec, v6: bool, len: usize, faults: Faults) -> Cluster {
     let job = JobSpec { mtu: 2048, ..JobSpec::new("tagged", RANKS as u32) };
     let token = cluster.create_job(&job).unwrap();
     let places = one_on_each_host(job.ranks);
-    let group =
-        if v6 { cluster.ranks_v6(&job, &token, &places) } else { cluster.ranks(&job, &token, &places) };
+    let group = if v6 {
+        cluster.ranks_v6(&job, &token, &places)
+    } else {
+        cluster.ranks(&job, &token, &places)
+    };
     let mut group = group.unwrap_or_else(|e| panic!("{what}: {e:#}\n{}", cluster.daemon_log()));
     for dtype in ["i32", "f32"] {
         let outcomes = group
@@ -68,8 +71,9 @@ fn tagged_and_untagged_hosts_where_the_bridge_translates() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn tagged_hosts_with_loss_both_ways() {
     for tagged in [&[0, 1, 2, 3][..], &[1, 2]] {
-        // Linux 6.18 drops batches (UDP_SEGMENT) that get a tag where the interface computes no checksums, as on a cable: all comes by
-        // single packets that are sent again, some 250 KB in four seconds.
+        // Linux 6.18 drops batches (UDP_SEGMENT) that get a tag where the interface computes no
+        // checksums, as on a cable: all comes by single packets that are sent again, some 250 KB in
+        // four seconds.
         let cluster = all_reduce(lab(tagged, true), false, 50_000, Faults::loss(0.04));
         for host in cluster.lab().hosts() {
             let counts = host.cable().unwrap().counts().unwrap();

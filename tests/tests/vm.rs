@@ -38,7 +38,9 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn vms_of_both_kernels_are_hosts_like_others() {
     let vms = vec![Kernel::V6_1, Kernel::V6_12];
-    let lab = Lab::new(LabSpec { vms, ipv6: true, ips_per_host: 2, mtu: 2300, ..LabSpec::hosts(3) }).unwrap();
+    let lab =
+        Lab::new(LabSpec { vms, ipv6: true, ips_per_host: 2, mtu: 2300, ..LabSpec::hosts(3) })
+            .unwrap();
     addresses_devices_and_kernels(&lab);
     let vm = lab.host(0);
     input_outputs_and_exit_codes_come_through(vm);
@@ -78,9 +80,13 @@ fn input_outputs_and_exit_codes_come_through(vm: &Host) {
     // More than fits into any buffer on the way, and bytes that are no text.
     let out = vm.command("head").args(["-c", "5000000", "/dev/zero"]).output().unwrap();
     assert!(out.status.success() && out.stdout == vec![0; 5_000_000]);
-    let env = Running::start("env", vm.command("env").env("NETSUM_X", "1").env("OTHER", "2")).unwrap();
+    let env =
+        Running::start("env", vm.command("env").env("NETSUM_X", "1").env("OTHER", "2")).unwrap();
     let env = env.success(PATIENCE).unwrap();
-    assert!(env.contains("NETSUM_X=1") && !env.contains("OTHER") && env.contains("PATH=/usr/bin:"), "{env}");
+    assert!(
+        env.contains("NETSUM_X=1") && !env.contains("OTHER") && env.contains("PATH=/usr/bin:"),
+        "{env}"
+    );
 }
 
 fn signals_come_through_and_nothing_outlives_its_stand_in(vm: &Host) {
@@ -120,7 +126,8 @@ fn files_are_copied_once_for_each_version(vm: &Host) {
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn a_vm_whose_owner_is_killed_while_it_boots_is_gone() {
     let victim =
-        Running::start("victim", Command::new(env!("CARGO_BIN_EXE_lab-victim")).arg("--vm")).unwrap();
+        Running::start("victim", Command::new(env!("CARGO_BIN_EXE_lab-victim")).arg("--vm"))
+            .unwrap();
     let prefix = format!("ns{}-0", victim.pid());
     let pids = || {
         let Ok(box_) = Netns::open(&format!("{prefix}-box")) else { return Vec::new() };
@@ -140,7 +147,9 @@ fn a_vm_whose_owner_is_killed_while_it_boots_is_gone() {
     wait_until("QEMU is gone", || !machines.iter().any(is_qemu));
     let left = || {
         let entries = std::fs::read_dir(RUN_NETNS).unwrap();
-        entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).any(|name| name.starts_with(&prefix))
+        entries
+            .filter_map(|e| e.ok()?.file_name().into_string().ok())
+            .any(|name| name.starts_with(&prefix))
     };
     wait_until("the lab is gone", || !left());
 }
@@ -150,7 +159,10 @@ fn a_vm_whose_owner_is_killed_while_it_boots_is_gone() {
 fn impossible_vms_are_refused() {
     for (spec, word) in [
         (LabSpec { vms: vec![Kernel::V6_1; 2], ..LabSpec::hosts(1) }, "2 of 1 hosts are to be VMs"),
-        (LabSpec { ips_per_host: 255, ..LabSpec::vms(1, Kernel::V6_1) }, "too many addresses for a VM: 255"),
+        (
+            LabSpec { ips_per_host: 255, ..LabSpec::vms(1, Kernel::V6_1) },
+            "too many addresses for a VM: 255",
+        ),
     ] {
         let error = format!("{:#}", Lab::new(spec).unwrap_err());
         assert!(error.contains(word), "{error}");

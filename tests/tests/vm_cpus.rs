@@ -1,4 +1,5 @@
-//! A box that loses the CPU which serves its rings, and gets it back: in a virtual machine, because a test takes no CPU from its own.
+//! A box that loses the CPU which serves its rings, and gets it back: in a virtual machine, because
+//! a test takes no CPU from its own.
 
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ fn a_job_lives_through_the_loss_of_its_rings_cpu() {
         machine.put(&program(name).unwrap(), &format!("/lab/{name}")).unwrap();
     }
     let mut command = lab.host(0).command(program("lab-unplug").unwrap());
-    let said = Running::start("lab-unplug", command.arg("60")).unwrap().success(Duration::from_secs(400));
+    let said =
+        Running::start("lab-unplug", command.arg("60")).unwrap().success(Duration::from_secs(400));
     println!("{}", said.unwrap_or_else(|error| panic!("{error:#}\n{}", machine.console())));
 }

@@ -1,4 +1,5 @@
-//! Stock hosts at work when their job ends: no rank may take another's data for a sum, and each must be told by its own connection.
+//! Stock hosts at work when their job ends: no rank may take another's data for a sum, and each
+//! must be told by its own connection.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,8 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// After which all ranks must have given up.
 const BOUND: Duration = Duration::from_secs(90);
 
-/// A ring that takes long enough to be ended in its midst. Its senders give up after seven times 0.5 s.
+/// A ring that takes long enough to be ended in its midst. Its senders give up after seven times
+/// 0.5 s.
 fn spec() -> VerbsRingSpec {
     VerbsRingSpec {
         sizes: vec![64 << 10],
@@ -53,14 +55,18 @@ fn complaints(case: &str, outcomes: &[Outcome]) -> Vec<String> {
             report.messages, report.wrong
         );
         if report.wrong > 0 {
-            all.push(format!("{case}: rank {rank} has taken {} wrong lanes for sums", report.wrong));
+            all.push(format!(
+                "{case}: rank {rank} has taken {} wrong lanes for sums",
+                report.wrong
+            ));
         }
         if error.is_none() {
             all.push(format!("{case}: rank {rank} has not been told"));
         }
     }
-    let told =
-        |outcome: &Outcome| outcome.error.as_ref().is_some_and(|e| e.contains("retry counter exceeded"));
+    let told = |outcome: &Outcome| {
+        outcome.error.as_ref().is_some_and(|e| e.contains("retry counter exceeded"))
+    };
     if !outcomes.iter().any(told) {
         all.push(format!("{case}: no connection has ended by itself"));
     }
@@ -69,7 +75,9 @@ fn complaints(case: &str, outcomes: &[Outcome]) -> Vec<String> {
 
 /// A whole ring, every sum of which must be right.
 fn a_whole_ring(cluster: &Cluster) {
-    for report in verbs_ring::run(cluster, &VerbsRingSpec { messages: 20, ..spec() }, BOUND).unwrap() {
+    for report in
+        verbs_ring::run(cluster, &VerbsRingSpec { messages: 20, ..spec() }, BOUND).unwrap()
+    {
         assert_eq!((report.messages, report.wrong), (20, 0));
     }
     verbs_ring::forget(cluster).unwrap();
@@ -99,8 +107,8 @@ fn no_stock_host_takes_data_for_sums_when_its_job_ends() {
     let ring = in_mid_run(&cluster);
     let port = cluster.lab().box_().port(1);
     ip(&cluster, &["link", "set", "dev", &port, "nomaster"]);
-    // The machine behind it is asked over the same port, so that must come back before anything is known of its rank. All
-    // connections have given up by then, or may not go on.
+    // The machine behind it is asked over the same port, so that must come back before anything is
+    // known of its rank. All connections have given up by then, or may not go on.
     std::thread::sleep(Duration::from_secs(8));
     ip(&cluster, &["link", "set", "dev", &port, "master", "br0"]);
     wrong.extend(complaints("a port leaves the bridge", &outcomes(&cluster, ring)));

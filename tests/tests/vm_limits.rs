@@ -29,7 +29,8 @@ impl Site {
             box_vm: Some((Kernel::V6_1, Card::VirtioNet)),
             vm_cpus: 2,
             vm_memory: Some(512),
-            // Maps are put into their places after a grace period of RCU each, which take long in an emulator.
+            // Maps are put into their places after a grace period of RCU each, which take long in
+            // an emulator.
             box_line: "ipv6.disable=1 rcupdate.rcu_expedited=1".into(),
             ips_per_host: 4,
             ..LabSpec::hosts(2)
@@ -70,7 +71,11 @@ impl Site {
     }
 
     fn done(&self, what: &str) {
-        println!("{:6.1} s, {:6} KiB left  {what}", self.began.elapsed().as_secs_f64(), self.available());
+        println!(
+            "{:6.1} s, {:6} KiB left  {what}",
+            self.began.elapsed().as_secs_f64(),
+            self.available()
+        );
     }
 }
 
@@ -93,7 +98,11 @@ fn ranks(site: &Site, number: u32, address: usize) -> Group {
 fn sums(groups: &mut [Group], seed: u64) {
     for group in groups {
         for outcome in group.all_reduce("i32", 50_000, seed).unwrap() {
-            assert_eq!((&*outcome.mode, outcome.wrong, outcome.fall_backs), ("box", 0, 0), "{outcome:?}");
+            assert_eq!(
+                (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+                ("box", 0, 0),
+                "{outcome:?}"
+            );
         }
     }
 }
@@ -101,7 +110,9 @@ fn sums(groups: &mut [Group], seed: u64) {
 /// 64 jobs and every ring that there is, at once.
 fn all_rings(site: &Site) {
     let before = site.available();
-    site.batch((0..63).map(|i| format!("{} --token {TOKEN}\n", job(i).create_arguments().join(" "))));
+    site.batch(
+        (0..63).map(|i| format!("{} --token {TOKEN}\n", job(i).create_arguments().join(" "))),
+    );
     let said = site.refused("job create one-more --ranks 2 --rings 4");
     assert!(said.contains("--rings 4: 3 of 255 rings are free"), "{said}");
     site.batch([format!("{} --token {TOKEN}\n", job(63).create_arguments().join(" "))].into_iter());
@@ -141,7 +152,11 @@ fn the_clock_jumps(site: &Site, groups: &mut Vec<Group>) {
         ));
     }
     for outcome in groups[0].check_all_reduce("i32", 1_000_000, 7, &files).unwrap() {
-        assert_eq!((&*outcome.mode, outcome.wrong, outcome.fall_backs), ("box", 0, 0), "{outcome:?}");
+        assert_eq!(
+            (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+            ("box", 0, 0),
+            "{outcome:?}"
+        );
     }
     sums(groups, 2);
     assert_eq!(epochs(), before);
@@ -155,7 +170,8 @@ fn the_clock_jumps(site: &Site, groups: &mut Vec<Group>) {
 
 /// More jobs than the machine has memory for, where the configuration would allow them.
 fn more_than_there_is(site: &Site) {
-    let said = site.refused("job create too-large --ranks 2 --window 32 --message-size 1M --rings 4");
+    let said =
+        site.refused("job create too-large --ranks 2 --window 32 --message-size 1M --rings 4");
     assert!(said.contains("of 4.0 GiB are free, but the machine has "), "{said}");
     let created = (0..).find(|i| {
         let more = ["--window", "16", "--message-size", "256K", "--rings", "4"];
@@ -170,7 +186,8 @@ fn more_than_there_is(site: &Site) {
     site.done(&format!("{created:?} jobs of 40 MiB"));
     assert!(site.available() > 40 << 10, "nobody else has memory");
     site.batch((0..created.unwrap()).map(|i| format!("job delete large{i}\n")));
-    let killed = site.shell("/bin/busybox dmesg | /bin/busybox grep -iE 'out of memory|oom-kill' || true");
+    let killed =
+        site.shell("/bin/busybox dmesg | /bin/busybox grep -iE 'out of memory|oom-kill' || true");
     assert_eq!(killed, "");
 }
 
@@ -220,7 +237,8 @@ const SET_UP: &str = "ip link add br0 type bridge
     ip link set br0 up; ip address add 10.0.0.254/16 dev br0
     systemctl start netsum; systemctl reload netsum";
 
-/// Shell commands under the daemon's profile, each of which must fail; and what the kernel says of that.
+/// Shell commands under the daemon's profile, each of which must fail; and what the kernel says of
+/// that.
 const FORBIDDEN: [(&str, &str); 4] = [
     ("echo > /etc/x", "name=\"/etc/x\""),
     ("cat /etc/shadow", "name=\"/etc/shadow\""),
@@ -250,12 +268,15 @@ fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
     let debian = Debian::new(vm).unwrap();
     let denied = || debian.run("dmesg | grep 'apparmor=\"DENIED\"' || true").unwrap();
     let run = |script: &str| {
-        debian
-            .run(script)
-            .unwrap_or_else(|e| panic!("{e:#}\n{}{}", denied(), debian.journal("netsum").unwrap_or_default()))
+        debian.run(script).unwrap_or_else(|e| {
+            panic!("{e:#}\n{}{}", denied(), debian.journal("netsum").unwrap_or_default())
+        })
     };
     let profile = "cat /proc/$(systemctl show --value -p MainPID netsum)/attr/current";
-    println!("{}", run("dpkg -i netsum.deb; apparmor_parser -Q -K /etc/apparmor.d/netsum; aa-status"));
+    println!(
+        "{}",
+        run("dpkg -i netsum.deb; apparmor_parser -Q -K /etc/apparmor.d/netsum; aa-status")
+    );
     run(SET_UP);
     assert_eq!(run(profile).trim(), "netsum (enforce)");
 
@@ -288,5 +309,7 @@ fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
     run(
         "systemctl stop netsum; apt-get -y purge netsum; ! grep '^netsum ' /sys/kernel/security/apparmor/profiles",
     );
-    assert!(run("ls /etc/apparmor.d/*netsum* /etc/apparmor.d/*/netsum 2> /dev/null || true").is_empty());
+    assert!(
+        run("ls /etc/apparmor.d/*netsum* /etc/apparmor.d/*/netsum 2> /dev/null || true").is_empty()
+    );
 }

@@ -15,18 +15,25 @@ fn six_stock_hosts_in_two_racks_get_every_sum() {
     let spec = LabSpec { racks: 2, vms, mtu: 2300, cables: true, ..LabSpec::hosts(6) };
     let mut cluster = Cluster::start(spec).unwrap();
     cluster.start_leaves().unwrap();
-    for (mtu, operation, loss) in
-        [(1024, Operation::Send, 0.0), (2048, Operation::Send, 0.01), (1024, Operation::Write, 0.01)]
-    {
+    for (mtu, operation, loss) in [
+        (1024, Operation::Send, 0.0),
+        (2048, Operation::Send, 0.01),
+        (1024, Operation::Write, 0.01),
+    ] {
         for host in cluster.lab().hosts() {
-            host.set_faults(Faults::loss(loss), Faults::loss(loss), 7 + host.number() as u32).unwrap();
+            host.set_faults(Faults::loss(loss), Faults::loss(loss), 7 + host.number() as u32)
+                .unwrap();
         }
         let timeout = if loss > 0.0 { 17 } else { 20 };
         let spec = VerbsRingSpec { timeout, ..VerbsRingSpec::new(6, mtu, operation, 6) };
         let reports = verbs_ring::run(&cluster, &spec, Duration::from_secs(120))
             .unwrap_or_else(|e| panic!("{spec:?}: {e:#}"));
         for (rank, report) in reports.iter().enumerate() {
-            assert_eq!((report.messages, report.wrong), (6, 0), "rank {rank}, {spec:?}: {report:?}");
+            assert_eq!(
+                (report.messages, report.wrong),
+                (6, 0),
+                "rank {rank}, {spec:?}: {report:?}"
+            );
             assert!(loss > 0.0 || report.retransmitted == Some(0), "{report:?}");
         }
         verbs_ring::forget(&cluster).unwrap();

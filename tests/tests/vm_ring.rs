@@ -1,4 +1,5 @@
-//! Hosts that are not ours: kernels' Soft-RoCE (rdma_rxe) and an application over libibverbs, through the box.
+//! Hosts that are not ours: kernels' Soft-RoCE (rdma_rxe) and an application over libibverbs,
+//! through the box.
 
 mod mixed;
 
@@ -14,25 +15,32 @@ use netsum_lab::{Lab, LabSpec};
 /// Loss of the runs with loss, on every link and each way.
 const LOSS: f64 = 0.01;
 
-/// 0.5 s (4.096 us * 2^17): what is lost last waits for that. With 67 ms (14) and this loss, on a busy machine, rdma_rxe ended four
-/// of fourteen rings through the box with an error, and none of six without it; the book's `inside/soft-roce.md` says how.
+/// 0.5 s (4.096 us * 2^17): what is lost last waits for that. With 67 ms (14) and this loss, on a
+/// busy machine, rdma_rxe ended four of fourteen rings through the box with an error, and none of
+/// six without it; the book's `inside/soft-roce.md` says how.
 const TIMEOUT: u8 = 17;
 
-/// How long a ring may take: many times what is usual, because emulated machines are slow on busy ones.
+/// How long a ring may take: many times what is usual, because emulated machines are slow on busy
+/// ones.
 fn patience(spec: &VerbsRingSpec) -> Duration {
     Duration::from_secs(60) + spec.messages * Duration::from_secs(2)
 }
 
 /// Counters that move when a packet was lost, came twice or too early.
-const TROUBLE: [&str; 4] = ["rcvd_seq_err", "out_of_seq_request", "duplicate_request", "completer_retry_err"];
+const TROUBLE: [&str; 4] =
+    ["rcvd_seq_err", "out_of_seq_request", "duplicate_request", "completer_retry_err"];
 
 /// Runs a ring, every sum of which must be right.
 fn run(cluster: &Cluster, spec: &VerbsRingSpec) -> Vec<RankReport> {
-    let reports =
-        verbs_ring::run(cluster, spec, patience(spec)).unwrap_or_else(|e| panic!("{spec:?}: {e:#}"));
+    let reports = verbs_ring::run(cluster, spec, patience(spec))
+        .unwrap_or_else(|e| panic!("{spec:?}: {e:#}"));
     for (rank, report) in reports.iter().enumerate() {
         let outcome = (report.messages, report.wrong);
-        assert_eq!(outcome, (spec.messages.into(), 0), "messages and wrong lanes of rank {rank}, {spec:?}");
+        assert_eq!(
+            outcome,
+            (spec.messages.into(), 0),
+            "messages and wrong lanes of rank {rank}, {spec:?}"
+        );
     }
     reports
 }
@@ -102,7 +110,8 @@ impl Extent {
             };
         };
         let kernels = std::env::var("NETSUM_SOAK_KERNELS").expect("all three variables are set");
-        let with_loss = std::env::var("NETSUM_SOAK_WITH_LOSS").expect("all three variables are set");
+        let with_loss =
+            std::env::var("NETSUM_SOAK_WITH_LOSS").expect("all three variables are set");
         Self {
             with_loss: with_loss.parse().unwrap(),
             kernels: kernels.split(',').map(|kernel| kernel.parse().unwrap()).collect(),
@@ -127,7 +136,8 @@ fn stock_hosts_get_every_sum_with_and_without_loss() {
     let Extent { kernels, messages, with_loss: messages_with_loss, rings } = Extent::new();
     // If there are two kernels, neighbours have different ones.
     let vms: Vec<Kernel> = kernels.iter().copied().cycle().take(4).collect();
-    let cluster = Cluster::start(LabSpec { vms, mtu: 2300, cables: true, ..LabSpec::hosts(6) }).unwrap();
+    let cluster =
+        Cluster::start(LabSpec { vms, mtu: 2300, cables: true, ..LabSpec::hosts(6) }).unwrap();
     println!(
         "\n{messages} messages of 128 KiB from each rank, {messages_with_loss} with loss; kernels {}; each ring through the box, and without it from neighbour\n\
          to neighbour. lost: packets, at {:.0} % on every link and each way. again: data packets sent again by all ranks, and\n\
@@ -208,8 +218,9 @@ fn strangers(lab: &Lab) {
         // "65536  20  peak  average  rate" of perftest; "100 iters in ..." of the others.
         let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let done = words.into_iter().any(|words| match words[..] {
-            // A rate of 0.00 has been seen: perftest divides by the processor's frequency, which it finds out by itself, and the
-            // processor is emulated. That data has come by is counted at the box.
+            // A rate of 0.00 has been seen: perftest divides by the processor's frequency, which it
+            // finds out by itself, and the processor is emulated. That data has come by is counted
+            // at the box.
             ["65536", "20", _, average, ..] => average.parse::<f64>().is_ok(),
             ["100", "iters", "in", ..] => true,
             _ => false,

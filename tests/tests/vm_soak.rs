@@ -1,5 +1,5 @@
-//! Rings of stock hosts, one after the other, under loss and with a timer that goes off often: none may stand still without a reason
-//! that is known, and whatever happens, no sum may be wrong.
+//! Rings of stock hosts, one after the other, under loss and with a timer that goes off often: none
+//! may stand still without a reason that is known, and whatever happens, no sum may be wrong.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ use nix::sys::signal::Signal;
 const STILL: Duration = Duration::from_secs(30);
 
 /// Loss towards the hosts, towards the box, and both.
-const WAYS: [(&str, bool, bool); 3] = [("down", false, true), ("up", true, false), ("both", true, true)];
+const WAYS: [(&str, bool, bool); 3] =
+    [("down", false, true), ("up", true, false), ("both", true, true)];
 
 /// What a variable says, or a few of what there could be many.
 fn variable(name: &str, otherwise: u32) -> u32 {
@@ -26,10 +27,12 @@ fn variable(name: &str, otherwise: u32) -> u32 {
 /// How long where a sender has lost its place: then nothing can go on.
 const LOST: Duration = Duration::from_secs(5);
 
-/// Runs until it is over, or a rank has failed, for which the others would wait in vain, or it has stood still.
+/// Runs until it is over, or a rank has failed, for which the others would wait in vain, or it has
+/// stood still.
 fn until_it_stands(cluster: &Cluster, ring: &mut VerbsRing) -> Result<(), String> {
     let (mut released, mut since) = (0, Instant::now());
-    let failed = |ring: &VerbsRing| ring.outcomes().flatten().any(|outcome| outcome.error.is_some());
+    let failed =
+        |ring: &VerbsRing| ring.outcomes().flatten().any(|outcome| outcome.error.is_some());
     while !ring.is_over(Duration::from_millis(250)).unwrap() && !failed(ring) {
         let now = cluster.counter(Some(JOB), "released").unwrap();
         if now != released {
@@ -51,7 +54,8 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
     // 67 ms (4.096 us * 2^14).
     let timeout = variable("NETSUM_SOAK_TIMEOUT", 14) as u8;
     let loss = f64::from(variable("NETSUM_SOAK_LOSS", 1)) / 100.0;
-    let kernel = std::env::var("NETSUM_SOAK_KERNELS").map_or(Kernel::V6_1, |text| text.parse().unwrap());
+    let kernel =
+        std::env::var("NETSUM_SOAK_KERNELS").map_or(Kernel::V6_1, |text| text.parse().unwrap());
     let keep: Option<PathBuf> = std::env::var_os("NETSUM_SOAK_KEEP").map(Into::into);
     let lab = LabSpec { vms: vec![kernel; 4], mtu: 2300, cables: true, ..LabSpec::hosts(4) };
     let cluster = Cluster::start(lab).unwrap();
@@ -70,7 +74,9 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
         let trace = keep.as_ref().map(|folder| folder.join(format!("{n}-{way}.pcapng")));
         let tracing = trace.as_ref().map(|path| {
             let mut command = cluster.lab().box_().command(program("netsum").unwrap());
-            command.args(["--socket", &cluster.socket(), "trace", "--snaplen", "128", "--pcap"]).arg(path);
+            command
+                .args(["--socket", &cluster.socket(), "trace", "--snaplen", "128", "--pcap"])
+                .arg(path);
             Running::start("netsum trace", &mut command).unwrap()
         });
         let start = Instant::now();
@@ -84,14 +90,17 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
             );
             match &keep {
                 _ if named => lost += 1,
-                Some(folder) => std::fs::write(folder.join(format!("{n}-{way}.txt")), &evidence).unwrap(),
+                Some(folder) => {
+                    std::fs::write(folder.join(format!("{n}-{way}.txt")), &evidence).unwrap()
+                }
                 None => println!("{evidence}"),
             }
             if !named {
                 stood.push(n);
             }
         }
-        let outcomes: Vec<Option<Outcome>> = ring.outcomes().map(|outcome| outcome.cloned()).collect();
+        let outcomes: Vec<Option<Outcome>> =
+            ring.outcomes().map(|outcome| outcome.cloned()).collect();
         for (rank, outcome) in outcomes.iter().enumerate() {
             let Some(Outcome { report, error }) = outcome else { continue };
             assert_eq!(report.wrong, 0, "wrong lanes of rank {rank} in ring {n}");

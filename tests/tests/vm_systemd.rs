@@ -1,4 +1,5 @@
-//! The package on a Debian 12 with systemd, in a virtual machine: what the unit, the package's scripts and the guide are for.
+//! The package on a Debian 12 with systemd, in a virtual machine: what the unit, the package's
+//! scripts and the guide are for.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,8 @@ impl Site {
             vm_cpus: 2,
             ..LabSpec::hosts(2)
         };
-        // Both take their time. What is in the lab dies with the thread that starts it: that is this one.
+        // Both take their time. What is in the lab dies with the thread that starts it: that is
+        // this one.
         let (package, cluster) = std::thread::scope(|s| {
             let package = s.spawn(|| guide::package(folder.path()).unwrap());
             let cluster = Cluster::without_daemon(spec).unwrap();
@@ -64,7 +66,8 @@ impl Site {
         Debian::of(vm).run(script).unwrap_or_else(|e| panic!("{e:#}\n{}", self.journal()))
     }
 
-    /// Runs the guide's commands on both hosts, with the programs that the package has; rank 0's output.
+    /// Runs the guide's commands on both hosts, with the programs that the package has; rank 0's
+    /// output.
     fn on_hosts(&self, commands: [&str; 2]) -> String {
         let folder = program("netsum-perf").unwrap().parent().unwrap().display().to_string();
         let start = |(i, commands): (usize, &str)| {
@@ -90,7 +93,11 @@ impl Site {
     fn wait(&self, what: &str, condition: impl Fn() -> bool) {
         let start = Instant::now();
         while !condition() {
-            assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}\n{}", self.journal());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "not within {PATIENCE:?}: {what}\n{}",
+                self.journal()
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -119,7 +126,10 @@ fn follow_the_guide(site: &Site) {
             "host0" => first = Some(commands.clone()),
             "host1" => {
                 let table = site.on_hosts([first.as_deref().unwrap(), &commands]);
-                assert!(table.contains("# wrong elements: 0;") && table.contains(" box "), "{table}");
+                assert!(
+                    table.contains("# wrong elements: 0;") && table.contains(" box "),
+                    "{table}"
+                );
             }
             _ => said = site.run(&commands),
         }
@@ -150,7 +160,8 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Something happens to the box in the middle of an all-reduce, and every element is right. What the ranks say.
+    /// Something happens to the box in the middle of an all-reduce, and every element is right.
+    /// What the ranks say.
     fn through(&mut self, what: &str, happens: impl FnOnce(&Site)) -> Vec<Outcome> {
         self.through_all(what, LONG, happens)
     }
@@ -162,10 +173,13 @@ impl Work<'_> {
         std::thread::sleep(Duration::from_secs(1));
         happens(self.site);
         let outcomes = self.group.check_all_reduce("i32", len, self.seed, &files);
-        let outcomes =
-            outcomes.unwrap_or_else(|e| panic!("{what}: {e:#}\n{}{}", self.group.log(), self.site.journal()));
-        self.speed = self.speed.max(len as f64 / Duration::from_micros(outcomes[0].micros).as_secs_f64());
-        self.site.done(&format!("{what}: {:?}", outcomes.iter().map(|o| &*o.mode).collect::<Vec<_>>()));
+        let outcomes = outcomes.unwrap_or_else(|e| {
+            panic!("{what}: {e:#}\n{}{}", self.group.log(), self.site.journal())
+        });
+        self.speed =
+            self.speed.max(len as f64 / Duration::from_micros(outcomes[0].micros).as_secs_f64());
+        self.site
+            .done(&format!("{what}: {:?}", outcomes.iter().map(|o| &*o.mode).collect::<Vec<_>>()));
         outcomes
     }
 
@@ -201,19 +215,31 @@ impl Work<'_> {
     fn until_box(&mut self, what: &str) {
         let start = Instant::now();
         while self.short().mode != "box" {
-            assert!(start.elapsed() < PATIENCE, "{what}: {}{}", self.group.log(), self.site.journal());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{what}: {}{}",
+                self.group.log(),
+                self.site.journal()
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
         self.site.done(&format!("{what}: the box sums again"));
         let o = self.through(&format!("{what}: a large one"), |_| {}).swap_remove(0);
-        assert_eq!((&*o.mode, o.wrong), ("box", 0), "{o:?}\n{}{}", self.group.log(), self.site.journal());
+        assert_eq!(
+            (&*o.mode, o.wrong),
+            ("box", 0),
+            "{o:?}\n{}{}",
+            self.group.log(),
+            self.site.journal()
+        );
     }
 }
 
 /// What the sandbox keeps from the daemon, tried from its own mount namespace.
 fn the_sandbox_is_closed(site: &Site) {
     let security = site.run("systemd-analyze security --no-pager netsum");
-    let left: Vec<_> = security.lines().filter(|line| line.contains('✗') || line.contains('→')).collect();
+    let left: Vec<_> =
+        security.lines().filter(|line| line.contains('✗') || line.contains('→')).collect();
     println!("{}", left.join("\n"));
     assert!(
         security.contains("Overall exposure level for netsum.service: 2.6 OK"),
@@ -234,12 +260,21 @@ fn the_sandbox_is_closed(site: &Site) {
 fn reload(work: &mut Work) {
     const FILE: &str = "/etc/netsum/netsum.toml";
     work.unnoticed("systemctl reload", |site| {
-        site.run(&format!("sed -i 's/^memory = .*/memory = \"200MiB\"/' {FILE}; systemctl reload netsum"));
+        site.run(&format!(
+            "sed -i 's/^memory = .*/memory = \"200MiB\"/' {FILE}; systemctl reload netsum"
+        ));
         site.wait_for_log("netsum.toml: read again", 1);
-        site.run(&format!("sed -i 's/^memory = .*/memory = \"much\"/' {FILE}; systemctl reload netsum"));
+        site.run(&format!(
+            "sed -i 's/^memory = .*/memory = \"much\"/' {FILE}; systemctl reload netsum"
+        ));
         site.wait_for_log("<3> SIGHUP changes nothing", 1);
-        assert!(site.run("systemctl status netsum").contains("The configuration has not been read again: "));
-        site.run(&format!("sed -i 's/^memory = .*/memory = \"256MiB\"/' {FILE}; systemctl reload netsum"));
+        assert!(
+            site.run("systemctl status netsum")
+                .contains("The configuration has not been read again: ")
+        );
+        site.run(&format!(
+            "sed -i 's/^memory = .*/memory = \"256MiB\"/' {FILE}; systemctl reload netsum"
+        ));
         site.wait_for_log("netsum.toml: read again", 2);
     });
 }
@@ -254,7 +289,11 @@ fn upgrade(work: &mut Work) {
     work.unnoticed("dpkg -i of a newer version", |site| {
         let said = site.run(&format!("dpkg -i {}", newer.file_name().unwrap().display()));
         assert!(said.contains("'systemctl restart netsum' changes over"), "{said}");
-        assert_eq!(site.run("systemctl show --value -p MainPID netsum"), before, "at work until it is told");
+        assert_eq!(
+            site.run("systemctl show --value -p MainPID netsum"),
+            before,
+            "at work until it is told"
+        );
         site.run("systemctl restart netsum");
         assert_ne!(site.run("systemctl show --value -p MainPID netsum"), before);
     });
@@ -300,7 +339,9 @@ fn restart_and_watchdog(work: &mut Work) {
     assert_eq!(work.site.run("systemctl show --value -p NRestarts netsum").trim(), "0");
     work.unnoticed("kill -STOP", |site| {
         site.run("kill -STOP $(systemctl show --value -p MainPID netsum)");
-        site.wait("another daemon", || site.run("systemctl show --value -p NRestarts netsum").trim() == "1");
+        site.wait("another daemon", || {
+            site.run("systemctl show --value -p NRestarts netsum").trim() == "1"
+        });
         site.wait("it answers", || !site.run("netsum job list || true").is_empty());
     });
     let journal = work.site.run("journalctl -u netsum --no-pager");
@@ -309,7 +350,8 @@ fn restart_and_watchdog(work: &mut Work) {
     work.site.run("rm -r /run/systemd/system/netsum.service.d; systemctl daemon-reload");
 }
 
-/// `systemctl stop` ends the job: the ranks go on by themselves, and come back when the next start has created it again.
+/// `systemctl stop` ends the job: the ranks go on by themselves, and come back when the next start
+/// has created it again.
 fn stop_and_start(work: &mut Work) {
     work.through_without_box("systemctl stop", |site| {
         site.run("systemctl stop netsum");
@@ -321,7 +363,8 @@ fn stop_and_start(work: &mut Work) {
     work.until_box("stopped and started");
 }
 
-/// The machine boots in the middle of an all-reduce. Nobody does anything, and the same ranks are back on the box.
+/// The machine boots in the middle of an all-reduce. Nobody does anything, and the same ranks are
+/// back on the box.
 fn reboot(work: &mut Work) {
     let site = work.site;
     // Ranks do not hear each other while the box boots.
@@ -336,23 +379,34 @@ fn reboot(work: &mut Work) {
     work.through_without_box("reboot", |site| {
         site.debian().reboot().unwrap();
         site.done("booted again");
-        site.wait("the unit runs", || site.run("systemctl is-active netsum || true").trim() == "active");
+        site.wait("the unit runs", || {
+            site.run("systemctl is-active netsum || true").trim() == "active"
+        });
         site.done("the daemon is there");
         let ports = site.run("netsum port show; ip address show br0");
-        assert!(ports.contains("eth1") && ports.contains("eth2") && ports.contains("10.0.0.254"), "{ports}");
+        assert!(
+            ports.contains("eth1") && ports.contains("eth2") && ports.contains("10.0.0.254"),
+            "{ports}"
+        );
         site.wait_for_log(created, 1);
     });
     work.until_box("booted again");
     let jobs = site.run("netsum job list");
-    assert!(jobs.contains("train") && jobs.contains("patient") && !jobs.contains("trial"), "{jobs}");
+    assert!(
+        jobs.contains("train") && jobs.contains("patient") && !jobs.contains("trial"),
+        "{jobs}"
+    );
 }
 
-/// Records have the journal's own priorities, no time of their own and no token, and say what they are about.
+/// Records have the journal's own priorities, no time of their own and no token, and say what they
+/// are about.
 fn the_journal(site: &Site) {
     let journal = site.journal();
-    for level in
-        ["<3> SIGHUP changes nothing", "<5> ports eth1, eth2; 2 CPUs", "<5> SIGUSR1: ending; 1 jobs go on"]
-    {
+    for level in [
+        "<3> SIGHUP changes nothing",
+        "<5> ports eth1, eth2; 2 CPUs",
+        "<5> SIGUSR1: ending; 1 jobs go on",
+    ] {
         assert!(journal.contains(level), "{level}: {journal}");
     }
     assert!(!journal.contains(" INFO "), "{journal}");
@@ -363,15 +417,22 @@ fn the_journal(site: &Site) {
     };
     // Of this job, and of nothing else.
     let (train, all) = (of("-u netsum NETSUM_JOB=train"), of("-u netsum"));
-    let says =
-        |record: &serde_json::Value, what| record["MESSAGE"].as_str().is_some_and(|m| m.contains(what));
+    let says = |record: &serde_json::Value, what| {
+        record["MESSAGE"].as_str().is_some_and(|m| m.contains(what))
+    };
     assert_eq!(train.len(), all.iter().filter(|r| says(r, "job train")).count(), "{train:?}");
     for record in &train {
         assert_eq!(record["NETSUM_JOB"], "train");
     }
     let created = train.iter().find(|r| says(r, "job train created")).unwrap();
-    assert_eq!((&created["TARGET"], &created["PRIORITY"]), (&"netsum_daemon::admin".into(), &"5".into()));
-    assert!(created["CODE_FILE"].as_str().is_some_and(|file| file.ends_with("src/admin.rs")), "{created}");
+    assert_eq!(
+        (&created["TARGET"], &created["PRIORITY"]),
+        (&"netsum_daemon::admin".into(), &"5".into())
+    );
+    assert!(
+        created["CODE_FILE"].as_str().is_some_and(|file| file.ends_with("src/admin.rs")),
+        "{created}"
+    );
     assert_eq!(of("-u netsum NETSUM_JOB=trial").len(), 2, "created and deleted");
     // What a process says that has ended when journald reads it.
     site.run("systemd-run --quiet --wait --collect --unit netsum-fails netsum run --config /nowhere || true");
@@ -414,8 +475,12 @@ fn removed(mut work: Work, before: &BTreeSet<String>) {
     site.wait("nothing is left in the kernel", || in_the_kernel(site).is_empty());
     let left: Vec<String> = files(site).difference(before).cloned().collect();
     let [jobs, kept] = ["/var/lib/netsum", "/var/lib/netsum/jobs.json"];
-    let ours =
-        ["/etc/apparmor.d/netsum", "/etc/netsum", "/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"];
+    let ours = [
+        "/etc/apparmor.d/netsum",
+        "/etc/netsum",
+        "/etc/netsum/netsum.toml",
+        "/etc/sysctl.d/50-netsum.conf",
+    ];
     assert_eq!(left, [&ours[..], &[jobs, kept]].concat());
     site.run("apt-get -y purge netsum");
     let left: Vec<String> = files(site).difference(before).cloned().collect();

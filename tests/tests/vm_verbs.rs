@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, WORKER_PORT, program};
+use netsum_lab::cluster::{
+    Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, WORKER_PORT, program,
+};
 use netsum_lab::faults::{Fault, Faults};
 use netsum_lab::process::Running;
 use netsum_lab::vm::parts::Kernel;
@@ -16,7 +18,12 @@ const VMS: usize = 3;
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn ranks_with_an_adapter_sum_by_the_box_and_without_it() {
     let start = Instant::now();
-    let spec = LabSpec { vms: vec![Kernel::V6_1; VMS], cables: true, mtu: 2200, ..LabSpec::hosts(VMS + 1) };
+    let spec = LabSpec {
+        vms: vec![Kernel::V6_1; VMS],
+        cables: true,
+        mtu: 2200,
+        ..LabSpec::hosts(VMS + 1)
+    };
     let mut cluster = Cluster::start(spec).unwrap();
     println!("booted in {:.0?}", start.elapsed());
     sums(&cluster);
@@ -32,7 +39,8 @@ fn ranks_with_an_adapter_sum_by_the_box_and_without_it() {
 fn ranks(cluster: &Cluster, job: &JobSpec, hosts: &[usize]) -> Group {
     let token = cluster.create_job(job).unwrap();
     let places: Vec<_> = hosts.iter().map(|&host| (host, 0)).collect();
-    let group = cluster.ranks(job, &token, &places).unwrap_or_else(|e| panic!("{}: {e:#}", job.name));
+    let group =
+        cluster.ranks(job, &token, &places).unwrap_or_else(|e| panic!("{}: {e:#}", job.name));
     for (transport, &host) in group.transports.iter().zip(hosts) {
         let expected = if host < VMS { "rxe0 port 1 GID 1" } else { "UDP" };
         assert_eq!(transport, expected, "{}: host {host}", job.name);
@@ -43,9 +51,9 @@ fn ranks(cluster: &Cluster, job: &JobSpec, hosts: &[usize]) -> Group {
 fn reduce(cluster: &Cluster, group: &mut Group, what: &str, len: usize, by: &str) -> Vec<Outcome> {
     let mut all = Vec::new();
     for dtype in ["i32", "f32"] {
-        let outcomes = group
-            .all_reduce(dtype, len, 1)
-            .unwrap_or_else(|e| panic!("{what}, {dtype}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log()));
+        let outcomes = group.all_reduce(dtype, len, 1).unwrap_or_else(|e| {
+            panic!("{what}, {dtype}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log())
+        });
         for (rank, outcome) in outcomes.iter().enumerate() {
             assert_eq!(
                 (&*outcome.mode, outcome.wrong),
@@ -116,7 +124,13 @@ fn mixed(cluster: &Cluster) {
     reduce(cluster, &mut group, "mixed", 100_000, "box");
 }
 
-fn perf_command(cluster: &Cluster, job: &str, token: &str, rank: usize, arguments: &str) -> Running {
+fn perf_command(
+    cluster: &Cluster,
+    job: &str,
+    token: &str,
+    rank: usize,
+    arguments: &str,
+) -> Running {
     let host = cluster.lab().host(rank);
     let mut perf = host.command(program("netsum-perf").unwrap());
     perf.arg("all_reduce").args(arguments.split(' '));
@@ -133,8 +147,10 @@ fn perf(cluster: &Cluster) {
     let job = JobSpec { message_size: 65536, window: 2, ..JobSpec::new("perf", VMS as u32) };
     let token = cluster.create_job(&job).unwrap();
     let arguments = "--transport verbs -b 8 -e 256K -f 32 -n 2 -w 1 --check";
-    let perfs: Vec<_> = (0..VMS).map(|rank| perf_command(cluster, "perf", &token, rank, arguments)).collect();
-    let printed: Vec<String> = perfs.into_iter().map(|perf| perf.success(2 * PATIENCE).unwrap()).collect();
+    let perfs: Vec<_> =
+        (0..VMS).map(|rank| perf_command(cluster, "perf", &token, rank, arguments)).collect();
+    let printed: Vec<String> =
+        perfs.into_iter().map(|perf| perf.success(2 * PATIENCE).unwrap()).collect();
     let table = &printed[0];
     assert!(table.contains("rank 0 over rxe0 port 1 GID 1"), "{table}");
     assert!(table.contains("# wrong elements: 0;"), "{table}");
@@ -149,7 +165,11 @@ fn refusals(cluster: &Cluster) {
     let token = cluster.create_job(&job).unwrap();
     let refused = |arguments: &str, words: &str| {
         let ended = perf_command(cluster, "wide", &token, 0, arguments).end(PATIENCE).unwrap();
-        assert!(!ended.status.success() && ended.stderr.contains(words), "{arguments}: {}", ended.stderr);
+        assert!(
+            !ended.status.success() && ended.stderr.contains(words),
+            "{arguments}: {}",
+            ended.stderr
+        );
     };
     refused("--transport verbs --ib-timeout 32", "retry.timeout 32: 1 to 31");
     refused("--transport udp", "in use by another RoCEv2 endpoint, perhaps the kernel's Soft-RoCE");

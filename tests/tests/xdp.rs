@@ -3,7 +3,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, PATIENCE, RankHost, one_on_each_host, program};
+use netsum_lab::cluster::{
+    Cluster, Group, JobSpec, Outcome, PATIENCE, RankHost, one_on_each_host, program,
+};
 use netsum_lab::faults::Faults;
 use netsum_lab::process::Running;
 use netsum_lab::{Host, LabSpec, netns};
@@ -22,9 +24,17 @@ fn assert_box(outcomes: &[Outcome], transports: &[&str]) {
     }
 }
 
-fn reduce(cluster: &Cluster, group: &mut Group, dtype: &str, len: usize, seed: u64) -> Vec<Outcome> {
+fn reduce(
+    cluster: &Cluster,
+    group: &mut Group,
+    dtype: &str,
+    len: usize,
+    seed: u64,
+) -> Vec<Outcome> {
     let reduced = group.all_reduce(dtype, len, seed);
-    reduced.unwrap_or_else(|e| panic!("{dtype} x {len}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log()))
+    reduced.unwrap_or_else(|e| {
+        panic!("{dtype} x {len}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log())
+    })
 }
 
 fn start(cluster: &Cluster, job: &JobSpec, places: &[RankHost]) -> Group {
@@ -35,7 +45,9 @@ fn start(cluster: &Cluster, job: &JobSpec, places: &[RankHost]) -> Group {
 /// Whether an XDP program is on the host's interface.
 fn has_program(host: &Host) -> bool {
     let mut ip = host.command("ip");
-    netns::output(ip.args(["-details", "link", "show", Host::INTERFACE])).unwrap().contains("prog/xdp")
+    netns::output(ip.args(["-details", "link", "show", Host::INTERFACE]))
+        .unwrap()
+        .contains("prog/xdp")
 }
 
 fn set_queues(host: &Host, rx: u32) {
@@ -72,8 +84,8 @@ fn ranks_of_a_job_may_differ() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_over_af_xdp_may_be_behind_a_router() {
-    // Host 0 is the router, 4 and 5 are behind it. Whoever gets packets from it sends some to it, too: that is how the lab's router
-    // learns IPv6 neighbours.
+    // Host 0 is the router, 4 and 5 are behind it. Whoever gets packets from it sends some to it,
+    // too: that is how the lab's router learns IPv6 neighbours.
     let spec = LabSpec { mtu: 2300, ipv6: true, routed: 2, ..LabSpec::hosts(4) };
     let cluster = Cluster::start(spec).unwrap();
     for v6 in [false, true] {
@@ -86,9 +98,16 @@ fn mixed(cluster: &Cluster, places: &[RankHost], v6: bool) {
     let name = if v6 { "six" } else { "four" };
     let job = JobSpec { xdp: vec![1, 2], ..JobSpec::new(name, places.len() as u32) };
     let token = cluster.create_job(&job).unwrap();
-    let group = if v6 { cluster.ranks_v6(&job, &token, places) } else { cluster.ranks(&job, &token, places) };
+    let group = if v6 {
+        cluster.ranks_v6(&job, &token, places)
+    } else {
+        cluster.ranks(&job, &token, places)
+    };
     let mut group = group.unwrap_or_else(|e| panic!("{name}: {e:#}"));
-    assert_box(&reduce(cluster, &mut group, "f32", 200_000, 7), &[UDP, XDP, XDP, UDP][..places.len()]);
+    assert_box(
+        &reduce(cluster, &mut group, "f32", 200_000, 7),
+        &[UDP, XDP, XDP, UDP][..places.len()],
+    );
 }
 
 #[test]
@@ -130,7 +149,8 @@ fn packets_come_by_any_of_several_receive_queues() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_that_is_killed_leaves_no_program_behind() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
-    let job = JobSpec { xdp: vec![0, 1], timeout: Duration::from_secs(2), ..JobSpec::new("killed", 2) };
+    let job =
+        JobSpec { xdp: vec![0, 1], timeout: Duration::from_secs(2), ..JobSpec::new("killed", 2) };
     let mut group = start(&cluster, &job, &one_on_each_host(2));
     assert_box(&reduce(&cluster, &mut group, "i32", 1000, 1), &[XDP; 2]);
     let host = cluster.lab().host(1);
@@ -153,8 +173,11 @@ fn a_rank_that_is_killed_leaves_no_program_behind() {
 fn an_interface_has_one_rank_over_af_xdp() {
     let cluster = Cluster::start(LabSpec { ips_per_host: 2, ..LabSpec::hosts(2) }).unwrap();
     let places = [(0, 0), (0, 1), (1, 0)];
-    let job =
-        JobSpec { xdp: vec![0, 1], connect_timeout: Duration::from_secs(3), ..JobSpec::new("crowd", 3) };
+    let job = JobSpec {
+        xdp: vec![0, 1],
+        connect_timeout: Duration::from_secs(3),
+        ..JobSpec::new("crowd", 3)
+    };
     let token = cluster.create_job(&job).unwrap();
     let error = cluster.ranks(&job, &token, &places).unwrap_err().to_string();
     assert!(error.contains("eth0 has an XDP program already"), "{error}");
@@ -167,7 +190,10 @@ fn perf_with(cluster: &Cluster, capabilities: &str) -> String {
     setpriv
         .arg(format!("--bounding-set={capabilities}"))
         .arg(program("netsum-perf").unwrap())
-        .args("all_reduce -b 8 -e 8 --peers 10.0.0.1,10.0.0.2 --rank 0 --ranks 2 --ip 10.0.0.1".split(' '))
+        .args(
+            "all_reduce -b 8 -e 8 --peers 10.0.0.1,10.0.0.2 --rank 0 --ranks 2 --ip 10.0.0.1"
+                .split(' '),
+        )
         .args(["--transport", "xdp", "--connect-timeout", "1"]);
     let ended = Running::start("netsum-perf", &mut setpriv).unwrap().end(PATIENCE).unwrap();
     assert!(!ended.status.success(), "{}", ended.stdout);

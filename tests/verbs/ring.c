@@ -1,14 +1,15 @@
 /*
  * A ring of RC queue pairs over libibverbs: rank i sends to rank i+1 and receives from rank i-1.
  *
- * It is what an application does that knows nothing of the box. It has queue pairs, says where they are, is told where its
- * neighbours' are, and sends messages, at most `window` of them ahead of those that it has received. If a box between the
- * ranks sums, each receives the sum over all ranks (--expect sum), else what its neighbour sent (--expect neighbour). Every
- * lane of every message is checked.
+ * It is what an application does that knows nothing of the box. It has queue pairs, says where they
+ * are, is told where its neighbours' are, and sends messages, at most `window` of them ahead of
+ * those that it has received. If a box between the ranks sums, each receives the sum over all ranks
+ * (--expect sum), else what its neighbour sent (--expect neighbour). Every lane of every message is
+ * checked.
  *
- * Messages are SENDs, or RDMA WRITEs whose receiver is told by their immediate data or, if they have none (--op plain-write), by
- * an empty SEND behind them. Of several sizes (--size 4,1024) each message has the next. With --op read a rank asks for what it
- * would have sent.
+ * Messages are SENDs, or RDMA WRITEs whose receiver is told by their immediate data or, if they
+ * have none (--op plain-write), by an empty SEND behind them. Of several sizes (--size 4,1024) each
+ * message has the next. With --op read a rank asks for what it would have sent.
  *
  * Whoever launches the ranks speaks with them in lines:
  *
@@ -19,7 +20,8 @@
  *   > done messages=M wrong=LANES first_wrong=MESSAGE micros=T
  *   < (end of input, once all ranks are done: until then neighbours may need acknowledgements)
  *
- * When a connection ends in an error, the line is `failed` with the same figures, and the reason is on standard error.
+ * When a connection ends in an error, the line is `failed` with the same figures, and the reason is
+ * on standard error.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -78,7 +80,8 @@ static uint8_t *in, *out;
 static struct end next;
 
 /* Slots for messages that arrive. A rank that sends message m has received m - window, which its neighbour had sent, who had
- * received m - 2 window, and so round the ring: so the next rank has received, and checked, m - ranks * window. */
+ * received m - 2 window, and so round the ring: so the next rank has received, and checked, m -
+ * ranks * window. */
 static uint32_t slots(void)
 {
     return opt.ranks * opt.window;

@@ -10,7 +10,8 @@ fn main() {
     }
     // There rustc links with LLD. GNU's linker takes no second script beside rustc's.
     if var("TARGET").is_ok_and(|target| target == "x86_64-unknown-linux-gnu") {
-        let map = env::current_dir().expect("cargo runs this in the package's folder").join("netsum.map");
+        let map =
+            env::current_dir().expect("cargo runs this in the package's folder").join("netsum.map");
         println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={}", map.display());
         println!("cargo::rustc-cfg=versioned");
     }

@@ -22,9 +22,9 @@ const DETECTED_TWICE: u8 = 0x08;
 const DEPRECATED: u8 = 0x20;
 const TENTATIVE: u8 = 0x40;
 
-/// The address that this machine has on the way to another. Nothing is sent. Of IPv6 addresses it is
-/// one that stays: not a temporary one (RFC 8981), and one that is still checked for duplicates is
-/// waited for.
+/// The address that this machine has on the way to another. Nothing is sent. Of IPv6 addresses it
+/// is one that stays: not a temporary one (RFC 8981), and one that is still checked for duplicates
+/// is waited for.
 ///
 /// # Errors
 /// If there is no such host, or no way to it.
@@ -74,8 +74,8 @@ fn stays(to: IpAddr, own: &io::Result<IpAddr>) -> bool {
     }
 }
 
-/// This machine's addresses that others may reach: of interfaces that are up and connected, and only
-/// those that stay.
+/// This machine's addresses that others may reach: of interfaces that are up and connected, and
+/// only those that stay.
 #[must_use]
 pub fn reachable() -> Vec<IpAddr> {
     let needed = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
@@ -113,9 +113,9 @@ fn is_tentative(ip: Ipv6Addr) -> bool {
 }
 
 fn any_is_tentative() -> bool {
-    v6_flags()
-        .iter()
-        .any(|(ip, flags)| flags & (TENTATIVE | DETECTED_TWICE) == TENTATIVE && !ip.is_unicast_link_local())
+    v6_flags().iter().any(|(ip, flags)| {
+        flags & (TENTATIVE | DETECTED_TWICE) == TENTATIVE && !ip.is_unicast_link_local()
+    })
 }
 
 fn has(ip: Ipv6Addr, flag: u8) -> bool {
@@ -158,7 +158,9 @@ mod tests {
         assert!(stays(ip("10.0.0.1"), &no_way()));
         assert!(!stays(ip("fd00::1"), &no_way()));
         assert!(!stays(ip("fd00::1"), &Ok(ip("fe80::1"))) && !stays(ip("fd00::1"), &Ok(ip("::1"))));
-        assert!(stays(ip("fd00::1"), &Ok(ip("fd00::2"))) && stays(ip("fe80::1"), &Ok(ip("fe80::2"))));
+        assert!(
+            stays(ip("fd00::1"), &Ok(ip("fd00::2"))) && stays(ip("fe80::1"), &Ok(ip("fe80::2")))
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Host library of netsum: a RoCEv2 endpoint for reliable connections over UDP, and an all-reduce on top of it that a
-//! box in the network does, or where there is none, the ranks themselves.
+//! Host library of netsum: a RoCEv2 endpoint for reliable connections over UDP, and an all-reduce
+//! on top of it that a box in the network does, or where there is none, the ranks themselves.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -12,9 +12,10 @@
 //! | `control` | client of the box's daemon |
 //! | [`addresses`] | this machine's, and which of them to use |
 //!
-//! A rank's packets go over an RDMA adapter, if one has its address, or else over a UDP socket: [`Transport`]. The feature `verbs`,
-//! on by default, is for the former; it loads libibverbs when an adapter is opened. With the feature `xdp`, also on by default, they
-//! can go over AF_XDP sockets.
+//! A rank's packets go over an RDMA adapter, if one has its address, or else over a UDP socket:
+//! [`Transport`]. The feature `verbs`, on by default, is for the former; it loads libibverbs when
+//! an adapter is opened. With the feature `xdp`, also on by default, they can go over AF_XDP
+//! sockets.
 //!
 //! ```no_run
 //! use netsum_worker::{Bootstrap, CommConfig, Communicator};
@@ -44,7 +45,9 @@ mod verbs;
 #[cfg(feature = "xdp")]
 pub mod xdp;
 
-pub use comm::{AdapterRetry, Bootstrap, CommConfig, Communicator, Pending, Room, Settings, Tls, Transport};
+pub use comm::{
+    AdapterRetry, Bootstrap, CommConfig, Communicator, Pending, Room, Settings, Tls, Transport,
+};
 pub use netsum_collective::call::Op;
 pub use netsum_collective::error::{Error, Position, Unanswered};
 pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};

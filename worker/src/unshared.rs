@@ -1,4 +1,5 @@
-//! Descriptors that forked processes lose: with a copy of a socket they would keep its port taken after this process has closed it.
+//! Descriptors that forked processes lose: with a copy of a socket they would keep its port taken
+//! after this process has closed it.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -11,7 +12,8 @@ use nix::sys::socket::{SockaddrStorage, getsockname};
 /// Descriptors to be closed, and one more each: 0 is a free place. What finds none is shared.
 static OPEN: [AtomicI32; 256] = [const { AtomicI32::new(0) }; 256];
 
-/// A descriptor that is closed in processes that are forked from this one. Nothing uses or drops it there.
+/// A descriptor that is closed in processes that are forked from this one. Nothing uses or drops it
+/// there.
 #[derive(Debug)]
 pub(crate) struct Unshared<T> {
     // Dropped after the place is free: by then the number may be another descriptor's.
@@ -22,14 +24,18 @@ pub(crate) struct Unshared<T> {
 impl<T: AsFd> Unshared<T> {
     pub fn new(inner: T) -> Self {
         static HANDLER: Once = Once::new();
-        // SAFETY: the function does what signal handlers may do, as one in a process that had threads must.
+        // SAFETY: the function does what signal handlers may do, as one in a process that had
+        // threads must.
         HANDLER.call_once(|| match unsafe { libc::pthread_atfork(None, None, Some(close_all)) } {
             0 => {}
-            error => log::warn!("pthread_atfork: error {error}; forked processes keep UDP ports taken"),
+            error => {
+                log::warn!("pthread_atfork: error {error}; forked processes keep UDP ports taken")
+            }
         });
         let fd = inner.as_fd().as_raw_fd() + 1;
-        let take =
-            |place: &AtomicI32| place.compare_exchange(0, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let take = |place: &AtomicI32| {
+            place.compare_exchange(0, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
         let place = OPEN.iter().position(take);
         Self { inner, place }
     }
@@ -48,7 +54,8 @@ extern "C" fn close_all() {
     for place in &OPEN {
         let fd = place.swap(0, Ordering::Relaxed);
         if fd > 0 {
-            // SAFETY: nobody has it here: the threads that did are not there, and a forked communicator is left alone.
+            // SAFETY: nobody has it here: the threads that did are not there, and a forked
+            // communicator is left alone.
             unsafe { libc::close(fd - 1) };
         }
     }

@@ -1,6 +1,8 @@
-//! What has been allocated once is used again: messages and steps cost no allocation, small operations neither.
+//! What has been allocated once is used again: messages and steps cost no allocation, small
+//! operations neither.
 //!
-//! Counted are the allocations of the application's thread, which drives the engine, the endpoint and the socket while it is in a call.
+//! Counted are the allocations of the application's thread, which drives the engine, the endpoint
+//! and the socket while it is in a call.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +45,8 @@ fn ranks(own: impl Fn(u32) -> IpAddr, others: impl Fn(u32) -> IpAddr, mode: Mode
 fn count(mut comm: Communicator, mode: Mode) {
     let mut long = vec![1i32; LAYOUT.message_size as usize / 4 * MESSAGES];
     let mut floats = vec![1f32; LAYOUT.message_size as usize / 4 * MESSAGES];
-    // All that will ever be in use at once is there after that, but for what depends on who is late.
+    // All that will ever be in use at once is there after that, but for what depends on who is
+    // late.
     for _ in 0..2 {
         comm.all_reduce(&mut long).unwrap();
         comm.all_reduce(&mut floats).unwrap();
@@ -53,7 +56,8 @@ fn count(mut comm: Communicator, mode: Mode) {
         comm.all_reduce(&mut floats).unwrap();
     });
     let mut few = [1i32; 8];
-    // Those that take more than 2 ms are announced, which is allocated; on a busy machine that is some of them, not all.
+    // Those that take more than 2 ms are announced, which is allocated; on a busy machine that is
+    // some of them, not all.
     let rows = (0..ROWS).map(|_| {
         let row = measure(|| {
             for _ in 0..OPERATIONS {
@@ -67,8 +71,14 @@ fn count(mut comm: Communicator, mode: Mode) {
     assert_eq!(comm.mode(), mode);
     println!("{mode:?} rank {rank}: {} and {small}", messages.count_total);
     // What an operation that takes long tells the other ranks now and then is allocated.
-    assert!(messages.count_total < MESSAGES as u64 / 20, "{mode:?} rank {rank}, messages: {messages:?}");
-    assert!(small < OPERATIONS as u64, "{mode:?} rank {rank}: {small} for {OPERATIONS} small operations");
+    assert!(
+        messages.count_total < MESSAGES as u64 / 20,
+        "{mode:?} rank {rank}, messages: {messages:?}"
+    );
+    assert!(
+        small < OPERATIONS as u64,
+        "{mode:?} rank {rank}: {small} for {OPERATIONS} small operations"
+    );
 }
 
 #[test]
@@ -90,8 +100,8 @@ fn ranks_with_a_box_use_their_buffers_again() {
     });
 }
 
-/// A box that needs no privileges: every rank takes it for both of its neighbours. It sums messages, not packets, and passes on what is
-/// between ranks.
+/// A box that needs no privileges: every rank takes it for both of its neighbours. It sums
+/// messages, not packets, and passes on what is between ranks.
 struct StandIn {
     driver: UdpDriver,
     endpoint: Endpoint,
@@ -122,19 +132,24 @@ impl StandIn {
                 };
                 endpoint.add_qp(config).unwrap()
             };
-            let from = add(receiver.receive_qpn, r, sender.send_qpn, Psn::default(), sender.first_psn);
-            let to = add(sender.send_qpn, next, receiver.receive_qpn, sender.first_psn, Psn::default());
+            let from =
+                add(receiver.receive_qpn, r, sender.send_qpn, Psn::default(), sender.first_psn);
+            let to =
+                add(sender.send_qpn, next, receiver.receive_qpn, sender.first_psn, Psn::default());
             (0..64).for_each(|_| endpoint.post_receive(from, Vec::new()));
             Connection { from, to, waiting: Default::default() }
         };
         let rings = std::iter::once(None).chain((0..LAYOUT.rings).map(Some));
-        let connections = rings.map(|ring| (0..RANKS).map(|r| connection(r, ring)).collect()).collect();
+        let connections =
+            rings.map(|ring| (0..RANKS).map(|r| connection(r, ring)).collect()).collect();
         Self { driver: UdpDriver::bind(ip).unwrap(), endpoint, connections }
     }
 
     fn run(mut self, over: &AtomicBool) {
         while !over.load(Ordering::Relaxed) {
-            self.driver.drive(&mut self.endpoint, Instant::now() + Duration::from_millis(10)).unwrap();
+            self.driver
+                .drive(&mut self.endpoint, Instant::now() + Duration::from_millis(10))
+                .unwrap();
             while let Some(event) = self.endpoint.poll_event() {
                 match event {
                     Event::Received { qp, data, .. } => self.take(qp, data),
@@ -155,7 +170,11 @@ impl StandIn {
             }
             c.waiting.push_back(data);
             while connections.iter().all(|c| !c.waiting.is_empty()) {
-                let sum = connections.iter_mut().filter_map(|c| c.waiting.pop_front()).reduce(add).unwrap();
+                let sum = connections
+                    .iter_mut()
+                    .filter_map(|c| c.waiting.pop_front())
+                    .reduce(add)
+                    .unwrap();
                 connections.iter().for_each(|c| endpoint.post_send(c.to, 0, sum.clone(), None));
             }
             return;

@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use netsum_worker::{
-    Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, Unanswered, reference_sum,
+    Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, Unanswered,
+    reference_sum,
 };
 
 /// A rank's address of 127.0.0.0/8, that no other test and no other test run uses at the same time.
@@ -21,18 +22,29 @@ fn config(test: u8, rank: u32, ranks: u32, layout: Layout) -> CommConfig {
     CommConfig { timeout: Duration::from_secs(3), ..CommConfig::new(rank, ranks, ip, bootstrap) }
 }
 
-fn run<T: Send>(test: u8, ranks: u32, layout: Layout, f: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+fn run<T: Send>(
+    test: u8,
+    ranks: u32,
+    layout: Layout,
+    f: impl Fn(Communicator) -> T + Sync,
+) -> Vec<T> {
     std::thread::scope(|s| {
         let f = &f;
         let threads: Vec<_> = (0..ranks)
-            .map(|rank| s.spawn(move || f(Communicator::connect(config(test, rank, ranks, layout)).unwrap())))
+            .map(|rank| {
+                s.spawn(
+                    move || f(Communicator::connect(config(test, rank, ranks, layout)).unwrap()),
+                )
+            })
             .collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
 }
 
 fn floats(rank: u32, length: usize) -> Vec<f32> {
-    (0..length as u32).map(|i| ((i * 7919 + rank * 104_729) % 10_007) as f32 / 97.0 - 50.0).collect()
+    (0..length as u32)
+        .map(|i| ((i * 7919 + rank * 104_729) % 10_007) as f32 / 97.0 - 50.0)
+        .collect()
 }
 
 const LAYOUT: Layout = Layout { message_size: 16384, window: 2, rings: 2 };
@@ -48,13 +60,19 @@ fn without_a_box_the_ranks_get_the_same_sums() {
                 let all: Vec<_> = all.iter().map(|v| &v[..]).collect();
                 comm.all_reduce(&mut x).unwrap();
                 let expected = reference_sum(&all, &comm.layout());
-                assert!(x.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{length}");
+                assert!(
+                    x.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()),
+                    "{length}"
+                );
                 let mut y: Vec<i32> =
                     (0..length as i32).map(|i| i.wrapping_mul(0x0123_4567) + rank as i32).collect();
                 let report = comm.all_reduce(&mut y).unwrap();
                 let n = ranks as i32;
                 assert!(y.iter().enumerate().all(|(i, y)| {
-                    *y == (i as i32).wrapping_mul(0x0123_4567).wrapping_mul(n).wrapping_add(n * (n - 1) / 2)
+                    *y == (i as i32)
+                        .wrapping_mul(0x0123_4567)
+                        .wrapping_mul(n)
+                        .wrapping_add(n * (n - 1) / 2)
                 }));
                 assert_eq!(report.mode, Mode::Ring);
             }
@@ -112,7 +130,10 @@ fn tensors_in_one_operation_are_their_concatenation() {
             tensors.push(rest);
             let verified = comm.all_reduce_many(&mut tensors).unwrap().verified;
             assert!(verified > 0);
-            assert!(copy.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{cuts:?}");
+            assert!(
+                copy.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()),
+                "{cuts:?}"
+            );
         }
         comm.all_reduce_many::<i32>(&mut []).unwrap();
         let (mut a, mut b) = ([1.0f32; 10], [2.0f32; 7]);
@@ -216,7 +237,8 @@ fn every_handle_hears_of_a_rank_that_leaves() {
         if comm.rank() == 2 {
             return Vec::new();
         }
-        let started: Vec<_> = (0..20).map(|n| comm.all_reduce_async(vec![n as f32; 3000])).collect();
+        let started: Vec<_> =
+            (0..20).map(|n| comm.all_reduce_async(vec![n as f32; 3000])).collect();
         started.into_iter().map(|handle| handle.and_then(|h| h.wait()).unwrap_err()).collect()
     });
     for error in errors.into_iter().flatten() {
@@ -232,8 +254,9 @@ fn who_waits_for_room_leaves_the_communicator_to_others() {
         if comm.rank() == 1 {
             over.wait();
         } else {
-            let sums: Vec<_> =
-                (0..Communicator::MAX_IN_FLIGHT).map(|_| comm.all_reduce_async(vec![1i32])).collect();
+            let sums: Vec<_> = (0..Communicator::MAX_IN_FLIGHT)
+                .map(|_| comm.all_reduce_async(vec![1i32]))
+                .collect();
             let (room, started) = (comm.room(), Instant::now());
             let waits = std::thread::spawn(move || while !room.wait_for(Duration::from_secs(1)) {});
             for _ in 0..20 {
@@ -303,7 +326,10 @@ fn a_rank_that_leaves_is_named() {
         both.wait();
         Some(error)
     });
-    assert_eq!(errors, [Some(Error::RankLeft { rank: 2 }), Some(Error::RankLeft { rank: 2 }), None]);
+    assert_eq!(
+        errors,
+        [Some(Error::RankLeft { rank: 2 }), Some(Error::RankLeft { rank: 2 }), None]
+    );
 }
 
 #[test]
@@ -341,7 +367,8 @@ fn a_rank_that_is_started_again_alone_hears_that_the_others_are_in_an_earlier_se
         }
         drop(comm);
         let connect_timeout = Duration::from_secs(2);
-        let again = Communicator::connect(CommConfig { connect_timeout, ..config(11, 0, 2, LAYOUT) });
+        let again =
+            Communicator::connect(CommConfig { connect_timeout, ..config(11, 0, 2, LAYOUT) });
         both.wait();
         again.err()
     });
@@ -369,7 +396,10 @@ fn peers_in_another_order_at_one_rank_are_named() {
     });
     // Rank 1 takes rank 0's address for rank 2's.
     let other = Unanswered::OtherPlace(address(30, 0));
-    assert!(matches!(&errors[1], Error::Unreachable { rank: 0, why, .. } if *why == other), "{errors:?}");
+    assert!(
+        matches!(&errors[1], Error::Unreachable { rank: 0, why, .. } if *why == other),
+        "{errors:?}"
+    );
     for error in errors {
         assert!(error.to_string().contains("NETSUM_PEERS"), "{error}");
     }
@@ -378,7 +408,8 @@ fn peers_in_another_order_at_one_rank_are_named() {
 #[test]
 fn a_second_communicator_at_an_address_is_told_of_the_first() {
     run(20, 2, LAYOUT, |mut comm| {
-        let error = Communicator::connect(config(20, comm.rank(), 2, LAYOUT)).unwrap_err().to_string();
+        let error =
+            Communicator::connect(config(20, comm.rank(), 2, LAYOUT)).unwrap_err().to_string();
         assert!(
             error.contains("this process has a communicator at 127.") && error.contains("close"),
             "{error}"
@@ -394,12 +425,15 @@ fn non_finite_elements_are_an_error_and_the_communicator_goes_on() {
         if comm.rank() == 1 {
             x[7000] = f32::NAN;
         }
-        let Err(Error::NonFinite { first, end }) = comm.all_reduce(&mut x) else { panic!("no error") };
+        let Err(Error::NonFinite { first, end }) = comm.all_reduce(&mut x) else {
+            panic!("no error")
+        };
         assert!((first..end).contains(&7000));
         // Those of its message are NaN at both, all others are sums.
         let sums = floats(0, 20_000).into_iter().zip(floats(1, 20_000)).map(|(a, b)| a + b);
         for (i, (x, sum)) in x.iter().zip(sums).enumerate() {
-            let is_right = if (first..end).contains(&i) { x.is_nan() } else { (x - sum).abs() < 1e-4 };
+            let is_right =
+                if (first..end).contains(&i) { x.is_nan() } else { (x - sum).abs() < 1e-4 };
             assert!(is_right, "{i}: {x} for {sum}");
         }
         let mut x = [1.5f32];
@@ -445,8 +479,14 @@ fn a_single_rank_is_its_own_sum() {
     }
     let bytes = [1, 2, 3, 4, 5];
     assert_eq!(comm.broadcast_async(bytes.to_vec(), 0).unwrap().wait().unwrap().0, bytes);
-    assert_eq!(comm.all_gather_async(bytes.to_vec(), vec![0; 5]).unwrap().wait().unwrap().0.1, bytes);
-    assert_eq!(comm.all_to_all_async(bytes.to_vec(), vec![0; 5]).unwrap().wait().unwrap().0.1, bytes);
+    assert_eq!(
+        comm.all_gather_async(bytes.to_vec(), vec![0; 5]).unwrap().wait().unwrap().0.1,
+        bytes
+    );
+    assert_eq!(
+        comm.all_to_all_async(bytes.to_vec(), vec![0; 5]).unwrap().wait().unwrap().0.1,
+        bytes
+    );
 }
 
 type Caller = fn(&mut Communicator) -> Result<(), Error>;
@@ -538,7 +578,10 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_the_others() {
                 } else {
                     let mut x = [1, 2];
                     let outcome = comm.all_reduce(&mut x);
-                    assert!(matches!(outcome, Err(Error::Mismatch(_))), "way {way}: {outcome:?}, {x:?}");
+                    assert!(
+                        matches!(outcome, Err(Error::Mismatch(_))),
+                        "way {way}: {outcome:?}, {x:?}"
+                    );
                 }
                 let mut x = [10, 20];
                 comm.all_reduce(&mut x).map(|_| x)
@@ -547,7 +590,10 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_the_others() {
                 match outcome {
                     Ok(sums) => assert!(all && sums == [20, 40], "way {way}: {sums:?}"),
                     Err(error) => {
-                        assert!(!all && error.to_string().contains("refused its call"), "way {way}: {error}");
+                        assert!(
+                            !all && error.to_string().contains("refused its call"),
+                            "way {way}: {error}"
+                        );
                     }
                 }
             }
@@ -563,7 +609,10 @@ fn a_timeout_that_differs_is_named_to_all_ranks() {
             s.spawn(move || {
                 let mut config = config(29, rank, 3, LAYOUT);
                 config.timeout = Duration::from_millis(if rank == 1 { 1500 } else { 3000 });
-                Communicator::connect(config).and_then(|mut comm| comm.barrier()).unwrap_err().to_string()
+                Communicator::connect(config)
+                    .and_then(|mut comm| comm.barrier())
+                    .unwrap_err()
+                    .to_string()
             })
         });
         ranks.map(|rank| rank.join().unwrap())

@@ -31,7 +31,11 @@ fn messages_of_all_sizes_cross_the_kernel_unharmed() {
     let (mut received, mut sent) = (0, 0);
     let end = Instant::now() + Duration::from_secs(10);
     while (received, sent) != (lengths.len(), lengths.len()) {
-        assert!(Instant::now() < end, "{received} received, {sent} acknowledged: {:?}", ends[0].stats());
+        assert!(
+            Instant::now() < end,
+            "{received} received, {sent} acknowledged: {:?}",
+            ends[0].stats()
+        );
         for i in 0..2 {
             drivers[i].drive(&mut ends[i], Instant::now() + Duration::from_micros(100)).unwrap();
             while let Some(event) = ends[i].poll_event() {

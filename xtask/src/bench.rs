@@ -20,26 +20,29 @@ pub struct BenchArgs {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    /// What the XDP programs cost: ns per packet of each way, whole fragments by ranks, live frames of one core beside what the kernel
-    /// alone costs, memory of rings, and what the verifier made of it all.
+    /// What the XDP programs cost: ns per packet of each way, whole fragments by ranks, live frames
+    /// of one core beside what the kernel alone costs, memory of rings, and what the verifier made
+    /// of it all.
     Dataplane {
         /// Prints JSON.
         #[arg(long, conflicts_with = "save")]
         json: bool,
-        /// Also writes figures and a picture, with machine and kernel, to benchmarks/dataplane.{txt,json,svg}.
+        /// Also writes figures and a picture, with machine and kernel, to
+        /// benchmarks/dataplane.{txt,json,svg}.
         #[arg(long)]
         save: bool,
         /// Arguments of the benchmark itself; `-- --help` lists them.
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// How bandwidth and latency of all-reduces change with ranks, rings, jobs, window and message size, one at a time. About five
-    /// minutes.
+    /// How bandwidth and latency of all-reduces change with ranks, rings, jobs, window and message
+    /// size, one at a time. About five minutes.
     Scaling {
         /// Fewer points, and a smaller vector.
         #[arg(long)]
         quick: bool,
-        /// Also writes figures and a picture, with machine and kernel, to benchmarks/scaling.{txt,json,svg}.
+        /// Also writes figures and a picture, with machine and kernel, to
+        /// benchmarks/scaling.{txt,json,svg}.
         #[arg(long)]
         save: bool,
         /// Arguments of the benchmark itself; `-- --help` lists them.
@@ -48,8 +51,8 @@ enum What {
     },
     /// What a rank does to every byte of a message, beside a copy.
     Numeric,
-    /// How long the call that starts an operation takes, with and without another thread that waits, and a rank that is late. Two
-    /// minutes.
+    /// How long the call that starts an operation takes, with and without another thread that
+    /// waits, and a rank that is late. Two minutes.
     Start {
         /// Also writes figures, with machine and kernel, to benchmarks/start.{txt,json}.
         #[arg(long)]
@@ -58,31 +61,35 @@ enum What {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// All-reduces on links with a bandwidth: netsum with and without its box and its peers, in turns, each in a lab of its own. About 35
-    /// minutes. Installs what is missing.
+    /// All-reduces on links with a bandwidth: netsum with and without its box and its peers, in
+    /// turns, each in a lab of its own. About 35 minutes. Installs what is missing.
     Wire {
-        /// Also writes figures and a picture, with machine and kernel, to benchmarks/wire.{txt,json,svg}.
+        /// Also writes figures and a picture, with machine and kernel, to
+        /// benchmarks/wire.{txt,json,svg}.
         #[arg(long)]
         save: bool,
         /// Arguments of the benchmark itself; `-- --help` lists them.
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// The same with 8 hosts in 2 and 4 racks, whose boxes a spine connects, over uplinks that carry all, half or a quarter of what a
-    /// rack's hosts send. About 13 minutes.
+    /// The same with 8 hosts in 2 and 4 racks, whose boxes a spine connects, over uplinks that
+    /// carry all, half or a quarter of what a rack's hosts send. About 13 minutes.
     Racks {
-        /// Instead: spines with links of 200, 100 and 50 Mb/s; a job by one tree, by equal shares, and by shares as planned. A minute.
+        /// Instead: spines with links of 200, 100 and 50 Mb/s; a job by one tree, by equal shares,
+        /// and by shares as planned. A minute.
         #[arg(long)]
         plan: bool,
-        /// Also writes figures and a picture, with machine and kernel, to benchmarks/racks.{txt,json,svg}.
+        /// Also writes figures and a picture, with machine and kernel, to
+        /// benchmarks/racks.{txt,json,svg}.
         #[arg(long)]
         save: bool,
         /// Further arguments of `bench-wire`.
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// What the manager of a fabric costs with many boxes and ranks: to admit them, to find itself back after it was killed, and to lay
-    /// all jobs out anew when a spine is dead. Boxes and ranks have no data plane. A minute.
+    /// What the manager of a fabric costs with many boxes and ranks: to admit them, to find itself
+    /// back after it was killed, and to lay all jobs out anew when a spine is dead. Boxes and ranks
+    /// have no data plane. A minute.
     Control {
         /// Also writes figures, with machine and kernel, to benchmarks/control.{txt,json}.
         #[arg(long)]
@@ -127,7 +134,14 @@ pub fn run(args: BenchArgs) -> Result<()> {
         }
         What::Numeric => {
             let mut cargo = paths::cargo()?;
-            cargo.args(["bench", "--quiet", "--package", "netsum-collective", "--bench", "numeric"]);
+            cargo.args([
+                "bench",
+                "--quiet",
+                "--package",
+                "netsum-collective",
+                "--bench",
+                "numeric",
+            ]);
             let status = cargo.status().context("cargo")?;
             ensure!(status.success(), "the benchmark failed: {status}");
             Ok(())
@@ -187,11 +201,19 @@ fn bench(program: &str, arguments: &[String]) -> Result<(String, ExitStatus)> {
     // The programs that it starts are built with it.
     let mut build = paths::cargo()?;
     build.args(["build", "--quiet", "--release", "--bins"]);
-    build.args(["--package", "netsum-bench", "--package", "netsum-aggregator", "--package", "netsum-worker"]);
+    build.args([
+        "--package",
+        "netsum-bench",
+        "--package",
+        "netsum-aggregator",
+        "--package",
+        "netsum-worker",
+    ]);
     ensure!(build.status().context("cargo")?.success(), "the benchmark cannot be built");
     let path = paths::target_dir()?.join("release").join(program);
     let mut command = Command::new(path);
-    let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().context(program.to_owned())?;
+    let mut child =
+        command.args(arguments).stdout(Stdio::piped()).spawn().context(program.to_owned())?;
     let mut text = String::new();
     for line in BufReader::new(child.stdout.take().context("stdout")?).lines() {
         let line = line?;

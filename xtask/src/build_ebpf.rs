@@ -9,7 +9,8 @@ use crate::paths;
 use crate::paths::output;
 use crate::toolchain::{Toolchain, nightly};
 
-/// The objects, which are committed in [`FOLDER`]: of the box, twice, the benchmark, the lab's cables and VLAN, and a host.
+/// The objects, which are committed in [`FOLDER`]: of the box, twice, the benchmark, the lab's
+/// cables and VLAN, and a host.
 pub const OBJECTS: [&str; 6] = ["netsum", "spread", "bench", "faults", "vlan", "host"];
 /// Where they are.
 const FOLDER: &str = "objects";
@@ -22,7 +23,8 @@ pub fn run() -> Result<()> {
         let place = paths::root()?.join(place_of(name));
         let new = std::fs::read(&built).with_context(|| built.display().to_string())?;
         let old = std::fs::read(&place).unwrap_or_default();
-        let differences = objects::differences(&old, &new).unwrap_or_else(|e| vec![format!("{e:#}")]);
+        let differences =
+            objects::differences(&old, &new).unwrap_or_else(|e| vec![format!("{e:#}")]);
         println!(
             "{}: {}",
             place.display(),
@@ -64,9 +66,10 @@ pub fn compare(name: &str, built: &PathBuf) -> Result<()> {
 pub fn build(toolchain: &Toolchain) -> Result<Vec<(&'static str, PathBuf)>> {
     let root = paths::root()?;
     let target = paths::target_dir()?.join("ebpf");
-    // The flags for code generation are in aggregator-ebpf/.cargo/config.toml. These make the object the same wherever it
-    // is built.
-    let cargo_home = std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|h| h + "/.cargo"))?;
+    // The flags for code generation are in aggregator-ebpf/.cargo/config.toml. These make the
+    // object the same wherever it is built.
+    let cargo_home =
+        std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|h| h + "/.cargo"))?;
     let library = toolchain.library.canonicalize()?;
     let remap: Vec<String> = [
         (root.display().to_string(), "netsum"),
@@ -79,7 +82,15 @@ pub fn build(toolchain: &Toolchain) -> Result<Vec<(&'static str, PathBuf)>> {
     .collect();
     output(
         nightly("cargo")
-            .args(["build", "--quiet", "--release", "--locked", "--workspace", "--bins", "--config"])
+            .args([
+                "build",
+                "--quiet",
+                "--release",
+                "--locked",
+                "--workspace",
+                "--bins",
+                "--config",
+            ])
             .arg(format!("build.rustflags=[{}]", remap.join(", ")))
             .arg("--target-dir")
             .arg(&target)

@@ -1,5 +1,5 @@
-//! Debian packages without installing them: fetched from the machine's own mirror, with apt's lists and state in a folder of
-//! their own, so that the machine's stay as they are.
+//! Debian packages without installing them: fetched from the machine's own mirror, with apt's lists
+//! and state in a folder of their own, so that the machine's stay as they are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,9 +32,11 @@ impl Archive {
         for part in ["lists/partial", "cache/archives/partial", "state", "packages"] {
             fs::create_dir_all(folder.join(part)).with_context(|| folder.display().to_string())?;
         }
-        // Nothing is installed, as far as this apt knows: otherwise it prefers versions that are, and may be nowhere else.
+        // Nothing is installed, as far as this apt knows: otherwise it prefers versions that are,
+        // and may be nowhere else.
         fs::write(folder.join("status"), "")?;
-        let line = |suite: &&str| format!("deb [signed-by={KEYRING}] {} {suite} main\n", archive.mirror);
+        let line =
+            |suite: &&str| format!("deb [signed-by={KEYRING}] {} {suite} main\n", archive.mirror);
         fs::write(folder.join("sources.list"), suites.iter().map(line).collect::<String>())?;
         archive.apt_get(&["update"])?;
         Ok(archive)
@@ -48,9 +50,10 @@ impl Archive {
         for package in packages {
             let name = package.split('/').next().unwrap_or_default();
             let prefix = format!("{name}_");
-            let found = fs::read_dir(&folder)?
-                .filter_map(|entry| Some(entry.ok()?.path()))
-                .find(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&prefix)));
+            let found =
+                fs::read_dir(&folder)?.filter_map(|entry| Some(entry.ok()?.path())).find(|path| {
+                    path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&prefix))
+                });
             files.push(found.with_context(|| format!("apt-get download left no package {name}"))?);
         }
         Ok(files)
@@ -59,8 +62,8 @@ impl Archive {
     /// Fetches those packages that another one depends on whose names begin so.
     pub fn download_behind(&self, package: &Path, prefixes: &[&str]) -> Result<Vec<PathBuf>> {
         let depends = output(Command::new("dpkg-deb").arg("-f").arg(package).arg("Depends"))?;
-        let names =
-            dependencies(&depends).filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+        let names = dependencies(&depends)
+            .filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
         names.map(|name| self.download(&[name])?.pop().context("no package")).collect()
     }
 
@@ -136,8 +139,8 @@ pub fn mirror() -> Result<String> {
         .context("no Debian mirror in /etc/apt/sources.list or sources.list.d")
 }
 
-/// The first archive of whole Debian in a list of either format (sources.list(5)): other archives, and that of security
-/// updates, do not end in `/debian`.
+/// The first archive of whole Debian in a list of either format (sources.list(5)): other archives,
+/// and that of security updates, do not end in `/debian`.
 fn mirror_in(text: &str) -> Option<String> {
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
     let uris = lines.flat_map(|line| {

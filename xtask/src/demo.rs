@@ -1,4 +1,5 @@
-//! `cargo xtask demo`: hosts train a model together, and the box between them adds up their gradients. `demo/src/lab` does it.
+//! `cargo xtask demo`: hosts train a model together, and the box between them adds up their
+//! gradients. `demo/src/lab` does it.
 
 use anyhow::Result;
 
@@ -7,7 +8,8 @@ use crate::{programs, python, setup};
 /// Arguments of `cargo xtask demo`.
 #[derive(clap::Args, Debug)]
 pub struct DemoArgs {
-    /// Hosts, epochs, losses and more; `--help` shows them. With --torch, PyTorch trains: see `--torch --help`.
+    /// Hosts, epochs, losses and more; `--help` shows them. With --torch, PyTorch trains: see
+    /// `--torch --help`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
 }
@@ -22,7 +24,8 @@ pub fn run(args: DemoArgs) -> Result<()> {
         setup::require_bpf()?;
     }
     println!("building the daemon and the demo (a few minutes the first time)");
-    let (torch, rest): (Vec<String>, Vec<String>) = args.args.into_iter().partition(|arg| arg == "--torch");
+    let (torch, rest): (Vec<String>, Vec<String>) =
+        args.args.into_iter().partition(|arg| arg == "--torch");
     let mut arguments = vec![if torch.is_empty() { "hosts" } else { "torch" }.to_owned()];
     if !torch.is_empty() && !helps {
         arguments.extend(["--python".to_owned(), python::with_torch()?.display().to_string()]);

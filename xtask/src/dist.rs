@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: man pages, completions, schemas, and the Debian package. `book/src/dist.rs` makes them.
+//! `cargo xtask dist`: man pages, completions, schemas, and the Debian package. `book/src/dist.rs`
+//! makes them.
 
 use anyhow::Result;
 

@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: a target of the package `fuzz` under libFuzzer, which is guided by coverage.
 //!
-//! The compiler flags are those of cargo-fuzz without a sanitizer. They need neither cargo-fuzz nor a nightly compiler; a
-//! C++ compiler has to be there, for libFuzzer itself.
+//! The compiler flags are those of cargo-fuzz without a sanitizer. They need neither cargo-fuzz nor
+//! a nightly compiler; a C++ compiler has to be there, for libFuzzer itself.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -26,7 +26,8 @@ const COMMITTED: usize = 40;
 /// Arguments of `cargo xtask fuzz`.
 #[derive(clap::Args, Debug)]
 pub struct FuzzArgs {
-    /// What to fuzz: parser, slots, rc, config, api or xdp (root). All of them, one after the other, when absent.
+    /// What to fuzz: parser, slots, rc, config, api or xdp (root). All of them, one after the
+    /// other, when absent.
     target: Option<String>,
     /// For how long each: `90`, `90s`, `5m` or `1h`.
     #[arg(long, value_parser = duration, default_value = "60s", conflicts_with = "inputs")]
@@ -44,7 +45,8 @@ pub struct FuzzArgs {
 
 /// A time as 90s, 5m or 1h.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let (number, unit) =
+        text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let seconds = match unit {
         "" | "s" => 1,
         "m" => 60,
@@ -61,7 +63,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// If an input was found that a target does not stand, or nothing could be run.
 pub fn run(args: &FuzzArgs) -> Result<()> {
     let all = targets::TARGETS.iter();
-    let chosen: Vec<_> = all.filter(|t| args.target.as_deref().is_none_or(|name| name == t.name)).collect();
+    let chosen: Vec<_> =
+        all.filter(|t| args.target.as_deref().is_none_or(|name| name == t.name)).collect();
     ensure!(!chosen.is_empty(), "no such target; there are {}", names());
     let program = build()?;
     let mut lines = Vec::new();
@@ -127,8 +130,9 @@ fn one(program: &Path, target: &targets::Target, args: &FuzzArgs) -> Result<Opti
     // libFuzzer looks for scripts beside the corpora; a folder of its own keeps others out of it.
     fuzzer.env("NETSUM_FUZZ_TARGET", target.name).current_dir(&work);
     if let Some(input) = &args.replay {
-        let status =
-            fuzzer.arg(input.canonicalize().with_context(|| input.display().to_string())?).status()?;
+        let status = fuzzer
+            .arg(input.canonicalize().with_context(|| input.display().to_string())?)
+            .status()?;
         ensure!(status.success(), "{}: {status}", input.display());
         return Ok(None);
     }
@@ -172,7 +176,8 @@ fn watch(fuzzer: &mut Command) -> Result<(std::process::ExitStatus, u64, String)
         } else if line.starts_with('#') {
             // `#1024 pulse  cov: 553 ft: 1201 corp: ...`: only now and then.
             if let Some((_, cov)) = line.split_once("cov: ") {
-                coverage = format!(", {} places covered", cov.split(' ').next().unwrap_or_default());
+                coverage =
+                    format!(", {} places covered", cov.split(' ').next().unwrap_or_default());
             }
             if line.contains("pulse") {
                 println!("{line}");

@@ -51,11 +51,14 @@ struct Profile {
 /// # Errors
 /// If something cannot be built; the compiler has said why.
 pub fn test_programs() -> Result<Vec<TestProgram>> {
-    // One build: programs and tests apart have dependencies with other features, and most of ours is built twice.
+    // One build: programs and tests apart have dependencies with other features, and most of ours
+    // is built twice.
     let mut build = paths::cargo()?;
     build.args(["build", "--workspace", "--lib", "--bins", "--examples", "--tests"]);
-    let out =
-        build.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit()).output()?;
+    let out = build
+        .args(["--message-format", "json-render-diagnostics"])
+        .stderr(Stdio::inherit())
+        .output()?;
     ensure!(out.status.success(), "cargo build: {}", out.status);
     let messages = String::from_utf8_lossy(&out.stdout);
     let built: Vec<_> = messages.lines().filter_map(test_program).collect();
@@ -67,7 +70,9 @@ pub fn test_programs() -> Result<Vec<TestProgram>> {
             _ => programs.push(program),
         }
     }
-    programs.sort_by(|a, b| (&a.package, a.integration, &a.name).cmp(&(&b.package, b.integration, &b.name)));
+    programs.sort_by(|a, b| {
+        (&a.package, a.integration, &a.name).cmp(&(&b.package, b.integration, &b.name))
+    });
     Ok(programs)
 }
 
@@ -97,10 +102,12 @@ impl TestProgram {
         }
     }
 
-    /// Whether its tests need namespaces, root or BPF: those of the lab and of benchmarks do, and the fuzzing of XDP programs.
+    /// Whether its tests need namespaces, root or BPF: those of the lab and of benchmarks do, and
+    /// the fuzzing of XDP programs.
     pub fn needs_lab(&self) -> bool {
         self.integration
-            && (["tests", "bench"].contains(&&*self.package) || self.package == "fuzz" && self.name == "xdp")
+            && (["tests", "bench"].contains(&&*self.package)
+                || self.package == "fuzz" && self.name == "xdp")
     }
 
     /// Whether its tests need virtual machines in the lab, too.
@@ -162,7 +169,8 @@ impl TestProgram {
             command.args(filter);
         } else {
             // Without any name it would run all.
-            let asked = self.tests.iter().filter(|test| filter.is_none_or(|filter| test.contains(filter)));
+            let asked =
+                self.tests.iter().filter(|test| filter.is_none_or(|filter| test.contains(filter)));
             command.arg("--exact").arg(&self.name).args(asked);
         }
         command.args(arguments).current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
@@ -172,17 +180,19 @@ impl TestProgram {
     /// How many tests it has.
     pub fn list(&self, filter: Option<&str>) -> Result<u32> {
         let names = if self.tests.is_empty() { self.names()? } else { self.tests.clone() };
-        Ok(names.iter().filter(|name| filter.is_none_or(|filter| name.contains(filter))).count() as u32)
+        Ok(names.iter().filter(|name| filter.is_none_or(|filter| name.contains(filter))).count()
+            as u32)
     }
 
-    /// Runs its tests. Those of the lab are shown one by one, with their seconds; the rest are summed up in a line unless something
-    /// fails.
+    /// Runs its tests. Those of the lab are shown one by one, with their seconds; the rest are
+    /// summed up in a line unless something fails.
     ///
     /// # Errors
     /// If it ends without a report, or not within `timeout`.
     pub fn run(&self, filter: Option<&str>, in_lab: bool, timeout: Duration) -> Result<Counts> {
         let start = Instant::now();
-        let arguments: &[&str] = if in_lab { &["--include-ignored", "--test-threads=1"] } else { &[] };
+        let arguments: &[&str] =
+            if in_lab { &["--include-ignored", "--test-threads=1"] } else { &[] };
         let mut child = self
             .command(arguments, filter)
             .stdout(Stdio::piped())
@@ -192,7 +202,10 @@ impl TestProgram {
         let (send, lines) = channel();
         let stdout = child.stdout.take().context("stdout")?;
         std::thread::spawn(move || {
-            BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
+            BufReader::new(stdout)
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| send.send(line))
         });
         let (mut counts, mut text, mut last) = (None, String::new(), start);
         loop {
@@ -201,7 +214,11 @@ impl TestProgram {
                     counts = counts.or(Counts::parse(&line));
                     if in_lab && line.starts_with("test ") && line.ends_with("... ok") {
                         let line = line.replacen(&format!("{}::", self.name), "", 1);
-                        println!("  {}: {line} {:.1} s", self.title(), last.elapsed().as_secs_f64());
+                        println!(
+                            "  {}: {line} {:.1} s",
+                            self.title(),
+                            last.elapsed().as_secs_f64()
+                        );
                         last = Instant::now();
                     } else if !line.is_empty() && !line.starts_with("running ") {
                         text += &line;
@@ -246,8 +263,13 @@ mod tests {
         let all = std::fs::read_to_string(folder.join("all.rs")).unwrap();
         for file in std::fs::read_dir(folder).unwrap() {
             let name = file.unwrap().file_name().into_string().unwrap();
-            let Some(module) = name.strip_suffix(".rs").filter(|module| *module != "all") else { continue };
-            assert!(all.contains(&format!("\nmod {module};\n")), "tests/tests/all.rs lacks {module}");
+            let Some(module) = name.strip_suffix(".rs").filter(|module| *module != "all") else {
+                continue;
+            };
+            assert!(
+                all.contains(&format!("\nmod {module};\n")),
+                "tests/tests/all.rs lacks {module}"
+            );
         }
     }
 

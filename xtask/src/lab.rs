@@ -1,4 +1,5 @@
-//! `cargo xtask lab`: a lab that stands until it is taken down, to play with. `tests/src/bin/netsum-lab.rs` builds it.
+//! `cargo xtask lab`: a lab that stands until it is taken down, to play with.
+//! `tests/src/bin/netsum-lab.rs` builds it.
 
 use anyhow::Result;
 
@@ -23,7 +24,8 @@ pub fn run(args: &LabArgs) -> Result<()> {
     match args.args.first().map(String::as_str) {
         Some("up") if !help => setup::require_lab()?,
         Some("vm") if !help => {
-            let named = |kernel: &&Kernel| args.args.iter().any(|arg| arg.ends_with(&kernel.to_string()));
+            let named =
+                |kernel: &&Kernel| args.args.iter().any(|arg| arg.ends_with(&kernel.to_string()));
             let kernels: Vec<Kernel> = if has("--prepare") {
                 Kernel::ALL.to_vec()
             } else {

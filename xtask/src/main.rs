@@ -59,7 +59,8 @@ enum Command {
     /// Runs many jobs with faults in the simulator: `--cases N --seed S`.
     #[command(disable_help_flag = true)]
     Simulate(simulate::SimulateArgs),
-    /// What NetReduce, Blink and Ethereal promise, computed anew: tables and pictures in target/papers.
+    /// What NetReduce, Blink and Ethereal promise, computed anew: tables and pictures in
+    /// target/papers.
     Papers,
     /// Runs the pure crates' tests under Miri and AddressSanitizer, where nightly has them.
     Sanitize,
@@ -67,8 +68,8 @@ enum Command {
     Wheel(python::WheelArgs),
     /// Builds the book into target/book, and checks its links.
     Book,
-    /// Makes man pages and shell completions of the command line; with `--deb` a Debian package of everything, with `--schema` the
-    /// schemas of its JSON.
+    /// Makes man pages and shell completions of the command line; with `--deb` a Debian package of
+    /// everything, with `--schema` the schemas of its JSON.
     #[command(disable_help_flag = true)]
     Dist(dist::DistArgs),
     /// Looks for inputs that break something, guided by coverage.
@@ -108,7 +109,8 @@ fn main() -> ExitCode {
 /// A program of its own, so that mdBook is built for the book alone.
 fn book() -> anyhow::Result<()> {
     let target = paths::target_dir()?.join("book");
-    let status = paths::cargo()?.args(["run", "-q", "-p", "netsum-book", "--"]).arg(target).status()?;
+    let status =
+        paths::cargo()?.args(["run", "-q", "-p", "netsum-book", "--"]).arg(target).status()?;
     anyhow::ensure!(status.success(), "the book could not be built");
     Ok(())
 }

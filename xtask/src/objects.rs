@@ -1,4 +1,5 @@
-//! Compares two BPF objects by what the kernel would get: instructions, data and maps. Debug information may differ.
+//! Compares two BPF objects by what the kernel would get: instructions, data and maps. Debug
+//! information may differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,9 +18,13 @@ struct Section {
 /// # Errors
 /// If one is no object file.
 pub fn differences(old: &[u8], new: &[u8]) -> Result<Vec<String>> {
-    let (old, new) = (sections(old).context("the old object")?, sections(new).context("the new object")?);
+    let (old, new) =
+        (sections(old).context("the old object")?, sections(new).context("the new object")?);
     let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    Ok(names.into_iter().filter_map(|name| difference(name, old.get(name), new.get(name))).collect())
+    Ok(names
+        .into_iter()
+        .filter_map(|name| difference(name, old.get(name), new.get(name)))
+        .collect())
 }
 
 fn difference(name: &str, old: Option<&Section>, new: Option<&Section>) -> Option<String> {
@@ -28,7 +33,10 @@ fn difference(name: &str, old: Option<&Section>, new: Option<&Section>) -> Optio
         (Some(old), Some(new)) => {
             let first = old.bytes.iter().zip(&new.bytes).position(|(a, b)| a != b);
             Some(match first {
-                Some(at) => format!("section {name}: first difference at byte {at} (instruction {})", at / 8),
+                Some(at) => format!(
+                    "section {name}: first difference at byte {at} (instruction {})",
+                    at / 8
+                ),
                 None if old.bytes.len() != new.bytes.len() => {
                     format!("section {name}: {} bytes became {}", old.bytes.len(), new.bytes.len())
                 }
@@ -47,7 +55,10 @@ fn sections(file: &[u8]) -> Result<BTreeMap<String, Section>> {
         let name = section.name()?;
         if !matches!(
             section.kind(),
-            SectionKind::Text | SectionKind::Data | SectionKind::ReadOnlyData | SectionKind::ReadOnlyString
+            SectionKind::Text
+                | SectionKind::Data
+                | SectionKind::ReadOnlyData
+                | SectionKind::ReadOnlyString
         ) || name.starts_with(".BTF")
             || name.starts_with(".debug")
         {

@@ -39,8 +39,8 @@ pub fn find_program(program: &str) -> Option<PathBuf> {
 
 /// Cargo, in the workspace's root, as a shell would start it.
 ///
-/// Some build scripts look at the variables that `cargo run` sets for what it runs (`ring`'s does), and would run again, and
-/// all be built again that is built upon theirs.
+/// Some build scripts look at the variables that `cargo run` sets for what it runs (`ring`'s does),
+/// and would run again, and all be built again that is built upon theirs.
 pub fn cargo() -> Result<Command> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     as_from_a_shell(&mut cargo);
@@ -52,13 +52,17 @@ pub fn cargo() -> Result<Command> {
 pub fn as_from_a_shell(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
-        if ["CARGO_PKG_", "CARGO_MANIFEST_", "OUT_DIR"].iter().any(|prefix| name.starts_with(prefix)) {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "OUT_DIR"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+        {
             command.env_remove(name);
         }
     }
 }
 
-/// Runs a command to its end and returns what it printed; an error holds the command and the last lines of what it said.
+/// Runs a command to its end and returns what it printed; an error holds the command and the last
+/// lines of what it said.
 pub fn output(command: &mut Command) -> Result<String> {
     let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
     let line = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");

@@ -12,7 +12,8 @@ use crate::paths;
 /// # Errors
 /// If one cannot be built.
 pub fn run(program: &str, packages: &[&str], arguments: &[String]) -> Result<()> {
-    let folder = std::env::current_exe()?.parent().context("this program is in no folder")?.to_owned();
+    let folder =
+        std::env::current_exe()?.parent().context("this program is in no folder")?.to_owned();
     let mut cargo = paths::cargo()?;
     cargo
         .args(["build", "--bins", "--profile", paths::profile()?])
@@ -24,5 +25,6 @@ pub fn run(program: &str, packages: &[&str], arguments: &[String]) -> Result<()>
         "{} cannot be built",
         packages.join(" and ")
     );
-    Err(Command::new(folder.join(program)).args(arguments).exec()).with_context(|| program.to_owned())
+    Err(Command::new(folder.join(program)).args(arguments).exec())
+        .with_context(|| program.to_owned())
 }

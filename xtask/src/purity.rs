@@ -3,7 +3,8 @@
 use std::process::Command;
 
 /// Crates that take datagrams, requests and times, and give back what is to be done.
-const PURE: [&str; 5] = ["netsum-collective", "netsum-common", "netsum-core", "netsum-plan", "netsum-rc"];
+const PURE: [&str; 5] =
+    ["netsum-collective", "netsum-common", "netsum-core", "netsum-plan", "netsum-rc"];
 /// What does I/O, or knows the time.
 const IO: [&str; 14] = [
     "aya",
@@ -29,8 +30,8 @@ const APART: [(&str, &[&str]); 3] = [
     ("netsum-daemon", &["plotters", "ratatui", "schemars", "clap", "netsum-cli"]),
 ];
 
-/// All crates that one is built of, without those that its tests and its build take. By default: `user` of `netsum-common` has
-/// aya's traits for the ABI, for those who load programs.
+/// All crates that one is built of, without those that its tests and its build take. By default:
+/// `user` of `netsum-common` has aya's traits for the ABI, for those who load programs.
 fn crates_of(package: &str) -> Vec<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
     let arguments =
@@ -62,7 +63,8 @@ fn each_crate_of_the_box_is_built_of_its_own_job_alone() {
         let wrong: Vec<_> = crates.iter().filter(|c| others.contains(&c.as_str())).collect();
         assert!(wrong.is_empty(), "{package} is built of {wrong:?}");
         // A name that nobody has any more would forbid nothing.
-        let unknown: Vec<_> = others.iter().filter(|o| !of_netsum.iter().any(|c| c == *o)).collect();
+        let unknown: Vec<_> =
+            others.iter().filter(|o| !of_netsum.iter().any(|c| c == *o)).collect();
         assert!(unknown.is_empty(), "the program is not built of {unknown:?}");
     }
 }
@@ -70,6 +72,7 @@ fn each_crate_of_the_box_is_built_of_its_own_job_alone() {
 /// This program is what a newcomer waits for first.
 #[test]
 fn xtask_is_built_of_no_crate_of_ours() {
-    let ours: Vec<_> = crates_of("xtask").into_iter().skip(1).filter(|c| c.starts_with("netsum")).collect();
+    let ours: Vec<_> =
+        crates_of("xtask").into_iter().skip(1).filter(|c| c.starts_with("netsum")).collect();
     assert!(ours.is_empty(), "{ours:?}");
 }

@@ -38,7 +38,8 @@ pub fn run(args: &WheelArgs) -> Result<()> {
 fn python() -> Result<PathBuf> {
     let python = PYTHONS.iter().find_map(|name| find_program(name)).context("no python3")?;
     let version = output(
-        Command::new(&python).args(["-c", "import sys; print(sys.version_info[0], sys.version_info[1])"]),
+        Command::new(&python)
+            .args(["-c", "import sys; print(sys.version_info[0], sys.version_info[1])"]),
     )?;
     let mut numbers = version.split_whitespace().map(|n| n.parse().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
@@ -116,8 +117,8 @@ fn wheel(python: &Path, maturin: &Path, profile: &str, out: &Path) -> Result<Pat
     Ok(place)
 }
 
-/// Builds the wheel, installs it into fresh environments, and runs its tests there. Whether there is one for the lab's tests, and why
-/// not.
+/// Builds the wheel, installs it into fresh environments, and runs its tests there. Whether there
+/// is one for the lab's tests, and why not.
 ///
 /// # Errors
 /// What cannot be had, or has failed.
@@ -178,7 +179,8 @@ pub fn with_torch() -> Result<PathBuf> {
 pub enum Torch {
     /// Debian's.
     Debian,
-    /// Debian's, and PyPI's of the locked version: several GB, which are kept in target/python/torch.
+    /// Debian's, and PyPI's of the locked version: several GB, which are kept in
+    /// target/python/torch.
     Pypi,
 }
 
@@ -192,10 +194,19 @@ struct Environment {
     debian: bool,
 }
 
-const DEBIAN: Environment =
-    Environment { title: "Python, Debian's numpy and PyTorch", name: "debian", packages: &[], debian: true };
+const DEBIAN: Environment = Environment {
+    title: "Python, Debian's numpy and PyTorch",
+    name: "debian",
+    packages: &[],
+    debian: true,
+};
 const ENVIRONMENTS: [Environment; 2] = [
-    Environment { title: "Python", name: "pypi", packages: &["numpy", "kubernetes-validate"], debian: false },
+    Environment {
+        title: "Python",
+        name: "pypi",
+        packages: &["numpy", "kubernetes-validate"],
+        debian: false,
+    },
     DEBIAN,
 ];
 const PYPI_TORCH: Environment = Environment {
@@ -209,7 +220,8 @@ impl Environment {
     /// Whether it has been made, with these packages: those that are large are not fetched twice.
     fn has(&self, locked: &[String]) -> Result<bool> {
         let pip = folder(self.name)?.join("bin/pip");
-        let there = output(Command::new(pip).args(["list", "--format", "freeze"])).unwrap_or_default();
+        let there =
+            output(Command::new(pip).args(["list", "--format", "freeze"])).unwrap_or_default();
         Ok(locked.iter().all(|package| there.lines().any(|line| line == package)))
     }
 
@@ -217,7 +229,8 @@ impl Environment {
     fn make(&self, python: &Path, wheel: &Path) -> Result<PathBuf> {
         let wheel = wheel.display().to_string();
         if !self.debian {
-            let locked = self.packages.iter().map(|package| locked(package)).collect::<Result<Vec<_>>>()?;
+            let locked =
+                self.packages.iter().map(|package| locked(package)).collect::<Result<Vec<_>>>()?;
             if self.has(&locked)? {
                 let place = folder(self.name)?.join("bin");
                 output(Command::new(place.join("pip")).args([
@@ -268,20 +281,24 @@ fn run_tests(python: &Path) -> Result<(Counts, String)> {
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()?;
     let text = String::from_utf8_lossy(&out.stderr);
-    let counts = counts(&text).with_context(|| format!("{}, without a report:\n{text}", out.status))?;
+    let counts =
+        counts(&text).with_context(|| format!("{}, without a report:\n{text}", out.status))?;
     if counts.failed > 0 {
         println!("{text}");
     }
     println!("python/tests: {} passed, {} failed", counts.passed, counts.failed);
     let reasons = text.lines().filter_map(|line| line.split_once(" ... skipped "));
-    let reasons: BTreeSet<_> = reasons.map(|(_, reason)| reason.trim_matches(['\'', '"'])).collect();
+    let reasons: BTreeSet<_> =
+        reasons.map(|(_, reason)| reason.trim_matches(['\'', '"'])).collect();
     Ok((counts, reasons.into_iter().collect::<Vec<_>>().join("; ")))
 }
 
 /// What unittest says at its end.
 fn counts(text: &str) -> Option<Counts> {
     let number = |word: &str| {
-        let rest = text.rsplit('\n').find(|line| line.starts_with("FAILED (") || line.starts_with("OK"))?;
+        let rest = text
+            .rsplit('\n')
+            .find(|line| line.starts_with("FAILED (") || line.starts_with("OK"))?;
         let (_, rest) = rest.split_once(&format!("{word}="))?;
         rest.split([',', ')']).next()?.parse::<u32>().ok()
     };
@@ -297,8 +314,7 @@ mod tests {
 
     #[test]
     fn reports_of_unittest_are_read() {
-        let text =
-            "..F.s\n======\nFAIL: x\n\nRan 20 tests in 12.123s\n\nFAILED (failures=2, errors=1, skipped=1)\n";
+        let text = "..F.s\n======\nFAIL: x\n\nRan 20 tests in 12.123s\n\nFAILED (failures=2, errors=1, skipped=1)\n";
         assert_eq!(counts(text), Some(Counts { passed: 16, failed: 3, ignored: 1 }));
         let text = "\nRan 1 test in 1s\n\nOK\n";
         assert_eq!(counts(text), Some(Counts { passed: 1, failed: 0, ignored: 0 }));

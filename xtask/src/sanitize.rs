@@ -1,4 +1,5 @@
-//! `cargo xtask sanitize`: the pure crates under Miri, and under AddressSanitizer; each where the nightly toolchain has it.
+//! `cargo xtask sanitize`: the pure crates under Miri, and under AddressSanitizer; each where the
+//! nightly toolchain has it.
 
 use std::process::Command;
 use std::time::Instant;
@@ -10,7 +11,8 @@ use crate::paths::output;
 use crate::tally::{Counts, Tally};
 use crate::toolchain::nightly;
 
-/// What Miri can interpret: no sockets, no foreign functions. Property tests and long loops would take hours.
+/// What Miri can interpret: no sockets, no foreign functions. Property tests and long loops would
+/// take hours.
 const MIRI: [&[&str]; 3] = [
     &["--package", "netsum-common", "--lib", "--test", "golden"],
     &["--package", "netsum-rc", "--lib", "--", "packet"],
@@ -50,11 +52,19 @@ pub fn run() -> Result<()> {
 fn miri_is_there() -> Result<()> {
     // rustup has a `cargo-miri` of its own, which only says that the component is missing.
     output(nightly("cargo").args(["miri", "--version"])).map(drop).map_err(|_| {
-        anyhow::anyhow!("the nightly toolchain has no Miri (`rustup component add --toolchain nightly miri`)")
+        anyhow::anyhow!(
+            "the nightly toolchain has no Miri (`rustup component add --toolchain nightly miri`)"
+        )
     })
 }
 
-fn tests(set: &'static str, packages: &[&[&str]], command: &[&str], options: &[&str], tally: &mut Tally) {
+fn tests(
+    set: &'static str,
+    packages: &[&[&str]],
+    command: &[&str],
+    options: &[&str],
+    tally: &mut Tally,
+) {
     for package in packages {
         println!("{set}: {}", package.join(" "));
         let mut cargo: Command = nightly("cargo");

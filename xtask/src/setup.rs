@@ -18,11 +18,20 @@ struct Tool {
 }
 
 const TOOLS: [Tool; 2] = [
-    Tool { program: "ip", package: "iproute2", purpose: "builds the lab's namespaces, links and bridge" },
-    Tool { program: "ethtool", package: "ethtool", purpose: "makes veth devices take redirected frames" },
+    Tool {
+        program: "ip",
+        package: "iproute2",
+        purpose: "builds the lab's namespaces, links and bridge",
+    },
+    Tool {
+        program: "ethtool",
+        package: "ethtool",
+        purpose: "makes veth devices take redirected frames",
+    },
 ];
 
-const COMPILER: Tool = Tool { program: "cc", package: "gcc", purpose: "compiles programs of tests" };
+const COMPILER: Tool =
+    Tool { program: "cc", package: "gcc", purpose: "compiles programs of tests" };
 
 const VM_TOOLS: [Tool; 4] = [
     Tool {
@@ -35,10 +44,14 @@ const VM_TOOLS: [Tool; 4] = [
     Tool { program: "mke2fs", package: "e2fsprogs", purpose: "makes that Debian's disk" },
 ];
 
-const TERMINAL_TOOLS: [Tool; 1] =
-    [Tool { program: "tmux", package: "tmux", purpose: "is the terminal that `netsum top` is looked at in" }];
+const TERMINAL_TOOLS: [Tool; 1] = [Tool {
+    program: "tmux",
+    package: "tmux",
+    purpose: "is the terminal that `netsum top` is looked at in",
+}];
 
-/// What netsum is compared with: modules of Debian's own Python, and what peers in virtual environments need beside them.
+/// What netsum is compared with: modules of Debian's own Python, and what peers in virtual
+/// environments need beside them.
 const RIVALS: [Tool; 5] = [
     Tool { program: "mpirun", package: "openmpi-bin", purpose: "starts Open MPI's ranks" },
     TORCH[0],
@@ -166,7 +179,12 @@ pub fn require_torch() -> Result<()> {
 /// # Errors
 /// What is missing and cannot be had.
 pub fn require_prometheus() -> Result<()> {
-    fetch("prometheus", "prometheus", &["prometheus", "promtool"], "tests of the metrics: about 20 MB")
+    fetch(
+        "prometheus",
+        "prometheus",
+        &["prometheus", "promtool"],
+        "tests of the metrics: about 20 MB",
+    )
 }
 
 /// Makes the machine ready for tests that start etcd.
@@ -177,8 +195,8 @@ pub fn require_etcd() -> Result<()> {
     fetch("etcd", "etcd-server", &["etcd"], "tests of fabric managers: about 10 MB")
 }
 
-/// Fetches Debian's package with these programs into a folder of cargo's target folder. It is unpacked and not installed: to install it
-/// would start a service on this machine.
+/// Fetches Debian's package with these programs into a folder of cargo's target folder. It is
+/// unpacked and not installed: to install it would start a service on this machine.
 fn fetch(folder: &str, package: &str, programs: &[&str], purpose: &str) -> Result<()> {
     let target = paths::target_dir()?;
     let (to, bin) = (target.join(folder), Path::new("usr/bin"));
@@ -195,12 +213,16 @@ fn fetch(folder: &str, package: &str, programs: &[&str], purpose: &str) -> Resul
     let archive = Archive::open(&fetched.path().join("apt"), &[&debian::codename()?])
         .with_context(|| package.to_owned())?;
     let unpacked = fetched.path().join("unpacked");
-    archive.download(&[package])?.iter().try_for_each(|package| debian::unpack(package, &unpacked))?;
+    archive
+        .download(&[package])?
+        .iter()
+        .try_for_each(|package| debian::unpack(package, &unpacked))?;
     drop(std::fs::remove_dir_all(&to));
     std::fs::rename(unpacked, &to).with_context(|| to.display().to_string())
 }
 
-/// Installs what comparisons with others who all-reduce need, as far as it can be had; says what cannot.
+/// Installs what comparisons with others who all-reduce need, as far as it can be had; says what
+/// cannot.
 pub fn install_rivals() {
     for tool in &RIVALS {
         if let Err(error) = install(std::slice::from_ref(tool)) {
@@ -219,7 +241,10 @@ fn install(tools: &[Tool]) -> Result<()> {
         bail!("not installed, and there is no apt-get to install it: {}", packages.join(", "));
     }
     for tool in &missing {
-        println!("installing the Debian package {}: `{}` {}", tool.package, tool.program, tool.purpose);
+        println!(
+            "installing the Debian package {}: `{}` {}",
+            tool.package, tool.program, tool.purpose
+        );
     }
     let apt = |args: &[&str]| -> Result<()> {
         let out = Command::new("apt-get")
@@ -241,7 +266,8 @@ fn install(tools: &[Tool]) -> Result<()> {
 
 fn can_make_namespaces() -> Result<()> {
     // In a thread of its own, which takes the namespace with it when it ends.
-    let tried = std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join();
+    let tried =
+        std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join();
     match tried {
         Ok(Ok(())) => Ok(()),
         Ok(Err(e)) => bail!("this machine lets us make no network namespaces: {e}"),

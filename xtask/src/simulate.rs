@@ -18,7 +18,15 @@ pub struct SimulateArgs {
 /// If it cannot be built, or if anything did not hold in any case.
 pub fn run(args: &SimulateArgs) -> Result<()> {
     let status = paths::cargo()?
-        .args(["run", "--quiet", "--release", "--package", "netsum-collective", "--features", "simulator"])
+        .args([
+            "run",
+            "--quiet",
+            "--release",
+            "--package",
+            "netsum-collective",
+            "--features",
+            "simulator",
+        ])
         .args(["--bin", "netsum-sim", "--"])
         .args(&args.args)
         .status()

@@ -20,15 +20,17 @@ pub struct SoakArgs {
     /// Sums of fragments that the box releases before it is over.
     #[arg(long, default_value_t = 1_000_000)]
     fragments: u64,
-    /// All-reduces for so long, as 90s, 5m or 1h, over slow links that lose packets, one of which goes down again and again, beside a TCP
-    /// stream. Ctrl-C ends it sooner, with its summary.
+    /// All-reduces for so long, as 90s, 5m or 1h, over slow links that lose packets, one of which
+    /// goes down again and again, beside a TCP stream. Ctrl-C ends it sooner, with its summary.
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10m", value_parser = duration)]
     #[arg(conflicts_with_all = ["fragments", "vm", "boxes"])]
     wire: Option<Duration>,
-    /// Kernels' Soft-RoCE in virtual machines in place of netsum's own hosts: rings of 3 and 4, with and without the box and loss.
+    /// Kernels' Soft-RoCE in virtual machines in place of netsum's own hosts: rings of 3 and 4,
+    /// with and without the box and loss.
     #[arg(long, conflicts_with = "fragments")]
     vm: bool,
-    /// Boxes that are virtual machines: every kernel with every driver, under all that a port can meet. Writes the table of the book.
+    /// Boxes that are virtual machines: every kernel with every driver, under all that a port can
+    /// meet. Writes the table of the book.
     #[arg(long, conflicts_with_all = ["fragments", "vm"])]
     boxes: bool,
     /// With --vm: messages that each rank sends in each ring.
@@ -40,7 +42,8 @@ pub struct SoakArgs {
     /// With --vm: the machines' kernel, 6.1, 6.12 or newest; the first two in turn if not given.
     #[arg(long, requires = "vm")]
     kernel: Option<Kernel>,
-    /// With --vm: so many short rings with loss and a short timer instead, none of which may stand still without a reason.
+    /// With --vm: so many short rings with loss and a short timer instead, none of which may stand
+    /// still without a reason.
     #[arg(long, requires = "vm", conflicts_with_all = ["messages", "with_loss"], value_parser = clap::value_parser!(u32).range(1..))]
     rings: Option<u32>,
     /// With --rings: the queue pairs' timeout, 4.096 us * 2^this.
@@ -65,7 +68,11 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     if !args.vm {
         setup::require_bpf()?;
         let fragments = args.fragments.to_string();
-        return long("faults", "a_long_run_at_one_percent_loss", &[("NETSUM_SOAK_FRAGMENTS", fragments)]);
+        return long(
+            "faults",
+            "a_long_run_at_one_percent_loss",
+            &[("NETSUM_SOAK_FRAGMENTS", fragments)],
+        );
     }
     let kernels = args.kernel.map_or(Kernel::ALL.to_vec(), |kernel| vec![kernel]);
     setup::require_vms(&kernels)?;
@@ -92,11 +99,15 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     )
 }
 
-/// In a process group of its own, so that Ctrl-C ends neither ranks nor daemon: its input ends in place of that.
+/// In a process group of its own, so that Ctrl-C ends neither ranks nor daemon: its input ends in
+/// place of that.
 fn wire(time: Duration) -> Result<()> {
     setup::require_bpf()?;
     let mut command = command("soak", "sums_over_links_that_lose_and_flap_are_right_however_long")?;
-    command.env("NETSUM_SOAK_WIRE", time.as_secs().to_string()).stdin(Stdio::piped()).process_group(0);
+    command
+        .env("NETSUM_SOAK_WIRE", time.as_secs().to_string())
+        .stdin(Stdio::piped())
+        .process_group(0);
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
     signals.thread_block()?;
@@ -138,7 +149,8 @@ fn boxes() -> Result<()> {
 
 /// Runs one test of a program; the environment tells it to take its time.
 fn long(program: &str, test: &str, env: &[(&str, String)]) -> Result<()> {
-    let status = command(program, test)?.envs(env.iter().map(|(name, value)| (name, value))).status()?;
+    let status =
+        command(program, test)?.envs(env.iter().map(|(name, value)| (name, value))).status()?;
     ensure!(status.success(), "the run has failed: {status}");
     Ok(())
 }

@@ -24,7 +24,11 @@ impl Counts {
             let part = counts.split("; ").find(|part| part.ends_with(word))?;
             part.split(' ').next()?.parse().ok()
         };
-        Some(Self { passed: number(" passed")?, failed: number(" failed")?, ignored: number(" ignored")? })
+        Some(Self {
+            passed: number(" passed")?,
+            failed: number(" failed")?,
+            ignored: number(" ignored")?,
+        })
     }
 }
 
@@ -117,8 +121,12 @@ impl Tally {
     pub fn print(&self, took: Duration) {
         println!("\n{:<22} {:>7} {:>7} {:>7}", "tests", "passed", "failed", "skipped");
         for set in &self.sets {
-            let skip = set.reasons.iter().map(|reason| format!("  SKIP: {reason}")).collect::<String>();
-            println!("{:<22} {:>7} {:>7} {:>7}{skip}", set.name, set.passed, set.failed, set.skipped);
+            let skip =
+                set.reasons.iter().map(|reason| format!("  SKIP: {reason}")).collect::<String>();
+            println!(
+                "{:<22} {:>7} {:>7} {:>7}{skip}",
+                set.name, set.passed, set.failed, set.skipped
+            );
         }
         for failure in &self.failures {
             println!("FAILED {failure}");
@@ -129,7 +137,12 @@ impl Tally {
 
     fn total(&self) -> String {
         let sum = |of: fn(&Set) -> u32| self.sets.iter().map(of).sum::<u32>();
-        format!("{} passed, {} failed, {} skipped", sum(|s| s.passed), sum(|s| s.failed), sum(|s| s.skipped))
+        format!(
+            "{} passed, {} failed, {} skipped",
+            sum(|s| s.passed),
+            sum(|s| s.failed),
+            sum(|s| s.skipped)
+        )
     }
 }
 

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: every test there is, and what could not be run with the reason.
 //!
-//! One build of the whole workspace, then each test program on its own: the pure ones first, then those that need root and
-//! BPF, two of them beside each other. Each of these runs one test at a time, because they have timeouts of their own and two
-//! cores are soon busy.
+//! One build of the whole workspace, then each test program on its own: the pure ones first, then
+//! those that need root and BPF, two of them beside each other. Each of these runs one test at a
+//! time, because they have timeouts of their own and two cores are soon busy.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -27,7 +27,8 @@ pub struct TestArgs {
     /// Do not rebuild the BPF objects.
     #[arg(long)]
     no_rebuild: bool,
-    /// For the daily round: the pure tests, and of the others those that show soonest what is broken. Rebuilds no BPF objects.
+    /// For the daily round: the pure tests, and of the others those that show soonest what is
+    /// broken. Rebuilds no BPF objects.
     #[arg(long)]
     fast: bool,
     /// Whose PyTorch the Python package is tested with.
@@ -56,7 +57,8 @@ const ALONE: [&str; 14] = [
     "timing",
 ];
 
-/// The longest that one test program may take: twice what the slowest does on two cores that others use too.
+/// The longest that one test program may take: twice what the slowest does on two cores that others
+/// use too.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Runs `cargo xtask test`.
@@ -90,7 +92,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
                 Err(error) => tally.count("C", &program.title(), Err(error)),
             },
             Some(Ok(())) => tally.count("C", &program.title(), program.run(filter, false, TIMEOUT)),
-            None => tally.count("unit tests", &program.title(), program.run(filter, false, TIMEOUT)),
+            None => {
+                tally.count("unit tests", &program.title(), program.run(filter, false, TIMEOUT))
+            }
         }
     }
     if filter.is_none() {
@@ -104,7 +108,8 @@ pub fn run(args: &TestArgs) -> Result<()> {
         true => python::test(&mut tally, args.torch).and_then(|()| setup::require_bpf()),
         false => Ok(()),
     };
-    let torch_ready = match lab.iter().any(|program| needs_python(program) && program.needs_torch()) {
+    let torch_ready = match lab.iter().any(|program| needs_python(program) && program.needs_torch())
+    {
         true if !args.fast => setup::require_torch(),
         _ => Ok(()),
     };
@@ -116,11 +121,14 @@ pub fn run(args: &TestArgs) -> Result<()> {
         Ok(tests) => tests > 0,
         Err(_) => true,
     };
-    let vms_ready = if lab.iter().any(needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
+    let vms_ready =
+        if lab.iter().any(needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
     let terminal_ready = setup::require_bpf().and_then(|()| setup::require_terminal());
     // Not for a round that does without.
     let needs_prometheus = |program: &&TestProgram| {
-        program.needs_prometheus() && !is_left_out(program) && program.list(filter).is_ok_and(|n| n > 0)
+        program.needs_prometheus()
+            && !is_left_out(program)
+            && program.list(filter).is_ok_and(|n| n > 0)
     };
     let prometheus_ready = match lab.iter().any(needs_prometheus) {
         true => setup::require_bpf().and_then(|()| setup::require_prometheus()),
@@ -169,7 +177,8 @@ pub fn run(args: &TestArgs) -> Result<()> {
     Ok(())
 }
 
-/// Runs programs, two at a time: from the front and from the back, so that two with virtual machines do not meet.
+/// Runs programs, two at a time: from the front and from the back, so that two with virtual
+/// machines do not meet.
 fn side_by_side(programs: Vec<&TestProgram>, run: impl Fn(&TestProgram) + Sync) {
     let programs = Mutex::new(VecDeque::from(programs));
     let rest = || programs.lock().expect("nobody panics here");
@@ -180,8 +189,9 @@ fn side_by_side(programs: Vec<&TestProgram>, run: impl Fn(&TestProgram) + Sync) 
 }
 
 fn doc_tests(tally: &mut Tally) {
-    let result = paths::cargo()
-        .and_then(|mut cargo| Ok(cargo.args(["test", "--workspace", "--doc", "--quiet"]).output()?));
+    let result = paths::cargo().and_then(|mut cargo| {
+        Ok(cargo.args(["test", "--workspace", "--doc", "--quiet"]).output()?)
+    });
     let set = "examples in docs";
     match result {
         Ok(out) => {

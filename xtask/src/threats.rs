@@ -29,7 +29,8 @@ fn every_test_that_the_threat_model_names_exists() {
     let named = named(&text);
     assert!(named.len() > 30, "{} tests are named", named.len());
     for (file, name) in named {
-        let source = std::fs::read_to_string(root.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let source =
+            std::fs::read_to_string(root.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
         assert!(has_test(&source, name), "{file} has no test {name}");
     }
     // Every line of a table of attacks has one.
@@ -41,7 +42,8 @@ fn every_test_that_the_threat_model_names_exists() {
 
 #[test]
 fn a_function_that_is_no_test_does_not_count() {
-    let source = "#[test]\n#[ignore]\nfn one() {}\nfn two() {}\n#[tokio::test]\nasync fn three() {}";
+    let source =
+        "#[test]\n#[ignore]\nfn one() {}\nfn two() {}\n#[tokio::test]\nasync fn three() {}";
     assert!(has_test(source, "one") && has_test(source, "three"));
     assert!(!has_test(source, "two") && !has_test(source, "on") && !has_test(source, "four"));
 }

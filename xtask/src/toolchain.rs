@@ -1,6 +1,8 @@
-//! What building for BPF takes: a nightly compiler, bpf-linker, and the source of `core`. Sets up what is missing.
+//! What building for BPF takes: a nightly compiler, bpf-linker, and the source of `core`. Sets up
+//! what is missing.
 //!
-//! Nothing of it goes further than the target folder, but for a link from the nightly's sysroot to the source of `core`.
+//! Nothing of it goes further than the target folder, but for a link from the nightly's sysroot to
+//! the source of `core`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,20 +39,27 @@ impl Toolchain {
         let home = paths::target_dir()?.join("ebpf-toolchain");
         fs::create_dir_all(&home).with_context(|| home.display().to_string())?;
         let linker = bpf_linker(&home).with_context(|| format!("no bpf-linker {BPF_LINKER}"))?;
-        let library = rust_src(&home, Path::new(sysroot.trim())).context("no source of Rust's `core`")?;
+        let library =
+            rust_src(&home, Path::new(sysroot.trim())).context("no source of Rust's `core`")?;
         Ok(Self { linker, library, version })
     }
 }
 
-/// A command of the nightly toolchain, free of what `cargo run` has set for us and meant for stable.
+/// A command of the nightly toolchain, free of what `cargo run` has set for us and meant for
+/// stable.
 pub fn nightly(program: &str) -> Command {
     let mut command = Command::new(program);
     command.arg("+nightly");
     // A newcomer's nightly must not appear from a mere look at its version.
     command.env("RUSTUP_AUTO_INSTALL", "0");
-    for name in
-        ["RUSTUP_TOOLCHAIN", "LD_LIBRARY_PATH", "CARGO", "RUSTC", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"]
-    {
+    for name in [
+        "RUSTUP_TOOLCHAIN",
+        "LD_LIBRARY_PATH",
+        "CARGO",
+        "RUSTC",
+        "RUSTFLAGS",
+        "CARGO_ENCODED_RUSTFLAGS",
+    ] {
         command.env_remove(name);
     }
     command
@@ -68,11 +77,14 @@ fn bpf_linker(home: &Path) -> Result<PathBuf> {
             home.display()
         );
         output(
-            nightly("cargo").args(["install", "--quiet", "--locked", "--force", "--root"]).arg(home).args([
-                "--target-dir",
-                &home.join("build").display().to_string(),
-                &format!("bpf-linker@{BPF_LINKER}"),
-            ]),
+            nightly("cargo")
+                .args(["install", "--quiet", "--locked", "--force", "--root"])
+                .arg(home)
+                .args([
+                    "--target-dir",
+                    &home.join("build").display().to_string(),
+                    &format!("bpf-linker@{BPF_LINKER}"),
+                ]),
         )?;
     }
     Ok(linker)
@@ -114,5 +126,8 @@ fn unpacked_library(unpacked: &Path) -> Option<PathBuf> {
 fn download_rust_src(home: &Path, unpacked: &Path) -> Result<()> {
     println!("fetching the package rust-src of Debian {SUITE}: the source of `core` (about 65 MB)");
     let archive = Archive::open(&home.join("apt"), &[SUITE])?;
-    archive.download(&["rust-src"])?.iter().try_for_each(|package| debian::unpack(package, unpacked))
+    archive
+        .download(&["rust-src"])?
+        .iter()
+        .try_for_each(|package| debian::unpack(package, unpacked))
 }

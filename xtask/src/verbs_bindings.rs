@@ -89,7 +89,14 @@ pub fn run() -> Result<()> {
             .args(["--opaque-type", OPAQUE, "--blocklist-type", "_*(pthread|atomic)_.*"])
             .args(["--raw-line", "use libc::{pthread_cond_t, pthread_mutex_t};"])
             .args(["--dynamic-loading", "Verbs", "--dynamic-link-require-all"])
-            .args(["--rust-target", "1.85", "--rust-edition", "2024", "--formatter", "prettyplease"])
+            .args([
+                "--rust-target",
+                "1.85",
+                "--rust-edition",
+                "2024",
+                "--formatter",
+                "prettyplease",
+            ])
             .args(["--no-prepend-enum-name", "--no-derive-debug", "--no-doc-comments"])
             .args(["--disable-header-comment", "--", "-I"])
             .arg(root.join("usr/include"))
@@ -98,7 +105,8 @@ pub fn run() -> Result<()> {
             .env("LIBCLANG_PATH", root.join(LIBRARIES))
             .env("LD_LIBRARY_PATH", root.join(LIBRARIES)),
     )?;
-    let notice = notice(&fs::read_to_string(&header)?).context("no notice at the head of verbs.h")?;
+    let notice =
+        notice(&fs::read_to_string(&header)?).context("no notice at the head of verbs.h")?;
     let path = paths::root()?.join("worker/src/verbs/bindings.rs");
     fs::write(&path, format!("{}{notice}{ATTRIBUTES}\n{made}", head()))
         .with_context(|| path.display().to_string())?;
@@ -137,8 +145,12 @@ mod tests {
 
     #[test]
     fn the_notice_is_the_first_comment() {
-        let text = "/*\n * Copyright (c) somebody.\n *\n *   Redistribution\n */\n\n#ifndef X /* y */\n";
-        assert_eq!(notice(text).as_deref(), Some("//! Copyright (c) somebody.\n//!\n//! Redistribution\n"));
+        let text =
+            "/*\n * Copyright (c) somebody.\n *\n *   Redistribution\n */\n\n#ifndef X /* y */\n";
+        assert_eq!(
+            notice(text).as_deref(),
+            Some("//! Copyright (c) somebody.\n//!\n//! Redistribution\n")
+        );
         assert_eq!(notice("int x;"), None);
     }
 }

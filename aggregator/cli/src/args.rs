@@ -48,7 +48,12 @@ pub struct Cli {
 
 /// A line of a batch file: the command line without its options.
 #[derive(Parser, Debug)]
-#[command(name = "netsum", no_binary_name = true, infer_subcommands = true, disable_version_flag = true)]
+#[command(
+    name = "netsum",
+    no_binary_name = true,
+    infer_subcommands = true,
+    disable_version_flag = true
+)]
 pub struct Line {
     /// What to do.
     #[command(subcommand)]
@@ -122,14 +127,16 @@ pub enum Command {
         #[arg(long, default_value = "1s", value_parser = humantime::parse_duration, value_name = "TIME")]
         watch: Duration,
     },
-    /// Jobs, ranks, rings and ports at work, live: throughput, how long sums take, who is last. `q` ends it, `?` shows the keys.
+    /// Jobs, ranks, rings and ports at work, live: throughput, how long sums take, who is last. `q`
+    /// ends it, `?` shows the keys.
     Top {
-        /// Boxes and links of a fabric, at its manager's socket: which answer, what they sum, what links carry.
+        /// Boxes and links of a fabric, at its manager's socket: which answer, what they sum, what
+        /// links carry.
         #[arg(long)]
         fabric: bool,
     },
-    /// A job watched for a while, as one HTML file: throughput, how long sums take, how late each rank comes and who is last,
-    /// drops by reason.
+    /// A job watched for a while, as one HTML file: throughput, how long sums take, how late each
+    /// rank comes and who is last, drops by reason.
     Report {
         /// The job.
         job: String,
@@ -140,13 +147,16 @@ pub enum Command {
         #[arg(short = 'o', long, value_name = "FILE")]
         output: PathBuf,
     },
-    /// Single packets, and what the box made of each: one line for every program that a packet meets, until interrupted.
+    /// Single packets, and what the box made of each: one line for every program that a packet
+    /// meets, until interrupted.
     #[command(long_about = TRACE_HELP)]
     Trace(TraceArgs),
-    /// What would the box do with captured frames? Runs them through a copy of its programs and maps, and explains.
+    /// What would the box do with captured frames? Runs them through a copy of its programs and
+    /// maps, and explains.
     #[command(long_about = SIMULATE_HELP)]
     Simulate(SimulateArgs),
-    /// Is this machine fit for netsum? Looks at the kernel, the bridge and its ports, and says how to mend what is wrong.
+    /// Is this machine fit for netsum? Looks at the kernel, the bridge and its ports, and says how
+    /// to mend what is wrong.
     Check {
         /// The configuration that names the ports.
         #[arg(long, value_name = "FILE", conflicts_with = "bridge")]
@@ -155,7 +165,8 @@ pub enum Command {
         #[arg(long, value_name = "NAME")]
         bridge: Option<String>,
     },
-    /// By which trees would jobs sum in a network that a file describes, how fast, and what holds them back? Asks no daemon.
+    /// By which trees would jobs sum in a network that a file describes, how fast, and what holds
+    /// them back? Asks no daemon.
     #[command(long_about = PLAN_HELP)]
     Plan(PlanArgs),
     /// Many commands at once.
@@ -169,13 +180,14 @@ pub enum Command {
         /// Configuration file; see netsum.example.toml.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        /// Drop what an earlier daemon has left. Connections of its jobs that are still at work get each other's data unsummed: an
-        /// application that does not check takes it for sums.
+        /// Drop what an earlier daemon has left. Connections of its jobs that are still at work get
+        /// each other's data unsummed: an application that does not check takes it for sums.
         #[arg(long)]
         reset: bool,
-        /// Take the programs off the ports when the daemon is told to end, whoever is at work. Without this they stay as long as
-        /// connections may still send, and drop what these send; the next daemon takes them over. With it, what is sent arrives
-        /// unsummed, and an application that does not check takes it for sums.
+        /// Take the programs off the ports when the daemon is told to end, whoever is at work.
+        /// Without this they stay as long as connections may still send, and drop what these send;
+        /// the next daemon takes them over. With it, what is sent arrives unsummed, and an
+        /// application that does not check takes it for sums.
         #[arg(long)]
         detach_now: bool,
     },
@@ -190,19 +202,21 @@ pub enum FabricCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Show its boxes and the links between them. Give the manager's --socket, as /run/netsum/fabric.sock.
+    /// Show its boxes and the links between them. Give the manager's --socket, as
+    /// /run/netsum/fabric.sock.
     #[command(visible_alias = "list")]
     Show,
-    /// Ask all boxes now: for each port, who is at the other end of its cable, whether both ends hear each other, the rate, and both
-    /// ends' MTUs.
+    /// Ask all boxes now: for each port, who is at the other end of its cable, whether both ends
+    /// hear each other, the rate, and both ends' MTUs.
     Probe {
-        /// Measure links first, those that no job has its rings on: frames in a row go over each, both ways, 2 MiB and a fifth of a second
-        /// at most, four times. Plans count with what comes in where it differs from what is known by more than 10 %.
+        /// Measure links first, those that no job has its rings on: frames in a row go over each,
+        /// both ways, 2 MiB and a fifth of a second at most, four times. Plans count with what
+        /// comes in where it differs from what is known by more than 10 %.
         #[arg(long)]
         measure: bool,
     },
-    /// Empty a box for maintenance: it gets no new rings. Jobs that other boxes can sum move there, with one pause; the rest end where
-    /// they are. `fabric show` says when it is drained.
+    /// Empty a box for maintenance: it gets no new rings. Jobs that other boxes can sum move there,
+    /// with one pause; the rest end where they are. `fabric show` says when it is drained.
     Drain {
         /// The box.
         #[arg(value_name = "BOX")]
@@ -211,7 +225,8 @@ pub enum FabricCommand {
         #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
         reason: String,
     },
-    /// Show which boxes are below which, and the hosts below them, as the boxes see them; also for schedulers.
+    /// Show which boxes are below which, and the hosts below them, as the boxes see them; also for
+    /// schedulers.
     Topology(TopologyArgs),
     /// A job's trees.
     Job {
@@ -237,8 +252,8 @@ pub enum FabricCommand {
 /// What a fabric's manager says of a job.
 #[derive(Subcommand, Debug)]
 pub enum FabricJobCommand {
-    /// Show which boxes sum it, and how many of its rings each; what its share of all links would be by the plan for all jobs that are
-    /// there; and what its links carry.
+    /// Show which boxes sum it, and how many of its rings each; what its share of all links would
+    /// be by the plan for all jobs that are there; and what its links carry.
     Show {
         /// The job.
         job: String,
@@ -254,10 +269,12 @@ pub struct TopologyArgs {
     /// A picture of boxes and links, with the rates that the boxes know.
     #[arg(long, group = "form")]
     pub svg: bool,
-    /// Slurm's topology.yaml, for its tree plugin. Of several boxes above a leaf it has the one that is above most.
+    /// Slurm's topology.yaml, for its tree plugin. Of several boxes above a leaf it has the one
+    /// that is above most.
     #[arg(long, group = "form")]
     pub slurm: bool,
-    /// Labels of nodes for Kueue's topology-aware scheduling, as commands: netsum.dev/block and netsum.dev/rack.
+    /// Labels of nodes for Kueue's topology-aware scheduling, as commands: netsum.dev/block and
+    /// netsum.dev/rack.
     #[arg(long, group = "form")]
     pub kueue: bool,
     /// A topology for `netsum plan --topology`, with the rates that the boxes know.
@@ -293,7 +310,8 @@ pub struct SimulateArgs {
     /// All frames come in by this port.
     #[arg(long, value_name = "IFNAME", conflicts_with = "map")]
     pub port: Option<String>,
-    /// Frames of an interface of the file come in by a port: `eth0=port1`. May be given several times.
+    /// Frames of an interface of the file come in by a port: `eth0=port1`. May be given several
+    /// times.
     #[arg(long, value_name = "INTERFACE=PORT", value_parser = pair)]
     pub map: Vec<(String, String)>,
     /// Begin with empty slots and no learned MAC addresses, as right after all flows were there.
@@ -316,8 +334,8 @@ pub struct PlanArgs {
     /// The network, as TOML.
     #[arg(long, value_name = "FILE")]
     pub topology: PathBuf,
-    /// A job, its hosts and its priority, which is 0 without: `train=h0,h1,h2@1`; `train=*` has all hosts. May be given several times. Without:
-    /// one job of all hosts.
+    /// A job, its hosts and its priority, which is 0 without: `train=h0,h1,h2@1`; `train=*` has all
+    /// hosts. May be given several times. Without: one job of all hosts.
     #[arg(long = "job", value_name = "JOB=HOST,..[@PRIORITY]")]
     pub jobs: Vec<String>,
     /// Path MTU of the jobs: packets have headers, so links carry less where it is small.
@@ -363,7 +381,8 @@ pub struct TraceArgs {
     /// What one rank sends, and the results that it gets.
     #[arg(long, value_parser = number, value_name = "K")]
     pub rank: Option<u32>,
-    /// With one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or `work` for all of a kind.
+    /// With one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or `work` for all
+    /// of a kind.
     #[arg(long, value_delimiter = ',', value_name = "COUNTER")]
     pub verdict: Vec<String>,
     /// As one program sees them: `ingress`, `aggregate` or `egress`.
@@ -372,8 +391,8 @@ pub struct TraceArgs {
     /// End after so many.
     #[arg(long, short = 'c', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Write whole frames to a pcapng file, with the verdict as each packet's comment, in place of text; `-` is standard
-    /// output.
+    /// Write whole frames to a pcapng file, with the verdict as each packet's comment, in place of
+    /// text; `-` is standard output.
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
     /// Of each frame only so many bytes; 128, which all headers fit, at least.
@@ -408,12 +427,14 @@ pub enum JobCommand {
         #[arg(value_name = "JOB")]
         name: String,
     },
-    /// Delete a job. Data that its connections still send is dropped, until nothing has come on them for an hour.
+    /// Delete a job. Data that its connections still send is dropped, until nothing has come on
+    /// them for an hour.
     Delete {
         /// The job.
         #[arg(value_name = "JOB")]
         name: String,
-        /// Its ranks have ended: forget their connections at once, so that their queue pair numbers can be used for others.
+        /// Its ranks have ended: forget their connections at once, so that their queue pair numbers
+        /// can be used for others.
         #[arg(long)]
         gone: bool,
     },
@@ -425,7 +446,8 @@ pub enum SpreadCommand {
     /// Show the uplinks, their flows, and what these have sent.
     #[command(visible_alias = "list")]
     Show,
-    /// Have a flow go by an uplink from now on; by another one only when that has no carrier or no route.
+    /// Have a flow go by an uplink from now on; by another one only when that has no carrier or no
+    /// route.
     Pin {
         #[command(flatten)]
         flow: Ends,
@@ -485,19 +507,20 @@ pub enum FlowCommand {
         #[command(flatten)]
         flow: api::Flow,
     },
-    /// Register the connections of netsum's own ranks that were started with --peers, without a daemon: on each of several boxes
-    /// that sum for one job, or on one.
+    /// Register the connections of netsum's own ranks that were started with --peers, without a
+    /// daemon: on each of several boxes that sum for one job, or on one.
     Peers {
         /// The job.
         job: String,
         /// The addresses of all ranks, in rank order: as the ranks have them.
         #[arg(long, value_delimiter = ',', required = true, value_name = "IP,..")]
         peers: Vec<IpAddr>,
-        /// The port of each member of the job here, in the order that `netsum job show` has them. Of a job that this box sums alone,
-        /// that of each rank. The way up may be left out.
+        /// The port of each member of the job here, in the order that `netsum job show` has them.
+        /// Of a job that this box sums alone, that of each rank. The way up may be left out.
         #[arg(long, value_delimiter = ',', required = true, value_name = "IFNAME,..")]
         ports: Vec<String>,
-        /// Which of the ranks' rings the job's here are, where this box is the parent of a part of them, like 0-1. Not given: all.
+        /// Which of the ranks' rings the job's here are, where this box is the parent of a part of
+        /// them, like 0-1. Not given: all.
         #[arg(long, value_parser = range, value_name = "FIRST-LAST")]
         rings: Option<Group>,
     },
@@ -626,14 +649,20 @@ mod tests {
     fn show_and_list_and_an_object_alone_and_prefixes_are_the_same() {
         for line in ["netsum j s", "netsum job list", "netsum jo l", "netsum -j job show"] {
             assert!(
-                matches!(parsed(line), Command::Job { command: Some(JobCommand::Show { name: None, .. }) }),
+                matches!(
+                    parsed(line),
+                    Command::Job { command: Some(JobCommand::Show { name: None, .. }) }
+                ),
                 "{line}"
             );
         }
         assert!(matches!(parsed("netsum job"), Command::Job { command: None }));
         for line in ["netsum po s", "netsum port list", "netsum port show"] {
             assert!(
-                matches!(parsed(line), Command::Port { command: Some(PortCommand::Show { port: None }) }),
+                matches!(
+                    parsed(line),
+                    Command::Port { command: Some(PortCommand::Show { port: None }) }
+                ),
                 "{line}"
             );
         }
@@ -672,7 +701,9 @@ mod tests {
             assert_eq!(job(line).as_deref(), Some("train"), "{line}");
         }
         assert_eq!(job("netsum stats --job show").as_deref(), Some("show"));
-        for wrong in ["netsum stats --interval 0s", "netsum stats --count 3", "netsum stats a --job b"] {
+        for wrong in
+            ["netsum stats --interval 0s", "netsum stats --count 3", "netsum stats a --job b"]
+        {
             assert!(Cli::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
         }
     }

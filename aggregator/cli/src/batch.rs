@@ -19,16 +19,26 @@ struct Work {
 }
 
 /// Carries out a file's commands until one fails.
-pub async fn file(path: &Path, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
-    let name = if path.as_os_str() == "-" { "standard input".into() } else { path.display().to_string() };
+pub async fn file(
+    path: &Path,
+    format: Format,
+    client: &mut Client,
+    out: &mut impl Write,
+) -> Result<()> {
+    let name =
+        if path.as_os_str() == "-" { "standard input".into() } else { path.display().to_string() };
     let text = read(path).map_err(|e| Failure::new(Kind::Failed, format!("{name}: {e}")))?;
     let mut entries = Vec::new();
     let mut failed = None;
-    for line in lines(&text).map_err(|(n, why)| Failure::new(Kind::Usage, format!("{name}:{n}: {why}")))? {
+    for line in
+        lines(&text).map_err(|(n, why)| Failure::new(Kind::Usage, format!("{name}:{n}: {why}")))?
+    {
         let mut printed = Vec::new();
         let result = match format {
             Format::Text => carry_out(&line.words, format, client, out).await,
-            Format::Json | Format::Pretty => carry_out(&line.words, Format::Json, client, &mut printed).await,
+            Format::Json | Format::Pretty => {
+                carry_out(&line.words, Format::Json, client, &mut printed).await
+            }
         };
         let error = result.as_ref().err().map(|e| e.message.clone());
         entries.push(BatchEntry {
@@ -59,7 +69,9 @@ async fn carry_out(
     let command = match Line::try_parse_from(words) {
         Ok(line) => line.command,
         // Help that was asked for is no mistake.
-        Err(e) if !e.use_stderr() && format == Format::Text => return Ok(write!(out, "{}", e.render())?),
+        Err(e) if !e.use_stderr() && format == Format::Text => {
+            return Ok(write!(out, "{}", e.render())?);
+        }
         Err(e) if !e.use_stderr() => return Ok(()),
         Err(e) => {
             let text = e.to_string();
@@ -92,7 +104,8 @@ fn read(path: &Path) -> std::io::Result<String> {
     std::fs::read_to_string(path)
 }
 
-/// The words of each line, as a shell would split them; all lines are looked at before the first is carried out.
+/// The words of each line, as a shell would split them; all lines are looked at before the first is
+/// carried out.
 fn lines(text: &str) -> std::result::Result<Vec<Work>, (usize, &'static str)> {
     let mut all = Vec::new();
     for (i, line) in text.lines().enumerate() {
@@ -111,8 +124,10 @@ mod tests {
     #[test]
     fn lines_are_split_like_a_shells() {
         let found = lines("# all\n\njob create 'a b' # one\n  port   show\n").unwrap();
-        let words: Vec<(usize, Vec<&str>)> =
-            found.iter().map(|w| (w.number, w.words.iter().map(String::as_str).collect())).collect();
+        let words: Vec<(usize, Vec<&str>)> = found
+            .iter()
+            .map(|w| (w.number, w.words.iter().map(String::as_str).collect()))
+            .collect();
         assert_eq!(words, [(3, vec!["job", "create", "a b"]), (4, vec!["port", "show"])]);
         assert_eq!(lines("port show\njob 'x").err(), Some((2, "a quote is not closed")));
     }

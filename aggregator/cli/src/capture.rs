@@ -1,4 +1,5 @@
-//! Frames in files that other tools read and write: pcapng, with what netsum knows as comments, and pcap.
+//! Frames in files that other tools read and write: pcapng, with what netsum knows as comments, and
+//! pcap.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -38,7 +39,9 @@ impl Writer {
             Box::new(io::stdout())
         } else {
             let file = File::create(path);
-            Box::new(file.map_err(|e| Failure::new(Kind::Failed, format!("{}: {e}", path.display())))?)
+            Box::new(
+                file.map_err(|e| Failure::new(Kind::Failed, format!("{}: {e}", path.display())))?,
+            )
         };
         let mut writer = Self::new(to)?;
         writer.flush()?;
@@ -111,7 +114,8 @@ pub struct Captured {
 /// Reads a file in either format; `-` is standard input.
 ///
 /// # Errors
-/// If it is neither, or breaks off, or has something else than Ethernet frames; the message says in which packet.
+/// If it is neither, or breaks off, or has something else than Ethernet frames; the message says in
+/// which packet.
 pub fn read(path: &Path) -> Result<Vec<Captured>> {
     let named = |f: Failure| Failure::new(f.kind, format!("{}: {}", path.display(), f.message));
     let input: Box<dyn Read> = if path == Path::new("-") {
@@ -191,8 +195,9 @@ fn ethernet(link: DataLink) -> Result<()> {
     if link == DataLink::ETHERNET {
         return Ok(());
     }
-    let message =
-        format!("link type {link:?}: Ethernet frames are needed, captured on a port or a host's interface");
+    let message = format!(
+        "link type {link:?}: Ethernet frames are needed, captured on a port or a host's interface"
+    );
     Err(Failure::new(Kind::Failed, message))
 }
 
@@ -277,7 +282,8 @@ mod tests {
         let message = |bytes: &[u8]| read_from(bytes).unwrap_err().message;
         assert!(message(b"ab").contains("too short"));
         assert!(
-            message(b"#!/bin/sh and so on, long enough for any header").contains("neither pcap nor pcapng")
+            message(b"#!/bin/sh and so on, long enough for any header")
+                .contains("neither pcap nor pcapng")
         );
         // A pcap file of another link type: 113, Linux cooked.
         let mut header = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0].to_vec();

@@ -54,7 +54,8 @@ pub fn print(out: &mut impl Write, format: Format, checkup: &Checkup) -> Result<
             Level::Warning => styled("warning", FAIR),
             Level::Error => styled("error", BAD),
         };
-        let mut entry = Entry::new(vec![level, styled(format!("{}:", f.subject), NAME), plain(&f.found)]);
+        let mut entry =
+            Entry::new(vec![level, styled(format!("{}:", f.subject), NAME), plain(&f.found)]);
         if let Some(mend) = &f.mend {
             entry.attributes(0, vec![plain(mend)]);
         }

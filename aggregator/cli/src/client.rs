@@ -36,9 +36,10 @@ fn failure(status: Status) -> Failure {
         | Code::PermissionDenied
         | Code::Unauthenticated
         | Code::DeadlineExceeded => (Kind::Refused, status.message().to_owned()),
-        Code::Unimplemented => {
-            (Kind::Refused, "the daemon does not know that request: it is of an older version".into())
-        }
+        Code::Unimplemented => (
+            Kind::Refused,
+            "the daemon does not know that request: it is of an older version".into(),
+        ),
         Code::Unavailable | Code::Unknown if transport => {
             (Kind::NoDaemon, "the daemon has gone away before it answered".into())
         }
@@ -132,7 +133,8 @@ impl Client {
         Ok(said(self.admin.list_ports(api::ListPortsRequest::default()).await)?.ports)
     }
 
-    /// The boxes of a fabric; the hosts below them if asked for; and whether links are to be measured first.
+    /// The boxes of a fabric; the hosts below them if asked for; and whether links are to be
+    /// measured first.
     pub async fn show_fabric(&mut self, hosts: bool, measure: bool) -> Result<api::Fabric> {
         log::debug!("ShowFabric");
         said(self.admin.show_fabric(api::ShowFabricRequest { hosts, measure }).await)
@@ -158,7 +160,11 @@ impl Client {
     }
 
     /// Slots of a job that are in use.
-    pub async fn show_slots(&mut self, job: String, ring: Option<u32>) -> Result<api::ShowSlotsReply> {
+    pub async fn show_slots(
+        &mut self,
+        job: String,
+        ring: Option<u32>,
+    ) -> Result<api::ShowSlotsReply> {
         log::debug!("ShowSlots {job}");
         said(self.admin.show_slots(api::ShowSlotsRequest { job, ring }).await)
     }
@@ -200,7 +206,8 @@ impl Traces {
     /// The next ones, and how many were lost before them; `None` when the daemon has ended.
     pub async fn next(&mut self) -> Result<Option<api::TraceReply>> {
         self.0.message().await.map_err(|status| {
-            // What breaks off in the middle has an I/O error behind it; what the daemon says has none.
+            // What breaks off in the middle has an I/O error behind it; what the daemon says has
+            // none.
             if status.source().is_some() {
                 Failure::new(Kind::NoDaemon, "the daemon has gone away")
             } else {

@@ -4,8 +4,8 @@ use std::io::{BufRead, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::args::{
-    Command, FabricCommand, FabricJobCommand, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand,
-    ShowStats, SlotCommand, SpreadCommand, StatsCommand, TenantCommand,
+    Command, FabricCommand, FabricJobCommand, FlowCommand, JobCommand, PortCommand, ProgCommand,
+    RingCommand, ShowStats, SlotCommand, SpreadCommand, StatsCommand, TenantCommand,
 };
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
@@ -18,14 +18,21 @@ fn token(mut input: impl BufRead) -> Result<String> {
     let mut line = String::new();
     let read = input.read_line(&mut line);
     match line.trim() {
-        _ if read.is_err() => Err(Failure::new(Kind::Failed, "--token -: standard input cannot be read")),
+        _ if read.is_err() => {
+            Err(Failure::new(Kind::Failed, "--token -: standard input cannot be read"))
+        }
         "" => Err(Failure::new(Kind::Failed, "--token -: standard input has none")),
         token => Ok(token.to_owned()),
     }
 }
 
 /// Carries out one command.
-pub async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
+pub async fn one(
+    command: Command,
+    format: Format,
+    client: &mut Client,
+    out: &mut impl Write,
+) -> Result<()> {
     match command {
         Command::Run { .. }
         | Command::Fabric(FabricCommand::Run { .. })
@@ -35,8 +42,7 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
         | Command::Top { .. }
         | Command::Trace(_)
         | Command::Simulate(_) => {
-            let message =
-                "`run`, `fabric run`, `batch`, `check`, `plan`, `top`, `trace` and `simulate` stand alone";
+            let message = "`run`, `fabric run`, `batch`, `check`, `plan`, `top`, `trace` and `simulate` stand alone";
             Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(mut job)) } => {
@@ -70,7 +76,8 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             let flows = peers::flows(&shown, &peers, &ports, rings)
                 .map_err(|why| Failure::new(Kind::Refused, why))?;
             // So that it can be said again, when one was refused.
-            let missing: Vec<_> = flows.into_iter().filter(|f| !peers::is_there(&shown, f)).collect();
+            let missing: Vec<_> =
+                flows.into_iter().filter(|f| !peers::is_there(&shown, f)).collect();
             let mut with = shown;
             for flow in missing {
                 with = client.add_flow(job.clone(), flow).await?;
@@ -101,7 +108,9 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             let fabric = client.show_fabric(false, false).await?;
             trees::show(out, format, &fabric, client.list_jobs().await?, &job)
         }
-        Command::Fabric(FabricCommand::Drain { name, reason }) => client.drain_box(name, Some(reason)).await,
+        Command::Fabric(FabricCommand::Drain { name, reason }) => {
+            client.drain_box(name, Some(reason)).await
+        }
         Command::Fabric(FabricCommand::Undrain { name }) => client.drain_box(name, None).await,
         Command::Spread { command: None | Some(SpreadCommand::Show) } => {
             spread::show(out, format, client.show_spread().await?)
@@ -109,7 +118,9 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
         Command::Spread { command: Some(SpreadCommand::Pin { flow, uplink }) } => {
             client.pin_flow(flow, Some(uplink)).await
         }
-        Command::Spread { command: Some(SpreadCommand::Unpin { flow }) } => client.pin_flow(flow, None).await,
+        Command::Spread { command: Some(SpreadCommand::Unpin { flow }) } => {
+            client.pin_flow(flow, None).await
+        }
         Command::Tenant { command } => {
             let wanted = command.and_then(|TenantCommand::Show { tenant }| tenant);
             let all = client.list_tenants().await?;
@@ -124,18 +135,26 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             programs.programs = only(programs.programs, "NAME", wanted, |p| &p.name)?;
             print::programs(out, format, programs)
         }
-        Command::Diagnose { job, watch } | Command::Fabric(FabricCommand::Diagnose { job, watch }) => {
+        Command::Diagnose { job, watch }
+        | Command::Fabric(FabricCommand::Diagnose { job, watch }) => {
             let watch_ms = u32::try_from(watch.as_millis()).unwrap_or(u32::MAX);
             diagnosis::diagnosis(out, format, client.diagnose(job, watch_ms).await?)
         }
-        Command::Report { job, watch, output } => report::run(out, format, client, job, watch, &output).await,
+        Command::Report { job, watch, output } => {
+            report::run(out, format, client, job, watch, &output).await
+        }
         Command::Stats { command: Some(StatsCommand::Show(show)), .. }
         | Command::Stats { command: None, show } => stats(show, format, client, out).await,
     }
 }
 
 /// All objects, or the one with the name that is wanted.
-fn only<T>(all: Vec<T>, what: &str, wanted: Option<String>, name: impl Fn(&T) -> &String) -> Result<Vec<T>> {
+fn only<T>(
+    all: Vec<T>,
+    what: &str,
+    wanted: Option<String>,
+    name: impl Fn(&T) -> &String,
+) -> Result<Vec<T>> {
     let Some(wanted) = wanted else { return Ok(all) };
     let names: Vec<&str> = all.iter().map(|t| name(t).as_str()).collect();
     let message = format!("{what} `{wanted}`: there are {}", names.join(", "));
@@ -144,10 +163,17 @@ fn only<T>(all: Vec<T>, what: &str, wanted: Option<String>, name: impl Fn(&T) ->
 }
 
 /// Counters once, or rates time and again.
-async fn stats(show: ShowStats, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
+async fn stats(
+    show: ShowStats,
+    format: Format,
+    client: &mut Client,
+    out: &mut impl Write,
+) -> Result<()> {
     let job = show.job.or(show.named).unwrap_or_default();
     let mut before = client.stats(job.clone()).await?;
-    let Some(interval) = show.interval else { return print::stats(out, format, &before, !job.is_empty()) };
+    let Some(interval) = show.interval else {
+        return print::stats(out, format, &before, !job.is_empty());
+    };
     let mut printer = rates::Printer::new(format);
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -121,7 +121,8 @@ impl From<api::Diagnosis> for Diagnosis {
             credit: r.credit,
             ranks: r.ranks.into_iter().map(Rank::from).collect(),
         };
-        let finding = |f: api::Finding| Finding { ring: f.ring, rank: f.rank, what: f.what, next: f.next };
+        let finding =
+            |f: api::Finding| Finding { ring: f.ring, rank: f.rank, what: f.what, next: f.next };
         Self {
             job: d.job,
             state,
@@ -183,7 +184,8 @@ pub fn diagnosis(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Res
         r.ranks.iter().try_for_each(|rank| rank_line(out, rank, r.credit))?;
     }
     if !d.drops.is_empty() {
-        let drops: Vec<String> = d.drops.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let drops: Vec<String> =
+            d.drops.iter().map(|(name, value)| format!("{name} {value}")).collect();
         writeln!(out, "{FAIR}dropped:{FAIR:#} {}", drops.join("  "))?;
     }
     for f in &d.findings {

@@ -67,7 +67,8 @@ pub struct Probe {
     pub port: String,
     /// It is up and has a carrier.
     pub up: bool,
-    /// BOX/PORT of the other end, or what a neighbour that is no box's calls itself; empty where neither hears the other.
+    /// BOX/PORT of the other end, or what a neighbour that is no box's calls itself; empty where
+    /// neither hears the other.
     pub neighbour: String,
     /// The neighbour is no box of the fabric.
     pub foreign: bool,
@@ -142,7 +143,8 @@ pub fn links(links: &[Link]) -> impl Iterator<Item = Entry> {
     links.iter().map(move |l| {
         let state = if l.up { plain("up") } else { styled("down", FAIR) };
         let mut entry = Entry::new(vec![name(&l.below), plain(format!("to {}", l.above)), state]);
-        let mut facts = vec![attribute("rate", text(l.rate)), attribute("nominal", text(l.nominal))];
+        let mut facts =
+            vec![attribute("rate", text(l.rate)), attribute("nominal", text(l.nominal))];
         facts.extend(l.measured.map(|rate| attribute("measured", text(rate))));
         facts.extend(l.unmeasured.as_ref().map(|why| plain(format!("not measured: {why}"))));
         facts.extend(l.trouble.as_ref().map(|trouble| styled(trouble.clone(), FAIR)));
@@ -165,7 +167,10 @@ pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result
             facts.push(plain(format!("jobs {}", b.jobs.join(", "))));
         }
         if let Some(reason) = &b.drain {
-            facts.push(styled(format!("{}: {reason}", if b.drained { "drained" } else { "draining" }), FAIR));
+            facts.push(styled(
+                format!("{}: {reason}", if b.drained { "drained" } else { "draining" }),
+                FAIR,
+            ));
         }
         entry.attributes(0, facts);
         entry
@@ -175,7 +180,12 @@ pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result
 }
 
 /// Ports, and links where they have been measured.
-pub fn probe(out: &mut impl Write, format: Format, fabric: api::Fabric, measured: bool) -> Result<()> {
+pub fn probe(
+    out: &mut impl Write,
+    format: Format,
+    fabric: api::Fabric,
+    measured: bool,
+) -> Result<()> {
     let cables: Vec<Link> = fabric.links.into_iter().filter(|_| measured).map(Link::from).collect();
     let ports: Vec<Probe> = fabric.ports.into_iter().map(Probe::from).collect();
     if format.json(out, &ports)? {
@@ -189,7 +199,11 @@ pub fn probe(out: &mut impl Write, format: Format, fabric: api::Fabric, measured
             (_, false, true) => styled("one way: this end does not hear it", FAIR),
             (_, false, false) => plain(if p.up { "no neighbour" } else { "down" }),
         };
-        let to = if p.neighbour.is_empty() { Vec::new() } else { vec![plain(format!("to {}", p.neighbour))] };
+        let to = if p.neighbour.is_empty() {
+            Vec::new()
+        } else {
+            vec![plain(format!("to {}", p.neighbour))]
+        };
         let mut entry = Entry::new([vec![name(&p.port)], to, vec![way]].concat());
         let mut facts = vec![plain(format!("MTU {}", p.mtu))];
         if p.neighbour_mtu > 0 && p.neighbour_mtu != p.mtu {
@@ -249,23 +263,24 @@ mod tests {
 
     #[test]
     fn ports_as_text() {
-        let port = |port: &str, neighbour: &str, [foreign, hears, heard]: [bool; 3], neighbour_mtu| {
-            let (port, neighbour) = (port.into(), neighbour.into());
-            let (up, rate, mtu) = (true, 10_000_000_000, 9000);
-            api::FabricPort {
-                port,
-                up,
-                rate,
-                mtu,
-                neighbour,
-                foreign,
-                hears,
-                heard,
-                neighbour_mtu,
-                rx_rate: 0,
-                tx_rate: 0,
-            }
-        };
+        let port =
+            |port: &str, neighbour: &str, [foreign, hears, heard]: [bool; 3], neighbour_mtu| {
+                let (port, neighbour) = (port.into(), neighbour.into());
+                let (up, rate, mtu) = (true, 10_000_000_000, 9000);
+                api::FabricPort {
+                    port,
+                    up,
+                    rate,
+                    mtu,
+                    neighbour,
+                    foreign,
+                    hears,
+                    heard,
+                    neighbour_mtu,
+                    rx_rate: 0,
+                    tx_rate: 0,
+                }
+            };
         let ports = vec![
             port("leaf0/swp1", "", [false; 3], 0),
             port("leaf0/swp8", "core Ethernet1 (02:00:00:00:00:07)", [true, true, false], 0),
@@ -274,7 +289,8 @@ mod tests {
             port("spine0/swp2", "leaf1/swp9", [false, false, true], 9000),
         ];
         let mut out = anstream::StripStream::new(Vec::new());
-        probe(&mut out, Format::Text, api::Fabric { ports, ..api::Fabric::default() }, false).unwrap();
+        probe(&mut out, Format::Text, api::Fabric { ports, ..api::Fabric::default() }, false)
+            .unwrap();
         insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());
     }
 }

@@ -31,9 +31,15 @@ impl Format {
     pub fn json(self, out: &mut impl Write, value: &impl Serialize) -> Result<bool> {
         match self {
             Self::Text => return Ok(false),
-            Self::Json => writeln!(out, "{}", serde_json::to_string(value).map_err(anyhow::Error::from)?)?,
+            Self::Json => {
+                writeln!(out, "{}", serde_json::to_string(value).map_err(anyhow::Error::from)?)?
+            }
             Self::Pretty => {
-                writeln!(out, "{}", serde_json::to_string_pretty(value).map_err(anyhow::Error::from)?)?;
+                writeln!(
+                    out,
+                    "{}",
+                    serde_json::to_string_pretty(value).map_err(anyhow::Error::from)?
+                )?;
             }
         }
         Ok(true)

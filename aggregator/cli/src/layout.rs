@@ -1,4 +1,5 @@
-//! Lines of text: an object has one line, its attributes lines of their own, indented; columns are aligned over all objects.
+//! Lines of text: an object has one line, its attributes lines of their own, indented; columns are
+//! aligned over all objects.
 
 use std::io::{self, Write};
 
@@ -57,7 +58,8 @@ impl Entry {
 /// Prints objects.
 pub fn print(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
     let heads = widths(entries.iter().map(|e| &e.head));
-    let kinds = entries.iter().flat_map(|e| &e.attributes).map(|(kind, _)| kind + 1).max().unwrap_or(0);
+    let kinds =
+        entries.iter().flat_map(|e| &e.attributes).map(|(kind, _)| kind + 1).max().unwrap_or(0);
     let of_kind = |kind: usize| {
         let lines = entries.iter().flat_map(|e| &e.attributes);
         widths(lines.filter(move |(k, _)| *k == kind).map(|(_, cells)| cells))
@@ -104,7 +106,8 @@ mod tests {
     #[test]
     fn columns_are_aligned_over_objects_and_nothing_trails() {
         let entry = |name: &str, mtu: u32| {
-            let mut entry = Entry::new(vec![styled(name, NAME), attribute("mtu", mtu), plain("end")]);
+            let mut entry =
+                Entry::new(vec![styled(name, NAME), attribute("mtu", mtu), plain("end")]);
             entry.attributes(0, vec![attribute("memory", mtu), plain("x")]);
             entry
         };

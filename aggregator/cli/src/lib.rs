@@ -1,4 +1,5 @@
-//! The command line of `netsum`, in bpftool's grammar: an object, then a command. It knows the daemon by its API alone.
+//! The command line of `netsum`, in bpftool's grammar: an object, then a command. It knows the
+//! daemon by its API alone.
 //!
 //! | module | what lives there |
 //! | --- | --- |

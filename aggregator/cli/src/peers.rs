@@ -8,8 +8,8 @@ use netsum_core::JobRing;
 use netsum_core::members::Group;
 use netsum_core::uplinks::Uplinks;
 
-/// The flows of a job that come by this box, of all its rings. `peers` are the ranks' addresses, `ports` those of the job's members, and
-/// `rings` are the ranks' that the job's here are.
+/// The flows of a job that come by this box, of all its rings. `peers` are the ranks' addresses,
+/// `ports` those of the job's members, and `rings` are the ranks' that the job's here are.
 ///
 /// # Errors
 /// What does not fit the job.
@@ -20,7 +20,12 @@ pub fn flows(
     rings: Option<Group>,
 ) -> Result<Vec<api::Flow>, String> {
     if peers.len() != job.ranks as usize {
-        return Err(format!("--peers: {} addresses; job {} has {} ranks", peers.len(), job.name, job.ranks));
+        return Err(format!(
+            "--peers: {} addresses; job {} has {} ranks",
+            peers.len(),
+            job.name,
+            job.ranks
+        ));
     }
     if let Some(rings) = rings.filter(|r| r.last - r.first + 1 != job.rings) {
         let has = job.rings;
@@ -34,7 +39,8 @@ pub fn flows(
     let senders = senders(job.ranks, &job.members);
     let uplinks: Option<Uplinks> = job.uplink.parse().ok().filter(|_| !job.uplink.is_empty());
     if ports.len() != senders.len() && !(uplinks.is_some() && ports.len() + 1 == senders.len()) {
-        let members = if job.members.is_empty() { "all ranks".to_owned() } else { job.members.join(", ") };
+        let members =
+            if job.members.is_empty() { "all ranks".to_owned() } else { job.members.join(", ") };
         return Err(format!(
             "--ports: {} ports; job {} has {} members: {members}",
             ports.len(),
@@ -64,11 +70,14 @@ pub fn flows(
 
 /// Whether a job has a flow already.
 pub fn is_there(job: &api::Job, flow: &api::Flow) -> bool {
-    let key = |f: &api::Flow| (f.ring, f.rank, f.port.clone(), f.src.clone(), f.dst.clone(), f.qpn, f.psn);
+    let key = |f: &api::Flow| {
+        (f.ring, f.rank, f.port.clone(), f.src.clone(), f.dst.clone(), f.qpn, f.psn)
+    };
     job.flows.iter().any(|had| key(had) == key(flow))
 }
 
-/// The rank whose connection is each member's: the last of a group, and for the way up the one before the first.
+/// The rank whose connection is each member's: the last of a group, and for the way up the one
+/// before the first.
 pub fn senders(ranks: u32, members: &[String]) -> Vec<u32> {
     let span = |member: &String| {
         let (first, last) = member.split_once('-').unwrap_or((member, member));
@@ -104,8 +113,9 @@ mod tests {
     fn a_leaf_has_the_flows_of_its_ranks_and_the_one_that_comes_down() {
         let flows = flows(&job(&["4", "5", "6", "7", "up"]), &peers(), &ports(5), None).unwrap();
         assert_eq!(flows.len(), 10);
-        let of =
-            |ring| flows.iter().filter(|f| f.ring == ring).map(|f| (f.rank, &*f.port)).collect::<Vec<_>>();
+        let of = |ring| {
+            flows.iter().filter(|f| f.ring == ring).map(|f| (f.rank, &*f.port)).collect::<Vec<_>>()
+        };
         assert_eq!(of(1), [(4, "swp0"), (5, "swp1"), (6, "swp2"), (7, "swp3"), (3, "swp4")]);
         let last = &flows[3];
         assert_eq!((&*last.src, &*last.dst), ("10.0.0.8", "10.0.0.1"));
@@ -125,7 +135,11 @@ mod tests {
 
     #[test]
     fn of_several_parents_each_ring_has_its_own() {
-        let leaf = api::Job { rings: 3, uplink: "swp9=2,swp10=1".into(), ..job(&["0", "1", "2", "3", "up"]) };
+        let leaf = api::Job {
+            rings: 3,
+            uplink: "swp9=2,swp10=1".into(),
+            ..job(&["0", "1", "2", "3", "up"])
+        };
         let below = flows(&leaf, &peers(), &ports(4), None).unwrap();
         let up: Vec<_> = below.iter().filter(|f| f.rank == 7).collect();
         assert_eq!(up.iter().map(|f| &*f.port).collect::<Vec<_>>(), ["swp9", "swp9", "swp10"]);

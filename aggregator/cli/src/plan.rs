@@ -104,7 +104,12 @@ pub fn run(args: &PlanArgs, format: Format, out: &mut impl Write) -> Result<()> 
             bound: plan.bound,
             seconds: seconds.is_finite().then_some(seconds),
             full: plan.full.iter().map(|resource| network.describe(*resource)).collect(),
-            trees: plan.trees.iter().zip(bytes).map(|(tree, bytes)| view(&network, tree, bytes)).collect(),
+            trees: plan
+                .trees
+                .iter()
+                .zip(bytes)
+                .map(|(tree, bytes)| view(&network, tree, bytes))
+                .collect(),
         }
     };
     show(out, format, &Plans { jobs: jobs.iter().zip(&plans).map(view).collect() })
@@ -122,18 +127,21 @@ pub fn shape(mtu: u32, message_size: u32, window: u32) -> Result<Shape> {
 /// `train=h0,h1@1`.
 fn job(network: &Network, text: &str) -> Result<Job> {
     let usage = |why: String| Failure::new(Kind::Usage, format!("--job {text}: {why}"));
-    let (job, rest) = text.split_once('=').ok_or_else(|| usage("JOB=HOST,.. is expected".into()))?;
+    let (job, rest) =
+        text.split_once('=').ok_or_else(|| usage("JOB=HOST,.. is expected".into()))?;
     let (hosts, priority) = match rest.split_once('@') {
-        Some((hosts, priority)) => {
-            (hosts, priority.parse().map_err(|_| usage(format!("priority `{priority}` is no number")))?)
-        }
+        Some((hosts, priority)) => (
+            hosts,
+            priority.parse().map_err(|_| usage(format!("priority `{priority}` is no number")))?,
+        ),
         None => (rest, 0),
     };
     let members = if hosts == "*" {
         network.hosts().collect()
     } else {
         let node = |host| {
-            let missing = || Failure::new(Kind::NotFound, format!("--job {text}: there is no `{host}`"));
+            let missing =
+                || Failure::new(Kind::NotFound, format!("--job {text}: there is no `{host}`"));
             network.node(host).ok_or_else(missing)
         };
         hosts.split(',').map(node).collect::<Result<_>>()?
@@ -143,7 +151,11 @@ fn job(network: &Network, text: &str) -> Result<Job> {
 
 fn view(network: &Network, tree: &Planned, bytes: f64) -> Tree {
     let name = |node| network.name(node).to_owned();
-    let hop = |hop: &tree::Hop| Hop { from: name(hop.child), to: name(hop.parent), via: hop.via.map(name) };
+    let hop = |hop: &tree::Hop| Hop {
+        from: name(hop.child),
+        to: name(hop.parent),
+        via: hop.via.map(name),
+    };
     Tree {
         root: name(tree.root),
         rate: tree.rate,
@@ -208,8 +220,12 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
             // From the root down, as far as there is something below.
             parents.sort_by_key(|parent| *parent != tree.root);
             for parent in parents {
-                let below: Vec<String> =
-                    tree.hops.iter().filter(|hop| hop.to == parent).map(|hop| hop.from.clone()).collect();
+                let below: Vec<String> = tree
+                    .hops
+                    .iter()
+                    .filter(|hop| hop.to == parent)
+                    .map(|hop| hop.from.clone())
+                    .collect();
                 entry.attributes(3, vec![plain(format!("{parent} sums {}", few(&below)))]);
             }
         }
@@ -227,8 +243,16 @@ mod tests {
         let jobs = jobs.iter().map(|&job| job.into()).collect();
         let bytes = netsum_core::size::Size(64 << 20);
         let (mtu, message_size, window) = (1024, netsum_core::size::Size(64 << 10), 8);
-        let args =
-            PlanArgs { topology: file.into(), jobs, mtu, message_size, window, bytes, dot, svg: false };
+        let args = PlanArgs {
+            topology: file.into(),
+            jobs,
+            mtu,
+            message_size,
+            window,
+            bytes,
+            dot,
+            svg: false,
+        };
         let mut out = anstream::StripStream::new(Vec::new());
         run(&args, Format::Text, &mut out)?;
         Ok(String::from_utf8(out.into_inner()).unwrap())

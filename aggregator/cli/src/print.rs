@@ -107,7 +107,10 @@ fn in_band(entry: &mut Entry, band: &InBand) {
     if !band.unclaimed.is_empty() {
         let missing: Vec<String> =
             band.unclaimed.iter().map(|p| format!("{} of ring {}", p.rank, p.ring)).collect();
-        entry.attributes(6, vec![plain(format!("not yet shown up in band: rank {}", missing.join(", ")))]);
+        entry.attributes(
+            6,
+            vec![plain(format!("not yet shown up in band: rank {}", missing.join(", ")))],
+        );
     }
     for why in &band.refusals {
         entry.attributes(6, vec![styled(format!("refused in band: {why}"), FAIR)]);
@@ -197,7 +200,8 @@ pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Res
             attribute("mtu", r.mtu),
             attribute("memory", Size(r.memory)),
         ]);
-        let waits = r.waits_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
+        let waits =
+            r.waits_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
         entry.attributes(
             0,
             vec![
@@ -233,7 +237,8 @@ pub fn ports(out: &mut impl Write, format: Format, ports: Vec<api::Port>) -> Res
             attribute("mac", &p.mac),
             attribute("flows", p.flows),
         ]);
-        let traffic = |way: &str, packets, bytes| plain(format!("{way} {packets} packets {bytes} bytes"));
+        let traffic =
+            |way: &str, packets, bytes| plain(format!("{way} {packets} packets {bytes} bytes"));
         entry.attributes(
             0,
             vec![traffic("rx", p.rx_packets, p.rx_bytes), traffic("tx", p.tx_packets, p.tx_bytes)],
@@ -265,7 +270,10 @@ pub fn slots(out: &mut impl Write, format: Format, reply: api::ShowSlotsReply) -
         } else {
             format!("ranks {}", list(&r.ranks))
         };
-        entry.attributes(0, vec![plain(format!("next index expected of {whose}: {}", list(&r.expected)))]);
+        entry.attributes(
+            0,
+            vec![plain(format!("next index expected of {whose}: {}", list(&r.expected)))],
+        );
         for s in of_ring() {
             let style = match s.state.as_str() {
                 "partial" => FAIR,
@@ -317,12 +325,15 @@ pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Res
                 attribute("verified", format!("{} insns", p.verified_insns)),
             ],
         );
-        if let Some(adds) = programs.adds.filter(|_| p.name == netsum_common::abi::programs::AGGREGATE) {
+        if let Some(adds) =
+            programs.adds.filter(|_| p.name == netsum_common::abi::programs::AGGREGATE)
+        {
             entry.attributes(0, vec![attribute("adds", speed(adds as f64))]);
         }
         if p.run_cnt > 0 {
             let mean = p.run_time_ns as f64 / p.run_cnt as f64;
-            let runs = format!("run_time_ns {}  run_cnt {}  {mean:.0} ns a run", p.run_time_ns, p.run_cnt);
+            let runs =
+                format!("run_time_ns {}  run_cnt {}  {mean:.0} ns a run", p.run_time_ns, p.run_cnt);
             entry.attributes(1, vec![plain(runs)]);
         }
         let attached = if p.attached.is_empty() { "nothing".into() } else { p.attached.join(", ") };
@@ -334,7 +345,12 @@ pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Res
 }
 
 /// Counters, all of them, and the timed sums of one job.
-pub fn stats(out: &mut impl Write, format: Format, reply: &api::StatsReply, job: bool) -> Result<()> {
+pub fn stats(
+    out: &mut impl Write,
+    format: Format,
+    reply: &api::StatsReply,
+    job: bool,
+) -> Result<()> {
     if format.json(out, &Stats::new(reply, job))? {
         return Ok(());
     }
@@ -479,7 +495,11 @@ mod tests {
             credit_used: vec![12 * ring, 0],
             waits_ms,
         };
-        insta::assert_snapshot!(text(|o| rings(o, Format::Text, vec![ring(0, None), ring(1, Some(1500))])));
+        insta::assert_snapshot!(text(|o| rings(
+            o,
+            Format::Text,
+            vec![ring(0, None), ring(1, Some(1500))]
+        )));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `netsum stats --interval`: what jobs do by the second, from two readings of the counters. Pure but for the printing.
+//! `netsum stats --interval`: what jobs do by the second, from two readings of the counters. Pure
+//! but for the printing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
@@ -18,19 +19,28 @@ const TITLES_EVERY: usize = 20;
 /// What happened between two readings; jobs that are not in both are left out.
 pub fn between(before: &api::StatsReply, after: &api::StatsReply, time: f64) -> Rates {
     let interval = after.time_ns.saturating_sub(before.time_ns) as f64 / 1e9;
-    let old: HashMap<&str, &api::JobStats> = before.jobs.iter().map(|j| (j.job.as_str(), j)).collect();
+    let old: HashMap<&str, &api::JobStats> =
+        before.jobs.iter().map(|j| (j.job.as_str(), j)).collect();
     let names: Vec<(&str, &str)> =
         after.counters.iter().map(|c| (c.name.as_str(), c.kind.as_str())).collect();
-    let jobs =
-        after.jobs.iter().filter_map(|new| Some(job(&names, old.get(new.job.as_str())?, new, interval)));
+    let jobs = after
+        .jobs
+        .iter()
+        .filter_map(|new| Some(job(&names, old.get(new.job.as_str())?, new, interval)));
     Rates { time, interval, jobs: jobs.collect() }
 }
 
-fn job(names: &[(&str, &str)], old: &api::JobStats, new: &api::JobStats, interval: f64) -> JobRates {
+fn job(
+    names: &[(&str, &str)],
+    old: &api::JobStats,
+    new: &api::JobStats,
+    interval: f64,
+) -> JobRates {
     let rate = |i: usize| {
         // A job of the same name that was made anew in between counts from zero.
-        let grown =
-            new.values[i].checked_sub(old.values.get(i).copied().unwrap_or(0)).unwrap_or(new.values[i]);
+        let grown = new.values[i]
+            .checked_sub(old.values.get(i).copied().unwrap_or(0))
+            .unwrap_or(new.values[i]);
         if interval > 0.0 { grown as f64 / interval } else { 0.0 }
     };
     let of = |c: Counter| names.iter().position(|(name, _)| *name == c.name()).map_or(0.0, rate);
@@ -79,14 +89,17 @@ impl Printer {
         Self { format, lines: 0 }
     }
 
-    /// Prints an interval's rates: a line for each job, and one for what belongs to none if anything was dropped there.
+    /// Prints an interval's rates: a line for each job, and one for what belongs to none if
+    /// anything was dropped there.
     pub fn print(&mut self, out: &mut impl Write, rates: &Rates) -> Result<()> {
         if self.format.json(out, rates)? {
             out.flush()?;
             return Ok(());
         }
-        let shown: Vec<&JobRates> = rates.jobs.iter().filter(|j| j.job.is_some() || j.drops > 0.0).collect();
-        let width = shown.iter().filter_map(|j| j.job.as_ref()).map(String::len).max().unwrap_or(0).max(8);
+        let shown: Vec<&JobRates> =
+            rates.jobs.iter().filter(|j| j.job.is_some() || j.drops > 0.0).collect();
+        let width =
+            shown.iter().filter_map(|j| j.job.as_ref()).map(String::len).max().unwrap_or(0).max(8);
         if self.lines == 0 || self.lines >= TITLES_EVERY {
             let title = format!(
                 "{:<8}  {:<width$}  {:>11}  {:>8}  {:>8}  {:>8}  {:>8}  {:>13}  {:>13}  {:>9}  {:>9}  {:>9}",
@@ -113,9 +126,12 @@ impl Printer {
         for j in shown {
             let name = j.job.as_deref().unwrap_or("(none)");
             let drops = if j.drops > 0.0 { FAIR } else { PLAIN };
-            let (slots, credit) =
-                (format!("{}/{}", j.slots_used, j.slots), format!("{}/{}", j.credit_used, j.credit));
-            let (p50, p99) = (timing::below(j.completion_p50_ns), timing::below(j.completion_p99_ns));
+            let (slots, credit) = (
+                format!("{}/{}", j.slots_used, j.slots),
+                format!("{}/{}", j.credit_used, j.credit),
+            );
+            let (p50, p99) =
+                (timing::below(j.completion_p50_ns), timing::below(j.completion_p99_ns));
             let last = match (j.last_rank, j.last_share) {
                 (Some(rank), Some(share)) => format!("{rank} {:>4.0} %", 100.0 * share),
                 _ => "-".into(),
@@ -127,8 +143,11 @@ impl Printer {
             )?;
             self.lines += 1;
             if !j.drops_by_reason.is_empty() {
-                let reasons: Vec<String> =
-                    j.drops_by_reason.iter().map(|(name, rate)| format!("{name} {rate:.0}/s")).collect();
+                let reasons: Vec<String> = j
+                    .drops_by_reason
+                    .iter()
+                    .map(|(name, rate)| format!("{name} {rate:.0}/s"))
+                    .collect();
                 writeln!(out, "\t{}", reasons.join("  "))?;
             }
         }
@@ -176,7 +195,11 @@ mod tests {
                 credit_used: 30,
                 completion: Some(durations(value / 100)),
                 ranks: (0..2)
-                    .map(|rank| api::RankTiming { last: u64::from(rank) * value / 100, late: None, rank })
+                    .map(|rank| api::RankTiming {
+                        last: u64::from(rank) * value / 100,
+                        late: None,
+                        rank,
+                    })
                     .collect(),
             }
         };
@@ -190,8 +213,11 @@ mod tests {
 
     #[test]
     fn rates_are_growth_over_time() {
-        let rates =
-            between(&reading(0, &[("a", 1000), ("", 0)]), &reading(500, &[("a", 126_000), ("", 0)]), 7.0);
+        let rates = between(
+            &reading(0, &[("a", 1000), ("", 0)]),
+            &reading(500, &[("a", 126_000), ("", 0)]),
+            7.0,
+        );
         let a = &rates.jobs[0];
         assert_eq!((a.fragments, a.gbps_in, a.gbps_out, a.drops), (250_000.0, 2.0, 2.0, 250.0));
         assert_eq!(a.drops_by_reason, [("duplicate_request".to_owned(), 250.0)].into());
@@ -220,8 +246,11 @@ mod tests {
         let mut printer = Printer::new(Format::Text);
         for at in 1..=2u64 {
             let jobs = |n: u64| [("train", n * 100_000), ("another-job", n * 400), ("", 0)];
-            let rates =
-                between(&reading(1000 * (at - 1), &jobs(at - 1)), &reading(1000 * at, &jobs(at)), at as f64);
+            let rates = between(
+                &reading(1000 * (at - 1), &jobs(at - 1)),
+                &reading(1000 * at, &jobs(at)),
+                at as f64,
+            );
             printer.print(&mut out, &rates).unwrap();
         }
         insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());

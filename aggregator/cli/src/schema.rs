@@ -1,5 +1,5 @@
-//! The schemas of the JSON that is printed, made of the very types that are. `cargo xtask dist --schema` writes them to
-//! `aggregator/schema`; a test holds them against each other.
+//! The schemas of the JSON that is printed, made of the very types that are. `cargo xtask dist
+//! --schema` writes them to `aggregator/schema`; a test holds them against each other.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -14,7 +14,9 @@ use super::spread::Spread;
 use super::tenants::Tenant;
 use super::topology::Topology;
 use super::trace::Packet;
-use super::view::{BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Written};
+use super::view::{
+    BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Written,
+};
 
 /// A schema, and the file that has it.
 #[derive(Debug)]
@@ -26,7 +28,8 @@ pub struct Schema {
 }
 
 fn of<T: JsonSchema>(file: &'static str, commands: &str) -> Schema {
-    let generator: SchemaGenerator = SchemaSettings::draft2020_12().for_serialize().into_generator();
+    let generator: SchemaGenerator =
+        SchemaSettings::draft2020_12().for_serialize().into_generator();
     let mut schema = generator.into_root_schema_for::<T>();
     schema.insert("title".into(), commands.into());
     Schema { file, schema: schema.to_value() }

@@ -107,10 +107,9 @@ pub fn print(out: &mut impl Write, format: Format, simulation: &Simulation) -> R
             (Some(job), Some(ring)) => trace::place(job, ring, f.slot.as_ref()),
             _ => String::new(),
         };
-        let addresses = f
-            .transport
-            .as_ref()
-            .map_or_else(String::new, |t| format!("{} > {} qp {:#x} psn {:#x}", t.src, t.dst, t.qpn, t.psn));
+        let addresses = f.transport.as_ref().map_or_else(String::new, |t| {
+            format!("{} > {} qp {:#x} psn {:#x}", t.src, t.dst, t.qpn, t.psn)
+        });
         [f.number.to_string(), f.port.clone(), f.what.clone(), addresses, place]
     };
     let mut widths = [0; 5];

@@ -54,7 +54,12 @@ pub struct Flow {
 
 impl From<api::Spread> for Spread {
     fn from(spread: api::Spread) -> Self {
-        let uplink = |u: api::SpreadUplink| Uplink { name: u.name, up: u.up, flows: u.flows, bytes: u.bytes };
+        let uplink = |u: api::SpreadUplink| Uplink {
+            name: u.name,
+            up: u.up,
+            flows: u.flows,
+            bytes: u.bytes,
+        };
         let flow = |f: api::SpreadFlow| Flow {
             src: f.src,
             src_port: f.src_port,
@@ -104,7 +109,12 @@ mod tests {
             pinned,
             bytes,
         };
-        let uplink = |name: &str, up, flows, bytes| api::SpreadUplink { name: name.into(), up, flows, bytes };
+        let uplink = |name: &str, up, flows, bytes| api::SpreadUplink {
+            name: name.into(),
+            up,
+            flows,
+            bytes,
+        };
         let spread = api::Spread {
             uplinks: vec![uplink("swp9", true, 2, 5000), uplink("swp10", false, 0, 0)],
             flows: vec![flow(49152, true, 3000), flow(49153, false, 2000)],

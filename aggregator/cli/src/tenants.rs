@@ -100,7 +100,8 @@ mod tests {
             ..api::Tenant::default()
         };
         let mut out = anstream::StripStream::new(Vec::new());
-        tenants(&mut out, Format::Text, vec![tenant("vision", true), tenant("gone", false)]).unwrap();
+        tenants(&mut out, Format::Text, vec![tenant("vision", true), tenant("gone", false)])
+            .unwrap();
         insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());
     }
 }

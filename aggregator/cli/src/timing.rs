@@ -1,4 +1,5 @@
-//! Timed sums, as `netsum stats`, `top` and `report` show them: who is last, and how late. Pure but for the printing.
+//! Timed sums, as `netsum stats`, `top` and `report` show them: who is last, and how late. Pure but
+//! for the printing.
 
 use std::io::Write;
 
@@ -10,7 +11,8 @@ use serde::Serialize;
 use super::failure::Result;
 use super::layout::NAME;
 
-/// A histogram out of the API. A daemon of another version may have other buckets: what is beyond ours is in the last.
+/// A histogram out of the API. A daemon of another version may have other buckets: what is beyond
+/// ours is in the last.
 pub fn histogram(message: Option<&api::Histogram>) -> Histogram {
     let mut histogram = Histogram::EMPTY;
     if let Some(message) = message {
@@ -44,8 +46,11 @@ pub struct Sums {
 impl Sums {
     /// What a reading has.
     pub fn new(stats: &api::JobStats) -> Self {
-        let part =
-            |r: &api::RankTiming| Part { rank: r.rank, last: r.last, late: histogram(r.late.as_ref()) };
+        let part = |r: &api::RankTiming| Part {
+            rank: r.rank,
+            last: r.last,
+            late: histogram(r.late.as_ref()),
+        };
         Self {
             completion: histogram(stats.completion.as_ref()),
             ranks: stats.ranks.iter().map(part).collect(),
@@ -89,18 +94,23 @@ impl Sums {
     /// How often a rank was the last, 0 to 1.
     pub fn share(&self, rank: usize) -> f64 {
         let all: u64 = self.ranks.iter().map(|r| r.last).sum();
-        if all == 0 { 0.0 } else { self.ranks.get(rank).map_or(0.0, |r| r.last as f64 / all as f64) }
+        if all == 0 {
+            0.0
+        } else {
+            self.ranks.get(rank).map_or(0.0, |r| r.last as f64 / all as f64)
+        }
     }
 
-    /// The rank that was the last most often, and how often, 0 to 1; the lowest of equals. `None` without any sums.
+    /// The rank that was the last most often, and how often, 0 to 1; the lowest of equals. `None`
+    /// without any sums.
     pub fn last(&self) -> Option<(usize, f64)> {
         let most = self.ranks.iter().map(|r| r.last).max().filter(|&most| most > 0)?;
         let rank = self.ranks.iter().position(|r| r.last == most)?;
         Some((rank, self.share(rank)))
     }
 
-    /// The rank that the others wait for: last half as often again as its share would be, of sums enough that this
-    /// is no accident.
+    /// The rank that the others wait for: last half as often again as its share would be, of sums
+    /// enough that this is no accident.
     pub fn straggler(&self) -> Option<usize> {
         let (rank, share) = self.last()?;
         let sums: u64 = self.ranks.iter().map(|r| r.last).sum();
@@ -150,8 +160,8 @@ pub struct RankTiming {
     pub late: Durations,
 }
 
-/// Durations. All bounds are powers of two and less than twice what is true; durations of 68.7 s and more have no bound, and
-/// are counted below the next one.
+/// Durations. All bounds are powers of two and less than twice what is true; durations of 68.7 s
+/// and more have no bound, and are counted below the next one.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Durations {
     /// How many.
@@ -240,7 +250,8 @@ pub(crate) mod tests {
     /// Sums of so many ranks that all wait for `late` of them.
     pub fn sums(ranks: usize, late: usize, count: u64, ns: u64) -> Sums {
         let part = |rank| Part { rank, ..Part::default() };
-        let mut sums = Sums { completion: Histogram::EMPTY, ranks: (0..ranks as u32).map(part).collect() };
+        let mut sums =
+            Sums { completion: Histogram::EMPTY, ranks: (0..ranks as u32).map(part).collect() };
         for i in 0..count {
             sums.completion.add(ns + i);
             sums.ranks[late].last += 1;

@@ -64,12 +64,17 @@ impl Topology {
     fn new(fabric: api::Fabric, names: &BTreeMap<String, String>) -> Self {
         let mut above: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for link in &fabric.links {
-            let (below, up) = (above.entry(box_of(&link.below).to_owned()).or_default(), box_of(&link.above));
+            let (below, up) =
+                (above.entry(box_of(&link.below).to_owned()).or_default(), box_of(&link.above));
             if below.iter().all(|of| of != up) {
                 below.push(up.to_owned());
             }
         }
-        let host = |h: api::FabricHost| Host { name: names.get(&h.mac).cloned(), mac: h.mac, port: h.port };
+        let host = |h: api::FabricHost| Host {
+            name: names.get(&h.mac).cloned(),
+            mac: h.mac,
+            port: h.port,
+        };
         let node = |b: api::FabricBox| Node {
             above: above.remove(&b.name).unwrap_or_default(),
             name: b.name,
@@ -102,7 +107,9 @@ impl Topology {
     fn nameless(&self) -> String {
         let all = self.boxes.iter().flat_map(|b| b.hosts.iter().map(move |h| (b, h)));
         let nameless = all.filter(|(_, h)| h.name.is_none());
-        nameless.map(|(b, h)| format!("# without a name: {} at {}/{}\n", h.mac, b.name, h.port)).collect()
+        nameless
+            .map(|(b, h)| format!("# without a name: {} at {}/{}\n", h.mac, b.name, h.port))
+            .collect()
     }
 
     /// For Graphviz.
@@ -127,11 +134,14 @@ impl Topology {
         text += "- topology: netsum\n  cluster_default: true\n  tree:\n    switches:\n";
         let tree = self.tree();
         for node in &self.boxes {
-            let children: Vec<&str> = tree.get(&*node.name).into_iter().flatten().map(|b| &*b.name).collect();
+            let children: Vec<&str> =
+                tree.get(&*node.name).into_iter().flatten().map(|b| &*b.name).collect();
             let hosts = Self::named(node);
-            // A switch has switches or nodes: a box that has both has its own hosts below a second one.
+            // A switch has switches or nodes: a box that has both has its own hosts below a second
+            // one.
             if !children.is_empty() {
-                let own = if hosts.is_empty() { String::new() } else { format!(",{}_hosts", node.name) };
+                let own =
+                    if hosts.is_empty() { String::new() } else { format!(",{}_hosts", node.name) };
                 let _ = writeln!(
                     text,
                     "      - switch: {}\n        children: {}{own}",
@@ -141,8 +151,12 @@ impl Topology {
             }
             if !hosts.is_empty() {
                 let own = if children.is_empty() { "" } else { "_hosts" };
-                let _ =
-                    writeln!(text, "      - switch: {}{own}\n        nodes: {}", node.name, hosts.join(","));
+                let _ = writeln!(
+                    text,
+                    "      - switch: {}{own}\n        nodes: {}",
+                    node.name,
+                    hosts.join(",")
+                );
             }
         }
         text
@@ -179,7 +193,8 @@ pub fn known(what: &str, rate: u64) -> Result<f64> {
     }
 }
 
-/// A topology for `netsum plan`. Links that carry nothing are left out; several between two boxes are one.
+/// A topology for `netsum plan`. Links that carry nothing are left out; several between two boxes
+/// are one.
 fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Planned> {
     let mut plan = Planned::default();
     let mut links: BTreeMap<(&str, &str), f64> = BTreeMap::new();
@@ -191,7 +206,8 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Pla
         add_box(&mut plan, b);
         for host in &b.hosts {
             let end = format!("{}/{}", b.name, host.port);
-            let rate = fabric.ports.iter().find(|port| port.port == end).map_or(0, |port| port.rate);
+            let rate =
+                fabric.ports.iter().find(|port| port.port == end).map_or(0, |port| port.rate);
             let name = names.get(&host.mac).unwrap_or(&host.mac);
             plan.host(name);
             plan.link(name, &b.name, known(&format!("port {end}"), rate)?);
@@ -217,12 +233,22 @@ pub fn box_of(end: &str) -> &str {
 }
 
 /// Prints it in the form that is asked for.
-pub fn show(out: &mut impl Write, format: Format, args: &TopologyArgs, fabric: api::Fabric) -> Result<()> {
+pub fn show(
+    out: &mut impl Write,
+    format: Format,
+    args: &TopologyArgs,
+    fabric: api::Fabric,
+) -> Result<()> {
     let names = match std::fs::read_to_string(&args.ethers) {
         Ok(text) => ethers(&text),
         // Few machines have one.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
-        Err(e) => return Err(Failure::new(Kind::Failed, format!("--ethers {}: {e}", args.ethers.display()))),
+        Err(e) => {
+            return Err(Failure::new(
+                Kind::Failed,
+                format!("--ethers {}: {e}", args.ethers.display()),
+            ));
+        }
     };
     if args.plan {
         return Ok(out.write_all(to_plan(&fabric, &names)?.text().as_bytes())?);
@@ -267,8 +293,10 @@ mod tests {
     use super::*;
 
     fn fabric() -> api::Fabric {
-        let host =
-            |n: u8, port: &str| api::FabricHost { mac: format!("02:00:00:00:00:{n:02x}"), port: port.into() };
+        let host = |n: u8, port: &str| api::FabricHost {
+            mac: format!("02:00:00:00:00:{n:02x}"),
+            port: port.into(),
+        };
         let node = |name: &str, hosts: Vec<api::FabricHost>| api::FabricBox {
             name: name.into(),
             hosts,
@@ -331,8 +359,9 @@ mod tests {
         }
         let plan = to_plan(&fabric, &names()).unwrap();
         assert!(draw::links(&Network::new(&plan).unwrap()).contains(">leaf0, 2 hosts<"));
-        let rate =
-            |from: &str, to: &str| plan.links.iter().find(|l| l.from == from && l.to == to).map(|l| l.bits);
+        let rate = |from: &str, to: &str| {
+            plan.links.iter().find(|l| l.from == from && l.to == to).map(|l| l.bits)
+        };
         assert_eq!((plan.hosts.len(), plan.boxes.len()), (5, 4));
         assert_eq!(rate("host2", "leaf1"), Some(3e9));
         assert_eq!(rate("02:00:00:00:00:09", "leaf1"), Some(4e9));

@@ -109,7 +109,8 @@ pub fn describe(frame: &[u8]) -> (String, Option<Transport>) {
         Err((_, None)) => return (other(frame), None),
     };
     let Frame { src_ip, dst_ip, bth, .. } = parsed;
-    let what = bth.opcode.name().map_or_else(|| format!("opcode {:#04x}", bth.opcode.0), str::to_owned);
+    let what =
+        bth.opcode.name().map_or_else(|| format!("opcode {:#04x}", bth.opcode.0), str::to_owned);
     let transport = Transport {
         src: unmapped(src_ip),
         dst: unmapped(dst_ip),
@@ -291,9 +292,17 @@ enum Sink {
 }
 
 /// `netsum trace`.
-pub async fn run(args: TraceArgs, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
+pub async fn run(
+    args: TraceArgs,
+    format: Format,
+    client: &mut Client,
+    out: &mut impl Write,
+) -> Result<()> {
     if args.pcap.is_some() && format != Format::Text {
-        return Err(Failure::new(Kind::Usage, "--pcap writes frames, and no JSON: leave -j and -p out"));
+        return Err(Failure::new(
+            Kind::Usage,
+            "--pcap writes frames, and no JSON: leave -j and -p out",
+        ));
     }
     let capture = match args.pcap {
         Some(_) => args.snaplen.unwrap_or(u32::MAX),
@@ -396,7 +405,11 @@ mod tests {
                 of_job(
                     "aggregate",
                     &["fragments", "completed", "released"],
-                    api::SlotSeen { complete: true, released: true, ..slot(18, Some(17), &[0, 1, 2]) },
+                    api::SlotSeen {
+                        complete: true,
+                        released: true,
+                        ..slot(18, Some(17), &[0, 1, 2])
+                    },
                 ),
                 2,
             ),

@@ -87,7 +87,8 @@ fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<Network> {
     for link in fabric.links.iter().filter(|link| link.up) {
         let ends = [box_of(&link.below), box_of(&link.above)];
         if ends.iter().all(|of| usable.contains(of)) && !links.contains_key(&ends) {
-            links.insert(ends, known(&format!("link {} to {}", link.below, link.above), link.rate)?);
+            links
+                .insert(ends, known(&format!("link {} to {}", link.below, link.above), link.rate)?);
         }
     }
     links.into_iter().for_each(|([below, above], rate)| topology.link(below, above, rate));
@@ -107,7 +108,8 @@ fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<Network> {
 /// The tree of a job's ranks below a box.
 fn tree_at(network: &Network, job: &api::Job, root: &str, rings: u32) -> Option<planned::Tree> {
     let ends = ports(job);
-    let boxes: BTreeSet<&str> = ends.values().map(|end| box_of(end)).filter(|of| *of != root).collect();
+    let boxes: BTreeSet<&str> =
+        ends.values().map(|end| box_of(end)).filter(|of| *of != root).collect();
     let hosts = ends.values().map(|end| (*end, box_of(end)));
     let hop = |(child, parent): (&str, &str)| {
         let (child, parent) = (network.node(child)?, network.node(parent)?);
@@ -119,7 +121,8 @@ fn tree_at(network: &Network, job: &api::Job, root: &str, rings: u32) -> Option<
 }
 
 impl Plan {
-    /// What a job would get if it connected anew, beside the others as they are; and of that the part at each box.
+    /// What a job would get if it connected anew, beside the others as they are; and of that the
+    /// part at each box.
     fn new(
         fabric: &api::Fabric,
         jobs: &[api::Job],
@@ -142,15 +145,21 @@ impl Plan {
             return Err(Failure::new(Kind::Failed, "no box is above all of its ranks'"));
         }
         let refused = |e: Error| Failure::new(Kind::Failed, e.to_string());
-        let rings: u32 = told(mine).into_iter().flat_map(|told| &told.trees).map(|tree| tree.rings).sum();
+        let rings: u32 =
+            told(mine).into_iter().flat_map(|told| &told.trees).map(|tree| tree.rings).sum();
         let found = beside(&network, &all, &trees, rings).map_err(refused)?;
         let Beside { share, others, rooms, needs_rings } = found;
         let one = trees.len() == 1;
-        trees.iter_mut().zip(&rooms).for_each(|(tree, room)| tree.rate = if one { 1.0 } else { *room });
-        let parts = rated(&trees, 1.0).iter().map(|t| (network.name(t.root).to_owned(), t.rate)).collect();
+        trees
+            .iter_mut()
+            .zip(&rooms)
+            .for_each(|(tree, room)| tree.rate = if one { 1.0 } else { *room });
+        let parts =
+            rated(&trees, 1.0).iter().map(|t| (network.name(t.root).to_owned(), t.rate)).collect();
         all.push(trees);
         let shares = others.into_iter().chain([share]);
-        let rated: Vec<_> = all.iter().zip(shares).flat_map(|(trees, share)| rated(trees, share)).collect();
+        let rated: Vec<_> =
+            all.iter().zip(shares).flat_map(|(trees, share)| rated(trees, share)).collect();
         let rated: Vec<_> = rated.iter().map(|tree| (Collective::AllReduce, tree)).collect();
         let mut full: Vec<Resource> = load(&network, &rated)
             .into_iter()
@@ -200,7 +209,10 @@ impl Job {
             root: tree.root.clone(),
             rings: tree.rings,
             part: f64::from(tree.rings) / f64::from(rings.max(1)),
-            planned: planned.as_ref().ok().map(|(_, parts)| parts.get(&tree.root).copied().unwrap_or(0.0)),
+            planned: planned
+                .as_ref()
+                .ok()
+                .map(|(_, parts)| parts.get(&tree.root).copied().unwrap_or(0.0)),
             links: boxes.iter().filter_map(|of| link(fabric, of, &tree.root)).collect(),
         };
         let trees = told.iter().map(tree).collect();
@@ -214,8 +226,9 @@ impl Job {
 
 /// The link by which a box's rings go to another.
 fn link(fabric: &api::Fabric, below: &str, above: &str) -> Option<Link> {
-    let is_it =
-        |link: &&api::FabricLink| link.up && box_of(&link.below) == below && box_of(&link.above) == above;
+    let is_it = |link: &&api::FabricLink| {
+        link.up && box_of(&link.below) == below && box_of(&link.above) == above
+    };
     let link = fabric.links.iter().find(is_it)?;
     let port = fabric.ports.iter().find(|port| port.port == link.below);
     let [up, down] = port.map_or([0; 2], |port| [port.tx_rate, port.rx_rate]);
@@ -223,8 +236,11 @@ fn link(fabric: &api::Fabric, below: &str, above: &str) -> Option<Link> {
 }
 
 fn carried(bytes: u64, rate: u64) -> String {
-    let part =
-        if rate == 0 { String::new() } else { format!(" ({:.0} %)", 800.0 * bytes as f64 / rate as f64) };
+    let part = if rate == 0 {
+        String::new()
+    } else {
+        format!(" ({:.0} %)", 800.0 * bytes as f64 / rate as f64)
+    };
     speed(bytes as f64) + &part
 }
 
@@ -284,7 +300,8 @@ mod tests {
     /// Bytes on a link for each of a vector: 64 packets with headers, and check lanes.
     const WIRE: f64 = 64.0 * 1106.0 / 65460.0;
 
-    /// Two leaves with two ranks each, two spines, the second one with links that are three times as fast.
+    /// Two leaves with two ranks each, two spines, the second one with links that are three times
+    /// as fast.
     fn fabric() -> api::Fabric {
         let port = |port: &str, rate: u64, carries: u64| api::FabricPort {
             port: port.into(),
@@ -302,8 +319,11 @@ mod tests {
             ..api::FabricLink::default()
         };
         let tree = |root: &str, rings| api::FabricTree { root: root.into(), rings };
-        let box_ =
-            |name: &str| api::FabricBox { name: name.into(), answers: true, ..api::FabricBox::default() };
+        let box_ = |name: &str| api::FabricBox {
+            name: name.into(),
+            answers: true,
+            ..api::FabricBox::default()
+        };
         let host = |n| port(&format!("leaf{}/p{}", n / 2, n % 2), 10_000_000_000, 0);
         api::Fabric {
             boxes: ["leaf0", "leaf1", "spine0", "spine1"].map(box_).into(),
@@ -358,7 +378,8 @@ mod tests {
         let alone = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
         assert!((alone.share * WIRE - 5e8).abs() < 1e3, "{alone:?}");
         fabric.jobs.push(api::FabricJob { name: "other".into(), ..fabric.jobs[0].clone() });
-        let beside = Job::new(&fabric, &[job("train"), job("other")], "train").unwrap().plan.unwrap();
+        let beside =
+            Job::new(&fabric, &[job("train"), job("other")], "train").unwrap().plan.unwrap();
         assert!((beside.share * WIRE - 2.5e8).abs() < 1e3, "{beside:?}");
     }
 
@@ -367,8 +388,9 @@ mod tests {
         let mut fabric = fabric();
         let twice = api::FabricLink { below: "leaf0/w".into(), ..fabric.links[1].clone() };
         fabric.links.push(twice);
-        let share =
-            |fabric: &api::Fabric| Job::new(fabric, &[job("train")], "train").unwrap().plan.unwrap().share;
+        let share = |fabric: &api::Fabric| {
+            Job::new(fabric, &[job("train")], "train").unwrap().plan.unwrap().share
+        };
         assert!((share(&fabric) * WIRE - 5e8).abs() < 1e3, "a second link between two boxes");
         fabric.boxes[3].drain = Some("new fan".into());
         assert!((share(&fabric) * WIRE - 1.25e8).abs() < 1e3, "without spine1");
@@ -383,7 +405,8 @@ mod tests {
         let plan = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
         assert!((plan.share - expected).abs() < 1e3, "{plan:?}");
         assert!(plan.full.contains(&"spine1's CPU".into()), "{plan:?}");
-        // One CPU of four serves a ring, whose leaves each bring 10 MB/s there; the job has four rings.
+        // One CPU of four serves a ring, whose leaves each bring 10 MB/s there; the job has four
+        // rings.
         (fabric.boxes[3].adds, fabric.boxes[3].cpus) = (Some(80_000_000), Some(4));
         fabric.boxes[2].answers = false;
         let plan = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
@@ -399,7 +422,10 @@ mod tests {
         let mut fabric = fabric();
         fabric.links[0].rate = 0;
         let shown = text(&fabric, vec![job("train")]);
-        assert!(shown.contains("no plan: link leaf0/u to spine0/0: its rate is not known"), "{shown}");
+        assert!(
+            shown.contains("no plan: link leaf0/u to spine0/0: its rate is not known"),
+            "{shown}"
+        );
         assert!(shown.contains("spine1"), "trees are there all the same: {shown}");
         fabric.jobs.clear();
         let shown = text(&fabric, vec![job("train")]);

@@ -1,4 +1,5 @@
-//! What is printed, as JSON: `aggregator/schema` is made of these types. A name here is a promise to scripts.
+//! What is printed, as JSON: `aggregator/schema` is made of these types. A name here is a promise
+//! to scripts.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +78,8 @@ pub struct Job {
     pub ring_ids: Vec<u32>,
     /// Registered flows.
     pub flows: Vec<Flow>,
-    /// Where boxes are in levels: the members of each ring here, in order: ranks, groups of ranks, and `up`.
+    /// Where boxes are in levels: the members of each ring here, in order: ranks, groups of ranks,
+    /// and `up`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<String>,
     /// The port towards the parent box; of several, each with its number of rings.
@@ -387,7 +389,8 @@ pub struct Programs {
     pub abi: u32,
     /// The programs.
     pub programs: Vec<Program>,
-    /// Bytes of contributions that they add in a second, on all CPUs for rings; null where that could not be measured.
+    /// Bytes of contributions that they add in a second, on all CPUs for rings; null where that
+    /// could not be measured.
     pub adds: Option<u64>,
 }
 
@@ -436,7 +439,11 @@ impl From<api::ListProgramsReply> for Programs {
             run_time_ns: p.run_ns,
             attached: p.attached,
         };
-        Self { abi: reply.abi, programs: reply.programs.into_iter().map(program).collect(), adds: reply.adds }
+        Self {
+            abi: reply.abi,
+            programs: reply.programs.into_iter().map(program).collect(),
+            adds: reply.adds,
+        }
     }
 }
 
@@ -485,7 +492,8 @@ pub struct JobRates {
     pub state: Option<State>,
     /// Contributions added.
     pub fragments: f64,
-    /// Gigabits of payload that came in with them; each fragment is taken for one of a full message.
+    /// Gigabits of payload that came in with them; each fragment is taken for one of a full
+    /// message.
     pub gbps_in: f64,
     /// Gigabits of payload that went out with results, likewise.
     pub gbps_out: f64,
@@ -495,7 +503,8 @@ pub struct JobRates {
     pub drops: f64,
     /// The same by reason; those that are not zero.
     pub drops_by_reason: BTreeMap<String, f64>,
-    /// Nanoseconds that half of the sums took less than, from first contribution to last; null when none was timed.
+    /// Nanoseconds that half of the sums took less than, from first contribution to last; null when
+    /// none was timed.
     pub completion_p50_ns: Option<u64>,
     /// Nanoseconds that 99 of 100 sums took less than; null when none was timed.
     pub completion_p99_ns: Option<u64>,

@@ -86,7 +86,12 @@ mod tests {
             ),
             (vec![Bridged { blocked: "learning", ..port("a") }], vec![], true, "state is learning"),
             (vec![Bridged { locked: true, ..port("a") }], vec![], false, "port a is locked"),
-            (vec![], filter(true).to_vec(), false, "bridge f c filters forwarded packets, policy drop"),
+            (
+                vec![],
+                filter(true).to_vec(),
+                false,
+                "bridge f c filters forwarded packets, policy drop",
+            ),
             (vec![], filter(false).to_vec(), false, "bridge f c filters"),
         ] {
             let found = obstacles(&ports, &filters);

@@ -60,7 +60,9 @@ impl JobSpec {
         let least = CHECK_LANES as u32 * 4;
         if self.message_size <= least {
             let size = self.message_size;
-            return Err(Refusal::Invalid(format!("--message-size {size}: {least} bytes are check lanes")));
+            return Err(Refusal::Invalid(format!(
+                "--message-size {size}: {least} bytes are check lanes"
+            )));
         }
         let vector = f64::from(self.message_size - least);
         let headers = f64::from(self.fragments().0) * AROUND as f64;

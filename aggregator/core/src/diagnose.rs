@@ -45,7 +45,8 @@ pub struct RankEvidence {
 }
 
 impl RankEvidence {
-    /// The port of the box that may know why its contribution is missing: nothing here speaks against it.
+    /// The port of the box that may know why its contribution is missing: nothing here speaks
+    /// against it.
     fn asks_behind(&self) -> Option<String> {
         let refused = |o: Counter| o.kind() == Kind::Drop && o != Counter::Duplicate;
         let is_clean = self.port.up && !self.seen.last_outcome.is_some_and(refused);
@@ -130,8 +131,8 @@ impl Finding {
     }
 }
 
-/// All that the evidence shows; one finding at least. `wrong_tokens` came in first packets while the job was watched. `obstacles` are
-/// between the job's ports.
+/// All that the evidence shows; one finding at least. `wrong_tokens` came in first packets while
+/// the job was watched. `obstacles` are between the job's ports.
 pub fn diagnose(
     job: &Job,
     rings: &[RingEvidence],
@@ -140,7 +141,8 @@ pub fn diagnose(
     obstacles: &[Defect],
 ) -> Vec<Finding> {
     let finding = |defect: &Defect| Finding::of_job(&*defect.found, &*defect.mend);
-    let of = |fatal: bool| obstacles.iter().filter(move |defect| defect.is_fatal == fatal).map(finding);
+    let of =
+        |fatal: bool| obstacles.iter().filter(move |defect| defect.is_fatal == fatal).map(finding);
     let mut findings: Vec<Finding> = of(true).collect();
     let job_itself = of_job(job, rings, strangers, wrong_tokens);
     // What is in the way is the reason why nothing is pending.
@@ -153,7 +155,12 @@ pub fn diagnose(
 
 const IDLE: &str = "nothing is pending: every sum that ranks have begun has been released";
 
-fn of_job(job: &Job, rings: &[RingEvidence], strangers: &[Stranger], wrong_tokens: u64) -> Vec<Finding> {
+fn of_job(
+    job: &Job,
+    rings: &[RingEvidence],
+    strangers: &[Stranger],
+    wrong_tokens: u64,
+) -> Vec<Finding> {
     match &job.state {
         State::Failed(why) => {
             return vec![Finding::of_job(
@@ -166,7 +173,8 @@ fn of_job(job: &Job, rings: &[RingEvidence], strangers: &[Stranger], wrong_token
         State::Active => {}
     }
     let by_job = |f: Finding| Finding { rank: f.rank.map(|member| job.sender(member)), ..f };
-    let mut findings: Vec<Finding> = rings.iter().flat_map(|r| of_ring(r, strangers)).map(by_job).collect();
+    let mut findings: Vec<Finding> =
+        rings.iter().flat_map(|r| of_ring(r, strangers)).map(by_job).collect();
     if let Some((claim, _)) = job.claims().next() {
         findings.push(Finding {
             ring: Some(JobRing(claim.header.ring)),
@@ -244,11 +252,16 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
         })
         .collect();
     findings.extend(job.refusals().map(|why| {
-        Finding::of_job(format!("a first packet was refused: {why}"), "mend what it says, and connect again")
+        Finding::of_job(
+            format!("a first packet was refused: {why}"),
+            "mend what it says, and connect again",
+        )
     }));
     if wrong_tokens > 0 {
         findings.push(Finding::of_job(
-            format!("{wrong_tokens} first packets with a token of no job came while it was watched"),
+            format!(
+                "{wrong_tokens} first packets with a token of no job came while it was watched"
+            ),
             format!("compare with `netsum job show {} --show-token`", job.spec.name),
         ));
     }
@@ -286,7 +299,10 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
         return vec![Finding {
             ring: Some(ring.ring),
             rank: None,
-            what: format!("index {} is complete and waits for a packet to go out with", view.state.low),
+            what: format!(
+                "index {} is complete and waits for a packet to go out with",
+                view.state.low
+            ),
             next: "nothing: the box sends it by itself".into(),
             behind: None,
         }];
@@ -301,14 +317,18 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
     };
     findings.extend(ring.ranks.iter().filter(never).map(lacking));
     if ring.waits.is_some() {
-        for rank in view.missing(&ring.spec.config).into_iter().filter(|rank| !disagree.contains(rank)) {
+        for rank in
+            view.missing(&ring.spec.config).into_iter().filter(|rank| !disagree.contains(rank))
+        {
             if findings.iter().all(|f| f.rank != Some(rank)) {
                 findings.push(lacking(&ring.ranks[rank.0 as usize]));
             }
         }
     } else {
         findings.extend(
-            ring.ranks.iter().filter_map(|r| not_acknowledged(ring, r).map(|f| here(r.flow.rank, f))),
+            ring.ranks
+                .iter()
+                .filter_map(|r| not_acknowledged(ring, r).map(|f| here(r.flow.rank, f))),
         );
     }
     findings
@@ -328,15 +348,20 @@ fn talks_elsewhere(rank: &RankEvidence, strangers: &[Stranger]) -> bool {
 fn stranger_of<'a>(rank: &RankEvidence, strangers: &'a [Stranger]) -> Option<&'a Stranger> {
     let flow = &rank.flow;
     // By which netsum's own ranks tell each other that nobody sums.
-    let plain = [rank.sender.0 + 1, 0].map(|receiver| static_connection(receiver, None).receive_qpn.get());
+    let plain =
+        [rank.sender.0 + 1, 0].map(|receiver| static_connection(receiver, None).receive_qpn.get());
     let strangers = || strangers.iter().filter(|s| !plain.contains(&s.qpn));
-    strangers()
-        .find(|s| s.src == flow.src && s.dst == flow.dst)
-        .or_else(|| strangers().find(|s| s.src == flow.src || s.dst == flow.dst && s.ifindex == flow.ifindex))
+    strangers().find(|s| s.src == flow.src && s.dst == flow.dst).or_else(|| {
+        strangers().find(|s| s.src == flow.src || s.dst == flow.dst && s.ifindex == flow.ifindex)
+    })
 }
 
 /// Why a contribution of this rank is missing.
-fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]) -> (String, String) {
+fn missing_rank(
+    ring: &RingEvidence,
+    rank: &RankEvidence,
+    strangers: &[Stranger],
+) -> (String, String) {
     let (flow, seen, port) = (&rank.flow, &rank.seen, &rank.port);
     if !port.up {
         return (
@@ -372,7 +397,8 @@ fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]
             format!("look at losses between it and {}, and at its own statistics", port.name),
         ),
         _ => {
-            let ago = rank.last.map_or("before netsum looked".into(), |t| format!("{} ago", seconds(t)));
+            let ago =
+                rank.last.map_or("before netsum looked".into(), |t| format!("{} ago", seconds(t)));
             let alive = match rank.heartbeat {
                 Some(t) => format!("; its process is alive ({} since its heartbeat)", seconds(t)),
                 None => String::new(),
@@ -400,7 +426,12 @@ fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, St
     let (flow, port) = (&rank.flow, &rank.port);
     match stranger {
         Some(s) if s.src == flow.src && s.dst == flow.dst => (
-            format!("sends to queue pair {:#x} of {}, and {:#x} is registered", s.qpn, s.dst, flow.qpn.get()),
+            format!(
+                "sends to queue pair {:#x} of {}, and {:#x} is registered",
+                s.qpn,
+                s.dst,
+                flow.qpn.get()
+            ),
             "register the flow again with the receiver's queue pair number".into(),
         ),
         Some(s) => (
@@ -565,7 +596,8 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
     }
 }
 
-/// Nothing is pending, but a rank sends again and again what was released: results or acknowledgements get lost.
+/// Nothing is pending, but a rank sends again and again what was released: results or
+/// acknowledgements get lost.
 fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String, String)> {
     let again = matches!(rank.seen.last_outcome, Some(Counter::Replays | Counter::Stale));
     if rank.moved == 0 || !again {
@@ -601,12 +633,19 @@ mod tests {
     use super::*;
     use crate::members::Group;
 
-    /// Two ranks of a ring where index 8 is the lowest that has not been released, and what became of their last packets.
+    /// Two ranks of a ring where index 8 is the lowest that has not been released, and what became
+    /// of their last packets.
     fn ring(last: [(u32, Counter); 2]) -> RingEvidence {
         let spec = RingSpec {
             id: RingNumber(1),
             cpu: 0,
-            config: RingConfig { ranks: 2, slots: 16, credit: 8, mtu: 1024, ..RingConfig::default() },
+            config: RingConfig {
+                ranks: 2,
+                slots: 16,
+                credit: 8,
+                mtu: 1024,
+                ..RingConfig::default()
+            },
         };
         let seen = last.map(|(last_psn, outcome)| FlowSeen {
             packets: 9,
@@ -661,20 +700,28 @@ mod tests {
         ] {
             let mut evidence = ring([(psn, outcome), (8, Counter::Fragments)]);
             evidence.ranks[0].member = Member::Group(Group { first: 0, last: 3 });
-            evidence.view.slot = Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
+            evidence.view.slot =
+                Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
             for f in of_ring(&evidence, &[]) {
                 let _ = writeln!(said, "{}: {}\n  {}", outcome.name(), f.what, f.next);
             }
         }
-        // What the parent refuses does not come down. Ranks that were started without a daemon say meanwhile that they lack sums.
+        // What the parent refuses does not come down. Ranks that were started without a daemon say
+        // meanwhile that they lack sums.
         let mut evidence = ring([(7, Counter::Fragments), (8, Counter::Fragments)]);
         evidence.ranks[0].member = Member::Up;
         evidence.ranks[0].seen = FlowSeen::default();
         evidence.view.state.expected[0] = 0;
-        evidence.view.slot = Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
+        evidence.view.slot =
+            Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
         let FlowSpec { src, dst, ifindex, .. } = evidence.ranks[0].flow;
-        let plain =
-            Stranger { src, dst, qpn: static_connection(1, None).receive_qpn.get(), ifindex, packets: 9 };
+        let plain = Stranger {
+            src,
+            dst,
+            qpn: static_connection(1, None).receive_qpn.get(),
+            ifindex,
+            packets: 9,
+        };
         for f in of_ring(&evidence, &[plain]) {
             let _ = writeln!(said, "{}\n  {}", f.what, f.next);
         }
@@ -704,7 +751,11 @@ mod tests {
         );
         evidence.view.state.stopped = 2;
         let findings = of_ring(&evidence, &[]);
-        assert_eq!(findings.iter().map(|f| f.rank).collect::<Vec<_>>(), [Some(Rank(1))], "{findings:?}");
+        assert_eq!(
+            findings.iter().map(|f| f.rank).collect::<Vec<_>>(),
+            [Some(Rank(1))],
+            "{findings:?}"
+        );
         assert!(findings[0].what.starts_with("has lost its place"), "{findings:?}");
         assert!(findings[0].next.contains("job restart"), "{findings:?}");
     }

@@ -1,7 +1,8 @@
 //! Flows whose job has ended, and for how long their data is dropped.
 //!
-//! A sender is not told that its job has ended. It sends on, and again, until its own retries are used up; then its connection
-//! has an error, which is right. So a flow is forgotten when nothing has come on it for [`LINGER`].
+//! A sender is not told that its job has ended. It sends on, and again, until its own retries are
+//! used up; then its connection has an error, which is right. So a flow is forgotten when nothing
+//! has come on it for [`LINGER`].
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,11 +11,13 @@ use netsum_common::abi::{FlowKey, MAX_ENDED};
 
 use crate::plane::EndedFlow;
 
-/// How long nothing may have come on a flow that has ended before it is forgotten. Longer than any sender's retries, whose timer is
-/// 4.096 us x 2^n, or up to four times that (IBTA 9.7.6.1.3; n is 14 to 20 as a rule); and than an application computes between two
-/// messages: all its connections would be intact, and let through what it sends next.
+/// How long nothing may have come on a flow that has ended before it is forgotten. Longer than any
+/// sender's retries, whose timer is 4.096 us x 2^n, or up to four times that (IBTA 9.7.6.1.3; n is
+/// 14 to 20 as a rule); and than an application computes between two messages: all its connections
+/// would be intact, and let through what it sends next.
 pub const LINGER: Duration = Duration::from_secs(3600);
-/// Most that are kept: all flows may end at once, beside as many connections that waited. Beyond, those are forgotten on which nothing has come for longest.
+/// Most that are kept: all flows may end at once, beside as many connections that waited. Beyond,
+/// those are forgotten on which nothing has come for longest.
 const MOST: usize = MAX_ENDED as usize;
 
 /// What was last seen of them.
@@ -38,7 +41,8 @@ impl Ended {
         let idle = |since: Instant| now.saturating_duration_since(since) >= LINGER;
         let keep = by_age.iter().take(MOST).take_while(|(_, _, since)| !idle(*since)).count();
         let forgotten = by_age.split_off(keep).into_iter().map(|(key, ..)| key).collect();
-        self.seen = by_age.into_iter().map(|(key, packets, since)| (key, (packets, since))).collect();
+        self.seen =
+            by_age.into_iter().map(|(key, packets, since)| (key, (packets, since))).collect();
         forgotten
     }
 }
@@ -58,7 +62,10 @@ mod tests {
         let (mut ended, start) = (Ended::default(), Instant::now());
         assert!(ended.observe(&[flow(1, 0), flow(2, 0)], start).is_empty());
         let half = start + LINGER / 2;
-        assert!(ended.observe(&[flow(1, 1), flow(2, 0)], half).is_empty(), "something came on flow 1");
+        assert!(
+            ended.observe(&[flow(1, 1), flow(2, 0)], half).is_empty(),
+            "something came on flow 1"
+        );
         assert_eq!(ended.observe(&[flow(1, 1), flow(2, 0)], start + LINGER), [flow(2, 0).key]);
         assert!(ended.observe(&[flow(1, 1)], half + LINGER - Duration::from_millis(1)).is_empty());
         assert_eq!(ended.observe(&[flow(1, 1)], half + LINGER), [flow(1, 1).key]);

@@ -1,12 +1,15 @@
-//! Jobs that are set up in band: ranks that nobody has told the daemon of show up by the first packet of their connection.
+//! Jobs that are set up in band: ranks that nobody has told the daemon of show up by the first
+//! packet of their connection.
 //!
-//! The data plane notes such packets and drops them, so their senders send them again and again. When the connections of all
-//! ranks have shown up, an *epoch* begins: empty rings, these flows. Connections that are made again show up again; the
-//! present epoch goes on until all ranks' have. Only while it has not released a single sum, so that all ranks still hold all
-//! that they have sent, it begins anew with what shows up: a rank's connection may have been given up before the others came.
+//! The data plane notes such packets and drops them, so their senders send them again and again.
+//! When the connections of all ranks have shown up, an *epoch* begins: empty rings, these flows.
+//! Connections that are made again show up again; the present epoch goes on until all ranks' have.
+//! Only while it has not released a single sum, so that all ranks still hold all that they have
+//! sent, it begins anew with what shows up: a rank's connection may have been given up before the
+//! others came.
 //!
-//! Who has the job's token can claim a rank, once: where the rank is at work or waits already, a claim from another address
-//! or port is refused.
+//! Who has the job's token can claim a rank, once: where the rank is at work or waits already, a
+//! claim from another address or port is refused.
 
 #[cfg(test)]
 mod tests;
@@ -35,7 +38,8 @@ pub struct InBand {
     present: Claims,
     /// The last claims that were refused, and why, without repetitions.
     refused: VecDeque<String>,
-    /// Connections of the last epoch, by where they go and the first PSN. A late duplicate of theirs is no new claim.
+    /// Connections of the last epoch, by where they go and the first PSN. A late duplicate of
+    /// theirs is no new claim.
     ended: Vec<(FlowKey, Psn)>,
 }
 
@@ -95,10 +99,13 @@ impl Controller {
 
     /// The job that a first packet is of.
     pub fn job_in_band(&self, number: RingNumber) -> Option<&Job> {
-        self.jobs.values().find(|job| job.spec.in_band && job.rings.first().is_some_and(|r| r.id == number))
+        self.jobs
+            .values()
+            .find(|job| job.spec.in_band && job.rings.first().is_some_and(|r| r.id == number))
     }
 
-    /// Whether a first packet could make a job begin anew that is at work. Nobody but a rank, from its own place, can.
+    /// Whether a first packet could make a job begin anew that is at work. Nobody but a rank, from
+    /// its own place, can.
     pub fn may_begin_anew(&self, packet: &FirstPacket) -> bool {
         self.job_in_band(packet.job).is_some_and(|job| {
             job.state == State::Active
@@ -109,8 +116,9 @@ impl Controller {
         })
     }
 
-    /// The data plane has noted first packets of a job. `None` where it has gone. `released`: the job's rings have released
-    /// sums since they were made. However many connections show up at once, the rings are made once: that takes long.
+    /// The data plane has noted first packets of a job. `None` where it has gone. `released`: the
+    /// job's rings have released sums since they were made. However many connections show up at
+    /// once, the rings are made once: that takes long.
     pub fn first_packets(
         &mut self,
         number: RingNumber,
@@ -133,14 +141,17 @@ impl Controller {
             && let Some(all) = self.jobs[&job].all_claims(released)
         {
             match self.begin_in_band(&job, all) {
-                Ok(begin) => (outcomes[last], actions) = (Outcome::Began(self.jobs[&job].last_epoch), begin),
+                Ok(begin) => {
+                    (outcomes[last], actions) = (Outcome::Began(self.jobs[&job].last_epoch), begin)
+                }
                 Err(outcome) => outcomes[last] = outcome,
             }
         }
         Some(Answer { job, outcomes, actions })
     }
 
-    /// A connection claims its rank: whether it has done so before. Or what else came of its packet.
+    /// A connection claims its rank: whether it has done so before. Or what else came of its
+    /// packet.
     fn claim(&mut self, name: &str, packet: &FirstPacket, now: Instant) -> Result<bool, Outcome> {
         let where_from = format!("{} behind {}", packet.src, self.port_name(packet.ifindex));
         let mtu = self.check_mtu(&where_from, self.jobs[name].spec.mtu, packet.ifindex);
@@ -197,8 +208,8 @@ impl Controller {
         job.in_band.present = all;
         job.in_band.claims.clear();
         job.in_band.refused.clear();
-        // Rings start empty, whatever was in them. Without flows nothing was; to make them anew would take longer than the
-        // senders' timers.
+        // Rings start empty, whatever was in them. Without flows nothing was; to make them anew
+        // would take longer than the senders' timers.
         let mut actions = if job.flows.is_empty() { Vec::new() } else { job.restart() };
         job.last_epoch += 1;
         job.flows = flows.clone();
@@ -231,7 +242,8 @@ impl Job {
             || self.in_band.ended.contains(&connection)
     }
 
-    /// Connections that wait for those of other ranks, and for how long they have not been heard of: in order of rings and ranks.
+    /// Connections that wait for those of other ranks, and for how long they have not been heard
+    /// of: in order of rings and ranks.
     pub fn claims(&self) -> impl Iterator<Item = (&FirstPacket, Instant)> {
         self.in_band.claims.values().map(|c| (&c.packet, c.seen))
     }
@@ -241,7 +253,8 @@ impl Job {
         self.in_band.refused.iter().map(String::as_str)
     }
 
-    /// Connections, by ring and rank, that have not shown up while others have, or while the job waits for all.
+    /// Connections, by ring and rank, that have not shown up while others have, or while the job
+    /// waits for all.
     pub fn unclaimed(&self) -> Vec<(JobRing, Rank)> {
         if !self.spec.in_band || self.in_band.claims.is_empty() && !self.flows.is_empty() {
             return Vec::new();
@@ -261,7 +274,8 @@ impl Job {
         if self.in_band.refuse(&why) { Outcome::Refused(why) } else { Outcome::Known }
     }
 
-    /// Ranks contradict the job or each other. That ends a job that has not begun; an epoch that is at work goes on.
+    /// Ranks contradict the job or each other. That ends a job that has not begun; an epoch that is
+    /// at work goes on.
     fn contradicted(&mut self, why: String) -> Outcome {
         if self.state == State::Active {
             return self.refused(why);
@@ -271,7 +285,8 @@ impl Job {
         if new { Outcome::Failed(why) } else { Outcome::Known }
     }
 
-    /// A connection for every place, if there are. Before the first sum that may be one of the present epoch.
+    /// A connection for every place, if there are. Before the first sum that may be one of the
+    /// present epoch.
     fn all_claims(&self, released: bool) -> Option<Claims> {
         let mut all = self.in_band.claims.clone();
         if self.state == State::Active && !released {
@@ -286,7 +301,10 @@ impl Job {
     fn fits(&self, packet: &FirstPacket) -> Result<(), String> {
         let (spec, h) = (&self.spec, &packet.header);
         if h.ranks != spec.ranks {
-            return Err(format!("says that there are {} ranks, the job has {}", h.ranks, spec.ranks));
+            return Err(format!(
+                "says that there are {} ranks, the job has {}",
+                h.ranks, spec.ranks
+            ));
         }
         if h.rank >= spec.ranks {
             return Err(format!("the job has ranks 0 to {}", spec.ranks - 1));
@@ -305,7 +323,10 @@ impl Job {
         }
         if packet.only != (h.fragments == 1) {
             let is = if packet.only { "the only one" } else { "not the only one" };
-            return Err(format!("says that its message has {} packets, and sends {is}", h.fragments));
+            return Err(format!(
+                "says that its message has {} packets, and sends {is}",
+                h.fragments
+            ));
         }
         if h.fragments > spec.fragments().0 {
             return Err(format!(
@@ -339,7 +360,17 @@ impl Job {
         let flow = |(&(ring, rank), claimed): (&(JobRing, Rank), &Claimed)| {
             let FirstPacket { ifindex, src, src_mac, dst, qpn, psn, .. } = claimed.packet;
             let ring = self.rings[ring.0 as usize].id;
-            FlowSpec { ring, rank, base_psn: psn, ifindex, src, dst, qpn, src_mac: Some(src_mac), bears: 0 }
+            FlowSpec {
+                ring,
+                rank,
+                base_psn: psn,
+                ifindex,
+                src,
+                dst,
+                qpn,
+                src_mac: Some(src_mac),
+                bears: 0,
+            }
         };
         claims.iter().map(flow).collect()
     }

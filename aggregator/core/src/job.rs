@@ -35,7 +35,8 @@ pub struct JobSpec {
     pub rings: u32,
     /// The ICRC of contributions is verified.
     pub verify_icrc: bool,
-    /// Results go out in order, or each when it is complete. Not given: as the ranks that join need it.
+    /// Results go out in order, or each when it is complete. Not given: as the ranks that join need
+    /// it.
     #[serde(default)]
     pub in_order: Option<bool>,
     /// Ranks show up by the first packets of their connections.
@@ -108,7 +109,10 @@ impl JobSpec {
     pub fn check(&self) -> Result<u32, Refusal> {
         let invalid = |message: String| Err(Refusal::Invalid(message));
         if !is_name(&self.name) {
-            return invalid(format!("NAME `{}`: 1 to 64 of a-z, 0-9, `.`, `_`, `-` are possible", self.name));
+            return invalid(format!(
+                "NAME `{}`: 1 to 64 of a-z, 0-9, `.`, `_`, `-` are possible",
+                self.name
+            ));
         }
         let most = if self.members.is_part() { MOST_RANKS } else { MAX_RANKS as u32 };
         if !(2..=most).contains(&self.ranks) {
@@ -125,7 +129,8 @@ impl JobSpec {
             "i32" => {}
             "f32" => {
                 return invalid(
-                    "--dtype f32: the box adds i32; hosts turn f32 into i32 with a common scale".into(),
+                    "--dtype f32: the box adds i32; hosts turn f32 into i32 with a common scale"
+                        .into(),
                 );
             }
             other => return invalid(format!("--dtype {other}: i32 is possible")),
@@ -169,7 +174,8 @@ impl JobSpec {
     }
 }
 
-/// A ring as its job counts it, from 0. A ring's number on the box, over all jobs, is a [`RingNumber`].
+/// A ring as its job counts it, from 0. A ring's number on the box, over all jobs, is a
+/// [`RingNumber`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobRing(pub u32);
 
@@ -241,13 +247,14 @@ impl Job {
         }
     }
 
-    /// The rank whose connection a member's is: its own, the last one of a group, or, of the way up, the one before the first here.
+    /// The rank whose connection a member's is: its own, the last one of a group, or, of the way
+    /// up, the one before the first here.
     pub fn sender(&self, member: Rank) -> Rank {
         self.spec.members.sender(member.0, self.spec.ranks).map_or(member, Rank)
     }
 
-    /// The member that is the way up, and the interface by which its rank's packets come that are not summed: the first ring's. None as
-    /// long as that has no such flow.
+    /// The member that is the way up, and the interface by which its rank's packets come that are
+    /// not summed: the first ring's. None as long as that has no such flow.
     pub(super) fn way_up(&self, flows: &[FlowSpec]) -> Option<(Rank, u32)> {
         self.spec.members.uplink.as_ref()?;
         let up = Rank(self.spec.member_count() - 1);
@@ -284,7 +291,8 @@ impl Job {
 
     /// Interface of each rank in a ring whose flows are all there.
     fn ports(&self, ring: RingNumber) -> Vec<u32> {
-        let port = |rank| self.flows.iter().find(|f| f.ring == ring && f.rank == rank).map(|f| f.ifindex);
+        let port =
+            |rank| self.flows.iter().find(|f| f.ring == ring && f.rank == rank).map(|f| f.ifindex);
         Rank::all(self.spec.member_count()).filter_map(port).collect()
     }
 
@@ -298,7 +306,8 @@ impl Job {
         }
     }
 
-    /// Neighbours in a ring that are behind one port: what they send each other may never come by the box.
+    /// Neighbours in a ring that are behind one port: what they send each other may never come by
+    /// the box.
     pub fn neighbours_behind_one_port(&self) -> Option<(&FlowSpec, &FlowSpec)> {
         self.flows.iter().find_map(|f| {
             let next = (f.ring, self.next(f.rank), f.ifindex);
@@ -312,7 +321,10 @@ impl Job {
             return Vec::new();
         }
         self.state = State::Active;
-        self.rings.iter().map(|ring| Action::ActivateRing(ring.clone(), self.ports(ring.id))).collect()
+        self.rings
+            .iter()
+            .map(|ring| Action::ActivateRing(ring.clone(), self.ports(ring.id)))
+            .collect()
     }
 
     pub fn ever_had(&self) -> Vec<FlowKey> {
@@ -362,8 +374,8 @@ impl Job {
         actions
     }
 
-    /// Ends what is under way with an error. Ranks that wait for the next epoch already, as one that was started again at once, are
-    /// none of its.
+    /// Ends what is under way with an error. Ranks that wait for the next epoch already, as one
+    /// that was started again at once, are none of its.
     pub(super) fn end_epoch(&mut self, reason: String) -> Vec<Action> {
         self.epoch = None;
         self.state = State::Failed(reason);

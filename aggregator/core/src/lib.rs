@@ -1,5 +1,5 @@
-//! The controller: jobs, their life, and who may have what. Pure: requests and times go in, actions come out; tokio,
-//! netlink, gRPC and BPF are at the edge, in the daemon.
+//! The controller: jobs, their life, and who may have what. Pure: requests and times go in, actions
+//! come out; tokio, netlink, gRPC and BPF are at the edge, in the daemon.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -134,13 +134,14 @@ pub struct PortInfo {
     pub ifindex: u32,
     /// MTU in bytes.
     pub mtu: u32,
-    /// For this MAC address packets come in that this machine routes. `None` where it routes nothing.
+    /// For this MAC address packets come in that this machine routes. `None` where it routes
+    /// nothing.
     #[serde(default)]
     pub router: Option<[u8; 6]>,
 }
 
-/// Room that a path MTU needs beside itself in a link's MTU: IPv6, UDP, BTH, RETH, immediate data, ICRC. A VLAN tag does not count
-/// (`xdp_ok_fwd_dev` in include/linux/filter.h).
+/// Room that a path MTU needs beside itself in a link's MTU: IPv6, UDP, BTH, RETH, immediate data,
+/// ICRC. A VLAN tag does not count (`xdp_ok_fwd_dev` in include/linux/filter.h).
 pub const HEADROOM: u32 = 40 + 8 + 12 + 16 + 4 + 4;
 
 /// The largest path MTU that a link of this MTU carries; the least one where it carries none.
@@ -217,11 +218,13 @@ impl Controller {
         self.own = ips.chain(macs.into_iter().map(owners::Address::Mac)).collect();
     }
 
-    /// Ports are gone, of which the controller still knows: jobs with flows there end with an error.
+    /// Ports are gone, of which the controller still knows: jobs with flows there end with an
+    /// error.
     pub fn ports_gone(&mut self, gone: &[u32]) -> Vec<Action> {
         let mut actions = Vec::new();
-        let name =
-            |ifindex| self.ports.iter().find(|p| p.ifindex == ifindex).map_or("?", |p| p.name.as_str());
+        let name = |ifindex| {
+            self.ports.iter().find(|p| p.ifindex == ifindex).map_or("?", |p| p.name.as_str())
+        };
         for job in self.jobs.values_mut() {
             if let Some(flow) = job.flows.iter().find(|f| gone.contains(&f.ifindex)) {
                 let why = format!("rank {}: its port {} is gone", flow.rank, name(flow.ifindex));
@@ -332,7 +335,8 @@ impl Controller {
         if job.spec.token.is(token) { Ok(job) } else { Err(denied()) }
     }
 
-    /// Creates a job and reserves its memory, if there is room. A path MTU of 0 becomes the largest that all ports carry.
+    /// Creates a job and reserves its memory, if there is room. A path MTU of 0 becomes the largest
+    /// that all ports carry.
     pub fn create_job(&mut self, mut spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         if spec.mtu == 0 {
             // Without a port: Ethernet's usual MTU.
@@ -340,7 +344,8 @@ impl Controller {
         }
         spec.check()?;
         let is_there = |name: &&str| self.ports.iter().any(|p| p.name == *name);
-        if let Some(uplink) = spec.members.uplink.iter().flat_map(Uplinks::ports).find(|name| !is_there(name))
+        if let Some(uplink) =
+            spec.members.uplink.iter().flat_map(Uplinks::ports).find(|name| !is_there(name))
         {
             let names: Vec<_> = self.ports.iter().map(|p| p.name.as_str()).collect();
             return Err(Refusal::Invalid(format!(
@@ -360,7 +365,8 @@ impl Controller {
         self.check_room(&spec, slots)?;
         let rings = self.pool.take(&spec, slots)?;
         let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
-        let mut actions: Vec<_> = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
+        let mut actions: Vec<_> =
+            reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
         let job = Job::new(spec, slots, rings);
         actions.extend(job.listen_in_band());
         *self.admitted.entry(job.spec.tenant.clone()).or_default() += 1;
@@ -371,7 +377,10 @@ impl Controller {
     /// That nothing but room could keep a job from being created.
     fn check_new(&self, spec: &JobSpec) -> Result<(), Refusal> {
         if self.jobs.contains_key(&spec.name) {
-            return Err(Refusal::Exists(format!("NAME `{}`: there is such a job already", spec.name)));
+            return Err(Refusal::Exists(format!(
+                "NAME `{}`: there is such a job already",
+                spec.name
+            )));
         }
         if !self.tenants.contains_key(&spec.tenant) {
             let names: Vec<&str> = self.tenants.keys().map(String::as_str).collect();
@@ -381,8 +390,11 @@ impl Controller {
                 names.join(", ")
             )));
         }
-        let twin =
-            self.jobs.values().map(|j| &j.spec).find(|other| other.in_band && other.token == spec.token);
+        let twin = self
+            .jobs
+            .values()
+            .map(|j| &j.spec)
+            .find(|other| other.in_band && other.token == spec.token);
         if let Some(other) = twin.filter(|_| spec.in_band) {
             return Err(Refusal::Exists(format!(
                 "--token: job `{}` has the same; first packets with it could be of either",
@@ -395,7 +407,8 @@ impl Controller {
     /// Deletes a job; ranks that wait for it are told.
     pub fn delete_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
-        let mut actions = job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
+        let mut actions =
+            job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
         actions.extend(job.spec.in_band.then(|| Action::IgnoreInBand(job.spec.token.in_band())));
         actions.extend(job.teardown());
         self.pool.give_back(&job.spec, job.slots, &job.rings);
@@ -408,7 +421,8 @@ impl Controller {
         names.iter().filter_map(|name| self.delete_job(name).ok()).flatten().collect()
     }
 
-    /// Empties a job's rings and forgets its flows: for an application whose flows were added by hand, or came in band, and that connects anew.
+    /// Empties a job's rings and forgets its flows: for an application whose flows were added by
+    /// hand, or came in band, and that connects anew.
     pub fn restart_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
         let job = self.job_mut(name)?;
         if job.epoch.is_some() || job.has_waiters() {
@@ -416,7 +430,8 @@ impl Controller {
                 "job `{name}`: its ranks join by themselves, and begin anew when all have joined again"
             )));
         }
-        // In band, too: connections with the numbers that they had are none of the last epoch's any more.
+        // In band, too: connections with the numbers that they had are none of the last epoch's any
+        // more.
         job.in_band = in_band::InBand::default();
         job.state = State::Waiting;
         job.last_epoch += 1;
@@ -426,7 +441,8 @@ impl Controller {
     /// Asks the ranks of a job to connect anew, all of them after the same operation.
     pub fn renew_job(&mut self, name: &str) -> Result<(), Refusal> {
         let epoch = self.job_mut(name)?.epoch.as_mut();
-        let why = || Refusal::NotNow(format!("job `{name}`: no ranks that have joined it are at work"));
+        let why =
+            || Refusal::NotNow(format!("job `{name}`: no ranks that have joined it are at work"));
         epoch.ok_or_else(why)?.renew = true;
         Ok(())
     }
@@ -452,11 +468,14 @@ impl Controller {
         let rank = flow.rank;
         self.place(job, &mut flow)?;
         if flow.src.is_ipv4() != flow.dst.is_ipv4() {
-            let message = format!("--dst {}: not of the same family as --src {}", flow.dst, flow.src);
+            let message =
+                format!("--dst {}: not of the same family as --src {}", flow.dst, flow.src);
             return Err(Refusal::Invalid(message));
         }
         if job.flows.iter().any(|f| f.ring == flow.ring && f.rank == flow.rank) {
-            return Err(Refusal::Exists(format!("--rank {rank}: has its flow in ring {ring} already")));
+            return Err(Refusal::Exists(format!(
+                "--rank {rank}: has its flow in ring {ring} already"
+            )));
         }
         self.check_mtu(&format!("--rank {rank}"), job.spec.mtu, flow.ifindex)?;
         self.check_key(&flow)?;
@@ -479,7 +498,8 @@ impl Controller {
             return invalid(format!("--rank {rank}: the job has ranks 0 to {}", spec.ranks - 1));
         }
         let Some((number, member)) = spec.members.of(rank.0, spec.ranks) else {
-            let known: Vec<_> = Rank::all(spec.member_count()).map(|n| job.sender(n).to_string()).collect();
+            let known: Vec<_> =
+                Rank::all(spec.member_count()).map(|n| job.sender(n).to_string()).collect();
             return invalid(format!(
                 "--rank {rank}: its connection does not come by this box; those of ranks {} do",
                 known.join(", ")
@@ -510,7 +530,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Flows are registered. Jobs that once had the same ones know nothing of these senders, and must not have their data let through.
+    /// Flows are registered. Jobs that once had the same ones know nothing of these senders, and
+    /// must not have their data let through.
     fn take_over(&mut self, flows: &[FlowSpec]) {
         let keys: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
         for job in self.jobs.values_mut() {

@@ -1,8 +1,9 @@
 //! Who contributes to a box's sums, where boxes are in levels.
 //!
-//! A job's ranks keep their numbers, and those below one box are neighbours. So a box's members follow each other: ranks, and groups
-//! of ranks behind boxes below. A group is known by the connection that leaves it, its last rank's. A box with a parent has one more
-//! member, the way up, behind all others: by it comes the connection of the rank before the first.
+//! A job's ranks keep their numbers, and those below one box are neighbours. So a box's members
+//! follow each other: ranks, and groups of ranks behind boxes below. A group is known by the
+//! connection that leaves it, its last rank's. A box with a parent has one more member, the way up,
+//! behind all others: by it comes the connection of the rank before the first.
 
 use std::fmt;
 
@@ -45,8 +46,8 @@ pub struct Members {
     pub ranks: Option<Group>,
     /// The port towards the parent box of each ring.
     pub uplink: Option<Uplinks>,
-    /// The ranks in the order of their connections; empty where that is the order of their numbers. What is a range of ranks above is
-    /// one of places in it.
+    /// The ranks in the order of their connections; empty where that is the order of their numbers.
+    /// What is a range of ranks above is one of places in it.
     #[serde(default)]
     pub order: Vec<u32>,
 }
@@ -113,10 +114,16 @@ impl Members {
             (None, true) => Some(Group { first: 0, last: ranks.saturating_sub(1) }),
             (None, false) => None,
         };
-        let mut all: Vec<(u32, Member)> = self.groups.iter().map(|g| (g.first, Member::Group(*g))).collect();
-        all.extend(own.into_iter().flat_map(|g| g.first..=g.last).map(|rank| (rank, Member::Rank(rank))));
+        let mut all: Vec<(u32, Member)> =
+            self.groups.iter().map(|g| (g.first, Member::Group(*g))).collect();
+        all.extend(
+            own.into_iter().flat_map(|g| g.first..=g.last).map(|rank| (rank, Member::Rank(rank))),
+        );
         all.sort_by_key(|(first, _)| *first);
-        all.into_iter().map(|(_, member)| member).chain(self.uplink.iter().map(|_| Member::Up)).collect()
+        all.into_iter()
+            .map(|(_, member)| member)
+            .chain(self.uplink.iter().map(|_| Member::Up))
+            .collect()
     }
 
     /// How many there are.
@@ -124,7 +131,8 @@ impl Members {
         if self.is_part() { self.list(ranks).len() as u32 } else { ranks }
     }
 
-    /// The member whose connection a rank's is, and its place in the ring; `None` where no connection of that rank comes here.
+    /// The member whose connection a rank's is, and its place in the ring; `None` where no
+    /// connection of that rank comes here.
     pub fn of(&self, rank: u32, ranks: u32) -> Option<(u32, Member)> {
         let rank = self.order.iter().position(|r| *r == rank).map_or(rank, |place| place as u32);
         let all = self.list(ranks);
@@ -180,7 +188,10 @@ impl Members {
         }
         let invalid = |message: String| Err(Refusal::Invalid(message));
         if let Some(group) = self.groups.iter().chain(&self.ranks).find(|g| g.last >= ranks) {
-            return invalid(format!("--members {group}: the job has ranks 0 to {}", ranks.saturating_sub(1)));
+            return invalid(format!(
+                "--members {group}: the job has ranks 0 to {}",
+                ranks.saturating_sub(1)
+            ));
         }
         let mut order = self.order.clone();
         order.sort_unstable();
@@ -196,7 +207,10 @@ impl Members {
         for pair in below.windows(2) {
             let ((_, end), (start, _)) = (Self::span(&pair[0]), Self::span(&pair[1]));
             if start <= end {
-                return invalid(format!("members {} and {}: both have rank {start}", pair[0], pair[1]));
+                return invalid(format!(
+                    "members {} and {}: both have rank {start}",
+                    pair[0], pair[1]
+                ));
             }
             if start != end + 1 {
                 return invalid(format!(
@@ -217,7 +231,8 @@ impl Members {
             None if !whole => invalid(format!(
                 "members {first} to {last}: not all of the {ranks} ranks; the others need an --uplink"
             )),
-            // Where this box stops adding, the parent gets the last group's sum in place of all members'.
+            // Where this box stops adding, the parent gets the last group's sum in place of all
+            // members'.
             Some(uplink) if below.len() > 1 && last.bears() == sum.mark() => invalid(format!(
                 "--groups {last} and --uplink {uplink}: the parent could take the sum of {last} for that of {sum}; the last group may \
                  have two thirds of the ranks below a box at the most"
@@ -253,7 +268,10 @@ mod tests {
         assert_eq!(leaf.of(7, 8), Some((3, Member::Rank(7))));
         assert_eq!(leaf.of(3, 8), Some((4, Member::Up)), "the connection that comes down");
         assert_eq!(leaf.of(0, 8), None);
-        assert_eq!([0, 3, 4, 5].map(|place| leaf.sender(place, 8)), [Some(4), Some(7), Some(3), None]);
+        assert_eq!(
+            [0, 3, 4, 5].map(|place| leaf.sender(place, 8)),
+            [Some(4), Some(7), Some(3), None]
+        );
         assert_eq!(members("0-3", "", "swp9").of(7, 8), Some((4, Member::Up)));
     }
 
@@ -266,7 +284,13 @@ mod tests {
         let parent = Members { order: vec![0, 2, 1, 3], ..members("", "0-1,2-3", "") };
         assert_eq!(parent.of(2, 4).map(|m| m.0), Some(0), "its connection leaves the first box");
         let twice = Members { order: vec![0, 2, 2, 3], ..leaf };
-        assert!(twice.check(4).unwrap_err().to_string().contains("each of the ranks 0 to 3 is needed, once"));
+        assert!(
+            twice
+                .check(4)
+                .unwrap_err()
+                .to_string()
+                .contains("each of the ranks 0 to 3 is needed, once")
+        );
     }
 
     #[test]
@@ -283,12 +307,18 @@ mod tests {
     fn a_box_between_two_levels_has_groups_and_the_way_up() {
         let middle = members("", "4-5,6-7", "swp9");
         middle.check(16).unwrap();
-        assert_eq!((middle.of(7, 16).map(|m| m.0), middle.of(3, 16)), (Some(1), Some((2, Member::Up))));
+        assert_eq!(
+            (middle.of(7, 16).map(|m| m.0), middle.of(3, 16)),
+            (Some(1), Some((2, Member::Up)))
+        );
         let bears: Vec<u8> = middle.list(16).iter().map(Member::bears).collect();
         assert_eq!((&bears[..], middle.mark(16)), (&[mark(2), mark(2), TOTAL][..], mark(4)));
         // Alone, a group's sum is that of all.
         members("", "4-7", "swp9").check(16).unwrap();
-        assert_eq!((members("", "0-3,4-7", "").mark(8), members("4-7", "", "swp9").mark(8)), (0, mark(4)));
+        assert_eq!(
+            (members("", "0-3,4-7", "").mark(8), members("4-7", "", "swp9").mark(8)),
+            (0, mark(4))
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Ranks that join a job by themselves, live and leave.
 //!
-//! The ranks of a job form an *epoch* together: when all have joined, their flows are registered and the rings start. Ranks
-//! whose connections are no longer of use join again for the next epoch, which begins with empty rings when all are there.
+//! The ranks of a job form an *epoch* together: when all have joined, their flows are registered
+//! and the rings start. Ranks whose connections are no longer of use join again for the next epoch,
+//! which begins with empty rings when all are there.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -35,10 +36,12 @@ pub struct RankAddress {
     pub rings: Vec<Connection>,
     /// Its connections past the box.
     pub plain: Connection,
-    /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do. The other ranks are told.
+    /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do. The other
+    /// ranks are told.
     #[serde(default)]
     pub any_ip_id: bool,
-    /// Its endpoint does selective retransmission, and takes results in any order. The other ranks are told.
+    /// Its endpoint does selective retransmission, and takes results in any order. The other ranks
+    /// are told.
     #[serde(default)]
     pub selective: bool,
 }
@@ -69,7 +72,8 @@ pub(super) struct Forming {
 }
 
 impl Forming {
-    /// Two hosts with one address. Ranks of one host may have one, where its adapter tells them apart.
+    /// Two hosts with one address. Ranks of one host may have one, where its adapter tells them
+    /// apart.
     fn one_address_twice(&self) -> Option<Refusal> {
         let mut known: BTreeMap<IpAddr, &RankAddress> = BTreeMap::new();
         self.ranks.values().find_map(|Waiting { address, .. }| {
@@ -119,7 +123,8 @@ impl Controller {
         self.check_address(&join)?;
         let job = self.job_mut(&join.job)?;
         if job.spec.members.is_part() {
-            let message = format!("job `{}`: is over several boxes; its flows are added by hand", join.job);
+            let message =
+                format!("job `{}`: is over several boxes; its flows are added by hand", join.job);
             return Err(Refusal::NotNow(message));
         }
         if job.spec.in_band {
@@ -127,7 +132,8 @@ impl Controller {
             return Err(Refusal::NotNow(message));
         }
         if !job.flows.is_empty() && job.epoch.is_none() {
-            let message = format!("job `{}`: its flows were added by hand, ranks cannot join", join.job);
+            let message =
+                format!("job `{}`: its flows were added by hand, ranks cannot join", join.job);
             return Err(Refusal::NotNow(message));
         }
         let rank = join.address.rank;
@@ -149,8 +155,10 @@ impl Controller {
         let mut actions = Vec::new();
         if let Some(before) = forming.ranks.get(&rank) {
             if before.address != join.address {
-                let message =
-                    format!("rank {rank}: {} waits to join as this rank already", before.address.ip);
+                let message = format!(
+                    "rank {rank}: {} waits to join as this rank already",
+                    before.address.ip
+                );
                 return Err(Refusal::Exists(message));
             }
             let result = Err(Refusal::NotNow(format!("rank {rank} asked again")));
@@ -202,9 +210,11 @@ impl Controller {
             )));
         }
         for c in a.rings.iter().chain([&a.plain]) {
-            for (what, value) in
-                [("receive_qpn", c.receive_qpn), ("send_qpn", c.send_qpn), ("first_psn", c.first_psn)]
-            {
+            for (what, value) in [
+                ("receive_qpn", c.receive_qpn),
+                ("send_qpn", c.send_qpn),
+                ("first_psn", c.first_psn),
+            ] {
                 if value > serial::MASK {
                     return Err(Refusal::Invalid(format!(
                         "rank {}: {what} {value:#x}: more than 24 bits",
@@ -217,7 +227,10 @@ impl Controller {
             a.rings.iter().chain([&a.plain]).flat_map(|c| [c.receive_qpn, c.send_qpn]).collect();
         qpns.sort_unstable();
         if qpns.windows(2).any(|w| w[0] == w[1]) {
-            return Err(Refusal::Invalid(format!("rank {}: a queue pair number is used twice", a.rank)));
+            return Err(Refusal::Invalid(format!(
+                "rank {}: a queue pair number is used twice",
+                a.rank
+            )));
         }
         Ok(())
     }
@@ -230,7 +243,8 @@ impl Controller {
         let order = self.ring_order(forming);
         for (r, ring) in job.rings.iter().enumerate() {
             for (&rank, next) in order.iter().zip(order.iter().cycle().skip(1)) {
-                let [Some(w), Some(next)] = [&rank, next].map(|rank| forming.ranks.get(rank)) else {
+                let [Some(w), Some(next)] = [&rank, next].map(|rank| forming.ranks.get(rank))
+                else {
                     return Vec::new();
                 };
                 flows.push(FlowSpec {
@@ -259,7 +273,8 @@ impl Controller {
             return job.dismiss_waiters(&refusal);
         }
         let Some(forming) = job.forming.take() else { return Vec::new() };
-        // Rings start empty, whatever was in them. One rank that goes back N needs all results in order.
+        // Rings start empty, whatever was in them. One rank that goes back N needs all results in
+        // order.
         let in_order = forming.ranks.values().any(|w| !w.address.selective);
         let mut actions = job.restart_for(in_order);
         job.last_epoch += 1;
@@ -276,12 +291,14 @@ impl Controller {
             heard: vec![Some(now); forming.ranks.len()],
             ranks: forming.ranks.into_values().map(|w| w.address).collect(),
         });
-        actions.extend(waiters.into_iter().map(|waiter| Action::Reply { waiter, result: Ok(number) }));
+        actions
+            .extend(waiters.into_iter().map(|waiter| Action::Reply { waiter, result: Ok(number) }));
         actions
     }
 
-    /// Ranks below one box follow each other, so that one connection leaves it. Rank 0 is the first. Ports of several boxes are
-    /// BOX/PORT; those of one have no such names, and its ranks are in order.
+    /// Ranks below one box follow each other, so that one connection leaves it. Rank 0 is the
+    /// first. Ports of several boxes are BOX/PORT; those of one have no such names, and its ranks
+    /// are in order.
     fn ring_order(&self, forming: &Forming) -> Vec<Rank> {
         let place = |ifindex| {
             let port = self.ports.iter().find(|p| p.ifindex == ifindex)?;
@@ -295,8 +312,8 @@ impl Controller {
         order.into_iter().map(|(_, rank)| rank).collect()
     }
 
-    /// Why neighbours in a ring cannot reach each other over the bridge, if so. What the box routes is
-    /// not bridged.
+    /// Why neighbours in a ring cannot reach each other over the bridge, if so. What the box routes
+    /// is not bridged.
     fn kept_apart(&self, flows: &[FlowSpec]) -> Option<Refusal> {
         let bridge = |flow: &FlowSpec| self.isolated.get(&flow.ifindex);
         let apart = |flow: &FlowSpec, next: &FlowSpec| {
@@ -304,8 +321,9 @@ impl Controller {
                 && flow.ifindex != next.ifindex
                 && bridge(flow).is_some_and(|of| bridge(next) == Some(of))
         };
-        let bridged =
-            flows.iter().filter(|flow| bridge(flow).is_some() && self.router(flow.ifindex).is_none());
+        let bridged = flows
+            .iter()
+            .filter(|flow| bridge(flow).is_some() && self.router(flow.ifindex).is_none());
         let (flow, next) = bridged
             .into_iter()
             .find_map(|flow| Some((flow, flows.iter().find(|next| apart(flow, next))?)))?;
@@ -376,7 +394,9 @@ impl Controller {
 
     /// No boxes sum for the ranks of this epoch. Whether they may begin all the same.
     pub fn goes_without_box(&mut self, name: &str, epoch: u32) -> bool {
-        let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.or_ring) else { return false };
+        let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.or_ring) else {
+            return false;
+        };
         let current = job.epoch.as_mut().filter(|current| current.number == epoch);
         current.map(|current| current.without_box = true).is_some()
     }
@@ -390,10 +410,18 @@ impl Controller {
     }
 
     /// A rank is done. When all are, the job waits for others.
-    pub fn leave(&mut self, name: &str, token: &str, rank: Rank, epoch: u32) -> Result<Vec<Action>, Refusal> {
+    pub fn leave(
+        &mut self,
+        name: &str,
+        token: &str,
+        rank: Rank,
+        epoch: u32,
+    ) -> Result<Vec<Action>, Refusal> {
         self.job_for(name, token)?;
         let job = self.job_mut(name)?;
-        let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch) else { return Ok(Vec::new()) };
+        let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch) else {
+            return Ok(Vec::new());
+        };
         if let Some(heard) = current.heard.get_mut(rank.0 as usize) {
             *heard = None;
         }
@@ -460,25 +488,37 @@ impl Job {
     /// Tells all that wait that it is in vain.
     pub(super) fn dismiss_waiters(&mut self, why: &Refusal) -> Vec<Action> {
         let forming = self.forming.take().map(|f| f.ranks).unwrap_or_default();
-        forming.into_values().map(|w| Action::Reply { waiter: w.waiter, result: Err(why.clone()) }).collect()
+        forming
+            .into_values()
+            .map(|w| Action::Reply { waiter: w.waiter, result: Err(why.clone()) })
+            .collect()
     }
 
     /// Answers those whose time is over.
     pub(super) fn late_joins(&mut self, now: Instant) -> Vec<Action> {
         let ranks = self.spec.ranks;
         let Some(forming) = &mut self.forming else { return Vec::new() };
-        let missing: Vec<Rank> = Rank::all(ranks).filter(|r| !forming.ranks.contains_key(r)).collect();
+        let missing: Vec<Rank> =
+            Rank::all(ranks).filter(|r| !forming.ranks.contains_key(r)).collect();
         // A few: an answer must fit a header.
         let why = missing.iter().filter_map(|rank| self.refused.get(rank)).take(MOST_REASONS);
         let why: String = why.flat_map(|why| ["; refused: ", why]).collect();
         let missing: Vec<String> = missing.iter().map(Rank::to_string).collect();
-        let late: Vec<Rank> =
-            forming.ranks.iter().filter(|(_, w)| w.deadline <= now).map(|(rank, _)| *rank).collect();
-        let message = format!("not all ranks have joined in time; missing: {}{why}", missing.join(", "));
+        let late: Vec<Rank> = forming
+            .ranks
+            .iter()
+            .filter(|(_, w)| w.deadline <= now)
+            .map(|(rank, _)| *rank)
+            .collect();
+        let message =
+            format!("not all ranks have joined in time; missing: {}{why}", missing.join(", "));
         let actions = late
             .iter()
             .filter_map(|rank| forming.ranks.remove(rank))
-            .map(|w| Action::Reply { waiter: w.waiter, result: Err(Refusal::Late(message.clone())) })
+            .map(|w| Action::Reply {
+                waiter: w.waiter,
+                result: Err(Refusal::Late(message.clone())),
+            })
             .collect();
         if forming.ranks.is_empty() {
             self.forming = None;
@@ -493,8 +533,11 @@ impl Job {
         let silent = |heard: &Instant| now.saturating_duration_since(*heard);
         let heard = &self.epoch.as_ref()?.heard;
         let least = heard.iter().flatten().map(silent).min().filter(|least| *least > timeout)?;
-        let ranks: Vec<String> =
-            (0..).zip(heard).filter(|(_, h)| h.is_some()).map(|(rank, _)| Rank(rank).to_string()).collect();
+        let ranks: Vec<String> = (0..)
+            .zip(heard)
+            .filter(|(_, h)| h.is_some())
+            .map(|(rank, _)| Rank(rank).to_string())
+            .collect();
         let ranks = if ranks.len() == 1 {
             format!("rank {}", ranks[0])
         } else {

@@ -30,12 +30,14 @@ impl Claim<'_> {
     }
 }
 
-/// The addresses of senders, and those of receivers in other boxes' reach. Of several ways up the first has them.
+/// The addresses of senders, and those of receivers in other boxes' reach. Of several ways up the
+/// first has them.
 fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim<'a>> {
     let by_boxes = flows.iter().filter(|f| f.bears != 0);
     let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
     let way_up = job.way_up(flows);
-    let further = move |rank, ifindex| way_up.is_some_and(|(up, first)| rank == up && ifindex != first);
+    let further =
+        move |rank, ifindex| way_up.is_some_and(|(up, first)| rank == up && ifindex != first);
     flows.iter().flat_map(move |flow| {
         let next = flow.rank.next(job.spec.member_count());
         let sender = (!further(flow.rank, flow.ifindex)).then_some(flow.ifindex);
@@ -45,20 +47,29 @@ fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim
             sender.and_then(|ifindex| Some((Address::Mac(flow.src_mac?), ifindex))),
             receiver.map(|&ifindex| (Address::Ip(flow.dst), ifindex)),
         ];
-        claims.into_iter().flatten().map(move |(address, ifindex)| Claim { address, ifindex, job, flow })
+        claims.into_iter().flatten().map(move |(address, ifindex)| Claim {
+            address,
+            ifindex,
+            job,
+            flow,
+        })
     })
 }
 
 impl Controller {
-    /// That these flows, which are all of a job's, place no address behind another port than others do.
+    /// That these flows, which are all of a job's, place no address behind another port than others
+    /// do.
     pub(super) fn check_owners(&self, name: &str, flows: &[FlowSpec]) -> Result<(), Refusal> {
-        let others = self.jobs.values().filter(|j| j.spec.name != name).flat_map(|j| claims(j, &j.flows));
+        let others =
+            self.jobs.values().filter(|j| j.spec.name != name).flat_map(|j| claims(j, &j.flows));
         let mut known: HashMap<Address, Claim<'_>> = HashMap::new();
         for claim in others.chain(claims(self.job(name)?, flows)) {
             if self.own.contains(&claim.address) {
                 let what = claim.what();
                 let rank = claim.job.sender(claim.flow.rank);
-                return Err(Refusal::Exists(format!("rank {rank}: {what} belongs to this box itself")));
+                return Err(Refusal::Exists(format!(
+                    "rank {rank}: {what} belongs to this box itself"
+                )));
             }
             match known.get(&claim.address) {
                 Some(other) if other.ifindex != claim.ifindex => {

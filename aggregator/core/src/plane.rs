@@ -38,7 +38,8 @@ pub struct FlowSpec {
     pub qpn: Qpn,
     /// Sender's MAC address; learned from the first verified packet when `None`.
     pub src_mac: Option<[u8; 6]>,
-    /// What its packets bear because they come by another box, above or below ([`netsum_common::wire::bears`]). 0 where they do not.
+    /// What its packets bear because they come by another box, above or below
+    /// ([`netsum_common::wire::bears`]). 0 where they do not.
     #[serde(default)]
     pub bears: u8,
 }
@@ -50,7 +51,8 @@ impl FlowSpec {
     }
 }
 
-/// A first packet of a connection that is not registered, with the token of a job that is set up in band.
+/// A first packet of a connection that is not registered, with the token of a job that is set up in
+/// band.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstPacket {
     /// The job's first ring.
@@ -109,6 +111,7 @@ pub struct FlowSeen {
     pub last_psn: u32,
     /// What became of the last one; `None` when none has come.
     pub last_outcome: Option<Counter>,
-    /// PSN and payload length of the last packet that had another length than the first contribution to its slot.
+    /// PSN and payload length of the last packet that had another length than the first
+    /// contribution to its slot.
     pub mismatch: Option<(u32, u32)>,
 }

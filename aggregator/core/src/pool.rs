@@ -59,7 +59,9 @@ impl Pool {
     pub fn set_total(&mut self, total: u64) -> Result<(), Refusal> {
         if total < self.used {
             let (total, used) = (Size(total), Size(self.used));
-            return Err(Refusal::Exhausted(format!("pool.memory = {total}: the jobs take {used} already")));
+            return Err(Refusal::Exhausted(format!(
+                "pool.memory = {total}: the jobs take {used} already"
+            )));
         }
         self.total = total;
         Ok(())
@@ -97,7 +99,8 @@ impl Pool {
         }
         let free = self.rings[1..].iter().filter(|taken| !**taken).count();
         if free < spec.rings as usize {
-            let message = format!("--rings {}: {free} of {} rings are free", spec.rings, MAX_RINGS - 1);
+            let message =
+                format!("--rings {}: {free} of {} rings are free", spec.rings, MAX_RINGS - 1);
             return Err(Refusal::Exhausted(message));
         }
         Ok(())
@@ -120,8 +123,14 @@ impl Pool {
         Ok(rings.collect())
     }
 
-    /// Takes what a job has had already, under an earlier daemon. Its rings may get other CPUs, where there are fewer now.
-    pub fn take_again(&mut self, spec: &JobSpec, slots: u32, rings: &mut [RingSpec]) -> Result<(), Refusal> {
+    /// Takes what a job has had already, under an earlier daemon. Its rings may get other CPUs,
+    /// where there are fewer now.
+    pub fn take_again(
+        &mut self,
+        spec: &JobSpec,
+        slots: u32,
+        rings: &mut [RingSpec],
+    ) -> Result<(), Refusal> {
         let needed = job_memory(spec, slots);
         if needed > self.total - self.used {
             return Err(Refusal::Exhausted(format!(
@@ -131,7 +140,9 @@ impl Pool {
             )));
         }
         for ring in rings.iter() {
-            if self.rings.get(ring.id.0 as usize).is_none_or(|taken| *taken) || ring.id == RingNumber::NONE {
+            if self.rings.get(ring.id.0 as usize).is_none_or(|taken| *taken)
+                || ring.id == RingNumber::NONE
+            {
                 return Err(Refusal::Exhausted(format!("ring number {} is not free", ring.id)));
             }
         }

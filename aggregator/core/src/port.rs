@@ -7,8 +7,8 @@ const MAX_MTU: u32 = 2048;
 /// The least one.
 const MIN_MTU: u32 = 256;
 
-/// Drivers that send what is redirected on a queue of the CPU's own number, and drop it where they have none:
-/// `i40e_xdp_xmit` (drivers/net/ethernet/intel/i40e/i40e_txrx.c) and `mlx5e_xdp_xmit`
+/// Drivers that send what is redirected on a queue of the CPU's own number, and drop it where they
+/// have none: `i40e_xdp_xmit` (drivers/net/ethernet/intel/i40e/i40e_txrx.c) and `mlx5e_xdp_xmit`
 /// (drivers/net/ethernet/mellanox/mlx5/core/en/xdp.c), both of Linux 6.12.
 const QUEUE_OF_CPU: [&str; 2] = ["i40e", "mlx5_core"];
 
@@ -39,7 +39,8 @@ pub struct PortFacts {
     pub xdp: bool,
     /// [`xdp_features`]; `None` before Linux 6.3.
     pub features: Option<u64>,
-    /// The driver joins packets that it receives (large receive offload); `None` where it does not say.
+    /// The driver joins packets that it receives (large receive offload); `None` where it does not
+    /// say.
     pub lro: Option<bool>,
     /// The driver takes VLAN tags off frames that it receives; `None` where it does not say.
     pub rx_vlan: Option<bool>,
@@ -80,16 +81,19 @@ pub fn unfit(kind: &str, part_of: &str) -> Option<Defect> {
             "make one of its cards the port, without the others",
         )),
         (_, "bond" | "team") => Some(fatal(
-            format!("a card of a {part_of}, which netsum does not support: flows are the {part_of}'s"),
+            format!(
+                "a card of a {part_of}, which netsum does not support: flows are the {part_of}'s"
+            ),
             format!("take it out of the {part_of}"),
         )),
         ("vlan", _) => Some(fatal(
             "a VLAN of a card: packets come in at the card",
             "make the card the port; hosts may be in VLANs",
         )),
-        ("macvlan" | "macvtap" | "ipvlan" | "ipvtap", _) => {
-            Some(fatal(format!("a {kind} of a card: packets come in at the card"), "make the card the port"))
-        }
+        ("macvlan" | "macvtap" | "ipvlan" | "ipvtap", _) => Some(fatal(
+            format!("a {kind} of a card: packets come in at the card"),
+            "make the card the port",
+        )),
         _ => None,
     }
 }
@@ -102,7 +106,10 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
     let name = &p.name;
     let mut all = Vec::new();
     if !p.up {
-        all.push(fatal("down, or without a carrier", format!("ip link set {name} up; look at the cable")));
+        all.push(fatal(
+            "down, or without a carrier",
+            format!("ip link set {name} up; look at the cable"),
+        ));
     }
     if p.mtu < MIN_MTU + HEADROOM {
         let mend = format!("ip link set {name} mtu {}", MAX_MTU + HEADROOM);
@@ -111,7 +118,10 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
         let fits = netsum_common::abi::MTUS.iter().filter(|&m| m + HEADROOM <= p.mtu).max();
         all.push(bearable(
             format!("MTU {}: path MTU {} at the most", p.mtu, fits.copied().unwrap_or(MIN_MTU)),
-            format!("ip link set {name} mtu {} for path MTU {MAX_MTU}, at the hosts too", MAX_MTU + HEADROOM),
+            format!(
+                "ip link set {name} mtu {} for path MTU {MAX_MTU}, at the hosts too",
+                MAX_MTU + HEADROOM
+            ),
         ));
     }
     all.extend(xdp(p));
@@ -194,7 +204,10 @@ mod tests {
             ..PortFacts::default()
         };
         change(&mut port);
-        defects(&port).into_iter().map(|d| (d.is_fatal, format!("{} -> {}", d.found, d.mend))).collect()
+        defects(&port)
+            .into_iter()
+            .map(|d| (d.is_fatal, format!("{} -> {}", d.found, d.mend)))
+            .collect()
     }
 
     #[test]
@@ -209,7 +222,10 @@ mod tests {
     fn each_defect_is_named_with_what_mends_it() {
         let one = |found: Vec<(bool, String)>, is_fatal: bool, expected: &str| {
             assert_eq!(found.len(), 1, "{expected}: {found:?}");
-            assert!(found[0].0 == is_fatal && found[0].1.contains(expected), "{expected}: {found:?}");
+            assert!(
+                found[0].0 == is_fatal && found[0].1.contains(expected),
+                "{expected}: {found:?}"
+            );
         };
         one(after(|p| p.up = false), true, "ip link set eth1 up");
         one(after(|p| p.mtu = 1500), false, "path MTU 1024 at the most");
@@ -224,7 +240,11 @@ mod tests {
         one(after(|p| p.queues = 7), true, "ethtool -L eth1 combined 8");
         one(after(|p| p.interrupts[1] = "0".into()), false, "all served by CPU 0");
         one(after(|p| p.kind = "bond".into()), true, "a bond, which netsum does not support");
-        one(after(|p| p.part_of = "team".into()), true, "a card of a team, which netsum does not support");
+        one(
+            after(|p| p.part_of = "team".into()),
+            true,
+            "a card of a team, which netsum does not support",
+        );
         one(after(|p| p.kind = "vlan".into()), true, "make the card the port");
         one(after(|p| p.kind = "macvlan".into()), true, "a macvlan of a card");
         assert_eq!(after(|p| (p.kind, p.part_of) = ("veth".into(), "bridge".into())), []);

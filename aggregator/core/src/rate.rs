@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-/// Bits per second on a link, with all headers from Ethernet's on; as `tc` writes them: `100mbit`, `2.5gbit`.
+/// Bits per second on a link, with all headers from Ethernet's on; as `tc` writes them: `100mbit`,
+/// `2.5gbit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Rate(pub u64);
@@ -34,7 +35,8 @@ impl FromStr for Rate {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let unit = Self::UNITS.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
+        let unit =
+            Self::UNITS.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
         let (number, bits) =
             unit.ok_or_else(|| Error(format!("`{text}` is no rate like 100mbit or 2.5gbit")))?;
         let number: f64 =
@@ -74,7 +76,9 @@ mod tests {
         }
         assert_eq!("2500mbit".parse::<Rate>().unwrap().to_string(), "2.5gbit");
         assert!(("100mbit".parse::<Rate>().unwrap().seconds(12_500_000) - 1.0).abs() < 1e-9);
-        for (text, why) in [("100", "is no rate"), ("xmbit", "is no number"), ("0mbit", "are possible")] {
+        for (text, why) in
+            [("100", "is no rate"), ("xmbit", "is no number"), ("0mbit", "are possible")]
+        {
             let error = text.parse::<Rate>().unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }

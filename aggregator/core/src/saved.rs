@@ -1,5 +1,6 @@
-//! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who comes after a daemon
-//! that was killed goes on with it. What outlives the machine, too, is less: what the jobs were created with.
+//! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who
+//! comes after a daemon that was killed goes on with it. What outlives the machine, too, is less:
+//! what the jobs were created with.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -43,7 +44,8 @@ pub struct Measured {
     /// Lower end and upper end.
     pub ends: [String; 2],
     pub rate: u64,
-    /// What it should have carried; 0 where nobody knew. Where that is another number by now, it is another link.
+    /// What it should have carried; 0 where nobody knew. Where that is another number by now, it is
+    /// another link.
     pub nominal: u64,
 }
 
@@ -94,7 +96,8 @@ struct SavedEpoch {
 
 impl SavedRing {
     fn new(spec: &JobSpec, ring: &RingSpec) -> Self {
-        let RingSpec { id, cpu, config: RingConfig { flags, ranks, slots, credit, mtu, .. } } = *ring;
+        let RingSpec { id, cpu, config: RingConfig { flags, ranks, slots, credit, mtu, .. } } =
+            *ring;
         let JobSpec { verify_icrc, in_band, .. } = *spec;
         let in_order = flags & ring_flags::RELAXED == 0;
         Self { id, ranks, slots, credit, mtu, cpu, verify_icrc, in_order, in_band }
@@ -146,8 +149,9 @@ impl Controller {
         self.jobs.values().map(|job| &job.spec)
     }
 
-    /// Creates a job again that an earlier controller had: its rings are empty, and may have other numbers. Ports are not looked at.
-    /// At boot some come late, and each rank's is looked at when it joins.
+    /// Creates a job again that an earlier controller had: its rings are empty, and may have other
+    /// numbers. Ports are not looked at. At boot some come late, and each rank's is looked at when
+    /// it joins.
     ///
     /// # Errors
     /// If it does not fit any more, as [`Controller::create_job`] says it.
@@ -155,8 +159,9 @@ impl Controller {
         self.add_job(spec)
     }
 
-    /// Takes over what another has saved, into a controller without jobs. The present ports are set already. Jobs for
-    /// which `broken` knows a reason, and those with flows on ports that are gone, end with an error.
+    /// Takes over what another has saved, into a controller without jobs. The present ports are set
+    /// already. Jobs for which `broken` knows a reason, and those with flows on ports that are
+    /// gone, end with an error.
     ///
     /// # Errors
     /// If a job does not fit: not the pool's ring numbers, more memory than there is.
@@ -171,8 +176,11 @@ impl Controller {
             let name = saved.spec.name.clone();
             let (why, mut rings) = (broken(&saved), saved.rings().collect::<Vec<_>>());
             let slots = saved.spec.check().map_err(|e| format!("job `{name}`: {e}"))?;
-            self.pool.take_again(&saved.spec, slots, &mut rings).map_err(|e| format!("job `{name}`: {e}"))?;
-            let gone = saved.flows.iter().find(|f| self.ports.iter().all(|p| p.ifindex != f.ifindex));
+            self.pool
+                .take_again(&saved.spec, slots, &mut rings)
+                .map_err(|e| format!("job `{name}`: {e}"))?;
+            let gone =
+                saved.flows.iter().find(|f| self.ports.iter().all(|p| p.ifindex != f.ifindex));
             let why = why.or_else(|| {
                 gone.map(|f| format!("rank {}: its port (interface {}) is gone", f.rank, f.ifindex))
             });
@@ -183,8 +191,11 @@ impl Controller {
                 (epoch.renew, epoch.without_box) = (e.renew, e.without_box);
                 epoch
             });
-            job.ended =
-                saved.ended.into_iter().map(|(dst, qpn)| FlowKey { dst_ip: mapped(dst), qpn }).collect();
+            job.ended = saved
+                .ended
+                .into_iter()
+                .map(|(dst, qpn)| FlowKey { dst_ip: mapped(dst), qpn })
+                .collect();
             actions.extend(job.listen_in_band());
             if let Some(why) = why {
                 actions.extend(job.fail(format!("the daemon was started again, and {why}")));

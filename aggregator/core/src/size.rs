@@ -11,7 +11,8 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let error = || format!("`{text}` is no size: a number like 65536, 64K, 64KiB or 1MiB is expected");
+        let error =
+            || format!("`{text}` is no size: a number like 65536, 64K, 64KiB or 1MiB is expected");
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let number: u64 = text[..digits].parse().map_err(|_| error())?;
         let shift = match &text[digits..] {
@@ -42,9 +43,14 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_shown() {
-        for (text, bytes) in
-            [("0", 0), ("1500", 1500), ("64K", 65536), ("64KiB", 65536), ("2M", 2 << 20), ("1GiB", 1 << 30)]
-        {
+        for (text, bytes) in [
+            ("0", 0),
+            ("1500", 1500),
+            ("64K", 65536),
+            ("64KiB", 65536),
+            ("2M", 2 << 20),
+            ("1GiB", 1 << 30),
+        ] {
             assert_eq!(text.parse::<Size>().unwrap().0, bytes);
         }
         for text in ["", "K", "-1", "1.5K", "1X", "99999999999G"] {

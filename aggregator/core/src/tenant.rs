@@ -121,21 +121,28 @@ impl Controller {
         jobs.fold(Amount::default(), |sum, j| sum + Amount::of(&j.spec, j.slots))
     }
 
-    /// That its tenant's limits and the pool have room for a job. If not: the limit, what is in use, and what would fit.
+    /// That its tenant's limits and the pool have room for a job. If not: the limit, what is in
+    /// use, and what would fit.
     pub(super) fn check_room(&self, spec: &JobSpec, slots: u32) -> Result<(), Refusal> {
         let (limits, used) = (self.tenants.get(&spec.tenant), self.used_by(&spec.tenant));
         let check = |slots| {
             let excess = limits.and_then(|limits| limits.exceeded(used, Amount::of(spec, slots)));
             match excess {
-                Some(excess) => Err(Refusal::Exhausted(format!("tenant `{}`: {excess}", spec.tenant))),
+                Some(excess) => {
+                    Err(Refusal::Exhausted(format!("tenant `{}`: {excess}", spec.tenant)))
+                }
                 None => self.pool.check_room(spec, slots),
             }
         };
         let Err(why) = check(slots) else { return Ok(()) };
-        let fits = |window: &u32| spec.slots_for(Messages(*window)).is_some_and(|slots| check(slots).is_ok());
+        let fits = |window: &u32| {
+            spec.slots_for(Messages(*window)).is_some_and(|slots| check(slots).is_ok())
+        };
         Err(Refusal::Exhausted(match (1..spec.window.0).rev().find(fits) {
             Some(window) => format!("{why}; --window {window} would fit"),
-            None if job_memory(spec, slots) > self.pool.free() => format!("{why}; no --window would fit"),
+            None if job_memory(spec, slots) > self.pool.free() => {
+                format!("{why}; no --window would fit")
+            }
             None => why.to_string(),
         }))
     }

@@ -34,7 +34,8 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
 
 fn controller() -> Controller {
     let mut c = Controller::new(64 << 20, 2, Duration::from_secs(1));
-    let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
+    let port =
+        |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
     c.set_ports((0..4).map(port).collect());
     c
 }
@@ -55,7 +56,11 @@ fn flow(rank: u32, ranks: u32) -> FlowSpec {
 }
 
 fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
-    let c = |n: u32| Connection { receive_qpn: 16 * rank + n, send_qpn: 16 * rank + n + 1, first_psn: n };
+    let c = |n: u32| Connection {
+        receive_qpn: 16 * rank + n,
+        send_qpn: 16 * rank + n + 1,
+        first_psn: n,
+    };
     Join {
         job: job.into(),
         token: "t".into(),
@@ -138,16 +143,23 @@ fn refusals_name_the_argument_and_what_would_be_right() {
         let error = c.create_job(spec).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    let mut flows: Vec<(u32, FlowSpec, &str)> = vec![(1, flow(0, 2), "--ring 1: the job has rings 0 to 0")];
+    let mut flows: Vec<(u32, FlowSpec, &str)> =
+        vec![(1, flow(0, 2), "--ring 1: the job has rings 0 to 0")];
     let mut push = |change: fn(&mut FlowSpec), expected| {
         let mut f = flow(1, 2);
         change(&mut f);
         flows.push((0, f, expected));
     };
     push(|f| f.rank = Rank(2), "--rank 2: the job has ranks 0 to 1");
-    push(|f| f.src = "fd00::1".parse().unwrap(), "--dst 10.0.0.1: not of the same family as --src fd00::1");
+    push(
+        |f| f.src = "fd00::1".parse().unwrap(),
+        "--dst 10.0.0.1: not of the same family as --src fd00::1",
+    );
     push(|f| f.rank = Rank(0), "--rank 0: has its flow in ring 0 already");
-    push(|f| (f.dst, f.qpn) = (flow(0, 2).dst, Qpn::new(100)), "a flow of job `taken` goes there already");
+    push(
+        |f| (f.dst, f.qpn) = (flow(0, 2).dst, Qpn::new(100)),
+        "a flow of job `taken` goes there already",
+    );
     c.add_flow("taken", JobRing(0), flow(0, 2)).unwrap();
     for (ring, flow, expected) in flows {
         let error = c.add_flow("taken", JobRing(ring), flow).unwrap_err().to_string();
@@ -173,7 +185,9 @@ fn ranks_are_answered_when_all_have_joined() {
     assert_eq!(replies(&c.join(join("a", 1, 0, 9, now), now).unwrap()), [(9, true)]);
     let mut other = join("a", 1, 1, 10, now);
     other.address.ip = IpAddr::from([10, 9, 9, 9]);
-    assert!(c.join(other, now).unwrap_err().to_string().contains("has joined from 10.0.0.2 already"));
+    assert!(
+        c.join(other, now).unwrap_err().to_string().contains("has joined from 10.0.0.2 already")
+    );
 }
 
 #[test]
@@ -184,7 +198,8 @@ fn another_epoch_starts_with_empty_rings() {
         c.join(join("a", 0, epoch * 2, 1, now), now).unwrap();
         let actions = c.join(join("a", 1, epoch * 2, 2, now), now).unwrap();
         assert!(
-            matches!(actions[0], Action::DeleteRing { .. }) && matches!(actions[1], Action::CreateRing(_))
+            matches!(actions[0], Action::DeleteRing { .. })
+                && matches!(actions[1], Action::CreateRing(_))
         );
         assert_eq!(c.job("a").unwrap().epoch.as_ref().unwrap().number, epoch + 1);
         assert_eq!(c.job("a").unwrap().flows.len(), 2);
@@ -201,9 +216,14 @@ fn who_waits_in_vain_is_told_who_is_missing() {
     }
     assert_eq!(c.tick(now + Duration::from_secs(4)), []);
     let actions = c.tick(now + Duration::from_secs(6));
-    let [Action::Reply { waiter: 7, result: Err(why) }] = &actions[..] else { panic!("{actions:?}") };
+    let [Action::Reply { waiter: 7, result: Err(why) }] = &actions[..] else {
+        panic!("{actions:?}")
+    };
     let why = why.to_string();
-    assert!(why.ends_with("missing: 0, 2, 3; refused: rank 3: the bridge has not seen it"), "{why}");
+    assert!(
+        why.ends_with("missing: 0, 2, 3; refused: rank 3: the bridge has not seen it"),
+        "{why}"
+    );
 }
 
 #[test]
@@ -225,7 +245,10 @@ fn a_job_lives_while_one_rank_does_and_ends_when_all_that_have_not_left_are_sile
     let State::Failed(why) = &c.job("a").unwrap().state else { panic!("not failed") };
     assert_eq!(why, "ranks 1, 2: no heartbeat for 1200 ms");
     (0..2).for_each(|rank| drop(c.join(join("a", rank, 1, 3, now), now).unwrap()));
-    assert_eq!(replies(&c.join(join("a", 2, 1, 4, now), now).unwrap()), [(3, true), (3, true), (4, true)]);
+    assert_eq!(
+        replies(&c.join(join("a", 2, 1, 4, now), now).unwrap()),
+        [(3, true), (3, true), (4, true)]
+    );
 }
 
 #[test]
@@ -303,7 +326,10 @@ fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
         } else {
             c.abort("a", "t", Rank(0), 1, "rank 1 is dead").unwrap()
         };
-        assert!(matches!(actions[..], [Action::DeleteRing { .. }, Action::CreateRing(_)]), "{actions:?}");
+        assert!(
+            matches!(actions[..], [Action::DeleteRing { .. }, Action::CreateRing(_)]),
+            "{actions:?}"
+        );
         assert!(matches!(c.job("a").unwrap().state, State::Failed(_)));
         let actions = c.join(join("a", 0, 2, 4, now), now).unwrap();
         assert_eq!(replies(&actions), [(4, true), (3, true)]);
@@ -328,13 +354,16 @@ fn an_application_that_connects_anew_finds_empty_rings() {
     assert_eq!(c.job("hand").unwrap().state, State::Waiting);
     // The same queue pairs with other PSNs.
     for rank in 0..2 {
-        c.add_flow("hand", JobRing(0), FlowSpec { base_psn: Psn::new(0x80_0000), ..flow(rank, 2) }).unwrap();
+        c.add_flow("hand", JobRing(0), FlowSpec { base_psn: Psn::new(0x80_0000), ..flow(rank, 2) })
+            .unwrap();
     }
     assert_eq!(c.job("hand").unwrap().state, State::Active);
     // Not where ranks join; and not a job that there is not.
     c.create_job(spec("a", 2)).unwrap();
     c.join(join("a", 0, 0, 1, now), now).unwrap();
-    assert!(matches!(c.restart_job("a"), Err(Refusal::NotNow(why)) if why.contains("join by themselves")));
+    assert!(
+        matches!(c.restart_job("a"), Err(Refusal::NotNow(why)) if why.contains("join by themselves"))
+    );
     assert!(matches!(c.restart_job("b"), Err(Refusal::NotFound(_))));
 }
 
@@ -373,9 +402,12 @@ fn results_are_released_as_the_ranks_that_join_need_them() {
         };
         actions.iter().find_map(ring)
     };
-    for (order, selective, expected) in
-        [(None, true, true), (None, false, false), (Some(true), true, false), (Some(false), false, true)]
-    {
+    for (order, selective, expected) in [
+        (None, true, true),
+        (None, false, false),
+        (Some(true), true, false),
+        (Some(false), false, true),
+    ] {
         let (mut c, now) = (controller(), Instant::now());
         c.create_job(JobSpec { in_order: order, ..spec("a", 2) }).unwrap();
         let with = |c: &mut Controller, epoch| {
@@ -516,10 +548,13 @@ fn events() -> impl Strategy<Value = Event> {
 fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     let mut c = controller();
     let ranks = Some(members::Group { first: 2, last: 3 });
-    let leaf = members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
+    let leaf =
+        members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
     let spec = JobSpec { members: leaf, ..spec("a", 6) };
     let actions = c.create_job(spec.clone()).unwrap();
-    let made = actions.iter().find_map(|a| if let Action::CreateRing(r) = a { Some(r.config) } else { None });
+    let made = actions
+        .iter()
+        .find_map(|a| if let Action::CreateRing(r) = a { Some(r.config) } else { None });
     let config = made.unwrap();
     assert_eq!((config.ranks, config.flags & ring_flags::UPLINK), (3, ring_flags::UPLINK));
     let ten = |rank: u32, ifindex| FlowSpec { ifindex, qpn: Qpn::new(100 + rank), ..flow(rank, 6) };
@@ -529,10 +564,16 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     add(&mut c, 2, 10).unwrap();
     add(&mut c, 1, 13).unwrap();
     let actions = add(&mut c, 3, 11).unwrap();
-    let [Action::AddFlow(last), Action::ActivateRing(_, ports)] = &actions[..] else { panic!("{actions:?}") };
+    let [Action::AddFlow(last), Action::ActivateRing(_, ports)] = &actions[..] else {
+        panic!("{actions:?}")
+    };
     assert_eq!((last.rank, last.bears, &ports[..]), (Rank(1), 0, &[10, 11, 13][..]));
     let job = c.job("a").unwrap();
-    assert!(job.flows.iter().any(|f| f.rank == Rank(2) && f.bears == TOTAL && job.sender(f.rank) == Rank(1)));
+    assert!(
+        job.flows
+            .iter()
+            .any(|f| f.rank == Rank(2) && f.bears == TOTAL && job.sender(f.rank) == Rank(1))
+    );
     let error = c.create_job(JobSpec { in_band: true, ..spec }).unwrap_err().to_string();
     assert!(error.contains("only some of the ranks"), "{error}");
 }
@@ -546,12 +587,16 @@ fn one_address_on_two_hosts_is_refused_at_all_ranks_also_behind_one_port() {
     for rank in [0, 2] {
         (ranks[rank].address.ip, ranks[rank].ifindex) = (IpAddr::from([172, 17, 0, 2]), 10);
     }
-    let actions: Vec<Action> = ranks.into_iter().flat_map(|rank| c.join(rank, now).unwrap()).collect();
+    let actions: Vec<Action> =
+        ranks.into_iter().flat_map(|rank| c.join(rank, now).unwrap()).collect();
     assert_eq!(replies(&actions), [(0, false), (1, false), (2, false)]);
-    let Some(Action::Reply { result: Err(refusal), .. }) = actions.first() else { panic!("{actions:?}") };
+    let Some(Action::Reply { result: Err(refusal), .. }) = actions.first() else {
+        panic!("{actions:?}")
+    };
     let text = refusal.to_string();
     assert!(
-        text.contains("rank 0 and rank 2 have one address, 172.17.0.2") && text.contains("NETSUM_IP"),
+        text.contains("rank 0 and rank 2 have one address, 172.17.0.2")
+            && text.contains("NETSUM_IP"),
         "{text}"
     );
     // Ranks of one host may have one: an adapter tells them apart.
@@ -567,10 +612,12 @@ fn one_address_on_two_hosts_is_refused_at_all_ranks_also_behind_one_port() {
     }
 }
 
-/// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3; without the flow of rank 1.
+/// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3; without the
+/// flow of rank 1.
 fn leaf_without_its_last(job: &str, c: &mut Controller) {
     let ranks = Some(members::Group { first: 0, last: 1 });
-    let members = members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
+    let members =
+        members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
     c.create_job(JobSpec { members, ..spec(job, 4) }).unwrap();
     c.add_flow(job, JobRing(0), flow(0, 4)).unwrap();
     c.add_flow(job, JobRing(0), FlowSpec { ifindex: 13, ..flow(3, 4) }).unwrap();
@@ -586,7 +633,8 @@ fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused_with_b
     assert_eq!(error, expected);
     // A host that another job has, which would be shut out.
     c.create_job(spec("b", 2)).unwrap();
-    let b = FlowSpec { src: IpAddr::from([10, 0, 0, 9]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
+    let b =
+        FlowSpec { src: IpAddr::from([10, 0, 0, 9]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
     c.add_flow("b", JobRing(0), b).unwrap();
     let error = c.add_flow("a", JobRing(0), to(9)).unwrap_err().to_string();
     assert!(
@@ -604,7 +652,8 @@ fn a_flow_from_where_another_jobs_receiver_is_behind_the_parent_is_refused_and_i
     c.add_flow("a", JobRing(0), flow(1, 4)).unwrap();
     c.create_job(spec("b", 2)).unwrap();
     // Rank 2 of job a, to which its rank 1 sends, is behind p3.
-    let b = FlowSpec { src: IpAddr::from([10, 0, 0, 3]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
+    let b =
+        FlowSpec { src: IpAddr::from([10, 0, 0, 3]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
     let error = c.add_flow("b", JobRing(0), b).unwrap_err().to_string();
     assert!(
         error.contains("rank 0: address 10.0.0.3") && error.contains("rank 1 of job `a` port p3"),
@@ -695,7 +744,8 @@ proptest! {
 fn after_restart(c: &Controller) -> Controller {
     let text = serde_json::to_string(&c.save()).unwrap();
     let mut next = controller();
-    let actions = next.restore(serde_json::from_str(&text).unwrap(), Instant::now(), |_| None).unwrap();
+    let actions =
+        next.restore(serde_json::from_str(&text).unwrap(), Instant::now(), |_| None).unwrap();
     assert_eq!(actions, [], "the data plane has everything already");
     assert_eq!(next.pool.used(), c.pool.used());
     next
@@ -729,7 +779,10 @@ fn what_is_saved_works_on_after_a_restart() {
     assert_eq!(c.heartbeat("train", "t", Rank(0), 1, false, now).unwrap().state, State::Active);
     assert_eq!(c.leave("train", "t", Rank(0), 1).unwrap(), []);
     let mut c = after_restart(&c);
-    assert!(!c.leave("train", "t", Rank(1), 1).unwrap().is_empty(), "the other has left before the restart");
+    assert!(
+        !c.leave("train", "t", Rank(1), 1).unwrap().is_empty(),
+        "the other has left before the restart"
+    );
     assert_eq!(c.job("train").unwrap().state, State::Waiting);
     // Who is silent after the restart is found out.
     let mut c = after_restart(&c);
@@ -737,7 +790,9 @@ fn what_is_saved_works_on_after_a_restart() {
     c.join(join("train", 1, 1, 4, now), now).unwrap();
     let mut c = after_restart(&c);
     c.tick(Instant::now() + Duration::from_secs(2));
-    assert!(matches!(&c.job("train").unwrap().state, State::Failed(why) if why.contains("no heartbeat")));
+    assert!(
+        matches!(&c.job("train").unwrap().state, State::Failed(why) if why.contains("no heartbeat"))
+    );
     for job in ["hand", "train", "third"] {
         c.delete_job(job).unwrap();
     }
@@ -758,7 +813,8 @@ fn a_job_that_is_created_again_is_empty_and_waits_for_ranks_that_know_a_later_ep
     let kept: Vec<JobSpec> = serde_json::from_str(&text).unwrap();
     assert_eq!(kept.iter().collect::<Vec<_>>(), c.specs().collect::<Vec<_>>());
 
-    // The machine has booted, and no port has come yet; one comes with the MTU that it had before it was configured.
+    // The machine has booted, and no port has come yet; one comes with the MTU that it had before
+    // it was configured.
     let mut next = Controller::new(64 << 20, 2, Duration::from_secs(1));
     let actions: Vec<_> =
         kept.clone().into_iter().flat_map(|spec| next.create_again(spec).unwrap()).collect();
@@ -793,7 +849,10 @@ fn what_does_not_fit_any_more_is_refused_and_lost_ports_end_their_jobs() {
     let mut next = controller();
     next.set_ports(vec![PortInfo { name: "p0".into(), ifindex: 10, mtu: 1500, router: None }]);
     let actions = next.restore(c.save(), Instant::now(), |_| None).unwrap();
-    assert!(matches!(&actions[..], [Action::DeleteRing { .. }, Action::CreateRing(_)]), "{actions:?}");
+    assert!(
+        matches!(&actions[..], [Action::DeleteRing { .. }, Action::CreateRing(_)]),
+        "{actions:?}"
+    );
     let State::Failed(why) = &next.job("a").unwrap().state else { panic!() };
     assert!(why.contains("rank 1: its port (interface 11) is gone"), "{why}");
 }
@@ -884,12 +943,16 @@ fn nobody_can_take_an_address_that_belongs_behind_another_port() {
         unreachable!()
     };
     c.create_job(spec("b", 2)).unwrap();
-    for change in [(|j: &mut Join| j.address.ip = IpAddr::from([10, 0, 0, 1])) as fn(&mut Join), |j| {
-        j.mac = [2, 0, 0, 0, 0, 0]
-    }] {
+    for change in
+        [(|j: &mut Join| j.address.ip = IpAddr::from([10, 0, 0, 1])) as fn(&mut Join), |j| {
+            j.mac = [2, 0, 0, 0, 0, 0]
+        }]
+    {
         let actions = join_b(&mut c, &change);
         assert!(
-            actions.iter().all(|a| matches!(a, Action::Reply { result: Err(Refusal::Exists(why)), .. }
+            actions
+                .iter()
+                .all(|a| matches!(a, Action::Reply { result: Err(Refusal::Exists(why)), .. }
             if why.contains("belongs to a rank behind another port"))),
             "{actions:?}"
         );
@@ -944,7 +1007,10 @@ fn the_pool_shrinks_to_what_the_jobs_take_and_no_further() {
     c.set_memory(4 * used).unwrap();
     c.set_available(used - 1);
     let error = c.create_job(spec("more", 2)).unwrap_err().to_string();
-    assert!(error.contains("are free, but the machine has") && error.contains("would fit"), "{error}");
+    assert!(
+        error.contains("are free, but the machine has") && error.contains("would fit"),
+        "{error}"
+    );
     assert_eq!(c.memory_used(), 2 * used);
     c.set_available(u64::MAX);
     c.create_job(spec("more", 2)).unwrap();
@@ -1002,7 +1068,8 @@ fn a_limit_that_is_lowered_ends_no_job() {
     c.create_job(small("a3", "a")).unwrap();
     // Jobs of a tenant that is no more still count.
     c.set_tenants(BTreeMap::new());
-    let all: Vec<_> = c.tenants().into_iter().map(|t| (t.name, t.limits.is_some(), t.used.jobs)).collect();
+    let all: Vec<_> =
+        c.tenants().into_iter().map(|t| (t.name, t.limits.is_some(), t.used.jobs)).collect();
     assert_eq!(all, [("a".to_owned(), false, 1), ("default".to_owned(), true, 0)]);
 }
 
@@ -1079,12 +1146,14 @@ fn whoever_deletes_a_job_of_ranks_that_are_gone_knows_all_flows_that_it_had() {
     let (mut c, now) = (Controller::new(64 << 20, 2, Duration::from_secs(1)), Instant::now());
     c.set_ports(controller().ports().to_vec());
     let (ranks, rings) = (64, 80);
-    let size = JobSpec { mtu: 256, message_size: 256, window: Messages(1), rings, ..spec("a", ranks) };
+    let size =
+        JobSpec { mtu: 256, message_size: 256, window: Messages(1), rings, ..spec("a", ranks) };
     c.create_job(size).unwrap();
     for rank in 0..ranks {
         let mut join = join("a", rank, 0, rank.into(), now);
         (join.ifindex, join.mac) = (10 + rank % 4, [2, 0, 0, 0, 0, rank as u8]);
-        let number = |n| Connection { receive_qpn: 0x1000 + 2 * n, send_qpn: 0x1001 + 2 * n, first_psn: 0 };
+        let number =
+            |n| Connection { receive_qpn: 0x1000 + 2 * n, send_qpn: 0x1001 + 2 * n, first_psn: 0 };
         join.address.rings = (0..rings).map(number).collect();
         c.join(join, now).unwrap();
     }
@@ -1125,7 +1194,12 @@ fn of_several_ways_up_the_first_has_the_addresses() {
         ..Default::default()
     };
     let wrong = JobSpec { rings: 2, members: leaf("p2=1,p9=1"), ..spec("a", 4) };
-    assert!(c.create_job(wrong.clone()).unwrap_err().to_string().contains("--uplink p9: netsum has ports"));
+    assert!(
+        c.create_job(wrong.clone())
+            .unwrap_err()
+            .to_string()
+            .contains("--uplink p9: netsum has ports")
+    );
     c.create_job(JobSpec { members: leaf("p2=1,p3=1"), ..wrong }).unwrap();
     let add = |c: &mut Controller, ring, rank, ifindex| {
         let flow = FlowSpec { ifindex, qpn: Qpn::new(100 + 10 * ring + rank), ..flow(rank, 4) };

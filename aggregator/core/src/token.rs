@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-/// A secret. It is not printed by `{:?}`, so that no log can hold it; the state file alone does. And it is compared in constant time.
+/// A secret. It is not printed by `{:?}`, so that no log can hold it; the state file alone does.
+/// And it is compared in constant time.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Token(String);
@@ -18,10 +19,11 @@ impl Token {
         self.0.as_bytes().ct_eq(guess.as_bytes()).into()
     }
 
-    /// What packets show of it where a job is set up in band: the first half of a SHA-256. Whoever reads it on a wire cannot
-    /// call the API with it.
+    /// What packets show of it where a job is set up in band: the first half of a SHA-256. Whoever
+    /// reads it on a wire cannot call the API with it.
     pub fn in_band(&self) -> InBandToken {
-        let digest = Sha256::new_with_prefix(b"netsum in band\0").chain_update(self.0.as_bytes()).finalize();
+        let digest =
+            Sha256::new_with_prefix(b"netsum in band\0").chain_update(self.0.as_bytes()).finalize();
         let mut token = [0; 16];
         token.copy_from_slice(&digest[..16]);
         InBandToken(token)
@@ -71,7 +73,8 @@ mod tests {
     fn what_packets_show_is_half_a_sha_256() {
         // printf 'netsum in band\0secret' | sha256sum
         let expected = "05e693c30ae62ac808eef2b35c030dc1";
-        let hex: String = Token::from("secret").in_band().0.iter().map(|b| format!("{b:02x}")).collect();
+        let hex: String =
+            Token::from("secret").in_band().0.iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(hex, expected);
         assert_ne!(Token::from("Secret").in_band(), Token::from("secret").in_band());
     }

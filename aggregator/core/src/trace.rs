@@ -28,7 +28,9 @@ impl Wanted {
     pub fn new(job: Option<&Job>, ring: Option<JobRing>) -> Result<Self, Refusal> {
         let rings = match (job, ring) {
             (None, None) => None,
-            (None, Some(_)) => return Err(Refusal::Invalid("--ring: a ring of which --job?".into())),
+            (None, Some(_)) => {
+                return Err(Refusal::Invalid("--ring: a ring of which --job?".into()));
+            }
             (Some(job), None) => Some(job.rings.iter().map(|r| r.id).collect()),
             (Some(job), Some(ring)) => Some(vec![job.ring(ring)?.id]),
         };
@@ -164,31 +166,41 @@ mod tests {
         assert!(drops.has(&event(1, 0, Counter::Stale.bit())));
         assert!(!drops.has(&event(1, 0, Counter::Fragments.bit())));
         let error = all.counted_by(&names(&["bad"])).unwrap_err().to_string();
-        assert!(error.contains("--verdict bad") && error.contains("rx_icrc_encapsulated"), "{error}");
+        assert!(
+            error.contains("--verdict bad") && error.contains("rx_icrc_encapsulated"),
+            "{error}"
+        );
     }
 
     #[test]
     fn filters_together_let_through_what_any_of_them_does_and_each_has_its_own() {
-        let one =
-            Wanted { rings: Some(vec![RingNumber(3), RingNumber(70)]), ..Wanted::new(None, None).unwrap() }
-                .counted_by(&["fragments".into()])
-                .unwrap();
-        let other = Wanted { rings: Some(vec![RingNumber(255)]), ..Wanted::new(None, None).unwrap() }
-            .counted_by(&["stale".into()])
-            .unwrap()
-            .with_bytes(9000);
+        let one = Wanted {
+            rings: Some(vec![RingNumber(3), RingNumber(70)]),
+            ..Wanted::new(None, None).unwrap()
+        }
+        .counted_by(&["fragments".into()])
+        .unwrap();
+        let other =
+            Wanted { rings: Some(vec![RingNumber(255)]), ..Wanted::new(None, None).unwrap() }
+                .counted_by(&["stale".into()])
+                .unwrap()
+                .with_bytes(9000);
         let filter = together([&one, &other]);
         assert_eq!(filter.rings, [1 << 3, 1 << 6, 0, 1 << 63]);
         assert_eq!(filter.counters, Counter::Fragments.bit() | Counter::Stale.bit());
         assert_eq!(filter.capture, MAX_CAPTURE as u32);
         assert!(one.has(&event(70, 0, u64::MAX)) && !one.has(&event(255, 0, u64::MAX)));
-        assert_eq!(together([&one, &Wanted::new(None, None).unwrap()]).rings, TraceFilter::ALL.rings);
+        assert_eq!(
+            together([&one, &Wanted::new(None, None).unwrap()]).rings,
+            TraceFilter::ALL.rings
+        );
         assert_eq!(together([]), TraceFilter::NOTHING);
     }
 
     #[test]
     fn ranks_and_programs_are_told_apart() {
-        let wanted = Wanted::new(None, None).unwrap().of_rank(Some(Rank(2))).met_by("aggregate").unwrap();
+        let wanted =
+            Wanted::new(None, None).unwrap().of_rank(Some(Rank(2))).met_by("aggregate").unwrap();
         assert!(wanted.has(&event(1, 2, 1)) && !wanted.has(&event(1, 1, 1)));
         assert!(!wanted.has(&TraceEvent { program: traced_by::EGRESS, ..event(1, 2, 1) }));
         assert!(Wanted::default().met_by("agg").is_err());

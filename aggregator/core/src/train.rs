@@ -1,4 +1,5 @@
-//! What a train of frames says of the link that it has come over: frames that queue before it come out at its rate.
+//! What a train of frames says of the link that it has come over: frames that queue before it come
+//! out at its rate.
 
 /// Bytes that a train has at most.
 pub const MOST: usize = 2 << 20;
@@ -7,11 +8,12 @@ pub const FEWEST: usize = 64;
 /// Parts, each with a rate of its own.
 const PARTS: usize = 16;
 
-/// Bits per second of the link that a train has come over, by when each of its frames came, in nanoseconds, and its bytes; `None` where too
-/// few have come.
+/// Bits per second of the link that a train has come over, by when each of its frames came, in
+/// nanoseconds, and its bytes; `None` where too few have come.
 ///
-/// The first half is not looked at: a token bucket lets what it has saved pass at once. Of the second half the middle one of the rates of
-/// its parts counts, so that neither a sender that was held up is slow, nor what it makes up for fast.
+/// The first half is not looked at: a token bucket lets what it has saved pass at once. Of the
+/// second half the middle one of the rates of its parts counts, so that neither a sender that was
+/// held up is slow, nor what it makes up for fast.
 pub fn rate(arrivals: &[(u64, u32)]) -> Option<u64> {
     if arrivals.len() < FEWEST {
         return None;
@@ -21,7 +23,8 @@ pub fn rate(arrivals: &[(u64, u32)]) -> Option<u64> {
     Some(rates[PARTS / 2].midpoint(rates[PARTS / 2 - 1]))
 }
 
-/// Bits per second that a sender can do, by when it has sent each frame: those of the fastest part. In others it may have been held up.
+/// Bits per second that a sender can do, by when it has sent each frame: those of the fastest part.
+/// In others it may have been held up.
 pub fn fastest(sent: &[(u64, u32)]) -> Option<u64> {
     if sent.len() < FEWEST { None } else { parts(sent).into_iter().max() }
 }
@@ -43,7 +46,8 @@ mod tests {
 
     use super::*;
 
-    /// Frames of a train that come over a link: `free` bytes at once, the rest at its rate, each late by up to `jitter` ns.
+    /// Frames of a train that come over a link: `free` bytes at once, the rest at its rate, each
+    /// late by up to `jitter` ns.
     fn arrivals(bits: u64, frames: usize, free: u64, late: &[u64]) -> Vec<(u64, u32)> {
         let mut sent = 0u64;
         let mut last = 0;

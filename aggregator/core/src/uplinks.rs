@@ -1,4 +1,5 @@
-//! The ways up from a box: ports towards parent boxes. A ring is a tree, so each of a job's rings has one parent.
+//! The ways up from a box: ports towards parent boxes. A ring is a tree, so each of a job's rings
+//! has one parent.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{JobRing, Refusal};
 
-/// By ring: `swp9`, or of several parents each with its number of rings, in the order of the rings: `swp9=2,swp10=1`.
+/// By ring: `swp9`, or of several parents each with its number of rings, in the order of the rings:
+/// `swp9=2,swp10=1`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Uplinks(Vec<(String, Option<u32>)>);

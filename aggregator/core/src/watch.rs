@@ -1,7 +1,9 @@
-//! Who keeps a ring waiting: the state of active rings over time. Pure; the edge reads the maps now and then.
+//! Who keeps a ring waiting: the state of active rings over time. Pure; the edge reads the maps now
+//! and then.
 //!
-//! The packet path knows no clock. Whatever has to do with time is seen from here: since when a ring's lowest unreleased
-//! index stands still, and when a packet of each rank last came, as exactly as the edge looks.
+//! The packet path knows no clock. Whatever has to do with time is seen from here: since when a
+//! ring's lowest unreleased index stands still, and when a packet of each rank last came, as
+//! exactly as the edge looks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -39,10 +41,12 @@ impl RingView {
     /// The slot of the lowest unreleased index, if somebody has contributed to that.
     pub fn front(&self) -> Option<&Slot> {
         let slot = &self.slot;
-        (slot.is(Slot::USED) && slot.index == self.state.low && !slot.is(Slot::RELEASED)).then_some(slot)
+        (slot.is(Slot::USED) && slot.index == self.state.low && !slot.is(Slot::RELEASED))
+            .then_some(slot)
     }
 
-    /// Index of the last packet that came from a rank; `None` before the first, or where it is not near the ring's.
+    /// Index of the last packet that came from a rank; `None` before the first, or where it is not
+    /// near the ring's.
     pub fn last_index(&self, rank: usize, credit: u32) -> Option<u32> {
         let seen = &self.ranks[rank];
         seen.last_outcome?;
@@ -53,17 +57,20 @@ impl RingView {
 
     /// Whether some rank has sent what has not been released.
     pub fn is_pending(&self, credit: u32) -> bool {
-        let sent_beyond =
-            |rank| self.last_index(rank, credit).is_some_and(|i| serial::diff(i, self.state.low) >= 0);
+        let sent_beyond = |rank| {
+            self.last_index(rank, credit).is_some_and(|i| serial::diff(i, self.state.low) >= 0)
+        };
         self.front().is_some() || (0..self.ranks.len()).any(sent_beyond)
     }
 
     /// Fragments that a rank has sent beyond what has been released.
     pub fn credit_used(&self, rank: usize, credit: u32) -> u32 {
-        self.last_index(rank, credit).map_or(0, |i| (serial::diff(i, self.state.low) + 1).max(0) as u32)
+        self.last_index(rank, credit)
+            .map_or(0, |i| (serial::diff(i, self.state.low) + 1).max(0) as u32)
     }
 
-    /// Slots with a sum that has not been released. Fragments beyond a gap of their rank are not counted.
+    /// Slots with a sum that has not been released. Fragments beyond a gap of their rank are not
+    /// counted.
     pub fn slots_used(&self) -> u32 {
         let ahead = |&e: &u32| serial::diff(e, self.state.low).max(0) as u32;
         self.state.expected[..self.ranks.len()].iter().map(ahead).max().unwrap_or(0)
@@ -71,13 +78,15 @@ impl RingView {
 
     /// The lowest unreleased index has its sum, or its partial sum, and no packet takes that along.
     pub fn is_held(&self) -> bool {
-        self.front().is_some_and(|s| s.is(Slot::COMPLETE) || s.is(Slot::PARTIAL) && !s.is(Slot::SENT))
+        self.front()
+            .is_some_and(|s| s.is(Slot::COMPLETE) || s.is(Slot::PARTIAL) && !s.is(Slot::SENT))
     }
 
-    /// Members that have not contributed to the lowest unreleased index. The last one, where it is the way up, only if the partial sum
-    /// has been sent.
+    /// Members that have not contributed to the lowest unreleased index. The last one, where it is
+    /// the way up, only if the partial sum has been sent.
     pub fn missing(&self, ring: &RingConfig) -> Vec<Rank> {
-        let (contributors, sent) = self.front().map_or((0, false), |s| (s.contributors, s.is(Slot::SENT)));
+        let (contributors, sent) =
+            self.front().map_or((0, false), |s| (s.contributors, s.is(Slot::SENT)));
         let not_yet = ring.flags & ring_flags::UPLINK != 0 && !sent;
         let members = self.ranks.len() as u32 - u32::from(not_yet);
         Rank::all(members).filter(|r| contributors & 1 << r.0 == 0).collect()
@@ -169,7 +178,10 @@ impl Watch {
         }
         let waited = now - *track.pending.get_or_insert(now);
         let held = view.is_held();
-        if held && waited >= self.patience.hold && track.sent.is_none_or(|t| now - t >= self.patience.hold) {
+        if held
+            && waited >= self.patience.hold
+            && track.sent.is_none_or(|t| now - t >= self.patience.hold)
+        {
             track.sent = Some(now);
             events.push(RingEvent::Held { slot: view.state.low & (ring.config.slots - 1) });
         }
@@ -189,7 +201,8 @@ impl Watch {
         self.rings.get(&ring)?.pending
     }
 
-    /// When a packet of a rank was last seen to come; `None` where that was before anybody looked, or never.
+    /// When a packet of a rank was last seen to come; `None` where that was before anybody looked,
+    /// or never.
     pub fn last_packet(&self, ring: RingNumber, rank: Rank) -> Option<Instant> {
         self.rings.get(&ring)?.ranks.get(rank.0 as usize)?.1
     }
@@ -202,7 +215,8 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Patience = Patience { hold: Duration::from_millis(100), stall: Duration::from_secs(5) };
+    const PATIENCE: Patience =
+        Patience { hold: Duration::from_millis(100), stall: Duration::from_secs(5) };
 
     const RING: RingNumber = RingNumber(3);
 
@@ -210,11 +224,18 @@ mod tests {
         RingSpec {
             id: RING,
             cpu: 0,
-            config: RingConfig { ranks: 2, slots: 16, credit: 8, mtu: 1024, ..RingConfig::default() },
+            config: RingConfig {
+                ranks: 2,
+                slots: 16,
+                credit: 8,
+                mtu: 1024,
+                ..RingConfig::default()
+            },
         }
     }
 
-    /// Rank 0 has sent up to `sent`, rank 1 up to `sent` of it; the slot at `low` has `contributors`.
+    /// Rank 0 has sent up to `sent`, rank 1 up to `sent` of it; the slot at `low` has
+    /// `contributors`.
     fn view(low: u32, contributors: u64, sent: [Option<u32>; 2]) -> RingView {
         let complete = if contributors == 3 { Slot::COMPLETE } else { 0 };
         let base_psns = vec![Psn::new(0xff_fffe), Psn::new(100)];
@@ -269,7 +290,10 @@ mod tests {
         let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
         for i in 0..100 {
             let v = view(i, 1, [Some(i), i.checked_sub(1)]);
-            assert_eq!(watch.observe(&ring(), &v, start + Duration::from_secs(u64::from(i) * 4)), []);
+            assert_eq!(
+                watch.observe(&ring(), &v, start + Duration::from_secs(u64::from(i) * 4)),
+                []
+            );
         }
     }
 
@@ -292,7 +316,8 @@ mod tests {
         let v = view(20, 3, [Some(20), Some(20)]);
         let mut sent = Vec::new();
         for ms in (0..400).step_by(50) {
-            if watch.observe(&ring(), &v, start + Duration::from_millis(ms)) == [RingEvent::Held { slot: 4 }]
+            if watch.observe(&ring(), &v, start + Duration::from_millis(ms))
+                == [RingEvent::Held { slot: 4 }]
             {
                 sent.push(ms);
             }
@@ -304,10 +329,16 @@ mod tests {
     fn when_a_packet_came_is_known_from_the_first_look_on() {
         let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
         watch.observe(&ring(), &view(4, 0, [Some(3), None]), start);
-        assert_eq!((watch.last_packet(RING, Rank(0)), watch.last_packet(RING, Rank(1))), (None, None));
+        assert_eq!(
+            (watch.last_packet(RING, Rank(0)), watch.last_packet(RING, Rank(1))),
+            (None, None)
+        );
         let later = start + Duration::from_secs(1);
         watch.observe(&ring(), &view(4, 2, [Some(3), Some(4)]), later);
-        assert_eq!((watch.last_packet(RING, Rank(0)), watch.last_packet(RING, Rank(1))), (None, Some(later)));
+        assert_eq!(
+            (watch.last_packet(RING, Rank(0)), watch.last_packet(RING, Rank(1))),
+            (None, Some(later))
+        );
         watch.retain(|ring| ring != RING);
         assert_eq!(watch.last_packet(RING, Rank(1)), None);
     }

@@ -19,8 +19,12 @@ use netsum_dataplane::spread::Ends;
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
-use super::load::{Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load};
-use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, senders, state_message};
+use super::load::{
+    Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load,
+};
+use super::message::{
+    job_message, job_spec, mac_from_text, mac_text, refused, senders, state_message,
+};
 use super::netlink::Netlink;
 use super::state::{Inner, Shared};
 use super::trace;
@@ -49,7 +53,8 @@ impl AdminService {
     /// Takes note of the MTUs that the ports have by now.
     async fn look_at_ports(&self) -> Result<(), Status> {
         if let Some(netlink) = &self.netlink {
-            let interfaces = netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?;
+            let interfaces =
+                netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?;
             let mut inner = self.shared.lock();
             inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
             inner.controller.set_routers(interfaces.iter().map(|l| (l.ifindex, l.router)));
@@ -57,7 +62,8 @@ impl AdminService {
         Ok(())
     }
 
-    /// Everything, for a request that changes something, unless its manager has been followed by another.
+    /// Everything, for a request that changes something, unless its manager has been followed by
+    /// another.
     fn order(&self, election: Option<u64>) -> Result<MutexGuard<'_, Inner>, Status> {
         let mut inner = self.shared.lock();
         match election {
@@ -76,7 +82,9 @@ impl AdminService {
         let (election, request) = (election(&request)?, request.into_inner());
         let spec = job_spec(request)?;
         if spec.or_ring && !matches!(self.ports, PortFinder::Boxes(_)) {
-            return Err(Status::invalid_argument("--or-ring: only a fabric's manager chooses boxes"));
+            return Err(Status::invalid_argument(
+                "--or-ring: only a fabric's manager chooses boxes",
+            ));
         }
         let name = spec.name.clone();
         self.look_at_ports().await?;
@@ -95,7 +103,12 @@ impl AdminService {
     }
 
     /// Takes flows on, all by one change of the data plane. Those before one that is refused stay.
-    async fn add(&self, election: Option<u64>, job: &str, flows: Vec<api::Flow>) -> Result<(), Status> {
+    async fn add(
+        &self,
+        election: Option<u64>,
+        job: &str,
+        flows: Vec<api::Flow>,
+    ) -> Result<(), Status> {
         self.look_at_ports().await?;
         let mut specs = Vec::new();
         for flow in flows {
@@ -137,8 +150,8 @@ impl AdminService {
             let message = format!("--port `{}`: netsum has ports {}", f.port, names.join(", "));
             return Err(Status::invalid_argument(message));
         };
-        // Where this box routes by the port itself, packets have the MAC address of the last router before it. It is learned where the
-        // kernel does not know it.
+        // Where this box routes by the port itself, packets have the MAC address of the last router
+        // before it. It is learned where the kernel does not know it.
         if let Some(way) = way.filter(|way| way.ifindex == port.ifindex) {
             src_mac = src_mac.and(way.mac);
         }
@@ -159,7 +172,8 @@ impl AdminService {
     /// A job, and its token only for those who ask for it.
     fn job(&self, inner: &Inner, job: &Job, token: bool) -> api::Job {
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
-        let mut message = job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, token);
+        let mut message =
+            job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, token);
         message.tenant.clone_from(&job.spec.tenant);
         // The box may have learned what was not given.
         for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
@@ -182,7 +196,9 @@ impl AdminService {
 fn election<T>(request: &Request<T>) -> Result<Option<u64>, Status> {
     let Some(value) = request.metadata().get(ELECTION) else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.parse().ok());
-    number.map(Some).ok_or_else(|| Status::invalid_argument(format!("{ELECTION}: {value:?} is no number")))
+    number
+        .map(Some)
+        .ok_or_else(|| Status::invalid_argument(format!("{ELECTION}: {value:?} is no number")))
 }
 
 fn not_spread() -> Status {
@@ -206,17 +222,25 @@ fn of_24_bits(option: &str, number: u32) -> Result<u32, Status> {
 impl Admin for AdminService {
     async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
         let result = self.create(request).await;
-        result.map(Response::new).inspect_err(|why| self.shared.lock().refused_jobs.count(why.code()))
+        result
+            .map(Response::new)
+            .inspect_err(|why| self.shared.lock().refused_jobs.count(why.code()))
     }
 
-    async fn list_tenants(&self, _: Request<api::ListTenantsRequest>) -> Answer<api::ListTenantsReply> {
+    async fn list_tenants(
+        &self,
+        _: Request<api::ListTenantsRequest>,
+    ) -> Answer<api::ListTenantsReply> {
         let tenants = self.shared.lock().controller.tenants();
         Ok(Response::new(api::ListTenantsReply {
             tenants: tenants.into_iter().map(tenant_message).collect(),
         }))
     }
 
-    async fn delete_job(&self, request: Request<api::DeleteJobRequest>) -> Answer<api::DeleteJobReply> {
+    async fn delete_job(
+        &self,
+        request: Request<api::DeleteJobRequest>,
+    ) -> Answer<api::DeleteJobReply> {
         let mut inner = self.order(election(&request)?)?;
         let api::DeleteJobRequest { name, gone } = request.into_inner();
         let flows = inner.controller.job(&name).map(Job::ever_had);
@@ -236,7 +260,10 @@ impl Admin for AdminService {
         Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, false)))
     }
 
-    async fn renew_job(&self, request: Request<api::RenewJobRequest>) -> Answer<api::RenewJobReply> {
+    async fn renew_job(
+        &self,
+        request: Request<api::RenewJobRequest>,
+    ) -> Answer<api::RenewJobReply> {
         let mut inner = self.order(election(&request)?)?;
         let name = request.into_inner().name;
         inner.controller.renew_job(&name).map_err(refused)?;
@@ -266,8 +293,12 @@ impl Admin for AdminService {
         Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
     }
 
-    async fn add_flows(&self, request: Request<api::AddFlowsRequest>) -> Answer<api::AddFlowsReply> {
-        let (election, api::AddFlowsRequest { job, flows }) = (election(&request)?, request.into_inner());
+    async fn add_flows(
+        &self,
+        request: Request<api::AddFlowsRequest>,
+    ) -> Answer<api::AddFlowsReply> {
+        let (election, api::AddFlowsRequest { job, flows }) =
+            (election(&request)?, request.into_inner());
         self.add(election, &job, flows).await?;
         Ok(Response::new(api::AddFlowsReply {}))
     }
@@ -276,15 +307,24 @@ impl Admin for AdminService {
         self.reserve_for(request).await
     }
 
-    async fn list_ports(&self, request: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
+    async fn list_ports(
+        &self,
+        request: Request<api::ListPortsRequest>,
+    ) -> Answer<api::ListPortsReply> {
         self.ports(request).await
     }
 
-    async fn send_train(&self, request: Request<api::SendTrainRequest>) -> Answer<api::SendTrainReply> {
+    async fn send_train(
+        &self,
+        request: Request<api::SendTrainRequest>,
+    ) -> Answer<api::SendTrainReply> {
         self.train_sent(request).await
     }
 
-    async fn hear_train(&self, request: Request<api::HearTrainRequest>) -> Answer<api::HearTrainReply> {
+    async fn hear_train(
+        &self,
+        request: Request<api::HearTrainRequest>,
+    ) -> Answer<api::HearTrainReply> {
         self.train_heard(request).await
     }
 
@@ -299,7 +339,10 @@ impl Admin for AdminService {
         fabric.map(Response::new).ok_or_else(no_manager)
     }
 
-    async fn drain_box(&self, request: Request<api::DrainBoxRequest>) -> Answer<api::DrainBoxReply> {
+    async fn drain_box(
+        &self,
+        request: Request<api::DrainBoxRequest>,
+    ) -> Answer<api::DrainBoxReply> {
         let mut inner = self.order(election(&request)?)?;
         let api::DrainBoxRequest { name, reason } = request.into_inner();
         inner.boxes.as_mut().ok_or_else(no_manager)?.drain(&name, reason).map_err(refused)?;
@@ -316,22 +359,32 @@ impl Admin for AdminService {
     async fn pin_flow(&self, request: Request<api::PinFlowRequest>) -> Answer<api::PinFlowReply> {
         let mut inner = self.order(election(&request)?)?;
         let api::PinFlowRequest { src, src_port, dst, uplink } = request.into_inner();
-        let src_port = u16::try_from(src_port)
-            .map_err(|_| Status::invalid_argument(format!("port {src_port}: UDP has 16 bits for it")))?;
+        let src_port = u16::try_from(src_port).map_err(|_| {
+            Status::invalid_argument(format!("port {src_port}: UDP has 16 bits for it"))
+        })?;
         let flow = Ends { src: address("src", &src)?, dst: address("dst", &dst)?, src_port };
         inner.spread.as_mut().ok_or_else(not_spread)?.pin(flow, uplink.as_deref())?;
         Ok(Response::new(api::PinFlowReply {}))
     }
 
-    async fn find_port(&self, request: Request<api::FindPortRequest>) -> Answer<api::FindPortReply> {
+    async fn find_port(
+        &self,
+        request: Request<api::FindPortRequest>,
+    ) -> Answer<api::FindPortReply> {
         self.port_of(request).await
     }
 
-    async fn find_hosts(&self, request: Request<api::FindHostsRequest>) -> Answer<api::FindHostsReply> {
+    async fn find_hosts(
+        &self,
+        request: Request<api::FindHostsRequest>,
+    ) -> Answer<api::FindHostsReply> {
         self.ports_of(request).await
     }
 
-    async fn show_slots(&self, request: Request<api::ShowSlotsRequest>) -> Answer<api::ShowSlotsReply> {
+    async fn show_slots(
+        &self,
+        request: Request<api::ShowSlotsRequest>,
+    ) -> Answer<api::ShowSlotsReply> {
         let r = request.into_inner();
         let inner = self.shared.lock();
         let job = inner.controller.job(&r.job).map_err(refused)?;
@@ -339,7 +392,9 @@ impl Admin for AdminService {
         wanted.map_or(Ok(()), |ring| job.ring(ring).map(drop)).map_err(refused)?;
         let senders = senders(job);
         let mut reply = api::ShowSlotsReply::default();
-        for (ring, spec) in job.numbered_rings().filter(|(ring, _)| wanted.is_none_or(|w| w == *ring)) {
+        for (ring, spec) in
+            job.numbered_rings().filter(|(ring, _)| wanted.is_none_or(|w| w == *ring))
+        {
             let state = inner.plane.ring_state(spec.id).map_err(internal)?;
             reply.rings.push(api::RingState {
                 ring: ring.0,
@@ -369,7 +424,10 @@ impl Admin for AdminService {
             let values = counters(&inner, [RingNumber::NONE]).map_err(internal)?;
             jobs.push(api::JobStats { values, ..api::JobStats::default() });
         } else {
-            jobs.push(job_stats(&inner, inner.controller.job(&name).map_err(refused)?).map_err(internal)?);
+            jobs.push(
+                job_stats(&inner, inner.controller.job(&name).map_err(refused)?)
+                    .map_err(internal)?,
+            );
         }
         let mut totals = vec![0; Counter::ALL.len()];
         for job in &jobs {
@@ -380,7 +438,10 @@ impl Admin for AdminService {
         Ok(Response::new(api::StatsReply { counters, time_ns, jobs, sampled: timing::SAMPLED }))
     }
 
-    async fn list_rings(&self, request: Request<api::ListRingsRequest>) -> Answer<api::ListRingsReply> {
+    async fn list_rings(
+        &self,
+        request: Request<api::ListRingsRequest>,
+    ) -> Answer<api::ListRingsReply> {
         let name = request.into_inner().job;
         let inner = self.shared.lock();
         let jobs: Vec<&Job> = match name.as_str() {
@@ -396,11 +457,18 @@ impl Admin for AdminService {
         Ok(Response::new(api::ListRingsReply { rings }))
     }
 
-    async fn list_programs(&self, _: Request<api::ListProgramsRequest>) -> Answer<api::ListProgramsReply> {
+    async fn list_programs(
+        &self,
+        _: Request<api::ListProgramsRequest>,
+    ) -> Answer<api::ListProgramsReply> {
         let inner = self.shared.lock();
         let programs = inner.plane.programs().map_err(internal)?;
         let programs = programs.into_iter().map(|p| program_message(&inner, p)).collect();
-        Ok(Response::new(api::ListProgramsReply { programs, abi: abi::VERSION, adds: inner.adds() }))
+        Ok(Response::new(api::ListProgramsReply {
+            programs,
+            abi: abi::VERSION,
+            adds: inner.adds(),
+        }))
     }
 
     type TraceStream = trace::Tracing;
@@ -465,7 +533,12 @@ fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
     Ok(stats)
 }
 
-fn ring_message(inner: &Inner, job: &Job, job_ring: JobRing, ring: &RingSpec) -> anyhow::Result<api::Ring> {
+fn ring_message(
+    inner: &Inner,
+    job: &Job,
+    job_ring: JobRing,
+    ring: &RingSpec,
+) -> anyhow::Result<api::Ring> {
     let load = ring_load(inner, job, ring)?;
     Ok(api::Ring {
         job: job.spec.name.clone(),

@@ -31,7 +31,9 @@ impl Chosen {
         let names = chosen.ports.names().iter().zip(&chosen.ifindexes);
         let missing = names.filter(|(_, ifindex)| **ifindex == 0).map(|(name, _)| name).next();
         match (&chosen.ports, missing) {
-            (Ports::Bridge(_), Some(name)) => bail!("bridge = {name:?}: there is no such interface"),
+            (Ports::Bridge(_), Some(name)) => {
+                bail!("bridge = {name:?}: there is no such interface")
+            }
             (Ports::List(_), Some(name)) => bail!("ports: there is no interface {name:?}"),
             (Ports::Bridge(name), None) if found.is_empty() => {
                 bail!("bridge = {name:?}: the bridge has no ports, or {name} is no bridge")
@@ -76,7 +78,8 @@ mod tests {
     use super::*;
 
     fn interface(ifindex: u32, names: &[&str], bridge: Option<u32>) -> Interface {
-        let (name, alt_names) = (names[0].to_owned(), names[1..].iter().map(|n| (*n).to_owned()).collect());
+        let (name, alt_names) =
+            (names[0].to_owned(), names[1..].iter().map(|n| (*n).to_owned()).collect());
         Interface { ifindex, name, alt_names, bridge, ..Interface::default() }
     }
 
@@ -102,17 +105,23 @@ mod tests {
     #[test]
     fn a_bridge_keeps_its_ports_under_every_name_until_there_is_another() {
         let bridge = Ports::Bridge("br0".into());
-        let mut all =
-            vec![interface(3, &["br0"], None), interface(4, &["a"], Some(3)), interface(5, &["b"], Some(9))];
+        let mut all = vec![
+            interface(3, &["br0"], None),
+            interface(4, &["a"], Some(3)),
+            interface(5, &["b"], Some(9)),
+        ];
         let (mut chosen, found) = Chosen::new(bridge.clone(), &all).unwrap();
         assert_eq!(numbers(found), [4]);
         all[0].name = "core".into();
         assert_eq!(numbers(chosen.find(&all)), [4]);
         all[0] = interface(9, &["br0"], None);
         assert_eq!(numbers(chosen.find(&all)), [5]);
-        let why = |ports: Ports, all: &[Interface]| Chosen::new(ports, all).unwrap_err().to_string();
+        let why =
+            |ports: Ports, all: &[Interface]| Chosen::new(ports, all).unwrap_err().to_string();
         assert!(why(bridge.clone(), &all[1..]).contains("there is no such interface"));
         assert!(why(bridge, &all[..1]).contains("has no ports"));
-        assert!(why(Ports::List(vec!["eth7".into()]), &all).contains("there is no interface \"eth7\""));
+        assert!(
+            why(Ports::List(vec!["eth7".into()]), &all).contains("there is no interface \"eth7\"")
+        );
     }
 }

@@ -25,7 +25,8 @@ pub struct Config {
     pub cpus: Vec<u32>,
     /// Packets that may wait for each of them.
     pub cpu_queue: u32,
-    /// Contributions that come in on their ring's CPU are taken there at once, where nothing of their connection waits in the queue.
+    /// Contributions that come in on their ring's CPU are taken there at once, where nothing of
+    /// their connection waits in the queue.
     pub inline: bool,
     /// Where workers call; none when `None`.
     pub workers: Option<SocketAddr>,
@@ -88,7 +89,8 @@ pub struct Tls {
     pub client_ca: Option<PathBuf>,
 }
 
-/// Where a fabric's manager calls. It may do there what an administrator may, so both sides show certificates.
+/// Where a fabric's manager calls. It may do there what an administrator may, so both sides show
+/// certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fabric {
@@ -257,8 +259,9 @@ impl Default for Metrics {
     }
 }
 
-/// The most that the kernel takes (`cpu_map_update_elem`, kernel/bpf/cpumap.c). What does not fit is lost, and go-back-N sends whole
-/// windows again for it: with 8 hosts and 2,048 packets in flight from each, 4,096 overflowed when the CPU was busy for 44 ms.
+/// The most that the kernel takes (`cpu_map_update_elem`, kernel/bpf/cpumap.c). What does not fit
+/// is lost, and go-back-N sends whole windows again for it: with 8 hosts and 2,048 packets in
+/// flight from each, 4,096 overflowed when the CPU was busy for 44 ms.
 fn default_cpu_queue() -> u32 {
     16384
 }
@@ -278,23 +281,34 @@ const NO_SKB: &str = "in the generic stack the copies of a sum share their heade
 impl Config {
     /// Reads and checks a file.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|e| ConfigError::Read(path.to_owned(), e))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|e| ConfigError::Read(path.to_owned(), e))?;
         Self::parse(path, &text)
     }
 
     /// Checks a file's text; `path` is for errors.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let file: File =
-            toml::from_str(text).map_err(|e| ConfigError::Syntax(path.to_owned(), e.to_string()))?;
+        let file: File = toml::from_str(text)
+            .map_err(|e| ConfigError::Syntax(path.to_owned(), e.to_string()))?;
         let refuse = |field, value: &dyn std::fmt::Debug, expected: &str| {
-            Err(ConfigError::Value { field, value: format!("{value:?}"), expected: expected.into() })
+            Err(ConfigError::Value {
+                field,
+                value: format!("{value:?}"),
+                expected: expected.into(),
+            })
         };
         let ports = match (file.bridge, file.ports) {
             (Some(bridge), None) => Ports::Bridge(bridge),
             (None, Some(ports)) if !ports.is_empty() => Ports::List(ports),
-            (None, Some(ports)) => return refuse("ports", &ports, "at least one interface must be named"),
-            (None, None) => return refuse("bridge", &"", "give a bridge, or ports as a list of interfaces"),
-            (Some(bridge), Some(_)) => return refuse("bridge", &bridge, "give a bridge or ports, not both"),
+            (None, Some(ports)) => {
+                return refuse("ports", &ports, "at least one interface must be named");
+            }
+            (None, None) => {
+                return refuse("bridge", &"", "give a bridge, or ports as a list of interfaces");
+            }
+            (Some(bridge), Some(_)) => {
+                return refuse("bridge", &bridge, "give a bridge or ports, not both");
+            }
         };
         let names: BTreeSet<&String> = file.spread.iter().collect();
         if file.spread.len() > MAX_UPLINKS as usize || names.len() < file.spread.len() {
@@ -303,7 +317,13 @@ impl Config {
         }
         let memory = match file.pool.memory.parse::<Size>() {
             Ok(size) if size.0 > 0 => size.0,
-            _ => return refuse("pool.memory", &file.pool.memory, "a size like \"256MiB\" is expected"),
+            _ => {
+                return refuse(
+                    "pool.memory",
+                    &file.pool.memory,
+                    "a size like \"256MiB\" is expected",
+                );
+            }
         };
         if !(64..=16384).contains(&file.cpu_queue) {
             return refuse("cpu-queue", &file.cpu_queue, "64 to 16384 packets are possible");
@@ -326,7 +346,8 @@ impl Config {
         let admin_mode = match u32::from_str_radix(&file.listen.admin_mode, 8) {
             Ok(mode) if mode <= 0o777 && mode & 0o007 == 0 => mode,
             _ => {
-                let expected = "an octal mode like \"0600\" or \"0660\", with nothing for all users";
+                let expected =
+                    "an octal mode like \"0600\" or \"0660\", with nothing for all users";
                 return refuse("listen.admin-mode", &file.listen.admin_mode, expected);
             }
         };
@@ -340,16 +361,22 @@ impl Config {
         if timeout_ms < 2 * interval_ms {
             return refuse("heartbeat.timeout-ms", &timeout_ms, "at least twice interval-ms");
         }
-        let pin = if file.restart.pin.as_os_str() == "none" { None } else { Some(file.restart.pin) };
+        let pin =
+            if file.restart.pin.as_os_str() == "none" { None } else { Some(file.restart.pin) };
         if let Some(dir) = &pin
             && (!dir.is_absolute() || dir.parent().is_none_or(|p| p == Path::new("/")))
         {
             return refuse("restart.pin", dir, "a folder like \"/sys/fs/bpf/netsum\", or \"none\"");
         }
         if file.restart.state.file_name().is_none() {
-            return refuse("restart.state", &file.restart.state, "a file like \"/run/netsum/state.json\"");
+            return refuse(
+                "restart.state",
+                &file.restart.state,
+                "a file like \"/run/netsum/state.json\"",
+            );
         }
-        let jobs = if file.restart.jobs.as_os_str() == "none" { None } else { Some(file.restart.jobs) };
+        let jobs =
+            if file.restart.jobs.as_os_str() == "none" { None } else { Some(file.restart.jobs) };
         if let Some(path) = &jobs
             && (path.file_name().is_none()
                 || path.with_extension("") == file.restart.state.with_extension(""))
@@ -362,7 +389,8 @@ impl Config {
             address => match address.parse::<SocketAddr>() {
                 Ok(address) if address.ip().is_loopback() => Some(address),
                 _ => {
-                    let expected = "a loopback address and port like \"127.0.0.1:4792\", or \"none\"";
+                    let expected =
+                        "a loopback address and port like \"127.0.0.1:4792\", or \"none\"";
                     return refuse("metrics.listen", &file.metrics.listen, expected);
                 }
             },
@@ -421,7 +449,8 @@ fn tenant((name, section): (String, Tenant)) -> Result<(String, Limits), ConfigE
 }
 
 impl Config {
-    /// The fields in which another configuration differs, and that a daemon looks at when it starts alone.
+    /// The fields in which another configuration differs, and that a daemon looks at when it starts
+    /// alone.
     pub fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
         let fields = [
             ("cpus", self.cpus == other.cpus),
@@ -433,7 +462,10 @@ impl Config {
             ("listen.admin", self.admin == other.admin),
             ("listen.admin-mode, listen.admin-group", self.admin_access == other.admin_access),
             ("heartbeat.interval-ms", self.heartbeat == other.heartbeat),
-            ("restart", (&self.pin, &self.state, &self.jobs) == (&other.pin, &other.state, &other.jobs)),
+            (
+                "restart",
+                (&self.pin, &self.state, &self.jobs) == (&other.pin, &other.state, &other.jobs),
+            ),
             ("metrics.listen", self.metrics == other.metrics),
             ("spread", self.spread == other.spread),
         ];
@@ -458,7 +490,10 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_read_says_why_once() {
         let error = anyhow::Error::from(Config::read(Path::new("/nowhere")).unwrap_err());
-        assert_eq!(format!("{error:#}"), "cannot read /nowhere: No such file or directory (os error 2)");
+        assert_eq!(
+            format!("{error:#}"),
+            "cannot read /nowhere: No such file or directory (os error 2)"
+        );
     }
 
     #[test]
@@ -475,7 +510,8 @@ mod tests {
 
     #[test]
     fn tenants_have_limits_or_none() {
-        let text = "bridge = \"br0\"\n[tenants.vision]\njobs = 4\nmemory = \"64MiB\"\n[tenants.default]\n";
+        let text =
+            "bridge = \"br0\"\n[tenants.vision]\njobs = 4\nmemory = \"64MiB\"\n[tenants.default]\n";
         let tenants = parse(text).unwrap().tenants;
         let vision = Limits { jobs: Some(4), memory: Some(64 << 20), ..Limits::default() };
         let expected = [("default".to_owned(), Limits::default()), ("vision".to_owned(), vision)];
@@ -517,15 +553,24 @@ mod tests {
                 "bridge = \"br0\"\n[tenants.a]\nmemory = \"lots\"",
                 "tenants.NAME.memory = \"lots\": tenant a: a size",
             ),
-            ("bridge = \"br0\"\n[restart]\npin = \"here\"", "restart.pin = \"here\": a folder like"),
+            (
+                "bridge = \"br0\"\n[restart]\npin = \"here\"",
+                "restart.pin = \"here\": a folder like",
+            ),
             ("bridge = \"br0\"\n[restart]\nstate = \"/\"", "restart.state = \"/\": a file like"),
-            ("bridge = \"br0\"\n[restart]\njobs = \"/\"", "restart.jobs = \"/\": a file of its own like"),
+            (
+                "bridge = \"br0\"\n[restart]\njobs = \"/\"",
+                "restart.jobs = \"/\": a file of its own like",
+            ),
             (
                 "bridge = \"br0\"\n[restart]\njobs = \"/run/netsum/state.jobs\"",
                 "restart.jobs = \"/run/netsum/state.jobs\": a file of its own",
             ),
             ("bridge = \"br0\"\n[watch]\nhold-ms = 0", "watch.hold-ms = 0: at least 1"),
-            ("bridge = \"br0\"\n[heartbeat]\ntimeout-ms = 5", "heartbeat.timeout-ms = 5: at least twice"),
+            (
+                "bridge = \"br0\"\n[heartbeat]\ntimeout-ms = 5",
+                "heartbeat.timeout-ms = 5: at least twice",
+            ),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{text:?}: {error}");

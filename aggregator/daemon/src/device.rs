@@ -1,4 +1,5 @@
-//! What a driver says of its interface: over generic netlink what XDP can do with it, over ethtool's ioctl who it is.
+//! What a driver says of its interface: over generic netlink what XDP can do with it, over
+//! ethtool's ioctl who it is.
 
 use std::fs;
 use std::io;
@@ -7,7 +8,8 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use anyhow::{Context, Result, bail};
 use netsum_core::port::{Defect, PortFacts, defects, unfit};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket,
+    sockopt,
 };
 use nix::sys::time::TimeVal;
 
@@ -32,7 +34,10 @@ pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
         // Whether frames have their tags is decided at a veth's other end.
         rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
         queues: said.queues,
-        interrupts: interrupts(&interface.name, &fs::read_to_string("/proc/interrupts").unwrap_or_default()),
+        interrupts: interrupts(
+            &interface.name,
+            &fs::read_to_string("/proc/interrupts").unwrap_or_default(),
+        ),
         last_cpu: cpus.iter().copied().max().unwrap_or_default(),
     })
 }
@@ -46,7 +51,11 @@ const ONE_PAGE_MTU: u32 = 3400;
 ///
 /// # Errors
 /// Why it cannot.
-pub fn attach(interface: &Interface, was_ours: bool, attach: impl FnOnce() -> Result<()>) -> Result<()> {
+pub fn attach(
+    interface: &Interface,
+    was_ours: bool,
+    attach: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     if let Some(Defect { found, mend, .. }) = unfit(&interface.kind, &interface.part_of) {
         bail!("{found}; {mend}");
     }
@@ -88,7 +97,8 @@ pub fn tell(interfaces: &[Interface], cpus: &[u32]) {
     }
 }
 
-/// The CPUs that serve an interface's interrupts. Drivers name those after the interface, most of them.
+/// The CPUs that serve an interface's interrupts. Drivers name those after the interface, most of
+/// them.
 fn interrupts(name: &str, table: &str) -> Vec<String> {
     let of_port = |line: &str| {
         let last = line.split_whitespace().last()?;
@@ -115,12 +125,18 @@ const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 
-/// What XDP can do with an interface, as bits; `None` where the kernel does not know that question (before Linux 6.3).
+/// What XDP can do with an interface, as bits; `None` where the kernel does not know that question
+/// (before Linux 6.3).
 fn xdp_features(ifindex: u32) -> Result<Option<u64>> {
-    let netlink =
-        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkGeneric)
-            .context("generic netlink")?;
-    setsockopt(&netlink, sockopt::ReceiveTimeout, &TimeVal::new(2, 0)).context("generic netlink")?;
+    let netlink = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkGeneric,
+    )
+    .context("generic netlink")?;
+    setsockopt(&netlink, sockopt::ReceiveTimeout, &TimeVal::new(2, 0))
+        .context("generic netlink")?;
     let family = request(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_NAME, b"netdev\0");
     let Some(answer) = ask(&netlink, &family)? else { return Ok(None) };
     let Some(&[low, high]) = attribute(&answer, CTRL_ATTR_FAMILY_ID) else {
@@ -153,7 +169,8 @@ fn request(family: u16, command: u8, attribute: u16, value: &[u8]) -> Vec<u8> {
 fn ask(netlink: &OwnedFd, request: &[u8]) -> Result<Option<Vec<u8>>> {
     send(netlink.as_raw_fd(), request, MsgFlags::empty()).context("generic netlink")?;
     let mut answer = vec![0; 16 << 10];
-    let length = recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty()).context("generic netlink")?;
+    let length =
+        recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty()).context("generic netlink")?;
     answer.truncate(length);
     attributes(&answer).context("generic netlink")
 }
@@ -161,7 +178,8 @@ fn ask(netlink: &OwnedFd, request: &[u8]) -> Result<Option<Vec<u8>>> {
 /// The attributes of a message; `None` where it says that there is no such thing.
 fn attributes(message: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let short = || io::Error::other("an answer that is too short");
-    let kind = u16::from_ne_bytes(message.get(4..6).ok_or_else(short)?.try_into().map_err(|_| short())?);
+    let kind =
+        u16::from_ne_bytes(message.get(4..6).ok_or_else(short)?.try_into().map_err(|_| short())?);
     if kind == NLMSG_ERROR {
         let code = message.get(16..20).ok_or_else(short)?.try_into().map_err(|_| short())?;
         return match -i32::from_ne_bytes(code) {
@@ -197,7 +215,8 @@ const SIOCETHTOOL: libc::Ioctl = 0x8946;
 fn ask_driver(socket: &OwnedFd, ifindex: u32, command: u32) -> Option<[u32; 64]> {
     // As it is, whatever text that makes.
     let name = nix::net::if_::if_indextoname(ifindex).ok()?;
-    // struct ethtool_drvinfo has 196 bytes, ethtool_cmd 44, ethtool_channels 36, ethtool_value 8. Words, because they hold such.
+    // struct ethtool_drvinfo has 196 bytes, ethtool_cmd 44, ethtool_channels 36, ethtool_value 8.
+    // Words, because they hold such.
     let mut data = [0u32; 64];
     data[0] = command;
     // SAFETY: an `ifreq` is all integers and pointers, for which zeros are a value.
@@ -206,7 +225,8 @@ fn ask_driver(socket: &OwnedFd, ifindex: u32, command: u32) -> Option<[u32; 64]>
         *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
-    // SAFETY: the request and what it points to outlive the call; the kernel writes less than 256 bytes for these commands.
+    // SAFETY: the request and what it points to outlive the call; the kernel writes less than 256
+    // bytes for these commands.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &mut request) };
     (done == 0).then_some(data)
 }
@@ -244,7 +264,8 @@ fn ethtool(ifindex: u32) -> Result<Ethtool> {
     // rx_count and combined_count.
     let queues = ask(ETHTOOL_GCHANNELS).map_or(0, |data| data[5] + data[8]);
     let flags = ask(ETHTOOL_GFLAGS).map(|data| data[1]);
-    let [lro, rx_vlan] = [ETH_FLAG_LRO, ETH_FLAG_RXVLAN].map(|flag| flags.map(|flags| flags & flag != 0));
+    let [lro, rx_vlan] =
+        [ETH_FLAG_LRO, ETH_FLAG_RXVLAN].map(|flag| flags.map(|flags| flags & flag != 0));
     Ok(Ethtool { driver: driver.unwrap_or_default(), lro, rx_vlan, queues })
 }
 

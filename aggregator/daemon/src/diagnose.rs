@@ -95,11 +95,9 @@ fn look(inner: &mut Inner, now: Instant) {
 }
 
 fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, JobRing, RingSpec)> {
-    inner
-        .controller
-        .jobs()
-        .filter(|j| j.state == State::Active)
-        .flat_map(|j| j.numbered_rings().map(|(number, ring)| (j.spec.name.clone(), number, ring.clone())))
+    inner.controller.jobs().filter(|j| j.state == State::Active).flat_map(|j| {
+        j.numbered_rings().map(|(number, ring)| (j.spec.name.clone(), number, ring.clone()))
+    })
 }
 
 /// Removes the note-taking when whoever asked for it goes away.
@@ -142,8 +140,10 @@ pub async fn answer(
         let mut inner = shared.lock();
         tokens_before = wrong_tokens(&inner).map_err(internal)?;
         for flow in inner.controller.job(&request.job).map_err(refused)?.flows.clone() {
-            packets
-                .insert((flow.ring, flow.rank), inner.plane.flow_seen(flow.key()).map_err(internal)?.packets);
+            packets.insert(
+                (flow.ring, flow.rank),
+                inner.plane.flow_seen(flow.key()).map_err(internal)?.packets,
+            );
         }
         if inner.watchers == 0 {
             inner.plane.watch_strangers(true).map_err(internal)?;
@@ -174,7 +174,8 @@ pub async fn answer(
     };
     let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
     let findings = diagnose(job, &rings, &strangers, wrong_tokens, &obstacles).into_iter();
-    let drops = counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
+    let drops =
+        counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
     let diagnosis = api::Diagnosis {
         job: request.job,
         state: state_message(&job.state).into(),
@@ -229,14 +230,17 @@ fn ring_evidence(
     let view = view(inner, ring, &flows)?;
     let ago = |t: Instant| now.saturating_duration_since(t);
     let ranks = flows.into_iter().zip(&view.ranks).map(|(flow, &seen)| {
-        let interface =
-            |interfaces: &[Interface]| interfaces.iter().find(|l| l.ifindex == flow.ifindex).cloned();
+        let interface = |interfaces: &[Interface]| {
+            interfaces.iter().find(|l| l.ifindex == flow.ifindex).cloned()
+        };
         let (old, new) = (interface(before), interface(after));
         let port = PortEvidence {
             name: inner.controller.port_name(flow.ifindex),
             // Without netlink nothing speaks against the port.
             up: new.as_ref().is_none_or(|l| l.up),
-            received: old.zip(new).map(|(old, new)| new.counters[1].saturating_sub(old.counters[1])),
+            received: old
+                .zip(new)
+                .map(|(old, new)| new.counters[1].saturating_sub(old.counters[1])),
         };
         let known = packets.get(&(flow.ring, flow.rank)).copied().unwrap_or(0);
         RankEvidence {
@@ -251,7 +255,8 @@ fn ring_evidence(
         }
     });
     let ranks = ranks.collect();
-    let waits = inner.watch.waiting_since(ring.id).map(ago).filter(|_| view.is_pending(ring.config.credit));
+    let waits =
+        inner.watch.waiting_since(ring.id).map(ago).filter(|_| view.is_pending(ring.config.credit));
     Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, ranks })
 }
 
@@ -271,7 +276,8 @@ fn strangers(inner: &Inner) -> anyhow::Result<Vec<Stranger>> {
 
 fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     let low = ring.view.state.low;
-    let missing = if ring.waits.is_some() { ring.view.missing(&ring.spec.config) } else { Vec::new() };
+    let missing =
+        if ring.waits.is_some() { ring.view.missing(&ring.spec.config) } else { Vec::new() };
     let ranks = ring.ranks.iter().map(|r| {
         let Rank(member) = r.flow.rank;
         let expected = ring.view.state.expected[member as usize];

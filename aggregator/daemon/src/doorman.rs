@@ -1,5 +1,6 @@
-//! Who may stay on the workers' TCP port. Whoever reaches it can open connections; few of them, for a short time, until one
-//! of its requests shows the token of a job. A wrong token uses up one of the few tries that its address has.
+//! Who may stay on the workers' TCP port. Whoever reaches it can open connections; few of them, for
+//! a short time, until one of its requests shows the token of a job. A wrong token uses up one of
+//! the few tries that its address has.
 
 use std::collections::HashMap;
 use std::io;
@@ -95,11 +96,15 @@ impl Doorman {
         tcp.set_nodelay(true).ok()?;
         let mut addresses = self.addresses();
         if addresses.values().map(|a| a.connections).sum::<usize>() >= self.limits.connections {
-            log::debug!("connection from {ip} closed: there are {} already", self.limits.connections);
+            log::debug!(
+                "connection from {ip} closed: there are {} already",
+                self.limits.connections
+            );
             return None;
         }
         // Whose wrong tokens are forgiven need not be remembered.
-        addresses.retain(|_, a| a.connections > 0 || a.tries.available_permits() < self.limits.tries);
+        addresses
+            .retain(|_, a| a.connections > 0 || a.tries.available_permits() < self.limits.tries);
         let address = addresses.entry(ip).or_insert_with(|| Address {
             connections: 0,
             tries: Arc::new(Semaphore::new(self.limits.tries)),
@@ -140,23 +145,28 @@ impl Peer {
         self.ip
     }
 
-    /// Checks a token with `check`, if this address has a try left, or when it has one again. Whoever knows a job's token
-    /// needs no try for that job: a rank is not held up by somebody who guesses from the same address.
-    pub async fn authorise(&self, job: &str, check: impl Fn() -> Result<(), Status>) -> Result<(), Status> {
+    /// Checks a token with `check`, if this address has a try left, or when it has one again.
+    /// Whoever knows a job's token needs no try for that job: a rank is not held up by somebody who
+    /// guesses from the same address.
+    pub async fn authorise(
+        &self,
+        job: &str,
+        check: impl Fn() -> Result<(), Status>,
+    ) -> Result<(), Status> {
         // There may be another job of that name by now.
         if self.proved.get().is_some_and(|known| known == job) && check().is_ok() {
             return Ok(());
         }
-        let one_try: SemaphorePermit<'_> = self
-            .tries
-            .acquire()
-            .await
-            .map_err(|_| Status::resource_exhausted("too many wrong tokens from this address"))?;
+        let one_try: SemaphorePermit<'_> =
+            self.tries.acquire().await.map_err(|_| {
+                Status::resource_exhausted("too many wrong tokens from this address")
+            })?;
         let result = check();
         match &result {
             Ok(()) => drop(self.proved.set(job.to_owned())),
             Err(_) => {
-                let due = self.wrong.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now());
+                let due =
+                    self.wrong.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now());
                 match due {
                     Some(0) => log::warn!("{}: a wrong token, or no such job", self.ip),
                     Some(more) => log::warn!(
@@ -227,7 +237,11 @@ impl AsyncRead for Connection {
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         // Whoever does not read what is written must go in time too.
         self.in_time(cx)?;
         Pin::new(&mut self.tcp).poll_write(cx, buf)

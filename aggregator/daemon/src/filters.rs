@@ -41,7 +41,11 @@ pub async fn filters(through: [bool; 2]) -> Result<Vec<Filter>> {
     for (family, _) in families.into_iter().filter(|(_, counts)| *counts) {
         match rtnl.list(Raw { kind, bytes: vec![family, 0, 0, 0] }).await {
             Ok(chains) => found.extend(chains.iter().filter_map(|chain| parse(&chain.bytes))),
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOENT)) => {}
+            Err(e)
+                if matches!(
+                    e.raw_os_error(),
+                    Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOENT)
+                ) => {}
             Err(e) => return Err(e).context("the list of nftables' chains"),
         }
     }
@@ -59,7 +63,8 @@ fn parse(message: &[u8]) -> Option<Filter> {
         family if family == libc::AF_INET as u8 => "ip",
         _ => "ip6",
     };
-    let [table, name] = [NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME].map(|kind| attribute(all, kind).map(text));
+    let [table, name] =
+        [NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME].map(|kind| attribute(all, kind).map(text));
     let drops = number(all, NFTA_CHAIN_POLICY) == Some(DROP);
     Some(Filter { chain: format!("{family} {} {}", table?, name?), drops })
 }
@@ -78,13 +83,19 @@ mod tests {
 
     fn chain(hook: &[u8], policy: u32) -> Vec<u8> {
         let names = [nla(NFTA_CHAIN_TABLE, b"f\0"), nla(NFTA_CHAIN_NAME, b"c\0")].concat();
-        [&[NFPROTO_BRIDGE, 0, 0, 0], &names[..], hook, &nla(NFTA_CHAIN_POLICY, &policy.to_be_bytes())]
-            .concat()
+        [
+            &[NFPROTO_BRIDGE, 0, 0, 0],
+            &names[..],
+            hook,
+            &nla(NFTA_CHAIN_POLICY, &policy.to_be_bytes()),
+        ]
+        .concat()
     }
 
     #[test]
     fn a_chain_counts_where_packets_are_forwarded() {
-        let hook = |number: u32| nla(NFTA_CHAIN_HOOK, &nla(NFTA_HOOK_HOOKNUM, &number.to_be_bytes()));
+        let hook =
+            |number: u32| nla(NFTA_CHAIN_HOOK, &nla(NFTA_HOOK_HOOKNUM, &number.to_be_bytes()));
         let filter = |drops| Some(Filter { chain: "bridge f c".into(), drops });
         assert_eq!(parse(&chain(&hook(FORWARD), DROP)), filter(true));
         assert_eq!(parse(&chain(&hook(FORWARD), 1)), filter(false));

@@ -28,8 +28,18 @@ fn address(ethertype: u16, ifindex: u32) -> io::Result<LinkAddr> {
 }
 
 /// Sends a frame.
-pub(crate) fn send(socket: &impl AsFd, ethertype: u16, ifindex: u32, frame: &[u8]) -> io::Result<()> {
-    sendto(socket.as_fd().as_raw_fd(), frame, &address(ethertype, ifindex)?, MsgFlags::MSG_DONTWAIT)?;
+pub(crate) fn send(
+    socket: &impl AsFd,
+    ethertype: u16,
+    ifindex: u32,
+    frame: &[u8],
+) -> io::Result<()> {
+    sendto(
+        socket.as_fd().as_raw_fd(),
+        frame,
+        &address(ethertype, ifindex)?,
+        MsgFlags::MSG_DONTWAIT,
+    )?;
     Ok(())
 }
 

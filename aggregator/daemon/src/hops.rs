@@ -1,5 +1,5 @@
-//! Next hops of members that this box routes to. Packets that the kernel forwards get theirs from its tables; results do not come by
-//! the kernel, so theirs are looked up there, again and again.
+//! Next hops of members that this box routes to. Packets that the kernel forwards get theirs from
+//! its tables; results do not come by the kernel, so theirs are looked up there, again and again.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -15,7 +15,8 @@ use super::message::mac_from_text;
 use super::netlink::{Netlink, Way, ask_for};
 use super::state::Shared;
 
-/// How often it is looked whether rings have begun or next hops are missing, and how often for what has changed.
+/// How often it is looked whether rings have begun or next hops are missing, and how often for what
+/// has changed.
 const INTERVAL: Duration = Duration::from_millis(100);
 const CHANGES: Duration = Duration::from_secs(1);
 
@@ -38,7 +39,8 @@ pub async fn keep_hops(shared: Shared, netlink: Netlink) {
     }
 }
 
-/// One look. `unknown` are the addresses whose next hop has no MAC address, of which somebody has been told.
+/// One look. `unknown` are the addresses whose next hop has no MAC address, of which somebody has
+/// been told.
 async fn look(
     shared: &Shared,
     netlink: &Netlink,
@@ -54,7 +56,8 @@ async fn look(
     }
     let interfaces = netlink.interfaces().await?;
     let mac = |ifindex: u32| {
-        mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac).filter(|mac| *mac != [0; 6])
+        mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac)
+            .filter(|mac| *mac != [0; 6])
     };
     let (mut ways, mut routers, mut hops) = (HashMap::new(), HashMap::new(), HashMap::new());
     for &edge in edges {
@@ -76,7 +79,9 @@ async fn look(
             Some(Way { mac: None, next, .. }) => {
                 ask_for(dst);
                 if unknown.insert(dst) {
-                    log::debug!("no MAC address of {next} is known, by which this box would route to {dst}");
+                    log::debug!(
+                        "no MAC address of {next} is known, by which this box would route to {dst}"
+                    );
                 }
             }
             None => {}

@@ -11,10 +11,12 @@ use netsum_core::{Job, State};
 
 use super::state::{Inner, Shared};
 
-/// How often they are taken. A sender's timer is longer, so that most often its first retransmission is summed.
+/// How often they are taken. A sender's timer is longer, so that most often its first
+/// retransmission is summed.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Takes first packets to the controller, again and again, while there are jobs that are set up in band.
+/// Takes first packets to the controller, again and again, while there are jobs that are set up in
+/// band.
 pub async fn keep_listening(shared: Shared) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -28,7 +30,8 @@ pub async fn keep_listening(shared: Shared) {
     }
 }
 
-/// Lines that may still be logged: who has a token can make up as many first packets as there are numbers.
+/// Lines that may still be logged: who has a token can make up as many first packets as there are
+/// numbers.
 struct Lines {
     left: u32,
     since: Instant,
@@ -83,9 +86,17 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
 }
 
 /// First packets of one job.
-fn take(inner: &mut Inner, number: RingNumber, packets: &[FirstPacket], lines: &mut Lines, now: Instant) {
+fn take(
+    inner: &mut Inner,
+    number: RingNumber,
+    packets: &[FirstPacket],
+    lines: &mut Lines,
+    now: Instant,
+) {
     let (paused, released) = stop_if_it_may_begin_anew(inner, number, packets);
-    let Some(answer) = inner.controller.first_packets(number, packets, released, now) else { return };
+    let Some(answer) = inner.controller.first_packets(number, packets, released, now) else {
+        return;
+    };
     let job = &answer.job;
     let mut began = false;
     for (packet, outcome) in packets.iter().zip(answer.outcomes) {
@@ -120,17 +131,20 @@ fn take(inner: &mut Inner, number: RingNumber, packets: &[FirstPacket], lines: &
     }
 }
 
-/// Stops the rings of a job that is at work where first packets may make it begin anew, as they may until it has released a sum.
-/// Otherwise one could be released between the question and the end of the rings: some ranks would have it and not send for it
-/// again, others would wait for it. The rings that were stopped, and whether a sum has been released.
+/// Stops the rings of a job that is at work where first packets may make it begin anew, as they may
+/// until it has released a sum. Otherwise one could be released between the question and the end of
+/// the rings: some ranks would have it and not send for it again, others would wait for it. The
+/// rings that were stopped, and whether a sum has been released.
 fn stop_if_it_may_begin_anew(
     inner: &mut Inner,
     number: RingNumber,
     packets: &[FirstPacket],
 ) -> (Vec<RingNumber>, bool) {
-    let has_released =
-        |inner: &Inner| inner.controller.job_in_band(number).is_some_and(|job| has_released(inner, job));
-    if has_released(inner) || !packets.iter().any(|packet| inner.controller.may_begin_anew(packet)) {
+    let has_released = |inner: &Inner| {
+        inner.controller.job_in_band(number).is_some_and(|job| has_released(inner, job))
+    };
+    if has_released(inner) || !packets.iter().any(|packet| inner.controller.may_begin_anew(packet))
+    {
         return (Vec::new(), has_released(inner));
     }
     let rings = inner.controller.job_in_band(number).map_or(&[][..], |job| &job.rings);

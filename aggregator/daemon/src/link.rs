@@ -90,11 +90,12 @@ impl Interface {
         let is_on = |kind: u16| byte(data, kind).is_some_and(|value| value != 0);
         // The first of the settings of IPv4 and of IPv6 is whether packets are forwarded.
         let forwards = |family: i32, conf: u16| {
-            let conf =
-                attribute(nested(families, family as u16), conf).and_then(|conf| number(conf.get(..4)?));
+            let conf = attribute(nested(families, family as u16), conf)
+                .and_then(|conf| number(conf.get(..4)?));
             conf.is_some_and(|on| on != 0)
         };
-        let forwards = forwards(libc::AF_INET, IFLA_INET_CONF) || forwards(libc::AF_INET6, IFLA_INET6_CONF);
+        let forwards =
+            forwards(libc::AF_INET, IFLA_INET_CONF) || forwards(libc::AF_INET6, IFLA_INET6_CONF);
         let mac = of(libc::IFLA_ADDRESS).unwrap_or_default();
         let part_of = attribute(info, libc::IFLA_INFO_SLAVE_KIND).map(text).unwrap_or_default();
         let is_port = part_of == "bridge";
@@ -147,7 +148,12 @@ impl Interface {
 
     /// The port, as the controller knows it.
     pub fn port(&self) -> PortInfo {
-        PortInfo { name: self.name.clone(), ifindex: self.ifindex, mtu: self.mtu, router: self.router }
+        PortInfo {
+            name: self.name.clone(),
+            ifindex: self.ifindex,
+            mtu: self.mtu,
+            router: self.router,
+        }
     }
 
     /// How its bridge treats it.
@@ -200,7 +206,8 @@ mod tests {
     use super::*;
 
     fn attr(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut all = [&(4 + value.len() as u16).to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
+        let mut all =
+            [&(4 + value.len() as u16).to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
         all.resize(all.len().next_multiple_of(4), 0);
         all
     }
@@ -226,7 +233,10 @@ mod tests {
             attr(libc::IFLA_MTU, &1500u32.to_ne_bytes()),
             attr(libc::IFLA_MASTER, &3u32.to_ne_bytes()),
             attr(libc::IFLA_LINKINFO, &info.concat()),
-            attr(libc::IFLA_AF_SPEC, &attr(libc::AF_INET as u16, &attr(IFLA_INET_CONF, &[1, 0, 0, 0, 0]))),
+            attr(
+                libc::IFLA_AF_SPEC,
+                &attr(libc::AF_INET as u16, &attr(IFLA_INET_CONF, &[1, 0, 0, 0, 0])),
+            ),
             attr(libc::IFLA_STATS64, &stats),
             attr(libc::IFLA_XDP, &attr(IFLA_XDP_ATTACHED, &[1])),
         ]
@@ -253,7 +263,11 @@ mod tests {
             ..Interface::default()
         };
         assert_eq!(Interface::parse(&message(b"port1\0", b"caf\xe9\0")), Some(expected.clone()));
-        assert!(expected.is_called("port1") && expected.is_called("caf\u{fffd}") && !expected.is_called("x"));
+        assert!(
+            expected.is_called("port1")
+                && expected.is_called("caf\u{fffd}")
+                && !expected.is_called("x")
+        );
         let odd = Interface::parse(&message(b"caf\xe9\0", b"")).unwrap();
         assert_eq!((odd.name.as_str(), odd.bridge), ("caf\u{fffd}", Some(3)));
         assert_eq!(Interface::parse(&message(b"", b"")[..HEADER - 1]), None);

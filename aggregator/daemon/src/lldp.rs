@@ -1,5 +1,5 @@
-//! LLDP (IEEE 802.1AB): every port says which one it is, and hears which one is at the other end of its cable. Bridges do not forward these
-//! frames.
+//! LLDP (IEEE 802.1AB): every port says which one it is, and hears which one is at the other end of
+//! its cable. Bridges do not forward these frames.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -49,13 +49,14 @@ pub fn chassis_id() -> io::Result<String> {
 
 /// Tells and hears on all of netsum's ports. `heard` are those that `netlink` tells of.
 pub async fn keep_talking(socket: Socket, shared: Shared, netlink: Netlink, heard: Heard) {
-    // SAFETY: the socket owns its descriptor for as long as it lives, and always names the same one.
+    // SAFETY: the socket owns its descriptor for as long as it lives, and always names the same
+    // one.
     let socket = match unsafe { AsyncFd::register(socket) } {
         Ok(socket) => socket,
         Err(e) => return log::error!("LLDP: {e}: links are not found"),
     };
-    let name =
-        nix::unistd::gethostname().map_or_else(|_| "netsum".into(), |n| n.to_string_lossy().into_owned());
+    let name = nix::unistd::gethostname()
+        .map_or_else(|_| "netsum".into(), |n| n.to_string_lossy().into_owned());
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -93,7 +94,8 @@ async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, mach
 async fn hear(socket: &AsyncFd<Socket>, heard: &Heard) -> io::Result<()> {
     let mut guard = socket.readable().await?;
     let mut frame = [0; 1600];
-    let received = guard.try_io(|socket| Ok(recvfrom::<LinkAddr>(socket.as_fd().as_raw_fd(), &mut frame)?));
+    let received =
+        guard.try_io(|socket| Ok(recvfrom::<LinkAddr>(socket.as_fd().as_raw_fd(), &mut frame)?));
     let Ok(received) = received else { return Ok(()) };
     if let (length, Some(from)) = received?
         && let Some(neighbour) = parse(&frame[..length])
@@ -184,7 +186,11 @@ mod tests {
         };
         assert_eq!(parse(&frame), Some(said.clone()));
         for other in [MAC, [1, 0x80, 0xc2, 0, 0, 0]] {
-            assert_eq!(parse(&[&other[..], &frame[6..]].concat()), None, "a bridge may have passed it on");
+            assert_eq!(
+                parse(&[&other[..], &frame[6..]].concat()),
+                None,
+                "a bridge may have passed it on"
+            );
         }
         // Short frames are padded.
         frame.resize(60, 0);
@@ -194,10 +200,13 @@ mod tests {
     #[test]
     fn a_switch_is_called_by_its_system_name_or_by_what_it_has() {
         let of = |tlvs: &[u8]| {
-            parse(&[&NEAREST[..], &MAC, &[0x88, 0xcc], tlvs].concat()).map(|n| (n.id, n.chassis, n.port))
+            parse(&[&NEAREST[..], &MAC, &[0x88, 0xcc], tlvs].concat())
+                .map(|n| (n.id, n.chassis, n.port))
         };
-        let plain =
-            [2, 7, 4, 2, 0, 0, 0, 0, 9, 4, 7, 3, 2, 0, 0, 0, 0, 8, 6, 2, 0, 120, 10, 2, b's', b'w', 0, 0];
+        let plain = [
+            2, 7, 4, 2, 0, 0, 0, 0, 9, 4, 7, 3, 2, 0, 0, 0, 0, 8, 6, 2, 0, 120, 10, 2, b's', b'w',
+            0, 0,
+        ];
         let mac = String::from("02:00:00:00:00:09");
         assert_eq!(of(&plain), Some((mac.clone(), "sw".into(), "02:00:00:00:00:08".into())));
         assert_eq!(of(&plain[..22]), Some((mac.clone(), mac, "02:00:00:00:00:08".into())));

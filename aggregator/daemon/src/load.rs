@@ -1,4 +1,5 @@
-//! How full rings are, and what their jobs have counted: for `netsum ring`, `netsum stats` and the metrics.
+//! How full rings are, and what their jobs have counted: for `netsum ring`, `netsum stats` and the
+//! metrics.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,10 @@ pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow
 /// Looks at a ring of a job. One that is not active is empty.
 pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<RingLoad> {
     if job.state != State::Active {
-        return Ok(RingLoad { credit_used: vec![0; ring.config.ranks as usize], ..RingLoad::default() });
+        return Ok(RingLoad {
+            credit_used: vec![0; ring.config.ranks as usize],
+            ..RingLoad::default()
+        });
     }
     let view = view(inner, ring, &flows_of(job, ring.id))?;
     let pending = view.is_pending(ring.config.credit);
@@ -54,13 +58,18 @@ pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<Ri
     Ok(RingLoad {
         low: view.state.low,
         slots_used: view.slots_used(),
-        credit_used: (0..view.ranks.len()).map(|rank| view.credit_used(rank, ring.config.credit)).collect(),
+        credit_used: (0..view.ranks.len())
+            .map(|rank| view.credit_used(rank, ring.config.credit))
+            .collect(),
         waits: waits.map(|since| Instant::now().saturating_duration_since(since)),
     })
 }
 
 /// All counters in the order of their numbers, summed over rings.
-pub fn counters(inner: &Inner, rings: impl IntoIterator<Item = RingNumber>) -> anyhow::Result<Vec<u64>> {
+pub fn counters(
+    inner: &Inner,
+    rings: impl IntoIterator<Item = RingNumber>,
+) -> anyhow::Result<Vec<u64>> {
     let mut totals = vec![0; Counter::ALL.len()];
     for ring in rings {
         let values = inner.plane.counters(ring)?;
@@ -102,8 +111,8 @@ pub fn histogram_message(h: &Histogram) -> api::Histogram {
     api::Histogram { counts: h.counts.to_vec(), sum_ns: h.sum_ns }
 }
 
-/// Bytes of payload in a fragment of a full message, on average. The data plane counts fragments, and the last one of a
-/// message may be short.
+/// Bytes of payload in a fragment of a full message, on average. The data plane counts fragments,
+/// and the last one of a message may be short.
 pub fn fragment_bytes(job: &Job) -> f64 {
     f64::from(job.spec.message_size) / f64::from(job.spec.fragments().0)
 }

@@ -21,7 +21,8 @@ pub fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }
 
-/// Says again and again that the daemon is alive, if that is waited for: that it gets a turn, and the lock that every request takes.
+/// Says again and again that the daemon is alive, if that is waited for: that it gets a turn, and
+/// the lock that every request takes.
 pub async fn keep_alive(shared: Shared) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval((limit / 4).max(Duration::from_millis(10)));

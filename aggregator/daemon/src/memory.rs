@@ -5,8 +5,8 @@ use std::fs;
 use netsum_core::Controller;
 use netsum_core::size::Size;
 
-/// What rings leave to everybody else, packets that wait for the rings' CPUs among them. The kernel takes maps from the last page that there
-/// is, and then ends some process, such as the daemon.
+/// What rings leave to everybody else, packets that wait for the rings' CPUs among them. The kernel
+/// takes maps from the last page that there is, and then ends some process, such as the daemon.
 const KEPT: u64 = 64 << 20;
 
 /// What counts: free, or freed where somebody needs it.
@@ -14,9 +14,11 @@ const FIELDS: [&str; 4] = ["MemFree", "Active(file)", "Inactive(file)", "SReclai
 
 /// Bytes that rings may take beyond what they have; `None` where the kernel does not say.
 pub fn available() -> Option<u64> {
-    // Under systemd the daemon sees nothing of /proc but processes (ProcSubset=pid). A kernel without NUMA has no nodes.
+    // Under systemd the daemon sees nothing of /proc but processes (ProcSubset=pid). A kernel
+    // without NUMA has no nodes.
     let nodes = fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
-    let mut texts: Vec<_> = nodes.filter_map(|n| fs::read_to_string(n.path().join("meminfo")).ok()).collect();
+    let mut texts: Vec<_> =
+        nodes.filter_map(|n| fs::read_to_string(n.path().join("meminfo")).ok()).collect();
     if texts.is_empty() {
         texts.push(fs::read_to_string("/proc/meminfo").ok()?);
     }

@@ -43,7 +43,8 @@ pub fn mac_from_text(text: &str) -> Option<[u8; 6]> {
     let mut parts = text.split(':');
     for byte in &mut mac {
         // `from_str_radix` takes a sign, too.
-        let digits = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        let digits =
+            parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
         *byte = u8::from_str_radix(digits, 16).ok()?;
     }
     parts.next().is_none().then_some(mac)
@@ -105,7 +106,11 @@ pub(crate) fn job_message(
         heartbeat_ms,
         epoch: epoch_number(job),
         ring_ids: job.rings.iter().map(|r| r.id.0).collect(),
-        in_band_token: if secret && spec.in_band { hex(&spec.token.in_band().0) } else { String::new() },
+        in_band_token: if secret && spec.in_band {
+            hex(&spec.token.in_band().0)
+        } else {
+            String::new()
+        },
         claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
         unclaimed: job
             .unclaimed()
@@ -114,7 +119,11 @@ pub(crate) fn job_message(
             .collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
         uplink: spec.members.uplink.as_ref().map(ToString::to_string).unwrap_or_default(),
-        members: if spec.members.is_part() { texts(&spec.members.list(spec.ranks)) } else { Vec::new() },
+        members: if spec.members.is_part() {
+            texts(&spec.members.list(spec.ranks))
+        } else {
+            Vec::new()
+        },
         name: spec.name.clone(),
         ranks: spec.ranks,
         dtype: spec.dtype.clone(),
@@ -166,7 +175,10 @@ pub fn packet_message(
     capture: u32,
 ) -> api::TracedPacket {
     let Traced { event, frame } = traced;
-    let slot = ring.as_ref().filter(|_| event.rank != TraceEvent::NONE).map(|ring| slot_message(event, ring));
+    let slot = ring
+        .as_ref()
+        .filter(|_| event.rank != TraceEvent::NONE)
+        .map(|ring| slot_message(event, ring));
     api::TracedPacket {
         time_ns: event.time.wrapping_add(clock),
         program: program_name(event.program).into(),
@@ -185,7 +197,8 @@ pub fn packet_message(
 fn slot_message(event: &TraceEvent, ring: &RingOfJob) -> api::SlotSeen {
     let is = |flag: u32| event.slot_flags & flag != 0;
     // What has been released has come from every rank, as the slot machine has it.
-    let expected = if serial::before(event.expected, event.low) { event.low } else { event.expected };
+    let expected =
+        if serial::before(event.expected, event.low) { event.low } else { event.expected };
     api::SlotSeen {
         rank: ring.sender(event.rank),
         index: event.index,
@@ -253,8 +266,10 @@ fn members(ranks: &str, groups: &str, uplink: &str, order: &str) -> Result<Membe
         }
     };
     let uplink = if uplink.is_empty() { None } else { Some(uplink.parse().map_err(refused)?) };
-    let order = order.split(',').filter(|_| !order.is_empty()).map(str::parse).collect::<Result<_, _>>();
-    let order = order.map_err(|_| Status::invalid_argument("--ring-order: ranks like 0,2,1,3 are needed"))?;
+    let order =
+        order.split(',').filter(|_| !order.is_empty()).map(str::parse).collect::<Result<_, _>>();
+    let order = order
+        .map_err(|_| Status::invalid_argument("--ring-order: ranks like 0,2,1,3 are needed"))?;
     Ok(Members { groups: parsed("--groups", groups)?, ranks, uplink, order })
 }
 
@@ -270,7 +285,8 @@ mod tests {
 
     #[test]
     fn members_of_a_ring_have_the_jobs_numbers() {
-        // Of a rack with ranks 4 and 5, and the way up: from the second one, when it and what comes down have contributed.
+        // Of a rack with ranks 4 and 5, and the way up: from the second one, when it and what comes
+        // down have contributed.
         let ring = RingOfJob { job: "train".into(), ring: JobRing(0), senders: vec![4, 5, 3] };
         let event = TraceEvent {
             time: 0,
@@ -289,7 +305,8 @@ mod tests {
             captured: 0,
             cpu: 0,
         };
-        let packet = packet_message(&Traced { event, frame: Vec::new() }, 0, String::new(), Some(ring), 0);
+        let packet =
+            packet_message(&Traced { event, frame: Vec::new() }, 0, String::new(), Some(ring), 0);
         let slot = packet.slot.unwrap();
         assert_eq!((slot.rank, slot.contributors, slot.ranks), (5, vec![5, 3], 3));
     }

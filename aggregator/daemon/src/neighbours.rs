@@ -34,10 +34,14 @@ impl Heard {
 
     /// Takes note of what a port has heard.
     pub fn set(&self, ifindex: u32, neighbour: Neighbour, now: Instant) {
-        self.by_port.lock().unwrap_or_else(PoisonError::into_inner).insert(ifindex, (neighbour, now));
+        self.by_port
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(ifindex, (neighbour, now));
     }
 
-    /// A port's neighbour, and how long ago it was heard; `None` where nobody has said anything that holds still.
+    /// A port's neighbour, and how long ago it was heard; `None` where nobody has said anything
+    /// that holds still.
     pub fn get(&self, ifindex: u32, now: Instant) -> Option<(Neighbour, Duration)> {
         let heard = self.by_port.lock().unwrap_or_else(PoisonError::into_inner);
         let (neighbour, since) = heard.get(&ifindex)?;
@@ -54,11 +58,19 @@ mod tests {
     fn what_was_heard_holds_for_its_time() {
         let (heard, now) = (Heard::new("own"), Instant::now());
         let ttl = Duration::from_secs(3);
-        let said =
-            Neighbour { mac: [2; 6], id: "7".into(), chassis: "leaf0".into(), port: "swp9".into(), ttl };
+        let said = Neighbour {
+            mac: [2; 6],
+            id: "7".into(),
+            chassis: "leaf0".into(),
+            port: "swp9".into(),
+            ttl,
+        };
         heard.set(3, said, now);
         let after = |time| heard.get(3, now + time).map(|(n, age)| (n.port, age));
-        assert_eq!(after(ttl - Duration::from_secs(1)), Some(("swp9".into(), Duration::from_secs(2))));
+        assert_eq!(
+            after(ttl - Duration::from_secs(1)),
+            Some(("swp9".into(), Duration::from_secs(2)))
+        );
         assert_eq!(after(ttl), None);
         assert!(heard.get(4, now).is_none());
     }

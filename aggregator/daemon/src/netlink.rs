@@ -12,7 +12,9 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
-use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
+use rtnetlink::packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia,
+};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
@@ -117,36 +119,46 @@ impl Netlink {
             _ => None,
         };
         let local = |a: &&AddressAttribute| matches!(a, AddressAttribute::Local(_));
-        let own = |m: &AddressMessage| m.attributes.iter().find(local).or(m.attributes.first()).and_then(ip);
+        let own = |m: &AddressMessage| {
+            m.attributes.iter().find(local).or(m.attributes.first()).and_then(ip)
+        };
         let macs = self.interfaces().await?.into_iter().filter_map(|l| mac_from_text(&l.mac));
         Ok((messages.iter().filter_map(own).collect(), macs.filter(|mac| *mac != [0; 6]).collect()))
     }
 
     /// MAC addresses that bridges have seen, and behind which interface.
     pub async fn hosts(&self) -> Result<Vec<(u32, [u8; 6])>> {
-        let table = self.neighbours(AddressFamily::Bridge).await.context("the bridge's forwarding table")?;
+        let table = self
+            .neighbours(AddressFamily::Bridge)
+            .await
+            .context("the bridge's forwarding table")?;
         // The interfaces' own are there for ever; the first bit is that of groups.
         let seen = table.iter().filter(|e| e.header.state != NeighbourState::Permanent);
-        let host =
-            |e: &NeighbourMessage| mac_of(e).filter(|mac| mac[0] & 1 == 0).map(|mac| (e.header.ifindex, mac));
+        let host = |e: &NeighbourMessage| {
+            mac_of(e).filter(|mac| mac[0] & 1 == 0).map(|mac| (e.header.ifindex, mac))
+        };
         let hosts: BTreeSet<_> = seen.filter_map(host).collect();
         Ok(hosts.into_iter().collect())
     }
 
-    /// Where a host is: the interface behind which the bridge has seen its MAC address or, where it has not, that of the router
-    /// by which this machine reaches its IP address; or, of these `ports`, the one by which it does so. Waits a second for either to be
-    /// seen.
+    /// Where a host is: the interface behind which the bridge has seen its MAC address or, where it
+    /// has not, that of the router by which this machine reaches its IP address; or, of these
+    /// `ports`, the one by which it does so. Waits a second for either to be seen.
     pub async fn port_of(&self, mac: [u8; 6], ip: IpAddr, ports: &[u32]) -> Result<Found> {
         let mut router = None;
         for attempt in 0..20 {
-            let table =
-                self.neighbours(AddressFamily::Bridge).await.context("the bridge's forwarding table")?;
-            let behind =
-                |mac: [u8; 6]| table.iter().find(|e| mac_of(e) == Some(mac)).map(|e| e.header.ifindex);
+            let table = self
+                .neighbours(AddressFamily::Bridge)
+                .await
+                .context("the bridge's forwarding table")?;
+            let behind = |mac: [u8; 6]| {
+                table.iter().find(|e| mac_of(e) == Some(mac)).map(|e| e.header.ifindex)
+            };
             if let Some(ifindex) = behind(mac) {
                 return Ok(Found::Port { ifindex, mac });
             }
-            // A host's own packets come first: a network that this machine has no address in may seem to be behind its router.
+            // A host's own packets come first: a network that this machine has no address in may
+            // seem to be behind its router.
             if attempt >= 4 {
                 let way = self.way_to(ip).await?;
                 router = way.as_ref().map(|way| way.next).filter(|next| *next != ip);
@@ -166,11 +178,21 @@ impl Netlink {
         Ok(Found::Nothing { router })
     }
 
-    /// The interface behind which a neighbour of this machine is, or the router towards an address, where it is known.
+    /// The interface behind which a neighbour of this machine is, or the router towards an address,
+    /// where it is known.
     pub async fn seen_at(&self, ip: IpAddr) -> Result<Option<u32>> {
-        let Some(Way { mac: Some(mac), ifindex, .. }) = self.way_to(ip).await? else { return Ok(None) };
-        let table = self.neighbours(AddressFamily::Bridge).await.context("the bridge's forwarding table")?;
-        Ok(table.iter().find(|e| mac_of(e) == Some(mac)).map(|e| e.header.ifindex).or(Some(ifindex)))
+        let Some(Way { mac: Some(mac), ifindex, .. }) = self.way_to(ip).await? else {
+            return Ok(None);
+        };
+        let table = self
+            .neighbours(AddressFamily::Bridge)
+            .await
+            .context("the bridge's forwarding table")?;
+        Ok(table
+            .iter()
+            .find(|e| mac_of(e) == Some(mac))
+            .map(|e| e.header.ifindex)
+            .or(Some(ifindex)))
     }
 
     /// Entries of a neighbour table.
@@ -222,8 +244,7 @@ impl Netlink {
         };
         let table = self.neighbours(family).await.context("the neighbour table")?;
         let is_next = |e: &&NeighbourMessage| {
-            let of =
-                |a: &NeighbourAttribute| matches!(a, NeighbourAttribute::Destination(d) if *d == address);
+            let of = |a: &NeighbourAttribute| matches!(a, NeighbourAttribute::Destination(d) if *d == address);
             e.header.ifindex == ifindex && e.attributes.iter().any(of)
         };
         Ok(Some(Way { ifindex, next, mac: table.iter().find(is_next).and_then(mac_of), is_own }))
@@ -259,10 +280,12 @@ pub enum Found {
     },
 }
 
-/// Has the kernel find out the MAC address of the next hop, as any packet to an address does. This one is empty, for the discard
-/// service (RFC 863). Who cannot be reached is found out by the caller.
+/// Has the kernel find out the MAC address of the next hop, as any packet to an address does. This
+/// one is empty, for the discard service (RFC 863). Who cannot be reached is found out by the
+/// caller.
 pub fn ask_for(ip: IpAddr) {
-    let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr =
+        if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let _ = UdpSocket::bind((any, 0)).and_then(|socket| socket.send_to(&[], (ip, 9)));
 }
 
@@ -284,7 +307,8 @@ fn link(ifindex: u32) -> Raw {
 fn with_routers(mut all: Vec<Interface>) -> Vec<Interface> {
     for i in 0..all.len() {
         if let Some(bridge) = all[i].bridge {
-            all[i].router = all.iter().find(|l| l.ifindex == bridge).and_then(|bridge| bridge.router);
+            all[i].router =
+                all.iter().find(|l| l.ifindex == bridge).and_then(|bridge| bridge.router);
         }
     }
     all

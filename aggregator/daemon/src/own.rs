@@ -17,7 +17,10 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// Reserves the addresses that this machine has now.
 pub async fn look(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let (ips, macs) = netlink.own().await?;
-    let own = ips.iter().map(|ip| Address::ip(mapped(*ip))).chain(macs.iter().map(|mac| Address::mac(*mac)));
+    let own = ips
+        .iter()
+        .map(|ip| Address::ip(mapped(*ip)))
+        .chain(macs.iter().map(|mac| Address::mac(*mac)));
     let mut inner = shared.lock();
     inner.reserved.the_box = own.map(|address| (address, Owner::THE_BOX)).collect();
     inner.controller.set_own(ips, macs);
@@ -31,7 +34,9 @@ pub async fn keep(shared: Shared, netlink: Netlink, mut changes: Changes) {
             log::error!("addresses of this box: {e:#}");
         }
         if let Ok(false) = tokio::time::timeout(INTERVAL, changes.next()).await {
-            return log::error!("netlink: changes of this box's addresses are not noticed any longer");
+            return log::error!(
+                "netlink: changes of this box's addresses are not noticed any longer"
+            );
         }
     }
 }

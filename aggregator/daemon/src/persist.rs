@@ -52,14 +52,17 @@ impl Store {
         serde_json::from_str(&text).context("not what a netsum of this version writes")
     }
 
-    /// Writes what has changed. Where that fails the file stays as it was, and it is said once, with what follows from it.
+    /// Writes what has changed. Where that fails the file stays as it was, and it is said once,
+    /// with what follows from it.
     pub fn keep(&mut self, value: &impl Serialize, then: &str) {
         let before = self.behind;
         let result = self.write(value);
         self.behind = result.is_err();
         match result {
             Ok(()) if before => log::info!("{}: written again", self.path.display()),
-            Err(e) if !before => log::error!("{}: cannot be written: {e:#}; {then}", self.path.display()),
+            Err(e) if !before => {
+                log::error!("{}: cannot be written: {e:#}; {then}", self.path.display())
+            }
             _ => {}
         }
     }
@@ -88,7 +91,8 @@ impl Store {
 
     fn replace(&self, new: &Path, text: &str) -> io::Result<()> {
         let folder = self.folder()?;
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(new, &self.path)?;
@@ -97,7 +101,8 @@ impl Store {
 
     /// Its folder, which is made if it is not there.
     fn folder(&self) -> io::Result<File> {
-        let folder = self.path.parent().filter(|path| *path != Path::new("")).unwrap_or(Path::new("."));
+        let folder =
+            self.path.parent().filter(|path| *path != Path::new("")).unwrap_or(Path::new("."));
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         File::open(folder)
     }
@@ -114,7 +119,8 @@ impl Store {
     }
 }
 
-/// The file of the jobs that are to be there whenever a daemon starts, as they were created: all but those that were deleted.
+/// The file of the jobs that are to be there whenever a daemon starts, as they were created: all
+/// but those that were deleted.
 #[derive(Debug)]
 pub struct Wanted {
     store: Store,
@@ -148,7 +154,10 @@ impl Wanted {
         let read = store.read().map(Option::<Jobs>::unwrap_or_default).unwrap_or_else(|e| {
             let aside = store.path().with_extension("bad");
             let path = store.path().display();
-            log::error!("{path}: {e:#}; no job is created again; the file is {} now", aside.display());
+            log::error!(
+                "{path}: {e:#}; no job is created again; the file is {} now",
+                aside.display()
+            );
             fs::rename(store.path(), &aside).unwrap_or_else(|e| log::error!("{path}: {e}"));
             Jobs::default()
         });
@@ -166,7 +175,10 @@ impl Wanted {
     pub fn keep(&mut self, controller: &Controller) {
         self.missing.retain(|spec| controller.job(&spec.name).is_err());
         let jobs = controller.specs().chain(&self.missing).cloned().collect();
-        self.store.keep(&Jobs { jobs }, "if the machine boots now, jobs are missing, or others are there");
+        self.store.keep(
+            &Jobs { jobs },
+            "if the machine boots now, jobs are missing, or others are there",
+        );
     }
 
     pub fn is_behind(&self) -> bool {
@@ -211,7 +223,8 @@ pub fn begin(
     reset: bool,
     mut controller: Controller,
 ) -> Result<Begun> {
-    let options = LoadOptions { cpus: cpus.to_vec(), cpu_queue: config.cpu_queue, inline: config.inline };
+    let options =
+        LoadOptions { cpus: cpus.to_vec(), cpu_queue: config.cpu_queue, inline: config.inline };
     let Some(pins) = pins else {
         let mut plane = BpfDataPlane::load(&options)?;
         controller.set_ports(attach(&mut plane, interfaces, &[], &[])?);
@@ -234,10 +247,12 @@ pub fn begin(
     let saved = match pins.find()? {
         Found::Nothing => None,
         // One that was stopped may have left connections that have ended, and no jobs.
-        Found::Ours => Some(store.read::<Saved>().map(Option::unwrap_or_default).unwrap_or_else(|e| {
-            log::warn!("{}: {e:#}", store.path().display());
-            Saved::default()
-        })),
+        Found::Ours => {
+            Some(store.read::<Saved>().map(Option::unwrap_or_default).unwrap_or_else(|e| {
+                log::warn!("{}: {e:#}", store.path().display());
+                Saved::default()
+            }))
+        }
     };
     let Some(saved) = saved else {
         old.extend(pins.clear()?);
@@ -266,7 +281,8 @@ pub fn begin(
     let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
     let taken = plane.take_over_links()?;
     controller.set_ports(attach(&mut plane, interfaces, &taken, &[])?);
-    let rings: Vec<RingNumber> = saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
+    let rings: Vec<RingNumber> =
+        saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
     if plane.forget_others(&rings, &flows)? > 0 {
         log::warn!("an earlier daemon has left rings of jobs that it has not told of: they end");
@@ -288,7 +304,9 @@ pub fn begin(
         half.then(|| "the one before was killed while it changed the job".to_owned())
     };
     let actions = controller.restore(saved, Instant::now(), why).map_err(|e| {
-        anyhow::anyhow!("the jobs of the daemon that was killed cannot be taken over: {e}; --reset ends them")
+        anyhow::anyhow!(
+            "the jobs of the daemon that was killed cannot be taken over: {e}; --reset ends them"
+        )
     })?;
     let ended = plane.ended_flows()?.len();
     log::info!(
@@ -316,7 +334,8 @@ fn attach(
         let was_ours = busy.contains(&interface.ifindex);
         let wait = |e: &anyhow::Error| {
             let is_busy = e.chain().any(|c| {
-                c.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::ResourceBusy)
+                c.downcast_ref::<io::Error>()
+                    .is_some_and(|e| e.kind() == io::ErrorKind::ResourceBusy)
             });
             is_busy && was_ours && start.elapsed() < Duration::from_secs(1)
         };
@@ -333,7 +352,8 @@ fn attach(
         }
     }
     if ports.is_empty() {
-        let why: Vec<String> = unfit.iter().map(|(l, e)| format!("port {}: {e:#}", l.name)).collect();
+        let why: Vec<String> =
+            unfit.iter().map(|(l, e)| format!("port {}: {e:#}", l.name)).collect();
         bail!("{}", why.join("; "));
     }
     unfit.iter().for_each(|(interface, e)| device::tell_unfit(interface, e));

@@ -5,7 +5,8 @@
 //! | CAP_BPF | the maps of a job that is created, among them arrays of maps |
 //! | CAP_NET_ADMIN | their device maps, which lead to the ports |
 //!
-//! Linux asks for CAP_PERFMON too when the programs are loaded, because they do arithmetic on pointers to packets; not later.
+//! Linux asks for CAP_PERFMON too when the programs are loaded, because they do arithmetic on
+//! pointers to packets; not later.
 
 use anyhow::{Context, Result};
 use caps::{CapSet, Capability, CapsHashSet};
@@ -14,25 +15,29 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// What remains after the start.
 pub const KEPT: [Capability; 2] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN];
 
-/// Raises the soft limit of file descriptors: a ring takes three, seven while it is made, a connection one.
+/// Raises the soft limit of file descriptors: a ring takes three, seven while it is made, a
+/// connection one.
 pub fn take_descriptors() {
     let limit = Resource::RLIMIT_NOFILE;
     let taken = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
     taken.unwrap_or_else(|e| log::warn!("cannot raise the limit of file descriptors: {e}"));
 }
 
-/// Gives up every other capability for good, and that of getting any by running a program. Capabilities are each thread's
-/// own: to be called while there is one thread only; those it starts have what it has.
+/// Gives up every other capability for good, and that of getting any by running a program.
+/// Capabilities are each thread's own: to be called while there is one thread only; those it starts
+/// have what it has.
 pub fn give_up() -> Result<()> {
     let kept: CapsHashSet = KEPT.into_iter().collect();
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         for capability in caps::read(None, CapSet::Bounding)?.difference(&kept) {
-            caps::drop(None, CapSet::Bounding, *capability).context("capabilities (bounding set)")?;
+            caps::drop(None, CapSet::Bounding, *capability)
+                .context("capabilities (bounding set)")?;
         }
     }
     caps::clear(None, CapSet::Ambient).context("capabilities (ambient set)")?;
     caps::clear(None, CapSet::Inheritable).context("capabilities (inheritable set)")?;
-    let there: CapsHashSet = caps::read(None, CapSet::Permitted)?.intersection(&kept).copied().collect();
+    let there: CapsHashSet =
+        caps::read(None, CapSet::Permitted)?.intersection(&kept).copied().collect();
     caps::set(None, CapSet::Effective, &there).context("capabilities (effective set)")?;
     caps::set(None, CapSet::Permitted, &there).context("capabilities (permitted set)")?;
     nix::sys::prctl::set_no_new_privs().context("no_new_privs")?;

@@ -1,4 +1,5 @@
-//! What changes while the daemon runs: its configuration, when SIGHUP says so, and its ports, which come and go.
+//! What changes while the daemon runs: its configuration, when SIGHUP says so, and its ports, which
+//! come and go.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -15,8 +16,8 @@ use super::netlink::{Interface, Netlink};
 use super::state::{Shared, programs_of_now};
 use crate::config::Config;
 
-/// How often ports are looked for. Ranks that have given the box up try it again after a second: a port without the program has it
-/// by then.
+/// How often ports are looked for. Ranks that have given the box up try it again after a second: a
+/// port without the program has it by then.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Looks after configuration and ports.
@@ -103,7 +104,8 @@ impl Reloader {
             log::warn!("changes at the next start alone: {}", waits.join(", "));
         }
         let Config { ports, memory, heartbeat_timeout, patience, tenants, .. } = new;
-        self.config = Config { ports, memory, heartbeat_timeout, patience, tenants, ..self.config.clone() };
+        self.config =
+            Config { ports, memory, heartbeat_timeout, patience, tenants, ..self.config.clone() };
         self.chosen = chosen;
         self.refused.clear();
         self.take(&interfaces);
@@ -122,17 +124,24 @@ impl Reloader {
         }
     }
 
-    /// Attaches to ports that are new or have lost the program, and lets go of those that are not there any more.
+    /// Attaches to ports that are new or have lost the program, and lets go of those that are not
+    /// there any more.
     fn take(&mut self, interfaces: &[Interface]) {
         let mut inner = self.shared.lock();
         let known = inner.controller.ports().to_vec();
         let is_known = |l: &Interface| known.iter().any(|p| p.ifindex == l.ifindex);
-        let mut ports: Vec<_> = interfaces.iter().filter(|l| is_known(l)).map(Interface::port).collect();
-        let gone: Vec<u32> =
-            known.iter().map(|p| p.ifindex).filter(|i| interfaces.iter().all(|l| l.ifindex != *i)).collect();
+        let mut ports: Vec<_> =
+            interfaces.iter().filter(|l| is_known(l)).map(Interface::port).collect();
+        let gone: Vec<u32> = known
+            .iter()
+            .map(|p| p.ifindex)
+            .filter(|i| interfaces.iter().all(|l| l.ifindex != *i))
+            .collect();
         self.refused.retain(|i| interfaces.iter().any(|l| l.ifindex == *i));
         for port in &ports {
-            if let Some(before) = known.iter().find(|p| p.ifindex == port.ifindex && p.name != port.name) {
+            if let Some(before) =
+                known.iter().find(|p| p.ifindex == port.ifindex && p.name != port.name)
+            {
                 log::info!(NETSUM_PORT = port.name; "port {} is called {} now", before.name, port.name);
             }
         }
@@ -154,7 +163,9 @@ impl Reloader {
                     device::tell(std::slice::from_ref(interface), &self.cpus);
                     ports.push(interface.port());
                 }
-                Err(e) if self.refused.insert(interface.ifindex) => device::tell_unfit(interface, &e),
+                Err(e) if self.refused.insert(interface.ifindex) => {
+                    device::tell_unfit(interface, &e)
+                }
                 Err(_) => {}
             }
         }

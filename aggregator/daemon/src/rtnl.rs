@@ -10,8 +10,8 @@ use futures::channel::mpsc::UnboundedReceiver;
 use futures::{Stream, StreamExt as _};
 use rtnetlink::MulticastGroup;
 use rtnetlink::packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload, NetlinkSerializable,
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
@@ -114,7 +114,8 @@ impl Rtnl {
 }
 
 async fn ask(handle: &ConnectionHandle<Raw>, question: Raw, list: u16) -> io::Result<Vec<Raw>> {
-    let mut message = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(question));
+    let mut message =
+        NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(question));
     message.header.flags = NLM_F_REQUEST | list;
     let answer = handle.request(message, SocketAddr::new(0, 0)).map_err(io::Error::other)?;
     whole(answer, list != 0).await
@@ -134,7 +135,10 @@ async fn until_whole<F: Future<Output = io::Result<Vec<Raw>>>>(
 }
 
 /// The messages of an answer, if it has all of them.
-async fn whole(answer: impl Stream<Item = NetlinkMessage<Raw>>, is_list: bool) -> io::Result<Vec<Raw>> {
+async fn whole(
+    answer: impl Stream<Item = NetlinkMessage<Raw>>,
+    is_list: bool,
+) -> io::Result<Vec<Raw>> {
     let (mut all, mut is_whole, mut interrupted) = (Vec::new(), !is_list, false);
     let mut answer = std::pin::pin!(answer);
     while let Some(message) = answer.next().await {
@@ -192,7 +196,8 @@ mod tests {
         let marked = marked.to_vec();
         let message = move |kind: u16| {
             let mut header = NetlinkHeader::default();
-            header.flags = NLM_F_MULTIPART | if marked.contains(&kind) { NLM_F_DUMP_INTR } else { 0 };
+            header.flags =
+                NLM_F_MULTIPART | if marked.contains(&kind) { NLM_F_DUMP_INTR } else { 0 };
             let end = NetlinkPayload::Done(DoneMessage::default());
             let payload = NetlinkPayload::InnerMessage(Raw { kind, bytes: Vec::new() });
             NetlinkMessage::new(header, if kind == messages { end } else { payload })

@@ -33,15 +33,16 @@ use super::state::Shared;
 use super::trains::{self, Trains};
 use super::worker::{PortFinder, WorkerService};
 use super::{
-    device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, own, privileges, tls,
-    uplinks,
+    device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, own, privileges,
+    tls, uplinks,
 };
 use crate::config::Config;
 
-/// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to the next one.
+/// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to
+/// the next one.
 ///
-/// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what an earlier daemon has left, and its jobs; with
-/// `detach_now` nothing stays on the ports when this one ends.
+/// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what an earlier
+/// daemon has left, and its jobs; with `detach_now` nothing stays on the ports when this one ends.
 pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Result<()> {
     privileges::take_descriptors();
     // One thread, and all that takes privileges.
@@ -76,7 +77,8 @@ struct Ready {
 impl Ready {
     async fn new(config: &Config, reset: bool) -> Result<Self> {
         let (chosen, interfaces) = Netlink::open()?.choose(&config.ports).await?;
-        let tls = config.tls.as_ref().map(|files| tls::server_config("listen.tls", files)).transpose()?;
+        let tls =
+            config.tls.as_ref().map(|files| tls::server_config("listen.tls", files)).transpose()?;
         // Of two that start at once, one takes no place of the other's.
         let pins = hold(config)?;
         let admin = socket::listen(&config.admin, &config.admin_access)?;
@@ -86,9 +88,10 @@ impl Ready {
             None => None,
         };
         let fabric = match &config.fabric {
-            Some(fabric) => {
-                Some((listen("listen.fabric.address", fabric.address).await?, tls::fabric_config(fabric)?))
-            }
+            Some(fabric) => Some((
+                listen("listen.fabric.address", fabric.address).await?,
+                tls::fabric_config(fabric)?,
+            )),
             None => None,
         };
         let metrics = match config.metrics {
@@ -96,7 +99,8 @@ impl Ready {
             None => None,
         };
         let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
-        let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
+        let mut controller =
+            Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
         controller.set_tenants(config.tenants.clone());
         let mut wanted = config.jobs.clone().map(Wanted::open).transpose()?;
         if let Some((_, jobs)) = wanted.as_mut().filter(|_| reset) {
@@ -109,9 +113,11 @@ impl Ready {
         let (interfaces, unfit) = (fit, unfit.iter().map(|l| l.ifindex).collect());
         begun.adds = begun.adds.or_else(|| measure(&cpus, &interfaces));
         device::tell(&interfaces, &cpus);
-        let lldp = lldp::open().inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
+        let lldp = lldp::open()
+            .inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
         let lldp = lldp.ok();
-        let trains = trains::open().inspect_err(|e| log::warn!("{e:#}: links are not measured")).ok();
+        let trains =
+            trains::open().inspect_err(|e| log::warn!("{e:#}: links are not measured")).ok();
         Ok(Self {
             chosen,
             interfaces,
@@ -139,7 +145,8 @@ impl Ready {
         {
             let mut inner = shared.lock();
             memory::tell(&mut inner.controller);
-            (inner.store, inner.election, inner.spread, inner.adds) = (store, election, spread, adds);
+            (inner.store, inner.election, inner.spread, inner.adds) =
+                (store, election, spread, adds);
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
             if let Some((wanted, jobs)) = self.wanted {
                 inner.create_again(wanted, jobs);
@@ -161,7 +168,11 @@ impl Ready {
         log::info!("administration on {}", config.admin.display());
         let workers = match self.workers {
             Some((listener, tls)) => {
-                log::info!("workers on {}, {}", listener.local_addr()?, tls::kind(config.tls.as_ref()));
+                log::info!(
+                    "workers on {}, {}",
+                    listener.local_addr()?,
+                    tls::kind(config.tls.as_ref())
+                );
                 let listener = TcpListener::from_std(listener)?;
                 Some(WorkerPort { listener, tls, limits: Limits::default() })
             }
@@ -212,7 +223,8 @@ impl Ready {
             _ = hand_over.recv() => {
                 let inner = shared.lock();
                 if inner.store.is_some() {
-                    // What a request has begun is done and written, under the lock, before the runtime ends.
+                    // What a request has begun is done and written, under the lock, before the
+                    // runtime ends.
                     log::info!("SIGUSR1: ending; {} jobs go on, for the next daemon", inner.controller.jobs().count());
                     manager::stopping();
                     return Ok(());
@@ -229,7 +241,8 @@ impl Ready {
         }
         inner.end_all().unwrap_or_else(|e| log::error!("jobs: {e:#}"));
         let senders = inner.plane.ended_flows()?.len();
-        if let Some(pin) = config.pin.as_ref().filter(|_| inner.store.is_some() && senders > 0 && !detach_now)
+        if let Some(pin) =
+            config.pin.as_ref().filter(|_| inner.store.is_some() && senders > 0 && !detach_now)
         {
             log::warn!(
                 "{senders} connections may still be at work: the programs stay on the ports and drop their data, so that nobody \
@@ -239,7 +252,9 @@ impl Ready {
             return ended;
         }
         if senders > 0 {
-            log::warn!("detached: what {senders} connections may still send reaches its receivers unsummed");
+            log::warn!(
+                "detached: what {senders} connections may still send reaches its receivers unsummed"
+            );
         }
         for ifindex in inner.plane.attached() {
             if let Err(e) = inner.plane.detach(ifindex) {
@@ -256,14 +271,19 @@ impl Ready {
     }
 }
 
-/// Bytes that one of these CPUs adds in a second, by a self-test: with the path MTU that jobs have by default.
+/// Bytes that one of these CPUs adds in a second, by a self-test: with the path MTU that jobs have
+/// by default.
 fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
     let mtu = largest_mtu(interfaces.iter().map(|l| l.mtu).min()?);
     let adds = speed::adds(mtu).inspect_err(|e| {
         log::warn!("how much this box adds could not be measured, and limits no plan: {e:#}")
     });
     let adds = adds.ok()?;
-    log::info!("adds {} MB/s with each of {} CPUs, at path MTU {mtu}", adds / 1_000_000, cpus.len());
+    log::info!(
+        "adds {} MB/s with each of {} CPUs, at path MTU {mtu}",
+        adds / 1_000_000,
+        cpus.len()
+    );
     Some(adds)
 }
 
@@ -281,8 +301,8 @@ pub const MAX_MESSAGE: usize = 16 << 10;
 /// Requests of one connection at a time, and bytes of their headers.
 pub const MAX_STREAMS: u32 = 8;
 pub const MAX_HEADERS: u32 = 16 << 10;
-/// Bytes of all requests of a connection that wait to be read, and of one frame: the least that HTTP/2
-/// allows (RFC 9113, 6.9.2 and 4.2).
+/// Bytes of all requests of a connection that wait to be read, and of one frame: the least that
+/// HTTP/2 allows (RFC 9113, 6.9.2 and 4.2).
 pub const MAX_WINDOW: u32 = (1 << 16) - 1;
 pub const MAX_FRAME: u32 = 1 << 14;
 /// A manager's connection may ask for more at a time.
@@ -337,7 +357,9 @@ pub async fn serve(
 
 /// Connections as they come. Where one cannot be accepted, most likely for lack of descriptors, it
 /// waits a moment: the kernel offers the same one again at once.
-fn accepted<T>(connections: impl Stream<Item = io::Result<T>>) -> impl Stream<Item = io::Result<T>> {
+fn accepted<T>(
+    connections: impl Stream<Item = io::Result<T>>,
+) -> impl Stream<Item = io::Result<T>> {
     let wait = async |connection: io::Result<T>| {
         if let Err(e) = &connection {
             log::warn!("a connection cannot be accepted: {e}");
@@ -349,11 +371,17 @@ fn accepted<T>(connections: impl Stream<Item = io::Result<T>>) -> impl Stream<It
 }
 
 /// Serves administration to a fabric's manager.
-pub async fn serve_manager(shared: Shared, netlink: Netlink, listener: TcpListener, tls: ServerTlsConfig) {
+pub async fn serve_manager(
+    shared: Shared,
+    netlink: Netlink,
+    listener: TcpListener,
+    tls: ServerTlsConfig,
+) {
     let ports = PortFinder::Bridge(netlink.clone());
     let service = AdminServer::new(AdminService::new(shared, Some(netlink), ports));
     // Who gets past the handshake may stay.
-    let limits = Limits { connections: 64, per_address: 16, patience: FOREVER, ..Limits::default() };
+    let limits =
+        Limits { connections: 64, per_address: 16, patience: FOREVER, ..Limits::default() };
     let doorman = Doorman::new(limits);
     let connections = accepted(TcpListenerStream::new(listener))
         .filter_map(move |tcp| tcp.ok().and_then(|tcp| doorman.admit(tcp)).map(Ok::<_, io::Error>));
@@ -383,7 +411,8 @@ async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::
 
 /// Hands the XDP programs' log on to `log`.
 async fn forward_log(logger: Logger) {
-    // SAFETY: the logger owns its ring buffer's descriptor for as long as it lives, and always names the same one.
+    // SAFETY: the logger owns its ring buffer's descriptor for as long as it lives, and always
+    // names the same one.
     let mut logger = match unsafe { AsyncFd::register(logger) } {
         Ok(logger) => logger,
         Err(e) => return log::warn!("the XDP programs' log cannot be read: {e}"),

@@ -1,4 +1,5 @@
-//! The administration socket. Whoever may open it may do everything: its file's mode and group are the permission.
+//! The administration socket. Whoever may open it may do everything: its file's mode and group are
+//! the permission.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -67,8 +68,9 @@ pub fn listen(path: &Path, access: &Access) -> Result<UnixListener> {
     let listener = UnixListener::bind(&unready).with_context(|| refused("cannot listen"))?;
     let _file = SocketFile::new(unready.clone());
     if let Some(group) = &access.group {
-        chown(&unready, None, Some(group_id(group)?))
-            .with_context(|| format!("listen.admin-group = {group:?}: cannot give the socket to it"))?;
+        chown(&unready, None, Some(group_id(group)?)).with_context(|| {
+            format!("listen.admin-group = {group:?}: cannot give the socket to it")
+        })?;
     }
     std::fs::set_permissions(&unready, std::fs::Permissions::from_mode(access.mode))
         .with_context(|| refused("cannot set its mode"))?;

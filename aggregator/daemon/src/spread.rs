@@ -1,5 +1,6 @@
-//! Flows that are not summed, over the uplinks that the configuration names: keeps the program where hosts' packets come to be routed,
-//! tells it which uplinks have a carrier, and answers who asks. [`uplinks`](super::uplinks) has it look.
+//! Flows that are not summed, over the uplinks that the configuration names: keeps the program
+//! where hosts' packets come to be routed, tells it which uplinks have a carrier, and answers who
+//! asks. [`uplinks`](super::uplinks) has it look.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -29,7 +30,8 @@ pub struct Spreader {
 }
 
 impl Spreader {
-    /// Loads the program, where there are uplinks to spread flows over; removes what an earlier daemon has left, where there are none.
+    /// Loads the program, where there are uplinks to spread flows over; removes what an earlier
+    /// daemon has left, where there are none.
     ///
     /// # Errors
     /// If the kernel does not take it.
@@ -43,7 +45,8 @@ impl Spreader {
         Ok(Some(Self { spread, names, chosen, told: Default::default(), trouble: String::new() }))
     }
 
-    /// One look at the interfaces, of which these are the box's ports. What goes wrong is said once.
+    /// One look at the interfaces, of which these are the box's ports. What goes wrong is said
+    /// once.
     pub fn keep(&mut self, interfaces: Result<Vec<Interface>>, ports: &[u32], now: Instant) {
         let done = interfaces.and_then(|interfaces| self.look(&interfaces, ports, now));
         let trouble = done.map_or_else(|e| format!("{e:#}"), |()| String::new());
@@ -65,7 +68,8 @@ impl Spreader {
             self.spread.set_uplinks(&uplinks, now)?;
             self.told = (uplinks, Some(now));
         }
-        let is_host = |l: &&Interface| ports.contains(&l.ifindex) && !ifindexes.contains(&l.ifindex);
+        let is_host =
+            |l: &&Interface| ports.contains(&l.ifindex) && !ifindexes.contains(&l.ifindex);
         let hosts = interfaces.iter().filter(is_host);
         let doors: HashSet<u32> = hosts.map(|l| l.bridge.unwrap_or(l.ifindex)).collect();
         self.spread.set_doors(&doors)

@@ -1,5 +1,5 @@
-//! Controller and data plane behind one lock. Whoever changes the controller carries out its actions before anybody else
-//! sees it.
+//! Controller and data plane behind one lock. Whoever changes the controller carries out its
+//! actions before anybody else sees it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::iter::{Peekable, from_fn};
@@ -28,11 +28,13 @@ const TICK: Duration = Duration::from_millis(50);
 /// What a rank in `join` waits for.
 pub type JoinAnswer = Result<u32, Refusal>;
 
-/// Whoever programs other boxes for this daemon, which takes time. Ranks are answered when it is done.
+/// Whoever programs other boxes for this daemon, which takes time. Ranks are answered when it is
+/// done.
 pub trait Boxes: Send {
     /// Flows of this job have changed, or of any where there is no name; these wait for that.
     fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>);
-    /// Whether ranks of this job may wait for it at the moment. They cannot say that they are alive before they are answered.
+    /// Whether ranks of this job may wait for it at the moment. They cannot say that they are alive
+    /// before they are answered.
     fn is_busy(&self, job: &str) -> bool;
     /// What is known of them.
     fn show(&self) -> api::Fabric;
@@ -70,13 +72,15 @@ pub struct Inner {
     pub controller: Controller,
     pub plane: Box<dyn DataPlane>,
     pub reserved: Reserved,
-    /// Next hops as they were last known, by where packets go and the box's MAC address where they come in.
+    /// Next hops as they were last known, by where packets go and the box's MAC address where they
+    /// come in.
     pub next_hops: HashMap<(IpAddr, [u8; 6]), Hop>,
     /// Flows that are not summed, where they are spread over uplinks.
     pub spread: Option<Spreader>,
     /// The other boxes, of a manager.
     pub boxes: Option<Box<dyn Boxes>>,
-    /// Tells the programs on the ports from those that were there before, of this daemon or another: when they were attached.
+    /// Tells the programs on the ports from those that were there before, of this daemon or
+    /// another: when they were attached.
     pub programs: u64,
     /// Active rings over time.
     pub watch: Watch,
@@ -114,7 +118,8 @@ pub struct Reserved {
 pub struct RefusedJobs([u64; 4]);
 
 impl RefusedJobs {
-    /// A wrong argument; there is one of this name; no room in the pool, the machine or the tenant's limits; all else.
+    /// A wrong argument; there is one of this name; no room in the pool, the machine or the
+    /// tenant's limits; all else.
     const REASONS: [(&str, Option<Code>); 4] = [
         ("invalid", Some(Code::InvalidArgument)),
         ("exists", Some(Code::AlreadyExists)),
@@ -135,7 +140,8 @@ impl RefusedJobs {
 
 /// A number for programs that have just been attached. Never 0.
 pub fn programs_of_now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64 | 1
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+        | 1
 }
 
 impl Shared {
@@ -244,10 +250,13 @@ impl Inner {
         Some(self.adds? * self.controller.cpus() as u64)
     }
 
-    /// Takes note of a manager that has called, by its election. Whether none has called since that was elected later.
+    /// Takes note of a manager that has called, by its election. Whether none has called since that
+    /// was elected later.
     pub fn hear(&mut self, election: u64) -> bool {
         if election > self.election {
-            log::info!("election {election} of a manager: earlier ones can give no orders any more");
+            log::info!(
+                "election {election} of a manager: earlier ones can give no orders any more"
+            );
             self.election = election;
             self.keep();
         }
@@ -257,7 +266,8 @@ impl Inner {
     /// Writes what is to outlive the daemon.
     fn keep(&mut self) {
         if let Some(store) = &mut self.store {
-            let boxes = self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found(), boxes.measured()));
+            let boxes =
+                self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found(), boxes.measured()));
             let (drained, found, measured) = boxes.unwrap_or_default();
             store.keep(
                 &Saved {
@@ -276,7 +286,8 @@ impl Inner {
         }
     }
 
-    /// Creates the jobs again that are to be there and are not, as after the machine has booted. From now on changes are written.
+    /// Creates the jobs again that are to be there and are not, as after the machine has booted.
+    /// From now on changes are written.
     pub fn create_again(&mut self, mut wanted: Wanted, jobs: Vec<JobSpec>) {
         for spec in jobs {
             let name = spec.name.clone();
@@ -285,7 +296,9 @@ impl Inner {
             }
             match self.controller.create_again(spec.clone()) {
                 Ok(actions) => match self.carry_out(Some(&name), actions) {
-                    Ok(()) => log::info!(NETSUM_JOB = name; "job {name} is created again, with empty rings"),
+                    Ok(()) => {
+                        log::info!(NETSUM_JOB = name; "job {name} is created again, with empty rings")
+                    }
                     Err(e) => {
                         log::error!(NETSUM_JOB = name; "job {name} is created again, and cannot begin: {}", e.message())
                     }
@@ -304,8 +317,8 @@ impl Inner {
         self.carry_out(None, actions)
     }
 
-    /// Tries again to write what could not be written, forgets flows that ended long ago, and lets go of ports that are none any more and
-    /// from which nothing must be kept.
+    /// Tries again to write what could not be written, forgets flows that ended long ago, and lets
+    /// go of ports that are none any more and from which nothing must be kept.
     pub fn tidy(&mut self, now: Instant) -> anyhow::Result<()> {
         if self.store.as_ref().is_some_and(Store::is_behind)
             || self.wanted.as_ref().is_some_and(Wanted::is_behind)
@@ -317,18 +330,21 @@ impl Inner {
         self.detach_if_done()
     }
 
-    /// Detaches from interfaces that are no ports any more, and from which no ended flow's data can come.
+    /// Detaches from interfaces that are no ports any more, and from which no ended flow's data can
+    /// come.
     fn detach_if_done(&mut self) -> anyhow::Result<()> {
         let flows = self.plane.ended_flows()?;
         let ports = self.controller.ports();
-        let is_needed =
-            |i: &u32| ports.iter().any(|p| p.ifindex == *i) || flows.iter().any(|f| f.ifindex == *i);
+        let is_needed = |i: &u32| {
+            ports.iter().any(|p| p.ifindex == *i) || flows.iter().any(|f| f.ifindex == *i)
+        };
         let done: Vec<u32> = self.plane.attached().into_iter().filter(|i| !is_needed(i)).collect();
         done.into_iter().try_for_each(|ifindex| self.plane.detach(ifindex))
     }
 
     fn all(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
-        let is_change = |a: &Action| matches!(a, Action::ActivateRing(..) | Action::DeleteRing { .. });
+        let is_change =
+            |a: &Action| matches!(a, Action::ActivateRing(..) | Action::DeleteRing { .. });
         let changed = actions.iter().any(is_change);
         let mut waiting = Vec::new();
         let result = self.each(actions, &mut waiting);
@@ -349,7 +365,8 @@ impl Inner {
         Err(if no_memory { Status::resource_exhausted(message) } else { Status::internal(message) })
     }
 
-    /// All of them, also where one fails; the first error. Ranks that boxes are still set up for wait.
+    /// All of them, also where one fails; the first error. Ranks that boxes are still set up for
+    /// wait.
     fn each(&mut self, actions: Vec<Action>, waiting: &mut Vec<Waiting>) -> anyhow::Result<()> {
         let (mut actions, mut result) = (actions.into_iter().peekable(), Ok(()));
         while let Some(action) = actions.next() {
@@ -385,7 +402,8 @@ impl Inner {
             Action::ListenInBand(token, job) => self.plane.listen_in_band(token, job),
             Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
             Action::ActivateRing(ring, ports) => {
-                let edges: Vec<Edge> = self.edges().filter(|edge| edge.to.ring == ring.id).collect();
+                let edges: Vec<Edge> =
+                    self.edges().filter(|edge| edge.to.ring == ring.id).collect();
                 for edge in edges {
                     let known = self.next_hops.get(&(edge.dst, edge.own));
                     let unknown = Hop { own: edge.own, dst: [0; 6], src: [0; 6] };
@@ -396,7 +414,9 @@ impl Inner {
             Action::ForgetEnded(flows) => self.plane.forget_ended(&flows),
             Action::DeleteRing { ring: id, flows, ports } => {
                 let next = || match rest.next_if(|a| matches!(a, Action::DeleteRing { .. }))? {
-                    Action::DeleteRing { ring: id, flows, ports } => Some(EndedRing { id, flows, ports }),
+                    Action::DeleteRing { ring: id, flows, ports } => {
+                        Some(EndedRing { id, flows, ports })
+                    }
                     _ => None,
                 };
                 let ring = EndedRing { id, flows, ports };

@@ -37,7 +37,8 @@ fn read(field: &'static str, files: &Tls) -> Result<ServerTlsConfig> {
         .identity(tls::identity(&files.cert, &files.key).context(field)?)
         .timeout(HANDSHAKE);
     if let Some(ca) = &files.client_ca {
-        config = config.client_ca_root(tls::authority(ca).with_context(|| format!("{field}.client-ca"))?);
+        config = config
+            .client_ca_root(tls::authority(ca).with_context(|| format!("{field}.client-ca"))?);
     }
     if std::fs::metadata(&files.key).is_ok_and(|m| m.mode() & 0o007 != 0) {
         log::warn!("{field}.key = {:?}: every user can read it; `chmod 600` it", files.key);

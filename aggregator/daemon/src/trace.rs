@@ -1,5 +1,5 @@
-//! `netsum trace`: hands single packets on to whoever wants to see them. The data plane notes packets while there is a
-//! client, and no longer, however that goes away.
+//! `netsum trace`: hands single packets on to whoever wants to see them. The data plane notes
+//! packets while there is a client, and no longer, however that goes away.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

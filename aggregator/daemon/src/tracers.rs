@@ -53,7 +53,9 @@ impl Tracers {
         plane: &mut dyn DataPlane,
     ) -> Result<(u64, mpsc::Receiver<Reply>), Status> {
         if self.clients.len() >= MAX_CLIENTS {
-            return Err(refused(Refusal::Exhausted(format!("{MAX_CLIENTS} clients trace already"))));
+            return Err(refused(Refusal::Exhausted(format!(
+                "{MAX_CLIENTS} clients trace already"
+            ))));
         }
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
         if self.clients.is_empty() {
@@ -61,7 +63,9 @@ impl Tracers {
         }
         let (sender, replies) = mpsc::channel(REPLIES);
         // So that the client knows that it has begun.
-        sender.try_send(Ok(api::TraceReply::default())).map_err(|e| Status::internal(e.to_string()))?;
+        sender
+            .try_send(Ok(api::TraceReply::default()))
+            .map_err(|e| Status::internal(e.to_string()))?;
         self.next += 1;
         let id = self.next;
         self.clients.push(Client { id, wanted, replies: sender, lost: 0 });
@@ -85,7 +89,8 @@ impl Tracers {
 
     /// Has the data plane note what the clients want by now.
     fn switch(&self, plane: &mut dyn DataPlane) -> anyhow::Result<()> {
-        let filter = (!self.clients.is_empty()).then(|| together(self.clients.iter().map(|c| &c.wanted)));
+        let filter =
+            (!self.clients.is_empty()).then(|| together(self.clients.iter().map(|c| &c.wanted)));
         plane.trace(filter.as_ref())
     }
 
@@ -124,7 +129,8 @@ impl Tracers {
                 continue;
             }
             let number = messages.len() as u64;
-            let reply = api::TraceReply { packets: std::mem::take(&mut messages), lost: client.lost };
+            let reply =
+                api::TraceReply { packets: std::mem::take(&mut messages), lost: client.lost };
             match client.replies.try_send(Ok(reply)) {
                 Ok(()) => client.lost = 0,
                 // It hears of these with the next reply that it has room for.

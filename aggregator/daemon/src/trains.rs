@@ -1,5 +1,6 @@
-//! Trains: frames in a row, from one box to the box at the other end of a cable. How they come in there tells the link's rate
-//! ([`netsum_core::train`]). Bridges do not forward them, and hosts do not know them.
+//! Trains: frames in a row, from one box to the box at the other end of a cable. How they come in
+//! there tells the link's rate ([`netsum_core::train`]). Bridges do not forward them, and hosts do
+//! not know them.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -32,7 +33,8 @@ const TURN: usize = 64;
 /// What is full has room again.
 const SOON: Duration = Duration::from_millis(1);
 
-/// A socket for trains, with room for one. It receives nothing until it listens. To open it takes CAP_NET_RAW.
+/// A socket for trains, with room for one. It receives nothing until it listens. To open it takes
+/// CAP_NET_RAW.
 pub fn open() -> Result<Socket> {
     let nothing = Some(Protocol::from(0));
     let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking(), nothing)
@@ -69,8 +71,9 @@ impl Trains {
         Self { socket: Arc::new(socket), heard: Arc::default(), one: Arc::default() }
     }
 
-    /// What has come in of the last train at an interface, since it was asked for the first time. Nobody needs to be awake while a train
-    /// comes in: that would hold up a sender on the same machine.
+    /// What has come in of the last train at an interface, since it was asked for the first time.
+    /// Nobody needs to be awake while a train comes in: that would hold up a sender on the same
+    /// machine.
     ///
     /// # Errors
     /// What the kernel says.
@@ -82,7 +85,9 @@ impl Trains {
         }
         for _ in 0..2 * FRAMES {
             match next(&self.socket) {
-                Ok(Some((at, number, time, bytes))) if at == ifindex => heard.take_note(number, time, bytes),
+                Ok(Some((at, number, time, bytes))) if at == ifindex => {
+                    heard.take_note(number, time, bytes)
+                }
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) => return Err(e),
@@ -92,14 +97,22 @@ impl Trains {
         Ok(api::Train { number: heard.number, frames, rate })
     }
 
-    /// Sends a train by a port; its rate is what the sender can do at most, whatever the link carries.
+    /// Sends a train by a port; its rate is what the sender can do at most, whatever the link
+    /// carries.
     ///
     /// # Errors
     /// What the kernel says.
-    pub async fn send(&self, ifindex: u32, mac: [u8; 6], mtu: u32, bytes: usize) -> io::Result<api::Train> {
+    pub async fn send(
+        &self,
+        ifindex: u32,
+        mac: [u8; 6],
+        mtu: u32,
+        bytes: usize,
+    ) -> io::Result<api::Train> {
         let _one = self.one.lock().await;
         let number = getrandom::u64().map_err(io::Error::other)?;
-        let mut frame = [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes(), &number.to_be_bytes()].concat();
+        let mut frame =
+            [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes(), &number.to_be_bytes()].concat();
         frame.resize(HEADER + (mtu as usize).clamp(64, FRAME), 0);
         let wanted = (bytes.min(MOST) / frame.len()).max(FEWEST);
         let (start, mut waited, mut sent) = (Instant::now(), Duration::ZERO, Vec::new());
@@ -112,7 +125,8 @@ impl Trains {
                     }
                 }
                 Err(e)
-                    if e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS) =>
+                    if e.kind() == io::ErrorKind::WouldBlock
+                        || e.raw_os_error() == Some(libc::ENOBUFS) =>
                 {
                     let since = Instant::now();
                     tokio::time::sleep(SOON).await;
@@ -121,7 +135,11 @@ impl Trains {
                 Err(e) => return Err(e),
             }
         }
-        Ok(api::Train { number, frames: sent.len() as u32, rate: fastest(&sent).unwrap_or_default() })
+        Ok(api::Train {
+            number,
+            frames: sent.len() as u32,
+            rate: fastest(&sent).unwrap_or_default(),
+        })
     }
 }
 
@@ -136,7 +154,8 @@ impl Arrivals {
     }
 }
 
-/// The next frame: its interface, its train's number, when it came, and its bytes. `None` where it is none of a train.
+/// The next frame: its interface, its train's number, when it came, and its bytes. `None` where it
+/// is none of a train.
 fn next(socket: &Socket) -> io::Result<Option<(u32, u64, u64, u32)>> {
     let mut head = [0; HEADER + NUMBER];
     let mut parts = [IoSliceMut::new(&mut head)];
@@ -147,7 +166,9 @@ fn next(socket: &Socket) -> io::Result<Option<(u32, u64, u64, u32)>> {
     let (bytes, from, time) = match recvmsg::<LinkAddr>(fd, &mut parts, Some(&mut space), flags) {
         Ok(message) => {
             let time = message.cmsgs()?.find_map(|m| match m {
-                ControlMessageOwned::ScmTimestampns(time) => Some(Duration::from(time).as_nanos() as u64),
+                ControlMessageOwned::ScmTimestampns(time) => {
+                    Some(Duration::from(time).as_nanos() as u64)
+                }
                 _ => None,
             });
             (message.bytes as u32, message.address, time)

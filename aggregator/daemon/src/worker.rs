@@ -42,7 +42,8 @@ pub enum PortFinder {
 /// Asks other boxes.
 #[tonic::async_trait]
 pub trait AskBoxes: Send + Sync {
-    /// The port behind which a host is, and the MAC address that its packets have there. Boxes may take so long to answer.
+    /// The port behind which a host is, and the MAC address that its packets have there. Boxes may
+    /// take so long to answer.
     async fn find(
         &self,
         rank: u32,
@@ -55,7 +56,11 @@ pub trait AskBoxes: Send + Sync {
     /// Measures the links between them that no job has its rings on.
     async fn measure(&self);
     /// Why a job that is at work stands still; how long ago each of its ranks was heard of.
-    async fn diagnose(&self, request: api::DiagnoseRequest, heard: Vec<Option<Duration>>) -> api::Diagnosis;
+    async fn diagnose(
+        &self,
+        request: api::DiagnoseRequest,
+        heard: Vec<Option<Duration>>,
+    ) -> api::Diagnosis;
 }
 
 /// Answers workers.
@@ -97,8 +102,9 @@ impl WorkerService {
         refusal
     }
 
-    /// A refusal of a rank's address, with the one that its connection has: several on one host, or a box that is reached by another
-    /// network, are nothing unusual, but a rank with a wrong address mostly has the right one there.
+    /// A refusal of a rank's address, with the one that its connection has: several on one host, or
+    /// a box that is reached by another network, are nothing unusual, but a rank with a wrong
+    /// address mostly has the right one there.
     async fn misplaced(&self, refusal: Status, from: Option<IpAddr>, ip: &str) -> Status {
         let Some(from) = from.filter(|from| from.to_string() != ip) else { return refusal };
         let ifindex = match &self.ports {
@@ -128,7 +134,9 @@ impl WorkerService {
                 return Ok((port, address.mac));
             }
             PortFinder::Bridge(netlink) => netlink,
-            PortFinder::Boxes(boxes) => return boxes.find(rank, address.mac, address.ip, patience).await,
+            PortFinder::Boxes(boxes) => {
+                return boxes.find(rank, address.mac, address.ip, patience).await;
+            }
         };
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
         if netlink.way_to(address.ip).await.map_err(internal)?.is_some_and(|way| way.is_own) {
@@ -137,7 +145,8 @@ impl WorkerService {
                 address.ip
             )));
         }
-        let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
+        let ports: Vec<u32> =
+            self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
         let found = netlink.port_of(address.mac, address.ip, &ports).await.map_err(internal)?;
         let interfaces = netlink.interfaces().await.map_err(internal)?;
         let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
@@ -207,8 +216,8 @@ fn warn_of_neighbours(controller: &Controller, job: &str) {
     }
 }
 
-/// A rank's question that waits for other ranks. Where nobody waits for its answer any more, because
-/// the rank's process has ended, its place is free.
+/// A rank's question that waits for other ranks. Where nobody waits for its answer any more,
+/// because the rank's process has ended, its place is free.
 struct Waits {
     shared: Shared,
     job: String,
@@ -265,16 +274,28 @@ impl Worker for WorkerService {
         };
         let address = RankAddress {
             rank: Rank(rank),
-            ip: a.ip.parse().map_err(|_| invalid("ip", &a.ip, "an IPv4 or IPv6 address is needed"))?,
+            ip: a
+                .ip
+                .parse()
+                .map_err(|_| invalid("ip", &a.ip, "an IPv4 or IPv6 address is needed"))?,
             mac: match mac_from_text(&a.mac) {
                 Some(mac) => mac,
                 None if a.mac.is_empty() => {
-                    let no_mac = format!("rank {rank}: the interface with {} there has no MAC address", a.ip);
-                    return Err(note(self.misplaced(Status::failed_precondition(no_mac), from, &a.ip).await));
+                    let no_mac = format!(
+                        "rank {rank}: the interface with {} there has no MAC address",
+                        a.ip
+                    );
+                    return Err(note(
+                        self.misplaced(Status::failed_precondition(no_mac), from, &a.ip).await,
+                    ));
                 }
                 None => return Err(invalid("mac", &a.mac, "six bytes in hex are needed")),
             },
-            rings: a.rings.into_iter().map(|c| connection(Some(c), "rings")).collect::<Result<_, _>>()?,
+            rings: a
+                .rings
+                .into_iter()
+                .map(|c| connection(Some(c), "rings"))
+                .collect::<Result<_, _>>()?,
             plain: connection(a.plain, "plain")?,
             any_ip_id: a.any_ip_id,
             selective: a.selective,
@@ -312,11 +333,15 @@ impl Worker for WorkerService {
         };
         let answer = receiver.await;
         waiting.is_over = true;
-        let epoch = answer.map_err(|_| Status::unavailable("the daemon is stopping"))?.map_err(refused)?;
+        let epoch =
+            answer.map_err(|_| Status::unavailable("the daemon is stopping"))?.map_err(refused)?;
         let inner = self.shared.lock();
         let job = inner.controller.job_for(&r.job, &r.token).map_err(refused)?;
         let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {
-            return Err(Status::failed_precondition(format!("job `{}` has ended before it began", r.job)));
+            return Err(Status::failed_precondition(format!(
+                "job `{}` has ended before it began",
+                r.job
+            )));
         };
         let in_ring = current.ring.iter().map(|rank| &current.ranks[rank.0 as usize]);
         let ranks = in_ring.map(|a| api::RankAddress {
@@ -334,7 +359,10 @@ impl Worker for WorkerService {
         Ok(Response::new(api::JoinReply { job, ranks, without_box }))
     }
 
-    async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {
+    async fn heartbeat(
+        &self,
+        request: Request<api::HeartbeatRequest>,
+    ) -> Answer<api::HeartbeatReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared.lock();
@@ -354,7 +382,8 @@ impl Worker for WorkerService {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared.lock();
-        let actions = inner.controller.leave(&r.job, &r.token, Rank(r.rank), r.epoch).map_err(refused)?;
+        let actions =
+            inner.controller.leave(&r.job, &r.token, Rank(r.rank), r.epoch).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::LeaveReply {}))
     }

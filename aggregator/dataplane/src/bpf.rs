@@ -13,7 +13,9 @@ use aya::programs::xdp::XdpLinkId;
 use aya::programs::{ProgramFd, SchedClassifier, Xdp};
 use aya_log::EbpfLogger;
 use aya_obj::generated::{bpf_attr__bindgen_ty_3, bpf_cmd};
-use netsum_common::abi::{Address, FlowKey, RingConfig, RingNumber, SavedHeader, maps, programs, ring_flags};
+use netsum_common::abi::{
+    Address, FlowKey, RingConfig, RingNumber, SavedHeader, maps, programs, ring_flags,
+};
 use netsum_common::slot::Slot;
 
 use super::pins::Pins;
@@ -59,8 +61,9 @@ pub struct BpfDataPlane {
     pub(super) events: RingBuf<MapData>,
 }
 
-/// A ring's inner maps that user space reads and writes. To find them again in their outer maps, by number, takes
-/// CAP_SYS_ADMIN (`bpf_map_get_fd_by_id` in kernel/bpf/syscall.c), which the daemon has at its start alone.
+/// A ring's inner maps that user space reads and writes. To find them again in their outer maps, by
+/// number, takes CAP_SYS_ADMIN (`bpf_map_get_fd_by_id` in kernel/bpf/syscall.c), which the daemon
+/// has at its start alone.
 pub(super) struct RingMaps {
     /// Index of its CPU in [`BpfDataPlane::cpus`].
     pub cpu: u32,
@@ -104,7 +107,10 @@ impl BpfDataPlane {
     }
 
     /// A map to read.
-    pub(super) fn map<'a, M: TryFrom<&'a Map, Error = MapError>>(&'a self, name: &str) -> Result<M> {
+    pub(super) fn map<'a, M: TryFrom<&'a Map, Error = MapError>>(
+        &'a self,
+        name: &str,
+    ) -> Result<M> {
         Ok(M::try_from(self.ebpf.map(name).with_context(|| name.to_owned())?)?)
     }
 
@@ -119,8 +125,9 @@ impl BpfDataPlane {
         Ok(aya::maps::HashMap::try_from(self.ebpf.map_mut(name).with_context(|| name.to_owned())?)?)
     }
 
-    /// Puts inner maps into an outer one, in one call: the kernel waits for all CPUs after each, tens of milliseconds
-    /// (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`; before Linux 6.8 after each element). From Linux 5.19.
+    /// Puts inner maps into an outer one, in one call: the kernel waits for all CPUs after each,
+    /// tens of milliseconds (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`; before Linux 6.8
+    /// after each element). From Linux 5.19.
     pub(super) fn put_all(&mut self, outer: &str, inner: &[(RingNumber, OwnedFd)]) -> Result<()> {
         let map = self.ebpf.map_mut(outer).with_context(|| outer.to_owned())?;
         let Map::ArrayOfMaps(map) = map else { bail!("{outer} is no array of maps") };
@@ -137,11 +144,16 @@ impl BpfDataPlane {
             flags: 0,
         };
         let command = bpf_cmd::BPF_MAP_UPDATE_BATCH;
-        // SAFETY: aya has no such call. `keys` and `values` hold `count` entries of the map's sizes, 4 bytes each, and live until it
-        // returns. It writes `batch.count` and nothing else.
-        let done =
-            unsafe { libc::syscall(libc::SYS_bpf, command as i32, &raw mut batch, size_of_val(&batch)) };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()).with_context(|| outer.to_owned()) }
+        // SAFETY: aya has no such call. `keys` and `values` hold `count` entries of the map's
+        // sizes, 4 bytes each, and live until it returns. It writes `batch.count` and nothing else.
+        let done = unsafe {
+            libc::syscall(libc::SYS_bpf, command as i32, &raw mut batch, size_of_val(&batch))
+        };
+        if done == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error()).with_context(|| outer.to_owned())
+        }
     }
 
     pub(super) fn ring_config(&mut self, ring: RingNumber) -> Result<RingConfig> {
@@ -150,12 +162,14 @@ impl BpfDataPlane {
 
     pub(super) fn set_active(&mut self, ring: RingNumber, active: bool) -> Result<()> {
         let mut config = self.ring_config(ring)?;
-        config.flags = config.flags & !ring_flags::ACTIVE | if active { ring_flags::ACTIVE } else { 0 };
+        config.flags =
+            config.flags & !ring_flags::ACTIVE | if active { ring_flags::ACTIVE } else { 0 };
         Ok(self.array(maps::RINGS)?.set(ring.0, config, 0)?)
     }
 
-    /// Returns when no program runs any more that may have seen maps as they were before. To put an inner map into its place
-    /// waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); ring 0 is none.
+    /// Returns when no program runs any more that may have seen maps as they were before. To put an
+    /// inner map into its place waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`);
+    /// ring 0 is none.
     pub(super) fn wait_for_programs(&mut self) -> Result<()> {
         let ports = DevMap::try_from(Map::from_map_data(create(DEVMAP, 8, 1, 0)?)?)?;
         let map = self.ebpf.map_mut(maps::PORTS).context(maps::PORTS)?;

@@ -1,10 +1,11 @@
 //! The CPUs that serve rings, when they go offline and come back.
 //!
-//! The kernel's thread behind an entry of the CPU map is bound to its CPU once, when the entry is made (kernel/bpf/cpumap.c,
-//! `__cpu_map_entry_alloc`). When the CPU goes offline, the scheduler lets the thread run anywhere, and it stays so when the CPU
-//! is back (kernel/sched/core.c, `select_fallback_rq`). On another CPU than the ring's, `aggregate` drops what comes
-//! (`wrong_cpu`), so that slots have one writer at any time. Here the way is mended: a CPU that is back gets a new thread, and the
-//! rings of one that has gone are served by another.
+//! The kernel's thread behind an entry of the CPU map is bound to its CPU once, when the entry is
+//! made (kernel/bpf/cpumap.c, `__cpu_map_entry_alloc`). When the CPU goes offline, the scheduler
+//! lets the thread run anywhere, and it stays so when the CPU is back (kernel/sched/core.c,
+//! `select_fallback_rq`). On another CPU than the ring's, `aggregate` drops what comes
+//! (`wrong_cpu`), so that slots have one writer at any time. Here the way is mended: a CPU that is
+//! back gets a new thread, and the rings of one that has gone are served by another.
 
 use anyhow::{Context as _, Result};
 use aya::maps::{CpuMap, PerCpuArray};
@@ -18,7 +19,8 @@ pub fn online_cpus() -> Result<Vec<u32>> {
 }
 
 impl BpfDataPlane {
-    /// Looks whether rings' CPUs are there and their threads at home, and mends what is not; what was done, in words.
+    /// Looks whether rings' CPUs are there and their threads at home, and mends what is not; what
+    /// was done, in words.
     pub(super) fn look_after_cpus(&mut self) -> Result<Vec<String>> {
         let online = online_cpus()?;
         let mut done = Vec::new();
@@ -28,7 +30,9 @@ impl BpfDataPlane {
             if serving != present {
                 self.start_thread(serving)?;
                 self.cpus[place] = serving;
-                done.push(format!("CPU {serving} serves the rings of CPU {configured} from now on"));
+                done.push(format!(
+                    "CPU {serving} serves the rings of CPU {configured} from now on"
+                ));
             }
         }
         let mut strayed = 0;
@@ -78,7 +82,8 @@ impl BpfDataPlane {
         Ok(self.array(maps::RINGS)?.set(ring.0, RingConfig { flags, cpu, ..*config }, 0)?)
     }
 
-    /// Makes a CPU's entry of the CPU map anew, with a thread that is bound there. The old one handles what waits for it first.
+    /// Makes a CPU's entry of the CPU map anew, with a thread that is bound there. The old one
+    /// handles what waits for it first.
     pub(super) fn start_thread(&mut self, cpu: u32) -> Result<()> {
         let mut map = CpuMap::try_from(self.ebpf.map_mut(maps::CPUS).context(maps::CPUS)?)?;
         let Threads { queue, aggregate, .. } = &self.threads;

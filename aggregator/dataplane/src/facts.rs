@@ -1,5 +1,5 @@
-//! What the kernel says about the loaded programs. Nothing here takes a capability: descriptors are at hand, and what the
-//! kernel tells through a program's number alone is left out.
+//! What the kernel says about the loaded programs. Nothing here takes a capability: descriptors are
+//! at hand, and what the kernel tells through a program's number alone is left out.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
@@ -12,7 +12,8 @@ use super::plane::{Attached, ProgramFacts};
 pub(super) fn programs(plane: &BpfDataPlane) -> Result<Vec<ProgramFacts>> {
     let mut ports: Vec<u32> = plane.ports.keys().copied().collect();
     ports.sort_unstable();
-    let guarded = ports.iter().filter(|port| plane.ports.get(port).is_some_and(|p| p.guard.is_some()));
+    let guarded =
+        ports.iter().filter(|port| plane.ports.get(port).is_some_and(|p| p.guard.is_some()));
     [
         (programs::INGRESS, ports.iter().copied().map(Attached::Port).collect()),
         (programs::AGGREGATE, plane.cpus.iter().copied().map(Attached::Cpu).collect()),
@@ -25,11 +26,16 @@ pub(super) fn programs(plane: &BpfDataPlane) -> Result<Vec<ProgramFacts>> {
     .collect()
 }
 
-fn facts(plane: &BpfDataPlane, name: &'static str, attached: Vec<Attached>) -> Result<ProgramFacts> {
+fn facts(
+    plane: &BpfDataPlane,
+    name: &'static str,
+    attached: Vec<Attached>,
+) -> Result<ProgramFacts> {
     let program = plane.ebpf.program(name).with_context(|| format!("no program `{name}`"))?;
     let info = program.info().with_context(|| format!("program `{name}`"))?;
     let fd = program.fd()?.as_fd().as_raw_fd();
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).context("/proc/self/fdinfo")?;
+    let text =
+        std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).context("/proc/self/fdinfo")?;
     Ok(ProgramFacts {
         id: info.id(),
         name,
@@ -44,7 +50,8 @@ fn facts(plane: &BpfDataPlane, name: &'static str, attached: Vec<Attached>) -> R
     })
 }
 
-/// A number in what the kernel says about a descriptor (`bpf_prog_show_fdinfo` in kernel/bpf/syscall.c); 0 where it is not there.
+/// A number in what the kernel says about a descriptor (`bpf_prog_show_fdinfo` in
+/// kernel/bpf/syscall.c); 0 where it is not there.
 fn field(text: &str, name: &str) -> u64 {
     let value = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
     value.and_then(|v| v.trim().parse().ok()).unwrap_or(0)
@@ -57,6 +64,9 @@ mod tests {
     #[test]
     fn fields_are_found_by_their_whole_name() {
         let text = "pos:\t0\nprog_id:\t7\nrun_time_ns:\t12\nrun_cnt:\t3\nmemlock:\t8192\n";
-        assert_eq!((field(text, "run_cnt"), field(text, "memlock"), field(text, "run")), (3, 8192, 0));
+        assert_eq!(
+            (field(text, "run_cnt"), field(text, "memlock"), field(text, "run")),
+            (3, 8192, 0)
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! Flows in the data plane: whose addresses are whose, and what becomes of a flow whose job has ended.
+//! Flows in the data plane: whose addresses are whose, and what becomes of a flow whose job has
+//! ended.
 //!
-//! A flow that ends is not removed but replaced, in one step, by an entry without a ring. Its sender does not know of the end, and
-//! sends on at the PSNs that its receiver expects. Passed on, its data would be taken for sums.
+//! A flow that ends is not removed but replaced, in one step, by an entry without a ring. Its
+//! sender does not know of the end, and sends on at the PSNs that its receiver expects. Passed on,
+//! its data would be taken for sums.
 
 use anyhow::{Context as _, Result, bail};
 use aya::maps::HashMap;
@@ -42,8 +44,8 @@ impl BpfDataPlane {
         before.map_or(Ok(()), |before| self.disown_all(flow.key(), &before))
     }
 
-    /// Where the next member of a ring is behind another box, the receiver of a flow is, too: its address belongs to that member's
-    /// port, so that nobody else acknowledges in its name.
+    /// Where the next member of a ring is behind another box, the receiver of a flow is, too: its
+    /// address belongs to that member's port, so that nobody else acknowledges in its name.
     pub(super) fn own_receivers(&mut self, ring: RingNumber, ports: &[u32]) -> Result<()> {
         let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let all: Vec<(FlowKey, Flow)> = flows.iter().collect::<Result<_, _>>()?;
@@ -54,7 +56,9 @@ impl BpfDataPlane {
                 let dst_ifindex = ports[next];
                 self.own(Address::ip(key.dst_ip), dst_ifindex, true)
                     .with_context(|| unmapped(key.dst_ip).to_string())?;
-                if let Err(error) = self.hash(maps::FLOWS)?.insert(key, Flow { dst_ifindex, ..flow }, 0) {
+                if let Err(error) =
+                    self.hash(maps::FLOWS)?.insert(key, Flow { dst_ifindex, ..flow }, 0)
+                {
                     self.disown(Address::ip(key.dst_ip), dst_ifindex)?;
                     return Err(error.into());
                 }
@@ -63,8 +67,9 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// What comes on a flow is dropped from now on. Its ring must be inactive and no program be under way in it: the next one to end
-    /// takes this one's place in memory, with another rank. A flow that is not there is no error.
+    /// What comes on a flow is dropped from now on. Its ring must be inactive and no program be
+    /// under way in it: the next one to end takes this one's place in memory, with another rank. A
+    /// flow that is not there is no error.
     pub(super) fn end_flow(&mut self, key: FlowKey) -> Result<()> {
         let Some(flow) = self.flow(key)? else { return Ok(()) };
         self.hash(maps::FLOWS)?.insert(key, Flow { ring: Flow::ENDED, ..flow }, 0)?;
@@ -78,7 +83,8 @@ impl BpfDataPlane {
         if self.flow(key)?.is_some() {
             return Ok(());
         }
-        let ended = Flow { ring: Flow::ENDED, ifindex: c.ifindex, src_ip: c.src_ip, ..Flow::NOTHING };
+        let ended =
+            Flow { ring: Flow::ENDED, ifindex: c.ifindex, src_ip: c.src_ip, ..Flow::NOTHING };
         self.hash(maps::FLOWS)?.insert(key, ended, 0)?;
         self.ended.insert(key);
         Ok(())
@@ -105,8 +111,8 @@ impl BpfDataPlane {
         found(self.hash::<FlowKey, Flow>(maps::FLOWS)?.get(&key, 0))
     }
 
-    /// An address belongs to one port, for one flow more. Of several ways up to parents that is the one whose flow came first; what is not
-    /// summed comes by that.
+    /// An address belongs to one port, for one flow more. Of several ways up to parents that is the
+    /// one whose flow came first; what is not summed comes by that.
     fn own(&mut self, address: Address, ifindex: u32, by_box: bool) -> Result<()> {
         let reserved = self.reserved.get(&address).copied();
         let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
@@ -141,7 +147,11 @@ impl BpfDataPlane {
         if flow.dst_ifindex != 0 {
             self.disown(Address::ip(key.dst_ip), flow.dst_ifindex)?;
         }
-        if flow.mac_given != 0 { self.disown(Address::mac(flow.src_mac), flow.ifindex) } else { Ok(()) }
+        if flow.mac_given != 0 {
+            self.disown(Address::mac(flow.src_mac), flow.ifindex)
+        } else {
+            Ok(())
+        }
     }
 
     fn disown(&mut self, address: Address, ifindex: u32) -> Result<()> {
@@ -156,7 +166,11 @@ impl BpfDataPlane {
             }
             Some(_) => {
                 ignore_missing(owners.remove(&address))?;
-                if owners.keys().next().is_none() { self.watch(watch::RANKS, false) } else { Ok(()) }
+                if owners.keys().next().is_none() {
+                    self.watch(watch::RANKS, false)
+                } else {
+                    Ok(())
+                }
             }
             None => Ok(()),
         }
@@ -170,7 +184,10 @@ impl BpfDataPlane {
             packets: flow.packets,
             refused: flow.refused,
             last_psn: flow.last_psn,
-            last_outcome: Counter::ALL.get(flow.last_outcome as usize).copied().filter(|_| flow.packets > 0),
+            last_outcome: Counter::ALL
+                .get(flow.last_outcome as usize)
+                .copied()
+                .filter(|_| flow.packets > 0),
             mismatch: (flow.mismatch_len != 0).then_some((flow.mismatch_psn, flow.mismatch_len)),
         })
     }

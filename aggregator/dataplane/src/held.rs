@@ -1,8 +1,9 @@
 //! A packet for a sum that is complete and that no packet takes along.
 //!
-//! In an in-order ring a sum that was complete before an earlier one waits until some rank sends that fragment again. A
-//! sender that retransmits selectively has no reason to. The daemon then pretends to be the rank: the fragment once more,
-//! with the rank's saved headers. To the slot machine it is a duplicate, on which the sum goes out.
+//! In an in-order ring a sum that was complete before an earlier one waits until some rank sends
+//! that fragment again. A sender that retransmits selectively has no reason to. The daemon then
+//! pretends to be the rank: the fragment once more, with the rank's saved headers. To the slot
+//! machine it is a duplicate, on which the sum goes out.
 
 use anyhow::{Context as _, Result};
 use aya::programs::{TestRun as _, TestRunAttrs, TestRunOptions};
@@ -13,8 +14,9 @@ use netsum_core::plane::{FlowSpec, RingSpec};
 
 use super::bpf::BpfDataPlane;
 
-/// The fragment whose headers were saved, with a payload of `len` zeros, which nobody adds, and the right ICRC.
-/// `None` where no headers were saved. With an index the job is set up in band, and messages begin with a header.
+/// The fragment whose headers were saved, with a payload of `len` zeros, which nobody adds, and the
+/// right ICRC. `None` where no headers were saved. With an index the job is set up in band, and
+/// messages begin with a header.
 pub fn duplicate(saved: &SavedHeader, len: usize, index: Option<u32>) -> Option<Vec<u8>> {
     let header: Vec<u8> = saved.words.iter().flat_map(|w| w.to_ne_bytes()).collect();
     let mut frame = header.get(..saved.len as usize).filter(|h| !h.is_empty())?.to_vec();
@@ -34,14 +36,23 @@ pub fn duplicate(saved: &SavedHeader, len: usize, index: Option<u32>) -> Option<
     Some(frame)
 }
 
-/// `struct xdp_md` for a test run of a frame that came in by an interface's first queue (`include/uapi/linux/bpf.h`).
+/// `struct xdp_md` for a test run of a frame that came in by an interface's first queue
+/// (`include/uapi/linux/bpf.h`).
 pub fn context(frame_len: usize, ifindex: u32) -> Vec<u8> {
     let (data, data_end, data_meta, queue, egress) = (0, frame_len as u32, 0, 0, 0);
-    [data, data_end, data_meta, ifindex, queue, egress].iter().flat_map(|w: &u32| w.to_ne_bytes()).collect()
+    [data, data_end, data_meta, ifindex, queue, egress]
+        .iter()
+        .flat_map(|w: &u32| w.to_ne_bytes())
+        .collect()
 }
 
 impl BpfDataPlane {
-    pub(super) fn send_duplicate(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> Result<()> {
+    pub(super) fn send_duplicate(
+        &mut self,
+        ring: &RingSpec,
+        slot: u32,
+        flow: &FlowSpec,
+    ) -> Result<()> {
         let read = || -> Result<(SavedHeader, u32, u32)> {
             let held = self.maps_of(ring.id)?.slots.get(&slot, 0)?;
             Ok((
@@ -51,14 +62,17 @@ impl BpfDataPlane {
             ))
         };
         let (saved, index, len) = read()?;
-        // The ring's CPU may be about to write them, and headers of two packets would be a packet that stops the ring.
+        // The ring's CPU may be about to write them, and headers of two packets would be a packet
+        // that stops the ring.
         if read()? != (saved, index, len) {
             return Ok(());
         }
         let index = (ring.config.flags & ring_flags::IN_BAND != 0).then_some(index);
-        let frame = duplicate(&saved, (len as usize).min(MAX_MTU), index).context("no headers are saved")?;
+        let frame = duplicate(&saved, (len as usize).min(MAX_MTU), index)
+            .context("no headers are saved")?;
         let context = context(frame.len(), flow.ifindex);
-        // A live frame: what the program decides is carried out, and the ring's CPU gets it like any other.
+        // A live frame: what the program decides is carried out, and the ring's CPU gets it like
+        // any other.
         self.program(programs::INGRESS)?.test_run(TestRunOptions {
             data_in: Some(&frame),
             ctx_in: Some(&context),
@@ -93,13 +107,18 @@ mod tests {
 
     #[test]
     fn in_band_a_first_packet_says_its_index_and_no_other_does() {
-        let payload = |opcode, index| duplicate(&saved(opcode), 64, index).unwrap()[54..118].to_vec();
+        let payload =
+            |opcode, index| duplicate(&saved(opcode), 64, index).unwrap()[54..118].to_vec();
         let header = JobHeader { index: 77, ..JobHeader::EMPTY }.encode();
         for first in [Opcode::SEND_FIRST, Opcode::SEND_ONLY] {
             assert_eq!(payload(first, Some(77)), [header.as_slice(), &[0; 16]].concat());
             assert_eq!(payload(first, None), [0; 64]);
         }
         assert_eq!(payload(Opcode::SEND_MIDDLE, Some(77)), [0; 64]);
-        assert_eq!(duplicate(&saved(Opcode::SEND_FIRST), 44, Some(77)), None, "no room for a header");
+        assert_eq!(
+            duplicate(&saved(Opcode::SEND_FIRST), 44, Some(77)),
+            None,
+            "no room for a header"
+        );
     }
 }

@@ -22,7 +22,8 @@ impl BpfDataPlane {
         self.wait_for_programs()?;
         let waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
         let all: Vec<(StrangerKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
-        // A few of each place's. Whoever has the token can make up as many as there is room for, and others need that.
+        // A few of each place's. Whoever has the token can make up as many as there is room for,
+        // and others need that.
         let room = MAX_ENDED.saturating_sub(self.ended.len() as u32);
         let most = (job.ranks * job.rings * 16).min(room) as usize;
         for (n, (c, _)) in all.iter().filter(|(_, number)| *number == job.job.0).enumerate() {

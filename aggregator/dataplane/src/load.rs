@@ -23,9 +23,11 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.
 pub struct LoadOptions {
     /// CPUs that serve rings.
     pub cpus: Vec<u32>,
-    /// Packets that may wait for each of them; what comes on top is lost and sent again by its host. At most 16384.
+    /// Packets that may wait for each of them; what comes on top is lost and sent again by its
+    /// host. At most 16384.
     pub cpu_queue: u32,
-    /// A contribution that comes in on its ring's CPU does not take the way over the queue, where nothing of its flow is in it.
+    /// A contribution that comes in on its ring's CPU does not take the way over the queue, where
+    /// nothing of its flow is in it.
     pub inline: bool,
 }
 
@@ -35,7 +37,8 @@ impl BpfDataPlane {
         Self::load_object(OBJECT, options)
     }
 
-    /// [`load`](Self::load), with maps and attachments that outlive this process; those that are pinned already are used on.
+    /// [`load`](Self::load), with maps and attachments that outlive this process; those that are
+    /// pinned already are used on.
     pub fn load_pinned(options: &LoadOptions, pins: Pins) -> Result<Self> {
         Self::load_all(OBJECT, options, Some(pins))
     }
@@ -54,9 +57,9 @@ impl BpfDataPlane {
             &mut ebpf,
             &[programs::INGRESS, programs::AGGREGATE, programs::AGGREGATE_INLINE, programs::EGRESS],
         )?;
-        guard(&mut ebpf)?
-            .load()
-            .with_context(|| format!("the kernel does not take the program `{}`", programs::GUARD))?;
+        guard(&mut ebpf)?.load().with_context(|| {
+            format!("the kernel does not take the program `{}`", programs::GUARD)
+        })?;
         let mut plane = Self::of(ebpf, options, pins, programs::AGGREGATE)?;
         for &cpu in &options.cpus {
             if cpu >= MAX_CPUS {
@@ -79,7 +82,12 @@ impl BpfDataPlane {
     }
 
     /// With programs that are loaded; threads are to run `aggregate`.
-    fn of(mut ebpf: Ebpf, options: &LoadOptions, pins: Option<Pins>, aggregate: &str) -> Result<Self> {
+    fn of(
+        mut ebpf: Ebpf,
+        options: &LoadOptions,
+        pins: Option<Pins>,
+        aggregate: &str,
+    ) -> Result<Self> {
         let logger = if level() > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
         let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
         let aggregate = program(&mut ebpf, aggregate)?.fd()?.try_clone()?;
@@ -89,7 +97,11 @@ impl BpfDataPlane {
             logger,
             egress,
             cpus: options.cpus.clone(),
-            threads: Threads { configured: options.cpus.clone(), queue: options.cpu_queue, aggregate },
+            threads: Threads {
+                configured: options.cpus.clone(),
+                queue: options.cpu_queue,
+                aggregate,
+            },
             ports: HashMap::new(),
             pins,
             ended: HashSet::new(),
@@ -108,7 +120,8 @@ impl BpfDataPlane {
     }
 }
 
-/// 0 silences the programs; otherwise the numbers of `log` and aya-log agree, 1 for error to 5 for trace.
+/// 0 silences the programs; otherwise the numbers of `log` and aya-log agree, 1 for error to 5 for
+/// trace.
 fn level() -> u8 {
     log::max_level() as usize as u8
 }

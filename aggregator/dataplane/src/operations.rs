@@ -1,4 +1,5 @@
-//! [`DataPlane`] with aya: what takes more than a look into a map is done by the module that it belongs to.
+//! [`DataPlane`] with aya: what takes more than a look into a map is done by the module that it
+//! belongs to.
 
 use std::collections::HashMap;
 
@@ -32,7 +33,8 @@ impl DataPlane for BpfDataPlane {
 
     fn reset_counters(&mut self, ring: RingNumber) -> Result<()> {
         let cpus = aya::util::nr_cpus().map_err(|(what, e)| anyhow::anyhow!("{what}: {e}"))?;
-        let mut counters: PerCpuArray<_, u64> = PerCpuArray::try_from(self.map_mut(maps::COUNTERS)?)?;
+        let mut counters: PerCpuArray<_, u64> =
+            PerCpuArray::try_from(self.map_mut(maps::COUNTERS)?)?;
         for counter in 0..COUNTERS {
             counters.set(ring.0 * COUNTERS + counter, PerCpuValues::try_from(vec![0; cpus])?, 0)?;
         }
@@ -60,7 +62,8 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn forget_ended(&mut self, flows: &[FlowKey]) -> Result<()> {
-        let ended: Vec<FlowKey> = flows.iter().filter(|key| self.ended.contains(*key)).copied().collect();
+        let ended: Vec<FlowKey> =
+            flows.iter().filter(|key| self.ended.contains(*key)).copied().collect();
         ended.into_iter().try_for_each(|key| self.forget_flow(key))
     }
 

@@ -6,8 +6,8 @@
 //! <dir>/abi-<VERSION>/guards/<ifindex> that of `guard`
 //! <dir>/abi-<VERSION>/spread/<ifindex> that of `spread`, where flows are spread over uplinks
 //! ```
-//! The ABI's version is in the path: a daemon of another version finds nothing that it could misread, and sees that there
-//! is something.
+//! The ABI's version is in the path: a daemon of another version finds nothing that it could
+//! misread, and sees that there is something.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -32,13 +32,15 @@ pub enum Found {
 }
 
 impl Pins {
-    /// Takes hold of a folder in bpffs; makes it if it is not there. `lock` is a file that tells whether another daemon does.
+    /// Takes hold of a folder in bpffs; makes it if it is not there. `lock` is a file that tells
+    /// whether another daemon does.
     ///
     /// # Errors
     /// If another daemon holds it. `None`, with a warning, where there is no bpffs.
     pub fn hold(dir: &Path, lock: &Path) -> Result<Option<Self>> {
         if let Some(folder) = lock.parent() {
-            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
         }
         let file = File::create(lock).with_context(|| format!("cannot make {}", lock.display()))?;
         take(&file, lock)?;
@@ -84,13 +86,15 @@ impl Pins {
         Ok(fs::create_dir_all(self.links_dir())?)
     }
 
-    /// Removes everything, of whatever version; the interfaces that had an attachment. The kernel detaches a moment later.
+    /// Removes everything, of whatever version; the interfaces that had an attachment. The kernel
+    /// detaches a moment later.
     pub fn clear(&self) -> Result<Vec<u32>> {
         let mut attached = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
             attached.extend(numbers(&path.join("links")));
-            fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            fs::remove_dir_all(&path)
+                .with_context(|| format!("cannot remove {}", path.display()))?;
         }
         Ok(attached)
     }
@@ -137,7 +141,8 @@ impl Pins {
     /// If it cannot be removed.
     pub fn remove_spread(&self) -> Result<()> {
         let files = [maps::SPREAD, maps::SPREAD_UPLINKS].map(|name| self.map(name));
-        let links = numbers(&self.spread_dir()).into_iter().map(|n| self.spread_dir().join(n.to_string()));
+        let links =
+            numbers(&self.spread_dir()).into_iter().map(|n| self.spread_dir().join(n.to_string()));
         for path in files.into_iter().chain(links).filter(|path| path.exists()) {
             fs::remove_file(&path).with_context(|| path.display().to_string())?;
         }
@@ -179,5 +184,6 @@ pub(super) fn numbers(folder: &Path) -> Vec<u32> {
 }
 
 fn is_bpffs(dir: &Path) -> bool {
-    nix::sys::statfs::statfs(dir).is_ok_and(|s| s.filesystem_type() == nix::sys::statfs::BPF_FS_MAGIC)
+    nix::sys::statfs::statfs(dir)
+        .is_ok_and(|s| s.filesystem_type() == nix::sys::statfs::BPF_FS_MAGIC)
 }

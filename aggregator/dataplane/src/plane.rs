@@ -28,7 +28,8 @@ pub trait DataPlane: Send {
     /// Attaches the programs of a port to an interface, in its driver; again, where somebody has
     /// detached the ingress program.
     fn attach(&mut self, ifindex: u32) -> anyhow::Result<()>;
-    /// Detaches it, also where that was attached by an earlier daemon; traffic is bridged as if netsum were not there.
+    /// Detaches it, also where that was attached by an earlier daemon; traffic is bridged as if
+    /// netsum were not there.
     fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
     /// Makes rings' maps, empty. The rings are not active yet. Their counters go on.
     fn create_rings(&mut self, rings: &[RingSpec]) -> anyhow::Result<()>;
@@ -42,32 +43,42 @@ pub trait DataPlane: Send {
     fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()>;
     /// Starts a ring: `ports[r]` is the interface of rank r.
     fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> anyhow::Result<()>;
-    /// Notes the next hop to a member, before its ring is activated; again, when it changes. Members without one are bridged to.
+    /// Notes the next hop to a member, before its ring is activated; again, when it changes.
+    /// Members without one are bridged to.
     fn set_hop(&mut self, member: HopKey, hop: &Hop) -> anyhow::Result<()>;
-    /// Replaces the addresses that belong somewhere without any flow: by a port's interface, or [`Owner::THE_BOX`].
+    /// Replaces the addresses that belong somewhere without any flow: by a port's interface, or
+    /// [`Owner::THE_BOX`].
     fn reserve(&mut self, places: HashMap<Address, u32>) -> anyhow::Result<()>;
-    /// Removes rings and frees their memory. Their flows have ended: what still comes on them is dropped, until they are forgotten
-    /// or registered again. What is missing already is no error.
+    /// Removes rings and frees their memory. Their flows have ended: what still comes on them is
+    /// dropped, until they are forgotten or registered again. What is missing already is no error.
     fn delete_rings(&mut self, rings: &[EndedRing]) -> anyhow::Result<()>;
     /// One of them.
-    fn delete_ring(&mut self, id: RingNumber, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()> {
+    fn delete_ring(
+        &mut self,
+        id: RingNumber,
+        flows: &[FlowKey],
+        ports: &[u32],
+    ) -> anyhow::Result<()> {
         self.delete_rings(&[EndedRing { id, flows: flows.to_vec(), ports: ports.to_vec() }])
     }
     /// Forgets flows that have ended. What still comes on them passes, as any stranger's.
     fn forget_ended(&mut self, flows: &[FlowKey]) -> anyhow::Result<()>;
     /// The flows that have ended and whose data is dropped.
     fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>>;
-    /// Stops rings for a moment: what comes is dropped. Returns when no packet is under way in them any more.
+    /// Stops rings for a moment: what comes is dropped. Returns when no packet is under way in them
+    /// any more.
     fn pause_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()>;
     /// Goes on with rings that were stopped.
     fn resume_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()>;
     /// The interfaces that the ingress program is attached to, by this daemon or one before.
     fn attached(&self) -> Vec<u32>;
-    /// Looks whether the CPUs of rings are online and serve them, and mends what is not so; what was done, in words.
+    /// Looks whether the CPUs of rings are online and serve them, and mends what is not so; what
+    /// was done, in words.
     fn keep_cpus(&mut self) -> anyhow::Result<Vec<String>>;
     /// Lets go of everything that would outlive this process.
     fn unpin(&mut self) -> anyhow::Result<()>;
-    /// Counters of a ring ([`RingNumber::NONE`]: of packets that belong to none), indexed by [`Counter`], summed over CPUs.
+    /// Counters of a ring ([`RingNumber::NONE`]: of packets that belong to none), indexed by
+    /// [`Counter`], summed over CPUs.
     fn counters(&self, ring: RingNumber) -> anyhow::Result<Vec<u64>>;
     /// The timed sums of a ring.
     fn timing(&self, ring: RingNumber) -> anyhow::Result<Box<Timing>>;
@@ -75,26 +86,29 @@ pub trait DataPlane: Send {
     fn ring_state(&self, ring: RingNumber) -> anyhow::Result<RingState>;
     fn slot(&self, ring: RingNumber, slot: u32) -> anyhow::Result<Slot>;
     fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen>;
-    /// Sends the sum of a complete slot of an active ring on its way, as if its rank `flow` had sent its fragment again.
+    /// Sends the sum of a complete slot of an active ring on its way, as if its rank `flow` had
+    /// sent its fragment again.
     fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()>;
     /// Begins, with a clean sheet, or ends to note connections that the box does not know.
     fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()>;
     /// Connections noted since the watch began, and how many data packets came on each.
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>>;
-    /// Begins to note and drop first packets with a job's token; again and with other properties, if it does already.
+    /// Begins to note and drop first packets with a job's token; again and with other properties,
+    /// if it does already.
     fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> anyhow::Result<()>;
     /// Passes first packets with this token on, as others. What is missing already is no error.
     fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
     /// Takes out what has been noted of first packets since the last time.
     fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>>;
-    /// Notes packets from now on, for [`DataPlane::traced`]; or, with `None`, none any more. What was noted before is forgotten
-    /// where it was off.
+    /// Notes packets from now on, for [`DataPlane::traced`]; or, with `None`, none any more. What
+    /// was noted before is forgotten where it was off.
     fn trace(&mut self, filter: Option<&TraceFilter>) -> anyhow::Result<()>;
     /// Takes out noted packets, in the order in which they were noted, `most` of them at the most.
     fn traced(&mut self, most: usize) -> anyhow::Result<Vec<Traced>>;
     /// Packets, ever, that were to be noted and for which there was no room.
     fn trace_lost(&self) -> anyhow::Result<u64>;
-    /// The number of a CPU that serves rings, from its place in the configured list ([`RingSpec::cpu`]).
+    /// The number of a CPU that serves rings, from its place in the configured list
+    /// ([`RingSpec::cpu`]).
     fn cpu_number(&self, cpu: u32) -> u32;
     /// The programs as the kernel has them.
     fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>>;
@@ -128,7 +142,8 @@ pub struct ProgramFacts {
     pub memory: u64,
     /// Instructions that the verifier went through.
     pub verified_instructions: u32,
-    /// How often it has run, and the nanoseconds that it took; 0 unless `kernel.bpf_stats_enabled` is set.
+    /// How often it has run, and the nanoseconds that it took; 0 unless `kernel.bpf_stats_enabled`
+    /// is set.
     pub runs: (u64, u64),
     /// Where its packets come from.
     pub attached: Vec<Attached>,

@@ -29,7 +29,8 @@ impl BpfDataPlane {
             }
             None => Attachment::Owned(id),
         };
-        let guard = self.ports.remove(&ifindex).and_then(|port| port.guard).or_else(|| self.guard(ifindex));
+        let guard =
+            self.ports.remove(&ifindex).and_then(|port| port.guard).or_else(|| self.guard(ifindex));
         self.ports.insert(ifindex, Port { ingress: Some(ingress), guard });
         Ok(())
     }
@@ -78,7 +79,9 @@ impl BpfDataPlane {
 
     fn detach_ingress(&mut self, attachment: Option<Attachment<XdpLinkId>>) -> Result<()> {
         match attachment {
-            Some(Attachment::Owned(link)) => program(&mut self.ebpf, programs::INGRESS)?.detach(link)?,
+            Some(Attachment::Owned(link)) => {
+                program(&mut self.ebpf, programs::INGRESS)?.detach(link)?
+            }
             // Without its file the link ends when its last descriptor is closed, which is now.
             Some(Attachment::Pinned(link)) => drop(link.unpin()?),
             None => {}
@@ -86,8 +89,8 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// Gives pinned attachments the programs of this process, in one step each, without a packet in between; the
-    /// interfaces that have them now.
+    /// Gives pinned attachments the programs of this process, in one step each, without a packet in
+    /// between; the interfaces that have them now.
     pub fn take_over_links(&mut self) -> Result<Vec<u32>> {
         let mut taken = Vec::new();
         let found = self.pins.as_ref().map_or(Vec::new(), |pins| pins.links());
@@ -123,7 +126,8 @@ impl BpfDataPlane {
                 Ok(link) => Some(Attachment::Pinned(link)),
                 Err(_) => self.guard(ifindex),
             };
-            self.ports.insert(ifindex, Port { ingress: Some(Attachment::Pinned(attachment)), guard });
+            self.ports
+                .insert(ifindex, Port { ingress: Some(Attachment::Pinned(attachment)), guard });
             taken.push(ifindex);
         }
         Ok(taken)

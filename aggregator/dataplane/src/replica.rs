@@ -1,9 +1,9 @@
-//! A second instance of the programs, with maps of its own and a copy of what the running one has in its maps: packets can be
-//! run through it without a job noticing.
+//! A second instance of the programs, with maps of its own and a copy of what the running one has
+//! in its maps: packets can be run through it without a job noticing.
 //!
-//! To load programs and to find maps by their numbers takes root, or CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and CAP_SYS_ADMIN, which
-//! a daemon at work has given up. So this is for a process of its own. The copy is read while packets go on: a ring at work is not
-//! of one moment.
+//! To load programs and to find maps by their numbers takes root, or CAP_BPF, CAP_NET_ADMIN,
+//! CAP_PERFMON and CAP_SYS_ADMIN, which a daemon at work has given up. So this is for a process of
+//! its own. The copy is read while packets go on: a ring at work is not of one moment.
 
 use std::collections::HashMap as StdHashMap;
 use std::io::ErrorKind;
@@ -12,8 +12,9 @@ use anyhow::{Context as _, Result, bail};
 use aya::maps::{Array, ArrayOfMaps, HashMap, MapData, MapInfo};
 use aya::programs::{ProgramError, TestRun as _, TestRunOptions, loaded_programs};
 use netsum_common::abi::{
-    Address, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS, MTUS, Owner, ReleaseTag,
-    RingConfig, RingNumber, SavedHeader, StrangerKey, Token, TraceFilter, maps, programs, ring_flags, watch,
+    Address, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS, MTUS, Owner,
+    ReleaseTag, RingConfig, RingNumber, SavedHeader, StrangerKey, Token, TraceFilter, maps,
+    programs, ring_flags, watch,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_core::plane::RingSpec;
@@ -25,7 +26,8 @@ use super::plane::{DataPlane as _, Traced};
 
 /// The interface that clones leave by in a test run, the loopback interface.
 pub(super) const LOOPBACK: u32 = 1;
-/// The longest frame that is run: what fits a page beside the kernel's own parts. No result is as long.
+/// The longest frame that is run: what fits a page beside the kernel's own parts. No result is as
+/// long.
 pub const LONGEST: usize = 3400;
 /// XDP verdicts (`include/uapi/linux/bpf.h`).
 pub(super) const XDP_REDIRECT: u32 = 4;
@@ -60,7 +62,9 @@ impl Live {
         for info in loaded_programs() {
             let info = match info {
                 // Others' programs go while they are listed.
-                Err(ProgramError::SyscallError(e)) if e.io_error.kind() == ErrorKind::NotFound => continue,
+                Err(ProgramError::SyscallError(e)) if e.io_error.kind() == ErrorKind::NotFound => {
+                    continue;
+                }
                 info => info.context("the loaded programs cannot be listed")?,
             };
             if !numbers.contains(&info.id()) {
@@ -75,7 +79,8 @@ impl Live {
     }
 
     fn open(&self, name: &str) -> Result<MapData> {
-        let id = self.0.get(name).with_context(|| format!("the running programs have no map {name}"))?;
+        let id =
+            self.0.get(name).with_context(|| format!("the running programs have no map {name}"))?;
         Ok(MapData::from_id(*id)?)
     }
 
@@ -99,8 +104,9 @@ impl Live {
 }
 
 impl Replica {
-    /// Loads the programs once more, and copies rings, flows and owners of the running ones, whose numbers are given; and
-    /// unless all is to be `fresh`, what their slots hold and which MAC addresses they have learned.
+    /// Loads the programs once more, and copies rings, flows and owners of the running ones, whose
+    /// numbers are given; and unless all is to be `fresh`, what their slots hold and which MAC
+    /// addresses they have learned.
     ///
     /// To be called in the network namespace of the ports.
     pub fn new(numbers: &[u32], fresh: bool) -> Result<Self> {
@@ -150,9 +156,11 @@ impl Replica {
                 let ports: Vec<u32> = of_ring.iter().map(|f| f.ifindex).collect();
                 self.plane.activate_ring(&spec, &ports)?;
             }
-            // The program that can be test-run has one port only, where the clones go to rank 0, 1, 2, ... in turn.
+            // The program that can be test-run has one port only, where the clones go to rank 0, 1,
+            // 2, ... in turn.
             let ranks = std::array::from_fn(|rank| rank as u8);
-            let all = EgressPort { count: receivers(config).min(MAX_RANKS as u32), cursor: 0, ranks };
+            let all =
+                EgressPort { count: receivers(config).min(MAX_RANKS as u32), cursor: 0, ranks };
             self.plane.hash(maps::EGRESS)?.insert(EgressKey { ring, ifindex: LOOPBACK }, all, 0)?;
             if !fresh {
                 copy_slots(&mut self.plane, live, ring, config)?;
@@ -188,7 +196,8 @@ impl Replica {
         Ok(self.plane.program(programs::INGRESS)?.info()?.tag())
     }
 
-    /// Runs a frame that comes in by an interface through `ingress`, `aggregate` and, for each clone, `egress`, as far as it gets.
+    /// Runs a frame that comes in by an interface through `ingress`, `aggregate` and, for each
+    /// clone, `egress`, as far as it gets.
     pub fn run(&mut self, frame: &[u8], ifindex: u32) -> Result<Vec<Step>> {
         let (mut steps, mut out) = (Vec::new(), Vec::new());
         for name in [programs::INGRESS, PROBE_AGGREGATE] {
@@ -201,7 +210,8 @@ impl Replica {
             }
         }
         let tag = out.first_chunk().context("a result shorter than its tag")?;
-        // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is one.
+        // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is
+        // one.
         let tag: ReleaseTag = unsafe { std::mem::transmute::<[u8; 12], ReleaseTag>(*tag) };
         let clones = match tag.rank {
             ReleaseTag::ALL => self.rings.get(&RingNumber(tag.ring)).map_or(0, receivers),
@@ -245,11 +255,19 @@ impl Replica {
 
 fn spec(ring: RingNumber, config: &RingConfig, cpus: &[u32]) -> RingSpec {
     let cpu = cpus.iter().position(|&cpu| cpu == config.cpu).unwrap_or(0) as u32;
-    RingSpec { id: ring, cpu, config: RingConfig { flags: config.flags & !ring_flags::ACTIVE, ..*config } }
+    RingSpec {
+        id: ring,
+        cpu,
+        config: RingConfig { flags: config.flags & !ring_flags::ACTIVE, ..*config },
+    }
 }
 
 /// Copies a map; how many entries it has.
-fn copy_hash<K: aya::Pod, V: aya::Pod>(plane: &mut BpfDataPlane, live: &Live, name: &str) -> Result<usize> {
+fn copy_hash<K: aya::Pod, V: aya::Pod>(
+    plane: &mut BpfDataPlane,
+    live: &Live,
+    name: &str,
+) -> Result<usize> {
     let entries: Vec<(K, V)> = live.hash::<K, V>(name)?.iter().collect::<Result<_, _>>()?;
     let mut own = plane.hash::<K, V>(name)?;
     entries.iter().try_for_each(|(key, value)| own.insert(key, value, 0))?;
@@ -257,7 +275,12 @@ fn copy_hash<K: aya::Pod, V: aya::Pod>(plane: &mut BpfDataPlane, live: &Live, na
 }
 
 /// Copies a ring's state, and the slots that are in use, with their sums and headers.
-fn copy_slots(plane: &mut BpfDataPlane, live: &Live, ring: RingNumber, config: &RingConfig) -> Result<()> {
+fn copy_slots(
+    plane: &mut BpfDataPlane,
+    live: &Live,
+    ring: RingNumber,
+    config: &RingConfig,
+) -> Result<()> {
     let states: Array<_, RingState> = live.array(maps::STATES)?;
     plane.array(maps::STATES)?.set(ring.0, states.get(&ring.0, 0)?, 0)?;
     let slots: Array<MapData, Slot> = live.inner(maps::SLOTS, ring)?;

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use anyhow::{Context as _, Result, bail};
 use aya::maps::{Array, DevMap, Map, MapData};
 use netsum_common::abi::{
-    self, EgressKey, EgressPort, Hop, HopKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig, RingNumber,
-    SavedHeader, maps, ring_flags,
+    self, EgressKey, EgressPort, Hop, HopKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig,
+    RingNumber, SavedHeader, maps, ring_flags,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -39,7 +39,11 @@ impl BpfDataPlane {
                 let config = self.config(ring)?;
                 let RingConfig { slots, mtu, ranks, .. } = config;
                 let ports = ranks - has_parent(&config) as u32;
-                sizes.push((ring.id, ring.cpu, Sizes { slots, mtu, headers: slots * ranks, ports }));
+                sizes.push((
+                    ring.id,
+                    ring.cpu,
+                    Sizes { slots, mtu, headers: slots * ranks, ports },
+                ));
                 // First: what is made is found by this and freed, also where not all can be made.
                 self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
                 self.array(maps::STATES)?.set(ring.id.0, RingState::default(), 0)?;
@@ -59,18 +63,22 @@ impl BpfDataPlane {
         let (ports, uplink) = ports.split_at(ports.len() - has_parent(&ring.config) as usize);
         if let &[uplink] = uplink {
             let mut uplinks = DevMap::try_from(self.map_mut(maps::UPLINKS)?)?;
-            uplinks
-                .set(ring.id.0, uplink, Some(&egress), 0)
-                .with_context(|| format!("the way up: interface {uplink} cannot be a target of redirects"))?;
+            uplinks.set(ring.id.0, uplink, Some(&egress), 0).with_context(|| {
+                format!("the way up: interface {uplink} cannot be a target of redirects")
+            })?;
         }
-        let devices = &mut self.rings.get_mut(&ring.id).context("the ring has not been created")?.ports;
+        let devices =
+            &mut self.rings.get_mut(&ring.id).context("the ring has not been created")?.ports;
         let mut behind: HashMap<u32, EgressPort> = HashMap::new();
         for (rank, &ifindex) in ports.iter().enumerate() {
             devices.set(rank as u32, ifindex, Some(&egress), 0).with_context(|| {
                 format!("rank {rank}: interface {ifindex} cannot be a target of redirects")
             })?;
-            let port =
-                behind.entry(ifindex).or_insert(EgressPort { count: 0, cursor: 0, ranks: [0; MAX_RANKS] });
+            let port = behind.entry(ifindex).or_insert(EgressPort {
+                count: 0,
+                cursor: 0,
+                ranks: [0; MAX_RANKS],
+            });
             port.ranks[port.count as usize] = rank as u8;
             port.count += 1;
         }
@@ -88,7 +96,8 @@ impl BpfDataPlane {
     }
 
     pub(super) fn end_rings(&mut self, rings: &[EndedRing]) -> Result<()> {
-        // From here on nothing is added. What comes is dropped: by the rings, then by the flows that have ended.
+        // From here on nothing is added. What comes is dropped: by the rings, then by the flows
+        // that have ended.
         for ring in rings {
             self.set_active(ring.id, false)?;
         }
@@ -107,13 +116,16 @@ impl BpfDataPlane {
             }
             let RingConfig { ranks, mtu, .. } = self.ring_config(*id)?;
             for member in 0..ranks {
-                ignore_missing(self.hash::<_, Hop>(maps::HOPS)?.remove(&HopKey { ring: *id, member }))?;
+                ignore_missing(
+                    self.hash::<_, Hop>(maps::HOPS)?.remove(&HopKey { ring: *id, member }),
+                )?;
             }
             if mtu != 0 {
                 made.push((*id, 0, Sizes { slots: 1, mtu, headers: 1, ports: 1 }));
             }
         }
-        // aya has no removal from an array of maps: the smallest maps take the place of the rings' and free them.
+        // aya has no removal from an array of maps: the smallest maps take the place of the rings'
+        // and free them.
         for some in made.chunks(BATCH) {
             self.put_maps(some)?;
             for (id, ..) in some {
@@ -137,8 +149,8 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// Empties a ring, keeping its maps: no memory is needed, and nothing waits for all CPUs. It begins with index `start` and is
-    /// not active.
+    /// Empties a ring, keeping its maps: no memory is needed, and nothing waits for all CPUs. It
+    /// begins with index `start` and is not active.
     pub fn empty_ring(&mut self, ring: &RingSpec, start: u32) -> Result<()> {
         let config = self.config(ring)?;
         self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
@@ -184,7 +196,10 @@ impl BpfDataPlane {
 
     /// What a ring's map holds while it is not active.
     fn config(&self, ring: &RingSpec) -> Result<RingConfig> {
-        let cpu = *self.cpus.get(ring.cpu as usize).with_context(|| format!("no CPU number {}", ring.cpu))?;
+        let cpu = *self
+            .cpus
+            .get(ring.cpu as usize)
+            .with_context(|| format!("no CPU number {}", ring.cpu))?;
         Ok(RingConfig { cpu, ..ring.config })
     }
 }

@@ -1,7 +1,8 @@
-//! How fast this machine adds. Contributions go through a second instance of the programs, one by one, which has maps of its own: no port, no
-//! job and no map of a box at work notices.
+//! How fast this machine adds. Contributions go through a second instance of the programs, one by
+//! one, which has maps of its own: no port, no job and no map of a box at work notices.
 //!
-//! What finds a contribution's ring, and what drivers and the kernel do around the programs, is not in it, so a box adds less than this.
+//! What finds a contribution's ring, and what drivers and the kernel do around the programs, is not
+//! in it, so a box adds less than this.
 
 use std::time::{Duration, Instant};
 
@@ -28,13 +29,15 @@ const RANKS: u32 = 4;
 const SLOTS: u32 = 256;
 const QPN: u32 = 0x100;
 
-/// Bytes of contributions, of this path MTU, that one CPU adds in a second. It needs what [`BpfDataPlane::load`] does.
+/// Bytes of contributions, of this path MTU, that one CPU adds in a second. It needs what
+/// [`BpfDataPlane::load`] does.
 ///
 /// # Errors
 /// If the kernel refuses the programs, or they do not add.
 pub fn adds(mtu: u32) -> Result<u64> {
     let mut plane = BpfDataPlane::load_for_test_runs()?;
-    let config = RingConfig { ranks: RANKS, slots: SLOTS, credit: SLOTS / 2, mtu, ..RingConfig::default() };
+    let config =
+        RingConfig { ranks: RANKS, slots: SLOTS, credit: SLOTS / 2, mtu, ..RingConfig::default() };
     let ring = RingSpec { id: RingNumber(1), cpu: 0, config };
     plane.create_ring(&ring)?;
     for rank in 0..RANKS {
@@ -52,7 +55,8 @@ pub fn adds(mtu: u32) -> Result<u64> {
     Ok((f64::from(RANKS * mtu) / usual.as_secs_f64()) as u64)
 }
 
-/// Has all ranks' contributions to a fragment summed, and the results made; the time in the programs.
+/// Has all ranks' contributions to a fragment summed, and the results made; the time in the
+/// programs.
 fn fragment(plane: &mut BpfDataPlane, index: u32, mtu: u32) -> Result<Duration> {
     let (mut time, mut sum) = (Duration::ZERO, Vec::new());
     for rank in 0..RANKS {
@@ -72,8 +76,12 @@ fn fragment(plane: &mut BpfDataPlane, index: u32, mtu: u32) -> Result<Duration> 
 
 fn run(plane: &mut BpfDataPlane, name: &str, frame: &[u8]) -> Result<(u32, Duration, Vec<u8>)> {
     let mut out = vec![0; 4096];
-    let options = TestRunOptions { data_in: Some(frame), data_out: Some(&mut out), ..TestRunOptions::new() };
-    let result = plane.program(name)?.test_run(options).with_context(|| format!("`{name}` cannot be run"))?;
+    let options =
+        TestRunOptions { data_in: Some(frame), data_out: Some(&mut out), ..TestRunOptions::new() };
+    let result = plane
+        .program(name)?
+        .test_run(options)
+        .with_context(|| format!("`{name}` cannot be run"))?;
     out.truncate(result.data_size_out as usize);
     Ok((result.return_value, result.duration, out))
 }

@@ -1,6 +1,8 @@
-//! Flows that are not summed, spread over the uplinks of a box that routes: the program, its table, and what uplinks carry.
+//! Flows that are not summed, spread over the uplinks of a box that routes: the program, its table,
+//! and what uplinks carry.
 //!
-//! The program chooses for each flow that is new. What flows have sent is added up here, and flows that send no more are forgotten.
+//! The program chooses for each flow that is new. What flows have sent is added up here, and flows
+//! that send no more are forgotten.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -13,14 +15,17 @@ use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions};
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
-use netsum_common::abi::{MAX_UPLINKS, SPREAD_FIRST, SpreadFlow, SpreadKey, SpreadUplink, maps, programs};
+use netsum_common::abi::{
+    MAX_UPLINKS, SPREAD_FIRST, SpreadFlow, SpreadKey, SpreadUplink, maps, programs,
+};
 
 use super::bpf::{Attachment, found, ignore_missing};
 use super::pins::Pins;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/spread.bpf.o");
 
-/// A flow that has sent nothing for so long is forgotten. It may go by another uplink when it does again.
+/// A flow that has sent nothing for so long is forgotten. It may go by another uplink when it does
+/// again.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// The loaded program. Dropping it detaches it, unless it is pinned.
@@ -30,7 +35,8 @@ pub struct Spread {
     doors: HashMap<u32, Attachment<SchedClassifierLinkId>>,
     /// Where attachments are pinned.
     pins: Option<PathBuf>,
-    /// The uplinks' interfaces of an earlier daemon, until this one's are known: flows have places among those.
+    /// The uplinks' interfaces of an earlier daemon, until this one's are known: flows have places
+    /// among those.
     before: Option<Vec<u32>>,
     /// What flows had sent when they were last seen to send, and when that was.
     seen: HashMap<SpreadKey, (u64, Instant)>,
@@ -57,10 +63,12 @@ impl Spread {
                 loader.map_pin_path(name, pins.map(name));
             }
         }
-        let mut ebpf = loader.load(OBJECT).context("the kernel does not take the maps for spread flows")?;
+        let mut ebpf =
+            loader.load(OBJECT).context("the kernel does not take the maps for spread flows")?;
         program(&mut ebpf)?.load().context("the kernel does not take the program `spread`")?;
         let pins = pins.map(Pins::spread_dir);
-        let mut spread = Self { ebpf, doors: HashMap::new(), pins, before: None, seen: HashMap::new() };
+        let mut spread =
+            Self { ebpf, doors: HashMap::new(), pins, before: None, seen: HashMap::new() };
         spread.take_over()?;
         spread.before = Some(spread.uplinks()?.iter().map(|uplink| uplink.ifindex).collect());
         Ok(spread)
@@ -74,7 +82,8 @@ impl Spread {
             let path = folder.join(ifindex.to_string());
             let program = program(&mut self.ebpf)?;
             let taken = PinnedLink::from_pin(&path).map_err(anyhow::Error::from).and_then(|link| {
-                let id = program.attach_to_link(SchedClassifierLink::try_from(FdLink::from(link))?)?;
+                let id =
+                    program.attach_to_link(SchedClassifierLink::try_from(FdLink::from(link))?)?;
                 program.take_link(id)?;
                 Ok(PinnedLink::from_pin(&path)?)
             });
@@ -92,7 +101,8 @@ impl Spread {
     /// # Errors
     /// If it cannot be attached to one.
     pub fn set_doors(&mut self, wanted: &HashSet<u32>) -> Result<()> {
-        let gone: Vec<u32> = self.doors.keys().filter(|door| !wanted.contains(door)).copied().collect();
+        let gone: Vec<u32> =
+            self.doors.keys().filter(|door| !wanted.contains(door)).copied().collect();
         for door in gone {
             self.detach(door)?;
         }
@@ -130,7 +140,8 @@ impl Spread {
         }
     }
 
-    /// Adds up what flows have sent, forgets those that send no more, and notes these uplinks. A flow's uplink is its place here.
+    /// Adds up what flows have sent, forgets those that send no more, and notes these uplinks. A
+    /// flow's uplink is its place here.
     ///
     /// # Errors
     /// If there are more than [`MAX_UPLINKS`], or the maps cannot be written.
@@ -159,12 +170,14 @@ impl Spread {
         self.seen = seen;
         let mut flows = self.table()?;
         idle.iter().try_for_each(|key| ignore_missing(flows.remove(key)))?;
-        let mut uplinks: Array<_, SpreadUplink> =
-            Array::try_from(self.ebpf.map_mut(maps::SPREAD_UPLINKS).context(maps::SPREAD_UPLINKS)?)?;
+        let mut uplinks: Array<_, SpreadUplink> = Array::try_from(
+            self.ebpf.map_mut(maps::SPREAD_UPLINKS).context(maps::SPREAD_UPLINKS)?,
+        )?;
         (0..).zip(&all).try_for_each(|(place, uplink)| Ok(uplinks.set(place, uplink, 0)?))
     }
 
-    /// Gives flows of an earlier daemon their uplinks' places among these. Those whose uplink is gone are forgotten.
+    /// Gives flows of an earlier daemon their uplinks' places among these. Those whose uplink is
+    /// gone are forgotten.
     fn renumber(&mut self, wanted: &[Uplink]) -> Result<()> {
         let Some(before) = self.before.take() else { return Ok(()) };
         let place = |old: u32| {
@@ -173,7 +186,8 @@ impl Spread {
             u32::try_from(now).ok()
         };
         for (key, flow) in self.flows()? {
-            let given = if flow.given == 0 { Some(0) } else { place(flow.given - 1).map(|now| 1 + now) };
+            let given =
+                if flow.given == 0 { Some(0) } else { place(flow.given - 1).map(|now| 1 + now) };
             let mut flows = self.table()?;
             match (place(flow.uplink), given) {
                 (Some(uplink), Some(given)) if (uplink, given) == (flow.uplink, flow.given) => {}
@@ -253,7 +267,11 @@ impl Ends {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
             IpAddr::V6(ip) => ip.octets(),
         };
-        SpreadKey { src_ip: bytes(self.src), dst_ip: bytes(self.dst), src_port: self.src_port.into() }
+        SpreadKey {
+            src_ip: bytes(self.src),
+            dst_ip: bytes(self.dst),
+            src_port: self.src_port.into(),
+        }
     }
 }
 

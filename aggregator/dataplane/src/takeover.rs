@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, DevMap};
 use netsum_common::abi::{
-    Address, EgressKey, EgressPort, Flow, FlowKey, Hop, HopKey, InBandJob, MAX_RINGS, Owner, RingConfig,
-    RingNumber, Token, maps, ring_flags, watch,
+    Address, EgressKey, EgressPort, Flow, FlowKey, Hop, HopKey, InBandJob, MAX_RINGS, Owner,
+    RingConfig, RingNumber, Token, maps, ring_flags, watch,
 };
 use netsum_core::plane::{FlowSpec, RingSpec};
 
@@ -14,13 +14,14 @@ use super::bpf::{BpfDataPlane, found, ignore_missing};
 use super::plane::EndedRing;
 
 impl BpfDataPlane {
-    /// Whether a ring and its flows are in the maps as they should be. They are not where a daemon was killed while it
-    /// changed them.
+    /// Whether a ring and its flows are in the maps as they should be. They are not where a daemon
+    /// was killed while it changed them.
     pub fn is_whole(&mut self, ring: &RingSpec, active: bool, flows: &[FlowSpec]) -> Result<bool> {
         let rings: Array<_, RingConfig> = self.array(maps::RINGS)?;
         let config = rings.get(&ring.id.0, 0)?;
         let RingConfig { ranks, slots, credit, mtu, .. } = ring.config;
-        let same = (config.ranks, config.slots, config.credit, config.mtu) == (ranks, slots, credit, mtu);
+        let same =
+            (config.ranks, config.slots, config.credit, config.mtu) == (ranks, slots, credit, mtu);
         if !same || (config.flags & ring_flags::ACTIVE != 0) != active {
             return Ok(false);
         }
@@ -53,15 +54,20 @@ impl BpfDataPlane {
     fn count_owners(&mut self) -> Result<()> {
         let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let flows: Vec<(FlowKey, Flow)> = flows.iter().collect::<Result<_, _>>()?;
-        let reserved =
-            |(&address, &ifindex)| (address, HashMap::from([(ifindex, Owner { ifindex, flows: 0 })]));
-        let mut counted: HashMap<Address, HashMap<u32, Owner>> = self.reserved.iter().map(reserved).collect();
+        let reserved = |(&address, &ifindex)| {
+            (address, HashMap::from([(ifindex, Owner { ifindex, flows: 0 })]))
+        };
+        let mut counted: HashMap<Address, HashMap<u32, Owner>> =
+            self.reserved.iter().map(reserved).collect();
         for (key, flow) in flows.into_iter().filter(|(_, flow)| flow.ring != Flow::ENDED) {
             let mac = (flow.mac_given != 0).then_some((Address::mac(flow.src_mac), flow.ifindex));
-            let receiver = (flow.dst_ifindex != 0).then_some((Address::ip(key.dst_ip), flow.dst_ifindex));
+            let receiver =
+                (flow.dst_ifindex != 0).then_some((Address::ip(key.dst_ip), flow.dst_ifindex));
             let sender = (Address::ip(flow.src_ip), flow.ifindex);
             let claims = [sender].into_iter().chain(mac).chain(receiver);
-            for (address, ifindex) in claims.filter(|(address, _)| !self.reserved.contains_key(address)) {
+            for (address, ifindex) in
+                claims.filter(|(address, _)| !self.reserved.contains_key(address))
+            {
                 counted
                     .entry(address)
                     .or_default()
@@ -78,7 +84,8 @@ impl BpfDataPlane {
         let any = !counted.is_empty();
         for (address, by_port) in counted {
             // By one of several ways up comes what is not summed, too.
-            let before = found(owners.get(&address, 0))?.and_then(|owner| by_port.get(&owner.ifindex));
+            let before =
+                found(owners.get(&address, 0))?.and_then(|owner| by_port.get(&owner.ifindex));
             let Some(owner) = before.or_else(|| by_port.values().next()) else { continue };
             owners.insert(address, owner, 0)?;
         }

@@ -38,7 +38,8 @@ pub(super) fn lost(plane: &BpfDataPlane) -> Result<u64> {
 /// `None` is impossible: the programs write nothing shorter.
 fn traced(item: &[u8]) -> Option<Traced> {
     let (head, frame) = item.split_first_chunk::<{ size_of::<TraceEvent>() }>()?;
-    // SAFETY: an event is `repr(C)`, made of integers without padding; every bit pattern is a value.
+    // SAFETY: an event is `repr(C)`, made of integers without padding; every bit pattern is a
+    // value.
     let event = unsafe { head.as_ptr().cast::<TraceEvent>().read_unaligned() };
     let frame = frame.get(..event.captured as usize)?.to_vec();
     Some(Traced { event, frame })

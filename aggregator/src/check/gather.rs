@@ -20,7 +20,8 @@ const PIN: &str = "/sys/fs/bpf/netsum";
 /// # Errors
 /// If what every Linux has is not there.
 pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Facts> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("/proc/sys/kernel/osrelease")?;
+    let release =
+        fs::read_to_string("/proc/sys/kernel/osrelease").context("/proc/sys/kernel/osrelease")?;
     let release = release.trim().to_owned();
     let root = nix::unistd::geteuid().is_root();
     let pin = match config {
@@ -33,7 +34,8 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
     let mut facts = Facts {
         kernel: version(&release),
         root,
-        // The setting is there in the first network namespace alone; what becomes of a program is seen everywhere.
+        // The setting is there in the first network namespace alone; what becomes of a program is
+        // seen everywhere.
         jit: match &loaded {
             Some(Ok(jited)) => Some(*jited),
             _ => number("/proc/sys/net/core/bpf_jit_enable").map(|n| n > 0),
@@ -53,8 +55,8 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
     Ok(facts)
 }
 
-/// Whether the kernel takes the programs, and makes machine code of them; they are attached nowhere, and gone when this
-/// returns.
+/// Whether the kernel takes the programs, and makes machine code of them; they are attached
+/// nowhere, and gone when this returns.
 fn load() -> Result<bool, String> {
     let options = LoadOptions { cpus: vec![0], cpu_queue: 64, inline: true };
     let jited = BpfDataPlane::load(&options)
@@ -62,9 +64,12 @@ fn load() -> Result<bool, String> {
     jited.map_err(|e| without_log(&format!("{e:#}")))
 }
 
-/// An error of loading, and of the verifier's log in it only why it refuses. That is the last line but some figures.
+/// An error of loading, and of the verifier's log in it only why it refuses. That is the last line
+/// but some figures.
 fn without_log(error: &str) -> String {
-    let Some((what, log)) = error.split_once(". Verifier output: ") else { return error.to_owned() };
+    let Some((what, log)) = error.split_once(". Verifier output: ") else {
+        return error.to_owned();
+    };
     let figures = ["verification time", "stack depth", "processed ", ": "];
     let why = log.lines().rev().find(|line| !figures.iter().any(|f| line.starts_with(f)));
     format!("{what}: {}", why.unwrap_or_default())
@@ -81,7 +86,13 @@ fn number(path: &str) -> Option<u32> {
 
 /// The limit of locked memory in what the kernel says of a process; `None` without one.
 fn memlock(limits: &str) -> Option<u64> {
-    limits.lines().find_map(|l| l.strip_prefix("Max locked memory"))?.split_whitespace().next()?.parse().ok()
+    limits
+        .lines()
+        .find_map(|l| l.strip_prefix("Max locked memory"))?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
 }
 
 /// Whether a folder is in a BPF file system, or its nearest parent that exists.
@@ -110,7 +121,8 @@ async fn interfaces(wanted: &Ports, cpus: &[u32], facts: &mut Facts) -> Result<(
         call_iptables: l.settings.call_iptables
             || number("/proc/sys/net/bridge/bridge-nf-call-iptables").is_some_and(|n| n > 0),
     });
-    facts.ports = Some(Ok(interfaces.iter().map(|l| device::facts(l, cpus)).collect::<Result<_>>()?));
+    facts.ports =
+        Some(Ok(interfaces.iter().map(|l| device::facts(l, cpus)).collect::<Result<_>>()?));
     Ok(())
 }
 

@@ -67,7 +67,9 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
             "not looked at",
             "name a configuration, --config FILE, or a bridge, --bridge NAME",
         )),
-        Some(Err(why)) => all.push(error("ports", why, "correct `bridge` or `ports` in the configuration")),
+        Some(Err(why)) => {
+            all.push(error("ports", why, "correct `bridge` or `ports` in the configuration"))
+        }
         Some(Ok(ports)) => all.extend(ports.iter().flat_map(port)),
     }
     all
@@ -78,12 +80,18 @@ fn machine(facts: &Facts) -> Vec<Finding> {
     all.push(if facts.kernel >= GUARDED {
         ok("kernel", &facts.release)
     } else if facts.kernel >= KERNEL {
-        let found =
-            format!("{}: a port that loses its XDP program lets contributions pass unsummed", facts.release);
+        let found = format!(
+            "{}: a port that loses its XDP program lets contributions pass unsummed",
+            facts.release
+        );
         warning("kernel", found, "Linux 6.6 and newer guard ports against that")
     } else {
         let (major, minor) = KERNEL;
-        warning("kernel", &facts.release, &format!("netsum is meant for Linux {major}.{minor} and newer"))
+        warning(
+            "kernel",
+            &facts.release,
+            &format!("netsum is meant for Linux {major}.{minor} and newer"),
+        )
     });
     all.push(match &facts.programs {
         Some(Ok(())) => ok("programs", "the kernel takes netsum's programs and maps"),
@@ -92,7 +100,9 @@ fn machine(facts: &Facts) -> Vec<Finding> {
             why,
             "the kernel needs CONFIG_BPF_SYSCALL, CONFIG_DEBUG_INFO_BTF and what README.md lists",
         ),
-        None if facts.root => warning("programs", "not tried", "stop the daemon that runs, and look again"),
+        None if facts.root => {
+            warning("programs", "not tried", "stop the daemon that runs, and look again")
+        }
         None => warning("programs", "not tried: that takes root", "run this as root"),
     });
     all.push(match facts.jit {
@@ -185,7 +195,10 @@ fn port(p: &PortFacts) -> Vec<Finding> {
         return vec![ok(&subject, found)];
     }
     let level = |is_fatal| if is_fatal { Level::Error } else { Level::Warning };
-    defects.into_iter().map(|d| finding(level(d.is_fatal), &subject, d.found, Some(&d.mend))).collect()
+    defects
+        .into_iter()
+        .map(|d| finding(level(d.is_fatal), &subject, d.found, Some(&d.mend)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -222,7 +235,8 @@ mod tests {
         let mut facts = good();
         change(&mut facts);
         let bad = judge(&facts).into_iter().filter(|f| f.level > Level::Ok);
-        bad.map(|f| (f.level, format!("{}: {} -> {}", f.subject, f.found, f.mend.unwrap()))).collect()
+        bad.map(|f| (f.level, format!("{}: {} -> {}", f.subject, f.found, f.mend.unwrap())))
+            .collect()
     }
 
     fn of_port(change: impl FnOnce(&mut PortFacts)) -> Vec<(Level, String)> {
@@ -256,7 +270,11 @@ mod tests {
         one(after(|f| f.ports = None), Warning, "--bridge NAME");
         one(after(|f| f.ports = Some(Err("no such interface".into()))), Error, "no such interface");
         one(after(|f| f.bridge.as_mut().unwrap().up = false), Error, "ip link set br0 up");
-        one(after(|f| f.bridge.as_mut().unwrap().call_iptables = true), Warning, "nf-call-iptables=0");
+        one(
+            after(|f| f.bridge.as_mut().unwrap().call_iptables = true),
+            Warning,
+            "nf-call-iptables=0",
+        );
         one(after(|f| f.bridge.as_mut().unwrap().stp = true), Warning, "stp_state 0");
         one(of_port(|p| p.up = false), Error, "ip link set eth1 up");
         one(of_port(|p| p.mtu = 1500), Warning, "path MTU 1024 at the most");

@@ -1,4 +1,5 @@
-//! `netsum check`: looks at a machine before the first start, and says what is wrong and how to mend it.
+//! `netsum check`: looks at a machine before the first start, and says what is wrong and how to
+//! mend it.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -40,7 +41,8 @@ pub async fn run(
             mend: Some("see netsum.example.toml".into()),
         });
     }
-    let facts = gather::gather(config.as_ref().ok().and_then(Option::as_ref), ports.as_ref()).await?;
+    let facts =
+        gather::gather(config.as_ref().ok().and_then(Option::as_ref), ports.as_ref()).await?;
     findings.extend(judge::judge(&facts));
     let level = findings.iter().map(|f| f.level).max().unwrap_or(Level::Ok);
     let checkup = Checkup { level, findings };

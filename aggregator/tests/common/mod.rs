@@ -13,7 +13,9 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_cli::Cli;
 use netsum_cli::failure::{Failure, Kind};
-use netsum_common::abi::{Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
+use netsum_common::abi::{
+    Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter,
+};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::{Part, Timing};
@@ -230,9 +232,11 @@ impl Daemon {
         let folder = tempfile::tempdir().unwrap();
         let told = Arc::new(Mutex::new(Told::default()));
         let mut controller = Controller::new(8 << 20, 2, Duration::from_millis(600));
-        let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
+        let port =
+            |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
         controller.set_ports((0..3).map(port).collect());
-        let patience = Patience { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
+        let patience =
+            Patience { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
         let plane = Box::new(Remembers(told.clone()));
         let shared = Shared::new(controller, plane, Duration::from_millis(200), patience);
         let admin = socket::listen(&folder.path().join("netsum.sock"), &Access::default()).unwrap();
@@ -257,8 +261,9 @@ impl Daemon {
     /// Runs a command line; what it prints, and whether it failed.
     pub async fn netsum_both(&self, line: &str) -> (String, Result<(), Failure>) {
         let socket = self.folder.path().join("netsum.sock");
-        let words =
-            ["netsum", "--socket", socket.to_str().unwrap()].into_iter().chain(line.split_whitespace());
+        let words = ["netsum", "--socket", socket.to_str().unwrap()]
+            .into_iter()
+            .chain(line.split_whitespace());
         let cli = match Cli::try_parse_from(words) {
             Ok(cli) => cli,
             Err(e) => return (String::new(), Err(Failure::new(Kind::Usage, e.to_string()))),
@@ -281,8 +286,11 @@ impl Drop for Daemon {
 }
 
 pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
-    let c =
-        |n: u32| api::Connection { receive_qpn: 16 * rank + n, send_qpn: 16 * rank + n + 1, first_psn: 7 };
+    let c = |n: u32| api::Connection {
+        receive_qpn: 16 * rank + n,
+        send_qpn: 16 * rank + n + 1,
+        first_psn: 7,
+    };
     let address = api::RankAddress {
         rank,
         ip: format!("10.0.0.{}", rank + 1),

@@ -1,8 +1,10 @@
-//! Live frames for the benchmark: a sender that plays all ranks, and what a ring's CPU could do less than `aggregate`.
+//! Live frames for the benchmark: a sender that plays all ranks, and what a ring's CPU could do
+//! less than `aggregate`.
 //!
-//! The kernel gives each run a frame of a pool that it recycles: what an earlier run, the ring's CPU or a port has written is still
-//! in it. So the sender writes headers, payload and ICRC anew. It stops when it is as far ahead of the ring as its credit allows,
-//! so that no queue on the way overflows and every sum completes.
+//! The kernel gives each run a frame of a pool that it recycles: what an earlier run, the ring's
+//! CPU or a port has written is still in it. So the sender writes headers, payload and ICRC anew.
+//! It stops when it is as far ahead of the ring as its credit allows, so that no queue on the way
+//! overflows and every sum completes.
 
 use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::btf_maps::{Array, DevMap};
@@ -48,7 +50,13 @@ fn next(ctx: &XdpContext) -> Option<()> {
     }
     let frame = LIVE_FRAMES.get(sender.rank)?;
     let len = payload_len(ctx);
-    payload::apply(ctx, Op::Load, PAYLOAD, len, &SumAddress { ring: PAYLOADS, slot: 0, mtu: ring.mtu })?;
+    payload::apply(
+        ctx,
+        Op::Load,
+        PAYLOAD,
+        len,
+        &SumAddress { ring: PAYLOADS, slot: 0, mtu: ring.mtu },
+    )?;
     let p = Packet::new(ctx);
     p.store(0, frame.words[0].to_ne_bytes())?;
     p.store(8, frame.words[1].to_ne_bytes())?;
@@ -62,8 +70,12 @@ fn next(ctx: &XdpContext) -> Option<()> {
     let psn = sender.index.to_be_bytes();
     let (old, new) = ([rest[2], rest[3], rest[4], rest[5]], [rest[2], psn[1], psn[2], psn[3]]);
     p.store(PSN_WORD, new)?;
-    let sum =
-        icrc::patch(frame.icrc, u32::from_le_bytes(old), u32::from_le_bytes(new), len & payload::LEN_BITS);
+    let sum = icrc::patch(
+        frame.icrc,
+        u32::from_le_bytes(old),
+        u32::from_le_bytes(new),
+        len & payload::LEN_BITS,
+    );
     p.store(PAYLOAD + len, sum.to_le_bytes())?;
     sender.sent += 1;
     sender.rank += 1;
@@ -110,7 +122,8 @@ pub fn live_ingress_drop(ctx: XdpContext) -> u32 {
     XDP_DROP
 }
 
-/// The next contribution is made, and the last one of an index goes to all ranks as it is, without another CPU between.
+/// The next contribution is made, and the last one of an index goes to all ranks as it is, without
+/// another CPU between.
 #[xdp]
 pub fn live_ingress_broadcast(ctx: XdpContext) -> u32 {
     match next(&ctx).and_then(|()| received()) {
@@ -126,7 +139,8 @@ pub fn live_drop(_ctx: XdpContext) -> u32 {
     XDP_DROP
 }
 
-/// In place of `aggregate`: the last contribution of an index goes to all ranks as it is, the others are dropped.
+/// In place of `aggregate`: the last contribution of an index goes to all ranks as it is, the
+/// others are dropped.
 #[xdp(map = "cpumap")]
 pub fn live_broadcast(_ctx: XdpContext) -> u32 {
     match received() {

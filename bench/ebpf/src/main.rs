@@ -1,8 +1,9 @@
-//! Programs for the benchmark of the data plane: the parts, each in a form that can be repeated with one packet.
+//! Programs for the benchmark of the data plane: the parts, each in a form that can be repeated
+//! with one packet.
 //!
-//! Where a packet would change its slot so that the next run takes another way, the program first puts the slot back;
-//! `bench_reset` does only that, so that its cost can be taken off; `bench_restore` does so for ways that change the packet, too.
-//! Live frames are in `live`.
+//! Where a packet would change its slot so that the next run takes another way, the program first
+//! puts the slot back; `bench_reset` does only that, so that its cost can be taken off;
+//! `bench_restore` does so for ways that change the packet, too. Live frames are in `live`.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -21,7 +22,8 @@ use netsum_common::wire::{EthHdr, Ipv4Hdr, MAX_HEADERS, UdpHdr};
 
 netsum_aggregator_ebpf::programs!();
 
-/// The benchmark's ring, the slot of its usual packets' index, which is not timed, and that of index 0, which is.
+/// The benchmark's ring, the slot of its usual packets' index, which is not timed, and that of
+/// index 0, which is.
 const RING: u32 = 1;
 const SLOT: u32 = 1;
 const TIMED: u32 = 0;
@@ -81,7 +83,8 @@ fn part(ctx: &XdpContext, op: Op) -> u32 {
     }
 }
 
-/// The slot of which nothing is timed and that keeps the benchmark's payload, for packets that a run has changed.
+/// The slot of which nothing is timed and that keeps the benchmark's payload, for packets that a
+/// run has changed.
 const KEPT: u32 = 2;
 
 /// What a slot has of a message of one fragment.
@@ -100,7 +103,8 @@ fn reset(index: u32, flags: u32, contributors: u64) {
     }
 }
 
-/// Puts the packet back to what rank 0 sent: the MAC addresses, which the tag has taken the place of, and the payload, which the sum has.
+/// Puts the packet back to what rank 0 sent: the MAC addresses, which the tag has taken the place
+/// of, and the payload, which the sum has.
 #[inline(always)]
 fn restore(ctx: &XdpContext) -> Option<()> {
     let ring = maps::ring(RING)?;
@@ -208,7 +212,8 @@ pub fn bench_replay(ctx: XdpContext) -> u32 {
 /// A result's way out, for the next rank each time.
 #[xdp]
 pub fn bench_egress(ctx: XdpContext) -> u32 {
-    let tag = ReleaseTag { ring: RING, index: SLOT, rank: ReleaseTag::ALL, payload: PAYLOAD as u16 };
+    let tag =
+        ReleaseTag { ring: RING, index: SLOT, rank: ReleaseTag::ALL, payload: PAYLOAD as u16 };
     // SAFETY: `ReleaseTag` is `repr(C)` without padding, 12 bytes as asserted in the ABI.
     let tag = unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) };
     match Packet::new(&ctx).store(0, tag) {

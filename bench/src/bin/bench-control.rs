@@ -25,7 +25,11 @@ fn main() -> Result<()> {
     let mut all = Vec::new();
     for part in parts {
         let Size { leaves, jobs, .. } = args.size;
-        let size = Size { leaves: leaves.div_ceil(*part), jobs: jobs.div_ceil(*part), ..args.size.clone() };
+        let size = Size {
+            leaves: leaves.div_ceil(*part),
+            jobs: jobs.div_ceil(*part),
+            ..args.size.clone()
+        };
         let figures = measure(&netsum, &size)?;
         println!("{figures}");
         all.push(figures);

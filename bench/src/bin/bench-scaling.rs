@@ -1,4 +1,5 @@
-//! All-reduces with more ranks, rings, jobs, credit, and larger messages: `cargo xtask bench scaling`.
+//! All-reduces with more ranks, rings, jobs, credit, and larger messages: `cargo xtask bench
+//! scaling`.
 
 use anyhow::Result;
 use clap::Parser;

@@ -1,4 +1,5 @@
-//! What it takes to start an operation: `cargo xtask bench start`. Two ranks over loopback, without a box.
+//! What it takes to start an operation: `cargo xtask bench start`. Two ranks over loopback, without
+//! a box.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Barrier, mpsc};
@@ -95,7 +96,8 @@ fn measure(row: &mut Row, rounds: usize) -> Result<()> {
         other.join().map_err(|_| Error::Closed)?.map(|_| took)
     })?;
     took.sort();
-    let at = |share: f64| took[((took.len() - 1) as f64 * share).round() as usize].as_secs_f64() * 1e6;
+    let at =
+        |share: f64| took[((took.len() - 1) as f64 * share).round() as usize].as_secs_f64() * 1e6;
     (row.starts, row.p50_us, row.p99_us, row.most_us) = (took.len(), at(0.5), at(0.99), at(1.0));
     Ok(())
 }
@@ -113,8 +115,11 @@ fn main() -> Result<()> {
         let mut row = Row { waiter, late, starts: 0, p50_us: 0.0, p99_us: 0.0, most_us: 0.0 };
         measure(&mut row, args.rounds)?;
         let Row { starts, p50_us, p99_us, most_us, .. } = row;
-        let (waiter, late) = (if waiter { "yes" } else { "no" }, if late { "1 s late" } else { "in time" });
-        println!("{waiter:<17}   {late:<12} {starts:>8} {p50_us:>6.0} {p99_us:>6.0} {most_us:>6.0}");
+        let (waiter, late) =
+            (if waiter { "yes" } else { "no" }, if late { "1 s late" } else { "in time" });
+        println!(
+            "{waiter:<17}   {late:<12} {starts:>8} {p50_us:>6.0} {p99_us:>6.0} {most_us:>6.0}"
+        );
         rows.push(row);
     }
     if let Some(path) = args.json {

@@ -1,4 +1,5 @@
-//! All-reduces of netsum and its peers on links with a bandwidth, in turns: `cargo xtask bench wire`.
+//! All-reduces of netsum and its peers on links with a bandwidth, in turns: `cargo xtask bench
+//! wire`.
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -12,28 +13,33 @@ use netsum_bench::keep::Keep;
 use netsum_core::size::Size;
 use netsum_lab::cluster::JobSpec;
 
-/// All-reduces of f32 in a lab whose links have a bandwidth each way: netsum beside its peers, in turns.
+/// All-reduces of f32 in a lab whose links have a bandwidth each way: netsum beside its peers, in
+/// turns.
 ///
-/// Without rates, hosts, sizes, losses and MTUs it measures a plan: large vectors with 2 to 16 hosts at 100mbit to 2.5gbit and none, MTUs of
-/// 1500 and 2200, vectors of 4 KiB to 256 MiB, and all peers once. With any of them it measures each with each.
+/// Without rates, hosts, sizes, losses and MTUs it measures a plan: large vectors with 2 to 16
+/// hosts at 100mbit to 2.5gbit and none, MTUs of 1500 and 2200, vectors of 4 KiB to 256 MiB, and
+/// all peers once. With any of them it measures each with each.
 ///
-/// The time is that of the slowest rank, the median over all rounds; `limit` is the least time for a sum in the network, vector by
-/// rate, as a share of it. With `cpu` a processor of the machine was busy nearly all the time, so the time is its and not the links'. Peers
-/// have the best of their settings, by one all-reduce with each.
+/// The time is that of the slowest rank, the median over all rounds; `limit` is the least time for
+/// a sum in the network, vector by rate, as a share of it. With `cpu` a processor of the machine
+/// was busy nearly all the time, so the time is its and not the links'. Peers have the best of
+/// their settings, by one all-reduce with each.
 #[derive(Parser)]
 struct Args {
-    /// Bandwidths of the links, each way; `none` is as fast as the machine. Outside the plan 100mbit,250mbit,500mbit,1gbit.
+    /// Bandwidths of the links, each way; `none` is as fast as the machine. Outside the plan
+    /// 100mbit,250mbit,500mbit,1gbit.
     #[arg(long, value_delimiter = ',')]
     rates: Vec<Link>,
     /// Numbers of hosts. Outside the plan 4,8.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
     hosts: Vec<u32>,
-    /// Sizes of each rank's vector, as 64K,16M. Without it one for each rate: 8 MiB up to 100mbit, 16 MiB at
-    /// 250mbit, 32 MiB at 500mbit, else 64 MiB.
+    /// Sizes of each rank's vector, as 64K,16M. Without it one for each rate: 8 MiB up to 100mbit,
+    /// 16 MiB at 250mbit, 32 MiB at 500mbit, else 64 MiB.
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
-    /// Only these: netsum, netsum-xdp, netsum-ring, gloo, openmpi, openmpi-ucx, openmpi5, mpich, oneccl; and netsum-ring-no-offload,
-    /// gloo-no-offload and openmpi-no-offload, which take part without being asked where the rate is `none`.
+    /// Only these: netsum, netsum-xdp, netsum-ring, gloo, openmpi, openmpi-ucx, openmpi5, mpich,
+    /// oneccl; and netsum-ring-no-offload, gloo-no-offload and openmpi-no-offload, which take part
+    /// without being asked where the rate is `none`.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds of each contestant with each size, in each launch.
@@ -45,10 +51,12 @@ struct Args {
     /// Seconds that a round takes at least: small vectors are reduced more than once in it.
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
-    /// Shares of all packets that each link loses, each way, as 0,0.001. Not without a rate. Outside the plan 0.
+    /// Shares of all packets that each link loses, each way, as 0,0.001. Not without a rate.
+    /// Outside the plan 0.
     #[arg(long, value_delimiter = ',')]
     losses: Vec<f64>,
-    /// Spread the hosts over so many racks, each with a box, and a spine between these. Not without a rate.
+    /// Spread the hosts over so many racks, each with a box, and a spine between these. Not without
+    /// a rate.
     #[arg(long, value_delimiter = ',')]
     racks: Vec<u32>,
     /// With --racks: what a rack's hosts can send together, over what its uplink carries.
@@ -57,7 +65,8 @@ struct Args {
     /// MTUs of the links. Outside the plan 1500.
     #[arg(long, value_delimiter = ',')]
     link_mtus: Vec<u32>,
-    /// netsum's path MTU. Not given, it is what `netsum job create` chooses by default, as with the next three.
+    /// netsum's path MTU. Not given, it is what `netsum job create` chooses by default, as with the
+    /// next three.
     #[arg(long)]
     mtu: Option<u32>,
     /// netsum's message size.
@@ -82,7 +91,8 @@ struct Create {
 
 impl Args {
     fn job(&self, ranks: u32, link_mtu: u32) -> Result<JobSpec> {
-        let default = Create::try_parse_from(["create", "wire", "--ranks", &ranks.to_string()])?.job;
+        let default =
+            Create::try_parse_from(["create", "wire", "--ranks", &ranks.to_string()])?.job;
         let message_size = self.message_size.unwrap_or(Size(default.message_size));
         Ok(JobSpec {
             mtu: self.mtu.unwrap_or(netsum_core::largest_mtu(link_mtu)),
@@ -128,7 +138,8 @@ impl Args {
                 .collect::<Result<_>>()?,
             rates => rates.to_vec(),
         };
-        let or = |given: &[u32], usual: &[u32]| if given.is_empty() { usual } else { given }.to_vec();
+        let or =
+            |given: &[u32], usual: &[u32]| if given.is_empty() { usual } else { given }.to_vec();
         let losses = if losses.is_empty() { vec![0.0] } else { losses.clone() };
         let mut all = Vec::new();
         for hosts in or(hosts, &[4, 8]) {
@@ -167,12 +178,21 @@ impl Args {
     /// A slice, of those who are asked for; `None` if nobody is.
     fn part(&self, slice: Slice) -> Result<Option<Part>> {
         let Slice { hosts, wire, sizes, who } = slice;
-        let asked = |who: &Who| self.only.is_empty() || self.only.iter().any(|name| name == who.name());
+        let asked =
+            |who: &Who| self.only.is_empty() || self.only.iter().any(|name| name == who.name());
         let mut who = wanted(if who.is_empty() { &self.only } else { &who }, wire.rate)?;
         who.retain(asked);
         let job = self.job(hosts, wire.mtu)?;
         let (launches, rounds, round_seconds) = (self.launches, self.rounds, self.seconds);
-        Ok((!who.is_empty()).then_some(Part { job, wire, sizes, who, launches, rounds, round_seconds }))
+        Ok((!who.is_empty()).then_some(Part {
+            job,
+            wire,
+            sizes,
+            who,
+            launches,
+            rounds,
+            round_seconds,
+        }))
     }
 }
 
@@ -185,7 +205,8 @@ fn main() -> Result<()> {
          netsum: messages of {message_size} B, window {window}, rings {rings}.\n",
         args.launches, args.rounds
     ));
-    let parts = args.slices()?.into_iter().map(|slice| args.part(slice)).collect::<Result<Vec<_>>>()?;
+    let parts =
+        args.slices()?.into_iter().map(|slice| args.part(slice)).collect::<Result<Vec<_>>>()?;
     let mut parts: Vec<Part> = parts.into_iter().flatten().collect();
     for line in without_missing(&mut parts)? {
         args.keep.print(format_args!("{line}\n"));
@@ -200,7 +221,8 @@ fn main() -> Result<()> {
             // The others' figures are not lost with it.
             Err(error) => {
                 failed += 1;
-                args.keep.print(format_args!("\n{} hosts, {}: failed\n", part.job.ranks, part.wire));
+                args.keep
+                    .print(format_args!("\n{} hosts, {}: failed\n", part.job.ranks, part.wire));
                 eprintln!("{} hosts, {}: {error:#}", part.job.ranks, part.wire);
             }
         }

@@ -1,4 +1,5 @@
-//! netsum's rank in a contest: does what it is told on standard input, a JSON object a line, and answers likewise.
+//! netsum's rank in a contest: does what it is told on standard input, a JSON object a line, and
+//! answers likewise.
 
 use std::io::{BufRead, Write};
 
@@ -10,9 +11,11 @@ use netsum_worker::{Communicator, Element, Mode};
 
 fn main() -> Result<()> {
     env_logger::init();
-    let spec: RankSpec = serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
+    let spec: RankSpec =
+        serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
     // Several boxes have no controller to join by.
-    let wanted = if std::env::args().nth(2).as_deref() == Some("box") { Mode::Box } else { Mode::Ring };
+    let wanted =
+        if std::env::args().nth(2).as_deref() == Some("box") { Mode::Box } else { Mode::Ring };
     let mut comm = Communicator::connect(spec.config())?;
     println!("ready");
     for line in std::io::stdin().lock().lines() {
@@ -39,8 +42,14 @@ fn reduce<T: Element + PartialEq>(
     // No two neighbours are alike, so that a sum of the wrong elements is found.
     let element = |i: usize| (i % 1021) as u32;
     let mut buffer = vec![number(0); order.len];
-    let mut answer =
-        Answer { micros: Vec::new(), busy: 0.0, busiest: 0.0, wrong: 0, retransmissions: 0, astray: 0 };
+    let mut answer = Answer {
+        micros: Vec::new(),
+        busy: 0.0,
+        busiest: 0.0,
+        wrong: 0,
+        retransmissions: 0,
+        astray: 0,
+    };
     for _ in 0..order.iters {
         buffer.iter_mut().enumerate().for_each(|(i, x)| *x = number(element(i) * (rank + 1)));
         if order.together {
@@ -48,7 +57,8 @@ fn reduce<T: Element + PartialEq>(
         }
         let before = busy_now()?;
         let report = comm.all_reduce(&mut buffer)?;
-        let busy = busy_now()?.iter().zip(before).map(|(now, before)| now - before).collect::<Vec<_>>();
+        let busy =
+            busy_now()?.iter().zip(before).map(|(now, before)| now - before).collect::<Vec<_>>();
         answer.busy += busy.iter().sum::<f64>();
         answer.busiest += busy.into_iter().fold(0.0, f64::max);
         answer.micros.push(report.elapsed.as_secs_f64() * 1e6);

@@ -71,7 +71,8 @@ impl fmt::Display for Wire {
 }
 
 impl Wire {
-    /// The least seconds for a sum in the network, in which every link carries the vector once each way.
+    /// The least seconds for a sum in the network, in which every link carries the vector once each
+    /// way.
     pub fn least(&self, bytes: usize) -> Option<f64> {
         let host = self.rate.0?.seconds(bytes);
         Some(self.uplinks.map_or(host, |uplinks| host.max(uplinks.rate.seconds(bytes))))

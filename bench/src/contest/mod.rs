@@ -1,5 +1,5 @@
-//! All-reduces of netsum and of others, one after the other on one machine, on links with a bandwidth or without: who is faster, and what
-//! it costs.
+//! All-reduces of netsum and of others, one after the other on one machine, on links with a
+//! bandwidth or without: who is faster, and what it costs.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -11,7 +11,8 @@
 //! | [`cost`] | processor time of the whole machine, bytes on the links |
 //! | [`report`] | what came of it, as a table, JSON and a picture |
 //!
-//! All contestants live at the same time, each in a lab of its own, and take turns: noise of the machine meets all of them.
+//! All contestants live at the same time, each in a lab of its own, and take turns: noise of the
+//! machine meets all of them.
 
 pub mod cost;
 pub mod jobs;
@@ -43,7 +44,8 @@ pub struct Order {
     pub float: bool,
     /// All-reduces, one after the other.
     pub iters: u32,
-    /// Before each of them the ranks wait for each other, so that no time has another rank's lateness in it.
+    /// Before each of them the ranks wait for each other, so that no time has another rank's
+    /// lateness in it.
     pub together: bool,
     /// Which of the contestant's settings.
     pub setting: usize,
@@ -59,8 +61,8 @@ impl Order {
 /// What a rank answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer {
-    /// Time of each all-reduce in microseconds, of the slowest rank where all ranks' answers are put together; that of making its input is
-    /// not in it.
+    /// Time of each all-reduce in microseconds, of the slowest rank where all ranks' answers are
+    /// put together; that of making its input is not in it.
     pub micros: Vec<f64>,
     /// Seconds in which processors of the machine were busy in those times.
     #[serde(default)]
@@ -73,7 +75,8 @@ pub struct Answer {
     /// Packets sent again, where the contestant knows.
     #[serde(default)]
     pub retransmissions: u64,
-    /// All-reduces that were not done as the contestant is to do them: by netsum's ring in place of the box.
+    /// All-reduces that were not done as the contestant is to do them: by netsum's ring in place of
+    /// the box.
     #[serde(default)]
     pub astray: u64,
 }
@@ -112,7 +115,11 @@ impl Round {
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
-    if numbers.len() % 2 == 1 { numbers[middle] } else { (numbers[middle - 1] + numbers[middle]) / 2.0 }
+    if numbers.len() % 2 == 1 {
+        numbers[middle]
+    } else {
+        (numbers[middle - 1] + numbers[middle]) / 2.0
+    }
 }
 
 impl Contestant {
@@ -131,14 +138,15 @@ impl Contestant {
     /// Has all ranks carry an order out.
     ///
     /// # Errors
-    /// If one of them ends or says something else, if a sum was wrong, and if the links carried too little.
+    /// If one of them ends or says something else, if a sum was wrong, and if the links carried too
+    /// little.
     pub fn run(&mut self, order: &Order) -> Result<Round> {
         let (answers, cost) = self.carry_out(order)?;
         Ok(Round { answer: self.merge(order, &answers)?, cost })
     }
 
-    /// Has all ranks carry an order out at the same time, where those of several jobs come one after the other, `ranks` of each: a round
-    /// for each job, each with the cost of all.
+    /// Has all ranks carry an order out at the same time, where those of several jobs come one
+    /// after the other, `ranks` of each: a round for each job, each with the cost of all.
     ///
     /// # Errors
     /// As [`Contestant::run`].

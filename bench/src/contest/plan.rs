@@ -33,7 +33,8 @@ fn large(hosts: u32, rate: &str) -> usize {
     link.usual_size().min(BYTES / hosts as usize)
 }
 
-/// Large vectors with 2 to 16 hosts at each rate, also over links with a larger MTU; vectors of 4 KiB to 256 MiB; and all peers once.
+/// Large vectors with 2 to 16 hosts at each rate, also over links with a larger MTU; vectors of 4
+/// KiB to 256 MiB; and all peers once.
 pub fn usual() -> Vec<Slice> {
     let mut all = Vec::new();
     for hosts in [2, 4, 8, 16] {
@@ -73,14 +74,21 @@ mod tests {
     fn the_plan_has_every_rate_number_of_hosts_size_and_peer() {
         let plan = usual();
         let has = |hosts, rate: &str| {
-            plan.iter().any(|s| s.hosts == hosts && s.wire.rate.to_string() == rate && s.wire.mtu == MTU)
+            plan.iter()
+                .any(|s| s.hosts == hosts && s.wire.rate.to_string() == rate && s.wire.mtu == MTU)
         };
         for rate in RATES {
             assert!([2, 4, 8, 16].iter().all(|&hosts| has(hosts, rate)), "{rate}");
         }
         let sizes: Vec<usize> = plan.iter().flat_map(|s| s.sizes.clone()).collect();
-        assert_eq!((sizes.iter().min(), sizes.iter().max()), (Some(&(4 << 10)), Some(&(256 << 20))));
+        assert_eq!(
+            (sizes.iter().min(), sizes.iter().max()),
+            (Some(&(4 << 10)), Some(&(256 << 20)))
+        );
         assert!(plan.iter().any(|s| s.who.is_empty()), "all usual ones");
-        assert_eq!([large(2, "none"), large(16, "none"), large(16, "100mbit")], [64 << 20, 8 << 20, 8 << 20]);
+        assert_eq!(
+            [large(2, "none"), large(16, "none"), large(16, "100mbit")],
+            [64 << 20, 8 << 20, 8 << 20]
+        );
     }
 }

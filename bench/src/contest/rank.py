@@ -57,7 +57,8 @@ class Gloo:
 
 
 class Mpi:
-    # The parameters coll_tuned_allreduce_algorithm and ..._segmentsize; 0 leaves the choice to Open MPI.
+    # The parameters coll_tuned_allreduce_algorithm and ..._segmentsize; 0 leaves the choice to Open
+    # MPI.
     ALGORITHMS = {
         "own-choice": (0, 0),
         "recursive-doubling": (3, 0),
@@ -191,7 +192,8 @@ def main():
     while line := comm.order():
         order = json.loads(line)
         length = order["len"]
-        # No two neighbours are alike, so that a sum of the wrong elements is found. In blocks, because vectors are large.
+        # No two neighbours are alike, so that a sum of the wrong elements is found. In blocks,
+        # because vectors are large.
         block = 1021 << 8
         dtype = comm.numbers.float32 if order["float"] else comm.numbers.int32
         pattern = comm.numbers.arange(block, dtype=dtype) % 1021

@@ -7,7 +7,8 @@ use super::link::{Link, Uplinks, Wire};
 use super::{Round, median};
 use crate::plot::{self, Height, Panel};
 
-/// What share of a time a processor has to be busy for the time to be its own rather than the links'.
+/// What share of a time a processor has to be busy for the time to be its own rather than the
+/// links'.
 const BUSY: f64 = 0.95;
 
 /// What one contestant did with one size over links of one rate.
@@ -35,7 +36,8 @@ pub struct Row {
     pub max_ms: f64,
     /// Bytes of the vector by the median, in Gb/s.
     pub algbw_gbps: f64,
-    /// The least time for a sum in the network, in which every host sends and receives the vector once, by the median. It has no headers.
+    /// The least time for a sum in the network, in which every host sends and receives the vector
+    /// once, by the median. It has no headers.
     pub share_of_limit: Option<f64>,
     /// Processors of the machine that were busy, hosts and box and all else.
     pub cores_busy: f64,
@@ -57,7 +59,14 @@ fn as_text<S: Serializer>(link: &Link, serializer: S) -> Result<S::Ok, S::Error>
 
 impl Row {
     /// From a contestant's rounds with a size: one at least.
-    pub fn new(name: &str, setting: String, hosts: u32, wire: Wire, bytes: usize, rounds: &[Round]) -> Self {
+    pub fn new(
+        name: &str,
+        setting: String,
+        hosts: u32,
+        wire: Wire,
+        bytes: usize,
+        rounds: &[Round],
+    ) -> Self {
         let rounds_ms: Vec<f64> = rounds.iter().map(Round::millis).collect();
         let median_ms = median(rounds_ms.clone());
         let busy: f64 = rounds.iter().map(|r| r.answer.busy).sum();
@@ -85,14 +94,17 @@ impl Row {
             cpu_seconds_per_gb: busy / seconds * median_ms / 1e3 / (bytes as f64 / 1e9),
             cpu_bound: busiest / seconds > BUSY,
             retransmissions: rounds.iter().map(|r| r.answer.retransmissions).sum(),
-            up: wire.uplinks.map(|uplinks| up as f64 / f64::from(uplinks.racks) / (vectors * bytes) as f64),
+            up: wire
+                .uplinks
+                .map(|uplinks| up as f64 / f64::from(uplinks.racks) / (vectors * bytes) as f64),
             astray: rounds.iter().map(|r| r.answer.astray).sum(),
         }
     }
 
     fn wire(&self) -> Wire {
         let rate = self.rate.0.filter(|_| self.racks > 0);
-        let uplinks = rate.map(|rate| Uplinks::new(self.racks, self.hosts, rate, self.oversubscribed));
+        let uplinks =
+            rate.map(|rate| Uplinks::new(self.racks, self.hosts, rate, self.oversubscribed));
         Wire { rate: self.rate, mtu: self.link_mtu, loss: self.loss, uplinks }
     }
 
@@ -107,9 +119,11 @@ impl Row {
     /// A line of a table.
     pub fn text(&self) -> String {
         let spread = format!("{}..{}", millis(self.min_ms), millis(self.max_ms));
-        let share = self.share_of_limit.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0));
+        let share =
+            self.share_of_limit.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0));
         let cpu = if self.cpu_bound { "cpu" } else { "" };
-        let astray = if self.astray > 0 { format!("{} by the ring", self.astray) } else { String::new() };
+        let astray =
+            if self.astray > 0 { format!("{} by the ring", self.astray) } else { String::new() };
         let up = self.up.map_or(String::new(), |up| format!("  {up:.2} x the vector goes up"));
         let line = format!(
             "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6.1} {:>6}  {}{astray}{up}",
@@ -144,8 +158,8 @@ pub fn tables(rows: &[Row]) -> String {
     text
 }
 
-/// A picture: for each number of hosts, link MTU and loss, the share of the limit over the rate; of several sizes, or without a rate,
-/// algorithm bandwidth over size for each rate.
+/// A picture: for each number of hosts, link MTU and loss, the share of the limit over the rate; of
+/// several sizes, or without a rate, algorithm bandwidth over size for each rate.
 ///
 /// # Errors
 /// If it cannot be drawn.
@@ -154,7 +168,8 @@ pub fn picture(rows: &[Row]) -> Result<String> {
         return plot::picture(&over_racks(rows), 2, (700, 460));
     }
     let mut panels: Vec<Panel> = Vec::new();
-    for rows in rows.chunk_by(|a, b| (a.hosts, a.link_mtu, a.loss) == (b.hosts, b.link_mtu, b.loss)) {
+    for rows in rows.chunk_by(|a, b| (a.hosts, a.link_mtu, a.loss) == (b.hosts, b.link_mtu, b.loss))
+    {
         let Row { hosts, link_mtu, loss, .. } = rows[0];
         let lost = if loss > 0.0 { format!(", {} % lost", loss * 100.0) } else { String::new() };
         let by_rate: Vec<&[Row]> = rows.chunk_by(|a, b| a.rate == b.rate).collect();
@@ -164,7 +179,9 @@ pub fn picture(rows: &[Row]) -> Result<String> {
             let mbit = |row: &&Row| row.rate.0.map_or(f64::NAN, |rate| 8e-6 / rate.seconds(1));
             let shaped: Vec<&Row> = rows.iter().filter(|r| r.rate.0.is_some()).collect();
             panels.push(Panel {
-                title: format!("{hosts} hosts, link MTU {link_mtu}{lost}: share of the links' limit"),
+                title: format!(
+                    "{hosts} hosts, link MTU {link_mtu}{lost}: share of the links' limit"
+                ),
                 x: "rate of each link, Mb/s".to_owned(),
                 y: "least time / time, %".to_owned(),
                 height: Height::Linear,
@@ -207,10 +224,16 @@ fn over_racks(rows: &[Row]) -> Vec<Panel> {
             y: "ms".to_owned(),
             height: Height::Linear,
             x_is_bytes: false,
-            series: plot::series(&all, |r| r.name.clone(), |r| (f64::from(r.oversubscribed), r.median_ms)),
+            series: plot::series(
+                &all,
+                |r| r.name.clone(),
+                |r| (f64::from(r.oversubscribed), r.median_ms),
+            ),
         }
     };
-    rows.chunk_by(|a, b| (a.racks, a.hosts, a.bytes) == (b.racks, b.hosts, b.bytes)).map(panel).collect()
+    rows.chunk_by(|a, b| (a.racks, a.hosts, a.bytes) == (b.racks, b.hosts, b.bytes))
+        .map(panel)
+        .collect()
 }
 
 #[cfg(test)]
@@ -221,8 +244,14 @@ mod tests {
 
     fn round(micros: &[f64]) -> Round {
         let busy = micros.iter().sum::<f64>() / 1e6 * 0.5;
-        let answer =
-            Answer { micros: micros.to_vec(), busy, busiest: busy, wrong: 0, retransmissions: 1, astray: 0 };
+        let answer = Answer {
+            micros: micros.to_vec(),
+            busy,
+            busiest: busy,
+            wrong: 0,
+            retransmissions: 1,
+            astray: 0,
+        };
         Round { answer, cost: Cost::default() }
     }
 
@@ -240,7 +269,10 @@ mod tests {
         let slow = row("x", "100mbit", 2_500_000);
         assert_eq!((slow.median_ms, slow.min_ms, slow.max_ms), (250.0, 100.0, 300.0));
         // 20 Mbit take 200 ms.
-        assert!((slow.share_of_limit.unwrap() - 0.8).abs() < 1e-9 && (slow.algbw_gbps - 0.08).abs() < 1e-9);
+        assert!(
+            (slow.share_of_limit.unwrap() - 0.8).abs() < 1e-9
+                && (slow.algbw_gbps - 0.08).abs() < 1e-9
+        );
         assert_eq!((slow.retransmissions, slow.cpu_bound), (3, false));
         assert!((slow.cores_busy - 0.5).abs() < 1e-9);
         assert_eq!(row("x", "none", 1000).share_of_limit, None);
@@ -262,7 +294,11 @@ mod tests {
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines[1], "4 hosts, rate 100mbit, link MTU 1500, 2500000 B, 200.0 ms at least");
         assert_eq!(lines.len(), 5);
-        assert!(lines[3].starts_with("one ") && lines[3].contains(" 80 % ") && lines[3].ends_with("  ring"));
+        assert!(
+            lines[3].starts_with("one ")
+                && lines[3].contains(" 80 % ")
+                && lines[3].ends_with("  ring")
+        );
         assert_eq!(lines[2].find("setting"), lines[3].find("ring"));
     }
 
@@ -277,8 +313,12 @@ mod tests {
             Row::new("one", String::new(), 8, wire, 2_500_000, &[round])
         };
         let rows = [row(2, 1), row(2, 8), row(4, 1)];
-        // 400mbit and 50mbit: 20 Mbit take 200 ms by a host's link, and 400 ms by the second uplink.
-        assert_eq!(rows[0].wire().to_string(), "rate 100mbit, link MTU 1500, 2 racks, uplinks 400mbit (1:1)");
+        // 400mbit and 50mbit: 20 Mbit take 200 ms by a host's link, and 400 ms by the second
+        // uplink.
+        assert_eq!(
+            rows[0].wire().to_string(),
+            "rate 100mbit, link MTU 1500, 2 racks, uplinks 400mbit (1:1)"
+        );
         let shares = [&rows[0], &rows[1]].map(|r| (r.share_of_limit.unwrap() * 100.0).round());
         assert_eq!((shares, rows[0].up), ([40.0, 80.0], Some(1.1)));
         assert!(rows[1].text().ends_with("1.10 x the vector goes up"), "{}", rows[1].text());
@@ -288,8 +328,11 @@ mod tests {
 
     #[test]
     fn a_picture_is_over_rates_or_over_sizes() {
-        let rates =
-            [row("one", "100mbit", 1 << 20), row("one", "1gbit", 1 << 20), row("one", "none", 1 << 20)];
+        let rates = [
+            row("one", "100mbit", 1 << 20),
+            row("one", "1gbit", 1 << 20),
+            row("one", "none", 1 << 20),
+        ];
         let svg = picture(&rates).unwrap();
         for text in ["4 hosts, link MTU 1500: share of", ">\none\n<", "Mb/s"] {
             assert!(svg.contains(text), "{text} in {svg}");

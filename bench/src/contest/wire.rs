@@ -44,14 +44,23 @@ impl Part {
     /// If a contestant does not start, or a sum is wrong.
     pub fn measure(&self, progress: &mut Progress) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
-        let mut records: Vec<Vec<Record>> =
-            self.sizes.iter().map(|_| self.who.iter().map(|_| Record::default()).collect()).collect();
+        let mut records: Vec<Vec<Record>> = self
+            .sizes
+            .iter()
+            .map(|_| self.who.iter().map(|_| Record::default()).collect())
+            .collect();
         for launch in 0..self.launches {
             let start = |who: &Who| {
-                start(*who, &self.job, self.wire).with_context(|| format!("{} does not start", who.name()))
+                start(*who, &self.job, self.wire)
+                    .with_context(|| format!("{} does not start", who.name()))
             };
             let (of, left) = (self.launches, progress.minutes_left());
-            eprintln!("{} hosts, {}: launch {} of {of}; {left}", self.job.ranks, self.wire, launch + 1);
+            eprintln!(
+                "{} hosts, {}: launch {} of {of}; {left}",
+                self.job.ranks,
+                self.wire,
+                launch + 1
+            );
             let mut contestants = self.who.iter().map(start).collect::<Result<Vec<_>>>()?;
             for (bytes, records) in self.sizes.iter().zip(&mut records) {
                 self.turns(*bytes, &mut contestants, records)?;
@@ -78,7 +87,8 @@ impl Part {
 
     fn seconds_of_launch(&self) -> f64 {
         let one = |bytes: &usize| {
-            // A ring has up to two vectors on each link. Besides, two cores move 0.4 GB a second for all hosts.
+            // A ring has up to two vectors on each link. Besides, two cores move 0.4 GB a second
+            // for all hosts.
             let by_links = self.wire.rate.0.map_or(0.0, |rate| 1.6 * rate.seconds(*bytes));
             let by_cores = *bytes as f64 * f64::from(self.job.ranks) / 4e8;
             let once = by_links.max(by_cores);
@@ -90,7 +100,12 @@ impl Part {
     }
 
     /// All contestants with one size, round by round.
-    fn turns(&self, bytes: usize, contestants: &mut [Contestant], records: &mut [Record]) -> Result<()> {
+    fn turns(
+        &self,
+        bytes: usize,
+        contestants: &mut [Contestant],
+        records: &mut [Record],
+    ) -> Result<()> {
         let order = |setting, iters| Order { together: true, setting, ..Order::of(bytes, iters) };
         for (contestant, record) in contestants.iter_mut().zip(&mut *records) {
             match record.setting {
@@ -113,7 +128,8 @@ impl Part {
                     let (micros, best) =
                         *times.iter().min_by(|a, b| a.0.total_cmp(&b.0)).context("a setting")?;
                     record.setting = Some(best);
-                    record.iters = (self.round_seconds * 1e6 / micros).ceil().clamp(1.0, 1000.0) as u32;
+                    record.iters =
+                        (self.round_seconds * 1e6 / micros).ceil().clamp(1.0, 1000.0) as u32;
                 }
             }
         }
@@ -174,7 +190,8 @@ pub fn wanted(only: &[String], link: Link) -> Result<Vec<Who>> {
     Ok(Who::ALL.into_iter().filter(wanted).collect())
 }
 
-/// Takes those out of all parts who cannot take part on this machine; their names, each with the reason.
+/// Takes those out of all parts who cannot take part on this machine; their names, each with the
+/// reason.
 ///
 /// # Errors
 /// If a part has nobody left.
@@ -187,11 +204,19 @@ pub fn without_missing(parts: &mut [Part]) -> Result<Vec<String>> {
         if let Err(error) = is_there(who) {
             // The last line of what Python or pip say has the reason.
             let why = format!("{error:#}");
-            missing.push(format!("without {}: {}", who.name(), why.lines().last().unwrap_or_default()));
+            missing.push(format!(
+                "without {}: {}",
+                who.name(),
+                why.lines().last().unwrap_or_default()
+            ));
             parts.iter_mut().for_each(|part| part.who.retain(|other| *other != who));
         }
     }
-    ensure!(parts.iter().all(|part| !part.who.is_empty()), "nobody takes part: {}", missing.join("; "));
+    ensure!(
+        parts.iter().all(|part| !part.who.is_empty()),
+        "nobody takes part: {}",
+        missing.join("; ")
+    );
     Ok(missing)
 }
 
@@ -202,7 +227,8 @@ mod tests {
     #[test]
     fn a_faster_link_has_a_larger_vector() {
         let size = |text: &str| text.parse::<Link>().unwrap().usual_size() >> 20;
-        let sizes = ["10mbit", "100mbit", "250mbit", "500mbit", "1gbit", "2.5gbit", "none"].map(size);
+        let sizes =
+            ["10mbit", "100mbit", "250mbit", "500mbit", "1gbit", "2.5gbit", "none"].map(size);
         assert_eq!(sizes, [8, 8, 16, 32, 64, 64, 64]);
     }
 

@@ -27,11 +27,14 @@ pub struct FakeBox {
 }
 
 impl FakeBox {
-    /// One with a port for each of these hosts, and ports `link0`, `link1`, ... for links. Its socket is `NAME.sock`.
+    /// One with a port for each of these hosts, and ports `link0`, `link1`, ... for links. Its
+    /// socket is `NAME.sock`.
     pub fn start(folder: &Path, name: &str, hosts: Vec<usize>, links: usize) -> Result<Self> {
         let mut controller = Controller::new(1 << 40, 64, Duration::from_secs(10));
-        let names =
-            hosts.iter().map(|host| format!("host{host}")).chain((0..links).map(|n| format!("link{n}")));
+        let names = hosts
+            .iter()
+            .map(|host| format!("host{host}"))
+            .chain((0..links).map(|n| format!("link{n}")));
         let port = |(ifindex, name)| PortInfo { name, ifindex, mtu: 1500, router: None };
         controller.set_ports((1..).zip(names).map(port).collect());
         let patience = Patience { hold: Duration::from_secs(10), stall: Duration::from_secs(10) };
@@ -52,7 +55,8 @@ impl FakeBox {
                 }
             });
         };
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run).context("a thread")?;
+        let thread =
+            std::thread::Builder::new().name(name.to_owned()).spawn(run).context("a thread")?;
         Ok(Self { name: name.to_owned(), end: Some(end), thread: Some(thread) })
     }
 }

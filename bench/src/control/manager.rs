@@ -88,7 +88,16 @@ impl Manager {
             let mut command = Command::new(&self.netsum);
             command.arg("--socket").arg(self.folder.join("fabric.sock"));
             command.args(["job", "create", &job_name(job), "--ranks", &ranks, "--rings", &rings]);
-            command.args(["--mtu", "1024", "--message-size", "4096", "--window", "2", "--token", TOKEN]);
+            command.args([
+                "--mtu",
+                "1024",
+                "--message-size",
+                "4096",
+                "--window",
+                "2",
+                "--token",
+                TOKEN,
+            ]);
             output(&mut command)?;
         }
         Ok(())
@@ -97,10 +106,13 @@ impl Manager {
     /// Seconds of processor time up to now.
     pub fn cpu(&self) -> Result<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // utime and stime are fields 14 and 15, see proc_pid_stat(5); the name, field 2, ends with the last `)`.
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks =
-            |n: usize| fields.get(n - 3).and_then(|f| f.parse::<f64>().ok()).context("/proc/PID/stat");
+        // utime and stime are fields 14 and 15, see proc_pid_stat(5); the name, field 2, ends with
+        // the last `)`.
+        let fields: Vec<&str> =
+            stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |n: usize| {
+            fields.get(n - 3).and_then(|f| f.parse::<f64>().ok()).context("/proc/PID/stat")
+        };
         let per_second = sysconf(SysconfVar::CLK_TCK)?.context("no clock ticks")?;
         Ok((ticks(14)? + ticks(15)?) / per_second as f64)
     }
@@ -108,9 +120,9 @@ impl Manager {
     /// Resident bytes.
     pub fn memory(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let kib = status
-            .lines()
-            .find_map(|l| l.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        let kib = status.lines().find_map(|l| {
+            l.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+        });
         Ok(kib.context("/proc/PID/status has no VmRSS")? << 10)
     }
 }

@@ -1,5 +1,6 @@
-//! What the manager of a fabric costs with many boxes and ranks. The manager is the real one. Boxes have a daemon's API and a data
-//! plane that does nothing. Ranks ask what ranks ask, and send no gradients.
+//! What the manager of a fabric costs with many boxes and ranks. The manager is the real one. Boxes
+//! have a daemon's API and a data plane that does nothing. Ranks ask what ranks ask, and send no
+//! gradients.
 
 mod boxes;
 mod manager;
@@ -41,7 +42,8 @@ pub struct Figures {
     /// From the first rank's question to the last one's answer, all jobs at once.
     pub admit: f64,
     pub admit_cpu: f64,
-    /// Processor time for a second in which all ranks say that they are alive, and boxes are looked at.
+    /// Processor time for a second in which all ranks say that they are alive, and boxes are looked
+    /// at.
     pub idle_cpu: f64,
     /// From `kill -9` until the next manager has answered all ranks that they are at work.
     pub restart: f64,
@@ -108,7 +110,16 @@ pub fn measure(netsum: &Path, size: &Size) -> Result<Figures> {
     heart.abort();
     drop(manager);
     drop(boxes);
-    Ok(Figures { size: size.clone(), admit, admit_cpu, idle_cpu, restart, recover, recover_cpu, memory })
+    Ok(Figures {
+        size: size.clone(),
+        admit,
+        admit_cpu,
+        idle_cpu,
+        restart,
+        recover,
+        recover_cpu,
+        memory,
+    })
 }
 
 fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
@@ -125,7 +136,13 @@ impl Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Size { leaves, spines, jobs, ranks, rings } = self.size;
         write!(f, "{:>5}  {:>5}  {jobs:>4}  {rings:>5}", leaves + spines, jobs * ranks)?;
-        write!(f, "  {:>7.2} ({:>4.2})  {:>8.1}%", self.admit, self.admit_cpu, 100.0 * self.idle_cpu)?;
+        write!(
+            f,
+            "  {:>7.2} ({:>4.2})  {:>8.1}%",
+            self.admit,
+            self.admit_cpu,
+            100.0 * self.idle_cpu
+        )?;
         write!(f, "  {:>10.2}  {:>9.2} ({:>4.2})", self.restart, self.recover, self.recover_cpu)?;
         write!(f, "  {:>5.1}", self.memory as f64 / 1e6)
     }

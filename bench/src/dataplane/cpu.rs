@@ -10,8 +10,9 @@ pub fn of_this_thread() -> Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("the thread's clock")?.into())
 }
 
-/// The same of another thread (`/proc/PID/schedstat`, Documentation/scheduler/sched-stats.rst), up to the last tick while it runs; so
-/// it should be asleep. Soft interrupts that it runs at the end of its own work are in it.
+/// The same of another thread (`/proc/PID/schedstat`, Documentation/scheduler/sched-stats.rst), up
+/// to the last tick while it runs; so it should be asleep. Soft interrupts that it runs at the end
+/// of its own work are in it.
 pub fn of_thread(pid: &str) -> Result<Duration> {
     let path = format!("/proc/{pid}/schedstat");
     let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
@@ -22,8 +23,8 @@ fn parse(schedstat: &str) -> Option<Duration> {
     Some(Duration::from_nanos(schedstat.split_whitespace().next()?.parse().ok()?))
 }
 
-/// Threads of the kernel that serve a CPU of a CPU map: the map's own (kernel/bpf/cpumap.c, `__cpu_map_entry_alloc`), and the one
-/// that takes over soft interrupts when there are many.
+/// Threads of the kernel that serve a CPU of a CPU map: the map's own (kernel/bpf/cpumap.c,
+/// `__cpu_map_entry_alloc`), and the one that takes over soft interrupts when there are many.
 ///
 /// # Errors
 /// If one of them is not there.
@@ -32,16 +33,21 @@ pub fn of_ring(cpu: u32, map: u32) -> Result<Vec<String>> {
     let mut found: Vec<Option<String>> = vec![None; names.len()];
     for entry in std::fs::read_dir("/proc").context("/proc")? {
         let name = entry?.file_name();
-        let Some(pid) = name.to_str().filter(|n| n.bytes().all(|b| b.is_ascii_digit())) else { continue };
+        let Some(pid) = name.to_str().filter(|n| n.bytes().all(|b| b.is_ascii_digit())) else {
+            continue;
+        };
         // Who has ended meanwhile is none of them.
         let Ok(comm) = std::fs::read_to_string(format!("/proc/{pid}/comm")) else { continue };
-        // Of two with the same name the older one, whose program has been replaced, is about to end; the newer one comes later.
+        // Of two with the same name the older one, whose program has been replaced, is about to
+        // end; the newer one comes later.
         if let Some(i) = names.iter().position(|n| n == comm.trim()) {
             found[i] = Some(pid.to_owned());
         }
     }
     let found = found.into_iter().zip(&names);
-    found.map(|(pid, name)| pid.with_context(|| format!("no thread `{name}` of the kernel"))).collect()
+    found
+        .map(|(pid, name)| pid.with_context(|| format!("no thread `{name}` of the kernel")))
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! What a whole fragment costs on its ring's CPU with few ranks and with many: one contribution that claims the slot, those that are
-//! absorbed, the one that completes it, and each clone's egress. What the kernel does to steer, clone and send is not in it; see
-//! [`super::live`].
+//! What a whole fragment costs on its ring's CPU with few ranks and with many: one contribution
+//! that claims the slot, those that are absorbed, the one that completes it, and each clone's
+//! egress. What the kernel does to steer, clone and send is not in it; see [`super::live`].
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -59,7 +59,15 @@ pub(super) fn measure(bench: &mut Bench, settings: &Settings) -> Result<Vec<Row>
             let at = Point { ranks, mtu, repeat: settings.repeat };
             let (ignored, verified) = (
                 ["claim/ignore", "absorb/ignore", "complete/ignore"],
-                ["empty", "reset", "restore", "claim/verify", "absorb/verify", "complete/verify", "egress"],
+                [
+                    "empty",
+                    "reset",
+                    "restore",
+                    "claim/verify",
+                    "absorb/verify",
+                    "complete/verify",
+                    "egress",
+                ],
             );
             let mut runs = Runs::new();
             // The first warms up, and there are many points.

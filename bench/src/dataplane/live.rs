@@ -1,15 +1,18 @@
 //! Live frames: what a core carries when the kernel's part is in it.
 //!
-//! BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18, net/bpf/test_run.c) carries out what the program says, also
-//! redirects to a CPU map: frames of a recycled pool go through `ingress` to the ring's CPU, `aggregate` there, the device map and
-//! `egress`, as they do from a driver. Only programs for CPU and device maps cannot be started so, which nobody needs here. A test
-//! run has one packet and one port, so the program that is run makes it a different rank's each time (`bench_live.rs`), and all
-//! flows are registered for that one port; results leave by a port for each rank. The sender has a CPU of its own; what is measured is
-//! the processor time of the ring's.
+//! BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18, net/bpf/test_run.c) carries out
+//! what the program says, also redirects to a CPU map: frames of a recycled pool go through
+//! `ingress` to the ring's CPU, `aggregate` there, the device map and `egress`, as they do from a
+//! driver. Only programs for CPU and device maps cannot be started so, which nobody needs here. A
+//! test run has one packet and one port, so the program that is run makes it a different rank's
+//! each time (`bench_live.rs`), and all flows are registered for that one port; results leave by a
+//! port for each rank. The sender has a CPU of its own; what is measured is the processor time of
+//! the ring's.
 //!
-//! In the figures of the ring's CPU are: taking frames out of the CPU map's queue, `aggregate`, clones, `egress`, handing clones to
-//! veths, and the veths' other ends, where an XDP program drops them at once. A network card's driver would take the place of
-//! the last two. Not in them: `ingress` and steering, which are the sender's and so are on another CPU, and hosts.
+//! In the figures of the ring's CPU are: taking frames out of the CPU map's queue, `aggregate`,
+//! clones, `egress`, handing clones to veths, and the veths' other ends, where an XDP program drops
+//! them at once. A network card's driver would take the place of the last two. Not in them:
+//! `ingress` and steering, which are the sender's and so are on another CPU, and hosts.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -40,13 +43,15 @@ const RING_CPU: u32 = 1;
 /// Slots and window, as a job with 8 messages of 64 KiB in flight has them at path MTU 2048.
 const SLOTS: u32 = 512;
 const WINDOW: u32 = 256;
-/// Most frames on the way from sender to ring: fewer than the pool recycles (1,024), and than the CPU map's queue takes.
+/// Most frames on the way from sender to ring: fewer than the pool recycles (1,024), and than the
+/// CPU map's queue takes.
 const IN_FLIGHT: u32 = 768;
 const QUEUE: u32 = 2048;
-/// Frames that are made before what they have been redirected to is told, as with a driver's poll (NAPI's weight).
+/// Frames that are made before what they have been redirected to is told, as with a driver's poll
+/// (NAPI's weight).
 const BATCH: u32 = 64;
-/// Frames of a system call, or times that there was no credit: many, because each call waits for all CPUs, twice, in which nothing is
-/// sent.
+/// Frames of a system call, or times that there was no credit: many, because each call waits for
+/// all CPUs, twice, in which nothing is sent.
 const CHUNK: u32 = 262_144;
 /// How long the last frames may take.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -59,7 +64,8 @@ pub enum Way {
     IngressDrop,
     /// Steered to the ring's CPU, and dropped there.
     SteerDrop,
-    /// The same, and the last one of each fragment goes to all ranks as it is, without egress: the floor.
+    /// The same, and the last one of each fragment goes to all ranks as it is, without egress: the
+    /// floor.
     Broadcast,
     /// Summed, ICRC not verified.
     Ignore,
@@ -130,11 +136,11 @@ pub struct Row {
     pub fragments: u64,
     /// Time that they took.
     pub seconds: f64,
-    /// Processor time of the ring's CPU meanwhile: what serves the CPU map, and soft interrupts. On the first way, the sender's; on
-    /// the inline ways, both.
+    /// Processor time of the ring's CPU meanwhile: what serves the CPU map, and soft interrupts. On
+    /// the first way, the sender's; on the inline ways, both.
     pub busy_seconds: f64,
-    /// ns of a core for a fragment: all of its contributions, and clones. On the inline ways without what the sender does, by
-    /// [`Way::IngressDrop`].
+    /// ns of a core for a fragment: all of its contributions, and clones. On the inline ways
+    /// without what the sender does, by [`Way::IngressDrop`].
     pub fragment_ns: f64,
     /// Contributions of one core a second, in millions.
     pub mcontributions: f64,
@@ -231,7 +237,8 @@ impl Live {
             // What reaches a host's end of its link is dropped at once.
             let end = host.ifindex(Host::INTERFACE)?;
             let drop = plane.program("bench_empty")?;
-            host.enter(|| drop.attach_to_if_index(end, AyaMode::Driver)).context("the hosts' ends")?;
+            host.enter(|| drop.attach_to_if_index(end, AyaMode::Driver))
+                .context("the hosts' ends")?;
         }
         let cpus = match plane.map_mut(maps::CPUS)? {
             Map::CpuMap(map) => map.info()?.id(),
@@ -246,7 +253,8 @@ impl Live {
         let mut best: Vec<Option<Round>> = vec![None; Way::ALL.len()];
         for _ in 0..settings.live_rounds {
             for (way, best) in Way::ALL.into_iter().zip(&mut best) {
-                let round = self.round(way, settings.live_seconds).with_context(|| format!("{way:?}"))?;
+                let round =
+                    self.round(way, settings.live_seconds).with_context(|| format!("{way:?}"))?;
                 if best.is_none_or(|b| round.fragment_ns() < b.fragment_ns()) {
                     *best = Some(round);
                 }
@@ -288,8 +296,11 @@ impl Live {
         self.plane.create_ring(&spec)?;
         let mut keys = Vec::new();
         for rank in 0..ranks {
-            let flow =
-                FlowSpec { base_psn: Psn::default(), ifindex: self.ports[0], ..flow(&spec, rank, false) };
+            let flow = FlowSpec {
+                base_psn: Psn::default(),
+                ifindex: self.ports[0],
+                ..flow(&spec, rank, false)
+            };
             self.plane.add_flow(&flow)?;
             keys.push(flow.key());
             let to = host((rank + 1) % ranks);
@@ -312,7 +323,12 @@ impl Live {
     /// Has what arrives at the ring's CPU run through a program.
     fn serve(&mut self, program: &str) -> Result<()> {
         let program: ProgramFd = self.plane.program(program)?.fd()?.try_clone()?;
-        Ok(CpuMap::try_from(self.plane.map_mut(maps::CPUS)?)?.set(RING_CPU, QUEUE, Some(&program), 0)?)
+        Ok(CpuMap::try_from(self.plane.map_mut(maps::CPUS)?)?.set(
+            RING_CPU,
+            QUEUE,
+            Some(&program),
+            0,
+        )?)
     }
 
     /// Sends frames for a while.
@@ -337,7 +353,11 @@ impl Live {
             LiveSender { credit, ..LiveSender::default() },
             0,
         )?;
-        Array::try_from(self.plane.map_mut(live::maps::RECEIVER)?)?.set(0, LiveReceiver::default(), 0)?;
+        Array::try_from(self.plane.map_mut(live::maps::RECEIVER)?)?.set(
+            0,
+            LiveReceiver::default(),
+            0,
+        )?;
         self.plane.reset_counters(spec.id)?;
 
         let len = template_len(spec.config.mtu);
@@ -366,7 +386,8 @@ impl Live {
     /// Waits for what is still on its way; how many fragments it has been, and since when.
     fn drained(&mut self, way: Way, start: Instant) -> Result<(u64, Duration)> {
         let (spec, _) = self.ring.clone().context("there is no ring")?;
-        let sender: Array<_, LiveSender> = Array::try_from(self.plane.map_mut(live::maps::SENDER)?)?;
+        let sender: Array<_, LiveSender> =
+            Array::try_from(self.plane.map_mut(live::maps::SENDER)?)?;
         let sent = sender.get(&0, 0)?.sent;
         // The last fragment may not have been sent by all.
         let whole = sent / u64::from(spec.config.ranks);
@@ -380,7 +401,8 @@ impl Live {
             let done = match way {
                 way if way.is_summed() => {
                     // What is sent on to every rank has been through egress, too.
-                    (of(Counter::Results) / u64::from(spec.config.ranks)).min(of(Counter::Completed))
+                    (of(Counter::Results) / u64::from(spec.config.ranks))
+                        .min(of(Counter::Completed))
                 }
                 _ => receiver.get(&0, 0)?.completed,
             };
@@ -388,7 +410,8 @@ impl Live {
                 return Ok((done, elapsed));
             }
             if Instant::now() > deadline {
-                let counted: Vec<_> = Counter::ALL.iter().map(|&c| (c, of(c))).filter(|c| c.1 > 0).collect();
+                let counted: Vec<_> =
+                    Counter::ALL.iter().map(|&c| (c, of(c))).filter(|c| c.1 > 0).collect();
                 bail!(
                     "{done} of {whole} fragments came through, {sent} contributions were sent: {counted:?}"
                 );
@@ -434,7 +457,11 @@ fn template(frame: &[u8]) -> Option<LiveFrame> {
 /// Rows out of the best rounds, in the order of [`Way::ALL`].
 fn rows(ranks: u32, mtu: u32, best: &[Round]) -> Vec<Row> {
     let of = |way| {
-        Way::ALL.iter().position(|w| *w == way).and_then(|i| best.get(i)).map_or(f64::NAN, Round::fragment_ns)
+        Way::ALL
+            .iter()
+            .position(|w| *w == way)
+            .and_then(|i| best.get(i))
+            .map_or(f64::NAN, Round::fragment_ns)
     };
     // On the ring's CPU, what the sender does is taken off.
     let own = |way: Way| of(way) - if way.is_inline() { of(Way::IngressDrop) } else { 0.0 };

@@ -28,8 +28,8 @@ pub struct Row {
     pub slots: u32,
     /// Bytes of its maps, all that the kernel has taken for them (`memlock`).
     pub bytes: u64,
-    /// Bytes of payload and of one header for each rank, of every slot. A header may have up to 98 bytes: VLAN tag, IPv6, RETH and
-    /// immediate data.
+    /// Bytes of payload and of one header for each rank, of every slot. A header may have up to 98
+    /// bytes: VLAN tag, IPv6, RETH and immediate data.
     pub needed: u64,
     /// The one by the other.
     pub ratio: f64,
@@ -39,7 +39,8 @@ pub struct Row {
 
 impl Row {
     fn new(ranks: u32, mtu: u32, slots: u32, bytes: u64) -> Self {
-        let needed = |header: usize| u64::from(slots) * (u64::from(mtu) + u64::from(ranks) * header as u64);
+        let needed =
+            |header: usize| u64::from(slots) * (u64::from(mtu) + u64::from(ranks) * header as u64);
         let ratio = |header| bytes as f64 / needed(header) as f64;
         Self {
             ranks,
@@ -55,17 +56,23 @@ impl Row {
 
 /// Makes rings and looks at their maps.
 pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
-    let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![0], cpu_queue: 64, inline: false })?;
+    let mut plane =
+        BpfDataPlane::load(&LoadOptions { cpus: vec![0], cpu_queue: 64, inline: false })?;
     let mut rows = Vec::new();
     for &ranks in &settings.ranks {
         for &mtu in &settings.mtus {
-            let slots =
-                WINDOW.of(Fragments(MESSAGE / mtu)).and_then(abi::ring_slots).context("too many slots")?;
+            let slots = WINDOW
+                .of(Fragments(MESSAGE / mtu))
+                .and_then(abi::ring_slots)
+                .context("too many slots")?;
             let spec = ring(ranks, mtu, slots);
             let before: BTreeSet<u32> = maps()?.into_iter().map(|(id, _)| id).collect();
             plane.create_ring(&spec)?;
-            let new: Vec<u64> =
-                maps()?.into_iter().filter(|(id, _)| !before.contains(id)).map(|(_, bytes)| bytes).collect();
+            let new: Vec<u64> = maps()?
+                .into_iter()
+                .filter(|(id, _)| !before.contains(id))
+                .map(|(_, bytes)| bytes)
+                .collect();
             plane.delete_ring(spec.id, &[], &[])?;
             // Slots, sums, headers, ports.
             ensure!(new.len() == 4, "{} maps have been made in place of 4", new.len());

@@ -10,8 +10,8 @@
 //! | [`memory`] | what the box keeps for a ring |
 //! | [`table`], [`picture`] | how it is shown |
 //!
-//! Every figure is the best of several rounds, and the rounds of what is compared take turns, because the machines that this runs on
-//! are noisy.
+//! Every figure is the best of several rounds, and the rounds of what is compared take turns,
+//! because the machines that this runs on are noisy.
 
 pub mod cpu;
 pub mod fragment;
@@ -45,7 +45,8 @@ pub struct Settings {
     pub mtus: Vec<u32>,
     /// Ranks, in growing numbers.
     pub ranks: Vec<u32>,
-    /// Path MTUs at which live frames go through with each number of ranks; with the others, with the usual number alone.
+    /// Path MTUs at which live frames go through with each number of ranks; with the others, with
+    /// the usual number alone.
     pub live_mtus: Vec<u32>,
     pub live_rounds: usize,
     /// Seconds that live frames are sent in a round.
@@ -56,7 +57,8 @@ impl Settings {
     /// For figures.
     pub fn full() -> Self {
         Self {
-            // A test run with more than one repetition waits for all CPUs twice (`bpf_dispatcher_change_prog`), some 30 ms.
+            // A test run with more than one repetition waits for all CPUs twice
+            // (`bpf_dispatcher_change_prog`), some 30 ms.
             rounds: 8,
             repeat: 8_000,
             mtus: vec![256, 512, 1024, 2048],
@@ -127,7 +129,16 @@ pub fn run(settings: &Settings) -> Result<Figures> {
         None => (live::measure(settings)?, None),
     };
     let parts = paths::parts(&paths);
-    Ok(Figures { rounds: settings.rounds, paths, parts, fragments, live, live_skipped, memory, programs })
+    Ok(Figures {
+        rounds: settings.rounds,
+        paths,
+        parts,
+        fragments,
+        live,
+        live_skipped,
+        memory,
+        programs,
+    })
 }
 
 /// The programs with a ring, for test runs.

@@ -90,8 +90,8 @@ pub struct Row {
     pub gbps: f64,
 }
 
-/// What a contribution costs on its ring's CPU, over the sum of its parts measured alone: finding its flow (ingress does little
-/// else), the CRC, the addition.
+/// What a contribution costs on its ring's CPU, over the sum of its parts measured alone: finding
+/// its flow (ingress does little else), the CRC, the addition.
 #[derive(Clone, Debug, Serialize)]
 pub struct Parts {
     pub mtu: u32,
@@ -114,7 +114,8 @@ pub(super) fn measure(bench: &mut Bench, settings: &Settings) -> Result<Vec<Row>
         for round in 0..settings.rounds {
             for &(path, _, _) in PATHS {
                 let at = Point { ranks: USUAL_RANKS, mtu, repeat: settings.repeat };
-                let ns = run(bench, path, &at).with_context(|| format!("{path}, path MTU {mtu}"))?;
+                let ns =
+                    run(bench, path, &at).with_context(|| format!("{path}, path MTU {mtu}"))?;
                 note(&mut runs, path, ns, round);
             }
         }
@@ -125,7 +126,15 @@ pub(super) fn measure(bench: &mut Bench, settings: &Settings) -> Result<Vec<Row>
                 Base::Slot => runs[path] - runs["reset"],
                 Base::SlotAndPacket => runs[path] - runs["restore"],
             };
-            Row { path, what, mtu, run_ns: runs[path], ns, mpps: 1e3 / ns, gbps: gbps(mtu.into(), ns) }
+            Row {
+                path,
+                what,
+                mtu,
+                run_ns: runs[path],
+                ns,
+                mpps: 1e3 / ns,
+                gbps: gbps(mtu.into(), ns),
+            }
         }));
     }
     Ok(rows)
@@ -185,8 +194,9 @@ pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f
         FrameSpec::send(host(rank), to, qpn(rank), psn, lanes(rank, at.mtu as usize / 4))
     };
     let data = frame(0).build();
-    // The others' contributions open the slot and leave headers for egress. Rank 0's payload is kept for those that put it back;
-    // its headers are saved below, by a contribution that completes the slot.
+    // The others' contributions open the slot and leave headers for egress. Rank 0's payload is
+    // kept for those that put it back; its headers are saved below, by a contribution that
+    // completes the slot.
     let fill = |bench: &mut Bench| -> Result<()> {
         bench.run("bench_keep", &data)?;
         for rank in (1..at.ranks).chain([0]) {
@@ -244,10 +254,13 @@ fn repeat(
 ) -> Result<f64> {
     let (filter, times) = match path {
         "ingress/traced" | "absorb/traced" => (Some(TraceFilter::ALL), times.min(REPEAT_TRACED)),
-        "absorb/whole" => {
-            (Some(TraceFilter { capture: MAX_CAPTURE as u32, ..TraceFilter::ALL }), times.min(REPEAT_WHOLE))
+        "absorb/whole" => (
+            Some(TraceFilter { capture: MAX_CAPTURE as u32, ..TraceFilter::ALL }),
+            times.min(REPEAT_WHOLE),
+        ),
+        "absorb/other" => {
+            (Some(TraceFilter { rings: [1 << 7, 0, 0, 0], ..TraceFilter::ALL }), times)
         }
-        "absorb/other" => (Some(TraceFilter { rings: [1 << 7, 0, 0, 0], ..TraceFilter::ALL }), times),
         "absorb/full" => (Some(TraceFilter::ALL), times),
         _ => (None, times),
     };
@@ -264,7 +277,12 @@ fn repeat(
     let lost = bench.plane.trace_lost()? - lost;
     ensure!((lost > 0) == (path == "absorb/full"), "{lost} of {times} events were lost");
     bench.plane.trace(None)?;
-    ensure!(out.action == action, "verdict {} instead of {action}: {:?}", out.action, bench.counters()?);
+    ensure!(
+        out.action == action,
+        "verdict {} instead of {action}: {:?}",
+        out.action,
+        bench.counters()?
+    );
     Ok(out.duration.as_nanos() as f64)
 }
 
@@ -278,7 +296,8 @@ mod tests {
 
     #[test]
     fn a_contribution_is_held_against_its_parts() {
-        let mut rows = vec![row("empty", 1024, 20.0), row("ingress", 1024, 50.0), row("crc", 1024, 130.0)];
+        let mut rows =
+            vec![row("empty", 1024, 20.0), row("ingress", 1024, 50.0), row("crc", 1024, 130.0)];
         rows.extend([row("sum", 1024, 70.0), row("absorb/verify", 1024, 300.0)]);
         assert!(parts(&rows).is_empty(), "one is missing");
         rows.push(row("absorb/ignore", 1024, 150.0));

@@ -12,7 +12,12 @@ use crate::plot::{self, Height, Panel, Series};
 /// If it cannot be drawn.
 pub fn svg(figures: &Figures) -> Result<String> {
     let mut panels = vec![
-        panel("one core, the programs alone", "ranks", "Gb/s of contributions", by_ranks(&figures.fragments)),
+        panel(
+            "one core, the programs alone",
+            "ranks",
+            "Gb/s of contributions",
+            by_ranks(&figures.fragments),
+        ),
         panel("contribution absorbed, 4 ranks", "path MTU", "ns", by_mtu(figures)),
     ];
     if !figures.live.is_empty() {
@@ -27,7 +32,12 @@ pub fn svg(figures: &Figures) -> Result<String> {
         ));
         let usual = |r: &&live::Row| r.ranks == USUAL_RANKS;
         let curves = live_over(figures, usual, |r| r.mtu);
-        panels.push(panel("one core, live frames, 4 ranks", "path MTU", "Gb/s of contributions", curves));
+        panels.push(panel(
+            "one core, live frames, 4 ranks",
+            "path MTU",
+            "Gb/s of contributions",
+            curves,
+        ));
     }
     plot::picture(&panels, 2, (620, 420))
 }
@@ -54,6 +64,7 @@ fn live_over(
     of: impl Fn(&&live::Row) -> bool,
     x: impl Fn(&live::Row) -> u32,
 ) -> Vec<Series> {
-    let rows: Vec<_> = figures.live.iter().filter(|r| r.way != Way::IngressDrop).filter(of).collect();
+    let rows: Vec<_> =
+        figures.live.iter().filter(|r| r.way != Way::IngressDrop).filter(of).collect();
     plot::series(&rows, |r| r.way.text().to_owned(), |r| (x(r).into(), r.gbps))
 }

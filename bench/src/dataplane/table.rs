@@ -15,7 +15,11 @@ pub fn text(figures: &Figures) -> String {
     text += &memory(&figures.memory);
     text += "\nprogram      verified instructions   program length\n";
     for p in &figures.programs {
-        let _ = writeln!(text, "{:<12} {:>21} {:>16}", p.program, p.verified_instructions, p.instructions);
+        let _ = writeln!(
+            text,
+            "{:<12} {:>21} {:>16}",
+            p.program, p.verified_instructions, p.instructions
+        );
     }
     text
 }
@@ -209,8 +213,15 @@ mod tests {
 
     #[test]
     fn every_path_mtu_is_a_group_of_columns() {
-        let row =
-            |path, mtu| paths::Row { path, what: path, mtu, run_ns: 1.0, ns: 1.0, mpps: 1.0, gbps: 8.0 };
+        let row = |path, mtu| paths::Row {
+            path,
+            what: path,
+            mtu,
+            run_ns: 1.0,
+            ns: 1.0,
+            mpps: 1.0,
+            gbps: 8.0,
+        };
         let rows = [row("empty", 256), row("sum", 256), row("empty", 512), row("sum", 512)];
         let text = paths(&rows, 3);
         let lines: Vec<&str> = text.lines().skip(3).collect();

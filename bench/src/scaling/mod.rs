@@ -1,7 +1,8 @@
-//! How all-reduces change with ranks, rings, jobs, window and message size: `cargo xtask bench scaling`.
+//! How all-reduces change with ranks, rings, jobs, window and message size: `cargo xtask bench
+//! scaling`.
 //!
-//! One of them is varied at a time, the others are as in [`Point::USUAL`]. All points of a curve live at the same time, each in a lab of
-//! its own, and take turns, as in [`crate::contest`].
+//! One of them is varied at a time, the others are as in [`Point::USUAL`]. All points of a curve
+//! live at the same time, each in a lab of its own, and take turns, as in [`crate::contest`].
 
 pub mod report;
 
@@ -180,7 +181,8 @@ impl Entrant {
 
     /// The first all-reduce of each size is not counted, the second tells how long it takes.
     fn warm_up(&mut self, sizes: [usize; 2], seconds: f64) -> Result<()> {
-        for (which, (bytes, seconds)) in sizes.into_iter().zip([seconds, seconds / 3.0]).enumerate() {
+        for (which, (bytes, seconds)) in sizes.into_iter().zip([seconds, seconds / 3.0]).enumerate()
+        {
             self.contestant.run_jobs(&Order::of(bytes, 1), self.point.ranks)?;
             let tried = self.contestant.run_jobs(&Order::of(bytes, 1), self.point.ranks)?;
             let slowest = tried.iter().map(report::seconds).fold(0.0, f64::max);
@@ -191,7 +193,8 @@ impl Entrant {
 
     fn round(&mut self, sizes: [usize; 2]) -> Result<()> {
         for (which, bytes) in sizes.into_iter().enumerate() {
-            let round = self.contestant.run_jobs(&Order::of(bytes, self.iters[which]), self.point.ranks)?;
+            let round =
+                self.contestant.run_jobs(&Order::of(bytes, self.iters[which]), self.point.ranks)?;
             self.rounds[which].push(round);
         }
         Ok(())

@@ -21,7 +21,8 @@ pub struct Row {
     pub point: Point,
     /// Bytes of the vector that bandwidth was measured with.
     pub bytes: usize,
-    /// Bytes of all jobs' vectors by the time of the job that took longest, in the best round, in Gb/s.
+    /// Bytes of all jobs' vectors by the time of the job that took longest, in the best round, in
+    /// Gb/s.
     pub algbw_gbps: f64,
     /// Bytes of the vector that latency was measured with.
     pub small_bytes: usize,
@@ -44,8 +45,9 @@ pub(super) fn seconds(round: &Round) -> f64 {
     round.answer.micros.iter().sum::<f64>() / 1e6
 }
 
-/// Gb/s of all jobs together in a round. The job that takes longest says when it ends: jobs do not begin at the very same moment,
-/// and to add up their own rates would count twice the time that one had the machine to itself.
+/// Gb/s of all jobs together in a round. The job that takes longest says when it ends: jobs do not
+/// begin at the very same moment, and to add up their own rates would count twice the time that one
+/// had the machine to itself.
 fn rate(jobs: &[Round], bytes: usize) -> f64 {
     let operations: usize = jobs.iter().map(|r| r.answer.micros.len()).sum();
     let longest = jobs.iter().map(seconds).fold(0.0, f64::max);
@@ -62,7 +64,8 @@ impl Row {
         sizes: [usize; 2],
         rounds: &[Vec<Vec<Round>>; 2],
     ) -> Self {
-        let mut small: Vec<f64> = rounds[1].iter().flatten().flat_map(|r| r.answer.micros.clone()).collect();
+        let mut small: Vec<f64> =
+            rounds[1].iter().flatten().flat_map(|r| r.answer.micros.clone()).collect();
         small.sort_by(f64::total_cmp);
         let at = |share: f64| {
             let i = ((small.len() as f64 * share) as usize).min(small.len().saturating_sub(1));
@@ -70,7 +73,8 @@ impl Row {
         };
         let large: usize = rounds[0].iter().flatten().map(|r| r.answer.micros.len()).sum();
         // A round costs the same whichever of its jobs is asked.
-        let cpu: f64 = rounds[0].iter().filter_map(|jobs| jobs.first()).map(|r| r.cost.cpu_seconds).sum();
+        let cpu: f64 =
+            rounds[0].iter().filter_map(|jobs| jobs.first()).map(|r| r.cost.cpu_seconds).sum();
         let sum = |of: fn(&Round) -> u64| rounds.iter().flatten().flatten().map(of).sum::<u64>();
         Self {
             curve,
@@ -128,7 +132,8 @@ impl Row {
 
 /// A curve's rows as a table.
 pub fn table(rows: &[Row]) -> String {
-    let usual = rows.iter().find(|r| r.point == Point::USUAL && r.name == "netsum").map(|r| r.algbw_gbps);
+    let usual =
+        rows.iter().find(|r| r.point == Point::USUAL && r.name == "netsum").map(|r| r.algbw_gbps);
     let curve = rows.first().map_or("", |r| r.curve.text());
     let lines: Vec<String> = rows.iter().map(|r| r.text(usual.unwrap_or(f64::NAN))).collect();
     format!("{curve}\n{}\n{}\n", Row::titles(), lines.join("\n"))
@@ -178,7 +183,8 @@ mod tests {
     }
 
     fn row(curve: Curve, x: u32) -> Row {
-        let large = vec![vec![round(&[100.0]), round(&[400.0])], vec![round(&[200.0]), round(&[100.0])]];
+        let large =
+            vec![vec![round(&[100.0]), round(&[400.0])], vec![round(&[200.0]), round(&[100.0])]];
         let small = vec![vec![round(&[5.0, 7.0]), round(&[6.0])]];
         Row::new(curve, x, "netsum", curve.point(x), [25_000, 1000], &[large, small])
     }
@@ -188,7 +194,10 @@ mod tests {
         let row = row(Curve::Jobs, 2);
         // Twice 200,000 bits in 200 us, which is better than in 400.
         assert!((row.algbw_gbps - 2.0).abs() < 1e-9, "{row:?}");
-        assert_eq!((row.latency_us, row.p99_us, row.operations, row.retransmissions), (6.0, 7.0, 7, 6));
+        assert_eq!(
+            (row.latency_us, row.p99_us, row.operations, row.retransmissions),
+            (6.0, 7.0, 7, 6)
+        );
         // Half a second for each of two rounds, four vectors.
         assert!((row.cpu_seconds_per_gb - 1.0 / 1e-4).abs() < 1e-6);
     }
@@ -206,7 +215,9 @@ mod tests {
     fn every_curve_has_two_panels() {
         let rows = [row(Curve::Window, 1), row(Curve::Window, 8), row(Curve::Message, 4096)];
         let svg = picture(&rows).unwrap();
-        for text in ["bandwidth over window", "latency over window", "bandwidth over bytes", "4 KiB"] {
+        for text in
+            ["bandwidth over window", "latency over window", "bandwidth over bytes", "4 KiB"]
+        {
             assert!(svg.contains(text), "{text}");
         }
         assert!(!svg.contains("over ranks"));

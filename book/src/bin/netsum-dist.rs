@@ -1,4 +1,5 @@
-//! What is made of the command line: man pages, completions, schemas, and the package. `cargo xtask dist` runs it.
+//! What is made of the command line: man pages, completions, schemas, and the package. `cargo xtask
+//! dist` runs it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,8 @@ struct DistArgs {
     /// Write the JSON schemas to aggregator/schema instead.
     #[arg(long, conflicts_with = "out")]
     schema: bool,
-    /// Make the Debian packages: the box's, which has all this, the daemon, its unit and a configuration; and the hosts'.
+    /// Make the Debian packages: the box's, which has all this, the daemon, its unit and a
+    /// configuration; and the hosts'.
     #[arg(long, conflicts_with = "schema")]
     deb: bool,
     /// With --deb: the folder of programs that are built already.

@@ -1,4 +1,5 @@
-//! What is behind the extension headers of an IPv6 packet (RFC 8200, section 4): hosts look through them, so nothing may hide there.
+//! What is behind the extension headers of an IPv6 packet (RFC 8200, section 4): hosts look through
+//! them, so nothing may hide there.
 
 use super::headers::*;
 use super::{BTH_LEN, Bytes, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject};
@@ -11,8 +12,9 @@ const ROUTING: u8 = IpProto::Ipv6Route as u8;
 const FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
 const DESTINATION: u8 = IpProto::Ipv6Opts as u8;
 
-/// Whether a header of this number has a number of a next header behind which a host without configuration goes on. That of
-/// authentication has one, too, but Linux drops it where no key has been set up.
+/// Whether a header of this number has a number of a next header behind which a host without
+/// configuration goes on. That of authentication has one, too, but Linux drops it where no key has
+/// been set up.
 #[inline(always)]
 pub const fn is_extension(number: u8) -> bool {
     matches!(number, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
@@ -68,8 +70,9 @@ impl Behind {
 
 /// Looks through the extension headers of the IPv6 packet at `ip`.
 ///
-/// A later fragment is [`Behind::OTHER`]: without its first one, which shows all headers or is [`Behind::HIDDEN`], it is nothing.
-/// What lies behind the payload's end as the IPv6 header says is not looked at: it would not be there when fragments are put together.
+/// A later fragment is [`Behind::OTHER`]: without its first one, which shows all headers or is
+/// [`Behind::HIDDEN`], it is nothing. What lies behind the payload's end as the IPv6 header says is
+/// not looked at: it would not be there when fragments are put together.
 #[inline(always)]
 pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> Behind {
     let Some(h) = b.load::<8>(ip) else { return Behind::OTHER };

@@ -1,4 +1,5 @@
-//! From the bytes of an Ethernet frame to the place of its RoCEv2 headers, or the reason why it has none.
+//! From the bytes of an Ethernet frame to the place of its RoCEv2 headers, or the reason why it has
+//! none.
 //!
 //! The same code runs in the XDP programs, over packet pointers, and in user space, over slices.
 
@@ -11,11 +12,13 @@ use crate::slot::Slot;
 /// Of the three flags of an IPv4 header.
 const MORE_FRAGMENTS: u8 = 1;
 
-/// Bounds-checked access to a frame. In XDP this is the comparison with `data_end` that the verifier asks for.
+/// Bounds-checked access to a frame. In XDP this is the comparison with `data_end` that the
+/// verifier asks for.
 pub trait Bytes {
     /// The bytes from `offset` on, or `None` where the frame ends before.
     fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
-    /// The same for an offset that is no constant. An XDP program has to go about it in another way.
+    /// The same for an offset that is no constant. An XDP program has to go about it in another
+    /// way.
     fn load_far<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         self.load(offset)
     }
@@ -27,7 +30,8 @@ pub trait Bytes {
     }
 }
 
-/// Looks through what no data of ours is wrapped in, and says what the frame is. Programs have the means, and the stack, elsewhere.
+/// Looks through what no data of ours is wrapped in, and says what the frame is. Programs have the
+/// means, and the stack, elsewhere.
 pub trait Wrapped: Bytes {
     /// What a frame is whose headers are in a later fragment.
     fn hidden(&self) -> Reject {
@@ -43,7 +47,8 @@ pub trait Wrapped: Bytes {
             Err(reject) => reject,
         }
     }
-    /// Looks through the extension headers of an IPv6 packet, and fills in what of it is behind them; what it is.
+    /// Looks through the extension headers of an IPv6 packet, and fills in what of it is behind
+    /// them; what it is.
     fn extended(&self, frame: &mut Frame) -> Reject {
         let behind = extensions::behind(self, frame.ip);
         if let Some(target) = behind.advertisement().and_then(|at| self.load_far(at + 8)) {
@@ -92,10 +97,12 @@ impl L3 {
 pub struct Frame {
     /// IPv4 or IPv6.
     pub l3: L3,
-    /// Offset of the IP header: 14, or 18 behind a VLAN tag; in frames that are rejected, 22 behind two.
+    /// Offset of the IP header: 14, or 18 behind a VLAN tag; in frames that are rejected, 22 behind
+    /// two.
     pub ip: usize,
-    /// Source address; IPv4 in mapped form. Also found in frames that are not RoCEv2; there it is the address that the sender
-    /// calls its own: the sender's in ARP, the target in a neighbour advertisement.
+    /// Source address; IPv4 in mapped form. Also found in frames that are not RoCEv2; there it is
+    /// the address that the sender calls its own: the sender's in ARP, the target in a neighbour
+    /// advertisement.
     pub src_ip: [u8; 16],
     /// Destination address; IPv4 in mapped form.
     pub dst_ip: [u8; 16],
@@ -149,8 +156,9 @@ impl Frame {
             && self.bounds() == Slot::FIRST | Slot::LAST
     }
 
-    /// Length of the payload of an RC data packet, if the packet is one that can be added: whole lanes, no pad,
-    /// lengths that agree with each other and with the frame, transport version 0, default partition.
+    /// Length of the payload of an RC data packet, if the packet is one that can be added: whole
+    /// lanes, no pad, lengths that agree with each other and with the frame, transport version 0,
+    /// default partition.
     #[inline(always)]
     pub fn data_len(&self, frame_len: usize) -> Result<usize, Reject> {
         let udp_payload = self.udp_payload;
@@ -182,7 +190,8 @@ impl Frame {
     }
 }
 
-/// For each opcode of RC two bits: whether it begins a message, and whether it ends one. Branches would cost the programs stack.
+/// For each opcode of RC two bits: whether it begins a message, and whether it ends one. Branches
+/// would cost the programs stack.
 const BOUNDS: u64 = {
     assert!(Slot::LAST == 2 * Slot::FIRST);
     let (mut bits, mut op) = (0, 0);
@@ -211,10 +220,11 @@ pub enum Reject {
     VlanTags,
     /// RoCEv2 by its port, behind IPv6 extension headers.
     Ipv6Extensions,
-    /// What it is cannot be seen: behind more tags or extension headers than are looked through, or in a later fragment, whose
-    /// first one is shorter than UDP and BTH.
+    /// What it is cannot be seen: behind more tags or extension headers than are looked through, or
+    /// in a later fragment, whose first one is shorter than UDP and BTH.
     Hidden,
-    /// It bears an address that belongs elsewhere, behind other headers. Programs say so that know whose addresses are whose.
+    /// It bears an address that belongs elsewhere, behind other headers. Programs say so that know
+    /// whose addresses are whose.
     Forged,
     /// IP and UDP length fields contradict each other.
     UdpLength,
@@ -230,32 +240,35 @@ pub enum Reject {
 
 /// Finds the RoCEv2 headers of a frame.
 ///
-/// Two VLAN tags, IPv4 options, IPv6 extension headers and first fragments are looked through as far as the BTH, so that the caller
-/// can tell a registered flow's broken packet from somebody else's: they come as `Err` with the frame.
+/// Two VLAN tags, IPv4 options, IPv6 extension headers and first fragments are looked through as
+/// far as the BTH, so that the caller can tell a registered flow's broken packet from somebody
+/// else's: they come as `Err` with the frame.
 pub fn parse<B: Wrapped + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)> {
     let mut frame = Frame::EMPTY;
     match parse_into(b, &mut frame) {
         Ok(()) => Ok(frame),
-        Err(r @ (Reject::IpOptions | Reject::IpFragment | Reject::VlanTags | Reject::Ipv6Extensions)) => {
-            Err((r, Some(frame)))
-        }
+        Err(
+            r
+            @ (Reject::IpOptions | Reject::IpFragment | Reject::VlanTags | Reject::Ipv6Extensions),
+        ) => Err((r, Some(frame))),
         Err(r) => Err((r, None)),
     }
 }
 
-/// [`parse`] into a frame that the caller has initialised with [`Frame::EMPTY`]. For BPF: no value is ever undefined on
-/// any path, which the verifier would refuse when the compiler spills it.
+/// [`parse`] into a frame that the caller has initialised with [`Frame::EMPTY`]. For BPF: no value
+/// is ever undefined on any path, which the verifier would refuse when the compiler spills it.
 ///
-/// With `IpOptions`, `IpFragment`, `VlanTags` and `Ipv6Extensions` the frame is filled in as far as its BTH; with other errors only
-/// `src_mac` and `src_ip` are, where the frame has them.
+/// With `IpOptions`, `IpFragment`, `VlanTags` and `Ipv6Extensions` the frame is filled in as far as
+/// its BTH; with other errors only `src_mac` and `src_ip` are, where the frame has them.
 #[inline(always)]
 pub fn parse_into<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     let Some(eth) = EthHdr::load(b, 0) else { return Err(Reject::NotRoce) };
     frame.src_mac = eth.src_addr;
     let mut ethertype = u16::from_be(eth.ether_type);
     frame.ip = EthHdr::LEN;
-    // Hosts strip tags of VLAN 0, any number of them (Linux: `__netif_receive_skb_core` in net/core/dev.c), so what is behind tags
-    // is not for others alone. One tag of 802.1Q is what egress can write; the rest is looked through.
+    // Hosts strip tags of VLAN 0, any number of them (Linux: `__netif_receive_skb_core` in
+    // net/core/dev.c), so what is behind tags is not for others alone. One tag of 802.1Q is what
+    // egress can write; the rest is looked through.
     if is_tag(ethertype) {
         let Some(tagged) = b.load::<2>(EthHdr::LEN + offset_of!(VlanHdr, ether_type)) else {
             return Err(Reject::NotRoce);
@@ -297,14 +310,20 @@ pub fn behind_tags<B: Bytes + ?Sized>(b: &B) -> Result<(u16, usize), Reject> {
     if !is_tag(inner) {
         return Ok((inner, EthHdr::LEN + VlanHdr::LEN));
     }
-    let Some(innermost) = b.load::<2>(EthHdr::LEN + VlanHdr::LEN + offset_of!(VlanHdr, ether_type)) else {
+    let Some(innermost) = b.load::<2>(EthHdr::LEN + VlanHdr::LEN + offset_of!(VlanHdr, ether_type))
+    else {
         return Err(Reject::NotRoce);
     };
     let innermost = u16::from_be_bytes(innermost);
-    if is_tag(innermost) { Err(Reject::Hidden) } else { Ok((innermost, EthHdr::LEN + 2 * VlanHdr::LEN)) }
+    if is_tag(innermost) {
+        Err(Reject::Hidden)
+    } else {
+        Ok((innermost, EthHdr::LEN + 2 * VlanHdr::LEN))
+    }
 }
 
-/// Whether it is the type of a tag: of 802.1Q, of 802.1ad, or of what was there before 802.1ad. Linux does not take the last for one.
+/// Whether it is the type of a tag: of 802.1Q, of 802.1ad, or of what was there before 802.1ad.
+/// Linux does not take the last for one.
 #[inline(always)]
 const fn is_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_VLAN_AD | ETHERTYPE_VLAN_OLD)
@@ -322,11 +341,16 @@ fn transport<B: Bytes + ?Sized>(
     if udp.dst_port() != ROCE_PORT {
         return Err(Reject::NotRoce);
     }
-    let Some(bth) = b.load::<BTH_LEN>(udp_at + UdpHdr::LEN) else { return Err(Reject::TruncatedHeaders) };
+    let Some(bth) = b.load::<BTH_LEN>(udp_at + UdpHdr::LEN) else {
+        return Err(Reject::TruncatedHeaders);
+    };
     frame.bth = Bth::decode(&bth);
     let udp_len = udp.len() as usize;
-    frame.udp_payload =
-        if udp_len >= UdpHdr::LEN + BTH_LEN && udp_len == ip_payload { udp_len - UdpHdr::LEN } else { 0 };
+    frame.udp_payload = if udp_len >= UdpHdr::LEN + BTH_LEN && udp_len == ip_payload {
+        udp_len - UdpHdr::LEN
+    } else {
+        0
+    };
     Ok(())
 }
 
@@ -335,7 +359,11 @@ fn ipv4<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     let Some(h) = Ipv4Hdr::load(b, frame.ip) else { return Err(Reject::NotRoce) };
     frame.src_ip = ipv4_mapped(h.src_addr);
     let header_len = h.ihl() as usize;
-    if h.version() != 4 || h.proto != IPPROTO_UDP || header_len < Ipv4Hdr::LEN || h.frag_offset() != 0 {
+    if h.version() != 4
+        || h.proto != IPPROTO_UDP
+        || header_len < Ipv4Hdr::LEN
+        || h.frag_offset() != 0
+    {
         return Err(Reject::NotRoce);
     }
     let fragmented = h.frag_flags() & MORE_FRAGMENTS != 0;
@@ -343,8 +371,8 @@ fn ipv4<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     frame.dst_ip = ipv4_mapped(h.dst_addr);
     frame.ce = h.ecn() == 3;
     let ip_payload = (h.tot_len() as usize).wrapping_sub(header_len);
-    // What a frame has behind its IP packet is not there any more when fragments are put together. Nobody has to cut so short: links
-    // carry 68 bytes at least (RFC 791).
+    // What a frame has behind its IP packet is not there any more when fragments are put together.
+    // Nobody has to cut so short: links carry 68 bytes at least (RFC 791).
     if fragmented && ip_payload < UdpHdr::LEN + BTH_LEN {
         return Err(b.hidden());
     }

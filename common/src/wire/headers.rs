@@ -1,4 +1,5 @@
-//! The headers below InfiniBand's: `network-types` has their fields, and here they are taken from bytes and put into bytes.
+//! The headers below InfiniBand's: `network-types` has their fields, and here they are taken from
+//! bytes and put into bytes.
 
 pub use network_types::eth::{EthHdr, EtherType};
 pub use network_types::ip::{IpProto, Ipv4Hdr, Ipv6Hdr};
@@ -41,7 +42,8 @@ macro_rules! headers {
 }
 headers!(EthHdr VlanHdr Ipv4Hdr Ipv6Hdr UdpHdr);
 
-// Numbers for patterns. `ether_type()` of `network-types` compares with all that it knows, which costs a program 40 to 145 instructions.
+// Numbers for patterns. `ether_type()` of `network-types` compares with all that it knows, which
+// costs a program 40 to 145 instructions.
 
 pub const ETHERTYPE_IPV4: u16 = u16::from_be(EtherType::Ipv4 as u16);
 pub const ETHERTYPE_IPV6: u16 = u16::from_be(EtherType::Ipv6 as u16);

@@ -1,8 +1,9 @@
 //! The header that a message's first packet begins with where a job is set up in band.
 //!
-//! Its bytes, and what of it is NetReduce's, are in the book, `reference/protocol.md`. The fields are little-endian lanes,
-//! because the box adds them up like all others. So who receives a message can tell by the header whether a box has summed it
-//! over all ranks, [`JobHeader::examine`]; headers that were put back in their place would say nothing.
+//! Its bytes, and what of it is NetReduce's, are in the book, `reference/protocol.md`. The fields
+//! are little-endian lanes, because the box adds them up like all others. So who receives a message
+//! can tell by the header whether a box has summed it over all ranks, [`JobHeader::examine`];
+//! headers that were put back in their place would say nothing.
 
 use core::fmt;
 
@@ -22,7 +23,8 @@ pub const JOB_VERSION: u8 = 1;
 const LANES: usize = JOB_HEADER_LEN / 4;
 const RANK_LANE: usize = 7;
 
-/// What a packet shows of a job's token: who knows the one can claim a rank, and cannot find out the other.
+/// What a packet shows of a job's token: who knows the one can claim a rank, and cannot find out
+/// the other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct InBandToken(pub [u8; 16]);
@@ -125,7 +127,8 @@ impl JobHeader {
         if beginning([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) != Beginning::Header {
             return None;
         }
-        let lane = |i: usize| u32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]]);
+        let lane =
+            |i: usize| u32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]]);
         let mut token = [0; 16];
         token.copy_from_slice(&b[JOB_TOKEN_AT..JOB_TOKEN_AT + 16]);
         Some(Self {
@@ -149,8 +152,8 @@ impl JobHeader {
         bytes(lanes)
     }
 
-    /// What a received message is, by its first bytes. `self` is the header of the receiver's own message of this number;
-    /// only ring and rank may differ from what the previous rank has sent.
+    /// What a received message is, by its first bytes. `self` is the header of the receiver's own
+    /// message of this number; only ring and rank may differ from what the previous rank has sent.
     pub fn examine(&self, received: &[u8; JOB_HEADER_LEN]) -> Verification {
         let previous = if self.rank == 0 { self.ranks.wrapping_sub(1) } else { self.rank - 1 };
         if *received == self.summed() {
@@ -177,7 +180,16 @@ mod tests {
 
     fn header(rank: u32, ranks: u32) -> JobHeader {
         let token = InBandToken(core::array::from_fn(|i| 0xf0 + i as u8));
-        JobHeader { dtype: 1, token, ring: 2, rank, ranks, message: 77, fragments: 64, index: 0xff_ffc0 }
+        JobHeader {
+            dtype: 1,
+            token,
+            ring: 2,
+            rank,
+            ranks,
+            message: 77,
+            fragments: 64,
+            index: 0xff_ffc0,
+        }
     }
 
     /// As the box adds.
@@ -226,7 +238,10 @@ mod tests {
             (None, Beginning::Version(2))
         );
         b[3] ^= 1;
-        assert_eq!((JobHeader::decode(&b), beginning(*b.first_chunk().unwrap())), (None, Beginning::Other));
+        assert_eq!(
+            (JobHeader::decode(&b), beginning(*b.first_chunk().unwrap())),
+            (None, Beginning::Other)
+        );
     }
 
     #[test]
@@ -240,7 +255,11 @@ mod tests {
                 assert_eq!(own.examine(&previous.encode()), Verification::Unsummed);
                 assert_eq!(
                     own.examine(&sum(&all[1..])),
-                    if ranks == 2 && rank == 0 { Verification::Unsummed } else { Verification::Wrong }
+                    if ranks == 2 && rank == 0 {
+                        Verification::Unsummed
+                    } else {
+                        Verification::Wrong
+                    }
                 );
                 let mut later = all.clone();
                 later[0].message += 1;

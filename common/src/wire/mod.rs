@@ -1,4 +1,5 @@
-//! RoCEv2 on the wire: Ethernet, one optional VLAN tag, IPv4 or IPv6, UDP, then the InfiniBand transport headers.
+//! RoCEv2 on the wire: Ethernet, one optional VLAN tag, IPv4 or IPv6, UDP, then the InfiniBand
+//! transport headers.
 //!
 //! All multi-byte fields are big endian, except the ICRC (see [`crate::icrc`]).
 
@@ -12,7 +13,9 @@ pub use extensions::{Behind, behind, is_extension};
 pub use frame::{Bytes, Frame, L3, Reject, Wrapped, behind_tags, parse, parse_into};
 pub use headers::*;
 pub use in_band::{InBandToken, JobHeader};
-pub use transport::{Aeth, Bth, IN_ORDER, MARK, Nak, Opcode, PAST_GAP, Reth, Syndrome, TOTAL, bears, mark};
+pub use transport::{
+    Aeth, Bth, IN_ORDER, MARK, Nak, Opcode, PAST_GAP, Reth, Syndrome, TOTAL, bears, mark,
+};
 
 /// UDP destination port of RoCEv2 (IBTA annex A17).
 pub const ROCE_PORT: u16 = 4791;
@@ -43,7 +46,8 @@ pub const fn ipv4_mapped(ip: [u8; 4]) -> [u8; 16] {
     ((u64::from_le_bytes(low) as u128) << 64).to_le_bytes()
 }
 
-/// Bytes around a datagram's payload on a link: Ethernet with preamble, check sum and gap, IPv4, UDP.
+/// Bytes around a datagram's payload on a link: Ethernet with preamble, check sum and gap, IPv4,
+/// UDP.
 pub const FRAMING: usize = 8 + EthHdr::LEN + 4 + 12 + Ipv4Hdr::LEN + UdpHdr::LEN;
 /// Bytes around the payload of most data packets there.
 pub const AROUND: usize = FRAMING + BTH_LEN + ICRC_LEN;

@@ -62,14 +62,16 @@ impl Opcode {
         self.0 <= 0x0b
     }
 
-    /// Data for a responder in a form that the box does not add up: atomic operations and SEND with invalidate of RC (ATOMIC WRITE is
-    /// 0x1d), and SEND, WRITE and the like of an unreliable connection, 0x20 on, or of an extended reliable one, 0xa0 on.
+    /// Data for a responder in a form that the box does not add up: atomic operations and SEND with
+    /// invalidate of RC (ATOMIC WRITE is 0x1d), and SEND, WRITE and the like of an unreliable
+    /// connection, 0x20 on, or of an extended reliable one, 0xa0 on.
     #[inline(always)]
     pub const fn is_other_data(self) -> bool {
         matches!(self.0, 0x13 | 0x14 | 0x16 | 0x17 | 0x1d | 0x20..=0x2b | 0xa0..=0xab | 0xb3 | 0xb4 | 0xb6 | 0xb7)
     }
 
-    /// Asks the responder of a reliable connection for something (IBTA table 38), be it data or not.
+    /// Asks the responder of a reliable connection for something (IBTA table 38), be it data or
+    /// not.
     #[inline(always)]
     pub const fn is_rc_request(self) -> bool {
         matches!(self.0, 0x00..=0x0c | 0x13 | 0x14 | 0x16 | 0x17)
@@ -132,26 +134,27 @@ impl Opcode {
     }
 }
 
-/// In a sum that a relaxed ring releases: the sums of all packets before it have been released. A reserved bit of [`Bth::ecn`]'s byte,
-/// which may change on the way.
+/// In a sum that a relaxed ring releases: the sums of all packets before it have been released. A
+/// reserved bit of [`Bth::ecn`]'s byte, which may change on the way.
 pub const IN_ORDER: u8 = 1;
 /// In the same place: the box has not got a packet that the sender sent before this one.
 pub const PAST_GAP: u8 = 2;
 /// Of the same byte, between boxes in levels: the packet holds a total sum, and not a contribution.
 pub const TOTAL: u8 = 0x20;
-/// In the same place, on the way up: what [`mark`] says of the ranks that a box has added up. A box that has stopped adding lets
-/// through what has another one.
+/// In the same place, on the way up: what [`mark`] says of the ranks that a box has added up. A box
+/// that has stopped adding lets through what has another one.
 pub const MARK: u8 = 0x1f;
 
-/// The mark of a sum of so many ranks, at least 1 and at most 65,535. It never falls where ranks are added, and a sum of at least half as
-/// many again has another one.
+/// The mark of a sum of so many ranks, at least 1 and at most 65,535. It never falls where ranks
+/// are added, and a sum of at least half as many again has another one.
 pub const fn mark(ranks: u32) -> u8 {
     let octave = ranks.ilog2();
     let upper_half = ranks << 1 >> octave & 1;
     (2 * octave + upper_half) as u8 + 1
 }
 
-/// Whether a packet bears what it must where it comes by another box: the mark of a group, or [`TOTAL`].
+/// Whether a packet bears what it must where it comes by another box: the mark of a group, or
+/// [`TOTAL`].
 #[inline(always)]
 pub const fn bears(ecn: u8, wanted: u8) -> bool {
     ecn & (if wanted == TOTAL { TOTAL } else { MARK }) == wanted

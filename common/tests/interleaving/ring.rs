@@ -1,4 +1,5 @@
-//! A box's ring around the real slot machine, as a value that can be compared with those that have been seen.
+//! A box's ring around the real slot machine, as a value that can be compared with those that have
+//! been seen.
 
 use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags};
 use netsum_common::slot::{Fragment, Payload, RingState, Slot, Verdict, advance_low, on_fragment};

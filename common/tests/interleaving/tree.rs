@@ -1,7 +1,8 @@
 //! Two leaves below a parent, and every order in which packets can arrive.
 //!
-//! What has ever been sent on a link may arrive any time later, as often as it likes, or never: links lose, double, delay and reorder
-//! without bounds. A box sends at once what it decides to; that its clones may leave later is looked at one box at a time.
+//! What has ever been sent on a link may arrive any time later, as often as it likes, or never:
+//! links lose, double, delay and reorder without bounds. A box sends at once what it decides to;
+//! that its clones may leave later is looked at one box at a time.
 
 use std::collections::HashSet;
 
@@ -12,8 +13,8 @@ use super::ring::Ring;
 
 const LEAVES: usize = 2;
 
-/// What is on its way, each as the indices that have ever been sent there, bit by bit. The values follow from these: whatever a box
-/// sends is looked at when it does.
+/// What is on its way, each as the indices that have ever been sent there, bit by bit. The values
+/// follow from these: whatever a box sends is looked at when it does.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
     parent: Ring,
@@ -62,7 +63,8 @@ impl Tree {
             mtu: 256,
             cpu: 0,
         };
-        let (parent, leaf) = (ring(ring_flags::GROUPS, LEAVES as u32), ring(ring_flags::UPLINK, ranks + 1));
+        let (parent, leaf) =
+            (ring(ring_flags::GROUPS, LEAVES as u32), ring(ring_flags::UPLINK, ranks + 1));
         Self { parent, leaf, ranks, window, fragments, total }
     }
 
@@ -105,9 +107,11 @@ impl Tree {
         s.taken.iter().all(|taken| taken.trailing_ones() == self.total)
     }
 
-    /// Lets a packet arrive. What is sent because of it, which may arrive from now on; or what is wrong.
+    /// Lets a packet arrive. What is sent because of it, which may arrive from now on; or what is
+    /// wrong.
     fn arrive(&self, s: &mut State, arrival: Arrival) -> Result<Vec<Arrival>, String> {
-        let fragment = |rank, index, total| Fragment { rank, index, len: 4, ce: false, total, bounds: 0 };
+        let fragment =
+            |rank, index, total| Fragment { rank, index, len: 4, ce: false, total, bounds: 0 };
         match arrival {
             Arrival::Data(rank, index) => {
                 let (leaf, member) = ((rank / self.ranks) as usize, rank % self.ranks);
@@ -130,7 +134,13 @@ impl Tree {
         }
     }
 
-    fn at_leaf(&self, s: &mut State, leaf: usize, f: Fragment, value: u32) -> Result<Vec<Arrival>, String> {
+    fn at_leaf(
+        &self,
+        s: &mut State,
+        leaf: usize,
+        f: Fragment,
+        value: u32,
+    ) -> Result<Vec<Arrival>, String> {
         let v = s.leaves[leaf].take(&self.leaf, f, value);
         s.leaves[leaf].forget_gaps();
         let (slot, sum) = s.leaves[leaf].at(f.index);
@@ -142,10 +152,14 @@ impl Tree {
         let ranks = match v.output {
             Output::Release => first..first + self.ranks,
             Output::Replay if f.rank != last => receiver(f.rank)..receiver(f.rank) + 1,
-            Output::Replay => return Err(format!("only the parent can replay {} up there", f.index)),
+            Output::Replay => {
+                return Err(format!("only the parent can replay {} up there", f.index));
+            }
             Output::Up => {
                 let total = slot.is(Slot::COMPLETE);
-                if sum != if total { self.sum(f.index) } else { self.partial(leaf, f.index) } || !has(last) {
+                if sum != if total { self.sum(f.index) } else { self.partial(leaf, f.index) }
+                    || !has(last)
+                {
                     return Err(format!("leaf {leaf} sends {sum} up for {}", f.index));
                 }
                 s.up[leaf][usize::from(total)] |= 1 << f.index;
@@ -185,7 +199,8 @@ impl Tree {
         let mut sent = Vec::new();
         for leaf in leaves {
             let source = (leaf + LEAVES - 1) % LEAVES;
-            if sum != self.sum(f.index) || s.parent.header(f.index, source as u32) != Some(f.index) {
+            if sum != self.sum(f.index) || s.parent.header(f.index, source as u32) != Some(f.index)
+            {
                 return Err(format!("leaf {leaf} gets {sum} for {}", f.index));
             }
             s.down[leaf] |= 1 << f.index;
@@ -212,15 +227,17 @@ impl Tree {
         }
         for leaf in 0..LEAVES {
             for total in [false, true] {
-                all.extend(bits(s.up[leaf][usize::from(total)]).map(|i| Arrival::Up(leaf, i, total)));
+                all.extend(
+                    bits(s.up[leaf][usize::from(total)]).map(|i| Arrival::Up(leaf, i, total)),
+                );
             }
             all.extend(bits(s.down[leaf]).map(|index| Arrival::Down(leaf, index)));
         }
         all
     }
 
-    /// From here on nothing is lost, and ranks send again what the next one lacks: all must come to an end. `known` are states from which
-    /// that is so.
+    /// From here on nothing is lost, and ranks send again what the next one lacks: all must come to
+    /// an end. `known` are states from which that is so.
     fn ends(&self, s: &State, known: &mut HashSet<State>) -> Result<(), String> {
         let (mut now, mut way) = (s.clone(), Vec::new());
         while !self.is_done(&now) && !known.contains(&now) {
@@ -249,12 +266,15 @@ impl Tree {
         let mut known = HashSet::new();
         while let Some(state) = todo.pop() {
             self.ends(&state, &mut known)?;
-            if self.is_done(&state) && (state.parent.has_open() || state.leaves.iter().any(Ring::has_open)) {
+            if self.is_done(&state)
+                && (state.parent.has_open() || state.leaves.iter().any(Ring::has_open))
+            {
                 return Err(format!("a slot is taken for ever: {state:?}"));
             }
             for arrival in self.possible(&state) {
                 let mut next = state.clone();
-                self.arrive(&mut next, arrival).map_err(|why| format!("{why}: {arrival:?} at {state:?}"))?;
+                self.arrive(&mut next, arrival)
+                    .map_err(|why| format!("{why}: {arrival:?} at {state:?}"))?;
                 if !seen.contains(&next) {
                     seen.insert(next.clone());
                     todo.push(next);
@@ -267,7 +287,8 @@ impl Tree {
 
 #[test]
 fn whatever_arrives_whenever_in_two_levels_every_total_is_right_and_every_slot_is_given_back() {
-    // Ranks of each leaf, window, fragments of a message, fragments in all, order, states. Slots are used again in all but the last.
+    // Ranks of each leaf, window, fragments of a message, fragments in all, order, states. Slots
+    // are used again in all but the last.
     for (ranks, window, fragments, total, relaxed, states) in [
         (1, 1, 1, 5, false, 12953),
         (1, 1, 1, 5, true, 12953),

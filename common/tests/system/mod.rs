@@ -1,7 +1,9 @@
-//! The slot machine in a system: hosts around boxes, one box or a tree of them, and links that lose, double and reorder.
+//! The slot machine in a system: hosts around boxes, one box or a tree of them, and links that
+//! lose, double and reorder.
 //!
-//! Ranks are numbered by place, so that those below one box are neighbours. A packet goes link by link, and every link has faults.
-//! What a box may do is written down here a second time, naively: a map from index to contributions, without slots.
+//! Ranks are numbered by place, so that those below one box are neighbours. A packet goes link by
+//! link, and every link has faults. What a box may do is written down here a second time, naively:
+//! a map from index to contributions, without slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -10,7 +12,9 @@ use netsum_common::abi::{Fragments, RingConfig, ring_flags, ring_slots};
 use netsum_common::counters::Counter;
 use netsum_common::ring_box::{RingBox, passes_with};
 use netsum_common::serial;
-use netsum_common::slot::{Fragment, GAP_PSN_AHEAD, Output, Payload, Slot, Verdict, is_laps_behind};
+use netsum_common::slot::{
+    Fragment, GAP_PSN_AHEAD, Output, Payload, Slot, Verdict, is_laps_behind,
+};
 use netsum_common::wire::{TOTAL, bears, mark};
 
 /// What a case is made of.
@@ -36,7 +40,8 @@ pub struct Case {
     pub reorder: u64,
     /// A rank that sends beyond its credit now and then.
     pub rogue: Option<u32>,
-    /// Boxes that have only boxes as members do not add from one time to another, and let everything through.
+    /// Boxes that have only boxes as members do not add from one time to another, and let
+    /// everything through.
     pub idle: Range<u64>,
     /// But the guard drops data there meanwhile.
     pub guarded: bool,
@@ -65,7 +70,8 @@ fn value(rank: u32, n: u32) -> u32 {
 /// `index` counts modulo 2^24 from a base that all connections share.
 #[derive(Clone, Copy, Debug)]
 enum Packet {
-    /// On the connection from `sender` to the next rank: data, or a sum in its place, and what boxes say of it.
+    /// On the connection from `sender` to the next rank: data, or a sum in its place, and what
+    /// boxes say of it.
     Data { sender: u32, index: u32, value: u32, ecn: u8 },
     /// The same with a PSN that is no data.
     Moved { sender: u32, index: u32 },
@@ -123,14 +129,16 @@ impl Node {
         self.members.iter().any(|member| matches!(member, Member::Host(_)))
     }
 
-    /// Its parent could not tell the sum of its last member from its own; netsum refuses such members.
+    /// Its parent could not tell the sum of its last member from its own; netsum refuses such
+    /// members.
     fn is_like_its_last(&self) -> bool {
         let members = self.members.len();
         self.parent.is_some() && members > 1 && self.bears(members - 1) == self.mark()
     }
 }
 
-/// A rank: sender of one connection, receiver of another. Fragments are counted from 0 without wrapping.
+/// A rank: sender of one connection, receiver of another. Fragments are counted from 0 without
+/// wrapping.
 #[derive(Default)]
 struct Host {
     acked: u32,
@@ -258,7 +266,8 @@ impl System {
         for _ in 0..copies {
             // One in sixteen longer than any time-out.
             let most = if self.rng.below(16) == 0 { 1000 } else { 40 };
-            let late = if self.rng.below(1000) < self.case.reorder { self.rng.below(most) } else { 0 };
+            let late =
+                if self.rng.below(1000) < self.case.reorder { self.rng.below(most) } else { 0 };
             self.count += 1;
             self.wire.insert((self.now + 5 + late, self.count), (end, packet));
         }
@@ -300,7 +309,10 @@ impl System {
         let timer = 60 + 60 * self.case.levels;
         for _ in 0..1_000_000 {
             // What has passed an idle box it does not know, and may wait for.
-            if !self.case.guarded && !self.case.idle.is_empty() && self.now > self.case.idle.end + 2000 {
+            if !self.case.guarded
+                && !self.case.idle.is_empty()
+                && self.now > self.case.idle.end + 2000
+            {
                 return self.now;
             }
             if self.hosts.iter().all(|h| h.received == self.total() && h.acked == self.total()) {
@@ -309,14 +321,17 @@ impl System {
             let lacks_for_ever = |rank: u32| {
                 let host = &self.hosts[rank as usize];
                 let node = &self.boxes[host.port.0];
-                serial::diff(node.ring.state.low, self.index(host.received)) > node.ring.config.credit as i32
+                serial::diff(node.ring.state.low, self.index(host.received))
+                    > node.ring.config.credit as i32
             };
             let lacking = (0..self.ranks).find(|&rank| lacks_for_ever(rank));
             match (lacking, self.case.rogue) {
                 (None, _) => {}
                 // The rogue itself: its connection ends with an error, and so does the job.
                 (Some(rank), Some(rogue)) if rank == rogue => return self.now,
-                (Some(rank), _) => panic!("{:?}: {rank} lacks what is not replayed any more", self.case),
+                (Some(rank), _) => {
+                    panic!("{:?}: {rank} lacks what is not replayed any more", self.case)
+                }
             }
             for rank in 0..self.ranks {
                 let limit = self.credit(rank);
@@ -346,7 +361,8 @@ impl System {
                 match (end, packet) {
                     (End::Host(rank), packet) => self.at_host(rank, packet),
                     (End::Box(number, from), Packet::Data { sender, index, value, ecn })
-                        if !self.case.idle.contains(&self.now) || self.boxes[number].has_hosts() =>
+                        if !self.case.idle.contains(&self.now)
+                            || self.boxes[number].has_hosts() =>
                     {
                         self.at_box(number, from, sender, index, value, ecn);
                     }
@@ -355,13 +371,15 @@ impl System {
                 }
             }
         }
-        let boxes: Vec<_> = self.boxes.iter().map(|b| (b.ring.state.low, b.ring.state.up)).collect();
+        let boxes: Vec<_> =
+            self.boxes.iter().map(|b| (b.ring.state.low, b.ring.state.up)).collect();
         panic!("no end: {:?} {boxes:?}", self.case);
     }
 
     fn send(&mut self, rank: u32, n: u32) {
         self.sent += 1;
-        let data = Packet::Data { sender: rank, index: self.index(n), value: value(rank, n), ecn: 0 };
+        let data =
+            Packet::Data { sender: rank, index: self.index(n), value: value(rank, n), ecn: 0 };
         self.put_from(rank, data);
     }
 
@@ -376,7 +394,8 @@ impl System {
         let group = node.groups.get(from).map_or(node.group().start, |group| group.end);
         assert_eq!(sender, (group + self.ranks - 1) % self.ranks, "{:?}", self.case);
         node.ring.advance();
-        let beyond_credit = serial::diff(index, node.ring.state.low) >= node.ring.config.credit as i32;
+        let beyond_credit =
+            serial::diff(index, node.ring.state.low) >= node.ring.config.credit as i32;
         let laps_behind = is_laps_behind(&node.ring.config, node.ring.state.low, index);
         let total = ecn & TOTAL != 0;
         let fragment = Fragment { rank: from as u32, index, len: 4, ce: false, total, bounds: 0 };
@@ -387,7 +406,8 @@ impl System {
         let refused = verdict.counter == Counter::CreditViolation;
         assert_eq!(refused, beyond_credit, "{:?}, index {index}", self.case);
         let sum = node.ring.sums[node.ring.slot_of(index)];
-        let mut saved: Vec<_> = node.ring.leaves_on(&fragment, output).map(|(_, saved)| *saved).collect();
+        let mut saved: Vec<_> =
+            node.ring.leaves_on(&fragment, output).map(|(_, saved)| *saved).collect();
         // By receiver, as boxes number their members.
         saved.sort_by_key(|(sender, _)| (sender + 1) % self.ranks);
         let goes_up = output == Output::Up;
@@ -422,17 +442,27 @@ impl System {
         }
         let all = contributed.len() == node.ring.config.ranks as usize;
         let partial = (0..members as u32).all(|member| contributed.contains(&member));
-        let in_turn =
-            |done: &BTreeSet<u32>| relaxed || index == start || done.contains(&serial::sub(index, 1));
+        let in_turn = |done: &BTreeSet<u32>| {
+            relaxed || index == start || done.contains(&serial::sub(index, 1))
+        };
         match v.output {
             Output::Release => {
-                assert!(all && in_turn(&node.released) && node.released.insert(index), "{:?}", self.case);
+                assert!(
+                    all && in_turn(&node.released) && node.released.insert(index),
+                    "{:?}",
+                    self.case
+                );
             }
             Output::Up if v.counter == Counter::SentUpAgain => {
                 assert!(node.sent.contains(&index) && from as usize + 1 == members);
             }
             Output::Up => {
-                assert!(node.parent.is_some() && partial && in_turn(&node.sent) && node.sent.insert(index));
+                assert!(
+                    node.parent.is_some()
+                        && partial
+                        && in_turn(&node.sent)
+                        && node.sent.insert(index)
+                );
                 let sum = node.ring.sums[node.ring.slot_of(index)];
                 assert_eq!(sum, right, "a wrong partial: {:?}", self.case);
             }
@@ -440,14 +470,20 @@ impl System {
             Output::Gap => assert!(v.gap && !node.released.contains(&index)),
             Output::Drop => {
                 // Nothing is ever dropped that could go on now.
-                let refused = matches!(v.counter, Counter::CreditViolation | Counter::TotalUnexpected);
+                let refused =
+                    matches!(v.counter, Counter::CreditViolation | Counter::TotalUnexpected);
                 let could = all && in_turn(&node.released) && !node.released.contains(&index)
-                    || node.parent.is_some() && partial && in_turn(&node.sent) && !node.sent.contains(&index);
+                    || node.parent.is_some()
+                        && partial
+                        && in_turn(&node.sent)
+                        && !node.sent.contains(&index);
                 assert!(refused || !could, "{:?}", self.case);
             }
         }
         assert!(
-            v.counter != Counter::TotalUnexpected || self.case.rogue.is_some() || !self.case.idle.is_empty(),
+            v.counter != Counter::TotalUnexpected
+                || self.case.rogue.is_some()
+                || !self.case.idle.is_empty(),
             "a total of nothing: {:?}",
             self.case
         );
@@ -461,10 +497,12 @@ impl System {
         };
         let expected = self.hosts[rank as usize].received;
         let n = self.unwrapped(index, expected);
-        // Who sends beyond its credit may make a result stale that it has not received itself. It harms nobody else.
+        // Who sends beyond its credit may make a result stale that it has not received itself. It
+        // harms nobody else.
         let rogue = self.case.rogue == Some(rank);
         let right = |n: u32| (0..self.ranks).fold(0u32, |s, r| s.wrapping_add(value(r, n)));
-        let is_right = |n: u32, got: Option<u32>| rogue || n < self.total() && got == Some(right(n));
+        let is_right =
+            |n: u32, got: Option<u32>| rogue || n < self.total() && got == Some(right(n));
         let h = &self.hosts[rank as usize];
         let (mut ack, mut nak) = (false, false);
         if n < expected as i64 {

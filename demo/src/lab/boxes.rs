@@ -31,7 +31,8 @@ pub struct Boxes {
 }
 
 impl Boxes {
-    /// Builds the lab, starts the daemons, and creates the job: where there are several, at their manager.
+    /// Builds the lab, starts the daemons, and creates the job: where there are several, at their
+    /// manager.
     pub fn start(spec: LabSpec) -> Result<Self> {
         let job = JobSpec {
             mtu: PATH_MTU,
@@ -64,7 +65,8 @@ impl Boxes {
         let racks = self.lab().spec().racks;
         for number in if racks == 0 { vec![None] } else { (0..racks).map(Some).collect() } {
             let said = self.cluster.netsum_on(number, &["-j", "stats", NAME])?;
-            let counted = parse_counters(&said).with_context(|| format!("netsum stats said `{said}`"))?;
+            let counted =
+                parse_counters(&said).with_context(|| format!("netsum stats said `{said}`"))?;
             counted.into_iter().for_each(|(name, count)| *all.entry(name).or_default() += count);
         }
         Ok(all)
@@ -122,7 +124,10 @@ mod tests {
     fn counters_are_found_beside_the_timing() {
         let said = r#"{"completed":18040,"steered":3,"timing":{"sampled":64,"ranks":[]}}"#;
         let counters = parse_counters(said).unwrap();
-        assert_eq!(counters, BTreeMap::from([("completed".to_owned(), 18040), ("steered".to_owned(), 3)]));
+        assert_eq!(
+            counters,
+            BTreeMap::from([("completed".to_owned(), 18040), ("steered".to_owned(), 3)])
+        );
         assert!(parse_counters("error: no job").is_err());
     }
 }

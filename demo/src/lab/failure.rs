@@ -111,7 +111,10 @@ mod tests {
             assert_eq!(Victim::parse(text, &spec()).unwrap().words(&spec())[0], words);
         }
         let error = Victim::parse("leaf2", &spec()).unwrap_err().to_string();
-        assert_eq!(error, "--fail leaf2: manager, uplink, leaf0, leaf1, spine1, spine0 are possible");
+        assert_eq!(
+            error,
+            "--fail leaf2: manager, uplink, leaf0, leaf1, spine1, spine0 are possible"
+        );
     }
 
     #[test]

@@ -41,7 +41,8 @@ pub fn since(before: &[LinkBytes], after: &[LinkBytes]) -> Vec<LinkBytes> {
 }
 
 fn parse(table: &str, interface: &str) -> Option<LinkBytes> {
-    let line = table.lines().find_map(|l| l.trim_start().strip_prefix(interface)?.strip_prefix(':'))?;
+    let line =
+        table.lines().find_map(|l| l.trim_start().strip_prefix(interface)?.strip_prefix(':'))?;
     // Bytes, packets and six more received; then the same sent.
     let numbers: Vec<u64> = line.split_whitespace().map_while(|n| n.parse().ok()).collect();
     Some(LinkBytes { received: *numbers.first()?, sent: *numbers.get(8)? })

@@ -54,16 +54,17 @@ pub struct DemoArgs {
     /// Folder for the picture, the summary and the weights.
     #[arg(long, default_value = "demo-out")]
     out: PathBuf,
-    /// Spread the hosts over so many racks, each with a box, and a spine between these; a fabric manager has them sum. With 0 there is
-    /// one box for all.
+    /// Spread the hosts over so many racks, each with a box, and a spine between these; a fabric
+    /// manager has them sum. With 0 there is one box for all.
     #[arg(long, default_value_t = 0)]
     racks: u8,
     /// With --racks: so many spines.
     #[arg(long, default_value_t = 1, requires = "racks", value_parser = clap::value_parser!(u8).range(1..=8))]
     spines: u8,
-    /// With --racks: what fails in mid-training, for five seconds. `spine0`, `leaf1` and so on: netsum on that box is killed, and its
-    /// programs with it. `uplink`: the last leaf's link to the last spine is cut. `manager`: the fabric manager is killed. The training
-    /// is slowed down to be watched, and there is no second one with a ring of the hosts.
+    /// With --racks: what fails in mid-training, for five seconds. `spine0`, `leaf1` and so on:
+    /// netsum on that box is killed, and its programs with it. `uplink`: the last leaf's link to
+    /// the last spine is cut. `manager`: the fabric manager is killed. The training is slowed down
+    /// to be watched, and there is no second one with a ring of the hosts.
     #[arg(long, requires = "racks")]
     fail: Option<String>,
     /// Do not train a second time with a ring of the hosts, to compare the bytes.
@@ -84,7 +85,12 @@ const MOST_LOSS: f64 = 0.2;
 pub fn run(args: DemoArgs) -> Result<()> {
     interrupt::catch()?;
     ensure!(args.racks != 1, "--racks 1: a spine needs two racks, and one box needs none");
-    ensure!(u16::from(args.racks) <= args.hosts, "--racks {}: there are {} hosts", args.racks, args.hosts);
+    ensure!(
+        u16::from(args.racks) <= args.hosts,
+        "--racks {}: there are {} hosts",
+        args.racks,
+        args.hosts
+    );
     std::fs::create_dir_all(&args.out).with_context(|| format!("--out {}", args.out.display()))?;
     let program = std::env::current_exe()?;
     let config = Config::new(args.hosts.into(), args.epochs.into(), args.seed);
@@ -153,9 +159,15 @@ fn who(args: &DemoArgs) -> &'static str {
 fn lab_spec(args: &DemoArgs) -> LabSpec {
     let (racks, spines) = (usize::from(args.racks), usize::from(args.spines));
     match (racks, spines) {
-        (0, _) => println!("building a lab: {} hosts on the ports of a box with a Linux bridge", args.hosts),
+        (0, _) => println!(
+            "building a lab: {} hosts on the ports of a box with a Linux bridge",
+            args.hosts
+        ),
         (_, 1) => {
-            println!("building a lab: {} hosts in {racks} racks, a box for each, and a spine", args.hosts)
+            println!(
+                "building a lab: {} hosts in {racks} racks, a box for each, and a spine",
+                args.hosts
+            )
         }
         _ => println!(
             "building a lab: {} hosts in {racks} racks, a box for each, and {spines} spines",
@@ -216,7 +228,8 @@ fn train(
         let (failed, mended) = (seconds(failed?), mended.map(seconds));
         Some(Failure { words: victim.words(lab.spec()), failed, mended, steps: times })
     });
-    // Before the job's ring goes with its ranks. Boxes that were told anew have forgotten what they had counted.
+    // Before the job's ring goes with its ranks. Boxes that were told anew have forgotten what they
+    // had counted.
     let counters = match summer {
         Summer::Box(_) if failure.is_none() => boxes.counters()?,
         _ => BTreeMap::new(),
@@ -240,11 +253,16 @@ fn train(
     })
 }
 
-/// The same training in one process: the same program, without a network. What it came to, and the weights.
+/// The same training in one process: the same program, without a network. What it came to, and the
+/// weights.
 fn train_alone(config: &Config, program: &Path, out: &Path) -> Result<(Trained, Vec<u8>)> {
     let file = "weights-reference.bin";
     let mut command = Command::new(program);
-    command.arg("reference").args(ranks::training_arguments(config)).arg("--weights").arg(out.join(file));
+    command
+        .arg("reference")
+        .args(ranks::training_arguments(config))
+        .arg("--weights")
+        .arg(out.join(file));
     let said = output(&mut command)?;
     let last = said.lines().last().context("netsum-demo reference said nothing")?;
     match serde_json::from_str(last)? {
@@ -282,7 +300,8 @@ fn parse_share(text: &str) -> Result<f64, String> {
         None => (text, 1.0),
     };
     let share =
-        number.trim().parse::<f64>().map_err(|_| "not a share: write `1%` or `0.01`".to_owned())? / unit;
+        number.trim().parse::<f64>().map_err(|_| "not a share: write `1%` or `0.01`".to_owned())?
+            / unit;
     if !(0.0..=MOST_LOSS).contains(&share) {
         return Err(format!("0% to {}% can be lost", 100.0 * MOST_LOSS));
     }

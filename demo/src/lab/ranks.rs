@@ -42,9 +42,11 @@ impl Summer<'_> {
 
     fn arguments(self, lab: &Lab) -> Vec<String> {
         match self {
-            Self::Box(job) => ["--controller", &job.controller, "--job", job.name, "--token", &job.token]
-                .map(str::to_owned)
-                .into(),
+            Self::Box(job) => {
+                ["--controller", &job.controller, "--job", job.name, "--token", &job.token]
+                    .map(str::to_owned)
+                    .into()
+            }
             Self::Ring => vec!["--peers".to_owned(), link::addresses(lab)],
         }
     }
@@ -98,13 +100,21 @@ impl Ranks {
         let mut stay = Vec::new();
         for (rank, host) in lab.hosts().iter().enumerate() {
             let mut command = host.command(program);
-            command.args(["rank", "--stay", "--rank", &rank.to_string(), "--ip", &host.ip(0).to_string()]);
+            command.args([
+                "rank",
+                "--stay",
+                "--rank",
+                &rank.to_string(),
+                "--ip",
+                &host.ip(0).to_string(),
+            ]);
             command.args(summer.arguments(lab)).args(training_arguments(config));
             command.args(["--compute", &compute.to_string()]);
             command.arg("--weights").arg(out.join(summer.weights_file(rank)));
             // Ctrl-C is for this process, which ends the ranks in order.
             command.process_group(0);
-            // It dies with the thread that starts it, which is therefore this one and not the one that reads.
+            // It dies with the thread that starts it, which is therefore this one and not the one
+            // that reads.
             let process = Running::start(&format!("rank {rank}"), &mut command)?;
             let (may_stay, leave) = channel();
             stay.push(may_stay);
@@ -147,9 +157,15 @@ impl Ranks {
         Ok(())
     }
 
-    fn follow(&self, boxes: &mut Boxes, mut plan: Option<&mut Plan>, bar: &ProgressBar) -> Result<Training> {
+    fn follow(
+        &self,
+        boxes: &mut Boxes,
+        mut plan: Option<&mut Plan>,
+        bar: &ProgressBar,
+    ) -> Result<Training> {
         let mut trained: Vec<Option<Trained>> = vec![None; self.number];
-        let (mut loss, mut times) = (Vec::with_capacity(self.steps), Vec::with_capacity(self.steps));
+        let (mut loss, mut times) =
+            (Vec::with_capacity(self.steps), Vec::with_capacity(self.steps));
         let mut began = Instant::now();
         while trained.iter().any(Option::is_none) {
             let (rank, when, event) = self.next(boxes, |boxes| {
@@ -187,7 +203,9 @@ impl Ranks {
                 }
                 (rank, Event::Line(Line::Trained(t))) => trained[rank] = Some(t),
                 (_, Event::Line(_)) => {}
-                (rank, Event::Ended(Ok(()))) => bail!("rank {rank} has ended too early{}", boxes.said()),
+                (rank, Event::Ended(Ok(()))) => {
+                    bail!("rank {rank} has ended too early{}", boxes.said())
+                }
                 (_, Event::Ended(Err(error))) => bail!("{error:#}{}", boxes.said()),
             }
         }
@@ -230,10 +248,15 @@ fn read(
     while !trained {
         let line = match process.line(PATIENCE) {
             Ok(line) => line,
-            Err(_) if !process.is_running() => bail!("rank {rank} has failed: {}", process.stderr().trim()),
-            Err(_) => bail!("rank {rank} has been silent for {PATIENCE:?}: {}", process.stderr().trim()),
+            Err(_) if !process.is_running() => {
+                bail!("rank {rank} has failed: {}", process.stderr().trim())
+            }
+            Err(_) => {
+                bail!("rank {rank} has been silent for {PATIENCE:?}: {}", process.stderr().trim())
+            }
         };
-        let line: Line = serde_json::from_str(&line).with_context(|| format!("rank {rank} said `{line}`"))?;
+        let line: Line =
+            serde_json::from_str(&line).with_context(|| format!("rank {rank} said `{line}`"))?;
         trained = matches!(line, Line::Trained(_));
         if !pass_on(line) {
             return Ok(());

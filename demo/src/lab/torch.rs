@@ -1,5 +1,5 @@
-//! `netsum-demo torch`, as `cargo xtask demo --torch` runs it: PyTorch trains on hosts of a lab behind slow links, and netsum sums its
-//! gradients, then Gloo, then netsum again.
+//! `netsum-demo torch`, as `cargo xtask demo --torch` runs it: PyTorch trains on hosts of a lab
+//! behind slow links, and netsum sums its gradients, then Gloo, then netsum again.
 
 use std::path::PathBuf;
 
@@ -51,8 +51,12 @@ pub fn run(args: &TorchArgs) -> Result<()> {
     std::fs::create_dir_all(&args.out).with_context(|| format!("--out {}", args.out.display()))?;
     let mut comparisons = Vec::new();
     for &rate in &args.rates {
-        println!("building a lab: {} hosts on the ports of a box, over links of {rate}", args.hosts);
-        let cluster = Cluster::start(LabSpec { rate: Some(rate), ..LabSpec::hosts(args.hosts.into()) })?;
+        println!(
+            "building a lab: {} hosts on the ports of a box, over links of {rate}",
+            args.hosts
+        );
+        let cluster =
+            Cluster::start(LabSpec { rate: Some(rate), ..LabSpec::hosts(args.hosts.into()) })?;
         // As the daemon makes a job when it is told no more.
         let job = cluster.create(JOB, &[("--ranks", args.hosts.into())], &[])?;
         let token = job["token"].as_str().context("no token")?;
@@ -69,7 +73,8 @@ pub fn run(args: &TorchArgs) -> Result<()> {
             comparisons.push(Comparison { model, rate, floats, netsum, gloo, again });
         }
     }
-    let summary = Summary { hosts: args.hosts.into(), steps: args.steps, seed: args.seed, comparisons };
+    let summary =
+        Summary { hosts: args.hosts.into(), steps: args.steps, seed: args.seed, comparisons };
     let picture = present(&summary, &curves::draw(&summary)?, &args.out)?;
     println!("\n{}", summary.table());
     println!("  picture: {}", picture.display());
@@ -82,7 +87,12 @@ pub fn run(args: &TorchArgs) -> Result<()> {
 }
 
 /// One training; how many numbers the model has, and what came of it.
-fn train(args: &TorchArgs, cluster: &Cluster, model: &str, summer: Summer<'_>) -> Result<(u64, Run)> {
+fn train(
+    args: &TorchArgs,
+    cluster: &Cluster,
+    model: &str,
+    summer: Summer<'_>,
+) -> Result<(u64, Run)> {
     let who = if summer == Summer::Gloo { "Gloo" } else { "netsum" };
     let bar = ProgressBar::new(args.steps as u64)
         .with_style(
@@ -111,7 +121,8 @@ fn train(args: &TorchArgs, cluster: &Cluster, model: &str, summer: Summer<'_>) -
     finish(&bar, model, who, &trained.loss);
     let floats = trainers.floats;
     trainers.leave()?;
-    let by_box = trained.statistics.iter().all(|count| count["fall_backs"] == 0 && count["ring_bytes"] == 0);
+    let by_box =
+        trained.statistics.iter().all(|count| count["fall_backs"] == 0 && count["ring_bytes"] == 0);
     Ok((
         floats,
         Run {

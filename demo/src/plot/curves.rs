@@ -2,7 +2,9 @@
 
 use plotters::prelude::*;
 
-use super::{Area, BLUE, FONT, ORANGE, PlotError, SIZE, bars, builder, legend, line, mesh, rounded};
+use super::{
+    Area, BLUE, FONT, ORANGE, PlotError, SIZE, bars, builder, legend, line, mesh, rounded,
+};
 use crate::torch::{Comparison, Summary};
 
 /// Draws a summary as SVG.

@@ -31,7 +31,11 @@ pub fn draw(root: &Area<'_>, summary: &Summary, failure: &Failure) -> Result<(),
     }
     let (upper, lower) = root.split_vertically(270);
     let right = 100.0 * summary.ranks.first().map_or(0.0, |rank| rank.accuracy);
-    let same = if summary.reference_identical { "as without the failure, bit by bit" } else { "OTHER ONES" };
+    let same = if summary.reference_identical {
+        "as without the failure, bit by bit"
+    } else {
+        "OTHER ONES"
+    };
     let loss = Panel {
         caption: format!("Training goes on: {right:.1} % of the test images right; weights {same}"),
         y: "loss, nats",
@@ -42,8 +46,11 @@ pub fn draw(root: &Area<'_>, summary: &Summary, failure: &Failure) -> Result<(),
     };
     panel(&upper, &loss, failure)?;
     let longest = failure.pauses().map(|pause| pause.took).fold(0.0, f64::max);
-    let pause =
-        if longest > 0.0 { format!("the longest pause is {longest:.1} s") } else { "no pause".into() };
+    let pause = if longest > 0.0 {
+        format!("the longest pause is {longest:.1} s")
+    } else {
+        "no pause".into()
+    };
     let sums = Panel {
         caption: format!("Time of each sum over all hosts; {pause}"),
         y: "milliseconds",
@@ -60,7 +67,8 @@ fn panel(area: &Area<'_>, panel: &Panel<'_>, failure: &Failure) -> Result<(), Pl
     let end = times().fold(0.0, f64::max);
     // A logarithm needs more than nothing.
     let values = || panel.values.iter().map(|value| value.max(1e-4));
-    let (lowest, highest) = (0.7 * values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    let (lowest, highest) =
+        (0.7 * values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
     let top = highest * panel.room;
     let mut chart = ChartBuilder::on(area)
         .caption(&panel.caption, (FONT, 20))
@@ -76,8 +84,9 @@ fn panel(area: &Area<'_>, panel: &Panel<'_>, failure: &Failure) -> Result<(), Pl
         .draw()?;
     for (by_box, who, colour) in WHO {
         let phases = failure.phases().into_iter().filter(|phase| phase.by_box == by_box);
-        let shades = phases
-            .map(|phase| Rectangle::new([(phase.from, lowest), (phase.to, top)], colour.mix(0.12).filled()));
+        let shades = phases.map(|phase| {
+            Rectangle::new([(phase.from, lowest), (phase.to, top)], colour.mix(0.12).filled())
+        });
         chart.draw_series(shades)?.label(who).legend(block(colour.mix(0.6).filled()));
     }
     let pauses = failure.pauses().map(|step| [(step.at - step.took, lowest), (step.at, top)]);

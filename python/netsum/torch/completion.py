@@ -103,7 +103,8 @@ def completed(
             weakref.finalize(comm, waiter.stop)
 
     waited: torch.futures.Future = torch.futures.Future()
-    # An exception that a callback raises is an error in C++, too; one that is set is only another value there.
+    # An exception that a callback raises is an error in C++, too; one that is set is only another
+    # value there.
     future = waited.then(lambda _: finish(work))
     waiter.put(work, waited, timeout)
     return future

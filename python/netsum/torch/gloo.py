@@ -156,7 +156,8 @@ class Gloo:
                 except Exception as raised:  # noqa: BLE001: the caller's
                     turn.error = raised
                     begun.append((turn, None))
-        # Without the lock, as callbacks may call. The last one first: a callback may wait for what is behind it.
+        # Without the lock, as callbacks may call. The last one first: a callback may wait for what
+        # is behind it.
         for turn, work in reversed(begun):
             if work is not None:
                 work.get_future().then(lambda future, turn=turn: _settle(turn.over, future))

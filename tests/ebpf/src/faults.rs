@@ -1,22 +1,26 @@
-//! Programs for the lab's cables: they lose, duplicate, reorder, corrupt and mark RoCEv2 packets, the same ones for the same
-//! seed.
+//! Programs for the lab's cables: they lose, duplicate, reorder, corrupt and mark RoCEv2 packets,
+//! the same ones for the same seed.
 //!
-//! Other packets pass: what the loss of an ARP or TCP packet costs is the kernel's business and would only make tests slow. On a
-//! cable with a rate it is what a test asks for. There every packet can be lost or marked, and goes on through the cable's queue.
+//! Other packets pass: what the loss of an ARP or TCP packet costs is the kernel's business and
+//! would only make tests slow. On a cable with a rate it is what a test asks for. There every
+//! packet can be lost or marked, and goes on through the cable's queue.
 //!
-//! A mark says that the packet has met congestion (RFC 3168), and only packets of senders that take part in ECN get one. A cable
-//! has no queue; it counts what would wait in one that is served at a given rate, and marks what comes behind more than so much.
+//! A mark says that the packet has met congestion (RFC 3168), and only packets of senders that take
+//! part in ECN get one. A cable has no queue; it counts what would wait in one that is served at a
+//! given rate, and marks what comes behind more than so much.
 //!
-//! XDP cannot wait. A packet that is to come later is copied into the *stash*, and leaves with a later one: that one is
-//! broadcast to a device map with the same device twice, and the device map's program makes the second clone what was
-//! stashed. A mark in the EtherType tells it which packets are such pairs.
+//! XDP cannot wait. A packet that is to come later is copied into the *stash*, and leaves with a
+//! later one: that one is broadcast to a device map with the same device twice, and the device
+//! map's program makes the second clone what was stashed. A mark in the EtherType tells it which
+//! packets are such pairs.
 #![no_std]
 #![no_main]
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::btf_maps::{Array, DevMap};
 use aya_ebpf::helpers::{
-    bpf_ktime_get_ns, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len, bpf_xdp_load_bytes, bpf_xdp_store_bytes,
+    bpf_ktime_get_ns, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len, bpf_xdp_load_bytes,
+    bpf_xdp_store_bytes,
 };
 use aya_ebpf::macros::{btf_map, xdp};
 use aya_ebpf::programs::XdpContext;
@@ -26,7 +30,8 @@ use netsum_common::wire::Opcode;
 const PORT: [u8; 2] = 4791u16.to_be_bytes();
 /// `BPF_F_BROADCAST`: to every device in the map.
 const BROADCAST: u64 = 1 << 3;
-/// Offset of the EtherType, and the bit of its first byte that marks a pair: 0x08, 0x86 and 0x81 do not have it.
+/// Offset of the EtherType, and the bit of its first byte that marks a pair: 0x08, 0x86 and 0x81 do
+/// not have it.
 const ETHERTYPE: usize = 12;
 const PAIR: u8 = 0x40;
 /// Packets that the stash of one way holds, and their most bytes.
@@ -49,7 +54,8 @@ const SECOND: u64 = 1_000_000_000;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Settings {
-    /// A packet suffers the first fault whose threshold is above its number's hash: shares times 2^32, added up.
+    /// A packet suffers the first fault whose threshold is above its number's hash: shares times
+    /// 2^32, added up.
     thresholds: [u64; 5],
     /// Chooses other packets.
     seed: u64,
@@ -95,7 +101,8 @@ pub struct Queue {
     leaving: u64,
     /// The first clone of a pair has come there, and the second has not.
     half: u64,
-    /// Bytes that would wait in the bottleneck when the last packet had come, and when that was, in nanoseconds.
+    /// Bytes that would wait in the bottleneck when the last packet had come, and when that was, in
+    /// nanoseconds.
     backlog: u64,
     last: u64,
 }
@@ -198,8 +205,8 @@ fn queued(ctx: &XdpContext, way: u32) -> Option<u32> {
 #[inline(always)]
 fn faulty(ctx: &XdpContext, way: u32, roce: Roce) -> Option<u32> {
     let (settings, counts) = (SETTINGS.get(way)?, COUNTS.get_ptr_mut(way)?);
-    // SAFETY: map values. Nobody else writes them while packets come: a veth device has one receive queue unless told
-    // otherwise, and user space writes counters only to start anew.
+    // SAFETY: map values. Nobody else writes them while packets come: a veth device has one receive
+    // queue unless told otherwise, and user space writes counters only to start anew.
     let (counts, queue) = unsafe { (&mut *counts, &mut *QUEUES.get_ptr_mut(way)?) };
     counts.seen += 1;
     queue.clock += 1;
@@ -274,12 +281,15 @@ fn stash(ctx: &XdpContext, way: u32, queue: &mut Queue, lag: u64) -> bool {
     if queue.next - queue.leaving >= STASH as u64 {
         return false;
     }
-    let Some(place) = STASHES.get_ptr_mut(way * STASH + queue.next as u32 % STASH) else { return false };
+    let Some(place) = STASHES.get_ptr_mut(way * STASH + queue.next as u32 % STASH) else {
+        return false;
+    };
     // SAFETY: a map value that only this way's packets touch.
     let place = unsafe { &mut *place };
     // SAFETY: the context is valid.
     let len = unsafe { bpf_xdp_get_buff_len(ctx.ctx) };
-    // No frame is shorter than its header. The verifier of Linux 6.1 does not see that what is not 0 is at least 1.
+    // No frame is shorter than its header. The verifier of Linux 6.1 does not see that what is not
+    // 0 is at least 1.
     let len = len.max(14);
     if len > ROOM as u64 {
         return false;
@@ -324,7 +334,8 @@ fn leave(ctx: &XdpContext, way: u32) -> Option<u32> {
     if len > ROOM as u64 {
         return None;
     }
-    // SAFETY: the context is valid; packet pointers are read anew below. The stash has `len` bytes, as just checked.
+    // SAFETY: the context is valid; packet pointers are read anew below. The stash has `len` bytes,
+    // as just checked.
     unsafe {
         let delta = len as i32 - bpf_xdp_get_buff_len(ctx.ctx) as i32;
         if bpf_xdp_adjust_tail(ctx.ctx, delta) != 0
@@ -376,7 +387,8 @@ fn mark(ctx: &XdpContext, ip: usize, v6: bool) -> Option<bool> {
     Some(true)
 }
 
-/// Flips a bit anywhere behind the Ethernet header, which has a check of its own on every real link.
+/// Flips a bit anywhere behind the Ethernet header, which has a check of its own on every real
+/// link.
 #[inline(always)]
 fn corrupt(ctx: &XdpContext, roce: &Roce, random: u64) -> Option<()> {
     if !roce.v6 {
@@ -444,7 +456,8 @@ fn kind(ctx: &XdpContext, bth: usize) -> u32 {
             (true, true) => 1 << 3,
         }
     } else if opcode.0 == Opcode::ACK.0 {
-        // IBTA 9.7.5.2.1: bits 6 and 5 are 0 for an ACK, 1 for "receiver not ready" and 3 for a NAK.
+        // IBTA 9.7.5.2.1: bits 6 and 5 are 0 for an ACK, 1 for "receiver not ready" and 3 for a
+        // NAK.
         match load::<1>(ctx, bth + 12) {
             Some([syndrome]) if syndrome & 0x60 == 0 => 1 << 4,
             Some([syndrome]) if syndrome & 0x60 == 0x60 => 1 << 5,

@@ -1,6 +1,7 @@
-//! Programs for the lab's VLAN, at the tc hooks of an interface (Linux 6.6): frames on one side of it bear the VLAN's tag, those on
-//! the other side none. So a host in a VLAN can be had, and a bridge that translates between tagged and untagged ports, from
-//! kernels that have neither VLAN devices nor VLAN filtering.
+//! Programs for the lab's VLAN, at the tc hooks of an interface (Linux 6.6): frames on one side of
+//! it bear the VLAN's tag, those on the other side none. So a host in a VLAN can be had, and a
+//! bridge that translates between tagged and untagged ports, from kernels that have neither VLAN
+//! devices nor VLAN filtering.
 #![no_std]
 #![no_main]
 

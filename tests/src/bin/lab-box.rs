@@ -1,7 +1,8 @@
-//! A whole netsum on this machine, on whatever kernel it has: all-reduces by the box, bit by bit, at several path MTUs, with and without loss.
+//! A whole netsum on this machine, on whatever kernel it has: all-reduces by the box, bit by bit,
+//! at several path MTUs, with and without loss.
 //!
-//! It is meant for a virtual machine of the lab, whose kernel is another one than that of the machine around it. Prints what `netsum prog`
-//! says of the verifier's work.
+//! It is meant for a virtual machine of the lab, whose kernel is another one than that of the
+//! machine around it. Prints what `netsum prog` says of the verifier's work.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,7 +19,8 @@ const LOSS: f64 = 0.01;
 fn main() -> Result<()> {
     // It is in all namespaces, and ranks would take it for theirs.
     netns::output(Command::new("rdma").args(["link", "delete", "rxe0"]))?;
-    let cluster = Cluster::start(LabSpec { mtu: 2300, cables: true, ..LabSpec::hosts(RANKS as usize) })?;
+    let cluster =
+        Cluster::start(LabSpec { mtu: 2300, cables: true, ..LabSpec::hosts(RANKS as usize) })?;
     for program in cluster.netsum_json(&["prog"])?["programs"].as_array().context("no programs")? {
         println!("{} {}", program["name"].as_str().unwrap_or_default(), program["verified_insns"]);
     }
@@ -26,8 +28,13 @@ fn main() -> Result<()> {
     for (mtu, xdp) in [(1024, vec![]), (2048, vec![0])] {
         // The machine is slow: nobody is dead for that.
         let patient = Duration::from_secs(60);
-        let job =
-            JobSpec { mtu, xdp, timeout: patient, connect_timeout: patient, ..JobSpec::new("train", RANKS) };
+        let job = JobSpec {
+            mtu,
+            xdp,
+            timeout: patient,
+            connect_timeout: patient,
+            ..JobSpec::new("train", RANKS)
+        };
         let token = cluster.create_job(&job)?;
         let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS))?;
         for (loss, seed) in [(0.0, 1), (LOSS, 2)] {
@@ -37,7 +44,8 @@ fn main() -> Result<()> {
             }
             for dtype in ["i32", "f32"] {
                 let outcomes = group.all_reduce(dtype, 200_000, seed.into())?;
-                let right = outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0 && o.fall_backs == 0);
+                let right =
+                    outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0 && o.fall_backs == 0);
                 ensure!(
                     right,
                     "path MTU {mtu}, loss {loss}, {dtype}: {outcomes:?}\n{}",

@@ -1,4 +1,5 @@
-//! Stands here for a program in a VM of the lab: `lab-exec ADDRESS PROGRAM [ARGUMENTS]`, in the box's network namespace.
+//! Stands here for a program in a VM of the lab: `lab-exec ADDRESS PROGRAM [ARGUMENTS]`, in the
+//! box's network namespace.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -32,13 +33,15 @@ fn run() -> Result<Exit> {
     let ip: IpAddr = arguments.next().context(usage)?.parse().context(usage)?;
     let mut command: Vec<String> = arguments.collect();
     let given = command.first_mut().context(usage)?;
-    let connect = || client::connect(ip, Duration::from_secs(10)).with_context(|| format!("the VM {ip}"));
+    let connect =
+        || client::connect(ip, Duration::from_secs(10)).with_context(|| format!("the VM {ip}"));
     let (name, ours) = name_inside(given);
     if let Some(path) = ours {
         client::put(&connect()?, &path, &name)?;
     }
     *given = name;
-    let env = std::env::vars().filter(|(name, _)| name.starts_with("NETSUM_") || name.starts_with("RUST_"));
+    let env = std::env::vars()
+        .filter(|(name, _)| name.starts_with("NETSUM_") || name.starts_with("RUST_"));
     client::run(connect()?, command, env.collect(), signals)
 }
 

@@ -1,4 +1,5 @@
-//! `netsum top`'s screen, and a panic when a key is pressed: in the thread that draws, or with the argument `thread` in another one.
+//! `netsum top`'s screen, and a panic when a key is pressed: in the thread that draws, or with the
+//! argument `thread` in another one.
 
 use std::io::Read as _;
 

@@ -1,6 +1,8 @@
-//! A whole netsum on this machine, whose CPU 1 serves the rings and goes offline and comes back again and again.
+//! A whole netsum on this machine, whose CPU 1 serves the rings and goes offline and comes back
+//! again and again.
 //!
-//! It is meant for a virtual machine, and refuses to run elsewhere: taking CPUs offline is nothing that a test may do to its own.
+//! It is meant for a virtual machine, and refuses to run elsewhere: taking CPUs offline is nothing
+//! that a test may do to its own.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,13 +25,17 @@ fn main() -> Result<()> {
     let rounds: u64 = std::env::args().nth(1).context("how many all-reduces?")?.parse()?;
     let first = std::fs::read_link("/proc/1/exe")?;
     ensure!(
-        Path::new(AGENT).canonicalize().is_ok_and(|agent| agent == first) && Path::new(ONLINE).exists(),
+        Path::new(AGENT).canonicalize().is_ok_and(|agent| agent == first)
+            && Path::new(ONLINE).exists(),
         "this is not a virtual machine of the lab with two CPUs"
     );
     // It is in all namespaces, and ranks would take it for theirs.
     netns::output(Command::new("rdma").args(["link", "delete", "rxe0"]))?;
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(3))?;
-    cluster.start_daemon_as(&DaemonOptions { general: "cpus = [1]\n".into(), ..DaemonOptions::default() })?;
+    cluster.start_daemon_as(&DaemonOptions {
+        general: "cpus = [1]\n".into(),
+        ..DaemonOptions::default()
+    })?;
     // The machine is slow: nobody is dead for that.
     let job = JobSpec {
         timeout: Duration::from_secs(60),
@@ -57,7 +63,8 @@ fn main() -> Result<()> {
         });
         let worked = (3..3 + rounds).try_for_each(|seed| -> Result<()> {
             let outcomes = group.all_reduce("i32", 100_000, seed).with_context(|| {
-                let diagnosis = cluster.netsum(&["diagnose", "train"]).unwrap_or_else(|e| format!("{e:#}"));
+                let diagnosis =
+                    cluster.netsum(&["diagnose", "train"]).unwrap_or_else(|e| format!("{e:#}"));
                 format!("operation {seed}\n{diagnosis}{}{}", group.log(), cluster.daemon_log())
             })?;
             let [mode, fall_backs, wrong] = [
@@ -65,7 +72,8 @@ fn main() -> Result<()> {
                 outcomes[0].fall_backs.to_string(),
                 outcomes.iter().map(|o| o.wrong).sum::<u64>().to_string(),
             ];
-            // The library has found it and done without; who has no check lanes would have taken it.
+            // The library has found it and done without; who has no check lanes would have taken
+            // it.
             ensure!(wrong == "0", "operation {seed}: {wrong} sums of the box were wrong");
             println!("{seed}: {mode}, {} us, {fall_backs} fall-backs", outcomes[0].micros);
             Ok(())

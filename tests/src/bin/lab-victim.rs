@@ -1,5 +1,5 @@
-//! Builds a lab, with `--vm` one with a virtual machine, prints its name and waits to be killed: for the tests of what is left
-//! behind then.
+//! Builds a lab, with `--vm` one with a virtual machine, prints its name and waits to be killed:
+//! for the tests of what is left behind then.
 
 use netsum_lab::process::Running;
 use netsum_lab::vm::parts::Kernel;

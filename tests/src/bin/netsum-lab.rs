@@ -1,4 +1,5 @@
-//! A lab that stands until it is taken down, to play with: `cargo xtask lab`, which sees to what it needs of the machine.
+//! A lab that stands until it is taken down, to play with: `cargo xtask lab`, which sees to what it
+//! needs of the machine.
 
 use std::os::unix::process::CommandExt;
 
@@ -16,13 +17,15 @@ use netsum_lab::{Lab, LabSpec, Rate, janitor, vm};
 enum LabCommand {
     /// Builds a lab that stands until `lab down`.
     Up(UpArgs),
-    /// The same with hosts that are virtual machines, with a kernel's Soft-RoCE (rdma_rxe) on their interfaces.
+    /// The same with hosts that are virtual machines, with a kernel's Soft-RoCE (rdma_rxe) on their
+    /// interfaces.
     Vm(VmArgs),
     /// Removes it with all that runs in it.
     Down,
     /// Runs a command on one of its hosts.
     Exec {
-        /// `h0`, `h1` ... (or just the number), `box`, or in a lab with racks `leaf0` ..., and `spine1` ... with spines.
+        /// `h0`, `h1` ... (or just the number), `box`, or in a lab with racks `leaf0` ..., and
+        /// `spine1` ... with spines.
         host: String,
         /// The command and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -44,17 +47,19 @@ struct UpArgs {
     /// IP addresses on each host.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     ips: u8,
-    /// Bandwidth of every host's link, each way, as 100mbit or 2.5gbit. Without it links are as fast as the machine.
+    /// Bandwidth of every host's link, each way, as 100mbit or 2.5gbit. Without it links are as
+    /// fast as the machine.
     #[arg(long)]
     rate: Option<Rate>,
-    /// Spread the hosts over so many racks, each with a box of its own, a leaf; `box` is the spine between them then.
+    /// Spread the hosts over so many racks, each with a box of its own, a leaf; `box` is the spine
+    /// between them then.
     #[arg(long, default_value_t = 0)]
     racks: u8,
     /// With --racks: hosts in each, in place of --hosts.
     #[arg(long, requires = "racks", conflicts_with = "hosts", value_parser = clap::value_parser!(u16).range(1..))]
     hosts_per_rack: Option<u16>,
-    /// With --racks: spines, each with a link to every leaf: `box`, `spine1` and so on. Leaves send nothing to further spines by
-    /// themselves, only what netsum sums there.
+    /// With --racks: spines, each with a link to every leaf: `box`, `spine1` and so on. Leaves send
+    /// nothing to further spines by themselves, only what netsum sums there.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     spines: u8,
     /// With --racks: bandwidth of each leaf's link to a spine, each way.
@@ -73,7 +78,8 @@ struct VmArgs {
     /// Hosts on further ports that are network namespaces.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=32))]
     namespaces: u16,
-    /// The box is a virtual machine, too, with two CPUs. `--hosts 0 --namespaces 3` starts no other one.
+    /// The box is a virtual machine, too, with two CPUs. `--hosts 0 --namespaces 3` starts no other
+    /// one.
     #[arg(long = "box")]
     box_: bool,
     /// With --box: the network cards that it has, by their driver: igb, virtio_net or vmxnet3.
@@ -138,7 +144,10 @@ fn main() -> Result<()> {
         }
         LabCommand::Down => {
             janitor::clean_stale()?;
-            println!("{}", if tear_down(STANDING)? { "the lab is gone" } else { "there is no lab" });
+            println!(
+                "{}",
+                if tear_down(STANDING)? { "the lab is gone" } else { "there is no lab" }
+            );
             Ok(())
         }
         LabCommand::Exec { host, command } => exec(&host, &command),

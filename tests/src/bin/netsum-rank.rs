@@ -1,4 +1,5 @@
-//! A rank for tests: does what it is told on standard input, a JSON object a line, and answers likewise.
+//! A rank for tests: does what it is told on standard input, a JSON object a line, and answers
+//! likewise.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -10,7 +11,8 @@ use netsum_worker::{CommConfig, Communicator, Element, Error, Pending, Report};
 
 fn main() -> Result<()> {
     env_logger::init();
-    let spec: RankSpec = serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
+    let spec: RankSpec =
+        serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
     let config = spec.config();
     let Some(mut communicator) = connect(&config)? else { return Ok(()) };
     for line in std::io::stdin().lock().lines() {
@@ -55,8 +57,12 @@ fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Ans
         anyhow::bail!("not here: {order:?}")
     };
     let (reduced, bytes) = match &**dtype {
-        "i32" => reduce(communicator, *together, data::ints(rank, *seed, *len), |x| x.to_le_bytes()),
-        "f32" => reduce(communicator, *together, data::floats(rank, *seed, *len), |x| x.to_le_bytes()),
+        "i32" => {
+            reduce(communicator, *together, data::ints(rank, *seed, *len), |x| x.to_le_bytes())
+        }
+        "f32" => {
+            reduce(communicator, *together, data::floats(rank, *seed, *len), |x| x.to_le_bytes())
+        }
         other => anyhow::bail!("no data type {other}"),
     };
     let result = match out {
@@ -100,12 +106,15 @@ impl Handle {
         }
         match self {
             Self::Ints(pending) => pending.wait().map(|(x, r)| (bytes(&x, |x| x.to_le_bytes()), r)),
-            Self::Floats(pending) => pending.wait().map(|(x, r)| (bytes(&x, |x| x.to_le_bytes()), r)),
+            Self::Floats(pending) => {
+                pending.wait().map(|(x, r)| (bytes(&x, |x| x.to_le_bytes()), r))
+            }
         }
     }
 }
 
-/// Starts all of them, then waits for all of them. The answer is what the last one came to, or the errors of all, one a line.
+/// Starts all of them, then waits for all of them. The answer is what the last one came to, or the
+/// errors of all, one a line.
 fn in_flight(
     communicator: &mut Communicator,
     rank: u32,
@@ -117,7 +126,9 @@ fn in_flight(
     for ((dtype, len), seed) in operations.iter().zip(seed..) {
         handles.push(match &**dtype {
             "i32" => communicator.all_reduce_async(data::ints(rank, seed, *len)).map(Handle::Ints),
-            "f32" => communicator.all_reduce_async(data::floats(rank, seed, *len)).map(Handle::Floats),
+            "f32" => {
+                communicator.all_reduce_async(data::floats(rank, seed, *len)).map(Handle::Floats)
+            }
             other => anyhow::bail!("no data type {other}"),
         });
     }

@@ -1,5 +1,6 @@
-//! What `tests/verbs/ring.c` does over libibverbs, over the library's own endpoint: a rank of a ring that knows nothing of netsum. It
-//! takes the same arguments, and speaks the same lines with whoever launches it.
+//! What `tests/verbs/ring.c` does over libibverbs, over the library's own endpoint: a rank of a
+//! ring that knows nothing of netsum. It takes the same arguments, and speaks the same lines with
+//! whoever launches it.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
@@ -11,7 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Psn, QpConfig, QpId, Qpn};
 use netsum_worker::udp::UdpDriver;
 
-/// Address of the memory that WRITEs of the previous rank say they are for. There is none: the endpoint takes them like SENDs.
+/// Address of the memory that WRITEs of the previous rank say they are for. There is none: the
+/// endpoint takes them like SENDs.
 const ADDRESS: u64 = 0x10000;
 const RKEY: u32 = 0x77;
 
@@ -48,8 +50,10 @@ impl Options {
             let [name, value] = pair else { bail!("{}: a value is missing", pair[0]) };
             given.insert(name, value);
         }
-        let text = |name: &str| given.get(name).copied().with_context(|| format!("{name}: missing"));
-        let number = |name: &str| -> Result<u32> { text(name)?.parse().with_context(|| name.to_owned()) };
+        let text =
+            |name: &str| given.get(name).copied().with_context(|| format!("{name}: missing"));
+        let number =
+            |name: &str| -> Result<u32> { text(name)?.parse().with_context(|| name.to_owned()) };
         let op = match text("--op")? {
             "send" => Op::Send,
             "send-imm" => Op::SendImm,
@@ -63,7 +67,10 @@ impl Options {
             rank: number("--rank")?,
             ranks: number("--ranks")?,
             mtu: number("--mtu")?,
-            sizes: text("--size")?.split(',').map(|size| Ok(size.parse()?)).collect::<Result<_>>()?,
+            sizes: text("--size")?
+                .split(',')
+                .map(|size| Ok(size.parse()?))
+                .collect::<Result<_>>()?,
             messages: number("--messages")?,
             window: number("--window")?,
             timeout: number("--timeout")?,
@@ -93,8 +100,10 @@ impl Options {
     /// What a rank's message consists of; `ranks`: of all ranks, added up.
     fn payload(&self, ranks: std::ops::Range<u32>, message: u32) -> Vec<u8> {
         let size = self.size(message);
-        let lane = |i: u32| ranks.clone().fold(0u32, |sum, rank| sum.wrapping_add(lane(rank, message, i)));
-        let mut bytes: Vec<u8> = (0..size.div_ceil(4) as u32).flat_map(|i| lane(i).to_le_bytes()).collect();
+        let lane =
+            |i: u32| ranks.clone().fold(0u32, |sum, rank| sum.wrapping_add(lane(rank, message, i)));
+        let mut bytes: Vec<u8> =
+            (0..size.div_ceil(4) as u32).flat_map(|i| lane(i).to_le_bytes()).collect();
         bytes.truncate(size);
         bytes
     }
@@ -319,14 +328,23 @@ fn main() -> Result<()> {
         Endpoint::new(options.ip, EndpointConfig { any_ip_id: true, ..EndpointConfig::default() });
     let (receive_qpn, send_qpn, psn) = (0x200 + options.rank, 0x300 + options.rank, random24());
     say(&format!("here {} {receive_qpn} 0 {RKEY} {ADDRESS} {send_qpn} {psn}", gid(options.ip)))?;
-    let neighbours = Neighbours::parse(&lines.recv().context("not told where the neighbours are")?)?;
+    let neighbours =
+        Neighbours::parse(&lines.recv().context("not told where the neighbours are")?)?;
     let mtu = options.mtu as usize;
     let (receives, sends, zero) = (Qpn::new(receive_qpn), Qpn::new(send_qpn), Psn::default());
-    let mut out = QpConfig::new(sends, neighbours.next, neighbours.next_qpn, Psn::new(psn), zero, mtu);
+    let mut out =
+        QpConfig::new(sends, neighbours.next, neighbours.next_qpn, Psn::new(psn), zero, mtu);
     out.ack_timeout = Duration::from_nanos(4096) * (1 << options.timeout);
     // Seven is for ever, as rdma_rxe has it.
     out.retry_limit = (options.retry < 7).then_some(options.retry);
-    let into = QpConfig::new(receives, neighbours.last, neighbours.last_qpn, zero, neighbours.last_psn, mtu);
+    let into = QpConfig::new(
+        receives,
+        neighbours.last,
+        neighbours.last_qpn,
+        zero,
+        neighbours.last_psn,
+        mtu,
+    );
     let (out, into) = (endpoint.add_qp(out)?, endpoint.add_qp(into)?);
     (0..2 * options.slots()).for_each(|_| endpoint.post_receive(into, Vec::new()));
     say("ready")?;

@@ -1,7 +1,8 @@
 //! From bytes to packets: what a fuzzer, or a generator with a seed, sends through both.
 //!
-//! Most packets are right ones of a registered flow near its window, because a random frame gets no further than the
-//! parser; the rest are spoilt in one or a few places, with the ICRC made right again or not.
+//! Most packets are right ones of a registered flow near its window, because a random frame gets no
+//! further than the parser; the rest are spoilt in one or a few places, with the ICRC made right
+//! again or not.
 
 use std::net::IpAddr;
 
@@ -33,7 +34,8 @@ impl Setting {
     }
 }
 
-/// Index that a sequence's rings begin with: the usual one, one before the wrap, one where signs change.
+/// Index that a sequence's rings begin with: the usual one, one before the wrap, one where signs
+/// change.
 pub const STARTS: [u32; 3] = [0, serial::MASK - 5, 0x7f_fffa];
 
 /// Rings of all kinds.
@@ -43,8 +45,11 @@ pub fn settings() -> Vec<Setting> {
         cpu: 0,
         config: RingConfig { ranks, slots, credit: window, mtu, ..RingConfig::default() },
     };
-    let with =
-        |flags, RingSpec { id, cpu, config }| RingSpec { id, cpu, config: RingConfig { flags, ..config } };
+    let with = |flags, RingSpec { id, cpu, config }| RingSpec {
+        id,
+        cpu,
+        config: RingConfig { flags, ..config },
+    };
     /// Whether a rank's connection is over IPv6.
     type OverV6 = fn(u32) -> bool;
     let all: [(RingSpec, OverV6); 12] = [
@@ -101,7 +106,8 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
 /// What happens next.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// A packet comes in by the port and goes on as its verdict says. What it releases leaves with the batch, or now.
+    /// A packet comes in by the port and goes on as its verdict says. What it releases leaves with
+    /// the batch, or now.
     Packet {
         frame: Vec<u8>,
         /// The batch ends behind it.
@@ -120,7 +126,11 @@ pub struct Hint {
 }
 
 /// The next step of a sequence.
-pub fn step(u: &mut Unstructured, settings: &[Setting], hint: impl Fn(RingNumber) -> Hint) -> Result<Step> {
+pub fn step(
+    u: &mut Unstructured,
+    settings: &[Setting],
+    hint: impl Fn(RingNumber) -> Hint,
+) -> Result<Step> {
     let kind = u.int_in_range(0..=15u8)?;
     if kind == 0 {
         return Ok(Step::Again(u.int_in_range(0..=40usize)?));
@@ -143,8 +153,14 @@ pub fn step(u: &mut Unstructured, settings: &[Setting], hint: impl Fn(RingNumber
 }
 
 /// A fragment that its rank could have sent.
-fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint) -> Result<FrameSpec> {
-    let RingSpec { id, config: RingConfig { ranks, mtu, slots, credit: window, .. }, .. } = setting.ring;
+fn contribution(
+    u: &mut Unstructured,
+    setting: &Setting,
+    rank: u32,
+    hint: &Hint,
+) -> Result<FrameSpec> {
+    let RingSpec { id, config: RingConfig { ranks, mtu, slots, credit: window, .. }, .. } =
+        setting.ring;
     let flow = &setting.flows[rank as usize];
     let expected = hint.expected[rank as usize];
     let index = match u.int_in_range(0..=15u8)? {
@@ -165,8 +181,11 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
     let len = if header & 0x1f == 0 { u.int_in_range(0..=mtu / 4 + 1)? * 4 } else { usual };
     // A third of all sums are zeros: their CRC says nothing.
     let seed = serial::add(index, id.0);
-    let payload =
-        if index.is_multiple_of(3) { vec![0; len as usize] } else { lanes(rank + seed, len as usize / 4) };
+    let payload = if index.is_multiple_of(3) {
+        vec![0; len as usize]
+    } else {
+        lanes(rank + seed, len as usize / 4)
+    };
     let mut spec = FrameSpec::send(
         host(rank),
         host((rank + 1) % ranks),
@@ -209,8 +228,8 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
     Ok(spec)
 }
 
-/// Lets a message begin as in a job that is set up in band; now and then it is of a connection that is not registered, or the
-/// header is not right.
+/// Lets a message begin as in a job that is set up in band; now and then it is of a connection that
+/// is not registered, or the header is not right.
 fn begin_in_band(
     u: &mut Unstructured,
     spec: &mut FrameSpec,
@@ -286,7 +305,8 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                 let which = u.int_in_range(1..=3u8)?;
                 for (bit, at) in [(1, ip_len), (2, udp_len)] {
                     if which & bit != 0 && frame.len() >= at + 2 {
-                        let len = u16::from_be_bytes([frame[at], frame[at + 1]]).wrapping_add_signed(by);
+                        let len =
+                            u16::from_be_bytes([frame[at], frame[at + 1]]).wrapping_add_signed(by);
                         frame[at..at + 2].copy_from_slice(&len.to_be_bytes());
                     }
                 }
@@ -296,7 +316,10 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                 let tags = if u.ratio(3u8, 4u8)? { 1 } else { 3 };
                 for _ in 0..tags {
                     let kind = *u.choose(&[0x8100u16, 0x88a8, 0x9100, 0x8100])?;
-                    frame.splice(12..12, [kind.to_be_bytes(), [0, u.int_in_range(0..=1u8)?]].concat());
+                    frame.splice(
+                        12..12,
+                        [kind.to_be_bytes(), [0, u.int_in_range(0..=1u8)?]].concat(),
+                    );
                 }
             }
             // Extension headers, or a fragment.
@@ -317,7 +340,8 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                 frame[ip + 6] = behind;
                 // As long as it is, or as its first fragment is.
                 let len = frame.len() - ip - 40;
-                let len = if u.arbitrary()? { len } else { u.int_in_range(0..=len.min(80))? } as u16;
+                let len =
+                    if u.arbitrary()? { len } else { u.int_in_range(0..=len.min(80))? } as u16;
                 frame[ip + 4..ip + 6].copy_from_slice(&len.to_be_bytes());
             }
             12 if spec.src.len() == 4 && frame.len() > spec.ip_offset() + 20 => {

@@ -1,13 +1,13 @@
-//! The XDP programs against a model of them in user space: every packet of a sequence goes through both, and verdict, bytes
-//! and counters must be the same.
+//! The XDP programs against a model of them in user space: every packet of a sequence goes through
+//! both, and verdict, bytes and counters must be the same.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`generate`] | from bytes to packets |
 //! | [`model`] | the box as it should be |
 //!
-//! Needs root and BPF. The programs run one packet at a time, with BPF_PROG_TEST_RUN: as on a box, a CPU handles a batch of
-//! packets before what it redirected leaves.
+//! Needs root and BPF. The programs run one packet at a time, with BPF_PROG_TEST_RUN: as on a box,
+//! a CPU handles a batch of packets before what it redirected leaves.
 
 pub mod generate;
 pub mod model;
@@ -104,7 +104,9 @@ impl Differential {
                 self.careful = true;
                 let again = self.sequence(input);
                 self.careful = false;
-                Err(again.err().unwrap_or_else(|| first.context("not seen when every packet is looked at")))
+                Err(again
+                    .err()
+                    .unwrap_or_else(|| first.context("not seen when every packet is looked at")))
             }
         }
     }
@@ -218,8 +220,11 @@ impl Differential {
 
     /// Through `ingress`, and through `aggregate` unless it is taken at once; what is to leave.
     fn packet(&mut self, frame: &[u8]) -> Result<Option<Vec<u8>>> {
-        let mut out =
-            if self.on_rings_cpu { self.bench.at_home(frame)? } else { self.bench.run("ingress", frame)? };
+        let mut out = if self.on_rings_cpu {
+            self.bench.at_home(frame)?
+        } else {
+            self.bench.run("ingress", frame)?
+        };
         let mut events = self.bench.plane.traced(3)?.into_iter();
         let mut passed = frame.to_vec();
         let first = self.model.ingress(&mut passed, self.on_rings_cpu);
@@ -250,7 +255,8 @@ impl Differential {
         for clone in 0..clones {
             let out = self.bench.egress(packet)?;
             let (verdict, frame) = self.model.egress(packet);
-            agree("egress", &out, verdict, &frame).with_context(|| format!("clone {clone} of {tag:?}"))?;
+            agree("egress", &out, verdict, &frame)
+                .with_context(|| format!("clone {clone} of {tag:?}"))?;
             let mut events = self.bench.plane.traced(2)?.into_iter();
             let left: &[u8] = if verdict == Verdict::Pass { &frame } else { &[] };
             self.compare_trace(traced_by::EGRESS, left, events.next())?;
@@ -259,7 +265,8 @@ impl Differential {
         Ok(clones as u64)
     }
 
-    /// A program has traced its packet as the model has counted it last, if packets are traced; `frame` is what it shows.
+    /// A program has traced its packet as the model has counted it last, if packets are traced;
+    /// `frame` is what it shows.
     fn compare_trace(&mut self, program: u32, frame: &[u8], traced: Option<Traced>) -> Result<()> {
         let (ring, counters) = self.model.take_counted();
         if !self.traced {
@@ -290,14 +297,19 @@ impl Differential {
             // That a header has a tag is noted when it is saved.
             let flags = |flags: u32| flags & !Slot::TAGGED;
             ensure!(
-                (event.low, event.expected, event.slot_index, event.contributors, flags(event.slot_flags))
-                    == (
-                        ring.state.low,
-                        ring.state.expected[event.rank as usize],
-                        slot.index,
-                        slot.contributors,
-                        flags(slot.flags)
-                    ),
+                (
+                    event.low,
+                    event.expected,
+                    event.slot_index,
+                    event.contributors,
+                    flags(event.slot_flags)
+                ) == (
+                    ring.state.low,
+                    ring.state.expected[event.rank as usize],
+                    slot.index,
+                    slot.contributors,
+                    flags(slot.flags)
+                ),
                 "traced: {event:?}, should be {slot:?}"
             );
         }
@@ -307,31 +319,48 @@ impl Differential {
     fn compare(&mut self, settings: &[Setting]) -> Result<()> {
         let noted = self.bench.plane.first_packets()?.into_iter();
         let place = |p: &FirstPacket| {
-            let job = settings.iter().filter_map(Setting::in_band).find(|(_, job)| job.job == p.job);
+            let job =
+                settings.iter().filter_map(Setting::in_band).find(|(_, job)| job.job == p.job);
             let (_, job) = job.with_context(|| format!("no job {}", p.job))?;
             anyhow::Ok((p.job, p.header.ring.min(job.rings), p.header.rank.min(job.ranks)))
         };
-        let noted = noted.map(|p| anyhow::Ok((place(&p)?, p))).collect::<Result<BTreeMap<_, _>>>()?;
+        let noted =
+            noted.map(|p| anyhow::Ok((place(&p)?, p))).collect::<Result<BTreeMap<_, _>>>()?;
         let expected = std::mem::take(&mut self.model.claims);
         ensure!(noted == expected, "first packets noted: {noted:02x?}, should be {expected:02x?}");
         for (&ring, before) in [RingNumber::NONE].iter().chain(&rings(settings)).zip(&self.before) {
             let now = self.bench.plane.counters(ring)?;
             for (i, &counter) in Counter::ALL.iter().enumerate() {
                 let (got, expected) = (now[i] - before[i], self.model.counter(ring, counter));
-                ensure!(got == expected, "ring {ring}: {} is {got}, should be {expected}", counter.name());
+                ensure!(
+                    got == expected,
+                    "ring {ring}: {} is {got}, should be {expected}",
+                    counter.name()
+                );
             }
         }
         for Setting { ring, flows, .. } in settings {
-            let (expected, state) = (self.model.ring(ring.id), self.bench.plane.ring_state(ring.id)?);
-            ensure!(state == expected.state, "ring {}: {state:?}, should be {:?}", ring.id, expected.state);
+            let (expected, state) =
+                (self.model.ring(ring.id), self.bench.plane.ring_state(ring.id)?);
+            ensure!(
+                state == expected.state,
+                "ring {}: {state:?}, should be {:?}",
+                ring.id,
+                expected.state
+            );
             let slots = self.bench.plane.slots(ring.id)?;
             for (i, (got, expected)) in slots.iter().zip(&expected.slots).enumerate() {
-                ensure!(got == expected, "ring {}, slot {i}: {got:?}, should be {expected:?}", ring.id);
+                ensure!(
+                    got == expected,
+                    "ring {}, slot {i}: {got:?}, should be {expected:?}",
+                    ring.id
+                );
             }
             // How long things took is no two times the same; how often, is.
             let timing = self.bench.plane.timing(ring.id)?;
             let of_rank = |r: &RankTiming| (r.late.count(), r.last);
-            let timed: Vec<_> = timing.ranks[..ring.config.ranks as usize].iter().map(of_rank).collect();
+            let timed: Vec<_> =
+                timing.ranks[..ring.config.ranks as usize].iter().map(of_rank).collect();
             ensure!(
                 timed == expected.timed,
                 "ring {}: timed {timed:?}, should be {:?}",
@@ -344,7 +373,11 @@ impl Differential {
             for flow in flows {
                 let (got, expected) =
                     (self.bench.plane.flow_seen(flow.key())?, self.model.flow_seen(&flow.key()));
-                ensure!(Some(got) == expected, "rank {}: {got:02x?}, should be {expected:02x?}", flow.rank);
+                ensure!(
+                    Some(got) == expected,
+                    "rank {}: {got:02x?}, should be {expected:02x?}",
+                    flow.rank
+                );
             }
         }
         Ok(())
@@ -356,11 +389,19 @@ fn rings(settings: &[Setting]) -> Vec<RingNumber> {
 }
 
 fn agree(program: &str, out: &Outcome, verdict: Verdict, frame: &[u8]) -> Result<()> {
-    ensure!(out.action == verdict as u32, "{program}: verdict {}, should be {verdict:?}", out.action);
+    ensure!(
+        out.action == verdict as u32,
+        "{program}: verdict {}, should be {verdict:?}",
+        out.action
+    );
     // What is dropped is seen by nobody.
     if verdict != Verdict::Drop && out.packet != frame {
         let at = out.packet.iter().zip(frame).position(|(a, b)| a != b).unwrap_or(frame.len());
-        bail!("{program}: byte {at} differs:\n  is        {}\n  should be {}", hex(&out.packet), hex(frame));
+        bail!(
+            "{program}: byte {at} differs:\n  is        {}\n  should be {}",
+            hex(&out.packet),
+            hex(frame)
+        );
     }
     Ok(())
 }

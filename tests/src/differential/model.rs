@@ -1,16 +1,21 @@
-//! What the XDP programs should do, over slices: written from `netsum_common` and ARCHITECTURE.md, without a line of the
-//! programs' own code. Sums are added lane by lane, every ICRC is computed whole, headers are bytes.
+//! What the XDP programs should do, over slices: written from `netsum_common` and ARCHITECTURE.md,
+//! without a line of the programs' own code. Sums are added lane by lane, every ICRC is computed
+//! whole, headers are bytes.
 
 use std::collections::{BTreeMap, HashMap};
 
-use netsum_common::abi::{FlowKey, InBandJob, MAX_MTU, ReleaseTag, RingConfig, RingNumber, ring_flags};
+use netsum_common::abi::{
+    FlowKey, InBandJob, MAX_MTU, ReleaseTag, RingConfig, RingNumber, ring_flags,
+};
 use netsum_common::counters::Counter;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::slot::{
     self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot,
 };
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
-use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, InBandToken, JobHeader, L3, Reject, UdpHdr};
+use netsum_common::wire::{
+    self, BTH_LEN, Frame, ICRC_LEN, InBandToken, JobHeader, L3, Reject, UdpHdr,
+};
 use netsum_common::{icrc, serial, timing};
 use netsum_core::Rank;
 use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, RingSpec, mapped};
@@ -28,7 +33,8 @@ struct Flow {
     next: Option<u32>,
 }
 
-/// The headers that a slot has saved for a rank: the bytes before the payload, and where the IP header is.
+/// The headers that a slot has saved for a rank: the bytes before the payload, and where the IP
+/// header is.
 #[derive(Clone, Debug, Default)]
 struct Saved {
     bytes: Vec<u8>,
@@ -43,7 +49,8 @@ pub struct Ring {
     pub state: RingState,
     /// As the box should have them.
     pub slots: Vec<Slot>,
-    /// How many contributions the box should have timed, and how many of them as the last, for each rank.
+    /// How many contributions the box should have timed, and how many of them as the last, for each
+    /// rank.
     pub timed: Vec<(u64, u64)>,
     sums: Vec<Vec<u8>>,
     saved: Vec<Saved>,
@@ -58,7 +65,8 @@ pub struct Model {
     flows: Vec<(FlowKey, Flow)>,
     /// Jobs that are set up in band.
     listening: Vec<(InBandToken, InBandJob)>,
-    /// First packets that the box should have noted, by job, ring and rank: all packets come in by one port.
+    /// First packets that the box should have noted, by job, ring and rank: all packets come in by
+    /// one port.
     pub claims: BTreeMap<(RingNumber, u32, u32), FirstPacket>,
     /// Connections that wait, by source, destination and queue pair, and the job.
     waiting: HashMap<([u8; 16], [u8; 16], u32), RingNumber>,
@@ -136,7 +144,8 @@ impl Model {
         std::mem::take(&mut self.counted)
     }
 
-    /// What becomes of a packet that has other tags than one of 802.1Q, unless it bears a rank's address.
+    /// What becomes of a packet that has other tags than one of 802.1Q, unless it bears a rank's
+    /// address.
     fn tagged(&self, packet: &[u8]) -> Option<Counter> {
         let tags = tags(packet);
         let ip = wire::EthHdr::LEN + tags.len() * wire::VlanHdr::LEN;
@@ -180,7 +189,8 @@ impl Model {
         let (frame, rejected) = match wire::parse(packet) {
             Ok(frame) => (frame, None),
             Err((Reject::Ipv6Extensions, Some(frame))) => {
-                let to_rank = self.flows.iter().any(|(_, flow)| mapped(flow.spec.src) == frame.dst_ip);
+                let to_rank =
+                    self.flows.iter().any(|(_, flow)| mapped(flow.spec.src) == frame.dst_ip);
                 let (verdict, counter) = match to_rank {
                     true => (Verdict::Drop, Counter::Ipv6Extensions),
                     false => (Verdict::Pass, Counter::NotRoce),
@@ -206,7 +216,11 @@ impl Model {
                 return Class::Verdict(Verdict::Pass);
             }
             Err((reject, None)) => {
-                assert_eq!(reject, Reject::NotRoce, "the parser gives no other reason without a frame");
+                assert_eq!(
+                    reject,
+                    Reject::NotRoce,
+                    "the parser gives no other reason without a frame"
+                );
                 self.count(RingNumber::NONE, Counter::NotRoce);
                 return Class::Verdict(Verdict::Pass);
             }
@@ -233,7 +247,8 @@ impl Model {
         let frame = wire::parse(packet).ok()?;
         let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
         let opcode = frame.bth.opcode;
-        let stranger = self.flows.iter().all(|(k, _)| *k != key) && opcode.is_rc_data() && opcode.is_first();
+        let stranger =
+            self.flows.iter().all(|(k, _)| *k != key) && opcode.is_rc_data() && opcode.is_first();
         if !stranger || self.listening.is_empty() {
             return None;
         }
@@ -253,14 +268,15 @@ impl Model {
     /// The job for which the connection of a packet of no flow waits.
     fn waits_for(&self, packet: &[u8]) -> Option<RingNumber> {
         // Behind other tags or extension headers nobody waits.
-        let (Ok(frame) | Err((Reject::IpOptions | Reject::IpFragment, Some(frame)))) = wire::parse(packet)
+        let (Ok(frame) | Err((Reject::IpOptions | Reject::IpFragment, Some(frame)))) =
+            wire::parse(packet)
         else {
             return None;
         };
         let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
         let opcode = frame.bth.opcode;
-        let stranger =
-            self.flows.iter().all(|(k, _)| *k != key) && (opcode.is_rc_data() || opcode.is_other_data());
+        let stranger = self.flows.iter().all(|(k, _)| *k != key)
+            && (opcode.is_rc_data() || opcode.is_other_data());
         let connection = (frame.src_ip, frame.dst_ip, frame.bth.qpn);
         self.waiting.get(&connection).copied().filter(|_| stranger && !self.listening.is_empty())
     }
@@ -271,8 +287,10 @@ impl Model {
     }
 
     fn note(&mut self, job: &InBandJob, packet: &[u8], frame: &Frame, len: usize) {
-        let header =
-            packet[frame.payload()..].first_chunk().and_then(JobHeader::decode).expect("it was looked at");
+        let header = packet[frame.payload()..]
+            .first_chunk()
+            .and_then(JobHeader::decode)
+            .expect("it was looked at");
         let ip = |ip: [u8; 16]| std::net::IpAddr::from(std::net::Ipv6Addr::from(ip)).to_canonical();
         let first = FirstPacket {
             job: job.job,
@@ -292,8 +310,8 @@ impl Model {
         }
     }
 
-    /// A packet comes in by a port, on the rings' CPU or another. `None` where it is taken at once: what becomes of it then, is what
-    /// [`Model::aggregate`] says.
+    /// A packet comes in by a port, on the rings' CPU or another. `None` where it is taken at once:
+    /// what becomes of it then, is what [`Model::aggregate`] says.
     pub fn ingress(&mut self, packet: &mut [u8], on_rings_cpu: bool) -> Option<Verdict> {
         let look = self.look(packet).filter(|_| !self.is_spoofed(packet));
         if let Some(Look::Job(job, frame, _)) = look {
@@ -323,7 +341,8 @@ impl Model {
             Class::Data(frame, flow) => {
                 let spec = &self.flows[flow].1.spec;
                 let (id, ring) = (spec.ring, &self.rings[&spec.ring]);
-                let (low, index) = (ring.state.low, serial::sub(frame.bth.psn, spec.base_psn.get()));
+                let (low, index) =
+                    (ring.state.low, serial::sub(frame.bth.psn, spec.base_psn.get()));
                 // Not before the first index of all.
                 let behind = if index < low { serial::diff(low, index) } else { 0 };
                 let sender = self.check_sender(&frame, flow);
@@ -361,8 +380,9 @@ impl Model {
 
     /// The ring that a packet has been counted for.
     fn counted_since(&self, before: &HashMap<(RingNumber, Counter), u64>) -> RingNumber {
-        let counted =
-            |(key, n): (&(RingNumber, Counter), &u64)| (before.get(key) != Some(n)).then_some(key.0);
+        let counted = |(key, n): (&(RingNumber, Counter), &u64)| {
+            (before.get(key) != Some(n)).then_some(key.0)
+        };
         self.counters.iter().find_map(counted).expect("every packet is counted")
     }
 
@@ -372,12 +392,14 @@ impl Model {
     }
 
     fn bears_foreign(&self, addresses: &[[u8; 16]]) -> bool {
-        let mut away = self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
+        let mut away =
+            self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
         away.any(|spec| addresses.contains(&mapped(spec.src)))
     }
 
     fn has_foreign_mac(&self, packet: &[u8]) -> bool {
-        let mut away = self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
+        let mut away =
+            self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
         away.any(|spec| spec.src_mac.is_some_and(|mac| packet[6..12] == mac))
     }
 
@@ -489,7 +511,13 @@ impl Model {
         Ok(len)
     }
 
-    fn contribution(&mut self, packet: &mut [u8], frame: &Frame, flow: usize, len: usize) -> Verdict {
+    fn contribution(
+        &mut self,
+        packet: &mut [u8],
+        frame: &Frame,
+        flow: usize,
+        len: usize,
+    ) -> Verdict {
         let FlowSpec { ring: id, rank: Rank(rank), base_psn, .. } = self.flows[flow].1.spec;
         let index = serial::sub(frame.bth.psn, base_psn.get());
         let ring = self.rings.get_mut(&id).expect("a flow's ring");
@@ -502,7 +530,8 @@ impl Model {
         let op = frame.bth.opcode;
         let first = if op.is_first() { Slot::FIRST } else { 0 };
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
-        let fragment = Fragment { rank, index, len: len as u32, ce: frame.ce, total: false, bounds };
+        let fragment =
+            Fragment { rank, index, len: len as u32, ce: frame.ce, total: false, bounds };
         let verdict = slot::on_fragment(&config, &mut ring.state, &mut ring.slots[s], fragment);
         let flow = &mut self.flows[flow].1;
         if verdict.counter != Counter::CreditViolation {
@@ -656,7 +685,8 @@ impl Model {
         }
         // The VLAN is that of the receiver's own packets, the priority the sender's.
         let own = &ring.saved[s * ranks as usize + to as usize];
-        let tag = |bytes: &[u8]| (u16_at(bytes, 12) == wire::ETHERTYPE_VLAN).then(|| u16_at(bytes, 14));
+        let tag =
+            |bytes: &[u8]| (u16_at(bytes, 12) == wire::ETHERTYPE_VLAN).then(|| u16_at(bytes, 14));
         match (tag(&saved.bytes), tag(&own.bytes)) {
             (None, None) => {}
             (Some(sent), Some(own)) => {
@@ -672,7 +702,8 @@ impl Model {
     }
 }
 
-/// The types of a frame's tags, three at the most; those of which the frame has what is behind them.
+/// The types of a frame's tags, three at the most; those of which the frame has what is behind
+/// them.
 fn tags(packet: &[u8]) -> Vec<u16> {
     let mut tags = Vec::new();
     let mut at = wire::EthHdr::LEN - 2;
@@ -689,8 +720,9 @@ fn tags(packet: &[u8]) -> Vec<u16> {
 /// The IP addresses that a frame's sender calls its own.
 fn claimed_addresses(packet: &[u8]) -> Vec<[u8; 16]> {
     let mut ip = wire::EthHdr::LEN;
-    let is_tag =
-        |at: usize| matches!(packet.get(at..at + 2), Some([0x81, 0x00] | [0x88, 0xa8] | [0x91, 0x00]));
+    let is_tag = |at: usize| {
+        matches!(packet.get(at..at + 2), Some([0x81, 0x00] | [0x88, 0xa8] | [0x91, 0x00]))
+    };
     while is_tag(ip - 2) && ip < wire::EthHdr::LEN + 2 * wire::VlanHdr::LEN {
         ip += wire::VlanHdr::LEN;
     }
@@ -703,7 +735,8 @@ fn claimed_addresses(packet: &[u8]) -> Vec<[u8; 16]> {
         Some([0x86, 0xdd]) if whole(wire::Ipv6Hdr::LEN) => {
             let target = advertised(packet, ip).and_then(|at| v6(at + 8));
             // Behind extension headers the source counts, too.
-            let source = v6(ip + 8).filter(|_| target.is_none() || packet[ip + 6] != wire::IPPROTO_ICMPV6);
+            let source =
+                v6(ip + 8).filter(|_| target.is_none() || packet[ip + 6] != wire::IPPROTO_ICMPV6);
             return source.into_iter().chain(target).collect();
         }
         _ => None,
@@ -733,7 +766,8 @@ fn advertised(packet: &[u8], ip: usize) -> Option<usize> {
         }
         (next, at) = (header[0], at + len);
     }
-    (next == wire::IPPROTO_ICMPV6 && packet.get(at) == Some(&wire::NEIGHBOUR_ADVERTISEMENT)).then_some(at)
+    (next == wire::IPPROTO_ICMPV6 && packet.get(at) == Some(&wire::NEIGHBOUR_ADVERTISEMENT))
+        .then_some(at)
 }
 
 fn counter_of(reject: Reject) -> Counter {

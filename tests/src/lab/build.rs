@@ -1,7 +1,8 @@
 //! What makes a lab: the lines for `ip`, and the virtual machines.
 //!
-//! `ip -batch` does the work: one process for each namespace, and each line can be tried by hand. The same over a
-//! netlink crate takes several times the code for links, addresses, bridge options and namespaces.
+//! `ip -batch` does the work: one process for each namespace, and each line can be tried by hand.
+//! The same over a netlink crate takes several times the code for links, addresses, bridge options
+//! and namespaces.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -40,7 +41,8 @@ pub(super) fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
     Ok(vms)
 }
 
-/// Starts the virtual machine that is the box, if it is one, and sets up its bridge, unless that is left to its owner.
+/// Starts the virtual machine that is the box, if it is one, and sets up its bridge, unless that is
+/// left to its owner.
 pub(super) fn boot_box(spec: &LabSpec, prefix: &str) -> Result<Option<Vm>> {
     let Some((kernel, card)) = spec.box_vm else { return Ok(None) };
     let box_ = Netns::open(&format!("{prefix}-box"))?;
@@ -63,13 +65,20 @@ pub(super) fn boot_box(spec: &LabSpec, prefix: &str) -> Result<Option<Vm>> {
     }
     let mut lines = bridge_line();
     for i in 0..spec.hosts {
-        lines +=
-            &format!("link set eth{} name port{i} mtu {}\nlink set port{i} master br0\n", i + 1, spec.mtu);
+        lines += &format!(
+            "link set eth{} name port{i} mtu {}\nlink set port{i} master br0\n",
+            i + 1,
+            spec.mtu
+        );
         lines += &up(&format!("port{i}"));
     }
     lines += &box_addresses(spec);
     if spec.box_line.contains("ipv6.disable=1") {
-        lines = lines.lines().filter(|l| !l.contains("addrgenmode")).map(|l| format!("{l}\n")).collect();
+        lines = lines
+            .lines()
+            .filter(|l| !l.contains("addrgenmode"))
+            .map(|l| format!("{l}\n"))
+            .collect();
     }
     batch(&mut vm.command("/usr/bin/ip"), &lines)?;
     Ok(Some(vm))
@@ -93,13 +102,16 @@ fn box_addresses(spec: &LabSpec) -> String {
 
 /// A box's own address: that of the first spine or the only box, or another's.
 pub(crate) fn box_ip(number: Option<usize>) -> IpAddr {
-    IpAddr::V4(number.map_or(Ipv4Addr::new(10, 0, 0, 254), |n| Ipv4Addr::new(10, 0, 253, n as u8 + 1)))
+    IpAddr::V4(
+        number.map_or(Ipv4Addr::new(10, 0, 0, 254), |n| Ipv4Addr::new(10, 0, 253, n as u8 + 1)),
+    )
 }
 
 /// Options of a bridge.
 pub(crate) const BRIDGE: &str = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
 
-/// The interface that is the other end of a virtual machine's: the box's port itself, or an end of the cable.
+/// The interface that is the other end of a virtual machine's: the box's port itself, or an end of
+/// the cable.
 fn tap(spec: &LabSpec, host: usize) -> String {
     format!("{}{host}", if spec.has_wire() { "up" } else { "port" })
 }
@@ -113,7 +125,8 @@ fn addresses(spec: &LabSpec, host: usize, routed: bool) -> Vec<(IpAddr, u8)> {
     (0..spec.ips_per_host).flat_map(of).collect()
 }
 
-/// Second byte of IPv4 addresses and fourth word of IPv6 addresses, at the bridge or behind the router.
+/// Second byte of IPv4 addresses and fourth word of IPv6 addresses, at the bridge or behind the
+/// router.
 pub(crate) fn network(routed: bool) -> u8 {
     if routed { 100 } else { 0 }
 }
@@ -155,7 +168,8 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
             wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &box_);
             if spec.rate.is_none() {
                 wire += &format!("link add cable{i} {BRIDGE}\n");
-                wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
+                wire +=
+                    &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
                 wire += &up(&format!("cable{i}"));
             }
             wire += &(up(&format!("up{i}")) + &up(&format!("down{i}")));
@@ -174,9 +188,14 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         if let Some((_, card)) = spec.box_vm {
             bridge = format!("pair{i}");
             let queues = if card.queues() > 1 { " multi_queue" } else { "" };
-            box_ +=
-                &format!("link add {bridge} {BRIDGE}\n{}", new_tap(&format!("card{i}"), queues, spec.mtu));
-            box_ += &format!("link set card{i} master {bridge}\n{}", up(&format!("card{i}")) + &up(&bridge));
+            box_ += &format!(
+                "link add {bridge} {BRIDGE}\n{}",
+                new_tap(&format!("card{i}"), queues, spec.mtu)
+            );
+            box_ += &format!(
+                "link set card{i} master {bridge}\n{}",
+                up(&format!("card{i}")) + &up(&bridge)
+            );
         }
         box_ += &format!("link set port{i} master {bridge}\n{}", up(&format!("port{i}")));
         if spec.box_vm.is_some() && i < spec.vms.len() {
@@ -203,10 +222,12 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     for i in hosts {
         let (is_vm, host_node) = (i < spec.vms.len(), format!("h{i}"));
         if !is_vm {
-            let host = String::from("link set lo up\n") + &up("eth0") + &address_lines(spec, i, false);
+            let host =
+                String::from("link set lo up\n") + &up("eth0") + &address_lines(spec, i, false);
             ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
         }
-        // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns that on.
+        // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns
+        // that on.
         let (mut ends, box_) = (Vec::new(), spec.box_of(i));
         if spec.has_wire() || !is_vm {
             ends.push((&*box_, format!("port{i}")));
@@ -222,15 +243,18 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         for (node, interface) in ends {
             let mut ethtool = Netns::open(&format!("{prefix}-{node}"))?.command("ethtool");
-            // Behind an interface that can cut TCP's segments, a veth hands packets to its CPU's backlog and does not poll
-            // (`veth_skb_is_eligible_for_gro`), so that two CPUs swap them. A wire swaps nothing.
+            // Behind an interface that can cut TCP's segments, a veth hands packets to its CPU's
+            // backlog and does not poll (`veth_skb_is_eligible_for_gro`), so that two CPUs swap
+            // them. A wire swaps nothing.
             ethtool.args(["-K", &interface, "gro", "on", "tso", "off"]);
             if spec.cables && interface == "eth0" {
-                // A redirect forgets that a checksum has still to be computed: it is there from the start.
+                // A redirect forgets that a checksum has still to be computed: it is there from the
+                // start.
                 ethtool.args(["tx", "off"]);
             }
             if !spec.tagged.is_empty() {
-                // A wire has tags in the frames; a veth may have them beside the frames, where no XDP program sees them.
+                // A wire has tags in the frames; a veth may have them beside the frames, where no
+                // XDP program sees them.
                 ethtool.args(["txvlan", "off"]);
             }
             netns::output(&mut ethtool)?;
@@ -266,15 +290,19 @@ pub(crate) fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
 
 /// The lines that make a tap device. A window's packets fit into its queue.
 fn new_tap(name: &str, options: &str, mtu: u32) -> String {
-    format!("tuntap add dev {name} mode tap vnet_hdr{options}\nlink set {name} mtu {mtu} txqueuelen 8192\n")
+    format!(
+        "tuntap add dev {name} mode tap vnet_hdr{options}\nlink set {name} mtu {mtu} txqueuelen 8192\n"
+    )
 }
 
-/// The line that makes a veth pair: `here`, and `there` (a name, perhaps with options) in another namespace.
+/// The line that makes a veth pair: `here`, and `there` (a name, perhaps with options) in another
+/// namespace.
 pub(crate) fn veth(here: &str, there: &str, mtu: u32, namespace: &str) -> String {
     format!("link add {here} mtu {mtu} type veth peer name {there} mtu {mtu} netns {namespace}\n")
 }
 
-/// The lines that start an interface; without link-local addresses, because that is less noise on the wire.
+/// The lines that start an interface; without link-local addresses, because that is less noise on
+/// the wire.
 pub(crate) fn up(interface: &str) -> String {
     format!("link set {interface} addrgenmode none\nlink set {interface} up\n")
 }

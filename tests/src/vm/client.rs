@@ -32,13 +32,15 @@ pub enum Exit {
 pub fn connect(ip: IpAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&SocketAddr::new(ip, PORT), timeout)?;
     stream.set_nodelay(true)?;
-    // A machine that has booted again knows nothing of the connection, and says so when it is asked.
+    // A machine that has booted again knows nothing of the connection, and says so when it is
+    // asked.
     setsockopt(&stream, sockopt::KeepAlive, &true)?;
     setsockopt(&stream, sockopt::TcpKeepIdle, &ASK)?;
     Ok(stream)
 }
 
-/// Runs a program with this process's input and outputs. Signals that are blocked in this process go to the program.
+/// Runs a program with this process's input and outputs. Signals that are blocked in this process
+/// go to the program.
 pub fn run(
     agent: TcpStream,
     command: Vec<String>,
@@ -70,7 +72,9 @@ pub fn run(
     let mut from = io::BufReader::new(agent);
     loop {
         match receive(&mut from).context("the VM's agent has gone")? {
-            (Kind::Output, bytes) => io::stdout().write_all(&bytes).and_then(|()| io::stdout().flush())?,
+            (Kind::Output, bytes) => {
+                io::stdout().write_all(&bytes).and_then(|()| io::stdout().flush())?
+            }
             (Kind::Errors, bytes) => io::stderr().write_all(&bytes)?,
             (Kind::Answer, bytes) => match value(&bytes)? {
                 Answer::Exited(code) => return Ok(Exit::Code(code)),
@@ -118,5 +122,7 @@ fn answer(agent: &TcpStream) -> Result<Answer> {
 
 /// Signals that a program in a VM gets instead of the program that stands for it here.
 pub fn passed_on() -> SigSet {
-    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2].into_iter().collect()
+    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2]
+        .into_iter()
+        .collect()
 }

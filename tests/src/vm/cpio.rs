@@ -1,7 +1,8 @@
 //! Writes archives that the kernel unpacks as its first file system.
 //!
 //! Format "newc": a header of hexadecimal fields, the name, the contents, each padded to four bytes
-//! (Documentation/driver-api/early-userspace/buffer-format.rst). The kernel takes several archives one behind the other.
+//! (Documentation/driver-api/early-userspace/buffer-format.rst). The kernel takes several archives
+//! one behind the other.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -37,7 +38,12 @@ impl<W: Write> Cpio<W> {
     }
 
     /// Adds a file with these permissions.
-    pub fn file(&mut self, path: impl AsRef<Path>, permissions: u32, contents: &[u8]) -> io::Result<()> {
+    pub fn file(
+        &mut self,
+        path: impl AsRef<Path>,
+        permissions: u32,
+        contents: &[u8],
+    ) -> io::Result<()> {
         self.parents(path.as_ref())?;
         self.entry(path.as_ref(), FILE | permissions & 0o7777, contents)
     }
@@ -66,7 +72,8 @@ impl<W: Write> Cpio<W> {
         let name = path.strip_prefix("/").unwrap_or(path).as_os_str().as_bytes();
         let size = u32::try_from(contents.len()).map_err(io::Error::other)?;
         let links = if mode & DIRECTORY == DIRECTORY && mode & FILE != FILE { 2 } else { 1 };
-        // Inode, mode, user, group, links, time, size, device (2), special device (2), length of the name, checksum.
+        // Inode, mode, user, group, links, time, size, device (2), special device (2), length of
+        // the name, checksum.
         let fields = [self.inode, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name.len() as u32 + 1, 0];
         self.inode += 1;
         let mut header = b"070701".to_vec();
@@ -103,11 +110,13 @@ mod tests {
             assert_eq!(&bytes[at..at + 6], b"070701");
             let field = |i: usize| {
                 let from = at + 6 + 8 * i;
-                usize::from_str_radix(std::str::from_utf8(&bytes[from..from + 8]).unwrap(), 16).unwrap()
+                usize::from_str_radix(std::str::from_utf8(&bytes[from..from + 8]).unwrap(), 16)
+                    .unwrap()
             };
             let (mode, size, name) = (field(1), field(6), field(11));
             let data = (at + 110 + name).next_multiple_of(4);
-            let text = |range: std::ops::Range<usize>| String::from_utf8(bytes[range].to_vec()).unwrap();
+            let text =
+                |range: std::ops::Range<usize>| String::from_utf8(bytes[range].to_vec()).unwrap();
             found.push((text(at + 110..at + 109 + name), mode, text(data..data + size)));
             at = (data + size).next_multiple_of(4);
         }

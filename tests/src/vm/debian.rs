@@ -1,4 +1,5 @@
-//! A VM that has booted Debian 12 from a disk: systemd, udev, journald, dpkg, as on a machine that one is given.
+//! A VM that has booted Debian 12 from a disk: systemd, udev, journald, dpkg, as on a machine that
+//! one is given.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,11 +12,13 @@ use crate::netns::output;
 /// What its kernel is told. Cards are named as they are found, not by their places.
 pub(super) const LINE: &str = " lab_disk=/dev/vda net.ifnames=0";
 
-/// QEMU's arguments for a disk, from which nothing is written back. A machine without one ends where it would boot again.
+/// QEMU's arguments for a disk, from which nothing is written back. A machine without one ends
+/// where it would boot again.
 pub(super) fn disk(image: Option<&Path>) -> Vec<String> {
     match image {
         Some(image) => {
-            let drive = format!("file={},format=raw,if=virtio,snapshot=on,cache=unsafe", image.display());
+            let drive =
+                format!("file={},format=raw,if=virtio,snapshot=on,cache=unsafe", image.display());
             vec!["-drive".into(), drive]
         }
         None => vec!["-no-reboot".into()],
@@ -45,7 +48,8 @@ impl<'a> Debian<'a> {
         Ok(debian)
     }
 
-    /// Runs a shell script in root's home, to the first command that fails, and returns what it printed; an error holds what it said.
+    /// Runs a shell script in root's home, to the first command that fails, and returns what it
+    /// printed; an error holds what it said.
     pub fn run(&self, script: &str) -> Result<String> {
         output(self.0.command("/bin/sh").args(["-euc", script]))
     }
@@ -64,7 +68,11 @@ impl<'a> Debian<'a> {
         drop(self.run("systemctl reboot"));
         let start = Instant::now();
         while self.boot().map_or(true, |id| id == before) {
-            ensure!(start.elapsed() < BOOT, "not booted again within {BOOT:?}\n{}", self.0.console());
+            ensure!(
+                start.elapsed() < BOOT,
+                "not booted again within {BOOT:?}\n{}",
+                self.0.console()
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
         self.wait()
@@ -81,7 +89,8 @@ impl<'a> Debian<'a> {
             .run("systemctl is-system-running --wait || true")
             .with_context(|| format!("while it boots: {}", self.0.console()))?;
         if state.trim() != "running" {
-            let failed = self.run("systemctl --failed --no-legend; journalctl -b -p warning --no-pager")?;
+            let failed =
+                self.run("systemctl --failed --no-legend; journalctl -b -p warning --no-pager")?;
             bail!("systemd is {}: {failed}", state.trim());
         }
         Ok(())
@@ -92,11 +101,13 @@ impl<'a> Debian<'a> {
     /// # Errors
     /// If there is no journal.
     pub fn journal(&self, unit: &str) -> Result<String> {
-        let lines =
-            self.run(&format!("journalctl -u {unit} --no-pager -o json --output-fields=PRIORITY,MESSAGE"))?;
+        let lines = self.run(&format!(
+            "journalctl -u {unit} --no-pager -o json --output-fields=PRIORITY,MESSAGE"
+        ))?;
         let mut text = String::new();
         for line in lines.lines() {
-            let entry: serde_json::Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+            let entry: serde_json::Value =
+                serde_json::from_str(line).with_context(|| line.to_owned())?;
             let field = |name: &str| entry[name].as_str().unwrap_or("?").to_owned();
             text += &format!("<{}> {}\n", field("PRIORITY"), field("MESSAGE"));
         }

@@ -1,4 +1,5 @@
-//! What a VM boots: Debian's kernel, and a first file system of Debian's programs, the agent, and what tests add.
+//! What a VM boots: Debian's kernel, and a first file system of Debian's programs, the agent, and
+//! what tests add.
 //!
 //! `cargo xtask lab vm --prepare` fetches and unpacks packages; here the parts are put together.
 
@@ -10,7 +11,9 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, ensure};
 
 use super::cpio::Cpio;
-use super::parts::{DISK, DISK_MODULES, FOLDER, KERNEL, Kernel, MODULES, NOTE, PROGRAMS, QEMU, USERLAND};
+use super::parts::{
+    DISK, DISK_MODULES, FOLDER, KERNEL, Kernel, MODULES, NOTE, PROGRAMS, QEMU, USERLAND,
+};
 use crate::cluster::program;
 
 /// Files for QEMU.
@@ -24,14 +27,16 @@ pub struct Image {
 }
 
 impl Image {
-    /// The image with this kernel, put together anew if a part of it has changed; with a disk that has a Debian, or without.
+    /// The image with this kernel, put together anew if a part of it has changed; with a disk that
+    /// has a Debian, or without.
     ///
     /// # Errors
     /// If its parts have not been prepared.
     pub fn of(kernel: Kernel, disk: bool) -> Result<Self> {
         let agent = program("lab-agent")?;
         let near = agent.parent().context("the agent is in no folder")?;
-        let missing = || format!("no image with kernel {kernel} for VMs: cargo xtask lab vm --prepare");
+        let missing =
+            || format!("no image with kernel {kernel} for VMs: cargo xtask lab vm --prepare");
         let folder = folder(near).with_context(missing)?;
         let own = folder.join(kernel.to_string());
         let mut parts = vec![folder.join(USERLAND), own.join(MODULES)];
@@ -62,7 +67,8 @@ impl Image {
 /// If it has not been prepared.
 pub fn qemu() -> Result<PathBuf> {
     let agent = program("lab-agent")?;
-    let folder = folder(agent.parent().context("the agent is in no folder")?).map(|folder| folder.join(QEMU));
+    let folder = folder(agent.parent().context("the agent is in no folder")?)
+        .map(|folder| folder.join(QEMU));
     folder.filter(|folder| folder.is_dir()).context("no QEMU for VMs: cargo xtask lab vm --prepare")
 }
 

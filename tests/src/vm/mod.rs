@@ -9,8 +9,9 @@
 //! | [`client`] | the lab's side of it |
 //! | [`debian`] | a VM that has booted a Debian with systemd from a disk |
 //!
-//! The agent's side is the program `lab-agent`, the VM's first and only process of its own. A program in a VM is started by
-//! `lab-exec`, which stands for it here: it passes on input, outputs and signals, and ends as the program ends.
+//! The agent's side is the program `lab-agent`, the VM's first and only process of its own. A
+//! program in a VM is started by `lab-exec`, which stands for it here: it passes on input, outputs
+//! and signals, and ends as the program ends.
 
 pub mod client;
 pub mod cpio;
@@ -87,7 +88,8 @@ impl std::str::FromStr for Card {
     }
 }
 
-/// QEMU 10 emulates several CPUs, and one of them finds the memory map changed by another, as while firmware runs (QEMU's issue 1921).
+/// QEMU 10 emulates several CPUs, and one of them finds the memory map changed by another, as while
+/// firmware runs (QEMU's issue 1921).
 const RACE: &str = "iotlb_to_section: Assertion";
 
 #[derive(Clone, Debug)]
@@ -103,7 +105,8 @@ pub struct VmSpec<'a> {
     pub mac: String,
     /// MTU of its interface in bytes.
     pub mtu: u32,
-    /// Its other interfaces, which it gets as eth1 and so on: the tap devices at their other ends, beside the first one.
+    /// Its other interfaces, which it gets as eth1 and so on: the tap devices at their other ends,
+    /// beside the first one.
     pub cards: Option<(Card, Vec<String>)>,
     /// Its addresses with prefix lengths. The agent is reached by the first.
     pub addresses: Vec<(IpAddr, u8)>,
@@ -132,7 +135,8 @@ impl Vm {
     pub fn start(spec: &VmSpec) -> Result<Self> {
         let image = Image::of(spec.kernel, spec.disk)?;
         let (netns, tap) = &spec.tap;
-        let addresses: Vec<_> = spec.addresses.iter().map(|(ip, len)| format!("{ip}/{len}")).collect();
+        let addresses: Vec<_> =
+            spec.addresses.iter().map(|(ip, len)| format!("{ip}/{len}")).collect();
         // What the kernel does not know, it gives to the agent as environment variables.
         let mut line = format!(
             "console=ttyS0 quiet panic=-1 {QUICK} lab_mtu={} lab_addresses={}",
@@ -155,8 +159,14 @@ impl Vm {
             .args(["-machine", machine, "-accel", "tcg", "-cpu", "max"])
             .args(["-smp", &spec.cpus.to_string(), "-m", &memory.to_string()])
             .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
-            .args(["-netdev", &format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=off")])
-            .args(["-device", &format!("virtio-net-pci,netdev=net,mac={},romfile=,{PLAIN}", spec.mac)])
+            .args([
+                "-netdev",
+                &format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=off"),
+            ])
+            .args([
+                "-device",
+                &format!("virtio-net-pci,netdev=net,mac={},romfile=,{PLAIN}", spec.mac),
+            ])
             .args(cards(spec))
             .args(debian::disk(image.disk.as_deref()))
             .arg("-kernel")
@@ -191,20 +201,29 @@ impl Vm {
                 if again || !self.console().contains(RACE) {
                     bail!("the VM {} has ended: {status}\n{}", self.ip, self.console());
                 }
-                println!("QEMU has lost a race of its own while the VM {} booted: once more", self.ip);
+                println!(
+                    "QEMU has lost a race of its own while the VM {} booted: once more",
+                    self.ip
+                );
                 (self.qemu, again) = (Some(self.command.spawn()?), true);
             }
             if start.elapsed() > BOOT {
-                bail!("the VM {} {NOT_THERE} within {BOOT:?}: {error}\n{}", self.ip, self.console());
+                bail!(
+                    "the VM {} {NOT_THERE} within {BOOT:?}: {error}\n{}",
+                    self.ip,
+                    self.console()
+                );
             }
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    /// A program to be run in the VM. It dies with the thread that starts it, so that nothing survives its test.
+    /// A program to be run in the VM. It dies with the thread that starts it, so that nothing
+    /// survives its test.
     ///
-    /// One in cargo's target folder is copied into the VM first. Of the environment, only variables that begin with `NETSUM_`
-    /// or `RUST_` go along. `sh` in the VM is busybox, which prefers its own commands: say `/usr/bin/ip` in scripts.
+    /// One in cargo's target folder is copied into the VM first. Of the environment, only variables
+    /// that begin with `NETSUM_` or `RUST_` go along. `sh` in the VM is busybox, which prefers its
+    /// own commands: say `/usr/bin/ip` in scripts.
     ///
     /// # Panics
     /// If `lab-exec` has not been built.
@@ -238,9 +257,10 @@ impl Vm {
     }
 }
 
-/// A newer QEMU than Debian 12's own, from its folder. That one has no Intel 82576. And of two CPUs it lets one run an instruction that
-/// the other has replaced meanwhile: Linux replaces its own when XDP or tcx is first used, and panicked (`int3` in
-/// `__netif_receive_skb_core`). QEMU 8.1 locks code while it translates it.
+/// A newer QEMU than Debian 12's own, from its folder. That one has no Intel 82576. And of two CPUs
+/// it lets one run an instruction that the other has replaced meanwhile: Linux replaces its own
+/// when XDP or tcx is first used, and panicked (`int3` in `__netif_receive_skb_core`). QEMU 8.1
+/// locks code while it translates it.
 fn qemu(netns: &Netns) -> Result<Command> {
     let folder = image::qemu()?;
     let mut command = netns.free_command(folder.join("usr/bin").join(QEMU));
@@ -257,17 +277,21 @@ fn cards(spec: &VmSpec) -> Vec<String> {
     let of = |(i, tap): (usize, &String)| {
         let (port, device) = match card {
             // Its virtual functions take the places beside it: each card has a bus of its own.
-            Card::Igb => {
-                (Some(format!("pcie-root-port,id=bus{i},chassis={i}")), format!("{card},bus=bus{i}"))
-            }
-            // Vectors for the queues of both ways, the control queue and changes of the configuration.
+            Card::Igb => (
+                Some(format!("pcie-root-port,id=bus{i},chassis={i}")),
+                format!("{card},bus=bus{i}"),
+            ),
+            // Vectors for the queues of both ways, the control queue and changes of the
+            // configuration.
             Card::VirtioNet => {
                 (None, format!("virtio-net-pci,mq=on,vectors={},{PLAIN}", 2 * card.queues() + 2))
             }
             Card::Vmxnet3 => (None, card.to_string()),
         };
-        let queues = if card.queues() > 1 { format!(",queues={}", card.queues()) } else { String::new() };
-        let netdev = format!("tap,id=card{i},ifname={tap},script=no,downscript=no,vhost=off{queues}");
+        let queues =
+            if card.queues() > 1 { format!(",queues={}", card.queues()) } else { String::new() };
+        let netdev =
+            format!("tap,id=card{i},ifname={tap},script=no,downscript=no,vhost=off{queues}");
         let device = format!("{device},netdev=card{i},mac=02:00:00:00:01:{:02x},romfile=", i + 1);
         let port = port.into_iter().flat_map(|port| ["-device".to_owned(), port]);
         port.chain(["-netdev".to_owned(), netdev, "-device".to_owned(), device]).collect::<Vec<_>>()
@@ -277,8 +301,8 @@ fn cards(spec: &VmSpec) -> Vec<String> {
 
 /// What costs time only where the processor is emulated.
 ///
-/// And `no_timer_check`: on a busy machine the emulated timer may not tick while the kernel looks whether it does, and it panics
-/// (arch/x86/kernel/apic/io_apic.c, `check_timer`).
+/// And `no_timer_check`: on a busy machine the emulated timer may not tick while the kernel looks
+/// whether it does, and it panics (arch/x86/kernel/apic/io_apic.c, `check_timer`).
 const QUICK: &str = "mitigations=off nokaslr cryptomgr.notests no_timer_check";
 
 /// No offloads: every packet that the VM sends is on the wire as it is on the tap.
@@ -295,7 +319,8 @@ impl Drop for Vm {
     }
 }
 
-/// A program to be run in the VM with this address, which a namespace reaches. It may outlive the thread that starts it.
+/// A program to be run in the VM with this address, which a namespace reaches. It may outlive the
+/// thread that starts it.
 ///
 /// # Panics
 /// If `lab-exec` has not been built.
@@ -310,17 +335,22 @@ fn stand_in(ip: IpAddr, inside: &OsStr, command: impl Fn(&Path) -> Command) -> C
     command
 }
 
-/// The name of a program in a VM, and where it is here if it is to be copied there: whatever is in cargo's target folder.
+/// The name of a program in a VM, and where it is here if it is to be copied there: whatever is in
+/// cargo's target folder.
 pub fn name_inside(given: &str) -> (String, Option<PathBuf>) {
     let ours = || {
-        let path =
-            Path::new(given).canonicalize().ok().filter(|path| given.contains('/') && path.is_file())?;
+        let path = Path::new(given)
+            .canonicalize()
+            .ok()
+            .filter(|path| given.contains('/') && path.is_file())?;
         let me = std::env::current_exe().ok()?;
         // <target>/<profile>/lab-exec.
         path.starts_with(me.ancestors().nth(2)?).then_some(path)
     };
     match ours() {
-        Some(path) => (format!("/lab/{}", path.file_name().unwrap_or_default().display()), Some(path)),
+        Some(path) => {
+            (format!("/lab/{}", path.file_name().unwrap_or_default().display()), Some(path))
+        }
         None => (given.to_owned(), None),
     }
 }

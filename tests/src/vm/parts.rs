@@ -1,4 +1,5 @@
-//! The kernels that VMs can run, and the names of what they boot. `cargo xtask`, which prepares that, has this file, too.
+//! The kernels that VMs can run, and the names of what they boot. `cargo xtask`, which prepares
+//! that, has this file, too.
 
 use std::fmt;
 use std::str::FromStr;

@@ -16,15 +16,16 @@ pub const MAX_FRAME: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Runs a program. [`Kind::Input`] and [`Kind::Signal`] follow as they come; if the connection ends before the program, it
-    /// is killed.
+    /// Runs a program. [`Kind::Input`] and [`Kind::Signal`] follow as they come; if the connection
+    /// ends before the program, it is killed.
     Run {
         /// Program and arguments.
         command: Vec<String>,
         /// Environment variables besides the agent's own.
         env: Vec<(String, String)>,
     },
-    /// Writes a file, whose bytes follow as [`Kind::Input`], unless [`Answer::Have`] says that it is there already.
+    /// Writes a file, whose bytes follow as [`Kind::Input`], unless [`Answer::Have`] says that it
+    /// is there already.
     Put {
         path: String,
         mode: u32,
@@ -124,6 +125,9 @@ mod tests {
         for bad in [&[9, 0, 0, 0, 0][..], &[1, 0xff, 0, 0, 0], &[0; 5]] {
             assert_eq!(receive(bad).unwrap_err().kind(), io::ErrorKind::InvalidData, "{bad:?}");
         }
-        assert_eq!(receive(&[4, 0, 0, 0, 2, 7][..]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(
+            receive(&[4, 0, 0, 0, 2, 7][..]).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The library's own endpoint among kernels' hosts: in one ring with them through the box, as sender and receiver; and connected to
-//! them without the box, in all that it can do.
+//! The library's own endpoint among kernels' hosts: in one ring with them through the box, as
+//! sender and receiver; and connected to them without the box, in all that it can do.
 
 use netsum_lab::cluster::Cluster;
 use netsum_lab::verbs_ring::{self, Operation, VerbsRingSpec};
@@ -27,8 +27,8 @@ pub fn rings(cluster: &Cluster) {
     }
 }
 
-/// A kernel's host and the library's endpoint send to each other past the box: each size, path MTU and operation, in both
-/// directions at the same time.
+/// A kernel's host and the library's endpoint send to each other past the box: each size, path MTU
+/// and operation, in both directions at the same time.
 pub fn pairs(cluster: &Cluster) {
     use Operation::{PlainWrite, Send, SendImmediate, Write};
     for (vm, mtu) in VMS.into_iter().cycle().zip([256, 1024, 2048]) {
@@ -46,7 +46,8 @@ pub fn pairs(cluster: &Cluster) {
             undisturbed(cluster, &spec);
             if mtu == 1024 {
                 // Enough packets that some are lost.
-                let (reports, lost) = with_loss(cluster, &VerbsRingSpec { messages: 4 * messages, ..spec });
+                let (reports, lost) =
+                    with_loss(cluster, &VerbsRingSpec { messages: 4 * messages, ..spec });
                 let again: Vec<_> =
                     reports.iter().map(|report| report.retransmitted.unwrap_or_default()).collect();
                 println!(
@@ -57,7 +58,8 @@ pub fn pairs(cluster: &Cluster) {
     }
     // What it does not do, it refuses: a kernel that asks is told, and does not ask for ever.
     let hosts = vec![VMS[0], NAMESPACES[0]];
-    let spec = VerbsRingSpec { hosts, summed: false, ..VerbsRingSpec::new(2, 1024, Operation::Read, 1) };
+    let spec =
+        VerbsRingSpec { hosts, summed: false, ..VerbsRingSpec::new(2, 1024, Operation::Read, 1) };
     let error = format!("{:#}", verbs_ring::run(cluster, &spec, patience(&spec)).unwrap_err());
     assert!(error.contains("rank 0: sending 0: remote invalid request error"), "{error}");
 }

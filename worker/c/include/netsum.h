@@ -1,6 +1,7 @@
 // netsum: all-reduce inside the network. Link with -lnetsum.
 //
-// Every function may be called by any thread. Functions that return a netsum_status leave a text in netsum_error_text().
+// Every function may be called by any thread. Functions that return a netsum_status leave a text in
+// netsum_error_text().
 
 #ifndef NETSUM_H
 #define NETSUM_H
@@ -52,16 +53,18 @@ typedef enum {
   NETSUM_RING = 1,
 } netsum_mode;
 
-// A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
-// order, with the same counts, types, roots and operators; where they do not, all get
-// NETSUM_ERROR_MISMATCH. So do the others where one alone gets NETSUM_ERROR_ARGUMENT.
+// A member of a job. Several threads may use it at once; their calls take turns. All ranks must
+// call for the same operations in the same order, with the same counts, types, roots and operators;
+// where they do not, all get NETSUM_ERROR_MISMATCH. So do the others where one alone gets
+// NETSUM_ERROR_ARGUMENT.
 typedef struct netsum_comm netsum_comm;
 
 // Settings. One thread at a time may use one.
 typedef struct netsum_config netsum_config;
 
-// An operation in flight. It must be given to netsum_wait() once; until that, or netsum_finalize(), has returned, its memory belongs to
-// the operation: another one that would write it, or use what it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
+// An operation in flight. It must be given to netsum_wait() once; until that, or netsum_finalize(),
+// has returned, its memory belongs to the operation: another one that would write it, or use what
+// it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
 typedef struct netsum_work netsum_work;
 
 // Element types.
@@ -102,16 +105,17 @@ extern "C" {
 // The version of the library: "0.1.0".
 const char *netsum_version(void);
 
-// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells then. To be ended with
-// netsum_finalize(). `*comm` is NULL where that fails.
+// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells
+// then. To be ended with netsum_finalize(). `*comm` is NULL where that fails.
 //
 // The caller promises:
 // `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
 netsum_status netsum_init(const netsum_config *config,
                           netsum_comm **comm);
 
-// Leaves the job, and frees the communicator; NULL is left alone. Operations in flight are completed where the other ranks get there
-// within two seconds; netsum_wait() says NETSUM_ERROR_CLOSED of others. After that no operation touches memory.
+// Leaves the job, and frees the communicator; NULL is left alone. Operations in flight are
+// completed where the other ranks get there within two seconds; netsum_wait() says
+// NETSUM_ERROR_CLOSED of others. After that no operation touches memory.
 //
 // The caller promises:
 // `comm` comes from netsum_init(), and no thread uses it any more.
@@ -135,8 +139,9 @@ uint32_t netsum_ranks(const netsum_comm *comm);
 // `comm` comes from netsum_init().
 netsum_mode netsum_get_mode(const netsum_comm *comm);
 
-// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their average; the same bits at every rank.
-// `work` is where a handle for netsum_wait() goes, or NULL where the operation cannot be started; where `work` itself is NULL, the call waits.
+// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their
+// average; the same bits at every rank. `work` is where a handle for netsum_wait() goes, or NULL
+// where the operation cannot be started; where `work` itself is NULL, the call waits.
 //
 // The caller promises:
 // `data` has `count` elements, which are the operation's until it is done.
@@ -159,8 +164,9 @@ netsum_status netsum_reduce(netsum_comm *comm,
                             uint32_t root,
                             netsum_work **work);
 
-// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`. `input` has `count` times as many as there
-// are ranks; its r-th part may be `output`, and otherwise they share no memory. `work` as with netsum_all_reduce().
+// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`. `input`
+// has `count` times as many as there are ranks; its r-th part may be `output`, and otherwise they
+// share no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their elements, which are the operation's until it is done.
@@ -182,8 +188,9 @@ netsum_status netsum_broadcast(netsum_comm *comm,
                                uint32_t root,
                                netsum_work **work);
 
-// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`, which has room for those of all ranks.
-// `input` may be this rank's part of it, and otherwise they share no memory. `work` as with netsum_all_reduce().
+// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`, which
+// has room for those of all ranks. `input` may be this rank's part of it, and otherwise they share
+// no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their bytes, which are the operation's until it is done.
@@ -193,8 +200,9 @@ netsum_status netsum_all_gather(netsum_comm *comm,
                                 size_t bytes,
                                 netsum_work **work);
 
-// Gives rank r the r-th `bytes` bytes of each rank's `input`, one behind the other in `output`. Both have room for those of all ranks.
-// It takes as many times as long as there are ranks as connections between them would. `work` as with netsum_all_reduce().
+// Gives rank r the r-th `bytes` bytes of each rank's `input`, one behind the other in `output`.
+// Both have room for those of all ranks. It takes as many times as long as there are ranks as
+// connections between them would. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their bytes, which are the operation's until it is done.
@@ -204,15 +212,17 @@ netsum_status netsum_all_to_all(netsum_comm *comm,
                                 size_t bytes,
                                 netsum_work **work);
 
-// Is done once all ranks have called it, and all that was in flight before is done. `work` as with netsum_all_reduce().
+// Is done once all ranks have called it, and all that was in flight before is done. `work` as with
+// netsum_all_reduce().
 //
 // The caller promises:
 // As of the arguments of netsum_all_reduce().
 netsum_status netsum_barrier(netsum_comm *comm,
                              netsum_work **work);
 
-// Makes settings of what the environment says: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER, NETSUM_JOB, NETSUM_TOKEN and the others;
-// what torchrun, mpirun and srun tell of rank, ranks and local rank. To be freed with netsum_config_free().
+// Makes settings of what the environment says: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER,
+// NETSUM_JOB, NETSUM_TOKEN and the others; what torchrun, mpirun and srun tell of rank, ranks and
+// local rank. To be freed with netsum_config_free().
 //
 // The caller promises:
 // `config` points to room for a pointer.
@@ -230,7 +240,8 @@ netsum_status netsum_config_set(netsum_config *config, const char *name, const c
 // `config` comes from netsum_config_new(), and is not used any more.
 void netsum_config_free(netsum_config *config);
 
-// The text of this thread's last error: what is wrong, and what to do. It is there until the thread's next error.
+// The text of this thread's last error: what is wrong, and what to do. It is there until the
+// thread's next error.
 const char *netsum_error_text(void);
 
 // The rank that this thread's last error is about, or -1.
@@ -242,7 +253,8 @@ int32_t netsum_error_rank(void);
 // `work` comes from an operation, and `done` points to room.
 netsum_status netsum_test(const netsum_work *work, bool *done);
 
-// Waits for so many seconds at the most, and no longer than a day, and puts into `done` whether netsum_wait() would return at once.
+// Waits for so many seconds at the most, and no longer than a day, and puts into `done` whether
+// netsum_wait() would return at once.
 //
 // The caller promises:
 // `work` comes from an operation, and `done` points to room.
@@ -250,8 +262,8 @@ netsum_status netsum_wait_for(const netsum_work *work,
                               double seconds,
                               bool *done);
 
-// Waits for an operation, frees its handle, and says what it came to: in `report`, unless that is NULL. The memory belongs to the
-// caller again, whatever is returned.
+// Waits for an operation, frees its handle, and says what it came to: in `report`, unless that is
+// NULL. The memory belongs to the caller again, whatever is returned.
 //
 // The caller promises:
 // `work` comes from an operation, and is not used any more; `report` is NULL or points to room.

@@ -12,17 +12,20 @@ use crate::memory::Memory;
 use crate::status::{clear, netsum_status, null, status};
 use crate::work::{netsum_mode, netsum_work};
 
-/// How long a call that waits has the communicator for itself: what is over by then wakes no other thread.
+/// How long a call that waits has the communicator for itself: what is over by then wakes no other
+/// thread.
 const SOON: Duration = Duration::from_millis(1);
 
-/// A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
-/// order, with the same counts, types, roots and operators; where they do not, all get
-/// NETSUM_ERROR_MISMATCH. So do the others where one alone gets NETSUM_ERROR_ARGUMENT.
+/// A member of a job. Several threads may use it at once; their calls take turns. All ranks must
+/// call for the same operations in the same order, with the same counts, types, roots and
+/// operators; where they do not, all get NETSUM_ERROR_MISMATCH. So do the others where one alone
+/// gets NETSUM_ERROR_ARGUMENT.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_comm {
     inner: Mutex<Communicator>,
     room: Room,
-    /// Which connected. In one that was forked from it a lock may be held by a thread that is not there.
+    /// Which connected. In one that was forked from it a lock may be held by a thread that is not
+    /// there.
     process: u32,
     rank: u32,
     ranks: u32,
@@ -54,8 +57,8 @@ pub const NETSUM_SUM: netsum_op = 0;
 /// Their sum divided by the number of ranks; of floats only.
 pub const NETSUM_AVERAGE: netsum_op = 1;
 
-/// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells then. To be ended with
-/// netsum_finalize(). `*comm` is NULL where that fails.
+/// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells
+/// then. To be ended with netsum_finalize(). `*comm` is NULL where that fails.
 ///
 /// # Safety
 /// `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
@@ -87,8 +90,9 @@ pub unsafe extern "C" fn netsum_init(
     })
 }
 
-/// Leaves the job, and frees the communicator; NULL is left alone. Operations in flight are completed where the other ranks get there
-/// within two seconds; netsum_wait() says NETSUM_ERROR_CLOSED of others. After that no operation touches memory.
+/// Leaves the job, and frees the communicator; NULL is left alone. Operations in flight are
+/// completed where the other ranks get there within two seconds; netsum_wait() says
+/// NETSUM_ERROR_CLOSED of others. After that no operation touches memory.
 ///
 /// # Safety
 /// `comm` comes from netsum_init(), and no thread uses it any more.
@@ -200,8 +204,9 @@ unsafe fn no_dtype(
     unsafe { run::<Infallible, Owned>(comm, work, |_| Err(wrong), |_, never| match never {}) }
 }
 
-/// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their average; the same bits at every rank.
-/// `work` is where a handle for netsum_wait() goes, or NULL where the operation cannot be started; where `work` itself is NULL, the call waits.
+/// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their
+/// average; the same bits at every rank. `work` is where a handle for netsum_wait() goes, or NULL
+/// where the operation cannot be started; where `work` itself is NULL, the call waits.
 ///
 /// # Safety
 /// `data` has `count` elements, which are the operation's until it is done.
@@ -259,7 +264,8 @@ unsafe fn reduce(
         work: *mut *mut netsum_work,
     ) -> netsum_status {
         // SAFETY: the caller's promise.
-        let given = |_: &_| Ok((unsafe { Memory::<T>::new("data", data.cast(), count) }?, self::op(op)?));
+        let given =
+            |_: &_| Ok((unsafe { Memory::<T>::new("data", data.cast(), count) }?, self::op(op)?));
         // SAFETY: the caller's promise.
         unsafe { run(comm, work, given, |comm, (data, op)| comm.reduce_async(data, op, root)) }
     }
@@ -273,8 +279,9 @@ unsafe fn reduce(
     }
 }
 
-/// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`. `input` has `count` times as many as there
-/// are ranks; its r-th part may be `output`, and otherwise they share no memory. `work` as with netsum_all_reduce().
+/// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`.
+/// `input` has `count` times as many as there are ranks; its r-th part may be `output`, and
+/// otherwise they share no memory. `work` as with netsum_all_reduce().
 ///
 /// # Safety
 /// `input` and `output` have their elements, which are the operation's until it is done.
@@ -307,8 +314,9 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
             let output = unsafe { Memory::<T>::new("output", output.cast(), count) }?;
             Ok((input, output, self::op(op)?))
         };
-        let start =
-            |comm: &mut Communicator, (input, output, op)| comm.reduce_scatter_async(input, output, op);
+        let start = |comm: &mut Communicator, (input, output, op)| {
+            comm.reduce_scatter_async(input, output, op)
+        };
         // SAFETY: the caller's promise.
         unsafe { run(comm, work, given, start) }
     }
@@ -346,8 +354,9 @@ pub unsafe extern "C" fn netsum_broadcast(
     }
 }
 
-/// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`, which has room for those of all ranks.
-/// `input` may be this rank's part of it, and otherwise they share no memory. `work` as with netsum_all_reduce().
+/// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`,
+/// which has room for those of all ranks. `input` may be this rank's part of it, and otherwise they
+/// share no memory. `work` as with netsum_all_reduce().
 ///
 /// # Safety
 /// `input` and `output` have their bytes, which are the operation's until it is done.
@@ -371,8 +380,9 @@ pub unsafe extern "C" fn netsum_all_gather(
     }
 }
 
-/// Gives rank r the r-th `bytes` bytes of each rank's `input`, one behind the other in `output`. Both have room for those of all ranks.
-/// It takes as many times as long as there are ranks as connections between them would. `work` as with netsum_all_reduce().
+/// Gives rank r the r-th `bytes` bytes of each rank's `input`, one behind the other in `output`.
+/// Both have room for those of all ranks. It takes as many times as long as there are ranks as
+/// connections between them would. `work` as with netsum_all_reduce().
 ///
 /// # Safety
 /// `input` and `output` have their bytes, which are the operation's until it is done.
@@ -396,7 +406,8 @@ pub unsafe extern "C" fn netsum_all_to_all(
     }
 }
 
-/// Is done once all ranks have called it, and all that was in flight before is done. `work` as with netsum_all_reduce().
+/// Is done once all ranks have called it, and all that was in flight before is done. `work` as with
+/// netsum_all_reduce().
 ///
 /// # Safety
 /// As of the arguments of netsum_all_reduce().

@@ -10,8 +10,9 @@ use crate::status::{clear, netsum_status, null, status, text};
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_config(pub(crate) Settings);
 
-/// Makes settings of what the environment says: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER, NETSUM_JOB, NETSUM_TOKEN and the others;
-/// what torchrun, mpirun and srun tell of rank, ranks and local rank. To be freed with netsum_config_free().
+/// Makes settings of what the environment says: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER,
+/// NETSUM_JOB, NETSUM_TOKEN and the others; what torchrun, mpirun and srun tell of rank, ranks and
+/// local rank. To be freed with netsum_config_free().
 ///
 /// # Safety
 /// `config` points to room for a pointer.
@@ -44,7 +45,8 @@ pub unsafe extern "C" fn netsum_config_set(
     versioned!("netsum_config_set");
     status(|| {
         // SAFETY: the caller's promise.
-        let (config, name, value) = unsafe { (config.as_mut(), text("name", name)?, text("value", value)?) };
+        let (config, name, value) =
+            unsafe { (config.as_mut(), text("name", name)?, text("value", value)?) };
         config.ok_or_else(|| null("config"))?.0.set(name, value)
     })
 }
@@ -68,5 +70,6 @@ pub unsafe extern "C" fn netsum_config_free(config: *mut netsum_config) {
 /// `config` is null, or comes from [`netsum_config_new`].
 pub unsafe fn settings(config: *const netsum_config) -> Result<Settings, Error> {
     // SAFETY: the caller's promise.
-    Ok(unsafe { config.as_ref() }.map_or_else(Settings::from_environment, |config| config.0.clone()))
+    Ok(unsafe { config.as_ref() }
+        .map_or_else(Settings::from_environment, |config| config.0.clone()))
 }

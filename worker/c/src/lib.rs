@@ -8,8 +8,8 @@
 //! | [`status`] | what functions return, and the text of the last error |
 //! | [`memory`] | the caller's memory |
 
-/// Gives the function that it stands in its version. The linker's script (`netsum.map`) alone does not: rustc has a script of its own,
-/// which comes first.
+/// Gives the function that it stands in its version. The linker's script (`netsum.map`) alone does
+/// not: rustc has a script of its own, which comes first.
 macro_rules! versioned {
     ($name:literal) => {
         #[cfg(versioned)]

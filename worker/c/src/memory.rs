@@ -17,16 +17,22 @@ unsafe impl<T: Send> Send for Memory<T> {}
 
 impl<T> Memory<T> {
     /// # Safety
-    /// There are `len` elements at `start` until the operation is done; they are written where the result goes there.
+    /// There are `len` elements at `start` until the operation is done; they are written where the
+    /// result goes there.
     pub unsafe fn new(name: &str, start: *mut T, len: usize) -> Result<Self, Error> {
         if len > 0 && start.is_null() {
             return Err(null(name));
         }
         if !start.is_aligned() {
-            return Err(Error::Argument(format!("{name} is not aligned to {} bytes", align_of::<T>())));
+            return Err(Error::Argument(format!(
+                "{name} is not aligned to {} bytes",
+                align_of::<T>()
+            )));
         }
         if len > isize::MAX as usize / size_of::<T>() {
-            return Err(Error::Argument(format!("{name} of {len} elements: that is more than memory has")));
+            return Err(Error::Argument(format!(
+                "{name} of {len} elements: that is more than memory has"
+            )));
         }
         Ok(Self { start, len })
     }

@@ -43,11 +43,13 @@ pub enum netsum_status {
 use netsum_status::*;
 
 thread_local! {
-    /// The last error's text, and the rank that it is about. Destructors of other libraries may call when it is gone.
+    /// The last error's text, and the rank that it is about. Destructors of other libraries may
+    /// call when it is gone.
     static LAST: RefCell<(CString, i32)> = RefCell::new((CString::default(), -1));
 }
 
-/// The text of this thread's last error: what is wrong, and what to do. It is there until the thread's next error.
+/// The text of this thread's last error: what is wrong, and what to do. It is there until the
+/// thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn netsum_error_text() -> *const c_char {
     versioned!("netsum_error_text");
@@ -79,7 +81,9 @@ pub fn status(call: impl FnOnce() -> Result<(), Error>) -> netsum_status {
 
 fn kind(error: &Error) -> (netsum_status, Option<u32>) {
     match error {
-        Error::Argument(_) | Error::InFlight(_) | Error::Length { .. } => (NETSUM_ERROR_ARGUMENT, None),
+        Error::Argument(_) | Error::InFlight(_) | Error::Length { .. } => {
+            (NETSUM_ERROR_ARGUMENT, None)
+        }
         Error::Config(_) => (NETSUM_ERROR_CONFIG, None),
         Error::Controller { .. } => (NETSUM_ERROR_CONTROLLER, None),
         Error::Unreachable { rank, .. } => (NETSUM_ERROR_UNREACHABLE, Some(*rank)),

@@ -6,8 +6,9 @@ use netsum_worker::{Mode, Owned, Pending, Report};
 
 use crate::status::{netsum_status, null, status};
 
-/// An operation in flight. It must be given to netsum_wait() once; until that, or netsum_finalize(), has returned, its memory belongs to
-/// the operation: another one that would write it, or use what it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
+/// An operation in flight. It must be given to netsum_wait() once; until that, or
+/// netsum_finalize(), has returned, its memory belongs to the operation: another one that would
+/// write it, or use what it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_work(pub(crate) Pending<Owned>);
 
@@ -67,7 +68,8 @@ pub unsafe extern "C" fn netsum_test(work: *const netsum_work, done: *mut bool) 
     unsafe { netsum_wait_for(work, 0.0, done) }
 }
 
-/// Waits for so many seconds at the most, and no longer than a day, and puts into `done` whether netsum_wait() would return at once.
+/// Waits for so many seconds at the most, and no longer than a day, and puts into `done` whether
+/// netsum_wait() would return at once.
 ///
 /// # Safety
 /// `work` comes from an operation, and `done` points to room.
@@ -93,13 +95,16 @@ pub unsafe extern "C" fn netsum_wait_for(
     })
 }
 
-/// Waits for an operation, frees its handle, and says what it came to: in `report`, unless that is NULL. The memory belongs to the
-/// caller again, whatever is returned.
+/// Waits for an operation, frees its handle, and says what it came to: in `report`, unless that is
+/// NULL. The memory belongs to the caller again, whatever is returned.
 ///
 /// # Safety
 /// `work` comes from an operation, and is not used any more; `report` is NULL or points to room.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn netsum_wait(work: *mut netsum_work, report: *mut netsum_report) -> netsum_status {
+pub unsafe extern "C" fn netsum_wait(
+    work: *mut netsum_work,
+    report: *mut netsum_report,
+) -> netsum_status {
     versioned!("netsum_wait");
     status(|| {
         if work.is_null() {

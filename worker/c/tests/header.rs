@@ -20,7 +20,8 @@ fn the_header_is_that_of_the_sources() {
     let builder = cbindgen::Builder::new().with_config(config).with_src(folder.join("src/lib.rs"));
     let mut made = Vec::new();
     builder.generate().unwrap().write(&mut made);
-    let made = String::from_utf8(made).unwrap().replace("// # Safety\n", "// The caller promises:\n");
+    let made =
+        String::from_utf8(made).unwrap().replace("// # Safety\n", "// The caller promises:\n");
     if header() != made {
         let new = Path::new(env!("CARGO_TARGET_TMPDIR")).join("netsum.h");
         std::fs::write(&new, made).unwrap();
@@ -54,7 +55,8 @@ fn every_function_is_there_with_its_version() {
     let symbols = file.elf_dynamic_symbol_table();
     let mut found: Vec<(String, String)> = Vec::new();
     for (index, symbol) in symbols.enumerate() {
-        let name = String::from_utf8_lossy(symbols.symbol_name(endian, symbol).unwrap()).into_owned();
+        let name =
+            String::from_utf8_lossy(symbols.symbol_name(endian, symbol).unwrap()).into_owned();
         if symbol.st_shndx(endian) != object::elf::SHN_UNDEF {
             let version = versions.version(versions.version_index(endian, index)).unwrap();
             let version = version.map(|v| String::from_utf8_lossy(v.name()).into_owned());
@@ -62,7 +64,8 @@ fn every_function_is_there_with_its_version() {
         }
     }
     found.sort();
-    let mut wanted: Vec<_> = functions().into_iter().map(|name| (name, "NETSUM_1".to_owned())).collect();
+    let mut wanted: Vec<_> =
+        functions().into_iter().map(|name| (name, "NETSUM_1".to_owned())).collect();
     wanted.sort();
     assert_eq!(found, wanted);
 }

@@ -35,7 +35,9 @@ fn run(program: &Path, network: u8) -> [String; 2] {
     let peers = [1, 2].map(|rank| format!("127.{network}.67.{rank}")).join(",");
     let start = |rank: usize| -> Child {
         let mut command = Command::new(program);
-        for (name, value) in [("RANK", &*rank.to_string()), ("WORLD_SIZE", "2"), ("NETSUM_PEERS", &*peers)] {
+        for (name, value) in
+            [("RANK", &*rank.to_string()), ("WORLD_SIZE", "2"), ("NETSUM_PEERS", &*peers)]
+        {
             command.env(name, value);
         }
         // Cargo's would come first, where an older library may be.
@@ -53,7 +55,10 @@ fn run(program: &Path, network: u8) -> [String; 2] {
 fn the_example_sums() {
     let said = run(&compile("examples/all_reduce.c"), 71);
     for (rank, said) in said.iter().enumerate() {
-        assert!(said.contains(&format!("rank {rank} has 2 everywhere, summed by the ring")), "{said}");
+        assert!(
+            said.contains(&format!("rank {rank} has 2 everywhere, summed by the ring")),
+            "{said}"
+        );
     }
 }
 

@@ -1,5 +1,5 @@
-//! What a rank does to every byte of a message, beside a plain copy: `cargo xtask bench numeric`. All in the second-level
-//! cache, as messages on their way are.
+//! What a rank does to every byte of a message, beside a plain copy: `cargo xtask bench numeric`.
+//! All in the second-level cache, as messages on their way are.
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
@@ -22,7 +22,8 @@ fn scale(x: &[f32]) -> Scale {
 #[divan::bench]
 fn copy(b: Bencher<'_, '_>) {
     let (from, mut to) = (vec![7u8; LEN], vec![0u8; LEN]);
-    b.counter(BytesCount::new(LEN)).bench_local(|| black_box(&mut to).copy_from_slice(black_box(&from)));
+    b.counter(BytesCount::new(LEN))
+        .bench_local(|| black_box(&mut to).copy_from_slice(black_box(&from)));
 }
 
 #[divan::bench]
@@ -35,7 +36,8 @@ fn largest_exponent(b: Bencher<'_, '_>) {
 fn quantise(b: Bencher<'_, '_>) {
     let (x, mut out) = (floats(), vec![0; LEN]);
     let scale = scale(&x);
-    b.counter(BytesCount::new(LEN)).bench_local(|| scale.quantise(black_box(&x), black_box(&mut out)));
+    b.counter(BytesCount::new(LEN))
+        .bench_local(|| scale.quantise(black_box(&x), black_box(&mut out)));
 }
 
 /// Floats that become 0.
@@ -51,7 +53,8 @@ fn restore(b: Bencher<'_, '_>) {
     let (mut x, mut lanes) = (floats(), vec![0; LEN]);
     let scale = scale(&x);
     scale.quantise(&x, &mut lanes);
-    b.counter(BytesCount::new(LEN)).bench_local(|| scale.restore(black_box(&lanes), black_box(&mut x)));
+    b.counter(BytesCount::new(LEN))
+        .bench_local(|| scale.restore(black_box(&lanes), black_box(&mut x)));
 }
 
 /// Averages of three.
@@ -66,7 +69,8 @@ fn average(b: Bencher<'_, '_>) {
 
 #[divan::bench]
 fn check_lanes(b: Bencher<'_, '_>) {
-    let lanes: Vec<u8> = (0..LEN as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
+    let lanes: Vec<u8> =
+        (0..LEN as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
     b.counter(BytesCount::new(LEN)).bench_local(|| check_sums(black_box(&lanes)));
 }
 

@@ -1,4 +1,5 @@
-//! Memory of one message: from the heap, or registered with an adapter, which then reads and writes it in place.
+//! Memory of one message: from the heap, or registered with an adapter, which then reads and writes
+//! it in place.
 
 use std::any::Any;
 use std::fmt::Debug;

@@ -37,8 +37,8 @@ pub trait Channels {
         Buffer::heap(room)
     }
     fn send(&mut self, channel: Channel, id: u64, data: Buffer);
-    /// A message that was sent, and all before it, should be acknowledged as soon as it arrives: all ranks have sent
-    /// their part, or will at once.
+    /// A message that was sent, and all before it, should be acknowledged as soon as it arrives:
+    /// all ranks have sent their part, or will at once.
     fn expect(&mut self, now: Instant, channel: Channel, id: u64);
     /// Gives a buffer to receive into.
     fn receive_into(&mut self, channel: Channel, buffer: Buffer);

@@ -68,9 +68,11 @@ impl std::fmt::Display for Unanswered {
     }
 }
 
-/// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`], [`Error::InFlight`] and [`Error::Length`] the communicator is of
-/// no more use: all further calls give the same error. So it is where one rank alone refuses a call
-/// by [`Error::Argument`] or [`Error::Length`]: the others get [`Error::Mismatch`].
+/// Why a call on a communicator failed. Except after [`Error::NonFinite`],
+/// [`Error::NonFiniteTensors`], [`Error::Argument`], [`Error::InFlight`] and [`Error::Length`] the
+/// communicator is of no more use: all further calls give the same error. So it is where one rank
+/// alone refuses a call by [`Error::Argument`] or [`Error::Length`]: the others get
+/// [`Error::Mismatch`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -139,7 +141,8 @@ pub enum Error {
         /// Behind the last element of that message.
         end: usize,
     },
-    /// The same of an all-reduce of several tensors: from the first to the last element of the first message concerned.
+    /// The same of an all-reduce of several tensors: from the first to the last element of the
+    /// first message concerned.
     #[error("{} at some rank", stretch(.first, .last))]
     NonFiniteTensors {
         /// First element.
@@ -231,10 +234,14 @@ mod tests {
     #[test]
     fn elements_of_tensors_are_named() {
         let text = |a, b, c, d| {
-            let (first, last) = (Position { tensor: a, element: b }, Position { tensor: c, element: d });
+            let (first, last) =
+                (Position { tensor: a, element: b }, Position { tensor: c, element: d });
             Error::NonFiniteTensors { first, last }.to_string()
         };
-        assert_eq!(text(2, 5, 2, 9), "tensor 2: elements 5..10 hold an infinity or a NaN at some rank");
+        assert_eq!(
+            text(2, 5, 2, 9),
+            "tensor 2: elements 5..10 hold an infinity or a NaN at some rank"
+        );
         assert_eq!(
             text(0, 70, 3, 1),
             "tensors 0 to 3, from element 70 of the first to element 1 of the last, hold an infinity or a NaN at some rank"

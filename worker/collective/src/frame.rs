@@ -32,7 +32,8 @@ impl Descriptor {
     pub fn tag(&self) -> u32 {
         let ([kind, op, root, tag], block) = self.call.words();
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
-        let words = [self.length, pair(self.dtype.code(), kind), pair(op, root), pair(tag, 0), block];
+        let words =
+            [self.length, pair(self.dtype.code(), kind), pair(op, root), pair(tag, 0), block];
         // The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), chained.
         let hash = words.into_iter().fold(0u64, |h, word| {
             let mut h = (h ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -48,7 +49,9 @@ impl std::fmt::Display for Descriptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { length, dtype, call, .. } = self;
         match call.collective {
-            Collective::AllReduce(op) => write!(f, "all_reduce ({op}) of {length} elements of {dtype}"),
+            Collective::AllReduce(op) => {
+                write!(f, "all_reduce ({op}) of {length} elements of {dtype}")
+            }
             Collective::Reduce { op, root } => {
                 write!(f, "reduce ({op}) to rank {root} of {length} elements of {dtype}")
             }
@@ -58,10 +61,16 @@ impl std::fmt::Display for Descriptor {
             Collective::Broadcast { root, block } => {
                 write!(f, "broadcast of {block} bytes from rank {root}")
             }
-            Collective::AllGather { block } => write!(f, "all_gather of {block} bytes from each rank"),
-            Collective::AllToAll { block } => write!(f, "all_to_all of {block} bytes for each rank"),
+            Collective::AllGather { block } => {
+                write!(f, "all_gather of {block} bytes from each rank")
+            }
+            Collective::AllToAll { block } => {
+                write!(f, "all_to_all of {block} bytes for each rank")
+            }
             Collective::Barrier => f.write_str("barrier"),
-            Collective::Refused => f.write_str("nothing (it refused its call with an error of its own)"),
+            Collective::Refused => {
+                f.write_str("nothing (it refused its call with an error of its own)")
+            }
         }?;
         match call.tag {
             0 => Ok(()),
@@ -85,7 +94,9 @@ impl Reason {
 
     pub fn text(self) -> &'static str {
         match self {
-            Self::Unsummed => "its neighbour's data arrived as it was sent, so no box is on the path",
+            Self::Unsummed => {
+                "its neighbour's data arrived as it was sent, so no box is on the path"
+            }
             Self::Wrong => "a sum did not verify",
             Self::Stalled => "no sum arrived although all ranks take part",
             Self::Broken => "the connection through the box broke",
@@ -103,14 +114,15 @@ pub enum Frame {
     /// The first: what the sender takes the job to be, its time-out, and a random number, so that
     /// it is unlike an earlier run's. One small packet.
     Hello { shape: JobShape, timeout: Duration, rank: u32, nonce: u64 },
-    /// Behind the first: one packet of the path MTU, which is so many bytes. A path that carries only
-    /// smaller ones is found by it before anything is summed.
+    /// Behind the first: one packet of the path MTU, which is so many bytes. A path that carries
+    /// only smaller ones is found by it before anything is summed.
     FullSize(usize),
     /// The first of a rank with another version of these messages.
     OtherVersion(u32),
     /// What tells this run's messages from those of others: drawn by rank 0, passed on by all.
     Run(u64),
-    /// The sender lives. Operations that each rank has started and completed, as far as the sender knows.
+    /// The sender lives. Operations that each rank has started and completed, as far as the sender
+    /// knows.
     Status { ranks: Vec<Progress> },
     /// The sender starts an operation.
     Operation(Descriptor),
@@ -122,8 +134,8 @@ pub enum Frame {
     Goodbye { origin: u32, completed: u64 },
     /// A step of an ordinary ring all-reduce; the lanes follow.
     Data(DataHeader),
-    /// Rank 0 asks all to connect anew after an operation that it has not started. Undecided: the latest that anybody has started, up
-    /// to the sender.
+    /// Rank 0 asks all to connect anew after an operation that it has not started. Undecided: the
+    /// latest that anybody has started, up to the sender.
     Renew { after: u64, decided: bool },
 }
 
@@ -154,8 +166,8 @@ pub fn plain_room(shape: &JobShape) -> usize {
     step.max(control_room(shape.ranks, shape.layout.rings)).max(shape.mtu as usize)
 }
 
-/// Buffers that wait for frames on a plain connection: 64, fewer where that would be more than 32 MiB. Who sends more at
-/// once is told to wait.
+/// Buffers that wait for frames on a plain connection: 64, fewer where that would be more than 32
+/// MiB. Who sends more at once is told to wait.
 pub fn plain_buffers(shape: &JobShape) -> usize {
     ((32 << 20) / plain_room(shape)).clamp(8, 64)
 }
@@ -163,7 +175,9 @@ pub fn plain_buffers(shape: &JobShape) -> usize {
 impl Frame {
     /// Appends it to an empty buffer. Lanes may follow.
     pub fn encode_to(&self, w: &mut Buffer) {
-        let u32s = |w: &mut Buffer, x: &[u32]| x.iter().for_each(|x| w.extend_from_slice(&x.to_le_bytes()));
+        let u32s = |w: &mut Buffer, x: &[u32]| {
+            x.iter().for_each(|x| w.extend_from_slice(&x.to_le_bytes()))
+        };
         let u64 = |w: &mut Buffer, x: u64| w.extend_from_slice(&x.to_le_bytes());
         match self {
             Self::Hello { shape, timeout, rank, nonce } => {
@@ -171,7 +185,17 @@ impl Frame {
                 let flags = u32::from(shape.relaxed) | u32::from(shape.without_box) << 1;
                 u32s(
                     w,
-                    &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings, flags],
+                    &[
+                        1,
+                        VERSION,
+                        *rank,
+                        shape.ranks,
+                        shape.mtu,
+                        l.message_size,
+                        l.window,
+                        l.rings,
+                        flags,
+                    ],
                 );
                 u64(w, *nonce);
                 u64(w, timeout.as_nanos() as u64);
@@ -244,7 +268,9 @@ impl Frame {
     /// Reads a frame; of [`Frame::Data`] only the header, before the lanes at [`DATA_HEADER`].
     pub fn decode(b: &[u8]) -> Option<Self> {
         let word = |i: usize| b.as_chunks::<4>().0.get(i).map(|w| u32::from_le_bytes(*w));
-        let long = |at: usize| b.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
+        let long = |at: usize| {
+            b.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
+        };
         let longs = |at: usize| -> Option<Vec<u64>> {
             let (longs, rest) = b.get(at..)?.as_chunks::<8>();
             rest.is_empty().then(|| longs.iter().map(|l| u64::from_le_bytes(*l)).collect())
@@ -269,7 +295,8 @@ impl Frame {
                 if !rest.is_empty() {
                     return None;
                 }
-                let pairs = pairs.iter().map(|p| Progress { started: p[0], completed: p[1] }).collect();
+                let pairs =
+                    pairs.iter().map(|p| Progress { started: p[0], completed: p[1] }).collect();
                 Self::Status { ranks: pairs }
             }
             3 => Self::Operation(Descriptor {
@@ -286,7 +313,8 @@ impl Frame {
             5 => {
                 let text = String::from_utf8_lossy(b.get(20..20 + word(4)? as usize)?);
                 // Fit for other people's terminals.
-                let text = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT).collect();
+                let text =
+                    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT).collect();
                 let error = match word(2)? {
                     0 => Error::RankDied { rank: word(3)?, reason: text },
                     1 => Error::RankLeft { rank: word(3)? },
@@ -333,7 +361,10 @@ mod tests {
                 number: 9,
                 length: 1 << 33,
                 dtype: Dtype::F32,
-                call: Call { collective: Collective::Broadcast { root: 63, block: 1 << 40 }, tag: 7 },
+                call: Call {
+                    collective: Collective::Broadcast { root: 63, block: 1 << 40 },
+                    tag: 7,
+                },
             }),
             Frame::FallBack { origin: 1, reason: Reason::Stray, unverified: vec![5, 6, 1 << 50] },
             Frame::Failure {
@@ -355,7 +386,11 @@ mod tests {
             assert!(bytes.len() <= control_room(3, 4));
             assert_eq!(Frame::decode(&bytes).as_ref(), Some(&frame));
             for n in 0..bytes.len() {
-                assert_ne!(Frame::decode(&bytes[..n]).as_ref(), Some(&frame), "{n} bytes of {frame:?}");
+                assert_ne!(
+                    Frame::decode(&bytes[..n]).as_ref(),
+                    Some(&frame),
+                    "{n} bytes of {frame:?}"
+                );
             }
         }
         assert_eq!(Frame::decode(&[11, 0, 0, 0]), None);
@@ -366,7 +401,8 @@ mod tests {
         let text = "\x1b[2J\nrank 0 is root\u{9b}31m ".repeat(100);
         let mut bytes = [5, 1, 4, 0, text.len() as u32].map(u32::to_le_bytes).concat();
         bytes.extend_from_slice(text.as_bytes());
-        let Some(Frame::Failure { error: Error::Protocol(told), .. }) = Frame::decode(&bytes) else {
+        let Some(Frame::Failure { error: Error::Protocol(told), .. }) = Frame::decode(&bytes)
+        else {
             panic!()
         };
         assert!(told.starts_with(" [2J rank 0 is root 31m "), "{told:?}");
@@ -382,7 +418,9 @@ mod tests {
         });
         let moves = (5..9u64).flat_map(|block| {
             let roots = (0..3).map(move |root| Collective::Broadcast { root, block });
-            [Collective::AllGather { block }, Collective::AllToAll { block }].into_iter().chain(roots)
+            [Collective::AllGather { block }, Collective::AllToAll { block }]
+                .into_iter()
+                .chain(roots)
         });
         let calls: Vec<Call> = collectives
             .chain(moves)

@@ -1,4 +1,5 @@
-//! All-reduce over a ring of reliable connections, with a box that sums or without: a state machine without sockets, threads or clocks.
+//! All-reduce over a ring of reliable connections, with a box that sums or without: a state machine
+//! without sockets, threads or clocks.
 //!
 //! | module | what lives there |
 //! | --- | --- |

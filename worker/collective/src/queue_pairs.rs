@@ -38,15 +38,17 @@ pub struct QueuePairChannels {
     channels: HashMap<QpId, Channel>,
 }
 
-/// Time without an acknowledgement after which packets are sent again. Scheduling on a busy host takes milliseconds, and
-/// a sum comes only when the last rank has sent its part.
+/// Time without an acknowledgement after which packets are sent again. Scheduling on a busy host
+/// takes milliseconds, and a sum comes only when the last rank has sent its part.
 const ACK_TIMEOUT: Duration = Duration::from_micros(67_109);
-/// The same where the acknowledgement waits for nobody. Below that, hosts that run ten processes on two cores send packets again
-/// in runs without loss (8 ms: in each of four runs of the lab's tests; 16 ms: in none of four).
+/// The same where the acknowledgement waits for nobody. Below that, hosts that run ten processes on
+/// two cores send packets again in runs without loss (8 ms: in each of four runs of the lab's
+/// tests; 16 ms: in none of four).
 pub const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 
 impl QueuePairChannels {
-    /// Makes the queue pairs of rank `rank`. `capacity` is how many packets the socket holds for certain.
+    /// Makes the queue pairs of rank `rank`. `capacity` is how many packets the socket holds for
+    /// certain.
     pub fn new(
         mut endpoint: Endpoint,
         shape: &JobShape,
@@ -96,14 +98,17 @@ fn queue_pairs(
     let fragments = shape.layout.message_size.div_ceil(shape.mtu);
     let share = (capacity / (shape.layout.rings + 1)).max(8);
     for (channel, config) in &mut pairs {
-        // A rank may compute for an hour before it sends its part. Who is dead is found by keep-alives.
+        // A rank may compute for an hour before it sends its part. Who is dead is found by
+        // keep-alives.
         config.retry_limit = None;
         config.ack_timeout = ACK_TIMEOUT;
         config.min_ack_timeout = Some(MIN_ACK_TIMEOUT);
         config.selective = match channel {
             Channel::PlainOut => own.selective && next.selective,
             Channel::PlainIn => own.selective && previous.selective,
-            Channel::RingOut(_) | Channel::RingIn(_) => shape.relaxed && ranks.iter().all(|r| r.selective),
+            Channel::RingOut(_) | Channel::RingIn(_) => {
+                shape.relaxed && ranks.iter().all(|r| r.selective)
+            }
         };
         config.waits_for_others = matches!(channel, Channel::RingOut(_) | Channel::RingIn(_));
         // Numbers of a list follow from the ranks'. Sums tell their run themselves.
@@ -111,7 +116,9 @@ fn queue_pairs(
         // The other side's share may be larger.
         (config.max_early, config.max_message) = match channel {
             Channel::PlainOut | Channel::PlainIn => (128, plain_room(shape)),
-            _ => (fragments.saturating_mul(shape.layout.window), shape.layout.message_size as usize),
+            _ => {
+                (fragments.saturating_mul(shape.layout.window), shape.layout.message_size as usize)
+            }
         };
         config.max_inflight = share.min(config.max_early);
     }
@@ -144,12 +151,19 @@ impl Channels for QueuePairChannels {
     fn poll(&mut self) -> Option<ChannelEvent> {
         loop {
             let event = self.endpoint.poll_event()?;
-            let (Event::Sent { qp, .. } | Event::Received { qp, .. } | Event::Failed { qp, .. }) = &event;
+            let (Event::Sent { qp, .. } | Event::Received { qp, .. } | Event::Failed { qp, .. }) =
+                &event;
             let Some(channel) = self.channels.get(qp).copied() else { continue };
             return Some(match event {
-                Event::Sent { id, data, .. } => ChannelEvent::Sent { channel, id, data: data.into() },
-                Event::Received { data, .. } => ChannelEvent::Received { channel, data: data.into() },
-                Event::Failed { error, .. } => ChannelEvent::Failed { channel, reason: error.to_string() },
+                Event::Sent { id, data, .. } => {
+                    ChannelEvent::Sent { channel, id, data: data.into() }
+                }
+                Event::Received { data, .. } => {
+                    ChannelEvent::Received { channel, data: data.into() }
+                }
+                Event::Failed { error, .. } => {
+                    ChannelEvent::Failed { channel, reason: error.to_string() }
+                }
             });
         }
     }
@@ -186,15 +200,19 @@ mod tests {
                 any_ip_id: said[rank as usize],
                 selective: said[rank as usize],
             });
-            // The box relaxes a ring of its own accord where all say so, and on order whatever they say.
+            // The box relaxes a ring of its own accord where all say so, and on order whatever they
+            // say.
             let all = said == [true; 3];
             for relaxed in [false, true] {
-                let shape = JobShape { ranks: RANKS, mtu: 1024, layout, relaxed, without_box: false };
+                let shape =
+                    JobShape { ranks: RANKS, mtu: 1024, layout, relaxed, without_box: false };
                 let of = |rank| queue_pairs(&shape, rank, &ranks, [4096, 92, 0][rank as usize]);
                 let ends: Vec<_> = (0..RANKS).map(of).collect();
-                for (rank, (own, next)) in ends.iter().zip(ends.iter().cycle().skip(1)).enumerate() {
+                for (rank, (own, next)) in ends.iter().zip(ends.iter().cycle().skip(1)).enumerate()
+                {
                     let plain = said[rank] && said[(rank + 1) % 3];
-                    let rings = (0..layout.rings).map(|i| (Channel::RingOut(i), Channel::RingIn(i)));
+                    let rings =
+                        (0..layout.rings).map(|i| (Channel::RingOut(i), Channel::RingIn(i)));
                     for (out, into) in rings.chain([(Channel::PlainOut, Channel::PlainIn)]) {
                         let end = |of: &[(Channel, QpConfig)], channel| {
                             of.iter().find(|(c, _)| *c == channel).expect("a queue pair").1.clone()
@@ -203,7 +221,8 @@ mod tests {
                         assert_eq!((from.remote_qpn, from.send_psn), (to.local_qpn, to.recv_psn));
                         assert_eq!((to.remote_qpn, to.remote), (from.local_qpn, ranks[rank].ip));
                         assert!(from.max_inflight <= to.max_early, "whatever its socket holds");
-                        let expected = if out == Channel::PlainOut { plain } else { relaxed && all };
+                        let expected =
+                            if out == Channel::PlainOut { plain } else { relaxed && all };
                         assert_eq!(
                             [from.selective, to.selective],
                             [expected; 2],

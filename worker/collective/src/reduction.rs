@@ -1,8 +1,8 @@
 //! An ordinary ring all-reduce of one message: reduce-scatter, then all-gather, in 2 (N - 1) steps.
 //!
-//! The lanes are cut in N parts. In step s a rank sends to the next rank the part that it received in step s - 1. In the
-//! first N - 1 steps it adds its own lanes before that, so that part p is complete at rank p - 1; from there it is handed
-//! around once more.
+//! The lanes are cut in N parts. In step s a rank sends to the next rank the part that it received
+//! in step s - 1. In the first N - 1 steps it adds its own lanes before that, so that part p is
+//! complete at rank p - 1; from there it is handed around once more.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -167,7 +167,8 @@ impl Reductions {
         Some(sum)
     }
 
-    /// Forgets the sums of a ring before a message, and before `oldest` what no rank can still be at.
+    /// Forgets the sums of a ring before a message, and before `oldest` what no rank can still be
+    /// at.
     pub fn forget_done(&mut self, member: Member, ring: u32, before: u64, oldest: u64) {
         self.open.retain(|(r, n), reduction| {
             *r != ring || *n >= before || *n >= oldest && !reduction.is_done(member)
@@ -202,12 +203,15 @@ mod tests {
             for lanes in [0usize, 1, 4, 5, 37, 64] {
                 for late in 0..ranks as usize {
                     let own = |r: u32| -> Vec<u8> {
-                        (0..lanes as u32).flat_map(|i| (i * 1000 + r * r + 1).to_le_bytes()).collect()
+                        (0..lanes as u32)
+                            .flat_map(|i| (i * 1000 + r * r + 1).to_le_bytes())
+                            .collect()
                     };
                     let mut sum = vec![0; lanes * 4];
                     (0..ranks).for_each(|r| add_lanes(&mut sum, &own(r)));
                     let mut reductions: Vec<_> = (0..ranks).map(|_| Reduction::default()).collect();
-                    let mut queues: Vec<VecDeque<(u32, Vec<u8>)>> = vec![VecDeque::new(); ranks as usize];
+                    let mut queues: Vec<VecDeque<(u32, Vec<u8>)>> =
+                        vec![VecDeque::new(); ranks as usize];
                     let order = (0..ranks as usize).filter(|r| *r != late).chain([late]);
                     for r in order {
                         let member = Member { rank: r as u32, ranks };
@@ -223,7 +227,9 @@ mod tests {
                             let member = Member { rank: r as u32, ranks };
                             let next = (r + 1) % ranks as usize;
                             reductions[r]
-                                .step(member, step, &part, |s, l| queues[next].push_back((s, l.to_vec())))
+                                .step(member, step, &part, |s, l| {
+                                    queues[next].push_back((s, l.to_vec()))
+                                })
                                 .unwrap();
                         }
                     }
@@ -247,7 +253,11 @@ mod tests {
         assert_eq!(r.step(member, 1, &[0; 8], |_, _| ()), Err(Misfit), "not the next step");
         assert_eq!(r.step(member, 0, &[0; 4], |_, _| ()), Err(Misfit), "another length");
         assert_eq!(r.step(member, 0, &[0; 8], |_, _| ()), Ok(()));
-        assert_eq!(r.step(member, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit), "beyond the last step");
+        assert_eq!(
+            r.step(member, u32::MAX, &[0; 8], |_, _| ()),
+            Err(Misfit),
+            "beyond the last step"
+        );
     }
 
     #[test]

@@ -59,13 +59,15 @@ pub struct Statistics {
     pub unsummed: u64,
     /// Messages received that were neither a sum nor one rank's data.
     pub wrong: u64,
-    /// How often the ranks changed from the box to a ring of their own; at most once over the same connections.
+    /// How often the ranks changed from the box to a ring of their own; at most once over the same
+    /// connections.
     pub fall_backs: u64,
     /// Payload bytes of messages sent to be summed by the box.
     pub box_bytes: u64,
     /// Payload bytes sent by the ranks' own ring.
     pub ring_bytes: u64,
-    /// How often an adapter has given a connection up, which was then started anew; see the adapter's retries.
+    /// How often an adapter has given a connection up, which was then started anew; see the
+    /// adapter's retries.
     pub restarts: u64,
     /// How often the ranks have connected anew.
     pub renewals: u64,

@@ -1,7 +1,9 @@
-//! When ranks that sum by themselves try the box again: rank 0 decides. Pure; the time is passed in.
+//! When ranks that sum by themselves try the box again: rank 0 decides. Pure; the time is passed
+//! in.
 //!
-//! A try costs a reconnection, and with a box that swallows everything three tenths of the time-out. So each try that does not last
-//! makes the wait before the next one longer. What the box does not say about itself, whether it will sum, only a try can tell.
+//! A try costs a reconnection, and with a box that swallows everything three tenths of the
+//! time-out. So each try that does not last makes the wait before the next one longer. What the box
+//! does not say about itself, whether it will sum, only a try can tell.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +21,8 @@ const STEADY: Duration = Duration::from_secs(60);
 pub struct Wish {
     /// The ranks are to connect anew, whoever sums.
     pub renew: bool,
-    /// The number of the box's programs, others after every start of its daemon; 0 where it is not there.
+    /// The number of the box's programs, others after every start of its daemon; 0 where it is not
+    /// there.
     pub programs: u64,
 }
 
@@ -110,8 +113,15 @@ mod tests {
         start + Duration::from_millis(ms)
     }
 
-    /// The milliseconds at which `standing` leads to a try, looked at every 100, where each try connects and lasts for `lasts`.
-    fn tries(mut way: WayBack, start: Instant, wish: Wish, standing: Standing, lasts: u64) -> Vec<u64> {
+    /// The milliseconds at which `standing` leads to a try, looked at every 100, where each try
+    /// connects and lasts for `lasts`.
+    fn tries(
+        mut way: WayBack,
+        start: Instant,
+        wish: Wish,
+        standing: Standing,
+        lasts: u64,
+    ) -> Vec<u64> {
         let (mut tries, mut ms) = (Vec::new(), 0);
         while ms < 1_500_000 {
             if way.is_due(at(start, ms), wish, standing) {

@@ -1,4 +1,5 @@
-//! Sums have the same bits whatever an application has set in the floating-point control register of a thread.
+//! Sums have the same bits whatever an application has set in the floating-point control register
+//! of a thread.
 #![cfg(target_arch = "x86_64")]
 
 use netsum_collective::numeric::layout::Layout;
@@ -78,23 +79,28 @@ fn restored_sums_are_rounded_as_the_processor_rounds() {
     for exponent in 0..=254u8 {
         for ranks in [1, 2, 64] {
             let scale = Scale::new(exponent, ranks).expect("finite");
-            let mut sums = vec![0, 1, -1, 3, i32::MAX, i32::MIN, i32::MIN + 1, 0x0100_0001, 0x0100_0003];
+            let mut sums =
+                vec![0, 1, -1, 3, i32::MAX, i32::MIN, i32::MIN + 1, 0x0100_0001, 0x0100_0003];
             sums.extend((0..200u32).map(|i| (i.wrapping_mul(0x9e37_79b9) as i32) >> (i % 31)));
             let bytes: Vec<u8> = sums.iter().flat_map(|x| x.to_le_bytes()).collect();
             let mut out = vec![0.0; sums.len()];
             scale.restore(&bytes, &mut out);
-            let right: Vec<f32> = sums.iter().map(|x| (f64::from(*x) * scale.inverse()) as f32).collect();
+            let right: Vec<f32> =
+                sums.iter().map(|x| (f64::from(*x) * scale.inverse()) as f32).collect();
             assert_eq!(bits(&out), bits(&right), "exponent {exponent}, {ranks} ranks");
         }
     }
     assert_eq!(bucket(&[f32::from_bits(1)]), 0);
 }
 
-/// Averages, too; and in the usual mode the processor's own division is the measure: of a sum by a small number, to 53 bits.
+/// Averages, too; and in the usual mode the processor's own division is the measure: of a sum by a
+/// small number, to 53 bits.
 #[test]
 fn quotients_are_rounded_as_the_processor_rounds_in_every_mode() {
     let mut sums = vec![0, 1, -1, 3, i32::MAX, -i32::MAX, 0x0100_0001, 0x0100_0003];
-    sums.extend((0..400u32).map(|i| (i.wrapping_mul(0x9e37_79b9) as i32).max(-i32::MAX) >> (i % 31)));
+    sums.extend(
+        (0..400u32).map(|i| (i.wrapping_mul(0x9e37_79b9) as i32).max(-i32::MAX) >> (i % 31)),
+    );
     // Halves, and what is next to them.
     sums.extend((0..200).map(|i| (1 << 24 | i) * 33));
     let bytes: Vec<u8> = sums.iter().flat_map(|x: &i32| x.to_le_bytes()).collect();

@@ -1,7 +1,8 @@
-//! The program on the interface of a host whose rank takes its packets from AF_XDP sockets; `netsum_worker` loads it.
+//! The program on the interface of a host whose rank takes its packets from AF_XDP sockets;
+//! `netsum_worker` loads it.
 //!
-//! RoCEv2 to the rank's address goes to the socket of the receive queue that it came by. All else is the kernel's: ARP, TCP, other
-//! addresses' RoCEv2, and what comes by a queue without a socket.
+//! RoCEv2 to the rank's address goes to the socket of the receive queue that it came by. All else
+//! is the kernel's: ARP, TCP, other addresses' RoCEv2, and what comes by a queue without a socket.
 #![no_std]
 #![no_main]
 
@@ -13,8 +14,8 @@ use aya_ebpf::macros::{btf_map, xdp};
 use aya_ebpf::programs::XdpContext;
 use netsum_aggregator_ebpf::packet::Packet;
 use netsum_common::wire::{
-    Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHdr, Header, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, ROCE_PORT, UdpHdr,
-    ipv4_mapped,
+    Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHdr, Header, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr,
+    ROCE_PORT, UdpHdr, ipv4_mapped,
 };
 
 /// The rank's address, IPv4 in mapped form. Zeros until it is known, which no packet is for.
@@ -37,9 +38,10 @@ pub fn host(ctx: XdpContext) -> u32 {
     }
 }
 
-/// Whom a packet is for, in mapped form, if it is RoCEv2 by its port: untagged, because an address in a VLAN belongs to another
-/// interface, and without fragments and options. All offsets are constants, which `netsum_common::wire::parse` cannot have:
-/// otherwise the verifier would ask for CAP_PERFMON.
+/// Whom a packet is for, in mapped form, if it is RoCEv2 by its port: untagged, because an address
+/// in a VLAN belongs to another interface, and without fragments and options. All offsets are
+/// constants, which `netsum_common::wire::parse` cannot have: otherwise the verifier would ask for
+/// CAP_PERFMON.
 #[inline(always)]
 fn roce_to(p: &Packet) -> Option<[u8; 16]> {
     // Each arm reads the port itself: an offset that is chosen is no constant.
@@ -48,7 +50,8 @@ fn roce_to(p: &Packet) -> Option<[u8; 16]> {
         ETHERTYPE_IPV4 => {
             let h = Ipv4Hdr::load(p, EthHdr::LEN)?;
             // "Don't fragment" is the only one of these bits that may be set.
-            if h.vihl != 0x45 || h.proto != IPPROTO_UDP || h.frags[0] & 0x3f != 0 || h.frags[1] != 0 {
+            if h.vihl != 0x45 || h.proto != IPPROTO_UDP || h.frags[0] & 0x3f != 0 || h.frags[1] != 0
+            {
                 return None;
             }
             (ipv4_mapped(h.dst_addr), p.load::<2>(EthHdr::LEN + Ipv4Hdr::LEN + PORT)?)

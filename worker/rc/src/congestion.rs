@@ -1,11 +1,13 @@
 //! How many packets a queue pair may have in flight, so that it shares links with others.
 //!
-//! After a congestion notification (IBTA A17.9) it is 0.7 times as many, at most once a round trip. With acknowledgements it grows
-//! again, by half a packet a round trip, and by a whole one from where it was reduced. That is what TCP does at a marked packet
-//! (CUBIC where it is friendly to Reno: RFC 9438, 4.3 and 4.6), so both have like windows where a link marks. The book has what that
-//! gives beside TCP (book/text/inside/endpoints.md).
+//! After a congestion notification (IBTA A17.9) it is 0.7 times as many, at most once a round trip.
+//! With acknowledgements it grows again, by half a packet a round trip, and by a whole one from
+//! where it was reduced. That is what TCP does at a marked packet (CUBIC where it is friendly to
+//! Reno: RFC 9438, 4.3 and 4.6), so both have like windows where a link marks. The book has what
+//! that gives beside TCP (book/text/inside/endpoints.md).
 //!
-//! All ranks of a ring slow down together: the box carries each mark over to all results, and all receivers notify.
+//! All ranks of a ring slow down together: the box carries each mark over to all results, and all
+//! receivers notify.
 
 /// What is left of a window after a notification.
 const KEPT: f64 = 0.7;
@@ -13,7 +15,8 @@ const KEPT: f64 = 0.7;
 const REGROWTH: f64 = 0.53;
 /// Least packets in flight.
 const LEAST: f64 = 2.0;
-/// So few in flight, where more might be, say nothing of what the link takes: a message of one packet met somebody else's congestion.
+/// So few in flight, where more might be, say nothing of what the link takes: a message of one
+/// packet met somebody else's congestion.
 const FEW: u64 = 64;
 
 /// A window of packets.
@@ -27,7 +30,8 @@ pub(super) struct Congestion {
     round: u64,
     /// Most packets in flight in this round trip.
     flight: u64,
-    /// Notifications are of packets from before the last reduction until everything before this packet is acknowledged.
+    /// Notifications are of packets from before the last reduction until everything before this
+    /// packet is acknowledged.
     recovered: u64,
 }
 
@@ -52,7 +56,8 @@ impl Congestion {
         self.flight = self.flight.max(flight);
     }
 
-    /// The other side has got a marked packet. All before `acked` is acknowledged; `sent` is behind the last one that was sent.
+    /// The other side has got a marked packet. All before `acked` is acknowledged; `sent` is behind
+    /// the last one that was sent.
     pub fn on_notification(&mut self, acked: u64, sent: u64) {
         if acked < self.recovered || acked == sent {
             return;
@@ -63,12 +68,14 @@ impl Congestion {
         self.window = (self.before * KEPT).max(LEAST).min(self.window);
     }
 
-    /// As many more packets are acknowledged, all before `acked`; `sent` is behind the last one that was sent.
+    /// As many more packets are acknowledged, all before `acked`; `sent` is behind the last one
+    /// that was sent.
     pub fn on_acknowledged(&mut self, packets: u64, acked: u64, sent: u64) {
         // What is not used does not grow.
         if self.is_limited() && self.flight >= self.window() {
             let growth = if self.window < self.before { REGROWTH } else { 1.0 };
-            self.window = (self.window + growth * packets as f64 / self.window).min(self.most as f64);
+            self.window =
+                (self.window + growth * packets as f64 / self.window).min(self.most as f64);
         }
         if acked >= self.round {
             (self.round, self.flight) = (sent, sent - acked);
@@ -80,8 +87,8 @@ impl Congestion {
 mod tests {
     use super::*;
 
-    /// Senders whose packets take turns at a link, for so many round trips, where a queue of more than so many packets is marked; what
-    /// each has sent in the second half.
+    /// Senders whose packets take turns at a link, for so many round trips, where a queue of more
+    /// than so many packets is marked; what each has sent in the second half.
     fn share(windows: &mut [Congestion], link: u64, depth: u64, rounds: u64) -> Vec<u64> {
         let mut sent = vec![0; windows.len()];
         let mut late = vec![0; windows.len()];

@@ -11,10 +11,12 @@ use super::packet::{self, Extended, Malformed, OVERHEAD, Verifier};
 use super::path::Path;
 use super::requester::{Effect, Requester};
 use super::responder::{Arrival, Responder};
-use super::{EndpointConfig, Event, Operation, Psn, QpConfig, QpError, QpId, Qpn, SetupError, Transmit};
+use super::{
+    EndpointConfig, Event, Operation, Psn, QpConfig, QpError, QpId, Qpn, SetupError, Transmit,
+};
 
-/// Most datagrams in one transmission, where the driver allows as many; the kernel's `UDP_MAX_SEGMENTS` is 64 or more
-/// (include/linux/udp.h).
+/// Most datagrams in one transmission, where the driver allows as many; the kernel's
+/// `UDP_MAX_SEGMENTS` is 64 or more (include/linux/udp.h).
 const MAX_SEGMENTS: usize = 32;
 /// Most bytes in one transmission: an IP packet's worth.
 const MAX_BATCH: usize = 60_000;
@@ -46,7 +48,8 @@ pub struct Stats {
     pub duplicate_request: u64,
     /// Datagrams with a wrong ICRC.
     pub rx_icrc_encapsulated: u64,
-    /// Datagrams that are no packet, or of no queue pair, from another address than the queue pair's, or of an earlier connection.
+    /// Datagrams that are no packet, or of no queue pair, from another address than the queue
+    /// pair's, or of an earlier connection.
     pub discarded: u64,
     /// Messages for which no buffer was posted.
     pub not_ready: u64,
@@ -157,8 +160,8 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// Removes a queue pair; what arrives for it from now on is discarded. Gives back the messages that have not been
-    /// acknowledged, oldest first.
+    /// Removes a queue pair; what arrives for it from now on is discarded. Gives back the messages
+    /// that have not been acknowledged, oldest first.
     pub fn remove_qp(&mut self, id: QpId) -> Vec<(u64, Vec<u8>)> {
         let Some(at) = self.qps.iter().position(|q| q.id == id) else { return Vec::new() };
         let mut qp = self.qps.remove(at);
@@ -178,8 +181,8 @@ impl Endpoint {
         }
     }
 
-    /// Queues an RDMA WRITE to an address of the other side's, whatever the queue pair's own operation is. Its receiver takes note
-    /// of one with immediate data only.
+    /// Queues an RDMA WRITE to an address of the other side's, whatever the queue pair's own
+    /// operation is. Its receiver takes note of one with immediate data only.
     pub fn post_write(
         &mut self,
         id: QpId,
@@ -193,15 +196,16 @@ impl Endpoint {
         }
     }
 
-    /// From now on a message that was posted, and all before it, should be acknowledged as soon as it arrives; see
-    /// [`QpConfig::waits_for_others`].
+    /// From now on a message that was posted, and all before it, should be acknowledged as soon as
+    /// it arrives; see [`QpConfig::waits_for_others`].
     pub fn expect(&mut self, now: Instant, id: QpId, message: u64) {
         if let Some(qp) = self.qp(id) {
             qp.requester.expect(now, message);
         }
     }
 
-    /// Gives a buffer for one message. Without one the sender is told that the receiver is not ready.
+    /// Gives a buffer for one message. Without one the sender is told that the receiver is not
+    /// ready.
     pub fn post_receive(&mut self, id: QpId, buffer: Vec<u8>) {
         if let Some(qp) = self.qp(id) {
             qp.responder.post(buffer);
@@ -213,13 +217,14 @@ impl Endpoint {
         self.qp(id).map_or(0, |q| q.requester.outstanding())
     }
 
-    /// Takes in a datagram's UDP payload. `from` is its sender's address and port, which the ICRC covers.
+    /// Takes in a datagram's UDP payload. `from` is its sender's address and port, which the ICRC
+    /// covers.
     pub fn receive(&mut self, now: Instant, from: SocketAddr, ce: bool, datagram: &[u8]) {
         self.receive_identified(now, from, ce, None, datagram);
     }
 
-    /// [`receive`](Self::receive) where the IPv4 identification is known, which the ICRC covers, too: then a wrong one is found,
-    /// whatever [`EndpointConfig::any_ip_id`] says.
+    /// [`receive`](Self::receive) where the IPv4 identification is known, which the ICRC covers,
+    /// too: then a wrong one is found, whatever [`EndpointConfig::any_ip_id`] says.
     pub fn receive_identified(
         &mut self,
         now: Instant,
@@ -291,7 +296,8 @@ impl Endpoint {
                 qp.congested |= !qp.notified.is_some_and(lately);
             }
             let (id, events) = (qp.id, &mut self.events);
-            let received = |data, immediate| events.push_back(Event::Received { qp: id, data, immediate });
+            let received =
+                |data, immediate| events.push_back(Event::Received { qp: id, data, immediate });
             let arrival = qp.responder.on_data(&packet, (now, self.path.pause()), received);
             qp.misfit = qp.responder.waits_for_first();
             if arrival == Arrival::Taken {
@@ -311,7 +317,8 @@ impl Endpoint {
                 // Its NAK still goes out.
                 Arrival::Invalid => {
                     qp.failed = true;
-                    self.events.push_back(Event::Failed { qp: qp.id, error: QpError::InvalidRequest });
+                    self.events
+                        .push_back(Event::Failed { qp: qp.id, error: QpError::InvalidRequest });
                 }
                 Arrival::TooLong => {
                     qp.failed = true;
@@ -330,8 +337,8 @@ impl Endpoint {
         }
     }
 
-    /// The next datagrams to send, in `buf`. Congestion notifications and acknowledgements go first, then queue pairs take
-    /// turns.
+    /// The next datagrams to send, in `buf`. Congestion notifications and acknowledgements go
+    /// first, then queue pairs take turns.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         buf.clear();
         for qp in &mut self.qps {
@@ -361,21 +368,30 @@ impl Endpoint {
             let mut segment = 0;
             let mut count = 0;
             while count < self.max_segments && buf.len() + segment.max(OVERHEAD) <= MAX_BATCH {
-                // A last packet with immediate data may be longer than those before it; it has to go alone. And what got
-                // lost twice: there are paths on which batches do.
+                // A last packet with immediate data may be longer than those before it; it has to
+                // go alone. And what got lost twice: there are paths on which batches do.
                 if count > 0 && (qp.requester.next_len() > segment || qp.requester.is_careful()) {
                     break;
                 }
                 let Some(out) = qp.requester.poll(now, &mut self.path) else { break };
                 let start = buf.len();
-                packet::encode(buf, self.local, qp.remote, count as u16, &out.bth, &out.ext, out.payload);
+                packet::encode(
+                    buf,
+                    self.local,
+                    qp.remote,
+                    count as u16,
+                    &out.bth,
+                    &out.ext,
+                    out.payload,
+                );
                 self.stats.sent_packets += 1;
                 self.stats.retransmissions += out.again as u64;
                 let len = buf.len() - start;
                 count += 1;
                 if count == 1 {
                     segment = len;
-                    // A first WRITE packet is longer than those that follow, an only or last one may be shorter.
+                    // A first WRITE packet is longer than those that follow, an only or last one
+                    // may be shorter.
                     if out.ext.reth.is_some() || out.bth.opcode.is_last() {
                         break;
                     }
@@ -454,8 +470,8 @@ impl Endpoint {
 fn rnr_delay(code: u8) -> Duration {
     // In hundredths of a millisecond.
     const TABLE: [u64; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
-        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     Duration::from_micros(TABLE[code as usize & 31] * 10)
 }

@@ -1,7 +1,8 @@
 //! What a selective receiver lacks, behind the AETH of a NAK that says "sequence error".
 //!
-//! Lanes in network byte order: the PSN of the packet that came last, as in IRN (SIGCOMM 2018, section 3.1), then for each row of
-//! missing packets its first PSN and its length. All rows are told, so that a lost NAK costs nothing once another one comes.
+//! Lanes in network byte order: the PSN of the packet that came last, as in IRN (SIGCOMM 2018,
+//! section 3.1), then for each row of missing packets its first PSN and its length. All rows are
+//! told, so that a lost NAK costs nothing once another one comes.
 
 use netsum_common::serial;
 
@@ -13,7 +14,8 @@ const ROWS: usize = 32;
 /// What has come and what has not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gaps {
-    /// The packet that came last, and perhaps not for the first time: what was sent before it and is missing is lost.
+    /// The packet that came last, and perhaps not for the first time: what was sent before it and
+    /// is missing is lost.
     pub came: Psn,
     /// First PSN and length of each row of missing packets.
     pub missing: Vec<(Psn, u32)>,
@@ -26,7 +28,8 @@ impl Gaps {
         std::iter::once(self.came.get()).chain(rows).flat_map(u32::to_be_bytes).collect()
     }
 
-    /// From a NAK's payload; `None` where it is none of these. Rows that overlap would be work out of proportion.
+    /// From a NAK's payload; `None` where it is none of these. Rows that overlap would be work out
+    /// of proportion.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let (lanes, rest) = payload.as_chunks::<4>();
         let (came, rows) = lanes.split_first()?;
@@ -34,7 +37,8 @@ impl Gaps {
             return None;
         }
         let lane = |bytes: &[u8; 4]| u32::from_be_bytes(*bytes);
-        let rows = rows.as_chunks::<2>().0.iter().map(|[first, len]| (Psn::new(lane(first)), lane(len)));
+        let rows =
+            rows.as_chunks::<2>().0.iter().map(|[first, len]| (Psn::new(lane(first)), lane(len)));
         let missing: Vec<_> = rows.collect();
         let mut end = 0;
         for &(first, len) in &missing {
@@ -54,9 +58,11 @@ mod tests {
 
     #[test]
     fn gaps_are_read_as_they_were_written_and_nonsense_is_not() {
-        let gaps = Gaps { came: Psn::new(0xff_ffff), missing: vec![(Psn::new(5), 1), (Psn::new(9), 300)] };
+        let gaps =
+            Gaps { came: Psn::new(0xff_ffff), missing: vec![(Psn::new(5), 1), (Psn::new(9), 300)] };
         assert_eq!(Gaps::decode(&gaps.encode()), Some(gaps.clone()));
-        let many = Gaps { missing: (0..100).map(|n| (Psn::new(2 * n), 1)).collect(), ..gaps.clone() };
+        let many =
+            Gaps { missing: (0..100).map(|n| (Psn::new(2 * n), 1)).collect(), ..gaps.clone() };
         assert_eq!(Gaps::decode(&many.encode()).unwrap().missing.len(), ROWS);
         let bytes = gaps.encode();
         for len in (0..bytes.len()).filter(|len| len % 8 != 4) {
@@ -65,8 +71,10 @@ mod tests {
         assert_eq!(Gaps::decode(&vec![0; 4 + 8 * (ROWS + 1)]), None);
         // Rows that overlap, over the wrap, too.
         for rows in [[(9, 2), (10, 1)], [(0xff_fff0, 17), (0, 1)], [(5, u32::MAX), (9, 1)]] {
-            let gaps =
-                Gaps { missing: rows.map(|(first, len)| (Psn::new(first), len)).to_vec(), ..gaps.clone() };
+            let gaps = Gaps {
+                missing: rows.map(|(first, len)| (Psn::new(first), len)).to_vec(),
+                ..gaps.clone()
+            };
             assert_eq!(Gaps::decode(&gaps.encode()), None, "{rows:?}");
         }
     }

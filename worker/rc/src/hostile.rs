@@ -42,7 +42,11 @@ fn a_receiver_that_keeps_less_than_the_other_side_has_in_flight_gets_it_all_soon
         while pair.ends[1].poll_event().is_none() {
             assert!(pair.step());
         }
-        assert!(pair.lost > 5 && pair.now - start < Duration::from_secs(2), "{:?}", pair.now - start);
+        assert!(
+            pair.lost > 5 && pair.now - start < Duration::from_secs(2),
+            "{:?}",
+            pair.now - start
+        );
     }
 }
 
@@ -145,16 +149,18 @@ fn spoil(rng: &mut Rng, from: IpAddr, to: IpAddr, datagram: &mut Vec<u8>) {
     encode(datagram, from, to, 0, &bth, &ext, &list);
 }
 
-/// Messages both ways, over the wrap, between ends that need not be alike. Packets are late by up to 100 ms, doubles of them, too; lists
-/// say anything; buffers are not there in time.
+/// Messages both ways, over the wrap, between ends that need not be alike. Packets are late by up
+/// to 100 ms, doubles of them, too; lists say anything; buffers are not there in time.
 fn attack(seed: u64) {
     let mut rng = Rng(seed ^ 0xa77a);
     let mut rate = |worst: u64| if rng.below(2) == 0 { rng.below(worst) } else { 0 };
-    let faults = Faults { loss: rate(200), duplicate: rate(100), reorder: rate(200), corrupt: rate(50) };
+    let faults =
+        Faults { loss: rate(200), duplicate: rate(100), reorder: rate(200), corrupt: rate(50) };
     let (spoilt, held, again) = (rate(1000), rate(50), rate(50));
     let selective = [rng.below(4) != 0, rng.below(4) != 0];
     let equal = 1 + rng.below(140) as u32;
-    let inflight = [0, 1].map(|_| if rng.below(2) == 0 { equal } else { 1 + rng.below(140) as u32 });
+    let inflight =
+        [0, 1].map(|_| if rng.below(2) == 0 { equal } else { 1 + rng.below(140) as u32 });
     let least = [None, Some(1), Some(16)][rng.below(3) as usize].map(Duration::from_millis);
     let unready = rng.below(4) == 0;
     let start_at = [0, 1].map(|_| Psn::new(0xff_ff80 + rng.below(256) as u32));
@@ -185,7 +191,8 @@ fn attack(seed: u64) {
     for (end, sent) in sent.iter_mut().enumerate() {
         for id in 0..messages {
             let len = rng.below(60 * 256) as usize;
-            let data: Vec<u8> = (0..len).map(|i| (i as u64 * 31 + i as u64 / 256 + id * 7) as u8).collect();
+            let data: Vec<u8> =
+                (0..len).map(|i| (i as u64 * 31 + i as u64 / 256 + id * 7) as u8).collect();
             pair.ends[end].post_send(pair.qps[end], id, data.clone(), None);
             sent.push(data);
             if !unready {
@@ -212,7 +219,10 @@ fn attack(seed: u64) {
             while let Some(event) = pair.ends[end].poll_event() {
                 match event {
                     Event::Received { data, .. } => {
-                        assert!(data == sent[1 - end][received[end]], "seed {seed}: another message");
+                        assert!(
+                            data == sent[1 - end][received[end]],
+                            "seed {seed}: another message"
+                        );
                         received[end] += 1;
                     }
                     Event::Sent { id, data, .. } => {

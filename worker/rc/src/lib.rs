@@ -1,5 +1,5 @@
-//! A RoCEv2 endpoint for reliable connections, without sockets and clocks: datagrams and times go in, datagrams and
-//! events come out. IBTA volume 1, chapter 9, and annex A17.
+//! A RoCEv2 endpoint for reliable connections, without sockets and clocks: datagrams and times go
+//! in, datagrams and events come out. IBTA volume 1, chapter 9, and annex A17.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -64,37 +64,41 @@ pub struct QpConfig {
     pub mtu: usize,
     /// SEND or WRITE.
     pub opcode: Operation,
-    /// Time without an acknowledgement after which packets are sent again, or as long as the round trips that have been measured
-    /// ask for, if that is longer; doubles with each try.
+    /// Time without an acknowledgement after which packets are sent again, or as long as the round
+    /// trips that have been measured ask for, if that is longer; doubles with each try.
     pub ack_timeout: Duration,
-    /// With it, the time-out follows the measured round trips alone (RFC 6298), and is no shorter than this. It doubles up to
-    /// `ack_timeout`.
+    /// With it, the time-out follows the measured round trips alone (RFC 6298), and is no shorter
+    /// than this. It doubles up to `ack_timeout`.
     pub min_ack_timeout: Option<Duration>,
-    /// Acknowledgements may wait for what others send. The measured round trips then only count for packets that
-    /// [`Endpoint::expect`] was called for. What arrives on such a queue pair is a sum: it tells that the links are at work, and
-    /// time-outs of the endpoint run from then on.
+    /// Acknowledgements may wait for what others send. The measured round trips then only count for
+    /// packets that [`Endpoint::expect`] was called for. What arrives on such a queue pair is a
+    /// sum: it tells that the links are at work, and time-outs of the endpoint run from then on.
     pub waits_for_others: bool,
     /// Time-outs in a row after which the connection fails; never when `None`.
     pub retry_limit: Option<u32>,
     /// "Receiver not ready" in a row after which the connection fails; never when `None`.
     pub rnr_retry_limit: Option<u32>,
-    /// Both sides are selective: what comes early is kept, and only what is missing is sent again. Of queue pairs of this library alone.
-    pub selective: bool,
-    /// An earlier connection may have had the same numbers, and may not be over at the other address. So nothing is kept that comes before
-    /// the first packet, and acknowledgements name that packet, in place of an MSN. It must be unlike those of earlier connections.
+    /// Both sides are selective: what comes early is kept, and only what is missing is sent again.
     /// Of queue pairs of this library alone.
+    pub selective: bool,
+    /// An earlier connection may have had the same numbers, and may not be over at the other
+    /// address. So nothing is kept that comes before the first packet, and acknowledgements name
+    /// that packet, in place of an MSN. It must be unlike those of earlier connections. Of queue
+    /// pairs of this library alone.
     pub reused: bool,
     /// Most unacknowledged packets.
     pub max_inflight: u32,
-    /// How far ahead of the expected packet a selective receiver keeps one. Where the other side may have more in flight, it goes
-    /// back for them.
+    /// How far ahead of the expected packet a selective receiver keeps one. Where the other side
+    /// may have more in flight, it goes back for them.
     pub max_early: u32,
-    /// Bytes of the longest message that it takes. A sender of a longer one is refused, and the connection fails.
+    /// Bytes of the longest message that it takes. A sender of a longer one is refused, and the
+    /// connection fails.
     pub max_message: usize,
 }
 
 impl QpConfig {
-    /// A queue pair with 128 unacknowledged or early packets at the most, as rdma_rxe has it, a time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
+    /// A queue pair with 128 unacknowledged or early packets at the most, as rdma_rxe has it, a
+    /// time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
     pub fn new(
         local_qpn: Qpn,
         remote: IpAddr,
@@ -125,7 +129,8 @@ impl QpConfig {
     }
 }
 
-/// What a connection's first packet is named by, where numbers are [reused](QpConfig::reused): as long as an MSN.
+/// What a connection's first packet is named by, where numbers are [reused](QpConfig::reused): as
+/// long as an MSN.
 fn name(first: &[u8]) -> u32 {
     netsum_common::icrc::update(!0, first) & 0xff_ffff
 }
@@ -133,10 +138,11 @@ fn name(first: &[u8]) -> u32 {
 /// Properties of an endpoint.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointConfig {
-    /// Accept any IPv4 identification, as kernel and hardware senders choose it. Leaves 16 bits of the ICRC as a check.
+    /// Accept any IPv4 identification, as kernel and hardware senders choose it. Leaves 16 bits of
+    /// the ICRC as a check.
     pub any_ip_id: bool,
-    /// Notify senders of marked packets, each queue pair's at most this often (IBTA A17.9: the notification point of DCQCN, where
-    /// 50 us are usual). Never when `None`.
+    /// Notify senders of marked packets, each queue pair's at most this often (IBTA A17.9: the
+    /// notification point of DCQCN, where 50 us are usual). Never when `None`.
     pub cnp_interval: Option<Duration>,
 }
 

@@ -47,10 +47,23 @@ impl Outbox {
     }
 
     /// Without an operation a message takes the queue pair's own.
-    pub fn post(&mut self, id: u64, data: Vec<u8>, operation: Option<Operation>, immediate: Option<u32>) {
+    pub fn post(
+        &mut self,
+        id: u64,
+        data: Vec<u8>,
+        operation: Option<Operation>,
+        immediate: Option<u32>,
+    ) {
         let operation = operation.unwrap_or(self.operation);
         let packets = data.len().div_ceil(self.mtu).max(1) as u64;
-        self.messages.push_back(Message { id, data, operation, immediate, first: self.posted, packets });
+        self.messages.push_back(Message {
+            id,
+            data,
+            operation,
+            immediate,
+            first: self.posted,
+            packets,
+        });
         self.posted += packets;
     }
 
@@ -82,12 +95,14 @@ impl Outbox {
         })
     }
 
-    /// Bytes on the wire of the packets from one to another, none of which is of a message that is done.
+    /// Bytes on the wire of the packets from one to another, none of which is of a message that is
+    /// done.
     pub fn bytes(&self, from: u64, to: u64) -> u64 {
         let mut bytes = 0;
         for m in self.messages.iter().take_while(|m| m.first < to) {
             let (first, end) = (from.max(m.first), to.min(m.first + m.packets));
-            let payload = |packet: u64| ((packet - m.first) as usize * self.mtu).min(m.data.len()) as u64;
+            let payload =
+                |packet: u64| ((packet - m.first) as usize * self.mtu).min(m.data.len()) as u64;
             if first < end {
                 bytes += payload(end) - payload(first) + (end - first) * AROUND;
             }

@@ -1,15 +1,17 @@
-//! Datagrams of the RC transport, as a UDP socket sends and receives them: from the BTH to the ICRC.
+//! Datagrams of the RC transport, as a UDP socket sends and receives them: from the BTH to the
+//! ICRC.
 //!
-//! The ICRC also covers the IP and UDP headers, which a socket does not show but for the addresses and ports. All of it is known but the IPv4
-//! identification: Linux sends 0 on an unconnected socket with "don't fragment", and 0, 1, 2, ... within one segmented
-//! send. On the way in the identification shows as a syndrome, because a CRC is linear; see [`Verifier`].
+//! The ICRC also covers the IP and UDP headers, which a socket does not show but for the addresses
+//! and ports. All of it is known but the IPv4 identification: Linux sends 0 on an unconnected
+//! socket with "don't fragment", and 0, 1, 2, ... within one segmented send. On the way in the
+//! identification shows as a syndrome, because a CRC is linear; see [`Verifier`].
 
 use std::net::{IpAddr, SocketAddr};
 
 use netsum_common::icrc;
 use netsum_common::wire::{
-    AETH_LEN, Aeth, BTH_LEN, Bth, Header, ICRC_LEN, IMM_LEN, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, Opcode, RETH_LEN,
-    ROCE_PORT, Reth, UdpHdr,
+    AETH_LEN, Aeth, BTH_LEN, Bth, Header, ICRC_LEN, IMM_LEN, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, Opcode,
+    RETH_LEN, ROCE_PORT, Reth, UdpHdr,
 };
 
 use super::Qpn;
@@ -18,7 +20,13 @@ use super::Qpn;
 pub const OVERHEAD: usize = BTH_LEN + ICRC_LEN;
 
 /// ICRC state behind the IP and UDP headers and the BTH of a datagram.
-fn headers_state(src: SocketAddr, dst: IpAddr, id: u16, datagram_len: usize, bth: &[u8; BTH_LEN]) -> u32 {
+fn headers_state(
+    src: SocketAddr,
+    dst: IpAddr,
+    id: u16,
+    datagram_len: usize,
+    bth: &[u8; BTH_LEN],
+) -> u32 {
     let udp_len = (UdpHdr::LEN + datagram_len) as u16;
     let state = match (src.ip(), dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -83,8 +91,8 @@ pub struct Extended {
     pub aeth: Option<Aeth>,
 }
 
-/// Appends a datagram to a buffer, padded as its BTH says. `id` is the IPv4 identification that it will be sent with, from port
-/// 4791.
+/// Appends a datagram to a buffer, padded as its BTH says. `id` is the IPv4 identification that it
+/// will be sent with, from port 4791.
 pub fn encode(
     buf: &mut Vec<u8>,
     src: IpAddr,
@@ -107,8 +115,8 @@ pub fn encode(
     }
     buf.extend_from_slice(payload);
     buf.resize(buf.len() + bth.pad as usize, 0);
-    let icrc =
-        datagram_icrc(SocketAddr::new(src, ROCE_PORT), dst, id, &buf[start..]).expect("a datagram has a BTH");
+    let icrc = datagram_icrc(SocketAddr::new(src, ROCE_PORT), dst, id, &buf[start..])
+        .expect("a datagram has a BTH");
     buf.extend_from_slice(&icrc.to_le_bytes());
 }
 
@@ -149,18 +157,20 @@ pub struct Verifier {
     syndromes: Vec<Syndromes>,
 }
 
-/// For datagrams of one length: what each bit of the identification does to the ICRC, in echelon form.
+/// For datagrams of one length: what each bit of the identification does to the ICRC, in echelon
+/// form.
 #[derive(Debug)]
 struct Syndromes {
     len: usize,
-    /// Vectors with distinct leading bits, and the bits of the identification that they are made of.
+    /// Vectors with distinct leading bits, and the bits of the identification that they are made
+    /// of.
     rows: [(u32, u16); 16],
 }
 
 /// Lengths whose syndromes are kept.
 const KEPT_SYNDROMES: usize = 8;
-/// Largest identification within one segmented send that is accepted without [`any_ip_id`](super::EndpointConfig).
-/// Eight of its bits known to be zero leave 25 bits of check.
+/// Largest identification within one segmented send that is accepted without
+/// [`any_ip_id`](super::EndpointConfig). Eight of its bits known to be zero leave 25 bits of check.
 const SEGMENT_IDS: u16 = 127;
 
 impl Verifier {
@@ -170,11 +180,16 @@ impl Verifier {
     }
 
     /// Reads and verifies a datagram, whose identification is not known.
-    pub fn decode<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Result<Packet<'a>, Malformed> {
+    pub fn decode<'a>(
+        &mut self,
+        from: SocketAddr,
+        datagram: &'a [u8],
+    ) -> Result<Packet<'a>, Malformed> {
         self.decode_identified(from, None, datagram)
     }
 
-    /// Reads and verifies a datagram. With the IPv4 identification that it came with, all 32 bits of its ICRC count.
+    /// Reads and verifies a datagram. With the IPv4 identification that it came with, all 32 bits
+    /// of its ICRC count.
     pub fn decode_identified<'a>(
         &mut self,
         from: SocketAddr,
@@ -187,7 +202,8 @@ impl Verifier {
         if bth.version != 0 || bth.pkey != netsum_common::wire::DEFAULT_PKEY {
             return Err(Malformed::Header);
         }
-        let correct = datagram_icrc(from, self.local, id.unwrap_or(0), body).ok_or(Malformed::Header)?;
+        let correct =
+            datagram_icrc(from, self.local, id.unwrap_or(0), body).ok_or(Malformed::Header)?;
         let syndrome = correct ^ u32::from_le_bytes(*icrc);
         let guess = id.is_none() && from.is_ipv4();
         if syndrome != 0 && !(guess && self.explains(datagram.len(), syndrome)) {
@@ -202,9 +218,16 @@ impl Verifier {
             take(RETH_LEN)?;
         }
         let word = |b: &[u8]| -> [u8; 4] { b.try_into().expect("four bytes") };
-        let aeth = if bth.opcode == Opcode::ACK { Some(Aeth::decode(&word(take(AETH_LEN)?))) } else { None };
-        let immediate =
-            if bth.opcode.has_immediate() { Some(u32::from_be_bytes(word(take(IMM_LEN)?))) } else { None };
+        let aeth = if bth.opcode == Opcode::ACK {
+            Some(Aeth::decode(&word(take(AETH_LEN)?)))
+        } else {
+            None
+        };
+        let immediate = if bth.opcode.has_immediate() {
+            Some(u32::from_be_bytes(word(take(IMM_LEN)?)))
+        } else {
+            None
+        };
         let len = rest.len().checked_sub(bth.pad as usize).ok_or(Malformed::Header)?;
         Ok(Packet { bth, immediate, aeth, payload: &rest[..len] })
     }
@@ -230,7 +253,8 @@ impl Verifier {
 
 impl Syndromes {
     fn new(len: usize) -> Self {
-        // Behind the word with the identification: the rest of the IP header, UDP, and the datagram up to the ICRC.
+        // Behind the word with the identification: the rest of the IP header, UDP, and the datagram
+        // up to the ICRC.
         let after = 12 + UdpHdr::LEN + len - ICRC_LEN;
         let mut rows = [(0u32, 0u16); 16];
         for bit in 0..16 {
@@ -336,7 +360,8 @@ mod tests {
 
     #[test]
     fn an_identification_that_is_known_must_be_the_right_one() {
-        let (src, dst): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let (src, dst): (IpAddr, IpAddr) =
+            ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         let from = SocketAddr::new(src, ROCE_PORT);
         let mut buf = Vec::new();
         let bth = Bth::new(Opcode::SEND_MIDDLE, 77, 5);
@@ -344,7 +369,10 @@ mod tests {
         let mut v = Verifier::new(dst, true);
         assert_eq!(v.decode_identified(from, Some(7), &buf).unwrap().payload, [3; 64]);
         assert_eq!(v.decode_identified(from, Some(6), &buf).unwrap_err(), Malformed::Icrc);
-        assert!(v.decode_identified(from, None, &buf).is_ok(), "any identification, if it is not known");
+        assert!(
+            v.decode_identified(from, None, &buf).is_ok(),
+            "any identification, if it is not known"
+        );
     }
 
     #[test]
@@ -359,10 +387,12 @@ mod tests {
     }
     #[test]
     fn payloads_of_any_length_are_padded_to_whole_words() {
-        let (src, dst): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let (src, dst): (IpAddr, IpAddr) =
+            ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         for len in 0..9 {
             let payload = vec![0xab; len];
-            let bth = Bth { pad: (len.wrapping_neg() & 3) as u8, ..Bth::new(Opcode::SEND_ONLY, 7, 9) };
+            let bth =
+                Bth { pad: (len.wrapping_neg() & 3) as u8, ..Bth::new(Opcode::SEND_ONLY, 7, 9) };
             let mut buf = Vec::new();
             encode(&mut buf, src, dst, 0, &bth, &Extended::default(), &payload);
             assert_eq!(buf.len() % 4, 0);
@@ -373,7 +403,8 @@ mod tests {
 
     #[test]
     fn a_congestion_notification_is_what_the_standard_says() {
-        let (src, dst): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let (src, dst): (IpAddr, IpAddr) =
+            ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         let mut buf = Vec::new();
         encode_cnp(&mut buf, src, dst, Qpn::new(0x1_2345));
         assert_eq!(buf[..28], [&[0x81, 0, 0xff, 0xff, 0x40, 1, 0x23, 0x45][..], &[0; 20]].concat());

@@ -1,27 +1,33 @@
-//! How long an acknowledgement may take: one estimate for all queue pairs of an endpoint, which share its link.
+//! How long an acknowledgement may take: one estimate for all queue pairs of an endpoint, which
+//! share its link.
 //!
-//! What is handed over waits behind all that was handed over before it, and its acknowledgement behind what the other side
-//! has to send, which sends about as much. So a round trip tells nothing without the bytes that were on their way, its
-//! *load*: 42 ms for half a megabyte at 100 Mb/s, and 0.1 ms for a few bytes on the same link. Three things are estimated:
+//! What is handed over waits behind all that was handed over before it, and its acknowledgement
+//! behind what the other side has to send, which sends about as much. So a round trip tells nothing
+//! without the bytes that were on their way, its *load*: 42 ms for half a megabyte at 100 Mb/s, and
+//! 0.1 ms for a few bytes on the same link. Three things are estimated:
 //!
 //! - Of packets that are acknowledged at once, mean and deviation (RFC 6298, 2).
-//! - Of those under a like load, the least of late, four times. Acknowledgements that wait for other ranks also wait for these to recover from
-//!   their losses, which mean and deviation would take for the network's own time; the least does not.
-//! - What more load than has been measured may cost: in proportion, and no more than on the slowest link that there may be.
-//!   That is all there is before the first round trip: half a megabyte gets its second, and a few bytes cannot take long anywhere.
+//! - Of those under a like load, the least of late, four times. Acknowledgements that wait for
+//!   other ranks also wait for these to recover from their losses, which mean and deviation would
+//!   take for the network's own time; the least does not.
+//! - What more load than has been measured may cost: in proportion, and no more than on the slowest
+//!   link that there may be. That is all there is before the first round trip: half a megabyte gets
+//!   its second, and a few bytes cannot take long anywhere.
 
 use std::time::{Duration, Instant};
 
-/// Time for a byte on the slowest link there may be, of 10 Mb/s; once on the way there, once for the acknowledgement that waits
-/// behind as much, and once in reserve; in nanoseconds.
+/// Time for a byte on the slowest link there may be, of 10 Mb/s; once on the way there, once for
+/// the acknowledgement that waits behind as much, and once in reserve; in nanoseconds.
 const SLOWEST_BYTE: u64 = 3 * 800;
 /// Bytes around a payload on the wire.
 pub(super) const AROUND: u64 = netsum_common::wire::AROUND as u64;
-/// What a smaller load took says little of one that is larger than twice this: a link that is shaped lets a burst pass at once.
+/// What a smaller load took says little of one that is larger than twice this: a link that is
+/// shaped lets a burst pass at once.
 const TELLING: u64 = 32 << 10;
 /// So long after a gap was seen, more are expected.
 const LOSSY: Duration = Duration::from_millis(100);
-/// What is asked for behind a box is asked for again after so long at the most, or what round trips ask for if that is longer.
+/// What is asked for behind a box is asked for again after so long at the most, or what round trips
+/// ask for if that is longer.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 /// Until one has been measured.
 const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
@@ -97,18 +103,21 @@ impl Path {
         }
     }
 
-    /// A packet was missed by its receiver. While connections start, that is no loss: the receiver was not there yet.
+    /// A packet was missed by its receiver. While connections start, that is no loss: the receiver
+    /// was not there yet.
     pub fn on_gap(&mut self) {
         self.lossy |= self.load > TELLING / 4;
     }
 
-    /// The other side has told of a gap. One that is seen here alone is none yet: kernels that coalesce swap packets now and then.
+    /// The other side has told of a gap. One that is seen here alone is none yet: kernels that
+    /// coalesce swap packets now and then.
     pub fn note_gap(&mut self, now: Instant) {
         self.gap = Some(now);
     }
 
-    /// When the end of what was sent may be lost, of a time-out that was started as in [`since`](Self::since). Only where others are:
-    /// without loss, sums stop because a rank computes.
+    /// When the end of what was sent may be lost, of a time-out that was started as in
+    /// [`since`](Self::since). Only where others are: without loss, sums stop because a rank
+    /// computes.
     pub fn may_be_lost(&self, start: (Instant, u64)) -> Option<Instant> {
         let at = self.since(start) + self.usual();
         self.gap.filter(|gap| at < *gap + LOSSY).map(|_| at)
@@ -129,8 +138,9 @@ impl Path {
         self.sums.0
     }
 
-    /// Since when a time-out runs that was started when as many packets of sums had arrived: since the last one of them, for what
-    /// is waited for may be behind others in the same queues. But these hold no more than twice the credit, here and on the other side.
+    /// Since when a time-out runs that was started when as many packets of sums had arrived: since
+    /// the last one of them, for what is waited for may be behind others in the same queues. But
+    /// these hold no more than twice the credit, here and on the other side.
     pub fn since(&self, (start, sums): (Instant, u64)) -> Instant {
         match self.sums.1 {
             Some(last) if self.sums.0 - sums <= 2 * self.credit => start.max(last),
@@ -167,7 +177,9 @@ impl Path {
         if !waited {
             self.mean = Some(match self.mean {
                 None => (took, took / 2),
-                Some((mean, deviation)) => ((mean * 7 + took) / 8, (deviation * 3 + mean.abs_diff(took)) / 4),
+                Some((mean, deviation)) => {
+                    ((mean * 7 + took) / 8, (deviation * 3 + mean.abs_diff(took)) / 4)
+                }
             });
         }
     }
@@ -187,14 +199,15 @@ impl Path {
         self.least.get()
     }
 
-    /// How long the acknowledgement of as much as has been measured may take, as far as the network is concerned.
+    /// How long the acknowledgement of as much as has been measured may take, as far as the network
+    /// is concerned.
     pub fn usual(&self) -> Duration {
         let mean = self.mean.map_or(Duration::ZERO, |(mean, deviation)| mean + deviation * 4);
         mean.max(self.loaded.get() * 4)
     }
 
-    /// How long what was asked for may take to come by the box. Little is known of more than was measured, and then a time-out's
-    /// time is enough.
+    /// How long what was asked for may take to come by the box. Little is known of more than was
+    /// measured, and then a time-out's time is enough.
     pub fn pause(&self) -> Duration {
         self.usual().max(self.longest().min(LONGEST_PAUSE))
     }
@@ -207,7 +220,9 @@ impl Path {
             return self.usual() + slowest;
         }
         let nanos = (self.loaded.get() * 4).as_nanos() * u128::from(more);
-        let scaled = nanos.checked_div(u128::from(self.measured)).and_then(|nanos| u64::try_from(nanos).ok());
+        let scaled = nanos
+            .checked_div(u128::from(self.measured))
+            .and_then(|nanos| u64::try_from(nanos).ok());
         self.usual() + scaled.map_or(slowest, |nanos| Duration::from_nanos(nanos).min(slowest))
     }
 }
@@ -218,7 +233,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Sends so much on a link that takes so many nanoseconds for a byte, both ways behind as much, and measures.
+    /// Sends so much on a link that takes so many nanoseconds for a byte, both ways behind as much,
+    /// and measures.
     fn flight(path: &mut Path, bytes: u64, per_byte: u64) -> (Duration, Duration) {
         let load = path.send(bytes);
         let (longest, took) = (path.longest(), Duration::from_nanos(2 * per_byte * bytes + 50_000));
@@ -231,7 +247,9 @@ mod tests {
     fn no_load_takes_longer_than_expected_whatever_came_before() {
         for per_byte in [1, 8, 80, 800] {
             let mut path = Path::new();
-            for (n, bytes) in [150, 150, 500_000, 500_000, 90].into_iter().cycle().take(60).enumerate() {
+            for (n, bytes) in
+                [150, 150, 500_000, 500_000, 90].into_iter().cycle().take(60).enumerate()
+            {
                 let (longest, took) = flight(&mut path, bytes, per_byte);
                 assert!(longest >= took, "{per_byte} ns/B, flight {n}: {longest:?}, took {took:?}");
             }

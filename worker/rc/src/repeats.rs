@@ -1,7 +1,8 @@
 //! What is sent again to a selective receiver: what it says that it lacks, and no more.
 //!
-//! A packet is repeated when it is first told to be missing, and once more when something has come that was sent after its
-//! repetition. What was lost at the end of a list is seen by nobody, so the last packet of all asks after it.
+//! A packet is repeated when it is first told to be missing, and once more when something has come
+//! that was sent after its repetition. What was lost at the end of a list is seen by nobody, so the
+//! last packet of all asks after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,7 +13,8 @@ use super::path::Path;
 /// Least time for what was repeated to be acknowledged, before the last packet asks for it.
 const LEAST_ASKING: Duration = Duration::from_micros(200);
 
-/// So many losses of one packet are usual; where there are more, something else is wrong, or the sum waits for another rank.
+/// So many losses of one packet are usual; where there are more, something else is wrong, or the
+/// sum waits for another rank.
 const USUAL: u32 = 8;
 
 /// State of one sending half. Packets have its numbers.
@@ -24,13 +26,15 @@ pub(super) struct Repeats {
     repeated: BTreeMap<u64, Repeated>,
     /// How many have been, ever.
     count: u64,
-    /// When the last packet asks whether those have come, if nothing newer has told: once for each NAK that lists some.
+    /// When the last packet asks whether those have come, if nothing newer has told: once for each
+    /// NAK that lists some.
     ask: Option<Instant>,
     may_ask: bool,
     lost_oldest_twice: bool,
 }
 
-/// When a packet was repeated: how many packets had been sent by then, and how many repeated; and how often it was lost then.
+/// When a packet was repeated: how many packets had been sent by then, and how many repeated; and
+/// how often it was lost then.
 #[derive(Clone, Copy, Debug)]
 struct Repeated {
     sent: u64,
@@ -43,7 +47,8 @@ impl Repeated {
     /// When it may be repeated once more: longer and longer after the last time, up to `most`.
     fn next(&self, path: &Path, most: Duration) -> Instant {
         let unusual = self.lost.saturating_sub(USUAL).min(16);
-        self.at + if unusual == 0 { Duration::ZERO } else { (path.least() * (1 << unusual)).min(most) }
+        self.at
+            + if unusual == 0 { Duration::ZERO } else { (path.least() * (1 << unusual)).min(most) }
     }
 }
 
@@ -107,8 +112,8 @@ impl Repeats {
         self.repeated.get(&packet).map_or(Came::First(packet), |r| Came::Repeated(r.count))
     }
 
-    /// These packets are missing, `came` came last, and `oldest` is not acknowledged. What is lost again and again waits for up to
-    /// `most` each time.
+    /// These packets are missing, `came` came last, and `oldest` is not acknowledged. What is lost
+    /// again and again waits for up to `most` each time.
     pub fn add_missing(
         &mut self,
         packets: Range<u64>,
@@ -179,7 +184,13 @@ mod tests {
 
     fn missing(repeats: &mut Repeats, packets: Range<u64>, came: u64) {
         let came = repeats.came(came);
-        repeats.add_missing(packets, Some(came), 3, None, (Instant::now(), &Path::new(), Duration::ZERO));
+        repeats.add_missing(
+            packets,
+            Some(came),
+            3,
+            None,
+            (Instant::now(), &Path::new(), Duration::ZERO),
+        );
     }
 
     #[test]
@@ -260,7 +271,9 @@ mod tests {
                 runs.fold((0, 0, Duration::ZERO), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2))
             };
             let ((again, lost, took), back) = (sum(true), sum(false));
-            println!("{loss} in a thousand: {lost} lost, {again} sent again, {took:?}; go-back-N {back:?}");
+            println!(
+                "{loss} in a thousand: {lost} lost, {again} sent again, {took:?}; go-back-N {back:?}"
+            );
             assert!(again <= lost * 11 / 10 + 5 && again < back.0 / 10, "{again} {lost}");
         }
     }

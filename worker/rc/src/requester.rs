@@ -1,4 +1,5 @@
-//! The sending half of a queue pair: messages in, packets out, acknowledgements back (IBTA 9.7.3 to 9.7.7).
+//! The sending half of a queue pair: messages in, packets out, acknowledgements back (IBTA 9.7.3 to
+//! 9.7.7).
 //!
 //! Packets are counted without wrapping; their PSN is the first PSN plus their number, modulo 2^24.
 
@@ -21,7 +22,8 @@ const MAX_BACKOFF: u32 = 16;
 
 /// Least time for the rest to be acknowledged after a probe was.
 const LEAST_PATIENCE: Duration = Duration::from_millis(2);
-/// Who looks at the clock so much after a time-out was due did not run meanwhile, and perhaps nobody on its machine did.
+/// Who looks at the clock so much after a time-out was due did not run meanwhile, and perhaps
+/// nobody on its machine did.
 const LATE: Duration = Duration::from_millis(1);
 /// So many NAKs of one packet in a row mean loss; more, that something else is wrong.
 const USUAL_NAKS: u32 = 8;
@@ -69,7 +71,8 @@ pub struct Requester {
     sent: u64,
     /// Bytes that were sent and not acknowledged.
     load: u64,
-    /// Since when an acknowledgement is waited for, and the packets of sums that had arrived by then.
+    /// Since when an acknowledgement is waited for, and the packets of sums that had arrived by
+    /// then.
     waiting: Option<(Instant, u64)>,
     /// What is waited longer, for having looked late.
     excuse: Duration,
@@ -93,16 +96,16 @@ pub struct Requester {
     may_ask: bool,
 }
 
-/// Where a time-out has led. It does not say what was lost, or whether anything was: perhaps only the acknowledgement, or
-/// somebody is late. So the oldest packet asks first (as RFC 5682 does in TCP), and the rest is not sent again as long as
-/// acknowledgements come.
+/// Where a time-out has led. It does not say what was lost, or whether anything was: perhaps only
+/// the acknowledgement, or somebody is late. So the oldest packet asks first (as RFC 5682 does in
+/// TCP), and the rest is not sent again as long as acknowledgements come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Probe {
     None,
     /// Only the oldest packet is sent, until something is acknowledged.
     Sent,
-    /// Something was; the packets before `end` wait for a little longer. Where it was more than the probe, they may be on their
-    /// way, and have the time that they need.
+    /// Something was; the packets before `end` wait for a little longer. Where it was more than the
+    /// probe, they may be on their way, and have the time that they need.
     Answered {
         end: u64,
         whole: bool,
@@ -174,7 +177,13 @@ impl Requester {
     }
 
     /// Queues a message. Without an operation it takes the queue pair's own.
-    pub fn post(&mut self, id: u64, data: Vec<u8>, operation: Option<Operation>, immediate: Option<u32>) {
+    pub fn post(
+        &mut self,
+        id: u64,
+        data: Vec<u8>,
+        operation: Option<Operation>,
+        immediate: Option<u32>,
+    ) {
         self.outbox.post(id, data, operation, immediate);
         if self.reused && self.name.is_none() {
             self.name = self.outbox.packet(0).map(|first| name(first.payload));
@@ -184,7 +193,8 @@ impl Requester {
     /// Whether an acknowledgement is of an earlier connection that had the same numbers.
     pub fn is_of_another(&self, psn: Psn, aeth: Aeth) -> bool {
         // Who has taken nothing cannot know the name, and asks for the first packet.
-        let of_none = psn == self.first_psn && aeth.msn == 0 && !matches!(aeth.syndrome, Syndrome::Ack(_));
+        let of_none =
+            psn == self.first_psn && aeth.msn == 0 && !matches!(aeth.syndrome, Syndrome::Ack(_));
         self.name.is_some_and(|name| name != aeth.msn) && !of_none
     }
 
@@ -210,7 +220,8 @@ impl Requester {
 
     /// Whether there is something to send now.
     pub fn ready(&self, now: Instant) -> bool {
-        // Where the window has shrunk, perhaps nothing that is in flight asks for an acknowledgement. Then one more does.
+        // Where the window has shrunk, perhaps nothing that is in flight asks for an
+        // acknowledgement. Then one more does.
         let may_send = match self.probe {
             Probe::Sent => self.next == self.acked,
             _ => self.next < self.acked + self.congestion.window() || self.asked <= self.acked,
@@ -224,16 +235,19 @@ impl Requester {
         self.selective
     }
 
-    /// Whether the oldest packet was lost twice, or a time-out has come, and nothing been acknowledged since.
+    /// Whether the oldest packet was lost twice, or a time-out has come, and nothing been
+    /// acknowledged since.
     pub fn is_careful(&self) -> bool {
         self.probe == Probe::Sent || self.repeats.lost_oldest_twice()
     }
 
-    /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when there is none.
+    /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when
+    /// there is none.
     pub fn next_len(&self) -> usize {
         let n = self.repeats.first().unwrap_or(self.next);
-        let length =
-            |part: Part<'_>| OVERHEAD + part.opcode.extended_len() + part.payload.len().next_multiple_of(4);
+        let length = |part: Part<'_>| {
+            OVERHEAD + part.opcode.extended_len() + part.payload.len().next_multiple_of(4)
+        };
         self.outbox.packet(n).map_or(0, length)
     }
 
@@ -253,8 +267,11 @@ impl Requester {
         let mut bth = Bth::new(part.opcode, self.qpn.get(), psn.get());
         bth.pad = (part.payload.len().wrapping_neg() & 3) as u8;
         let last_repeat = repeat.is_some_and(|r| r.last);
-        bth.ack_request =
-            part.last || window_end || often || last_repeat || part.in_message % ACK_EVERY == ACK_EVERY - 1;
+        bth.ack_request = part.last
+            || window_end
+            || often
+            || last_repeat
+            || part.in_message % ACK_EVERY == ACK_EVERY - 1;
         let ext = Extended { reth: part.reth, immediate: part.immediate, aeth: None };
         let again = n < self.sent;
         if repeat.is_none() {
@@ -275,7 +292,8 @@ impl Requester {
             let bytes = part.payload.len() as u64 + AROUND;
             self.load += bytes;
             let load = path.send(bytes);
-            // One behind twice as much tells more: what comes first may find the link idle, and the other side's, too.
+            // One behind twice as much tells more: what comes first may find the link idle, and the
+            // other side's, too.
             let tells_more = self.sample.is_none_or(|s| load > 2 * s.load);
             if bth.ack_request && tells_more && n < self.prompt {
                 self.sample = Some(Sample { packet: n, at: now, load });
@@ -285,7 +303,8 @@ impl Requester {
         Some(Outgoing { bth, ext, payload: part.payload, again })
     }
 
-    /// When the oldest packet is to be sent again, if it is not acknowledged. What is sent meanwhile makes it later.
+    /// When the oldest packet is to be sent again, if it is not acknowledged. What is sent
+    /// meanwhile makes it later.
     fn due(&self, path: &Path) -> Option<Instant> {
         self.without_excuse(path).map(|due| due + self.excuse)
     }
@@ -294,8 +313,12 @@ impl Requester {
         let waiting = path.since(self.waiting?);
         let longest = path.longest();
         match self.probe {
-            Probe::Answered { whole: true, .. } => return Some(waiting + longest.max(LEAST_PATIENCE)),
-            Probe::Answered { whole: false, .. } => return Some(waiting + path.usual().max(LEAST_PATIENCE)),
+            Probe::Answered { whole: true, .. } => {
+                return Some(waiting + longest.max(LEAST_PATIENCE));
+            }
+            Probe::Answered { whole: false, .. } => {
+                return Some(waiting + path.usual().max(LEAST_PATIENCE));
+            }
             Probe::None | Probe::Sent => {}
         }
         let backoff = 1 << self.retries.min(MAX_BACKOFF.ilog2());
@@ -329,8 +352,8 @@ impl Requester {
         let more_than_one = packet > self.acked + 1;
         match self.probe {
             Probe::Sent => self.learn_from_probe(now, path, more_than_one),
-            // Packets that were not sent again have arrived, so nothing had been lost (RFC 5682, 2.1, step 3b). Not so behind a box:
-            // sums that wait for other ranks come out of turn.
+            // Packets that were not sent again have arrived, so nothing had been lost (RFC 5682,
+            // 2.1, step 3b). Not so behind a box: sums that wait for other ranks come out of turn.
             Probe::Answered { end, whole: false }
                 if !self.waits_for_others && !self.repeats.have_repeated(self.acked..packet) =>
             {
@@ -361,8 +384,14 @@ impl Requester {
             self.next = self.sent;
         }
         // Where a later one is acknowledged with it, its own acknowledgement may have been lost.
-        if let Some(sample) = self.sample.take_if(|s| packet > s.packet).filter(|s| packet == s.packet + 1) {
-            path.measure(now.saturating_duration_since(sample.at), sample.load, self.waits_for_others);
+        if let Some(sample) =
+            self.sample.take_if(|s| packet > s.packet).filter(|s| packet == s.packet + 1)
+        {
+            path.measure(
+                now.saturating_duration_since(sample.at),
+                sample.load,
+                self.waits_for_others,
+            );
             if self.cautious.is_some_and(|t| now.saturating_duration_since(t) >= CALM) {
                 self.caution /= 2;
                 self.cautious = (self.caution > 1).then_some(now);
@@ -376,11 +405,13 @@ impl Requester {
         self.excuse = Duration::ZERO;
     }
 
-    /// A probe was answered. Where more than the probe was acknowledged, nothing was lost but perhaps an acknowledgement, and
-    /// that the probe brings at once. Where it took its time, the time-out was too short: somebody was late, as on a host with more
-    /// to do than CPUs, and will be again, or the link is slower than was known.
+    /// A probe was answered. Where more than the probe was acknowledged, nothing was lost but
+    /// perhaps an acknowledgement, and that the probe brings at once. Where it took its time, the
+    /// time-out was too short: somebody was late, as on a host with more to do than CPUs, and will
+    /// be again, or the link is slower than was known.
     fn learn_from_probe(&mut self, now: Instant, path: &mut Path, more_than_the_probe: bool) {
-        let took = self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
+        let took =
+            self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
         if !more_than_the_probe {
             return;
         }
@@ -394,13 +425,16 @@ impl Requester {
 
     /// A time-out that nothing had been lost before.
     fn was_too_soon(&mut self, now: Instant, path: &mut Path) {
-        let longest = self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
+        let longest =
+            self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
         (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
         if let Some(since) = self.unanswered.take().filter(|_| !self.waits_for_others) {
             let took = now.saturating_duration_since(since);
-            let probe = self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
-            // A time-out is four times what is learned here. Perhaps only acknowledgements were lost: learning the whole wait would then
-            // make each time-out four times the last. So a quarter of it is learned, plus the probe's own round trip, which is new.
+            let probe =
+                self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
+            // A time-out is four times what is learned here. Perhaps only acknowledgements were
+            // lost: learning the whole wait would then make each time-out four times the last. So a
+            // quarter of it is learned, plus the probe's own round trip, which is new.
             path.was_slower(if self.retries > 1 { took / 4 } else { (took / 4 + probe).min(took) });
         }
     }
@@ -436,11 +470,12 @@ impl Requester {
             return Effect::None;
         };
         self.acknowledge(now, path, packet, &mut done);
-        // One loss brings several NAKs; those that come before the resent packet can have arrived tell nothing new. Where the packet
-        // is lost again and again, perhaps by what is sent again, there is longer and longer between two.
+        // One loss brings several NAKs; those that come before the resent packet can have arrived
+        // tell nothing new. Where the packet is lost again and again, perhaps by what is sent
+        // again, there is longer and longer between two.
         let again = self.went_back.filter(|(to, _)| *to == packet);
-        let patience =
-            (path.least() * (1 << self.naks.saturating_sub(USUAL_NAKS).min(16))).min(self.ack_timeout);
+        let patience = (path.least() * (1 << self.naks.saturating_sub(USUAL_NAKS).min(16)))
+            .min(self.ack_timeout);
         if again.is_some_and(|(_, at)| now.saturating_duration_since(at) < patience) {
             return Effect::None;
         }
@@ -527,10 +562,11 @@ impl Requester {
             .min()
     }
 
-    /// When the last packet asks, behind a box: what is lost at the end of what a rank may send is missing in all sums, and no gap
-    /// shows it.
+    /// When the last packet asks, behind a box: what is lost at the end of what a rank may send is
+    /// missing in all sums, and no gap shows it.
     fn tail(&self, path: &Path) -> Option<Instant> {
-        let asks = self.waits_for_others && self.selective && self.may_ask && self.probe == Probe::None;
+        let asks =
+            self.waits_for_others && self.selective && self.may_ask && self.probe == Probe::None;
         path.may_be_lost(self.waiting.filter(|_| asks && self.acked < self.sent)?)
     }
 
@@ -562,8 +598,10 @@ impl Requester {
         if self.retry_limit.is_some_and(|limit| self.retries > limit) {
             return Effect::Failed(QpError::RetryExceeded);
         }
-        let since =
-            self.unanswered.filter(|_| self.probe == Probe::Sent).or(self.waiting.map(|(since, _)| since));
+        let since = self
+            .unanswered
+            .filter(|_| self.probe == Probe::Sent)
+            .or(self.waiting.map(|(since, _)| since));
         self.go_back(now, path);
         if self.selective {
             // It shows what else is missing.

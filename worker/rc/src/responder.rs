@@ -1,12 +1,16 @@
-//! The receiving half of a queue pair: packets in, messages out, acknowledgements back (IBTA 9.7.4, 9.7.5, 9.7.8).
+//! The receiving half of a queue pair: packets in, messages out, acknowledgements back (IBTA 9.7.4,
+//! 9.7.5, 9.7.8).
 //!
-//! A selective one keeps what comes early, and tells what is missing ([`Gaps`]). Behind a box a gap may be another rank's loss, and only
-//! that rank is to send again. So the receiver asks at once only for what the box tells it to:
+//! A selective one keeps what comes early, and tells what is missing ([`Gaps`]). Behind a box a gap
+//! may be another rank's loss, and only that rank is to send again. So the receiver asks at once
+//! only for what the box tells it to:
 //!
-//! - A packet past a gap of its sender's at the box is moved ahead ([`GAP_PSN_AHEAD`]), or is a sum marked [`PAST_GAP`].
+//! - A packet past a gap of its sender's at the box is moved ahead ([`GAP_PSN_AHEAD`]), or is a sum
+//!   marked [`PAST_GAP`].
 //! - A sum marked [`IN_ORDER`] follows all others: what has not come was lost on the way here.
 //!
-//! What nothing tells of is asked for after a while. What was asked for and does not come is asked for again.
+//! What nothing tells of is asked for after a while. What was asked for and does not come is asked
+//! for again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -22,8 +26,8 @@ use super::{Psn, QpConfig, name};
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;
-/// Packets past a gap that one keeps that is not selective: a kernel that coalesces packets hands some over before those that came before
-/// them (Linux 6.18, net/core/gro.c).
+/// Packets past a gap that one keeps that is not selective: a kernel that coalesces packets hands
+/// some over before those that came before them (Linux 6.18, net/core/gro.c).
 const SWAPPED: usize = 64;
 
 /// State of the receiving half.
@@ -34,7 +38,8 @@ pub struct Responder {
     taken: u64,
     /// What has come early, by number; `None` where that is dropped.
     early: Option<BTreeMap<u64, Early>>,
-    /// The same of one that drops them, of sums: what follows the expected packet, which is perhaps only swapped with it.
+    /// The same of one that drops them, of sums: what follows the expected packet, which is perhaps
+    /// only swapped with it.
     swapped: BTreeMap<u64, Early>,
     sums: bool,
     /// Where a gap may be another rank's loss.
@@ -62,7 +67,8 @@ pub struct Responder {
 /// What is asked for behind a box, and when. Packets have their numbers.
 #[derive(Debug, Default)]
 struct Patience {
-    /// Gaps that may be another rank's loss: what is missing before the packet is asked for from then on.
+    /// Gaps that may be another rank's loss: what is missing before the packet is asked for from
+    /// then on.
     waiting: VecDeque<(u64, Instant)>,
     /// What is missing before this one is asked for.
     asked: u64,
@@ -109,7 +115,8 @@ pub enum Arrival {
     },
     /// No buffer was posted.
     NotReady,
-    /// First, middle and last do not follow each other as they must, or a packet has a wrong length.
+    /// First, middle and last do not follow each other as they must, or a packet has a wrong
+    /// length.
     Invalid,
     /// The message is longer than may be.
     TooLong,
@@ -145,8 +152,8 @@ impl Responder {
         self.buffers.push_back(buffer);
     }
 
-    /// Takes a data packet in; `done` gets the messages that it completes. What is asked for behind a box is asked for
-    /// again after `pause`.
+    /// Takes a data packet in; `done` gets the messages that it completes. What is asked for behind
+    /// a box is asked for again after `pause`.
     pub fn on_data(
         &mut self,
         p: &Packet<'_>,
@@ -176,15 +183,18 @@ impl Responder {
         }
         self.nak_sent_for = None;
         if matches!(self.pending, Some(Pending::Nak(_))) && !self.from_far {
-            // What it complained of has arrived. What the box complains of from far ahead may be a packet behind this one:
-            // a gap is passed on at once, and the results before it wait for all ranks.
+            // What it complained of has arrived. What the box complains of from far ahead may be a
+            // packet behind this one: a gap is passed on at once, and the results before it wait
+            // for all ranks.
             self.pending = Some(Pending::Ack);
         }
         if p.bth.ack_request {
             self.acknowledge();
         }
-        let filled = self.early.as_ref().is_some_and(|early| !early.is_empty()) || !self.swapped.is_empty();
-        while let Some(next) = self.early.as_mut().unwrap_or(&mut self.swapped).remove(&self.taken) {
+        let filled =
+            self.early.as_ref().is_some_and(|early| !early.is_empty()) || !self.swapped.is_empty();
+        while let Some(next) = self.early.as_mut().unwrap_or(&mut self.swapped).remove(&self.taken)
+        {
             match self.take(next.opcode, &next.payload, next.immediate, &mut done) {
                 Ok(()) => {}
                 // It is sent again when there is a buffer.
@@ -203,7 +213,8 @@ impl Responder {
         Arrival::Taken
     }
 
-    /// Whether what comes early may be an earlier connection's. It is not kept, and whoever sent it is asked for the first packet each time.
+    /// Whether what comes early may be an earlier connection's. It is not kept, and whoever sent it
+    /// is asked for the first packet each time.
     pub fn waits_for_first(&self) -> bool {
         self.reused && self.taken == 0
     }
@@ -218,8 +229,9 @@ impl Responder {
 
     /// A packet past a gap is dropped.
     fn past_gap(&mut self, psn: Psn, ahead: i32) -> Arrival {
-        // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther than the one that
-        // was answered shows that the sender has gone back once more, or that the first NAK may be lost.
+        // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther
+        // than the one that was answered shows that the sender has gone back once more, or that the
+        // first NAK may be lost.
         let far = ahead >= GAP_PSN_AHEAD as i32;
         let nak = far
             || self.waits_for_first()
@@ -232,7 +244,8 @@ impl Responder {
         Arrival::OutOfSequence { nak }
     }
 
-    /// The box has not got a packet of the sender's before `packet`, which has come there: the last one that is missing here.
+    /// The box has not got a packet of the sender's before `packet`, which has come there: the last
+    /// one that is missing here.
     fn lost_before(&mut self, packet: u64) -> bool {
         let early = self.early.as_ref();
         let lacks = |n: &u64| early.is_some_and(|early| !early.contains_key(n));
@@ -296,7 +309,10 @@ impl Responder {
         done: &mut impl FnMut(Vec<u8>, Option<u32>),
     ) -> Result<(), Arrival> {
         let whole = payload.len() == self.mtu;
-        if op.is_first() != self.partial.is_none() || !op.is_last() && !whole || payload.len() > self.mtu {
+        if op.is_first() != self.partial.is_none()
+            || !op.is_last() && !whole
+            || payload.len() > self.mtu
+        {
             self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
             return Err(Arrival::Invalid);
         }
@@ -333,7 +349,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Refuses a request that is none of data, when its turn comes: the sender is told, and not left to try for ever.
+    /// Refuses a request that is none of data, when its turn comes: the sender is told, and not
+    /// left to try for ever.
     pub fn refuse(&mut self, psn: Psn) {
         if psn == self.expected {
             self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
@@ -408,7 +425,8 @@ impl Responder {
             }
             next = number + 1;
         }
-        let told = self.patience.iter().flat_map(|patience| patience.told.range(asked.max(self.taken)..));
+        let told =
+            self.patience.iter().flat_map(|patience| patience.told.range(asked.max(self.taken)..));
         missing.extend(told.filter(|n| !early.contains_key(n)).map(|n| (psn(*n), 1)));
         (!missing.is_empty()).then_some(Gaps { came: self.came, missing })
     }
@@ -433,8 +451,11 @@ mod tests {
         let packets = 5;
         for last in [packets - 1, u32::MAX] {
             let mut endpoint = Endpoint::new(own, EndpointConfig::default());
-            let config = QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
-            let qp = endpoint.add_qp(QpConfig { max_message: packets as usize * MTU, ..config }).unwrap();
+            let config =
+                QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
+            let qp = endpoint
+                .add_qp(QpConfig { max_message: packets as usize * MTU, ..config })
+                .unwrap();
             endpoint.post_receive(qp, Vec::new());
             for psn in 0..packets.max(last.min(1000)) {
                 let mut datagram = Vec::new();
@@ -444,7 +465,9 @@ mod tests {
             }
             let event = endpoint.poll_event();
             if last < packets {
-                assert!(matches!(event, Some(Event::Received { data, .. }) if data.len() == 5 * MTU));
+                assert!(
+                    matches!(event, Some(Event::Received { data, .. }) if data.len() == 5 * MTU)
+                );
                 continue;
             }
             assert_eq!(event, Some(Event::Failed { qp, error: QpError::MessageTooLong(5 * MTU) }));
@@ -468,8 +491,9 @@ mod tests {
             encode(&mut datagram, peer, own, 0, &bth, &Extended::default(), &vec![7; len]);
             let mut verifier = Verifier::new(own, false);
             let packet = verifier.decode((peer, ROCE_PORT).into(), &datagram).unwrap();
-            responder
-                .on_data(&packet, (Instant::now(), Duration::ZERO), |_, _| panic!("nothing is complete"));
+            responder.on_data(&packet, (Instant::now(), Duration::ZERO), |_, _| {
+                panic!("nothing is complete")
+            });
             let early = responder.early.as_ref().unwrap();
             assert!(early.len() < 8 && early.values().all(|early| early.payload.len() <= MTU));
             responder.poll().map(|(psn, _, gaps)| (psn, gaps.map(|gaps| gaps.missing)))
@@ -494,8 +518,10 @@ mod tests {
     impl Receiver {
         fn new(waits_for_others: bool) -> Self {
             let peer = IpAddr::from([10, 0, 0, 1]);
-            let config = QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
-            let mut responder = Responder::new(&QpConfig { selective: true, waits_for_others, ..config });
+            let config =
+                QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
+            let mut responder =
+                Responder::new(&QpConfig { selective: true, waits_for_others, ..config });
             (0..9).for_each(|_| responder.post(Vec::new()));
             Self { responder, start: Instant::now() }
         }
@@ -512,7 +538,9 @@ mod tests {
 
         fn asks(&mut self) -> Vec<(u32, u32)> {
             let gaps = self.responder.poll().and_then(|(_, _, gaps)| gaps);
-            gaps.map_or(vec![], |g| g.missing.iter().map(|(first, len)| (first.get(), *len)).collect())
+            gaps.map_or(vec![], |g| {
+                g.missing.iter().map(|(first, len)| (first.get(), *len)).collect()
+            })
         }
 
         fn at(&mut self, after: Duration) -> Vec<(u32, u32)> {
@@ -546,7 +574,11 @@ mod tests {
     #[test]
     fn behind_a_box_a_gap_is_asked_for_when_the_box_says_whose_it_is() {
         let mut receiver = Receiver::new(true);
-        assert_eq!(receiver.take(&[(0, IN_ORDER), (2, 0), (3, 0), (5, 0)]), [], "another rank's, perhaps");
+        assert_eq!(
+            receiver.take(&[(0, IN_ORDER), (2, 0), (3, 0), (5, 0)]),
+            [],
+            "another rank's, perhaps"
+        );
         // All sums before 3 were released: 1 was lost on the way here, and of 4 nothing is known.
         assert_eq!(receiver.take(&[(3, IN_ORDER)]), [(1, 1)]);
         assert_eq!(receiver.take(&[(6 + GAP_PSN_AHEAD, 0)]), [(1, 1), (4, 1)], "the sender's");

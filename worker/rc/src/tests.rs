@@ -64,7 +64,8 @@ pub(crate) struct Pair {
     count: u64,
     pub(crate) lost: u64,
     loses_batches: bool,
-    /// What becomes of a datagram for an end, before the faults: how much later it goes on, each time that it does.
+    /// What becomes of a datagram for an end, before the faults: how much later it goes on, each
+    /// time that it does.
     pub(crate) meddle: Option<Meddle>,
 }
 
@@ -95,7 +96,8 @@ impl Pair {
         }
     }
 
-    /// Sends what is to be sent, delivers what arrives next, and moves the clock there. Whether anything happened.
+    /// Sends what is to be sent, delivers what arrives next, and moves the clock there. Whether
+    /// anything happened.
     pub(crate) fn step(&mut self) -> bool {
         let mut buf = Vec::new();
         for from in 0..2 {
@@ -173,7 +175,9 @@ pub(crate) fn exchange(seed: u64, faults: Faults, change: impl Fn(&mut QpConfig)
         for end in 0..2 {
             while let Some(event) = pair.ends[end].poll_event() {
                 match event {
-                    Event::Received { data, immediate, .. } => received[end].push((data, immediate)),
+                    Event::Received { data, immediate, .. } => {
+                        received[end].push((data, immediate))
+                    }
                     Event::Sent { id, .. } => {
                         assert_eq!(id, acknowledged[end], "seed {seed}");
                         acknowledged[end] += 1;
@@ -203,7 +207,10 @@ fn nothing_is_sent_again_without_loss() {
                 c.selective = selective;
                 c.opcode = operation;
             }) {
-                assert_eq!((stats.retransmissions, stats.out_of_sequence, stats.naks_sent), (0, 0, 0));
+                assert_eq!(
+                    (stats.retransmissions, stats.out_of_sequence, stats.naks_sent),
+                    (0, 0, 0)
+                );
                 assert_eq!((stats.rx_icrc_encapsulated, stats.discarded), (0, 0));
             }
         }
@@ -274,7 +281,10 @@ fn a_receiver_without_buffer_is_not_ready_and_then_is() {
     pair.ends[1].post_receive(pair.qps[1], Vec::new());
     while pair.step() {}
     let (id, data) = (pair.qps[1], vec![7; 1000]);
-    assert_eq!(pair.ends[1].poll_event(), Some(Event::Received { qp: id, data, immediate: Some(3) }));
+    assert_eq!(
+        pair.ends[1].poll_event(),
+        Some(Event::Received { qp: id, data, immediate: Some(3) })
+    );
 }
 
 /// What an end sends now: PSNs, and whether each asks for an acknowledgement.
@@ -300,7 +310,15 @@ pub(crate) fn acknowledge_with(pair: &mut Pair, psn: u32, syndrome: Syndrome) {
     let aeth = Some(Aeth { syndrome, msn: 0 });
     let ext = packet::Extended { aeth, ..Default::default() };
     let mut datagram = Vec::new();
-    packet::encode(&mut datagram, pair.ips[1], pair.ips[0], 0, &Bth::new(Opcode::ACK, 10, psn), &ext, &[]);
+    packet::encode(
+        &mut datagram,
+        pair.ips[1],
+        pair.ips[0],
+        0,
+        &Bth::new(Opcode::ACK, 10, psn),
+        &ext,
+        &[],
+    );
     pair.ends[0].receive(pair.now, (pair.ips[1], ROCE_PORT).into(), false, &datagram);
 }
 
@@ -549,13 +567,22 @@ fn that_acknowledgements_are_lost_makes_no_time_out_longer_and_longer() {
 fn a_packet_from_far_ahead_is_answered_with_a_nak_each_time() {
     use netsum_common::slot::GAP_PSN_AHEAD;
     use netsum_common::wire::{Bth, Opcode};
-    let mut pair =
-        Pair::new(3, Faults::default(), |c| (c.send_psn, c.recv_psn) = (Psn::new(100), Psn::new(100)));
+    let mut pair = Pair::new(3, Faults::default(), |c| {
+        (c.send_psn, c.recv_psn) = (Psn::new(100), Psn::new(100))
+    });
     pair.ends[1].post_receive(pair.qps[1], Vec::new());
     for ahead in [1, 2, 4, 8] {
         let bth = Bth::new(Opcode::SEND_MIDDLE, 11, 100 + ahead + GAP_PSN_AHEAD);
         let mut datagram = Vec::new();
-        packet::encode(&mut datagram, pair.ips[0], pair.ips[1], 0, &bth, &Default::default(), &[0; 256]);
+        packet::encode(
+            &mut datagram,
+            pair.ips[0],
+            pair.ips[1],
+            0,
+            &bth,
+            &Default::default(),
+            &[0; 256],
+        );
         pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &datagram);
         let mut buf = Vec::new();
         assert!(pair.ends[1].poll_transmit(pair.now, &mut buf).is_some(), "a NAK");
@@ -569,16 +596,28 @@ fn a_packet_from_far_ahead_is_answered_with_a_nak_each_time() {
 fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
     use netsum_common::slot::GAP_PSN_AHEAD;
     use netsum_common::wire::{Bth, Opcode};
-    // The box forwards past a gap at PSN 102 before it has the sums of 100 and 101; all three are read in one go.
-    let mut pair =
-        Pair::new(3, Faults::default(), |c| (c.send_psn, c.recv_psn) = (Psn::new(100), Psn::new(100)));
+    // The box forwards past a gap at PSN 102 before it has the sums of 100 and 101; all three are
+    // read in one go.
+    let mut pair = Pair::new(3, Faults::default(), |c| {
+        (c.send_psn, c.recv_psn) = (Psn::new(100), Psn::new(100))
+    });
     (0..2).for_each(|_| pair.ends[1].post_receive(pair.qps[1], Vec::new()));
-    for (opcode, psn) in
-        [(Opcode::SEND_MIDDLE, 103 + GAP_PSN_AHEAD), (Opcode::SEND_ONLY, 100), (Opcode::SEND_ONLY, 101)]
-    {
+    for (opcode, psn) in [
+        (Opcode::SEND_MIDDLE, 103 + GAP_PSN_AHEAD),
+        (Opcode::SEND_ONLY, 100),
+        (Opcode::SEND_ONLY, 101),
+    ] {
         let bth = Bth { ack_request: true, ..Bth::new(opcode, 11, psn) };
         let mut datagram = Vec::new();
-        packet::encode(&mut datagram, pair.ips[0], pair.ips[1], 0, &bth, &Default::default(), &[0; 256]);
+        packet::encode(
+            &mut datagram,
+            pair.ips[0],
+            pair.ips[1],
+            0,
+            &bth,
+            &Default::default(),
+            &[0; 256],
+        );
         pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &datagram);
     }
     let mut buf = Vec::new();
@@ -597,7 +636,8 @@ fn what_an_earlier_connection_had_is_not_acknowledged_for_this_one() {
     });
     pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
     pair.ends[1].post_receive(pair.qps[1], Vec::new());
-    // Who had packets of these numbers acknowledges the last of them again, or misses what came behind.
+    // Who had packets of these numbers acknowledges the last of them again, or misses what came
+    // behind.
     let ghost = |pair: &mut Pair| {
         acknowledge(pair, 104);
         for syndrome in [Nak::SequenceError, Nak::InvalidRequest].map(Syndrome::Nak) {
@@ -609,7 +649,8 @@ fn what_an_earlier_connection_had_is_not_acknowledged_for_this_one() {
     assert_eq!(sent_now(&mut pair, 0).len(), 10);
     ghost(&mut pair);
     assert_eq!(sent_now(&mut pair, 0), []);
-    while !matches!(pair.ends[1].poll_event(), Some(Event::Received { data, .. }) if data == [1; 2560]) {
+    while !matches!(pair.ends[1].poll_event(), Some(Event::Received { data, .. }) if data == [1; 2560])
+    {
         assert!(pair.step());
     }
     ghost(&mut pair);
@@ -729,7 +770,11 @@ fn senders_are_notified_of_congestion_but_not_too_often() {
     }
     assert_eq!((ends[1].stats().ce_received, ends[1].stats().cnp_sent), (20, 4));
     assert_eq!(ends[0].stats().cnp_received, 4);
-    assert_eq!(ends[0].stats().cnp_sent, 0, "neither notifications nor acknowledgements are notified of");
+    assert_eq!(
+        ends[0].stats().cnp_sent,
+        0,
+        "neither notifications nor acknowledgements are notified of"
+    );
     assert!(matches!(ends[0].poll_event(), Some(Event::Sent { .. })));
 }
 
@@ -740,7 +785,8 @@ fn sums_that_a_kernel_has_swapped_are_taken_and_nothing_is_sent_again() {
         let ips: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
         let mut ends = [0, 1].map(|i| Endpoint::new(ips[i], EndpointConfig::default()));
         let qps = [0, 1].map(|i| {
-            let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], Psn::new(0), Psn::new(0), 256);
+            let mut c =
+                QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], Psn::new(0), Psn::new(0), 256);
             c.waits_for_others = true;
             ends[i].add_qp(c).unwrap()
         });
@@ -786,7 +832,9 @@ fn messages_of_any_length_arrive() {
                 while got.is_none() {
                     assert!(pair.step(), "{len} bytes: nothing happens any more");
                     while let Some(event) = pair.ends[1].poll_event() {
-                        let Event::Received { data, immediate, .. } = event else { panic!("{event:?}") };
+                        let Event::Received { data, immediate, .. } = event else {
+                            panic!("{event:?}")
+                        };
                         got = Some((data, immediate));
                     }
                 }
@@ -821,12 +869,17 @@ fn requests_that_nobody_carries_out_are_refused_in_their_turn() {
         assert_eq!(request(&mut pair, first + 1), None, "once");
         pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &data);
         pair.ends[1].poll_transmit(pair.now, &mut data).unwrap();
-        assert_eq!(request(&mut pair, first), None, "a duplicate of what cannot have been carried out");
+        assert_eq!(
+            request(&mut pair, first),
+            None,
+            "a duplicate of what cannot have been carried out"
+        );
         assert_eq!(request(&mut pair, first + 1), Some(((first + 1) & 0xff_ffff, 0x61)));
         assert_eq!(pair.ends[1].stats().unsupported, 4);
         // Whoever asks is told.
         acknowledge_with(&mut pair, first + 1, Syndrome::Nak(Nak::InvalidRequest));
-        let failed = Event::Failed { qp: pair.qps[0], error: QpError::Refused(Nak::InvalidRequest) };
+        let failed =
+            Event::Failed { qp: pair.qps[0], error: QpError::Refused(Nak::InvalidRequest) };
         assert!(std::iter::from_fn(|| pair.ends[0].poll_event()).any(|event| event == failed));
     }
 }

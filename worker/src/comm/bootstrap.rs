@@ -54,11 +54,19 @@ pub(crate) fn bootstrap(
             }
             let own = peers[config.rank as usize];
             if own != config.ip {
-                return wrong(format!("ip {}: peers has {own} for rank {}", config.ip, config.rank));
+                return wrong(format!(
+                    "ip {}: peers has {own} for rank {}",
+                    config.ip, config.rank
+                ));
             }
             let layout = Layout { message_size: *message_size, window: *window, rings: *rings };
-            let shape =
-                JobShape { ranks: config.ranks, mtu: *mtu, layout, relaxed: false, without_box: false };
+            let shape = JobShape {
+                ranks: config.ranks,
+                mtu: *mtu,
+                layout,
+                relaxed: false,
+                without_box: false,
+            };
             shape.check().map_err(Error::Config)?;
             check_mtu(config.ip, *mtu, interface::that_holds(config.ip).as_ref())?;
             let numbers = |rank: usize, ring| {
@@ -102,7 +110,8 @@ fn wrong<T>(text: String) -> Result<T, Error> {
 /// That the ranks can reach each other at a list of addresses, as far as the list tells: all ranks
 /// have the same one, and all refuse it.
 pub(super) fn check_peers(peers: &[IpAddr]) -> Result<(), String> {
-    const DO: &str = "set NETSUM_IP there (or NETSUM_PEERS at all ranks) to one that the others reach";
+    const DO: &str =
+        "set NETSUM_IP there (or NETSUM_PEERS at all ranks) to one that the others reach";
     for (rank, ip) in peers.iter().enumerate() {
         let other = |fits: &dyn Fn(&IpAddr) -> bool| peers.iter().position(fits);
         if ip.is_unspecified() || ip.is_multicast() {
@@ -157,10 +166,18 @@ fn join(
             "ranks {own}: job {job} has {its}; start {its} ranks (WORLD_SIZE, NETSUM_RANKS), or make a job for {own}"
         ));
     }
-    let layout =
-        Layout { message_size: described.message_size, window: described.window, rings: described.rings };
-    let shape =
-        JobShape { ranks: described.ranks, mtu: described.mtu, layout, relaxed: false, without_box: false };
+    let layout = Layout {
+        message_size: described.message_size,
+        window: described.window,
+        rings: described.rings,
+    };
+    let shape = JobShape {
+        ranks: described.ranks,
+        mtu: described.mtu,
+        layout,
+        relaxed: false,
+        without_box: false,
+    };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
     check_mtu(config.ip, shape.mtu, interface.as_ref())?;
@@ -185,8 +202,10 @@ fn join(
         selective: network.selective(),
     };
     let reply = control.join(own, epoch, config.connect_timeout)?;
-    let ranks = reply.ranks.iter().map(|r| rank_numbers(r, layout.rings)).collect::<Result<Vec<_>, _>>();
-    let ranks = ranks.map_err(|reason| Error::Controller { address: address.to_owned(), reason })?;
+    let ranks =
+        reply.ranks.iter().map(|r| rank_numbers(r, layout.rings)).collect::<Result<Vec<_>, _>>();
+    let ranks =
+        ranks.map_err(|reason| Error::Controller { address: address.to_owned(), reason })?;
     if ranks.len() != config.ranks as usize {
         let reason = format!("names {} ranks of {}", ranks.len(), config.ranks);
         return Err(Error::Controller { address: address.to_owned(), reason });
@@ -206,20 +225,29 @@ fn join(
 }
 
 fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> {
-    let ip: IpAddr = r.ip.parse().map_err(|_| format!("rank {} has the address {:?}", r.rank, r.ip))?;
+    let ip: IpAddr =
+        r.ip.parse().map_err(|_| format!("rank {} has the address {:?}", r.rank, r.ip))?;
     let qpn = |n| {
-        Qpn::checked(n).ok_or_else(|| format!("rank {} has queue pair {n:#x}: more than 24 bits", r.rank))
+        Qpn::checked(n)
+            .ok_or_else(|| format!("rank {} has queue pair {n:#x}: more than 24 bits", r.rank))
     };
     let numbers = |c: &v1::Connection| -> Result<Numbers, String> {
         let first_psn = Psn::new(c.first_psn);
         Ok(Numbers { receive_qpn: qpn(c.receive_qpn)?, send_qpn: qpn(c.send_qpn)?, first_psn })
     };
-    let plain = r.plain.as_ref().ok_or_else(|| format!("rank {} has no plain connection", r.rank))?;
+    let plain =
+        r.plain.as_ref().ok_or_else(|| format!("rank {} has no plain connection", r.rank))?;
     if r.rings.len() != rings as usize {
         return Err(format!("rank {} has {} rings of {rings}", r.rank, r.rings.len()));
     }
     let rings = r.rings.iter().map(numbers).collect::<Result<_, _>>()?;
-    Ok(RankNumbers { ip, rings, plain: numbers(plain)?, any_ip_id: r.any_ip_id, selective: r.selective })
+    Ok(RankNumbers {
+        ip,
+        rings,
+        plain: numbers(plain)?,
+        any_ip_id: r.any_ip_id,
+        selective: r.selective,
+    })
 }
 
 #[cfg(test)]
@@ -253,11 +281,16 @@ mod tests {
     fn a_static_list_must_fit() {
         let config = |rank, ranks, peers: &[&str]| {
             let peers = peers.iter().map(|p| p.parse().unwrap()).collect();
-            let bootstrap = Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
+            let bootstrap =
+                Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
             CommConfig::new(rank, ranks, "127.0.0.1".parse().unwrap(), bootstrap)
         };
-        assert!(bootstrap(&config(0, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused, Patience::Short).is_ok());
-        let Err(Error::Config(e)) = bootstrap(&config(0, 2, &["127.0.0.1"]), &mut Unused, Patience::Short)
+        assert!(
+            bootstrap(&config(0, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused, Patience::Short)
+                .is_ok()
+        );
+        let Err(Error::Config(e)) =
+            bootstrap(&config(0, 2, &["127.0.0.1"]), &mut Unused, Patience::Short)
         else {
             panic!()
         };
@@ -280,9 +313,18 @@ mod tests {
         assert_eq!(check(&["fd00::1", "fd00::2", "fd00::3"]), Ok(()));
         for (peers, words) in [
             (["10.0.0.1", "10.0.0.2", "10.0.0.1"], ["rank 0 and rank 2", "10.0.0.1", "NETSUM_IP"]),
-            (["10.0.0.1", "127.0.1.1", "10.0.0.2"], ["rank 1 has the loopback", "127.0.1.1", "NETSUM_IP"]),
-            (["::1", "fd00::1", "fd00::2"], ["rank 0 has the loopback", "rank 1 has fd00::1", "NETSUM_IP"]),
-            (["10.0.0.1", "10.0.0.2", "fd00::1"], ["rank 2 has fd00::1", "one family", "NETSUM_IP"]),
+            (
+                ["10.0.0.1", "127.0.1.1", "10.0.0.2"],
+                ["rank 1 has the loopback", "127.0.1.1", "NETSUM_IP"],
+            ),
+            (
+                ["::1", "fd00::1", "fd00::2"],
+                ["rank 0 has the loopback", "rank 1 has fd00::1", "NETSUM_IP"],
+            ),
+            (
+                ["10.0.0.1", "10.0.0.2", "fd00::1"],
+                ["rank 2 has fd00::1", "one family", "NETSUM_IP"],
+            ),
             (["10.0.0.1", "0.0.0.0", "10.0.0.2"], ["rank 1", "0.0.0.0", "NETSUM_IP"]),
         ] {
             let text = check(&peers).unwrap_err();
@@ -293,8 +335,11 @@ mod tests {
     #[test]
     fn a_queue_pair_number_has_24_bits() {
         let plain = |send_qpn| Some(v1::Connection { receive_qpn: 2, send_qpn, first_psn: 0 });
-        let told =
-            |send_qpn| v1::RankAddress { ip: "::1".into(), plain: plain(send_qpn), ..Default::default() };
+        let told = |send_qpn| v1::RankAddress {
+            ip: "::1".into(),
+            plain: plain(send_qpn),
+            ..Default::default()
+        };
         assert!(rank_numbers(&told(0xff_fffe), 0).is_ok());
         let e = rank_numbers(&told(0x100_0003), 0).unwrap_err();
         assert_eq!(e, "rank 0 has queue pair 0x1000003: more than 24 bits");
@@ -306,14 +351,19 @@ mod tests {
         let (v4, v6) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
         for (ip, least) in [(v4, 1024 + 44), (v6, 1024 + 64)] {
             assert!(check_mtu(ip, 1024, Some(&interface(Some(least)))).is_ok());
-            let Err(Error::Config(e)) = check_mtu(ip, 1024, Some(&interface(Some(least - 1)))) else {
+            let Err(Error::Config(e)) = check_mtu(ip, 1024, Some(&interface(Some(least - 1))))
+            else {
                 panic!()
             };
             assert!(
-                e.starts_with("mtu 1024: interface eth0") && e.contains(&format!("at least {least}")),
+                e.starts_with("mtu 1024: interface eth0")
+                    && e.contains(&format!("at least {least}")),
                 "{e}"
             );
         }
-        assert!(check_mtu(v4, 4096, None).is_ok() && check_mtu(v4, 4096, Some(&interface(None))).is_ok());
+        assert!(
+            check_mtu(v4, 4096, None).is_ok()
+                && check_mtu(v4, 4096, Some(&interface(None))).is_ok()
+        );
     }
 }

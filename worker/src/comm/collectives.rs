@@ -1,4 +1,5 @@
-//! Broadcast, gather and the others: each is one sum of all ranks, which the box does as it does an all-reduce, or the ranks' ring.
+//! Broadcast, gather and the others: each is one sum of all ranks, which the box does as it does an
+//! all-reduce, or the ranks' ring.
 
 use std::ops::{Deref, DerefMut};
 
@@ -17,15 +18,17 @@ fn divisor(op: Op, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
     }
 }
 
-/// All are in flight when the call returns, as with [`all_reduce_async`](Communicator::all_reduce_async). All ranks must call with the same
-/// lengths, roots and [`Op`]; where they do not, all get [`Error::Mismatch`], which names both calls.
+/// All are in flight when the call returns, as with
+/// [`all_reduce_async`](Communicator::all_reduce_async). All ranks must call with the same lengths,
+/// roots and [`Op`]; where they do not, all get [`Error::Mismatch`], which names both calls.
 ///
-/// Arrays of one operation share no memory, but in place: this rank's part of the longer one may be just the other. Otherwise it is an
-/// [`Error::Argument`], and not started. Where a rank refuses a call that others make, they get
-/// [`Error::Mismatch`], and the communicator is of no more use to any; where all refuse it, it can
-/// still be used.
+/// Arrays of one operation share no memory, but in place: this rank's part of the longer one may be
+/// just the other. Otherwise it is an [`Error::Argument`], and not started. Where a rank refuses a
+/// call that others make, they get [`Error::Mismatch`], and the communicator is of no more use to
+/// any; where all refuse it, it can still be used.
 impl Communicator {
-    /// Reduces in place, for all ranks where `root` is `None`, or for that rank: the others keep what they have.
+    /// Reduces in place, for all ranks where `root` is `None`, or for that rank: the others keep
+    /// what they have.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`].
@@ -41,7 +44,8 @@ impl Communicator {
         let checked = root.map_or(Ok(()), |root| self.check_root(root));
         let divisor = checked.and_then(|()| divisor(op, T::DTYPE, self.ranks()));
         let keeps = root.is_none_or(|root| root == self.rank());
-        let collective = root.map_or(Collective::AllReduce(op), |root| Collective::Reduce { op, root });
+        let collective =
+            root.map_or(Collective::AllReduce(op), |root| Collective::Reduce { op, root });
         self.start(collective, divisor.map(|divisor| Reduce { data, keeps, divisor }), |owned| {
             take_back(owned).map(|Reduce { data, .. }| data)
         })
@@ -50,7 +54,8 @@ impl Communicator {
     /// Reduces `input`, and gives each rank one part of it: rank r the r-th.
     ///
     /// # Errors
-    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the input is not as long as all outputs.
+    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the input is
+    /// not as long as all outputs.
     pub fn reduce_scatter_async<T: Element, I, O>(
         &mut self,
         input: I,
@@ -90,7 +95,8 @@ impl Communicator {
     /// Gives all ranks the bytes of all, one behind the other.
     ///
     /// # Errors
-    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the output is not as long as all inputs.
+    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the output is
+    /// not as long as all inputs.
     pub fn all_gather_async<I, O>(&mut self, input: I, output: O) -> Result<Pending<(I, O)>, Error>
     where
         I: Deref<Target = [u8]> + Send + 'static,
@@ -104,11 +110,13 @@ impl Communicator {
         })
     }
 
-    /// Gives rank r the r-th part of each rank's bytes, one behind the other. As everything goes to everybody, it takes as many times as
-    /// long as there are ranks as connections between them would: good for little.
+    /// Gives rank r the r-th part of each rank's bytes, one behind the other. As everything goes to
+    /// everybody, it takes as many times as long as there are ranks as connections between them
+    /// would: good for little.
     ///
     /// # Errors
-    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the lengths differ, or are not one part for each rank.
+    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the lengths
+    /// differ, or are not one part for each rank.
     pub fn all_to_all_async<I, O>(&mut self, input: I, output: O) -> Result<Pending<(I, O)>, Error>
     where
         I: Deref<Target = [u8]> + Send + 'static,
@@ -129,7 +137,9 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async).
     pub fn barrier_async(&mut self) -> Result<Pending<Vec<i32>>, Error> {
-        self.start(Collective::Barrier, Ok(Slice(vec![0])), |owned| take_back(owned).map(|Slice(data)| data))
+        self.start(Collective::Barrier, Ok(Slice(vec![0])), |owned| {
+            take_back(owned).map(|Slice(data)| data)
+        })
     }
 
     fn moved<I, O>(&self, input: I, output: O, route: Route, block: usize) -> Moved<I, O> {
@@ -140,12 +150,22 @@ impl Communicator {
     fn check_root(&self, root: u32) -> Result<(), Error> {
         let ranks = self.ranks();
         if root >= ranks {
-            return Err(Error::Argument(format!("root {root}: 0 to {} with {ranks} ranks", ranks - 1)));
+            return Err(Error::Argument(format!(
+                "root {root}: 0 to {} with {ranks} ranks",
+                ranks - 1
+            )));
         }
         Ok(())
     }
 
-    fn check_lengths(&self, all: &str, a: usize, one: &str, b: usize, unit: &str) -> Result<(), Error> {
+    fn check_lengths(
+        &self,
+        all: &str,
+        a: usize,
+        one: &str,
+        b: usize,
+        unit: &str,
+    ) -> Result<(), Error> {
         let ranks = self.ranks();
         if Some(a) != b.checked_mul(ranks as usize) {
             let text = format!(

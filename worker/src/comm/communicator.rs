@@ -1,7 +1,8 @@
 //! The communicator: what the application calls.
 //!
-//! While the application is in a call, its thread drives. Between calls the *keeper* thread does: operations in flight go on, packets
-//! that others miss are sent again, keep-alives go out, and other ranks can fall back to the ring while this one computes.
+//! While the application is in a call, its thread drives. Between calls the *keeper* thread does:
+//! operations in flight go on, packets that others miss are sent again, keep-alives go out, and
+//! other ranks can fall back to the ring while this one computes.
 
 use std::io::Write;
 use std::ops::DerefMut;
@@ -26,15 +27,16 @@ use netsum_collective::shape::JobShape;
 
 /// A member of a job, connected to the ring of all ranks.
 ///
-/// All ranks call for the same operations in the same order, as with MPI or NCCL; which of them wait and which are in flight may differ
-/// from rank to rank.
+/// All ranks call for the same operations in the same order, as with MPI or NCCL; which of them
+/// wait and which are in flight may differ from rank to rank.
 ///
-/// The box may ask the ranks to connect anew while the job is at work: then all do at the end of an all-reduce, before any later one,
-/// which takes that much longer. Who starts one is not held up. Nothing else is noticed of it, but in [`statistics`](Self::statistics). What it takes longer than
-/// `timeout` twice to do is an error of the next call.
+/// The box may ask the ranks to connect anew while the job is at work: then all do at the end of an
+/// all-reduce, before any later one, which takes that much longer. Who starts one is not held up.
+/// Nothing else is noticed of it, but in [`statistics`](Self::statistics). What it takes longer
+/// than `timeout` twice to do is an error of the next call.
 ///
-/// Dropping it completes what is in flight, where the other ranks get there within two seconds, and leaves the job in good order; that
-/// may take up to two seconds more where other ranks are behind.
+/// Dropping it completes what is in flight, where the other ranks get there within two seconds, and
+/// leaves the job in good order; that may take up to two seconds more where other ranks are behind.
 pub struct Communicator {
     config: CommConfig,
     shape: JobShape,
@@ -73,15 +75,18 @@ impl Communicator {
     /// Finds the job, opens the connections and waits until the ring stands.
     ///
     /// # Errors
-    /// [`Error::Config`] with the argument that is wrong, [`Error::Socket`], [`Error::Controller`] (which names the ranks
-    /// that are missing), [`Error::Unreachable`].
+    /// [`Error::Config`] with the argument that is wrong, [`Error::Socket`], [`Error::Controller`]
+    /// (which names the ranks that are missing), [`Error::Unreachable`].
     pub fn connect(config: CommConfig) -> Result<Self, Error> {
         let CommConfig { rank, ranks, timeout, .. } = config;
         if ranks == 0 || ranks > 64 {
             return Err(Error::Config(format!("ranks {ranks}: 1 to 64")));
         }
         if rank >= ranks {
-            return Err(Error::Config(format!("rank {rank}: 0 to {} with {ranks} ranks", ranks - 1)));
+            return Err(Error::Config(format!(
+                "rank {rank}: 0 to {} with {ranks} ranks",
+                ranks - 1
+            )));
         }
         if timeout < Duration::from_millis(100) {
             return Err(Error::Config(format!("timeout {timeout:?}: at least 100ms")));
@@ -138,19 +143,21 @@ impl Communicator {
         })
     }
 
-    /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32, `f32` as
-    /// [`reference_sum`](crate::reference_sum) does it, the same bits at every rank and in every run. All ranks must call
-    /// with the same length and type. What is in flight comes first.
+    /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32,
+    /// `f32` as [`reference_sum`](crate::reference_sum) does it, the same bits at every rank and in
+    /// every run. All ranks must call with the same length and type. What is in flight comes first.
     ///
     /// # Errors
-    /// See [`Error`]. After an error the slice holds sums in some places and this rank's own elements in others.
+    /// See [`Error`]. After an error the slice holds sums in some places and this rank's own
+    /// elements in others.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T]) -> Result<Report, Error> {
         self.run(Collective::AllReduce(Op::Sum), &mut Slice(data))
     }
 
-    /// One [`all_reduce`](Self::all_reduce) of several tensors, as if they were one behind the other in one slice: the same bits, and
-    /// where all of them fit in a message, one message instead of many. Nothing is copied together for that. All ranks must call
-    /// with the same length in all; where one tensor ends and the next begins may differ.
+    /// One [`all_reduce`](Self::all_reduce) of several tensors, as if they were one behind the
+    /// other in one slice: the same bits, and where all of them fit in a message, one message
+    /// instead of many. Nothing is copied together for that. All ranks must call with the same
+    /// length in all; where one tensor ends and the next begins may differ.
     ///
     /// ```no_run
     /// # fn example(mut comm: netsum_worker::Communicator) -> Result<(), netsum_worker::Error> {
@@ -161,8 +168,12 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce), but [`Error::NonFiniteTensors`] for infinities and NaNs.
-    pub fn all_reduce_many<T: Element>(&mut self, tensors: &mut [&mut [T]]) -> Result<Report, Error> {
+    /// As [`all_reduce`](Self::all_reduce), but [`Error::NonFiniteTensors`] for infinities and
+    /// NaNs.
+    pub fn all_reduce_many<T: Element>(
+        &mut self,
+        tensors: &mut [&mut [T]],
+    ) -> Result<Report, Error> {
         let mut data = Slices::new(tensors);
         self.run(Collective::AllReduce(Op::Sum), &mut data).map_err(|error| match error {
             Error::NonFinite { first, end } => {
@@ -176,12 +187,15 @@ impl Communicator {
         })
     }
 
-    /// Starts an [`all_reduce`](Self::all_reduce) that goes on while the application does something else, and gives a handle that waits
-    /// for its sum. The buffer goes along, a vector or whatever else holds a slice, and comes back with it. All-reduces are done in the order in which they are called for, by this call or others; the messages of the next one
-    /// go out as soon as the window has room that the one before has no more use for. So a gradient's buckets can be summed while
-    /// the next ones are computed.
+    /// Starts an [`all_reduce`](Self::all_reduce) that goes on while the application does something
+    /// else, and gives a handle that waits for its sum. The buffer goes along, a vector or whatever
+    /// else holds a slice, and comes back with it. All-reduces are done in the order in which they
+    /// are called for, by this call or others; the messages of the next one go out as soon as the
+    /// window has room that the one before has no more use for. So a gradient's buckets can be
+    /// summed while the next ones are computed.
     ///
-    /// At most [`MAX_IN_FLIGHT`](Self::MAX_IN_FLIGHT) can be in flight; the call waits for the oldest where there are as many.
+    /// At most [`MAX_IN_FLIGHT`](Self::MAX_IN_FLIGHT) can be in flight; the call waits for the
+    /// oldest where there are as many.
     ///
     /// ```no_run
     /// # fn example(mut comm: netsum_worker::Communicator) -> Result<(), netsum_worker::Error> {
@@ -199,8 +213,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// See [`Error`]: what ends the communicator, or an element type that messages have no room for. Other errors come from
-    /// [`Pending::wait`].
+    /// See [`Error`]: what ends the communicator, or an element type that messages have no room
+    /// for. Other errors come from [`Pending::wait`].
     pub fn all_reduce_async<T: Element, B>(&mut self, data: B) -> Result<Pending<B>, Error>
     where
         B: DerefMut<Target = [T]> + Send + 'static,
@@ -210,12 +224,16 @@ impl Communicator {
         })
     }
 
-    /// One [`all_reduce_async`](Self::all_reduce_async) of several tensors, as [`all_reduce_many`](Self::all_reduce_many).
-    /// [`Error::NonFinite`] counts their elements as those of one slice.
+    /// One [`all_reduce_async`](Self::all_reduce_async) of several tensors, as
+    /// [`all_reduce_many`](Self::all_reduce_many). [`Error::NonFinite`] counts their elements as
+    /// those of one slice.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async).
-    pub fn all_reduce_many_async<T: Element, B>(&mut self, tensors: Vec<B>) -> Result<Pending<Vec<B>>, Error>
+    pub fn all_reduce_many_async<T: Element, B>(
+        &mut self,
+        tensors: Vec<B>,
+    ) -> Result<Pending<Vec<B>>, Error>
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
@@ -224,8 +242,9 @@ impl Communicator {
         })
     }
 
-    /// Has operations that are started from now on wait for so long before they go on in flight, as if [`Pending::wait_for`] were called: for
-    /// callers who wait for each at once. What is over by then never wakes another thread. Zero at first.
+    /// Has operations that are started from now on wait for so long before they go on in flight, as
+    /// if [`Pending::wait_for`] were called: for callers who wait for each at once. What is over by
+    /// then never wakes another thread. Zero at first.
     pub fn wait_first(&mut self, patience: Duration) {
         self.patience = patience;
     }
@@ -264,7 +283,10 @@ impl Communicator {
         }
         let Some(kept) = &self.kept else {
             let outcome = self.run_alone(&mut data, Instant::now());
-            return Ok(Pending::done(outcome.map(|report| (Box::new(data) as Owned, report)), back));
+            return Ok(Pending::done(
+                outcome.map(|report| (Box::new(data) as Owned, report)),
+                back,
+            ));
         };
         let pending = {
             let mut session = wait_until(kept.shared.take(), |session| Ok(!session.is_full()))?;
@@ -292,8 +314,8 @@ impl Communicator {
     }
 
     /// Announces a call that the caller itself has refused. Ranks that make it get
-    /// [`Error::Mismatch`]; where all refuse it, nothing comes of it. Calls of this type that return
-    /// [`Error::Argument`] or [`Error::Length`] have done so. Never waits.
+    /// [`Error::Mismatch`]; where all refuse it, nothing comes of it. Calls of this type that
+    /// return [`Error::Argument`] or [`Error::Length`] have done so. Never waits.
     pub fn refuse(&mut self) {
         if let Some(kept) = self.here() {
             kept.shared.take().refuse();
@@ -303,7 +325,10 @@ impl Communicator {
 
     /// Where to wait until an operation can be started without waiting.
     pub fn room(&self) -> Room {
-        Room { turns: self.kept.as_ref().map(|kept| Arc::clone(&kept.shared)), process: self.process }
+        Room {
+            turns: self.kept.as_ref().map(|kept| Arc::clone(&kept.shared)),
+            process: self.process,
+        }
     }
 
     fn run(&mut self, collective: Collective, data: &mut dyn Data) -> Result<Report, Error> {

@@ -12,7 +12,8 @@ pub struct CommConfig {
     pub rank: u32,
     /// Ranks of the job.
     pub ranks: u32,
-    /// This rank's own address; ranks on one machine need different ones. Over UDP, port 4791 must be free there.
+    /// This rank's own address; ranks on one machine need different ones. Over UDP, port 4791 must
+    /// be free there.
     pub ip: IpAddr,
     /// What carries this rank's packets. Ranks of a job may choose differently.
     pub transport: Transport,
@@ -31,35 +32,40 @@ pub struct CommConfig {
 /// What carries a rank's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Transport {
-    /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one and a daemon to join by; else UDP.
+    /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one and a
+    /// daemon to join by; else UDP.
     #[default]
     Auto,
     /// The RC endpoint of this crate over a UDP socket.
     Udp,
-    /// The same endpoint over AF_XDP sockets, past the kernel's network stack. Needs the feature `xdp`, the capabilities CAP_NET_RAW,
-    /// CAP_NET_ADMIN and CAP_BPF, and an interface without another XDP program, which no other rank may use so.
+    /// The same endpoint over AF_XDP sockets, past the kernel's network stack. Needs the feature
+    /// `xdp`, the capabilities CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF, and an interface without
+    /// another XDP program, which no other rank may use so.
     Xdp,
-    /// An RDMA adapter, a hardware NIC or the kernel's Soft-RoCE, through libibverbs. Needs the feature `verbs`.
+    /// An RDMA adapter, a hardware NIC or the kernel's Soft-RoCE, through libibverbs. Needs the
+    /// feature `verbs`.
     Verbs,
 }
 
-/// How an RDMA adapter tries again what is not acknowledged; the same as `NCCL_IB_TIMEOUT` and `NCCL_IB_RETRY_CNT`.
+/// How an RDMA adapter tries again what is not acknowledged; the same as `NCCL_IB_TIMEOUT` and
+/// `NCCL_IB_RETRY_CNT`.
 ///
-/// An adapter gives up after `count` + 1 time-outs in a row. Then the connection is started anew where it stood, with twice the
-/// time-out (up to sixteen times) until something is acknowledged, so that a rank may be slow for as long as it lives. Who is
-/// dead is found by keep-alives.
+/// An adapter gives up after `count` + 1 time-outs in a row. Then the connection is started anew
+/// where it stood, with twice the time-out (up to sixteen times) until something is acknowledged,
+/// so that a rank may be slow for as long as it lives. Who is dead is found by keep-alives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdapterRetry {
-    /// Time-out: 4.096 us x 2^timeout; 1 to 31. A packet that is lost at the end of a message is missed for so long, up to four
-    /// times with some adapters. A sum that takes longer makes the adapter send what has not been acknowledged again.
+    /// Time-out: 4.096 us x 2^timeout; 1 to 31. A packet that is lost at the end of a message is
+    /// missed for so long, up to four times with some adapters. A sum that takes longer makes the
+    /// adapter send what has not been acknowledged again.
     pub timeout: u8,
     /// Retries, 0 to 7; Soft-RoCE takes 7 for no limit.
     pub count: u8,
 }
 
 impl Default for AdapterRetry {
-    /// 0.54 s and 7 retries. Soft-RoCE with a shorter timer (67 ms) has ended connections with an error under loss; the
-    /// book's `inside/soft-roce.md` says how.
+    /// 0.54 s and 7 retries. Soft-RoCE with a shorter timer (67 ms) has ended connections with an
+    /// error under loss; the book's `inside/soft-roce.md` says how.
     fn default() -> Self {
         Self { timeout: 17, count: 7 }
     }
@@ -87,7 +93,8 @@ pub struct Tls {
 }
 
 impl CommConfig {
-    /// The usual: an adapter where there is one, a rank is dead after 10 s, and `connect` waits for 60 s.
+    /// The usual: an adapter where there is one, a rank is dead after 10 s, and `connect` waits for
+    /// 60 s.
     pub fn new(rank: u32, ranks: u32, ip: IpAddr, bootstrap: Bootstrap) -> Self {
         let (timeout, connect_timeout) = (Duration::from_secs(10), Duration::from_secs(60));
         let (transport, retry) = (Transport::default(), AdapterRetry::default());
@@ -107,8 +114,9 @@ pub enum Bootstrap {
         /// The job's token.
         token: String,
     },
-    /// No daemon: all ranks are given the same list, and queue pair numbers and PSNs follow from [`static_connection`](netsum_common::unmanaged::static_connection).
-    /// A box sums only if it has been given these flows by hand.
+    /// No daemon: all ranks are given the same list, and queue pair numbers and PSNs follow from
+    /// [`static_connection`](netsum_common::unmanaged::static_connection). A box sums only if it
+    /// has been given these flows by hand.
     Static {
         /// Address of each rank.
         peers: Vec<IpAddr>,

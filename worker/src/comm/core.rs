@@ -1,4 +1,5 @@
-//! What moves connections on: the engine, the connections and the word of the daemon, in one place for whoever drives.
+//! What moves connections on: the engine, the connections and the word of the daemon, in one place
+//! for whoever drives.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -33,7 +34,8 @@ pub(super) struct Core {
     heartbeat: Option<Heartbeat>,
     /// The connections' descriptor once more, for the keeper to wait at while others have the core.
     fd: Arc<Unshared<OwnedFd>>,
-    /// Who waits for which operation whose data the engine owns, in their order, and what memory it uses.
+    /// Who waits for which operation whose data the engine owns, in their order, and what memory it
+    /// uses.
     promises: VecDeque<(u64, Promise, Memory)>,
     /// What the operation came to whose data was lent.
     lent: Option<Result<Finished, Error>>,
@@ -55,16 +57,27 @@ impl Core {
         let fd = Arc::new(Unshared::new(connections.fd().try_clone_to_owned()?));
         let (promises, lent, question, returning) = (VecDeque::new(), None, None, None);
         let has_warned = false;
-        Ok(Self { engine, connections, heartbeat, fd, promises, lent, question, returning, has_warned })
+        Ok(Self {
+            engine,
+            connections,
+            heartbeat,
+            fd,
+            promises,
+            lent,
+            question,
+            returning,
+            has_warned,
+        })
     }
 
-    /// What is readable when something has arrived. Connections are closed only when nobody has it any more.
+    /// What is readable when something has arrived. Connections are closed only when nobody has it
+    /// any more.
     pub fn fd(&self) -> &Arc<Unshared<OwnedFd>> {
         &self.fd
     }
 
-    /// Receives, moves the engine on, and sends what came of it. Waits for packets until `until` where there were none.
-    /// Whether there were any.
+    /// Receives, moves the engine on, and sends what came of it. Waits for packets until `until`
+    /// where there were none. Whether there were any.
     pub fn drive(&mut self, until: Instant, data: &mut dyn Data) -> Result<bool, Error> {
         let driven = self.advance(until, data);
         self.deliver();
@@ -107,7 +120,8 @@ impl Core {
             self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
         }
         self.engine.step(Instant::now(), &mut *self.connections, data);
-        if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.sums_without_box()) {
+        if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.sums_without_box())
+        {
             heartbeat.without_box();
         }
         if let (Some(heartbeat), Some(error)) = (&self.heartbeat, self.engine.failure())
@@ -133,16 +147,17 @@ impl Core {
         })
     }
 
-    /// Receives and sends what there is, and leaves it to the next step. Whether there was anything.
+    /// Receives and sends what there is, and leaves it to the next step. Whether there was
+    /// anything.
     pub fn carry_now(&mut self) -> Result<bool, Error> {
         let carried = self.carry(Instant::now());
         self.deliver();
         carried
     }
 
-    /// Waits for the previous rank's greeting, at most until `until`; for a packet of the path MTU, which
-    /// comes right behind its first ones, at most `patience`. `unreachable` is told whether small ones came.
-    /// [`Error::Closed`] when nobody wants it any more.
+    /// Waits for the previous rank's greeting, at most until `until`; for a packet of the path MTU,
+    /// which comes right behind its first ones, at most `patience`. `unreachable` is told whether
+    /// small ones came. [`Error::Closed`] when nobody wants it any more.
     pub fn meet(
         &mut self,
         until: Instant,
@@ -199,8 +214,12 @@ impl Core {
         memory: Memory,
     ) -> Result<(), Error> {
         promise.retransmissions = self.retransmissions();
-        let number = match self.engine.start(Instant::now(), &mut *self.connections, call, Work::Owned(data))
-        {
+        let number = match self.engine.start(
+            Instant::now(),
+            &mut *self.connections,
+            call,
+            Work::Owned(data),
+        ) {
             Ok(number) => number,
             Err(error) => {
                 promise.fail(error.clone());
@@ -234,8 +253,8 @@ impl Core {
         }
     }
 
-    /// Before an operation: where it is time to, rank 0 has all ranks agree to connect anew after it. Whether that is out of the way;
-    /// never waits.
+    /// Before an operation: where it is time to, rank 0 has all ranks agree to connect anew after
+    /// it. Whether that is out of the way; never waits.
     pub fn has_consent(&mut self, rank: u32, way_back: &mut WayBack) -> bool {
         if rank == 0 && !self.engine.renews() {
             match self.should_renew(way_back) {
@@ -247,12 +266,14 @@ impl Core {
         !self.engine.waits_for_consent()
     }
 
-    /// Whether it is time to connect anew, and the daemon is there: without it nobody could join. `None` until it has answered.
+    /// Whether it is time to connect anew, and the daemon is there: without it nobody could join.
+    /// `None` until it has answered.
     fn should_renew(&mut self, way_back: &mut WayBack) -> Option<bool> {
         let Some(heartbeat) = &self.heartbeat else { return Some(false) };
         let now = Instant::now();
         let answered = self.question.map(|(question, _)| heartbeat.has_answered(question));
-        let is_over = self.engine.failure().is_some() || self.question.is_some_and(|(_, until)| now >= until);
+        let is_over =
+            self.engine.failure().is_some() || self.question.is_some_and(|(_, until)| now >= until);
         if is_over && answered == Some(false) {
             self.question = None;
             way_back.in_vain(now);
@@ -294,7 +315,8 @@ impl Core {
     /// What has been done over these connections.
     pub fn statistics(&self) -> Statistics {
         let mut statistics = *self.engine.statistics();
-        (statistics.restarts, statistics.traffic) = (self.connections.restarts(), self.connections.traffic());
+        (statistics.restarts, statistics.traffic) =
+            (self.connections.restarts(), self.connections.traffic());
         statistics
     }
 
@@ -302,7 +324,8 @@ impl Core {
         self.connections.traffic().map(|t| t.retransmissions)
     }
 
-    /// Waits until then for operations that are open; gives up those that the other ranks are not ready for.
+    /// Waits until then for operations that are open; gives up those that the other ranks are not
+    /// ready for.
     pub fn complete(&mut self, until: Instant) {
         while self.engine.open() > 0 && Instant::now() < until {
             if self.rest_for(LINGER / 100).is_err() {
@@ -320,7 +343,10 @@ impl Core {
         self.engine.abandon(&Error::Closed);
         self.deliver();
         while Instant::now() < until && !self.engine.may_leave(Instant::now() < patient) {
-            if self.drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle()[..])).is_err() {
+            if self
+                .drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle()[..]))
+                .is_err()
+            {
                 break;
             }
         }
@@ -449,7 +475,8 @@ mod tests {
         let settlements: Vec<_> = (0..3)
             .map(|_| {
                 let (settlement, promise) = Promise::new();
-                core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
+                core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default())
+                    .unwrap();
                 settlement
             })
             .collect();
@@ -459,11 +486,15 @@ mod tests {
         ] {
             let mut data = Buffer::heap(64);
             frame.encode_to(&mut data);
-            script.lock().unwrap().push_back(ChannelEvent::Received { channel: Channel::PlainIn, data });
+            script
+                .lock()
+                .unwrap()
+                .push_back(ChannelEvent::Received { channel: Channel::PlainIn, data });
         }
         core.rest_for(Duration::ZERO).unwrap();
-        let left =
-            |known: &Settlement| matches!(known.lock().outcome, Some(Err(Error::RankLeft { rank: 1 })));
+        let left = |known: &Settlement| {
+            matches!(known.lock().outcome, Some(Err(Error::RankLeft { rank: 1 })))
+        };
         assert!(!settlements[0].lock().is_settled, "its sum may still come");
         assert!(left(&settlements[1]) && left(&settlements[2]));
     }

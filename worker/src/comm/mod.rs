@@ -1,4 +1,5 @@
-//! Drivers of the collective (`netsum-collective`): its connections, its clock, and the application's threads.
+//! Drivers of the collective (`netsum-collective`): its connections, its clock, and the
+//! application's threads.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -32,9 +33,14 @@ pub(crate) mod turns;
 #[cfg(feature = "verbs")]
 mod verbs;
 
-/// Whether this is still the process that connected: threads and locks are not there in one that was forked from it.
+/// Whether this is still the process that connected: threads and locks are not there in one that
+/// was forked from it.
 fn forked(process: u32) -> Result<(), netsum_collective::error::Error> {
-    if process == std::process::id() { Ok(()) } else { Err(netsum_collective::error::Error::Forked) }
+    if process == std::process::id() {
+        Ok(())
+    } else {
+        Err(netsum_collective::error::Error::Forked)
+    }
 }
 
 /// The locks under [`turns`].

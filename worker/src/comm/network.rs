@@ -1,7 +1,8 @@
 //! What the engine's connections run over: sockets of ours, or an adapter.
 //!
-//! Queue pair numbers go to the other ranks before there are connections. An adapter chooses them itself. So a network is
-//! opened, tells its numbers, and is connected once those of all ranks are known.
+//! Queue pair numbers go to the other ranks before there are connections. An adapter chooses them
+//! itself. So a network is opened, tells its numbers, and is connected once those of all ranks are
+//! known.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -34,8 +35,8 @@ pub(crate) trait Network: Send {
 pub(crate) trait Connections: Channels + Send {
     /// Opens them, once buffers are there to receive into. Before that nothing is sent.
     fn start(&mut self) -> Result<(), Error>;
-    /// Receives what has arrived and sends what may be sent. Where that was nothing, waits for something to do, at most until
-    /// `until`. Whether there was anything.
+    /// Receives what has arrived and sends what may be sent. Where that was nothing, waits for
+    /// something to do, at most until `until`. Whether there was anything.
     fn drive(&mut self, until: Instant) -> Result<bool, Error>;
     /// When to drive at the latest, if nothing arrives.
     fn next_timeout(&self) -> Option<Instant>;

@@ -1,4 +1,5 @@
-//! Queue pair numbers and PSNs that nobody used a moment ago: late packets of an earlier run find no receiver.
+//! Queue pair numbers and PSNs that nobody used a moment ago: late packets of an earlier run find
+//! no receiver.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -58,7 +59,9 @@ mod tests {
         let mut fresh = Fresh::new();
         for _ in 0..500 {
             let c = fresh.connection();
-            assert!([c.receive_qpn, c.send_qpn].iter().all(|qpn| (2..0xff_ffff).contains(&qpn.get())));
+            assert!(
+                [c.receive_qpn, c.send_qpn].iter().all(|qpn| (2..0xff_ffff).contains(&qpn.get()))
+            );
         }
         let mut used = fresh.used.clone();
         used.sort_unstable_by_key(|qpn| qpn.get());

@@ -20,9 +20,11 @@ const YIELD: Duration = Duration::from_millis(1);
 /// Gives the caller back what the engine had.
 pub(super) type Back<B> = fn(Owned) -> Option<B>;
 
-/// An operation in flight: what [`all_reduce_async`](super::Communicator::all_reduce_async) gives, and the others.
+/// An operation in flight: what [`all_reduce_async`](super::Communicator::all_reduce_async) gives,
+/// and the others.
 ///
-/// Dropped without [`wait`](Self::wait), the operation goes on, because the other ranks need this one's part; its result is thrown away.
+/// Dropped without [`wait`](Self::wait), the operation goes on, because the other ranks need this
+/// one's part; its result is thrown away.
 #[must_use = "the sum comes from `wait`"]
 pub struct Pending<B> {
     settlement: Arc<Settlement>,
@@ -51,8 +53,9 @@ impl<B> Pending<B> {
         forked(self.process).is_err() || self.settlement.lock().is_settled
     }
 
-    /// Has a function called once when [`wait`](Self::wait) would return at once; in the place of one that was given before. It may be
-    /// called at once, or by the thread that receives: it must be short, and must not call the communicator.
+    /// Has a function called once when [`wait`](Self::wait) would return at once; in the place of
+    /// one that was given before. It may be called at once, or by the thread that receives: it must
+    /// be short, and must not call the communicator.
     pub fn when_done(&self, call: impl FnOnce() + Send + 'static) {
         self.settlement.call(Box::new(call));
     }
@@ -60,8 +63,9 @@ impl<B> Pending<B> {
     /// Waits for the sum, and drives all that is in flight meanwhile.
     ///
     /// # Errors
-    /// See [`Error`]; after [`Error::NonFinite`] the communicator can still be used. [`Error::Closed`] if the communicator was dropped
-    /// before the other ranks had come so far. The buffer is dropped with an error.
+    /// See [`Error`]; after [`Error::NonFinite`] the communicator can still be used.
+    /// [`Error::Closed`] if the communicator was dropped before the other ranks had come so far.
+    /// The buffer is dropped with an error.
     pub fn wait(self) -> Result<(B, Report), Error> {
         loop {
             if let Some(outcome) = self.take() {
@@ -117,8 +121,8 @@ impl<B> Pending<B> {
     }
 }
 
-/// Where one waits for [`MAX_IN_FLIGHT`](super::Communicator::MAX_IN_FLIGHT) operations to become fewer, who shares a communicator with
-/// others and lets them have it meanwhile.
+/// Where one waits for [`MAX_IN_FLIGHT`](super::Communicator::MAX_IN_FLIGHT) operations to become
+/// fewer, who shares a communicator with others and lets them have it meanwhile.
 #[derive(Clone)]
 pub struct Room {
     /// `None` where every operation is done at once.
@@ -127,9 +131,12 @@ pub struct Room {
 }
 
 impl Room {
-    /// Waits for so long at the most; whether there is room, or nothing to wait for, as in a communicator that is being dropped.
+    /// Waits for so long at the most; whether there is room, or nothing to wait for, as in a
+    /// communicator that is being dropped.
     pub fn wait_for(&self, most: Duration) -> bool {
-        let Some(turns) = self.turns.as_ref().filter(|_| forked(self.process).is_ok()) else { return true };
+        let Some(turns) = self.turns.as_ref().filter(|_| forked(self.process).is_ok()) else {
+            return true;
+        };
         let until = Instant::now() + most;
         let mut session = turns.take();
         while !turns.is_over() {

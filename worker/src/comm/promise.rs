@@ -1,4 +1,5 @@
-//! The outcome of an all-reduce in flight: a *promise* for who drives, a *settlement* for who waits.
+//! The outcome of an all-reduce in flight: a *promise* for who drives, a *settlement* for who
+//! waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,10 +86,16 @@ impl Promise {
     }
 
     /// The all-reduce has come to its end; `retransmissions` are counted as before.
-    pub fn settle(mut self, result: Result<Finished, Error>, data: Owned, retransmissions: Option<u64>) {
+    pub fn settle(
+        mut self,
+        result: Result<Finished, Error>,
+        data: Owned,
+        retransmissions: Option<u64>,
+    ) {
         let Some(settlement) = self.settlement.take() else { return };
         let again = retransmissions.zip(self.retransmissions).map(|(after, before)| after - before);
-        let report = result.and_then(|finished| finished.report(settlement.called.elapsed(), again));
+        let report =
+            result.and_then(|finished| finished.report(settlement.called.elapsed(), again));
         settlement.settle(report.map(|report| (data, report)));
     }
 

@@ -1,5 +1,6 @@
-//! A membership in a job over all its connections: where the box asks for it, the ranks leave these and connect anew, in a thread of
-//! its own, while operations that are started wait in line. And the thread that drives between calls.
+//! A membership in a job over all its connections: where the box asks for it, the ranks leave these
+//! and connect anew, in a thread of its own, while operations that are started wait in line. And
+//! the thread that drives between calls.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -28,10 +29,12 @@ use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::shape::JobShape;
 use netsum_collective::way_back::WayBack;
 
-/// How long the keeper leaves the connections alone when a call has ended: much less than any time-out.
+/// How long the keeper leaves the connections alone when a call has ended: much less than any
+/// time-out.
 const PAUSE: Duration = Duration::from_micros(500);
 
-/// How long a rank that joins again leaves the daemon's answer alone, and who waits for it the rank.
+/// How long a rank that joins again leaves the daemon's answer alone, and who waits for it the
+/// rank.
 const JOINING: Duration = Duration::from_millis(5);
 
 /// What to wait for, if anything, and how long.
@@ -128,7 +131,8 @@ impl Session {
             return Ok(false);
         }
         let rank = self.config.rank;
-        let core = self.core.as_mut().ok_or_else(|| self.broken.clone().unwrap_or(Error::Closed))?;
+        let core =
+            self.core.as_mut().ok_or_else(|| self.broken.clone().unwrap_or(Error::Closed))?;
         Ok(core.has_consent(rank, &mut self.way_back) && !core.engine.is_full())
     }
 
@@ -138,7 +142,12 @@ impl Session {
     }
 
     /// An operation from its start to its end, where it may be started.
-    pub fn run(&mut self, call: Call, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
+    pub fn run(
+        &mut self,
+        call: Call,
+        data: &mut dyn Data,
+        called: Instant,
+    ) -> Result<Report, Error> {
         let core = self.core.as_mut().ok_or(Error::Closed)?;
         let before = core.retransmissions();
         let outcome = core.run(call, data);
@@ -150,7 +159,13 @@ impl Session {
     }
 
     /// Starts an operation, or puts it behind those that wait.
-    pub fn start(&mut self, call: Call, data: Owned, promise: Promise, memory: Memory) -> Result<(), Error> {
+    pub fn start(
+        &mut self,
+        call: Call,
+        data: Owned,
+        promise: Promise,
+        memory: Memory,
+    ) -> Result<(), Error> {
         let queued = self.queue.iter().filter_map(Queued::memory);
         let open: Vec<_> = self.core.iter().flat_map(Core::memories).chain(queued).collect();
         if let Some(other) = open.iter().position(|other| other.collides(&memory)) {
@@ -177,10 +192,13 @@ impl Session {
             match self.may_start() {
                 Ok(false) => return,
                 Ok(true) => {
-                    let (Some(core), Some(next)) = (&mut self.core, self.queue.pop_front()) else { return };
+                    let (Some(core), Some(next)) = (&mut self.core, self.queue.pop_front()) else {
+                        return;
+                    };
                     match next {
                         Queued::Operation { call, data, promise, memory } => {
-                            // Whoever waits for it is told; others, too, of what this rank alone may refuse.
+                            // Whoever waits for it is told; others, too, of what this rank alone
+                            // may refuse.
                             let started = core.start(call, data, promise, memory);
                             if let Err(Error::Argument(_) | Error::Length { .. }) = started {
                                 core.refuse();
@@ -194,8 +212,8 @@ impl Session {
         }
     }
 
-    /// Tells the other ranks of a call that this one has refused, as soon as there is room, and in its
-    /// place among those that wait. Never waits.
+    /// Tells the other ranks of a call that this one has refused, as soon as there is room, and in
+    /// its place among those that wait. Never waits.
     pub fn refuse(&mut self) {
         match &mut self.core {
             Some(core) if self.queue.is_empty() => core.refuse(),
@@ -216,7 +234,8 @@ impl Session {
         core.send_now();
     }
 
-    /// Connects anew where all ranks have agreed to, and this one has done what comes before; never waits.
+    /// Connects anew where all ranks have agreed to, and this one has done what comes before; never
+    /// waits.
     fn renew_if_due(&mut self) {
         match self.renewing.as_ref().map(|renewing| renewing.outcome.try_recv()) {
             Some(Ok(renewed)) => self.renewed(renewed),
@@ -354,15 +373,19 @@ pub(super) fn wait_until(
     Ok(session)
 }
 
-/// Drives between calls. Holds the session only while there is something to do, never while it waits. `alarm` is readable when what it
-/// waits for may be another now.
+/// Drives between calls. Holds the session only while there is something to do, never while it
+/// waits. `alarm` is readable when what it waits for may be another now.
 pub(super) fn keep(shared: &Turns<Session>, alarm: UnixStream) {
-    // Applications call in loops, and a thread that wakes up between two calls of 200 us costs a tenth of the time (1 KiB, 4 ranks on
-    // two cores).
+    // Applications call in loops, and a thread that wakes up between two calls of 200 us costs a
+    // tenth of the time (1 KiB, 4 ranks on two cores).
     let pause = || {
         let wait = nix::sys::time::TimeSpec::from_duration(PAUSE);
         // Interrupted is as good as over.
-        let _ = nix::poll::ppoll(&mut [PollFd::new(alarm.as_fd(), PollFlags::POLLIN)], Some(wait), None);
+        let _ = nix::poll::ppoll(
+            &mut [PollFd::new(alarm.as_fd(), PollFlags::POLLIN)],
+            Some(wait),
+            None,
+        );
     };
     loop {
         let turn = shared.keep(pause);
@@ -390,8 +413,9 @@ fn join(config: &CommConfig, when: Bind, patience: Patience) -> Result<Joined, E
     Ok((network, membership))
 }
 
-/// Joins again and connects anew, as all ranks do at this moment. Where they cannot join they go on over the present connections. The
-/// next call tells if there are none any more: the sums of the last one are there.
+/// Joins again and connects anew, as all ranks do at this moment. Where they cannot join they go on
+/// over the present connections. The next call tells if there are none any more: the sums of the
+/// last one are there.
 fn renew(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Renewed {
     let (rank, started) = (config.rank, Instant::now());
     let mut heartbeat = core.leave_job();
@@ -404,7 +428,8 @@ fn renew(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Renewed {
             if is_wanted(wanted) {
                 log::warn!("rank {rank}: could not join again, and goes on as before: {error}");
                 if let Some(heartbeat) = &mut heartbeat
-                    && let Err(e) = control(&config).and_then(|control| heartbeat.start_again(control))
+                    && let Err(e) =
+                        control(&config).and_then(|control| heartbeat.start_again(control))
                 {
                     log::warn!("rank {rank}: {e}");
                 }
@@ -423,14 +448,19 @@ fn renew(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Renewed {
         std::thread::sleep(Duration::from_millis(1));
     }
     log::debug!("rank {rank}: joined again, and left, in {:.1?}", started.elapsed());
-    let mut established = establish(&config, Instant::now(), network, membership, || is_wanted(wanted));
+    let mut established =
+        establish(&config, Instant::now(), network, membership, || is_wanted(wanted));
     match &mut established {
         Ok((_, title, core)) => {
             (core.returning, core.has_warned) = (returning, has_warned);
             core.engine.refuse(refused);
             // Who comes back to the box says so when it has summed.
             let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };
-            log::log!(level, "rank {rank}: connected anew over {title} in {:.1?}", started.elapsed());
+            log::log!(
+                level,
+                "rank {rank}: connected anew over {title} in {:.1?}",
+                started.elapsed()
+            );
         }
         Err(error) => log::warn!("rank {rank}: could not connect anew: {error}"),
     }
@@ -517,7 +547,9 @@ fn establish(
         let after = if by_small { patience } else { config.connect_timeout };
         Error::Unreachable { rank: before, ip, after, why }
     };
-    if let Err(error) = core.meet(started + config.connect_timeout, patience, unreachable, is_wanted) {
+    if let Err(error) =
+        core.meet(started + config.connect_timeout, patience, unreachable, is_wanted)
+    {
         // The others must hear why.
         core.linger();
         return Err(error);

@@ -1,4 +1,5 @@
-//! A communicator's configuration as names and texts: of the environment, as launchers set it, and of whoever calls from another language.
+//! A communicator's configuration as names and texts: of the environment, as launchers set it, and
+//! of whoever calls from another language.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};
@@ -11,7 +12,8 @@ use super::bootstrap::check_peers;
 use super::config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 use netsum_collective::error::Error;
 
-/// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers know the first three.
+/// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers know the first
+/// three.
 const SETTINGS: [&str; 20] = [
     "rank",
     "ranks",
@@ -35,8 +37,8 @@ const SETTINGS: [&str; 20] = [
     "tls_key",
 ];
 
-/// What launchers call `rank`, `ranks` and `local_rank`. The first that has set a rank has started this process: mpirun sets its own within
-/// Slurm's, and torchrun within both.
+/// What launchers call `rank`, `ranks` and `local_rank`. The first that has set a rank has started
+/// this process: mpirun sets its own within Slurm's, and torchrun within both.
 const LAUNCHERS: [[&str; 3]; 4] = [
     ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
@@ -47,8 +49,9 @@ const LAUNCHERS: [[&str; 3]; 4] = [
 /// Where a box or a fabric's manager is looked for if `controller` is not set.
 const WELL_KNOWN: &str = "netsum";
 
-/// Settings by name. Each is `NETSUM_` and the name in capitals in the environment; `rank`, `ranks` and `local_rank` are also
-/// what torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`), Open MPI, MPICH and Slurm call them.
+/// Settings by name. Each is `NETSUM_` and the name in capitals in the environment; `rank`, `ranks`
+/// and `local_rank` are also what torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`), Open MPI, MPICH
+/// and Slurm call them.
 ///
 /// | name | meaning |
 /// | --- | --- |
@@ -76,8 +79,9 @@ impl Settings {
         let launcher = LAUNCHERS.iter().find(|names| variable(names[0]).is_some());
         let value = |(at, name): (usize, &&'static str)| {
             let own = variable(&format!("NETSUM_{}", name.to_uppercase()));
-            let value =
-                own.or_else(|| launcher.and_then(|names| names.get(at)).and_then(|name| variable(name)));
+            let value = own.or_else(|| {
+                launcher.and_then(|names| names.get(at)).and_then(|name| variable(name))
+            });
             value.map(|value| (*name, value))
         };
         Self(SETTINGS.iter().enumerate().filter_map(value).collect())
@@ -89,7 +93,10 @@ impl Settings {
     /// If there is none of this name.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
         let Some(name) = SETTINGS.iter().find(|s| **s == name) else {
-            return Err(Error::Config(format!("no setting {name:?}; there are {}", SETTINGS.join(", "))));
+            return Err(Error::Config(format!(
+                "no setting {name:?}; there are {}",
+                SETTINGS.join(", ")
+            )));
         };
         self.0.insert(name, value.to_owned());
         Ok(())
@@ -196,13 +203,16 @@ impl Settings {
     }
 
     fn number<T: FromStr>(&self, name: &str, usual: T) -> Result<T, Error> {
-        self.get(name).map_or(Ok(usual), |text| text.parse().map_err(|_| wrong(name, text, "a number")))
+        self.get(name)
+            .map_or(Ok(usual), |text| text.parse().map_err(|_| wrong(name, text, "a number")))
     }
 
     fn seconds(&self, name: &str, usual: Duration) -> Result<Duration, Error> {
         let Some(text) = self.get(name) else { return Ok(usual) };
         let seconds = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
-        seconds.map(Duration::from_secs_f64).ok_or_else(|| wrong(name, text, "0.1 to 86400 seconds"))
+        seconds
+            .map(Duration::from_secs_f64)
+            .ok_or_else(|| wrong(name, text, "0.1 to 86400 seconds"))
     }
 }
 
@@ -218,7 +228,8 @@ fn wrong(name: &str, text: &str, right: &str) -> Error {
 }
 
 fn addresses(name: &str, text: &str) -> Result<Vec<IpAddr>, Error> {
-    let parsed: Result<_, std::net::AddrParseError> = text.split(',').map(|ip| ip.trim().parse()).collect();
+    let parsed: Result<_, std::net::AddrParseError> =
+        text.split(',').map(|ip| ip.trim().parse()).collect();
     parsed.map_err(|_| wrong(name, text, "IP addresses with commas between"))
 }
 
@@ -234,11 +245,13 @@ mod tests {
 
     #[test]
     fn what_torchrun_sets_is_enough_beside_the_box() {
-        let box_ = [("NETSUM_CONTROLLER", "127.0.0.1:4790"), ("NETSUM_JOB", "j"), ("NETSUM_TOKEN", "t")];
+        let box_ =
+            [("NETSUM_CONTROLLER", "127.0.0.1:4790"), ("NETSUM_JOB", "j"), ("NETSUM_TOKEN", "t")];
         let config = settings(&[&TORCHRUN[..], &box_].concat()).config().unwrap();
         assert_eq!((config.rank, config.ranks, config.ip), (2, 4, [127, 0, 0, 1].into()));
         let two =
-            [&TORCHRUN[..], &box_, &[("NETSUM_IP", "10.0.0.1, 10.0.0.2"), ("NETSUM_RANK", "3")]].concat();
+            [&TORCHRUN[..], &box_, &[("NETSUM_IP", "10.0.0.1, 10.0.0.2"), ("NETSUM_RANK", "3")]]
+                .concat();
         let config = settings(&two).config().unwrap();
         assert_eq!((config.rank, config.ip), (3, [10, 0, 0, 2].into()));
     }
@@ -251,16 +264,21 @@ mod tests {
             let settings = settings(variables);
             ["rank", "ranks", "local_rank"].map(|name| settings.get(name).map(str::to_owned))
         };
-        let are = |a: &str, b: &str, c: Option<&str>| [Some(a), Some(b), c].map(|s| s.map(str::to_owned));
+        let are =
+            |a: &str, b: &str, c: Option<&str>| [Some(a), Some(b), c].map(|s| s.map(str::to_owned));
         assert_eq!(ranks(&slurm), are("0", "1", Some("0")));
         assert_eq!(ranks(&[&slurm[..], &mpi].concat()), are("5", "6", None));
         assert_eq!(ranks(&[&slurm[..], &mpi, &TORCHRUN].concat()), are("2", "4", Some("1")));
-        assert_eq!(ranks(&[&mpi[..], &[("NETSUM_RANK", "3"), ("RANK", "")]].concat()), are("3", "6", None));
+        assert_eq!(
+            ranks(&[&mpi[..], &[("NETSUM_RANK", "3"), ("RANK", "")]].concat()),
+            are("3", "6", None)
+        );
     }
 
     #[test]
     fn peers_need_no_box() {
-        let peers = [("NETSUM_PEERS", "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"), ("NETSUM_TIMEOUT", "2.5")];
+        let peers =
+            [("NETSUM_PEERS", "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"), ("NETSUM_TIMEOUT", "2.5")];
         let config = settings(&[&TORCHRUN[..], &peers].concat()).config().unwrap();
         assert_eq!(config.ip, IpAddr::from([10, 0, 0, 3]));
         assert_eq!(config.timeout, Duration::from_millis(2500));
@@ -278,7 +296,10 @@ mod tests {
         let job = [&TORCHRUN[..], &[("NETSUM_CONTROLLER", "127.0.0.1:1")]].concat();
         says(&job, "NETSUM_JOB is not set: `netsum job create`");
         let box_ = [("NETSUM_CONTROLLER", "127.0.0.1"), ("NETSUM_JOB", "j"), ("NETSUM_TOKEN", "t")];
-        says(&[&TORCHRUN[..], &box_].concat(), "NETSUM_CONTROLLER \"127.0.0.1\": HOST:PORT of the box");
+        says(
+            &[&TORCHRUN[..], &box_].concat(),
+            "NETSUM_CONTROLLER \"127.0.0.1\": HOST:PORT of the box",
+        );
         let with = |more| [&TORCHRUN[..], &[("NETSUM_PEERS", "10.0.0.1,10.0.0.2"), more]].concat();
         says(&with(("A", "")), "2 addresses, and none for rank 2");
         says(&with(("NETSUM_IP", "10.0.0.x")), "NETSUM_IP \"10.0.0.x\": IP addresses");
@@ -292,7 +313,13 @@ mod tests {
             says(&[&with(ok)[..], &[(name, value)]].concat(), word);
         }
         let mut settings = settings(&TORCHRUN);
-        assert!(settings.set("colour", "red").unwrap_err().to_string().contains("no setting \"colour\""));
+        assert!(
+            settings
+                .set("colour", "red")
+                .unwrap_err()
+                .to_string()
+                .contains("no setting \"colour\"")
+        );
         settings.set("token", "secret").unwrap();
         assert!(!format!("{settings:?}").contains("secret"));
     }

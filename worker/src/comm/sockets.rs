@@ -68,7 +68,8 @@ impl Driver for XdpDriver {
     }
 }
 
-/// Sockets without connections. As a rule they are open already when the other ranks hear of them, which may send at once.
+/// Sockets without connections. As a rule they are open already when the other ranks hear of them,
+/// which may send at once.
 pub(crate) struct SocketNetwork<D> {
     ip: IpAddr,
     bind: fn(IpAddr) -> Result<D, Error>,

@@ -75,25 +75,32 @@ mod tests {
     use super::*;
 
     fn refused(transport: Transport, bootstrap: Bootstrap) -> Option<String> {
-        let config = CommConfig { transport, ..CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap) };
+        let config =
+            CommConfig { transport, ..CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap) };
         open(&config, Bind::Now).err().map(|e| e.to_string())
     }
 
     #[test]
     fn an_adapter_that_is_not_there_is_an_error_where_it_is_asked_for() {
         let peers = vec![[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
-        let listed = Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
+        let listed =
+            Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
         let text = refused(Transport::Verbs, listed).unwrap();
         assert!(text.contains("need a daemon"), "{text}");
-        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let daemon =
+            Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
         let text = refused(Transport::Verbs, daemon).unwrap();
-        assert!(text.contains("no RDMA adapter has 127.0.0.1") && text.contains("rdma link"), "{text}");
+        assert!(
+            text.contains("no RDMA adapter has 127.0.0.1") && text.contains("rdma link"),
+            "{text}"
+        );
     }
 
     #[cfg(not(feature = "xdp"))]
     #[test]
     fn af_xdp_is_refused_where_it_is_not_built_in() {
-        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let daemon =
+            Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
         let text = refused(Transport::Xdp, daemon).unwrap();
         assert!(text.contains("transport xdp") && text.contains("feature `xdp`"), "{text}");
     }
@@ -102,11 +109,15 @@ mod tests {
     #[test]
     fn an_adapter_that_libibverbs_cannot_open_is_named() {
         let gid = GidEntry { device: "nothing0".into(), port: 1, gid_index: 0 };
-        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let daemon =
+            Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
         let config = CommConfig::new(0, 2, [127, 0, 0, 1].into(), daemon);
         let text = open_verbs(&config, gid).err().unwrap().to_string();
         // The library and the kernel's part of it may be there or not.
         let reasons = ["libibverbs", "ib_uverbs"];
-        assert!(text.starts_with("adapter nothing0: ") && reasons.iter().any(|r| text.contains(r)), "{text}");
+        assert!(
+            text.starts_with("adapter nothing0: ") && reasons.iter().any(|r| text.contains(r)),
+            "{text}"
+        );
     }
 }

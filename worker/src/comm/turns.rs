@@ -1,6 +1,7 @@
 //! Who drives: the application's threads while they are in a call, the keeper between calls.
 //!
-//! Written over `super::sync`, so that a test can try every interleaving of it with loom's locks (`tests/turns.rs`).
+//! Written over `super::sync`, so that a test can try every interleaving of it with loom's locks
+//! (`tests/turns.rs`).
 
 use std::ops::{Deref, DerefMut};
 
@@ -17,7 +18,8 @@ struct State {
 
 /// What all of them drive.
 ///
-/// The state is changed under its own lock, never while waiting for the core; whoever has the core may look at the state.
+/// The state is changed under its own lock, never while waiting for the core; whoever has the core
+/// may look at the state.
 pub struct Turns<C> {
     core: Mutex<C>,
     state: Mutex<State>,
@@ -43,8 +45,8 @@ impl<C> Turns<C> {
         Self { core: Mutex::new(core), state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// The caller drives from now on. The keeper lets go after the step that it is in, another caller when it is done or finds itself
-    /// [`wanted`](Self::is_wanted).
+    /// The caller drives from now on. The keeper lets go after the step that it is in, another
+    /// caller when it is done or finds itself [`wanted`](Self::is_wanted).
     pub fn take(&self) -> Turn<'_, C> {
         lock(&self.state).callers += 1;
         let caller = Caller(self);
@@ -85,8 +87,9 @@ impl<C> Turns<C> {
         lock(&self.core)
     }
 
-    /// The keeper waits for its turn. `None` when it is to end. `pause` is called when callers have just let go: those that will be
-    /// back at once need no keeper, and it takes the processor from them.
+    /// The keeper waits for its turn. `None` when it is to end. `pause` is called when callers have
+    /// just let go: those that will be back at once need no keeper, and it takes the processor from
+    /// them.
     pub fn keep(&self, pause: impl Fn()) -> Option<MutexGuard<'_, C>> {
         loop {
             let mut waited = false;

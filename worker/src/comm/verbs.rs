@@ -1,5 +1,5 @@
-//! Connections over an RDMA adapter: the engine's messages are built in, and received into, memory that the adapter reads and
-//! writes itself.
+//! Connections over an RDMA adapter: the engine's messages are built in, and received into, memory
+//! that the adapter reads and writes itself.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -12,7 +12,9 @@ use super::config::CommConfig;
 use super::network::{Connections, Network};
 use super::numbers::Fresh;
 use crate::udp::wait_for;
-use crate::verbs::device::{Adapter, Completion, Depths, Device, Direction, Remote, Retry, Trouble};
+use crate::verbs::device::{
+    Adapter, Completion, Depths, Device, Direction, Remote, Retry, Trouble,
+};
 use crate::verbs::gid::GidEntry;
 use crate::verbs::memory::{Arena, Block};
 use crate::verbs::send_queue::{Outcome, SendQueue, Ticket};
@@ -51,7 +53,8 @@ pub(super) fn open(config: &CommConfig, gid: GidEntry) -> Result<Box<dyn Network
     let name = gid.device.clone();
     let retry = Retry { timeout: config.retry.timeout, count: config.retry.count };
     let device = Device::open(gid, retry);
-    let device = device.map_err(|e| Error::Adapter { device: name.clone(), reason: e.to_string() })?;
+    let device =
+        device.map_err(|e| Error::Adapter { device: name.clone(), reason: e.to_string() })?;
     Ok(Box::new(Opened { device, name, own: Vec::new() }))
 }
 
@@ -116,7 +119,9 @@ impl Network for Opened {
             std::iter::once(r.plain).chain(r.rings.iter().copied()).collect()
         };
         let mut queues = Vec::new();
-        for ((pair, next_n), previous_n) in self.own.iter().zip(numbers_of(next)).zip(numbers_of(previous)) {
+        for ((pair, next_n), previous_n) in
+            self.own.iter().zip(numbers_of(next)).zip(numbers_of(previous))
+        {
             let messages = SendQueue::new(pair.first_psn, shape.mtu as usize, pair.depths.send);
             queues.push(Queue {
                 channel: pair.out,
@@ -127,7 +132,11 @@ impl Network for Opened {
             queues.push(Queue {
                 channel: pair.into,
                 remote: Remote { ip: previous.ip, qpn: previous_n.send_qpn },
-                side: Side::Receive { first_psn: previous_n.first_psn, next: 0, posted: VecDeque::new() },
+                side: Side::Receive {
+                    first_psn: previous_n.first_psn,
+                    next: 0,
+                    posted: VecDeque::new(),
+                },
                 failed: false,
             });
         }
@@ -251,7 +260,9 @@ impl<A: Adapter> Verbs<A> {
             return;
         }
         let mut problem = None;
-        while let Some((ticket, message)) = messages.post(|m| registered(&mut self.arena, m, &mut problem)) {
+        while let Some((ticket, message)) =
+            messages.post(|m| registered(&mut self.arena, m, &mut problem))
+        {
             let Some(block) = message.as_registered() else { continue };
             if let Err(e) = self.adapter.post_send(queue, work(queue, ticket), block) {
                 self.fail(queue, e.to_string());
@@ -307,12 +318,14 @@ impl<A: Adapter> Verbs<A> {
             }
             (Side::Receive { posted, .. }, Ok(len)) => {
                 // In the order in which they were posted.
-                let Some((_, mut block)) = posted.pop_front_if(|(number, _)| *number == ticket.sequence)
+                let Some((_, mut block)) =
+                    posted.pop_front_if(|(number, _)| *number == ticket.sequence)
                 else {
                     return self.fail(queue, "receives were completed out of order".to_owned());
                 };
                 block.set_len(len.min(block.room()));
-                self.events.push_back(ChannelEvent::Received { channel, data: Buffer::registered(block) });
+                self.events
+                    .push_back(ChannelEvent::Received { channel, data: Buffer::registered(block) });
             }
             (_, Err(trouble)) => {
                 let reason = match trouble {
@@ -327,7 +340,11 @@ impl<A: Adapter> Verbs<A> {
 
     /// Lets a queue pair that has given up begin where it stood.
     fn start_anew(&mut self, queue: usize) {
-        log::debug!("{}: {:?} has given up, and is started anew", self.device, self.queues[queue].channel);
+        log::debug!(
+            "{}: {:?} has given up, and is started anew",
+            self.device,
+            self.queues[queue].channel
+        );
         self.restarts += 1;
         match self.adapter.reset(queue).and_then(|()| self.connect(queue)) {
             Ok(()) => self.post(queue),
@@ -360,7 +377,11 @@ impl<A: Adapter> Verbs<A> {
 }
 
 /// A message in registered memory. `problem` says why it cannot have any.
-fn registered(arena: &mut Arena, message: Buffer, problem: &mut Option<String>) -> Result<Buffer, Buffer> {
+fn registered(
+    arena: &mut Arena,
+    message: Buffer,
+    problem: &mut Option<String>,
+) -> Result<Buffer, Buffer> {
     if message.as_registered::<Block>().is_some() {
         return Ok(message);
     }

@@ -1,4 +1,5 @@
-//! The thread that tells the daemon that this rank lives, and hears from it when the job has failed, or its ranks are to connect anew.
+//! The thread that tells the daemon that this rank lives, and hears from it when the job has
+//! failed, or its ranks are to connect anew.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -96,8 +97,10 @@ impl Heartbeat {
                 let mut orders = lock(&theirs.orders);
                 while orders.stop.is_none() && orders.asked == asked && Instant::now() < until {
                     let wait = until.saturating_duration_since(Instant::now());
-                    orders =
-                        theirs.wake.wait_timeout(orders, wait).map_or_else(|e| e.into_inner().0, |w| w.0);
+                    orders = theirs
+                        .wake
+                        .wait_timeout(orders, wait)
+                        .map_or_else(|e| e.into_inner().0, |w| w.0);
                 }
                 if let Some(end) = orders.stop.take() {
                     break end;

@@ -1,4 +1,5 @@
-//! The box's daemon as a worker sees it: gRPC behind blocking calls. No socket of the data path is here.
+//! The box's daemon as a worker sees it: gRPC behind blocking calls. No socket of the data path is
+//! here.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -53,11 +54,12 @@ pub(crate) struct Control {
 impl Control {
     /// A client that has not connected yet.
     pub fn new(address: &str, job: &str, token: &str, files: Option<&Tls>) -> Result<Self, Error> {
-        let tls = files.map(tls::client_config).transpose().map_err(|e| Error::Config(e.to_string()))?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| Error::Config(format!("cannot start a runtime for the control client: {e}")))?;
+        let tls =
+            files.map(tls::client_config).transpose().map_err(|e| Error::Config(e.to_string()))?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| {
+                Error::Config(format!("cannot start a runtime for the control client: {e}"))
+            })?;
         Ok(Self {
             runtime,
             address: address.to_owned(),
@@ -71,7 +73,8 @@ impl Control {
         })
     }
 
-    /// Tries again for so long, also where the daemon goes away before it has answered: it was there a moment ago.
+    /// Tries again for so long, also where the daemon goes away before it has answered: it was
+    /// there a moment ago.
     pub fn be_patient(&mut self, patience: Duration) {
         (self.patience, self.again) = (patience, true);
     }
@@ -96,11 +99,12 @@ impl Control {
                     .map_err(|e| Status::invalid_argument(format!("not HOST:PORT ({e})")))?
                     .connect_timeout(timeout.min(PATIENCE));
                 if let Some(tls) = &self.tls {
-                    endpoint = endpoint
-                        .tls_config(tls.clone())
-                        .map_err(|e| Status::invalid_argument(format!("TLS: {}", root_cause(&e))))?;
+                    endpoint = endpoint.tls_config(tls.clone()).map_err(|e| {
+                        Status::invalid_argument(format!("TLS: {}", root_cause(&e)))
+                    })?;
                 }
-                let channel = self.runtime.block_on(endpoint.connect()).map_err(|e| self.unreachable(&e))?;
+                let channel =
+                    self.runtime.block_on(endpoint.connect()).map_err(|e| self.unreachable(&e))?;
                 self.client.insert(WorkerClient::new(channel)).clone()
             }
         };
@@ -110,12 +114,13 @@ impl Control {
                 .map_err(|_| Status::deadline_exceeded(format!("no answer within {timeout:?}")))?
         });
         // What ends a connection has a cause; what the daemon refuses has none.
-        let answer =
-            answer.map_err(|status| match (tls::reason(&status, self.files.as_ref()), status.source()) {
+        let answer = answer.map_err(|status| {
+            match (tls::reason(&status, self.files.as_ref()), status.source()) {
                 (Some(reason), _) => Status::invalid_argument(reason),
                 (None, Some(cause)) => Status::unavailable(root_cause(cause)),
                 (None, None) => status,
-            });
+            }
+        });
         if answer.as_ref().is_err_and(|s| s.code() == Code::Unavailable) {
             self.client = None;
         }
@@ -141,11 +146,15 @@ impl Control {
             let wait = Duration::from_secs(10).min(timeout);
             match self.call(wait, |mut c| async move { c.describe(request).await }) {
                 Ok(job) => return Ok(job),
-                Err(s) if s.code() == Code::Unavailable && started.elapsed() < self.patience.min(timeout) => {
+                Err(s)
+                    if s.code() == Code::Unavailable
+                        && started.elapsed() < self.patience.min(timeout) =>
+                {
                     std::thread::sleep(Duration::from_millis(100));
                 }
                 Err(s) => {
-                    let broken = ["broken pipe", "reset"].iter().any(|word| s.message().contains(word));
+                    let broken =
+                        ["broken pipe", "reset"].iter().any(|word| s.message().contains(word));
                     return Err(match &self.files {
                         Some(files) if s.code() == Code::Unavailable && broken => {
                             self.error(format!("{}: {}", s.message(), tls::suspicion(files)))
@@ -188,8 +197,8 @@ impl Control {
         }
     }
 
-    /// Says that this rank lives. A daemon that does not know the job has been started anew: an error like any other, because
-    /// the ranks can do without it.
+    /// Says that this rank lives. A daemon that does not know the job has been started anew: an
+    /// error like any other, because the ranks can do without it.
     pub fn heartbeat(
         &mut self,
         rank: u32,
@@ -202,7 +211,8 @@ impl Control {
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
             Ok(reply) => {
                 // A box that was set up anew has a job that waits.
-                let other = reply.epoch > epoch || reply.epoch < epoch && reply.state() == JobState::Active;
+                let other =
+                    reply.epoch > epoch || reply.epoch < epoch && reply.state() == JobState::Active;
                 let wish = Wish { renew: reply.renew, programs: reply.programs };
                 let failed = match reply.state() {
                     JobState::Failed => Some(reply.error),
@@ -222,14 +232,21 @@ impl Control {
 
     /// This rank is done.
     pub fn leave(&mut self, rank: u32, epoch: u32, timeout: Duration) -> Result<(), Error> {
-        let request = v1::LeaveRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
+        let request =
+            v1::LeaveRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
         self.call(timeout, |mut c| async move { c.leave(request).await })
             .map(|_| ())
             .map_err(|s| self.error(s.message()))
     }
 
     /// This rank gives up.
-    pub fn abort(&mut self, rank: u32, epoch: u32, reason: &str, timeout: Duration) -> Result<(), Error> {
+    pub fn abort(
+        &mut self,
+        rank: u32,
+        epoch: u32,
+        reason: &str,
+        timeout: Duration,
+    ) -> Result<(), Error> {
         let (job, token, reason) = (self.job.clone(), self.token.clone(), reason.to_owned());
         let request = v1::AbortRequest { job, token, rank, reason, epoch };
         self.call(timeout, |mut c| async move { c.abort(request).await })

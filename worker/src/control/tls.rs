@@ -23,7 +23,8 @@ pub fn reason(error: &(dyn Error + 'static), files: Option<&Tls>) -> Option<Stri
     let Some(files) = files else {
         // The first bytes of an alert, taken for HTTP/2, are a frame of 1.3 MB.
         let in_clear = find_text(error, "frame with invalid size");
-        return in_clear.then(|| "no gRPC in clear on this port: the daemon may want TLS".to_owned());
+        return in_clear
+            .then(|| "no gRPC in clear on this port: the daemon may want TLS".to_owned());
     };
     let cause = find(error)?;
     let ca = files.ca.display();
@@ -36,14 +37,16 @@ pub fn reason(error: &(dyn Error + 'static), files: Option<&Tls>) -> Option<Stri
         }
         Cause::Tls(Rustls::AlertReceived(alert)) => refused(&format!("{alert:?}"), files),
         Cause::Alert(alert) => refused(&alert, files),
-        Cause::Tls(Rustls::InvalidMessage(_)) => "TLS: the daemon does not speak TLS on this port".to_owned(),
+        Cause::Tls(Rustls::InvalidMessage(_)) => {
+            "TLS: the daemon does not speak TLS on this port".to_owned()
+        }
         Cause::Tls(other) => format!("TLS: {other}"),
     })
 }
 
-/// What else it may be when a connection over TLS breaks off before the first answer. In TLS 1.3 the daemon refuses a certificate when
-/// the worker has begun to speak already; what the worker says next then meets a closed connection, and the alert that explains it can
-/// stay unread.
+/// What else it may be when a connection over TLS breaks off before the first answer. In TLS 1.3
+/// the daemon refuses a certificate when the worker has begun to speak already; what the worker
+/// says next then meets a closed connection, and the alert that explains it can stay unread.
 pub fn suspicion(files: &Tls) -> String {
     format!("perhaps the daemon refuses this worker's certificate ({})", own(files))
 }
@@ -71,8 +74,8 @@ fn refused(alert: &str, files: &Tls) -> String {
 
 enum Cause<'a> {
     Tls(&'a Rustls),
-    /// Name of an alert, where HTTP/2 has kept the words of an error alone. In TLS 1.3 the daemon looks at the worker's
-    /// certificate when the worker has begun to speak already.
+    /// Name of an alert, where HTTP/2 has kept the words of an error alone. In TLS 1.3 the daemon
+    /// looks at the worker's certificate when the worker has begun to speak already.
     Alert(String),
 }
 

@@ -14,7 +14,12 @@ pub fn accept_no_checksum(fd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Sets an option whose value is an int.
-pub fn set_option(fd: BorrowedFd<'_>, level: i32, option: i32, value: libc::c_int) -> io::Result<()> {
+pub fn set_option(
+    fd: BorrowedFd<'_>,
+    level: i32,
+    option: i32,
+    value: libc::c_int,
+) -> io::Result<()> {
     // SAFETY: the option's value is an int that lives across the call.
     let result = unsafe {
         libc::setsockopt(
@@ -28,7 +33,8 @@ pub fn set_option(fd: BorrowedFd<'_>, level: i32, option: i32, value: libc::c_in
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Enlarges both buffers, beyond the system's limit where the process may. Returns the receive buffer's size.
+/// Enlarges both buffers, beyond the system's limit where the process may. Returns the receive
+/// buffer's size.
 pub fn enlarge(socket: &Socket, bytes: usize) -> io::Result<usize> {
     if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_err() {
         socket.set_recv_buffer_size(bytes)?;

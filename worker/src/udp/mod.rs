@@ -1,4 +1,5 @@
-//! Drives an [`Endpoint`] over an unprivileged UDP socket, with segmentation offload both ways (quinn-udp).
+//! Drives an [`Endpoint`] over an unprivileged UDP socket, with segmentation offload both ways
+//! (quinn-udp).
 
 pub(crate) mod buffers;
 
@@ -58,8 +59,11 @@ pub enum BindError {
 pub(crate) fn open_port(local: IpAddr) -> Result<Unshared<Socket>, BindError> {
     let open = || -> io::Result<Unshared<Socket>> {
         let address = SocketAddr::new(local, ROCE_PORT);
-        let socket =
-            Unshared::new(Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?);
+        let socket = Unshared::new(Socket::new(
+            Domain::for_address(address),
+            Type::DGRAM,
+            Some(Protocol::UDP),
+        )?);
         socket.bind(&address.into())?;
         Ok(socket)
     };
@@ -67,7 +71,9 @@ pub(crate) fn open_port(local: IpAddr) -> Result<Unshared<Socket>, BindError> {
         return Err(BindError::LinkLocal(local));
     }
     let opened = match open() {
-        Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable && wait_for_detection(local) => open(),
+        Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable && wait_for_detection(local) => {
+            open()
+        }
         opened => opened,
     };
     opened.map_err(|e| match e.kind() {
@@ -105,7 +111,8 @@ impl UdpDriver {
         if local.is_ipv6() {
             buffers::accept_no_checksum(socket.as_fd())?;
         }
-        // quinn-udp 0.6.3 asks for timestamps, and then has no room for the congestion mark of what the kernel coalesced.
+        // quinn-udp 0.6.3 asks for timestamps, and then has no room for the congestion mark of what
+        // the kernel coalesced.
         setsockopt(&socket, sockopt::ReceiveTimestampns, &false)?;
         let receive_buffer = buffers::enlarge(&socket, SOCKET_BUFFER)?;
         Ok(Self {
@@ -119,8 +126,9 @@ impl UdpDriver {
         })
     }
 
-    /// How many packets of a path MTU the receive buffer holds for certain. The kernel counts the memory that a packet
-    /// takes, which is a page and its own state for one that came through XDP, not its length.
+    /// How many packets of a path MTU the receive buffer holds for certain. The kernel counts the
+    /// memory that a packet takes, which is a page and its own state for one that came through XDP,
+    /// not its length.
     pub fn receive_capacity(&self, mtu: usize) -> u32 {
         let packet = (mtu + 512).next_multiple_of(4096) + 512;
         (self.receive_buffer / packet) as u32
@@ -131,8 +139,9 @@ impl UdpDriver {
         self.state.max_gso_segments()
     }
 
-    /// Receives all that has arrived, looks at the clock and sends all that may be sent. Where that was nothing, waits for
-    /// something to do, at most until `until`. Returns whether anything was received or sent.
+    /// Receives all that has arrived, looks at the clock and sends all that may be sent. Where that
+    /// was nothing, waits for something to do, at most until `until`. Returns whether anything was
+    /// received or sent.
     pub fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
         endpoint.set_max_segments(self.max_segments());
         if self.progress(endpoint)? {
@@ -156,7 +165,8 @@ impl UdpDriver {
     }
 
     fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
-        // From before receiving: no time-out while its acknowledgement waits in the socket, however long this process did not run.
+        // From before receiving: no time-out while its acknowledgement waits in the socket, however
+        // long this process did not run.
         let before = Instant::now();
         let (received, all) = self.receive(endpoint)?;
         endpoint.handle_timeout(as_of(before, all));
@@ -175,7 +185,10 @@ impl UdpDriver {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok((any, true)),
                 // An ICMP error of an earlier send: retransmission deals with it.
                 Err(e)
-                    if matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::Interrupted) =>
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::ConnectionRefused | io::ErrorKind::Interrupted
+                    ) =>
                 {
                     continue;
                 }
@@ -228,8 +241,8 @@ impl UdpDriver {
                         ),
                     ));
                 }
-                // Out of memory for a moment, no route for a moment, segmentation just found to be impossible: as if lost
-                // on the way.
+                // Out of memory for a moment, no route for a moment, segmentation just found to be
+                // impossible: as if lost on the way.
                 Err(e) => log::debug!("sending to {}: {e}", t.to),
             }
         }
@@ -242,16 +255,17 @@ impl AsFd for UdpDriver {
     }
 }
 
-/// The time as of which time-outs are looked at: from before all that had arrived was taken in. Where there is always more, as in a flood,
-/// they come late, but they come.
+/// The time as of which time-outs are looked at: from before all that had arrived was taken in.
+/// Where there is always more, as in a flood, they come late, but they come.
 pub(crate) fn as_of(before: Instant, all: bool) -> Instant {
     if all { before } else { before.checked_sub(FLOODED).unwrap_or(before) }
 }
 
-/// Looks whether there is something to do, for [`PATIENCE`] and not beyond a deadline, and lets others have the processor in between.
-/// What a rank waits for mostly comes soon, and to sleep and be woken takes longer than to look: 4 and 16 KiB take a fifth less time so
-/// and more (4 ranks on two cores), large vectors the same. To spin without letting others run is a loss where ranks share cores: it
-/// keeps those from running that it waits for.
+/// Looks whether there is something to do, for [`PATIENCE`] and not beyond a deadline, and lets
+/// others have the processor in between. What a rank waits for mostly comes soon, and to sleep and
+/// be woken takes longer than to look: 4 and 16 KiB take a fifth less time so and more (4 ranks on
+/// two cores), large vectors the same. To spin without letting others run is a loss where ranks
+/// share cores: it keeps those from running that it waits for.
 pub(crate) fn look_again(
     deadline: Instant,
     mut progress: impl FnMut() -> io::Result<bool>,
@@ -266,8 +280,8 @@ pub(crate) fn look_again(
     Ok(false)
 }
 
-/// With so many bytes in flight nobody waits for a single packet, and to look again would only keep a processor busy: at 100 Mb/s a
-/// packet comes every 120 us.
+/// With so many bytes in flight nobody waits for a single packet, and to look again would only keep
+/// a processor busy: at 100 Mb/s a packet comes every 120 us.
 pub(crate) const BULK: u64 = 32 << 10;
 
 /// Waits until a file descriptor is ready, or some time has passed.

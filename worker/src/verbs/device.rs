@@ -32,7 +32,8 @@ pub(crate) struct Retry {
     pub count: u8,
 }
 
-/// One direction of a connection: a queue pair that only sends, with its time-out doubled so often, or only receives.
+/// One direction of a connection: a queue pair that only sends, with its time-out doubled so often,
+/// or only receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
     Send { first_psn: Psn, doublings: u8 },
@@ -66,12 +67,18 @@ pub(crate) enum Trouble {
     Broken(String),
 }
 
-/// What the connections need of an adapter. Queue pairs have numbers from 0, in the order in which they are made.
+/// What the connections need of an adapter. Queue pairs have numbers from 0, in the order in which
+/// they are made.
 pub(crate) trait Adapter: Send {
     fn post_send(&mut self, queue_pair: usize, work: u64, block: &Block) -> io::Result<()>;
     /// Receives into a block.
     fn post_receive(&mut self, queue_pair: usize, work: u64, block: &Block) -> io::Result<()>;
-    fn connect(&mut self, queue_pair: usize, direction: Direction, remote: Remote) -> io::Result<()>;
+    fn connect(
+        &mut self,
+        queue_pair: usize,
+        direction: Direction,
+        remote: Remote,
+    ) -> io::Result<()>;
     /// Lets a queue pair forget all, so that it can be connected again.
     fn reset(&mut self, queue_pair: usize) -> io::Result<()>;
     /// Ends a queue pair: from now on the adapter touches none of its blocks.
@@ -97,8 +104,11 @@ fn check(what: &str, result: i32) -> io::Result<()> {
     if result == 0 {
         return Ok(());
     }
-    let errno =
-        if result == -1 { io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { result.abs() };
+    let errno = if result == -1 {
+        io::Error::last_os_error().raw_os_error().unwrap_or(0)
+    } else {
+        result.abs()
+    };
     let e = io::Error::from_raw_os_error(errno);
     Err(io::Error::new(e.kind(), format!("{what}: {e}")))
 }
@@ -130,7 +140,8 @@ impl Context {
                 (device, CStr::from_ptr(verbs.ibv_get_device_name(device)))
             };
             if its_name.to_bytes() == name.as_bytes() {
-                // SAFETY: a device of the list; the context outlives the list (ibv_get_device_list man page).
+                // SAFETY: a device of the list; the context outlives the list (ibv_get_device_list
+                // man page).
                 opened = Some(unsafe { verbs.ibv_open_device(device) });
             }
         }
@@ -241,7 +252,13 @@ impl CompletionQueue {
         // SAFETY: context and channel are open; no further argument is a pointer to anything.
         let cq = unsafe {
             let depth = i32::try_from(depth).unwrap_or(i32::MAX);
-            verbs.ibv_create_cq(context.context.as_ptr(), depth, ptr::null_mut(), channel.as_ptr(), 0)
+            verbs.ibv_create_cq(
+                context.context.as_ptr(),
+                depth,
+                ptr::null_mut(),
+                channel.as_ptr(),
+                0,
+            )
         };
         let Some(cq) = NonNull::new(cq) else {
             let e = last_error(&format!("no completion queue for {depth} entries"));
@@ -268,9 +285,13 @@ impl AsFd for CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: the queue pairs are gone, and all events have been acknowledged: this waits for nothing.
+        // SAFETY: the queue pairs are gone, and all events have been acknowledged: this waits for
+        // nothing.
         unsafe {
-            log_failure("destroy a completion queue", self.context.verbs.ibv_destroy_cq(self.cq.as_ptr()));
+            log_failure(
+                "destroy a completion queue",
+                self.context.verbs.ibv_destroy_cq(self.cq.as_ptr()),
+            );
             let closed = self.context.verbs.ibv_destroy_comp_channel(self.channel.as_ptr());
             log_failure("close a completion channel", closed);
         }
@@ -306,7 +327,9 @@ impl Device {
         // SAFETY: all fields are numbers, for which zero is a value.
         let mut limits: ibv::ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open and `limits` is of the right type.
-        check("its limits", unsafe { verbs.ibv_query_device(context.context.as_ptr(), &raw mut limits) })?;
+        check("its limits", unsafe {
+            verbs.ibv_query_device(context.context.as_ptr(), &raw mut limits)
+        })?;
         // SAFETY: the context is open.
         let pd = unsafe { verbs.ibv_alloc_pd(context.context.as_ptr()) };
         let pd = NonNull::new(pd).ok_or_else(|| last_error("no protection domain"))?;
@@ -345,7 +368,10 @@ impl Device {
             let pair = QueuePair::new(&self.domain, queue.cq, *depths)?;
             // SAFETY: the queue pair is there.
             let number = Qpn::checked(unsafe { pair.qp.as_ref().qp_num });
-            numbers.push(number.ok_or_else(|| io::Error::other("a queue pair number of more than 24 bits"))?);
+            numbers.push(
+                number
+                    .ok_or_else(|| io::Error::other("a queue pair number of more than 24 bits"))?,
+            );
             pair.initialise(self.gid.port)?;
             self.pairs.push(Some(pair));
         }
@@ -355,10 +381,15 @@ impl Device {
     fn check_mtu(&self, mtu: u32) -> io::Result<()> {
         // SAFETY: all fields are numbers, for which zero is a value.
         let mut port: ibv::ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the library fills the first part of the structure, as far as it was when its symbol got its version.
+        // SAFETY: the library fills the first part of the structure, as far as it was when its
+        // symbol got its version.
         let result = unsafe {
             let attributes = (&raw mut port).cast();
-            self.context.verbs.ibv_query_port(self.context.context.as_ptr(), self.gid.port, attributes)
+            self.context.verbs.ibv_query_port(
+                self.context.context.as_ptr(),
+                self.gid.port,
+                attributes,
+            )
         };
         check("its port", result)?;
         let active = 128u32.checked_shl(port.active_mtu).unwrap_or(0);
@@ -378,10 +409,12 @@ impl Device {
         Box::new(move |start, len| {
             let (verbs, access) = (domain.context.verbs, ibv::IBV_ACCESS_LOCAL_WRITE as i32);
             // SAFETY: the memory is there, and stays until the registration is dropped.
-            let mr = unsafe { verbs.ibv_reg_mr(domain.pd.as_ptr(), start.as_ptr().cast(), len, access) };
+            let mr =
+                unsafe { verbs.ibv_reg_mr(domain.pd.as_ptr(), start.as_ptr().cast(), len, access) };
             let Some(mr) = NonNull::new(mr) else {
                 let e = last_error(&format!("cannot register {len} bytes of memory"));
-                let hint = if e.kind() == io::ErrorKind::OutOfMemory { "; see `ulimit -l`" } else { "" };
+                let hint =
+                    if e.kind() == io::ErrorKind::OutOfMemory { "; see `ulimit -l`" } else { "" };
                 return Err(io::Error::new(e.kind(), format!("{e}{hint}")));
             };
             // SAFETY: the registration is there.
@@ -409,8 +442,10 @@ impl QueuePair {
         attributes.cap.max_recv_wr = entries(depths.receive);
         attributes.cap.max_send_sge = 1;
         attributes.cap.max_recv_sge = 1;
-        // SAFETY: domain and completion queue are there; the latter outlives queue pairs by the order of `Device`'s fields.
-        let qp = unsafe { domain.context.verbs.ibv_create_qp(domain.pd.as_ptr(), &raw mut attributes) };
+        // SAFETY: domain and completion queue are there; the latter outlives queue pairs by the
+        // order of `Device`'s fields.
+        let qp =
+            unsafe { domain.context.verbs.ibv_create_qp(domain.pd.as_ptr(), &raw mut attributes) };
         let qp = NonNull::new(qp).ok_or_else(|| last_error("no queue pair"))?;
         Ok(Self { domain: Arc::clone(domain), qp })
     }
@@ -418,8 +453,9 @@ impl QueuePair {
     fn modify(&self, what: &str, mut attributes: ibv::ibv_qp_attr, mask: u32) -> io::Result<()> {
         let mask = (mask | ibv::IBV_QP_STATE) as i32;
         // SAFETY: the queue pair is there, and the attributes that the mask names are set.
-        let result =
-            unsafe { self.domain.context.verbs.ibv_modify_qp(self.qp.as_ptr(), &raw mut attributes, mask) };
+        let result = unsafe {
+            self.domain.context.verbs.ibv_modify_qp(self.qp.as_ptr(), &raw mut attributes, mask)
+        };
         check(what, result)
     }
 
@@ -441,7 +477,8 @@ fn attributes(state: ibv::ibv_qp_state) -> ibv::ibv_qp_attr {
 impl Adapter for Device {
     fn post_send(&mut self, queue_pair: usize, work: u64, block: &Block) -> io::Result<()> {
         let pair = self.pair(queue_pair)?;
-        let mut piece = ibv::ibv_sge { addr: block.address(), length: block.len() as u32, lkey: block.key() };
+        let mut piece =
+            ibv::ibv_sge { addr: block.address(), length: block.len() as u32, lkey: block.key() };
         // SAFETY: zero is a value of every field.
         let mut request: ibv::ibv_send_wr = unsafe { std::mem::zeroed() };
         request.wr_id = work;
@@ -450,7 +487,8 @@ impl Adapter for Device {
         request.opcode = ibv::IBV_WR_SEND;
         let post = self.context.ops().post_send.ok_or(io::ErrorKind::Unsupported)?;
         let mut bad = ptr::null_mut();
-        // SAFETY: the request is copied; the block stays where it is, untouched, until it is completed.
+        // SAFETY: the request is copied; the block stays where it is, untouched, until it is
+        // completed.
         check("cannot send", unsafe { post(pair.qp.as_ptr(), &raw mut request, &raw mut bad) })
     }
 
@@ -469,7 +507,12 @@ impl Adapter for Device {
         check("cannot receive", unsafe { post(pair.qp.as_ptr(), &raw mut request, &raw mut bad) })
     }
 
-    fn connect(&mut self, queue_pair: usize, direction: Direction, remote: Remote) -> io::Result<()> {
+    fn connect(
+        &mut self,
+        queue_pair: usize,
+        direction: Direction,
+        remote: Remote,
+    ) -> io::Result<()> {
         let pair = self.pair(queue_pair)?;
         let mut a = attributes(ibv::IBV_QPS_RTR);
         // 256 is 1, 512 is 2, and so on (IBTA 11.2.5.2, "path MTU").
@@ -554,7 +597,11 @@ impl Adapter for Device {
         let (mut cq, mut cookie) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is open; it does not block.
         let got = unsafe {
-            self.context.verbs.ibv_get_cq_event(queue.channel.as_ptr(), &raw mut cq, &raw mut cookie)
+            self.context.verbs.ibv_get_cq_event(
+                queue.channel.as_ptr(),
+                &raw mut cq,
+                &raw mut cookie,
+            )
         };
         if got == 0 {
             // SAFETY: the event was this queue's, the only one of the channel.
@@ -562,7 +609,9 @@ impl Adapter for Device {
             return Ok(());
         }
         match io::Error::last_os_error() {
-            e if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(()),
+            e if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Ok(())
+            }
             e => Err(e),
         }
     }

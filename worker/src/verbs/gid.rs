@@ -1,4 +1,5 @@
-//! Which adapter has an IP address: its GID table as the kernel shows it (Documentation/ABI/stable/sysfs-class-infiniband).
+//! Which adapter has an IP address: its GID table as the kernel shows it
+//! (Documentation/ABI/stable/sysfs-class-infiniband).
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
@@ -26,7 +27,8 @@ pub(crate) fn gid_of(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The entry that has `ip` for RoCE version 2, among the adapters under `root`. One at an active port is preferred.
+/// The entry that has `ip` for RoCE version 2, among the adapters under `root`. One at an active
+/// port is preferred.
 pub(crate) fn find(root: &Path, ip: IpAddr) -> Option<GidEntry> {
     let mut found = None;
     for device in names(root) {
@@ -90,8 +92,11 @@ mod tests {
             fs::write(folder.join("state"), format!("{state}\n")).unwrap();
             fs::write(folder.join("gids").join(index.to_string()), format!("{gid}\n")).unwrap();
             if let Some(kind) = kind {
-                fs::write(folder.join("gid_attrs/types").join(index.to_string()), format!("{kind}\n"))
-                    .unwrap();
+                fs::write(
+                    folder.join("gid_attrs/types").join(index.to_string()),
+                    format!("{kind}\n"),
+                )
+                .unwrap();
             }
         }
         root
@@ -114,7 +119,11 @@ mod tests {
         assert_eq!(find(root.path(), "10.0.0.1".parse().unwrap()), entry(3));
         assert_eq!(find(root.path(), "fe80::5054:ff:fe00:1".parse().unwrap()), entry(1));
         assert_eq!(find(root.path(), "10.0.0.2".parse().unwrap()), None);
-        assert_eq!(find(root.path(), "::".parse().unwrap()), None, "an empty entry is nobody's address");
+        assert_eq!(
+            find(root.path(), "::".parse().unwrap()),
+            None,
+            "an empty entry is nobody's address"
+        );
     }
 
     #[test]
@@ -125,7 +134,10 @@ mod tests {
             ("b", 2, "4: ACTIVE", 5, MAPPED, Some("RoCE v2")),
         ]);
         let ip = "10.0.0.1".parse().unwrap();
-        assert_eq!(find(root.path(), ip), Some(GidEntry { device: "b".into(), port: 2, gid_index: 5 }));
+        assert_eq!(
+            find(root.path(), ip),
+            Some(GidEntry { device: "b".into(), port: 2, gid_index: 5 })
+        );
         fs::write(root.path().join("b/ports/2/state"), "1: DOWN\n").unwrap();
         assert_eq!(find(root.path(), ip).map(|p| p.device), Some("a".into()));
     }

@@ -42,10 +42,11 @@ impl Slab {
         let size = NonZeroUsize::new(len).ok_or(io::ErrorKind::InvalidInput)?;
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: new pages, which nothing else uses.
-        let start = unsafe { mmap_anonymous(None, size, rights, MapFlags::MAP_PRIVATE) }?.cast::<u8>();
+        let start =
+            unsafe { mmap_anonymous(None, size, rights, MapFlags::MAP_PRIVATE) }?.cast::<u8>();
         let mut slab = Self { start, len, key: 0, registration: None };
-        // After a fork, the adapter would go on with the pages of whoever does not write to them first.
-        // SAFETY: the pages are this slab's.
+        // After a fork, the adapter would go on with the pages of whoever does not write to them
+        // first. SAFETY: the pages are this slab's.
         unsafe { madvise(start.cast(), len, MmapAdvise::MADV_DONTFORK) }?;
         let (key, registration) = register(start, len)?;
         (slab.key, slab.registration) = (key, Some(registration));
@@ -133,8 +134,11 @@ impl Arena {
     }
 
     fn shelf(&mut self, room: usize) -> Arc<Shelf> {
-        let room =
-            if room < PAGE { room.max(LEAST).next_power_of_two() } else { room.next_multiple_of(PAGE) };
+        let room = if room < PAGE {
+            room.max(LEAST).next_power_of_two()
+        } else {
+            room.next_multiple_of(PAGE)
+        };
         let shelf = || Arc::new(Shelf { room, free: Mutex::new(Vec::new()) });
         Arc::clone(self.shelves.entry(room).or_insert_with(shelf))
     }
@@ -191,8 +195,8 @@ impl Deref for Block {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the piece's room is mapped, was zero at first, and belongs to this block alone. While the adapter has a block,
-        // it lies untouched in a queue of `comm::verbs`.
+        // SAFETY: the piece's room is mapped, was zero at first, and belongs to this block alone.
+        // While the adapter has a block, it lies untouched in a queue of `comm::verbs`.
         unsafe { std::slice::from_raw_parts(self.piece().start.as_ptr(), self.len) }
     }
 }
@@ -213,7 +217,10 @@ impl Drop for Block {
 
 impl std::fmt::Debug for Block {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Block").field("len", &self.len).field("room", &self.room()).finish_non_exhaustive()
+        f.debug_struct("Block")
+            .field("len", &self.len)
+            .field("room", &self.room())
+            .finish_non_exhaustive()
     }
 }
 

@@ -9,7 +9,8 @@
 //! | `memory` | registered memory |
 //! | `send_queue` | what has been posted, and how a queue pair that has given up is started anew |
 //!
-//! All but [`gid`] need the feature `verbs`. The library is loaded at run time: programs start on machines without it.
+//! All but [`gid`] need the feature `verbs`. The library is loaded at run time: programs start on
+//! machines without it.
 
 pub(crate) mod gid;
 

@@ -1,13 +1,17 @@
-//! What has been given to a send queue, by PSN, so that a queue pair that has given up can be started anew where it stood.
+//! What has been given to a send queue, by PSN, so that a queue pair that has given up can be
+//! started anew where it stood.
 //!
-//! An adapter gives a connection up after `retry_cnt` time-outs in a row, eight at the most (IBTA 9.9.2.4.1). A sum waits for
-//! the slowest rank, which may take longer than that, and a link may be down for longer. The receiving queue pair knows
-//! nothing of it: it goes on expecting the same PSN. So the sending one is reset, is given the PSN of the oldest message that
-//! has not been acknowledged as its first, and gets the messages from there on again. What the receiver has of them already
-//! it takes for duplicates. That is go-back-N by a whole message, and nothing that a box or a receiver could tell from it.
+//! An adapter gives a connection up after `retry_cnt` time-outs in a row, eight at the most (IBTA
+//! 9.9.2.4.1). A sum waits for the slowest rank, which may take longer than that, and a link may be
+//! down for longer. The receiving queue pair knows nothing of it: it goes on expecting the same
+//! PSN. So the sending one is reset, is given the PSN of the oldest message that has not been
+//! acknowledged as its first, and gets the messages from there on again. What the receiver has of
+//! them already it takes for duplicates. That is go-back-N by a whole message, and nothing that a
+//! box or a receiver could tell from it.
 //!
-//! Each life that ends without an acknowledgement makes the next one's time-out twice as long, up to sixteen times: a time-out
-//! that is shorter than a round trip on a busy machine must not keep everything from getting through.
+//! Each life that ends without an acknowledgement makes the next one's time-out twice as long, up
+//! to sixteen times: a time-out that is shorter than a round trip on a busy machine must not keep
+//! everything from getting through.
 
 use std::collections::VecDeque;
 
@@ -79,7 +83,8 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         self.waiting.push_back((id, message));
     }
 
-    /// The next message to post, if there is room in the queue. `ready` makes it fit to be posted, or says that it has to wait.
+    /// The next message to post, if there is room in the queue. `ready` makes it fit to be posted,
+    /// or says that it has to wait.
     pub fn post(&mut self, ready: impl FnOnce(B) -> Result<B, B>) -> Option<(Ticket, &B)> {
         if self.stopped || self.posted.len() >= self.depth {
             return None;
@@ -103,7 +108,9 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
 
     /// A message has been acknowledged, and all before it.
     pub fn on_success(&mut self, ticket: Ticket) -> Outcome<B> {
-        let Some(behind) = self.position_of(ticket).map(|at| at + 1) else { return Outcome::Nothing };
+        let Some(behind) = self.position_of(ticket).map(|at| at + 1) else {
+            return Outcome::Nothing;
+        };
         self.in_vain = 0;
         Outcome::Sent(self.posted.drain(..behind).map(|p| (p.id, p.message)).collect())
     }
@@ -125,7 +132,8 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         self.posted.iter().position(|p| current && p.sequence == ticket.sequence)
     }
 
-    /// Begins a new life, with everything that has not been acknowledged still to be posted. The first PSN of it.
+    /// Begins a new life, with everything that has not been acknowledged still to be posted. The
+    /// first PSN of it.
     pub fn restart(&mut self) -> Psn {
         self.generation = self.generation.wrapping_add(1);
         self.stopped = false;
@@ -194,7 +202,11 @@ mod tests {
             q.push(id, vec![0; len]);
         }
         let tickets: Vec<Ticket> = std::iter::from_fn(|| post(&mut q)).map(|t| t.0).collect();
-        assert_eq!(ids(q.on_success(tickets[1])), [0, 1], "an acknowledgement covers those before it");
+        assert_eq!(
+            ids(q.on_success(tickets[1])),
+            [0, 1],
+            "an acknowledgement covers those before it"
+        );
         assert_eq!(q.on_stop(tickets[2]), Outcome::Nothing);
         q.push(4, vec![1]);
         assert_eq!(post(&mut q), None, "nothing is posted to a queue pair that has stopped");

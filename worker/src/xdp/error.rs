@@ -7,7 +7,8 @@ use caps::{CapSet, Capability};
 use crate::udp::BindError;
 
 /// What is needed, and for what.
-const NEEDED: [Capability; 3] = [Capability::CAP_NET_RAW, Capability::CAP_NET_ADMIN, Capability::CAP_BPF];
+const NEEDED: [Capability; 3] =
+    [Capability::CAP_NET_RAW, Capability::CAP_NET_ADMIN, Capability::CAP_BPF];
 
 /// Why an AF_XDP driver could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +89,8 @@ pub enum XdpError {
     System(#[from] io::Error),
 }
 
-/// Finds out which capabilities the process lacks, before the kernel refuses something with a word that says less.
+/// Finds out which capabilities the process lacks, before the kernel refuses something with a word
+/// that says less.
 pub(super) fn check_capabilities() -> Result<(), XdpError> {
     let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
     // Before CAP_BPF there was one for all of it, which still will do.

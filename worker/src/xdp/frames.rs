@@ -1,4 +1,5 @@
-//! Ethernet frames around RoCEv2 datagrams: headers to be written in front of one, and where one is in a frame that has come.
+//! Ethernet frames around RoCEv2 datagrams: headers to be written in front of one, and where one is
+//! in a frame that has come.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -34,8 +35,8 @@ pub(crate) const fn headers_len(ip: IpAddr) -> usize {
     EthHdr::LEN + if ip.is_ipv4() { Ipv4Hdr::LEN } else { Ipv6Hdr::LEN } + UdpHdr::LEN
 }
 
-/// Writes the headers of a datagram of `len` bytes to the start of a frame. `id` is the IPv4 identification, which the datagram's
-/// ICRC covers. The UDP checksum is 0, as RoCEv2 has it.
+/// Writes the headers of a datagram of `len` bytes to the start of a frame. `id` is the IPv4
+/// identification, which the datagram's ICRC covers. The UDP checksum is 0, as RoCEv2 has it.
 ///
 /// # Panics
 /// In a frame that is shorter than [`headers_len`].
@@ -78,7 +79,11 @@ pub(crate) fn write_headers(frame: &mut [u8], a: &Addresses, id: u16, len: usize
         }
     };
     let port = ROCE_PORT.to_be_bytes();
-    put(frame, udp, UdpHdr { src: port, dst: port, len: udp_len.to_be_bytes(), check: [0; 2] }.bytes());
+    put(
+        frame,
+        udp,
+        UdpHdr { src: port, dst: port, len: udp_len.to_be_bytes(), check: [0; 2] }.bytes(),
+    );
 }
 
 /// Where what follows begins.
@@ -108,8 +113,9 @@ pub(crate) struct Received<'a> {
     pub datagram: &'a [u8],
 }
 
-/// Finds the datagram in a frame, if that is an untagged, unfragmented RoCEv2 packet for `local` whose lengths agree. The IP header's
-/// own checksum is left alone: all that it covers and that matters here the ICRC covers, too.
+/// Finds the datagram in a frame, if that is an untagged, unfragmented RoCEv2 packet for `local`
+/// whose lengths agree. The IP header's own checksum is left alone: all that it covers and that
+/// matters here the ICRC covers, too.
 pub(crate) fn datagram(frame: &[u8], local: IpAddr) -> Option<Received<'_>> {
     let found = wire::parse(frame).ok()?;
     let ip = |octets: [u8; 16]| Ipv6Addr::from(octets).to_canonical();
@@ -123,7 +129,12 @@ pub(crate) fn datagram(frame: &[u8], local: IpAddr) -> Option<Received<'_>> {
         L3::V4 => Some(Ipv4Hdr::load(frame, found.ip)?.id()),
         L3::V6 => None,
     };
-    Some(Received { from: SocketAddr::new(ip(found.src_ip), udp.src_port()), ce: found.ce, id, datagram })
+    Some(Received {
+        from: SocketAddr::new(ip(found.src_ip), udp.src_port()),
+        ce: found.ce,
+        id,
+        datagram,
+    })
 }
 
 #[cfg(test)]
@@ -162,7 +173,8 @@ mod tests {
                 assert_eq!((got.ce, got.id), (false, a.src.is_ipv4().then_some(id)));
                 assert_eq!(got.datagram, &frame[headers_len(a.dst)..]);
                 let packet = Verifier::new(a.dst, false);
-                let packet = { packet }.decode_identified(got.from, got.id, got.datagram).unwrap().bth;
+                let packet =
+                    { packet }.decode_identified(got.from, got.id, got.datagram).unwrap().bth;
                 assert_eq!((packet.qpn, packet.psn), (77, 5));
                 // The whole header is under the ICRC: as the box computes it, from the frame.
                 assert_eq!(frame[..6], a.dst_mac);

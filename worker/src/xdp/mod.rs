@@ -1,4 +1,5 @@
-//! Drives an [`Endpoint`] over AF_XDP sockets: frames between the adapter's queues and this process, past the kernel's network stack.
+//! Drives an [`Endpoint`] over AF_XDP sockets: frames between the adapter's queues and this
+//! process, past the kernel's network stack.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -62,7 +63,8 @@ pub struct XdpDriver {
 }
 
 impl XdpDriver {
-    /// Attaches the program to the interface that has an address, and opens a socket on each of its receive queues.
+    /// Attaches the program to the interface that has an address, and opens a socket on each of its
+    /// receive queues.
     ///
     /// # Errors
     /// What is missing: capabilities, a free port, an interface without an XDP program.
@@ -74,7 +76,11 @@ impl XdpDriver {
         let ifindex = nix::net::if_::if_nametoindex(&*interface.name).map_err(io::Error::from)?;
         let count = queue::receive_queues(&interface.name)?;
         if count > MOST_QUEUES {
-            return Err(XdpError::Queues { interface: interface.name, queues: count, most: MOST_QUEUES });
+            return Err(XdpError::Queues {
+                interface: interface.name,
+                queues: count,
+                most: MOST_QUEUES,
+            });
         }
         let neighbours = Neighbours::new(local, ifindex)?;
         let mut program = Program::attach(&interface.name, ifindex, local)?;
@@ -106,7 +112,8 @@ impl XdpDriver {
         RX_FRAMES as u32
     }
 
-    /// Finds the ways to the ranks that there will be packets for. Who is not there yet is asked for again later.
+    /// Finds the ways to the ranks that there will be packets for. Who is not there yet is asked
+    /// for again later.
     ///
     /// # Errors
     /// If packets of this path MTU are too long, or a way does not lead over the interface.
@@ -128,8 +135,9 @@ impl XdpDriver {
         Ok(())
     }
 
-    /// Receives all that has arrived, looks at the clock and sends all that may be sent. Where that was nothing, waits for
-    /// something to do, at most until `until`. Returns whether anything was received or sent.
+    /// Receives all that has arrived, looks at the clock and sends all that may be sent. Where that
+    /// was nothing, waits for something to do, at most until `until`. Returns whether anything was
+    /// received or sent.
     pub fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
         endpoint.set_max_segments(BATCH);
         if self.progress(endpoint)? {
@@ -150,8 +158,8 @@ impl XdpDriver {
         {
             return Ok(true);
         }
-        // Also without waiting: drivers that have run out of frames go on when they are polled, and who waits next may do so for all
-        // sockets at once, which does not poll each of them.
+        // Also without waiting: drivers that have run out of frames go on when they are polled, and
+        // who waits next may do so for all sockets at once, which does not poll each of them.
         self.wait(wait)?;
         self.progress(endpoint)
     }
@@ -161,8 +169,9 @@ impl XdpDriver {
             return udp::wait_for(queue.as_fd(), PollFlags::POLLIN, wait);
         }
         let last = self.queues.len() - 1;
-        let mut all: [_; MOST_QUEUES as usize] =
-            std::array::from_fn(|i| PollFd::new(self.queues[i.min(last)].as_fd(), PollFlags::POLLIN));
+        let mut all: [_; MOST_QUEUES as usize] = std::array::from_fn(|i| {
+            PollFd::new(self.queues[i.min(last)].as_fd(), PollFlags::POLLIN)
+        });
         let wait = TimeSpec::from_duration(wait.min(Duration::from_secs(1)));
         match nix::poll::ppoll(&mut all[..=last], Some(wait), None) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),

@@ -1,8 +1,9 @@
 //! MAC addresses of next hops, as the kernel knows them.
 //!
-//! Packets of AF_XDP sockets go past the kernel's routes and neighbours, which still know best where somebody is. Asking them is
-//! not enough: what the kernel does not use itself, it neither resolves nor keeps. So now and then it is given a reason, a
-//! datagram to the other side's discard port (RFC 863), where nobody listens.
+//! Packets of AF_XDP sockets go past the kernel's routes and neighbours, which still know best
+//! where somebody is. Asking them is not enough: what the kernel does not use itself, it neither
+//! resolves nor keeps. So now and then it is given a reason, a datagram to the other side's discard
+//! port (RFC 863), where nobody listens.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -81,7 +82,8 @@ impl Neighbours {
         let at = match self.known.iter().position(|n| n.to == to) {
             Some(at) => {
                 let Neighbour { mac, looked, .. } = self.known[at];
-                if now.saturating_duration_since(looked) < if mac.is_some() { KEEP } else { RETRY } {
+                if now.saturating_duration_since(looked) < if mac.is_some() { KEEP } else { RETRY }
+                {
                     return mac;
                 }
                 at
@@ -120,7 +122,8 @@ impl Neighbours {
         self.resolved(hop).map_err(|e| NoWay::Kernel(to, e))
     }
 
-    /// The router to an address, or that itself; an error if packets would not leave by the interface.
+    /// The router to an address, or that itself; an error if packets would not leave by the
+    /// interface.
     pub fn next_hop(&self, to: IpAddr) -> Result<IpAddr, NoWay> {
         let bits = if to.is_ipv4() { 32 } else { 128 };
         let mut message = RouteMessage::default();
@@ -146,12 +149,10 @@ impl Neighbours {
             return Err(NoWay::Elsewhere(to));
         }
         let gateway = route.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Gateway(RouteAddress::Inet(ip)) | RouteAttribute::Via(RouteVia::Inet(ip)) => {
-                Some(IpAddr::V4(*ip))
-            }
-            RouteAttribute::Gateway(RouteAddress::Inet6(ip)) | RouteAttribute::Via(RouteVia::Inet6(ip)) => {
-                Some(IpAddr::V6(*ip))
-            }
+            RouteAttribute::Gateway(RouteAddress::Inet(ip))
+            | RouteAttribute::Via(RouteVia::Inet(ip)) => Some(IpAddr::V4(*ip)),
+            RouteAttribute::Gateway(RouteAddress::Inet6(ip))
+            | RouteAttribute::Via(RouteVia::Inet6(ip)) => Some(IpAddr::V6(*ip)),
             _ => None,
         });
         Ok(gateway.unwrap_or(to))
@@ -159,8 +160,11 @@ impl Neighbours {
 
     fn resolved(&self, hop: IpAddr) -> io::Result<(Option<Mac>, bool)> {
         let mut message = NeighbourMessage::default();
-        message.header =
-            NeighbourHeader { family: family(hop), ifindex: self.ifindex, ..NeighbourHeader::default() };
+        message.header = NeighbourHeader {
+            family: family(hop),
+            ifindex: self.ifindex,
+            ..NeighbourHeader::default()
+        };
         message.attributes = vec![NeighbourAttribute::Destination(hop.into())];
         let entry = match self.ask(RouteNetlinkMessage::GetNeighbour(message)) {
             Ok(RouteNetlinkMessage::NewNeighbour(entry)) => entry,
@@ -192,7 +196,8 @@ impl Neighbours {
         message.serialize(&mut buffer);
         self.netlink.send(&buffer, 0)?;
         let (answer, _) = self.netlink.recv_from_full()?;
-        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer).map_err(io::Error::other)?;
+        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
+            .map_err(io::Error::other)?;
         match answer.payload {
             NetlinkPayload::InnerMessage(message) => Ok(message),
             NetlinkPayload::Error(error) => Err(error.to_io()),

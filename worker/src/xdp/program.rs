@@ -1,4 +1,5 @@
-//! The XDP program of a host: loaded, attached for as long as this process lives, and told which sockets there are.
+//! The XDP program of a host: loaded, attached for as long as this process lives, and told which
+//! sockets there are.
 
 use std::net::IpAddr;
 use std::os::fd::RawFd;
@@ -14,7 +15,8 @@ use super::error::XdpError;
 /// Built from `worker/ebpf` by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/host.bpf.o");
 
-/// An attached program. Dropping it detaches, and so does the end of the process, however that comes.
+/// An attached program. Dropping it detaches, and so does the end of the process, however that
+/// comes.
 pub(super) struct Program {
     // Goes first: the kernel gets the packets again.
     _link: FdLink,
@@ -32,26 +34,34 @@ impl Program {
         };
         set_local(&mut ebpf, octets).map_err(|e| failed("setting its address", e))?;
         let program: &mut Xdp = match ebpf.program_mut("host") {
-            Some(program) => program.try_into().map_err(|e: ProgramError| failed("finding it", tree(&e)))?,
-            None => return Err(failed("finding it", "the object has no program `host`".to_owned())),
+            Some(program) => {
+                program.try_into().map_err(|e: ProgramError| failed("finding it", tree(&e)))?
+            }
+            None => {
+                return Err(failed("finding it", "the object has no program `host`".to_owned()));
+            }
         };
         program.load().map_err(|e| failed("loading it", tree(&e)))?;
         let attached = program.attach_to_if_index(ifindex, XdpMode::Default);
         let id = attached.map_err(|e| match errno(&e) {
-            Some(Errno::EBUSY | Errno::EEXIST) => XdpError::Occupied { interface: interface.to_owned() },
+            Some(Errno::EBUSY | Errno::EEXIST) => {
+                XdpError::Occupied { interface: interface.to_owned() }
+            }
             _ => failed("attaching it", tree(&e)),
         })?;
         let link = program.take_link(id).map_err(|e| failed("attaching it", tree(&e)))?;
         // Without it the program would stay when the process is killed.
-        let link = FdLink::try_from(link)
-            .map_err(|_| failed("attaching it", "the kernel has no links for XDP: Linux 5.9".to_owned()))?;
+        let link = FdLink::try_from(link).map_err(|_| {
+            failed("attaching it", "the kernel has no links for XDP: Linux 5.9".to_owned())
+        })?;
         Ok(Self { _link: link, ebpf })
     }
 
     /// From now on, the rank's packets that come by a queue go to a socket.
     pub fn set_socket(&mut self, queue: u32, socket: RawFd) -> Result<(), XdpError> {
         let failed = |reason: String| XdpError::Program { step: "giving it a socket", reason };
-        let map = self.ebpf.map_mut("SOCKETS").ok_or_else(|| failed("no map SOCKETS".to_owned()))?;
+        let map =
+            self.ebpf.map_mut("SOCKETS").ok_or_else(|| failed("no map SOCKETS".to_owned()))?;
         let mut map: XskMap<_> = map.try_into().map_err(|e: MapError| failed(tree(&e)))?;
         map.set(queue, socket, 0).map_err(|e| failed(tree(&e)))
     }

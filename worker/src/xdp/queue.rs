@@ -15,13 +15,15 @@ use xdp::{RingConfigBuilder, Umem, WakableRings};
 
 use super::error::XdpError;
 
-/// Frames that the kernel has to receive into. With those below 6 MiB, which is less than the 8 MiB that systemd lets processes lock.
+/// Frames that the kernel has to receive into. With those below 6 MiB, which is less than the 8 MiB
+/// that systemd lets processes lock.
 pub(super) const RX_FRAMES: usize = 1024;
 /// Frames that may be on their way out.
 pub(super) const TX_FRAMES: usize = 512;
 /// Bytes of a frame: a page.
 const FRAME: usize = 4096;
-/// Bytes of a frame that a packet may have: the kernel keeps the first for itself (XDP_PACKET_HEADROOM).
+/// Bytes of a frame that a packet may have: the kernel keeps the first for itself
+/// (XDP_PACKET_HEADROOM).
 pub(super) const ROOM: usize = FRAME - 256;
 /// Packets taken in or given out at once.
 pub(super) const BATCH: usize = 64;
@@ -29,7 +31,8 @@ pub(super) const BATCH: usize = 64;
 const KICK: usize = 32;
 /// Bytes of socket buffer asked for, so that it is the rings that limit.
 const SEND_BUFFER: usize = 16 << 20;
-/// How long a queue may be busy: the kernel frees that of a socket which was closed a moment ago by and by.
+/// How long a queue may be busy: the kernel frees that of a socket which was closed a moment ago by
+/// and by.
 const BUSY: Duration = Duration::from_secs(2);
 
 /// A socket. Its memory is the kernel's as well as ours: pages stay until both have let them go.
@@ -59,7 +62,9 @@ impl Queue {
                 {
                     std::thread::sleep(Duration::from_millis(10));
                 }
-                Err(XdpError::Socket { step, source, .. }) if source.raw_os_error() == Some(libc::EBUSY) => {
+                Err(XdpError::Socket { step, source, .. })
+                    if source.raw_os_error() == Some(libc::EBUSY) =>
+                {
                     let text = format!("{source}: another AF_XDP socket has this queue");
                     return Err(failed(step, io::Error::other(text)));
                 }
@@ -76,7 +81,8 @@ impl Queue {
             frame_count: (RX_FRAMES + TX_FRAMES) as u32,
             ..UmemCfgBuilder::default()
         };
-        let mut umem = Umem::map(umem.build().map_err(config)?).map_err(|e| failed("its memory", e))?;
+        let mut umem =
+            Umem::map(umem.build().map_err(config)?).map_err(|e| failed("its memory", e))?;
         let sizes = RingConfigBuilder {
             rx_count: RX_FRAMES as u32,
             tx_count: TX_FRAMES as u32,
@@ -99,12 +105,14 @@ impl Queue {
         let mut builder = XdpSocketBuilder::new().map_err(refused)?;
         let (mut rings, flags) =
             builder.build_wakable_rings(&umem, sizes.build().map_err(config)?).map_err(refused)?;
-        // SAFETY: the frames are the kernel's until they come back by the ring of received ones. Should this process unmap the memory
-        // before the socket is gone, the kernel still has the pages, which it has pinned.
+        // SAFETY: the frames are the kernel's until they come back by the ring of received ones.
+        // Should this process unmap the memory before the socket is gone, the kernel still has the
+        // pages, which it has pinned.
         let receiving = unsafe { rings.fill_ring.enqueue(&mut umem, RX_FRAMES, false) }
             .map_err(|e| failed("its frames", e))?;
         let socket = builder.bind(NicIndex::new(ifindex), number, flags).map_err(refused)?;
-        let mut queue = Self { socket, rings, umem, receiving, sending: 0, behind: false, zero_copy: false };
+        let mut queue =
+            Self { socket, rings, umem, receiving, sending: 0, behind: false, zero_copy: false };
         if setsockopt(&queue.as_fd(), sockopt::SndBufForce, &SEND_BUFFER).is_err() {
             // Then the kernel's usual size has to do.
             let _ = setsockopt(&queue.as_fd(), sockopt::SndBuf, &SEND_BUFFER);
@@ -118,11 +126,13 @@ impl Queue {
         self.zero_copy
     }
 
-    /// Shows up to [`BATCH`] packets that have arrived, and gives their frames back to the kernel. How many there were.
+    /// Shows up to [`BATCH`] packets that have arrived, and gives their frames back to the kernel.
+    /// How many there were.
     pub fn receive(&mut self, mut packet: impl FnMut(&[u8])) -> io::Result<usize> {
         let mut arrived = StackSlab::<BATCH>::new();
         let Some(ring) = &mut self.rings.rx_ring else { return Ok(0) };
-        // SAFETY: the packets are gone at the end of this function, and the memory is there as long as `self`.
+        // SAFETY: the packets are gone at the end of this function, and the memory is there as long
+        // as `self`.
         let count = unsafe { ring.recv(&self.umem, &mut arrived) };
         if count == 0 {
             return Ok(0);
@@ -149,11 +159,12 @@ impl Queue {
 
     /// Takes frames back that have been sent.
     fn reclaim(&mut self) {
-        self.sending -= self.rings.completion_ring.dequeue(&mut self.umem, TX_FRAMES).min(self.sending);
+        self.sending -=
+            self.rings.completion_ring.dequeue(&mut self.umem, TX_FRAMES).min(self.sending);
     }
 
-    /// Puts up to [`BATCH`] packets, of so many bytes each, into the ring of those to be sent. [`has_room`](Self::has_room) must
-    /// have said so. `write` fills in the n-th.
+    /// Puts up to [`BATCH`] packets, of so many bytes each, into the ring of those to be sent.
+    /// [`has_room`](Self::has_room) must have said so. `write` fills in the n-th.
     pub fn send(
         &mut self,
         lengths: impl Iterator<Item = usize>,
@@ -162,10 +173,13 @@ impl Queue {
         let full = || io::Error::other("AF_XDP: more packets than frames");
         let mut leaving = StackSlab::<BATCH>::new();
         for (i, len) in lengths.enumerate() {
-            // SAFETY: the packet is given to the ring below, and the memory is there as long as `self`.
+            // SAFETY: the packet is given to the ring below, and the memory is there as long as
+            // `self`.
             let mut frame = unsafe { self.umem.alloc() }.ok_or_else(full)?;
             let len = i32::try_from(len).map_err(io::Error::other)?;
-            frame.adjust_tail(len).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
+            frame
+                .adjust_tail(len)
+                .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
             write(i, &mut frame);
             if leaving.push_front(frame).is_some() {
                 return Err(full());
@@ -173,7 +187,8 @@ impl Queue {
         }
         let count = leaving.len();
         let Some(ring) = &mut self.rings.tx_ring else { return Err(full()) };
-        // SAFETY: the frames are the kernel's until they come back by the completion ring; for the memory, see above.
+        // SAFETY: the frames are the kernel's until they come back by the completion ring; for the
+        // memory, see above.
         let sent = unsafe { ring.send(&mut leaving, false) }?;
         self.sending += sent;
         self.behind |= sent > 0;
@@ -185,7 +200,8 @@ impl Queue {
         self.behind
     }
 
-    /// Tells the kernel that there is something to be sent, until it has looked at all of it or will not do more now.
+    /// Tells the kernel that there is something to be sent, until it has looked at all of it or
+    /// will not do more now.
     pub fn kick(&mut self) -> io::Result<()> {
         for _ in 0..=self.sending / KICK {
             match send(self.socket.as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT) {
@@ -243,7 +259,8 @@ fn is_zero_copy(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-/// How many receive queues an interface has, by `ETHTOOL_GCHANNELS`; 1 where its driver does not say.
+/// How many receive queues an interface has, by `ETHTOOL_GCHANNELS`; 1 where its driver does not
+/// say.
 pub(super) fn receive_queues(interface: &str) -> io::Result<u32> {
     /// `include/uapi/linux/ethtool.h`.
     const ETHTOOL_GCHANNELS: u32 = 0x3c;

@@ -1,4 +1,5 @@
-//! The disk of a Debian with systemd, as its installer would leave it: for the package, the unit and the guide.
+//! The disk of a Debian with systemd, as its installer would leave it: for the package, the unit
+//! and the guide.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +13,17 @@ use crate::debian;
 use crate::paths::{find_program, output};
 
 /// Packages besides those that every Debian has. `bpftool` shows what is left in the kernel.
-const PACKAGES: [&str; 9] =
-    ["apparmor", "bpftool", "dbus", "ethtool", "iproute2", "kmod", "procps", "systemd-sysv", "udev"];
+const PACKAGES: [&str; 9] = [
+    "apparmor",
+    "bpftool",
+    "dbus",
+    "ethtool",
+    "iproute2",
+    "kmod",
+    "procps",
+    "systemd-sysv",
+    "udev",
+];
 
 /// What an installer would write.
 const FILES: [(&str, &str); 4] = [
@@ -52,9 +62,15 @@ pub fn prepare(folder: &Path) -> Result<()> {
 /// In a mount namespace of its own, which takes what debootstrap mounts with it.
 fn bootstrap(tree: &Path) -> Result<()> {
     let mut unshare = Command::new("unshare");
-    unshare.args(["--mount", "--propagation", "private"]).arg(program("debootstrap")?.get_program());
+    unshare
+        .args(["--mount", "--propagation", "private"])
+        .arg(program("debootstrap")?.get_program());
     unshare.args(["--variant=minbase", &format!("--include={}", PACKAGES.join(","))]);
-    unshare.arg(format!("--keyring={}", debian::KEYRING)).arg(RELEASE).arg(tree).arg(debian::mirror()?);
+    unshare
+        .arg(format!("--keyring={}", debian::KEYRING))
+        .arg(RELEASE)
+        .arg(tree)
+        .arg(debian::mirror()?);
     // Programs of root's, and messages that are looked for.
     unshare.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
     output(&mut unshare).map(drop)

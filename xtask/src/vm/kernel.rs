@@ -14,8 +14,8 @@ use object::{Object, ObjectSection};
 use super::{cached, userland};
 use crate::debian::Archive;
 
-/// Modules that VMs load, and with them what they depend on. `crc32_generic` is no dependency that the module names, but
-/// without it Soft-RoCE cannot be set up (ENOENT).
+/// Modules that VMs load, and with them what they depend on. `crc32_generic` is no dependency that
+/// the module names, but without it Soft-RoCE cannot be set up (ENOENT).
 const WANTED: [&str; 12] = [
     "virtio_pci",
     "virtio_net",
@@ -33,7 +33,8 @@ const WANTED: [&str; 12] = [
     "igb",
 ];
 
-/// Modules that VMs with a disk load besides; and again what they depend on. `crc32c_generic` is no dependency that ext4 names.
+/// Modules that VMs with a disk load besides; and again what they depend on. `crc32c_generic` is no
+/// dependency that ext4 names.
 const FOR_DISK: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 
 /// What newer kernels need no module for.
@@ -93,7 +94,8 @@ pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
             unpack_parts(&package, &unpacked)?;
         }
         let modules = ["lib/modules", "usr/lib/modules"].map(|folder| unpacked.join(folder));
-        let modules = modules.iter().find(|folder| folder.is_dir()).context("no modules in the package")?;
+        let modules =
+            modules.iter().find(|folder| folder.is_dir()).context("no modules in the package")?;
         let release = fs::read_dir(modules)?.next().context("no modules in the package")??.path();
         let image = match fs::read_dir(unpacked.join("boot")) {
             Ok(mut boot) => boot.next().context("no kernel in the package")??.path(),
@@ -115,23 +117,31 @@ pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
     })
 }
 
-/// The package of a kernel, which another one names; and those with its parts, where it has them elsewhere (Linux 7 of Debian).
+/// The package of a kernel, which another one names; and those with its parts, where it has them
+/// elsewhere (Linux 7 of Debian).
 fn packages(archive: &Archive, suite: &str) -> Result<Vec<PathBuf>> {
-    let meta = archive.download(&[&format!("linux-image-amd64/{suite}")])?.pop().context("no package")?;
+    let meta =
+        archive.download(&[&format!("linux-image-amd64/{suite}")])?.pop().context("no package")?;
     let mut packages = archive.download_behind(&meta, &["linux-image-"])?;
     let image = packages.first().context("linux-image-amd64 depends on no kernel")?;
-    packages.extend(archive.download_behind(image, &["linux-base-", "linux-binary-", "linux-modules-"])?);
+    packages.extend(
+        archive.download_behind(image, &["linux-base-", "linux-binary-", "linux-modules-"])?,
+    );
     Ok(packages)
 }
 
 /// Unpacks what is needed: all modules are 400 MB.
 fn unpack_parts(package: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
-    let mut archive =
-        Command::new("dpkg-deb").arg("--fsys-tarfile").arg(package).stdout(Stdio::piped()).spawn()?;
+    let mut archive = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdout(Stdio::piped())
+        .spawn()?;
     let mut tar = Command::new("tar");
     tar.args(["-x", "--wildcards", "-C"]).arg(to).args(PARTS);
-    // Some parts are built into some kernels, of which tar complains; what is really missing is missed below.
+    // Some parts are built into some kernels, of which tar complains; what is really missing is
+    // missed below.
     tar.stdin(archive.stdout.take().context("stdout")?).stderr(Stdio::null());
     tar.status().context("cannot start tar")?;
     let status = archive.wait()?;
@@ -139,8 +149,8 @@ fn unpack_parts(package: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a kernel, uncompressed if it can be: to do that itself costs a VM up to half of the time that it takes to boot. QEMU
-/// starts either (PVH).
+/// Writes a kernel, uncompressed if it can be: to do that itself costs a VM up to half of the time
+/// that it takes to boot. QEMU starts either (PVH).
 fn write_kernel(image: &[u8], tools: &Path, to: &Path) -> Result<()> {
     match payload(image) {
         Some((program, payload)) => fs::write(to, decompressed(&tools.join(program), payload)?)?,
@@ -152,9 +162,11 @@ fn write_kernel(image: &[u8], tools: &Path, to: &Path) -> Result<()> {
 /// Formats of compressed kernels: how they begin, and the program that knows them.
 const FORMATS: [(&[u8], &str); 2] = [(b"\xfd7zXZ\0", XZ), (b"\x28\xb5\x2f\xfd", "zstd")];
 
-/// The compressed kernel in an image (Documentation/arch/x86/boot.rst), without the size that follows, and the program for it.
+/// The compressed kernel in an image (Documentation/arch/x86/boot.rst), without the size that
+/// follows, and the program for it.
 fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
-    let word = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
+    let word =
+        |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
     let sectors = usize::from(*image.get(0x1f1)?);
     let from = (sectors + 1) * 512 + word(0x248)?;
     let payload = image.get(from..from.checked_add(word(0x24c)?.checked_sub(4)?)?)?;
@@ -162,7 +174,13 @@ fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     (&image[0x202..0x206] == b"HdrS").then_some((program, payload))
 }
 
-fn write_modules(release: &Path, tools: &Path, wanted: &[&str], to: &Path, list: &str) -> Result<()> {
+fn write_modules(
+    release: &Path,
+    tools: &Path,
+    wanted: &[&str],
+    to: &Path,
+    list: &str,
+) -> Result<()> {
     let built_in = fs::read_to_string(release.join("modules.builtin"))?;
     let built_in: Vec<String> = built_in.lines().filter_map(|line| name(Path::new(line))).collect();
     let mut files = BTreeMap::new();
@@ -171,7 +189,8 @@ fn write_modules(release: &Path, tools: &Path, wanted: &[&str], to: &Path, list:
     let is_there = |module: &&str| !UNTIL_LINUX_6.contains(module) || files.contains_key(*module);
     let wanted: Vec<_> = wanted.iter().copied().filter(is_there).collect();
     let order = load_order(&wanted, &built_in, |module| {
-        let path = files.get(module).with_context(|| format!("no module {module} in the package"))?;
+        let path =
+            files.get(module).with_context(|| format!("no module {module} in the package"))?;
         let bytes = contents(path, tools)?;
         let depends = depends(&bytes).with_context(|| module.to_owned())?;
         read.insert(module.to_owned(), bytes);
@@ -232,7 +251,11 @@ fn depends(bytes: &[u8]) -> Result<Vec<String>> {
     let info = file.section_by_name(".modinfo").context("no .modinfo")?.data()?;
     let depends = info.split(|&b| b == 0).find_map(|entry| entry.strip_prefix(b"depends="));
     let depends = String::from_utf8(depends.unwrap_or_default().to_vec())?;
-    Ok(depends.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect())
+    Ok(depends
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(|name| name.replace('-', "_"))
+        .collect())
 }
 
 /// Modules in an order in which each comes behind those that it depends on.

@@ -1,4 +1,5 @@
-//! What the lab's virtual machines boot, made from Debian packages in cargo's target folder: nothing is installed but QEMU.
+//! What the lab's virtual machines boot, made from Debian packages in cargo's target folder:
+//! nothing is installed but QEMU.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -47,8 +48,8 @@ pub fn prepare(kernels: &[Kernel]) -> Result<()> {
     Ok(())
 }
 
-/// Makes what is in `folder` from `key`, unless it was made from that before. A note beside it is written at the end, so what
-/// was interrupted is made again.
+/// Makes what is in `folder` from `key`, unless it was made from that before. A note beside it is
+/// written at the end, so what was interrupted is made again.
 fn cached(folder: &Path, key: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
     let note = folder.join(NOTE);
     if fs::read_to_string(&note).is_ok_and(|made_from| made_from == key) {

@@ -1,4 +1,5 @@
-//! The project's own programs in C, which run in VMs only: compiled with the headers of the unpacked packages.
+//! The project's own programs in C, which run in VMs only: compiled with the headers of the
+//! unpacked packages.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +31,11 @@ pub fn prepare(folder: &Path) -> Result<()> {
     cached(&own, &format!("{FLAGS:?}\n{}", texts.concat()), || {
         for (name, source) in SOURCES {
             let mut cc = Command::new("cc");
-            cc.args(FLAGS).arg("-o").arg(own.join(name)).arg("-isystem").arg(unpacked.join("include"));
+            cc.args(FLAGS)
+                .arg("-o")
+                .arg(own.join(name))
+                .arg("-isystem")
+                .arg(unpacked.join("include"));
             cc.arg(home.join(source)).arg(unpacked.join("lib/x86_64-linux-gnu/libibverbs.so.1"));
             output(&mut cc)?;
         }

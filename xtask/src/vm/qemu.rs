@@ -1,5 +1,5 @@
-//! A newer QEMU than Debian 12's own (`qemu` in `tests/src/vm/mod.rs` says why). It runs from its folder, with the libraries of the one
-//! that is installed.
+//! A newer QEMU than Debian 12's own (`qemu` in `tests/src/vm/mod.rs` says why). It runs from its
+//! folder, with the libraries of the one that is installed.
 
 use std::path::Path;
 
@@ -11,7 +11,8 @@ use crate::debian::{self, Archive};
 
 const SUITE: &str = "bookworm-backports";
 /// The emulator, its modules, and the BIOSes.
-const PACKAGES: [&str; 4] = ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
+const PACKAGES: [&str; 4] =
+    ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
 
 /// Unpacks it, unless it is there.
 pub fn prepare(folder: &Path) -> Result<()> {

@@ -15,7 +15,8 @@ use object::{Endianness, elf};
 use super::{cached, find};
 use crate::debian::{self, Archive};
 
-/// Packages; those of libraries are there because a program needs them, which is checked. The compressors are for this machine.
+/// Packages; those of libraries are there because a program needs them, which is checked. The
+/// compressors are for this machine.
 const PACKAGES: [&str; 26] = [
     "busybox-static",
     "ethtool",
@@ -69,7 +70,8 @@ const PROGRAMS: [&str; 16] = [
 ];
 
 /// Libraries that programs load by name, or that the project's own programs need.
-const LIBRARIES: [&str; 5] = ["libc.so.6", "libgcc_s.so.1", "libibverbs.so.1", "libm.so.6", "librdmacm.so.1"];
+const LIBRARIES: [&str; 5] =
+    ["libc.so.6", "libgcc_s.so.1", "libibverbs.so.1", "libm.so.6", "librdmacm.so.1"];
 
 /// The provider that libibverbs loads, and what tells it to; as in the packages and in VMs.
 const PROVIDER: &str = "usr/lib/x86_64-linux-gnu/libibverbs";
@@ -86,7 +88,8 @@ pub const UNPACKED: &str = "unpacked";
 /// Makes the archive, unless it is there.
 pub fn prepare(folder: &Path) -> Result<()> {
     let release = debian::codename()?;
-    // What is compiled here runs there, with the packages' C library; and package names change with releases.
+    // What is compiled here runs there, with the packages' C library; and package names change with
+    // releases.
     ensure!(
         release == RELEASE,
         "they are made of the packages of Debian {RELEASE}, and this machine is {release}"
@@ -117,7 +120,9 @@ fn write(root: &Path, to: &Path) -> Result<()> {
     }
     let provider = fs::read_dir(root.join(PROVIDER))?
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("librxe-")))
+        .find(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("librxe-"))
+        })
         .context("no provider for rxe")?;
     cpio.file(provider.strip_prefix(root)?, 0o644, &fs::read(&provider)?)?;
     cpio.file(
@@ -125,7 +130,9 @@ fn write(root: &Path, to: &Path) -> Result<()> {
         0o644,
         &fs::read(root.join(PROVIDERS).join("rxe.driver"))?,
     )?;
-    libraries(needed, &lib, |name, bytes| Ok(cpio.file(Path::new(LIB).join(name), 0o755, bytes)?))?;
+    libraries(needed, &lib, |name, bytes| {
+        Ok(cpio.file(Path::new(LIB).join(name), 0o755, bytes)?)
+    })?;
     cpio.link(LOADER, Path::new("/").join(LIB).join("ld-linux-x86-64.so.2"))?;
     cpio.file("bin/busybox", 0o755, &fs::read(find(&bin, "busybox")?)?)?;
     cpio.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;

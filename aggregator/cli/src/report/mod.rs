@@ -73,7 +73,8 @@ impl WatchedJob {
                 counters: BTreeMap::new(),
             };
         };
-        let since = |reply: &api::StatsReply| reply.time_ns.saturating_sub(first.time_ns) as f64 / 1e9;
+        let since =
+            |reply: &api::StatsReply| reply.time_ns.saturating_sub(first.time_ns) as f64 / 1e9;
         let point = |pair: &[api::StatsReply]| {
             let time = since(&pair[1]);
             let rates = rates::between(&pair[0], &pair[1], time);
@@ -128,7 +129,8 @@ pub async fn run(
     }
     // Known before the watch, and not only after it.
     let broken = |e: std::io::Error| Failure::new(Kind::Failed, format!("{}: {e}", file.display()));
-    let mut opened = if to_stdout { None } else { Some(std::fs::File::create(file).map_err(broken)?) };
+    let mut opened =
+        if to_stdout { None } else { Some(std::fs::File::create(file).map_err(broken)?) };
 
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let step = (watch / POINTS).max(SHORTEST);

@@ -1,4 +1,5 @@
-//! The file of a report: HTML that is XML too, with its style and pictures in it and nothing to fetch. Pure.
+//! The file of a report: HTML that is XML too, with its style and pictures in it and nothing to
+//! fetch. Pure.
 
 use std::fmt::Write as _;
 
@@ -37,7 +38,8 @@ fn table(id: &str, left: usize, head: &[&str], rows: &[(Vec<String>, bool)]) -> 
         cells.iter().enumerate().map(cell).collect::<String>()
     };
     let head: Vec<String> = head.iter().map(|h| (*h).to_owned()).collect();
-    let mut table = format!("<div class=\"scroll\"><table id=\"{id}\">\n<tr>{}</tr>\n", cells("th", &head));
+    let mut table =
+        format!("<div class=\"scroll\"><table id=\"{id}\">\n<tr>{}</tr>\n", cells("th", &head));
     for (row, marked) in rows {
         let class = if *marked { " class=\"straggler\"" } else { "" };
         let _ = writeln!(table, "<tr{class}>{}</tr>", cells("td", row));
@@ -86,8 +88,7 @@ fn throughput(report: &WatchedJob) -> Result<String> {
             .sum();
         if report.seconds > 0.0 { gigabits / report.seconds } else { 0.0 }
     };
-    let caption =
-        "Payload of contributions in, of results out; each fragment taken for one of a full message.";
+    let caption = "Payload of contributions in, of results out; each fragment taken for one of a full message.";
     let counters = ["fragments", "completed", "released", "results", "replay", "out_of_sequence"];
     let rows: Vec<_> =
         counters.iter().map(|c| (vec![(*c).to_owned(), count(c).to_string()], false)).collect();
@@ -112,8 +113,10 @@ fn sums(report: &WatchedJob) -> Result<String> {
         bare(h.max()),
         time(mean)
     );
-    let bucket = |(b, n): (usize, &u64)| (vec![below(Some(Histogram::bound(b))), n.to_string()], false);
-    let buckets: Vec<_> = h.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(bucket).collect();
+    let bucket =
+        |(b, n): (usize, &u64)| (vec![below(Some(Histogram::bound(b))), n.to_string()], false);
+    let buckets: Vec<_> =
+        h.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(bucket).collect();
     let straggler = report.sums.straggler();
     let rank = |(place, part): (usize, &crate::timing::Part)| {
         let cells = vec![
@@ -219,7 +222,8 @@ mod tests {
         let table = document.descendants().find(|n| n.attribute("id") == Some(id)).unwrap();
         let rows = table.children().filter(|n| n.has_tag_name("tr")).skip(1);
         let text = |n: Node<'_, '_>| n.text().unwrap_or_default().to_owned();
-        rows.map(|row| row.children().filter(|n| n.has_tag_name("td")).map(text).collect()).collect()
+        rows.map(|row| row.children().filter(|n| n.has_tag_name("td")).map(text).collect())
+            .collect()
     }
 
     #[test]
@@ -245,7 +249,10 @@ mod tests {
                     .contains(&node.tag_name().name())
             );
             for attribute in node.attributes() {
-                assert!(!["href", "src", "srcset", "data"].contains(&attribute.name()), "{attribute:?}");
+                assert!(
+                    !["href", "src", "srcset", "data"].contains(&attribute.name()),
+                    "{attribute:?}"
+                );
             }
         }
         assert!(!text.contains("url(") && !text.contains("@import"));

@@ -1,6 +1,7 @@
 //! The pictures of a report, as SVG. Pure.
 //!
-//! They have no background and few colours, all of them here: the page's style gives each its twin where the screen is dark.
+//! They have no background and few colours, all of them here: the page's style gives each its twin
+//! where the screen is dark.
 
 use netsum_common::timing::Histogram;
 use plotters::coord::Shift;
@@ -23,8 +24,8 @@ impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for PlotE
 /// A result of drawing.
 pub type Result<T> = std::result::Result<T, PlotError>;
 
-/// Colours in the pictures, and what takes their place on a dark screen. Told apart also by those who do not tell red from
-/// green (Okabe and Ito, "Color universal design", 2008).
+/// Colours in the pictures, and what takes their place on a dark screen. Told apart also by those
+/// who do not tell red from green (Okabe and Ito, "Color universal design", 2008).
 pub const COLOURS: [(&str, &str); 3] =
     [("#000000", "#dddddd"), ("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00")];
 const INK: RGBColor = RGBColor(0, 0, 0);
@@ -76,20 +77,22 @@ pub fn throughput(report: &WatchedJob) -> Result<String> {
     // Room for the legend above the curve.
     let highest = if highest > 0.0 { highest * 1.35 } else { 1.0 };
     svg(|area| {
-        let mut chart = chart(area).build_cartesian_2d(0.0..report.seconds.max(1e-3), 0.0..highest)?;
+        let mut chart =
+            chart(area).build_cartesian_2d(0.0..report.seconds.max(1e-3), 0.0..highest)?;
         mesh!(chart, "seconds", "Gb/s of payload").draw()?;
         // A step for each interval: what is known is its mean.
         let mut starts = vec![0.0];
         starts.extend(report.points.iter().map(|p| p.time));
         let steps = |of: fn(&(f64, f64)) -> f64| {
-            let step = |(p, &start): (&super::Point, &f64)| [(start, of(&p.gbps)), (p.time, of(&p.gbps))];
+            let step =
+                |(p, &start): (&super::Point, &f64)| [(start, of(&p.gbps)), (p.time, of(&p.gbps))];
             report.points.iter().zip(&starts).flat_map(step).collect::<Vec<_>>()
         };
-        for (name, colour, line) in [("in", BLUE, steps(|g| g.0)), ("out", ORANGE, steps(|g| g.1))] {
-            chart
-                .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        for (name, colour, line) in [("in", BLUE, steps(|g| g.0)), ("out", ORANGE, steps(|g| g.1))]
+        {
+            chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?.label(name).legend(
+                move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)),
+            );
         }
         chart
             .configure_series_labels()
@@ -132,13 +135,15 @@ pub fn completion(report: &WatchedJob) -> Result<String> {
     })
 }
 
-/// How late each rank came: half of its contributions above and below a line, 99 of 100 below the bar's end.
+/// How late each rank came: half of its contributions above and below a line, 99 of 100 below the
+/// bar's end.
 ///
 /// # Errors
 /// If plotters fails.
 pub fn lateness(report: &WatchedJob) -> Result<String> {
     let ranks = report.sums.ranks.len();
-    let highest = report.sums.ranks.iter().filter_map(|r| r.late.percentile(990)).max().unwrap_or(1 << 10);
+    let highest =
+        report.sums.ranks.iter().filter_map(|r| r.late.percentile(990)).max().unwrap_or(1 << 10);
     let least = Histogram::bound(0) as f64 / 2.0;
     svg(|area| {
         let y = (least..highest as f64 * 2.0).log_scale().base(10.0);
@@ -207,7 +212,9 @@ mod tests {
 
     /// Bars that are filled with a colour.
     fn bars(svg: &str, colour: &str) -> usize {
-        svg.lines().filter(|l| l.contains("<rect") && l.contains(&format!("fill=\"{colour}\""))).count()
+        svg.lines()
+            .filter(|l| l.contains("<rect") && l.contains(&format!("fill=\"{colour}\"")))
+            .count()
     }
 
     #[test]
@@ -229,7 +236,8 @@ mod tests {
     #[test]
     fn no_other_colours_than_the_page_knows() {
         let report = report();
-        for picture in [throughput(&report), completion(&report), lateness(&report), last(&report)] {
+        for picture in [throughput(&report), completion(&report), lateness(&report), last(&report)]
+        {
             let picture = picture.unwrap();
             for (at, _) in picture.match_indices("=\"#") {
                 let colour = &picture[at + 2..at + 9];
@@ -241,7 +249,9 @@ mod tests {
     #[test]
     fn one_rank_sixty_four_and_none_are_drawn() {
         let mut report = report();
-        for some in [Sums::default(), sums(2, 0, 0, 0), sums(64, 63, 1000, 1 << 36), sums(2, 1, 1, 0)] {
+        for some in
+            [Sums::default(), sums(2, 0, 0, 0), sums(64, 63, 1000, 1 << 36), sums(2, 1, 1, 0)]
+        {
             report.sums = some;
             for picture in [completion(&report), lateness(&report), last(&report)] {
                 assert!(!picture.unwrap().contains("NaN"));

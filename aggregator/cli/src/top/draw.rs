@@ -9,7 +9,8 @@ use ratatui::style::{Style, Stylize as _};
 use ratatui::symbols::bar::NINE_LEVELS;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{
-    Block, Cell, Clear, Padding, Paragraph, RenderDirection, Row, Sparkline, Table, TableState, Wrap,
+    Block, Cell, Clear, Padding, Paragraph, RenderDirection, Row, Sparkline, Table, TableState,
+    Wrap,
 };
 
 use super::model::{Contact, JobRow, Model, PortRow};
@@ -82,7 +83,8 @@ fn header(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 
 fn no_daemon(frame: &mut Frame<'_>, area: Rect, why: &str, seconds: u64) {
     let text = vec![
-        Line::from(format!(" no daemon for {seconds} s; waiting for it, what is below is old")).bold(),
+        Line::from(format!(" no daemon for {seconds} s; waiting for it, what is below is old"))
+            .bold(),
         Line::from(format!(" {why}")),
     ];
     frame.render_widget(Paragraph::new(text).red(), area);
@@ -91,7 +93,9 @@ fn no_daemon(frame: &mut Frame<'_>, area: Rect, why: &str, seconds: u64) {
 fn footer(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let keys: &[(&str, &str)] = match model.detail {
         Some(_) => &[("q", "quit"), ("Esc", "back"), ("j/k", "ranks"), ("?", "help")],
-        None => &[("q", "quit"), ("j/k", "select"), ("Enter", "detail"), ("s", "sort"), ("?", "help")],
+        None => {
+            &[("q", "quit"), ("j/k", "select"), ("Enter", "detail"), ("s", "sort"), ("?", "help")]
+        }
     };
     let mut spans = Vec::new();
     for (key, what) in keys {
@@ -100,7 +104,8 @@ fn footer(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     }
     frame.render_widget(Line::from(spans), area);
     if model.detail.is_none() {
-        let sort = Line::from(format!("sorted by {} ", model.sort.name())).alignment(Alignment::Right);
+        let sort =
+            Line::from(format!("sorted by {} ", model.sort.name())).alignment(Alignment::Right);
         frame.render_widget(sort, area);
     }
 }
@@ -120,11 +125,13 @@ fn help(frame: &mut Frame<'_>, area: Rect) {
             .map(Line::from),
         )
         .collect();
-    let [middle] =
-        Layout::horizontal([Constraint::Length(66)]).flex(ratatui::layout::Flex::Center).areas(area);
+    let [middle] = Layout::horizontal([Constraint::Length(66)])
+        .flex(ratatui::layout::Flex::Center)
+        .areas(area);
     let height = lines.len() as u16 + 2;
-    let [popup] =
-        Layout::vertical([Constraint::Length(height)]).flex(ratatui::layout::Flex::Center).areas(middle);
+    let [popup] = Layout::vertical([Constraint::Length(height)])
+        .flex(ratatui::layout::Flex::Center)
+        .areas(middle);
     frame.render_widget(Clear, popup);
     let block = Block::bordered().title(" keys and columns ").padding(Padding::horizontal(1));
     frame.render_widget(Paragraph::new(lines).block(block), popup);
@@ -133,7 +140,8 @@ fn help(frame: &mut Frame<'_>, area: Rect) {
 fn overview(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     // The ports get what they need, and the jobs at least half.
     let ports = (model.ports.len() as u16 + 2).min(area.height / 2);
-    let [above, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(ports)]).areas(area);
+    let [above, below] =
+        Layout::vertical([Constraint::Fill(1), Constraint::Length(ports)]).areas(area);
     jobs_table(frame, above, model);
     ports_table(frame, below, &model.ports);
 }
@@ -193,8 +201,10 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         _ => right((*title).into()),
     });
     let titles = titles.chain([Cell::from(format!("last {graph} s"))]);
-    let widths =
-        columns.iter().map(|(_, width)| Constraint::Length(*width)).chain([Constraint::Length(graph)]);
+    let widths = columns
+        .iter()
+        .map(|(_, width)| Constraint::Length(*width))
+        .chain([Constraint::Length(graph)]);
     let table = Table::new(rows.iter().map(row), widths)
         .header(Row::new(titles).dim())
         .column_spacing(1)
@@ -208,7 +218,11 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 fn last(row: &JobRow) -> Cell<'static> {
     let Some((place, share)) = row.sums.last() else { return right("-".into()) };
     let text = format!("{} {:>4.0} %", row.sums.rank(place), 100.0 * share);
-    if row.sums.straggler().is_some() { right(format!("!{text}")).yellow().bold() } else { right(text) }
+    if row.sums.straggler().is_some() {
+        right(format!("!{text}")).yellow().bold()
+    } else {
+        right(text)
+    }
 }
 
 fn ports_table(frame: &mut Frame<'_>, area: Rect, ports: &[PortRow]) {
@@ -249,8 +263,10 @@ fn ports_table(frame: &mut Frame<'_>, area: Rect, ports: &[PortRow]) {
         _ => right((*title).into()),
     });
     let titles = titles.chain([Cell::from(format!("last {graph} s"))]);
-    let widths =
-        columns.iter().map(|(_, width)| Constraint::Length(*width)).chain([Constraint::Length(graph)]);
+    let widths = columns
+        .iter()
+        .map(|(_, width)| Constraint::Length(*width))
+        .chain([Constraint::Length(graph)]);
     let shown = (area.height.saturating_sub(2)) as usize;
     let title = match ports.len().checked_sub(shown).filter(|&hidden| hidden > 0) {
         Some(hidden) => format!("ports, and {hidden} more"),
@@ -286,8 +302,12 @@ fn detail(frame: &mut Frame<'_>, area: Rect, row: &JobRow, line: usize) {
         Layout::vertical([Constraint::Length(u16::from(drops.is_some())), Constraint::Fill(1)])
             .areas(below_ranks);
     if let Some(drops) = drops {
-        let reasons: Vec<String> = drops.iter().map(|(name, rate)| format!("{name} {rate:.0}/s")).collect();
-        frame.render_widget(Line::from(format!(" dropped: {}", reasons.join("  "))).yellow(), line_of_drops);
+        let reasons: Vec<String> =
+            drops.iter().map(|(name, rate)| format!("{name} {rate:.0}/s")).collect();
+        frame.render_widget(
+            Line::from(format!(" dropped: {}", reasons.join("  "))).yellow(),
+            line_of_drops,
+        );
     }
     rings_table(frame, of_rings, row);
 }
@@ -300,8 +320,10 @@ fn facts(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
         State::Waiting => Style::new().yellow(),
         State::Failed => Style::new().red(),
     };
-    let mut lines =
-        vec![Line::from(vec![format!(" {}: ", j.name).bold(), Span::styled(j.state.name(), colour)])];
+    let mut lines = vec![Line::from(vec![
+        format!(" {}: ", j.name).bold(),
+        Span::styled(j.state.name(), colour),
+    ])];
     if !j.error.is_empty() {
         lines.push(Line::from(format!(" {}", j.error)).red());
     }
@@ -384,7 +406,8 @@ fn ranks_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow, line: usize) {
 fn rings_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
     let shown = area.height.saturating_sub(2) as usize;
     let of_ring = |r: &crate::view::Ring| {
-        let waits = r.waits_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
+        let waits =
+            r.waits_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
         Row::new(vec![
             right(r.ring.to_string()),
             right(r.cpu.to_string()),
@@ -446,8 +469,9 @@ fn spark(history: &VecDeque<f64>, width: u16) -> String {
         NINE_LEVELS.seven_eighths,
         NINE_LEVELS.full,
     ];
-    let bar =
-        |value: &f64| if highest > 0.0 { bars[(value / highest * 8.0).ceil() as usize] } else { bars[0] };
+    let bar = |value: &f64| {
+        if highest > 0.0 { bars[(value / highest * 8.0).ceil() as usize] } else { bars[0] }
+    };
     newest.map(bar).collect()
 }
 
@@ -523,8 +547,9 @@ mod tests {
         model.key(Key::Enter);
         (0..63).for_each(|_| assert!(model.key(Key::Down)));
         let screen = screen(&model, (80, 24));
-        let ranks =
-            |n: u32| screen.lines().any(|l| l.trim_start_matches(['"', ' ']).starts_with(&format!("{n} ")));
+        let ranks = |n: u32| {
+            screen.lines().any(|l| l.trim_start_matches(['"', ' ']).starts_with(&format!("{n} ")))
+        };
         assert!(ranks(63) && !ranks(20) && screen.contains("no heartbeat for 10 s"), "{screen}");
     }
 

@@ -37,7 +37,8 @@ struct Entry {
 
 fn boxes(fabric: &api::Fabric) -> impl Iterator<Item = Entry> {
     fabric.boxes.iter().map(|b| {
-        let mine = |port: &&api::FabricPort| port.port.split_once('/').is_some_and(|(of, _)| of == b.name);
+        let mine =
+            |port: &&api::FabricPort| port.port.split_once('/').is_some_and(|(of, _)| of == b.name);
         let ports = fabric.ports.iter().filter(mine);
         let sum = ports.fold([0; 2], |[rx, tx], port| [rx + port.rx_rate, tx + port.tx_rate]);
         let state = match (b.answers, &b.drain, b.drained) {
@@ -84,7 +85,8 @@ impl Entry {
             };
             Cell::from(Line::from(format!("{:.3}{part}", bits / 1e9)).right_aligned())
         });
-        let state = if self.is_well { Cell::from(self.state) } else { Cell::from(self.state.red()) };
+        let state =
+            if self.is_well { Cell::from(self.state) } else { Cell::from(self.state.red()) };
         let [down, up] = carries;
         Row::new([Cell::from(self.name.bold()), state, Cell::from(self.has), down, up])
     }
@@ -100,7 +102,8 @@ impl View for Fabric {
     fn take(&mut self, reading: std::result::Result<api::Fabric, String>, _: f64) {
         match reading {
             Ok(fabric) => {
-                self.above = self.above.min((fabric.boxes.len() + fabric.links.len()).saturating_sub(1));
+                self.above =
+                    self.above.min((fabric.boxes.len() + fabric.links.len()).saturating_sub(1));
                 (self.last, self.trouble) = (Some(fabric), None);
             }
             Err(why) => self.trouble = Some(why),
@@ -148,8 +151,10 @@ impl View for Fabric {
             Constraint::Length(13),
             Constraint::Length(13),
         ];
-        let [down, up] = ["IN, DOWN", "OUT, UP"].map(|text| Cell::from(Line::from(text).right_aligned()));
-        let names = Row::new([Cell::from("BOX, LINK"), "STATE".into(), "JOBS, RATE".into(), down, up]);
+        let [down, up] =
+            ["IN, DOWN", "OUT, UP"].map(|text| Cell::from(Line::from(text).right_aligned()));
+        let names =
+            Row::new([Cell::from("BOX, LINK"), "STATE".into(), "JOBS, RATE".into(), down, up]);
         let rows = boxes(fabric).chain(links(fabric)).skip(self.above).map(Entry::row);
         frame.render_widget(Table::new(rows, widths).header(names.dim()), body);
     }
@@ -185,7 +190,10 @@ mod tests {
         api::Fabric {
             boxes: vec![node("leaf0"), node("leaf1"), node("spine0")],
             links: vec![link("leaf0/up", "spine0/1"), link("leaf1/up", "spine0/2")],
-            ports: vec![port("leaf0/1", 5_000_000, 7_000_000), port("leaf0/up", 62_500_000, 125_000_000)],
+            ports: vec![
+                port("leaf0/1", 5_000_000, 7_000_000),
+                port("leaf0/up", 62_500_000, 125_000_000),
+            ],
             jobs: Vec::new(),
         }
     }

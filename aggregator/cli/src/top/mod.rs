@@ -73,7 +73,8 @@ impl View for Model {
     }
 }
 
-/// The terminal, until it is dropped. A panic's hook gives it back too, before the panic is printed.
+/// The terminal, until it is dropped. A panic's hook gives it back too, before the panic is
+/// printed.
 #[derive(Debug)]
 pub struct Screen(DefaultTerminal);
 
@@ -110,10 +111,14 @@ impl Drop for Screen {
 /// Shows what the daemon does until `q` or a signal.
 ///
 /// # Errors
-/// If there is no terminal, or you may not use the socket. A daemon that is not there is waited for.
+/// If there is no terminal, or you may not use the socket. A daemon that is not there is waited
+/// for.
 pub async fn run<V: View>(socket: &Path) -> Result<()> {
-    let mut signals =
-        [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?];
+    let mut signals = [
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::hangup())?,
+    ];
     let mut daemon = Daemon { socket: socket.to_owned(), client: None };
     // Whoever may not look is told so on a terminal that is as it was.
     if let Err(failure) = daemon.read::<V>().await
@@ -233,8 +238,14 @@ mod tests {
     fn keys_are_those_of_other_tops() {
         let pressed = |code: KeyCode| key(KeyEvent::new(code, KeyModifiers::NONE));
         assert_eq!(pressed(KeyCode::Char('q')), Some(Key::Quit));
-        assert_eq!((pressed(KeyCode::Up), pressed(KeyCode::Char('k'))), (Some(Key::Up), Some(Key::Up)));
-        assert_eq!((pressed(KeyCode::Down), pressed(KeyCode::Char('j'))), (Some(Key::Down), Some(Key::Down)));
+        assert_eq!(
+            (pressed(KeyCode::Up), pressed(KeyCode::Char('k'))),
+            (Some(Key::Up), Some(Key::Up))
+        );
+        assert_eq!(
+            (pressed(KeyCode::Down), pressed(KeyCode::Char('j'))),
+            (Some(Key::Down), Some(Key::Down))
+        );
         assert_eq!(pressed(KeyCode::Char('x')), None);
         let control = |c: char| key(KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL));
         assert_eq!((control('c'), control('q')), (Some(Key::Quit), None));

@@ -11,7 +11,8 @@ use crate::view::{Job, JobRates, Rates, Ring};
 
 /// Seconds that a graph goes back.
 pub const HISTORY: usize = 240;
-/// Readings over which it is said who is last: some sums are timed in any of them even when few are.
+/// Readings over which it is said who is last: some sums are timed in any of them even when few
+/// are.
 pub const WINDOW: usize = 10;
 
 /// What the daemon says at one moment.
@@ -228,11 +229,14 @@ impl Model {
             });
             row.job = Job::from(job.clone());
             row.rates = by_job.remove(&Some(job.name.clone()));
-            row.rings = new.rings.iter().filter(|r| r.job == job.name).cloned().map(Ring::from).collect();
+            row.rings =
+                new.rings.iter().filter(|r| r.job == job.name).cloned().map(Ring::from).collect();
             if let Some(rates) = &row.rates {
                 push(&mut row.history, rates.gbps_in, HISTORY);
             }
-            if let Some(grown) = self.last.as_ref().and_then(|old| grown(&old.stats, &new.stats, &job.name)) {
+            if let Some(grown) =
+                self.last.as_ref().and_then(|old| grown(&old.stats, &new.stats, &job.name))
+            {
                 push(&mut row.windows, grown, WINDOW);
                 row.sums = Sums::default();
                 row.windows.iter().for_each(|w| row.sums.merge(w));
@@ -265,7 +269,8 @@ impl Model {
                 let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / interval;
                 let gbps = |new: u64, old: u64| rate(new, old) * 8.0 / 1e9;
                 row.gbps = (gbps(port.rx_bytes, old.rx_bytes), gbps(port.tx_bytes, old.tx_bytes));
-                row.packets = (rate(port.rx_packets, old.rx_packets), rate(port.tx_packets, old.tx_packets));
+                row.packets =
+                    (rate(port.rx_packets, old.rx_packets), rate(port.tx_packets, old.tx_packets));
                 push(&mut row.history, row.gbps.0, HISTORY);
             }
             row.port = port.clone();
@@ -348,8 +353,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::timing::tests::message;
 
-    /// A daemon's answer after so many seconds: "train" of 4 ranks at 8 Gb/s in, always waiting for rank 2, "idle", and
-    /// "alone" that begins after the fifth second.
+    /// A daemon's answer after so many seconds: "train" of 4 ranks at 8 Gb/s in, always waiting for
+    /// rank 2, "idle", and "alone" that begins after the fifth second.
     pub fn reading(second: u64) -> Reading {
         let stats = |name: &str, fragments: u64, ranks: u32| {
             let mut values = vec![0; Counter::ALL.len()];
@@ -367,7 +372,11 @@ pub(crate) mod tests {
             let rank = |rank: u32| api::RankTiming {
                 rank,
                 last: if rank == ranks / 2 { sums } else { 0 },
-                late: Some(durations(if rank == ranks / 2 { 50_000 } else { 900 * u64::from(rank) })),
+                late: Some(durations(if rank == ranks / 2 {
+                    50_000
+                } else {
+                    900 * u64::from(rank)
+                })),
             };
             api::JobStats {
                 job: name.into(),
@@ -437,7 +446,8 @@ pub(crate) mod tests {
         };
         // Now faster, now slower.
         let fragments: u64 = (1..=second).map(|s| 1_000_000 - 300_000 * (s % 4)).sum();
-        let mut jobs = vec![job("idle", 2, api::JobState::Waiting), job("train", 4, api::JobState::Active)];
+        let mut jobs =
+            vec![job("idle", 2, api::JobState::Waiting), job("train", 4, api::JobState::Active)];
         let mut of_jobs = vec![stats("idle", 0, 2), stats("train", fragments, 4)];
         if second > 5 {
             jobs.push(job("alone", 8, api::JobState::Active));
@@ -502,7 +512,10 @@ pub(crate) mod tests {
             still.stats.time_ns = s * 1_000_000_000;
             model.take(Ok(still), s as f64);
         }
-        assert_eq!((model.jobs["train"].sums.completion.count(), model.jobs["train"].gbps()), (0, 0.0));
+        assert_eq!(
+            (model.jobs["train"].sums.completion.count(), model.jobs["train"].gbps()),
+            (0, 0.0)
+        );
     }
 
     #[test]
@@ -515,7 +528,10 @@ pub(crate) mod tests {
         assert!(model.key(Key::Down) && model.key(Key::Down));
         assert_eq!(model.selected.as_deref(), Some("train"), "the last line is the last");
         model.key(Key::Sort);
-        assert_eq!((names(&model), model.selected().unwrap().0), (vec!["train", "alone", "idle"], 0));
+        assert_eq!(
+            (names(&model), model.selected().unwrap().0),
+            (vec!["train", "alone", "idle"], 0)
+        );
         model.key(Key::Sort);
         assert_eq!(names(&model), ["alone", "train", "idle"]);
         model.key(Key::Enter);

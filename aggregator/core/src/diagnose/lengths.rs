@@ -1,5 +1,5 @@
-//! Ranks whose packets of one index differ in length. The first one to come gives the slot its length, and the others are refused,
-//! whoever is wrong.
+//! Ranks whose packets of one index differ in length. The first one to come gives the slot its
+//! length, and the others are refused, whoever is wrong.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use super::{COMPARE, Finding, RankEvidence, RingEvidence};
 use crate::Rank;
 use crate::members::Member;
 
-/// Compares the lengths of what ranks have sent of the index that their ring waits for: what there is to say, and the ranks whose
-/// lengths are known. Both are empty where all are the same.
+/// Compares the lengths of what ranks have sent of the index that their ring waits for: what there
+/// is to say, and the ranks whose lengths are known. Both are empty where all are the same.
 pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
     let Some(slot) = ring.view.front() else { return Default::default() };
     let low = ring.view.state.low;
@@ -43,21 +43,27 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
             .flat_map(|(len, odd)| odd.iter().map(move |rank| (rank, *len)))
             .map(|(rank, len)| {
                 let behind = rank.behind();
-                let next = "give it the others' message size and path MTU, and let all connect again";
+                let next =
+                    "give it the others' message size and path MTU, and let all connect again";
                 let next = if behind.is_some() { COMPARE } else { next };
                 let who = behind.map(|behind| behind + " ").unwrap_or_default();
                 Finding {
                     ring: Some(ring.ring),
                     rank: Some(rank.flow.rank),
-                    what: format!("{who}sends {len} bytes at index {low}, where {} send {usual}", names(by)),
+                    what: format!(
+                        "{who}sends {len} bytes at index {low}, where {} send {usual}",
+                        names(by)
+                    ),
                     next: next.into(),
                     behind: None,
                 }
             })
             .collect(),
         _ => {
-            let each: Vec<String> =
-                by_len.iter().map(|(len, ranks)| format!("{len} bytes by {}", names(ranks))).collect();
+            let each: Vec<String> = by_len
+                .iter()
+                .map(|(len, ranks)| format!("{len} bytes by {}", names(ranks)))
+                .collect();
             vec![Finding {
                 ring: Some(ring.ring),
                 rank: None,
@@ -68,7 +74,8 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
                 next: if ring.ranks.iter().any(|rank| rank.behind().is_some()) {
                     COMPARE.into()
                 } else {
-                    "give all ranks the same message size and path MTU, and let all connect again".into()
+                    "give all ranks the same message size and path MTU, and let all connect again"
+                        .into()
                 },
                 behind: None,
             }]
@@ -78,8 +85,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
 }
 
 fn names(ranks: &[&RankEvidence]) -> String {
-    let is_group =
-        |rank: &&RankEvidence| matches!(rank.member, Member::Group(group) if group.first < group.last);
+    let is_group = |rank: &&RankEvidence| matches!(rank.member, Member::Group(group) if group.first < group.last);
     let numbers: Vec<String> = ranks
         .iter()
         .map(|rank| match rank.member {
@@ -108,7 +114,8 @@ mod tests {
 
     const LOW: u32 = 7;
 
-    /// A ring that waits for index 7; for each rank the length of its contribution, or of what was refused, and at which index.
+    /// A ring that waits for index 7; for each rank the length of its contribution, or of what was
+    /// refused, and at which index.
     fn ring(ranks: &[Option<(u32, bool, u32)>]) -> RingEvidence {
         let spec = RingSpec {
             id: RingNumber(1),
@@ -129,7 +136,9 @@ mod tests {
                 Some((len, true, _)) => {
                     (slot.len, slot.contributors) = (len as u16, slot.contributors | 1 << rank)
                 }
-                Some((len, false, index)) => seen.mismatch = Some((base_psn.plus(index).get(), len)),
+                Some((len, false, index)) => {
+                    seen.mismatch = Some((base_psn.plus(index).get(), len))
+                }
                 None => {}
             }
             let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -184,7 +193,10 @@ mod tests {
             assert_eq!(known.len(), 3);
             assert_eq!(findings.len(), 1, "{findings:?}");
             assert_eq!((findings[0].ring, findings[0].rank), (Some(JobRing(0)), Some(odd)));
-            assert!(findings[0].what.starts_with("sends 64 bytes at index 7, where ranks "), "{findings:?}");
+            assert!(
+                findings[0].what.starts_with("sends 64 bytes at index 7, where ranks "),
+                "{findings:?}"
+            );
             assert!(findings[0].what.ends_with(" send 1024"), "{findings:?}");
         }
     }

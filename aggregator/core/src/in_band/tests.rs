@@ -104,13 +104,21 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
     let (began, actions) = told(&mut c, packet(0, 1), true);
     assert_eq!(began, Outcome::Began(1));
     // Nothing has been in its rings yet.
-    let [flows @ .., Action::ActivateRing(ring, ports)] = &actions[..] else { panic!("{actions:?}") };
+    let [flows @ .., Action::ActivateRing(ring, ports)] = &actions[..] else {
+        panic!("{actions:?}")
+    };
     assert!(ring.config.flags == ring_flags::IN_BAND && ports == &[10, 11, 12]);
     for (rank, flow) in flows.iter().enumerate() {
         let Action::AddFlow(flow) = flow else { panic!("{flow:?}") };
         let p = packet(rank as u32, 1);
-        assert_eq!((flow.rank, flow.base_psn, flow.ifindex), (Rank(p.header.rank), p.psn, p.ifindex));
-        assert_eq!((flow.src, flow.dst, flow.qpn, flow.src_mac), (p.src, p.dst, p.qpn, Some(p.src_mac)));
+        assert_eq!(
+            (flow.rank, flow.base_psn, flow.ifindex),
+            (Rank(p.header.rank), p.psn, p.ifindex)
+        );
+        assert_eq!(
+            (flow.src, flow.dst, flow.qpn, flow.src_mac),
+            (p.src, p.dst, p.qpn, Some(p.src_mac))
+        );
     }
     let job = c.job("a").unwrap();
     assert_eq!((&job.state, job.last_epoch, job.unclaimed()), (&State::Active, 1, vec![]));
@@ -159,7 +167,10 @@ fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
     (0..RANKS).for_each(|rank| assert_eq!(outcome(&mut c, packet(rank, 1)), Outcome::Known));
     assert_eq!(c.job("a").unwrap().last_epoch, 2);
     // The same queue pair with another PSN is another connection.
-    assert_eq!(outcome(&mut c, FirstPacket { psn: Psn::new(0x77_7777), ..packet(0, 2) }), Outcome::Waits);
+    assert_eq!(
+        outcome(&mut c, FirstPacket { psn: Psn::new(0x77_7777), ..packet(0, 2) }),
+        Outcome::Waits
+    );
 }
 
 #[test]
@@ -191,7 +202,10 @@ fn however_many_connections_are_made_again_at_once_the_rings_are_made_once() {
         let places = (0..RINGS).flat_map(|ring| (0..RANKS).map(move |rank| (ring, rank)));
         let mut packets: Vec<FirstPacket> = places
             .map(|(ring, rank)| {
-                let mut p = FirstPacket { qpn: Qpn::new(0x1000 * n + 0x10 * ring + rank), ..packet(rank, n) };
+                let mut p = FirstPacket {
+                    qpn: Qpn::new(0x1000 * n + 0x10 * ring + rank),
+                    ..packet(rank, n)
+                };
                 (p.header.ring, p.header.fragments) = (ring, 4);
                 p
             })
@@ -203,7 +217,8 @@ fn however_many_connections_are_made_again_at_once_the_rings_are_made_once() {
         assert!(before.iter().all(|o| *o == Outcome::Waits), "{before:?}");
         assert_eq!(*last, Outcome::Began(n));
         assert!(matches!(thief, Outcome::Refused(_)), "{thief:?}");
-        let count = |is: fn(&Action) -> bool| answer.actions.iter().filter(|a| is(a)).count() as u32;
+        let count =
+            |is: fn(&Action) -> bool| answer.actions.iter().filter(|a| is(a)).count() as u32;
         assert_eq!(count(|a| matches!(a, Action::AddFlow(_))), RINGS * RANKS);
         assert_eq!(count(|a| matches!(a, Action::ActivateRing(..))), RINGS);
         count(|a| matches!(a, Action::CreateRing(_)))
@@ -298,7 +313,10 @@ fn contradictions_fail_the_job_with_the_reason_and_leave_an_epoch_alone() {
         (change(|p| p.header.dtype = 0x101), "sends data type 257"),
         (change(|p| p.len = 512), "its packets carry 512 bytes, the job's path MTU is 1024"),
         (change(|p| (p.len, p.only, p.header.fragments) = (2048, true, 1)), "carry 2048 bytes"),
-        (change(|p| p.header.fragments = 65), "the job's messages of 65536 bytes have 64 at the most"),
+        (
+            change(|p| p.header.fragments = 65),
+            "the job's messages of 65536 bytes have 64 at the most",
+        ),
         (
             change(|p| p.header.fragments = 1),
             "says that its message has 1 packets, and sends not the only one",
@@ -311,7 +329,10 @@ fn contradictions_fail_the_job_with_the_reason_and_leave_an_epoch_alone() {
             "begins with a message of 63 packets, and rank 0 with one of 64",
         ),
         (change(|p| p.dst = p.src), "rank 2 of ring 0 sends to 10.0.0.3, and rank 0 is 10.0.0.1"),
-        (change(|p| (p.dst, p.qpn) = (packet(1, 1).dst, packet(1, 1).qpn)), "rank 2 of ring 0 sends to"),
+        (
+            change(|p| (p.dst, p.qpn) = (packet(1, 1).dst, packet(1, 1).qpn)),
+            "rank 2 of ring 0 sends to",
+        ),
     ];
     for (packet_2, words) in &wrong {
         let mut c = with_job();
@@ -332,7 +353,9 @@ fn contradictions_fail_the_job_with_the_reason_and_leave_an_epoch_alone() {
         let again = FirstPacket { psn: Psn::new(0x55_5555), ..packet_2.clone() };
         match outcome(&mut c, again) {
             Outcome::Waits => {} // what is found out only when all are there
-            other => assert!(matches!(&other, Outcome::Refused(why) if why.contains(words)), "{other:?}"),
+            other => {
+                assert!(matches!(&other, Outcome::Refused(why) if why.contains(words)), "{other:?}")
+            }
         }
         assert_eq!(c.job("a").unwrap().state, State::Active);
     }
@@ -355,8 +378,9 @@ fn a_port_whose_mtu_has_become_too_small_is_named() {
 fn claims_of_connections_that_have_gone_are_forgotten() {
     let (mut c, start) = (with_job(), Instant::now());
     let at = |s| start + Duration::from_secs(s);
-    let at_time =
-        |c: &mut Controller, p, s| c.first_packets(JOB, &[p], true, at(s)).unwrap().outcomes.remove(0);
+    let at_time = |c: &mut Controller, p, s| {
+        c.first_packets(JOB, &[p], true, at(s)).unwrap().outcomes.remove(0)
+    };
     assert_eq!(at_time(&mut c, packet(0, 1), 0), Outcome::Waits);
     assert_eq!(at_time(&mut c, packet(1, 1), 0), Outcome::Waits);
     assert_eq!(at_time(&mut c, packet(1, 1), 40), Outcome::Known);
@@ -413,7 +437,10 @@ fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_goes_on() {
     let saved = serde_json::from_str(&serde_json::to_string(&c.save()).unwrap()).unwrap();
     let mut next = controller();
     let actions = next.restore(saved, Instant::now(), |_| None).unwrap();
-    assert!(matches!(&actions[..], [Action::ListenInBand(_, listen)] if listen.job == JOB), "{actions:?}");
+    assert!(
+        matches!(&actions[..], [Action::ListenInBand(_, listen)] if listen.job == JOB),
+        "{actions:?}"
+    );
     assert_eq!(outcome(&mut next, packet(2, 1)), Outcome::Known);
     begin(&mut next, 2);
 }
@@ -421,8 +448,9 @@ fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_goes_on() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
-    /// Senders send their first packets until they are summed; each may be lost or come any number of times, any time later,
-    /// also those of connections that have been given up. The connections that all ranks keep end in one epoch.
+    /// Senders send their first packets until they are summed; each may be lost or come any number
+    /// of times, any time later, also those of connections that have been given up. The connections
+    /// that all ranks keep end in one epoch.
     #[test]
     fn whatever_is_lost_doubled_or_late_the_last_connections_of_all_form_an_epoch(
         before in prop::collection::vec((0..RANKS, 1u32..4, any::<bool>()), 0..40),

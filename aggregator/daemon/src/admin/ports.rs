@@ -24,7 +24,8 @@ impl AdminService {
         trains.ok_or_else(|| Status::failed_precondition("this box has no trains"))
     }
 
-    /// By ports in no bridge comes what routers have sent, by whichever they chose: nothing is reserved there.
+    /// By ports in no bridge comes what routers have sent, by whichever they chose: nothing is
+    /// reserved there.
     pub(super) async fn reserve_for(
         &self,
         request: Request<api::ReserveRequest>,
@@ -52,14 +53,19 @@ impl AdminService {
         Ok(Response::new(api::ReserveReply {}))
     }
 
-    pub(super) async fn ports(&self, request: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
+    pub(super) async fn ports(
+        &self,
+        request: Request<api::ListPortsRequest>,
+    ) -> Answer<api::ListPortsReply> {
         let election = election(&request)?;
         let hosts = match self.netlink.as_ref().filter(|_| request.get_ref().hosts) {
             Some(netlink) => netlink.hosts().await.map_err(internal)?,
             None => Vec::new(),
         };
         let interfaces = match &self.netlink {
-            Some(netlink) => netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?,
+            Some(netlink) => {
+                netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?
+            }
             None => Vec::new(),
         };
         let heard = self.netlink.as_ref().and_then(|netlink| netlink.heard.as_ref());
@@ -71,25 +77,34 @@ impl AdminService {
         // A manager that has nothing to order says by this that it is there.
         election.map(|election| inner.hear(election));
         let ports = inner.controller.ports().iter().map(|p| {
-            let flows =
-                inner.controller.jobs().flat_map(|j| &j.flows).filter(|f| f.ifindex == p.ifindex).count()
-                    as u32;
+            let flows = inner
+                .controller
+                .jobs()
+                .flat_map(|j| &j.flows)
+                .filter(|f| f.ifindex == p.ifindex)
+                .count() as u32;
             let mut port = api::Port {
                 name: p.name.clone(),
                 ifindex: p.ifindex,
                 mtu: p.mtu,
                 flows,
-                hosts: hosts.iter().filter(|(i, _)| *i == p.ifindex).map(|(_, mac)| mac_text(*mac)).collect(),
+                hosts: hosts
+                    .iter()
+                    .filter(|(i, _)| *i == p.ifindex)
+                    .map(|(_, mac)| mac_text(*mac))
+                    .collect(),
                 up: self.netlink.is_none(),
                 xdp: if self.netlink.is_none() { "native".into() } else { String::new() },
                 ..api::Port::default()
             };
             if let Some(interface) = interfaces.iter().find(|l| l.ifindex == p.ifindex) {
                 port.mac.clone_from(&interface.mac);
-                (port.mtu, port.up, port.blocked) = (interface.mtu, interface.up, interface.blocked);
+                (port.mtu, port.up, port.blocked) =
+                    (interface.mtu, interface.up, interface.blocked);
                 port.xdp = interface.xdp.unwrap_or_default().into();
                 port.rate = rates.get(&p.ifindex).copied().unwrap_or_default();
-                [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = interface.counters;
+                [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] =
+                    interface.counters;
             }
             let heard = heard.and_then(|heard| heard.get(p.ifindex, Instant::now()));
             port.neighbour = heard.map(|(n, age)| api::Neighbour {
@@ -124,15 +139,25 @@ impl AdminService {
         let port = {
             let inner = self.order(election)?;
             let port = port(&inner, &request.port)?;
-            if inner.controller.jobs().flat_map(|job| &job.flows).any(|flow| flow.ifindex == port.ifindex) {
-                return Err(Status::failed_precondition(format!("a job has its rings at {}", port.name)));
+            if inner
+                .controller
+                .jobs()
+                .flat_map(|job| &job.flows)
+                .any(|flow| flow.ifindex == port.ifindex)
+            {
+                return Err(Status::failed_precondition(format!(
+                    "a job has its rings at {}",
+                    port.name
+                )));
             }
             port.ifindex
         };
         let port = interfaces.iter().find(|l| l.ifindex == port && l.up);
-        let port = port.ok_or_else(|| Status::failed_precondition(format!("{} is down", request.port)))?;
-        let mac = mac_from_text(&port.mac)
-            .ok_or_else(|| Status::failed_precondition(format!("{} has no address", request.port)))?;
+        let port =
+            port.ok_or_else(|| Status::failed_precondition(format!("{} is down", request.port)))?;
+        let mac = mac_from_text(&port.mac).ok_or_else(|| {
+            Status::failed_precondition(format!("{} has no address", request.port))
+        })?;
         let train = trains.send(port.ifindex, mac, port.mtu, request.bytes as usize).await;
         let train = train.map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
         Ok(Response::new(api::SendTrainReply { train: Some(train) }))
@@ -148,29 +173,39 @@ impl AdminService {
             let inner = self.order(election)?;
             port(&inner, &request.port)?.ifindex
         };
-        let train = trains.hear(port).map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
+        let train =
+            trains.hear(port).map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
         Ok(Response::new(api::HearTrainReply { train: Some(train) }))
     }
 
-    pub(super) async fn port_of(&self, request: Request<api::FindPortRequest>) -> Answer<api::FindPortReply> {
+    pub(super) async fn port_of(
+        &self,
+        request: Request<api::FindPortRequest>,
+    ) -> Answer<api::FindPortReply> {
         let r = request.into_inner();
         let mac = mac_from_text(&r.mac)
             .ok_or_else(|| Status::invalid_argument("mac: six bytes in hex are needed"))?;
         let ip = address("ip", &r.ip)?;
-        let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
+        let ports: Vec<u32> =
+            self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
         let (ifindex, mac) = match &self.ports {
             PortFinder::Fixed(find) => {
                 (find(mac).ok_or_else(|| Status::not_found(format!("{ip} is on no port")))?, mac)
             }
-            PortFinder::Bridge(netlink) => match netlink.port_of(mac, ip, &ports).await.map_err(internal)? {
-                Found::Port { ifindex, mac } => (ifindex, mac),
-                Found::Nothing { .. } => return Err(Status::not_found(format!("{ip} is on no port"))),
-            },
+            PortFinder::Bridge(netlink) => {
+                match netlink.port_of(mac, ip, &ports).await.map_err(internal)? {
+                    Found::Port { ifindex, mac } => (ifindex, mac),
+                    Found::Nothing { .. } => {
+                        return Err(Status::not_found(format!("{ip} is on no port")));
+                    }
+                }
+            }
             PortFinder::Boxes(_) => return Err(Status::unimplemented("no bridge here")),
         };
         let inner = self.shared.lock();
         let port = inner.controller.ports().iter().find(|p| p.ifindex == ifindex);
-        let port = port.ok_or_else(|| Status::not_found(format!("{ip} is on none of netsum's ports")))?;
+        let port =
+            port.ok_or_else(|| Status::not_found(format!("{ip} is on none of netsum's ports")))?;
         Ok(Response::new(api::FindPortReply { port: port.name.clone(), mac: mac_text(mac) }))
     }
 

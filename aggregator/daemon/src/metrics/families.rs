@@ -1,5 +1,6 @@
-//! Metrics by name: base units, `_total` for what counts up, `_info` for what describes. No label holds a slot, a PSN or a
-//! host's address, so that their number is bounded by jobs, rings and ranks.
+//! Metrics by name: base units, `_total` for what counts up, `_info` for what describes. No label
+//! holds a slot, a PSN or a host's address, so that their number is bounded by jobs, rings and
+//! ranks.
 
 use std::fmt;
 
@@ -53,20 +54,26 @@ fn encode(metric: &mut MetricEncoder<'_>, value: Value) -> fmt::Result {
         Value::Count(n) => metric.encode_counter::<NoLabelSet, u64, u64>(&n, None),
         Value::Gauge(n) => metric.encode_gauge(&(n as f64)),
         Value::Real(x) => metric.encode_gauge(&x),
-        Value::Durations(h) => {
-            metric.encode_histogram::<NoLabelSet>(h.sum_ns as f64 / 1e9, h.count(), &buckets(&h), None)
-        }
+        Value::Durations(h) => metric.encode_histogram::<NoLabelSet>(
+            h.sum_ns as f64 / 1e9,
+            h.count(),
+            &buckets(&h),
+            None,
+        ),
         Value::Info => Ok(()),
     }
 }
 
-/// Bounds in seconds, and how many durations are between each and the one before; the last has no bound.
+/// Bounds in seconds, and how many durations are between each and the one before; the last has no
+/// bound.
 fn buckets(h: &Histogram) -> Vec<(f64, u64)> {
-    let bound = |b: usize| if b + 1 == BUCKETS { f64::MAX } else { Histogram::bound(b) as f64 / 1e9 };
+    let bound =
+        |b: usize| if b + 1 == BUCKETS { f64::MAX } else { Histogram::bound(b) as f64 / 1e9 };
     h.counts.iter().enumerate().map(|(b, &n)| (bound(b), n)).collect()
 }
 
-/// A label's value as OpenMetrics wants it, which the encoder does not do by itself. An interface's name may hold quotes.
+/// A label's value as OpenMetrics wants it, which the encoder does not do by itself. An interface's
+/// name may hold quotes.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -88,9 +95,16 @@ fn families(s: &Snapshot) -> Vec<Family> {
             vec![(Vec::new(), Value::Gauge(s.memory.1))],
         ),
     ];
-    let refused =
-        s.refused_jobs.by_reason().map(|(reason, n)| (vec![label("reason", reason)], Value::Count(n)));
-    all.push(counter("refused_jobs", None, "jobs that were not created, by reason", refused.collect()));
+    let refused = s
+        .refused_jobs
+        .by_reason()
+        .map(|(reason, n)| (vec![label("reason", reason)], Value::Count(n)));
+    all.push(counter(
+        "refused_jobs",
+        None,
+        "jobs that were not created, by reason",
+        refused.collect(),
+    ));
     all.extend(tenants::families(&s.tenants));
     all.extend(of_jobs(&s.jobs));
     all.extend(of_timings(&s.jobs));
@@ -119,7 +133,9 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
             ("failed", matches!(j.state, State::Failed(_))),
         ];
         let job = j.name.clone();
-        is.map(|(state, is)| (vec![label("job_name", &job), label("state", state)], Value::Gauge(is.into())))
+        is.map(|(state, is)| {
+            (vec![label("job_name", &job), label("state", state)], Value::Gauge(is.into()))
+        })
     };
     let heard = |j: &JobSnapshot| {
         let of_rank = |&(rank, ago): &(u32, std::time::Duration)| {
@@ -129,7 +145,12 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
     };
     vec![
         info("job", "what a job was created with", jobs.iter().map(described).collect()),
-        gauge("job_state", None, "1 for the state that a job is in", jobs.iter().flat_map(state).collect()),
+        gauge(
+            "job_state",
+            None,
+            "1 for the state that a job is in",
+            jobs.iter().flat_map(state).collect(),
+        ),
         gauge(
             "job_without_box",
             None,
@@ -200,8 +221,9 @@ fn of_counters(s: &Snapshot) -> Vec<Family> {
             .iter()
             .filter(|c| c.kind() == kind)
             .flat_map(|&c| {
-                of(c)
-                    .map(move |(job, value)| (vec![label("job_name", job), label("reason", c.name())], value))
+                of(c).map(move |(job, value)| {
+                    (vec![label("job_name", job), label("reason", c.name())], value)
+                })
             })
             .collect()
     };
@@ -215,10 +237,16 @@ fn of_counters(s: &Snapshot) -> Vec<Family> {
         let of_job = |j: &JobSnapshot| (count(&j.counters, c) as f64 * j.fragment_bytes) as u64;
         s.jobs.iter().map(|j| (vec![label("job_name", &j.name)], Value::Count(of_job(j)))).collect()
     };
-    let mut all: Vec<Family> = Counter::ALL.iter().filter(|c| c.kind() == Kind::Work).map(work).collect();
+    let mut all: Vec<Family> =
+        Counter::ALL.iter().filter(|c| c.kind() == Kind::Work).map(work).collect();
     all.extend([
         counter("dropped_packets", None, "packets dropped, by reason", by_reason(Kind::Drop)),
-        counter("passed_packets", None, "packets passed on to the bridge, by reason", by_reason(Kind::Pass)),
+        counter(
+            "passed_packets",
+            None,
+            "packets passed on to the bridge, by reason",
+            by_reason(Kind::Pass),
+        ),
         counter(
             "payload_received",
             Some(Unit::Bytes),
@@ -258,7 +286,8 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
     for job in jobs {
         for (ring, (_, load)) in job.rings.iter().enumerate() {
             for (rank, &used) in job.senders.iter().zip(&load.credit_used) {
-                let labels = vec![label("job_name", &job.name), label("ring", ring), label("rank", rank)];
+                let labels =
+                    vec![label("job_name", &job.name), label("ring", ring), label("rank", rank)];
                 credit_used.push((labels, Value::Gauge(used.into())));
             }
         }
@@ -270,19 +299,25 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             "ring_slots",
             None,
             "slots of a ring",
-            rings().map(|(labels, config, _)| (labels, Value::Gauge(config.slots.into()))).collect(),
+            rings()
+                .map(|(labels, config, _)| (labels, Value::Gauge(config.slots.into())))
+                .collect(),
         ),
         gauge(
             "ring_slots_used",
             None,
             "slots with a sum that has not been released",
-            rings().map(|(labels, _, load)| (labels, Value::Gauge(load.slots_used.into()))).collect(),
+            rings()
+                .map(|(labels, _, load)| (labels, Value::Gauge(load.slots_used.into())))
+                .collect(),
         ),
         gauge(
             "ring_credit_fragments",
             None,
             "fragments that a rank may send beyond what has been released",
-            rings().map(|(labels, config, _)| (labels, Value::Gauge(config.credit.into()))).collect(),
+            rings()
+                .map(|(labels, config, _)| (labels, Value::Gauge(config.credit.into())))
+                .collect(),
         ),
         gauge(
             "rank_credit_used_fragments",
@@ -310,18 +345,43 @@ fn of_ports(s: &Snapshot) -> Vec<Family> {
         ]);
         labels
     });
-    let counted = |i: usize| s.ports.iter().map(|p| (port(&p.name), Value::Count(p.counters[i]))).collect();
+    let counted =
+        |i: usize| s.ports.iter().map(|p| (port(&p.name), Value::Count(p.counters[i]))).collect();
     let is = |value: fn(&crate::netlink::Interface) -> u64| {
         s.ports.iter().map(|p| (port(&p.name), Value::Gauge(value(p)))).collect()
     };
     vec![
-        info("port", "an interface towards hosts, and how its program is attached", described.collect()),
+        info(
+            "port",
+            "an interface towards hosts, and how its program is attached",
+            described.collect(),
+        ),
         gauge("port_up", None, "1 if a port is up and has a carrier", is(|p| p.up.into())),
         gauge("port_mtu", Some(Unit::Bytes), "a port's MTU", is(|p| p.mtu.into())),
-        counter("port_receive", Some(Unit::Bytes), "bytes received on a port, of all traffic", counted(0)),
-        counter("port_receive_packets", None, "packets received on a port, of all traffic", counted(1)),
-        counter("port_transmit", Some(Unit::Bytes), "bytes sent on a port, of all traffic", counted(2)),
-        counter("port_transmit_packets", None, "packets sent on a port, of all traffic", counted(3)),
+        counter(
+            "port_receive",
+            Some(Unit::Bytes),
+            "bytes received on a port, of all traffic",
+            counted(0),
+        ),
+        counter(
+            "port_receive_packets",
+            None,
+            "packets received on a port, of all traffic",
+            counted(1),
+        ),
+        counter(
+            "port_transmit",
+            Some(Unit::Bytes),
+            "bytes sent on a port, of all traffic",
+            counted(2),
+        ),
+        counter(
+            "port_transmit_packets",
+            None,
+            "packets sent on a port, of all traffic",
+            counted(3),
+        ),
     ]
 }
 
@@ -329,8 +389,9 @@ fn of_ports(s: &Snapshot) -> Vec<Family> {
 mod tests {
     use std::time::Duration;
 
-    // The one crate that knows the format's rules for names, units, types and buckets. It is under the LGPL-3.0, and so for tests
-    // alone: nothing that is shipped has it. nom-openmetrics (MIT) and prometheus-parse (Apache-2.0) take apart lines, no more.
+    // The one crate that knows the format's rules for names, units, types and buckets. It is under
+    // the LGPL-3.0, and so for tests alone: nothing that is shipped has it. nom-openmetrics (MIT)
+    // and prometheus-parse (Apache-2.0) take apart lines, no more.
     use openmetrics_parser::openmetrics::parse_openmetrics;
 
     use super::*;
@@ -343,8 +404,14 @@ mod tests {
     use tonic::Code;
 
     fn snapshot() -> Snapshot {
-        let ring =
-            RingConfig { ranks: 2, slots: 256, credit: 128, mtu: 1024, cpu: 5, ..RingConfig::default() };
+        let ring = RingConfig {
+            ranks: 2,
+            slots: 256,
+            credit: 128,
+            mtu: 1024,
+            cpu: 5,
+            ..RingConfig::default()
+        };
         let load = RingLoad {
             low: 7,
             slots_used: 2,
@@ -388,14 +455,18 @@ mod tests {
         let some = Limits { jobs: Some(2), memory: Some(2 << 20), ..Limits::default() };
         let tenants = vec![tenant("vision", Some(some)), tenant("gone", None)];
         let mut refused_jobs = RefusedJobs::default();
-        [Code::ResourceExhausted, Code::Internal].into_iter().for_each(|code| refused_jobs.count(code));
+        [Code::ResourceExhausted, Code::Internal]
+            .into_iter()
+            .for_each(|code| refused_jobs.count(code));
         let memory = (256 << 20, 1 << 20);
         Snapshot { memory, no_job, tenants, refused_jobs, jobs: vec![job], ports: vec![port] }
     }
 
     #[test]
     fn a_scrape_as_text() {
-        insta::assert_snapshot!(text(snapshot()).unwrap().replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+        insta::assert_snapshot!(
+            text(snapshot()).unwrap().replace(env!("CARGO_PKG_VERSION"), "VERSION")
+        );
     }
 
     #[test]

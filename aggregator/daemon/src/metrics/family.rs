@@ -4,7 +4,8 @@ use netsum_common::timing::Histogram;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
-/// The label of a job is `job_name`: `job` is Prometheus's own, which it gives to whatever it scrapes.
+/// The label of a job is `job_name`: `job` is Prometheus's own, which it gives to whatever it
+/// scrapes.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// A value of a sample.

@@ -1,5 +1,5 @@
-//! Reads what the metrics are made of. The lock is taken anew for each ring, so that no rank that joins waits for a scrape of
-//! hundreds of them; a job that goes away in between is left out.
+//! Reads what the metrics are made of. The lock is taken anew for each ring, so that no rank that
+//! joins waits for a scrape of hundreds of them; a job that goes away in between is left out.
 
 use std::time::{Duration, Instant};
 

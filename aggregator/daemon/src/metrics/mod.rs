@@ -1,4 +1,5 @@
-//! The metrics port: what `netsum stats`, `ring` and `port` show, for Prometheus, over HTTP on a loopback address.
+//! The metrics port: what `netsum stats`, `ring` and `port` show, for Prometheus, over HTTP on a
+//! loopback address.
 //!
 //! | module | what lives there |
 //! | --- | --- |

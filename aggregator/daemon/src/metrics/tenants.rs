@@ -23,14 +23,16 @@ pub(super) fn families(tenants: &[TenantView]) -> Vec<Family> {
                  unit: Option<Unit>,
                  u: Used,
                  l: Limit| {
-        let limits = tenants.iter().filter_map(|t| Some((labels(t), Value::Gauge(l(t.limits.as_ref()?)?))));
+        let limits =
+            tenants.iter().filter_map(|t| Some((labels(t), Value::Gauge(l(t.limits.as_ref()?)?))));
         let used_by = tenants.iter().map(|t| (labels(t), Value::Gauge(u(t.used))));
         [
             gauge(used.0, unit.clone(), used.1, used_by.collect()),
             gauge(limit.0, unit, limit.1, limits.collect()),
         ]
     };
-    let mut all = vec![info("tenant", "who has jobs, or may have", tenants.iter().map(described).collect())];
+    let mut all =
+        vec![info("tenant", "who has jobs, or may have", tenants.iter().map(described).collect())];
     all.extend(quota(
         ("tenant_jobs", "jobs that a tenant has"),
         ("tenant_jobs_limit", "jobs that a tenant may have"),

@@ -34,11 +34,20 @@ pub fn run() -> Result<(String, String)> {
             let seconds = |load: f64| {
                 let hosts = network.hosts().len();
                 // Each host to the one below the next leaf.
-                let other =
-                    |host| Demand { from: host, to: (host + BELOW) % hosts, bytes: load * BITS / 8.0 };
-                let background = if load > 0.0 { network.hosts().map(other).collect() } else { Vec::new() };
-                let scene =
-                    Scene { network: &network, failed: BTreeSet::new(), balance, background, step: 0.0 };
+                let other = |host| Demand {
+                    from: host,
+                    to: (host + BELOW) % hosts,
+                    bytes: load * BITS / 8.0,
+                };
+                let background =
+                    if load > 0.0 { network.hosts().map(other).collect() } else { Vec::new() };
+                let scene = Scene {
+                    network: &network,
+                    failed: BTreeSet::new(),
+                    balance,
+                    background,
+                    step: 0.0,
+                };
                 scene.seconds(collective, BYTES)
             };
             let times = LOADS.into_iter().map(seconds).collect::<Result<Vec<_>, _>>()?;
@@ -46,7 +55,8 @@ pub fn run() -> Result<(String, String)> {
             row.extend(times.iter().map(|time| format!("{:.2}", time * 1e3)));
             rows.push(row);
             if balance == Balance::Spray {
-                let points = LOADS.iter().zip(&times).skip(1).map(|(load, time)| (load * 100.0, time * 1e3));
+                let points =
+                    LOADS.iter().zip(&times).skip(1).map(|(load, time)| (load * 100.0, time * 1e3));
                 curves.push((name.to_owned(), points.collect()));
             }
             eprintln!("{rule}, {name}: done");
@@ -63,5 +73,8 @@ pub fn run() -> Result<(String, String)> {
         CORE / 1e9,
         table(&head, &rows)
     );
-    Ok((text, chart("64 MB a host beside other jobs, spraying", "other jobs' load, %", "ms", &curves)?))
+    Ok((
+        text,
+        chart("64 MB a host beside other jobs, spraying", "other jobs' load, %", "ms", &curves)?,
+    ))
 }

@@ -1,4 +1,5 @@
-//! Blink (MLSys 2020): trees beside NCCL's rings, for every set of GPUs that a job may get in a DGX-1.
+//! Blink (MLSys 2020): trees beside NCCL's rings, for every set of GPUs that a job may get in a
+//! DGX-1.
 
 use anyhow::Result;
 use netsum_plan::generate;
@@ -46,11 +47,16 @@ pub fn run() -> Result<(String, String)> {
                 gains.push(tree.map_or(ring, |plan| plan.rate().max(PCIE * spread)) / ring);
             }
             let mean = (gains.iter().map(|gain| gain.ln()).sum::<f64>() / gains.len() as f64).exp();
-            let [least, most] = [f64::min, f64::max].map(|f| gains.iter().copied().reduce(f).unwrap_or(1.0));
+            let [least, most] =
+                [f64::min, f64::max].map(|f| gains.iter().copied().reduce(f).unwrap_or(1.0));
             let mut row = vec![name.to_owned()];
-            row.extend([count as usize, sets.len(), no_ring, no_tree, trees].map(|n| n.to_string()));
+            row.extend(
+                [count as usize, sets.len(), no_ring, no_tree, trees].map(|n| n.to_string()),
+            );
             row.extend([least, mean, most].map(|gain| format!("{gain:.2}")));
-            row.extend(GAINS.map(|least| gains.iter().filter(|gain| **gain >= least).count().to_string()));
+            row.extend(
+                GAINS.map(|least| gains.iter().filter(|gain| **gain >= least).count().to_string()),
+            );
             rows.push(row);
             points.push((f64::from(count), mean));
         }
@@ -79,14 +85,22 @@ pub fn run() -> Result<(String, String)> {
     );
     Ok((
         text,
-        chart("Trees beside NCCL's rings, mean over all sets of GPUs", "GPUs", "times as fast", &curves)?,
+        chart(
+            "Trees beside NCCL's rings, mean over all sets of GPUs",
+            "GPUs",
+            "times as fast",
+            &curves,
+        )?,
     ))
 }
 
-/// How many directed rings of NVLinks NCCL finds: circles through all members that share no link, and each gives two.
+/// How many directed rings of NVLinks NCCL finds: circles through all members that share no link,
+/// and each gives two.
 fn rings(network: &Network, link: f64, members: &[Node]) -> usize {
     let links = |a: Node, b: Node| {
-        network.way(a, b).map_or(0, |way| (network.capacity(Resource::Way(way)) / link).round() as i32)
+        network
+            .way(a, b)
+            .map_or(0, |way| (network.capacity(Resource::Way(way)) / link).round() as i32)
     };
     let n = members.len();
     if n == 2 {

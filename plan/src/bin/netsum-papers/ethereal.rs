@@ -36,7 +36,12 @@ fn failed(network: &Network, cables: &[(String, String)]) -> BTreeSet<Way> {
 }
 
 /// Seconds for each of `SIZES`. In this model time is latency, and the rest grows with the bytes.
-fn seconds(place: &Place, broken: usize, collective: Collective, balance: Balance) -> Result<Vec<f64>> {
+fn seconds(
+    place: &Place,
+    broken: usize,
+    collective: Collective,
+    balance: Balance,
+) -> Result<Vec<f64>> {
     let ecmp = matches!(balance, Balance::Ecmp { .. });
     let small = collective == Collective::AllToAll && !ecmp;
     let topology = if small { leaves_as_hosts(&place.topology) } else { place.topology.clone() };
@@ -48,8 +53,13 @@ fn seconds(place: &Place, broken: usize, collective: Collective, balance: Balanc
     for seed in 0..seeds {
         let balance = if ecmp { Balance::Ecmp { seed } } else { balance };
         let step = if ecmp && collective == Collective::AllToAll { STEP } else { 0.0 };
-        let scene =
-            Scene { network: &network, failed: failed.clone(), balance, background: Vec::new(), step };
+        let scene = Scene {
+            network: &network,
+            failed: failed.clone(),
+            balance,
+            background: Vec::new(),
+            step,
+        };
         latency = scene.latency(collective);
         let bytes = if small { place.below as f64 } else { 1.0 } * 64e6;
         flowing += (scene.seconds(collective, bytes)? - latency) / seeds as f64;
@@ -99,7 +109,9 @@ pub fn run() -> Result<(String, String)> {
                         format!("{}", bytes / 1e6),
                     ];
                     row.extend(times.iter().map(|times| format!("{:.3}", times[n] * 1e3)));
-                    row.extend(times[1..].iter().map(|others| format!("{:.2}", others[n] / times[0][n])));
+                    row.extend(
+                        times[1..].iter().map(|others| format!("{:.2}", others[n] / times[0][n])),
+                    );
                     rows.push(row);
                 }
                 if collective == Collective::AllToAll && place.below == 16 {

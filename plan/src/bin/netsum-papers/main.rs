@@ -1,4 +1,5 @@
-//! `cargo xtask papers`: what NetReduce, Blink and Ethereal promise, computed anew by the planner and the fluid network; and what other jobs cost.
+//! `cargo xtask papers`: what NetReduce, Blink and Ethereal promise, computed anew by the planner
+//! and the fluid network; and what other jobs cost.
 
 mod background;
 mod blink;

@@ -1,4 +1,5 @@
-//! NetReduce (arXiv 2009.09736): sums inside machines first, and between machines by boxes, beside a flat ring.
+//! NetReduce (arXiv 2009.09736): sums inside machines first, and between machines by boxes, beside
+//! a flat ring.
 
 use anyhow::Result;
 use netsum_plan::collectives::Machines;
@@ -19,7 +20,8 @@ pub fn run() -> Result<(String, String)> {
             let at = |latency| Machines { machines, gpus: 8.0, intra, inter: 12.5e9, latency };
             let gain = |latency| at(latency).flat_ring(BYTES) / at(latency).hierarchical(BYTES);
             let (ratio, threshold) = (intra / 12.5e9, at(0.0).threshold());
-            let mut row = vec![format!("{:.2}", intra / 1e9), format!("{machines}"), format!("{ratio:.2}")];
+            let mut row =
+                vec![format!("{:.2}", intra / 1e9), format!("{machines}"), format!("{ratio:.2}")];
             row.push(format!("{threshold:.2}: {}", if ratio > threshold { "yes" } else { "no" }));
             row.extend(LATENCIES.map(|latency| format!("{:.2}", gain(latency))));
             row.push(format!("{:.2}", 2.0 * (machines - 1.0) / machines));

@@ -1,4 +1,5 @@
-//! Goes on with the system on a disk, as an initial RAM disk does, and has its systemd start the agent.
+//! Goes on with the system on a disk, as an initial RAM disk does, and has its systemd start the
+//! agent.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -39,13 +40,21 @@ pub fn boot(disk: &Path) -> Result<()> {
 /// Puts the agent and its unit where nothing of them stays on the disk.
 fn agent(root: &Path) -> Result<()> {
     let run = root.join("run");
-    mount(Some("tmpfs"), &run, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=755"))
-        .context("/run")?;
+    mount(
+        Some("tmpfs"),
+        &run,
+        Some("tmpfs"),
+        MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+        Some("mode=755"),
+    )
+    .context("/run")?;
     fs::copy("/usr/bin/lab-agent", run.join("lab-agent")).context("the agent")?;
     let units = run.join("systemd/system");
     let wanted = units.join("multi-user.target.wants");
     fs::create_dir_all(&wanted)?;
-    let unit = format!("[Unit]\nDescription=the lab's way in\n[Service]\nExecStart=/run/lab-agent {SERVE}\n");
+    let unit = format!(
+        "[Unit]\nDescription=the lab's way in\n[Service]\nExecStart=/run/lab-agent {SERVE}\n"
+    );
     fs::write(units.join("lab-agent.service"), unit)?;
     Ok(symlink("../lab-agent.service", wanted.join("lab-agent.service"))?)
 }

@@ -69,8 +69,11 @@ fn run(
         .process_group(0)
         .spawn()
         .with_context(|| format!("cannot start {program}"))?;
-    let (stdin, stdout, stderr) =
-        (child.stdin.take().context("stdin")?, child.stdout.take().context("stdout")?, child.stderr.take());
+    let (stdin, stdout, stderr) = (
+        child.stdin.take().context("stdin")?,
+        child.stdout.take().context("stdout")?,
+        child.stderr.take(),
+    );
     let errors = pump(stderr.context("stderr")?, Kind::Errors, to.clone());
     let output = pump(stdout, Kind::Output, to.clone());
     let group = Pid::from_raw(child.id() as i32);
@@ -83,7 +86,10 @@ fn run(
 }
 
 /// Waits for the program's end and for all that it has printed.
-fn wait(child: &mut Child, pumps: [std::thread::JoinHandle<()>; 2]) -> io::Result<std::process::ExitStatus> {
+fn wait(
+    child: &mut Child,
+    pumps: [std::thread::JoinHandle<()>; 2],
+) -> io::Result<std::process::ExitStatus> {
     for pump in pumps {
         let _ = pump.join();
     }
@@ -91,7 +97,11 @@ fn wait(child: &mut Child, pumps: [std::thread::JoinHandle<()>; 2]) -> io::Resul
 }
 
 /// Sends what the program prints, to its end.
-fn pump(mut from: impl Read + Send + 'static, kind: Kind, to: Sender) -> std::thread::JoinHandle<()> {
+fn pump(
+    mut from: impl Read + Send + 'static,
+    kind: Kind,
+    to: Sender,
+) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
         // Read to the end also when nobody listens: the program is being killed then.
@@ -136,9 +146,16 @@ fn feed(mut stdin: ChildStdin, lines: &Receiver<Vec<u8>>) {
     }
 }
 
-fn put(path: &Path, mode: u32, version: &str, mut from: BufReader<TcpStream>, to: &Sender) -> Result<Answer> {
+fn put(
+    path: &Path,
+    mode: u32,
+    version: &str,
+    mut from: BufReader<TcpStream>,
+    to: &Sender,
+) -> Result<Answer> {
     // Next to it, because programs may be started twice and copied once.
-    let note = path.with_file_name(format!(".{}.version", path.file_name().context("no name")?.display()));
+    let note =
+        path.with_file_name(format!(".{}.version", path.file_name().context("no name")?.display()));
     if path.exists() && fs::read_to_string(&note).is_ok_and(|known| known == version) {
         return Ok(Answer::Have);
     }

@@ -17,12 +17,16 @@ pub const PATH: &str = "/usr/bin:/bin:/usr/sbin:/sbin";
 
 /// From nothing but the first file system to a host in the lab's network.
 pub fn up() -> Result<()> {
-    for (kind, to) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("devpts", "/dev/pts")] {
+    for (kind, to) in
+        [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("devpts", "/dev/pts")]
+    {
         fs::create_dir_all(to).context(to)?;
         mount(Some(kind), to, Some(kind), MsFlags::empty(), None::<&str>).context(to)?;
     }
     // Not every kernel has it.
-    if let Err(error) = mount(Some("bpf"), "/sys/fs/bpf", Some("bpf"), MsFlags::empty(), None::<&str>) {
+    if let Err(error) =
+        mount(Some("bpf"), "/sys/fs/bpf", Some("bpf"), MsFlags::empty(), None::<&str>)
+    {
         println!("/sys/fs/bpf: {error}");
     }
     for folder in ["/tmp", "/run", "/root", "/dev/shm"] {
@@ -33,19 +37,28 @@ pub fn up() -> Result<()> {
         .unwrap_or_else(|e| println!("{e:#}"));
     load_all(MODULE_LIST)?;
     wait_for(Path::new("/sys/class/net/eth0"))?;
-    let given =
-        |name: &str| std::env::var(name).with_context(|| format!("{name} on the kernel's command line"));
+    let given = |name: &str| {
+        std::env::var(name).with_context(|| format!("{name} on the kernel's command line"))
+    };
     // Without IPv6 there is no such mode.
-    let quiet =
-        if Path::new("/proc/net/if_inet6").exists() { "link set eth0 addrgenmode none\n" } else { "" };
-    let mut lines =
-        format!("link set lo up\n{quiet}link set eth0 mtu {} txqueuelen 8192 up\n", given("lab_mtu")?);
+    let quiet = if Path::new("/proc/net/if_inet6").exists() {
+        "link set eth0 addrgenmode none\n"
+    } else {
+        ""
+    };
+    let mut lines = format!(
+        "link set lo up\n{quiet}link set eth0 mtu {} txqueuelen 8192 up\n",
+        given("lab_mtu")?
+    );
     for address in given("lab_addresses")?.split(',') {
         let nodad = if address.contains(':') { " nodad" } else { "" };
         lines += &format!("address add {address} dev eth0{nodad}\n");
     }
-    let mut ip =
-        Command::new("/usr/bin/ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().context("ip")?;
+    let mut ip = Command::new("/usr/bin/ip")
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("ip")?;
     ip.stdin.take().context("stdin")?.write_all(lines.as_bytes())?;
     ensure!(ip.wait()?.success(), "ip -batch of\n{lines}");
     Ok(())
@@ -53,13 +66,16 @@ pub fn up() -> Result<()> {
 
 /// Soft-RoCE on the host's interface.
 pub fn soft_roce() -> Result<()> {
-    run(Command::new("/usr/bin/rdma").args(["link", "add", "rxe0", "type", "rxe", "netdev", "eth0"]))
+    run(Command::new("/usr/bin/rdma")
+        .args(["link", "add", "rxe0", "type", "rxe", "netdev", "eth0"]))
 }
 
 /// Loads the modules that a file names, in its order.
 pub fn load_all(list: &str) -> Result<()> {
     let modules = fs::read_to_string(list).context(list.to_owned())?;
-    modules.lines().try_for_each(|module| load(Path::new(module)).with_context(|| module.to_owned()))
+    modules
+        .lines()
+        .try_for_each(|module| load(Path::new(module)).with_context(|| module.to_owned()))
 }
 
 /// Waits for what a driver makes.

@@ -6,7 +6,8 @@ use std::time::Instant;
 use clap::Parser;
 use netsum_collective::sim::{Summary, describe, simulate};
 
-/// Runs jobs with faults in the simulator. `RUST_LOG=trace` shows each packet. Exits with 1 if anything did not hold in any case.
+/// Runs jobs with faults in the simulator. `RUST_LOG=trace` shows each packet. Exits with 1 if
+/// anything did not hold in any case.
 #[derive(Parser)]
 #[command(name = "netsum-sim", disable_version_flag = true)]
 struct Args {

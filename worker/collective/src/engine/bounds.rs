@@ -69,7 +69,9 @@ impl Rank {
         rank.hear(&Frame::FullSize(SHAPE.mtu as usize), &[]);
         assert!(rank.engine.greeted() && rank.engine.greeted_by_small_packets().is_none());
         rank.hear(&Frame::Run(5), &[]);
-        rank.engine.start(now, &mut rank.told, Call::SUM, Work::Lent(&Slice(&mut rank.data[..]))).unwrap();
+        rank.engine
+            .start(now, &mut rank.told, Call::SUM, Work::Lent(&Slice(&mut rank.data[..])))
+            .unwrap();
         rank
     }
 
@@ -104,8 +106,9 @@ impl Rank {
 
 #[test]
 fn announcements_are_of_operations_that_there_can_be() {
-    let announce =
-        |number| Frame::Operation(Descriptor { number, length: 1, dtype: Dtype::I32, call: Call::SUM });
+    let announce = |number| {
+        Frame::Operation(Descriptor { number, length: 1, dtype: Dtype::I32, call: Call::SUM })
+    };
     let mut rank = Rank::new();
     for number in 2..=MAX_OPEN as u64 + 1 {
         rank.hear(&announce(number), &[]);
@@ -127,7 +130,10 @@ fn what_a_rank_says_of_others_must_be_possible() {
     for (started, completed) in [(u64::MAX, 0), (66, 0), (2, 2)] {
         let mut rank = Rank::new();
         let there = Progress { started, completed };
-        rank.hear(&Frame::Status { ranks: vec![Progress::default(), Progress::default(), there] }, &[]);
+        rank.hear(
+            &Frame::Status { ranks: vec![Progress::default(), Progress::default(), there] },
+            &[],
+        );
         assert!(rank.failure().contains("rank 2 cannot be where rank 0 says"), "{there:?}");
     }
     let mut rank = Rank::new();
@@ -157,7 +163,10 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     let mut rank = Rank::new();
     rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
-    assert!(text.contains("rank 0 has version 9") && text.contains("all must run the same netsum"), "{text}");
+    assert!(
+        text.contains("rank 0 has version 9") && text.contains("all must run the same netsum"),
+        "{text}"
+    );
     let mut rank = Rank::new();
     rank.hear(&Frame::Run(6), &[]);
     assert!(rank.failure().contains("rank 0 is in another run"));
@@ -173,7 +182,11 @@ fn settings_that_differ_between_ranks_are_named() {
             TIMEOUT,
             "who sums is the ranks at rank 0 and a box at rank 1",
         ),
-        (JobShape { ranks: 4, ..SHAPE }, TIMEOUT, "ranks (NETSUM_RANKS) is 4 at rank 0 and 3 at rank 1"),
+        (
+            JobShape { ranks: 4, ..SHAPE },
+            TIMEOUT,
+            "ranks (NETSUM_RANKS) is 4 at rank 0 and 3 at rank 1",
+        ),
         (
             JobShape { mtu: 256, layout, ..SHAPE },
             TIMEOUT,

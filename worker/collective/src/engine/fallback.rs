@@ -1,9 +1,10 @@
 //! From the box to an ordinary ring.
 //!
-//! A rank that no longer trusts the box stops taking sums from it and tells so, with the first message of each ring that
-//! it has not verified; every rank that hears of it does the same and passes it on. Whoever has heard of all ranks knows
-//! the first message that *some* rank has not verified, and sums all from there on over the plain connections: from the
-//! originals that it has kept, then from new data. A rank that had verified such a message takes part nevertheless, and
+//! A rank that no longer trusts the box stops taking sums from it and tells so, with the first
+//! message of each ring that it has not verified; every rank that hears of it does the same and
+//! passes it on. Whoever has heard of all ranks knows the first message that *some* rank has not
+//! verified, and sums all from there on over the plain connections: from the originals that it has
+//! kept, then from new data. A rank that had verified such a message takes part nevertheless, and
 //! discards the sum, which is the same.
 
 use std::time::Instant;
@@ -80,13 +81,15 @@ impl Engine {
         if self.summer != Summer::Agreeing || self.failure.is_some() {
             return;
         }
-        let Some(told) = self.unverified.iter().map(Option::as_deref).collect::<Option<Vec<_>>>() else {
+        let Some(told) = self.unverified.iter().map(Option::as_deref).collect::<Option<Vec<_>>>()
+        else {
             return;
         };
         let from: Vec<u64> =
             (0..self.rings.len()).map(|r| told.iter().map(|u| u[r]).min().unwrap_or(0)).collect();
         self.summer = Summer::Ring;
-        // Not before all have agreed: what looked like a fault of the box may have been a rank's death.
+        // Not before all have agreed: what looked like a fault of the box may have been a rank's
+        // death.
         if let Some((origin, reason)) = self.reason {
             log::warn!(
                 "rank {}: no box sums any more, the ranks do it themselves by an ordinary ring: rank {} found that {}",
@@ -100,7 +103,9 @@ impl Engine {
             let kept = std::mem::take(&mut self.rings[ring].kept);
             let first = kept.front().map_or(self.rings[ring].next, |k| k.number);
             if from < first {
-                let text = format!("message {from} of ring {ring} is needed again, but only {first} is kept");
+                let text = format!(
+                    "message {from} of ring {ring} is needed again, but only {first} is kept"
+                );
                 self.fail(channels, Error::Protocol(text));
                 return;
             }
@@ -110,7 +115,10 @@ impl Engine {
                         self.contribute(now, channels, data, ring as u32, message.number, payload);
                     }
                     None if message.number >= from => {
-                        self.fail(channels, Error::Protocol(format!("message {} is lost", message.number)));
+                        self.fail(
+                            channels,
+                            Error::Protocol(format!("message {} is lost", message.number)),
+                        );
                         return;
                     }
                     payload => payload.into_iter().for_each(|p| self.messages.give(p)),

@@ -1,7 +1,8 @@
 //! Who lives, who is dead, who has left; and what ends the communicator for all.
 //!
-//! Each rank listens to the previous one. A dead rank's next finds it silent and tells its own next, and so on around:
-//! every rank alive either has a dead rank before it or one alive that tells it.
+//! Each rank listens to the previous one. A dead rank's next finds it silent and tells its own
+//! next, and so on around: every rank alive either has a dead rank before it or one alive that
+//! tells it.
 
 use std::time::{Duration, Instant};
 
@@ -25,12 +26,17 @@ impl Engine {
         let pairs = own.iter().zip(shape.named(timeout)).filter(|(own, theirs)| *own != theirs);
         let (a, b) = (self.name(self.previous()), self.own_name());
         let differences: Vec<_> = pairs
-            .map(|((name, own), (_, theirs))| format!("{name} is {theirs} at rank {a} and {own} at rank {b}"))
+            .map(|((name, own), (_, theirs))| {
+                format!("{name} is {theirs} at rank {a} and {own} at rank {b}")
+            })
             .collect();
         // Ranks that count differently have other neighbours.
         if rank != self.previous() && shape.ranks == self.member.ranks {
-            let text =
-                format!("rank {} speaks where rank {} should", self.name(rank), self.name(self.previous()));
+            let text = format!(
+                "rank {} speaks where rank {} should",
+                self.name(rank),
+                self.name(self.previous())
+            );
             self.fail(channels, Error::Protocol(text));
         } else if !differences.is_empty() {
             let text = differences.join("; ") + ": all ranks must have the same";
@@ -141,7 +147,8 @@ impl Engine {
         self.end(error);
     }
 
-    /// The previous rank has never greeted this one: nobody can go on. `why` is what this rank itself tells its caller.
+    /// The previous rank has never greeted this one: nobody can go on. `why` is what this rank
+    /// itself tells its caller.
     pub fn fail_to_meet(&mut self, channels: &mut dyn Channels, why: &Error) {
         let reason = format!("rank {} could not connect: {why}", self.own_name());
         self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
@@ -190,13 +197,16 @@ impl Engine {
             && self.waiting.is_some_and(|since| now >= since + self.settings.stall())
         {
             let own = self.own_name();
-            let mut reason = format!("rank {own} has heard nothing from it for {:?}", self.settings.timeout);
+            let mut reason =
+                format!("rank {own} has heard nothing from it for {:?}", self.settings.timeout);
             // The next rank acknowledges keep-alives, several within this time.
             if self.next() != self.previous()
                 && now.saturating_duration_since(self.answered) >= self.settings.timeout / 2
             {
-                reason +=
-                    &format!(", nor from rank {}: rank {own} itself may be cut off", self.name(self.next()));
+                reason += &format!(
+                    ", nor from rank {}: rank {own} itself may be cut off",
+                    self.name(self.next())
+                );
             }
             self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
             return;
@@ -212,8 +222,9 @@ impl Engine {
     /// part, as progress too.
     /// Whole ones, and keep-alives behind them, may take longer than the time-out on a slow link.
     fn look_at_parts(&mut self, channels: &mut dyn Channels) {
-        let sum =
-            (0..self.rings.len() as u32).filter_map(|ring| channels.last_part(Channel::RingIn(ring))).max();
+        let sum = (0..self.rings.len() as u32)
+            .filter_map(|ring| channels.last_part(Channel::RingIn(ring)))
+            .max();
         self.last_progress = self.last_progress.max(sum.unwrap_or(self.last_progress));
         let part = sum.max(channels.last_part(Channel::PlainIn));
         self.heard = self.heard.max(part.unwrap_or(self.heard));
@@ -221,13 +232,16 @@ impl Engine {
 
     fn check_progress(&mut self, now: Instant, channels: &mut dyn Channels) {
         let Some(number) = self.operations.front().map(Operation::number) else { return };
-        // As long as this rank does not know whether all have called, a time-out tells nothing; so it asks, at first soon.
+        // As long as this rank does not know whether all have called, a time-out tells nothing; so
+        // it asks, at first soon.
         if now >= self.next_query {
             self.announce(channels);
             self.query_interval = (self.query_interval * 2).min(self.settings.stall() / 4);
             self.next_query = now + self.query_interval;
             let longest = self.settings.stall() / 4;
-            if self.all_started.is_none() || now.saturating_duration_since(self.last_progress) >= longest {
+            if self.all_started.is_none()
+                || now.saturating_duration_since(self.last_progress) >= longest
+            {
                 self.tell_status(channels);
             }
         }
@@ -254,8 +268,9 @@ impl Engine {
         }
     }
 
-    /// Whether nobody needs this rank any more: what it sent has arrived, and all have got as far as it has. Without
-    /// patience, what a rank has not acknowledged that has left itself does not count: it may be gone.
+    /// Whether nobody needs this rank any more: what it sent has arrived, and all have got as far
+    /// as it has. Without patience, what a rank has not acknowledged that has left itself does not
+    /// count: it may be gone.
     pub fn may_leave(&self, patient: bool) -> bool {
         let told = self.plain_outstanding == 0 || !patient && self.has_left(self.next());
         if self.failure.is_some() {

@@ -1,5 +1,5 @@
-//! The collective as a state machine: what the connections bring goes in, messages for them come out. No I/O; the time
-//! is passed in. Each step is deterministic.
+//! The collective as a state machine: what the connections bring goes in, messages for them come
+//! out. No I/O; the time is passed in. Each step is deterministic.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -11,27 +11,31 @@
 //! | [`pool`] | buffers that are used again |
 //!
 //! ## Runs
-//! Each message bears a number of its run, which rank 0 has drawn and which goes around the plain ring once. So what a box still
-//! has of an earlier run, with the same queue pairs and PSNs, is no sum of this one. Nothing is sent to be summed before a
-//! rank knows the number.
+//! Each message bears a number of its run, which rank 0 has drawn and which goes around the plain
+//! ring once. So what a box still has of an earlier run, with the same queue pairs and PSNs, is no
+//! sum of this one. Nothing is sent to be summed before a rank knows the number.
 //!
 //! ## Which messages are kept
-//! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified m: m is *committed*.
-//! Originals are kept until then. So when the ranks fall back, the first message that some rank has not verified is
-//! still kept by all who have sent it.
+//! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified
+//! m: m is *committed*. Originals are kept until then. So when the ranks fall back, the first
+//! message that some rank has not verified is still kept by all who have sent it.
 //!
 //! ## Several operations
-//! Up to [`MAX_OPEN`] operations may be open. Their messages have numbers in the order of the operations, which is that of the calls
-//! at every rank, so that each number belongs to the same message of the same operation everywhere, whoever has started how many.
-//! The window is about numbers alone: the next operation's messages go out while the window has room and this one has no more to
-//! send. What is said above about messages says nothing of operations, and holds as it is. Operations are completed in their order.
+//! Up to [`MAX_OPEN`] operations may be open. Their messages have numbers in the order of the
+//! operations, which is that of the calls at every rank, so that each number belongs to the same
+//! message of the same operation everywhere, whoever has started how many. The window is about
+//! numbers alone: the next operation's messages go out while the window has room and this one has
+//! no more to send. What is said above about messages says nothing of operations, and holds as it
+//! is. Operations are completed in their order.
 //!
 //! ## Few floats
-//! An operation of few floats is one message, if the scale is guessed right. All ranks guess the same: what the last such
-//! message of the ring and of such a length has turned out to need, and next to it where that fits a packet. That is known when the next one is built, because behind a guess nothing is sent
-//! in its ring before its sum is there. A sum tells all ranks the same; so where no guess was right, all ranks put
-//! the second message in right behind it, before those of later operations, none of which has been sent. The result has the bits of
-//! the right scale, never of another one.
+//! An operation of few floats is one message, if the scale is guessed right. All ranks guess the
+//! same: what the last such message of the ring and of such a length has turned out to need, and
+//! next to it where that fits a packet. That is known when the next one is built, because behind a
+//! guess nothing is sent in its ring before its sum is there. A sum tells all ranks the same; so
+//! where no guess was right, all ranks put the second message in right behind it, before those of
+//! later operations, none of which has been sent. The result has the bits of the right scale, never
+//! of another one.
 
 #[cfg(test)]
 mod bounds;
@@ -70,7 +74,8 @@ pub struct Settings {
     pub shape: JobShape,
     /// A rank that is silent for so long is dead, if it is needed.
     pub timeout: Duration,
-    /// A random number, of this connection. That of rank 0 tells this run's messages from those of others.
+    /// A random number, of this connection. That of rank 0 tells this run's messages from those of
+    /// others.
     pub run: u64,
 }
 
@@ -109,7 +114,8 @@ struct Ring {
     next: u64,
     /// Behind the last of the operations that have been started.
     end: u64,
-    /// Behind a guess that has been sent: before its sum is there, nobody knows what the next message is.
+    /// Behind a guess that has been sent: before its sum is there, nobody knows what the next
+    /// message is.
     guessed: u64,
     /// Of the last guess messages whose sums have been verified.
     lasts: Lasts,
@@ -126,7 +132,8 @@ struct Ring {
 pub struct Engine {
     settings: Settings,
     member: Member,
-    /// What the application calls the ranks, by their places in the ring; empty where these are their numbers.
+    /// What the application calls the ranks, by their places in the ring; empty where these are
+    /// their numbers.
     names: Vec<u32>,
     summer: Summer,
     /// Rank 0's random number; nothing is summed before it is known.
@@ -152,7 +159,8 @@ pub struct Engine {
     unverified: Vec<Option<Vec<u64>>>,
     reductions: Reductions,
     failure: Option<Error>,
-    /// A contradiction that another rank's failure may explain; if none does in time, it is one itself.
+    /// A contradiction that another rank's failure may explain; if none does in time, it is one
+    /// itself.
     suspicion: Option<(Instant, Error)>,
     /// Ranks whose failures have been passed on, bit by bit.
     failures_seen: u64,
@@ -262,13 +270,14 @@ impl Engine {
         engine
     }
 
-    /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the operation that was started with
-    /// [`Work::Lent`]; an empty one where there is none.
+    /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the
+    /// operation that was started with [`Work::Lent`]; an empty one where there is none.
     pub fn step(&mut self, now: Instant, channels: &mut dyn Channels, data: &mut dyn Data) {
         while let Some(event) = channels.poll() {
             self.on_event(now, channels, data, event);
         }
-        // Only now: acknowledgements behind the last announcement gave back messages that are needed.
+        // Only now: acknowledgements behind the last announcement gave back messages that are
+        // needed.
         self.switch_when_agreed(now, channels, data);
         self.start_refused(now, channels);
         self.pump(now, channels, data);
@@ -313,8 +322,10 @@ impl Engine {
                     }
                     Some(decoded) => self.on_frame(now, channels, decoded),
                     None => {
-                        let text =
-                            format!("rank {} sent something unintelligible", self.name(self.previous()));
+                        let text = format!(
+                            "rank {} sent something unintelligible",
+                            self.name(self.previous())
+                        );
                         self.fail(channels, Error::Protocol(text));
                     }
                 }
@@ -337,7 +348,9 @@ impl Engine {
 
     fn on_frame(&mut self, now: Instant, channels: &mut dyn Channels, frame: Frame) {
         match frame {
-            Frame::Hello { shape, timeout, rank, .. } => self.on_hello(now, channels, (shape, timeout), rank),
+            Frame::Hello { shape, timeout, rank, .. } => {
+                self.on_hello(now, channels, (shape, timeout), rank)
+            }
             Frame::FullSize(_) => self.greeted = true,
             Frame::OtherVersion(version) => self.on_other_version(channels, version),
             Frame::Run(run) => self.on_run(channels, run),
@@ -350,14 +363,18 @@ impl Engine {
             Frame::Goodbye { origin, completed } => self.on_goodbye(channels, origin, completed),
             Frame::Renew { after, decided } => self.on_renew(channels, after, decided),
             Frame::Data(_) => {
-                self.suspect(now, Error::Protocol("a step of a ring that does not exist".to_owned()));
+                self.suspect(
+                    now,
+                    Error::Protocol("a step of a ring that does not exist".to_owned()),
+                );
             }
         }
     }
 
     /// Sends a frame to the next rank.
     fn tell(&mut self, channels: &mut dyn Channels, frame: &Frame) {
-        // Where the ranks sum themselves, every operation is announced; otherwise frames are rare and small.
+        // Where the ranks sum themselves, every operation is announced; otherwise frames are rare
+        // and small.
         let mut bytes =
             if self.summer == Summer::Ring { self.steps.take(channels) } else { Buffer::heap(64) };
         bytes.resize(0);

@@ -1,4 +1,5 @@
-//! What all-reduces consist of: messages are built and sent while the window allows, sums are verified and written back.
+//! What all-reduces consist of: messages are built and sent while the window allows, sums are
+//! verified and written back.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -151,9 +152,10 @@ impl Engine {
         }
     }
 
-    /// Tells the connections what must be acknowledged soon. A message whose sum this rank has received has been released
-    /// to all; and once every rank has started an operation, each sends its part of every message of it as soon as this rank
-    /// does, for its credit comes with the same sums.
+    /// Tells the connections what must be acknowledged soon. A message whose sum this rank has
+    /// received has been released to all; and once every rank has started an operation, each sends
+    /// its part of every message of it as soon as this rank does, for its credit comes with the
+    /// same sums.
     pub(super) fn expect_acknowledgements(&mut self, now: Instant, channels: &mut dyn Channels) {
         if self.summer != Summer::Box {
             return;
@@ -171,23 +173,34 @@ impl Engine {
         }
     }
 
-    fn build(&self, op: &Operation, lent: &dyn Data, id: MessageId, message: &Message, out: &mut Buffer) {
+    fn build(
+        &self,
+        op: &Operation,
+        lent: &dyn Data,
+        id: MessageId,
+        message: &Message,
+        out: &mut Buffer,
+    ) {
         let ring = id.ring;
         let data: &dyn Data = op.data.as_ref().map_or(lent, |data| &**data);
         let last = self.rings[ring as usize].lasts.of(message);
         out.resize(message.len(last));
         let (check, lanes) = out.split_at_mut(CHECK_BYTES);
         let (histograms, values) = lanes.split_at_mut(message.histograms.len() * HISTOGRAM_BYTES);
-        for (i, histogram) in message.histograms.clone().zip(histograms.chunks_mut(HISTOGRAM_BYTES)) {
+        for (i, histogram) in message.histograms.clone().zip(histograms.chunks_mut(HISTOGRAM_BYTES))
+        {
             quant::write_histogram(data.bucket(op.plan.range(ring as usize, i)), histogram);
         }
         match &message.data {
             Some((_, range)) if message.guess.is_some() => {
-                for (guess, values) in message.guesses(last).zip(values.chunks_mut(range.len() * 4)) {
+                for (guess, values) in message.guesses(last).zip(values.chunks_mut(range.len() * 4))
+                {
                     data.load(range.clone(), Scale::new(guess, self.member.ranks), values);
                 }
             }
-            Some((i, range)) => data.load(range.clone(), op.scale(ring, *i, self.member.ranks), values),
+            Some((i, range)) => {
+                data.load(range.clone(), op.scale(ring, *i, self.member.ranks), values)
+            }
             None => {}
         }
         let data = quant::check_sums(lanes);
@@ -229,7 +242,8 @@ impl Engine {
         }
     }
 
-    /// Whether a ring's next sum is one of an operation that has been given up, because a rank has left.
+    /// Whether a ring's next sum is one of an operation that has been given up, because a rank has
+    /// left.
     fn is_of_nobody(&self, ring: u32) -> bool {
         let verified = self.rings[ring as usize].verified;
         (self.left != 0 || self.leaving)
@@ -239,7 +253,9 @@ impl Engine {
 
     fn examine(&self, ring: u32, sum: &[u8]) -> Verification {
         let (check, lanes) = match sum.split_at_checked(CHECK_BYTES) {
-            Some((check, lanes)) if sum.len().is_multiple_of(4) => (check.as_chunks::<4>().0, lanes),
+            Some((check, lanes)) if sum.len().is_multiple_of(4) => {
+                (check.as_chunks::<4>().0, lanes)
+            }
             _ => return Verification::Wrong,
         };
         let check: [u32; CHECK_LANES] = std::array::from_fn(|i| u32::from_le_bytes(check[i]));
@@ -274,7 +290,8 @@ impl Engine {
         let (histograms, mut values) =
             sum[CHECK_BYTES..].split_at(message.histograms.len() * HISTOGRAM_BYTES);
         for (i, histogram) in message.histograms.clone().zip(histograms.chunks(HISTOGRAM_BYTES)) {
-            op.rings[ring as usize].buckets[i] = Some(quant::highest_bucket(histogram).unwrap_or(0));
+            op.rings[ring as usize].buckets[i] =
+                Some(quant::highest_bucket(histogram).unwrap_or(0));
         }
         let mut again = false;
         if let Some((i, range)) = message.data.clone() {
@@ -284,7 +301,8 @@ impl Engine {
                 && scale.is_some()
             {
                 let guesses = message.guesses(state.lasts.of(&message));
-                let right = guesses.zip(values.chunks(range.len() * 4)).find(|(guess, _)| *guess == bucket);
+                let right =
+                    guesses.zip(values.chunks(range.len() * 4)).find(|(guess, _)| *guess == bucket);
                 state.lasts.learn(&message, bucket);
                 again = right.is_none();
                 values = right.map_or(&[], |(_, values)| values);
@@ -323,7 +341,8 @@ impl Engine {
         self.statistics.verified += 1;
         self.last_progress = now;
         state.verified += 1;
-        while let Some(committed) = state.kept.pop_front_if(|k| k.number + window < state.verified) {
+        while let Some(committed) = state.kept.pop_front_if(|k| k.number + window < state.verified)
+        {
             if let Some(payload) = committed.payload {
                 self.messages.give(payload);
             }
@@ -347,8 +366,12 @@ impl Engine {
             self.statistics.all_reduces += 1;
             let mode = if op.by_ring { Mode::Ring } else { Mode::Box };
             self.statistics.underflows += op.underflow.zeroed;
-            let finished =
-                Finished { mode, verified: op.verified, non_finite: op.non_finite, underflow: op.underflow };
+            let finished = Finished {
+                mode,
+                verified: op.verified,
+                non_finite: op.non_finite,
+                underflow: op.underflow,
+            };
             self.outcomes.push_back(Outcome {
                 number: op.descriptor.number,
                 result: Ok(finished),
@@ -368,9 +391,10 @@ impl Engine {
         payload: Buffer,
     ) {
         let (steps, out) = (&mut self.steps, &mut self.outgoing);
-        let done = self.reductions.of(ring, number).contribute(self.member, payload, |step, lanes| {
-            out.push(data_frame(steps.take(channels), ring, number, step, lanes));
-        });
+        let done =
+            self.reductions.of(ring, number).contribute(self.member, payload, |step, lanes| {
+                out.push(data_frame(steps.take(channels), ring, number, step, lanes));
+            });
         self.after_steps(now, channels, data, ring, done);
     }
 
@@ -386,8 +410,9 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        // The previous rank sends a message only with the sum of the one a window before, which takes this rank's part; and the
-        // ring begins at most a window before what this rank has verified.
+        // The previous rank sends a message only with the sum of the one a window before, which
+        // takes this rank's part; and the ring begins at most a window before what this rank has
+        // verified.
         let (window, verified) = (self.window(), self.rings[h.ring as usize].verified);
         if h.number.saturating_add(window) < verified || h.number >= verified + 2 * window {
             let text = format!(
@@ -401,9 +426,10 @@ impl Engine {
             return;
         }
         let (steps, out) = (&mut self.steps, &mut self.outgoing);
-        let done = self.reductions.of(h.ring, h.number).step(self.member, h.step, lanes, |step, lanes| {
-            out.push(data_frame(steps.take(channels), h.ring, h.number, step, lanes));
-        });
+        let done =
+            self.reductions.of(h.ring, h.number).step(self.member, h.step, lanes, |step, lanes| {
+                out.push(data_frame(steps.take(channels), h.ring, h.number, step, lanes));
+            });
         self.after_steps(now, channels, data, h.ring, done);
     }
 
@@ -422,7 +448,10 @@ impl Engine {
         }
         self.outgoing = out;
         if done == Err(Misfit) {
-            self.suspect(now, Error::Protocol("the ranks disagree about a message of the ring".to_owned()));
+            self.suspect(
+                now,
+                Error::Protocol("the ranks disagree about a message of the ring".to_owned()),
+            );
             return;
         }
         // Sums that this rank had already are of no use to it.
@@ -433,7 +462,10 @@ impl Engine {
             let Some(sum) = self.reductions.take_done(member, ring, number) else { return };
             if self.examine(ring, &sum) != Verification::Sum {
                 self.statistics.wrong += 1;
-                self.suspect(now, Error::Protocol("a sum of the ranks' own ring did not verify".to_owned()));
+                self.suspect(
+                    now,
+                    Error::Protocol("a sum of the ranks' own ring did not verify".to_owned()),
+                );
                 return;
             }
             self.accept(now, data, ring, &sum);

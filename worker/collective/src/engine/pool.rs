@@ -3,8 +3,8 @@
 use crate::buffer::Buffer;
 use crate::channels::Channels;
 
-/// Buffers of one size that nobody uses at the moment. With those in use they are never more than were in use at once, which the window
-/// limits.
+/// Buffers of one size that nobody uses at the moment. With those in use they are never more than
+/// were in use at once, which the window limits.
 #[derive(Debug)]
 pub(super) struct Pool {
     room: usize,
@@ -19,7 +19,8 @@ impl Pool {
         Self { room, free: Vec::new(), lent: 0 }
     }
 
-    /// A buffer with whatever it held last: to clear a message that will be written anew costs a pass over it.
+    /// A buffer with whatever it held last: to clear a message that will be written anew costs a
+    /// pass over it.
     pub fn take(&mut self, channels: &mut dyn Channels) -> Buffer {
         self.lent += 1;
         self.free.pop().unwrap_or_else(|| channels.buffer(self.room))

@@ -1,4 +1,5 @@
-//! Operations that are open, in the order of the calls: how they begin, that all ranks mean the same, how they end.
+//! Operations that are open, in the order of the calls: how they begin, that all ranks mean the
+//! same, how they end.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,8 @@ const FEW: usize = 2;
 
 /// What is to be reduced.
 pub enum Work<'a> {
-    /// What every step is given until the operation is complete. No other may be started before that.
+    /// What every step is given until the operation is complete. No other may be started before
+    /// that.
     Lent(&'a dyn Data),
     /// It comes back with the outcome.
     Owned(Owned),
@@ -50,7 +52,8 @@ impl Engine {
         let plan = Plan::new(&self.settings.shape.layout, dtype, length)
             .map_err(|reason| Error::Length { dtype, reason })?;
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
-            // Others may still be in an operation that this rank has completed: it is no failure of theirs.
+            // Others may still be in an operation that this rank has completed: it is no failure of
+            // theirs.
             return Err(Error::RankLeft { rank: self.name(rank) });
         }
         let number = self.own().started + 1;
@@ -119,9 +122,10 @@ impl Engine {
         }
     }
 
-    /// Tells the next rank of an operation that has been started, if it does not know. With few messages that is late: the sums'
-    /// sequence lanes say already that all ranks have called for the same, and an announcement and its acknowledgement are two packets
-    /// of six. Long ones are announced at once, for what is lost is missed sooner where all are known to have started.
+    /// Tells the next rank of an operation that has been started, if it does not know. With few
+    /// messages that is late: the sums' sequence lanes say already that all ranks have called for
+    /// the same, and an announcement and its acknowledgement are two packets of six. Long ones are
+    /// announced at once, for what is lost is missed sooner where all are known to have started.
     pub(super) fn announce(&mut self, channels: &mut dyn Channels) {
         if let Some(descriptor) = self.untold.take() {
             self.tell(channels, &Frame::Operation(descriptor));
@@ -172,8 +176,11 @@ impl Engine {
         // It starts no more before this one has started what was before them, and each once.
         let latest = self.announced.back().map_or(0, |d| d.number);
         if d.number <= latest || !self.can_be_at(Progress { started: d.number, completed: 0 }) {
-            let text =
-                format!("rank {} cannot have started operation {}", self.name(self.previous()), d.number);
+            let text = format!(
+                "rank {} cannot have started operation {}",
+                self.name(self.previous()),
+                d.number
+            );
             self.fail(channels, Error::Protocol(text));
             return;
         }
@@ -184,7 +191,8 @@ impl Engine {
         self.compare(channels);
     }
 
-    /// Whether a rank can be so far: nothing is complete without this rank's part, and no more are open than may be.
+    /// Whether a rank can be so far: nothing is complete without this rank's part, and no more are
+    /// open than may be.
     pub(super) fn can_be_at(&self, theirs: Progress) -> bool {
         let own = self.progress[self.member.rank as usize].started;
         theirs.completed <= own && theirs.started <= own + MAX_OPEN as u64
@@ -195,7 +203,8 @@ impl Engine {
         let started = self.own().started;
         while let Some(theirs) = self.announced.pop_front_if(|d| d.number <= started) {
             // Those that are complete were the same.
-            let own = self.operations.iter().map(|o| o.descriptor).find(|d| d.number == theirs.number);
+            let own =
+                self.operations.iter().map(|o| o.descriptor).find(|d| d.number == theirs.number);
             if let Some(own) = own.filter(|own| *own != theirs) {
                 self.fail(
                     channels,

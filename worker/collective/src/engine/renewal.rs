@@ -1,15 +1,18 @@
 //! Connecting anew: after which operation, agreed by all ranks.
 //!
-//! Rank 0 sends [`Frame::Renew`] around the plain ring before it starts an operation. Each rank raises the number in it to that of the
-//! latest operation that it has started itself, and starts no other until it hears more. When the frame is back, rank 0 knows the
-//! latest operation that anybody has started, or its own next one if that is later, and a second frame tells all: that is the last
-//! one over these connections. With one operation at a time it is rank 0's next one, as nobody can be ahead of it by more.
+//! Rank 0 sends [`Frame::Renew`] around the plain ring before it starts an operation. Each rank
+//! raises the number in it to that of the latest operation that it has started itself, and starts
+//! no other until it hears more. When the frame is back, rank 0 knows the latest operation that
+//! anybody has started, or its own next one if that is later, and a second frame tells all: that is
+//! the last one over these connections. With one operation at a time it is rank 0's next one, as
+//! nobody can be ahead of it by more.
 //!
 //! Whoever has completed the last one joins again at once, in a thread that goes on driving these
-//! connections meanwhile: others may still find that the box is gone, and need this rank. It takes all to join. So who has joined knows
-//! that all have completed the last one, and that nobody needs these connections any more: only then does it leave them. Where the
-//! ranks cannot join they stay, each when it has found out. Later operations are started over the new connections, and there is none
-//! open in between.
+//! connections meanwhile: others may still find that the box is gone, and need this rank. It takes
+//! all to join. So who has joined knows that all have completed the last one, and that nobody needs
+//! these connections any more: only then does it leave them. Where the ranks cannot join they stay,
+//! each when it has found out. Later operations are started over the new connections, and there is
+//! none open in between.
 //!
 //! It makes no difference who sums: ranks that have given the box up get to it again.
 
@@ -21,14 +24,16 @@ use crate::frame::Frame;
 /// What this rank knows about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Renewal {
-    /// The last operation over these connections; before that is agreed, none that is later may be started.
+    /// The last operation over these connections; before that is agreed, none that is later may be
+    /// started.
     after: u64,
     /// It is decided.
     agreed: bool,
 }
 
 impl Engine {
-    /// Asks all ranks to connect anew, after the operation that this one, rank 0, starts next if nobody is further.
+    /// Asks all ranks to connect anew, after the operation that this one, rank 0, starts next if
+    /// nobody is further.
     pub fn ask_to_renew(&mut self, channels: &mut dyn Channels) {
         if self.renewal.is_some() || self.failure.is_some() || self.left != 0 {
             return;
@@ -43,8 +48,8 @@ impl Engine {
         self.renewal.is_some()
     }
 
-    /// Whether the ranks have still to agree after which operation they connect anew: none may be started. Not for ever: who is silent
-    /// is dead, and who has left lets no operation start.
+    /// Whether the ranks have still to agree after which operation they connect anew: none may be
+    /// started. Not for ever: who is silent is dead, and who has left lets no operation start.
     pub fn waits_for_consent(&self) -> bool {
         self.failure.is_none() && self.left == 0 && self.renewal.is_some_and(|r| !r.agreed)
     }
@@ -66,7 +71,9 @@ impl Engine {
         let (first, own) = (self.member.rank == 0, *self.own());
         let renewal = match self.renewal {
             // All have told which operation is their latest.
-            Some(r) if first && !r.agreed && !decided && after >= r.after => Renewal { after, agreed: true },
+            Some(r) if first && !r.agreed && !decided && after >= r.after => {
+                Renewal { after, agreed: true }
+            }
             // All know.
             Some(r) if first && r.agreed && decided && after == r.after => return,
             // This one could not join, and has stayed, before it heard that all know.
@@ -75,7 +82,9 @@ impl Engine {
             r if !first && !decided && r.is_none_or(|r| r.agreed) && after > own.completed => {
                 Renewal { after: after.max(own.started), agreed: false }
             }
-            Some(r) if !first && !r.agreed && decided && after >= r.after => Renewal { after, agreed: true },
+            Some(r) if !first && !r.agreed && decided && after >= r.after => {
+                Renewal { after, agreed: true }
+            }
             _ => {
                 let previous = self.name(self.previous());
                 let text = format!("rank {previous} asks to connect anew after operation {after}");

@@ -1,5 +1,5 @@
-//! Other collectives than the sum in place, each as one sum: of elements that go elsewhere than they came from, and of bytes to which
-//! one rank contributes what all others contribute zeros to.
+//! Other collectives than the sum in place, each as one sum: of elements that go elsewhere than
+//! they came from, and of bytes to which one rank contributes what all others contribute zeros to.
 
 use std::ops::{Deref, DerefMut, Range};
 
@@ -85,7 +85,12 @@ impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Sca
         let (from, to) = (range.start.max(part.start), range.end.min(part.end));
         if from < to {
             let sums = &sums[(from - range.start) * 4..(to - range.start) * 4];
-            restore(sums, scale, &mut self.output[from - part.start..to - part.start], self.divisor);
+            restore(
+                sums,
+                scale,
+                &mut self.output[from - part.start..to - part.start],
+                self.divisor,
+            );
         }
     }
     fn memory(&self) -> Memory {
@@ -105,7 +110,8 @@ pub enum Route {
     AllToAll,
 }
 
-/// Blocks of bytes that change places. Each is a whole number of lanes, the last of which may be padded.
+/// Blocks of bytes that change places. Each is a whole number of lanes, the last of which may be
+/// padded.
 pub struct Moved<I, O> {
     /// What this rank gives; empty for a broadcast, which is in place.
     pub input: I,
@@ -128,7 +134,9 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Moved<I, O> {
         match self.route {
             Route::Broadcast { root } => (root == self.rank).then(|| &self.output[of(0)]),
             Route::AllGather => (block == self.rank).then(|| &self.input[of(0)]),
-            Route::AllToAll => (block / self.ranks == self.rank).then(|| &self.input[of(block % self.ranks)]),
+            Route::AllToAll => {
+                (block / self.ranks == self.rank).then(|| &self.input[of(block % self.ranks)])
+            }
         }
     }
 
@@ -205,7 +213,8 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
             Route::AllGather => self.rank * self.block..(self.rank + 1) * self.block,
             Route::Broadcast { .. } | Route::AllToAll => 0..0,
         };
-        let input = Memory::default().with_input(&self.input, 0..self.input.len(), &self.output[own]);
+        let input =
+            Memory::default().with_input(&self.input, 0..self.input.len(), &self.output[own]);
         input.with(&self.output, true)
     }
 }
@@ -224,12 +233,14 @@ mod tests {
             let sum = Reduce { data: vec![0.0f32; 4], keeps: rank == 0, divisor: 1 };
             assert!(sum.memory().collides(&sum.memory()), "reduce at rank {rank}");
             let route = Route::Broadcast { root: 0 };
-            let moved = Moved { input: vec![], output: vec![0; 16], route, block: 16, rank, ranks: 2 };
+            let moved =
+                Moved { input: vec![], output: vec![0; 16], route, block: 16, rank, ranks: 2 };
             assert!(moved.memory().collides(&moved.memory()), "broadcast at rank {rank}");
         }
     }
 
-    /// Also where their sum is beyond the largest float, and not a multiple of what a float resolves.
+    /// Also where their sum is beyond the largest float, and not a multiple of what a float
+    /// resolves.
     #[test]
     fn the_average_of_the_same_finite_float_is_that_float() {
         for ranks in 2..=64 {

@@ -138,7 +138,8 @@ impl Element for f32 {
     }
 }
 
-/// A slice under reduction, whatever its type: what the engine reads contributions from and writes results to.
+/// A slice under reduction, whatever its type: what the engine reads contributions from and writes
+/// results to.
 #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
 pub trait Data {
     fn dtype(&self) -> Dtype;
@@ -213,8 +214,12 @@ fn start(ends: &[usize], tensor: usize) -> usize {
     tensor.checked_sub(1).map_or(0, |before| ends[before])
 }
 
-/// The parts of a range of the concatenation: tensor, range in it, and where that lies in the range.
-fn parts(ends: &[usize], range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
+/// The parts of a range of the concatenation: tensor, range in it, and where that lies in the
+/// range.
+fn parts(
+    ends: &[usize],
+    range: Range<usize>,
+) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
     let first = ends.partition_point(|end| *end <= range.start);
     (first..ends.len()).map_while(move |tensor| {
         let (start, end) = (start(ends, tensor), ends[tensor]);
@@ -239,7 +244,11 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for 
     }
     fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
         for (tensor, part, lanes) in parts(&self.ends, range) {
-            T::to_lanes(&self.tensors[tensor][part], scale, &mut out[lanes.start * 4..lanes.end * 4]);
+            T::to_lanes(
+                &self.tensors[tensor][part],
+                scale,
+                &mut out[lanes.start * 4..lanes.end * 4],
+            );
         }
     }
     fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
@@ -251,7 +260,11 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for 
     }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         for (tensor, part, lanes) in parts(&self.ends, range) {
-            T::from_lanes(&sums[lanes.start * 4..lanes.end * 4], scale, &mut self.tensors[tensor][part]);
+            T::from_lanes(
+                &sums[lanes.start * 4..lanes.end * 4],
+                scale,
+                &mut self.tensors[tensor][part],
+            );
         }
     }
     fn memory(&self) -> Memory {

@@ -1,11 +1,14 @@
-//! How an all-reduce is cut into messages. Every rank computes the same from the length and the job's properties.
+//! How an all-reduce is cut into messages. Every rank computes the same from the length and the
+//! job's properties.
 //!
-//! A message has [`CHECK_LANES`] check lanes, for floats perhaps a histogram, then data. Chunk g of the data goes to ring
-//! g mod R, as that ring's data message g div R. The scale of a ring's data message i + W travels as a histogram in
-//! its message i; those of its first W messages travel in *prologue* messages, which hold nothing else.
+//! A message has [`CHECK_LANES`] check lanes, for floats perhaps a histogram, then data. Chunk g of
+//! the data goes to ring g mod R, as that ring's data message g div R. The scale of a ring's data
+//! message i + W travels as a histogram in its message i; those of its first W messages travel in
+//! *prologue* messages, which hold nothing else.
 //!
-//! Floats that are few need no prologue: one *guess* message has their histogram, and their values with each scale that is likely.
-//! Where the histogram says that none of them was right, a second message follows with the right one.
+//! Floats that are few need no prologue: one *guess* message has their histogram, and their values
+//! with each scale that is likely. Where the histogram says that none of them was right, a second
+//! message follows with the right one.
 
 use std::ops::Range;
 
@@ -20,7 +23,8 @@ pub const CHECK_BYTES: usize = CHECK_LANES * 4;
 const GUESSES: u8 = 3;
 /// Most bytes of a message with so many: a packet, at the usual path MTU.
 const GUESSES_BYTES: usize = 1024;
-/// Most bytes of values that are sent with a single scale, if that has been right: as much is lost where it is wrong.
+/// Most bytes of values that are sent with a single scale, if that has been right: as much is lost
+/// where it is wrong.
 const GUESS_BYTES: usize = 16 << 10;
 
 /// The properties of a job that decide how data is cut into messages.
@@ -95,7 +99,8 @@ impl Default for Last {
     }
 }
 
-/// By lengths, as far as they differ in their lowest bits: a training's operations are the same ones over and over.
+/// By lengths, as far as they differ in their lowest bits: a training's operations are the same
+/// ones over and over.
 #[derive(Debug, Default)]
 pub struct Lasts([Last; 16]);
 
@@ -125,7 +130,8 @@ pub struct Plan {
     rings: usize,
     /// Histograms in a prologue message; 0 where none are needed.
     prologue: usize,
-    /// All of it is one guess message with so many scales at the most, and if that was wrong another one.
+    /// All of it is one guess message with so many scales at the most, and if that was wrong
+    /// another one.
     guess: Option<u8>,
 }
 
@@ -137,8 +143,11 @@ impl Plan {
         let most = elements.min(GUESS_BYTES / 4);
         let bytes = (CHECK_LANES + HISTOGRAM_LANES + length * usize::from(GUESSES)) * 4;
         let few = bytes <= GUESSES_BYTES.min(layout.message_size as usize);
-        let guess =
-            (dtype == Dtype::F32 && (1..=most).contains(&length)).then_some(if few { GUESSES } else { 1 });
+        let guess = (dtype == Dtype::F32 && (1..=most).contains(&length)).then_some(if few {
+            GUESSES
+        } else {
+            1
+        });
         let prologue = match dtype {
             Dtype::F32 if length > 0 && guess.is_none() => {
                 (layout.message_size as usize / 4 - CHECK_LANES) / HISTOGRAM_LANES
@@ -154,7 +163,11 @@ impl Plan {
     }
 
     fn prologue_messages(&self, ring: usize) -> usize {
-        if self.prologue == 0 { 0 } else { self.data_messages(ring).min(self.window).div_ceil(self.prologue) }
+        if self.prologue == 0 {
+            0
+        } else {
+            self.data_messages(ring).min(self.window).div_ceil(self.prologue)
+        }
     }
 
     /// All messages of a ring, if guesses are right.
@@ -187,7 +200,8 @@ impl Plan {
             }
             Some(i) => {
                 let ahead = i + self.window;
-                let histograms = if self.prologue > 0 && ahead < n { ahead..ahead + 1 } else { 0..0 };
+                let histograms =
+                    if self.prologue > 0 && ahead < n { ahead..ahead + 1 } else { 0..0 };
                 Message { histograms, data: Some((i, self.range(ring, i))), guess: None }
             }
         }

@@ -6,7 +6,8 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 struct Stretch {
     place: Range<usize>,
-    /// Whether the result goes there, at this rank or another: all ranks must find the same collisions.
+    /// Whether the result goes there, at this rank or another: all ranks must find the same
+    /// collisions.
     written: bool,
 }
 
@@ -21,7 +22,8 @@ pub struct Memory {
 impl Memory {
     /// Adds what is read; `own` of it may be where the result for that goes, which it is in place.
     pub fn with_input<T>(self, input: &[T], own: Range<usize>, result: &[T]) -> Self {
-        let place = if input[own.clone()].as_ptr_range() == result.as_ptr_range() { own } else { 0..0 };
+        let place =
+            if input[own.clone()].as_ptr_range() == result.as_ptr_range() { own } else { 0..0 };
         self.with(&input[..place.start], false).with(&input[place.end..], false)
     }
 

@@ -1,4 +1,5 @@
-//! From numbers to lanes and back. The box adds 32-bit integers, wrapping; floats become such integers.
+//! From numbers to lanes and back. The box adds 32-bit integers, wrapping; floats become such
+//! integers.
 //!
 //! | module | what lives there |
 //! | --- | --- |

@@ -1,9 +1,10 @@
 //! Floats as 32-bit integers after SwitchML (NSDI 2021).
 //!
-//! All elements of a message have one scale, a power of two, the same at all ranks. It follows from the largest exponent
-//! over all ranks' elements of that message, so that N quantised values of the largest magnitude do not overflow. The
-//! exponents are added up by the box like everything else: as a histogram of [`BUCKETS`] buckets of eight bits, four to
-//! a lane. Each rank adds one in one bucket, so with at most 64 ranks no bucket carries into its neighbour.
+//! All elements of a message have one scale, a power of two, the same at all ranks. It follows from
+//! the largest exponent over all ranks' elements of that message, so that N quantised values of the
+//! largest magnitude do not overflow. The exponents are added up by the box like everything else:
+//! as a histogram of [`BUCKETS`] buckets of eight bits, four to a lane. Each rank adds one in one
+//! bucket, so with at most 64 ranks no bucket carries into its neighbour.
 
 use std::ops::Range;
 
@@ -17,8 +18,8 @@ pub const HISTOGRAM_BYTES: usize = BUCKETS;
 /// The bucket of messages with an infinite element or one that is no number.
 pub const NON_FINITE: u8 = 255;
 
-/// The largest biased exponent among `x`: |x| < 2^(bucket - 126) for every finite element. [`NON_FINITE`] if there is
-/// an infinity or a NaN, 0 if all are zero or subnormal.
+/// The largest biased exponent among `x`: |x| < 2^(bucket - 126) for every finite element.
+/// [`NON_FINITE`] if there is an infinity or a NaN, 0 if all are zero or subnormal.
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 pub fn bucket(x: &[f32]) -> u8 {
     // Without their sign, the bits of floats are ordered as their magnitudes are.
@@ -37,7 +38,8 @@ pub fn highest_bucket(histogram: &[u8]) -> Option<u8> {
     histogram[..HISTOGRAM_BYTES].iter().rposition(|b| *b != 0).map(|b| b as u8)
 }
 
-/// Largest exponents that are likely where the last one was `bucket`; there is no scale beyond the ends.
+/// Largest exponents that are likely where the last one was `bucket`; there is no scale beyond the
+/// ends.
 pub fn around(bucket: u8, count: u8) -> Range<u8> {
     let first = bucket.saturating_sub(count / 2).min(NON_FINITE - count);
     first..first + count
@@ -76,7 +78,8 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// The scale for the sum of `ranks` messages whose largest exponent is in `bucket`. `None` for [`NON_FINITE`].
+    /// The scale for the sum of `ranks` messages whose largest exponent is in `bucket`. `None` for
+    /// [`NON_FINITE`].
     pub fn new(bucket: u8, ranks: u32) -> Option<Self> {
         if bucket == NON_FINITE {
             return None;
@@ -100,7 +103,8 @@ impl Scale {
     /// How many of these elements are not zero, and how many of those are so small that they
     /// become 0: at most half of 2^-s, as ties go to even.
     pub fn underflow(self, x: &[f32]) -> Underflow {
-        // The bits of the largest float that becomes 0, which may be subnormal, or too small for one.
+        // The bits of the largest float that becomes 0, which may be subnormal, or too small for
+        // one.
         let largest = match -1 - self.exponent {
             e if e >= -126 => ((e + 127) as u32) << 23,
             e => 1u32.checked_shl((e + 149) as u32).unwrap_or(0),
@@ -112,7 +116,11 @@ impl Scale {
     pub fn restore(self, sums: &[u8], out: &mut [f32]) {
         // No sum overflows, and none but zero is less than the least normal number.
         let usual = (-96..=126).contains(&self.exponent);
-        if usual { restore(self.inverse(), sums, out) } else { restore_extreme(self.inverse(), sums, out) }
+        if usual {
+            restore(self.inverse(), sums, out)
+        } else {
+            restore_extreme(self.inverse(), sums, out)
+        }
     }
 
     /// The same divided by 2 to 64, rounded once: what lies between floats is one.
@@ -121,13 +129,14 @@ impl Scale {
     }
 }
 
-// Plain loops that compilers vectorise, in versions for wider registers than every x86-64 has; the processor chooses at run
-// time. `cargo xtask bench numeric`, 64 KiB on a Xeon with AVX-512, in us: largest exponent 0.4; quantise 2.1; restore 1.7; check lanes 1.0. A
-// copy takes 0.7.
+// Plain loops that compilers vectorise, in versions for wider registers than every x86-64 has; the
+// processor chooses at run time. `cargo xtask bench numeric`, 64 KiB on a Xeon with AVX-512, in us:
+// largest exponent 0.4; quantise 2.1; restore 1.7; check lanes 1.0. A copy takes 0.7.
 //
-// Nothing here is rounded by the processor: an application may have set another rounding mode, or that subnormal numbers count as zero
-// (MXCSR on x86-64, FPCR on AArch64), in one thread and not in the keeper's, at one rank and not at the others. Integers know nothing of that, and
-// the one product of floats is exact, of normal numbers.
+// Nothing here is rounded by the processor: an application may have set another rounding mode, or
+// that subnormal numbers count as zero (MXCSR on x86-64, FPCR on AArch64), in one thread and not in
+// the keeper's, at one rank and not at the others. Integers know nothing of that, and the one
+// product of floats is exact, of normal numbers.
 
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 fn quantise(exponent: i32, limit: u32, x: &[f32], out: &mut [u8]) {
@@ -206,7 +215,8 @@ fn rounded(x: f64) -> f32 {
 
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 fn average(inverse: f64, by: u32, sums: &[u8], out: &mut [f32]) {
-    // a / by = a reciprocal 2^-(31 + up), rounded down, for all a below 2^31 (Granlund and Montgomery, PLDI 1994, theorem 4.2).
+    // a / by = a reciprocal 2^-(31 + up), rounded down, for all a below 2^31 (Granlund and
+    // Montgomery, PLDI 1994, theorem 4.2).
     let up = by.next_power_of_two().ilog2();
     let reciprocal = (1u64 << (31 + up)).div_ceil(u64::from(by));
     for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
@@ -285,8 +295,13 @@ mod tests {
     #[test]
     fn the_largest_values_of_all_ranks_do_not_overflow() {
         for ranks in [1, 2, 3, 4, 5, 8, 33, 64] {
-            for x in [f32::MAX, 1.999_999_9, f32::MIN_POSITIVE, f32::from_bits(0x7f_ffff), f32::from_bits(1)]
-            {
+            for x in [
+                f32::MAX,
+                1.999_999_9,
+                f32::MIN_POSITIVE,
+                f32::from_bits(0x7f_ffff),
+                f32::from_bits(1),
+            ] {
                 let scale = Scale::new(bucket(&[x]), ranks).unwrap();
                 let q = quantise(scale, &[x, -x]);
                 assert_eq!(q[0], -q[1]);
@@ -323,7 +338,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each quantised value is the exact product, rounded once: compared in integers, without floats.
+        /// Each quantised value is the exact product, rounded once: compared in integers, without
+        /// floats.
         #[test]
         fn quantising_is_exact_arithmetic(x in finite(), up in 0u8..20, ranks in 1u32..=64) {
             let b = bucket(&[x]).saturating_add(up).min(254);
@@ -355,7 +371,8 @@ mod tests {
             ranks in 1u32..=64,
         ) {
             let scale = Scale::new(bucket, ranks).unwrap();
-            // And what is next to the limit, which is the halves of subnormal numbers at the lowest scales.
+            // And what is next to the limit, which is the halves of subnormal numbers at the lowest
+            // scales.
             let half = (-f64::from(scale.exponent) - 1.0).exp2() as f32;
             let edge = f32::from_bits(half.to_bits().saturating_add(near).saturating_sub(1));
             let x: Vec<f32> = x.into_iter().chain([edge, -edge, 0.0, -0.0, f32::from_bits(1)]).collect();
@@ -365,7 +382,8 @@ mod tests {
             prop_assert_eq!(scale.underflow(&x), Underflow { nonzero, zeroed });
         }
 
-        /// The sum errs by at most half a step for each rank (one step for a value at the limit), and by the last rounding.
+        /// The sum errs by at most half a step for each rank (one step for a value at the limit),
+        /// and by the last rounding.
         #[test]
         fn the_error_is_bounded(x in prop::collection::vec(-1e30f32..1e30, 1..64), shift in -100i32..20) {
             let x: Vec<f32> = x.iter().map(|x| (f64::from(*x) * (2f64).powi(shift)) as f32).collect();
@@ -374,7 +392,8 @@ mod tests {
             let sum: i32 = quantise(scale, &x).iter().sum();
             let mut result = [0.0];
             scale.restore(&sum.to_le_bytes(), &mut result);
-            // Magnitudes within 2^25 of each other at most matter: f64 holds the sum to far below the bound.
+            // Magnitudes within 2^25 of each other at most matter: f64 holds the sum to far below
+            // the bound.
             let exact: f64 = x.iter().map(|x| f64::from(*x)).sum();
             let at_limit = quantise(scale, &x).iter().filter(|q| q.abs() == scale.limit).count();
             let bound = (f64::from(ranks) + at_limit as f64) * scale.inverse() * 0.5

@@ -4,8 +4,9 @@ use super::element::Element;
 use super::layout::{Layout, Plan};
 use super::quant::Scale;
 
-/// The sum that `all_reduce` gives, bit for bit: same scales, same rounding. The order of the contributions does not
-/// matter. Floats of a message in which any rank has an infinity or a NaN are NaN.
+/// The sum that `all_reduce` gives, bit for bit: same scales, same rounding. The order of the
+/// contributions does not matter. Floats of a message in which any rank has an infinity or a NaN
+/// are NaN.
 ///
 /// # Panics
 /// If there are no contributions, their lengths differ, or the layout has no room for the type.

@@ -31,8 +31,9 @@ struct Node {
     ranks: Range<usize>,
     below: Vec<usize>,
     parent: Option<usize>,
-    /// The ranks whose connections its members' are, in order: each rank's, or the last one's of each group. Where there is a parent the
-    /// last one is that of the rank before the first, whose connection comes down.
+    /// The ranks whose connections its members' are, in order: each rank's, or the last one's of
+    /// each group. Where there is a parent the last one is that of the rank before the first, whose
+    /// connection comes down.
     senders: Vec<usize>,
     rings: Vec<RingBox<Bth, [u8]>>,
 }
@@ -47,7 +48,8 @@ struct Incoming {
     moved: bool,
 }
 
-/// Links between boxes, each way one of its own. Without them what a box sends another is there at once.
+/// Links between boxes, each way one of its own. Without them what a box sends another is there at
+/// once.
 struct Wires {
     speed: Speed,
     free: HashMap<(usize, usize), Instant>,
@@ -102,7 +104,8 @@ pub(super) enum Spoil {
 }
 
 impl Aggregator {
-    /// So many boxes are below each box, level by level; one box if `branches` is empty. Between them so many of a million packets are lost.
+    /// So many boxes are below each box, level by level; one box if `branches` is empty. Between
+    /// them so many of a million packets are lost.
     pub fn new(
         shape: &JobShape,
         ranks: &[RankNumbers],
@@ -129,7 +132,12 @@ impl Aggregator {
             loss,
             victim: None,
             rng: Rng(seed ^ 0x7570_6c69_6e6b_7300),
-            wires: speed.map(|speed| Wires { speed, free: HashMap::new(), flying: BTreeMap::new(), sent: 0 }),
+            wires: speed.map(|speed| Wires {
+                speed,
+                free: HashMap::new(),
+                flying: BTreeMap::new(),
+                sent: 0,
+            }),
             spoil: None,
         }
     }
@@ -156,20 +164,26 @@ impl Aggregator {
     #[cfg(test)]
     pub fn exchange_rings(&mut self, rank: usize) {
         let rings = self.nodes[0].rings.len();
-        self.flows.values_mut().filter(|f| f.rank == rank).for_each(|f| f.ring = (f.ring + 1) % rings);
+        self.flows
+            .values_mut()
+            .filter(|f| f.rank == rank)
+            .for_each(|f| f.ring = (f.ring + 1) % rings);
     }
 
     /// Slots that were claimed and not released, described.
     pub fn unreleased(&self) -> Vec<String> {
         let rings = self.nodes.iter().flat_map(|node| node.rings.iter().enumerate());
         let slots = rings.flat_map(|(r, ring)| {
-            let unreleased = ring.slots.iter().filter(|s| s.is(Slot::USED) && !s.is(Slot::RELEASED));
-            unreleased.map(move |s| format!("ring {r} index {} of ranks {:#b}", s.index, s.contributors))
+            let unreleased =
+                ring.slots.iter().filter(|s| s.is(Slot::USED) && !s.is(Slot::RELEASED));
+            unreleased
+                .map(move |s| format!("ring {r} index {} of ranks {:#b}", s.index, s.contributors))
         });
         slots.collect()
     }
 
-    /// Takes a datagram if it is a flow's data, and gives those that come of it, with their addresses.
+    /// Takes a datagram if it is a flow's data, and gives those that come of it, with their
+    /// addresses.
     pub fn take(
         &mut self,
         now: Instant,
@@ -191,7 +205,11 @@ impl Aggregator {
         assert_eq!(src, self.ips[sender]);
         let node = self.box_of(sender);
         let payload = packet.payload.to_vec();
-        self.all_at_box(now, Incoming { node, sender, bth: packet.bth, payload, moved: false }, out);
+        self.all_at_box(
+            now,
+            Incoming { node, sender, bth: packet.bth, payload, moved: false },
+            out,
+        );
         true
     }
 
@@ -209,14 +227,21 @@ impl Aggregator {
     }
 
     /// Takes a packet at a box, and what comes of it at once at others.
-    fn all_at_box(&mut self, now: Instant, incoming: Incoming, out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>) {
+    fn all_at_box(
+        &mut self,
+        now: Instant,
+        incoming: Incoming,
+        out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>,
+    ) {
         let mut queue = VecDeque::from([incoming]);
         while let Some(incoming) = queue.pop_front() {
             let from = incoming.node;
             let mut sent = VecDeque::new();
             self.at_box(incoming, &mut sent, out);
             match &mut self.wires {
-                Some(wires) => sent.into_iter().for_each(|incoming| wires.send(now, from, incoming)),
+                Some(wires) => {
+                    sent.into_iter().for_each(|incoming| wires.send(now, from, incoming))
+                }
                 None => queue.append(&mut sent),
             }
         }
@@ -247,8 +272,10 @@ impl Aggregator {
         let first = if op.is_first() { Slot::FIRST } else { 0 };
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
         let (rank, len) = (place as u32, payload.len() as u32);
-        let fragment = Fragment { rank, index, len, ce: false, total: bth.ecn & TOTAL != 0, bounds };
-        let output = ring.take(fragment, bth, &payload, |sum, payload| add_lanes(sum, payload)).output;
+        let fragment =
+            Fragment { rank, index, len, ce: false, total: bth.ecn & TOTAL != 0, bounds };
+        let output =
+            ring.take(fragment, bth, &payload, |sum, payload| add_lanes(sum, payload)).output;
         let s = ring.slot_of(index);
         if let (Output::Release, Some((after, how))) = (output, &mut self.spoil) {
             if *after == 0 {
@@ -311,7 +338,8 @@ impl Aggregator {
         let next = below.or(here.parent.as_ref()).copied().expect("a way up");
         let what = if below.is_some() { Between::Total } else { Between::Partial };
         let mut lost = self.rng.chance(self.loss);
-        if let Some((_, nth)) = self.victim.as_mut().filter(|(victim, _)| *victim == what && !moved) {
+        if let Some((_, nth)) = self.victim.as_mut().filter(|(victim, _)| *victim == what && !moved)
+        {
             lost |= *nth == 0;
             *nth = nth.wrapping_sub(1);
         }
@@ -340,11 +368,13 @@ fn grow(
     };
     let before = parent.map(|_| (ranks.start + n - 1) % n);
     let senders: Vec<usize> = groups.iter().map(|group| group.end - 1).chain(before).collect();
-    let flags = [(parent.is_some(), ring_flags::UPLINK), (!branches.is_empty(), ring_flags::GROUPS)];
+    let flags =
+        [(parent.is_some(), ring_flags::UPLINK), (!branches.is_empty(), ring_flags::GROUPS)];
     let flags = flags.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum();
     nodes.push(Node::new(shape, ranks, parent, senders, flags));
     if let [_, further @ ..] = branches {
-        let below = groups.into_iter().map(|group| grow(nodes, shape, n, further, group, Some(number)));
+        let below =
+            groups.into_iter().map(|group| grow(nodes, shape, n, further, group, Some(number)));
         nodes[number].below = below.collect();
     }
     number

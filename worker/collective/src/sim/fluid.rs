@@ -1,4 +1,5 @@
-//! The same all-reduce packet by packet and in a network of fluids (`netsum-plan`): both take as long.
+//! The same all-reduce packet by packet and in a network of fluids (`netsum-plan`): both take as
+//! long.
 //!
 //! Fluids know no acknowledgements, and none of a ring's steps waits for another.
 
@@ -21,8 +22,9 @@ use crate::report::Mode;
 
 const LAYOUT: Layout = Layout { message_size: 64 << 10, window: 8, rings: 1 };
 const MTU: u32 = 1024;
-/// Packets that come until a rank of a ring is awake and answers all of them at once. With 2 to 12 times are within 0.5 % of each other. One that answers
-/// each would send 8 % more: an acknowledgement is 86 bytes on the wire, a packet 1106. By a box it makes no difference.
+/// Packets that come until a rank of a ring is awake and answers all of them at once. With 2 to 12
+/// times are within 0.5 % of each other. One that answers each would send 8 % more: an
+/// acknowledgement is 86 bytes on the wire, a packet 1106. By a box it makes no difference.
 const WAKES: u32 = 4;
 
 struct Case {
@@ -54,12 +56,15 @@ impl Case {
         }
         if self.mode == Mode::Ring {
             spec.present = NEVER;
-            spec.wakes =
-                Duration::from_nanos(u64::from(self.per_byte * WAKES) * (MTU as usize + AROUND) as u64);
+            spec.wakes = Duration::from_nanos(
+                u64::from(self.per_byte * WAKES) * (MTU as usize + AROUND) as u64,
+            );
         }
         let mut sim = Sim::new(&spec, |rank| {
-            let calls = (0..2)
-                .map(|n| Call { data: Vector::ints(rank, self.bytes / 4, n), not_before: Duration::ZERO });
+            let calls = (0..2).map(|n| Call {
+                data: Vector::ints(rank, self.bytes / 4, n),
+                not_before: Duration::ZERO,
+            });
             calls.collect()
         });
         sim.run();
@@ -76,19 +81,30 @@ impl Case {
         let bits = |per_byte: u32| 8e9 / f64::from(per_byte);
         let mut topology = generate::rack(self.hosts, bits(self.per_byte));
         if self.racks > 1 {
-            topology = generate::leaf_spine(self.racks, self.hosts / self.racks, 1, bits(self.per_byte), 1.0);
+            topology = generate::leaf_spine(
+                self.racks,
+                self.hosts / self.racks,
+                1,
+                bits(self.per_byte),
+                1.0,
+            );
             let up = topology.links.iter_mut().filter(|link| link.to == "spine0");
             up.for_each(|link| link.bits = bits(self.uplink));
         }
-        topology.links.iter_mut().for_each(|link| link.latency_us = self.latency.as_secs_f64() * 1e6);
+        topology
+            .links
+            .iter_mut()
+            .for_each(|link| link.latency_us = self.latency.as_secs_f64() * 1e6);
         let network = Network::new(&topology).unwrap();
         // From each host to the next, so that all links of hosts have as much, both ways.
         let rate = 1e9 / f64::from(self.per_byte) * f64::from(self.others) / 1000.0;
         let other = |from| Demand { from, to: (from + 1) % self.hosts, bytes: rate };
-        let background = if self.others > 0 { (0..self.hosts).map(other).collect() } else { Vec::new() };
+        let background =
+            if self.others > 0 { (0..self.hosts).map(other).collect() } else { Vec::new() };
         let (failed, balance) = (BTreeSet::new(), Balance::Spray);
         let scene = Scene { network: &network, failed, balance, background, step: 0.0 };
-        let collective = if self.mode == Mode::Ring { Collective::Ring } else { Collective::Netsum };
+        let collective =
+            if self.mode == Mode::Ring { Collective::Ring } else { Collective::Netsum };
         let elements = LAYOUT.elements(Dtype::I32).unwrap();
         // A share of a message has a header of its own, which may need one more packet.
         let (parts, each) = match self.mode {
@@ -116,11 +132,14 @@ fn case(mode: Mode, hosts: usize, per_byte: u32) -> Case {
 #[test]
 fn packets_and_fluids_take_as_long() {
     let flat = |mode| {
-        [(4, 80), (8, 80), (4, 8), (8, 8), (8, 1)].map(|(hosts, per_byte)| case(mode, hosts, per_byte))
+        [(4, 80), (8, 80), (4, 8), (8, 8), (8, 1)]
+            .map(|(hosts, per_byte)| case(mode, hosts, per_byte))
     };
     // A rack's link as fast as its hosts' together, as one of them, and half as fast.
-    let racks = [(4, 2, 40), (8, 2, 20), (8, 2, 80), (8, 2, 160), (8, 4, 40), (8, 4, 80), (8, 4, 160)];
-    let racks = racks.map(|(hosts, racks, uplink)| Case { racks, uplink, ..case(Mode::Box, hosts, 80) });
+    let racks =
+        [(4, 2, 40), (8, 2, 20), (8, 2, 80), (8, 2, 160), (8, 4, 40), (8, 4, 80), (8, 4, 160)];
+    let racks =
+        racks.map(|(hosts, racks, uplink)| Case { racks, uplink, ..case(Mode::Box, hosts, 80) });
     let beside = [(Mode::Box, 250), (Mode::Box, 500), (Mode::Ring, 250), (Mode::Ring, 500)];
     let beside = beside.map(|(mode, others)| Case { others, ..case(mode, 4, 80) });
     let mut wrong = Vec::new();

@@ -15,7 +15,11 @@ const CALLS: usize = 24;
 /// Mixed types and lengths: some are one message of one ring, some longer than the window.
 fn data(rank: u32, n: usize) -> Vector {
     let length = [1, 700, 3000, 0, 40, 9000][n % 6];
-    if n % 4 < 2 { Vector::ints(rank, length, n as u64) } else { Vector::floats(rank, length, n as u64) }
+    if n % 4 < 2 {
+        Vector::ints(rank, length, n as u64)
+    } else {
+        Vector::floats(rank, length, n as u64)
+    }
 }
 
 fn run(spec: &Spec) -> Sim {
@@ -31,7 +35,11 @@ fn assert_right(sim: &Sim, spec: &Spec, rank: usize) {
         assert!(outcome.is_ok(), "seed {} rank {rank} operation {n}: {outcome:?}", spec.seed);
         let all: Vec<Vector> = (0..spec.ranks).map(|r| data(r, n)).collect();
         let expected = Vector::sum(&spec.layout, &all);
-        assert!(sum.bits() == expected, "seed {} rank {rank} operation {n}: a wrong sum", spec.seed);
+        assert!(
+            sum.bits() == expected,
+            "seed {} rank {rank} operation {n}: a wrong sum",
+            spec.seed
+        );
     }
 }
 
@@ -81,7 +89,8 @@ fn few_floats_take_one_way_where_the_scale_is_guessed_and_have_the_right_bits_al
     let exponents = [0, 1, 0, -40, -39, -38, 90, 90, -126, -149, 127, 3, 2, 1, 0];
     let few = |rank: u32, n: usize, seed: u64| {
         // Every length has each exponent up to three times in a row.
-        let (length, step) = if seed.is_multiple_of(3) { (1 + n % 57, n) } else { (1 + n % 4 * 50, n / 12) };
+        let (length, step) =
+            if seed.is_multiple_of(3) { (1 + n % 57, n) } else { (1 + n % 4 * 50, n / 12) };
         let scale = 2f64.powi(exponents[(step + seed as usize) % exponents.len()]);
         let x = (0..length).map(|i| {
             let x = ((i * 7919 + n * 31 + rank as usize * 104_729) % 10_007) as f64 / 5003.5 - 1.0;
@@ -109,11 +118,15 @@ fn few_floats_take_one_way_where_the_scale_is_guessed_and_have_the_right_bits_al
             for (n, (outcome, sum, _)) in host.results.iter().enumerate() {
                 assert!(outcome.is_ok(), "seed {seed} rank {rank} operation {n}: {outcome:?}");
                 let all: Vec<Vector> = (0..ranks).map(|r| data(r, n)).collect();
-                assert!(sum.bits() == Vector::sum(&LAYOUT, &all), "seed {seed} rank {rank} operation {n}");
+                assert!(
+                    sum.bits() == Vector::sum(&LAYOUT, &all),
+                    "seed {seed} rank {rank} operation {n}"
+                );
             }
         }
     }
-    // One way there and back, unless the exponent has moved by more than one, or at all where there is but one guess.
+    // One way there and back, unless the exponent has moved by more than one, or at all where there
+    // is but one guess.
     for (length, step, ways) in [(57, 1, 1), (57, 3, 2), (80, 0, 1), (80, 1, 2)] {
         let mut sim = Sim::new(&Spec::new(3, LAYOUT, 1), |rank| {
             let call = |n: i32| Call {
@@ -154,11 +167,17 @@ fn few_floats_with_infinities_are_named_and_do_no_harm() {
 fn a_death_is_told_for_every_operation_that_is_open() {
     for seed in 0..24 {
         let ranks = [2, 3, 4, 8][seed as usize % 4];
-        let (dead, at) = (seed as usize / 4 % ranks as usize, Duration::from_micros(60 + 20 * seed));
+        let (dead, at) =
+            (seed as usize / 4 % ranks as usize, Duration::from_micros(60 + 20 * seed));
         let timeout = Duration::from_secs(2);
         let present = if seed % 2 == 0 { ALWAYS } else { NEVER };
-        let spec =
-            Spec { present, timeout, depth: 8, death: Some((dead, at)), ..Spec::new(ranks, LAYOUT, seed) };
+        let spec = Spec {
+            present,
+            timeout,
+            depth: 8,
+            death: Some((dead, at)),
+            ..Spec::new(ranks, LAYOUT, seed)
+        };
         let sim = run(&spec);
         for (rank, host) in sim.hosts.iter().enumerate().filter(|(rank, _)| *rank != dead) {
             assert_eq!(host.results.len(), CALLS);
@@ -213,7 +232,8 @@ fn different_operations_are_an_error_wherever_in_the_queue_they_are() {
         let (odd, at) = (seed as u32 % ranks, seed % 6);
         let mut sim = Sim::new(&spec, |rank| {
             let length = |n| 300 + usize::from(rank == odd && n == at);
-            let call = |n| Call { data: Vector::ints(rank, length(n), n), not_before: Duration::ZERO };
+            let call =
+                |n| Call { data: Vector::ints(rank, length(n), n), not_before: Duration::ZERO };
             (0..12).map(call).collect()
         });
         sim.run();

@@ -33,17 +33,21 @@ pub(super) struct Spec {
     pub ranks: u32,
     pub mtu: u32,
     pub layout: Layout,
-    /// Boxes below each box, level by level: with two numbers leaves are below boxes between them and the spine. One box if empty.
+    /// Boxes below each box, level by level: with two numbers leaves are below boxes between them
+    /// and the spine. One box if empty.
     pub branches: Vec<usize>,
     /// Packets that are lost between them, in millionths.
     pub uplink_loss: u32,
-    /// Of links between them, for what they sum; there is none if not given. What only passes by takes no time there.
+    /// Of links between them, for what they sum; there is none if not given. What only passes by
+    /// takes no time there.
     pub uplink: Option<Speed>,
-    /// Selective retransmission at the hosts and relaxed order in the box; go-back-N and in order otherwise.
+    /// Selective retransmission at the hosts and relaxed order in the box; go-back-N and in order
+    /// otherwise.
     pub selective: bool,
     pub faults: Faults,
     pub speed: Speed,
-    /// So long after a packet has come a rank takes it, with all that came since: cards moderate interrupts, and processes are woken.
+    /// So long after a packet has come a rank takes it, with all that came since: cards moderate
+    /// interrupts, and processes are woken.
     pub wakes: Duration,
     pub timeout: Duration,
     /// What ranks draw their random numbers from.
@@ -58,7 +62,8 @@ pub(super) struct Spec {
     pub absent: Range<Duration>,
     /// When a rank falls silent for ever.
     pub death: Option<(usize, Duration)>,
-    /// Before which call, from 0, rank 0 asks all to connect anew after it, or after the latest that another rank has begun.
+    /// Before which call, from 0, rank 0 asks all to connect anew after it, or after the latest
+    /// that another rank has begun.
     pub renew: Option<usize>,
     /// The same, but then they cannot join.
     pub refused: Option<usize>,
@@ -200,7 +205,8 @@ impl Sim {
     pub fn new(spec: &Spec, mut calls: impl FnMut(u32) -> Vec<Call>) -> Self {
         let Spec { ranks, layout, mtu, .. } = *spec;
         let shape = JobShape { ranks, mtu, layout, relaxed: spec.selective, without_box: false };
-        let ips: Vec<IpAddr> = (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
+        let ips: Vec<IpAddr> =
+            (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
         let mut numbers = (0, Rng(spec.seed));
         let all = fresh(&mut numbers, &ips, layout.rings);
         let start = Instant::now();
@@ -259,18 +265,21 @@ impl Sim {
         }
     }
 
-    /// A rank has completed the last operation over these connections, and waits for the others to join: what becomes of it.
+    /// A rank has completed the last operation over these connections, and waits for the others to
+    /// join: what becomes of it.
     fn join(&mut self, rank: usize) {
         let elapsed = self.elapsed();
         let host = &mut self.hosts[rank];
         let since = *host.joins.get_or_insert(elapsed);
-        let refused =
-            self.spec.refused.is_some() && self.refused.is_none_or(|after| host.results.len() <= after);
+        let refused = self.spec.refused.is_some()
+            && self.refused.is_none_or(|after| host.results.len() <= after);
         let answered = if refused {
             // Some find it out sooner than others.
             since + Duration::from_micros(1 << (7 * rank % 13))
         } else {
-            let Some(last) = self.hosts.iter().map(|h| h.joins).collect::<Option<Vec<_>>>() else { return };
+            let Some(last) = self.hosts.iter().map(|h| h.joins).collect::<Option<Vec<_>>>() else {
+                return;
+            };
             let last = last.into_iter().max().unwrap_or_default();
             if self.spec.returns {
                 return self.reconnect();
@@ -302,7 +311,14 @@ impl Sim {
         self.now - self.start
     }
 
-    fn hop(&mut self, direction: Direction, class: Class, from: usize, to: usize, datagram: Vec<u8>) {
+    fn hop(
+        &mut self,
+        direction: Direction,
+        class: Class,
+        from: usize,
+        to: usize,
+        datagram: Vec<u8>,
+    ) {
         let (queue, order) = (&mut self.queue, &mut self.order);
         let (rank, at_box) = match direction {
             Direction::Up => (from, true),
@@ -336,7 +352,8 @@ impl Sim {
     /// The end of the pause that a rank is in.
     fn paused(&self, rank: usize) -> Option<Duration> {
         let elapsed = self.elapsed();
-        let pauses = self.spec.pauses.iter().filter(|(r, during)| *r == rank && during.contains(&elapsed));
+        let pauses =
+            self.spec.pauses.iter().filter(|(r, during)| *r == rank && during.contains(&elapsed));
         pauses.map(|(_, during)| during.end).max()
     }
 
@@ -392,7 +409,8 @@ impl Sim {
                 }
                 break;
             }
-            let there = self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed);
+            let there =
+                self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed);
             // Others after it was away.
             let programs = u64::from(there) << u8::from(elapsed >= self.spec.absent.end);
             let wish = Wish { renew: false, programs };
@@ -409,7 +427,8 @@ impl Sim {
             host.begun += 1;
             let Spec { depth, blocking, .. } = self.spec;
             let blocking = depth == 1 || (host.begun + rank).is_multiple_of(blocking);
-            let work = if blocking { Work::Lent(&data) } else { Work::Owned(Box::new(data.clone())) };
+            let work =
+                if blocking { Work::Lent(&data) } else { Work::Owned(Box::new(data.clone())) };
             let called = self.spec.called.get(rank).copied().unwrap_or(call::Call::SUM);
             match host.engine.start(now, &mut host.stack, called, work) {
                 Ok(_) if blocking => host.current = Some(data),
@@ -454,7 +473,8 @@ impl Sim {
         let elapsed = self.elapsed();
         if self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed) {
             let mut out = std::mem::take(&mut self.out);
-            let taken = self.aggregator.take(self.now, self.ips[from], self.ips[to], &datagram, &mut out);
+            let taken =
+                self.aggregator.take(self.now, self.ips[from], self.ips[to], &datagram, &mut out);
             self.release(out);
             if taken {
                 return;
@@ -466,7 +486,13 @@ impl Sim {
     /// Sends what boxes give to hosts.
     fn release(&mut self, mut out: Vec<(IpAddr, IpAddr, Vec<u8>)>) {
         for (src, dst, datagram) in out.drain(..) {
-            self.hop(Direction::Down, Class::Result, self.host_of(src), self.host_of(dst), datagram);
+            self.hop(
+                Direction::Down,
+                Class::Result,
+                self.host_of(src),
+                self.host_of(dst),
+                datagram,
+            );
         }
         self.out = out;
     }

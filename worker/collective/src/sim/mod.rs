@@ -1,5 +1,6 @@
-//! Whole jobs without sockets and clocks: N ranks' engines and endpoints, a network that loses, doubles, delays and
-//! corrupts, and a box that sums real packets with the slot state machine of `common`. Everything follows from a seed.
+//! Whole jobs without sockets and clocks: N ranks' engines and endpoints, a network that loses,
+//! doubles, delays and corrupts, and a box that sums real packets with the slot state machine of
+//! `common`. Everything follows from a seed.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -71,7 +72,9 @@ pub fn simulate(seed: u64) -> Result<Summary, Failure> {
     let scenario = scenario::Scenario::new(seed);
     let outcome = catch_unwind(AssertUnwindSafe(|| scenario.run())).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
-        Err(text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default())
+        Err(text
+            .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+            .unwrap_or_default())
     });
     outcome.map_err(|reason| Failure { seed, scenario: scenario.to_string(), reason })
 }

@@ -1,7 +1,7 @@
 //! The wires between hosts and box, and all that can happen to a packet on them.
 //!
-//! Each host has one link up, to the box, and one down. A packet takes its time by the link's rate, waits behind those
-//! before it, and then has the link's latency before it.
+//! Each host has one link up, to the box, and one down. A packet takes its time by the link's rate,
+//! waits behind those before it, and then has the link's latency before it.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -46,7 +46,8 @@ pub(super) enum Direction {
     Down,
 }
 
-/// How often each fault befalls a packet, in millionths; each independent of the others and of other packets.
+/// How often each fault befalls a packet, in millionths; each independent of the others and of
+/// other packets.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Rates {
     pub loss: u32,
@@ -59,8 +60,9 @@ pub(super) struct Rates {
     pub delay: u32,
 }
 
-/// Losses in bursts (Gilbert 1960, Elliott 1963): a link is good or bad, and may change with each packet. A bad one is
-/// good again after 20 ms at the latest, or it would stay bad for seconds while time-outs back off.
+/// Losses in bursts (Gilbert 1960, Elliott 1963): a link is good or bad, and may change with each
+/// packet. A bad one is good again after 20 ms at the latest, or it would stay bad for seconds
+/// while time-outs back off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Burst {
     /// From good to bad, in millionths.
@@ -165,10 +167,19 @@ impl Network {
     pub fn new(start: Instant, hosts: usize, speed: Speed, faults: Faults, seed: u64) -> Self {
         let links = vec![Link { free: start, other: start, bad: None, count: [0; 4] }; hosts];
         let rng = Rng(seed ^ 0x6e65_7477_6f72_6b00);
-        Self { start, speed, faults, up: links.clone(), down: links, rng, damage: Damage::default() }
+        Self {
+            start,
+            speed,
+            faults,
+            up: links.clone(),
+            down: links,
+            rng,
+            damage: Damage::default(),
+        }
     }
 
-    /// Puts a datagram on the link of `rank`. `deliver` is called with the time at which it, or each copy, arrives.
+    /// Puts a datagram on the link of `rank`. `deliver` is called with the time at which it, or
+    /// each copy, arrives.
     pub fn send(
         &mut self,
         now: Instant,
@@ -200,7 +211,8 @@ impl Network {
         let time = time((datagram.len() + FRAMING) as u64);
         link.free = link.free.max(now) + time;
         // With a bucket, `free` is when it is full again.
-        let bucket = Duration::from_nanos(u64::from(self.speed.per_byte) * u64::from(self.speed.bucket));
+        let bucket =
+            Duration::from_nanos(u64::from(self.speed.per_byte) * u64::from(self.speed.bucket));
         let arrival = (link.free - bucket).max(now) + self.speed.latency;
 
         let mut lost = rng.chance(rates.loss);
@@ -270,8 +282,11 @@ impl fmt::Display for Rates {
             ("corrupted", self.corrupt),
             ("delayed", self.delay),
         ];
-        let parts: Vec<_> =
-            parts.iter().filter(|p| p.1 > 0).map(|(name, p)| format!("{} {name}", percent(*p))).collect();
+        let parts: Vec<_> = parts
+            .iter()
+            .filter(|p| p.1 > 0)
+            .map(|(name, p)| format!("{} {name}", percent(*p)))
+            .collect();
         f.write_str(&parts.join(", "))
     }
 }
@@ -279,7 +294,8 @@ impl fmt::Display for Rates {
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
-        for (side, rates, burst) in [("up", &self.up, &self.burst_up), ("down", &self.down, &self.burst_down)]
+        for (side, rates, burst) in
+            [("up", &self.up, &self.burst_up), ("down", &self.down, &self.burst_down)]
         {
             if rates[0] != Rates::default() && rates.iter().all(|r| *r == rates[0]) {
                 parts.push(format!("all {side} {}", rates[0]));
@@ -297,12 +313,18 @@ impl fmt::Display for Faults {
         }
         if let Some(c) = &self.cut {
             let side = c.direction.map_or("link".to_owned(), |d| format!("link {d:?}"));
-            let until =
-                if c.until == Duration::MAX { "the end".to_owned() } else { format!("{:?}", c.until) };
+            let until = if c.until == Duration::MAX {
+                "the end".to_owned()
+            } else {
+                format!("{:?}", c.until)
+            };
             parts.push(format!("{side} of rank {} cut from {:?} to {until}", c.rank, c.from));
         }
         for v in &self.victims {
-            parts.push(format!("{:?} {:?} of rank {} number {} lost", v.class, v.direction, v.rank, v.nth));
+            parts.push(format!(
+                "{:?} {:?} of rank {} number {} lost",
+                v.class, v.direction, v.rank, v.nth
+            ));
         }
         f.write_str(if parts.is_empty() { "no faults" } else { "" })?;
         f.write_str(&parts.join("; "))

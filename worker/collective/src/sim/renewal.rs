@@ -51,10 +51,14 @@ fn all_leave_after_the_same_operation_whatever_is_lost() {
         let present = [ALWAYS, NEVER, Duration::ZERO..Duration::from_micros(50 + 137 * seed)];
         let present = present[seed as usize % 3].clone();
         let faults = Faults::loss([0, 10_000, 50_000][seed as usize / 3 % 3]);
-        let sim = run(&Spec { present, faults, ..Spec::new(ranks, LAYOUT, seed) }, |_, _| Duration::ZERO);
+        let sim =
+            run(&Spec { present, faults, ..Spec::new(ranks, LAYOUT, seed) }, |_, _| Duration::ZERO);
         (0..ranks as usize).for_each(|rank| assert_parted(&sim, ranks, rank));
         let by_ring = sim.hosts.iter().any(|h| h.engine.mode() == Mode::Ring);
-        assert!(by_ring || sim.aggregator.unreleased().is_empty(), "seed {seed}: slots are not released");
+        assert!(
+            by_ring || sim.aggregator.unreleased().is_empty(),
+            "seed {seed}: slots are not released"
+        );
     }
 }
 
@@ -64,14 +68,19 @@ fn without_loss_nobody_is_waited_for_longer_than_it_takes() {
     for ranks in [2, 3, 8] {
         let whole = run(&Spec::new(ranks, LAYOUT, 1), |_, _| Duration::ZERO).elapsed();
         // One or the other has no CPU for a while, at some time.
-        for (rank, part) in (0..ranks as usize).flat_map(|rank| (0..20).map(move |part| (rank, part))) {
+        for (rank, part) in
+            (0..ranks as usize).flat_map(|rank| (0..20).map(move |part| (rank, part)))
+        {
             let from = whole * part / 20;
             let pauses = vec![(rank, from..from + pause)];
             let sim = run(&Spec { pauses, ..Spec::new(ranks, LAYOUT, 1) }, |_, _| Duration::ZERO);
             let done = sim.hosts.iter().map(|h| h.results[LAST].2).max().unwrap();
             for host in &sim.hosts {
                 let parted = host.parted.unwrap().saturating_sub(done);
-                assert!(parted < pause * 2, "rank {rank} of {ranks} pauses at {from:?}: {parted:?}");
+                assert!(
+                    parted < pause * 2,
+                    "rank {rank} of {ranks} pauses at {from:?}: {parted:?}"
+                );
                 assert_eq!(host.engine.mode(), Mode::Box);
             }
         }
@@ -82,8 +91,9 @@ fn without_loss_nobody_is_waited_for_longer_than_it_takes() {
 fn a_rank_may_be_far_ahead_or_behind() {
     for late in 0..4 {
         for (n, time) in [(LAST, 300), (LAST, 5000), (LAST + 1, 300), (0, 5000)] {
-            let not_before =
-                |rank, call| Duration::from_millis(if rank == late && call == n { time } else { 0 });
+            let not_before = |rank, call| {
+                Duration::from_millis(if rank == late && call == n { time } else { 0 })
+            };
             let spec = Spec { timeout: Duration::from_secs(1), ..Spec::new(4, LAYOUT, 7) };
             let sim = run(&spec, not_before);
             (0..4).for_each(|rank| assert_parted(&sim, 4, rank));
@@ -100,7 +110,8 @@ fn a_death_in_the_middle_is_named_by_all_who_have_not_left() {
         let at = Duration::from_micros(40 + 9 * seed);
         let timeout = Duration::from_secs(1);
         let faults = Faults::loss(10_000 * (seed as u32 % 2));
-        let spec = Spec { faults, timeout, death: Some((dead, at)), ..Spec::new(ranks, LAYOUT, seed) };
+        let spec =
+            Spec { faults, timeout, death: Some((dead, at)), ..Spec::new(ranks, LAYOUT, seed) };
         let sim = run(&spec, |_, _| Duration::ZERO);
         for (rank, host) in sim.hosts.iter().enumerate().filter(|(rank, _)| *rank != dead) {
             if host.parted.is_some() {
@@ -142,7 +153,8 @@ fn ranks_that_cannot_join_stay_and_may_try_again() {
         let faults = Faults::loss([0, 10_000, 50_000][seed as usize / 3 % 3]);
         let depth = [1, 3][seed as usize % 2];
         let (refused, renew) = (Some(0), [None, Some(1), Some(2)][seed as usize / 5 % 3]);
-        let spec = Spec { present, faults, depth, refused, renew, ..Spec::new(ranks, LAYOUT, seed) };
+        let spec =
+            Spec { present, faults, depth, refused, renew, ..Spec::new(ranks, LAYOUT, seed) };
         let mut sim = Sim::new(&spec, |rank| {
             (0..CALLS).map(|n| Call { data: data(rank, n), not_before: Duration::ZERO }).collect()
         });
@@ -173,7 +185,11 @@ fn every(period: Duration, calls: usize, spec: &Spec, prepare: impl FnOnce(&mut 
 
 /// Who summed each call, and when it was done.
 fn modes(sim: &Sim) -> Vec<(Mode, Duration)> {
-    sim.hosts[0].results.iter().map(|(outcome, _, at)| (outcome.as_ref().unwrap().mode, *at)).collect()
+    sim.hosts[0]
+        .results
+        .iter()
+        .map(|(outcome, _, at)| (outcome.as_ref().unwrap().mode, *at))
+        .collect()
 }
 
 #[test]
@@ -181,22 +197,31 @@ fn ranks_are_back_on_the_box_as_soon_as_one_sums_again() {
     let period = Duration::from_millis(20);
     for seed in 0..48u64 {
         let ranks = [2, 3, 4, 8][seed as usize % 4];
-        // It goes in the middle of an operation, and is away for less than the first wait, or for longer.
+        // It goes in the middle of an operation, and is away for less than the first wait, or for
+        // longer.
         let gone = Duration::from_millis(200) + Duration::from_micros(13 * seed);
         let back = gone + Duration::from_millis([300, 3000][seed as usize / 4 % 2]);
         let faults = Faults::loss([0, 10_000][seed as usize / 8 % 2]);
         let depth = [1, 3][seed as usize / 16 % 2];
         let spec = Spec { absent: gone..back, faults, depth, ..Spec::new(ranks, LAYOUT, seed) };
         let sim = every(period, 250, &spec, |_| ());
-        let [connected] = sim.connected[..] else { panic!("seed {seed}: connected at {:?}", sim.connected) };
+        let [connected] = sim.connected[..] else {
+            panic!("seed {seed}: connected at {:?}", sim.connected)
+        };
         let due = back.max(gone + Duration::from_secs(1));
         assert!(
             connected > back && connected < due + Duration::from_millis(500),
             "seed {seed}: {connected:?}, {due:?}"
         );
-        let after: Vec<Mode> =
-            modes(&sim).into_iter().filter(|(_, at)| *at > connected).map(|(mode, _)| mode).collect();
-        assert!(after.len() > 20 && after.iter().all(|mode| *mode == Mode::Box), "seed {seed}: {after:?}");
+        let after: Vec<Mode> = modes(&sim)
+            .into_iter()
+            .filter(|(_, at)| *at > connected)
+            .map(|(mode, _)| mode)
+            .collect();
+        assert!(
+            after.len() > 20 && after.iter().all(|mode| *mode == Mode::Box),
+            "seed {seed}: {after:?}"
+        );
     }
 }
 
@@ -222,7 +247,9 @@ fn a_box_that_is_there_and_does_not_sum_is_tried_ever_more_rarely() {
 fn ranks_stay_away_from_a_box_that_has_summed_wrong() {
     for seed in 0..12 {
         let spec = Spec::new([2, 3, 4][seed as usize % 3], LAYOUT, seed);
-        let sim = every(Duration::from_millis(500), 100, &spec, |sim| sim.aggregator.spoil(40, Spoil::Flip));
+        let sim = every(Duration::from_millis(500), 100, &spec, |sim| {
+            sim.aggregator.spoil(40, Spoil::Flip)
+        });
         assert_eq!(sim.connected, [], "seed {seed}");
         assert_eq!(modes(&sim)[99].0, Mode::Ring, "seed {seed}");
     }

@@ -42,8 +42,8 @@ pub struct Summary {
     pub time: Duration,
 }
 
-/// Some faults, none more often than `worst`. Where half of all packets are lost in the end, ranks rightly take each other
-/// for dead: a case stays well below.
+/// Some faults, none more often than `worst`. Where half of all packets are lost in the end, ranks
+/// rightly take each other for dead: a case stays well below.
 fn rates(rng: &mut Rng, worst: u32) -> Rates {
     let mut rate = |often: u64, worst: u32| {
         if rng.below(100) < often { rng.below(u64::from(worst)) as u32 } else { 0 }
@@ -129,8 +129,9 @@ impl Scenario {
                 spec.branches.push(levels.pick(&[1, 2]));
             }
         }
-        let instant =
-            |rng: &mut Rng| Duration::from_micros(1 << rng.below(17)) + Duration::from_nanos(rng.below(9999));
+        let instant = |rng: &mut Rng| {
+            Duration::from_micros(1 << rng.below(17)) + Duration::from_nanos(rng.below(9999))
+        };
         if rng.below(6) == 0 {
             for _ in 0..rng.pick(&[1, 1, 2]) {
                 let from = instant(rng);
@@ -156,8 +157,9 @@ impl Scenario {
             2 => instant(rng)..Duration::MAX,
             _ => ALWAYS,
         };
-        let spoil = (rng.below(24) == 0)
-            .then(|| (rng.below(8) as u32, rng.pick(&[Spoil::Flip, Spoil::Exchange, Spoil::Double])));
+        let spoil = (rng.below(24) == 0).then(|| {
+            (rng.below(8) as u32, rng.pick(&[Spoil::Flip, Spoil::Exchange, Spoil::Double]))
+        });
         let operations = (0..rng.pick(&[1, 1, 2, 3])).map(|_| {
             let dtype = rng.pick(&[Dtype::I32, Dtype::F32]);
             let elements = layout.elements(dtype).expect("messages have room") as u64;
@@ -200,14 +202,15 @@ impl Scenario {
         calls.collect()
     }
 
-    /// Whether some rank is out of reach for longer than it may be silent: dead, paused, or cut off.
+    /// Whether some rank is out of reach for longer than it may be silent: dead, paused, or cut
+    /// off.
     fn unreachable(&self) -> Option<usize> {
         let cut = self.spec.faults.cut.filter(|c| c.until == Duration::MAX).map(|c| c.rank);
         self.spec.death.map(|d| d.0).or(cut)
     }
 
-    /// Runs the case. Every operation must give the right sum at every rank; or, with a rank out of reach, an error that
-    /// names it.
+    /// Runs the case. Every operation must give the right sum at every rank; or, with a rank out of
+    /// reach, an error that names it.
     ///
     /// # Errors
     /// What did not hold.
@@ -220,11 +223,15 @@ impl Scenario {
         let mut summary = Summary { right: true, time: sim.elapsed(), ..Summary::default() };
         self.check_results(&sim, &mut summary)?;
         if summary.right && !summary.by_ring {
-            // What is still on its way arrives, and what the last acknowledgements are about is sent again.
+            // What is still on its way arrives, and what the last acknowledgements are about is
+            // sent again.
             sim.settle(Duration::from_millis(500));
             let unreleased = sim.aggregator.unreleased();
             if !unreleased.is_empty() {
-                return Err(format!("slots are not released after the end: {}", unreleased.join("; ")));
+                return Err(format!(
+                    "slots are not released after the end: {}",
+                    unreleased.join("; ")
+                ));
             }
         }
         for host in &sim.hosts {
@@ -233,7 +240,10 @@ impl Scenario {
             summary.retransmissions += stats.retransmissions;
             summary.timeouts += stats.local_ack_timeout;
             let counted = host.engine.statistics();
-            if self.spoil.is_none() && self.spec.present == ALWAYS && counted.wrong + counted.unsummed > 0 {
+            if self.spoil.is_none()
+                && self.spec.present == ALWAYS
+                && counted.wrong + counted.unsummed > 0
+            {
                 return Err(format!("a box without defect gave a wrong sum: {counted:?}"));
             }
         }
@@ -243,8 +253,17 @@ impl Scenario {
             && self.spec.uplink_loss == 0;
         let busy = self.idle == 0 && self.spec.pauses.is_empty() && self.spec.present == ALWAYS;
         let stays = self.spec.renew.is_none();
-        if quiet && busy && stays && summary.right && !summary.by_ring && summary.retransmissions > 0 {
-            return Err(format!("{} packets sent again without any fault", summary.retransmissions));
+        if quiet
+            && busy
+            && stays
+            && summary.right
+            && !summary.by_ring
+            && summary.retransmissions > 0
+        {
+            return Err(format!(
+                "{} packets sent again without any fault",
+                summary.retransmissions
+            ));
         }
         Ok(summary)
     }
@@ -287,15 +306,23 @@ impl Scenario {
     fn check_renewal(&self, sim: &Sim, last: usize) -> Result<(), String> {
         for (rank, host) in sim.hosts.iter().enumerate() {
             let right = host.results.iter().all(|(outcome, ..)| outcome.is_ok());
-            // The last one is that before which rank 0 asks, or the latest that another rank has begun then: before rank 0 has
-            // begun it, nobody can complete it.
+            // The last one is that before which rank 0 asks, or the latest that another rank has
+            // begun then: before rank 0 has begun it, nobody can complete it.
             let latest = last + self.spec.depth;
-            if host.parted.is_some() && !(right && (last + 1..=latest).contains(&host.results.len())) {
-                return Err(format!("rank {rank} has left after {} operations", host.results.len()));
+            if host.parted.is_some()
+                && !(right && (last + 1..=latest).contains(&host.results.len()))
+            {
+                return Err(format!(
+                    "rank {rank} has left after {} operations",
+                    host.results.len()
+                ));
             }
             let others = sim.hosts.iter().filter(|h| h.parted.is_some()).map(|h| h.results.len());
             if host.parted.is_some() && others.max() != Some(host.results.len()) {
-                return Err(format!("rank {rank} has left after {}, others later", host.results.len()));
+                return Err(format!(
+                    "rank {rank} has left after {}, others later",
+                    host.results.len()
+                ));
             }
             if host.parted.is_none() && right && self.unreachable().is_none() {
                 return Err(format!("rank {rank} has stayed"));
@@ -304,13 +331,15 @@ impl Scenario {
         Ok(())
     }
 
-    /// An error must name the rank that is out of reach, or, where a link is cut in one direction, one at the other end of
-    /// the silence.
+    /// An error must name the rank that is out of reach, or, where a link is cut in one direction,
+    /// one at the other end of the silence.
     fn check_error(&self, rank: usize, error: &Error) -> Result<(), String> {
         let wrong = || Err(format!("rank {rank}: {error}"));
         let Some(lost) = self.unreachable() else { return wrong() };
         let (named, mentioned) = match error {
-            Error::RankDied { rank: named, reason } => (named, reason.contains(&format!("rank {lost} "))),
+            Error::RankDied { rank: named, reason } => {
+                (named, reason.contains(&format!("rank {lost} ")))
+            }
             // From `connect`, at the one that is cut off.
             Error::Unreachable { rank: named, .. } => (named, rank == lost),
             _ => return wrong(),
@@ -336,7 +365,12 @@ impl fmt::Display for Scenario {
             write!(f, " {length} {dtype}")?;
         }
         if !s.branches.is_empty() {
-            write!(f, "; boxes below each {:?}, {} lost between these", s.branches, percent(s.uplink_loss))?;
+            write!(
+                f,
+                "; boxes below each {:?}, {} lost between these",
+                s.branches,
+                percent(s.uplink_loss)
+            )?;
         }
         write!(f, "; {}", s.faults)?;
         for (rank, during) in &s.pauses {

@@ -19,7 +19,8 @@ fn sent_again(ranks: u32, layout: Layout, per_byte: u32, bucket: u32, mode: Mode
     if mode == Mode::Ring {
         spec.present = NEVER;
     }
-    let long = (layout.message_size / 4 - 4) * layout.rings * (layout.window + layout.window / 2 + 2);
+    let long =
+        (layout.message_size / 4 - 4) * layout.rings * (layout.window + layout.window / 2 + 2);
     let lengths = [5, 2000, long, 5, 5, 5, long / 2, 2000, 2000, long];
     let mut sim = Sim::new(&spec, |rank| {
         let calls = lengths.iter().enumerate().map(|(n, length)| {
@@ -54,7 +55,9 @@ fn check(mode: Mode, bucket: u32, allowed: fn(u32, u32) -> u64) {
                 let layout = Layout { message_size: message_size << 10, window, rings };
                 let again = sent_again(ranks, layout, per_byte, bucket, mode);
                 if again > allowed(per_byte, ranks) {
-                    wrong.push(format!("{per_byte} ns/B, {ranks} ranks, {layout:?}: {again} sent again"));
+                    wrong.push(format!(
+                        "{per_byte} ns/B, {ranks} ranks, {layout:?}: {again} sent again"
+                    ));
                 }
             }
         }
@@ -79,8 +82,8 @@ fn nothing_is_sent_again_where_links_take_some_bytes_at_once() {
 
 #[test]
 fn the_ranks_own_ring_learns_of_slow_links_that_take_some_bytes_at_once() {
-    // Steps that go through the bucket tell of a fast link, which one of 10 Mb/s is not. That is learned with a few probes of each rank,
-    // and at most one flight that is sent again.
+    // Steps that go through the bucket tell of a fast link, which one of 10 Mb/s is not. That is
+    // learned with a few probes of each rank, and at most one flight that is sent again.
     check(
         Mode::Ring,
         16 << 10,
@@ -94,13 +97,15 @@ fn a_message_may_take_longer_than_the_timeout() {
     for (ranks, mode) in [(2, Mode::Box), (2, Mode::Ring), (3, Mode::Box), (3, Mode::Ring)] {
         let layout = Layout { message_size: 2 << 20, window: 2, rings: 1 };
         let mut spec = Spec { mtu: 256, ..Spec::new(ranks, layout, 1) };
-        spec.speed = Speed { per_byte: 320, latency: Duration::from_micros(10), bucket: 0, others: 0 };
+        spec.speed =
+            Speed { per_byte: 320, latency: Duration::from_micros(10), bucket: 0, others: 0 };
         spec.timeout = Duration::from_millis(300);
         if mode == Mode::Ring {
             spec.present = NEVER;
         }
         let data = |rank| Vector::ints(rank, 800_000, 1);
-        let mut sim = Sim::new(&spec, |rank| vec![Call { data: data(rank), not_before: Duration::ZERO }]);
+        let mut sim =
+            Sim::new(&spec, |rank| vec![Call { data: data(rank), not_before: Duration::ZERO }]);
         sim.run();
         let sum = Vector::sum(&layout, &(0..ranks).map(data).collect::<Vec<_>>());
         for host in &sim.hosts {

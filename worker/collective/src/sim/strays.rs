@@ -1,4 +1,5 @@
-//! Sums that are whole and not the ranks' own: of an earlier run, whose results the box still holds, and of other rings.
+//! Sums that are whole and not the ranks' own: of an earlier run, whose results the box still
+//! holds, and of other rings.
 
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ const LAYOUT: Layout = Layout { message_size: 1024, window: 4, rings: 2 };
 
 /// One call of each type; all of it fits into the slots.
 fn calls(rank: u32, run: u64) -> Vec<Call> {
-    [data(rank, run, 0), data(rank, run, 1)].map(|data| Call { data, not_before: Duration::ZERO }).into()
+    [data(rank, run, 0), data(rank, run, 1)]
+        .map(|data| Call { data, not_before: Duration::ZERO })
+        .into()
 }
 
 fn data(rank: u32, run: u64, n: u64) -> Vector {
@@ -28,7 +31,10 @@ fn check(sim: &Sim, ranks: u32, run: u64) {
         for (n, (outcome, sum, _)) in host.results.iter().enumerate() {
             let all: Vec<Vector> = (0..ranks).map(|r| data(r, run, n as u64)).collect();
             let right = sum.bits() == Vector::sum(&LAYOUT, &all);
-            assert!(outcome.is_err() || right, "run {run} rank {rank} operation {n}: a wrong sum, verified");
+            assert!(
+                outcome.is_err() || right,
+                "run {run} rank {rank} operation {n}: a wrong sum, verified"
+            );
         }
     }
 }
@@ -69,7 +75,8 @@ fn a_second_run_that_meets_half_a_sum_of_the_first_takes_none_of_it() {
         let mut first = Sim::new(&spec, |rank| late(rank, 1));
         first.run();
         assert!(!first.aggregator.unreleased().is_empty());
-        let mut second = Sim::new(&Spec { run: 2, ..Spec::new(ranks, LAYOUT, 7) }, |rank| calls(rank, 2));
+        let mut second =
+            Sim::new(&Spec { run: 2, ..Spec::new(ranks, LAYOUT, 7) }, |rank| calls(rank, 2));
         std::mem::swap(&mut first.aggregator, &mut second.aggregator);
         second.run();
         check(&second, ranks, 2);

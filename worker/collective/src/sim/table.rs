@@ -1,4 +1,5 @@
-//! What loss costs: sums by the box, with both models of a host, beside the plain ring over the same RC endpoint.
+//! What loss costs: sums by the box, with both models of a host, beside the plain ring over the
+//! same RC endpoint.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use crate::report::Mode;
 
 /// All-reduces of a job, so that each cell sends as many packets: with 32 ranks four, with 2 ranks 64.
 const RANKS_TIMES_OPERATIONS: u32 = 128;
-/// Elements of each: two messages, which the window allows at once, and two that wait for their sums.
+/// Elements of each: two messages, which the window allows at once, and two that wait for their
+/// sums.
 const LENGTH: usize = 4 * ELEMENTS;
 const ELEMENTS: usize = (MESSAGE as usize - CHECK_BYTES) / 4;
 const MESSAGE: u32 = 32 << 10;
@@ -44,8 +46,10 @@ fn cell(ranks: u32, loss: u32, selective: bool, by_ring: bool) -> Cell {
 fn run(spec: &Spec, mode: Mode, prepare: impl FnOnce(&mut Sim)) -> Cell {
     let operations = (RANKS_TIMES_OPERATIONS / spec.ranks) as usize;
     let mut sim = Sim::new(spec, |rank| {
-        let calls = (0..operations)
-            .map(|n| Call { data: Vector::ints(rank, LENGTH, n as u64), not_before: Duration::ZERO });
+        let calls = (0..operations).map(|n| Call {
+            data: Vector::ints(rank, LENGTH, n as u64),
+            not_before: Duration::ZERO,
+        });
         calls.collect()
     });
     prepare(&mut sim);
@@ -120,9 +124,17 @@ fn table_of_levels() -> String {
          those between boxes, which take no time. Means of 2 seeds. again: packets sent again, in percent of those needed; ms: for one\n\
          all-reduce.\n\n",
     );
-    let _ = writeln!(out, "{:>13} | {:^37} | {:^37}", "", "go-back-N, in order", "selective, relaxed");
-    let columns = [1, 2, 3].map(|n| format!("{:>12}", format!("{n} level{}", if n > 1 { "s" } else { "" })));
-    let _ = writeln!(out, "{:>7} {:>5}{}", "loss", "ranks", format!(" | {}", columns.join(" ")).repeat(2));
+    let _ =
+        writeln!(out, "{:>13} | {:^37} | {:^37}", "", "go-back-N, in order", "selective, relaxed");
+    let columns =
+        [1, 2, 3].map(|n| format!("{:>12}", format!("{n} level{}", if n > 1 { "s" } else { "" })));
+    let _ = writeln!(
+        out,
+        "{:>7} {:>5}{}",
+        "loss",
+        "ranks",
+        format!(" | {}", columns.join(" ")).repeat(2)
+    );
     let _ = writeln!(
         out,
         "{:>13}{}",
@@ -141,10 +153,12 @@ fn table_of_levels() -> String {
                         (spec.branches, spec.uplink_loss) = (branches.to_vec(), loss);
                         run(&spec, Mode::Box, |_| ())
                     });
-                    let (again, time) = cells
-                        .fold((0, 0.0), |(again, time), c| (again + c.again, time + c.time.as_secs_f64()));
+                    let (again, time) = cells.fold((0, 0.0), |(again, time), c| {
+                        (again + c.again, time + c.time.as_secs_f64())
+                    });
                     let needed = seeds * u64::from(RANKS_TIMES_OPERATIONS * 4 * MESSAGE / 1024);
-                    let (again, ms) = (100.0 * again as f64 / needed as f64, time * 1e3 / seeds as f64);
+                    let (again, ms) =
+                        (100.0 * again as f64 / needed as f64, time * 1e3 / seeds as f64);
                     let _ = write!(out, " {again:>5.1} {ms:>6.3}");
                 }
             }
@@ -159,7 +173,8 @@ fn what_loss_costs_in_levels() {
     insta::assert_snapshot!(table_of_levels());
 }
 
-/// One packet is lost, from the middle of the first message, and perhaps the first NAK of everybody.
+/// One packet is lost, from the middle of the first message, and perhaps the first NAK of
+/// everybody.
 fn table_of_single_losses() -> String {
     const RANKS: u32 = 16;
     const NTH: u32 = 40;
@@ -167,8 +182,10 @@ fn table_of_single_losses() -> String {
         "16 ranks as above, and one packet that is lost. again: packets that all ranks together send again; us: what it adds to all\n\
          all-reduces. A NAK that is lost is the first one of each rank.\n\n",
     );
-    let _ = writeln!(out, "{:>30} | {:^32} | {:^32}", "", "go-back-N, in order", "selective, relaxed");
-    let columns = [1, 2, 3].map(|n| format!("{:>10}", format!("{n} level{}", if n > 1 { "s" } else { "" })));
+    let _ =
+        writeln!(out, "{:>30} | {:^32} | {:^32}", "", "go-back-N, in order", "selective, relaxed");
+    let columns =
+        [1, 2, 3].map(|n| format!("{:>10}", format!("{n} level{}", if n > 1 { "s" } else { "" })));
     let _ = writeln!(out, "{:>30}{}", "lost", format!(" | {}", columns.join(" ")).repeat(2));
     let _ = writeln!(
         out,

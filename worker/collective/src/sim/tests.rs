@@ -32,7 +32,8 @@ fn calls(rank: u32, lengths: &[usize], seed: u64) -> Vec<Call> {
     for (n, &length) in lengths.iter().enumerate() {
         let salt = seed * 1000 + n as u64;
         for data in [ints(rank, length, salt), floats(rank, length, salt)] {
-            let not_before = Duration::from_millis(if rng.chance(100_000) { rng.below(300) } else { 0 });
+            let not_before =
+                Duration::from_millis(if rng.chance(100_000) { rng.below(300) } else { 0 });
             calls.push(Call { data, not_before });
         }
     }
@@ -86,7 +87,8 @@ fn where_ranks_know_that_there_is_no_box_nobody_looks_for_one() {
     for seed in 0..20 {
         let layout = Layout { message_size: 1024, window: 4, rings: 2 };
         let lossy = even(20, 5, 5);
-        let spec = Spec { without_box: true, present: NEVER, faults: lossy, ..Spec::new(4, layout, seed) };
+        let spec =
+            Spec { without_box: true, present: NEVER, faults: lossy, ..Spec::new(4, layout, seed) };
         let sim = check(&spec, &[0, 1, 300, 5000]);
         for host in &sim.hosts {
             let statistics = host.engine.statistics();
@@ -102,7 +104,9 @@ fn the_box_sums_without_loss() {
         for layout in layouts() {
             let sim = check(&Spec::new(ranks, layout, u64::from(ranks)), &[0, 1, 3, 1000]);
             for host in &sim.hosts {
-                assert!(host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == Mode::Box)));
+                assert!(
+                    host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == Mode::Box))
+                );
                 assert_eq!(host.engine.statistics().wrong, 0);
             }
         }
@@ -119,8 +123,9 @@ fn long_slices_are_summed() {
 fn nothing_is_sent_again_without_loss() {
     let layout = Layout { message_size: 2048, window: 2, rings: 1 };
     let spec = Spec::new(4, layout, 5);
-    let calls =
-        |rank| (0..5).map(|n| Call { data: ints(rank, 5000, n), not_before: Duration::ZERO }).collect();
+    let calls = |rank| {
+        (0..5).map(|n| Call { data: ints(rank, 5000, n), not_before: Duration::ZERO }).collect()
+    };
     let mut sim = Sim::new(&spec, calls);
     sim.run();
     for host in &sim.hosts {
@@ -155,7 +160,8 @@ fn without_a_box_the_ranks_sum() {
         let layout = layouts().nth(seed as usize % 5).unwrap();
         let faults = even(seed as u32 % 3 * 10, 5, 10);
         let present = NEVER;
-        let spec = Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
+        let spec =
+            Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
         let sim = check(&spec, &[0, 1, 3, many(&layout) / 2]);
         for host in &sim.hosts {
             assert_eq!(host.engine.mode(), Mode::Ring);
@@ -171,7 +177,8 @@ fn a_box_that_vanishes_in_the_middle_is_replaced() {
         let layout = layouts().nth(seed as usize % 5).unwrap();
         let faults = even(seed as u32 % 3 * 10, 5, 10);
         let present = Duration::ZERO..Duration::from_micros(50 + 137 * seed);
-        let spec = Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
+        let spec =
+            Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
         let sim = check(&spec, &[3, many(&layout), 1]);
         fell_back += sim.hosts[0].engine.statistics().fall_backs;
     }
@@ -190,7 +197,8 @@ fn a_box_that_appears_in_the_middle_disturbs_nobody() {
 
 #[test]
 fn a_box_that_swallows_everything_is_given_up() {
-    // It appears when the PSNs are beyond its credit: it drops all data. Only keep-alives get through.
+    // It appears when the PSNs are beyond its credit: it drops all data. Only keep-alives get
+    // through.
     let layout = Layout { message_size: 1024, window: 2, rings: 1 };
     let mut spec = Spec::new(3, layout, 3);
     spec.timeout = Duration::from_secs(2);
@@ -211,7 +219,9 @@ fn a_box_that_spoils_a_sum_is_found_out_and_given_up() {
         let layout = Layout { message_size: 1024, window: 2, rings: 2 };
         let how = [Spoil::Flip, Spoil::Exchange, Spoil::Double][seed as usize % 3];
         let lengths = [3, 4000, 1];
-        let sim = check_with(&spec(layout, seed), &lengths, |sim| sim.aggregator.spoil(5 * seed as u32, how));
+        let sim = check_with(&spec(layout, seed), &lengths, |sim| {
+            sim.aggregator.spoil(5 * seed as u32, how)
+        });
         let statistics = sim.hosts.iter().map(|h| h.engine.statistics());
         assert!(statistics.map(|s| s.wrong).sum::<u64>() > 0, "seed {seed} {how:?}");
         assert!(sim.hosts.iter().all(|h| h.engine.mode() == Mode::Ring));
@@ -227,8 +237,13 @@ fn a_dead_rank_is_named_by_all_others_in_time() {
         let present = if seed % 2 == 0 { ALWAYS } else { NEVER };
         let faults = even(10 * (seed as u32 % 2), 0, 0);
         let timeout = Duration::from_secs(2);
-        let spec =
-            Spec { faults, present, timeout, death: Some((dead, at)), ..Spec::new(ranks, layout, seed) };
+        let spec = Spec {
+            faults,
+            present,
+            timeout,
+            death: Some((dead, at)),
+            ..Spec::new(ranks, layout, seed)
+        };
         let mut sim = Sim::new(&spec, |rank| calls(rank, &[2000, 2000, 2000, 2000], seed));
         sim.run();
         for (rank, host) in sim.hosts.iter().enumerate().filter(|(rank, _)| *rank != dead) {
@@ -275,7 +290,8 @@ fn silence_between_operations_ends_nothing_but_the_next_one_finds_the_dead() {
         }
         // Dead: the next call says so, soon.
         let next = 6 * second;
-        let mut sim = Sim::new(&spec(Duration::ZERO..Duration::ZERO, Some((1, second))), |r| calls(r, next));
+        let mut sim =
+            Sim::new(&spec(Duration::ZERO..Duration::ZERO, Some((1, second))), |r| calls(r, next));
         sim.run();
         for host in [0, 2].map(|rank| &sim.hosts[rank]) {
             assert!(host.results[0].0.is_ok());
@@ -346,8 +362,9 @@ fn each_pair_of_different_calls_is_an_error_that_names_both() {
             let present = if seed.is_multiple_of(3) { NEVER } else { ALWAYS };
             let layout = layouts().nth(seed as usize % 5).unwrap();
             let spec = Spec { present, called, ..Spec::new(ranks, layout, seed) };
-            let mut sim =
-                Sim::new(&spec, |rank| vec![Call { data: ints(rank, 700, 1), not_before: Duration::ZERO }]);
+            let mut sim = Sim::new(&spec, |rank| {
+                vec![Call { data: ints(rank, 700, 1), not_before: Duration::ZERO }]
+            });
             sim.run();
             for host in &sim.hosts {
                 let Err(Error::Mismatch(text)) = &host.results[0].0 else {
@@ -369,8 +386,11 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_that_says_so() {
         let (ranks, odd) = (2 + seed as u32 % 3, seed as u32 / 3 % 2);
         let present = if seed.is_multiple_of(2) { ALWAYS } else { NEVER };
         let depth = [1, 4][seed as usize / 2 % 2];
-        let spec =
-            Spec { present, depth, ..Spec::new(ranks, layouts().nth(seed as usize % 5).unwrap(), seed) };
+        let spec = Spec {
+            present,
+            depth,
+            ..Spec::new(ranks, layouts().nth(seed as usize % 5).unwrap(), seed)
+        };
         let mut sim = Sim::new(&spec, |rank| {
             let call = |_| Call { data: ints(rank, 700, 1), not_before: Duration::ZERO };
             (u32::from(rank == odd)..4).map(call).collect()
@@ -398,8 +418,9 @@ fn calls_that_all_ranks_refuse_do_no_harm() {
         let layout = layouts().nth(seed as usize % 5).unwrap();
         let present = if seed.is_multiple_of(2) { ALWAYS } else { NEVER };
         let spec = Spec { present, faults: even(5, 5, 5), depth: 3, ..Spec::new(3, layout, seed) };
-        let sim =
-            check_with(&spec, &[0, 3, 700], |sim| sim.hosts.iter_mut().for_each(|h| h.engine.refuse(100)));
+        let sim = check_with(&spec, &[0, 3, 700], |sim| {
+            sim.hosts.iter_mut().for_each(|h| h.engine.refuse(100))
+        });
         for host in &sim.hosts {
             assert_eq!((host.engine.statistics().all_reduces, host.engine.refused()), (6, 0));
         }
@@ -449,7 +470,11 @@ fn a_rank_that_comes_late_is_waited_for() {
     });
     sim.run();
     for host in &sim.hosts {
-        assert!(host.results[0].0.as_ref().is_ok_and(|f| f.mode == Mode::Box), "{:?}", host.results[0].0);
+        assert!(
+            host.results[0].0.as_ref().is_ok_and(|f| f.mode == Mode::Box),
+            "{:?}",
+            host.results[0].0
+        );
     }
 }
 
@@ -477,7 +502,10 @@ fn every_case_ends_with_the_right_sum_or_an_error_that_names_the_cause() {
         }
     }
     if seeds().end - seeds().start > 1 {
-        assert!(right > 3000 && by_ring > 100 && right < 3950, "{right} right, {by_ring} by the ring");
+        assert!(
+            right > 3000 && by_ring > 100 && right < 3950,
+            "{right} right, {by_ring} by the ring"
+        );
     }
 }
 
@@ -526,10 +554,14 @@ fn one_packet_lost_on_the_way_in_makes_only_its_sender_go_back() {
             assert!(stats[1].retransmissions > 0, "packet {nth} of {ranks} ranks");
             if stats.iter().all(|s| s.local_ack_timeout == 0) {
                 assert_eq!(others, Some(0), "packet {nth} of {ranks} ranks");
-                assert!(time < Duration::from_micros(400), "packet {nth} of {ranks} ranks: {time:?}");
+                assert!(
+                    time < Duration::from_micros(400),
+                    "packet {nth} of {ranks} ranks: {time:?}"
+                );
             } else {
-                // Nothing came after it that would have shown the gap: all wait, none can know who has lost something,
-                // and each asks with its oldest packet, and the last of a message with the one before.
+                // Nothing came after it that would have shown the gap: all wait, none can know who
+                // has lost something, and each asks with its oldest packet, and the last of a
+                // message with the one before.
                 tails += 1;
                 assert!(others <= Some(2), "packet {nth} of {ranks} ranks: {others:?}");
             }

@@ -38,7 +38,8 @@ pub enum Type {
 /// What carries packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Carrier {
-    /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one; else UDP.
+    /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one; else
+    /// UDP.
     Auto,
     /// netsum's own RoCE endpoint over a UDP socket.
     Udp,
@@ -93,7 +94,13 @@ pub struct Options {
     #[arg(long, env = "NETSUM_TLS_CA", value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
     /// This worker's certificate, a PEM file, if the daemon asks for one.
-    #[arg(long, env = "NETSUM_TLS_CERT", value_name = "FILE", requires = "tls_ca", requires = "tls_key")]
+    #[arg(
+        long,
+        env = "NETSUM_TLS_CERT",
+        value_name = "FILE",
+        requires = "tls_ca",
+        requires = "tls_key"
+    )]
     pub tls_cert: Option<PathBuf>,
     /// The certificate's private key, a PEM file.
     #[arg(long, env = "NETSUM_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
@@ -125,7 +132,8 @@ pub struct Options {
     /// What carries packets; ranks of a job may differ.
     #[arg(long, env = "NETSUM_TRANSPORT", value_enum, default_value_t = Carrier::Auto)]
     pub transport: Carrier,
-    /// Over an RDMA adapter: time-out without an acknowledgement, 4.096 us x 2^N; as NCCL_IB_TIMEOUT.
+    /// Over an RDMA adapter: time-out without an acknowledgement, 4.096 us x 2^N; as
+    /// NCCL_IB_TIMEOUT.
     #[arg(long, env = "NETSUM_IB_TIMEOUT", value_name = "N", default_value_t = AdapterRetry::default().timeout)]
     pub ib_timeout: u8,
     /// Over an RDMA adapter: retries before the connection is started anew; as NCCL_IB_RETRY_CNT.
@@ -164,9 +172,11 @@ impl Options {
                 window: self.window,
                 rings: self.rings,
             },
-            (None, Some(controller), Some(job), Some(token)) => {
-                Bootstrap::Controller { address: controller.clone(), job: job.clone(), token: token.clone() }
-            }
+            (None, Some(controller), Some(job), Some(token)) => Bootstrap::Controller {
+                address: controller.clone(),
+                job: job.clone(),
+                token: token.clone(),
+            },
             _ => bail!("--controller, --job and --token are needed, or --peers"),
         };
         let transport = match self.transport {
@@ -211,8 +221,16 @@ mod tests {
     use super::*;
 
     fn options(more: &[&str]) -> Result<Options, clap::Error> {
-        let base =
-            ["netsum-perf", "all_reduce", "--peers", "127.0.0.1,127.0.0.2", "--rank", "0", "--ranks", "2"];
+        let base = [
+            "netsum-perf",
+            "all_reduce",
+            "--peers",
+            "127.0.0.1,127.0.0.2",
+            "--rank",
+            "0",
+            "--ranks",
+            "2",
+        ];
         let all = base.iter().chain(&["--ip", "127.0.0.1"]).chain(more);
         Cli::try_parse_from(all).map(|c| {
             let Command::AllReduce(options) = c.command;
@@ -242,12 +260,20 @@ mod tests {
         let e = options(&["-b", "8X"]).unwrap_err().to_string();
         assert!(e.contains("8X") && e.contains("no size"), "{e}");
         assert!(options(&["--iters", "0"]).is_err());
-        for more in [&["--inflight", "0"][..], &["--inflight", "65"], &["--inflight", "2", "--tensors", "2"]]
-        {
+        for more in [
+            &["--inflight", "0"][..],
+            &["--inflight", "65"],
+            &["--inflight", "2", "--tensors", "2"],
+        ] {
             assert!(options(more).is_err(), "{more:?}");
         }
         assert!(
-            options(&["--timeout", "0"]).unwrap().config().unwrap_err().to_string().contains("--timeout 0")
+            options(&["--timeout", "0"])
+                .unwrap()
+                .config()
+                .unwrap_err()
+                .to_string()
+                .contains("--timeout 0")
         );
     }
 }

@@ -64,7 +64,8 @@ mod tests {
     fn a_wrong_element_is_counted_and_right_ones_are_not() {
         let layout = Layout { message_size: 1000, window: 1, rings: 1 };
         let length = (1 << 20) + 5000;
-        let inputs: Vec<Vec<f32>> = (0..3).map(|r| (0..length).map(|i| f32::input(r, i)).collect()).collect();
+        let inputs: Vec<Vec<f32>> =
+            (0..3).map(|r| (0..length).map(|i| f32::input(r, i)).collect()).collect();
         let inputs: Vec<&[f32]> = inputs.iter().map(|v| &v[..]).collect();
         let mut sum = reference_sum(&inputs, &layout);
         assert_eq!(wrong(&sum, 3, &layout), 0);

@@ -117,8 +117,10 @@ fn in_flight<T: Input>(
                 (first..count.min(first + options.inflight)).map(|_| input.to_vec()).collect();
             let again = |comm: &Communicator| comm.statistics().traffic.map(|t| t.retransmissions);
             let (started, before) = (Instant::now(), again(comm));
-            let handles =
-                inputs.into_iter().map(|x| comm.all_reduce_async(x)).collect::<Result<Vec<_>, _>>()?;
+            let handles = inputs
+                .into_iter()
+                .map(|x| comm.all_reduce_async(x))
+                .collect::<Result<Vec<_>, _>>()?;
             let sums = handles.into_iter().map(|h| h.wait()).collect::<Result<Vec<_>, _>>()?;
             let mut elapsed = started.elapsed();
             let mut again = again(comm).zip(before).map(|(after, before)| after - before);
@@ -145,7 +147,8 @@ fn measure<T: Input>(
     let way = if options.inflight > 1 { in_flight } else { one_by_one };
     way(comm, options, input, buffer, &mut times)?;
     let Times { elapsed, by_ring, retransmissions } = times;
-    let wrong = if options.check { Some(data::wrong(buffer, comm.ranks(), &comm.layout())) } else { None };
+    let wrong =
+        if options.check { Some(data::wrong(buffer, comm.ranks(), &comm.layout())) } else { None };
     // All ranks' counts, so that one table tells all.
     let clip = |n: u64| i32::try_from(n).unwrap_or(i32::MAX / 64).min(i32::MAX / 64);
     let mut counts = [

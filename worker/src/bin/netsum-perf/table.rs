@@ -20,7 +20,8 @@ pub struct Row {
     /// `None` when not checked.
     pub wrong: Option<u64>,
     pub mode: Mode,
-    /// Packets sent again, at all ranks in all measured all-reduces; `None` where an adapter does that at any rank.
+    /// Packets sent again, at all ranks in all measured all-reduces; `None` where an adapter does
+    /// that at any rank.
     pub retransmissions: Option<u64>,
 }
 

@@ -109,7 +109,9 @@ fn drive(v: &mut Verbs<Fake>) -> Vec<String> {
     std::iter::from_fn(|| Channels::poll(v))
         .map(|event| match event {
             ChannelEvent::Sent { channel, id, .. } => format!("{channel:?} sent {id}"),
-            ChannelEvent::Received { channel, data } => format!("{channel:?} received {}", data.len()),
+            ChannelEvent::Received { channel, data } => {
+                format!("{channel:?} received {}", data.len())
+            }
             ChannelEvent::Failed { channel, reason } => format!("{channel:?} failed: {reason}"),
         })
         .collect()
@@ -228,7 +230,9 @@ fn messages_are_sent_and_received_where_they_are_built_and_read() {
     v.adapter.done.push_back(Completion { work: 1 << 48, result: Ok(5) });
     assert!(Connections::drive(&mut v, Instant::now()).unwrap());
     match Channels::poll(&mut v) {
-        Some(ChannelEvent::Received { data, .. }) => assert_eq!((data.as_ptr(), data.len()), (address, 5)),
+        Some(ChannelEvent::Received { data, .. }) => {
+            assert_eq!((data.as_ptr(), data.len()), (address, 5))
+        }
         other => panic!("{other:?}"),
     }
 }
