@@ -1,7 +1,6 @@
 // netsum: all-reduce inside the network. Link with -lnetsum.
 //
-// Every function may be called by any thread. Functions that return a netsum_status leave a text in
-// netsum_error_text().
+// Every function may be called by any thread. Functions that return a netsum_status leave a text in netsum_error_text().
 
 #ifndef NETSUM_H
 #define NETSUM_H
@@ -54,17 +53,17 @@ typedef enum {
 } netsum_mode;
 
 // A member of a job. Several threads may use it at once; their calls take turns. All ranks must
-// call for the same operations in the same order, with the same counts, types, roots and operators;
-// where they do not, all get NETSUM_ERROR_MISMATCH. So do the others where one alone gets
-// NETSUM_ERROR_ARGUMENT.
+// call for the same operations in the same order, with the same counts, types, roots and
+// operators; where they do not, all get NETSUM_ERROR_MISMATCH. So do the others where one alone
+// gets NETSUM_ERROR_ARGUMENT.
 typedef struct netsum_comm netsum_comm;
 
 // Settings. One thread at a time may use one.
 typedef struct netsum_config netsum_config;
 
-// An operation in flight. It must be given to netsum_wait() once; until that, or netsum_finalize(),
-// has returned, its memory belongs to the operation: another one that would write it, or use what
-// it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
+// An operation in flight. It must be given to netsum_wait() once; until that, or
+// netsum_finalize(), has returned, its memory belongs to the operation: another one that would
+// write it, or use what it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
 typedef struct netsum_work netsum_work;
 
 // Element types.
@@ -110,8 +109,7 @@ const char *netsum_version(void);
 //
 // The caller promises:
 // `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
-netsum_status netsum_init(const netsum_config *config,
-                          netsum_comm **comm);
+netsum_status netsum_init(const netsum_config *config, netsum_comm **comm);
 
 // Leaves the job, and frees the communicator; NULL is left alone. Operations in flight are
 // completed where the other ranks get there within two seconds; netsum_wait() says
@@ -164,9 +162,9 @@ netsum_status netsum_reduce(netsum_comm *comm,
                             uint32_t root,
                             netsum_work **work);
 
-// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`. `input`
-// has `count` times as many as there are ranks; its r-th part may be `output`, and otherwise they
-// share no memory. `work` as with netsum_all_reduce().
+// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`.
+// `input` has `count` times as many as there are ranks; its r-th part may be `output`, and
+// otherwise they share no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their elements, which are the operation's until it is done.
@@ -188,9 +186,9 @@ netsum_status netsum_broadcast(netsum_comm *comm,
                                uint32_t root,
                                netsum_work **work);
 
-// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`, which
-// has room for those of all ranks. `input` may be this rank's part of it, and otherwise they share
-// no memory. `work` as with netsum_all_reduce().
+// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`,
+// which has room for those of all ranks. `input` may be this rank's part of it, and otherwise they
+// share no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their bytes, which are the operation's until it is done.
@@ -217,8 +215,7 @@ netsum_status netsum_all_to_all(netsum_comm *comm,
 //
 // The caller promises:
 // As of the arguments of netsum_all_reduce().
-netsum_status netsum_barrier(netsum_comm *comm,
-                             netsum_work **work);
+netsum_status netsum_barrier(netsum_comm *comm, netsum_work **work);
 
 // Makes settings of what the environment says: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER,
 // NETSUM_JOB, NETSUM_TOKEN and the others; what torchrun, mpirun and srun tell of rank, ranks and
@@ -258,17 +255,14 @@ netsum_status netsum_test(const netsum_work *work, bool *done);
 //
 // The caller promises:
 // `work` comes from an operation, and `done` points to room.
-netsum_status netsum_wait_for(const netsum_work *work,
-                              double seconds,
-                              bool *done);
+netsum_status netsum_wait_for(const netsum_work *work, double seconds, bool *done);
 
 // Waits for an operation, frees its handle, and says what it came to: in `report`, unless that is
 // NULL. The memory belongs to the caller again, whatever is returned.
 //
 // The caller promises:
 // `work` comes from an operation, and is not used any more; `report` is NULL or points to room.
-netsum_status netsum_wait(netsum_work *work,
-                          netsum_report *report);
+netsum_status netsum_wait(netsum_work *work, netsum_report *report);
 
 #ifdef __cplusplus
 }  // extern "C"
