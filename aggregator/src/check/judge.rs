@@ -98,7 +98,7 @@ fn machine(facts: &Facts) -> Vec<Finding> {
         Some(Err(why)) => error(
             "programs",
             why,
-            "the kernel needs CONFIG_BPF_SYSCALL, CONFIG_DEBUG_INFO_BTF and what README.md lists",
+            "the kernel must be Linux 6.1 or newer, with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF",
         ),
         None if facts.root => {
             warning("programs", "not tried", "stop the daemon that runs, and look again")
