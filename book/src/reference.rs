@@ -15,7 +15,8 @@ fn command_line() -> String {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     let mut text = String::from(
-        "# Command line\n\n`netsum OBJECT COMMAND`, as in bpftool; `netsum-perf` is described in its `--help`. Man pages have the same.\n\n\
+        "# Command line\n\n`netsum OBJECT COMMAND`, as in bpftool. The man pages have the same text. \
+         `netsum-perf --help` describes `netsum-perf`.\n\n\
          ## Exit codes\n\n| code | meaning |\n| --- | --- |\n",
     );
     for (code, meaning) in failure::EXIT_STATUS.lines().filter_map(|line| line.split_once("  ")) {
@@ -36,8 +37,9 @@ fn page(command: &mut clap::Command, name: &str, text: &mut String) {
 
 fn counters() -> String {
     let mut text = String::from(
-        "# Counters\n\nWhat the data plane counts, for each job, and under no job for packets that belong to none. `netsum stats` shows \
-         them; names are those of `rdma statistic` where the meaning is the same. What the programs refuse of a flow has one of these.\n",
+        "# Counters\n\nThe data plane's counters, for each job and for packets outside jobs. `netsum stats` \
+         shows them. Names are those of `rdma statistic` where the meaning is the same. Whatever the \
+         programs refuse of a flow is counted.\n",
     );
     for (kind, title) in [
         (Kind::Work, "Work"),
@@ -63,21 +65,21 @@ fn conformance() -> String {
         rows.iter().filter(|row| row[backend].starts_with(kind)).count()
     };
     let mut text = format!(
-        "# PyTorch, case by case\n\nCalls of `torch.distributed`, and models that are trained by them, on Gloo and on netsum without a box: \
-         {} cases with {version}, 4 ranks, CPU. `python -m conformance --write` in `python/tests` runs the cases and writes the table of which \
-         this page is made. `cargo xtask test --torch pypi` checks netsum's column. A case in which Gloo hangs may crash it the next \
-         time.\n\n| outcome | meaning | Gloo | netsum |\n| --- | --- | --- | --- |\n",
+        "# PyTorch, case by case\n\nCalls of `torch.distributed`, and models that train with them, on Gloo and on \
+         netsum without a box: {} cases with {version}, 4 ranks, CPU. `python -m conformance --write` in \
+         `python/tests` runs the cases and writes the table for this page. `cargo xtask test --torch pypi` \
+         checks netsum's column. A case in which Gloo hangs may crash it the next time.\n\n| outcome | meaning | Gloo | netsum |\n| --- | --- | --- | --- |\n",
         rows.len()
     );
     for (kind, meaning) in [
-        ("right", "the result is what it must be"),
-        ("refused", "an error; its first words follow. A mistaken call must end so"),
-        ("differs", "the numbers are others than Gloo's, for the reason that follows"),
+        ("right", "the result is correct"),
+        ("refused", "an error, whose first words follow; correct for a mistaken call"),
+        ("differs", "the numbers differ from Gloo's, for the reason that follows"),
         (
             "wrong",
-            "wrong numbers without an error, a mistake that was taken, or an error that names nothing",
+            "wrong numbers without an error, an accepted mistake, or an error without a cause",
         ),
-        ("hang", "ranks did not come back"),
+        ("hang", "ranks did not return"),
         ("crash", "a process ended"),
         ("skipped", "for the reason that follows"),
     ] {
