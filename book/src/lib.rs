@@ -33,9 +33,7 @@ const INCLUDED: [&str; 16] = [
 ];
 
 /// Links in those files, and the pages that they are in the book.
-const LINKS: [(&str, &str); 4] = [
-    ("[SECURITY.md](SECURITY.md)", "[SECURITY.md](../howto/security.md)"),
-    ("(deploy/GUIDE.md)", "(../howto/deploy.md)"),
+const LINKS: [(&str, &str); 2] = [
     ("[deploy/netsum.service](deploy/netsum.service)", "`deploy/netsum.service`"),
     ("[deploy/netsum.apparmor](deploy/netsum.apparmor)", "`deploy/netsum.apparmor`"),
 ];
