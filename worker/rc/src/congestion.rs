@@ -1,22 +1,22 @@
-//! How many packets a queue pair may have in flight, so that it shares links with others.
+//! Limits the packets that a queue pair has in flight, so it shares links with others.
 //!
-//! After a congestion notification (IBTA A17.9) it is 0.7 times as many, at most once a round trip.
-//! With acknowledgements it grows again, by half a packet a round trip, and by a whole one from
-//! where it was reduced. That is what TCP does at a marked packet (CUBIC where it is friendly to
-//! Reno: RFC 9438, 4.3 and 4.6), so both have like windows where a link marks. The book has what
-//! that gives beside TCP (book/text/inside/endpoints.md).
+//! A congestion notification (IBTA A17.9) reduces the window to 0.7 of the packets in flight, at
+//! most once a round trip. With acknowledgements the window grows again: by half a packet a round
+//! trip, and by a whole one after it has reached its old size. TCP does the same at a marked packet
+//! (CUBIC where it is friendly to Reno: RFC 9438, 4.3 and 4.6), so both have similar windows on a
+//! link that marks. The book has measurements with TCP (book/text/inside/endpoints.md).
 //!
-//! All ranks of a ring slow down together: the box carries each mark over to all results, and all
-//! receivers notify.
+//! All ranks of a ring slow down together: the box copies each mark to all results, and all
+//! receivers send notifications.
 
-/// What is left of a window after a notification.
+/// The fraction of the window that remains after a notification.
 const KEPT: f64 = 0.7;
-/// Packets a round trip, until the window is what it was: 3 * (1 - KEPT) / (1 + KEPT).
+/// Packets a round trip, until the window has its old size: 3 * (1 - KEPT) / (1 + KEPT).
 const REGROWTH: f64 = 0.53;
 /// Least packets in flight.
 const LEAST: f64 = 2.0;
-/// So few in flight, where more might be, say nothing of what the link takes: a message of one
-/// packet met somebody else's congestion.
+/// If so few packets are in flight and more would be allowed, a mark says nothing about the link: a
+/// message of one packet was marked because of another flow's congestion.
 const FEW: u64 = 64;
 
 /// A window of packets.
@@ -24,19 +24,19 @@ const FEW: u64 = 64;
 pub(super) struct Congestion {
     most: u64,
     window: f64,
-    /// What it was when it was last reduced.
+    /// Its size before the last reduction.
     before: f64,
     /// A round trip is over when everything before this packet is acknowledged.
     round: u64,
     /// Most packets in flight in this round trip.
     flight: u64,
-    /// Notifications are of packets from before the last reduction until everything before this
+    /// Notifications are for packets from before the last reduction, until everything before this
     /// packet is acknowledged.
     recovered: u64,
 }
 
 impl Congestion {
-    /// Nobody has complained: as many as there may ever be.
+    /// No notification yet: the largest window.
     pub fn new(most: u64) -> Self {
         Self { most, window: most as f64, before: most as f64, round: 0, flight: 0, recovered: 0 }
     }
@@ -46,32 +46,32 @@ impl Congestion {
         self.window as u64
     }
 
-    /// Whether that are fewer than without congestion.
+    /// Whether the window is smaller than without congestion.
     pub fn is_limited(&self) -> bool {
         self.window() < self.most
     }
 
-    /// So many are in flight.
+    /// Notes how many packets are in flight.
     pub fn on_sent(&mut self, flight: u64) {
         self.flight = self.flight.max(flight);
     }
 
-    /// The other side has got a marked packet. All before `acked` is acknowledged; `sent` is behind
-    /// the last one that was sent.
+    /// The other side has received a marked packet. All before `acked` is acknowledged; `sent` is
+    /// one after the last packet that was sent.
     pub fn on_notification(&mut self, acked: u64, sent: u64) {
         if acked < self.recovered || acked == sent {
             return;
         }
         self.recovered = sent;
-        // Of what was in flight: a window that nobody fills does not say what the link takes.
+        // Reduces the packets in flight: a window that is not used says nothing about the link.
         self.before = self.window.min(self.flight.max(FEW) as f64);
         self.window = (self.before * KEPT).max(LEAST).min(self.window);
     }
 
-    /// As many more packets are acknowledged, all before `acked`; `sent` is behind the last one
-    /// that was sent.
+    /// So many more packets are acknowledged, all before `acked`; `sent` is one after the last
+    /// packet that was sent.
     pub fn on_acknowledged(&mut self, packets: u64, acked: u64, sent: u64) {
-        // What is not used does not grow.
+        // An unused window does not grow.
         if self.is_limited() && self.flight >= self.window() {
             let growth = if self.window < self.before { REGROWTH } else { 1.0 };
             self.window =
@@ -87,8 +87,8 @@ impl Congestion {
 mod tests {
     use super::*;
 
-    /// Senders whose packets take turns at a link, for so many round trips, where a queue of more
-    /// than so many packets is marked; what each has sent in the second half.
+    /// Senders whose packets alternate on a link for so many round trips, where a queue of more
+    /// than so many packets marks. Returns what each has sent in the second half.
     fn share(windows: &mut [Congestion], link: u64, depth: u64, rounds: u64) -> Vec<u64> {
         let mut sent = vec![0; windows.len()];
         let mut late = vec![0; windows.len()];
@@ -103,7 +103,7 @@ mod tests {
                 }
                 w.on_acknowledged(packets, sent[i], sent[i]);
                 if round >= rounds / 2 {
-                    // What waits is not sent sooner for it.
+                    // Waiting in a queue does not make a packet arrive earlier.
                     late[i] += packets * link / all.max(link);
                 }
             }
@@ -126,11 +126,11 @@ mod tests {
         let mut c = Congestion::new(1000);
         c.on_sent(100);
         c.on_notification(100, 100);
-        assert_eq!(c.window(), 1000, "nothing was in flight any more");
+        assert_eq!(c.window(), 1000, "nothing was in flight");
         c.on_notification(0, 100);
         c.on_acknowledged(60, 60, 160);
         c.on_notification(60, 160);
-        assert_eq!(c.window(), 70, "of what was in flight, not of what might have been");
+        assert_eq!(c.window(), 70, "of the packets in flight, not of the window");
         for n in 1..100 {
             c.on_sent(c.window());
             c.on_acknowledged(1, n * 2000, n * 2000);
@@ -162,14 +162,14 @@ mod tests {
 
     #[test]
     fn senders_share_a_link_and_fill_it() {
-        // One has the link to itself, the other comes later.
+        // One has the link to itself, the other one starts later.
         let mut windows = [Congestion::new(2048), Congestion::new(2048)];
         share(&mut windows[..1], 100, 40, 400);
         let sent = share(&mut windows, 100, 40, 4000);
         let all: u64 = sent.iter().sum();
         assert!(all > 2000 * 100 * 95 / 100, "{sent:?}");
         assert!(sent.iter().all(|s| (40..=60).contains(&(100 * s / all))), "{sent:?}");
-        // Alone again, it takes all.
+        // Alone again, it uses the whole link.
         let sent = share(&mut windows[1..], 100, 40, 2000);
         assert!(sent[0] > 1000 * 95, "{sent:?}");
     }

@@ -1,4 +1,4 @@
-//! The queue pairs of one address, and who may send next.
+//! The queue pairs of one address, and the order in which they send.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -15,13 +15,13 @@ use super::{
     EndpointConfig, Event, Operation, Psn, QpConfig, QpError, QpId, Qpn, SetupError, Transmit,
 };
 
-/// Most datagrams in one transmission, where the driver allows as many; the kernel's
+/// Most datagrams in one transmission, if the driver allows as many; the kernel's
 /// `UDP_MAX_SEGMENTS` is 64 or more (include/linux/udp.h).
 const MAX_SEGMENTS: usize = 32;
-/// Most bytes in one transmission: an IP packet's worth.
+/// Most bytes in one transmission: those of an IP packet.
 const MAX_BATCH: usize = 60_000;
 
-/// What an endpoint counts. Names follow `rdma statistic` where the meaning is the same.
+/// Counters of an endpoint. Names follow `rdma statistic` where the meaning is the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Data packets sent, with retransmissions.
@@ -34,7 +34,7 @@ pub struct Stats {
     pub sent_bytes: u64,
     /// Bytes of all datagrams received, without IP and UDP headers.
     pub received_bytes: u64,
-    /// Time-outs.
+    /// Timeouts.
     pub local_ack_timeout: u64,
     /// NAKs for a missing packet received.
     pub packet_seq_err: u64,
@@ -42,18 +42,18 @@ pub struct Stats {
     pub rnr_nak_retry: u64,
     /// NAKs for a missing packet sent.
     pub naks_sent: u64,
-    /// Packets that came past a gap.
+    /// Packets that arrived after a gap.
     pub out_of_sequence: u64,
-    /// Packets that had arrived before.
+    /// Duplicates.
     pub duplicate_request: u64,
     /// Datagrams with a wrong ICRC.
     pub rx_icrc_encapsulated: u64,
-    /// Datagrams that are no packet, or of no queue pair, from another address than the queue
-    /// pair's, or of an earlier connection.
+    /// Datagrams that are not valid packets, are for no queue pair or from another address than the
+    /// queue pair's, or belong to an earlier connection.
     pub discarded: u64,
     /// Messages for which no buffer was posted.
     pub not_ready: u64,
-    /// Requests that this endpoint does not carry out: READ, atomics, SEND with invalidate.
+    /// Requests that this endpoint does not support: READ, atomics, SEND with invalidate.
     pub unsupported: u64,
     /// Congestion notifications sent.
     pub cnp_sent: u64,
@@ -72,14 +72,14 @@ struct Qp {
     requester: Requester,
     responder: Responder,
     max_message: usize,
-    /// What arrives are sums, or nobody's.
+    /// Arriving packets are sums, or ignored.
     sums: bool,
-    /// A congestion notification is due, and when the last one was sent.
+    /// A congestion notification is pending, and when the last one was sent.
     congested: bool,
     notified: Option<Instant>,
-    /// Something else has come before the first packet.
+    /// Another packet has arrived before the first one.
     misfit: bool,
-    /// When the latest packet was taken.
+    /// When the latest packet was accepted.
     taken: Option<Instant>,
     failed: bool,
 }
@@ -125,7 +125,7 @@ impl Endpoint {
         self.max_segments = segments.clamp(1, MAX_SEGMENTS);
     }
 
-    /// Makes a queue pair that may send and receive at once.
+    /// Creates a queue pair that may send and receive at once.
     pub fn add_qp(&mut self, c: QpConfig) -> Result<QpId, SetupError> {
         if !c.mtu.is_power_of_two() || !(256..=4096).contains(&c.mtu) {
             return Err(SetupError::Mtu(c.mtu));
@@ -160,8 +160,8 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// Removes a queue pair; what arrives for it from now on is discarded. Gives back the messages
-    /// that have not been acknowledged, oldest first.
+    /// Removes a queue pair; packets for it are discarded from now on. Returns the messages that
+    /// have not been acknowledged, oldest first.
     pub fn remove_qp(&mut self, id: QpId) -> Vec<(u64, Vec<u8>)> {
         let Some(at) = self.qps.iter().position(|q| q.id == id) else { return Vec::new() };
         let mut qp = self.qps.remove(at);
@@ -174,15 +174,15 @@ impl Endpoint {
         self.qps.iter_mut().find(|q| q.id == id)
     }
 
-    /// Queues a message. On a queue pair that is gone or has failed nothing happens.
+    /// Queues a message. Does nothing if the queue pair has been removed or has failed.
     pub fn post_send(&mut self, id: QpId, message: u64, data: Vec<u8>, immediate: Option<u32>) {
         if let Some(qp) = self.qp(id).filter(|q| !q.failed) {
             qp.requester.post(message, data, None, immediate);
         }
     }
 
-    /// Queues an RDMA WRITE to an address of the other side's, whatever the queue pair's own
-    /// operation is. Its receiver takes note of one with immediate data only.
+    /// Queues an RDMA WRITE to an address of the other side, whatever the queue pair's own
+    /// operation is. Its receiver gets an event only if it has immediate data.
     pub fn post_write(
         &mut self,
         id: QpId,
@@ -196,35 +196,34 @@ impl Endpoint {
         }
     }
 
-    /// From now on a message that was posted, and all before it, should be acknowledged as soon as
-    /// it arrives; see [`QpConfig::waits_for_others`].
+    /// From now on a posted message, and all before it, should be acknowledged as soon as it
+    /// arrives; see [`QpConfig::waits_for_others`].
     pub fn expect(&mut self, now: Instant, id: QpId, message: u64) {
         if let Some(qp) = self.qp(id) {
             qp.requester.expect(now, message);
         }
     }
 
-    /// Gives a buffer for one message. Without one the sender is told that the receiver is not
-    /// ready.
+    /// Adds a buffer for one message. Without a buffer the sender gets "receiver not ready".
     pub fn post_receive(&mut self, id: QpId, buffer: Vec<u8>) {
         if let Some(qp) = self.qp(id) {
             qp.responder.post(buffer);
         }
     }
 
-    /// Messages of a queue pair that are posted and not acknowledged.
+    /// The number of a queue pair's messages that are not acknowledged.
     pub fn outstanding(&mut self, id: QpId) -> usize {
         self.qp(id).map_or(0, |q| q.requester.outstanding())
     }
 
-    /// Takes in a datagram's UDP payload. `from` is its sender's address and port, which the ICRC
+    /// Processes a datagram's UDP payload. `from` is the sender's address and port, which the ICRC
     /// covers.
     pub fn receive(&mut self, now: Instant, from: SocketAddr, ce: bool, datagram: &[u8]) {
         self.receive_identified(now, from, ce, None, datagram);
     }
 
-    /// [`receive`](Self::receive) where the IPv4 identification is known, which the ICRC covers,
-    /// too: then a wrong one is found, whatever [`EndpointConfig::any_ip_id`] says.
+    /// [`receive`](Self::receive) where the IPv4 identification is known. The ICRC covers it, so a
+    /// wrong one is detected, whatever [`EndpointConfig::any_ip_id`] is.
     pub fn receive_identified(
         &mut self,
         now: Instant,
@@ -337,8 +336,8 @@ impl Endpoint {
         }
     }
 
-    /// The next datagrams to send, in `buf`. Congestion notifications and acknowledgements go
-    /// first, then queue pairs take turns.
+    /// Writes the next datagrams to send to `buf`. Congestion notifications and acknowledgements go
+    /// first, then queue pairs in round robin.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         buf.clear();
         for qp in &mut self.qps {
@@ -368,9 +367,9 @@ impl Endpoint {
             let mut segment = 0;
             let mut count = 0;
             while count < self.max_segments && buf.len() + segment.max(OVERHEAD) <= MAX_BATCH {
-                // A last packet with immediate data may be longer than those before it; it has to
-                // go alone. And what got lost twice: there are paths on which batches do.
-                if count > 0 && (qp.requester.next_len() > segment || qp.requester.is_careful()) {
+                // A last packet with immediate data may be longer than those before it, and must go
+                // alone. So must packets that were lost twice: some paths lose whole batches.
+                if count > 0 && (qp.requester.next_len() > segment || qp.requester.sends_singly()) {
                     break;
                 }
                 let Some(out) = qp.requester.poll(now, &mut self.path) else { break };
@@ -390,8 +389,8 @@ impl Endpoint {
                 count += 1;
                 if count == 1 {
                     segment = len;
-                    // A first WRITE packet is longer than those that follow, an only or last one
-                    // may be shorter.
+                    // A first WRITE packet is longer than those that follow, and an only or last
+                    // one may be shorter.
                     if out.ext.reth.is_some() || out.bth.opcode.is_last() {
                         break;
                     }
@@ -412,7 +411,7 @@ impl Endpoint {
         self.qps.iter().filter(|q| !q.failed).flat_map(deadlines).flatten().min()
     }
 
-    /// Looks at the clock.
+    /// Checks the timers.
     pub fn handle_timeout(&mut self, now: Instant) {
         for qp in self.qps.iter_mut().filter(|q| !q.failed) {
             self.stats.naks_sent += u64::from(qp.responder.on_timeout(now));
@@ -433,19 +432,19 @@ impl Endpoint {
         self.events.pop_front()
     }
 
-    /// Whether all that has come on a queue pair of [reused](QpConfig::reused) numbers is behind
-    /// its first packet: the other side has
-    /// an earlier connection still.
+    /// Whether all packets that have arrived on a queue pair with [reused](QpConfig::reused)
+    /// numbers are after its first packet: the other side still has an earlier connection.
     pub fn is_of_earlier(&self, id: QpId) -> bool {
         self.qps.iter().any(|q| q.id == id && q.misfit)
     }
 
-    /// When a queue pair has last taken a packet, be it in the middle of a message.
+    /// When a queue pair last accepted a packet, be it in the middle of a message.
     pub fn last_taken(&self, id: QpId) -> Option<Instant> {
         self.qps.iter().find(|q| q.id == id)?.taken
     }
 
-    /// Who sent the latest packet for a queue pair that is not here, or that another address has.
+    /// The address that sent the latest packet for an unknown queue pair, or for one of another
+    /// address.
     pub fn stray(&self) -> Option<IpAddr> {
         self.stray
     }
@@ -455,7 +454,7 @@ impl Endpoint {
         self.path.load()
     }
 
-    /// What has been counted.
+    /// The counters.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
@@ -466,7 +465,7 @@ impl Endpoint {
     }
 }
 
-/// What an RNR NAK timer code means (IBTA table 46).
+/// The delay of an RNR NAK timer code (IBTA table 46).
 fn rnr_delay(code: u8) -> Duration {
     // In hundredths of a millisecond.
     const TABLE: [u64; 32] = [

@@ -1,35 +1,36 @@
-//! What a selective receiver lacks, behind the AETH of a NAK that says "sequence error".
+//! The packets that a selective receiver is missing. The list follows the AETH of a NAK for a PSN
+//! sequence error.
 //!
-//! Lanes in network byte order: the PSN of the packet that came last, as in IRN (SIGCOMM 2018,
-//! section 3.1), then for each row of missing packets its first PSN and its length. All rows are
-//! told, so that a lost NAK costs nothing once another one comes.
+//! Words in network byte order: the PSN of the packet that arrived last, as in IRN (SIGCOMM 2018,
+//! section 3.1), then for each row of missing packets its first PSN and its length. Each NAK lists
+//! all rows, so a lost NAK does no harm once another one arrives.
 
 use netsum_common::serial;
 
 use super::Psn;
 
-/// Most rows that a NAK names: the oldest ones.
+/// Most rows in a NAK: the oldest ones.
 const ROWS: usize = 32;
 
-/// What has come and what has not.
+/// The packets that have arrived, and those that are missing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gaps {
-    /// The packet that came last, and perhaps not for the first time: what was sent before it and
-    /// is missing is lost.
+    /// The packet that arrived last, perhaps a duplicate: packets that were sent before it and are
+    /// missing are lost.
     pub came: Psn,
     /// First PSN and length of each row of missing packets.
     pub missing: Vec<(Psn, u32)>,
 }
 
 impl Gaps {
-    /// As a NAK's payload.
+    /// Encodes a NAK's payload.
     pub fn encode(&self) -> Vec<u8> {
         let rows = self.missing.iter().take(ROWS).flat_map(|(first, len)| [first.get(), *len]);
         std::iter::once(self.came.get()).chain(rows).flat_map(u32::to_be_bytes).collect()
     }
 
-    /// From a NAK's payload; `None` where it is none of these. Rows that overlap would be work out
-    /// of proportion.
+    /// Decodes a NAK's payload; `None` if it is not valid. Overlapping rows are refused, because
+    /// they would cost too much work.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let (lanes, rest) = payload.as_chunks::<4>();
         let (came, rows) = lanes.split_first()?;
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_read_as_they_were_written_and_nonsense_is_not() {
+    fn gaps_survive_a_round_trip_and_invalid_ones_are_refused() {
         let gaps =
             Gaps { came: Psn::new(0xff_ffff), missing: vec![(Psn::new(5), 1), (Psn::new(9), 300)] };
         assert_eq!(Gaps::decode(&gaps.encode()), Some(gaps.clone()));
@@ -69,7 +70,7 @@ mod tests {
             assert_eq!(Gaps::decode(&bytes[..len]), None, "{len}");
         }
         assert_eq!(Gaps::decode(&vec![0; 4 + 8 * (ROWS + 1)]), None);
-        // Rows that overlap, over the wrap, too.
+        // Overlapping rows, also over the wrap.
         for rows in [[(9, 2), (10, 1)], [(0xff_fff0, 17), (0, 1)], [(5, u32::MAX), (9, 1)]] {
             let gaps = Gaps {
                 missing: rows.map(|(first, len)| (Psn::new(first), len)).to_vec(),

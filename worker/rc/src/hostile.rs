@@ -1,4 +1,4 @@
-//! Selective queue pairs against a network, or another side, that means no good.
+//! Selective queue pairs against a network or another side that is hostile.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn missing(came: u32, rows: &[(u32, u32)]) -> Gaps {
     Gaps { came: Psn::new(came), missing: rows.collect() }
 }
 
-/// An end's time-out comes, and what it sends then is lost.
+/// An end's timeout expires, and the packets that it sends then are lost.
 fn expire(pair: &mut Pair, end: usize) -> usize {
     pair.now = pair.ends[end].next_timeout().unwrap();
     pair.ends[end].handle_timeout(pair.now);
@@ -31,7 +31,7 @@ fn expire(pair: &mut Pair, end: usize) -> usize {
 }
 
 #[test]
-fn a_receiver_that_keeps_less_than_the_other_side_has_in_flight_gets_it_all_soon() {
+fn a_receiver_that_keeps_fewer_packets_than_are_in_flight_gets_all() {
     for early in [8, 46] {
         let mut pair = Pair::new(7, Faults::loss(5), |c| {
             (c.selective, c.max_inflight, c.max_early) = (true, 512, early);
@@ -51,7 +51,7 @@ fn a_receiver_that_keeps_less_than_the_other_side_has_in_flight_gets_it_all_soon
 }
 
 #[test]
-fn a_packet_that_never_arrives_is_not_repeated_at_every_nak() {
+fn a_packet_that_never_arrives_is_not_retransmitted_at_every_nak() {
     let mut pair = Pair::new(3, Faults::default(), |c| {
         (c.selective, c.send_psn, c.recv_psn) = (true, Psn::new(100), Psn::new(100));
         c.min_ack_timeout = Some(Duration::from_millis(16));
@@ -71,7 +71,7 @@ fn a_packet_that_never_arrives_is_not_repeated_at_every_nak() {
 }
 
 #[test]
-fn a_time_out_that_something_was_lost_before_makes_the_next_ones_no_longer() {
+fn a_timeout_after_a_loss_does_not_lengthen_later_timeouts() {
     let mut pair = Pair::new(6, Faults::default(), |c| {
         (c.selective, c.send_psn) = (true, Psn::new(100));
         c.min_ack_timeout = Some(Duration::from_millis(8));
@@ -110,7 +110,7 @@ fn who_says_that_it_is_not_ready_is_there() {
     }
 }
 
-/// Spoils the list of a NAK, which gets a right ICRC.
+/// Replaces the list of a NAK by random words, with a right ICRC.
 fn spoil(rng: &mut Rng, from: IpAddr, to: IpAddr, datagram: &mut Vec<u8>) {
     let bth = Bth::decode(datagram[..12].try_into().unwrap());
     if bth.opcode != Opcode::ACK || datagram.len() <= 20 {
@@ -131,7 +131,7 @@ fn spoil(rng: &mut Rng, from: IpAddr, to: IpAddr, datagram: &mut Vec<u8>) {
         }
         3 => list.truncate(rng.below(list.len() as u64 + 1) as usize),
         4 => {
-            // All that may be, again and again.
+            // All valid lists, again and again.
             list.truncate(4);
             for _ in 0..32 {
                 list.extend(bth.psn.to_be_bytes());
@@ -149,8 +149,8 @@ fn spoil(rng: &mut Rng, from: IpAddr, to: IpAddr, datagram: &mut Vec<u8>) {
     encode(datagram, from, to, 0, &bth, &ext, &list);
 }
 
-/// Messages both ways, over the wrap, between ends that need not be alike. Packets are late by up
-/// to 100 ms, doubles of them, too; lists say anything; buffers are not there in time.
+/// Messages in both directions, over the wrap, between ends with different settings. Packets are
+/// late by up to 100 ms, duplicates too; lists are random; buffers are not there in time.
 fn attack(seed: u64) {
     let mut rng = Rng(seed ^ 0xa77a);
     let mut rate = |worst: u64| if rng.below(2) == 0 { rng.below(worst) } else { 0 };

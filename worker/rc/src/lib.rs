@@ -1,14 +1,14 @@
-//! A RoCEv2 endpoint for reliable connections, without sockets and clocks: datagrams and times go
-//! in, datagrams and events come out. IBTA volume 1, chapter 9, and annex A17.
+//! A RoCEv2 endpoint for reliable connections, without sockets and clocks: it takes datagrams and
+//! times, and returns datagrams and events. IBTA volume 1, chapter 9, and annex A17.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`congestion`] | how many packets a queue pair may have in flight |
-//! | [`outbox`] | its messages, cut into packets |
+//! | [`segmenter`] | its messages, cut into packets |
 //! | [`packet`] | datagrams and their ICRC |
 //! | [`requester`] | the sending half of a queue pair |
-//! | [`gaps`] | the list of what a receiver lacks, in its NAKs |
-//! | [`repeats`] | what it sends again to a selective receiver |
+//! | [`gaps`] | the list of missing packets in a receiver's NAKs |
+//! | [`retransmit_queue`] | packets to send again to a selective receiver |
 //! | [`responder`] | the receiving half |
 //! | [`path`] | how long an acknowledgement may take |
 //! | [`endpoint`] | the queue pairs of one address |
@@ -18,12 +18,12 @@ pub mod endpoint;
 mod gaps;
 #[cfg(test)]
 mod hostile;
-mod outbox;
 pub mod packet;
 mod path;
-mod repeats;
 pub mod requester;
 pub mod responder;
+mod retransmit_queue;
+mod segmenter;
 #[cfg(test)]
 mod tests;
 
@@ -33,12 +33,12 @@ use std::time::Duration;
 pub use endpoint::{Endpoint, Stats};
 pub use netsum_common::serial::{Psn, Qpn};
 
-/// Which operation carries messages.
+/// The operation that carries messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// SEND.
     Send,
-    /// RDMA WRITE to an address; the receiver here takes it like a SEND.
+    /// RDMA WRITE to an address; the receiver here handles it like a SEND.
     Write {
         /// Virtual address at the receiver.
         address: u64,
@@ -47,7 +47,7 @@ pub enum Operation {
     },
 }
 
-/// A queue pair to be made.
+/// Configuration of a queue pair.
 #[derive(Clone, Debug)]
 pub struct QpConfig {
     /// Its own number.
@@ -64,41 +64,41 @@ pub struct QpConfig {
     pub mtu: usize,
     /// SEND or WRITE.
     pub opcode: Operation,
-    /// Time without an acknowledgement after which packets are sent again, or as long as the round
-    /// trips that have been measured ask for, if that is longer; doubles with each try.
+    /// Retransmission timeout: the time without an acknowledgement after which packets are sent
+    /// again. It is longer if the measured round trips require it, and doubles with each try.
     pub ack_timeout: Duration,
-    /// With it, the time-out follows the measured round trips alone (RFC 6298), and is no shorter
-    /// than this. It doubles up to `ack_timeout`.
+    /// If set, the timeout follows only the measured round trips (RFC 6298), with this as its
+    /// minimum. It doubles up to `ack_timeout`.
     pub min_ack_timeout: Option<Duration>,
-    /// Acknowledgements may wait for what others send. The measured round trips then only count for
-    /// packets that [`Endpoint::expect`] was called for. What arrives on such a queue pair is a
-    /// sum: it tells that the links are at work, and time-outs of the endpoint run from then on.
+    /// Acknowledgements may have to wait for other ranks' packets. Round trips are then measured
+    /// only for packets that [`Endpoint::expect`] was called for. Packets that arrive on such a
+    /// queue pair are sums: they show that the links work, and restart the endpoint's timeouts.
     pub waits_for_others: bool,
-    /// Time-outs in a row after which the connection fails; never when `None`.
+    /// Timeouts in a row after which the connection fails; never when `None`.
     pub retry_limit: Option<u32>,
     /// "Receiver not ready" in a row after which the connection fails; never when `None`.
     pub rnr_retry_limit: Option<u32>,
-    /// Both sides are selective: what comes early is kept, and only what is missing is sent again.
-    /// Of queue pairs of this library alone.
+    /// Both sides are selective: the receiver keeps packets that arrive early, and the sender sends
+    /// only missing ones again. Only for queue pairs of this library.
     pub selective: bool,
-    /// An earlier connection may have had the same numbers, and may not be over at the other
-    /// address. So nothing is kept that comes before the first packet, and acknowledgements name
-    /// that packet, in place of an MSN. It must be unlike those of earlier connections. Of queue
-    /// pairs of this library alone.
+    /// An earlier connection may have used the same numbers, and may still be open at the other
+    /// side. So the receiver keeps nothing that arrives before the first packet, and
+    /// acknowledgements carry that packet's number instead of an MSN. It must differ from those of
+    /// earlier connections. Only for queue pairs of this library.
     pub reused: bool,
     /// Most unacknowledged packets.
     pub max_inflight: u32,
-    /// How far ahead of the expected packet a selective receiver keeps one. Where the other side
-    /// may have more in flight, it goes back for them.
+    /// How far ahead of the expected packet a selective receiver keeps packets. If the other side
+    /// has more in flight, it goes back for them.
     pub max_early: u32,
-    /// Bytes of the longest message that it takes. A sender of a longer one is refused, and the
+    /// Bytes of the longest message that the receiver accepts. It refuses a longer one, and the
     /// connection fails.
     pub max_message: usize,
 }
 
 impl QpConfig {
-    /// A queue pair with 128 unacknowledged or early packets at the most, as rdma_rxe has it, a
-    /// time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
+    /// A queue pair with at most 128 unacknowledged or early packets, as in rdma_rxe, a timeout of
+    /// 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
     pub fn new(
         local_qpn: Qpn,
         remote: IpAddr,
@@ -129,8 +129,8 @@ impl QpConfig {
     }
 }
 
-/// What a connection's first packet is named by, where numbers are [reused](QpConfig::reused): as
-/// long as an MSN.
+/// Identifies a connection by its first packet, where numbers are [reused](QpConfig::reused); has
+/// the length of an MSN.
 fn name(first: &[u8]) -> u32 {
     netsum_common::icrc::update(!0, first) & 0xff_ffff
 }
@@ -138,24 +138,24 @@ fn name(first: &[u8]) -> u32 {
 /// Properties of an endpoint.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointConfig {
-    /// Accept any IPv4 identification, as kernel and hardware senders choose it. Leaves 16 bits of
-    /// the ICRC as a check.
+    /// Accept any IPv4 identification, because kernel and hardware senders choose it. Leaves 16
+    /// bits of the ICRC as a check.
     pub any_ip_id: bool,
     /// Notify senders of marked packets, each queue pair's at most this often (IBTA A17.9: the
     /// notification point of DCQCN, where 50 us are usual). Never when `None`.
     pub cnp_interval: Option<Duration>,
 }
 
-/// Names a queue pair of an endpoint.
+/// Identifies a queue pair of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct QpId(pub(crate) u32);
 
-/// What an endpoint has to tell.
+/// An event of an endpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// A message has been acknowledged.
     Sent {
-        /// Where it was posted.
+        /// The queue pair.
         qp: QpId,
         /// Its identifier, as posted.
         id: u64,
@@ -164,18 +164,18 @@ pub enum Event {
     },
     /// A message has arrived, in a buffer that was posted.
     Received {
-        /// Where.
+        /// The queue pair.
         qp: QpId,
         /// The message.
         data: Vec<u8>,
         /// Its immediate data.
         immediate: Option<u32>,
     },
-    /// A connection has failed; nothing more happens on it.
+    /// A connection has failed; it has no further events.
     Failed {
-        /// Which.
+        /// The queue pair.
         qp: QpId,
-        /// Why.
+        /// The reason.
         error: QpError,
     },
 }
@@ -192,37 +192,38 @@ pub enum QpError {
     /// The other side refused a packet.
     #[error("the receiver refused: {0:?}")]
     Refused(netsum_common::wire::Nak),
-    /// Packets of a message came in an order that cannot be.
-    #[error("a message's packets do not follow each other")]
+    /// A message's packets arrived in an order that is not possible.
+    #[error("the packets of a message are not in order")]
     InvalidRequest,
     /// The other side sent a message that is longer than [`QpConfig::max_message`].
-    #[error("a message is longer than the {0} bytes that are taken")]
+    #[error("a message is longer than the limit of {0} bytes")]
     MessageTooLong(usize),
 }
 
-/// Why a queue pair cannot be made.
+/// Why a queue pair cannot be created.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SetupError {
-    /// The number is taken.
+    /// The number is in use.
     #[error("queue pair {:#x} exists already", .0.get())]
     Exists(Qpn),
-    /// Not between 256 and 4096, or no power of two.
-    #[error("path MTU {0}: 256, 512, 1024, 2048 or 4096 is possible")]
+    /// Not a power of two from 256 to 4096.
+    #[error("path MTU {0}: must be 256, 512, 1024, 2048 or 4096")]
     Mtu(usize),
-    /// IPv4 here and IPv6 there.
+    /// One address is IPv4, the other IPv6.
     #[error("{remote} is not of the address family of {local}")]
     Family {
         /// This endpoint's address.
         local: IpAddr,
-        /// The other side's.
+        /// The other side's address.
         remote: IpAddr,
     },
 }
 
-/// Datagrams to be sent at once: all of `segment_size` bytes but the last, which may be shorter.
+/// Datagrams to be sent in one system call: all have `segment_size` bytes, except that the last may
+/// be shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
-    /// Where to; port 4791.
+    /// Destination; port 4791.
     pub to: IpAddr,
     /// Length of each datagram when there is more than one.
     pub segment_size: Option<usize>,

@@ -1,10 +1,10 @@
 //! Datagrams of the RC transport, as a UDP socket sends and receives them: from the BTH to the
 //! ICRC.
 //!
-//! The ICRC also covers the IP and UDP headers, which a socket does not show but for the addresses
-//! and ports. All of it is known but the IPv4 identification: Linux sends 0 on an unconnected
-//! socket with "don't fragment", and 0, 1, 2, ... within one segmented send. On the way in the
-//! identification shows as a syndrome, because a CRC is linear; see [`Verifier`].
+//! The ICRC also covers the IP and UDP headers, of which a socket shows only addresses and ports.
+//! Other fields are known, except the IPv4 identification: Linux sends 0 on an unconnected socket
+//! with "don't fragment", and 0, 1, 2, ... within one segmented send. The identification of a
+//! received packet shows as a syndrome, because a CRC is linear; see [`Verifier`].
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,7 +19,7 @@ use super::Qpn;
 /// Length of a BTH and an ICRC around a payload.
 pub const OVERHEAD: usize = BTH_LEN + ICRC_LEN;
 
-/// ICRC state behind the IP and UDP headers and the BTH of a datagram.
+/// ICRC state after the IP and UDP headers and the BTH of a datagram.
 fn headers_state(
     src: SocketAddr,
     dst: IpAddr,
@@ -80,7 +80,7 @@ fn datagram_icrc(src: SocketAddr, dst: IpAddr, id: u16, body: &[u8]) -> Option<u
     Some(crc.finalize())
 }
 
-/// What goes between BTH and payload.
+/// Headers between BTH and payload.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extended {
     /// RETH of a first WRITE packet.
@@ -91,8 +91,8 @@ pub struct Extended {
     pub aeth: Option<Aeth>,
 }
 
-/// Appends a datagram to a buffer, padded as its BTH says. `id` is the IPv4 identification that it
-/// will be sent with, from port 4791.
+/// Appends a datagram to a buffer, padded as its BTH requires. `id` is the IPv4 identification that
+/// it will be sent with, from port 4791.
 pub fn encode(
     buf: &mut Vec<u8>,
     src: IpAddr,
@@ -127,7 +127,7 @@ pub fn encode_cnp(buf: &mut Vec<u8>, src: IpAddr, dst: IpAddr, qpn: Qpn) {
     encode(buf, src, dst, 0, &bth, &Extended::default(), &[0; 16]);
 }
 
-/// A datagram that has arrived.
+/// A received datagram.
 #[derive(Debug)]
 pub struct Packet<'a> {
     /// Base transport header.
@@ -140,7 +140,7 @@ pub struct Packet<'a> {
     pub payload: &'a [u8],
 }
 
-/// Why a datagram is no packet.
+/// Why a datagram is not valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Malformed {
     /// Too short for its headers, or a wrong version, partition or pad count.
@@ -157,29 +157,29 @@ pub struct Verifier {
     syndromes: Vec<Syndromes>,
 }
 
-/// For datagrams of one length: what each bit of the identification does to the ICRC, in echelon
-/// form.
+/// The effect of each bit of the identification on the ICRC, in echelon form, for datagrams of one
+/// length.
 #[derive(Debug)]
 struct Syndromes {
     len: usize,
-    /// Vectors with distinct leading bits, and the bits of the identification that they are made
-    /// of.
+    /// Vectors with distinct leading bits, and the bits of the identification that make them.
     rows: [(u32, u16); 16],
 }
 
-/// Lengths whose syndromes are kept.
+/// How many lengths have their syndromes kept.
 const KEPT_SYNDROMES: usize = 8;
 /// Largest identification within one segmented send that is accepted without
-/// [`any_ip_id`](super::EndpointConfig). Eight of its bits known to be zero leave 25 bits of check.
+/// [`any_ip_id`](super::EndpointConfig). As eight of its bits are known to be zero, 25 bits of
+/// check remain.
 const SEGMENT_IDS: u16 = 127;
 
 impl Verifier {
-    /// For datagrams to `local`; with `any_id`, from senders that count the identification up.
+    /// For datagrams to `local`; with `any_id`, from senders whose identification counts up.
     pub fn new(local: IpAddr, any_id: bool) -> Self {
         Self { local, any_id, syndromes: Vec::new() }
     }
 
-    /// Reads and verifies a datagram, whose identification is not known.
+    /// Reads and verifies a datagram with an unknown identification.
     pub fn decode<'a>(
         &mut self,
         from: SocketAddr,
@@ -188,8 +188,8 @@ impl Verifier {
         self.decode_identified(from, None, datagram)
     }
 
-    /// Reads and verifies a datagram. With the IPv4 identification that it came with, all 32 bits
-    /// of its ICRC count.
+    /// Reads and verifies a datagram. If the IPv4 identification is known, all 32 bits of the ICRC
+    /// are checked.
     pub fn decode_identified<'a>(
         &mut self,
         from: SocketAddr,
@@ -205,8 +205,8 @@ impl Verifier {
         let correct =
             datagram_icrc(from, self.local, id.unwrap_or(0), body).ok_or(Malformed::Header)?;
         let syndrome = correct ^ u32::from_le_bytes(*icrc);
-        let guess = id.is_none() && from.is_ipv4();
-        if syndrome != 0 && !(guess && self.explains(datagram.len(), syndrome)) {
+        let any_id = id.is_none() && from.is_ipv4();
+        if syndrome != 0 && !(any_id && self.explains(datagram.len(), syndrome)) {
             return Err(Malformed::Icrc);
         }
         let mut take = |n: usize| -> Result<&'a [u8], Malformed> {
@@ -232,7 +232,7 @@ impl Verifier {
         Ok(Packet { bth, immediate, aeth, payload: &rest[..len] })
     }
 
-    /// Whether a wrong ICRC is that of another identification.
+    /// Whether another identification explains a wrong ICRC.
     fn explains(&mut self, len: usize, syndrome: u32) -> bool {
         let i = match self.syndromes.iter().position(|s| s.len == len) {
             Some(i) => i,
@@ -253,7 +253,7 @@ impl Verifier {
 
 impl Syndromes {
     fn new(len: usize) -> Self {
-        // Behind the word with the identification: the rest of the IP header, UDP, and the datagram
+        // After the word with the identification: the rest of the IP header, UDP, and the datagram
         // up to the ICRC.
         let after = 12 + UdpHdr::LEN + len - ICRC_LEN;
         let mut rows = [(0u32, 0u16); 16];
@@ -268,7 +268,7 @@ impl Syndromes {
                 }
             }
             rows[bit] = row;
-            // Highest leading bit first, so that one pass reduces.
+            // Highest leading bit first, for reduction in one pass.
             rows[..=bit].sort_unstable_by_key(|row| std::cmp::Reverse(row.0));
         }
         Self { len, rows }
@@ -306,7 +306,7 @@ mod tests {
 
     const GOLDEN: &str = include_str!("../../../common/tests/roce_frames.txt");
 
-    /// Frames of a kernel's rdma_rxe: where from, where to, and UDP payload.
+    /// Frames of a kernel's rdma_rxe: source, destination, and UDP payload.
     fn golden() -> Vec<(SocketAddr, IpAddr, Vec<u8>)> {
         let mut frames = Vec::new();
         for word in GOLDEN.split_whitespace().filter(|w| w.len() > 100) {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_a_kernel_are_read_without_their_identification() {
+    fn frames_of_a_kernel_are_accepted_without_their_identification() {
         let frames = golden();
         assert!(frames.len() >= 13);
         for (src, dst, datagram) in frames {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identification_that_is_known_must_be_the_right_one() {
+    fn a_known_identification_must_be_right() {
         let (src, dst): (IpAddr, IpAddr) =
             ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         let from = SocketAddr::new(src, ROCE_PORT);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_congestion_notification_is_what_the_standard_says() {
+    fn a_congestion_notification_has_the_standards_bytes() {
         let (src, dst): (IpAddr, IpAddr) =
             ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         let mut buf = Vec::new();

@@ -1,38 +1,38 @@
-//! How long an acknowledgement may take: one estimate for all queue pairs of an endpoint, which
-//! share its link.
+//! Estimates how long an acknowledgement may take: one estimate for all queue pairs of an endpoint,
+//! which share its link.
 //!
-//! What is handed over waits behind all that was handed over before it, and its acknowledgement
-//! behind what the other side has to send, which sends about as much. So a round trip tells nothing
-//! without the bytes that were on their way, its *load*: 42 ms for half a megabyte at 100 Mb/s, and
-//! 0.1 ms for a few bytes on the same link. Three things are estimated:
+//! A packet waits behind all packets that were sent before it. Its acknowledgement waits behind the
+//! other side's packets, which are about as many. So a round trip means nothing without its *load*,
+//! the bytes that were in flight: it takes 42 ms for half a megabyte at 100 Mb/s, and 0.1 ms for a
+//! few bytes on the same link. Three things are estimated:
 //!
-//! - Of packets that are acknowledged at once, mean and deviation (RFC 6298, 2).
-//! - Of those under a like load, the least of late, four times. Acknowledgements that wait for
-//!   other ranks also wait for these to recover from their losses, which mean and deviation would
-//!   take for the network's own time; the least does not.
-//! - What more load than has been measured may cost: in proportion, and no more than on the slowest
-//!   link that there may be. That is all there is before the first round trip: half a megabyte gets
-//!   its second, and a few bytes cannot take long anywhere.
+//! - Mean and deviation of packets that are acknowledged at once (RFC 6298, 2).
+//! - Four times the least recent round trip under a similar load. Acknowledgements that wait for
+//! other ranks also wait for these to recover from losses. Mean and deviation would include that
+//! time; the least does not.
+//! - The cost of more load than has been measured: in proportion, and at most that of the slowest
+//! link. Before the first round trip there is only this estimate: half a megabyte gets its second,
+//! and a few bytes cannot take long on any link.
 
 use std::time::{Duration, Instant};
 
-/// Time for a byte on the slowest link there may be, of 10 Mb/s; once on the way there, once for
-/// the acknowledgement that waits behind as much, and once in reserve; in nanoseconds.
+/// Time for a byte on the slowest supported link, of 10 Mb/s: once to the other side, once for the
+/// acknowledgement that waits behind as much, and once in reserve; in nanoseconds.
 const SLOWEST_BYTE: u64 = 3 * 800;
 /// Bytes around a payload on the wire.
 pub(super) const AROUND: u64 = netsum_common::wire::AROUND as u64;
-/// What a smaller load took says little of one that is larger than twice this: a link that is
-/// shaped lets a burst pass at once.
+/// A round trip under a smaller load says little about a load of more than twice as much: a link
+/// with a shaper lets a burst pass at once.
 const TELLING: u64 = 32 << 10;
 /// So long after a gap was seen, more are expected.
 const LOSSY: Duration = Duration::from_millis(100);
-/// What is asked for behind a box is asked for again after so long at the most, or what round trips
-/// ask for if that is longer.
+/// Behind a box, NAKs are repeated after at most so long, or after the time that round trips
+/// require if that is longer.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(16);
-/// Until one has been measured.
+/// The estimate until a round trip has been measured.
 const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
 
-/// How long so many bytes take at the most.
+/// The longest time for so many bytes.
 pub(super) fn slowest(bytes: u64) -> Duration {
     Duration::from_nanos(bytes * SLOWEST_BYTE)
 }
@@ -40,7 +40,7 @@ pub(super) fn slowest(bytes: u64) -> Duration {
 /// The least of the last 16 to 32 round trips.
 #[derive(Clone, Copy, Debug)]
 struct Least {
-    /// Of the 16 before.
+    /// The least of the 16 before.
     before: Duration,
     current: Duration,
     samples: u32,
@@ -67,23 +67,23 @@ impl Least {
 /// The round trips of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
-    /// Bytes on their way: sent, and not acknowledged.
+    /// Bytes in flight: sent, and not acknowledged.
     load: u64,
-    /// The largest load of late of which a round trip was measured. Fades as the mean does.
+    /// The largest recent load of a measured round trip. Decays as the mean does.
     measured: u64,
     /// Mean and mean deviation.
     mean: Option<(Duration, Duration)>,
-    /// Of all round trips.
+    /// The least of all round trips.
     least: Least,
-    /// Of those under at least half of `measured`.
+    /// The least of those under at least half of `measured`.
     loaded: Least,
     /// Packets of sums that have arrived, and when the last one did.
     sums: (u64, Option<Instant>),
     /// Most packets that may be sent without their sums.
     credit: u64,
-    /// A packet was missed by its receiver: to wait for long costs more than a packet too many.
+    /// A receiver has missed a packet: now a long wait costs more than a needless packet.
     lossy: bool,
-    /// When the other side last told of a gap.
+    /// When the other side last reported a gap.
     gap: Option<Instant>,
 }
 
@@ -103,32 +103,32 @@ impl Path {
         }
     }
 
-    /// A packet was missed by its receiver. While connections start, that is no loss: the receiver
-    /// was not there yet.
+    /// A receiver has missed a packet. While connections start, that is not a loss: the receiver
+    /// did not exist yet.
     pub fn on_gap(&mut self) {
         self.lossy |= self.load > TELLING / 4;
     }
 
-    /// The other side has told of a gap. One that is seen here alone is none yet: kernels that
-    /// coalesce swap packets now and then.
+    /// The other side has reported a gap. A gap that is seen only here does not count: kernels that
+    /// coalesce packets swap some of them.
     pub fn note_gap(&mut self, now: Instant) {
         self.gap = Some(now);
     }
 
-    /// When the end of what was sent may be lost, of a time-out that was started as in
-    /// [`since`](Self::since). Only where others are: without loss, sums stop because a rank
-    /// computes.
+    /// When to suspect a loss at the end of the packets that were sent, for a timeout that was
+    /// started as in [`since`](Self::since). Only where other packets are lost: without loss, sums
+    /// stop because a rank computes.
     pub fn may_be_lost(&self, start: (Instant, u64)) -> Option<Instant> {
         let at = self.since(start) + self.usual();
         self.gap.filter(|gap| at < *gap + LOSSY).map(|_| at)
     }
 
-    /// As many packets more may be sent without their sums.
+    /// Adds packets that may be sent without their sums.
     pub fn widen(&mut self, packets: u32) {
         self.credit += u64::from(packets);
     }
 
-    /// A packet of a sum has arrived: the links are at work.
+    /// A packet of a sum has arrived: the links work.
     pub fn on_sum(&mut self, now: Instant) {
         self.sums = (self.sums.0 + 1, Some(now));
     }
@@ -138,9 +138,9 @@ impl Path {
         self.sums.0
     }
 
-    /// Since when a time-out runs that was started when as many packets of sums had arrived: since
-    /// the last one of them, for what is waited for may be behind others in the same queues. But
-    /// these hold no more than twice the credit, here and on the other side.
+    /// The start of a timeout that was started when so many packets of sums had arrived: later ones
+    /// restart it, because the awaited packet may be behind them in the same queues. But these hold
+    /// at most twice the credit, here and on the other side.
     pub fn since(&self, (start, sums): (Instant, u64)) -> Instant {
         match self.sums.1 {
             Some(last) if self.sums.0 - sums <= 2 * self.credit => start.max(last),
@@ -148,13 +148,13 @@ impl Path {
         }
     }
 
-    /// Bytes go on their way. The load with them.
+    /// Bytes are sent. Returns the load with them.
     pub fn send(&mut self, bytes: u64) -> u64 {
         self.load += bytes;
         self.load
     }
 
-    /// Bytes on their way.
+    /// Bytes in flight.
     pub fn load(&self) -> u64 {
         self.load
     }
@@ -164,11 +164,12 @@ impl Path {
         self.load = self.load.saturating_sub(bytes);
     }
 
-    /// A round trip, and the load under which it began. `waited` for other ranks, perhaps.
+    /// A round trip, and the load when it began. `waited` is set if it may have waited for other
+    /// ranks.
     pub fn measure(&mut self, took: Duration, load: u64, waited: bool) {
         self.least.add(took);
         if load > 2 * self.measured {
-            // What less load took says nothing of this.
+            // A smaller load says nothing about this one.
             self.loaded = Least { before: took, current: took, samples: 0 };
         } else if 2 * load >= self.measured {
             self.loaded.add(took);
@@ -184,35 +185,34 @@ impl Path {
         }
     }
 
-    /// What is on its way was thought to be lost, and only took so long.
+    /// Packets in flight were considered lost, but were only late.
     pub fn was_slower(&mut self, took: Duration) {
         let took = took.min(slowest(self.load) * 2);
         if took > self.loaded.get() {
-            // Until the next one is measured.
+            // Until the next round trip is measured.
             self.loaded = Least { before: took, current: Duration::MAX, samples: 15 };
             self.measured = self.measured.max(self.load);
         }
     }
 
-    /// The least round trip of late.
+    /// The least recent round trip.
     pub fn least(&self) -> Duration {
         self.least.get()
     }
 
-    /// How long the acknowledgement of as much as has been measured may take, as far as the network
-    /// is concerned.
+    /// How long the network may take for an acknowledgement under a load as large as measured.
     pub fn usual(&self) -> Duration {
         let mean = self.mean.map_or(Duration::ZERO, |(mean, deviation)| mean + deviation * 4);
         mean.max(self.loaded.get() * 4)
     }
 
-    /// How long what was asked for may take to come by the box. Little is known of more than was
-    /// measured, and then a time-out's time is enough.
+    /// How long a packet that was NAKed may take through the box. Little is known about loads
+    /// larger than measured; a timeout's time is enough for them.
     pub fn pause(&self) -> Duration {
         self.usual().max(self.longest().min(LONGEST_PAUSE))
     }
 
-    /// The same for what is on its way.
+    /// The same for the bytes in flight.
     pub fn longest(&self) -> Duration {
         let more = self.load.saturating_sub(self.measured);
         let slowest = slowest(more);
@@ -233,8 +233,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Sends so much on a link that takes so many nanoseconds for a byte, both ways behind as much,
-    /// and measures.
+    /// Sends so much on a link that takes so many nanoseconds for a byte, in both directions behind
+    /// as much, and measures.
     fn flight(path: &mut Path, bytes: u64, per_byte: u64) -> (Duration, Duration) {
         let load = path.send(bytes);
         let (longest, took) = (path.longest(), Duration::from_nanos(2 * per_byte * bytes + 50_000));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn no_load_takes_longer_than_expected_whatever_came_before() {
+    fn no_load_takes_longer_than_estimated() {
         for per_byte in [1, 8, 80, 800] {
             let mut path = Path::new();
             for (n, bytes) in
@@ -253,7 +253,7 @@ mod tests {
                 let (longest, took) = flight(&mut path, bytes, per_byte);
                 assert!(longest >= took, "{per_byte} ns/B, flight {n}: {longest:?}, took {took:?}");
             }
-            // Many small ones, after which the estimate is small, and yet a large one has its time.
+            // After many small packets the estimate is small, but a large load still gets its time.
             for _ in 0..200 {
                 flight(&mut path, 150, per_byte);
             }
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_bucket_lets_pass_at_once_says_nothing_of_more() {
+    fn a_burst_through_a_token_bucket_does_not_shorten_larger_loads() {
         let mut path = Path::new();
         for _ in 0..4 {
             // 10 Mb/s, and a bucket that holds 16 KiB.
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn before_the_first_round_trip_bytes_alone_tell_and_few_bytes_take_little() {
+    fn before_the_first_round_trip_the_estimate_depends_on_bytes() {
         let mut path = Path::new();
         path.send(150);
         assert!(path.longest() < MS);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_network_is_found_out_with_the_first_round_trip_under_load() {
+    fn the_first_round_trip_under_load_shows_a_fast_network() {
         let mut path = Path::new();
         flight(&mut path, 150, 1);
         flight(&mut path, 35_000, 1);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn that_others_recover_from_losses_makes_no_time_out_longer() {
+    fn losses_of_other_ranks_do_not_lengthen_timeouts() {
         let mut path = Path::new();
         for n in 0..100 {
             let load = path.send(64_000);

@@ -1,5 +1,5 @@
-//! The sending half of a queue pair: messages in, packets out, acknowledgements back (IBTA 9.7.3 to
-//! 9.7.7).
+//! The sending half of a queue pair: it takes messages and acknowledgements, and returns packets
+//! (IBTA 9.7.3 to 9.7.7).
 //!
 //! Packets are counted without wrapping; their PSN is the first PSN plus their number, modulo 2^24.
 
@@ -9,25 +9,25 @@ use netsum_common::wire::{Aeth, Bth, Syndrome};
 
 use super::congestion::Congestion;
 use super::gaps::Gaps;
-use super::outbox::{Outbox, Part};
 use super::packet::{Extended, OVERHEAD};
 use super::path::{AROUND, Path};
-use super::repeats::Repeats;
+use super::retransmit_queue::RetransmitQueue;
+use super::segmenter::{Part, Segmenter};
 use super::{Operation, Psn, QpConfig, QpError, Qpn, name};
 
-/// An acknowledgement is asked for at least this often.
+/// At least every so many packets, one requests an acknowledgement.
 const ACK_EVERY: u64 = 32;
-/// Time-outs back off to at most this many times the configured one.
+/// Timeouts back off to at most this many times the configured one.
 const MAX_BACKOFF: u32 = 16;
 
-/// Least time for the rest to be acknowledged after a probe was.
+/// Least time to wait for other acknowledgements after that of a probe.
 const LEAST_PATIENCE: Duration = Duration::from_millis(2);
-/// Who looks at the clock so much after a time-out was due did not run meanwhile, and perhaps
-/// nobody on its machine did.
+/// A thread that checks the clock so long after a timeout was due did not run meanwhile, and
+/// perhaps no thread of its machine did.
 const LATE: Duration = Duration::from_millis(1);
-/// So many NAKs of one packet in a row mean loss; more, that something else is wrong.
+/// So many NAKs of one packet in a row mean loss; more mean another problem.
 const USUAL_NAKS: u32 = 8;
-/// Time after which a least time-out that has grown is halved again.
+/// Time after which an increased minimum timeout is halved again.
 const CALM: Duration = Duration::from_secs(2);
 
 /// A packet whose round trip is measured.
@@ -45,36 +45,35 @@ pub struct Requester {
     qpn: Qpn,
     first_psn: Psn,
     reused: bool,
-    /// The connection's, where numbers are reused: of its first packet.
+    /// Where numbers are reused, identifies the connection by its first packet.
     name: Option<u32>,
-    outbox: Outbox,
+    segmenter: Segmenter,
     congestion: Congestion,
-    /// Behind the last packet that asked for an acknowledgement.
+    /// One after the last packet that requested an acknowledgement.
     asked: u64,
     ack_timeout: Duration,
     min_ack_timeout: Option<Duration>,
-    /// What the least time-out is multiplied by, for having been too short: a power of two.
+    /// Factor of the minimum timeout, which was too short: a power of two.
     caution: u32,
-    /// When that was last changed.
+    /// When the factor last changed.
     cautious: Option<Instant>,
     retry_limit: Option<u32>,
     rnr_retry_limit: Option<u32>,
     /// The oldest packet that is not acknowledged.
     acked: u64,
-    /// The next packet to send, behind `repeats`.
+    /// The next packet to send, after those of `retransmit_queue`.
     next: u64,
-    /// The receiver keeps what comes early.
+    /// The receiver keeps packets that arrive early.
     selective: bool,
-    /// What is to be sent again, where the receiver is selective.
-    repeats: Repeats,
-    /// Behind the last packet that was ever sent.
+    /// Packets to send again to a selective receiver.
+    retransmit_queue: RetransmitQueue,
+    /// One after the last packet that was ever sent.
     sent: u64,
     /// Bytes that were sent and not acknowledged.
     load: u64,
-    /// Since when an acknowledgement is waited for, and the packets of sums that had arrived by
-    /// then.
+    /// When the timeout was started, and the number of packets of sums that had arrived by then.
     waiting: Option<(Instant, u64)>,
-    /// What is waited longer, for having looked late.
+    /// Time added to the timeout because the clock was checked late.
     excuse: Duration,
     retries: u32,
     rnr_retries: u32,
@@ -85,27 +84,28 @@ pub struct Requester {
     /// Since when the oldest packet is one of these.
     prompted: Option<Instant>,
     waits_for_others: bool,
-    /// Since when nothing was acknowledged, once a time-out has come.
+    /// After a timeout: when an acknowledgement last arrived.
     unanswered: Option<Instant>,
-    /// The last packet gone back to, and when; once it has been sent again, when that was.
+    /// The last packet gone back to, and when; after it has been sent again, when that was.
     went_back: Option<(u64, Instant)>,
-    /// NAKs that had the same packet sent again, but the first.
+    /// NAKs after the first that had the same packet sent again.
     naks: u32,
     sample: Option<Sample>,
-    /// The last packet has not asked since something was acknowledged.
+    /// The last packet has not probed since an acknowledgement arrived.
     may_ask: bool,
 }
 
-/// Where a time-out has led. It does not say what was lost, or whether anything was: perhaps only
-/// the acknowledgement, or somebody is late. So the oldest packet asks first (as RFC 5682 does in
-/// TCP), and the rest is not sent again as long as acknowledgements come.
+/// The state after a timeout. A timeout does not show what was lost, or whether anything was:
+/// perhaps only the acknowledgement, or another rank is late. So the oldest packet is sent first as
+/// a probe (as RFC 5682 does in TCP), and the others are not sent again as long as acknowledgements
+/// arrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Probe {
     None,
-    /// Only the oldest packet is sent, until something is acknowledged.
+    /// Only the oldest packet is sent, until an acknowledgement arrives.
     Sent,
-    /// Something was; the packets before `end` wait for a little longer. Where it was more than the
-    /// probe, they may be on their way, and have the time that they need.
+    /// An acknowledgement has arrived; the packets before `end` wait a little longer. If it covered
+    /// more than the probe, they may be in flight, and get the time that they need.
     Answered {
         end: u64,
         whole: bool,
@@ -121,11 +121,11 @@ pub struct Outgoing<'a> {
     pub ext: Extended,
     /// Payload.
     pub payload: &'a [u8],
-    /// It has been sent before.
+    /// It is a retransmission.
     pub again: bool,
 }
 
-/// What an acknowledgement brought about.
+/// The effect of an acknowledgement.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing, or progress.
@@ -137,14 +137,14 @@ pub enum Effect {
 }
 
 impl Requester {
-    /// Nothing posted yet.
+    /// A half without messages.
     pub fn new(c: &QpConfig) -> Self {
         Self {
             qpn: c.remote_qpn,
             first_psn: c.send_psn,
             reused: c.reused,
             name: None,
-            outbox: Outbox::new(c.mtu, c.opcode),
+            segmenter: Segmenter::new(c.mtu, c.opcode),
             congestion: Congestion::new(c.max_inflight.max(1) as u64),
             asked: 0,
             ack_timeout: c.ack_timeout,
@@ -156,7 +156,7 @@ impl Requester {
             acked: 0,
             next: 0,
             selective: c.selective,
-            repeats: Repeats::default(),
+            retransmit_queue: RetransmitQueue::default(),
             sent: 0,
             load: 0,
             waiting: None,
@@ -176,7 +176,7 @@ impl Requester {
         }
     }
 
-    /// Queues a message. Without an operation it takes the queue pair's own.
+    /// Queues a message. Without an operation it uses the queue pair's own.
     pub fn post(
         &mut self,
         id: u64,
@@ -184,23 +184,24 @@ impl Requester {
         operation: Option<Operation>,
         immediate: Option<u32>,
     ) {
-        self.outbox.post(id, data, operation, immediate);
+        self.segmenter.post(id, data, operation, immediate);
         if self.reused && self.name.is_none() {
-            self.name = self.outbox.packet(0).map(|first| name(first.payload));
+            self.name = self.segmenter.packet(0).map(|first| name(first.payload));
         }
     }
 
-    /// Whether an acknowledgement is of an earlier connection that had the same numbers.
+    /// Whether an acknowledgement belongs to an earlier connection that had the same numbers.
     pub fn is_of_another(&self, psn: Psn, aeth: Aeth) -> bool {
-        // Who has taken nothing cannot know the name, and asks for the first packet.
+        // A receiver that has taken nothing does not know the identity yet, and NAKs the first
+        // packet.
         let of_none =
             psn == self.first_psn && aeth.msn == 0 && !matches!(aeth.syndrome, Syndrome::Ack(_));
         self.name.is_some_and(|name| name != aeth.msn) && !of_none
     }
 
-    /// From now on a posted message, and all before it, is acknowledged as soon as it arrives.
+    /// From now on a posted message, and all before it, will be acknowledged as soon as it arrives.
     pub fn expect(&mut self, now: Instant, id: u64) {
-        let Some(prompt) = self.outbox.end(id) else { return };
+        let Some(prompt) = self.segmenter.end(id) else { return };
         if prompt > self.prompt {
             if self.acked >= self.prompt {
                 self.prompted = Some(now);
@@ -213,42 +214,43 @@ impl Requester {
         self.first_psn.plus(packet as u32)
     }
 
-    /// The packet that a PSN from the other side means, near the oldest unacknowledged one.
+    /// The packet that a PSN of the other side means: the one nearest to the oldest unacknowledged
+    /// one.
     fn packet(&self, psn: Psn) -> Option<u64> {
         self.acked.checked_add_signed(psn.ahead_of(self.psn(self.acked)) as i64)
     }
 
     /// Whether there is something to send now.
     pub fn ready(&self, now: Instant) -> bool {
-        // Where the window has shrunk, perhaps nothing that is in flight asks for an
-        // acknowledgement. Then one more does.
+        // After the window has shrunk, perhaps no packet in flight requests an acknowledgement.
+        // Then another one may be sent that does.
         let may_send = match self.probe {
             Probe::Sent => self.next == self.acked,
             _ => self.next < self.acked + self.congestion.window() || self.asked <= self.acked,
         };
-        let new = self.next < self.outbox.posted && may_send;
-        (new || self.repeats.first().is_some()) && self.not_before.is_none_or(|t| now >= t)
+        let new = self.next < self.segmenter.posted && may_send;
+        (new || self.retransmit_queue.first().is_some()) && self.not_before.is_none_or(|t| now >= t)
     }
 
-    /// Whether it sends again only what is missing.
+    /// Whether only missing packets are sent again.
     pub fn is_selective(&self) -> bool {
         self.selective
     }
 
-    /// Whether the oldest packet was lost twice, or a time-out has come, and nothing been
-    /// acknowledged since.
-    pub fn is_careful(&self) -> bool {
-        self.probe == Probe::Sent || self.repeats.lost_oldest_twice()
+    /// Whether packets should be sent one by one: the oldest packet was lost twice, or a timeout
+    /// has expired, and no acknowledgement has arrived since.
+    pub fn sends_singly(&self) -> bool {
+        self.probe == Probe::Sent || self.retransmit_queue.lost_oldest_twice()
     }
 
     /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when
     /// there is none.
     pub fn next_len(&self) -> usize {
-        let n = self.repeats.first().unwrap_or(self.next);
+        let n = self.retransmit_queue.first().unwrap_or(self.next);
         let length = |part: Part<'_>| {
             OVERHEAD + part.opcode.extended_len() + part.payload.len().next_multiple_of(4)
         };
-        self.outbox.packet(n).map_or(0, length)
+        self.segmenter.packet(n).map_or(0, length)
     }
 
     /// The next packet, if one may be sent.
@@ -257,13 +259,13 @@ impl Requester {
             return None;
         }
         self.not_before = None;
-        let repeat = self.repeats.next(now, self.sent, path);
+        let repeat = self.retransmit_queue.next(now, self.sent, path);
         let n = repeat.map_or(self.next, |r| r.packet);
         let window = self.congestion.window();
         let window_end = self.probe == Probe::Sent || n + 1 >= self.acked + window;
         let often = self.congestion.is_limited() && n + 1 >= self.asked + window.div_ceil(8);
         let psn = self.psn(n);
-        let part = self.outbox.packet(n)?;
+        let part = self.segmenter.packet(n)?;
         let mut bth = Bth::new(part.opcode, self.qpn.get(), psn.get());
         bth.pad = (part.payload.len().wrapping_neg() & 3) as u8;
         let last_repeat = repeat.is_some_and(|r| r.last);
@@ -283,7 +285,7 @@ impl Requester {
         }
         if again {
             self.sample = None; // Karn's rule
-            // The time-out may have been looked at as of a while ago.
+            // The caller's clock may be older than the timeout.
             if let Some((_, at)) = self.went_back.as_mut().filter(|(to, _)| *to == n) {
                 *at = now;
             }
@@ -292,8 +294,8 @@ impl Requester {
             let bytes = part.payload.len() as u64 + AROUND;
             self.load += bytes;
             let load = path.send(bytes);
-            // One behind twice as much tells more: what comes first may find the link idle, and the
-            // other side's, too.
+            // A packet behind twice as much load is a better sample: the first packets may find the
+            // link idle in both directions.
             let tells_more = self.sample.is_none_or(|s| load > 2 * s.load);
             if bth.ack_request && tells_more && n < self.prompt {
                 self.sample = Some(Sample { packet: n, at: now, load });
@@ -303,8 +305,8 @@ impl Requester {
         Some(Outgoing { bth, ext, payload: part.payload, again })
     }
 
-    /// When the oldest packet is to be sent again, if it is not acknowledged. What is sent
-    /// meanwhile makes it later.
+    /// When the oldest packet is to be sent again, if it is not acknowledged. Sending other packets
+    /// postpones it.
     fn due(&self, path: &Path) -> Option<Instant> {
         self.without_excuse(path).map(|due| due + self.excuse)
     }
@@ -333,7 +335,7 @@ impl Requester {
         })
     }
 
-    /// Nothing that is on its way is waited for any more.
+    /// Restarts the wait, as if no packet were in flight.
     pub(super) fn give_up(&mut self, path: &mut Path) {
         path.take_back(std::mem::take(&mut self.load));
     }
@@ -353,37 +355,39 @@ impl Requester {
         match self.probe {
             Probe::Sent => self.learn_from_probe(now, path, more_than_one),
             // Packets that were not sent again have arrived, so nothing had been lost (RFC 5682,
-            // 2.1, step 3b). Not so behind a box: sums that wait for other ranks come out of turn.
+            // 2.1, step 3b). Not so behind a box: sums that wait for other ranks arrive out of
+            // order.
             Probe::Answered { end, whole: false }
-                if !self.waits_for_others && !self.repeats.have_repeated(self.acked..packet) =>
+                if !self.waits_for_others
+                    && !self.retransmit_queue.have_retransmitted(self.acked..packet) =>
             {
                 self.was_too_soon(now, path);
                 self.probe = Probe::Answered { end, whole: true };
             }
             Probe::Answered { .. } | Probe::None => {}
         }
-        let bytes = self.outbox.bytes(self.acked, packet);
+        let bytes = self.segmenter.bytes(self.acked, packet);
         self.load -= bytes;
         path.take_back(bytes);
         if self.probe == Probe::Sent
             && !more_than_one
             && let Some((_, at)) = self.went_back
         {
-            // All there is to measure where so much is lost that each round trip has a loss in it.
+            // The only sample, if so many packets are lost that each round trip has a loss in it.
             path.measure(now.saturating_duration_since(at), bytes, self.waits_for_others);
         }
         self.congestion.on_acknowledged(packet - self.acked, packet, self.sent);
         self.acked = packet;
         self.may_ask = true;
         self.next = self.next.max(packet);
-        self.repeats.acknowledge(packet);
+        self.retransmit_queue.acknowledge(packet);
         self.retries = 0;
         self.rnr_retries = 0;
         if self.probe == Probe::Sent {
             self.probe = Probe::Answered { end: self.sent, whole: more_than_one };
             self.next = self.sent;
         }
-        // Where a later one is acknowledged with it, its own acknowledgement may have been lost.
+        // If a later packet is acknowledged with it, its own acknowledgement may have been lost.
         if let Some(sample) =
             self.sample.take_if(|s| packet > s.packet).filter(|s| packet == s.packet + 1)
         {
@@ -397,7 +401,7 @@ impl Requester {
                 self.cautious = (self.caution > 1).then_some(now);
             }
         }
-        self.outbox.acknowledge(packet, done);
+        self.segmenter.acknowledge(packet, done);
         if matches!(self.probe, Probe::Answered { end, .. } if packet >= end) {
             self.probe = Probe::None;
         }
@@ -405,10 +409,10 @@ impl Requester {
         self.excuse = Duration::ZERO;
     }
 
-    /// A probe was answered. Where more than the probe was acknowledged, nothing was lost but
-    /// perhaps an acknowledgement, and that the probe brings at once. Where it took its time, the
-    /// time-out was too short: somebody was late, as on a host with more to do than CPUs, and will
-    /// be again, or the link is slower than was known.
+    /// The answer to a probe. If it covered more than the probe, nothing was lost except perhaps an
+    /// acknowledgement, and the probe brings that at once. If it took long, the timeout was too
+    /// short: a host was late, for example because it has more to do than CPUs, and will be late
+    /// again; or the link is slower than was known.
     fn learn_from_probe(&mut self, now: Instant, path: &mut Path, more_than_the_probe: bool) {
         let took =
             self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
@@ -416,14 +420,14 @@ impl Requester {
             return;
         }
         if took > path.least() * 4 {
-            // After one probe that took no longer than others it may be chance.
+            // After a single probe that took no longer than usual, it may be chance.
             self.unanswered.take_if(|_| self.retries <= 1 && took <= path.usual());
             self.was_too_soon(now, path);
         }
         self.unanswered = None;
     }
 
-    /// A time-out that nothing had been lost before.
+    /// A timeout without a loss before it.
     fn was_too_soon(&mut self, now: Instant, path: &mut Path) {
         let longest =
             self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
@@ -432,9 +436,9 @@ impl Requester {
             let took = now.saturating_duration_since(since);
             let probe =
                 self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
-            // A time-out is four times what is learned here. Perhaps only acknowledgements were
-            // lost: learning the whole wait would then make each time-out four times the last. So a
-            // quarter of it is learned, plus the probe's own round trip, which is new.
+            // A timeout is four times the learned value. Perhaps only acknowledgements were lost:
+            // learning the whole wait would then multiply each timeout by four. So it learns a
+            // quarter of the wait, plus the probe's own round trip, which is new.
             path.was_slower(if self.retries > 1 { took / 4 } else { (took / 4 + probe).min(took) });
         }
     }
@@ -447,13 +451,13 @@ impl Requester {
         psn: Psn,
         mut done: impl FnMut(u64, Vec<u8>),
     ) {
-        // A PSN that was never sent is a ghost's.
+        // A PSN that was never sent: the ACK is a stale one.
         if let Some(packet) = self.packet(psn).filter(|p| *p < self.sent) {
             self.acknowledge(now, path, packet + 1, &mut done);
         }
     }
 
-    /// The other side has got a packet that met congestion.
+    /// The other side has received a packet with a congestion mark.
     pub(super) fn on_congestion(&mut self) {
         self.congestion.on_notification(self.acked, self.sent);
     }
@@ -470,9 +474,9 @@ impl Requester {
             return Effect::None;
         };
         self.acknowledge(now, path, packet, &mut done);
-        // One loss brings several NAKs; those that come before the resent packet can have arrived
-        // tell nothing new. Where the packet is lost again and again, perhaps by what is sent
-        // again, there is longer and longer between two.
+        // One loss causes several NAKs. Those that arrive before the resent packet can have arrived
+        // are not news. If the packet is lost again and again, perhaps because of the
+        // retransmissions, the time between two of them grows.
         let again = self.went_back.filter(|(to, _)| *to == packet);
         let patience = (path.least() * (1 << self.naks.saturating_sub(USUAL_NAKS).min(16)))
             .min(self.ack_timeout);
@@ -482,13 +486,13 @@ impl Requester {
         path.on_gap();
         self.naks = if again.is_some() { self.naks + 1 } else { 0 };
         self.go_back(now, path);
-        // Who does not say what is missing has kept nothing.
-        self.repeats.clear();
+        // A receiver without a list has kept nothing.
+        self.retransmit_queue.clear();
         (self.next, self.asked) = (self.acked, self.acked);
         Effect::WentBack
     }
 
-    /// What a selective receiver lacks: everything before `psn` has arrived, and much behind it.
+    /// A selective receiver's list: everything before `psn` has arrived, and some packets after it.
     pub(super) fn on_gaps(
         &mut self,
         now: Instant,
@@ -501,7 +505,8 @@ impl Requester {
         let Some(packet) = self.packet(psn).filter(|p| (self.acked..sent).contains(p)) else {
             return;
         };
-        let came = self.packet(gaps.came).filter(|p| *p < sent).map(|p| self.repeats.came(p));
+        let came =
+            self.packet(gaps.came).filter(|p| *p < sent).map(|p| self.retransmit_queue.came(p));
         self.acknowledge(now, path, packet, &mut done);
         path.on_gap();
         path.note_gap(now);
@@ -509,9 +514,15 @@ impl Requester {
             let Some(first) = self.packet(first).filter(|p| *p >= self.acked) else { continue };
             let row = first..sent.min(first + u64::from(len));
             let overdue = self.waits_for_others.then(|| path.pause());
-            self.repeats.add_missing(row, came, self.acked, overdue, (now, path, self.ack_timeout));
+            self.retransmit_queue.add_missing(
+                row,
+                came,
+                self.acked,
+                overdue,
+                (now, path, self.ack_timeout),
+            );
         }
-        // A sign of life. What has been sent again is waited for from now on.
+        // The receiver lives. The timeout for retransmitted packets starts now.
         self.retries = 0;
         self.waiting = Some((now, path.sums()));
         self.excuse = Duration::ZERO;
@@ -530,7 +541,7 @@ impl Requester {
             return Effect::None;
         };
         self.acknowledge(now, path, packet, &mut done);
-        self.retries = 0; // a sign of life
+        self.retries = 0; // the receiver lives
         self.rnr_retries += 1;
         if self.rnr_retry_limit.is_some_and(|limit| self.rnr_retries > limit) {
             return Effect::Failed(QpError::RnrRetryExceeded);
@@ -544,7 +555,7 @@ impl Requester {
         self.probe = Probe::None;
         self.unanswered = None;
         if self.selective {
-            self.repeats.add(self.acked);
+            self.retransmit_queue.add(self.acked);
         } else {
             (self.next, self.asked) = (self.acked, self.acked);
         }
@@ -556,31 +567,31 @@ impl Requester {
 
     /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
     pub(super) fn deadline(&self, path: &Path) -> Option<Instant> {
-        [self.due(path), self.not_before, self.repeats.deadline(), self.tail(path)]
+        [self.due(path), self.not_before, self.retransmit_queue.deadline(), self.tail(path)]
             .into_iter()
             .flatten()
             .min()
     }
 
-    /// When the last packet asks, behind a box: what is lost at the end of what a rank may send is
-    /// missing in all sums, and no gap shows it.
+    /// When the last packet probes, behind a box: a loss at the end of the credit delays all sums,
+    /// and no gap shows it.
     fn tail(&self, path: &Path) -> Option<Instant> {
         let asks =
             self.waits_for_others && self.selective && self.may_ask && self.probe == Probe::None;
         path.may_be_lost(self.waiting.filter(|_| asks && self.acked < self.sent)?)
     }
 
-    /// Looks at the clock.
+    /// Checks the timers.
     pub(super) fn on_timeout(&mut self, now: Instant, path: &Path) -> Effect {
         if self.not_before.is_some_and(|t| now >= t) {
             self.not_before = None;
         }
-        if self.repeats.asks(now) && self.acked < self.sent {
-            self.repeats.add(self.sent - 1);
+        if self.retransmit_queue.asks(now) && self.acked < self.sent {
+            self.retransmit_queue.add(self.sent - 1);
         }
         if self.tail(path).is_some_and(|t| now >= t) {
             self.may_ask = false;
-            self.repeats.add(self.sent - 1);
+            self.retransmit_queue.add(self.sent - 1);
         }
         let Some(due) = self.due(path).filter(|t| now >= *t) else { return Effect::None };
         if self.acked == self.sent {
@@ -589,7 +600,7 @@ impl Requester {
         }
         let late = now - due;
         if late >= LATE && self.excuse.is_zero() {
-            // As long again, once.
+            // Waits as long again, once.
             self.excuse = late + late.min(self.ack_timeout);
             return Effect::None;
         }
@@ -604,8 +615,8 @@ impl Requester {
             .or(self.waiting.map(|(since, _)| since));
         self.go_back(now, path);
         if self.selective {
-            // It shows what else is missing.
-            self.repeats.add(self.sent - 1);
+            // The probe's answer shows what else is missing.
+            self.retransmit_queue.add(self.sent - 1);
         }
         if !answered {
             self.unanswered = since;
@@ -614,13 +625,13 @@ impl Requester {
         Effect::WentBack
     }
 
-    /// The messages that were posted and not acknowledged, oldest first.
+    /// Messages that are not acknowledged, oldest first.
     pub fn into_messages(self) -> Vec<(u64, Vec<u8>)> {
-        self.outbox.into_messages()
+        self.segmenter.into_messages()
     }
 
-    /// Messages that were posted and not acknowledged.
+    /// The number of messages that are not acknowledged.
     pub fn outstanding(&self) -> usize {
-        self.outbox.len()
+        self.segmenter.len()
     }
 }

@@ -1,16 +1,16 @@
-//! The receiving half of a queue pair: packets in, messages out, acknowledgements back (IBTA 9.7.4,
-//! 9.7.5, 9.7.8).
+//! The receiving half of a queue pair: it takes packets, and returns messages and acknowledgements
+//! (IBTA 9.7.4, 9.7.5, 9.7.8).
 //!
-//! A selective one keeps what comes early, and tells what is missing ([`Gaps`]). Behind a box a gap
-//! may be another rank's loss, and only that rank is to send again. So the receiver asks at once
-//! only for what the box tells it to:
+//! A selective receiver keeps packets that arrive early, and lists missing ones in its NAKs
+//! ([`Gaps`]). Behind a box a gap may be another rank's loss, and only that rank should retransmit.
+//! So the receiver NAKs at once only where the box shows whose loss it is:
 //!
-//! - A packet past a gap of its sender's at the box is moved ahead ([`GAP_PSN_AHEAD`]), or is a sum
-//!   marked [`PAST_GAP`].
-//! - A sum marked [`IN_ORDER`] follows all others: what has not come was lost on the way here.
+//! - A packet after a gap between its sender and the box is moved ahead ([`GAP_PSN_AHEAD`]), or is
+//! a sum marked [`PAST_GAP`].
+//! - A sum marked [`IN_ORDER`] is sent after all others: missing ones were lost between box and
+//! receiver.
 //!
-//! What nothing tells of is asked for after a while. What was asked for and does not come is asked
-//! for again.
+//! Other gaps are NAKed after a while. If the missing packets do not arrive, the NAK is repeated.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -26,29 +26,29 @@ use super::{Psn, QpConfig, name};
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;
-/// Packets past a gap that one keeps that is not selective: a kernel that coalesces packets hands
-/// some over before those that came before them (Linux 6.18, net/core/gro.c).
+/// How many packets after a gap a receiver keeps that is not selective: a kernel that coalesces
+/// packets delivers some before earlier ones (Linux 6.18, net/core/gro.c).
 const SWAPPED: usize = 64;
 
 /// State of the receiving half.
 #[derive(Debug)]
 pub struct Responder {
     expected: Psn,
-    /// Packets taken: the number of the expected one.
+    /// How many packets have been accepted: the number of the expected one.
     taken: u64,
-    /// What has come early, by number; `None` where that is dropped.
+    /// Packets that arrived early, by number; `None` where they are dropped.
     early: Option<BTreeMap<u64, Early>>,
-    /// The same of one that drops them, of sums: what follows the expected packet, which is perhaps
-    /// only swapped with it.
+    /// Sums, where early packets are dropped: packets that follow the expected one, which may only
+    /// be swapped with it.
     swapped: BTreeMap<u64, Early>,
     sums: bool,
-    /// Where a gap may be another rank's loss.
+    /// Set where a gap may be another rank's loss.
     patience: Option<Patience>,
-    /// The last packet that came, of those that may.
+    /// The last packet that arrived, among those that can be accepted.
     came: Psn,
-    /// How far ahead of the expected packet one may be that is kept.
+    /// How far ahead of the expected packet one is kept.
     reach: u64,
-    /// Messages taken; of reused numbers, the connection's name.
+    /// Messages received; where numbers are reused, the connection's identity.
     msn: u32,
     reused: bool,
     /// The message that is arriving.
@@ -56,30 +56,30 @@ pub struct Responder {
     buffers: VecDeque<Vec<u8>>,
     mtu: usize,
     max_message: usize,
-    /// PSN of the packet past the gap that was answered with a NAK, until the missing one arrives.
+    /// PSN of the packet after the gap that was NAKed, until the missing one arrives.
     nak_sent_for: Option<Psn>,
-    /// An acknowledgement that is due.
+    /// A pending acknowledgement.
     pending: Option<Pending>,
-    /// The NAK that is due answers a packet from far ahead.
+    /// The pending NAK answers a packet from far ahead.
     from_far: bool,
 }
 
-/// What is asked for behind a box, and when. Packets have their numbers.
+/// NAKs behind a box, and when to send them. Packets have their numbers.
 #[derive(Debug, Default)]
 struct Patience {
-    /// Gaps that may be another rank's loss: what is missing before the packet is asked for from
-    /// then on.
+    /// Gaps that may be another rank's loss: when to NAK packets that are missing before a packet.
     waiting: VecDeque<(u64, Instant)>,
-    /// What is missing before this one is asked for.
+    /// Packets missing before this one are NAKed.
     asked: u64,
-    /// What the box has not got from this connection's sender is asked for, too.
+    /// Packets that the box has not received from this connection's sender are NAKed, too.
     told: BTreeSet<u64>,
-    /// When to ask again for what has not come, and how long that was waited for.
+    /// When to repeat the NAK for missing packets, and the pause before.
     again: Option<(Instant, Duration)>,
 }
 
 impl Patience {
-    /// Asks for what is missing before a packet. Whether there was a gap before it that waits.
+    /// NAKs packets that are missing before a packet. Returns whether there was a gap before it
+    /// that waits.
     fn ask(&mut self, before: u64) -> bool {
         self.asked = self.asked.max(before);
         let gaps = self.waiting.partition_point(|(end, _)| *end <= before);
@@ -87,7 +87,7 @@ impl Patience {
     }
 }
 
-/// A packet that came before its turn.
+/// A packet that arrived early.
 #[derive(Debug)]
 struct Early {
     opcode: Opcode,
@@ -101,24 +101,23 @@ enum Pending {
     Nak(Syndrome),
 }
 
-/// What became of a packet.
+/// The result of receiving a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Taken, and with it what had come early.
+    /// Accepted, perhaps with packets that had arrived early.
     Taken,
-    /// Had arrived before.
+    /// A duplicate.
     Duplicate,
-    /// Came past a gap, and is dropped or kept; whether a NAK answers it.
+    /// The packet is after a gap, and is dropped or kept.
     OutOfSequence {
         /// A NAK answers it.
         nak: bool,
     },
     /// No buffer was posted.
     NotReady,
-    /// First, middle and last do not follow each other as they must, or a packet has a wrong
-    /// length.
+    /// First, middle and last packets are not in order, or a packet has a wrong length.
     Invalid,
-    /// The message is longer than may be.
+    /// The message is longer than allowed.
     TooLong,
 }
 
@@ -146,14 +145,14 @@ impl Responder {
         }
     }
 
-    /// Gives a buffer for one message.
+    /// Adds a buffer for one message.
     pub fn post(&mut self, mut buffer: Vec<u8>) {
         buffer.clear();
         self.buffers.push_back(buffer);
     }
 
-    /// Takes a data packet in; `done` gets the messages that it completes. What is asked for behind
-    /// a box is asked for again after `pause`.
+    /// Processes a data packet; `done` gets the messages that it completes. Behind a box, NAKs are
+    /// repeated after `pause`.
     pub fn on_data(
         &mut self,
         p: &Packet<'_>,
@@ -183,9 +182,8 @@ impl Responder {
         }
         self.nak_sent_for = None;
         if matches!(self.pending, Some(Pending::Nak(_))) && !self.from_far {
-            // What it complained of has arrived. What the box complains of from far ahead may be a
-            // packet behind this one: a gap is passed on at once, and the results before it wait
-            // for all ranks.
+            // The gap that it NAKed is filled. A packet from far ahead may follow a later gap: the
+            // box forwards it at once, while the results before it wait for all ranks.
             self.pending = Some(Pending::Ack);
         }
         if p.bth.ack_request {
@@ -197,7 +195,7 @@ impl Responder {
         {
             match self.take(next.opcode, &next.payload, next.immediate, &mut done) {
                 Ok(()) => {}
-                // It is sent again when there is a buffer.
+                // The sender repeats it when there is a buffer.
                 Err(Arrival::NotReady) => break,
                 Err(refused) => return refused,
             }
@@ -213,13 +211,13 @@ impl Responder {
         Arrival::Taken
     }
 
-    /// Whether what comes early may be an earlier connection's. It is not kept, and whoever sent it
-    /// is asked for the first packet each time.
+    /// Whether early packets may belong to an earlier connection. They are not kept, and each one
+    /// is answered with a NAK for the first packet.
     pub fn waits_for_first(&self) -> bool {
         self.reused && self.taken == 0
     }
 
-    /// A packet right behind the expected one is kept for a moment.
+    /// Keeps a packet right after the expected one for a moment.
     fn keep_swapped(&mut self, p: &Packet<'_>, ahead: u64) {
         if self.sums && ahead <= SWAPPED as u64 && p.payload.len() <= self.mtu {
             let (opcode, immediate, payload) = (p.bth.opcode, p.immediate, p.payload.to_vec());
@@ -227,10 +225,10 @@ impl Responder {
         }
     }
 
-    /// A packet past a gap is dropped.
+    /// Drops a packet after a gap.
     fn past_gap(&mut self, psn: Psn, ahead: i32) -> Arrival {
-        // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther
-        // than the one that was answered shows that the sender has gone back once more, or that the
+        // One NAK for a gap, then silence until the missing packet arrives. But a PSN not beyond
+        // the one that was answered shows that the sender has gone back once more, or that the
         // first NAK may be lost.
         let far = ahead >= GAP_PSN_AHEAD as i32;
         let nak = far
@@ -244,8 +242,8 @@ impl Responder {
         Arrival::OutOfSequence { nak }
     }
 
-    /// The box has not got a packet of the sender's before `packet`, which has come there: the last
-    /// one that is missing here.
+    /// Handles a packet from far ahead: the box received `packet` but not a packet before it from
+    /// the sender. `packet` is the last one that is missing here.
     fn lost_before(&mut self, packet: u64) -> bool {
         let early = self.early.as_ref();
         let lacks = |n: &u64| early.is_some_and(|early| !early.contains_key(n));
@@ -258,7 +256,7 @@ impl Responder {
         lost.is_some()
     }
 
-    /// A packet past a gap is kept, and the gap told of if it is a new one.
+    /// Keeps a packet after a gap, and NAKs the gap if it is new.
     fn keep(&mut self, p: &Packet<'_>, ahead: u64, (now, pause): (Instant, Duration)) -> Arrival {
         let before = ahead as i64 - i64::from(GAP_PSN_AHEAD);
         if self.patience.is_some() && before.unsigned_abs() <= self.reach {
@@ -268,7 +266,8 @@ impl Responder {
             }
             return Arrival::OutOfSequence { nak: lost };
         }
-        // Dropped, and told of as where nothing is kept: the list would not have it.
+        // Drops the packet, and NAKs as a receiver without a list does: the list would not include
+        // it.
         let may = ahead < self.reach && p.payload.len() <= self.mtu && !self.waits_for_first();
         let Some(early) = self.early.as_mut().filter(|_| may) else {
             return self.past_gap(Psn::new(p.bth.psn), ahead as i32);
@@ -282,7 +281,7 @@ impl Responder {
         }
         let lost = self.patience.is_some() && p.bth.ecn & PAST_GAP != 0 && self.lost_before(number);
         let asks = match &mut self.patience {
-            // The box has sent all before it: what has not come is lost.
+            // The box has sent all packets before it: missing ones are lost.
             Some(patience) if p.bth.ecn & IN_ORDER != 0 => patience.ask(number) || behind_a_gap,
             Some(patience) if behind_a_gap => {
                 patience.waiting.push_back((number, now + pause));
@@ -300,7 +299,7 @@ impl Responder {
         if known { Arrival::Duplicate } else { Arrival::OutOfSequence { nak } }
     }
 
-    /// Takes the expected packet in.
+    /// Accepts the expected packet.
     fn take(
         &mut self,
         op: Opcode,
@@ -326,7 +325,7 @@ impl Responder {
                 Some(buffer) => self.partial = Some(buffer),
                 None => {
                     self.pending = Some(Pending::Nak(Syndrome::RnrNak(RNR_TIMER)));
-                    // Those that follow are lost with it and need no NAK of their own.
+                    // Packets after it are lost with it, and need no NAK of their own.
                     self.nak_sent_for = Some(self.expected);
                     return Err(Arrival::NotReady);
                 }
@@ -349,8 +348,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Refuses a request that is none of data, when its turn comes: the sender is told, and not
-    /// left to try for ever.
+    /// Refuses a request that is not data, once all packets before it have arrived. The sender gets
+    /// an error and does not retry for ever.
     pub fn refuse(&mut self, psn: Psn) {
         if psn == self.expected {
             self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
@@ -361,7 +360,7 @@ impl Responder {
     }
 
     fn acknowledge(&mut self) {
-        // A NAK acknowledges all that an ACK would.
+        // A NAK acknowledges everything that an ACK would.
         if self.pending.is_none() {
             self.pending = Some(Pending::Ack);
         }
@@ -374,7 +373,7 @@ impl Responder {
         [waiting, patience.again.map(|(at, _)| at)].into_iter().flatten().min()
     }
 
-    /// Looks at the clock. Whether a NAK asks for what is missing.
+    /// Checks the timers. Returns whether a NAK is pending.
     pub fn on_timeout(&mut self, now: Instant) -> bool {
         let Some(patience) = &mut self.patience else { return false };
         let over = patience.waiting.iter().take_while(|(_, until)| *until <= now).last();
@@ -395,12 +394,12 @@ impl Responder {
         asks
     }
 
-    /// Whether an acknowledgement is due.
+    /// Whether an acknowledgement is pending.
     pub fn due(&self) -> bool {
         self.pending.is_some()
     }
 
-    /// The acknowledgement that is due: its PSN and AETH, and what is missing.
+    /// Takes the pending acknowledgement: its PSN and AETH, and the list of gaps.
     pub fn poll(&mut self) -> Option<(Psn, Aeth, Option<Gaps>)> {
         let pending = self.pending.take()?;
         self.from_far = false;
@@ -471,7 +470,7 @@ mod tests {
                 continue;
             }
             assert_eq!(event, Some(Event::Failed { qp, error: QpError::MessageTooLong(5 * MTU) }));
-            assert_eq!(endpoint.poll_event(), None, "nothing more happens on it");
+            assert_eq!(endpoint.poll_event(), None, "it has no further events");
             let mut buf = Vec::new();
             assert!(endpoint.poll_transmit(Instant::now(), &mut buf).is_some());
             let mut verifier = Verifier::new(peer, false);
@@ -526,7 +525,7 @@ mod tests {
             Self { responder, start: Instant::now() }
         }
 
-        /// Packets come, some with marks; the rows that a NAK lists then.
+        /// Receives packets, some with marks; returns the rows that a NAK lists then.
         fn take(&mut self, packets: &[(u32, u8)]) -> Vec<(u32, u32)> {
             for &(psn, ecn) in packets {
                 let bth = Bth { ecn, ..Bth::new(Opcode::SEND_ONLY, 1, psn) };
@@ -557,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_connection_left_is_not_taken_for_a_packet_of_this_one() {
+    fn packets_of_an_earlier_connection_are_not_accepted() {
         let peer = IpAddr::from([10, 0, 0, 1]);
         let config = QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
         let mut responder = Responder::new(&QpConfig { selective: true, reused: true, ..config });
@@ -572,35 +571,39 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_box_a_gap_is_asked_for_when_the_box_says_whose_it_is() {
+    fn behind_a_box_a_gap_gets_a_nak_when_the_box_shows_whose_it_is() {
         let mut receiver = Receiver::new(true);
         assert_eq!(
             receiver.take(&[(0, IN_ORDER), (2, 0), (3, 0), (5, 0)]),
             [],
             "another rank's, perhaps"
         );
-        // All sums before 3 were released: 1 was lost on the way here, and of 4 nothing is known.
+        // All sums before 3 were released: 1 was lost between box and receiver; 4 may still come.
         assert_eq!(receiver.take(&[(3, IN_ORDER)]), [(1, 1)]);
         assert_eq!(receiver.take(&[(6 + GAP_PSN_AHEAD, 0)]), [(1, 1), (4, 1)], "the sender's");
         assert_eq!(receiver.take(&[(1, 0), (4, 0)]), []);
-        assert_eq!(receiver.take(&[(7, PAST_GAP)]), [(6, 1)], "the sender's, and this is a sum");
+        assert_eq!(
+            receiver.take(&[(7, PAST_GAP)]),
+            [(6, 1)],
+            "the sender's loss, and this is a sum"
+        );
         assert_eq!(receiver.take(&[(6, 0)]), []);
         assert_eq!(receiver.at(PAUSE), []);
-        assert_eq!(receiver.responder.deadline(), None, "all have come");
+        assert_eq!(receiver.responder.deadline(), None, "all have arrived");
     }
 
     #[test]
-    fn behind_a_box_a_gap_that_nobody_tells_of_is_asked_for_after_a_while_and_again() {
+    fn behind_a_box_an_unmarked_gap_gets_a_nak_after_a_pause_and_again() {
         let mut receiver = Receiver::new(true);
         assert_eq!(receiver.take(&[(1, 0)]), []);
         assert_eq!(receiver.responder.deadline(), Some(receiver.start + PAUSE));
         assert_eq!(receiver.at(PAUSE / 2), []);
         assert_eq!(receiver.at(PAUSE), [(0, 1)]);
         assert_eq!(receiver.take(&[(3 + GAP_PSN_AHEAD, 0)]), [(0, 1), (2, 1)]);
-        // Lost, or what answers it.
+        // The packet or the NAK was lost.
         assert_eq!(receiver.at(PAUSE), [(0, 1), (2, 1)]);
         assert_eq!(receiver.at(2 * PAUSE), []);
         assert_eq!(receiver.at(3 * PAUSE), [(0, 1), (2, 1)]);
-        assert_eq!(receiver.responder.deadline(), None, "the rest is left to time-outs");
+        assert_eq!(receiver.responder.deadline(), None, "timeouts handle the rest");
     }
 }

@@ -1,4 +1,5 @@
-//! Two endpoints and a network that loses, doubles, reorders, delays and corrupts, all from a seed.
+//! Two endpoints and a network that loses, duplicates, reorders, delays and corrupts packets, all
+//! from a seed.
 
 use std::cell::Cell;
 use std::collections::BinaryHeap;
@@ -10,7 +11,7 @@ use netsum_common::wire::{ROCE_PORT, Syndrome};
 
 use super::*;
 
-/// A small generator (splitmix64), so that a seed replays.
+/// A small generator (splitmix64): a seed replays a test.
 pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
@@ -29,7 +30,7 @@ impl Rng {
     }
 }
 
-/// What a network does to packets, in thousandths.
+/// Faults of a network, in thousandths.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Faults {
     pub(crate) loss: u64,
@@ -64,8 +65,8 @@ pub(crate) struct Pair {
     count: u64,
     pub(crate) lost: u64,
     loses_batches: bool,
-    /// What becomes of a datagram for an end, before the faults: how much later it goes on, each
-    /// time that it does.
+    /// What happens to a datagram for an end before the faults: a delay for each copy that is
+    /// delivered.
     pub(crate) meddle: Option<Meddle>,
 }
 
@@ -96,7 +97,7 @@ impl Pair {
         }
     }
 
-    /// Sends what is to be sent, delivers what arrives next, and moves the clock there. Whether
+    /// Sends pending datagrams, delivers the next one, and advances the clock. Returns whether
     /// anything happened.
     pub(crate) fn step(&mut self) -> bool {
         let mut buf = Vec::new();
@@ -152,7 +153,7 @@ fn message(rng: &mut Rng, longest: u64) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(start)).collect()
 }
 
-/// Messages both ways; each arrives once, in order, bit by bit.
+/// Sends messages in both directions; each must arrive once, in order, bit by bit.
 pub(crate) fn exchange(seed: u64, faults: Faults, change: impl Fn(&mut QpConfig)) -> [Stats; 2] {
     let mut pair = Pair::new(seed, faults, change);
     let mut rng = Rng(!seed);
@@ -252,14 +253,14 @@ fn messages_arrive_also_where_all_batches_are_lost() {
 }
 
 #[test]
-fn a_lost_packet_is_asked_for_and_not_waited_for() {
-    // 3% loss: almost all is mended by NAKs.
+fn a_lost_packet_gets_a_nak_without_a_timeout() {
+    // 3% loss: NAKs recover almost all.
     let stats = exchange(42, Faults::loss(30), |_| ());
     assert!(stats[0].packet_seq_err + stats[1].packet_seq_err > 0);
 }
 
 #[test]
-fn a_peer_that_is_gone_is_an_error_and_not_a_hang() {
+fn a_silent_peer_is_an_error_and_not_a_hang() {
     let mut pair = Pair::new(1, Faults::loss(1000), |c| c.retry_limit = Some(3));
     pair.ends[0].post_send(pair.qps[0], 9, vec![0; 4000], None);
     while pair.step() {}
@@ -287,7 +288,7 @@ fn a_receiver_without_buffer_is_not_ready_and_then_is() {
     );
 }
 
-/// What an end sends now: PSNs, and whether each asks for an acknowledgement.
+/// The packets that an end sends now: PSNs, and whether each requests an acknowledgement.
 pub(crate) fn sent_now(pair: &mut Pair, end: usize) -> Vec<(u32, bool)> {
     use netsum_common::wire::Bth;
     let (mut buf, mut sent) = (Vec::new(), Vec::new());
@@ -323,7 +324,7 @@ pub(crate) fn acknowledge_with(pair: &mut Pair, psn: u32, syndrome: Syndrome) {
 }
 
 #[test]
-fn after_a_time_out_the_oldest_packet_asks_before_the_rest_goes_again() {
+fn after_a_timeout_the_oldest_packet_probes_before_others_are_resent() {
     let mut pair = Pair::new(5, Faults::default(), |c| c.send_psn = Psn::new(100));
     pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
     assert_eq!(sent_now(&mut pair, 0).len(), 10);
@@ -337,7 +338,7 @@ fn after_a_time_out_the_oldest_packet_asks_before_the_rest_goes_again() {
     assert_eq!(sent_now(&mut pair, 0), [(100, true)]);
     expire(&mut pair, Duration::from_micros(2 * 67_109));
     assert_eq!(sent_now(&mut pair, 0), [(100, true)]);
-    // Only the probe was acknowledged: the rest is missing there.
+    // Only the probe was acknowledged: the others are missing there.
     acknowledge(&mut pair, 100);
     assert_eq!(sent_now(&mut pair, 0), []);
     expire(&mut pair, Duration::from_millis(2));
@@ -350,7 +351,7 @@ fn after_a_time_out_the_oldest_packet_asks_before_the_rest_goes_again() {
 }
 
 #[test]
-fn what_arrives_without_being_sent_again_shows_that_a_time_out_came_too_soon() {
+fn acknowledgements_without_retransmission_show_that_a_timeout_was_early() {
     let mut pair = Pair::new(5, Faults::default(), |c| c.send_psn = Psn::new(100));
     pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
     assert_eq!(sent_now(&mut pair, 0).len(), 10);
@@ -364,7 +365,7 @@ fn what_arrives_without_being_sent_again_shows_that_a_time_out_came_too_soon() {
     acknowledge(&mut pair, 100);
     acknowledge(&mut pair, 103);
     assert_eq!(sent_now(&mut pair, 0), []);
-    // The rest has the time that it needs.
+    // The others get the time that they need.
     pair.now += Duration::from_millis(20);
     assert!(pair.ends[0].next_timeout().unwrap() > pair.now);
     acknowledge(&mut pair, 109);
@@ -372,7 +373,7 @@ fn what_arrives_without_being_sent_again_shows_that_a_time_out_came_too_soon() {
 }
 
 #[test]
-fn who_looks_at_the_clock_late_waits_as_long_again_once() {
+fn a_late_check_of_the_clock_extends_the_timeout_once() {
     let ms = Duration::from_millis;
     let mut pair = Pair::new(8, Faults::default(), |c| c.send_psn = Psn::new(100));
     pair.ends[0].post_send(pair.qps[0], 0, vec![1; 512], None);
@@ -382,11 +383,11 @@ fn who_looks_at_the_clock_late_waits_as_long_again_once() {
     pair.ends[0].handle_timeout(pair.now);
     assert_eq!(sent_now(&mut pair, 0), [], "the machine stood still, perhaps the other side, too");
     assert_eq!(pair.ends[0].next_timeout(), Some(due + ms(10)));
-    // It is late every time: but it is sent.
+    // It is late every time, but it is sent.
     pair.now = due + ms(20);
     pair.ends[0].handle_timeout(pair.now);
     assert_eq!(sent_now(&mut pair, 0), [(100, true)]);
-    // What was acknowledged has no excuse left.
+    // After an acknowledgement the excuse is used up.
     acknowledge(&mut pair, 101);
     pair.ends[0].post_send(pair.qps[0], 1, vec![1; 512], None);
     assert_eq!(sent_now(&mut pair, 0).len(), 2);
@@ -394,7 +395,7 @@ fn who_looks_at_the_clock_late_waits_as_long_again_once() {
 }
 
 #[test]
-fn a_round_trip_is_measured_also_where_each_flight_loses_a_packet() {
+fn a_round_trip_is_measured_even_if_each_flight_loses_a_packet() {
     let mut pair = Pair::new(9, Faults::default(), |c| {
         (c.send_psn, c.min_ack_timeout) = (Psn::new(100), Some(Duration::from_millis(1)));
     });
@@ -403,7 +404,7 @@ fn a_round_trip_is_measured_also_where_each_flight_loses_a_packet() {
     }
     assert_eq!(sent_now(&mut pair, 0).len(), 32);
     let before = pair.ends[0].next_timeout().unwrap() - pair.now;
-    assert!(before > Duration::from_millis(20), "on the slowest link there is: {before:?}");
+    assert!(before > Duration::from_millis(20), "on the slowest link: {before:?}");
     for psn in 100..104 {
         pair.now = pair.ends[0].next_timeout().unwrap();
         pair.ends[0].handle_timeout(pair.now);
@@ -418,9 +419,9 @@ fn a_round_trip_is_measured_also_where_each_flight_loses_a_packet() {
     assert!(after < before / 3, "{before:?}, then {after:?}");
 }
 
-/// A driver whose socket is never empty looks at the clock as of a while ago.
+/// A driver whose socket is never empty passes a time of a while ago.
 #[test]
-fn a_clock_that_is_looked_at_late_is_no_part_of_a_round_trip() {
+fn a_late_check_of_the_clock_does_not_count_as_round_trip() {
     let (late, rtt) = (Duration::from_millis(100), Duration::from_micros(30));
     let mut pair = Pair::new(11, Faults::default(), |c| {
         (c.send_psn, c.min_ack_timeout) = (Psn::new(100), Some(Duration::from_millis(1)));
@@ -441,13 +442,13 @@ fn a_clock_that_is_looked_at_late_is_no_part_of_a_round_trip() {
 }
 
 #[test]
-fn a_link_that_proves_slower_than_was_known_has_its_time() {
+fn a_link_that_is_slower_than_estimated_gets_its_time() {
     let mut pair = Pair::new(10, Faults::default(), |c| {
         (c.send_psn, c.min_ack_timeout) = (Psn::new(100), Some(Duration::from_millis(1)));
     });
     let mut again = Vec::new();
     let mut last = 99;
-    // The first flight is in the bucket of the link's shaper, and takes no time.
+    // The first flight fits into the bucket of the link's shaper, and takes no time.
     for took in [1, 200, 200, 200] {
         let start = pair.now;
         pair.ends[0].post_send(pair.qps[0], 0, vec![1; 256 * 128], None);
@@ -472,7 +473,7 @@ fn a_link_that_proves_slower_than_was_known_has_its_time() {
 }
 
 #[test]
-fn a_time_out_that_was_too_short_is_longer_the_next_times() {
+fn a_timeout_that_was_too_short_becomes_longer() {
     let ms = Duration::from_millis;
     let mut pair = Pair::new(6, Faults::default(), |c| {
         c.send_psn = Psn::new(100);
@@ -486,7 +487,7 @@ fn a_time_out_that_was_too_short_is_longer_the_next_times() {
         assert_eq!(sent_now(pair, 0).len() as u32, packets);
         psn
     };
-    // All four had arrived, late, when the time-out came; then the next waits twice as long.
+    // All four had arrived, late, when the timeout expired; the next one waits twice as long.
     for expected in [8, 16, 32, 64] {
         let last = send(&mut pair, 4);
         let due = pair.ends[0].next_timeout().unwrap();
@@ -497,7 +498,7 @@ fn a_time_out_that_was_too_short_is_longer_the_next_times() {
         pair.now += ms(3);
         acknowledge(&mut pair, last);
     }
-    // In calm weather it comes down again.
+    // Without losses it decreases again.
     let mut waits = Vec::new();
     for _ in 0..7000 {
         let last = send(&mut pair, 1);
@@ -510,7 +511,7 @@ fn a_time_out_that_was_too_short_is_longer_the_next_times() {
 }
 
 #[test]
-fn a_time_out_is_short_only_where_an_acknowledgement_is_expected() {
+fn a_timeout_is_short_only_if_an_acknowledgement_is_expected() {
     let (long, short) = (Duration::from_micros(67_109), Duration::from_millis(4));
     let mut pair = Pair::new(6, Faults::default(), |c| {
         c.send_psn = Psn::new(100);
@@ -535,7 +536,7 @@ fn a_time_out_is_short_only_where_an_acknowledgement_is_expected() {
 }
 
 #[test]
-fn that_acknowledgements_are_lost_makes_no_time_out_longer_and_longer() {
+fn lost_acknowledgements_do_not_lengthen_timeouts_for_ever() {
     let mut pair = Pair::new(1, Faults::default(), |_| ());
     let lost = Rc::new(Cell::new(true));
     let acks = lost.clone();
@@ -589,15 +590,15 @@ fn a_packet_from_far_ahead_is_answered_with_a_nak_each_time() {
         let psn = Bth::decode(buf[..12].try_into().unwrap()).psn;
         assert_eq!((buf[12], psn), (0x60, 100), "names the expected PSN");
     }
-    assert_eq!(pair.ends[1].poll_event(), None, "and nothing is taken for data");
+    assert_eq!(pair.ends[1].poll_event(), None, "and no data is received");
 }
 
 #[test]
-fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
+fn a_packet_from_far_ahead_gets_a_nak_even_if_results_follow_it() {
     use netsum_common::slot::GAP_PSN_AHEAD;
     use netsum_common::wire::{Bth, Opcode};
-    // The box forwards past a gap at PSN 102 before it has the sums of 100 and 101; all three are
-    // read in one go.
+    // The box forwards a packet after a gap at PSN 102 before it has the sums of 100 and 101; the
+    // receiver reads all three at once.
     let mut pair = Pair::new(3, Faults::default(), |c| {
         (c.send_psn, c.recv_psn) = (Psn::new(100), Psn::new(100))
     });
@@ -623,12 +624,12 @@ fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
     let mut buf = Vec::new();
     assert!(pair.ends[1].poll_transmit(pair.now, &mut buf).is_some(), "a NAK");
     let psn = Bth::decode(buf[..12].try_into().unwrap()).psn;
-    assert_eq!((buf[12], psn), (0x60, 102), "names the PSN that is expected by now");
+    assert_eq!((buf[12], psn), (0x60, 102), "names the PSN that is expected now");
     assert!(pair.ends[1].poll_transmit(pair.now, &mut buf).is_none(), "once");
 }
 
 #[test]
-fn what_an_earlier_connection_had_is_not_acknowledged_for_this_one() {
+fn packets_of_an_earlier_connection_are_not_acknowledged_for_this_one() {
     use netsum_common::wire::Nak;
     let mut pair = Pair::new(5, Faults::default(), |c| {
         (c.send_psn, c.recv_psn) = (Psn::new(100), Psn::new(100));
@@ -636,9 +637,9 @@ fn what_an_earlier_connection_had_is_not_acknowledged_for_this_one() {
     });
     pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
     pair.ends[1].post_receive(pair.qps[1], Vec::new());
-    // Who had packets of these numbers acknowledges the last of them again, or misses what came
-    // behind.
-    let ghost = |pair: &mut Pair| {
+    // A receiver that has packets of these numbers acknowledges the last of them again, or NAKs
+    // packets after them.
+    let stale = |pair: &mut Pair| {
         acknowledge(pair, 104);
         for syndrome in [Nak::SequenceError, Nak::InvalidRequest].map(Syndrome::Nak) {
             acknowledge_with(pair, 105, syndrome);
@@ -647,23 +648,23 @@ fn what_an_earlier_connection_had_is_not_acknowledged_for_this_one() {
     };
     // The first flight is lost.
     assert_eq!(sent_now(&mut pair, 0).len(), 10);
-    ghost(&mut pair);
+    stale(&mut pair);
     assert_eq!(sent_now(&mut pair, 0), []);
     while !matches!(pair.ends[1].poll_event(), Some(Event::Received { data, .. }) if data == [1; 2560])
     {
         assert!(pair.step());
     }
-    ghost(&mut pair);
+    stale(&mut pair);
     while pair.step() {}
     assert!(matches!(pair.ends[0].poll_event(), Some(Event::Sent { .. })));
 }
 
 #[test]
-fn a_link_that_is_slower_than_its_first_packets_gets_its_time_after_several_probes() {
+fn a_link_that_is_slower_than_its_first_packets_gets_its_time_by_probes() {
     let mut pair = Pair::new(5, Faults::default(), |c| {
         (c.send_psn, c.min_ack_timeout) = (Psn::new(100), Some(Duration::from_millis(1)));
     });
-    // A token bucket takes these at once.
+    // A token bucket lets these pass at once.
     for psn in 100..108 {
         pair.ends[0].post_send(pair.qps[0], 0, vec![1; 256], None);
         sent_now(&mut pair, 0);
@@ -679,7 +680,7 @@ fn a_link_that_is_slower_than_its_first_packets_gets_its_time_after_several_prob
         assert_eq!(sent_now(&mut pair, 0), [(108, true)]);
     }
     pair.now += Duration::from_millis(20);
-    // Nothing of it was lost.
+    // Nothing was lost.
     acknowledge(&mut pair, 108 + 100);
     let took = pair.now - start;
     assert!(pair.ends[0].next_timeout().unwrap() - pair.now >= took, "{took:?}");
@@ -700,7 +701,7 @@ fn a_packet_that_never_arrives_is_not_sent_again_at_every_nak() {
 }
 
 #[test]
-fn strangers_and_nonsense_are_discarded() {
+fn packets_of_foreign_hosts_and_invalid_ones_are_discarded() {
     let mut pair = Pair::new(4, Faults::default(), |_| ());
     let mut rng = Rng(4);
     for len in 0..200 {
@@ -721,14 +722,14 @@ fn strangers_and_nonsense_are_discarded() {
 }
 
 #[test]
-fn every_segment_is_a_packet_also_where_the_last_one_is_the_longest() {
+fn every_segment_is_a_packet_even_if_the_last_one_is_the_longest() {
     let ips: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
     for operation in [Operation::Send, Operation::Write { address: 0, rkey: 1 }] {
         let mut end = Endpoint::new(ips[0], EndpointConfig::default());
         let mut c = QpConfig::new(QPNS[0], ips[1], QPNS[1], Psn::new(0), Psn::new(0), 256);
         c.opcode = operation;
         let qp = end.add_qp(c).unwrap();
-        // A whole last packet, with four bytes of immediate data on top.
+        // A full last packet, and four bytes of immediate data.
         end.post_send(qp, 1, vec![7; 4 * 256], Some(5));
         let (now, mut buf, mut packets) = (Instant::now(), Vec::new(), 0);
         let mut verifier = packet::Verifier::new(ips[1], false);
@@ -773,14 +774,14 @@ fn senders_are_notified_of_congestion_but_not_too_often() {
     assert_eq!(
         ends[0].stats().cnp_sent,
         0,
-        "neither notifications nor acknowledgements are notified of"
+        "notifications and acknowledgements cause no notifications"
     );
     assert!(matches!(ends[0].poll_event(), Some(Event::Sent { .. })));
 }
 
 #[test]
-fn sums_that_a_kernel_has_swapped_are_taken_and_nothing_is_sent_again() {
-    // Also the last two, behind which nothing comes that would show the gap.
+fn sums_swapped_by_a_kernel_are_accepted_without_retransmission() {
+    // Also the last two, where no later packet shows the gap.
     for (first, second) in [(3, 4), (38, 39), (10, 30)] {
         let ips: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
         let mut ends = [0, 1].map(|i| Endpoint::new(ips[i], EndpointConfig::default()));
@@ -798,7 +799,7 @@ fn sums_that_a_kernel_has_swapped_are_taken_and_nothing_is_sent_again() {
             data.extend(buf.chunks(t.segment_size.unwrap_or(t.len)).map(<[u8]>::to_vec));
         }
         data.swap(first, second);
-        // All come at once: the receiver answers when it has emptied its socket.
+        // All arrive at once: the receiver answers when it has emptied its socket.
         for datagram in &data {
             ends[1].receive(now, (ips[0], ROCE_PORT).into(), false, datagram);
         }
@@ -830,7 +831,7 @@ fn messages_of_any_length_arrive() {
                 pair.ends[0].post_send(pair.qps[0], 1, message.clone(), immediate);
                 let mut got = None;
                 while got.is_none() {
-                    assert!(pair.step(), "{len} bytes: nothing happens any more");
+                    assert!(pair.step(), "{len} bytes: no event is left");
                     while let Some(event) = pair.ends[1].poll_event() {
                         let Event::Received { data, immediate, .. } = event else {
                             panic!("{event:?}")
@@ -845,7 +846,7 @@ fn messages_of_any_length_arrive() {
 }
 
 #[test]
-fn requests_that_nobody_carries_out_are_refused_in_their_turn() {
+fn unsupported_requests_are_refused_in_order() {
     use netsum_common::wire::{Bth, Nak, Opcode};
     // READ, compare and swap, fetch and add, SENDs with invalidate.
     for opcode in [0x0c, 0x13, 0x14, 0x16, 0x17] {
@@ -855,7 +856,7 @@ fn requests_that_nobody_carries_out_are_refused_in_their_turn() {
         let mut data = Vec::new();
         pair.ends[0].poll_transmit(pair.now, &mut data).unwrap();
         let first = Bth::decode(data[..12].try_into().unwrap()).psn;
-        // What end 1 answers when a request with this PSN arrives.
+        // The answer of end 1 to a request with this PSN.
         let request = |pair: &mut Pair, psn: u32| {
             let bth = Bth::new(Opcode(opcode), 11, psn & 0xff_ffff);
             let (mut datagram, ext) = (Vec::new(), packet::Extended::default());
@@ -869,14 +870,10 @@ fn requests_that_nobody_carries_out_are_refused_in_their_turn() {
         assert_eq!(request(&mut pair, first + 1), None, "once");
         pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &data);
         pair.ends[1].poll_transmit(pair.now, &mut data).unwrap();
-        assert_eq!(
-            request(&mut pair, first),
-            None,
-            "a duplicate of what cannot have been carried out"
-        );
+        assert_eq!(request(&mut pair, first), None, "a duplicate of a request that was refused");
         assert_eq!(request(&mut pair, first + 1), Some(((first + 1) & 0xff_ffff, 0x61)));
         assert_eq!(pair.ends[1].stats().unsupported, 4);
-        // Whoever asks is told.
+        // The requester gets the error.
         acknowledge_with(&mut pair, first + 1, Syndrome::Nak(Nak::InvalidRequest));
         let failed =
             Event::Failed { qp: pair.qps[0], error: QpError::Refused(Nak::InvalidRequest) };

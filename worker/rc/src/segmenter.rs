@@ -1,4 +1,5 @@
-//! The messages of a queue pair that are not acknowledged, and the packets that they are cut into.
+//! The segmenter cuts the messages of a queue pair into packets, and keeps them until they are
+//! acknowledged.
 
 use std::collections::VecDeque;
 
@@ -22,9 +23,9 @@ struct Message {
 pub(super) struct Part<'a> {
     pub opcode: Opcode,
     pub payload: &'a [u8],
-    /// Where the message is to be written, in its first packet.
+    /// The address to write the message to, in its first packet.
     pub reth: Option<Reth>,
-    /// In its last packet.
+    /// The immediate data, in its last packet.
     pub immediate: Option<u32>,
     pub last: bool,
     /// From 0.
@@ -33,7 +34,7 @@ pub(super) struct Part<'a> {
 
 /// Messages, oldest first.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(super) struct Segmenter {
     mtu: usize,
     operation: Operation,
     messages: VecDeque<Message>,
@@ -41,12 +42,12 @@ pub(super) struct Outbox {
     pub posted: u64,
 }
 
-impl Outbox {
+impl Segmenter {
     pub fn new(mtu: usize, operation: Operation) -> Self {
         Self { mtu, operation, messages: VecDeque::new(), posted: 0 }
     }
 
-    /// Without an operation a message takes the queue pair's own.
+    /// Without an operation a message uses the queue pair's own.
     pub fn post(
         &mut self,
         id: u64,
@@ -67,12 +68,12 @@ impl Outbox {
         self.posted += packets;
     }
 
-    /// Behind the last packet of a message.
+    /// One after the last packet of a message.
     pub fn end(&self, id: u64) -> Option<u64> {
         self.messages.iter().rev().find(|m| m.id == id).map(|m| m.first + m.packets)
     }
 
-    /// A packet of a message that is not done.
+    /// A packet of a message that is not acknowledged.
     pub fn packet(&self, n: u64) -> Option<Part<'_>> {
         let m = self.messages.get(self.messages.partition_point(|m| m.first + m.packets <= n))?;
         let in_message = n - m.first;
@@ -95,8 +96,7 @@ impl Outbox {
         })
     }
 
-    /// Bytes on the wire of the packets from one to another, none of which is of a message that is
-    /// done.
+    /// Bytes on the wire of a range of packets, all of messages that are not acknowledged.
     pub fn bytes(&self, from: u64, to: u64) -> u64 {
         let mut bytes = 0;
         for m in self.messages.iter().take_while(|m| m.first < to) {
@@ -110,19 +110,19 @@ impl Outbox {
         bytes
     }
 
-    /// All before this packet have arrived: whole messages are done.
+    /// All before this packet have arrived: removes messages that are complete.
     pub fn acknowledge(&mut self, packet: u64, done: &mut impl FnMut(u64, Vec<u8>)) {
         while let Some(m) = self.messages.pop_front_if(|m| m.first + m.packets <= packet) {
             done(m.id, m.data);
         }
     }
 
-    /// Messages that are not done.
+    /// The number of messages that are not acknowledged.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// The same, oldest first.
+    /// Messages that are not acknowledged, oldest first.
     pub fn into_messages(self) -> Vec<(u64, Vec<u8>)> {
         self.messages.into_iter().map(|m| (m.id, m.data)).collect()
     }
