@@ -1,9 +1,10 @@
-"""Trains a small model on several hosts with PyTorch's DistributedDataParallel. netsum sums the gradients, or Gloo does.
+"""Train a small model on several hosts with PyTorch's DistributedDataParallel over netsum or Gloo.
 
-    torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29500 --rdzv-backend c10d train.py --model cnn
+    torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29500 --rdzv-backend c10d \\
+        train.py --model cnn
 
-on each host, with NETSUM_CONTROLLER, NETSUM_JOB and NETSUM_TOKEN set. Nothing is downloaded: the digits are those of netsum's demo, and
-the text is what Python's own help says. Rank 0 prints a JSON object a line.
+on each host, with NETSUM_CONTROLLER, NETSUM_JOB and NETSUM_TOKEN set. Downloads nothing: the digits
+are those of netsum's demo, and the text is Python's own help. Rank 0 prints a JSON object per line.
 """
 
 import argparse
@@ -46,7 +47,7 @@ class Digits:
 
 
 class Text:
-    """Windows of what Python's help says about its topics. The last tenth is kept back for the test."""
+    """Windows of the text of Python's help. The last tenth is kept for the test."""
 
     batch, window = 4, 32
 
@@ -78,10 +79,12 @@ class Transformer(nn.Module):
     def __init__(self, characters, window, width=256, layers=2):
         super().__init__()
         self.character, self.place = nn.Embedding(characters, width), nn.Embedding(window, width)
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.out = nn.Linear(width, characters)
-        # What comes later is not seen.
+        # Masks later characters.
         self.hidden = torch.ones(window, window, dtype=torch.bool).triu(1)
 
     def forward(self, x):
@@ -112,7 +115,11 @@ def transformer(data):
 
 
 # The data, the model, and how far a step goes.
-MODELS = {"mlp": (Digits, mlp, 0.01), "cnn": (Digits, cnn, 0.001), "transformer": (Text, transformer, 0.001)}
+MODELS = {
+    "mlp": (Digits, mlp, 0.01),
+    "cnn": (Digits, cnn, 0.001),
+    "transformer": (Text, transformer, 0.001),
+}
 
 
 def loss_of(model, batch):
@@ -126,7 +133,7 @@ def say(event, **what):
 
 
 def fingerprint(model):
-    """Of the weights' bits."""
+    """A hash of the weights' bits."""
     digest = hashlib.sha256()
     for weights in model.state_dict().values():
         digest.update(weights.contiguous().numpy().tobytes())
@@ -134,12 +141,23 @@ def fingerprint(model):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=["netsum", "hook", "gloo"], default="netsum", help="hook: netsum for the gradients, Gloo for the rest")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--backend",
+        choices=["netsum", "hook", "gloo"],
+        default="netsum",
+        help="hook: netsum for the gradients, Gloo for the rest",
+    )
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--wait", action="store_true", help="before and after the steps for a line on standard input")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="before and after the steps for a line on standard input",
+    )
     args = parser.parse_args()
     if args.backend != "gloo":
         import netsum
@@ -173,7 +191,12 @@ def main():
             say("step", step=step, loss=loss.item(), seconds=time.perf_counter() - began)
     with torch.no_grad():
         test = loss_of(model.module, data.test()).item()
-    wait("trained", test=test, weights=fingerprint(model.module), **(comm.statistics() if comm else {}))
+    wait(
+        "trained",
+        test=test,
+        weights=fingerprint(model.module),
+        **(comm.statistics() if comm else {}),
+    )
     if comm:
         comm.close()
     dist.destroy_process_group()

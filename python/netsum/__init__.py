@@ -1,4 +1,4 @@
-"""All-reduce inside the network: a Linux box between the hosts adds arrays and tensors up.
+"""All-reduce inside the network: a Linux box between the hosts adds arrays and tensors.
 
     import netsum
 
@@ -25,11 +25,12 @@ from .errors import (
 
 
 def init(**settings):
-    """Joins the job that the environment tells of, and returns a Communicator when all ranks are there.
+    """Joins the job from the environment, and returns a Communicator when all ranks have joined.
 
-    Settings given here stand in for NETSUM_NAME in the environment; rank, ranks and local_rank also come from what torchrun, mpirun
-    and srun set. With a box: controller ("HOST:PORT"; else the host "netsum" is looked for), job and token, as
-    `netsum job create` prints them. Without: peers, the addresses of all ranks. More: `python -m netsum.check --help`.
+    Settings given here replace NETSUM_NAME in the environment; rank, ranks and local_rank are also
+    read from the variables of torchrun, mpirun and srun. With a box: controller ("HOST:PORT";
+    default: the host "netsum"), job and token, as `netsum job create` prints them. Without a box:
+    peers, the addresses of all ranks. More: `python -m netsum.check --help`.
     """
     texts = {}
     for name, value in settings.items():

@@ -5,11 +5,11 @@ import os
 
 
 async def wait(work):
-    """Waits for an operation without a thread: its descriptor is readable when it is done."""
+    """Waits for an operation without a thread, by its descriptor, which becomes readable."""
     if not work.is_done():
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        # Several may wait for one operation, and a loop has one reader for each descriptor.
+        # Several coroutines may wait for one operation, but a loop has one reader per descriptor.
         descriptor = os.dup(work.fileno())
         loop.add_reader(descriptor, lambda: done.done() or done.set_result(None))
         try:

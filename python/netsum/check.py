@@ -1,14 +1,16 @@
-"""What is missing on this machine: python -m netsum.check
+"""Check what is missing on this machine: python -m netsum.check
 
-Looks at what netsum.init() would use: the settings NETSUM_NAME of the environment, the box's daemon, this rank's address, sockets,
-adapters. Nothing is sent but a connection to the daemon. Ends with 1 where something is missing.
+Checks what netsum.init() would use: the settings NETSUM_NAME of the environment, the box's daemon,
+this rank's address, sockets, adapters. Sends nothing except a connection to the daemon. Exits with
+1 if something is missing.
 
-    rank, ranks, local_rank      also as torchrun, Open MPI, MPICH and Slurm's srun tell them
-    controller                   HOST:PORT of the box's daemon; else the host "netsum" is looked for
+    rank, ranks, local_rank      also from torchrun, Open MPI, MPICH and Slurm's srun
+    controller                   HOST:PORT of the box's daemon; default: the host "netsum"
     job, token                   as `netsum job create` prints them
-    ip                           this rank's address; several with commas: local_rank chooses. Else that towards the controller
-    peers                        without a box: the addresses of all ranks, with commas
-    mtu, message_size, window, rings    with peers: the job's properties, at all ranks the same
+    ip                           this rank's address; of several with commas, local_rank chooses;
+                                 default: the address on the route to the controller
+    peers                        without a box: the addresses of all ranks, separated by commas
+    mtu, message_size, window, rings    with peers: the job's properties, the same at all ranks
     transport                    auto, udp, xdp or verbs
     timeout, connect_timeout     seconds
     ib_timeout, ib_retry_cnt     of RDMA adapters, as NCCL's
@@ -26,13 +28,14 @@ BUFFER = 16 << 20
 
 
 def find():
-    """Findings: (whether it is good, or None where it is as good as can be; what; what to do)."""
+    """Yields findings: (True, False if something is missing, None for a note; what; what to do)."""
     yield True, f"netsum {_netsum.__version__}, Python {sys.version.split()[0]}", ""
     for name in ("numpy", "torch"):
         try:
             yield True, f"{name} {__import__(name).__version__}", ""
         except ImportError:
-            yield None, f"no {name}", "not needed: anything with the buffer protocol or DLPack can be summed"
+            hint = "not needed: anything with the buffer protocol or DLPack can be summed"
+            yield None, f"no {name}", hint
     try:
         found = _netsum.resolve({})
     except errors.Error as error:
@@ -42,46 +45,51 @@ def find():
     if "controller" in found:
         yield controller(found["controller"])
     else:
-        yield None, f"peers {', '.join(found['peers'])}", "the ranks sum by themselves: set NETSUM_CONTROLLER for a box"
+        hint = "the ranks' own ring sums: set NETSUM_CONTROLLER to use a box"
+        yield None, f"peers {', '.join(found['peers'])}", hint
     yield own_address(found["ip"])
     yield buffers()
     adapters = listed("/sys/class/infiniband")
     if adapters:
         yield True, f"RDMA adapters: {', '.join(adapters)}", ""
     else:
-        yield None, "no RDMA adapter", "packets go over a UDP socket"
+        yield None, "no RDMA adapter", "netsum uses a UDP socket"
 
 
 def controller(address):
-    """Whether somebody listens there."""
+    """Checks that a daemon listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
         return True, f"the box's daemon at {address}", ""
     except (OSError, ValueError) as error:
-        return False, f"the box's daemon at {address}: {error}", "is NETSUM_CONTROLLER right, and does `netsum run` run there?"
+        hint = "check that NETSUM_CONTROLLER is right and that `netsum run` runs there"
+        return False, f"the box's daemon at {address}: {error}", hint
 
 
 def own_address(ip):
-    """Whether the address is this machine's, and its RoCE port free."""
+    """Checks that the address is this machine's, and its RoCE port free."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as tried:
         try:
             tried.bind((ip, ROCE_PORT))
             return True, f"UDP port {ROCE_PORT} of {ip}", ""
         except OSError as error:
-            return False, f"UDP port {ROCE_PORT} of {ip}: {error}", "NETSUM_IP must be this machine's, for one rank alone"
+            hint = "set NETSUM_IP to an address of this machine that no other rank uses"
+            return False, f"UDP port {ROCE_PORT} of {ip}: {error}", hint
 
 
 def buffers():
-    """How much sockets may hold."""
+    """Checks the size of socket buffers."""
     try:
         with open("/proc/sys/net/core/rmem_max") as file:
             room = int(file.read())
     except OSError as error:
         return None, f"net.core.rmem_max: {error}", ""
     what = f"net.core.rmem_max is {room}"
-    return (True, what, "") if room >= BUFFER else (None, what, f"less than {BUFFER}: packets may be lost in bursts")
+    if room >= BUFFER:
+        return True, what, ""
+    return None, what, f"less than {BUFFER}: bursts may lose packets"
 
 
 def listed(folder):

@@ -1,8 +1,8 @@
-"""What can go wrong. All are netsum.Error; what ends the communicator is raised by every later call, too."""
+"""Exceptions, derived from netsum.Error. An error that ends the communicator is raised again."""
 
 
 class Error(RuntimeError):
-    """Something went wrong with a communicator; the text says what, and what to do."""
+    """An error of a communicator; the text says what happened, and what to do."""
 
 
 class ConfigError(Error, ValueError):
@@ -10,7 +10,7 @@ class ConfigError(Error, ValueError):
 
 
 class ArgumentError(Error, ValueError):
-    """What was given to a call cannot be used. The communicator still can."""
+    """An argument cannot be used. The communicator still can."""
 
 
 class ControllerError(Error):
@@ -35,7 +35,7 @@ class RankDiedError(_OfRank):
 
 
 class RankLeftError(_OfRank):
-    """The rank `rank` has left the job, and is needed."""
+    """The rank `rank` has left the job, but is needed."""
 
 
 class MismatchError(Error):
@@ -43,8 +43,9 @@ class MismatchError(Error):
 
 
 class NonFiniteError(Error, ArithmeticError):
-    """An element is infinite or NaN at some rank: all results of its message are NaN, the others are sums. The communicator can still be
-    used.
+    """An element is infinite or NaN at some rank.
+
+    All results of its message are NaN, the others are sums. The communicator can still be used.
     """
 
 
@@ -53,11 +54,11 @@ class ClosedError(Error):
 
 
 class NoBoxWarning(UserWarning):
-    """A box should sum, and the ranks do it by themselves."""
+    """A box should sum, but the ranks' own ring does."""
 
 
 class UnderflowWarning(UserWarning):
-    """Many floats that are not zero counted as 0, beside far larger ones in their message."""
+    """Many nonzero floats became 0, because their message has far larger ones."""
 
 
 class ForkedError(Error):

@@ -1,4 +1,4 @@
-"""What ranks do: python cases.py NAME."""
+"""Test cases for ranks: python cases.py NAME."""
 
 import asyncio
 import ctypes
@@ -39,7 +39,11 @@ def sums():
         assert (x == numpy.float32(others) / numpy.float32(comm.ranks)).all(), x
         x = numpy.arange(24, dtype=numpy.int32).reshape(4, 6)
         comm.all_reduce(x[1:3])  # contiguous
-        assert (x[1:3].ravel() == numpy.arange(6, 18) * comm.ranks).all() and x[0, 1] == 1 and x[3, 5] == 23
+        assert (
+            (x[1:3].ravel() == numpy.arange(6, 18) * comm.ranks).all()
+            and x[0, 1] == 1
+            and x[3, 5] == 23
+        )
         many = [numpy.full(n, comm.rank + n, dtype=numpy.float32) for n in (1, 40_000, 0, 3)]
         comm.all_reduce(many)
         assert all((x == others + comm.ranks * len(x)).all() for x in many)
@@ -48,7 +52,10 @@ def sums():
         comm.all_reduce(array)
         assert array.tolist() == [0, 2 * comm.ranks]
         assert comm.statistics()["all_reduces"] == 16, comm.statistics()
-        assert comm.transport == "UDP" and repr(comm) == f"<netsum.Communicator: rank {comm.rank} of {comm.ranks}>"
+        assert (
+            comm.transport == "UDP"
+            and repr(comm) == f"<netsum.Communicator: rank {comm.rank} of {comm.ranks}>"
+        )
     raises(netsum.ClosedError, "closed", comm.all_reduce, x)
     comm.close()
 
@@ -61,7 +68,9 @@ def moves():
             assert (x == numpy.arange(5) + root * 10).all(), x
             x = numpy.full(3, comm.rank + 1, dtype=numpy.int32)
             comm.reduce(x, root)
-            assert (x == (comm.ranks * (comm.ranks + 1) // 2 if comm.rank == root else comm.rank + 1)).all()
+            assert (
+                x == (comm.ranks * (comm.ranks + 1) // 2 if comm.rank == root else comm.rank + 1)
+            ).all()
         # 3 bytes: no whole lane
         out = numpy.zeros(3 * comm.ranks, dtype=numpy.uint8)
         comm.all_gather(out, bytes([comm.rank, 200, 7]))
@@ -87,18 +96,44 @@ def arguments():
         raises(bad, "not contiguous", comm.all_reduce, numpy.zeros((3, 2), dtype=f).T)
         raises(bad, "float32", comm.all_reduce, numpy.zeros(6, dtype=">f4"))
         raises(bad, "read-only", comm.all_reduce, memoryview(bytes(8)).cast("f"))
-        raises(bad, "aligned", comm.all_reduce, numpy.frombuffer(bytearray(9), dtype=f, offset=1, count=2))
+        raises(
+            bad,
+            "aligned",
+            comm.all_reduce,
+            numpy.frombuffer(bytearray(9), dtype=f, offset=1, count=2),
+        )
         raises(bad, "neither the buffer protocol nor DLPack", comm.all_reduce, 3.0)
         raises(bad, "a str has neither", comm.all_reduce, ["x", "y"])
-        raises(bad, "op \"max\"", comm.all_reduce, numpy.zeros(3, dtype=f), "max")
+        raises(bad, 'op "max"', comm.all_reduce, numpy.zeros(3, dtype=f), "max")
         raises(bad, "average", comm.all_reduce, numpy.zeros(3, dtype=numpy.int32), "avg")
         raises(bad, "root 9: 0 to 1", comm.broadcast, numpy.zeros(3), 9)
         raises(bad, "times as long", comm.all_gather, numpy.zeros(3), numpy.zeros(3))
-        raises(bad, "times as long", comm.reduce_scatter, numpy.zeros(3, dtype=f), numpy.zeros(3, dtype=f))
-        raises(bad, "of the same", comm.reduce_scatter, numpy.zeros(3, dtype=f), numpy.zeros(6, dtype=numpy.int32))
-        raises(bad, "one operation sums one", comm.all_reduce, [numpy.zeros(3, dtype=f), numpy.zeros(3, dtype="i4")])
+        raises(
+            bad,
+            "times as long",
+            comm.reduce_scatter,
+            numpy.zeros(3, dtype=f),
+            numpy.zeros(3, dtype=f),
+        )
+        raises(
+            bad,
+            "the same dtype",
+            comm.reduce_scatter,
+            numpy.zeros(3, dtype=f),
+            numpy.zeros(6, dtype=numpy.int32),
+        )
+        raises(
+            bad,
+            "one operation must have one dtype",
+            comm.all_reduce,
+            [numpy.zeros(3, dtype=f), numpy.zeros(3, dtype="i4")],
+        )
         records = numpy.zeros(3, dtype=[("O", "i4"), ("what", "O")])
-        for x in (numpy.array(["x", None], dtype=object), (ctypes.py_object * 2)("x", None), records):
+        for x in (
+            numpy.array(["x", None], dtype=object),
+            (ctypes.py_object * 2)("x", None),
+            records,
+        ):
             raises(bad, "Python's objects", comm.broadcast, x, 0)
             raises(bad, "Python's objects", comm.all_gather, numpy.zeros(1000), x)
         comm.broadcast(numpy.zeros(3, dtype=[("O", "i4"), ("what", "f4")]), 0)
@@ -108,7 +143,9 @@ def arguments():
         raises(bad, "share memory", comm.all_gather, x, x[1:50_001])
         comm.all_reduce([x[:10], x[10:]])
         assert (x == comm.ranks).all()
-        raises(netsum.NonFiniteError, "infinity", comm.all_reduce, numpy.full(3, numpy.inf, dtype=f))
+        raises(
+            netsum.NonFiniteError, "infinity", comm.all_reduce, numpy.full(3, numpy.inf, dtype=f)
+        )
         assert issubclass(bad, ValueError) and issubclass(bad, netsum.Error)
         comm.barrier()  # it can still be used
 
@@ -167,7 +204,9 @@ def torch():
         raises(netsum.ArgumentError, "detach()", comm.all_reduce, weights)
         comm.all_reduce(weights.detach())
         raises(netsum.ArgumentError, "x.contiguous()", comm.all_reduce, x.T)
-        raises(netsum.ArgumentError, "bfloat16", comm.all_reduce, torch.zeros(3, dtype=torch.bfloat16))
+        raises(
+            netsum.ArgumentError, "bfloat16", comm.all_reduce, torch.zeros(3, dtype=torch.bfloat16)
+        )
         flags = torch.tensor([comm.rank == 1, False])
         comm.broadcast(flags.view(torch.uint8), 1)  # older ones have no bool in DLPack
         assert flags.tolist() == [True, False], flags
@@ -256,7 +295,7 @@ def overlaps():
         comm.all_reduce(x[:60])
         second.wait()
         assert (x == [4] * 60 + [2] * 40).all(), x
-        # What is only read may be read by several.
+        # Several operations may read the same array.
         out = [numpy.zeros(200, dtype=numpy.float32) for _ in range(3)]
         [work.wait() for work in [comm.all_gather_async(o, x) for o in out]]
         assert all((o == numpy.tile(x, 2)).all() for o in out)
@@ -283,7 +322,9 @@ def coroutines():
         assert all((x == 2 * i + 1).all() for i, x in enumerate(arrays)) and len(reports) == 20
         twice = comm.all_reduce_async(numpy.zeros(1_000_000, dtype=numpy.float32))
         await asyncio.wait_for(asyncio.gather(waited(twice), waited(twice)), 20)
-        late = comm.all_reduce_async(numpy.zeros(3, dtype=numpy.float32)) if comm.rank == 0 else None
+        late = (
+            comm.all_reduce_async(numpy.zeros(3, dtype=numpy.float32)) if comm.rank == 0 else None
+        )
         if late:
             try:
                 await asyncio.wait_for(waited(late), 0.1)
@@ -374,7 +415,9 @@ def interrupt_where_all_places_are_taken():
             works = [comm.all_reduce_async(x) for x in arrays[:64]]
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             start, modes = time.monotonic(), []
-            looking = threading.Timer(0.2, lambda: modes.append((comm.mode, time.monotonic() - start)))
+            looking = threading.Timer(
+                0.2, lambda: modes.append((comm.mode, time.monotonic() - start))
+            )
             looking.start()
             raises(KeyboardInterrupt, "", comm.all_reduce, arrays[64])
             assert time.monotonic() - start < 1.5
@@ -415,6 +458,7 @@ def interrupted_at_the_start():
 
 def fork():
     with netsum.init() as comm:
+
         def barrier():
             comm.all_reduce_async(numpy.ones(1, dtype=numpy.int32)).wait()
 
@@ -456,7 +500,9 @@ def dies():
     comm.barrier()
     if comm.rank == 1:
         os._exit(0)
-    error = raises(netsum.RankDiedError, "rank 1", comm.all_reduce, numpy.ones(1, dtype=numpy.int32))
+    error = raises(
+        netsum.RankDiedError, "rank 1", comm.all_reduce, numpy.ones(1, dtype=numpy.int32)
+    )
     assert error.rank == 1
     raises(netsum.RankDiedError, "rank 1", comm.barrier)
 
@@ -473,7 +519,12 @@ def leaves():
 
 def mismatch():
     comm = netsum.init()
-    raises(netsum.MismatchError, "all ranks must call for the same", comm.all_reduce, numpy.ones(1000 + comm.rank, dtype=numpy.int32))
+    raises(
+        netsum.MismatchError,
+        "all ranks must call for the same",
+        comm.all_reduce,
+        numpy.ones(1000 + comm.rank, dtype=numpy.int32),
+    )
     # Each by a communicator of its own, as a mismatch ends it.
     f, i = numpy.float32, numpy.int32
     for first, second in (
@@ -482,20 +533,25 @@ def mismatch():
         (lambda c: c.all_reduce(numpy.ones(3, f)), lambda c: c.all_reduce(numpy.ones(3, f), "avg")),
         (lambda c: c.barrier(), lambda c: c.all_reduce(numpy.ones(1, i))),
         (lambda c: c.reduce(numpy.ones(4, i), 0), lambda c: c.all_reduce(numpy.ones(4, i))),
-        (lambda c: c.all_gather(numpy.zeros(4, i), numpy.ones(2, i)), lambda c: c.all_reduce(numpy.ones(4, i))),
+        (
+            lambda c: c.all_gather(numpy.zeros(4, i), numpy.ones(2, i)),
+            lambda c: c.all_reduce(numpy.ones(4, i)),
+        ),
         (lambda c: c.barrier_async(tag=1).wait(), lambda c: c.barrier()),
     ):
         comm.close()
+
         # One may hear of the other's call before it has made its own.
         def call(first=first, second=second):
             nonlocal comm
             comm = netsum.init()
             (first if comm.rank == 0 else second)(comm)
+
         raises(netsum.MismatchError, "all ranks must call for the same", call)
 
 
 def refused_alone():
-    """Rank 1 refuses a call, and goes on: the other's call is not added to its next one."""
+    """Rank 1 refuses a call: the other's call is not summed with its next one."""
     f, i = numpy.float32, numpy.int32
     x = numpy.ones(8, dtype=f)
     for refused in (
@@ -525,11 +581,16 @@ def refused_alone():
                 raises(netsum.ArgumentError, "", refused, comm)
             for _ in range(2):
                 ones = numpy.ones(4, i)
-                raises(netsum.MismatchError, "nothing (it refused its call", comm.all_reduce, ones)
+                raises(
+                    netsum.MismatchError,
+                    "nothing (its own call returned an error",
+                    comm.all_reduce,
+                    ones,
+                )
 
 
 def small_beside_large():
-    """Of 4 ranks: floats that become 0 are counted; one operation that loses many warns, later ones do not."""
+    """With 4 ranks: floats that become 0 are counted; only the first such operation warns."""
     import warnings
 
     with netsum.init() as comm, warnings.catch_warnings(record=True) as told:
@@ -541,7 +602,7 @@ def small_beside_large():
             assert x[1] == 0 and report.underflows == 15_999, (x, report.underflows)
             assert comm.statistics()["underflows"] == 15_999 * (n + 1)
         warned = [str(w.message) for w in told if w.category is netsum.UnderflowWarning]
-        assert len(warned) == 1 and "15999 of 16000 floats" in warned[0], warned
+        assert len(warned) == 1 and "15999 of 16000 nonzero floats" in warned[0], warned
         x = numpy.full(40_000, comm.rank, dtype=numpy.float32)
         x[20_000] = numpy.nan if comm.rank == 1 else 1
         raises(netsum.NonFiniteError, "16301..32602", comm.all_reduce, x)
@@ -554,7 +615,9 @@ def alone():
         x = numpy.arange(5, dtype=numpy.float32)
         comm.all_reduce(x, "avg")
         assert x.tolist() == [0, 1, 2, 3, 4]
-        y = numpy.array([4096, 4.1, 4.1e8, 8.2e-3, 8.2e13, numpy.nan, -numpy.inf, 1e-45], dtype=numpy.float32)
+        y = numpy.array(
+            [4096, 4.1, 4.1e8, 8.2e-3, 8.2e13, numpy.nan, -numpy.inf, 1e-45], dtype=numpy.float32
+        )
         before = y.tobytes()
         for op in ("sum", "avg"):
             comm.all_reduce(y, op)

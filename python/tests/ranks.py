@@ -17,8 +17,14 @@ def addresses(count):
 
 
 def start(case, rank, ranks=2, **more):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")}
-    environment |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "NETSUM_PEERS": ",".join(addresses(ranks))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")
+    }
+    environment |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "NETSUM_PEERS": ",".join(addresses(ranks)),
+    }
     return subprocess.Popen(
         [sys.executable, str(CASES), case],
         env=environment | more,
@@ -29,7 +35,7 @@ def start(case, rank, ranks=2, **more):
 
 
 def run(case, ranks=2, **more):
-    """What each rank printed. All must end well."""
+    """Runs ranks, which must all succeed. Returns their outputs."""
     started = [start(case, rank, ranks, **more) for rank in range(ranks)]
     try:
         ended = [(rank, *rank.communicate(timeout=60)) for rank in started]
@@ -43,7 +49,10 @@ def run(case, ranks=2, **more):
 
 
 def launched(command, environment, timeout=180):
-    """What a launcher and its ranks print. All must end well; what they leave in the folder of temporary files goes with that."""
+    """Runs a launcher, and returns the output. All ranks must succeed.
+
+    Their temporary files are removed with the folder.
+    """
     with tempfile.TemporaryDirectory() as folder:
         started = subprocess.Popen(
             command,

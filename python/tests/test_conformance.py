@@ -31,11 +31,13 @@ def run(*options):
 
 
 def plain(text):
-    """An outcome without numbers, and without calls that differ: ranks that disagree are named in any order."""
+    """An outcome without numbers and without calls that differ, which are named in any order."""
     return re.sub(r"\d+", "N", text).split(": rank N calls for")[0]
 
 
-@unittest.skipUnless(TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`")
+@unittest.skipUnless(
+    TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`"
+)
 @unittest.skipIf(VERSION < OLDEST, f"cases need PyTorch {OLDEST[0]}.{OLDEST[1]} or later")
 class Conformance(unittest.TestCase):
     def test_no_case_is_wrong_hangs_or_crashes_and_the_table_is_true(self):

@@ -1,4 +1,4 @@
-"""deploy/launch, deploy/slurm and deploy/kubernetes, as they are written; the ranks sum by themselves."""
+"""The scripts of deploy/launch, deploy/slurm and deploy/kubernetes; the ranks' own ring sums."""
 
 import importlib.util
 import os
@@ -18,12 +18,12 @@ LINES = [f"rank {rank} of 2: 3 everywhere, summed by the ring" for rank in range
 
 
 def lines(out):
-    """What the ranks said. A launcher may put one behind the other."""
+    """The ranks' lines. A launcher may join them."""
     return sorted(re.findall("rank [0-9] of .*?ring", out))
 
 
 def run(*command, **more):
-    """What a command prints, with this Python first and no word of other jobs."""
+    """The output of a command, with this Python first and without other jobs' variables."""
     words = ("NETSUM_", "SLURM_", "OMPI_", "RANK", "WORLD_SIZE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(words)}
     environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{environment['PATH']}:/usr/sbin"
@@ -41,12 +41,24 @@ class Launchers(unittest.TestCase):
             self.skipTest("no PyTorch")
         import torch
 
-        # What "nothing is redirected" is there is None for Python 3.11; this is it for ranks that
-        # are none.
+        # Python 3.11 reads that default of "nothing is redirected" as None. This value means the
+        # same, for ranks that do not exist.
         old = ["-r", "9:1", "-t", "9:1"] if torch.__version__.startswith("1.") else []
-        script, where = str(DEPLOY / "launch/torchrun.sh"), {"MASTER_ADDR": "127.0.0.1", "PER_HOST": "2"}
+        script, where = (
+            str(DEPLOY / "launch/torchrun.sh"),
+            {"MASTER_ADDR": "127.0.0.1", "PER_HOST": "2"},
+        )
         port = str(20_000 + os.getpid() % 10_000)
-        out = run(script, "1", "0", *old, SUM, NETSUM_PEERS=",".join(addresses(2)), MASTER_PORT=port, **where)
+        out = run(
+            script,
+            "1",
+            "0",
+            *old,
+            SUM,
+            NETSUM_PEERS=",".join(addresses(2)),
+            MASTER_PORT=port,
+            **where,
+        )
         self.assertEqual(lines(out), LINES)
 
     def test_mpirun(self):
@@ -76,14 +88,19 @@ class Launchers(unittest.TestCase):
                 settings.write(f"NETSUM={root}/netsum\nSECRET={etc}/secret\nTOKENS={root}/tokens\n")
                 settings.write(f"export SLURM_CONF={root}/slurm.conf\n")
             script = str(pathlib.Path(__file__).with_name("slurm.sh"))
-            told = "import os; print(*[os.environ[n] for n in ('NETSUM_CONTROLLER', 'NETSUM_JOB', 'NETSUM_TOKEN')])"
-            both = f"python3 -c \"{told}\"; exec python3 {SUM}"
+            names = "('NETSUM_CONTROLLER', 'NETSUM_JOB', 'NETSUM_TOKEN')"
+            told = f"import os; print(*[os.environ[n] for n in {names}])"
+            both = f'python3 -c "{told}"; exec python3 {SUM}'
             other = "echo other: ${NETSUM_JOB-none} ${NETSUM_CONTROLLER-none} ${NETSUM_TOKEN-none}"
             srun = 'srun -n 2 --comment=netsum sh -c "$0" && srun sh -c "$1"'
-            out = run(script, folder, "sh", "-c", srun, both, other, NETSUM_PEERS=",".join(addresses(2)))
+            out = run(
+                script, folder, "sh", "-c", srun, both, other, NETSUM_PEERS=",".join(addresses(2))
+            )
             self.assertIn("other: none none none", out)
             self.assertEqual(lines(out), LINES)
-            controller, job, token = next(line.split() for line in out.splitlines() if "slurm-" in line)
+            controller, job, token = next(
+                line.split() for line in out.splitlines() if "slurm-" in line
+            )
             self.assertEqual((controller, job, len(token)), ("netsum-box:4790", "slurm-1", 32))
             created = f"job create slurm-1 --ranks 2 --token - {token}"
             self.assertEqual(calls.read_text().splitlines(), [created, "job delete slurm-1"])
@@ -95,13 +112,20 @@ class Launchers(unittest.TestCase):
             shutil.copy(DEPLOY / "slurm/netsum.sh", root)
             (root / "netsum").write_text(f"#!/bin/sh\ntouch {root}/called\n")
             (root / "netsum").chmod(0o755)
-            settings = f"NETSUM={root}/netsum\nSECRET={root}/secret\nTOKENS={root}/tokens\nCONTROLLER=box:1\n"
+            settings = (
+                f"NETSUM={root}/netsum\nSECRET={root}/secret\nTOKENS={root}/tokens\n"
+                "CONTROLLER=box:1\n"
+            )
             (root / "netsum.env").write_text(settings)
             for secret in (None, "", "\n"):
                 if secret is not None:
                     (root / "secret").write_text(secret)
                 for context in ("prolog_slurmctld", "prolog_slurmd", "prolog_task"):
-                    environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid())}
+                    environment = {
+                        "SLURM_SCRIPT_CONTEXT": context,
+                        "SLURM_JOB_ID": "7",
+                        "SLURM_JOB_UID": str(os.getuid()),
+                    }
                     ended = subprocess.run(
                         ["sh", root / "netsum.sh"],
                         env=environment | {"SLURM_JOB_COMMENT": "netsum"},
@@ -112,7 +136,10 @@ class Launchers(unittest.TestCase):
                     self.assertEqual(ended.stdout, "")
                     if context != "prolog_task":
                         self.assertIn(f"no secret in {root}/secret: job 7 has no box", ended.stderr)
-            self.assertEqual(sorted(path.name for path in root.iterdir()), ["netsum", "netsum.env", "netsum.sh", "secret"])
+            self.assertEqual(
+                sorted(path.name for path in root.iterdir()),
+                ["netsum", "netsum.env", "netsum.sh", "secret"],
+            )
 
     def test_scripts_are_sound(self):
         self.needs("shellcheck")
@@ -131,7 +158,9 @@ class Launchers(unittest.TestCase):
             for manifest in yaml.safe_load_all(file.read_text()):
                 kubernetes_validate.validate(manifest, "1.30", strict=True)
                 kinds.append(manifest["kind"])
-        self.assertEqual(sorted(kinds), ["ConfigMap", "DaemonSet", "Job", "Pod", "Secret", "Service"])
+        self.assertEqual(
+            sorted(kinds), ["ConfigMap", "DaemonSet", "Job", "Pod", "Secret", "Service"]
+        )
 
 
 if __name__ == "__main__":

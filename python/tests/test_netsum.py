@@ -90,7 +90,15 @@ class Ranks(unittest.TestCase):
 
 class Settings(unittest.TestCase):
     def setUp(self):
-        names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", *[n for n in os.environ if n.startswith("NETSUM_")]]
+        names = [
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "OMPI_COMM_WORLD_RANK",
+            "PMI_RANK",
+            "SLURM_PROCID",
+            *[n for n in os.environ if n.startswith("NETSUM_")],
+        ]
         saved = {name: os.environ.pop(name) for name in names if name in os.environ}
         self.addCleanup(os.environ.update, saved)
 
@@ -102,20 +110,38 @@ class Settings(unittest.TestCase):
     def test_what_is_missing_is_named(self):
         self.refused(netsum.ConfigError, "torchrun")
         self.refused(ValueError, "no box: NETSUM_CONTROLLER", rank=0, ranks=2)
-        self.refused(netsum.ConfigError, "netsum job create", rank=0, ranks=2, controller="127.0.0.1:1")
-        self.refused(netsum.ConfigError, "no setting \"colour\"", colour="red")
-        job = {"job": "j", "token": "t"}
-        self.refused(netsum.ConfigError, "HOST:PORT of the box", rank=0, ranks=2, controller="127.0.0.1", **job)
-        self.refused(netsum.Error, "NETSUM_IP", rank=0, ranks=2, peers=["192.0.2.1", "192.0.2.2"])
-        self.refused(netsum.ConfigError, "2 addresses for 3 ranks", rank=0, ranks=3, peers=addresses(2))
         self.refused(
-            netsum.UnreachableError, "did not answer", rank=0, ranks=2, peers=addresses(2), connect_timeout=0.3
+            netsum.ConfigError, "netsum job create", rank=0, ranks=2, controller="127.0.0.1:1"
+        )
+        self.refused(netsum.ConfigError, 'no setting "colour"', colour="red")
+        job = {"job": "j", "token": "t"}
+        self.refused(
+            netsum.ConfigError,
+            "HOST:PORT of the box",
+            rank=0,
+            ranks=2,
+            controller="127.0.0.1",
+            **job,
+        )
+        self.refused(netsum.Error, "NETSUM_IP", rank=0, ranks=2, peers=["192.0.2.1", "192.0.2.2"])
+        self.refused(
+            netsum.ConfigError, "2 addresses for 3 ranks", rank=0, ranks=3, peers=addresses(2)
+        )
+        self.refused(
+            netsum.UnreachableError,
+            "did not answer",
+            rank=0,
+            ranks=2,
+            peers=addresses(2),
+            connect_timeout=0.3,
         )
 
     def test_no_daemon_is_told(self):
         with self.assertRaises(netsum.ControllerError) as raised:
-            netsum.init(rank=0, ranks=2, controller="127.0.0.1:1", job="a", token="b", connect_timeout=0.3)
-        for word in ("127.0.0.1:1", "does `netsum run` run there?"):
+            netsum.init(
+                rank=0, ranks=2, controller="127.0.0.1:1", job="a", token="b", connect_timeout=0.3
+            )
+        for word in ("127.0.0.1:1", "`netsum run` runs there"):
             self.assertIn(word, str(raised.exception))
 
 
@@ -123,7 +149,9 @@ class Check(unittest.TestCase):
     def check(self, *arguments, **environment):
         command = [sys.executable, "-m", "netsum.check", *arguments]
         base = {n: v for n, v in os.environ.items() if not n.startswith("NETSUM_") and n != "RANK"}
-        return subprocess.run(command, env=base | environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            command, env=base | environment, capture_output=True, text=True, timeout=60
+        )
 
     def test_says_what_is_missing(self):
         done = self.check()
@@ -153,7 +181,11 @@ class Package(unittest.TestCase):
         stub = ast.parse(pathlib.Path(netsum.__file__).with_name("__init__.pyi").read_text())
         classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
         for kind in (netsum.Communicator, netsum.Work, netsum.Report):
-            typed = {node.name for node in classes[kind.__name__].body if isinstance(node, ast.FunctionDef)}
+            typed = {
+                node.name
+                for node in classes[kind.__name__].body
+                if isinstance(node, ast.FunctionDef)
+            }
             there = {name for name in vars(kind) if not name.startswith("_")}
             self.assertEqual({name for name in typed if not name.startswith("_")}, there)
             for name in there:

@@ -20,13 +20,15 @@ if TORCH:
 
 
 def torchrun(*cases, ranks=2, **more):
-    """What the ranks printed. All must end well."""
+    """Runs ranks by torchrun, which must all succeed. Returns the output."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", "--max_restarts=0"]
     if VERSION < (2, 0) and sys.version_info >= (3, 11):
-        # Its "nothing is redirected" is None there. This is the same for ranks that are none.
+        # Its default of "nothing is redirected" is None there. This value means the same.
         command += ["-r", "9:1", "-t", "9:1"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")
+    }
     return launched([*command, str(CASES), *cases], environment | more)
 
 
@@ -35,7 +37,9 @@ def free_port():
         return server.getsockname()[1]
 
 
-@unittest.skipUnless(TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`")
+@unittest.skipUnless(
+    TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`"
+)
 class Hook(unittest.TestCase):
     def run_beside_gloo(self, *cases, ranks=2):
         return torchrun(*cases, ranks=ranks, NETSUM_PEERS=",".join(addresses(ranks)))
@@ -64,10 +68,14 @@ class Hook(unittest.TestCase):
         self.assertIn("NAMED", self.run_beside_gloo("dies"))
 
 
-@unittest.skipUnless(TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`")
+@unittest.skipUnless(
+    TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`"
+)
 class Backend(unittest.TestCase):
     def test_trains_and_does_all_that_the_network_can(self):
-        torchrun("trains", "collectives", "half_by_backend", ranks=3, NETSUM_PEERS=",".join(addresses(3)))
+        torchrun(
+            "trains", "collectives", "half_by_backend", ranks=3, NETSUM_PEERS=",".join(addresses(3))
+        )
 
     def test_callbacks_may_wait_for_operations(self):
         torchrun("nested")

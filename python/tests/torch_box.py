@@ -1,4 +1,7 @@
-"""A rank that trains with the backend netsum on a box, also when that is gone: python torch_box.py. It waits for words on standard input."""
+"""A rank that trains with the backend netsum on a box, also after the box ended.
+
+Run: python torch_box.py. It waits for lines on standard input.
+"""
 
 import hashlib
 import warnings
@@ -26,7 +29,9 @@ def train(steps):
         ddp(torch.randn(8, 200, generator=generator)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    return hashlib.sha256(
+        b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    ).hexdigest()
 
 
 with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What ranks of PyTorch do, as torchrun starts them: torchrun torch_cases.py NAME..."""
+"""Test cases for ranks of PyTorch: torchrun torch_cases.py NAME..."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ dist._DEFAULT_FIRST_BUCKET_BYTES = 40_000
 
 
 class Net(torch.nn.Module):
-    """A part that all ranks use, one of which each uses the one of its number, and one that nobody uses."""
+    """A part that all ranks use, one for each rank, and one that no rank uses."""
 
     def __init__(self, parts=0):
         super().__init__()
@@ -46,7 +46,7 @@ def batches(steps, seed=0):
 
 
 def trained(comm, model, steps=6, lr=0.1, accumulate=1, parts=None, **more):
-    """The weights after some steps: by the hook, or by torch.distributed where there is no communicator."""
+    """The weights after some steps: by the hook, or by torch.distributed without a communicator."""
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.05, **more)
     if comm:
         ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
@@ -82,7 +82,7 @@ beside_gloo = None
 
 @contextlib.contextmanager
 def gloo():
-    """A job of torch.distributed by Gloo, and a communicator beside it; for all cases of a process."""
+    """A job of torch.distributed by Gloo, and a communicator; for all cases of a process."""
     global beside_gloo
     if not dist.is_initialized():
         dist.init_process_group("gloo")
@@ -102,7 +102,7 @@ def hook():
 
 
 def beside():
-    """The backward pass goes on while buckets are in flight."""
+    """The backward pass continues while buckets are in flight."""
     with gloo() as comm:
         model = torch.nn.Sequential(*(torch.nn.Linear(100, 100) for _ in range(10)))
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
@@ -142,7 +142,9 @@ def integers():
             ddp(x).sum().backward()
             found.append(model.weight.grad.clone())
         expected = 4 * (torch.arange(300.0) + dist.get_world_size() - 1)
-        assert torch.equal(found[0], found[1]) and torch.equal(found[0], expected.expand(100, 300)), found
+        assert torch.equal(found[0], found[1]) and torch.equal(
+            found[0], expected.expand(100, 300)
+        ), found
 
 
 def unused():
@@ -150,15 +152,20 @@ def unused():
     with gloo() as comm:
         ranks, rank = dist.get_world_size(), dist.get_rank()
         own = dict(parts=lambda step: (rank + step) % ranks, find_unused_parameters=True)
-        by_netsum, by_gloo = trained(comm, Net(ranks + 1), **own), trained(None, Net(ranks + 1), **own)
+        by_netsum, by_gloo = (
+            trained(comm, Net(ranks + 1), **own),
+            trained(None, Net(ranks + 1), **own),
+        )
         assert same_everywhere(by_netsum) and close(by_netsum, by_gloo)
         model = Net(ranks + 1)
         ddp = DistributedDataParallel(model, find_unused_parameters=True)
         ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
         ddp(batches(1)[0], rank).sum().backward()
         assert all(p.grad is None for p in model.parts[ranks].parameters()), "nobody has used it"
-        # What this rank has not used has the others' gradient.
-        assert all(p.grad.abs().sum() > 0 for part in model.parts[:ranks] for p in part.parameters())
+        # Parameters that this rank has not used have the others' gradient.
+        assert all(
+            p.grad.abs().sum() > 0 for part in model.parts[:ranks] for p in part.parameters()
+        )
 
 
 def no_sync():
@@ -176,7 +183,10 @@ def no_sync():
 
 
 def no_sync_unused():
-    """A parameter that is used within no_sync alone. PyTorch before 2.4 forgets it (pytorch#124193), with any backend."""
+    """A parameter that is used only within no_sync.
+
+    PyTorch before 2.4 forgets it with any backend (pytorch#124193).
+    """
     with gloo() as comm:
         ranks = dist.get_world_size()
         more = dict(accumulate=2, find_unused_parameters=True, parts=lambda step: step % 2)
@@ -223,7 +233,7 @@ def half_by_backend():
 
 
 def not_finite():
-    """An infinity at one rank is a NaN at all, and training goes on."""
+    """An infinity at one rank is a NaN at all ranks, and training continues."""
     warnings.simplefilter("error")
     with gloo() as comm:
         ddp = DistributedDataParallel(Net())
@@ -247,7 +257,9 @@ def not_finite():
                     scaler.scale(ddp(batches(1)[0]).mean() * scale).backward()
                 scaler.step(optimizer)
                 scaler.update()
-                assert torch.equal(weights(ddp), before) != moves, "a step that should be left out, or not"
+                assert torch.equal(weights(ddp), before) != moves, (
+                    "a step that should be left out, or not"
+                )
 
 
 def workers():
@@ -257,13 +269,15 @@ def workers():
         ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
         data = torch.utils.data.TensorDataset(torch.randn(40, 10))
         for _ in range(2):
-            for (x,) in torch.utils.data.DataLoader(data, batch_size=10, num_workers=2, multiprocessing_context="fork"):
+            for (x,) in torch.utils.data.DataLoader(
+                data, batch_size=10, num_workers=2, multiprocessing_context="fork"
+            ):
                 ddp(x).sum().backward()
         assert same_everywhere(ddp.module.weight.grad)
 
 
 def refused():
-    """What cannot be summed says what to do."""
+    """Errors of what cannot be summed say what to do."""
     dist.init_process_group("gloo")
 
     def step(comm, model):
@@ -274,7 +288,9 @@ def refused():
     raises(netsum.ArgumentError, "netsum.init()", step, None, torch.nn.Linear(50, 2))
     with netsum.init() as comm:
         raises(RuntimeError, "model.float()", step, comm, torch.nn.Linear(50, 2).double())
-    with netsum.init(rank=0, ranks=1, peers=[f"127.200.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"]) as alone:
+    with netsum.init(
+        rank=0, ranks=1, peers=[f"127.200.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"]
+    ) as alone:
         raises(netsum.ConfigError, "netsum has rank 0 of 1", step, alone, torch.nn.Linear(50, 2))
     dist.barrier()
 
@@ -285,7 +301,7 @@ def dies():
     comm = netsum.init(timeout=1)
     ddp = DistributedDataParallel(Net())
     ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
-    for x in batches(2):  # in the second DDP lays its buckets anew, by Gloo
+    for x in batches(2):  # in the second, DDP rebuilds its buckets by Gloo
         ddp(x).sum().backward()
     if comm.rank == 1:
         os._exit(0)
@@ -341,7 +357,10 @@ def trains():
         assert close(found[0], by_gloo) and not close(by_gloo, weights(Net()))
         ranks, rank = dist.get_world_size(), dist.get_rank()
         own = dict(parts=lambda step: (rank + step) % ranks, find_unused_parameters=True)
-        assert close(trained(None, Net(ranks + 1), **own), trained(None, Net(ranks + 1), process_group=other, **own))
+        assert close(
+            trained(None, Net(ranks + 1), **own),
+            trained(None, Net(ranks + 1), process_group=other, **own),
+        )
         assert not delegated(caught), delegated(caught)
 
 
@@ -352,14 +371,21 @@ def collectives():
         others = ranks * (ranks - 1) // 2
         for dtype in (torch.float32, torch.int32, torch.bfloat16, torch.float16):
             x = torch.arange(1000).remainder(64).to(dtype).reshape(10, 100) + rank
-            expected = (torch.arange(1000).remainder(64).to(dtype) * ranks + others).reshape(10, 100)
+            expected = (torch.arange(1000).remainder(64).to(dtype) * ranks + others).reshape(
+                10, 100
+            )
             dist.all_reduce(x)
             assert torch.equal(x, expected), x
             x = torch.full((7,), rank + 1).to(dtype)
             dist.reduce(x, 1)
             assert (x == (others + ranks if rank == 1 else rank + 1)).all(), x
-            part, whole = torch.zeros(50, dtype=dtype), torch.arange(50 * ranks).remainder(32).to(dtype)
-            reduce_scatter = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
+            part, whole = (
+                torch.zeros(50, dtype=dtype),
+                torch.arange(50 * ranks).remainder(32).to(dtype),
+            )
+            reduce_scatter = (
+                getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
+            )
             reduce_scatter(part, whole)
             assert torch.equal(part, whole[50 * rank :][:50] * ranks), part
             dist.reduce_scatter(part, [w.clone() for w in whole.view(ranks, 50)])
@@ -371,15 +397,26 @@ def collectives():
         dist.all_reduce(scalar)
         assert scalar.item() == others
         works = [dist.all_reduce(torch.full((1000,), float(i)), async_op=True) for i in range(100)]
-        assert all((work.wait(), work.result()[0])[1].eq(i * ranks).all() for i, work in enumerate(works))
-        for dtype in (torch.float64, torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.complex64):
+        assert all(
+            (work.wait(), work.result()[0])[1].eq(i * ranks).all() for i, work in enumerate(works)
+        )
+        for dtype in (
+            torch.float64,
+            torch.int64,
+            torch.bool,
+            torch.uint8,
+            torch.bfloat16,
+            torch.complex64,
+        ):
             x = (torch.arange(6) % (rank + 2)).to(dtype).reshape(2, 3)
             expected = (torch.arange(6) % 3).to(dtype).reshape(2, 3)
             dist.broadcast(x, 1)
             assert torch.equal(x, expected), x
             parts = [torch.zeros(2, dtype=dtype) for _ in range(ranks)]
             dist.all_gather(parts, torch.full((2,), rank % 2).to(dtype))
-            assert all((part == torch.tensor(r % 2).to(dtype)).all() for r, part in enumerate(parts)), parts
+            assert all(
+                (part == torch.tensor(r % 2).to(dtype)).all() for r, part in enumerate(parts)
+            ), parts
         out, own = torch.zeros(ranks, 2), torch.full((2,), float(rank))
         all_gather = getattr(dist, "all_gather_into_tensor", None) or dist._all_gather_base
         all_gather(out, own)
@@ -419,7 +456,9 @@ def nested():
         assert same_everywhere(torch.cat([p.grad.flatten() for p in model.parameters()]))
         first = dist.all_reduce(torch.ones(3), async_op=True)
         later = [dist.all_reduce(torch.full((3,), float(i)), async_op=True) for i in range(5)]
-        waited = first.get_future().then(lambda _: [work.get_future().wait()[0][0].item() for work in later])
+        waited = first.get_future().then(
+            lambda _: [work.get_future().wait()[0][0].item() for work in later]
+        )
         assert waited.wait() == [float(i * ranks) for i in range(5)]
         # Each within another.
         order = []
@@ -427,24 +466,33 @@ def nested():
         def deeper(depth):
             order.append(depth)
             if depth < 5:
-                dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda _: deeper(depth + 1)).wait()
+                dist.all_reduce(torch.ones(3), async_op=True).get_future().then(
+                    lambda _: deeper(depth + 1)
+                ).wait()
 
         deeper(0)
         assert order == list(range(6))
         # One after the other, where none waits.
         order.clear()
         works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(50)]
-        ends = [work.get_future().then(lambda _, i=i: order.append(i)) for i, work in enumerate(works)]
+        ends = [
+            work.get_future().then(lambda _, i=i: order.append(i)) for i, work in enumerate(works)
+        ]
         torch.futures.wait_all(ends)
         assert sorted(order) == list(range(50))
 
 
 def again():
-    """Jobs that are ended and begun anew, also with fewer ranks, in one store, and though a model holds the first one's group."""
+    """Jobs end and start again in one store, also with fewer ranks.
+
+    A model still refers to the first job's group.
+    """
     rank, held = int(os.environ["RANK"]), []
     # PyTorch 1.13 itself takes no store twice. Where it is called by the same name, netsum must not
     # read what another job has said.
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["NETSUM_TEST_PORT"]), None, rank == 0)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["NETSUM_TEST_PORT"]), None, rank == 0
+    )
     dist.distributed_c10d._store_based_barrier = lambda *_, **more: None
     for size in (3, 3, 2, 2):
         if rank < size:
@@ -502,10 +550,28 @@ def mistaken():
         for out in (whole.int(), torch.zeros(3 * ranks // 2, dtype=torch.float64)):
             raises(netsum.ArgumentError, "torch.float32", all_gather, out, torch.ones(3))
         group = dist.group.WORLD
-        raises(netsum.ArgumentError, "of one type", group.allgather, [[whole[:3].int()] * ranks], [torch.ones(3)])
+        raises(
+            netsum.ArgumentError,
+            "of one type",
+            group.allgather,
+            [[whole[:3].int()] * ranks],
+            [torch.ones(3)],
+        )
         raises(netsum.ArgumentError, "of one type", group.alltoall_base, whole.int(), whole, [], [])
-        raises(netsum.ArgumentError, "of one type", group.alltoall, list(whole.int().chunk(ranks)), list(whole.chunk(ranks)))
-        raises(netsum.ArgumentError, "of one type", group._reduce_scatter_base, torch.zeros(3).int(), whole)
+        raises(
+            netsum.ArgumentError,
+            "of one type",
+            group.alltoall,
+            list(whole.int().chunk(ranks)),
+            list(whole.chunk(ranks)),
+        )
+        raises(
+            netsum.ArgumentError,
+            "of one type",
+            group._reduce_scatter_base,
+            torch.zeros(3).int(),
+            whole,
+        )
         raises(netsum.ArgumentError, "x.to_dense()", dist.broadcast, torch.ones(3).to_sparse(), 0)
         # One element of many, and tensors of inference.
         x = torch.full((1, 2), float(rank))[:, 0]
@@ -521,7 +587,10 @@ def mistaken():
                 assert (x == ranks).all(), x
                 dist.all_reduce(x, op=dist.ReduceOp.AVG)
                 assert (x == ranks).all(), x
-            dist.reduce_scatter(part := torch.zeros(2, dtype=torch.float64), [torch.ones(2, dtype=torch.float64)] * ranks)
+            dist.reduce_scatter(
+                part := torch.zeros(2, dtype=torch.float64),
+                [torch.ones(2, dtype=torch.float64)] * ranks,
+            )
             assert (part == ranks).all(), part
             parts = list(torch.zeros(ranks, 3))
             dist.all_gather(parts, torch.ones(3))
@@ -548,11 +617,13 @@ def sparse():
         expected[:ranks] = 1 / ranks
         expected[9] = 1
         assert close(model.weight.grad.to_dense(), expected), model.weight.grad
-        assert delegated(caught) == ["all_reduce of sparse tensors: Gloo does it, as the network cannot"], delegated(caught)
+        assert delegated(caught) == [
+            "all_reduce of sparse tensors: Gloo does it, as the network cannot"
+        ], delegated(caught)
 
 
 def timed():
-    """An operation for which a rank does not call is over when the group's time is, and goes on when it does."""
+    """An operation that a rank does not call ends at the group's timeout, and completes later."""
     dist.init_process_group("netsum", timeout=timedelta(seconds=3))
     x, comm = torch.ones(5), dist.group.WORLD.comm
     ddp = DistributedDataParallel(Net())
@@ -562,7 +633,9 @@ def timed():
         raises(TimeoutError, "still in flight", work.wait, timedelta(seconds=0.1))
         raises(TimeoutError, "all_reduce has taken 3 s", work.wait)
         raises(RuntimeError, "all_reduce has taken 3 s", work.get_future().wait)
-        raises(RuntimeError, "all_reduce has taken 3 s", lambda: ddp(batches(1)[0]).sum().backward())
+        raises(
+            RuntimeError, "all_reduce has taken 3 s", lambda: ddp(batches(1)[0]).sum().backward()
+        )
     else:
         time.sleep(7)
         dist.all_reduce(x)
@@ -606,17 +679,26 @@ def by_compilers():
     whole = torch.arange(2.0 * ranks)
     for given, expected in (
         (calls.all_reduce(torch.ones(4), "avg", group), torch.ones(4)),
-        (calls.all_reduce_coalesced([torch.ones(4), torch.ones(2)], "sum", group)[1], torch.full((2,), float(ranks))),
+        (
+            calls.all_reduce_coalesced([torch.ones(4), torch.ones(2)], "sum", group)[1],
+            torch.full((2,), float(ranks)),
+        ),
         (calls.reduce_scatter_tensor(whole, "sum", 0, group), whole[2 * rank :][:2] * ranks),
-        (calls.all_gather_tensor(torch.full((2,), float(rank)), 0, group), torch.arange(float(ranks)).repeat_interleave(2)),
-        (calls.all_to_all_single(torch.arange(float(ranks)), None, None, group), torch.full((ranks,), float(rank))),
+        (
+            calls.all_gather_tensor(torch.full((2,), float(rank)), 0, group),
+            torch.arange(float(ranks)).repeat_interleave(2),
+        ),
+        (
+            calls.all_to_all_single(torch.arange(float(ranks)), None, None, group),
+            torch.full((ranks,), float(rank)),
+        ),
         (calls.broadcast(torch.full((3,), float(rank)), 1, group), torch.ones(3)),
     ):
         assert torch.equal(calls.wait_tensor(given), expected), (given, expected)
 
 
 def by_gloo():
-    """What the network does not do, is done, and said once."""
+    """Gloo handles other calls, with one warning each."""
     with backend() as caught:
         ranks, rank = dist.get_world_size(), dist.get_rank()
         others = ranks * (ranks - 1) // 2
@@ -633,10 +715,15 @@ def by_gloo():
             dist.all_reduce(x, op=dist.ReduceOp.MAX)
             assert (x == ranks - 1).all()
             # Gloo's own sums where it is asked for an average.
-            part, whole = torch.zeros(2, dtype=torch.float64), torch.arange(2.0 * ranks, dtype=torch.float64) + rank
+            part, whole = (
+                torch.zeros(2, dtype=torch.float64),
+                torch.arange(2.0 * ranks, dtype=torch.float64) + rank,
+            )
             scatter = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
             scatter(part, whole, op=dist.ReduceOp.AVG)
-            assert torch.equal(part, torch.arange(2.0, dtype=torch.float64) + 2 * rank + others / ranks), part
+            assert torch.equal(
+                part, torch.arange(2.0, dtype=torch.float64) + 2 * rank + others / ranks
+            ), part
             x = torch.full((2,), rank, dtype=torch.float64)
             dist.reduce(x, 0, op=dist.ReduceOp.AVG)
             assert rank > 0 or (x == others / ranks).all(), x
@@ -652,13 +739,19 @@ def by_gloo():
             sent, got = ([2 + (rank > 0 and other > 0) for other in range(ranks)] for _ in range(2))
             out = torch.zeros(sum(got))
             dist.all_to_all_single(out, torch.full((sum(sent),), float(rank)), got, sent)
-            assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(torch.tensor(got))), out
+            assert torch.equal(
+                out, torch.arange(float(ranks)).repeat_interleave(torch.tensor(got))
+            ), out
             out, sizes = torch.zeros(ranks * (rank + 1)), [r + 1 for r in range(ranks)]
-            dist.all_to_all_single(out, torch.full((sum(sizes),), float(rank)), [rank + 1] * ranks, sizes)
+            dist.all_to_all_single(
+                out, torch.full((sum(sizes),), float(rank)), [rank + 1] * ranks, sizes
+            )
             assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(rank + 1)), out
         there = torch.zeros(3)
         ops = [(dist.isend, torch.full((3,), float(rank)), 1), (dist.irecv, there, -1)]
-        for work in dist.batch_isend_irecv([dist.P2POp(op, x, (rank + by) % ranks) for op, x, by in ops]):
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(op, x, (rank + by) % ranks) for op, x, by in ops]
+        ):
             work.wait()
         assert (there == (rank - 1) % ranks).all(), there
         if NEW:
@@ -672,24 +765,46 @@ def by_gloo():
             assert (x == 1).all(), x
         said = delegated(caught)
         assert len(said) == len(set(said)), said
-        for words in ("all_reduce of torch.float64", "all_reduce of torch.int64", "all_reduce with MAX", "reduce_scatter of", "all_to_all", "send", "recv"):
+        for words in (
+            "all_reduce of torch.float64",
+            "all_reduce of torch.int64",
+            "all_reduce with MAX",
+            "reduce_scatter of",
+            "all_to_all",
+            "send",
+            "recv",
+        ):
             assert sum(words in text for text in said) == 1, (words, said)
         assert rank > 1 or any("a group of 2 of" in text for text in said) or ranks == 2, said
 
 
 def hook_of_a_subgroup():
-    """Two halves of the ranks train apart: the hook, which sums for all, is refused, and a model's own group stays."""
+    """Two halves of the ranks train separately: the hook, which sums over all ranks, is refused."""
     dist.init_process_group("gloo")
     with netsum.init() as comm:
         rank = dist.get_rank()
         groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         other_order = dist.new_group([3, 2, 1, 0])
-        ddp = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False), process_group=groups[rank // 2])
-        raises(netsum.ConfigError, "the model's group has 2 of 4 ranks", netsum.torch.HookState, comm, ddp)
+        ddp = DistributedDataParallel(
+            torch.nn.Linear(3, 1, bias=False), process_group=groups[rank // 2]
+        )
+        raises(
+            netsum.ConfigError,
+            "the model's group has 2 of 4 ranks",
+            netsum.torch.HookState,
+            comm,
+            ddp,
+        )
         ddp.register_comm_hook(comm, netsum.torch.comm_hook)
         out = ddp(torch.full((1, 3), 1.0 if rank < 2 else 1000.0)).sum()
         raises(RuntimeError, "HookState(netsum.init(), model)", out.backward)
-        raises(netsum.ArgumentError, "DistributedDataParallel is needed", netsum.torch.HookState, comm, ddp.module)
+        raises(
+            netsum.ArgumentError,
+            "instead of a DistributedDataParallel",
+            netsum.torch.HookState,
+            comm,
+            ddp.module,
+        )
         if dist.get_rank(other_order) != rank:
             ddp = DistributedDataParallel(torch.nn.Linear(3, 1), process_group=other_order)
             raises(netsum.ConfigError, "another order", netsum.torch.HookState, comm, ddp)
@@ -697,23 +812,42 @@ def hook_of_a_subgroup():
 
 
 def apart():
-    """Operations of two groups never meet, whatever the order of the calls; neither do messages between ranks."""
+    """Operations and messages of two groups do not mix, whatever the order of the calls is."""
     with backend():
         ranks, rank = dist.get_world_size(), dist.get_rank()
-        groups = [dist.group.WORLD, dist.new_group(), dist.new_group(list(range(ranks))), dist.new_group([0, 1])]
+        groups = [
+            dist.group.WORLD,
+            dist.new_group(),
+            dist.new_group(list(range(ranks))),
+            dist.new_group([0, 1]),
+        ]
         for turn in range(3):
-            calls = [(i, torch.full((3,), 10.0**i * (rank + 1)), group) for i, group in enumerate(groups) if i < 3 or rank < 2]
-            works = [(i, x, dist.all_reduce(x, group=group, async_op=True)) for i, x, group in calls[:: 1 if (rank + turn) % 2 else -1]]
+            calls = [
+                (i, torch.full((3,), 10.0**i * (rank + 1)), group)
+                for i, group in enumerate(groups)
+                if i < 3 or rank < 2
+            ]
+            works = [
+                (i, x, dist.all_reduce(x, group=group, async_op=True))
+                for i, x, group in calls[:: 1 if (rank + turn) % 2 else -1]
+            ]
             for i, x, work in works:
                 work.wait()
                 of = 2 if i == 3 else ranks
                 assert (x == 10.0**i * of * (of + 1) / 2).all(), (i, x)
         # Only two of all ranks call, before anything else in that group; the messages are received
         # in another order.
-        for group in (dist.new_group(), dist.new_group(list(range(ranks))[::-1]), dist.new_group([0, 1])):
+        for group in (
+            dist.new_group(),
+            dist.new_group(list(range(ranks))[::-1]),
+            dist.new_group([0, 1]),
+        ):
             if rank == 0:
                 # Gloo's send is over when somebody receives.
-                sent = [dist.isend(torch.full((4,), value), 1, group=to) for to, value in ((dist.group.WORLD, 1.0), (group, 2.0))]
+                sent = [
+                    dist.isend(torch.full((4,), value), 1, group=to)
+                    for to, value in ((dist.group.WORLD, 1.0), (group, 2.0))
+                ]
                 for work in sent:
                     work.wait()
             elif rank == 1:
@@ -721,12 +855,17 @@ def apart():
                     x = torch.zeros(4, 2)[:, 0]
                     assert dist.recv(x, None if value == 2.0 else 0, group=source) == 0
                     assert (x == value).all(), x
-        raises(netsum.ArgumentError, f"to rank {rank}", dist.group.WORLD.send, [torch.ones(1)], rank)
+        raises(
+            netsum.ArgumentError, f"to rank {rank}", dist.group.WORLD.send, [torch.ones(1)], rank
+        )
         raises(netsum.ArgumentError, "from rank -1", dist.group.WORLD.recv, [torch.ones(1)], -1)
 
 
 def strided():
-    """Tensors that are not contiguous, in every call, by netsum and by Gloo: their numbers are right, and nothing beside them changes."""
+    """Tensors that are not contiguous, in every call, by netsum and by Gloo.
+
+    The results are right, and memory beside them does not change.
+    """
     with backend():
         ranks, rank = dist.get_world_size(), dist.get_rank()
         for group in (dist.group.WORLD, dist.new_group()):
@@ -735,12 +874,19 @@ def strided():
                 base = torch.arange(16.0, dtype=dtype).view(2, 4, 2)
 
                 def made(fill=None):
-                    """Views of more: a column, a transposed matrix, images with the channels last, and some of these at one rank alone."""
+                    """Views: a column, a transposed matrix, channels last; some at one rank."""
                     whole = base.clone() if fill is None else torch.full_like(base, fill)
-                    image = torch.empty(1, 2, 2, 2, dtype=dtype).contiguous(memory_format=torch.channels_last)
+                    image = torch.empty(1, 2, 2, 2, dtype=dtype).contiguous(
+                        memory_format=torch.channels_last
+                    )
                     image.copy_(whole.view(2, 2, 2, 2)[:1])
                     flat = image.contiguous() if rank == 1 else image
-                    return [(whole[0, :, 0], whole), (whole[0].t(), whole), (flat, flat), (whole[1] if rank else whole[1].t().contiguous().t(), whole)]
+                    return [
+                        (whole[0, :, 0], whole),
+                        (whole[0].t(), whole),
+                        (flat, flat),
+                        (whole[1] if rank else whole[1].t().contiguous().t(), whole),
+                    ]
 
                 for i in range(4):
                     x = made()[i][0]
@@ -775,14 +921,24 @@ def strided():
                     dist.gather(made()[i][0], parts, 1, group=group)
                     assert rank != 1 or all(torch.equal(part, want) for part in parts), (i, parts)
                     out = empty()
-                    dist.scatter(out, [made()[i][0] for _ in range(ranks)] if rank == 0 else None, 0, group=group)
+                    dist.scatter(
+                        out,
+                        [made()[i][0] for _ in range(ranks)] if rank == 0 else None,
+                        0,
+                        group=group,
+                    )
                     assert torch.equal(out, want), (i, out)
                     if rank == 0:
                         dist.send(made()[i][0], 1, group=group)
                     elif rank == 1:
                         dist.recv(out := empty(), 0, group=group)
                         assert torch.equal(out, want), (i, out)
-        raises(netsum.ArgumentError, "several elements at one place", dist.all_reduce, torch.zeros(1).expand(3))
+        raises(
+            netsum.ArgumentError,
+            "several elements at one place",
+            dist.all_reduce,
+            torch.zeros(1).expand(3),
+        )
 
 
 def uneven():
@@ -795,12 +951,34 @@ def uneven():
                 dist.all_gather(parts, torch.full((rank + 1,), rank, dtype=dtype), group=group)
                 assert all((part == r).all() for r, part in enumerate(parts)), parts
                 out = torch.zeros(rank + 1, dtype=dtype)
-                dist.reduce_scatter(out, [torch.full((r + 1,), r + rank, dtype=dtype) for r in range(ranks)], group=group)
+                dist.reduce_scatter(
+                    out,
+                    [torch.full((r + 1,), r + rank, dtype=dtype) for r in range(ranks)],
+                    group=group,
+                )
                 assert (out == ranks * rank + ranks * (ranks - 1) // 2).all(), out
         group = dist.group.WORLD
-        raises(netsum.ArgumentError, "must be as long as", group.reduce_scatter, [torch.zeros(2)], [[torch.zeros(1)] * ranks])
-        raises(netsum.ArgumentError, "a part for each rank", group.reduce_scatter, [torch.zeros(1)], [[torch.zeros(1)] * (ranks + 1)])
-        raises(netsum.ArgumentError, "as long as that rank's input", group.allgather, [[torch.zeros(2)] * ranks], [torch.zeros(1)])
+        raises(
+            netsum.ArgumentError,
+            "must be as long as",
+            group.reduce_scatter,
+            [torch.zeros(2)],
+            [[torch.zeros(1)] * ranks],
+        )
+        raises(
+            netsum.ArgumentError,
+            "a part for each rank",
+            group.reduce_scatter,
+            [torch.zeros(1)],
+            [[torch.zeros(1)] * (ranks + 1)],
+        )
+        raises(
+            netsum.ArgumentError,
+            "as long as that rank's input",
+            group.allgather,
+            [[torch.zeros(2)] * ranks],
+            [torch.zeros(1)],
+        )
         raises(netsum.ArgumentError, "root 9: 0 to", group.broadcast, torch.zeros(1), 9)
         # The group's own methods.
         group.broadcast(x := torch.full((2,), float(rank)), 1).wait()
@@ -815,11 +993,19 @@ def differ():
     dist.init_process_group("netsum")
     rank, f = dist.get_rank(), torch.float32
     one, other = (
-        (lambda: dist.broadcast(torch.ones(4), 0), lambda: dist.broadcast(torch.ones(4, dtype=torch.int32), 0)),
-        (lambda: dist.all_reduce(torch.ones(4)), lambda: dist.all_reduce(torch.ones(4, dtype=torch.bfloat16))),
+        (
+            lambda: dist.broadcast(torch.ones(4), 0),
+            lambda: dist.broadcast(torch.ones(4, dtype=torch.int32), 0),
+        ),
+        (
+            lambda: dist.all_reduce(torch.ones(4)),
+            lambda: dist.all_reduce(torch.ones(4, dtype=torch.bfloat16)),
+        ),
         (lambda: dist.broadcast(torch.ones(4), 0), lambda: dist.broadcast(torch.ones(4), 1)),
         (
-            lambda: dist.reduce_scatter(torch.ones(1 + rank), [torch.ones(1), torch.ones(2, dtype=f)]),
+            lambda: dist.reduce_scatter(
+                torch.ones(1 + rank), [torch.ones(1), torch.ones(2, dtype=f)]
+            ),
             lambda: dist.reduce_scatter(torch.ones(1), [torch.ones(2), torch.ones(1)]),
         ),
     )[int(os.environ["NETSUM_TEST_CASE"])]
@@ -834,11 +1020,21 @@ def refused_alone():
         own = torch.zeros(3)
         # At all ranks: nothing is lost by it.
         for sizes in ([2, 4], [3], [3, 3, 3]):
-            raises(netsum.ArgumentError, "parts of", dist.reduce_scatter, own, [torch.ones(size) for size in sizes])
+            raises(
+                netsum.ArgumentError,
+                "parts of",
+                dist.reduce_scatter,
+                own,
+                [torch.ones(size) for size in sizes],
+            )
         dist.all_reduce(x := torch.ones(3))
         assert (x == ranks).all(), x
         parts = [torch.ones(3), torch.ones(3 + rank)]
-        kind, text = (netsum.ArgumentError, "parts of [3, 4]") if rank == 1 else (netsum.MismatchError, "refused its call")
+        kind, text = (
+            (netsum.ArgumentError, "parts of [3, 4]")
+            if rank == 1
+            else (netsum.MismatchError, "its own call returned an error")
+        )
         raises(kind, text, dist.reduce_scatter, own, parts)
         raises(netsum.Error, "", dist.all_reduce, own)
         ends.pop_all()
@@ -864,7 +1060,11 @@ def many_groups():
     with backend():
 
         def held():
-            return len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task"))
+            return (
+                len(os.listdir("/proc/self/fd")),
+                threading.active_count(),
+                len(os.listdir("/proc/self/task")),
+            )
 
         for i in range(200):
             group = dist.new_group()
@@ -917,7 +1117,12 @@ def some_know():
     """A rank that knows of a box, and one that does not."""
     if os.environ["RANK"] == "1":
         os.environ["NETSUM_CONTROLLER"] = "127.0.0.1:1"
-    raises(netsum.ConfigError, "rank 1 knows of a box and rank 0 does not", dist.init_process_group, "netsum")
+    raises(
+        netsum.ConfigError,
+        "rank 1 knows of a box and rank 0 does not",
+        dist.init_process_group,
+        "netsum",
+    )
 
 
 def sharded():

@@ -1,4 +1,4 @@
-"""A rank that may be on another machine than the others: python torch_hosts.py INIT_METHOD. It prints what it has come to."""
+"""A rank, perhaps on another machine: python torch_hosts.py INIT_METHOD. Prints its result."""
 
 import sys
 import time

@@ -1,10 +1,12 @@
-"""PyTorch over netsum: on import, torch.distributed has the backend "netsum"; and a hook for DistributedDataParallel beside another one.
+"""PyTorch over netsum. The import registers the backend "netsum" of torch.distributed.
+
+There is also a hook for DistributedDataParallel with another backend.
 
     import netsum.torch
 
     torch.distributed.init_process_group("netsum")
 
-    # or, where torch.distributed has another backend
+    # or, with another backend
     comm = netsum.init()
     model = torch.nn.parallel.DistributedDataParallel(model)
     model.register_comm_hook(netsum.torch.HookState(comm, model), netsum.torch.comm_hook)

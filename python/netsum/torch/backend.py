@@ -1,4 +1,4 @@
-"""The backend "netsum" of torch.distributed: sums in the network, and Gloo for what that cannot do."""
+"""The backend "netsum" of torch.distributed: sums in the network, and Gloo for all other calls."""
 
 import functools
 import warnings
@@ -14,26 +14,26 @@ from .._netsum import Communicator, Work
 from ..errors import ArgumentError, Error, MismatchError
 from .completion import Handle, all_of, completed, then
 from .gloo import Abilities, Gloo, op_name
-from .meeting import apart, meet
+from .rendezvous import apart, rendezvous
 from .tensors import SUMMED, WIDENED, Memory, Sum, put, tag
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
-#: Default groups of another backend that have a group of all ranks by netsum.
+#: Default groups of another backend that have a netsum group of all ranks.
 _beside: "weakref.WeakSet[dist.ProcessGroup]" = weakref.WeakSet()
 
 
 class Delegated(UserWarning):
-    """Gloo does what netsum cannot; the text says what."""
+    """Gloo handles a call that netsum cannot; the text names it."""
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """The first group of all ranks, by netsum; or another one, by Gloo."""
+    """The first group of all ranks, which netsum serves; or another one, which Gloo serves."""
 
-    #: The communicator, while somebody has it, and this rank's address.
+    #: The communicator, while it exists, and this rank's address.
     last: "weakref.ref[Communicator] | None" = None
     address = ""
-    told: set[str] = set()
+    warned: set[str] = set()
 
     def __init__(self, options, _more=None):
         rank, size = options.group_rank, options.group_size
@@ -45,27 +45,33 @@ class ProcessGroup(dist.ProcessGroup):
         ranks = list(options.global_ranks_in_group)
         self.comm = self._communicator(store, world, ranks)
         world_gloo = world.gloo if isinstance(world, ProcessGroup) else None
-        # It must not hold the group, which holds it.
-        agree = None if self.comm is None else functools.partial(ProcessGroup._agree, weakref.proxy(self))
-        self.gloo = Gloo(store, rank, size, options.timeout, ProcessGroup.address, world_gloo, ranks, agree)
+        agree = None
+        if self.comm is not None:
+            # A proxy, because the group refers to Gloo.
+            agree = functools.partial(ProcessGroup._agree, weakref.proxy(self))
+        address = ProcessGroup.address
+        self.gloo = Gloo(store, rank, size, options.timeout, address, world_gloo, ranks, agree)
 
-    def _communicator(self, store: "dist.Store", world: "dist.ProcessGroup | None", ranks: "list[int]") -> Communicator | None:
-        """That of all ranks, for the first group of all ranks, in their order; no ranks are all.
+    def _communicator(
+        self, store: "dist.Store", world: "dist.ProcessGroup | None", ranks: "list[int]"
+    ) -> Communicator | None:
+        """Connects the first group of all ranks in their order; an empty list means all.
 
-        Operations of two groups must never meet, and a communicator has one order of operations. What one rank does must not depend on
-        its own past.
+        Operations of two groups must not mix, but a communicator has one order of operations. The
+        result must be the same at all ranks, and so must not depend on a rank's own past.
         """
         if world is not None:
             if ranks and ranks != list(range(world.size())):
-                few = self.size() < world.size()
-                return _tell(f"a group of {self.size()} of {world.size()} ranks" if few else "a group with another order of ranks")
+                if self.size() < world.size():
+                    return _warn(f"a group of {self.size()} of {world.size()} ranks")
+                return _warn("a group with another order of ranks")
             if isinstance(world, ProcessGroup) or world in _beside:
-                return _tell("a second group of all ranks")
+                return _warn("a second group of all ranks")
             _beside.add(world)
-        # A model may hold a group that is destroyed.
+        # A model may keep a destroyed group alive.
         if last := ProcessGroup.last and ProcessGroup.last():
             last.close()
-        comm, ProcessGroup.address = meet(store, self.rank(), self.size(), self._timeout)
+        comm, ProcessGroup.address = rendezvous(store, self.rank(), self.size(), self._timeout)
         ProcessGroup.last = weakref.ref(comm)
         return comm
 
@@ -79,7 +85,7 @@ class ProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "netsum"
 
-    # PyTorch's own keeps these in backends of C++.
+    # PyTorch's own class keeps these in C++ backends.
 
     def _get_backend(self, device: torch.device) -> "ProcessGroupGloo | Abilities":
         return self.gloo.group if self.gloo.is_set_up else Abilities(self.gloo)
@@ -101,40 +107,49 @@ class ProcessGroup(dist.ProcessGroup):
         return self._text
 
     def _sums(self, kind: str, tensors: Sequence[torch.Tensor], op: "dist.ReduceOp") -> str | None:
-        """netsum's name of the operation, if netsum does it."""
+        """netsum's name of the operation, if netsum handles it."""
         if self.comm is None:
             return None
         if any(tensor.layout != torch.strided for tensor in tensors):
-            return _tell(f"{kind} of sparse tensors")
+            return _warn(f"{kind} of sparse tensors")
         dtypes = {tensor.dtype for tensor in tensors}
         dtype = next(iter(dtypes), torch.float32)
         if len(dtypes) > 1 or (dtype not in SUMMED and dtype not in WIDENED):
-            return _tell(f"{kind} of {', '.join(map(str, dtypes))}")
+            return _warn(f"{kind} of {', '.join(map(str, dtypes))}")
         if op == _SUM:
             return "sum"
         if op == _AVG:
-            return "avg" if dtype.is_floating_point else _tell(f"{kind} of {dtype} with AVG")
-        return _tell(f"{kind} with {op_name(op)}")
+            return "avg" if dtype.is_floating_point else _warn(f"{kind} of {dtype} with AVG")
+        return _warn(f"{kind} with {op_name(op)}")
 
-    def _started(self, kind: str, work: Work, finish: Callable[[Work], list[torch.Tensor]]) -> Handle:
+    def _started(
+        self, kind: str, work: Work, finish: Callable[[Work], list[torch.Tensor]]
+    ) -> Handle:
         def done(work: Work) -> list[torch.Tensor]:
             if not work.is_done():
                 raise TimeoutError(
-                    f"{kind} has taken {self._timeout:g} s, the group's timeout: another rank has not called for it, or is behind"
+                    f"{kind} has taken {self._timeout:g} s, the group's timeout: another rank has "
+                    "not made the call, or is behind"
                 )
             return finish(work)
 
-        return Handle().follow(lambda told: completed(self.comm, work, told, self._timeout), done)
+        return Handle().follow(lambda call: completed(self.comm, work, call, self._timeout), done)
 
     def _agree(self, what: str, sizes: Sequence[int]) -> Handle:
-        """Is over when all ranks call for the same, by Gloo.
+        """Completes when all ranks make the same call, which Gloo will handle.
 
-        `sizes` are, of an all_to_all, how many elements this rank sends to each, and then how many it takes of each.
+        For all_to_all, `sizes` are how many elements this rank sends to each rank, followed by how
+        many it receives from each.
         """
-        number, given, ranks = tag("gloo", what), torch.tensor(sizes, dtype=torch.int64), self.size()
+        number, given, ranks = (
+            tag("gloo", what),
+            torch.tensor(sizes, dtype=torch.int64),
+            self.size(),
+        )
         table = torch.zeros(ranks * len(sizes), dtype=torch.int64)
         if sizes:
-            work = self.comm.all_gather_async(table.view(torch.uint8), given.view(torch.uint8), tag=number)
+            outputs, own = table.view(torch.uint8), given.view(torch.uint8)
+            work = self.comm.all_gather_async(outputs, own, tag=number)
         else:
             work = self.comm.barrier_async(tag=number)
 
@@ -142,7 +157,7 @@ class ProcessGroup(dist.ProcessGroup):
             try:
                 work.wait()
             except MismatchError as error:
-                raise MismatchError(f"{error}; here that is for {what}, which Gloo does") from None
+                raise MismatchError(f"{error}; this rank's call is {what}, by Gloo") from None
             if sizes:
                 _crossing(table, ranks)
             return []
@@ -151,7 +166,9 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _root(self, kind: str, root: int) -> int:
         if not 0 <= root < self.size():
-            raise ArgumentError(f"{kind}: root {root}: 0 to {self.size() - 1} with {self.size()} ranks")
+            raise ArgumentError(
+                f"{kind}: root {root}: must be 0 to {self.size() - 1} with {self.size()} ranks"
+            )
         return root
 
     # Sums.
@@ -164,8 +181,12 @@ class ProcessGroup(dist.ProcessGroup):
         if name is None:
             return all_of([self.gloo.allreduce(tensor, op) for tensor in tensors], tensors)
         sums = [Sum(tensor) for tensor in tensors]
-        works = [self.comm.all_reduce_async(one.flat, name, tag=tag(one.tensor.dtype)) for one in sums]
-        return all_of([self._started("all_reduce", *both) for both in zip(works, [one.finished for one in sums], strict=True)], tensors)
+
+        def start(one: Sum) -> Handle:
+            work = self.comm.all_reduce_async(one.flat, name, tag=tag(one.tensor.dtype))
+            return self._started("all_reduce", work, one.finished)
+
+        return all_of([start(one) for one in sums], tensors)
 
     def allreduce_coalesced(self, tensors, opts=None):
         return self.allreduce(tensors, opts)
@@ -183,14 +204,19 @@ class ProcessGroup(dist.ProcessGroup):
     def _reduce_scatter_base(self, output, input, opts=None):
         op = _option(opts, "reduceOp", _SUM)
         if input.numel() != output.numel() * self.size():
-            raise ArgumentError(f"reduce_scatter: {input.numel()} elements for {self.size()} ranks, and {output.numel()} for each")
+            raise ArgumentError(
+                f"reduce_scatter: an input of {input.numel()} elements and an output of "
+                f"{output.numel()}: the input must be {self.size()} times as long, once for each "
+                "rank"
+            )
         _one_dtype("reduce_scatter", output, input)
         name = self._sums("reduce_scatter", [output, input], op)
         if name is None:
-            # Gloo's own knows neither AVG nor, in older PyTorch, any operation.
+            # Gloo's own has no AVG and, in older PyTorch, no operation at all.
             return self._part_of_all_reduce(output, input, [output.numel()] * self.size(), op)
         result, whole = Sum(output), Sum(input, kept=False)
-        work = self.comm.reduce_scatter_async(result.flat, whole.flat, name, tag=tag(output.dtype))
+        number = tag(output.dtype)
+        work = self.comm.reduce_scatter_async(result.flat, whole.flat, name, tag=number)
         return self._started("reduce_scatter", work, result.finished)
 
     def _part_of_all_reduce(self, output, input, sizes, op):
@@ -205,13 +231,16 @@ class ProcessGroup(dist.ProcessGroup):
         return then(work, lambda: [put(output, whole.split(sizes)[self.rank()])])
 
     def reduce_scatter(self, outputs, inputs, opts=None):
-        output, inputs = (outputs, inputs) if isinstance(outputs, torch.Tensor) else (outputs[0], inputs[0])
+        output = outputs
+        if not isinstance(outputs, torch.Tensor):
+            output, inputs = outputs[0], inputs[0]
         _one_dtype("reduce_scatter", output, *inputs)
         sizes = [part.numel() for part in inputs]
         if len(sizes) != self.size() or sizes[self.rank()] != output.numel():
             raise ArgumentError(
-                f"reduce_scatter: parts of {sizes} elements for {self.size()} ranks, and an output of {output.numel()}: there must be a part "
-                "for each rank, and this rank's part must be as long as the output"
+                f"reduce_scatter: parts of {sizes} elements for {self.size()} ranks, and an output "
+                f"of {output.numel()}: there must be a part for each rank, and this rank's part "
+                "must be as long as the output"
             )
         whole = torch.cat([part.detach().reshape(-1) for part in inputs])
         if len(set(sizes)) == 1:
@@ -219,61 +248,79 @@ class ProcessGroup(dist.ProcessGroup):
         return self._part_of_all_reduce(output, whole, sizes, _option(opts, "reduceOp", _SUM))
 
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
-        return all_of([self._reduce_scatter_base(*both, opts) for both in zip(outputs, inputs, strict=True)], outputs)
+        pairs = zip(outputs, inputs, strict=True)
+        return all_of([self._reduce_scatter_base(*pair, opts) for pair in pairs], outputs)
 
-    # What moves.
+    # Collectives that move data.
 
     def broadcast(self, tensors, opts=None):
         tensors, root = _listed(tensors), self._root("broadcast", _option(opts, "rootRank", 0))
         if self.comm is None:
             return self.gloo.broadcast(tensors, root)
         memories = [Memory(tensor, written=self.rank() != root) for tensor in tensors]
-        works = [self.comm.broadcast_async(memory.as_bytes(), root, tag=tag(memory.flat.dtype)) for memory in memories]
-        return all_of([self._started("broadcast", work, _finish([m])) for work, m in zip(works, memories, strict=True)], tensors)
+
+        def start(memory: Memory) -> Handle:
+            number = tag(memory.flat.dtype)
+            work = self.comm.broadcast_async(memory.as_bytes(), root, tag=number)
+            return self._started("broadcast", work, _finish([memory]))
+
+        return all_of([start(memory) for memory in memories], tensors)
 
     def _allgather_base(self, output, input, opts=None):
         _one_dtype("all_gather", output, input)
         if output.numel() != input.numel() * self.size():
-            raise ArgumentError(f"all_gather: {input.numel()} elements of each of {self.size()} ranks, and room for {output.numel()}")
+            raise ArgumentError(
+                f"all_gather: an input of {input.numel()} elements and an output of "
+                f"{output.numel()}: the output must be {self.size()} times as long, once for each "
+                "rank"
+            )
         if self.comm is None:
             whole = Memory(output)
-            work = self.gloo.allgather(list(whole.flat.view(self.size(), input.numel())), input.reshape(-1))
+            work = self.gloo.allgather(
+                list(whole.flat.view(self.size(), input.numel())), input.reshape(-1)
+            )
             return then(work, lambda: [whole.put()])
         whole, own = Memory(output), Memory(input, written=False)
         work = self.comm.all_gather_async(whole.as_bytes(), own.as_bytes(), tag=tag(output.dtype))
         return self._started("all_gather", work, _finish([whole]))
 
     def allgather(self, outputs, inputs, opts=None):
-        outputs, own = (outputs, inputs) if isinstance(inputs, torch.Tensor) else (outputs[0], inputs[0])
+        own = inputs
+        if not isinstance(inputs, torch.Tensor):
+            outputs, own = outputs[0], inputs[0]
         _one_dtype("all_gather", own, *outputs)
         if len(outputs) != self.size() or outputs[self.rank()].numel() != own.numel():
             raise ArgumentError(
-                f"all_gather: {[output.numel() for output in outputs]} elements of {self.size()} ranks, and {own.numel()} of this one: there "
-                "must be an output for each rank, as long as that rank's input"
+                f"all_gather: outputs of {[output.numel() for output in outputs]} elements for "
+                f"{self.size()} ranks, and an input of {own.numel()}: there must be an output for "
+                "each rank, as long as that rank's input"
             )
         if len({output.numel() for output in outputs}) > 1:
-            # Each rank's has a size of its own.
+            # The ranks' inputs have different sizes.
             put(outputs[self.rank()], own.detach())
-            return all_of([self.broadcast([output], root) for root, output in enumerate(outputs)], outputs)
+            works = [self.broadcast([output], root) for root, output in enumerate(outputs)]
+            return all_of(works, outputs)
         if self.comm is None:
             return self.gloo.allgather(outputs, own)
         whole = own.new_empty((len(outputs), own.numel()))
         work = self._allgather_base(whole, own)
-        return then(work, lambda: [put(out, part) for out, part in zip(outputs, whole, strict=True)])
+        return then(work, lambda: _put_all(outputs, whole))
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
         by_tensor = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
-        return all_of([self.allgather([outs], [own]) for outs, own in zip(by_tensor, inputs, strict=True)], inputs)
+        pairs = zip(by_tensor, inputs, strict=True)
+        return all_of([self.allgather([outputs], [own]) for outputs, own in pairs], inputs)
 
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
-        return all_of([self._allgather_base(*both) for both in zip(outputs, inputs, strict=True)], outputs)
+        pairs = zip(outputs, inputs, strict=True)
+        return all_of([self._allgather_base(*pair) for pair in pairs], outputs)
 
     def barrier(self, opts=None):
         if self.comm is None:
             return self.gloo.barrier()
         return self._started("barrier", self.comm.barrier_async(), _finish([]))
 
-    # What goes from rank to rank.
+    # Transfers between ranks.
 
     def alltoall_base(self, output, input, output_sizes, input_sizes, opts=None):
         _one_dtype("all_to_all", output, input)
@@ -282,13 +329,16 @@ class ProcessGroup(dist.ProcessGroup):
 
     def alltoall(self, outputs, inputs, opts=None):
         if not len(outputs) == len(inputs) == self.size():
-            raise ArgumentError(f"all_to_all: lists of {len(inputs)} and {len(outputs)} tensors for {self.size()} ranks")
+            raise ArgumentError(
+                f"all_to_all: lists of {len(inputs)} and {len(outputs)} tensors for {self.size()} "
+                "ranks: there must be a tensor for each rank"
+            )
         _one_dtype("all_to_all", *outputs, *inputs)
         sizes = [output.numel() for output in outputs]
         whole = outputs[0].new_empty(sum(sizes))
         parts = torch.cat([part.detach().reshape(-1) for part in inputs])
         work = self.alltoall_base(whole, parts, sizes, [part.numel() for part in inputs])
-        return then(work, lambda: [put(out, part) for out, part in zip(outputs, whole.split(sizes), strict=True)])
+        return then(work, lambda: _put_all(outputs, whole.split(sizes)))
 
     def gather(self, outputs, inputs, opts=None):
         self._by_gloo("gather")
@@ -300,7 +350,9 @@ class ProcessGroup(dist.ProcessGroup):
         self._by_gloo("scatter")
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs] if inputs else []
-        return self.gloo.scatter(outputs, inputs, self._root("scatter", _option(opts, "rootRank", 0)))
+        return self.gloo.scatter(
+            outputs, inputs, self._root("scatter", _option(opts, "rootRank", 0))
+        )
 
     def send(self, tensors, to, tag=0):
         self._by_gloo("send")
@@ -315,19 +367,26 @@ class ProcessGroup(dist.ProcessGroup):
         return self.gloo.recv_anysource(_listed(tensors), tag)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        self.gloo.monitored_barrier(self.gloo.timeout if timeout is None else timeout, wait_all_ranks)
+        timeout = self.gloo.timeout if timeout is None else timeout
+        self.gloo.monitored_barrier(timeout, wait_all_ranks)
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """PyTorch asks before it hands monitored_barrier on. It takes a group that has one when it is made for one of C++'s backends."""
-        return [torch.device("cpu")] if self in dist.distributed_c10d._world.pg_group_ranks else []
+        """PyTorch queries this before it calls monitored_barrier.
+
+        A new group that has a device type is taken for one of C++'s backends.
+        """
+        is_registered = self in dist.distributed_c10d._world.pg_group_ranks
+        return [torch.device("cpu")] if is_registered else []
 
     def split_group(self, *_ranks, **_more):
-        raise ArgumentError("split_group: netsum has none; new_group makes a group of some of the ranks")
+        raise ArgumentError(
+            "split_group is not supported: use new_group to make a group of some of the ranks"
+        )
 
     def _by_gloo(self, kind: str) -> None:
         if self.comm is not None:
-            _tell(kind)
+            _warn(kind)
 
 
 _COLLECTIVES = (
@@ -353,11 +412,18 @@ _NEWER = {
 }
 
 
-def _tell(what: str) -> None:
-    """Says once what Gloo does."""
-    if what not in ProcessGroup.told:
-        ProcessGroup.told.add(what)
-        warnings.warn(f"{what}: Gloo does it, as the network cannot", Delegated, stacklevel=1)
+def _warn(what: str) -> None:
+    """Warns once of a call that Gloo handles."""
+    if what not in ProcessGroup.warned:
+        ProcessGroup.warned.add(what)
+        text = f"{what}: Gloo does it, as the network cannot"
+        warnings.warn(text, Delegated, stacklevel=1)
+
+
+def _put_all(
+    outputs: Sequence[torch.Tensor], parts: "Sequence[torch.Tensor] | torch.Tensor"
+) -> list[torch.Tensor]:
+    return [put(output, part) for output, part in zip(outputs, parts, strict=True)]
 
 
 def _listed(tensors: "torch.Tensor | Sequence[torch.Tensor]") -> Sequence[torch.Tensor]:
@@ -365,22 +431,23 @@ def _listed(tensors: "torch.Tensor | Sequence[torch.Tensor]") -> Sequence[torch.
 
 
 def _option(opts, name: str, default):
-    """An option, which the group's own methods also take by itself."""
+    """An option, from PyTorch's options or as an argument of the group's own methods."""
     return default if opts is None else getattr(opts, name, opts)
 
 
 def _one_dtype(kind: str, first: torch.Tensor, *others: torch.Tensor) -> None:
-    """Else bytes are taken for what they are not."""
+    """Refuses different types, whose bytes would be misread."""
     if other := next((other.dtype for other in others if other.dtype != first.dtype), None):
-        raise ArgumentError(f"{kind}: tensors of {first.dtype} and {other}; they must be of one type")
+        raise ArgumentError(f"{kind}: tensors of {first.dtype} and {other}: must be of one type")
 
 
 def _crossing(table: torch.Tensor, ranks: int) -> None:
-    """Whether each rank takes what others send it, of the sizes that all have told."""
+    """Checks that each rank receives as many elements as others send to it."""
     sent, taken = table.view(ranks, 2, -1).transpose(0, 1)
     for i, j in (sent != taken.t()).nonzero().tolist()[:1]:
         raise ArgumentError(
-            f"all_to_all: rank {i} sends {sent[i, j]} elements to rank {j}, which takes {taken[j, i]}: nothing has been sent"
+            f"all_to_all: rank {i} sends {sent[i, j]} elements to rank {j}, which takes "
+            f"{taken[j, i]}: nothing has been sent"
         )
 
 
@@ -393,9 +460,9 @@ def _finish(results: Sequence[Memory]) -> Callable[[Work], list[torch.Tensor]]:
 
 
 def _tell_refusals(group: type) -> None:
-    """Has a collective that one rank alone refuses be a MismatchError at the others, rather than a wait.
+    """Makes a collective that one rank refuses a MismatchError at the others, instead of a hang.
 
-    Where all refuse theirs, nothing comes of it.
+    If all ranks refuse theirs, it has no effect.
     """
 
     def telling(call: Callable) -> Callable:
@@ -417,19 +484,21 @@ def _tell_refusals(group: type) -> None:
 
 
 def _untraced(group: type) -> None:
-    """Has torch.compile leave what C++ calls as it is: it cannot look into groups."""
+    """Keeps torch.compile from tracing methods that C++ calls: it cannot trace groups."""
     untraced = getattr(torch, "_disable_dynamo", None)
     for name, method in list(vars(group).items()):
-        is_call = name in ("_allgather_base", "_reduce_scatter_base") or name.islower() and name[0] != "_"
+        is_public = name.islower() and name[0] != "_"
+        is_call = name in ("_allgather_base", "_reduce_scatter_base") or is_public
         if untraced is not None and is_call and callable(method):
             setattr(group, name, untraced(method))
 
 
 def register() -> None:
-    """Makes init_process_group("netsum") known."""
+    """Registers the backend for init_process_group("netsum")."""
     _tell_refusals(ProcessGroup)
     _untraced(ProcessGroup)
     for newer, name in _NEWER.items():
         setattr(ProcessGroup, newer, getattr(ProcessGroup, name))
-    more = {"devices": ["cpu"]} if "devices" in dist.Backend.register_backend.__code__.co_varnames else {}
+    has_devices = "devices" in dist.Backend.register_backend.__code__.co_varnames
+    more = {"devices": ["cpu"]} if has_devices else {}
     dist.Backend.register_backend("netsum", ProcessGroup, extended_api=True, **more)

@@ -1,4 +1,4 @@
-"""Who waits for operations in flight, so that neither autograd nor the caller does; and what the caller gets."""
+"""Waits for operations in flight in a thread, not in autograd or the caller; and their handles."""
 
 import atexit
 import collections
@@ -17,7 +17,7 @@ from .._netsum import Communicator, Work
 
 T = TypeVar("T")
 
-#: How long callbacks have, in seconds, before others go on beside them.
+#: How long a callback may take, in seconds, before another thread continues with the next one.
 _PATIENCE = 0.005
 
 _waiters: "weakref.WeakKeyDictionary[Communicator, _Waiter]" = weakref.WeakKeyDictionary()
@@ -25,14 +25,17 @@ _lock = threading.Lock()
 
 
 class _Waiter:
-    """Waits for the operations of one communicator, in their order, which is that in which they end, and lets callbacks be called.
+    """Waits for the operations of one communicator in their order, and runs callbacks.
 
-    One thread does it. A callback may itself wait for an operation that is behind its own: while it does, another thread goes on.
+    One thread does it. A callback may itself wait for a later operation: meanwhile another thread
+    continues.
     """
 
     def __init__(self) -> None:
-        self.works: queue.SimpleQueue[tuple[Work, torch.futures.Future, float | None] | None] = queue.SimpleQueue()
-        #: Whose callbacks run.
+        self.works: queue.SimpleQueue[tuple[Work, torch.futures.Future, float | None] | None] = (
+            queue.SimpleQueue()
+        )
+        #: The operation whose callbacks run.
         self.called: torch.futures.Future | None = None
         self.look, self.is_over = threading.Event(), False
         self.lock = threading.Lock()
@@ -60,7 +63,7 @@ class _Waiter:
             work, waited, until = next_one
             try:
                 work.wait(None if until is None else max(until - time.monotonic(), 0))
-            except Exception:  # noqa: BLE001, S110: whoever holds the future asks the work again
+            except Exception:  # noqa: BLE001, S110: `finish` gets it from the work again
                 pass
             self.called = waited
             if not self.works.empty():
@@ -93,8 +96,9 @@ class _Waiter:
 def completed(
     comm: Communicator, work: Work, finish: Callable[[Work], T], timeout: "float | None" = None
 ) -> "torch.futures.Future[T]":
-    """The future of what `finish` makes of the work once that is done, or once so many seconds are over. What it raises is the
-    future's error.
+    """Calls `finish` when the work is done or the timeout is over, and returns its future.
+
+    An exception of `finish` is the future's error.
     """
     with _lock:
         waiter = _waiters.get(comm)
@@ -110,15 +114,19 @@ def completed(
     return future
 
 
-#: Before 2.7 PyTorch's C++ does not hold what Python has made of its classes (pytorch#146376), and waits for it later. Newer ones do not
-#: where DistributedDataParallel's join() asks later what ranks have told each other, in few elements.
+#: Before 2.7, PyTorch's C++ does not keep Python's subclasses of its classes alive
+#: (pytorch#146376), and waits for them later. Newer ones do not keep them alive where
+#: DistributedDataParallel's join() later waits for what ranks exchange, in few elements.
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
 _SMALL = 1024
 _last: "collections.deque[Handle]" = collections.deque(maxlen=16)
 
 
 class Handle(DistributedWork):
-    """A call of torch.distributed in flight: what goes wrong, `wait` raises. PyTorch's own, made of a future, does not (2.15)."""
+    """A call of torch.distributed in flight, whose `wait` raises its error.
+
+    PyTorch's own class for futures does not raise it (2.15).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,8 +134,12 @@ class Handle(DistributedWork):
         self._error: BaseException | None = None
         self._future: torch.futures.Future = torch.futures.Future()
 
-    def follow(self, then: "Callable[[Callable[[T], list[torch.Tensor]]], torch.futures.Future]", finish: "Callable[[T], list[torch.Tensor]]"):
-        """Is over when `finish` has been called, by what `then` hands it to."""
+    def follow(
+        self,
+        then: "Callable[[Callable[[T], list[torch.Tensor]]], torch.futures.Future]",
+        finish: "Callable[[T], list[torch.Tensor]]",
+    ):
+        """Completes when `finish` has been called, which `then` arranges."""
 
         def told(what: T) -> list[torch.Tensor]:
             try:
@@ -145,12 +157,12 @@ class Handle(DistributedWork):
         return self
 
     def wait(self, timeout: timedelta = timedelta()) -> bool:
-        """Ctrl-C ends it, unlike the wait for a future."""
+        """Waits. Ctrl-C ends it, unlike the wait for a future."""
         if not self._over.wait(timeout.total_seconds() or None):
             raise TimeoutError("the operation is still in flight")
         if self._error is not None:
             raise self._error
-        # It has its value a moment later, and C++ asks for that without a wait.
+        # The future has its value a moment later, and C++ reads it without waiting.
         self._future.wait()
         return True
 
@@ -174,12 +186,12 @@ class Handle(DistributedWork):
 
 
 def over(work: DistributedWork, future: torch.futures.Future) -> None:
-    """Raises what it ended by: in a future each error is a RuntimeError."""
+    """Raises the error of an operation: in a future each error is a RuntimeError."""
     (work if isinstance(work, Handle) else future).wait()
 
 
 def then(work: DistributedWork, finish: "Callable[[], list[torch.Tensor]]") -> Handle:
-    """What is over when another call is, and `finish` has been called."""
+    """A handle that completes when another call has completed and `finish` has been called."""
 
     def done(future: torch.futures.Future) -> list[torch.Tensor]:
         over(work, future)
@@ -189,7 +201,7 @@ def then(work: DistributedWork, finish: "Callable[[], list[torch.Tensor]]") -> H
 
 
 def all_of(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) -> DistributedWork:
-    """What is over when all of them are."""
+    """A handle that completes when all of them have."""
     if len(works) == 1:
         return works[0]
 
@@ -198,16 +210,18 @@ def all_of(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) ->
             over(*both)
         return list(results)
 
-    return Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done)
+    return Handle().follow(
+        torch.futures.collect_all([work.get_future() for work in works]).then, done
+    )
 
 
 @atexit.register
 def _stop() -> None:
-    """No thread may still be here when Python goes."""
+    """Ends all threads before Python ends."""
     with _lock:
         waiters = list(_waiters.items())
     for comm, waiter in waiters:
-        # Else the thread waits as long as another rank does not call for what is in flight.
+        # Otherwise the thread waits until other ranks make the calls that are in flight.
         comm.close()
         waiter.stop()
     until = time.monotonic() + 5

@@ -1,4 +1,4 @@
-"""Gloo's part of a group: what the network cannot do, for tensors of any strides."""
+"""Gloo's part of a group: calls that netsum cannot handle, for tensors of any strides."""
 
 import collections
 import os
@@ -23,12 +23,13 @@ from torch._C._distributed_c10d import (
 
 from ..errors import ArgumentError, Error
 from .completion import Handle, all_of, over, then
-from .meeting import has_come
+from .rendezvous import has_come
 from .tensors import WIDENED, Memory
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-#: Messages of the default group have tags below; those of others have this bit, their group's number and a tag of 16 bits.
+#: Messages of the default group have tags below this; those of other groups have this bit, their
+#: group's number and a tag of 16 bits.
 _OF_GROUPS = 1 << 30
 
 
@@ -38,17 +39,17 @@ def op_name(op: "dist.ReduceOp") -> str:
 
 @lru_cache(maxsize=1)
 def _devices(interfaces: str, address: str) -> list:
-    """Shared by all groups: each has a thread of its own."""
+    """Shared by all groups: each device has a thread."""
     if interfaces:
-        # The default device does not look at it.
+        # The default device ignores the variable.
         return [ProcessGroupGloo.create_device(interface=name) for name in interfaces.split(",")]
     if address:
         return [ProcessGroupGloo.create_device(hostname=address)]
     return [ProcessGroupGloo.create_default_device()]
 
 
-class _Turn:
-    """A call in line."""
+class _Queued:
+    """A queued call."""
 
     def __init__(self, call: "Callable[[ProcessGroupGloo], DistributedWork]", is_agreed: bool):
         self.call, self.is_agreed = call, is_agreed
@@ -57,13 +58,15 @@ class _Turn:
 
 
 class Gloo:
-    """Gloo for the ranks of a group. It is set up at the first call of a collective, for it costs threads and sockets.
+    """Gloo for the ranks of a group.
 
-    Setting up waits for all ranks, and those may call first in another group. So another thread does it, and calls wait in line.
-    Messages between two ranks have no such moment, as the others do not call: `world`, which is set up, carries them.
+    It is set up at the first collective, because it costs threads and sockets. Setting up waits for
+    all ranks, which may first call in another group. So another thread does it, and calls wait in a
+    queue. Messages between two ranks cannot wait for this, as the other ranks do not call: `world`,
+    which is set up already, carries them.
 
-    Gloo takes one call for another where the ranks' calls differ: their numbers are wrong, or the process ends. Where there is `agree`,
-    a call waits in line until it says that all ranks call for the same.
+    If the ranks' calls differ, Gloo returns wrong numbers, or the process crashes. With `agree`, a
+    call waits in the queue until all ranks have made the same call.
     """
 
     def __init__(
@@ -77,15 +80,21 @@ class Gloo:
         ranks: "Sequence[int]",
         agree: "Callable[[str, Sequence[int]], Handle] | None",
     ):
-        self.store, self.rank, self.size, self.timeout, self.address = store, rank, size, timeout, address
+        self.store, self.rank, self.size, self.timeout, self.address = (
+            store,
+            rank,
+            size,
+            timeout,
+            address,
+        )
         self.world, self.ranks, self._agree = world, list(ranks) or list(range(size)), agree
         self._lock = threading.Lock()
-        self._line: "collections.deque[_Turn]" = collections.deque()
+        self._queue: "collections.deque[_Queued]" = collections.deque()
         self._is_begun = False
         self._monitored = 0
-        #: Why the ranks have begun other calls than each other.
+        #: Why the ranks have started different calls.
         self._broken: "Exception | None" = None
-        # A store's connection waits for one thing at a time, and older stores have no other.
+        # A store's connection waits for one key at a time, and older stores cannot be cloned.
         at_once = world is None or not hasattr(store, "clone")
         self._group = self._make(store) if at_once else None
 
@@ -98,36 +107,41 @@ class Gloo:
     def _set_up(self) -> None:
         try:
             group, error = self._make(self.store.clone()), None
-        except Exception as raised:  # noqa: BLE001: each of those in line raises it
+        except Exception as raised:  # noqa: BLE001: each queued call raises it
             group, error = None, raised
         with self._lock:
             self._group, self._is_begun = group, group is not None
-            failed = list(self._line) if error is not None else []
+            failed = list(self._queue) if error is not None else []
             if failed:
-                self._line.clear()
-        for turn in failed:
-            turn.over.set_exception(error)
+                self._queue.clear()
+        for queued in failed:
+            queued.over.set_exception(error)
         self._go()
 
-    def _call(self, call: "Callable[[ProcessGroupGloo], DistributedWork]", what: str, sizes: Sequence[int] = ()) -> DistributedWork:
-        """Begins a call behind those in line. `what` and `sizes` are for `agree`."""
+    def _call(
+        self,
+        call: "Callable[[ProcessGroupGloo], DistributedWork]",
+        what: str,
+        sizes: Sequence[int] = (),
+    ) -> DistributedWork:
+        """Starts a call after the queued ones. `what` and `sizes` are for `agree`."""
         agreed = None if self._agree is None else self._agree(what, sizes)
         with self._lock:
-            if self._group is not None and agreed is None and not self._line:
+            if self._group is not None and agreed is None and not self._queue:
                 return call(self._group)
-            turn = _Turn(call, agreed is None)
-            self._line.append(turn)
+            queued = _Queued(call, agreed is None)
+            self._queue.append(queued)
             if self._group is None and not self._is_begun:
                 self._is_begun = True
                 threading.Thread(target=self._set_up, name="netsum-gloo", daemon=True).start()
-        handle = Handle().follow(turn.over.then, lambda future: future.wait())
+        handle = Handle().follow(queued.over.then, lambda future: future.wait())
 
         def done(future: torch.futures.Future) -> None:
             try:
                 over(agreed, future)
             except Exception as raised:  # noqa: BLE001: the caller's
-                turn.error = raised
-            turn.is_agreed = True
+                queued.error = raised
+            queued.is_agreed = True
             self._go()
 
         if agreed is not None:
@@ -135,34 +149,38 @@ class Gloo:
         return handle
 
     def _go(self) -> None:
-        """Begins what is at the head of the line, as far as it may begin."""
+        """Starts calls at the head of the queue that may start."""
         begun = []
         with self._lock:
-            while self._group is not None and self._line and self._line[0].is_agreed:
-                turn = self._line.popleft()
+            while self._group is not None and self._queue and self._queue[0].is_agreed:
+                queued = self._queue.popleft()
                 try:
-                    if turn.error is not None:
-                        # A mistake is one at all ranks, and none has begun.
-                        self._broken = self._broken or (None if isinstance(turn.error, ArgumentError) else turn.error)
-                        raise turn.error
+                    if queued.error is not None:
+                        # An ArgumentError is raised at all ranks, and none has started the call.
+                        if not isinstance(queued.error, ArgumentError):
+                            self._broken = self._broken or queued.error
+                        raise queued.error
                     if self._broken is not None:
-                        raise Error(f"Gloo cannot be used any more, as the ranks did not agree on an earlier call: {self._broken}")
+                        raise Error(
+                            "Gloo cannot be used in this group after the ranks' calls differed: "
+                            f"{self._broken}"
+                        )
                     try:
-                        begun.append((turn, turn.call(self._group)))
+                        begun.append((queued, queued.call(self._group)))
                     except Exception as raised:
-                        # The others may have begun.
+                        # Other ranks may have started the call.
                         self._broken = raised if self._agree is not None else None
                         raise
                 except Exception as raised:  # noqa: BLE001: the caller's
-                    turn.error = raised
-                    begun.append((turn, None))
-        # Without the lock, as callbacks may call. The last one first: a callback may wait for what
-        # is behind it.
-        for turn, work in reversed(begun):
+                    queued.error = raised
+                    begun.append((queued, None))
+        # Without the lock, as callbacks may make calls. The last one first: a callback may wait for
+        # a later call.
+        for queued, work in reversed(begun):
             if work is not None:
-                work.get_future().then(lambda future, turn=turn: _settle(turn.over, future))
+                work.get_future().then(lambda future, queued=queued: _settle(queued.over, future))
             else:
-                turn.over.set_exception(turn.error)
+                queued.over.set_exception(queued.error)
 
     @property
     def is_set_up(self) -> bool:
@@ -175,21 +193,24 @@ class Gloo:
 
     @property
     def group(self) -> ProcessGroupGloo:
-        """Itself, once it is set up."""
+        """Gloo's group, once it is set up."""
         if self._group is None:
             self.barrier().wait()
         return self._group
 
     # Collectives.
 
-    def allreduce(self, tensor: torch.Tensor, op: "dist.ReduceOp", parts: Sequence[int] = ()) -> DistributedWork:
-        """`parts`: what the sum is cut into, of a reduce_scatter."""
-        # What runs when Gloo is done must not hold it: its threads cannot end themselves.
+    def allreduce(
+        self, tensor: torch.Tensor, op: "dist.ReduceOp", parts: Sequence[int] = ()
+    ) -> DistributedWork:
+        """`parts` are the sizes of a reduce_scatter's parts."""
+        # Callbacks of Gloo must not refer to it: its threads cannot end themselves.
         size, opts = self.size, AllreduceOptions()
         opts.reduceOp = _SUM if op == _AVG else op
         what = f"all_reduce ({op_name(op)}) of {_elements(tensor)}"
         if parts:
-            what = f"reduce_scatter ({op_name(op)}) of parts of {list(parts)}, {_elements(tensor)}"
+            sizes = list(parts)
+            what = f"reduce_scatter ({op_name(op)}) of parts of {sizes}, {_elements(tensor)}"
         if tensor.layout != torch.strided:
             work = self._call(lambda gloo: gloo.allreduce([tensor], opts), what)
             return then(work, lambda: [_divided(tensor, size)]) if op == _AVG else work
@@ -202,13 +223,20 @@ class Gloo:
     def reduce(self, tensor: torch.Tensor, root: int, op: "dist.ReduceOp") -> DistributedWork:
         opts = ReduceOptions()
         opts.rootRank, opts.reduceOp = root, _SUM if op == _AVG else op
-        memory = Memory(tensor, _wide(tensor.dtype) if op == _AVG else None, written=self.rank == root)
+        dtype = _wide(tensor.dtype) if op == _AVG else None
+        memory = Memory(tensor, dtype, written=self.rank == root)
         what = f"reduce ({op_name(op)}) to rank {root} of {_elements(tensor)}"
         work = self._call(lambda gloo: gloo.reduce([memory.flat], opts), what)
         if self.rank != root:
             return work
         size = self.size
-        return then(work, lambda: [_divided(memory.flat, size) if op == _AVG else memory.flat, memory.put()][1:])
+
+        def finish() -> list[torch.Tensor]:
+            if op == _AVG:
+                _divided(memory.flat, size)
+            return [memory.put()]
+
+        return then(work, finish)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], root: int) -> DistributedWork:
         opts = BroadcastOptions()
@@ -217,19 +245,22 @@ class Gloo:
 
         def start(memory: Memory) -> DistributedWork:
             what = f"broadcast from rank {root} of {_elements(memory.flat)}"
-            return _put(self._call(lambda gloo: gloo.broadcast([memory.flat], opts), what), [memory])
+            return _put(
+                self._call(lambda gloo: gloo.broadcast([memory.flat], opts), what), [memory]
+            )
 
         return all_of([start(memory) for memory in memories], tensors)
 
     def allgather(self, outputs: Sequence[torch.Tensor], own: torch.Tensor) -> DistributedWork:
         memories = [Memory(output) for output in outputs]
         flat, own = [[memory.line for memory in memories]], [_given(own).view(-1)]
-        work = self._call(lambda gloo: gloo.allgather(flat, own), f"all_gather of {_elements(own[0])}")
-        return _put(work, memories)
+        what = f"all_gather of {_elements(own[0])}"
+        return _put(self._call(lambda gloo: gloo.allgather(flat, own), what), memories)
 
     def alltoall_base(self, output, input, output_sizes, input_sizes) -> DistributedWork:
         memory, given = Memory(output), _given(input)
-        taken, sent = self._parts("output", output, output_sizes), self._parts("input", input, input_sizes)
+        taken = self._parts("output", output, output_sizes)
+        sent = self._parts("input", input, input_sizes)
 
         def start(gloo: ProcessGroupGloo) -> DistributedWork:
             return gloo.alltoall_base(memory.flat, given, output_sizes, input_sizes)
@@ -237,14 +268,15 @@ class Gloo:
         return _put(self._call(start, f"all_to_all of {given.dtype}", sent + taken), [memory])
 
     def _parts(self, name: str, tensor: torch.Tensor, sizes: Sequence[int]) -> list[int]:
-        """How many elements go to each rank, or come from it."""
+        """How many elements are sent to each rank, or received from it."""
         rows = tensor.shape[0] if tensor.dim() else 0
         if not sizes and rows % self.size == 0:
             sizes = [rows // self.size] * self.size
         if len(sizes) != self.size or sum(sizes) != rows or min(sizes) < 0:
             raise ArgumentError(
-                f"all_to_all: the {name} has {rows} rows, in parts of {list(sizes)} for {self.size} ranks: there must be a part for each "
-                "rank, and the parts must come to all rows; without sizes the ranks must divide the rows"
+                f"all_to_all: the {name} has {rows} rows, in parts of {list(sizes)} for "
+                f"{self.size} ranks: there must be a part for each rank, and the parts must come "
+                "to all rows; without sizes the number of ranks must divide the rows"
             )
         row = tensor.numel() // rows if rows else 0
         return [size * row for size in sizes]
@@ -269,22 +301,25 @@ class Gloo:
         what = f"scatter by rank {root} of {_elements(outputs[0])} to each rank"
         return _put(self._call(lambda gloo: gloo.scatter(flat, given, opts), what), memories)
 
-    def _listed(self, kind: str, listed: Sequence[torch.Tensor], own: torch.Tensor, root: int) -> None:
-        """The root alone has a list: a tensor for each rank, like its own."""
+    def _listed(
+        self, kind: str, listed: Sequence[torch.Tensor], own: torch.Tensor, root: int
+    ) -> None:
+        """Checks that only the root has a list: a tensor for each rank, like its own."""
         expected = [_elements(own)] * self.size if self.rank == root else []
         if (found := [_elements(tensor) for tensor in listed]) != expected:
             raise ArgumentError(
-                f"{kind}: rank {self.rank} has a list of [{', '.join(found)}] beside {_elements(own)}: the root, rank {root} of "
-                f"{self.size}, and no other, must have a list of a tensor for each rank, like the one beside it"
+                f"{kind}: rank {self.rank} has a list of [{', '.join(found)}] beside "
+                f"{_elements(own)}: only the root, rank {root} of {self.size}, must have a list, "
+                "of a tensor for each rank, like the one beside it"
             )
 
     def barrier(self) -> DistributedWork:
         return self._call(ProcessGroupGloo.barrier, "barrier")
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
-        """By the store: Gloo's own needs all ranks to set it up, and the one that does not come is to be named.
+        """Uses the store: setting Gloo up needs all ranks, but the missing rank is to be named.
 
-        Where Gloo is set up already, it does it: older stores cannot be used after a wait that was in vain.
+        If Gloo is set up already, it is used: older stores cannot be used after a failed wait.
         """
         if not hasattr(self.store, "clone"):
             self._group.monitored_barrier(timeout, wait_all_ranks)
@@ -295,7 +330,10 @@ class Gloo:
         if self.rank > 0:
             self.store.set(f"{key}/{self.rank}", "")
             if not has_come(self.store, key, until):
-                raise Error(f"monitored_barrier: rank 0 has not said within {seconds:g} s that all ranks have come")
+                raise Error(
+                    f"monitored_barrier: rank 0 has not reported within {seconds:g} s that all "
+                    "ranks have called it"
+                )
             return
         missing = []
         for rank in range(1, self.size):
@@ -304,7 +342,8 @@ class Gloo:
                 if not wait_all_ranks:
                     break
         if missing:
-            raise Error(f"monitored_barrier: rank {', '.join(map(str, missing))} has not come within {seconds:g} s")
+            ranks = ", ".join(map(str, missing))
+            raise Error(f"monitored_barrier: rank {ranks} has not called it within {seconds:g} s")
         self.store.set(key, "")
 
     # Between two ranks.
@@ -312,36 +351,41 @@ class Gloo:
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> DistributedWork:
         self._check("send to", to)
         carrier, ranks, tag = self._carrier(tag)
-        return Message(carrier.send([_given(tensor) for tensor in tensors], ranks[to], tag), [], ranks, self.timeout)
+        work = carrier.send([_given(tensor) for tensor in tensors], ranks[to], tag)
+        return Message(work, [], ranks, self.timeout)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> DistributedWork:
         self._check("recv from", source)
         carrier, ranks, tag = self._carrier(tag)
         memories = [Memory(tensor) for tensor in tensors]
-        return Message(carrier.recv([memory.flat for memory in memories], ranks[source], tag), memories, ranks, self.timeout)
+        work = carrier.recv([memory.flat for memory in memories], ranks[source], tag)
+        return Message(work, memories, ranks, self.timeout)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> DistributedWork:
         carrier, ranks, tag = self._carrier(tag)
         memories = [Memory(tensor) for tensor in tensors]
-        return Message(carrier.recv_anysource([memory.flat for memory in memories], tag), memories, ranks, self.timeout)
+        work = carrier.recv_anysource([memory.flat for memory in memories], tag)
+        return Message(work, memories, ranks, self.timeout)
 
     def _check(self, call: str, rank: int) -> None:
         if not 0 <= rank < self.size or rank == self.rank:
-            raise ArgumentError(f"{call} rank {rank}: another one of 0 to {self.size - 1}")
+            raise ArgumentError(
+                f"{call} rank {rank}: must be another rank from 0 to {self.size - 1}"
+            )
 
     def _carrier(self, tag: int) -> "tuple[ProcessGroupGloo, list[int], int]":
-        """Who carries messages between ranks, what it calls them, and the tag, which is the group's own."""
+        """The group that carries messages, its numbers of the ranks, and this group's own tag."""
         if self.world is None:
             if tag >= _OF_GROUPS:
                 raise ArgumentError(f"tag {tag}: 0 to {_OF_GROUPS - 1}")
             return self.group, list(range(self.size)), tag
         if not 0 <= tag < 1 << 16:
-            raise ArgumentError(f"tag {tag}: 0 to 65535 in a group that is not the default one")
+            raise ArgumentError(f"tag {tag}: must be 0 to 65535, except in the default group")
         return self.world.group, self.ranks, _OF_GROUPS | self._number << 16 | tag
 
     @cached_property
     def _number(self) -> int:
-        """No other group of the job has it: the first rank that asks draws it for all."""
+        """The group's number, which no other group of the job has; its first caller draws it."""
         if self.store.add("number/asked", 1) == 1:
             number = self.world.store.add("groups", 1)
             self.store.set("number", str(number))
@@ -352,7 +396,10 @@ class Gloo:
 
 
 class Abilities:
-    """Stands in for a group of Gloo's that is not set up where PyTorch asks what it can do: other ranks may not call."""
+    """Answers PyTorch's queries of abilities for a Gloo group that is not set up.
+
+    Setting it up would wait for other ranks, which may not call.
+    """
 
     def __init__(self, gloo: Gloo):
         self._gloo = gloo
@@ -363,9 +410,15 @@ class Abilities:
 
 
 class Message(DistributedWork):
-    """A message on its way from a tensor, or into one. It has the time of its own group, not that of the carrier."""
+    """A message in flight, with the timeout of its own group, not of the group that carries it."""
 
-    def __init__(self, work: DistributedWork, memories: Sequence[Memory], ranks: Sequence[int], timeout: timedelta):
+    def __init__(
+        self,
+        work: DistributedWork,
+        memories: Sequence[Memory],
+        ranks: Sequence[int],
+        timeout: timedelta,
+    ):
         super().__init__()
         self._work, self._memories, self._ranks, self._timeout = work, memories, ranks, timeout
 
@@ -408,26 +461,27 @@ def _given(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _elements(tensor: torch.Tensor) -> str:
-    """What Gloo takes no notice of."""
+    """Describes a tensor by properties that Gloo does not compare."""
     if tensor.layout != torch.strided:
         return f"{tensor.dtype}, {tensor.layout}"
     return f"{tensor.numel()} elements of {tensor.dtype}"
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """In which a sum is divided: an average must not be lost where the sum is too large."""
+    """The type in which an average is computed: the sum may be too large for the tensor's own."""
     if dtype.is_floating_point:
         return torch.float32 if dtype in WIDENED else dtype
     return dtype if dtype.is_complex or dtype == torch.bool else torch.int64
 
 
 def _put(work: DistributedWork, memories: Sequence[Memory]) -> DistributedWork:
-    """Is over when the results are where they belong."""
+    """Completes when results have been copied back."""
     if not any(memory.is_copy for memory in memories):
         return work
     return then(work, lambda: [memory.put() for memory in memories])
 
 
 def _divided(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
+    is_exact = not (tensor.is_floating_point() or tensor.is_complex())
     with torch.inference_mode(tensor.is_inference()):
-        return tensor.detach().div_(ranks, rounding_mode=None if tensor.is_floating_point() or tensor.is_complex() else "trunc")
+        return tensor.detach().div_(ranks, rounding_mode="trunc" if is_exact else None)

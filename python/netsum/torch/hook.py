@@ -11,43 +11,53 @@ from .tensors import WIDENED, Sum, tag
 
 
 class HookState:
-    """What `comm_hook` sums by, for one model.
+    """The communicator of `comm_hook`, for one model.
 
-    The communicator sums for all ranks. So the model's group must be that of all ranks, in their order; DistributedDataParallel does
-    not tell a hook which it is.
+    The communicator sums over all ranks. So the model's group must have all ranks in their order;
+    a hook cannot find out its model's group by itself.
     """
 
     def __init__(self, comm: Communicator, model: DistributedDataParallel):
         if not isinstance(comm, Communicator):
-            raise ArgumentError(f"a {type(comm).__name__}, where a communicator is needed: HookState(netsum.init(), model)")
+            raise ArgumentError(
+                f"a {type(comm).__name__} instead of a communicator: "
+                "HookState(netsum.init(), model)"
+            )
         if not isinstance(model, DistributedDataParallel):
-            raise ArgumentError(f"a {type(model).__name__}, where a DistributedDataParallel is needed: HookState(comm, model)")
+            raise ArgumentError(
+                f"a {type(model).__name__} instead of a DistributedDataParallel: "
+                "HookState(comm, model)"
+            )
         world, group = dist.get_world_size(), dist.get_world_size(model.process_group)
         if comm.ranks != world or comm.rank != dist.get_rank():
             raise ConfigError(
-                f"netsum has rank {comm.rank} of {comm.ranks}, and torch.distributed {dist.get_rank()} of {world}: WORLD_SIZE (or "
-                "NETSUM_RANKS) and the number of ranks of the job must be the same"
+                f"netsum has rank {comm.rank} of {comm.ranks}, and torch.distributed "
+                f"{dist.get_rank()} of {world}: WORLD_SIZE (or NETSUM_RANKS) and the number of "
+                "ranks of the job must be the same"
             )
         if group != world or dist.get_rank(model.process_group) != comm.rank:
             raise ConfigError(
-                f"the model's group has {group} of {world} ranks, or another order of them, and netsum sums for all: leave its gradients "
-                "to the group's own backend"
+                f"the model's group has {group} of {world} ranks, or another order of them, but "
+                "netsum sums over all: leave its gradients to the group's own backend"
             )
         self.comm = comm
 
 
 def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket of gradients over all ranks, in the network, while the backward pass goes on.
+    """Averages a bucket of gradients over all ranks in the network, during the backward pass.
 
-    `model.register_comm_hook(netsum.torch.HookState(comm, model), netsum.torch.comm_hook)`, with the communicator that `netsum.init()`
-    gave. Buckets are in flight beside each other, and all ranks get the same bits. Gradients of bfloat16 and float16 are summed as
-    float32: that takes as many bytes on the wire as float32, and rounds once.
+    `model.register_comm_hook(netsum.torch.HookState(comm, model), netsum.torch.comm_hook)`, with a
+    communicator from `netsum.init()`. Several buckets are in flight at once, and all ranks get the
+    same bits. Gradients of bfloat16 and float16 are summed as float32: that takes as many bytes on
+    the wire as float32, and rounds once.
 
-    An infinity or a NaN at any rank makes the results of its message NaN at all, so that a GradScaler can skip the step.
+    An infinity or a NaN at any rank makes the results of its message NaN at all ranks, and a
+    GradScaler can skip the step.
     """
     if not isinstance(state, HookState):
         raise ArgumentError(
-            f"the hook's state is a {type(state).__name__}: model.register_comm_hook(netsum.torch.HookState(netsum.init(), model), "
+            f"the hook's state is a {type(state).__name__}: "
+            "model.register_comm_hook(netsum.torch.HookState(netsum.init(), model), "
             "netsum.torch.comm_hook)"
         )
     gradient = bucket.buffer()
@@ -64,10 +74,11 @@ def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future
 def _check(gradient: torch.Tensor) -> None:
     if gradient.device.type != "cpu":
         raise ArgumentError(
-            f"gradients on {gradient.device}: netsum sums what is in the host's memory, so the model must be on the CPU"
+            f"gradients on {gradient.device}: netsum sums tensors in the host's memory: move the "
+            "model to the CPU"
         )
     if gradient.dtype != torch.float32 and gradient.dtype not in WIDENED:
         raise ArgumentError(
-            f"gradients of {gradient.dtype}: netsum sums float32, and bfloat16 and float16 as such; make the model one of these "
-            "(model.float())"
+            f"gradients of {gradient.dtype}: netsum sums float32, and bfloat16 and float16 as "
+            "float32: convert the model to one of these (model.float())"
         )

@@ -12,7 +12,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m conformance")
     parser.add_argument("--backend", choices=table.BACKENDS, help="run one alone")
     parser.add_argument("--case", default="", help="run cases whose names have this in them")
-    parser.add_argument("--write", action="store_true", help="write the table, or a backend's column")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table, or a backend's column"
+    )
     parser.add_argument("--self-check", action="store_true", help="run the runner's own cases")
     parser.add_argument("--verbose", action="store_true", help="show where ranks hang")
     options = parser.parse_args()

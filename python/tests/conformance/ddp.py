@@ -40,7 +40,9 @@ def gradients(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
 
 
-def train(model: torch.nn.Module, steps: int = 4, part: Callable[[int], int | None] = lambda _: None) -> None:
+def train(
+    model: torch.nn.Module, steps: int = 4, part: Callable[[int], int | None] = lambda _: None
+) -> None:
     """Some steps, with another batch at each rank."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
@@ -89,7 +91,10 @@ for name, more in {
     "find_unused_parameters": {"find_unused_parameters": True},
     "static_graph": {"static_graph": True},
     "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
-    "static_graph and gradient_as_bucket_view": {"static_graph": True, "gradient_as_bucket_view": True},
+    "static_graph and gradient_as_bucket_view": {
+        "static_graph": True,
+        "gradient_as_bucket_view": True,
+    },
     "broadcast_buffers=False": {"broadcast_buffers": False},
 }.items():
     case(f"DDP, {name}")(lambda more=more: checked(DistributedDataParallel(Net(), **more)))
@@ -153,12 +158,16 @@ def joined(throw: bool) -> None:
 
 
 case("DDP, join: another number of batches at each rank")(functools.partial(joined, False))
-case("DDP, join with throw_on_early_termination", alone=True, seconds=15)(functools.partial(joined, True))
+case("DDP, join with throw_on_early_termination", alone=True, seconds=15)(
+    functools.partial(joined, True)
+)
 
 
 @case("DDP, BatchNorm: rank 0's buffers are broadcast")
 def buffers() -> None:
-    ddp = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(10, 4), torch.nn.BatchNorm1d(4)))
+    ddp = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(10, 4), torch.nn.BatchNorm1d(4))
+    )
     for step in range(3):
         ddp(batch(dist.get_rank(), step)).sum().backward()
     ddp(batch(0))
@@ -179,7 +188,9 @@ class Parts(torch.nn.Module):
 
     def __init__(self, dtypes: list[torch.dtype]) -> None:
         super().__init__()
-        self.parts = torch.nn.ParameterList(torch.nn.Parameter(torch.ones(50, dtype=d)) for d in dtypes)
+        self.parts = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.ones(50, dtype=d)) for d in dtypes
+        )
 
     def forward(self, x: float) -> torch.Tensor:
         return sum((part * x).sum().abs().double() for part in self.parts)
@@ -344,7 +355,9 @@ def checkpointed() -> None:
     class Twice(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for _ in range(2):
-                x = checkpoint(lambda y: functional.relu(self.first(y))[:, :10], x, use_reentrant=False)
+                x = checkpoint(
+                    lambda y: functional.relu(self.first(y))[:, :10], x, use_reentrant=False
+                )
             return self.last(torch.cat([x, x], 1))
 
     ddp = DistributedDataParallel(Twice(), static_graph=True)

@@ -27,13 +27,19 @@ def of(dtype: torch.dtype, count: int = 2) -> torch.Tensor:
 MISTAKES: dict[str, Callable[[], object]] = {
     "all_reduce of a list": lambda: dist.all_reduce(LISTED),
     "all_reduce of a number": lambda: dist.all_reduce(1.0),
-    "all_reduce of a tensor without memory (meta)": lambda: dist.all_reduce(torch.empty(2, device="meta")),
-    "all_reduce, MAX of complex64": lambda: dist.all_reduce(of(torch.complex64), op=dist.ReduceOp.MAX),
+    "all_reduce of a tensor without memory (meta)": lambda: dist.all_reduce(
+        torch.empty(2, device="meta")
+    ),
+    "all_reduce, MAX of complex64": lambda: dist.all_reduce(
+        of(torch.complex64), op=dist.ReduceOp.MAX
+    ),
     "all_reduce, PRODUCT of complex64": lambda: dist.all_reduce(
         of(torch.complex64), op=dist.ReduceOp.PRODUCT
     ),
     "all_reduce, BAND of float32": lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND),
-    "all_reduce, BXOR of bfloat16": lambda: dist.all_reduce(of(torch.bfloat16), op=dist.ReduceOp.BXOR),
+    "all_reduce, BXOR of bfloat16": lambda: dist.all_reduce(
+        of(torch.bfloat16), op=dist.ReduceOp.BXOR
+    ),
     "all_reduce, an operation that is a text": lambda: dist.all_reduce(torch.ones(2), op="sum"),
     "all_reduce, MAX of a sparse tensor": lambda: dist.all_reduce(
         torch.eye(3).to_sparse(), op=dist.ReduceOp.MAX
@@ -70,17 +76,23 @@ MISTAKES: dict[str, Callable[[], object]] = {
     ),
     "reduce_scatter of three of four": lambda: dist.reduce_scatter(torch.zeros(2), few()),
     "reduce_scatter of two types": lambda: dist.reduce_scatter(torch.zeros(2), mixed()),
-    "gather without a list at the root": lambda: dist.gather(torch.zeros(2), None, dst=dist.get_rank()),
+    "gather without a list at the root": lambda: dist.gather(
+        torch.zeros(2), None, dst=dist.get_rank()
+    ),
     "gather with a list at another rank": lambda: dist.gather(
         torch.zeros(2), few(), dst=(dist.get_rank() + 1) % RANKS
     ),
-    "scatter without a list at the root": lambda: dist.scatter(torch.zeros(2), None, src=dist.get_rank()),
+    "scatter without a list at the root": lambda: dist.scatter(
+        torch.zeros(2), None, src=dist.get_rank()
+    ),
     "scatter with a list at another rank": lambda: dist.scatter(
         torch.zeros(2), few(), src=(dist.get_rank() + 1) % RANKS
     ),
     "scatter of two types": lambda: dist.scatter(torch.zeros(2), mixed(), src=dist.get_rank()),
     "all_to_all of three of four": lambda: dist.all_to_all(few(), few()),
-    "all_to_all of two types": lambda: dist.all_to_all([torch.zeros(2) for _ in range(RANKS)], mixed()),
+    "all_to_all of two types": lambda: dist.all_to_all(
+        [torch.zeros(2) for _ in range(RANKS)], mixed()
+    ),
     "all_to_all_single of another type": lambda: dist.all_to_all_single(
         torch.zeros(RANKS), of(torch.float64, RANKS)
     ),
@@ -94,7 +106,9 @@ MISTAKES: dict[str, Callable[[], object]] = {
         torch.zeros(3), torch.zeros(3), [1] * 3, [1] * 3
     ),
     "send to itself": lambda: dist.send(torch.ones(2), dist.get_rank()),
-    "isend of a sparse tensor": lambda: dist.isend(torch.eye(3).to_sparse(), (dist.get_rank() + 1) % RANKS),
+    "isend of a sparse tensor": lambda: dist.isend(
+        torch.eye(3).to_sparse(), (dist.get_rank() + 1) % RANKS
+    ),
     "batch_isend_irecv with another operation": lambda: dist.batch_isend_irecv(
         [dist.P2POp(dist.broadcast, torch.ones(2), 0)]
     ),
@@ -102,7 +116,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "new_group with one rank twice": lambda: dist.new_group([0, 0]),
     "init_process_group a second time": lambda: dist.init_process_group("gloo"),
 }
-# They are refused before anything is sent, so that no other case can suffer.
+# They are refused before anything is sent, which keeps other cases unaffected.
 for name, call in MISTAKES.items():
     case(name)(lambda call=call: mistake(call))
 
@@ -126,7 +140,9 @@ def sizes() -> None:
 
 @case("all_reduce of another type at each rank", alone=True, seconds=8)
 def types() -> None:
-    mistake(dist.all_reduce, torch.ones(100, dtype=torch.float32 if dist.get_rank() else torch.int32))
+    mistake(
+        dist.all_reduce, torch.ones(100, dtype=torch.float32 if dist.get_rank() else torch.int32)
+    )
 
 
 @case("another collective at each rank", alone=True, seconds=8)
@@ -163,19 +179,23 @@ def expanded() -> torch.Tensor:
 MAX, MIN, SUM = dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.SUM
 I64, F64 = torch.int64, torch.float64
 
-# What netsum leaves to Gloo, at some ranks or at all. `odd` is a rank's own way.
+# Calls that netsum passes to Gloo, at some or all ranks. `odd` is set at one rank.
 for name, call in {
     "all_reduce of float32 at one rank, of float64 at others": lambda odd: dist.all_reduce(
         of(F64 if odd else torch.float32)
     ),
-    "all_reduce, SUM at one rank, MAX at others": lambda odd: dist.all_reduce(of(F64), MAX if odd else SUM),
+    "all_reduce, SUM at one rank, MAX at others": lambda odd: dist.all_reduce(
+        of(F64), MAX if odd else SUM
+    ),
     "all_reduce, SUM of float32 at one rank, MAX at others": lambda odd: dist.all_reduce(
         torch.ones(2), MAX if odd else SUM
     ),
     "all_reduce, MIN of float64 at one rank, MAX at others": lambda odd: dist.all_reduce(
         of(F64), MAX if odd else MIN
     ),
-    "all_reduce of float64 at one rank, of int64 at others": lambda odd: dist.all_reduce(of(I64 if odd else F64)),
+    "all_reduce of float64 at one rank, of int64 at others": lambda odd: dist.all_reduce(
+        of(I64 if odd else F64)
+    ),
     "all_reduce of float64, another size at each rank": lambda _: dist.all_reduce(
         of(F64, 100 + dist.get_rank())
     ),
@@ -190,12 +210,16 @@ for name, call in {
             for dtype in ((F64, torch.float32) if odd else (torch.float32, F64))
         ]
     ],
-    "reduce of float64 to another root at each rank": lambda _: dist.reduce(of(F64), dist.get_rank()),
+    "reduce of float64 to another root at each rank": lambda _: dist.reduce(
+        of(F64), dist.get_rank()
+    ),
     "reduce of float64 at one rank, all_reduce at others": lambda odd: (
         dist.all_reduce(of(F64)) if odd else dist.reduce(of(F64), 0)
     ),
-    "reduce_scatter_tensor of float64, another size at each rank": lambda _: dist.reduce_scatter_tensor(
-        of(F64, 1 + dist.get_rank()), of(F64, RANKS * (1 + dist.get_rank()))
+    "reduce_scatter_tensor of float64, another size at each rank": lambda _: (
+        dist.reduce_scatter_tensor(
+            of(F64, 1 + dist.get_rank()), of(F64, RANKS * (1 + dist.get_rank()))
+        )
     ),
     "reduce_scatter of float64, other parts at each rank": lambda _: dist.reduce_scatter(
         of(F64), [of(F64, 2 if rank == dist.get_rank() else 1) for rank in range(RANKS)]
@@ -208,7 +232,9 @@ for name, call in {
     "all_to_all_single, parts that are too few at one rank": lambda odd: dist.all_to_all_single(
         of(F64, RANKS), of(F64, RANKS), [1] * RANKS if odd else [1] * (RANKS - 1), [1] * RANKS
     ),
-    "gather of another type at each rank": lambda odd: dist.gather(of(I64 if odd else F64), listed(0, F64), 0),
+    "gather of another type at each rank": lambda odd: dist.gather(
+        of(I64 if odd else F64), listed(0, F64), 0
+    ),
     "gather of another size at each rank": lambda _: dist.gather(
         torch.ones(2 + dist.get_rank()), listed(0), 0
     ),
@@ -218,7 +244,9 @@ for name, call in {
     "gather at one rank, barrier at others": lambda odd: (
         dist.barrier() if odd else dist.gather(torch.ones(2), listed(0), 0)
     ),
-    "scatter of another type at each rank": lambda odd: dist.scatter(of(I64 if odd else F64), listed(0, F64), 0),
+    "scatter of another type at each rank": lambda odd: dist.scatter(
+        of(I64 if odd else F64), listed(0, F64), 0
+    ),
     "scatter of another size at each rank": lambda _: dist.scatter(
         torch.ones(2 + dist.get_rank()), listed(0), 0
     ),

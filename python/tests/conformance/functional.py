@@ -125,7 +125,9 @@ def gradients() -> None:
     calls().all_gather_tensor_autograd(x, 0, dist.group.WORLD).sum().backward()
     equal(x.grad, torch.full((3,), float(RANKS)))
     x = torch.ones(RANKS, requires_grad=True)
-    (calls().reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD) * (rank + 1)).sum().backward()
+    (
+        calls().reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD) * (rank + 1)
+    ).sum().backward()
     equal(x.grad, torch.arange(1.0, RANKS + 1))
     x = torch.ones(RANKS, requires_grad=True)
     out = calls().all_to_all_single_autograd(x, [1] * RANKS, [1] * RANKS, dist.group.WORLD)
@@ -150,13 +152,18 @@ def nn() -> object:
 for name, (call, right) in {
     "all_reduce": (lambda x: nn().all_reduce(x), lambda: RANKS),
     "all_gather": (lambda x: torch.cat(nn().all_gather(x)), lambda: RANKS),
-    "reduce_scatter": (lambda x: nn().reduce_scatter(torch.empty(1), list(x.chunk(RANKS))), lambda: 1),
+    "reduce_scatter": (
+        lambda x: nn().reduce_scatter(torch.empty(1), list(x.chunk(RANKS))),
+        lambda: 1,
+    ),
     "broadcast": (lambda x: nn().broadcast(x, 1), lambda: RANKS if dist.get_rank() == 1 else 0),
     "all_to_all_single": (lambda x: nn().all_to_all_single(torch.empty(RANKS), x), lambda: 1),
     "gather": (lambda x: torch.cat(nn().gather(x, 0)), lambda: 1),
     "reduce": (lambda x: nn().reduce(x, 0), lambda: 1),
 }.items():
-    case(f"torch.distributed.nn.{name}, with its gradient")(functools.partial(with_gradient, call, right))
+    case(f"torch.distributed.nn.{name}, with its gradient")(
+        functools.partial(with_gradient, call, right)
+    )
 
 
 # Compiled.
@@ -200,7 +207,12 @@ def all_sum() -> torch.Tensor:
 for name, call, right, by in (
     ("a functional all_reduce", functional_sum, all_sum, "aot_eager"),
     ("all_reduce", plain_sum, all_sum, "aot_eager"),
-    ("all_gather_into_tensor", plain_gather, lambda: torch.arange(4.0).repeat_interleave(8), "aot_eager"),
+    (
+        "all_gather_into_tensor",
+        plain_gather,
+        lambda: torch.arange(4.0).repeat_interleave(8),
+        "aot_eager",
+    ),
     ("reduce_scatter_tensor", plain_scatter, lambda: torch.full((2,), 10.0), "aot_eager"),
     ("a functional all_reduce, by inductor", functional_sum, all_sum, "inductor"),
 ):

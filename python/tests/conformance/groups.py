@@ -335,7 +335,9 @@ def by_device() -> None:
     dist.barrier()
 
 
-@case("TORCH_DISTRIBUTED_DEBUG=DETAIL", alone=True, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+@case(
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL", alone=True, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+)
 def detail() -> None:
     summed_in(None, list(range(RANKS)))
     outs = [torch.empty(3) for _ in range(RANKS)]

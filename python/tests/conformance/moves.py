@@ -64,7 +64,9 @@ for dtype in ALL_TYPES:
     case(f"broadcast of {short(dtype)}, each rank the root")(functools.partial(broadcast, dtype))
 for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64):
     case(f"all_gather of {short(dtype)}")(functools.partial(all_gather, dtype))
-    case(f"all_gather_into_tensor of {short(dtype)}")(functools.partial(all_gather_into_tensor, dtype))
+    case(f"all_gather_into_tensor of {short(dtype)}")(
+        functools.partial(all_gather_into_tensor, dtype)
+    )
 for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
     case(f"all_to_all_single of {short(dtype)}")(functools.partial(all_to_all_single, dtype))
 

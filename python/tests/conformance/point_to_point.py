@@ -29,7 +29,14 @@ def sent(dtype: torch.dtype) -> None:
         equal(x, own(0, dtype))
 
 
-for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
+for dtype in (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+):
     case(f"send and recv of {short(dtype)}")(functools.partial(sent, dtype))
 
 
@@ -159,7 +166,9 @@ def batch_all() -> None:
     rank = dist.get_rank()
     others = [other for other in range(RANKS) if other != rank]
     outs = [torch.empty(3) for _ in others]
-    ops = [dist.P2POp(dist.irecv, x, other, tag=other) for x, other in zip(outs, others, strict=True)]
+    ops = [
+        dist.P2POp(dist.irecv, x, other, tag=other) for x, other in zip(outs, others, strict=True)
+    ]
     ops += [dist.P2POp(dist.isend, own(rank), other, tag=rank) for other in others]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
@@ -205,7 +214,7 @@ def two_groups() -> None:
 @case("messages with large tags, beside those of groups")
 def large_tags() -> None:
     groups, rank = [dist.new_group() for _ in range(3)], dist.get_rank()
-    # Of the default group: as a group's number and tag may be put into one.
+    # Tags of the default group, like those that contain a group's number and tag.
     large = [number << 16 | 5 for number in range(1, 200)]
     if rank == 0:
         works = [dist.isend(torch.full((1,), float(tag)), 1, tag=tag) for tag in large]

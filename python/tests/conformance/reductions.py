@@ -111,7 +111,9 @@ def average_of_small() -> None:
     x = torch.full((3,), 100, dtype=torch.int8)
     dist.all_reduce(x, op=dist.ReduceOp.AVG)
     equal(x, torch.full((3,), 100, dtype=torch.int8))
-    dist.reduce_scatter_tensor(x[:1], torch.full((RANKS,), -128, dtype=torch.int8), op=dist.ReduceOp.AVG)
+    dist.reduce_scatter_tensor(
+        x[:1], torch.full((RANKS,), -128, dtype=torch.int8), op=dist.ReduceOp.AVG
+    )
     equal(x, torch.tensor([-128, 100, 100], dtype=torch.int8))
 
 
@@ -179,7 +181,9 @@ def each_magnitude() -> None:
 
 @case("all_reduce, random numbers: to 1e-6, and the same bits at all ranks")
 def random_numbers() -> None:
-    all_values = [torch.randn(1000, generator=torch.Generator().manual_seed(r)) for r in range(RANKS)]
+    all_values = [
+        torch.randn(1000, generator=torch.Generator().manual_seed(r)) for r in range(RANKS)
+    ]
     x = all_values[dist.get_rank()].clone()
     dist.all_reduce(x)
     close(x, torch.stack(all_values).double().sum(0), atol=2e-6, rtol=1e-6)
@@ -345,7 +349,9 @@ for dtype, op in (
     (torch.float32, "MAX"),
     (torch.complex64, "SUM"),
 ):
-    case(f"reduce, {op} of {short(dtype)}, each rank the root")(functools.partial(reduced, dtype, op))
+    case(f"reduce, {op} of {short(dtype)}, each rank the root")(
+        functools.partial(reduced, dtype, op)
+    )
 
 
 @case("reduce, async, and of a view")
@@ -371,7 +377,14 @@ def scattered(dtype: torch.dtype) -> None:
     equal(out, part)
 
 
-for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.complex64):
+for dtype in (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.complex64,
+):
     case(f"reduce_scatter_tensor, SUM of {short(dtype)}")(functools.partial(scattered, dtype))
 
 
@@ -458,5 +471,7 @@ def scattered_uneven() -> None:
 def scattered_min() -> None:
     rank = dist.get_rank()
     out = torch.empty(2, dtype=torch.int64)
-    dist.reduce_scatter(out, [torch.full((2,), r + rank) for r in range(RANKS)], op=dist.ReduceOp.MIN)
+    dist.reduce_scatter(
+        out, [torch.full((2,), r + rank) for r in range(RANKS)], op=dist.ReduceOp.MIN
+    )
     equal(out, torch.full((2,), rank))

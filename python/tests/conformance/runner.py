@@ -42,7 +42,9 @@ Outcome = tuple[str, str]
 class Ranks:
     """Processes that have a default group of the backend, and wait for cases."""
 
-    def __init__(self, backend: str, begins: bool = True, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, backend: str, begins: bool = True, environment: dict[str, str] | None = None
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self.pipes: list[multiprocessing.connection.Connection] = []
         self.processes = []
@@ -77,7 +79,7 @@ class Ranks:
                     code = process.exitcode
                     how = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
                     return CRASH, f"rank {self.pipes.index(pipe)} ended: {how}"
-        # Of several texts of one kind, always the same.
+        # Always the same one of several texts of one kind.
         return max(sorted(found), key=lambda one: KINDS.index(one[0]))
 
     def run(self, case: Case) -> Outcome:
@@ -102,7 +104,11 @@ class Ranks:
 
 
 def _serve(
-    backend: str, rank: int, pipe: multiprocessing.connection.Connection, begins: bool, more: dict[str, str]
+    backend: str,
+    rank: int,
+    pipe: multiprocessing.connection.Connection,
+    begins: bool,
+    more: dict[str, str],
 ) -> None:
     warnings.simplefilter("ignore")
     faulthandler.register(signal.SIGUSR1)
@@ -124,7 +130,9 @@ def _serve(
     here.backend, here.rank = backend, rank
     if rank == 0:
         pipe.send(here.store.port)
-    begin = Case("", "begin", (lambda: here.begin(timeout=_GROUP)) if begins else lambda: None, since=(1, 13))
+    begin = Case(
+        "", "begin", (lambda: here.begin(timeout=_GROUP)) if begins else lambda: None, since=(1, 13)
+    )
     pipe.send(outcome(begin))
     while True:
         try:
@@ -135,7 +143,9 @@ def _serve(
         pipe.send(outcome(CASES[name]))
 
 
-def run(backend: str, names: Iterable[str], verbose: bool = False) -> Iterator[tuple[str, Outcome, float]]:
+def run(
+    backend: str, names: Iterable[str], verbose: bool = False
+) -> Iterator[tuple[str, Outcome, float]]:
     """The outcome of each case, and how long it took.
 
     A case that hangs or crashes in ranks that have run other cases runs again in fresh ranks.

@@ -15,7 +15,9 @@ from .reductions import RANK_SUM
 case = topic("FSDP2, DTensor and DeviceMesh")
 
 
-def mesh(*shape: int, names: tuple[str, ...] = ("rows", "columns")) -> "torch.distributed.DeviceMesh":
+def mesh(
+    *shape: int, names: tuple[str, ...] = ("rows", "columns")
+) -> "torch.distributed.DeviceMesh":
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", shape or (RANKS,), mesh_dim_names=names[: len(shape or (1,))])
@@ -61,7 +63,9 @@ for name, more in {
     "sums in bfloat16": {"reduce_dtype": torch.bfloat16},
     "sums in float64": {"reduce_dtype": torch.float64},
 }.items():
-    case(f"FSDP2, mixed precision: {name}")(lambda more=more: fsdp({"mp_policy": policy(**more)}, atol=1e-2))
+    case(f"FSDP2, mixed precision: {name}")(
+        lambda more=more: fsdp({"mp_policy": policy(**more)}, atol=1e-2)
+    )
 
 
 @case("FSDP2, gradients of two batches, reduced once")
@@ -290,7 +294,9 @@ def two_dimensions() -> None:
 # DTensor.
 
 
-def redistributed(names: list[str], shape: tuple[int, ...], over: tuple[int, ...] = (RANKS,)) -> None:
+def redistributed(
+    names: list[str], shape: tuple[int, ...], over: tuple[int, ...] = (RANKS,)
+) -> None:
     """From these placements to each other: the whole stays what it is."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 

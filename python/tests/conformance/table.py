@@ -36,7 +36,8 @@ def write(found: dict[str, dict[str, str]]) -> None:
     rows = [f"PyTorch {TORCH[0]}.{TORCH[1]}"]
     for name, case in CASES.items():
         cells = [
-            found[backend].get(name) or before.get(name, {}).get(backend, NOT_RUN) for backend in BACKENDS
+            found[backend].get(name) or before.get(name, {}).get(backend, NOT_RUN)
+            for backend in BACKENDS
         ]
         rows.append("\t".join([case.topic, name, *cells]))
     FILE.write_text("\n".join(rows) + "\n")

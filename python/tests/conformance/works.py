@@ -218,7 +218,9 @@ def late(call: Callable[["dist.ProcessGroup"], None], ranks: list[int] | None = 
 
 for name, call in {
     "all_reduce": lambda group: dist.all_reduce(torch.ones(2), group=group),
-    "broadcast from the one that does not call": lambda group: dist.broadcast(torch.ones(2), 1, group=group),
+    "broadcast from the one that does not call": lambda group: dist.broadcast(
+        torch.ones(2), 1, group=group
+    ),
     "all_gather_into_tensor": lambda group: dist.all_gather_into_tensor(
         torch.ones(8), torch.ones(2), group=group
     ),
@@ -259,7 +261,9 @@ def late_others() -> None:
 @case("wait with a timeout of 0.5 s", alone=True)
 def wait_timeout() -> None:
     dist.barrier()
-    told(lambda: mistake(dist.all_reduce(torch.ones(2), async_op=True).wait, timedelta(seconds=0.5)))
+    told(
+        lambda: mistake(dist.all_reduce(torch.ones(2), async_op=True).wait, timedelta(seconds=0.5))
+    )
 
 
 @case("monitored_barrier names the rank that does not come", alone=True)

@@ -1,4 +1,4 @@
-"""How the ranks of a process group find the box, or one another."""
+"""The rendezvous of a process group's ranks: they find the box, or each other."""
 
 import ipaddress
 import json
@@ -23,22 +23,23 @@ from ..errors import ConfigError, NoBoxWarning, UnreachableError
 
 T = TypeVar("T")
 
-#: Seconds after which a rank that is silent in an operation is dead, where the group's timeout is longer.
+#: Seconds after which a rank that is silent in an operation is dead, at most.
 LONGEST = 60.0
 
 
 def apart(store: "dist.Store", ranks: int) -> "dist.Store":
-    """A part of the store that no earlier group has had: that of torchrun's agent outlives destroy_process_group.
+    """A part of the store that no earlier group has used.
 
-    The store counts, as a rank that was started anew does not know of earlier groups. A group's ranks have all come here before one of
-    them comes for the next.
+    The store of torchrun's agent outlives destroy_process_group. The store counts the groups, as a
+    restarted rank does not know of earlier ones. All ranks of a group call this before one of them
+    calls it for the next group.
     """
     generation = (store.add(f"netsum/{ranks}", 1) - 1) // ranks
     return dist.PrefixStore(f"netsum/{ranks}/{generation}", store)
 
 
 def has_come(store: "dist.Store", key: str, until: float) -> bool:
-    """Whether a store gets a key in time, by the monotonic clock."""
+    """Waits for a key of a store. Returns whether it was set before `until` (monotonic clock)."""
     try:
         store.wait([key], timedelta(seconds=max(until - time.monotonic(), 0.001)))
     except RuntimeError:
@@ -50,7 +51,7 @@ def has_come(store: "dist.Store", key: str, until: float) -> bool:
 
 
 class _Within:
-    """A part of a store in which a key is waited for as long as the group's timeout, and not the store's."""
+    """A part of a store, with the group's timeout for waiting instead of the store's."""
 
     def __init__(self, store: "dist.Store", timeout: float):
         self.store, self.timeout, self.until = store, timeout, time.monotonic() + timeout
@@ -60,12 +61,15 @@ class _Within:
 
     def of_rank(self, key: str, rank: int) -> bytes:
         if not has_come(self.store, f"{key}/{rank}", self.until):
-            text = f"rank {rank} has not come to init_process_group, or to new_group, within {self.timeout:g} s, the group's timeout"
+            text = (
+                f"rank {rank} has not called init_process_group or new_group within "
+                f"{self.timeout:g} s, the group's timeout"
+            )
             raise UnreachableError(text, rank)
         return self.store.get(f"{key}/{rank}")
 
     def connect(self, **settings) -> Communicator:
-        """Within the rest of that time, where it is less than what is usual."""
+        """Connects within the rest of the group's timeout, if that is less than the default."""
         if not os.environ.get("NETSUM_TIMEOUT"):
             settings["timeout"] = self.silence
         left = max(self.until - time.monotonic(), 1)
@@ -74,31 +78,38 @@ class _Within:
         return netsum.init(**settings)
 
 
-def meet(store: "dist.Store", rank: int, ranks: int, timeout: float) -> tuple[Communicator, str]:
-    """The communicator of all ranks, and this rank's address.
+def rendezvous(
+    store: "dist.Store", rank: int, ranks: int, timeout: float
+) -> tuple[Communicator, str]:
+    """Connects all ranks. Returns the communicator, and this rank's address.
 
-    With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", as netsum.init() does. With none of these at any rank the ranks send one
-    another their addresses over the store, and sum by themselves. What one of them refuses, all do: none is left waiting.
-    `timeout` is the group's, in seconds: a rank that is silent for so long in an operation, 60 s at most, is dead.
+    With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", this is netsum.init(). With none of
+    these at any rank, the ranks exchange their addresses over the store, and their own ring sums.
+    An error of one rank is raised by all ranks: none is left waiting. `timeout` is the group's, in
+    seconds: a rank that is silent for so long in an operation, 60 s at most, is dead.
     """
     store = _Within(store, timeout)
-    known = _all(store, rank, ranks, "known", [_is_told(), timeout])
-    told = [is_told for is_told, _ in known]
-    # Ranks may have given other timeouts.
+    known = _all(store, rank, ranks, "known", [_is_configured(), timeout])
+    configured = [is_configured for is_configured, _ in known]
+    # Ranks may have different timeouts.
     store.silence = min(max(min(theirs for _, theirs in known), 0.1), LONGEST)
-    if all(told):
-        return store.connect(rank=rank, ranks=ranks), resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
-    if any(told):
-        text = f"rank {told.index(True)} knows of a box and rank {told.index(False)} does not: set NETSUM_CONTROLLER (or NETSUM_PEERS)"
-        raise _together(store, rank, ranks, ConfigError(f"{text} at all ranks, or at none"))
+    if all(configured):
+        own = resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
+        return store.connect(rank=rank, ranks=ranks), own
+    if any(configured):
+        text = (
+            f"rank {configured.index(True)} knows of a box and rank {configured.index(False)} does "
+            "not: set NETSUM_CONTROLLER (or NETSUM_PEERS) at all ranks, or at none"
+        )
+        raise _together(store, rank, ranks, ConfigError(text))
     peers = _peers(store, rank, ranks)
     is_good, what, hint = own_address(peers[rank])
     refusal = None if is_good else ("ConfigError", f"rank {rank}: {what}; {hint}")
     if rank == 0:
         try:
             warnings.warn(
-                "no box: NETSUM_CONTROLLER is not set, and there is no host \"netsum\". The ranks sum by themselves, at "
-                + ", ".join(peers[:4] + ["..."] * (ranks > 4)),
+                'no box: NETSUM_CONTROLLER is not set, and there is no host "netsum". '
+                "The ranks' own ring sums, at " + ", ".join(peers[:4] + ["..."] * (ranks > 4)),
                 NoBoxWarning,
                 stacklevel=2,
             )
@@ -109,7 +120,7 @@ def meet(store: "dist.Store", rank: int, ranks: int, timeout: float) -> tuple[Co
     return store.connect(rank=rank, ranks=ranks, peers=peers, ip=peers[rank]), peers[rank]
 
 
-def _is_told() -> bool:
+def _is_configured() -> bool:
     if os.environ.get("NETSUM_PEERS") or os.environ.get("NETSUM_CONTROLLER"):
         return True
     try:
@@ -125,7 +136,7 @@ def _all(store: _Within, rank: int, ranks: int, key: str, value: T) -> "list[T]"
 
 
 def _together(store: _Within, rank: int, ranks: int, error: Exception) -> Exception:
-    """What all ranks raise, when all know: the store may end with rank 0."""
+    """Returns an error that all ranks raise, when all have it: the store may end with rank 0."""
     store.add("refused", 1)
     until = time.monotonic() + 5
     while rank == 0 and store.add("refused", 0) < ranks and time.monotonic() < until:
@@ -134,11 +145,13 @@ def _together(store: _Within, rank: int, ranks: int, error: Exception) -> Except
 
 
 def _peers(store: _Within, rank: int, ranks: int) -> list[str]:
-    """The addresses of all ranks; every rank comes to the same, or to the same error."""
+    """The addresses of all ranks. Every rank gets the same result, or the same error."""
     places = _all(store, rank, ranks, "place", _place(store, rank, ranks))
-    # On one machine NETSUM_IP counts if it tells the ranks apart.
-    told = {place["ip"] or place["why"] for place in places} if any(place["is_set"] for place in places) else set()
-    if _is_one_machine(places) and len(told) < 2 and all(place["ip"] for place in places if place["is_set"]):
+    # On one machine NETSUM_IP is used if it differs between ranks.
+    is_any_set = any(place["is_set"] for place in places)
+    distinct = {place["ip"] or place["why"] for place in places} if is_any_set else set()
+    are_valid = all(place["ip"] for place in places if place["is_set"])
+    if _is_one_machine(places) and len(distinct) < 2 and are_valid:
         return _loopback(store, rank, ranks)
     own = places[rank]
     others = [place["ip"] for place in places if place["ip"] and place["machine"] != own["machine"]]
@@ -146,7 +159,7 @@ def _peers(store: _Within, rank: int, ranks: int) -> list[str]:
         try:
             own["ip"] = towards(others[0])
         except OSError as error:
-            own["why"] += f"; there is no way to {others[0]}: {error}"
+            own["why"] += f"; there is no route to {others[0]}: {error}"
     places = _all(store, rank, ranks, "placed", own)
     if refusal := refused(places):
         raise _together(store, rank, ranks, ConfigError(refusal))
@@ -158,61 +171,67 @@ def _is_one_machine(places: Sequence[dict]) -> bool:
 
 
 def refused(places: Sequence[dict]) -> str | None:
-    """Why ranks do not reach one another at their addresses, if that is certain."""
+    """Why ranks cannot reach each other at their addresses, if that is certain."""
     seen: dict[str, int] = {}
     for rank, place in enumerate(places):
         ip, machine = place["ip"], place["machine"]
         if ip is None:
-            return f"rank {rank}: {place['why']}. Set NETSUM_IP there to its address on the ranks' network"
+            why = place["why"]
+            return f"rank {rank}: {why}. Set NETSUM_IP there to its address on the ranks' network"
         if ipaddress.ip_address(ip).is_loopback and not _is_one_machine(places):
             return (
-                f"rank {rank} has the loopback address {ip}, which the ranks on other machines do not reach: set NETSUM_IP there to its "
-                "address on the ranks' network"
+                f"rank {rank} has the loopback address {ip}, which ranks on other machines cannot "
+                "reach: set NETSUM_IP there to its address on the ranks' network"
             )
         first = seen.setdefault(ip, rank)
         if places[first]["machine"] != machine:
             return (
-                f"rank {first} and rank {rank} are on different machines, or in different containers, and have one address, {ip}: set "
-                "NETSUM_IP there to addresses that all ranks reach, and start containers in their machine's network (--network host)"
+                f"rank {first} and rank {rank} are on different machines, or in different "
+                f"containers, and have the same address {ip}: set NETSUM_IP there to addresses "
+                "that all ranks reach, and start containers in their machine's network (--network "
+                "host)"
             )
     return None
 
 
 def _place(store: _Within, rank: int, ranks: int) -> dict:
-    """This rank's machine, and its address that others reach; without one, the reason."""
-    place = {"machine": _machine(), "ip": None, "is_set": bool(os.environ.get("NETSUM_IP")), "why": ""}
-    if place["is_set"]:
+    """This rank's machine, and its address that others reach, or why there is none."""
+    is_set = bool(os.environ.get("NETSUM_IP"))
+    place = {"machine": _machine(), "ip": None, "is_set": is_set, "why": ""}
+    if is_set:
+        job = {"controller": "-", "job": "-", "token": "-"}
         try:
-            place["ip"] = resolve({"rank": str(rank), "ranks": str(ranks), "controller": "-", "job": "-", "token": "-"})["ip"]
+            place["ip"] = resolve({"rank": str(rank), "ranks": str(ranks), **job})["ip"]
         except ConfigError as error:
             place["why"] = str(error)
         return place
     own = own_addresses()
-    place["why"] = f"which of its addresses the others reach is not known ({', '.join(own) or 'there are none but loopback ones'})"
+    listed = ", ".join(own) or "it has only loopback addresses"
+    place["why"] = f"it is not known which of its addresses the others reach ({listed})"
     if host := _host(store):
         try:
             ip = towards(host)
             if not ipaddress.ip_address(ip).is_loopback:
                 place["ip"] = ip
                 return place
-            place["why"] += f"; its address towards {host} is {ip}"
+            place["why"] += f"; its address on the route to {host} is {ip}"
         except OSError as error:
-            place["why"] += f"; there is no way to {host}: {error}"
+            place["why"] += f"; there is no route to {host}: {error}"
     by_family = [[ip for ip in own if (":" in ip) == is_v6] for is_v6 in (False, True)]
-    # A machine with addresses of both families has those of IPv4 in mind.
+    # With addresses of both families, IPv4 comes first.
     first = next(filter(None, by_family), [])
     place["ip"] = first[0] if len(first) == 1 else None
     return place
 
 
 def _machine() -> str:
-    """This machine, and what it has for a network: containers share the one, and not always the other."""
+    """Identifies this machine and its network: containers may share one without the other."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
 
 
 def _host(store: _Within) -> str | None:
-    """The machine that has the store: rank 0's, as a rule. None where it is a file."""
+    """The machine that has the store, usually rank 0's. None if the store is a file."""
     store = store.store
     while isinstance(store, dist.PrefixStore) and hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -220,7 +239,8 @@ def _host(store: _Within) -> str | None:
 
 
 def _loopback(store: _Within, rank: int, ranks: int) -> list[str]:
-    """One address for each rank of one machine, which no other group has."""
+    """One loopback address for each rank, which no other group uses."""
     first = _all(store, rank, ranks, "loopback", secrets.randbelow(1 << 22))[0]
     network = int(ipaddress.ip_address("127.64.0.0"))
-    return [str(ipaddress.ip_address(network + (first + other + 1) % (1 << 22))) for other in range(ranks)]
+    numbers = [network + (first + other + 1) % (1 << 22) for other in range(ranks)]
+    return [str(ipaddress.ip_address(number)) for number in numbers]
