@@ -76,7 +76,7 @@ async fn workers_need_a_certificate_of_the_right_authority() {
         assert!(error.contains(expected) || unread && error.contains(whose), "{error}");
     }
     let error = refused(&d, 5, None).await;
-    assert!(error.contains("the daemon may want TLS"), "{error}");
+    assert!(error.contains("the daemon may require TLS"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

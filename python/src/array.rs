@@ -1,4 +1,4 @@
-//! What is handed over as an array.
+//! Arrays that Python passes.
 
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
@@ -16,7 +16,8 @@ pub fn memory(object: &Bound<'_, PyAny>, written: bool) -> PyResult<Memory> {
         Err(_) => {
             let kind = object.get_type().name()?;
             let text = format!(
-                "a {kind} has neither the buffer protocol nor DLPack: give a numpy array or a CPU tensor"
+                "a {kind} has neither the buffer protocol nor DLPack: pass a numpy array or a CPU \
+                 tensor"
             );
             return Err(argument(py, &text));
         }
@@ -24,7 +25,7 @@ pub fn memory(object: &Bound<'_, PyAny>, written: bool) -> PyResult<Memory> {
     match memory {
         (_, true) if written => Err(argument(
             py,
-            "the array is read-only, and the result has no place: give a copy of it (x.copy())",
+            "the array is read-only, but the result is written to it: pass a copy (x.copy())",
         )),
         (memory, _) => Ok(memory),
     }

@@ -18,14 +18,14 @@ use crate::errors::{argument, raised};
 use crate::memory::{Kind, Memory};
 use crate::work::{Report, SIGNALS, Warned, Work};
 
-/// A member of a job. All ranks call for the same operations in the same order. Threads may share
-/// it; the order of their calls is theirs to keep the same at all ranks. Operations whose kind,
-/// root, operator, elements or `tag` (of those in flight: a number for what else must agree) are
-/// not the same at all ranks raise MismatchError at all. So does one that a rank alone has refused,
-/// at the others.
+/// A member of a job. All ranks call the same operations in the same order. Threads may share it,
+/// if they keep the order of calls the same at all ranks. If operations differ between ranks in
+/// kind, root, operator, elements or `tag` (a number for other properties that must agree), all
+/// ranks raise MismatchError. If only one rank refuses an operation, the others raise
+/// MismatchError.
 #[pyclass(frozen, module = "netsum", subclass, weakref)]
 pub struct Communicator {
-    /// `None` when it is closed.
+    /// `None` after `close`.
     inner: Mutex<Option<netsum_worker::Communicator>>,
     room: Room,
     #[pyo3(get)]
@@ -34,13 +34,13 @@ pub struct Communicator {
     #[pyo3(get)]
     /// Ranks of the job.
     ranks: u32,
-    /// Which connected. In one that was forked from it a lock may be held by a thread that is not
-    /// there.
+    /// The process that connected. In a forked one a thread that does not exist there may hold a
+    /// lock.
     process: u32,
     warned: Arc<Warned>,
 }
 
-/// What the environment and `settings` come to: rank, ranks, ip, controller, job, peers.
+/// The result of the environment and `settings`: rank, ranks, ip, controller, job, peers.
 #[pyfunction]
 pub fn resolve<'py>(
     py: Python<'py>,
@@ -63,7 +63,7 @@ pub fn resolve<'py>(
     Ok(found)
 }
 
-/// The address that this machine has on the way to a host.
+/// The address of this machine on the route to a host.
 #[pyfunction]
 pub fn towards(py: Python<'_>, host: &str) -> PyResult<String> {
     Ok(py.detach(|| addresses::towards((host, 9)))?.to_string())
@@ -81,13 +81,13 @@ fn configuration(py: Python<'_>, settings: &BTreeMap<String, String>) -> PyResul
     set.and_then(|()| py.detach(|| all.config())).map_err(|e| raised(py, &e))
 }
 
-/// Joins the job that the environment and `settings` tell of, and returns when all ranks are there.
+/// Joins the job from the environment and `settings`, and returns when all ranks have joined.
 #[pyfunction]
 pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Communicator> {
     let config = configuration(py, &settings)?;
     let has_box = matches!(config.bootstrap, Bootstrap::Controller { .. });
     let (told, mut answer) = mpsc::channel();
-    // In a thread of its own: Ctrl-C ends the wait.
+    // In its own thread, because Ctrl-C must end the wait.
     std::thread::Builder::new().name("netsum-connect".to_owned()).spawn(move || {
         let _ = told.send(netsum_worker::Communicator::connect(config));
     })?;
@@ -118,20 +118,20 @@ fn op(py: Python<'_>, name: &str) -> PyResult<Op> {
     match name {
         "sum" => Ok(Op::Sum),
         "avg" => Ok(Op::Average),
-        _ => Err(argument(py, &format!("op {name:?}: netsum has \"sum\" and \"avg\""))),
+        _ => Err(argument(py, &format!("op {name:?}: must be \"sum\" or \"avg\""))),
     }
 }
 
-/// How an operation begins.
+/// How to start an operation.
 #[derive(Clone, Copy)]
 struct Begin {
-    /// How long it is waited for before it goes on in flight.
+    /// How long to wait for it before it continues in flight.
     first: Duration,
-    /// What else all ranks must have the same of.
+    /// A number that must be the same at all ranks.
     tag: u32,
 }
 
-/// A call that waits: what is over soon wakes no other thread.
+/// A call that waits: an operation that completes soon wakes no other thread.
 const SOON: Begin = Begin { first: Duration::from_millis(1), tag: 0 };
 
 /// A call that does not wait.
@@ -139,9 +139,9 @@ const fn in_flight(tag: u32) -> Begin {
     Begin { first: Duration::ZERO, tag }
 }
 
-/// Marks an error as one that the other ranks have been told of, or need not be.
+/// Marks an error that has been announced to the other ranks, or need not be.
 fn set_told(py: Python<'_>, error: &PyErr) {
-    // All but odd exceptions have room for it; of those the ranks are told twice.
+    // Unusual exceptions have no room for the attribute; they are announced twice.
     let _ = error.value(py).setattr("told", true);
 }
 
@@ -172,8 +172,8 @@ impl Communicator {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a call. Where it is refused, the other ranks are told. One that Ctrl-C ends may be
-    /// made again.
+    /// Makes a call, and announces it to the other ranks if it is refused. A call that Ctrl-C ends
+    /// may be repeated.
     fn call(&self, py: Python<'_>, start: impl FnOnce() -> PyResult<Work>) -> PyResult<Work> {
         start().inspect_err(|error| {
             if error.is_instance_of::<PyException>(py)
@@ -199,7 +199,7 @@ impl Communicator {
         let mut start = Some(start);
         loop {
             let begun = self.with(py, |comm| {
-                // Who has the communicator takes no place from others, nor they from it.
+                // Only the thread that holds the communicator starts operations.
                 let Some(start) = start.take_if(|_| self.room.wait_for(Duration::ZERO)) else {
                     return Ok(None);
                 };
@@ -208,11 +208,11 @@ impl Communicator {
                 start(comm)
                     .map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
             });
-            // What the library refuses it has told the others.
+            // The library has announced its own refusals.
             if let Some(work) = begun.inspect_err(|error| set_told(py, error))? {
                 return Ok(work);
             }
-            // Others may have the communicator meanwhile, and Ctrl-C ends the wait.
+            // Other threads may use the communicator meanwhile, and Ctrl-C ends the wait.
             py.detach(|| self.room.wait_for(SIGNALS));
             py.check_signals().inspect_err(|error| set_told(py, error))?;
         }
@@ -238,7 +238,7 @@ impl Communicator {
     ) -> PyResult<Work> {
         if let Some(other) = memories.iter().find(|other| other.kind != memories[0].kind) {
             let text = format!(
-                "arrays of dtype {} and {}: one operation sums one",
+                "arrays of dtype {} and {}: one operation must have one dtype",
                 memories[0].dtype, other.dtype
             );
             return Err(argument(py, &text));
@@ -263,7 +263,7 @@ impl Communicator {
     }
 }
 
-/// Operations, started.
+/// Methods that start operations.
 impl Communicator {
     fn start_all_reduce(&self, array: &Bound<'_, PyAny>, op: &str, begin: Begin) -> PyResult<Work> {
         let py = array.py();
@@ -273,7 +273,8 @@ impl Communicator {
         self.call(py, || {
             let arrays: Vec<Bound<'_, PyAny>> = array.extract()?;
             if self::op(py, op)? != Op::Sum {
-                return Err(argument(py, "a list of arrays is summed (\"sum\"): divide the sums"));
+                let text = "a list of arrays has no average: use \"sum\" and divide the sums";
+                return Err(argument(py, text));
             }
             let memories: Vec<_> =
                 arrays.iter().map(|array| array::memory(array, true)).collect::<Result<_, _>>()?;
@@ -317,7 +318,7 @@ impl Communicator {
             let (input, output) = (array::memory(input, false)?, array::memory(output, true)?);
             if input.dtype != output.dtype {
                 let text = format!(
-                    "input of dtype {} and output of {}: they must be of the same",
+                    "input of dtype {} and output of {}: must have the same dtype",
                     input.dtype, output.dtype
                 );
                 return Err(argument(py, &text));
@@ -379,7 +380,7 @@ impl Communicator {
 impl Communicator {
     /// Replaces each element by the sum of all ranks' elements at its place, or their average
     /// ("avg"), in place. The same bits at every rank. A list of arrays of one dtype is summed as
-    /// if they were one behind the other, in one operation: the way for many small ones.
+    /// if they were concatenated, in one operation: use it for many small arrays.
     #[pyo3(signature = (array, op="sum"))]
     fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Report> {
         self.start_all_reduce(array, op, SOON)?.wait(array.py(), None)
@@ -409,7 +410,7 @@ impl Communicator {
         self.start_reduce(array, root, op, in_flight(tag))
     }
 
-    /// Sums `input`, and puts the rank-th part of the sum into `output`.
+    /// Sums `input`, and writes this rank's part of the sum to `output`.
     #[pyo3(signature = (output, input, op="sum"))]
     fn reduce_scatter(
         &self,
@@ -432,7 +433,7 @@ impl Communicator {
         self.start_reduce_scatter(output, input, op, in_flight(tag))
     }
 
-    /// Gives all ranks the array of rank `root`, of any dtype, in place.
+    /// Copies the array of rank `root`, of any dtype, to all ranks, in place.
     fn broadcast(&self, array: &Bound<'_, PyAny>, root: i64) -> PyResult<Report> {
         self.start_broadcast(array, root, SOON)?.wait(array.py(), None)
     }
@@ -443,7 +444,7 @@ impl Communicator {
         self.start_broadcast(array, root, in_flight(tag))
     }
 
-    /// Puts the inputs of all ranks, of any dtype, into `output`, one behind the other.
+    /// Concatenates the inputs of all ranks, of any dtype, in `output`.
     fn all_gather(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
         self.start_all_gather(output, input, SOON)?.wait(output.py(), None)
     }
@@ -459,8 +460,7 @@ impl Communicator {
         self.start_all_gather(output, input, in_flight(tag))
     }
 
-    /// Puts the rank-th part of each rank's input, of any dtype, into `output`, one behind the
-    /// other.
+    /// Concatenates this rank's part of each rank's input, of any dtype, in `output`.
     fn all_to_all(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
         self.start_all_to_all(output, input, SOON)?.wait(output.py(), None)
     }
@@ -476,7 +476,7 @@ impl Communicator {
         self.start_all_to_all(output, input, in_flight(tag))
     }
 
-    /// Returns once all ranks have called it, and all that was in flight before is done.
+    /// Returns once all ranks have called it, and earlier operations have completed.
     fn barrier(&self, py: Python<'_>) -> PyResult<Report> {
         self.start_barrier(py, SOON)?.wait(py, None)
     }
@@ -487,9 +487,9 @@ impl Communicator {
         self.start_barrier(py, in_flight(tag))
     }
 
-    /// Stands for a call that the caller has refused by itself and other ranks may make: they get a
-    /// MismatchError, unless all refuse theirs.
-    /// What this class refuses it has told them of: its exception has an attribute `told`.
+    /// Announces a call that the caller itself has refused. Ranks that make it raise MismatchError,
+    /// unless all refuse it. Methods of this class have announced their own refusals: the exception
+    /// has an attribute `told`.
     fn _refuse(&self, py: Python<'_>) {
         if self.is_here() {
             py.detach(|| {
@@ -513,19 +513,19 @@ impl Communicator {
         format!("<netsum.Communicator: rank {} of {}>", self.rank, self.ranks)
     }
 
-    /// Who sums: "box", or "ring", the ranks themselves.
+    /// "box" if the box sums, "ring" if the ranks' own ring does.
     #[getter]
     fn mode(&self, py: Python<'_>) -> PyResult<&'static str> {
         self.with(py, |comm| Ok(comm.mode().name()))
     }
 
-    /// What carries this rank's packets.
+    /// The transport of this rank's packets.
     #[getter]
     fn transport(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |comm| Ok(comm.transport().to_owned()))
     }
 
-    /// What this rank has done since it was connected, by name.
+    /// Counters of this rank since it connected, by name.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let s = self.with(py, |comm| Ok(comm.statistics()))?;
         let all = PyDict::new(py);
@@ -534,10 +534,10 @@ impl Communicator {
             ("verified", s.verified),
             ("unsummed", s.unsummed),
             ("wrong", s.wrong),
-            ("fall_backs", s.fall_backs),
+            ("fallbacks", s.fallbacks),
             ("box_bytes", s.box_bytes),
             ("ring_bytes", s.ring_bytes),
-            ("renewals", s.renewals),
+            ("reconnects", s.reconnects),
             ("underflows", s.underflows),
         ] {
             all.set_item(name, value)?;
@@ -545,8 +545,8 @@ impl Communicator {
         Ok(all)
     }
 
-    /// Leaves the job. Operations in flight are completed where the other ranks get there within
-    /// two seconds; others raise ClosedError.
+    /// Leaves the job. Operations in flight complete if the other ranks call them within two
+    /// seconds; others raise ClosedError.
     fn close(&self, py: Python<'_>) {
         if self.is_here() {
             py.detach(|| {
@@ -561,7 +561,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         let comm = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if comm.is_some() {
-            // It waits for other ranks.
+            // Without Python's lock, because it waits for other ranks.
             Python::attach(|py| py.detach(|| drop(comm)));
         }
     }

@@ -1,7 +1,6 @@
 //! Tensors by DLPack: <https://dmlc.github.io/dlpack/latest/c_api.html>, versions 0.x and 1.x.
 //!
-//! The capsule is never consumed. Whoever made it takes the tensor back when the capsule is
-//! dropped.
+//! The capsule is never consumed. Its maker releases the tensor when the capsule is dropped.
 
 use std::ffi::c_void;
 
@@ -46,13 +45,14 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
     let py = object.py();
     let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
     if device != CPU && device != CUDA_HOST {
-        let text = "the tensor is on a device, and netsum sums what is in the host's memory: sum x.cpu() and copy the result back";
+        let text = "the tensor is on a device, but netsum sums memory of the host: sum x.cpu() and \
+                    copy the result back";
         return Err(argument(py, text));
     }
     let arguments = PyDict::new(py);
     arguments.set_item("max_version", (1, 0))?;
     let capsule = match object.call_method("__dlpack__", (), Some(&arguments)) {
-        // Older ones know of no versions.
+        // Older objects do not accept a version.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__"),
         other => other,
     };
@@ -60,10 +60,10 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
     let (tensor, read_only) = if let Ok(pointer) =
         capsule.pointer_checked(Some(c"dltensor_versioned"))
     {
-        // SAFETY: what capsules of this name hold, by DLPack's specification.
+        // SAFETY: capsules of this name contain this type, by DLPack's specification.
         let versioned = unsafe { pointer.cast::<Versioned>().as_ref() };
         if versioned.major > 1 {
-            let text = format!("DLPack {}.{} is not known here", versioned.major, versioned.minor);
+            let text = format!("DLPack {}.{} is not supported", versioned.major, versioned.minor);
             return Err(argument(py, &text));
         }
         (&versioned.tensor, versioned.flags & READ_ONLY != 0)
@@ -91,7 +91,7 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
         shape.iter().try_fold(1usize, |n, side| n.checked_mul(usize::try_from(*side).ok()?));
     let size = usize::from(tensor.bits) * usize::from(tensor.lanes);
     let bytes = elements.and_then(|n| n.checked_mul(size)).map(|bits| bits.div_ceil(8));
-    let bytes = bytes.ok_or_else(|| argument(py, "the tensor's shape is no shape"))?;
+    let bytes = bytes.ok_or_else(|| argument(py, "the tensor's shape is not valid"))?;
     let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
     let export = capsule.into_any().unbind();
     Ok((Memory { start, bytes, kind, dtype: name, _export: export }, read_only))

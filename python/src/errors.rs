@@ -1,4 +1,4 @@
-//! Python's exceptions, which `netsum/errors.py` has.
+//! Python's exceptions, defined in `netsum/errors.py`.
 
 use netsum_worker::Error;
 use pyo3::exceptions::PyRuntimeError;
@@ -22,7 +22,7 @@ pub fn raised(py: Python<'_>, error: &Error) -> PyErr {
     named(py, class, &error.to_string(), rank)
 }
 
-/// What a caller gave cannot be used.
+/// An ArgumentError.
 pub fn argument(py: Python<'_>, text: &str) -> PyErr {
     named(py, "ArgumentError", text, None)
 }

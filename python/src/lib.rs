@@ -1,10 +1,10 @@
-//! The Python module `netsum._netsum`, which the package `netsum` is a face of.
+//! The Python module `netsum._netsum`, which the package `netsum` wraps.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`communicator`] | `Communicator` |
 //! | [`work`] | `Work`: an operation in flight |
-//! | [`array`] | what is handed over as an array, by the buffer protocol or [`dlpack`] |
+//! | [`array`] | arrays that Python passes, by the buffer protocol or [`dlpack`] |
 //! | [`memory`] | its memory, while it is in use |
 //! | [`errors`] | Python's exceptions |
 

@@ -1,4 +1,4 @@
-//! Memory of Python's objects, held for as long as an operation is in flight.
+//! Memory of Python's objects, kept alive while an operation is in flight.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -10,7 +10,7 @@ use pyo3::types::PyMemoryView;
 
 use crate::errors::argument;
 
-/// What elements are.
+/// The type of elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     I32,
@@ -19,15 +19,15 @@ pub enum Kind {
     Other,
 }
 
-/// Contiguous memory of an object, which has exported it, and takes it back when this is dropped.
+/// Contiguous memory of an object, which exports it until this is dropped.
 pub struct Memory {
     pub start: *mut u8,
     pub bytes: usize,
     pub kind: Kind,
-    /// For messages.
+    /// The dtype, for messages.
     pub dtype: String,
-    /// Holds the export. Dropped by a thread that does not have Python, it is given back by the
-    /// next one that has.
+    /// Keeps the export. If a thread without Python's lock drops it, the next one with the lock
+    /// releases it.
     pub _export: Py<PyAny>,
 }
 
@@ -35,7 +35,7 @@ pub struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// By the buffer protocol. Whether it is read-only, too.
+    /// From the buffer protocol; returns also whether it is read-only.
     pub fn of_buffer(view: &Bound<'_, PyMemoryView>) -> PyResult<(Self, bool)> {
         let py = view.py();
         let buffer = PyUntypedBuffer::get(view.as_any())?;
@@ -43,9 +43,10 @@ impl Memory {
             return Err(not_contiguous(py, "numpy.ascontiguousarray(x)"));
         }
         let format = buffer.format().to_string_lossy().into_owned();
-        // Between colons are the names of fields.
+        // Names of fields are between colons.
         if format.split(':').step_by(2).any(|codes| codes.contains('O')) {
-            let text = "the array holds Python's objects, which are in this process alone: convert it (x.astype(numpy.float32))";
+            let text = "the array contains Python objects, which other processes do not have: \
+                        convert it (x.astype(numpy.float32))";
             return Err(argument(py, text));
         }
         let native = format.trim_start_matches(['@', '=', '<']);
@@ -66,7 +67,7 @@ impl Memory {
         if !self.start.cast::<T>().is_aligned() {
             return Err(argument(
                 py,
-                "the array is not aligned to 4 bytes: give a copy of it (x.copy())",
+                "the array is not aligned to 4 bytes: pass a copy (x.copy())",
             ));
         }
         Ok(Elements { len: self.bytes / size_of::<T>(), memory: self, elements: PhantomData })
@@ -77,25 +78,27 @@ impl Memory {
         Elements { len: self.bytes, memory: self, elements: PhantomData }
     }
 
-    /// For what is summed.
+    /// The error for a type that cannot be summed.
     pub fn no_sum(&self, py: Python<'_>) -> PyErr {
         let text = format!(
-            "dtype {}: netsum sums float32, int32 and uint32; convert it (x.astype(numpy.float32), x.float())",
+            "dtype {}: netsum sums float32, int32 and uint32: convert it \
+             (x.astype(numpy.float32), x.float())",
             self.dtype
         );
         argument(py, &text)
     }
 }
 
-/// For both ways to memory.
+/// The error for memory that is not contiguous.
 pub fn not_contiguous(py: Python<'_>, copy: &str) -> PyErr {
     let text = format!(
-        "the array is not contiguous in memory (a slice with steps, or transposed), and is summed where it is: sum {copy} and copy the result back"
+        "the array is not contiguous in memory (a slice with steps, or transposed), but netsum \
+         sums in place: sum {copy} and copy the result back"
     );
     argument(py, &text)
 }
 
-/// A buffer's format in numpy's words, where there are such.
+/// numpy's name of a buffer's format, if it has one.
 fn dtype(format: &str, size: usize) -> String {
     let name = match format.trim_start_matches(['@', '=', '<']) {
         "d" => "float64",
@@ -111,14 +114,14 @@ fn dtype(format: &str, size: usize) -> String {
     name.to_owned()
 }
 
-/// The same as a slice.
+/// Memory as a slice.
 pub struct Elements<T> {
     memory: Memory,
     len: usize,
     elements: PhantomData<T>,
 }
 
-// SAFETY: as of `Memory`; elements are numbers.
+// SAFETY: as for `Memory`; elements are numbers.
 unsafe impl<T: Send> Send for Elements<T> {}
 
 impl<T> Deref for Elements<T> {
@@ -128,8 +131,8 @@ impl<T> Deref for Elements<T> {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: the export keeps `len` elements there, aligned. What Python writes there
-        // meanwhile is a number, too.
+        // SAFETY: the export keeps `len` aligned elements there. Python can only write numbers
+        // there meanwhile.
         unsafe { std::slice::from_raw_parts(self.memory.start.cast(), self.len) }
     }
 }
@@ -139,12 +142,12 @@ impl<T> DerefMut for Elements<T> {
         if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: as above; asked for only where the export may be written.
+        // SAFETY: as above; called only if the export may be written.
         unsafe { std::slice::from_raw_parts_mut(self.memory.start.cast(), self.len) }
     }
 }
 
-/// For objects whose DLPack says no.
+/// For objects whose DLPack method fails.
 pub fn refused(py: Python<'_>, error: PyErr) -> PyErr {
     if error.is_instance_of::<PyException>(py) {
         argument(py, &error.value(py).to_string())

@@ -13,13 +13,13 @@ use pyo3::prelude::*;
 
 use crate::errors::raised;
 
-/// How often one who waits looks whether Ctrl-C was pressed.
+/// How often a waiting call checks for Ctrl-C.
 pub const SIGNALS: Duration = Duration::from_millis(100);
 
-/// What an operation came to.
+/// The result of an operation.
 #[pyclass(frozen, get_all, module = "netsum")]
 pub struct Report {
-    /// Who did the sum: "box", or "ring" if the ranks did any part of it.
+    /// "box", or "ring" if the ranks' own ring summed any part.
     mode: &'static str,
     /// Seconds from the call to the last sum.
     elapsed: f64,
@@ -27,7 +27,7 @@ pub struct Report {
     verified: u64,
     /// Packets that were sent again meanwhile; None over an RDMA adapter.
     retransmissions: Option<u64>,
-    /// Floats of this rank that were not zero and counted as 0, beside far larger ones.
+    /// This rank's nonzero floats that became 0, because their message has far larger ones.
     underflows: u64,
 }
 
@@ -56,21 +56,21 @@ enum State {
     Done(Result<netsum_worker::Report, Error>),
 }
 
-/// An operation in flight. It holds the array until it is done, whether somebody waits for it or
-/// not; a handle that is dropped leaves the operation to go on.
+/// An operation in flight. It keeps the array alive until it is done, also if its handle is
+/// dropped.
 #[pyclass(frozen, module = "netsum")]
 pub struct Work {
     state: Mutex<State>,
-    /// The end that is readable when it is done, once somebody has asked for it.
+    /// The end that is readable when it is done, after the first call of `fileno`.
     done: Mutex<Option<UnixStream>>,
     warned: Arc<Warned>,
 }
 
-/// What warnings of a communicator have said.
+/// Which warnings of a communicator have been given.
 pub struct Warned {
-    /// Whether a box should sum, and none has; `None` where there is none to.
+    /// Whether the warning about a box that does not sum was given; `None` without a box.
     pub fallen_back: Option<AtomicBool>,
-    /// That an operation loses small values.
+    /// Whether the warning about lost small values was given.
     pub underflow: AtomicBool,
 }
 
@@ -83,9 +83,9 @@ impl Work {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it came to, if it is done.
+    /// Its result, if it is done.
     fn outcome(&self) -> Option<Result<netsum_worker::Report, Error>> {
-        // Its finalizer may look at this handle: it is dropped when the lock is free again.
+        // Dropped after the lock is released: its finalizer may use this handle.
         let mut array: Option<Owned> = None;
         let mut state = self.lock();
         if let State::Flying(pending) = &*state {
@@ -101,16 +101,14 @@ impl Work {
         }
     }
 
-    /// Warns where the ranks have begun to sum by themselves, and of the first operation that loses
-    /// much.
+    /// Warns after a fallback, and of the first operation that loses many small values.
     fn warn(&self, py: Python<'_>, report: &netsum_worker::Report) -> PyResult<()> {
         let netsum_worker::Underflow { zeroed, nonzero } = report.underflow;
         if report.underflow.is_large() && !self.warned.underflow.swap(true, Ordering::Relaxed) {
             let category = py.import("netsum.errors")?.getattr("UnderflowWarning")?;
             let text = format!(
-                "{zeroed} of {nonzero} floats that are not zero counted as 0: they are too small beside the \
-                 largest one of their message. statistics()[\"underflows\"] counts all; there is no \
-                 second warning"
+                "{zeroed} of {nonzero} nonzero floats became 0, because their message has far \
+                 larger ones. statistics()[\"underflows\"] counts all; this warning is not repeated"
             );
             PyErr::warn(py, &category, &CString::new(text)?, 1)?;
         }
@@ -120,12 +118,12 @@ impl Work {
             return Ok(());
         }
         let category = py.import("netsum.errors")?.getattr("NoBoxWarning")?;
-        let text = c"no box has summed: the ranks sum by themselves, by an ordinary ring, and go back to the box when it sums again. \
-            `netsum diagnose JOB` on the box says why";
+        let text = c"no box has summed: the ranks fall back to an ordinary ring until a box sums \
+            again. `netsum diagnose JOB` on the box shows the reason";
         PyErr::warn(py, &category, text, 1)
     }
 
-    /// Waits without Python's lock, and looks for signals; `None` after `most`.
+    /// Waits without Python's lock, and checks for signals; `None` after `most`.
     pub fn wait_for(
         &self,
         py: Python<'_>,
@@ -160,8 +158,8 @@ impl Work {
         }
     }
 
-    /// Waits until the operation is done, and gives its report, or raises what went wrong. After
-    /// `timeout` seconds it raises TimeoutError, and the operation goes on. So it does after
+    /// Waits until the operation is done, and returns its report or raises its error. After
+    /// `timeout` seconds it raises TimeoutError. The operation continues then, and also after
     /// Ctrl-C.
     #[pyo3(signature = (timeout=None))]
     pub fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Report> {
@@ -187,7 +185,7 @@ impl Work {
             let (reader, mut writer) = UnixStream::pair()?;
             match &*self.lock() {
                 State::Flying(pending) => pending.when_done(move || {
-                    // Nobody listens any more: fine.
+                    // An error means that the other end is closed.
                     let _ = writer.write(&[1]);
                 }),
                 State::Done(_) => drop(writer),

@@ -1,4 +1,4 @@
-"""What ranks of a job on a box do: python box.py NAME. They stop at words on standard input."""
+"""The ranks of a job on a box: python box.py NAME. They wait for lines on standard input."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def told(word):
 
 
 def sums():
-    """All collectives through the box, and the fall-back when it is gone."""
+    """All collectives through the box, and the fallback when the box has ended."""
     warnings.simplefilter("always")
     comm = netsum.init(timeout=5)
     ranks, others = comm.ranks, comm.ranks * (comm.ranks - 1) // 2
@@ -38,10 +38,14 @@ def sums():
         assert (out == numpy.arange(ranks * 5000)).all()
         assert comm.broadcast(out, 2).mode == "box"
         part = numpy.zeros(9000, dtype=numpy.float32)
-        assert comm.reduce_scatter(part, numpy.arange(ranks * 9000, dtype=numpy.float32)).mode == "box"
+        assert (
+            comm.reduce_scatter(part, numpy.arange(ranks * 9000, dtype=numpy.float32)).mode == "box"
+        )
         assert (part == (numpy.arange(9000) + 9000 * comm.rank) * ranks).all()
     statistics = comm.statistics()
-    assert comm.mode == "box" and statistics["fall_backs"] == statistics["ring_bytes"] == 0, statistics
+    assert comm.mode == "box" and statistics["fallbacks"] == statistics["ring_bytes"] == 0, (
+        statistics
+    )
     told("summed")
     with warnings.catch_warnings(record=True) as caught:
         x = numpy.full(100_000, comm.rank, dtype=numpy.float32)
@@ -54,7 +58,7 @@ def sums():
 
 
 def renews():
-    """Operations in flight without a pause, while the ranks connect anew three times."""
+    """Operations in flight without a pause, while the ranks reconnect three times."""
     comm = netsum.init(timeout=5)
     arrays = [numpy.empty(5000, dtype=numpy.int32) for _ in range(8)]
     for times in range(1, 4):
@@ -76,14 +80,14 @@ def renews():
             for work, x in zip(works, arrays):
                 work.wait()
                 assert (x == comm.ranks * (comm.ranks - 1) // 2).all(), x
-            flag = numpy.array([min(comm.statistics()["renewals"], times)], dtype=numpy.int32)
+            flag = numpy.array([min(comm.statistics()["reconnects"], times)], dtype=numpy.int32)
             comm.all_reduce(flag)
             renewed = flag[0]
     print("renewed", flush=True)
 
 
 def soon(call, error):
-    """Calls what is to raise an error in a second at most, and much sooner than the ranks have connected anew."""
+    """Calls a function that must raise an error within a second, before the reconnect ends."""
     begun = time.monotonic()
     try:
         call()
@@ -95,7 +99,7 @@ def soon(call, error):
 
 
 def held():
-    """The ranks connect anew, and the box's daemon is stopped meanwhile: who waits is in time, and Ctrl-C ends it."""
+    """Waits end in time, or by Ctrl-C, if the box's daemon is stopped during a reconnect."""
     # Tests that run in the background have SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     comm = netsum.init(timeout=20)
@@ -105,7 +109,9 @@ def held():
     begun = time.monotonic()
     work = comm.all_reduce_async(arrays[1])
     assert soon(lambda: work.wait(timeout=0.1), TimeoutError)
-    assert not work.is_done() and comm.mode == "box" and time.monotonic() - begun < 1, time.monotonic() - begun
+    assert not work.is_done() and comm.mode == "box" and time.monotonic() - begun < 1, (
+        time.monotonic() - begun
+    )
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     assert soon(lambda: comm.all_reduce(arrays[2]), KeyboardInterrupt)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -113,12 +119,12 @@ def held():
     told("held")
     assert work.wait().mode == "box" and comm.barrier().mode == "box"
     assert (arrays[1] == comm.ranks).all() and (arrays[2] == comm.ranks).all(), arrays
-    assert comm.statistics()["renewals"] == 1, comm.statistics()
+    assert comm.statistics()["reconnects"] == 1, comm.statistics()
     print("renewed", flush=True)
 
 
 def refused_alone():
-    """Rank 2 alone refuses a call, and goes on as if nothing were."""
+    """Only rank 2 refuses a call, and continues."""
     comm = netsum.init(timeout=5)
     ones = [numpy.ones(5000, dtype=numpy.float32) for _ in range(3)]
     assert comm.all_reduce(ones[0]).mode == "box"

@@ -137,8 +137,5 @@ fn link_local_addresses_are_summed_like_others() {
     };
     let config = netsum_worker::CommConfig::new(0, 2, IpAddr::V6(gid(0)), bootstrap);
     let error = netsum_worker::Communicator::connect(config).unwrap_err().to_string();
-    assert!(
-        error.contains("link-local address; a global or unique local one is needed"),
-        "{error}"
-    );
+    assert!(error.contains("link-local address: use a global or unique local one"), "{error}");
 }

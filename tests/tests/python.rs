@@ -156,7 +156,8 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_all() {
     for rank in ranks {
         let said = rank.success(PATIENCE).unwrap();
         assert!(
-            said.contains("MismatchError") && said.contains("nothing (it refused its call"),
+            said.contains("MismatchError")
+                && said.contains("nothing (its own call returned an error"),
             "{said}"
         );
         assert!(said.contains("rank 2"), "{said}");

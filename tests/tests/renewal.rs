@@ -103,7 +103,7 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
     group
         .log()
         .lines()
-        .filter(|line| line.contains("connected anew"))
+        .filter(|line| line.contains("reconnected over"))
         .for_each(|line| println!("{line}"));
     // Once for each time that they were asked.
     for seed in 10..14 {
@@ -233,7 +233,7 @@ fn joined_in_vain() -> (Cluster, Group) {
     assert!(work(&mut group, 4).iter().all(|o| o.renewals == 0));
     let log = group.log();
     assert_eq!(
-        log.matches("could not join again, and goes on as before").count(),
+        log.matches("cannot join again and keeps its connections").count(),
         RANKS as usize,
         "{log}"
     );
@@ -406,7 +406,7 @@ fn back_on_the_box(cluster: &Cluster, group: &mut Group, times: u64, since: Inst
         more == 30
     });
     let log = group.log();
-    for said in ["no box sums any more", "the box sums again"] {
+    for said in ["falling back from the box", "the box sums again"] {
         assert_eq!(log.matches(said).count() as u64, times * u64::from(RANKS), "{said}: {log}");
     }
 }

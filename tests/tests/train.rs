@@ -37,7 +37,7 @@ fn pytorch_learns_the_same_by_the_box_as_by_gloo_and_the_same_bits_each_time() {
         for statistics in &trained.statistics {
             let count = |name: &str| statistics[name].as_u64().unwrap();
             assert!(count("all_reduces") >= STEPS as u64, "{statistics}");
-            assert_eq!((count("fall_backs"), count("ring_bytes")), (0, 0), "{statistics}");
+            assert_eq!((count("fallbacks"), count("ring_bytes")), (0, 0), "{statistics}");
         }
         trained
     };

@@ -146,5 +146,5 @@ fn addresses_that_other_machines_do_not_reach_are_refused_at_all_ranks() {
             command.env("NETSUM_IP", "10.99.0.1");
         }
     });
-    refused(&said, &["rank 1", "10.99.0.1", "NETSUM_IP must be this machine's"]);
+    refused(&said, &["rank 1", "10.99.0.1", "set NETSUM_IP to an address of this machine"]);
 }

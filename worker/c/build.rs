@@ -8,7 +8,8 @@ fn main() {
     if var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
         println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnetsum.so.1");
     }
-    // There rustc links with LLD. GNU's linker takes no second script beside rustc's.
+    // There rustc links with LLD. GNU's linker does not accept a second script in addition to
+    // rustc's.
     if var("TARGET").is_ok_and(|target| target == "x86_64-unknown-linux-gnu") {
         let map =
             env::current_dir().expect("cargo runs this in the package's folder").join("netsum.map");

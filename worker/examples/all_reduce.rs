@@ -14,11 +14,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let bootstrap = Bootstrap::Controller { address, job, token };
     let config = CommConfig::new(rank.parse()?, ranks.parse()?, ip.parse()?, bootstrap);
 
-    // Returns when all ranks are there.
+    // Returns when all ranks have joined.
     let mut comm = Communicator::connect(config)?;
     let mut gradient = vec![comm.rank() as f32 + 0.5; 1_000_000];
 
-    // Sums in place, the same bits at every rank.
+    // Sums in place, with the same bits at every rank.
     let report = comm.all_reduce(&mut gradient)?;
     println!("{} everywhere, summed by the {} in {:?}", gradient[0], report.mode, report.elapsed);
 

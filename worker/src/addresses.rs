@@ -13,7 +13,7 @@ use crate::udp::buffers::set_option;
 /// Duplicate address detection takes up to two seconds (RFC 4862, sections 5.4 and 5.1: a random
 /// delay of up to one, and one transmission), unless an administrator asks for more probes.
 const DETECTION: Duration = Duration::from_secs(3);
-/// How long until the addresses are read again.
+/// How often the addresses are read again.
 const STEP: Duration = Duration::from_millis(50);
 
 /// Flags in the kernel's list of IPv6 addresses (`include/uapi/linux/if_addr.h`).
@@ -22,12 +22,12 @@ const DETECTED_TWICE: u8 = 0x08;
 const DEPRECATED: u8 = 0x20;
 const TENTATIVE: u8 = 0x40;
 
-/// The address that this machine has on the way to another. Nothing is sent. Of IPv6 addresses it
-/// is one that stays: not a temporary one (RFC 8981), and one that is still checked for duplicates
-/// is waited for.
+/// The address of this machine on the route to another. Sends nothing. An IPv6 address is a stable
+/// one: not a temporary one (RFC 8981), and the function waits until it has been checked for
+/// duplicates.
 ///
 /// # Errors
-/// If there is no such host, or no way to it.
+/// If there is no such host, or no route to it.
 pub fn towards(to: impl ToSocketAddrs) -> io::Result<IpAddr> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for to in to.to_socket_addrs()? {
@@ -52,7 +52,7 @@ fn source(to: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
     let socket = UdpSocket::bind((any, 0))?;
     if to.is_ipv6() {
-        // RFC 5014. Without it the kernel chooses, as it did before.
+        // RFC 5014. If it fails, the kernel chooses without this preference.
         let public = libc::IPV6_PREFER_SRC_PUBLIC;
         let _ = set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_ADDR_PREFERENCES, public);
     }
@@ -60,7 +60,7 @@ fn source(to: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Whether a choice is no makeshift until another address may be used.
+/// Whether the chosen address is final, and not a substitute until a better one may be used.
 fn stays(to: IpAddr, own: &io::Result<IpAddr>) -> bool {
     match (to, own) {
         (IpAddr::V4(_), _) => true,
@@ -74,8 +74,8 @@ fn stays(to: IpAddr, own: &io::Result<IpAddr>) -> bool {
     }
 }
 
-/// This machine's addresses that others may reach: of interfaces that are up and connected, and
-/// only those that stay.
+/// This machine's addresses that others may reach: stable ones of interfaces that are up and
+/// connected.
 #[must_use]
 pub fn reachable() -> Vec<IpAddr> {
     let needed = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
@@ -97,7 +97,7 @@ pub fn reachable() -> Vec<IpAddr> {
     getifaddrs().map(|all| all.filter_map(address).collect()).unwrap_or_default()
 }
 
-/// Waits until an address has been checked for duplicates. Whether it was not at first.
+/// Waits until an address has been checked for duplicates. Returns whether it had to wait.
 pub(crate) fn wait_for_detection(ip: IpAddr) -> bool {
     let IpAddr::V6(ip) = ip else { return false };
     let until = Instant::now() + DETECTION;
@@ -123,11 +123,11 @@ fn has(ip: Ipv6Addr, flag: u8) -> bool {
 }
 
 fn v6_flags() -> Vec<(Ipv6Addr, u8)> {
-    // Where the kernel has no IPv6 there is no such file.
+    // Without IPv6 the kernel has no such file.
     parse(&std::fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default())
 }
 
-/// Addresses and their flags: the first and the last but one of six columns.
+/// Reads addresses and their flags: the first and the fifth of six columns.
 fn parse(list: &str) -> Vec<(Ipv6Addr, u8)> {
     let one = |line: &str| {
         let mut columns = line.split_whitespace();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_makeshift_is_not_what_stays() {
+    fn a_substitute_address_is_not_final() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let no_way = || Err(io::Error::from(io::ErrorKind::AddrNotAvailable));
         assert!(stays(ip("10.0.0.1"), &no_way()));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_this_machine_begins_at_it() {
+    fn the_route_to_this_machine_has_its_address() {
         assert_eq!(towards("127.0.0.1:9").unwrap(), IpAddr::from([127, 0, 0, 1]));
         assert!(towards(("no.such.host.invalid", 9)).is_err());
         assert!(!reachable().iter().any(IpAddr::is_loopback));

@@ -1,5 +1,5 @@
-//! Host library of netsum: a RoCEv2 endpoint for reliable connections over UDP, and an all-reduce
-//! on top of it that a box in the network does, or where there is none, the ranks themselves.
+//! Host library of netsum: a RoCEv2 endpoint for reliable connections over UDP, and on top of it an
+//! all-reduce by a box in the network, or by the ranks themselves where there is no box.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -10,12 +10,11 @@
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`comm`] | [`Communicator`]: all-reduce and barrier |
 //! | `control` | client of the box's daemon |
-//! | [`addresses`] | this machine's, and which of them to use |
+//! | [`addresses`] | this machine's addresses, and which to use |
 //!
-//! A rank's packets go over an RDMA adapter, if one has its address, or else over a UDP socket:
-//! [`Transport`]. The feature `verbs`, on by default, is for the former; it loads libibverbs when
-//! an adapter is opened. With the feature `xdp`, also on by default, they can go over AF_XDP
-//! sockets.
+//! A rank uses an RDMA adapter if one has its address, else a UDP socket: see [`Transport`]. The
+//! feature `verbs`, on by default, is for adapters; it loads libibverbs when an adapter is opened.
+//! The feature `xdp`, also on by default, is for AF_XDP sockets.
 //!
 //! ```no_run
 //! use netsum_worker::{Bootstrap, CommConfig, Communicator};
@@ -31,7 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// Applications are built on this crate, on no other.
+// Applications use only this crate.
 #![warn(missing_docs)]
 
 pub mod addresses;

@@ -1,5 +1,5 @@
-//! Descriptors that forked processes lose: with a copy of a socket they would keep its port taken
-//! after this process has closed it.
+//! Descriptors that are closed in forked processes: a copy of a socket there would keep its port in
+//! use after this process has closed it.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::sys::socket::{SockaddrStorage, getsockname};
 
-/// Descriptors to be closed, and one more each: 0 is a free place. What finds none is shared.
+/// Descriptors to be closed, plus one: 0 is a free place. If there is no free place, a descriptor
+/// stays shared.
 static OPEN: [AtomicI32; 256] = [const { AtomicI32::new(0) }; 256];
 
-/// A descriptor that is closed in processes that are forked from this one. Nothing uses or drops it
-/// there.
+/// A descriptor that is closed in processes that are forked from this one. They neither use nor
+/// drop it.
 #[derive(Debug)]
 pub(crate) struct Unshared<T> {
     // Dropped after the place is free: by then the number may be another descriptor's.
@@ -24,12 +25,12 @@ pub(crate) struct Unshared<T> {
 impl<T: AsFd> Unshared<T> {
     pub fn new(inner: T) -> Self {
         static HANDLER: Once = Once::new();
-        // SAFETY: the function does what signal handlers may do, as one in a process that had
-        // threads must.
+        // SAFETY: the function does only what signal handlers may do, as the fork of a process with
+        // threads requires.
         HANDLER.call_once(|| match unsafe { libc::pthread_atfork(None, None, Some(close_all)) } {
             0 => {}
             error => {
-                log::warn!("pthread_atfork: error {error}; forked processes keep UDP ports taken")
+                log::warn!("pthread_atfork: error {error}: forked processes keep UDP ports in use")
             }
         });
         let fd = inner.as_fd().as_raw_fd() + 1;
@@ -41,7 +42,7 @@ impl<T: AsFd> Unshared<T> {
     }
 }
 
-/// Whether one of them is a socket of this process at an address.
+/// Whether one of them is a socket of this process with this address.
 pub(crate) fn is_bound(address: SocketAddr) -> bool {
     OPEN.iter().any(|place| {
         let fd = place.load(Ordering::Relaxed) - 1;
@@ -49,13 +50,13 @@ pub(crate) fn is_bound(address: SocketAddr) -> bool {
     })
 }
 
-/// In the forked process.
+/// Called in the forked process.
 extern "C" fn close_all() {
     for place in &OPEN {
         let fd = place.swap(0, Ordering::Relaxed);
         if fd > 0 {
-            // SAFETY: nobody has it here: the threads that did are not there, and a forked
-            // communicator is left alone.
+            // SAFETY: nothing uses it here: the threads that did do not exist in this process, and
+            // a forked communicator does nothing.
             unsafe { libc::close(fd - 1) };
         }
     }

@@ -1,8 +1,8 @@
-//! What has been allocated once is used again: messages and steps cost no allocation, small
-//! operations neither.
+//! Allocated memory is reused: messages and steps cost no allocation, and neither do small
+//! operations.
 //!
-//! Counted are the allocations of the application's thread, which drives the engine, the endpoint
-//! and the socket while it is in a call.
+//! Counts the allocations of the application's thread, which drives the engine, the endpoint and
+//! the socket while it is in a call.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ fn address(n: u8) -> IpAddr {
     Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, n).into()
 }
 
-/// The ranks, each with its own list of all ranks' addresses. What each of them counts.
+/// The ranks, each with its own list of all ranks' addresses. Returns the counts of each.
 fn ranks(own: impl Fn(u32) -> IpAddr, others: impl Fn(u32) -> IpAddr, mode: Mode) {
     std::thread::scope(|s| {
         for rank in 0..RANKS {
@@ -45,8 +45,7 @@ fn ranks(own: impl Fn(u32) -> IpAddr, others: impl Fn(u32) -> IpAddr, mode: Mode
 fn count(mut comm: Communicator, mode: Mode) {
     let mut long = vec![1i32; LAYOUT.message_size as usize / 4 * MESSAGES];
     let mut floats = vec![1f32; LAYOUT.message_size as usize / 4 * MESSAGES];
-    // All that will ever be in use at once is there after that, but for what depends on who is
-    // late.
+    // Afterwards all memory is there, except what depends on which rank is late.
     for _ in 0..2 {
         comm.all_reduce(&mut long).unwrap();
         comm.all_reduce(&mut floats).unwrap();
@@ -56,8 +55,8 @@ fn count(mut comm: Communicator, mode: Mode) {
         comm.all_reduce(&mut floats).unwrap();
     });
     let mut few = [1i32; 8];
-    // Those that take more than 2 ms are announced, which is allocated; on a busy machine that is
-    // some of them, not all.
+    // Operations of more than 2 ms are announced, which allocates; on a busy machine that is some
+    // of them, not all.
     let rows = (0..ROWS).map(|_| {
         let row = measure(|| {
             for _ in 0..OPERATIONS {
@@ -70,7 +69,7 @@ fn count(mut comm: Communicator, mode: Mode) {
     let rank = comm.rank();
     assert_eq!(comm.mode(), mode);
     println!("{mode:?} rank {rank}: {} and {small}", messages.count_total);
-    // What an operation that takes long tells the other ranks now and then is allocated.
+    // A long operation's announcements and status frames allocate.
     assert!(
         messages.count_total < MESSAGES as u64 / 20,
         "{mode:?} rank {rank}, messages: {messages:?}"
@@ -101,11 +100,11 @@ fn ranks_with_a_box_use_their_buffers_again() {
 }
 
 /// A box that needs no privileges: every rank takes it for both of its neighbours. It sums
-/// messages, not packets, and passes on what is between ranks.
+/// messages, not packets, and forwards those of bypass connections.
 struct StandIn {
     driver: UdpDriver,
     endpoint: Endpoint,
-    /// By connection, the plain one first.
+    /// By connection, the bypass connection first.
     connections: Vec<Vec<Connection>>,
 }
 

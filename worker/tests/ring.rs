@@ -1,4 +1,4 @@
-//! Communicators over UDP on loopback, without a box: the ranks sum by themselves.
+//! Communicators over UDP on loopback, without a box: the ranks' own ring sums.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ fn without_a_box_the_ranks_get_the_same_sums() {
             comm.statistics()
         });
         for s in reports {
-            assert_eq!((s.fall_backs, s.all_reduces), (1, 9), "{s:?}");
+            assert_eq!((s.fallbacks, s.all_reduces), (1, 9), "{s:?}");
         }
     }
 }
@@ -105,7 +105,7 @@ fn a_job_may_follow_another_on_the_same_addresses_while_that_ends() {
         };
         let second = s.spawn(move || sum(connect(1)));
         std::thread::sleep(Duration::from_millis(100));
-        // Says goodbye to the second job's rank 1.
+        // Leaves while the second job starts.
         drop(a);
         assert_eq!((sum(connect(0)), second.join().unwrap()), (Ok(true), Ok(true)));
     });
@@ -150,7 +150,7 @@ fn operations_in_flight_give_the_same_sums() {
         run(test, ranks, LAYOUT, |mut comm| {
             let rank = comm.rank();
             let lengths = |n: usize| [1, 5000, 0, 100_000, 64][n % 5];
-            // More than may be in flight, with blocking ones among them; some handles are dropped.
+            // More than may be in flight, blocking ones among them; some handles are dropped.
             let mut pending = Vec::new();
             for n in 0..100 {
                 let handle = comm.all_reduce_async(floats(rank, lengths(n))).unwrap();
@@ -207,7 +207,7 @@ fn handles_may_be_waited_for_by_other_threads() {
 }
 
 #[test]
-fn a_communicator_that_is_dropped_completes_what_it_can_and_gives_up_the_rest() {
+fn a_dropped_communicator_completes_what_it_can_and_gives_up_the_rest() {
     let started = Instant::now();
     let outcomes = run(18, 3, LAYOUT, |mut comm| {
         let rank = comm.rank();
@@ -242,13 +242,13 @@ fn every_handle_hears_of_a_rank_that_leaves() {
         started.into_iter().map(|handle| handle.and_then(|h| h.wait()).unwrap_err()).collect()
     });
     for error in errors.into_iter().flatten() {
-        // Or one that has heard of it has left itself.
+        // Or a rank that has learned of it has left itself.
         assert!(matches!(error, Error::RankLeft { .. }), "{error}");
     }
 }
 
 #[test]
-fn who_waits_for_room_leaves_the_communicator_to_others() {
+fn a_caller_that_waits_for_room_does_not_hold_the_communicator() {
     let over = std::sync::Barrier::new(2);
     run(21, 2, LAYOUT, |mut comm| {
         if comm.rank() == 1 {
@@ -264,7 +264,7 @@ fn who_waits_for_room_leaves_the_communicator_to_others() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             drop(comm);
-            // Of which two seconds are for operations in flight, and two for the other rank.
+            // Two seconds are for operations in flight, and two for the other rank.
             assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
             waits.join().unwrap();
             assert!(sums.into_iter().all(|sum| sum.unwrap().wait().is_err()));
@@ -273,7 +273,8 @@ fn who_waits_for_room_leaves_the_communicator_to_others() {
     });
 }
 
-/// Both end when it is over: the second does not find that the first has taken what it came to.
+/// Both calls end when the operation is done: the second one also if the first has taken the
+/// result.
 #[test]
 fn two_threads_may_wait_for_one_operation() {
     run(27, 2, LAYOUT, |mut comm| {
@@ -297,7 +298,7 @@ fn two_threads_may_wait_for_one_operation() {
 fn different_lengths_are_an_error_at_every_rank() {
     let errors = run(4, 3, LAYOUT, |mut comm| {
         let length = if comm.rank() == 1 { 5000 } else { 5001 };
-        // A rank may hear of it in the operation before, or only after it has left this one.
+        // A rank may learn of it in the operation before, or only after it has left this one.
         let barrier = comm.barrier().err();
         barrier
             .or_else(|| (0..5).find_map(|_| comm.all_reduce(&mut vec![1.0f32; length]).err()))
@@ -322,7 +323,7 @@ fn a_rank_that_leaves_is_named() {
         let started = Instant::now();
         let error = comm.all_reduce(&mut [1, 2, 3]).unwrap_err();
         assert!(started.elapsed() < Duration::from_secs(3));
-        // Or the other one would hear that this rank has left.
+        // Otherwise the other rank might learn that this one has left.
         both.wait();
         Some(error)
     });
@@ -349,15 +350,15 @@ fn a_rank_that_never_comes_is_named_by_all_others() {
         threads.map(|t| t.join().unwrap()).into()
     });
     assert!(matches!(errors[0], Error::Unreachable { rank: 2, .. }), "{:?}", errors[0]);
-    // Rank 1 has met rank 0, and learns from it.
+    // Rank 1 is connected with rank 0, and gets its error.
     assert!(
-        matches!(&errors[1], Error::RankDied { rank: 2, reason } if reason.contains("rank 0 could not connect"))
+        matches!(&errors[1], Error::RankDied { rank: 2, reason } if reason.contains("rank 0 cannot connect"))
     );
-    assert!(started.elapsed() < Duration::from_secs(3), "sooner than by silence");
+    assert!(started.elapsed() < Duration::from_secs(3), "sooner than by the timeout");
 }
 
 #[test]
-fn a_rank_that_is_started_again_alone_hears_that_the_others_are_in_an_earlier_session() {
+fn a_rank_that_restarts_alone_learns_that_others_are_in_an_earlier_session() {
     let both = std::sync::Barrier::new(2);
     let errors = run(11, 2, LAYOUT, |mut comm| {
         comm.barrier().unwrap();
@@ -406,7 +407,7 @@ fn peers_in_another_order_at_one_rank_are_named() {
 }
 
 #[test]
-fn a_second_communicator_at_an_address_is_told_of_the_first() {
+fn a_second_communicator_at_an_address_is_refused() {
     run(20, 2, LAYOUT, |mut comm| {
         let error =
             Communicator::connect(config(20, comm.rank(), 2, LAYOUT)).unwrap_err().to_string();
@@ -419,7 +420,7 @@ fn a_second_communicator_at_an_address_is_told_of_the_first() {
 }
 
 #[test]
-fn non_finite_elements_are_an_error_and_the_communicator_goes_on() {
+fn non_finite_elements_are_an_error_and_the_communicator_continues() {
     run(6, 2, LAYOUT, |mut comm| {
         let mut x = floats(comm.rank(), 20_000);
         if comm.rank() == 1 {
@@ -429,7 +430,7 @@ fn non_finite_elements_are_an_error_and_the_communicator_goes_on() {
             panic!("no error")
         };
         assert!((first..end).contains(&7000));
-        // Those of its message are NaN at both, all others are sums.
+        // Elements of its message are NaN at both ranks, all others are sums.
         let sums = floats(0, 20_000).into_iter().zip(floats(1, 20_000)).map(|(a, b)| a + b);
         for (i, (x, sum)) in x.iter().zip(sums).enumerate() {
             let is_right =
@@ -491,7 +492,7 @@ fn a_single_rank_is_its_own_sum() {
 
 type Caller = fn(&mut Communicator) -> Result<(), Error>;
 
-/// Calls whose messages fit each other, and the words that name each.
+/// Calls whose messages have the same length, and their texts.
 const CALLS: [(&str, Caller); 9] = [
     ("all_reduce (sum) of 6 elements of i32", |c| c.all_reduce(&mut [1; 6]).map(drop)),
     ("all_reduce (sum) of 6 elements of i32 (tag 0x5)", |c| {
@@ -517,7 +518,7 @@ const CALLS: [(&str, Caller); 9] = [
     }),
 ];
 
-/// And of one element, and of floats.
+/// The same for one element, and for floats.
 const MORE: [(&str, Caller); 5] = [
     ("barrier", Communicator::barrier),
     ("all_reduce (sum) of 1 elements of i32", |c| c.all_reduce(&mut [7]).map(drop)),
@@ -531,7 +532,7 @@ const MORE: [(&str, Caller); 5] = [
 ];
 
 #[test]
-fn each_pair_of_different_calls_is_an_error_at_all_ranks_that_names_both() {
+fn each_pair_of_different_calls_is_an_error_that_names_both() {
     let pairs = CALLS.iter().enumerate().flat_map(|(i, a)| CALLS[..i].iter().map(move |b| (a, b)));
     let more = MORE.iter().enumerate().flat_map(|(i, a)| MORE[..i].iter().map(move |b| (a, b)));
     for (n, (a, b)) in pairs.chain(more).enumerate() {
@@ -539,7 +540,7 @@ fn each_pair_of_different_calls_is_an_error_at_all_ranks_that_names_both() {
         let errors: Vec<_> = std::thread::scope(|s| {
             let rank = |rank| {
                 let call = if rank == odd { a } else { b };
-                // The others' error may be there before this rank has greeted them.
+                // The others' error may arrive before this rank is connected.
                 let connected = Communicator::connect(config(22 + n as u8 % 4, rank, 3, LAYOUT));
                 connected.and_then(|mut comm| call.1(&mut comm)).expect_err("an error")
             };
@@ -553,7 +554,7 @@ fn each_pair_of_different_calls_is_an_error_at_all_ranks_that_names_both() {
     }
 }
 
-/// Each way to refuse one: what the others call for then is no sum with this rank's next call.
+/// For each way to refuse a call: the others' operation is not summed with this rank's next call.
 #[test]
 fn a_call_that_one_rank_alone_refuses_is_an_error_at_the_others() {
     type Refused = fn(&mut Communicator) -> Error;
@@ -591,7 +592,7 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_the_others() {
                     Ok(sums) => assert!(all && sums == [20, 40], "way {way}: {sums:?}"),
                     Err(error) => {
                         assert!(
-                            !all && error.to_string().contains("refused its call"),
+                            !all && error.to_string().contains("its own call returned an error"),
                             "way {way}: {error}"
                         );
                     }
@@ -601,7 +602,7 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_the_others() {
     }
 }
 
-/// Else the one with the shorter time-out takes others for dead.
+/// Otherwise the rank with the shorter timeout takes others for dead.
 #[test]
 fn a_timeout_that_differs_is_named_to_all_ranks() {
     let errors = std::thread::scope(|s| {
@@ -634,7 +635,7 @@ fn floats_that_count_as_zero_are_counted() {
         assert_eq!((report.underflow.zeroed, report.underflow.nonzero), (2, 5));
         assert_eq!((x[1], x[2], x[3], x[19_000]), (0.0, 128.0, 0.0, 4e-20));
         assert_eq!(comm.statistics().underflows, 2);
-        // Few go with a guess.
+        // Few floats have a speculative scale.
         for few in [2, 100] {
             let mut x = vec![1e-20f32; few];
             x[1] = 1e10;

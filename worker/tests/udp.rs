@@ -1,4 +1,4 @@
-//! The endpoint over real sockets, on loopback addresses that each test picks for itself.
+//! The endpoint over real sockets, on loopback addresses that each test chooses for itself.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ fn address(n: u8) -> IpAddr {
 }
 
 #[test]
-fn messages_of_all_sizes_cross_the_kernel_unharmed() {
+fn messages_of_all_sizes_cross_the_kernel_unchanged() {
     let ips = [address(1), address(2)];
     let mut drivers = ips.map(|ip| UdpDriver::bind(ip).unwrap());
     let mut ends = ips.map(|ip| Endpoint::new(ip, EndpointConfig::default()));

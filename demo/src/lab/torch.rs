@@ -122,7 +122,7 @@ fn train(
     let floats = trainers.floats;
     trainers.leave()?;
     let by_box =
-        trained.statistics.iter().all(|count| count["fall_backs"] == 0 && count["ring_bytes"] == 0);
+        trained.statistics.iter().all(|count| count["fallbacks"] == 0 && count["ring_bytes"] == 0);
     Ok((
         floats,
         Run {

@@ -82,11 +82,11 @@ fn outcome(communicator: &Communicator, report: &Report, result: Option<String>)
         verified: report.verified,
         retransmissions: report.retransmissions.unwrap_or(0),
         micros: report.elapsed.as_micros() as u64,
-        fall_backs: statistics.fall_backs,
+        fall_backs: statistics.fallbacks,
         wrong: statistics.wrong,
         marked: statistics.traffic.map_or(0, |t| t.congestion_marks),
         restarts: statistics.restarts,
-        renewals: statistics.renewals,
+        renewals: statistics.reconnects,
         transport: communicator.transport().to_owned(),
         result,
     }

@@ -19,14 +19,15 @@ static void check(netsum_status status, const char *what) {
 
 int main(void) {
     netsum_comm *comm;
-    /* Rank, box and token from the environment; returns when all ranks are there. */
+    /* Rank, box and token from the environment; returns when all ranks have joined. */
     check(netsum_init(NULL, &comm), "netsum_init");
     uint32_t rank = netsum_rank(comm), ranks = netsum_ranks(comm);
 
     float *gradient = malloc(COUNT * sizeof *gradient);
     for (int i = 0; i < COUNT; i++) gradient[i] = rank + 0.5f;
     /* NULL: the call waits. */
-    check(netsum_all_reduce(comm, gradient, COUNT, NETSUM_FLOAT32, NETSUM_SUM, NULL), "netsum_all_reduce");
+    check(netsum_all_reduce(comm, gradient, COUNT, NETSUM_FLOAT32, NETSUM_SUM, NULL),
+          "netsum_all_reduce");
     float sum = ranks * (ranks - 1) / 2.0f + ranks * 0.5f;
     for (int i = 0; i < COUNT; i++) {
         if (gradient[i] != sum) {
@@ -40,7 +41,8 @@ int main(void) {
     netsum_work *work[BUCKETS];
     for (int b = 0; b < BUCKETS; b++) {
         for (int i = 0; i < COUNT; i++) buckets[b][i] = (int32_t)rank + b;
-        check(netsum_all_reduce(comm, buckets[b], COUNT, NETSUM_INT32, NETSUM_SUM, &work[b]), "bucket");
+        check(netsum_all_reduce(comm, buckets[b], COUNT, NETSUM_INT32, NETSUM_SUM, &work[b]),
+              "bucket");
     }
     netsum_report report;
     for (int b = 0; b < BUCKETS; b++) {
@@ -51,8 +53,8 @@ int main(void) {
         }
     }
     check(netsum_barrier(comm, NULL), "netsum_barrier");
-    printf("netsum %s: rank %u has %g everywhere, summed by the %s in %g s\n", netsum_version(), rank, sum,
-           report.mode == NETSUM_BOX ? "box" : "ring", report.elapsed);
+    printf("netsum %s: rank %u has %g everywhere, summed by the %s in %g s\n", netsum_version(),
+           rank, sum, report.mode == NETSUM_BOX ? "box" : "ring", report.elapsed);
     free(gradient);
     netsum_finalize(comm);
     return 0;

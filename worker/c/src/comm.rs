@@ -12,20 +12,20 @@ use crate::memory::Memory;
 use crate::status::{clear, netsum_status, null, status};
 use crate::work::{netsum_mode, netsum_work};
 
-/// How long a call that waits has the communicator for itself: what is over by then wakes no other
+/// How long a call that waits drives by itself: operations that complete in this time wake no other
 /// thread.
 const SOON: Duration = Duration::from_millis(1);
 
-/// A member of a job. Several threads may use it at once; their calls take turns. All ranks must
-/// call for the same operations in the same order, with the same counts, types, roots and
-/// operators; where they do not, all get NETSUM_ERROR_MISMATCH. So do the others where one alone
-/// gets NETSUM_ERROR_ARGUMENT.
+/// A member of a job. Several threads may use it at once; their calls are serialized. All ranks
+/// must call the same operations in the same order, with the same counts, types, roots and
+/// operators; otherwise all get NETSUM_ERROR_MISMATCH. If only one rank gets NETSUM_ERROR_ARGUMENT,
+/// the others get NETSUM_ERROR_MISMATCH, too.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_comm {
     inner: Mutex<Communicator>,
     room: Room,
-    /// Which connected. In one that was forked from it a lock may be held by a thread that is not
-    /// there.
+    /// The process that connected. In a forked one a thread that does not exist there may hold a
+    /// lock.
     process: u32,
     rank: u32,
     ranks: u32,
@@ -49,7 +49,7 @@ pub const NETSUM_INT32: netsum_dtype = 1;
 /// Single precision floats.
 pub const NETSUM_FLOAT32: netsum_dtype = 2;
 
-/// What is made of all ranks' elements.
+/// How all ranks' elements are reduced.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub type netsum_op = u32;
 /// Their sum.
@@ -57,8 +57,8 @@ pub const NETSUM_SUM: netsum_op = 0;
 /// Their sum divided by the number of ranks; of floats only.
 pub const NETSUM_AVERAGE: netsum_op = 1;
 
-/// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells
-/// then. To be ended with netsum_finalize(). `*comm` is NULL where that fails.
+/// Joins a job, and returns when all ranks have joined. If `config` is NULL, the environment is
+/// used. netsum_finalize() leaves the job. If this fails, `*comm` is NULL.
 ///
 /// # Safety
 /// `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
@@ -90,19 +90,19 @@ pub unsafe extern "C" fn netsum_init(
     })
 }
 
-/// Leaves the job, and frees the communicator; NULL is left alone. Operations in flight are
-/// completed where the other ranks get there within two seconds; netsum_wait() says
-/// NETSUM_ERROR_CLOSED of others. After that no operation touches memory.
+/// Leaves the job, and frees the communicator; does nothing for NULL. Completes operations in
+/// flight if the other ranks call them within two seconds; for others netsum_wait() returns
+/// NETSUM_ERROR_CLOSED. Afterwards no operation touches memory.
 ///
 /// # Safety
-/// `comm` comes from netsum_init(), and no thread uses it any more.
+/// `comm` comes from netsum_init(), and no thread uses it afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_finalize(comm: *mut netsum_comm) {
     versioned!("netsum_finalize");
     if !comm.is_null() {
         // SAFETY: the caller's promise.
         let comm = unsafe { Box::from_raw(comm) };
-        // A panic there has been told on standard error.
+        // Standard error already has the message of a panic.
         status(|| {
             drop(comm);
             Ok(())
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn netsum_ranks(comm: *const netsum_comm) -> u32 {
     unsafe { comm.as_ref() }.map_or(0, |comm| comm.ranks)
 }
 
-/// Who sums: the box, until the ranks find that none does.
+/// Whether the box sums, or the ranks' own ring after a fallback.
 ///
 /// # Safety
 /// `comm` comes from netsum_init().
@@ -144,8 +144,7 @@ pub unsafe extern "C" fn netsum_get_mode(comm: *const netsum_comm) -> netsum_mod
     comm.map_or(netsum_mode::NETSUM_RING, |comm| comm.lock().mode().into())
 }
 
-/// Starts an operation of what the caller gives, as far as that can be used; where there is no room
-/// for its handle, waits for it.
+/// Starts an operation with the caller's data, if it is valid; waits while too many are in flight.
 ///
 /// # Safety
 /// `comm` is null, or comes from [`netsum_init`]; `work` is null, or points to room.
@@ -166,7 +165,7 @@ unsafe fn run<G, B>(
         let given = given(comm).inspect_err(|_| comm.lock().refuse())?;
         let pending = {
             let mut inner = comm.lock();
-            // Not with the lock, which others may want; and with it nobody else takes the place.
+            // Without the lock, which others may want; the place stays this call's.
             while !comm.room.wait_for(Duration::ZERO) {
                 drop(inner);
                 comm.room.wait_for(Duration::from_secs(1));
@@ -205,11 +204,11 @@ unsafe fn no_dtype(
 }
 
 /// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their
-/// average; the same bits at every rank. `work` is where a handle for netsum_wait() goes, or NULL
-/// where the operation cannot be started; where `work` itself is NULL, the call waits.
+/// average; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL if the
+/// operation cannot be started. If `work` is NULL, the call waits.
 ///
 /// # Safety
-/// `data` has `count` elements, which are the operation's until it is done.
+/// `data` has `count` elements, which belong to the operation until it is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_all_reduce(
     comm: *mut netsum_comm,
@@ -224,7 +223,7 @@ pub unsafe extern "C" fn netsum_all_reduce(
     unsafe { reduce(comm, data, count, dtype, op, None, work) }
 }
 
-/// The same, for rank `root` alone; the others keep what they have.
+/// The same, but only rank `root` gets the result; the others' data is unchanged.
 ///
 /// # Safety
 /// As netsum_all_reduce().
@@ -279,12 +278,12 @@ unsafe fn reduce(
     }
 }
 
-/// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`.
-/// `input` has `count` times as many as there are ranks; its r-th part may be `output`, and
-/// otherwise they share no memory. `work` as with netsum_all_reduce().
+/// Sums `count` elements for each rank, and writes rank r's part of the sum to rank r's `output`.
+/// `input` has `count` elements for each rank; its part for this rank may be `output`, otherwise
+/// they must not share memory. `work` as with netsum_all_reduce().
 ///
 /// # Safety
-/// `input` and `output` have their elements, which are the operation's until it is done.
+/// `input` and `output` have their elements, which belong to the operation until it is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_reduce_scatter(
     comm: *mut netsum_comm,
@@ -330,10 +329,10 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
     }
 }
 
-/// Gives all ranks the bytes of rank `root`. `work` as with netsum_all_reduce().
+/// Copies the bytes of rank `root` to all ranks. `work` as with netsum_all_reduce().
 ///
 /// # Safety
-/// `data` has `bytes` bytes, which are the operation's until it is done.
+/// `data` has `bytes` bytes, which belong to the operation until it is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_broadcast(
     comm: *mut netsum_comm,
@@ -354,12 +353,12 @@ pub unsafe extern "C" fn netsum_broadcast(
     }
 }
 
-/// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`,
-/// which has room for those of all ranks. `input` may be this rank's part of it, and otherwise they
-/// share no memory. `work` as with netsum_all_reduce().
+/// Concatenates the `bytes` bytes of each rank's `input` in all ranks' `output`, which has room for
+/// those of all ranks. `input` may be this rank's part of `output`, otherwise they must not share
+/// memory. `work` as with netsum_all_reduce().
 ///
 /// # Safety
-/// `input` and `output` have their bytes, which are the operation's until it is done.
+/// `input` and `output` have their bytes, which belong to the operation until it is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_all_gather(
     comm: *mut netsum_comm,
@@ -380,12 +379,12 @@ pub unsafe extern "C" fn netsum_all_gather(
     }
 }
 
-/// Gives rank r the r-th `bytes` bytes of each rank's `input`, one behind the other in `output`.
-/// Both have room for those of all ranks. It takes as many times as long as there are ranks as
-/// connections between them would. `work` as with netsum_all_reduce().
+/// Concatenates the r-th `bytes` bytes of each rank's `input` in rank r's `output`. Both have room
+/// for `bytes` bytes of each rank. With N ranks it takes N times as long as direct connections
+/// would. `work` as with netsum_all_reduce().
 ///
 /// # Safety
-/// `input` and `output` have their bytes, which are the operation's until it is done.
+/// `input` and `output` have their bytes, which belong to the operation until it is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_all_to_all(
     comm: *mut netsum_comm,
@@ -406,8 +405,8 @@ pub unsafe extern "C" fn netsum_all_to_all(
     }
 }
 
-/// Is done once all ranks have called it, and all that was in flight before is done. `work` as with
-/// netsum_all_reduce().
+/// Completes once all ranks have called it, and all earlier operations have completed. `work` as
+/// with netsum_all_reduce().
 ///
 /// # Safety
 /// As of the arguments of netsum_all_reduce().

@@ -10,9 +10,9 @@ use crate::status::{clear, netsum_status, null, status, text};
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_config(pub(crate) Settings);
 
-/// Makes settings of what the environment says: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER,
-/// NETSUM_JOB, NETSUM_TOKEN and the others; what torchrun, mpirun and srun tell of rank, ranks and
-/// local rank. To be freed with netsum_config_free().
+/// Creates settings from the environment: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER, NETSUM_JOB,
+/// NETSUM_TOKEN and the others, and rank, ranks and local rank from torchrun, mpirun or srun.
+/// netsum_config_free() frees them.
 ///
 /// # Safety
 /// `config` points to room for a pointer.
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn netsum_config_new(config: *mut *mut netsum_config) -> n
     })
 }
 
-/// Replaces one setting: "rank" is what NETSUM_RANK is in the environment, and so on.
+/// Replaces one setting: "rank" is NETSUM_RANK in the environment, and so on.
 ///
 /// # Safety
 /// `config` comes from netsum_config_new(); the texts end with a null byte.
@@ -51,10 +51,10 @@ pub unsafe extern "C" fn netsum_config_set(
     })
 }
 
-/// Frees settings; NULL is left alone.
+/// Frees settings; does nothing for NULL.
 ///
 /// # Safety
-/// `config` comes from netsum_config_new(), and is not used any more.
+/// `config` comes from netsum_config_new(), and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_config_free(config: *mut netsum_config) {
     versioned!("netsum_config_free");
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn netsum_config_free(config: *mut netsum_config) {
     }
 }
 
-/// What a pointer of the caller's says, or the environment where it is null.
+/// Settings from a caller's pointer, or from the environment if it is null.
 ///
 /// # Safety
 /// `config` is null, or comes from [`netsum_config_new`].

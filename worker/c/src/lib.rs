@@ -1,4 +1,5 @@
-//! The C interface of `netsum-worker`. `include/netsum.h` is made of this file, comments included.
+//! The C interface of `netsum-worker`. `include/netsum.h` is generated from this file, comments
+//! included.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -8,12 +9,12 @@
 //! | [`status`] | what functions return, and the text of the last error |
 //! | [`memory`] | the caller's memory |
 
-/// Gives the function that it stands in its version. The linker's script (`netsum.map`) alone does
-/// not: rustc has a script of its own, which comes first.
+/// Gives the enclosing function its version. The linker's script (`netsum.map`) is not enough,
+/// because rustc's own script comes first.
 macro_rules! versioned {
     ($name:literal) => {
         #[cfg(versioned)]
-        // SAFETY: a directive and no instruction.
+        // SAFETY: a directive, not an instruction.
         unsafe {
             std::arch::asm!(
                 concat!(".symver ", $name, ", ", $name, "@@NETSUM_1"),

@@ -1,4 +1,4 @@
-//! The caller's memory, which it leaves alone while an operation is in flight.
+//! The caller's memory, which the caller does not touch while an operation is in flight.
 
 use std::ops::{Deref, DerefMut};
 
@@ -12,12 +12,12 @@ pub struct Memory<T> {
     len: usize,
 }
 
-// SAFETY: the caller leaves the memory to the operation, in whatever thread.
+// SAFETY: the memory belongs to the operation, in whatever thread.
 unsafe impl<T: Send> Send for Memory<T> {}
 
 impl<T> Memory<T> {
     /// # Safety
-    /// There are `len` elements at `start` until the operation is done; they are written where the
+    /// There are `len` elements at `start` until the operation is done; they are written if the
     /// result goes there.
     pub unsafe fn new(name: &str, start: *mut T, len: usize) -> Result<Self, Error> {
         if len > 0 && start.is_null() {
@@ -31,7 +31,7 @@ impl<T> Memory<T> {
         }
         if len > isize::MAX as usize / size_of::<T>() {
             return Err(Error::Argument(format!(
-                "{name} of {len} elements: that is more than memory has"
+                "{name} of {len} elements is more than memory has"
             )));
         }
         Ok(Self { start, len })
@@ -45,7 +45,7 @@ impl<T> Deref for Memory<T> {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: the promise of `new`.
+        // SAFETY: promised to `new`.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
@@ -55,7 +55,7 @@ impl<T> DerefMut for Memory<T> {
         if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: the promise of `new`.
+        // SAFETY: promised to `new`.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }

@@ -1,4 +1,4 @@
-//! What functions return, and the text of the last error.
+//! The status of functions, and the text of the last error.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -6,14 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use netsum_worker::Error;
 
-/// What a function came to. netsum_error_text() says more.
+/// The result of a function. netsum_error_text() has details.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(non_camel_case_types, reason = "C's name")]
 pub enum netsum_status {
-    /// It is done.
+    /// Success.
     NETSUM_OK = 0,
-    /// An argument makes no sense. The communicator can still be used, if all ranks get this of the
+    /// An argument is not valid. The communicator can still be used, if all ranks get this for the
     /// same call.
     NETSUM_ERROR_ARGUMENT = 1,
     /// A setting is missing or wrong, or contradicts the job's.
@@ -24,11 +24,11 @@ pub enum netsum_status {
     NETSUM_ERROR_UNREACHABLE = 4,
     /// A rank has died: netsum_error_rank().
     NETSUM_ERROR_RANK_DIED = 5,
-    /// A rank has left the job, and is needed: netsum_error_rank().
+    /// A rank has left the job, but is needed: netsum_error_rank().
     NETSUM_ERROR_RANK_LEFT = 6,
     /// The ranks called for different operations.
     NETSUM_ERROR_MISMATCH = 7,
-    /// An element is infinite or no number at some rank. The communicator can still be used.
+    /// An element is an infinity or a NaN at some rank. The communicator can still be used.
     NETSUM_ERROR_NON_FINITE = 8,
     /// The communicator was finalized before the operation was complete.
     NETSUM_ERROR_CLOSED = 9,
@@ -44,11 +44,11 @@ use netsum_status::*;
 
 thread_local! {
     /// The last error's text, and the rank that it is about. Destructors of other libraries may
-    /// call when it is gone.
+    /// call functions after it has been destroyed.
     static LAST: RefCell<(CString, i32)> = RefCell::new((CString::default(), -1));
 }
 
-/// The text of this thread's last error: what is wrong, and what to do. It is there until the
+/// The text of this thread's last error: what is wrong, and what to do. It is valid until the
 /// thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn netsum_error_text() -> *const c_char {
@@ -63,7 +63,7 @@ pub extern "C" fn netsum_error_rank() -> i32 {
     LAST.try_with(|last| last.borrow().1).unwrap_or(-1)
 }
 
-/// Runs a function of the interface: keeps its error, and lets no panic into C.
+/// Runs a function of the interface: stores its error, and lets no panic into C.
 pub fn status(call: impl FnOnce() -> Result<(), Error>) -> netsum_status {
     let (status, text, rank) = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => return NETSUM_OK,
@@ -71,10 +71,14 @@ pub fn status(call: impl FnOnce() -> Result<(), Error>) -> netsum_status {
             let (status, rank) = kind(&error);
             (status, error.to_string(), rank.map_or(-1, |rank| rank as i32))
         }
-        Err(_) => (NETSUM_ERROR_INTERNAL, "a defect of netsum: see standard error".to_owned(), -1),
+        Err(_) => (
+            NETSUM_ERROR_INTERNAL,
+            "a defect of netsum: standard error has the message".to_owned(),
+            -1,
+        ),
     };
     let last = (CString::new(text.replace('\0', " ")).unwrap_or_default(), rank);
-    // Where the thread's own data are gone already, nobody keeps it.
+    // If the thread's data have been destroyed already, the error is not stored.
     let _ = LAST.try_with(|place| place.replace(last));
     status
 }
@@ -97,7 +101,7 @@ fn kind(error: &Error) -> (netsum_status, Option<u32>) {
     }
 }
 
-/// Leaves nothing behind a pointer that is filled in when all has gone well.
+/// Sets a pointer to NULL, which is set again on success.
 ///
 /// # Safety
 /// `place` is null, or points to room for a pointer.
@@ -108,12 +112,12 @@ pub unsafe fn clear<T>(place: *mut *mut T) {
     }
 }
 
-/// For a null pointer where there must be none.
+/// The error for a pointer that must not be null.
 pub fn null(name: &str) -> Error {
     Error::Argument(format!("{name} is NULL"))
 }
 
-/// A text of the caller's.
+/// A text of the caller.
 ///
 /// # Safety
 /// `text` is null, or ends with a null byte.
@@ -123,5 +127,5 @@ pub unsafe fn text<'a>(name: &str, text: *const c_char) -> Result<&'a str, Error
     }
     // SAFETY: the caller's promise.
     let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().map_err(|_| Error::Argument(format!("{name} is no UTF-8")))
+    text.to_str().map_err(|_| Error::Argument(format!("{name} is not UTF-8")))
 }

@@ -6,23 +6,23 @@ use netsum_worker::{Mode, Owned, Pending, Report};
 
 use crate::status::{netsum_status, null, status};
 
-/// An operation in flight. It must be given to netsum_wait() once; until that, or
-/// netsum_finalize(), has returned, its memory belongs to the operation: another one that would
-/// write it, or use what it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
+/// An operation in flight. It must be passed to netsum_wait() once. Its memory belongs to the
+/// operation until that, or netsum_finalize(), has returned: another operation that would write it,
+/// or use what it writes, gets NETSUM_ERROR_ARGUMENT. Several threads may test it.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_work(pub(crate) Pending<Owned>);
 
-/// Seconds that one call waits at the most.
+/// Most seconds that one call waits.
 const LONGEST: f64 = 86_400.0;
 
-/// Who sums.
+/// Whether the box or the ring sums.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(non_camel_case_types, reason = "C's name")]
 pub enum netsum_mode {
     /// The box.
     NETSUM_BOX = 0,
-    /// The ranks themselves, by an ordinary ring.
+    /// The ranks' own ring.
     NETSUM_RING = 1,
 }
 
@@ -35,18 +35,17 @@ impl From<Mode> for netsum_mode {
     }
 }
 
-/// What an operation came to.
+/// The result of an operation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct netsum_report {
-    /// Who did the sum; NETSUM_RING if the ranks did any part of it.
+    /// NETSUM_RING if the ranks' own ring summed any part.
     mode: netsum_mode,
     /// Seconds since the call.
     elapsed: f64,
     /// Sums of messages that were checked.
     verified: u64,
-    /// Floats of this rank that were not zero and counted as 0, as they are so small beside the
-    /// largest of their message.
+    /// This rank's floats that became 0, because their message has far larger ones.
     underflows: u64,
 }
 
@@ -57,7 +56,7 @@ impl From<Report> for netsum_report {
     }
 }
 
-/// Puts into `done` whether netsum_wait() would return at once. Never blocks.
+/// Sets `done` to whether netsum_wait() would return at once. Never blocks.
 ///
 /// # Safety
 /// `work` comes from an operation, and `done` points to room.
@@ -68,7 +67,7 @@ pub unsafe extern "C" fn netsum_test(work: *const netsum_work, done: *mut bool) 
     unsafe { netsum_wait_for(work, 0.0, done) }
 }
 
-/// Waits for so many seconds at the most, and no longer than a day, and puts into `done` whether
+/// Waits for at most so many seconds, and no longer than a day, and sets `done` to whether
 /// netsum_wait() would return at once.
 ///
 /// # Safety
@@ -86,7 +85,7 @@ pub unsafe extern "C" fn netsum_wait_for(
         if done.is_null() {
             return Err(null("done"));
         }
-        // What is no number is no time.
+        // A NaN counts as 0 seconds.
         let seconds = if seconds > 0.0 { seconds.min(LONGEST) } else { 0.0 };
         let is_done = work.0.wait_for(Duration::from_secs_f64(seconds));
         // SAFETY: the caller's promise.
@@ -95,11 +94,11 @@ pub unsafe extern "C" fn netsum_wait_for(
     })
 }
 
-/// Waits for an operation, frees its handle, and says what it came to: in `report`, unless that is
-/// NULL. The memory belongs to the caller again, whatever is returned.
+/// Waits for an operation, frees its handle, and writes its result to `report`, unless that is
+/// NULL. Afterwards the memory belongs to the caller, whatever is returned.
 ///
 /// # Safety
-/// `work` comes from an operation, and is not used any more; `report` is NULL or points to room.
+/// `work` comes from an operation, and is not used afterwards; `report` is NULL or points to room.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_wait(
     work: *mut netsum_work,

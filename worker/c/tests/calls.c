@@ -1,4 +1,4 @@
-/* What the functions say of arguments, of errors, of other threads and of forks; two ranks. */
+/* Tests the functions' arguments, errors, threads and forks, with two ranks. */
 #include <netsum.h>
 
 #include <math.h>
@@ -10,8 +10,18 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ASSERT(x) do { if (!(x)) { fprintf(stderr, "line %d: %s: %s\n", __LINE__, #x, netsum_error_text()); exit(1); } } while (0)
-#define FAILS(call, status, word) do { ASSERT((call) == (status)); ASSERT(strstr(netsum_error_text(), word)); } while (0)
+#define ASSERT(x)                                                                      \
+    do {                                                                               \
+        if (!(x)) {                                                                    \
+            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #x, netsum_error_text());   \
+            exit(1);                                                                   \
+        }                                                                              \
+    } while (0)
+#define FAILS(call, status, word)                                                      \
+    do {                                                                               \
+        ASSERT((call) == (status));                                                    \
+        ASSERT(strstr(netsum_error_text(), word));                                     \
+    } while (0)
 
 static netsum_comm *comm;
 
@@ -78,25 +88,33 @@ int main(void) {
     float x[4] = {1, 2, 3, 4};
     FAILS(netsum_all_reduce(comm, x, 4, 7, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "dtype 7");
     FAILS(netsum_all_reduce(comm, x, 4, NETSUM_FLOAT32, 9, NULL), NETSUM_ERROR_ARGUMENT, "op 9");
-    FAILS(netsum_all_reduce(comm, NULL, 4, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "data is NULL");
-    FAILS(netsum_all_reduce(comm, (char *)x + 1, 3, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "aligned");
-    FAILS(netsum_all_reduce(comm, x, SIZE_MAX, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "more than memory");
-    FAILS(netsum_all_reduce(comm, x, 4, NETSUM_INT32, NETSUM_AVERAGE, NULL), NETSUM_ERROR_ARGUMENT, "average");
-    FAILS(netsum_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_SUM, 2, NULL), NETSUM_ERROR_ARGUMENT, "root 2");
+    FAILS(netsum_all_reduce(comm, NULL, 4, NETSUM_FLOAT32, NETSUM_SUM, NULL),
+          NETSUM_ERROR_ARGUMENT, "data is NULL");
+    FAILS(netsum_all_reduce(comm, (char *)x + 1, 3, NETSUM_FLOAT32, NETSUM_SUM, NULL),
+          NETSUM_ERROR_ARGUMENT, "aligned");
+    FAILS(netsum_all_reduce(comm, x, SIZE_MAX, NETSUM_FLOAT32, NETSUM_SUM, NULL),
+          NETSUM_ERROR_ARGUMENT, "more than memory");
+    FAILS(netsum_all_reduce(comm, x, 4, NETSUM_INT32, NETSUM_AVERAGE, NULL),
+          NETSUM_ERROR_ARGUMENT, "average");
+    FAILS(netsum_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_SUM, 2, NULL),
+          NETSUM_ERROR_ARGUMENT, "root 2");
     netsum_work *none = (netsum_work *)x;
-    FAILS(netsum_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_SUM, 2, &none), NETSUM_ERROR_ARGUMENT, "root 2");
+    FAILS(netsum_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_SUM, 2, &none),
+          NETSUM_ERROR_ARGUMENT, "root 2");
     ASSERT(none == NULL);
     none = (netsum_work *)x;
     FAILS(netsum_all_reduce(comm, x, 4, 7, NETSUM_SUM, &none), NETSUM_ERROR_ARGUMENT, "dtype 7");
     ASSERT(none == NULL);
-    FAILS(netsum_all_reduce(NULL, x, 4, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "comm is NULL");
+    FAILS(netsum_all_reduce(NULL, x, 4, NETSUM_FLOAT32, NETSUM_SUM, NULL),
+          NETSUM_ERROR_ARGUMENT, "comm is NULL");
     FAILS(netsum_wait(NULL, NULL), NETSUM_ERROR_ARGUMENT, "work is NULL");
     ASSERT(netsum_all_reduce(comm, NULL, 0, NETSUM_FLOAT32, NETSUM_SUM, NULL) == NETSUM_OK);
 
     ASSERT(netsum_all_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_AVERAGE, NULL) == NETSUM_OK);
     ASSERT(x[0] == 1 && x[3] == 4);
     float infinite = 1.0f / 0.0f;
-    FAILS(netsum_all_reduce(comm, &infinite, 1, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_NON_FINITE, "infinity");
+    FAILS(netsum_all_reduce(comm, &infinite, 1, NETSUM_FLOAT32, NETSUM_SUM, NULL),
+          NETSUM_ERROR_NON_FINITE, "infinity");
     int32_t mine = 10 + (int32_t)rank;
     ASSERT(netsum_reduce(comm, &mine, 1, NETSUM_INT32, NETSUM_SUM, 1, NULL) == NETSUM_OK);
     ASSERT(mine == (rank == 1 ? 21 : 10));
@@ -115,15 +133,17 @@ int main(void) {
     ASSERT(netsum_reduce_scatter(comm, &one, two, 1, NETSUM_INT32, NETSUM_SUM, NULL) == NETSUM_OK);
     ASSERT(one == (rank == 0 ? 2 : 4));
 
-    /* In place: just this rank's part of the longer one, and nothing else. */
+    /* In place is allowed only for exactly this rank's part of the longer array. */
     memset(names, 0, 12);
     memcpy(names + 6 * rank, rank == 0 ? "here0" : "here1", 6);
     ASSERT(netsum_all_gather(comm, names, names + 6 * rank, 6, NULL) == NETSUM_OK);
     ASSERT(memcmp(names, "here0\0here1", 12) == 0);
-    FAILS(netsum_all_gather(comm, names, names + 6 * (1 - rank), 6, NULL), NETSUM_ERROR_ARGUMENT, "share memory");
+    FAILS(netsum_all_gather(comm, names, names + 6 * (1 - rank), 6, NULL),
+          NETSUM_ERROR_ARGUMENT, "share memory");
     FAILS(netsum_all_to_all(comm, names, names, 6, NULL), NETSUM_ERROR_ARGUMENT, "share memory");
     FAILS(netsum_reduce_scatter(comm, &two[1 - rank], two, 1, NETSUM_INT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "share memory");
-    ASSERT(netsum_reduce_scatter(comm, &two[rank], two, 1, NETSUM_INT32, NETSUM_SUM, NULL) == NETSUM_OK);
+    ASSERT(netsum_reduce_scatter(comm, &two[rank], two, 1, NETSUM_INT32, NETSUM_SUM, NULL)
+           == NETSUM_OK);
     ASSERT(two[rank] == (rank == 0 ? 2 : 4) && two[1 - rank] == (rank == 0 ? 2 : 1));
 
     /* Threads: as many calls at both ranks, all alike. */
@@ -131,7 +151,7 @@ int main(void) {
     for (int t = 0; t < 3; t++) ASSERT(pthread_create(&threads[t], NULL, other_thread, NULL) == 0);
     for (int t = 0; t < 3; t++) ASSERT(pthread_join(threads[t], NULL) == 0);
 
-    /* The other process has no part in the job, and its end does not end it. */
+    /* The other process is not a member of the job, and its end does not end the job. */
     pid_t child = fork();
     if (child == 0) {
         FAILS(netsum_barrier(comm, NULL), NETSUM_ERROR_FORKED, "forked");
@@ -152,7 +172,8 @@ int main(void) {
     ASSERT(netsum_wait_for(late, NAN, &there) == NETSUM_OK && there);
     ASSERT(netsum_wait(late, NULL) == NETSUM_OK);
 
-    /* Many begin one at once where there are few places left, and the other rank is late: the rest of the library does not wait. */
+    /* Many threads start an operation at once where there are few places left, and the other rank
+     * is late: other functions of the library do not wait. */
     if (rank == 1) {
         sleep(4);
         for (int i = 0; i < 61 + PLACES; i++) ASSERT(netsum_barrier(comm, NULL) == NETSUM_OK);
@@ -170,13 +191,14 @@ int main(void) {
         for (int i = 0; i < 61; i++) ASSERT(netsum_wait(works[i], NULL) == NETSUM_OK);
     }
 
-    /* The other rank does not get there: the memory is this one's again, and the handle says so. */
+    /* The other rank does not make the call: the handle returns an error, and the memory is free. */
     netsum_work *work;
     bool done = true;
     if (rank == 0) {
         ASSERT(netsum_all_reduce(comm, &one, 1, NETSUM_INT32, NETSUM_SUM, &work) == NETSUM_OK);
         ASSERT(netsum_test(work, &done) == NETSUM_OK && !done);
-        FAILS(netsum_all_reduce(comm, &one, 1, NETSUM_INT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "operation 1 of 1 in flight");
+        FAILS(netsum_all_reduce(comm, &one, 1, NETSUM_INT32, NETSUM_SUM, NULL),
+              NETSUM_ERROR_ARGUMENT, "operation 1 of 1 in flight");
         ASSERT(netsum_wait_for(work, 0.05, &done) == NETSUM_OK && !done);
         netsum_finalize(comm);
         netsum_report report;

@@ -1,4 +1,4 @@
-//! The committed header is what the sources say, and the library has what the header promises.
+//! The committed header matches the sources, and the library has the header's functions.
 
 use std::path::Path;
 
@@ -25,7 +25,10 @@ fn the_header_is_that_of_the_sources() {
     if header() != made {
         let new = Path::new(env!("CARGO_TARGET_TMPDIR")).join("netsum.h");
         std::fs::write(&new, made).unwrap();
-        panic!("worker/c/include/netsum.h is not what the sources say: {} is", new.display());
+        panic!(
+            "worker/c/include/netsum.h does not match the sources: replace it by {}",
+            new.display()
+        );
     }
 }
 
@@ -43,7 +46,7 @@ fn functions() -> Vec<String> {
 #[test]
 #[cfg_attr(
     not(all(target_arch = "x86_64", target_os = "linux")),
-    ignore = "the linker there gives no versions"
+    ignore = "the linker there does not support symbol versions"
 )]
 fn every_function_is_there_with_its_version() {
     let bytes = std::fs::read(library::path()).unwrap();

@@ -13,7 +13,7 @@ fn compile(source: &str) -> PathBuf {
     let room = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     drop(std::fs::remove_dir_all(&room));
     std::fs::create_dir_all(&room).unwrap();
-    // By the name that programs ask for.
+    // By the name that programs look for.
     std::os::unix::fs::symlink(&library, room.join("libnetsum.so.1")).unwrap();
     let program = room.join(name);
     let out = Command::new("cc")
@@ -30,7 +30,7 @@ fn compile(source: &str) -> PathBuf {
     program
 }
 
-/// Runs two ranks, and gives what each printed.
+/// Runs two ranks, and returns what each printed.
 fn run(program: &Path, network: u8) -> [String; 2] {
     let peers = [1, 2].map(|rank| format!("127.{network}.67.{rank}")).join(",");
     let start = |rank: usize| -> Child {
@@ -40,7 +40,7 @@ fn run(program: &Path, network: u8) -> [String; 2] {
         {
             command.env(name, value);
         }
-        // Cargo's would come first, where an older library may be.
+        // Cargo's path would come first, where an older library may be.
         command.env_remove("LD_LIBRARY_PATH");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };

@@ -1,5 +1,5 @@
-//! What a rank does to every byte of a message, beside a plain copy: `cargo xtask bench numeric`.
-//! All in the second-level cache, as messages on their way are.
+//! Compares what a rank does to every byte of a message with a copy: `cargo xtask bench numeric`.
+//! All data is in the second-level cache, as messages are.
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
@@ -80,7 +80,7 @@ fn crc(b: Bencher<'_, '_>) {
     b.counter(BytesCount::new(LEN)).bench_local(|| crc32fast::hash(black_box(&bytes)));
 }
 
-/// As packets of a path MTU have it.
+/// As in packets of a path MTU.
 #[divan::bench]
 fn crc_of_packets(b: Bencher<'_, '_>) {
     let bytes = vec![7u8; LEN];

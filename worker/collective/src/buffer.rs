@@ -5,15 +5,15 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-/// Memory of a fixed room that an adapter reads and writes.
+/// Memory of a fixed capacity that an adapter reads and writes.
 pub trait Registered: Any + Debug + Send + DerefMut<Target = [u8]> {
-    /// How long it can become.
+    /// The capacity.
     fn room(&self) -> usize;
     /// Makes it `len` bytes long, at most its room; new bytes are zero.
     fn resize(&mut self, len: usize);
 }
 
-/// A message, or room for one. Dropped, its memory goes back to where it came from.
+/// A message, or room for one. When dropped, its memory returns to where it came from.
 #[derive(Debug)]
 pub struct Buffer(Memory);
 
@@ -24,12 +24,12 @@ enum Memory {
 }
 
 impl Buffer {
-    /// An empty one with room on the heap.
+    /// An empty buffer on the heap.
     pub fn heap(room: usize) -> Self {
         Self(Memory::Heap(Vec::with_capacity(room)))
     }
 
-    /// How long it can become where it is.
+    /// The capacity without a move.
     pub fn room(&self) -> usize {
         match &self.0 {
             Memory::Heap(bytes) => bytes.capacity(),
@@ -52,7 +52,7 @@ impl Buffer {
 
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         match &mut self.0 {
-            // Without zeros first.
+            // Without writing zeros first.
             Memory::Heap(own) => own.extend_from_slice(bytes),
             Memory::Registered(_) => {
                 let before = self.len();

@@ -1,8 +1,8 @@
-//! What a rank calls for. Two calls are the same operation only if all of it agrees.
+//! A rank's call. Two calls are the same operation only if all fields agree.
 
 use std::fmt;
 
-/// What is made of all ranks' elements.
+/// How all ranks' elements are reduced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Op {
     /// Their sum.
@@ -44,15 +44,15 @@ pub enum Collective {
         block: u64,
     },
     Barrier,
-    /// Stands for a call that its rank refused, so that the ranks' calls stay in step.
+    /// Stands for a call that its rank refused; keeps the ranks' calls in step.
     Refused,
 }
 
-/// A collective as a rank calls for it.
+/// A rank's call for a collective.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Call {
     pub collective: Collective,
-    /// What else the caller wants compared, such as a number for how its tensors are laid out.
+    /// A number that must also agree, such as a hash of how the caller's tensors are laid out.
     pub tag: u32,
 }
 
@@ -63,10 +63,10 @@ impl From<Collective> for Call {
 }
 
 impl Call {
-    /// A plain sum.
+    /// An ordinary sum.
     pub const SUM: Self = Self { collective: Collective::AllReduce(Op::Sum), tag: 0 };
 
-    /// As words: kind, operator, root, tag; and the block.
+    /// Encodes the call as kind, operator, root, tag; and the block.
     pub fn words(self) -> ([u32; 4], u64) {
         let (kind, op, root, block) = match self.collective {
             Collective::AllReduce(op) => (0, op, 0, 0),
@@ -81,7 +81,7 @@ impl Call {
         ([kind, op as u32, root, self.tag], block)
     }
 
-    /// The reverse of [`words`](Self::words); `None` for words that no call has.
+    /// Decodes [`words`](Self::words); `None` if they are not valid.
     pub fn of_words([kind, op, root, tag]: [u32; 4], block: u64) -> Option<Self> {
         let op = match op {
             0 => Op::Sum,

@@ -1,6 +1,7 @@
-//! What the engine needs below itself: reliable connections that carry whole messages, in order.
+//! The interface below the engine: reliable connections that carry whole messages, in order.
 //!
-//! The engine does not know queue pairs. Tests put something simpler than the RC endpoint here.
+//! The engine does not know queue pairs. Tests implement the interface by something simpler than
+//! the RC endpoint.
 
 use std::time::Instant;
 
@@ -14,25 +15,25 @@ pub enum Channel {
     /// From the previous rank, in a ring; brings sums.
     RingIn(u32),
     /// To the next rank, past the box.
-    PlainOut,
+    BypassOut,
     /// From the previous rank, past the box.
-    PlainIn,
+    BypassIn,
 }
 
-/// What has happened on a channel.
+/// An event of a channel.
 #[derive(Debug)]
 pub enum ChannelEvent {
     /// A message has been acknowledged; here is its buffer.
     Sent { channel: Channel, id: u64, data: Buffer },
     /// A message has arrived.
     Received { channel: Channel, data: Buffer },
-    /// The connection is of no more use.
+    /// The connection has failed.
     Failed { channel: Channel, reason: String },
 }
 
 /// A rank's reliable connections to its neighbours.
 pub trait Channels {
-    /// An empty buffer with room for so many bytes, which is best to send from and to receive into.
+    /// An empty buffer with room for so many bytes, of memory that suits the transport best.
     fn buffer(&mut self, room: usize) -> Buffer {
         Buffer::heap(room)
     }
@@ -42,13 +43,13 @@ pub trait Channels {
     fn expect(&mut self, now: Instant, channel: Channel, id: u64);
     /// Gives a buffer to receive into.
     fn receive_into(&mut self, channel: Channel, buffer: Buffer);
-    /// When a part of a message last arrived, where that is known: a whole one may take longer than
-    /// ranks are waited for.
+    /// When a part of a message last arrived, where that is known: a whole message may take longer
+    /// than the timeout.
     fn last_part(&self, _: Channel) -> Option<Instant> {
         None
     }
-    /// What has happened, oldest first.
+    /// The next event, oldest first.
     fn poll(&mut self) -> Option<ChannelEvent>;
-    /// Closes a connection and gives back what it has not yet delivered, by id.
+    /// Closes a connection and returns the messages that it has not delivered, by id.
     fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)>;
 }

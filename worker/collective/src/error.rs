@@ -1,4 +1,4 @@
-//! What can go wrong with a communicator.
+//! Errors of a communicator.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::numeric::element::Dtype;
 pub struct Position {
     /// Which tensor.
     pub tensor: usize,
-    /// Which of its elements.
+    /// Its element.
     pub element: usize,
 }
 
@@ -18,17 +18,18 @@ fn stretch(first: &Position, last: &Position) -> String {
     if first.tensor == last.tensor {
         let Position { tensor, element } = first;
         return format!(
-            "tensor {tensor}: elements {element}..{} hold an infinity or a NaN",
+            "tensor {tensor}: elements {element}..{} contain an infinity or a NaN",
             last.element + 1
         );
     }
     format!(
-        "tensors {} to {}, from element {} of the first to element {} of the last, hold an infinity or a NaN",
+        "tensors {} to {}, from element {} of the first to element {} of the last, contain an \
+         infinity or a NaN",
         first.tensor, last.tensor, first.element, last.element
     )
 }
 
-/// What is known of a neighbour that did not answer.
+/// A likely reason why a neighbour did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unanswered {
@@ -40,39 +41,47 @@ pub enum Unanswered {
     Large(u32),
     /// It sends over connections of an earlier session.
     Earlier,
-    /// This rank sends here as if the ranks had other places in the list.
+    /// A rank at this address sends here as if the list had another order.
     OtherPlace(IpAddr),
 }
 
 impl std::fmt::Display for Unanswered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Silent => f.write_str(": is it running, and does UDP port 4791 get through?"),
+            Self::Silent => {
+                f.write_str(": check that it runs, and that UDP port 4791 is not blocked")
+            }
             Self::SilentOnList => f.write_str(
-                ": is it running, does UDP port 4791 get through, and has NETSUM_PEERS the same order at all ranks?",
+                ": check that it runs, that UDP port 4791 is not blocked, and that NETSUM_PEERS \
+                 has the same order at all ranks",
             ),
             Self::Large(mtu) => write!(
                 f,
-                " with packets of the job's path MTU, {mtu} bytes; small ones get through: a hop on the way has an MTU below {}. Raise it \
-                 there (`ping -M do -s {} ADDRESS` shows whether it is enough), or make the job's smaller: `netsum job create --mtu`, or \
-                 NETSUM_MTU at all ranks",
+                " with packets of the job's path MTU, {mtu} bytes, but small ones arrive: a hop on \
+                 the path has an MTU below {}. Raise it there (`ping -M do -s {} ADDRESS` shows \
+                 whether it is enough), or give the job a smaller one: `netsum job create --mtu`, \
+                 or NETSUM_MTU at all ranks",
                 mtu + 80,
                 mtu + 52,
             ),
-            Self::Earlier => f.write_str(": its process is still in an earlier session; end all ranks, and start them together"),
+            Self::Earlier => f.write_str(
+                ": its process is still in an earlier session: end all ranks, and start them \
+                 together",
+            ),
             Self::OtherPlace(ip) => write!(
                 f,
-                ": {ip} sends to this rank as if the ranks had other places; NETSUM_PEERS must have the same order at all ranks"
+                ": {ip} sends to this rank as if the ranks had another order: set NETSUM_PEERS to \
+                 the same order at all ranks"
             ),
         }
     }
 }
 
-/// Why a call on a communicator failed. Except after [`Error::NonFinite`],
-/// [`Error::NonFiniteTensors`], [`Error::Argument`], [`Error::InFlight`] and [`Error::Length`] the
-/// communicator is of no more use: all further calls give the same error. So it is where one rank
-/// alone refuses a call by [`Error::Argument`] or [`Error::Length`]: the others get
-/// [`Error::Mismatch`].
+/// Why a call on a communicator failed. The communicator can still be used after
+/// [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`], [`Error::InFlight`] and
+/// [`Error::Length`]; after other errors all further calls return the same error. If only some
+/// ranks get [`Error::Argument`] or [`Error::Length`] for a call, the others get
+/// [`Error::Mismatch`], and no rank can use the communicator afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -84,7 +93,7 @@ pub enum Error {
     Controller {
         /// Host and port.
         address: String,
-        /// What it said, or what happened to the connection.
+        /// Its answer, or why the connection failed.
         reason: String,
     },
     /// The socket failed.
@@ -92,7 +101,7 @@ pub enum Error {
     Socket {
         /// The local address.
         ip: IpAddr,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
     /// The RDMA adapter cannot be used, or has failed.
@@ -100,7 +109,7 @@ pub enum Error {
     Adapter {
         /// Its name.
         device: String,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
     /// A neighbour did not answer when the connections were opened.
@@ -110,9 +119,9 @@ pub enum Error {
         rank: u32,
         /// Its address.
         ip: IpAddr,
-        /// How long was waited.
+        /// How long this rank waited.
         after: Duration,
-        /// What is known of it.
+        /// A likely reason.
         why: Unanswered,
     },
     /// A rank has died, or the network to it has.
@@ -120,7 +129,7 @@ pub enum Error {
     RankDied {
         /// The rank.
         rank: u32,
-        /// How that was noticed.
+        /// How another rank detected it.
         reason: String,
     },
     /// A rank has left in good order, but is still needed.
@@ -132,13 +141,13 @@ pub enum Error {
     /// The ranks called for different operations.
     #[error("{0}")]
     Mismatch(String),
-    /// Elements that are infinite or NaN, at any rank. All results of the messages that have them
-    /// are NaN at every rank, the others are sums. The communicator can still be used.
-    #[error("elements {first}..{end} hold an infinity or a NaN at some rank")]
+    /// Elements that are infinite or NaN at any rank. The results of messages with such elements
+    /// are NaN at every rank; other results are sums. The communicator can still be used.
+    #[error("elements {first}..{end} contain an infinity or a NaN at some rank")]
     NonFinite {
         /// First element of the first message concerned.
         first: usize,
-        /// Behind the last element of that message.
+        /// One after the last element of that message.
         end: usize,
     },
     /// The same of an all-reduce of several tensors: from the first to the last element of the
@@ -153,18 +162,19 @@ pub enum Error {
     /// The communicator was dropped before the operation was complete.
     #[error("the communicator was closed before this operation was complete")]
     Closed,
-    /// What was called for makes no sense here; the communicator can still be used, if all ranks
-    /// refuse the same call.
+    /// An argument is not valid. The communicator can still be used, if all ranks refuse the same
+    /// call.
     #[error("{0}")]
     Argument(String),
-    /// The memory is that of an operation in flight. Other ranks may find theirs done already, so
-    /// they are not told: wait for that one, and call again.
+    /// An operation in flight uses the same memory. This is not announced to other ranks, where
+    /// that operation may be complete already: wait for it, and call again.
     #[error("{0}")]
     InFlight(String),
     /// This process was forked from the one that connected.
     #[error(
-        "this process was forked from the one that connected, and has neither its threads nor its place in the job: connect after the fork, \
-         or start processes anew (in Python by multiprocessing's \"spawn\" or \"forkserver\")"
+        "this process was forked from the one that connected, and has neither its threads nor its \
+         place in the job: connect after the fork, or start processes without fork (in Python by \
+         multiprocessing's \"spawn\" or \"forkserver\")"
     )]
     Forked,
     /// The message size of the job has no room for this type.
@@ -172,24 +182,24 @@ pub enum Error {
     Length {
         /// Data type of the slice.
         dtype: Dtype,
-        /// What would be right.
+        /// The sizes that have room.
         reason: String,
     },
-    /// The controller says that the job has failed.
+    /// The controller has reported that the job has failed.
     #[error("the job has failed: {reason}")]
     JobFailed {
-        /// The controller's words.
+        /// The controller's reason.
         reason: String,
     },
-    /// The ranks contradict each other: a defect of netsum, or foreign packets.
+    /// The ranks contradict each other, because of a defect of netsum or packets of foreign hosts.
     #[error("protocol error: {0}")]
     Protocol(String),
 }
 
 impl Error {
-    /// What the other ranks are told of an error that a rank has had: of its own troubles, that it
-    /// is lost to them, and why.
-    pub(crate) fn told_by(&self, rank: u32) -> Self {
+    /// The error that the other ranks get for this error of rank `rank`. A local error becomes
+    /// [`Error::RankDied`].
+    pub(crate) fn for_others(&self, rank: u32) -> Self {
         match self {
             Self::RankDied { .. }
             | Self::RankLeft { .. }
@@ -217,14 +227,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_that_drops_large_packets_is_told_from_a_rank_that_is_not_there() {
+    fn a_small_path_mtu_and_a_silent_rank_have_different_texts() {
         let text = |why| {
             let (ip, after) = ([10, 0, 0, 2].into(), Duration::from_secs(10));
             Error::Unreachable { rank: 1, ip, after, why }.to_string()
         };
         let silent = text(Unanswered::Silent);
         assert!(
-            silent.ends_with("within 10s: is it running, and does UDP port 4791 get through?"),
+            silent.ends_with("10s: check that it runs, and that UDP port 4791 is not blocked"),
             "{silent}"
         );
         let large = text(Unanswered::Large(1024));
@@ -240,11 +250,12 @@ mod tests {
         };
         assert_eq!(
             text(2, 5, 2, 9),
-            "tensor 2: elements 5..10 hold an infinity or a NaN at some rank"
+            "tensor 2: elements 5..10 contain an infinity or a NaN at some rank"
         );
         assert_eq!(
             text(0, 70, 3, 1),
-            "tensors 0 to 3, from element 70 of the first to element 1 of the last, hold an infinity or a NaN at some rank"
+            "tensors 0 to 3, from element 70 of the first to element 1 of the last, contain an \
+             infinity or a NaN at some rank"
         );
     }
 }

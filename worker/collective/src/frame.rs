@@ -1,4 +1,4 @@
-//! What the ranks tell each other on their plain connections, from each to the next. Little endian.
+//! Messages between ranks on bypass connections, from each rank to the next. Little endian.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::error::Error;
 use crate::numeric::element::Dtype;
 use crate::shape::JobShape;
 
-/// Version of these messages, and of what ranks put into sums.
+/// Version of these messages, and of the contents of messages to be summed.
 pub const VERSION: u32 = 10;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
 pub const DATA_HEADER: usize = 20;
 
-/// An operation as a rank calls for it.
+/// A rank's operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Descriptor {
     /// Counts up from 1.
@@ -27,8 +27,9 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// A hash of all but the number, which is added to the `sequence` lanes of the operation's
-    /// messages: messages of different operations never pass for a sum, however their data looks.
+    /// A hash of all fields except the number. It is added to the `sequence` lanes of the
+    /// operation's messages: messages of different operations never pass for a sum, whatever their
+    /// data is.
     pub fn tag(&self) -> u32 {
         let ([kind, op, root, tag], block) = self.call.words();
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
@@ -68,9 +69,7 @@ impl std::fmt::Display for Descriptor {
                 write!(f, "all_to_all of {block} bytes for each rank")
             }
             Collective::Barrier => f.write_str("barrier"),
-            Collective::Refused => {
-                f.write_str("nothing (it refused its call with an error of its own)")
-            }
+            Collective::Refused => f.write_str("nothing (its own call returned an error)"),
         }?;
         match call.tag {
             0 => Ok(()),
@@ -94,49 +93,48 @@ impl Reason {
 
     pub fn text(self) -> &'static str {
         match self {
-            Self::Unsummed => {
-                "its neighbour's data arrived as it was sent, so no box is on the path"
-            }
-            Self::Wrong => "a sum did not verify",
+            Self::Unsummed => "its neighbour's data arrived unsummed, so no box is on the path",
+            Self::Wrong => "a sum was wrong",
             Self::Stalled => "no sum arrived although all ranks take part",
             Self::Broken => "the connection through the box broke",
             Self::Stray => {
-                "a sum was another one's: the box has slots of an earlier run, which `netsum job restart` empties, \
-                 or a flow is in another ring or of another rank than was registered"
+                "a sum belonged to another message: the box has slots of an earlier session, which \
+                 `netsum job restart` empties, or a flow is registered with a wrong ring or rank"
             }
         }
     }
 }
 
-/// A message on a plain connection.
+/// A message on a bypass connection.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
-    /// The first: what the sender takes the job to be, its time-out, and a random number, so that
-    /// it is unlike an earlier run's. One small packet.
+    /// The first frame: the sender's properties of the job, its timeout, and a random number that
+    /// makes it differ from an earlier session's. One small packet.
     Hello { shape: JobShape, timeout: Duration, rank: u32, nonce: u64 },
-    /// Behind the first: one packet of the path MTU, which is so many bytes. A path that carries
-    /// only smaller ones is found by it before anything is summed.
+    /// The second frame: one packet of the path MTU, which is so many bytes. It reveals a path that
+    /// carries only smaller ones before anything is summed.
     FullSize(usize),
-    /// The first of a rank with another version of these messages.
+    /// The first frame of a rank with another version of these messages.
     OtherVersion(u32),
-    /// What tells this run's messages from those of others: drawn by rank 0, passed on by all.
-    Run(u64),
-    /// The sender lives. Operations that each rank has started and completed, as far as the sender
-    /// knows.
+    /// The session's number, drawn by rank 0 and forwarded by all.
+    Session(u64),
+    /// A keep-alive, with the operations that each rank has started and completed, as far as the
+    /// sender knows.
     Status { ranks: Vec<Progress> },
     /// The sender starts an operation.
     Operation(Descriptor),
-    /// `origin` no longer trusts the box; per ring the first message whose sum it has not verified.
+    /// `origin` no longer trusts the box; for each ring the first message whose sum it has not
+    /// verified.
     FallBack { origin: u32, reason: Reason, unverified: Vec<u64> },
-    /// Something that ends the communicator for all.
+    /// An error that ends the session for all.
     Failure { origin: u32, error: Error },
     /// A rank leaves in good order, having completed so many operations.
     Goodbye { origin: u32, completed: u64 },
     /// A step of an ordinary ring all-reduce; the lanes follow.
     Data(DataHeader),
-    /// Rank 0 asks all to connect anew after an operation that it has not started. Undecided: the
-    /// latest that anybody has started, up to the sender.
-    Renew { after: u64, decided: bool },
+    /// Rank 0 proposes to reconnect after an operation that it has not started. Until it is
+    /// decided, `after` is the latest operation that any rank up to the sender has started.
+    Reconnect { after: u64, decided: bool },
 }
 
 /// A rank's operations.
@@ -146,7 +144,7 @@ pub struct Progress {
     pub completed: u64,
 }
 
-/// Which part of which message of which ring.
+/// Ring, message and step of a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DataHeader {
     pub ring: u32,
@@ -160,20 +158,20 @@ fn control_room(ranks: u32, rings: u32) -> usize {
 }
 
 /// Room that the largest frame of a job needs: control, or a step of an ordinary ring.
-pub fn plain_room(shape: &JobShape) -> usize {
+pub fn bypass_room(shape: &JobShape) -> usize {
     let lanes = shape.layout.message_size as usize / 4;
     let step = DATA_HEADER + lanes.div_ceil(shape.ranks as usize) * 4;
     step.max(control_room(shape.ranks, shape.layout.rings)).max(shape.mtu as usize)
 }
 
-/// Buffers that wait for frames on a plain connection: 64, fewer where that would be more than 32
-/// MiB. Who sends more at once is told to wait.
-pub fn plain_buffers(shape: &JobShape) -> usize {
-    ((32 << 20) / plain_room(shape)).clamp(8, 64)
+/// Receive buffers of a bypass connection: 64, or fewer where that would be more than 32 MiB. A
+/// sender of more frames at once gets RNR NAKs and waits.
+pub fn bypass_buffers(shape: &JobShape) -> usize {
+    ((32 << 20) / bypass_room(shape)).clamp(8, 64)
 }
 
 impl Frame {
-    /// Appends it to an empty buffer. Lanes may follow.
+    /// Writes the frame to an empty buffer. Lanes may follow.
     pub fn encode_to(&self, w: &mut Buffer) {
         let u32s = |w: &mut Buffer, x: &[u32]| {
             x.iter().for_each(|x| w.extend_from_slice(&x.to_le_bytes()))
@@ -205,9 +203,9 @@ impl Frame {
                 w.resize(*bytes);
             }
             Self::OtherVersion(version) => u32s(w, &[1, *version]),
-            Self::Run(run) => {
+            Self::Session(session) => {
                 u32s(w, &[9]);
-                u64(w, *run);
+                u64(w, *session);
             }
             Self::Status { ranks } => {
                 u32s(w, &[2]);
@@ -236,7 +234,7 @@ impl Frame {
                     Error::Mismatch(text) => (2, 0, text.as_str()),
                     Error::JobFailed { reason } => (3, 0, reason.as_str()),
                     Error::Protocol(text) => (4, 0, text.as_str()),
-                    // Those that `Error::told_by` puts in other words.
+                    // `Error::for_others` has converted these already.
                     error => {
                         other = error.to_string();
                         (4, 0, other.as_str())
@@ -258,7 +256,7 @@ impl Frame {
                 u32s(w, &[7, h.ring, h.step]);
                 u64(w, h.number);
             }
-            Self::Renew { after, decided } => {
+            Self::Reconnect { after, decided } => {
                 u32s(w, &[8, u32::from(*decided)]);
                 u64(w, *after);
             }
@@ -312,7 +310,7 @@ impl Frame {
             },
             5 => {
                 let text = String::from_utf8_lossy(b.get(20..20 + word(4)? as usize)?);
-                // Fit for other people's terminals.
+                // Other ranks print it on their terminals.
                 let text =
                     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT).collect();
                 let error = match word(2)? {
@@ -326,8 +324,8 @@ impl Frame {
             }
             6 => Self::Goodbye { origin: word(1)?, completed: long(8)? },
             7 => Self::Data(DataHeader { ring: word(1)?, step: word(2)?, number: long(12)? }),
-            8 => Self::Renew { decided: word(1)? != 0, after: long(8)? },
-            9 => Self::Run(long(4)?),
+            8 => Self::Reconnect { decided: word(1)? != 0, after: long(8)? },
+            9 => Self::Session(long(4)?),
             10 => Self::FullSize(b.len()),
             _ => return None,
         })
@@ -374,11 +372,11 @@ mod tests {
             Frame::Failure { origin: 2, error: Error::Mismatch("ä".repeat(150)) },
             Frame::Goodbye { origin: 1, completed: 12 },
             Frame::Data(DataHeader { ring: 3, step: 1, number: 1 << 35 }),
-            Frame::Renew { after: 1 << 40, decided: false },
-            Frame::Renew { after: 3, decided: true },
+            Frame::Reconnect { after: 1 << 40, decided: false },
+            Frame::Reconnect { after: 3, decided: true },
             Frame::FullSize(256),
             Frame::OtherVersion(VERSION - 1),
-            Frame::Run(u64::MAX - 5),
+            Frame::Session(u64::MAX - 5),
         ] {
             let mut bytes = Buffer::default();
             frame.encode_to(&mut bytes);
@@ -397,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_says_reaches_others_as_plain_short_text() {
+    fn a_failures_text_is_received_short_and_without_control_characters() {
         let text = "\x1b[2J\nrank 0 is root\u{9b}31m ".repeat(100);
         let mut bytes = [5, 1, 4, 0, text.len() as u32].map(u32::to_le_bytes).concat();
         bytes.extend_from_slice(text.as_bytes());
@@ -410,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_and_texts_tell_operations_apart() {
+    fn different_operations_have_different_tags_and_texts() {
         use crate::call::Op;
         let collectives = [Op::Sum, Op::Average].into_iter().flat_map(|op| {
             let roots = (0..3).map(move |root| Collective::Reduce { op, root });

@@ -4,17 +4,17 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`engine`] | the collective as a state machine |
-//! | [`call`] | what a rank calls for |
-//! | [`channels`] | what the engine needs below itself |
-//! | [`queue_pairs`] | the same by queue pairs of the RC endpoint `netsum-rc` |
-//! | [`frame`] | what the ranks tell each other past the box |
+//! | [`call`] | a rank's call |
+//! | [`channels`] | the interface below the engine |
+//! | [`queue_pairs`] | its implementation by queue pairs of the RC endpoint `netsum-rc` |
+//! | [`frame`] | messages between ranks on bypass connections |
 //! | [`reduction`] | an ordinary ring all-reduce of one message |
 //! | [`buffer`] | memory of a message |
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`shape`] | what all ranks of a job must agree on |
-//! | [`report`] | what operations came to |
-//! | [`way_back`] | when ranks that sum by themselves try the box again |
-//! | [`error`] | what can go wrong |
+//! | [`report`] | results of operations, statistics |
+//! | [`failback`] | when ranks that have fallen back try the box again |
+//! | [`error`] | errors |
 //! | `sim` | whole jobs in virtual time; with the feature `simulator` |
 
 pub mod buffer;
@@ -22,6 +22,7 @@ pub mod call;
 pub mod channels;
 pub mod engine;
 pub mod error;
+pub mod failback;
 pub mod frame;
 pub mod numeric;
 pub mod queue_pairs;
@@ -30,4 +31,3 @@ pub mod report;
 pub mod shape;
 #[cfg(any(test, feature = "simulator"))]
 pub mod sim;
-pub mod way_back;

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::Buffer;
 use crate::channels::{Channel, ChannelEvent, Channels};
-use crate::frame::plain_room;
+use crate::frame::bypass_room;
 use crate::shape::JobShape;
 use netsum_rc::{Endpoint, Event, Psn, QpConfig, QpId, Qpn, SetupError};
 
-/// Numbers of one connection pair of a rank: from the previous and to the next.
+/// Numbers of a rank's connections from the previous and to the next rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Numbers {
     pub receive_qpn: Qpn,
@@ -23,6 +23,7 @@ pub struct Numbers {
 pub struct RankNumbers {
     pub ip: IpAddr,
     pub rings: Vec<Numbers>,
+    /// Those of the bypass connections.
     pub plain: Numbers,
     /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do.
     pub any_ip_id: bool,
@@ -38,17 +39,17 @@ pub struct QueuePairChannels {
     channels: HashMap<QpId, Channel>,
 }
 
-/// Time without an acknowledgement after which packets are sent again. Scheduling on a busy host
-/// takes milliseconds, and a sum comes only when the last rank has sent its part.
+/// The retransmission timeout. Scheduling on a busy host takes milliseconds, and a sum arrives only
+/// after the last rank has sent its part.
 const ACK_TIMEOUT: Duration = Duration::from_micros(67_109);
-/// The same where the acknowledgement waits for nobody. Below that, hosts that run ten processes on
-/// two cores send packets again in runs without loss (8 ms: in each of four runs of the lab's
-/// tests; 16 ms: in none of four).
+/// The retransmission timeout where the acknowledgement does not wait for other ranks. With less,
+/// hosts that run ten processes on two cores retransmit without loss (8 ms: in each of four runs of
+/// the lab's tests; 16 ms: in none of four).
 pub const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 
 impl QueuePairChannels {
-    /// Makes the queue pairs of rank `rank`. `capacity` is how many packets the socket holds for
-    /// certain.
+    /// Creates the queue pairs of rank `rank`. `capacity` is how many packets the socket holds at
+    /// least.
     pub fn new(
         mut endpoint: Endpoint,
         shape: &JobShape,
@@ -67,11 +68,11 @@ impl QueuePairChannels {
 
     /// Whether the previous rank is still in an earlier session, as far as its packets tell.
     pub fn previous_is_in_earlier(&self) -> bool {
-        self.qps.get(&Channel::PlainIn).is_some_and(|qp| self.endpoint.is_of_earlier(*qp))
+        self.qps.get(&Channel::BypassIn).is_some_and(|qp| self.endpoint.is_of_earlier(*qp))
     }
 }
 
-/// What the queue pairs of rank `rank` are to be.
+/// The configuration of the queue pairs of rank `rank`.
 fn queue_pairs(
     shape: &JobShape,
     rank: u32,
@@ -89,8 +90,8 @@ fn queue_pairs(
         QpConfig::new(own.receive_qpn, previous.ip, p.send_qpn, Psn::default(), p.first_psn, mtu)
     };
     let mut pairs = vec![
-        (Channel::PlainOut, out(&own.plain, &next.plain)),
-        (Channel::PlainIn, into(&own.plain, &previous.plain)),
+        (Channel::BypassOut, out(&own.plain, &next.plain)),
+        (Channel::BypassIn, into(&own.plain, &previous.plain)),
     ];
     for (i, ((o, n), p)) in (0..).zip(own.rings.iter().zip(&next.rings).zip(&previous.rings)) {
         pairs.extend([(Channel::RingOut(i), out(o, n)), (Channel::RingIn(i), into(o, p))]);
@@ -98,24 +99,24 @@ fn queue_pairs(
     let fragments = shape.layout.message_size.div_ceil(shape.mtu);
     let share = (capacity / (shape.layout.rings + 1)).max(8);
     for (channel, config) in &mut pairs {
-        // A rank may compute for an hour before it sends its part. Who is dead is found by
-        // keep-alives.
+        // A rank may compute for an hour before it sends its part. Keep-alives find dead ranks.
         config.retry_limit = None;
         config.ack_timeout = ACK_TIMEOUT;
         config.min_ack_timeout = Some(MIN_ACK_TIMEOUT);
         config.selective = match channel {
-            Channel::PlainOut => own.selective && next.selective,
-            Channel::PlainIn => own.selective && previous.selective,
+            Channel::BypassOut => own.selective && next.selective,
+            Channel::BypassIn => own.selective && previous.selective,
             Channel::RingOut(_) | Channel::RingIn(_) => {
                 shape.relaxed && ranks.iter().all(|r| r.selective)
             }
         };
         config.waits_for_others = matches!(channel, Channel::RingOut(_) | Channel::RingIn(_));
-        // Numbers of a list follow from the ranks'. Sums tell their run themselves.
+        // With a list of addresses, sessions reuse their numbers. Sums carry their session's
+        // number.
         config.reused = config.selective && !config.waits_for_others;
-        // The other side's share may be larger.
+        // The neighbour may have a larger share.
         (config.max_early, config.max_message) = match channel {
-            Channel::PlainOut | Channel::PlainIn => (128, plain_room(shape)),
+            Channel::BypassOut | Channel::BypassIn => (128, bypass_room(shape)),
             _ => {
                 (fragments.saturating_mul(shape.layout.window), shape.layout.message_size as usize)
             }
@@ -169,7 +170,7 @@ impl Channels for QueuePairChannels {
     }
 
     fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)> {
-        // The channel stays known: events that wait may still give back its messages.
+        // `channels` keeps the entry: queued events may still return its messages.
         let messages = self.qps.remove(&channel).map(|qp| self.endpoint.remove_qp(qp));
         messages.into_iter().flatten().map(|(id, data)| (id, data.into())).collect()
     }
@@ -191,18 +192,20 @@ mod tests {
     #[test]
     fn both_ends_of_a_connection_and_the_box_agree_whether_it_is_selective() {
         let layout = Layout { message_size: 65_536, window: 2, rings: 2 };
-        for said in (0..1 << RANKS).map(|bits: u32| [0, 1, 2].map(|rank| bits >> rank & 1 == 1)) {
+        for selective in
+            (0..1 << RANKS).map(|bits: u32| [0, 1, 2].map(|rank| bits >> rank & 1 == 1))
+        {
             let ranks = [0, 1, 2].map(|rank| RankNumbers {
                 ip: [10, 0, 0, rank as u8 + 1].into(),
                 rings: (0..layout.rings).map(|ring| numbers(rank, ring)).collect(),
                 plain: numbers(rank, layout.rings),
-                // Has no say.
-                any_ip_id: said[rank as usize],
-                selective: said[rank as usize],
+                // Has no influence.
+                any_ip_id: selective[rank as usize],
+                selective: selective[rank as usize],
             });
-            // The box relaxes a ring of its own accord where all say so, and on order whatever they
-            // say.
-            let all = said == [true; 3];
+            // By default the box relaxes a ring if all ranks are selective; an administrator can
+            // also choose it.
+            let all = selective == [true; 3];
             for relaxed in [false, true] {
                 let shape =
                     JobShape { ranks: RANKS, mtu: 1024, layout, relaxed, without_box: false };
@@ -210,10 +213,10 @@ mod tests {
                 let ends: Vec<_> = (0..RANKS).map(of).collect();
                 for (rank, (own, next)) in ends.iter().zip(ends.iter().cycle().skip(1)).enumerate()
                 {
-                    let plain = said[rank] && said[(rank + 1) % 3];
+                    let bypass = selective[rank] && selective[(rank + 1) % 3];
                     let rings =
                         (0..layout.rings).map(|i| (Channel::RingOut(i), Channel::RingIn(i)));
-                    for (out, into) in rings.chain([(Channel::PlainOut, Channel::PlainIn)]) {
+                    for (out, into) in rings.chain([(Channel::BypassOut, Channel::BypassIn)]) {
                         let end = |of: &[(Channel, QpConfig)], channel| {
                             of.iter().find(|(c, _)| *c == channel).expect("a queue pair").1.clone()
                         };
@@ -222,11 +225,11 @@ mod tests {
                         assert_eq!((to.remote_qpn, to.remote), (from.local_qpn, ranks[rank].ip));
                         assert!(from.max_inflight <= to.max_early, "whatever its socket holds");
                         let expected =
-                            if out == Channel::PlainOut { plain } else { relaxed && all };
+                            if out == Channel::BypassOut { bypass } else { relaxed && all };
                         assert_eq!(
                             [from.selective, to.selective],
                             [expected; 2],
-                            "{said:?} {relaxed} {out:?}"
+                            "{selective:?} {relaxed} {out:?}"
                         );
                     }
                 }

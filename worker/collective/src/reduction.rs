@@ -1,8 +1,8 @@
 //! An ordinary ring all-reduce of one message: reduce-scatter, then all-gather, in 2 (N - 1) steps.
 //!
 //! The lanes are cut in N parts. In step s a rank sends to the next rank the part that it received
-//! in step s - 1. In the first N - 1 steps it adds its own lanes before that, so that part p is
-//! complete at rank p - 1; from there it is handed around once more.
+//! in step s - 1. In the first N - 1 steps it adds its own lanes before that. Then part p is
+//! complete at rank p - 1, and goes around the ring once more.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,10 +10,10 @@ use std::ops::Range;
 use crate::buffer::Buffer;
 use crate::numeric::reference::add_lanes;
 
-/// One message on its way around the ranks.
+/// The reduction of one message.
 #[derive(Debug, Default)]
 pub struct Reduction {
-    /// This rank's own lanes, turning into the sum; `None` until this rank takes part.
+    /// This rank's own lanes, which become the sum; `None` until this rank takes part.
     lanes: Option<Buffer>,
     /// Steps received.
     received: u32,
@@ -21,10 +21,10 @@ pub struct Reduction {
     early: Early,
 }
 
-/// Steps that wait, one behind the other in memory that stays.
+/// Steps that wait, concatenated in memory that is reused.
 #[derive(Debug, Default)]
 struct Early {
-    /// Which they are, and where they end.
+    /// Their numbers, and where they end.
     steps: Vec<(u32, usize)>,
     parts: Vec<u8>,
 }
@@ -41,7 +41,7 @@ impl Early {
     }
 }
 
-/// A rank, one of so many.
+/// A rank, and how many there are.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     pub rank: u32,
@@ -58,7 +58,7 @@ impl Member {
         self.part((self.rank + 2 * self.ranks - step) % self.ranks, len)
     }
 
-    /// The part that is received in a step: what the previous rank sends.
+    /// The part that is received in a step from the previous rank.
     fn received(self, step: u32, len: usize) -> Range<usize> {
         self.part((self.rank + 3 * self.ranks - 1 - step) % self.ranks, len)
     }
@@ -74,7 +74,7 @@ impl Member {
 pub struct Misfit;
 
 impl Reduction {
-    /// Gives this rank's lanes. `send(step, lanes)` is called for what is to be sent.
+    /// Adds this rank's lanes. Calls `send(step, lanes)` for each part to be sent.
     pub fn contribute(
         &mut self,
         member: Member,
@@ -94,7 +94,7 @@ impl Reduction {
         Ok(())
     }
 
-    /// Takes in a step from the previous rank.
+    /// Processes a step from the previous rank.
     pub fn step(
         &mut self,
         member: Member,
@@ -103,7 +103,7 @@ impl Reduction {
         mut send: impl FnMut(u32, &[u8]),
     ) -> Result<(), Misfit> {
         let Some(lanes) = &mut self.lanes else {
-            // They come in their order.
+            // Steps arrive in order.
             if step >= member.steps() || step as usize != self.early.steps.len() {
                 return Err(Misfit);
             }
@@ -135,7 +135,7 @@ impl Reduction {
         self.lanes.is_some() && self.received == member.steps()
     }
 
-    /// The lanes. What is left is as good as new.
+    /// Returns the lanes, and resets the reduction.
     fn finish(&mut self) -> Buffer {
         self.received = 0;
         self.early.clear();
@@ -143,21 +143,21 @@ impl Reduction {
     }
 }
 
-/// Messages on their way around the ranks, by ring and number.
+/// Reductions by ring and message number.
 #[derive(Debug, Default)]
 pub struct Reductions {
     open: HashMap<(u32, u64), Reduction>,
-    /// Others that are over; kept for their memory.
+    /// Completed ones; kept to reuse their memory.
     spare: Vec<Reduction>,
 }
 
 impl Reductions {
-    /// That of a message; a new one if nothing is known of it.
+    /// The reduction of a message; a new one if there is none.
     pub fn of(&mut self, ring: u32, number: u64) -> &mut Reduction {
         self.open.entry((ring, number)).or_insert_with(|| self.spare.pop().unwrap_or_default())
     }
 
-    /// The sum of a message, if it is there.
+    /// The sum of a message, if it is complete.
     pub fn take_done(&mut self, member: Member, ring: u32, number: u64) -> Option<Buffer> {
         let key = (ring, number);
         self.open.get(&key).filter(|reduction| reduction.is_done(member))?;
@@ -167,8 +167,8 @@ impl Reductions {
         Some(sum)
     }
 
-    /// Forgets the sums of a ring before a message, and before `oldest` what no rank can still be
-    /// at.
+    /// Forgets complete sums of a ring before message `before`, and all reductions before `oldest`,
+    /// which no rank can still need.
     pub fn forget_done(&mut self, member: Member, ring: u32, before: u64, oldest: u64) {
         self.open.retain(|(r, n), reduction| {
             *r != ring || *n >= before || *n >= oldest && !reduction.is_done(member)
@@ -179,13 +179,13 @@ impl Reductions {
         self.open.clear();
     }
 
-    /// Messages on their way.
+    /// Open reductions.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// Whether no message is on its way.
+    /// Whether there is no open reduction.
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_ranks_get_the_sum_whoever_comes_late() {
+    fn all_ranks_get_the_sum_whichever_is_late() {
         for ranks in 2..=9u32 {
             for lanes in [0usize, 1, 4, 5, 37, 64] {
                 for late in 0..ranks as usize {
@@ -221,7 +221,7 @@ mod tests {
                                 queues[next].push_back((s, l.to_vec()))
                             })
                             .unwrap();
-                        // Everybody works off what has come.
+                        // All ranks process what has arrived.
                         while let Some(r) = (0..ranks as usize).find(|r| !queues[*r].is_empty()) {
                             let (step, part) = queues[r].pop_front().unwrap();
                             let member = Member { rank: r as u32, ranks };
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(
             r.step(member, u32::MAX, &[0; 8], |_, _| ()),
             Err(Misfit),
-            "beyond the last step"
+            "after the last step"
         );
     }
 

@@ -1,11 +1,11 @@
-//! What operations came to, and what a rank has done.
+//! Results of operations, and a rank's statistics.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::numeric::quant::Underflow;
 
-/// Who sums.
+/// Whether the box or the ring sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Mode {
     /// The box.
@@ -30,24 +30,23 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What an operation came to.
+/// The result of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// Who did the sum; [`Mode::Ring`] if the ranks did any part of it.
+    /// [`Mode::Ring`] if the ranks' own ring summed any part.
     pub mode: Mode,
     /// Sums (of messages) whose check lanes were verified.
     pub verified: u64,
-    /// From the call to the last sum.
+    /// Time from the call to the last sum.
     pub elapsed: Duration,
-    /// Packets that this rank sent again meanwhile; `None` where that is an adapter's business.
+    /// Packets that this rank sent again meanwhile; `None` over an adapter.
     pub retransmissions: Option<u64>,
-    /// This rank's floats that were so small beside the largest of their message that they
-    /// counted as 0.
+    /// This rank's floats that became 0, because their message has far larger ones.
     pub underflow: Underflow,
 }
 
-/// What a communicator has done since it was connected.
+/// Counters of a communicator since it connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Statistics {
@@ -59,37 +58,36 @@ pub struct Statistics {
     pub unsummed: u64,
     /// Messages received that were neither a sum nor one rank's data.
     pub wrong: u64,
-    /// How often the ranks changed from the box to a ring of their own; at most once over the same
-    /// connections.
-    pub fall_backs: u64,
+    /// How often the ranks fell back from the box to their own ring; at most once in a session.
+    pub fallbacks: u64,
     /// Payload bytes of messages sent to be summed by the box.
     pub box_bytes: u64,
     /// Payload bytes sent by the ranks' own ring.
     pub ring_bytes: u64,
-    /// How often an adapter has given a connection up, which was then started anew; see the
-    /// adapter's retries.
+    /// How often an adapter has given a connection up, which was then restarted; see the adapter's
+    /// retries.
     pub restarts: u64,
-    /// How often the ranks have connected anew.
-    pub renewals: u64,
-    /// This rank's floats that were not zero and counted as 0; see [`Report::underflow`].
+    /// How often the ranks have reconnected.
+    pub reconnects: u64,
+    /// This rank's nonzero floats that became 0; see [`Report::underflow`].
     pub underflows: u64,
-    /// Packets; `None` over an adapter, which counts for itself: see `rdma statistic`.
+    /// Packets; `None` over an adapter, which has its own counters: see `rdma statistic`.
     pub traffic: Option<Traffic>,
 }
 
 impl Statistics {
-    /// What was done before, and since then.
+    /// The sum of two statistics.
     pub fn plus(self, o: Self) -> Self {
         Self {
             all_reduces: self.all_reduces + o.all_reduces,
             verified: self.verified + o.verified,
             unsummed: self.unsummed + o.unsummed,
             wrong: self.wrong + o.wrong,
-            fall_backs: self.fall_backs + o.fall_backs,
+            fallbacks: self.fallbacks + o.fallbacks,
             box_bytes: self.box_bytes + o.box_bytes,
             ring_bytes: self.ring_bytes + o.ring_bytes,
             restarts: self.restarts + o.restarts,
-            renewals: self.renewals + o.renewals,
+            reconnects: self.reconnects + o.reconnects,
             underflows: self.underflows + o.underflows,
             traffic: match (self.traffic, o.traffic) {
                 (Some(a), Some(b)) => Some(a.plus(b)),
@@ -99,7 +97,7 @@ impl Statistics {
     }
 }
 
-/// Packets since the connection.
+/// Packets since the rank connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Traffic {
@@ -113,7 +111,7 @@ pub struct Traffic {
     pub packets_received: u64,
     /// Packets sent again.
     pub retransmissions: u64,
-    /// Packets received that had met congestion on their way.
+    /// Packets received with a congestion mark.
     pub congestion_marks: u64,
 }
 

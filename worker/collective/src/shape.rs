@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::numeric::layout::{CHECK_BYTES, Layout};
 
-/// The largest window that there can be.
+/// The largest window.
 pub const MAX_WINDOW: u32 = 1024;
 
-/// Bytes of the least message that there can be: check lanes and an element.
+/// Bytes of the smallest message: check lanes and an element.
 const LEAST_MESSAGE: u32 = CHECK_BYTES as u32 + 4;
 
 /// Job properties that all ranks must agree on.
@@ -18,12 +18,12 @@ pub struct JobShape {
     pub layout: Layout,
     /// The box releases sums in any order, and ranks send again only what is missing.
     pub relaxed: bool,
-    /// There is no box: the ranks sum by themselves from the start.
+    /// There is no box: the ranks' own ring sums from the start.
     pub without_box: bool,
 }
 
 impl JobShape {
-    /// What must be the same at all ranks, each as users call it and set it.
+    /// Properties that must be the same at all ranks, under the names that users know.
     pub(crate) fn named(&self, timeout: Duration) -> [(&'static str, String); 8] {
         let Layout { message_size, window, rings } = self.layout;
         let order = if self.relaxed { "relaxed" } else { "in-order" };
@@ -40,7 +40,7 @@ impl JobShape {
         ]
     }
 
-    /// Finds properties that cannot work, whoever gave them.
+    /// Refuses properties that cannot work, from a daemon or from settings.
     pub fn check(&self) -> Result<(), String> {
         let Layout { message_size, window, rings } = self.layout;
         if !(1..=64).contains(&self.ranks) {

@@ -1,5 +1,5 @@
-//! Sums have the same bits whatever an application has set in the floating-point control register
-//! of a thread.
+//! Sums have the same bits, whatever an application has set in a thread's floating-point control
+//! register.
 #![cfg(target_arch = "x86_64")]
 
 use netsum_collective::numeric::layout::Layout;
@@ -9,7 +9,7 @@ use netsum_collective::numeric::reference::reference_sum;
 const FLUSH_TO_ZERO: u32 = 1 << 15;
 const DENORMALS_ARE_ZERO: u32 = 1 << 6;
 
-/// Runs something with these bits of MXCSR: how to round, and what becomes of subnormal numbers.
+/// Calls a function with these bits of MXCSR: rounding mode, and treatment of subnormal numbers.
 fn with<T>(bits: u32, f: impl FnOnce() -> T) -> T {
     const MASK: u32 = 3 << 13 | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO;
     let mut before = 0u32;
@@ -62,7 +62,7 @@ fn every_rounding_mode_gives_the_same_bits_with_and_without_subnormal_numbers() 
         let all: Vec<_> = (0..ranks).map(elements).collect();
         let all: Vec<&[f32]> = all.iter().map(|x| &x[..]).collect();
         let right = bits(&reference_sum(&all, &layout));
-        // There are some of each kind.
+        // The data has elements of each kind.
         let subnormal = right.iter().filter(|x| **x & 0x7f80_0000 == 0 && **x & 0x7f_ffff != 0);
         assert!(subnormal.count() > 100);
         for mode in modes() {
@@ -73,7 +73,7 @@ fn every_rounding_mode_gives_the_same_bits_with_and_without_subnormal_numbers() 
     }
 }
 
-/// In the usual mode the processor's own conversion is the measure.
+/// In the default mode, the result must be that of the processor's own conversion.
 #[test]
 fn restored_sums_are_rounded_as_the_processor_rounds() {
     for exponent in 0..=254u8 {
@@ -93,15 +93,15 @@ fn restored_sums_are_rounded_as_the_processor_rounds() {
     assert_eq!(bucket(&[f32::from_bits(1)]), 0);
 }
 
-/// Averages, too; and in the usual mode the processor's own division is the measure: of a sum by a
-/// small number, to 53 bits.
+/// The same for averages: in the default mode, the result must be that of the processor's own
+/// division of a sum by a small number, to 53 bits.
 #[test]
 fn quotients_are_rounded_as_the_processor_rounds_in_every_mode() {
     let mut sums = vec![0, 1, -1, 3, i32::MAX, -i32::MAX, 0x0100_0001, 0x0100_0003];
     sums.extend(
         (0..400u32).map(|i| (i.wrapping_mul(0x9e37_79b9) as i32).max(-i32::MAX) >> (i % 31)),
     );
-    // Halves, and what is next to them.
+    // Halves, and their neighbours.
     sums.extend((0..200).map(|i| (1 << 24 | i) * 33));
     let bytes: Vec<u8> = sums.iter().flat_map(|x: &i32| x.to_le_bytes()).collect();
     for by in 2..=64 {

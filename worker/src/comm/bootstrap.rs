@@ -1,4 +1,4 @@
-//! From a configuration to everything that the connections need.
+//! Finds the job and the numbers of all ranks, from a daemon or a list.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -28,16 +28,16 @@ pub(crate) struct Membership {
     pub heartbeat: Option<Heartbeat>,
 }
 
-/// What a rank makes of a daemon that cannot be reached.
+/// How long to wait for a daemon that cannot be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Patience {
-    /// It may be about to start.
+    /// A few seconds: it may be about to start.
     Short,
-    /// It was there, and may come again: for as long as ranks are waited for.
+    /// As long as for other ranks: it was there, and may restart.
     Long,
 }
 
-/// Finds the job, and the other ranks, which are told what queue pairs this one has.
+/// Finds the job and exchanges queue pair numbers with the other ranks.
 pub(crate) fn bootstrap(
     config: &CommConfig,
     network: &mut dyn Network,
@@ -47,7 +47,8 @@ pub(crate) fn bootstrap(
         Bootstrap::Static { peers, mtu, message_size, window, rings } => {
             if peers.len() != config.ranks as usize {
                 return wrong(format!(
-                    "peers: {} addresses for {} ranks (NETSUM_PEERS, NETSUM_RANKS or the launcher's count): one for each",
+                    "peers: {} addresses for {} ranks: set one for each rank (NETSUM_PEERS; \
+                     NETSUM_RANKS or the launcher's count)",
                     peers.len(),
                     config.ranks
                 ));
@@ -107,32 +108,33 @@ fn wrong<T>(text: String) -> Result<T, Error> {
     Err(Error::Config(text))
 }
 
-/// That the ranks can reach each other at a list of addresses, as far as the list tells: all ranks
-/// have the same one, and all refuse it.
+/// Checks that the ranks can reach each other at a list of addresses, as far as the list shows. All
+/// ranks have the same list, and all refuse it.
 pub(super) fn check_peers(peers: &[IpAddr]) -> Result<(), String> {
     const DO: &str =
         "set NETSUM_IP there (or NETSUM_PEERS at all ranks) to one that the others reach";
     for (rank, ip) in peers.iter().enumerate() {
         let other = |fits: &dyn Fn(&IpAddr) -> bool| peers.iter().position(fits);
         if ip.is_unspecified() || ip.is_multicast() {
-            return Err(format!("rank {rank} has the address {ip}, which is no machine's: {DO}"));
+            return Err(format!("rank {rank} has the address {ip} of no machine: {DO}"));
         }
         if let Some(first) = other(&|o| o == ip).filter(|first| *first < rank) {
             return Err(format!(
-                "rank {first} and rank {rank} have one address, {ip}: each rank needs its own; set NETSUM_IP \
-                 (with several, LOCAL_RANK chooses) or NETSUM_PEERS"
+                "rank {first} and rank {rank} have the same address {ip}, but each rank needs its \
+                 own: set NETSUM_IP (LOCAL_RANK chooses among several) or NETSUM_PEERS"
             ));
         }
         if let Some(far) = other(&|o| !o.is_loopback()).filter(|_| ip.is_loopback()) {
             return Err(format!(
-                "rank {rank} has the loopback address {ip}, and rank {far} has {}: other machines do not reach \
-                 loopback addresses; {DO}",
+                "rank {rank} has the loopback address {ip}, and rank {far} has {}: other machines \
+                 cannot reach loopback addresses: {DO}",
                 peers[far]
             ));
         }
         if let Some(far) = other(&|o| o.is_ipv4() != ip.is_ipv4()) {
             return Err(format!(
-                "rank {rank} has the address {ip}, and rank {far} has {}: all must be of one family; set NETSUM_IP",
+                "rank {rank} has the address {ip}, and rank {far} has {}: all must be of one \
+                 family: set NETSUM_IP",
                 peers[far]
             ));
         }
@@ -140,13 +142,14 @@ pub(super) fn check_peers(peers: &[IpAddr]) -> Result<(), String> {
     Ok(())
 }
 
-/// That packets of a path MTU can leave by an interface: before anybody waits for this rank.
+/// Checks that an interface can send packets of the path MTU, before other ranks wait for this one.
 fn check_mtu(ip: IpAddr, mtu: u32, interface: Option<&Interface>) -> Result<(), Error> {
     // IP, UDP, BTH and ICRC, around SENDs without immediate data.
     let needed = mtu + if ip.is_ipv4() { 20 } else { 40 } + 8 + 12 + 4;
     match interface {
         Some(Interface { name, mtu: Some(has), .. }) if *has < needed => wrong(format!(
-            "mtu {mtu}: interface {name}, which has {ip}, has an MTU of {has}; at least {needed} is needed for a path MTU of {mtu}"
+            "mtu {mtu}: interface {name}, which has {ip}, has an MTU of {has}, but a path MTU of \
+             {mtu} needs at least {needed}"
         )),
         _ => Ok(()),
     }
@@ -163,7 +166,8 @@ fn join(
     if described.ranks != config.ranks {
         let (own, its) = (config.ranks, described.ranks);
         return wrong(format!(
-            "ranks {own}: job {job} has {its}; start {its} ranks (WORLD_SIZE, NETSUM_RANKS), or make a job for {own}"
+            "ranks {own}: job {job} has {its}: start {its} ranks (WORLD_SIZE, NETSUM_RANKS), or \
+             create a job for {own}"
         ));
     }
     let layout = Layout {
@@ -181,7 +185,7 @@ fn join(
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
     check_mtu(config.ip, shape.mtu, interface.as_ref())?;
-    // Ranks of an earlier run may still be registered; a new epoch begins anew.
+    // Ranks of an earlier epoch may still be registered: this rank joins the next one.
     let epoch = match described.state() {
         JobState::Active | JobState::Failed => described.epoch + 1,
         _ => described.epoch,
@@ -207,7 +211,7 @@ fn join(
     let ranks =
         ranks.map_err(|reason| Error::Controller { address: address.to_owned(), reason })?;
     if ranks.len() != config.ranks as usize {
-        let reason = format!("names {} ranks of {}", ranks.len(), config.ranks);
+        let reason = format!("its answer has {} ranks instead of {}", ranks.len(), config.ranks);
         return Err(Error::Controller { address: address.to_owned(), reason });
     }
     let names: Vec<u32> = reply.ranks.iter().map(|r| r.rank).collect();
@@ -218,7 +222,8 @@ fn join(
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
     if reply.without_box && config.rank == 0 {
         log::warn!(
-            "rank 0: no boxes sum job {job} now, the ranks do it themselves by an ordinary ring; its manager's log says why"
+            "rank 0: no box sums job {job} now: the ranks sum by an ordinary ring; the manager's \
+             log has the reason"
         );
     }
     Ok(Membership { shape, ranks, names, heartbeat })
@@ -236,9 +241,9 @@ fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> 
         Ok(Numbers { receive_qpn: qpn(c.receive_qpn)?, send_qpn: qpn(c.send_qpn)?, first_psn })
     };
     let plain =
-        r.plain.as_ref().ok_or_else(|| format!("rank {} has no plain connection", r.rank))?;
+        r.plain.as_ref().ok_or_else(|| format!("rank {} has no bypass connection", r.rank))?;
     if r.rings.len() != rings as usize {
-        return Err(format!("rank {} has {} rings of {rings}", r.rank, r.rings.len()));
+        return Err(format!("rank {} has {} rings instead of {rings}", r.rank, r.rings.len()));
     }
     let rings = r.rings.iter().map(numbers).collect::<Result<_, _>>()?;
     Ok(RankNumbers {

@@ -1,5 +1,5 @@
-//! Broadcast, gather and the others: each is one sum of all ranks, which the box does as it does an
-//! all-reduce, or the ranks' ring.
+//! Broadcast, gather and other collectives. Each is one sum over all ranks, made by the box or the
+//! ranks' ring as an all-reduce is.
 
 use std::ops::{Deref, DerefMut};
 
@@ -18,17 +18,17 @@ fn divisor(op: Op, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
     }
 }
 
-/// All are in flight when the call returns, as with
+/// Operations are in flight when these methods return, as with
 /// [`all_reduce_async`](Communicator::all_reduce_async). All ranks must call with the same lengths,
-/// roots and [`Op`]; where they do not, all get [`Error::Mismatch`], which names both calls.
+/// roots and [`Op`]; otherwise all get [`Error::Mismatch`], which names both calls.
 ///
-/// Arrays of one operation share no memory, but in place: this rank's part of the longer one may be
-/// just the other. Otherwise it is an [`Error::Argument`], and not started. Where a rank refuses a
-/// call that others make, they get [`Error::Mismatch`], and the communicator is of no more use to
-/// any; where all refuse it, it can still be used.
+/// Arrays of one operation must not share memory, except in place: the shorter array may be exactly
+/// this rank's part of the longer one. Otherwise the call returns [`Error::Argument`] and is not
+/// started. If a rank refuses a call that others make, these get [`Error::Mismatch`], and no rank
+/// can use the communicator afterwards. If all ranks refuse it, they can still use it.
 impl Communicator {
-    /// Reduces in place, for all ranks where `root` is `None`, or for that rank: the others keep
-    /// what they have.
+    /// Reduces in place, for all ranks if `root` is `None`, else for that rank only: the others'
+    /// data is unchanged.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`].
@@ -46,12 +46,14 @@ impl Communicator {
         let keeps = root.is_none_or(|root| root == self.rank());
         let collective =
             root.map_or(Collective::AllReduce(op), |root| Collective::Reduce { op, root });
-        self.start(collective, divisor.map(|divisor| Reduce { data, keeps, divisor }), |owned| {
-            take_back(owned).map(|Reduce { data, .. }| data)
-        })
+        self.call_async(
+            collective,
+            divisor.map(|divisor| Reduce { data, keeps, divisor }),
+            |owned| take_back(owned).map(|Reduce { data, .. }| data),
+        )
     }
 
-    /// Reduces `input`, and gives each rank one part of it: rank r the r-th.
+    /// Reduces `input`, and gives each rank one part of the sum: rank r the r-th.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the input is
@@ -71,12 +73,12 @@ impl Communicator {
             let start = self.rank() as usize * output.len();
             Scatter { input, output, start, divisor }
         });
-        self.start(Collective::ReduceScatter(op), scatter, |owned| {
+        self.call_async(Collective::ReduceScatter(op), scatter, |owned| {
             take_back(owned).map(|Scatter { input, output, .. }| (input, output))
         })
     }
 
-    /// Gives all ranks one rank's bytes.
+    /// Copies one rank's bytes to all ranks.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`].
@@ -87,12 +89,12 @@ impl Communicator {
         let (checked, block) = (self.check_root(root), data.len());
         let route = Route::Broadcast { root: root as usize };
         let moved = checked.map(|()| self.moved([].as_slice(), data, route, block));
-        self.start(Collective::Broadcast { root, block: block as u64 }, moved, |owned| {
+        self.call_async(Collective::Broadcast { root, block: block as u64 }, moved, |owned| {
             take_back(owned).map(|Moved::<&[u8], B> { output, .. }| output)
         })
     }
 
-    /// Gives all ranks the bytes of all, one behind the other.
+    /// Gives all ranks the concatenated bytes of all ranks.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the output is
@@ -105,14 +107,13 @@ impl Communicator {
         let block = input.len();
         let checked = self.check_lengths("output", output.len(), "input", block, "bytes");
         let moved = checked.map(|()| self.moved(input, output, Route::AllGather, block));
-        self.start(Collective::AllGather { block: block as u64 }, moved, |owned| {
+        self.call_async(Collective::AllGather { block: block as u64 }, moved, |owned| {
             take_back(owned).map(|Moved { input, output, .. }| (input, output))
         })
     }
 
-    /// Gives rank r the r-th part of each rank's bytes, one behind the other. As everything goes to
-    /// everybody, it takes as many times as long as there are ranks as connections between them
-    /// would: good for little.
+    /// Gives rank r the concatenated r-th parts of each rank's bytes. All bytes go to all ranks, so
+    /// with N ranks it takes N times as long as direct connections would: use it for little data.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the lengths
@@ -127,17 +128,17 @@ impl Communicator {
             .check_lengths("input", input.len(), "each part", block, "bytes")
             .and_then(|()| self.check_lengths("output", output.len(), "each part", block, "bytes"));
         let moved = checked.map(|()| self.moved(input, output, Route::AllToAll, block));
-        self.start(Collective::AllToAll { block: block as u64 }, moved, |owned| {
+        self.call_async(Collective::AllToAll { block: block as u64 }, moved, |owned| {
             take_back(owned).map(|Moved { input, output, .. }| (input, output))
         })
     }
 
-    /// A [`barrier`](Self::barrier) that another rank may be waited for in.
+    /// Starts a [`barrier`](Self::barrier), and returns a handle to wait for it.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async).
     pub fn barrier_async(&mut self) -> Result<Pending<Vec<i32>>, Error> {
-        self.start(Collective::Barrier, Ok(Slice(vec![0])), |owned| {
+        self.call_async(Collective::Barrier, Ok(Slice(vec![0])), |owned| {
             take_back(owned).map(|Slice(data)| data)
         })
     }
@@ -169,7 +170,8 @@ impl Communicator {
         let ranks = self.ranks();
         if Some(a) != b.checked_mul(ranks as usize) {
             let text = format!(
-                "{all} of {a} {unit} and {one} of {b}: the {all} must be {ranks} times as long, once for each rank"
+                "{all} of {a} {unit} and {one} of {b}: the {all} must be {ranks} times as long, \
+                 once for each rank"
             );
             return Err(Error::Argument(text));
         }

@@ -1,21 +1,18 @@
-//! The communicator: what the application calls.
+//! The communicator, which applications call.
 //!
-//! While the application is in a call, its thread drives. Between calls the *keeper* thread does:
-//! operations in flight go on, packets that others miss are sent again, keep-alives go out, and
-//! other ranks can fall back to the ring while this one computes.
+//! While the application is in a call, its thread drives. Between calls the *progress thread* does:
+//! operations in flight continue, lost packets are sent again, keep-alives are sent, and other
+//! ranks can fall back to the ring while this one computes.
 
-use std::io::Write;
 use std::ops::DerefMut;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::config::{Bootstrap, CommConfig};
 use super::forked;
 use super::pending::{Back, Pending, Room};
-use super::session::{Session, keep, wait_until};
-use super::turns::Turns;
+use super::progress::Driven;
+use super::session::{Session, wait_until};
 use netsum_collective::call::{Call, Collective, Op};
 use netsum_collective::engine::{Finished, MAX_OPEN};
 use netsum_collective::error::{Error, Position};
@@ -27,56 +24,41 @@ use netsum_collective::shape::JobShape;
 
 /// A member of a job, connected to the ring of all ranks.
 ///
-/// All ranks call for the same operations in the same order, as with MPI or NCCL; which of them
-/// wait and which are in flight may differ from rank to rank.
+/// All ranks call the same operations in the same order, as with MPI or NCCL. Each rank may wait
+/// for an operation or leave it in flight.
 ///
-/// The box may ask the ranks to connect anew while the job is at work: then all do at the end of an
-/// all-reduce, before any later one, which takes that much longer. Who starts one is not held up.
-/// Nothing else is noticed of it, but in [`statistics`](Self::statistics). What it takes longer
-/// than `timeout` twice to do is an error of the next call.
+/// The box may ask the ranks to reconnect while the job runs. They do so between two operations;
+/// the later one takes that much longer, but starting it does not block. [`Statistics::reconnects`]
+/// counts it. If a reconnect takes longer than twice `timeout`, the next call returns an error.
 ///
-/// Dropping it completes what is in flight, where the other ranks get there within two seconds, and
-/// leaves the job in good order; that may take up to two seconds more where other ranks are behind.
+/// Dropping a communicator completes operations in flight, if the other ranks call them within two
+/// seconds, and leaves the job in good order. That may take two more seconds where other ranks are
+/// behind.
 pub struct Communicator {
     config: CommConfig,
     shape: JobShape,
     title: Arc<str>,
     /// `None` for a single rank, which needs no network.
-    kept: Option<KeptSession>,
-    /// What a single rank has done.
+    driven: Option<Driven>,
+    /// Statistics of a single rank.
     alone: Statistics,
     /// See [`wait_first`](Self::wait_first).
     patience: Duration,
     /// See [`set_tag`](Self::set_tag).
     tag: u32,
-    /// Which connected.
+    /// The process that connected.
     process: u32,
-}
-
-/// The session, and the thread that keeps it between calls.
-struct KeptSession {
-    shared: Arc<Turns<Session>>,
-    keeper: JoinHandle<()>,
-    alarm: UnixStream,
-}
-
-impl KeptSession {
-    /// Has the keeper look, wherever it waits.
-    fn wake(&self) {
-        // Full means that it has been woken already.
-        let _ = (&self.alarm).write(&[0]);
-    }
 }
 
 impl Communicator {
     /// Operations that may be in flight; see [`all_reduce_async`](Self::all_reduce_async).
     pub const MAX_IN_FLIGHT: usize = MAX_OPEN;
 
-    /// Finds the job, opens the connections and waits until the ring stands.
+    /// Finds the job, opens the connections and waits until the ring is connected.
     ///
     /// # Errors
-    /// [`Error::Config`] with the argument that is wrong, [`Error::Socket`], [`Error::Controller`]
-    /// (which names the ranks that are missing), [`Error::Unreachable`].
+    /// [`Error::Config`] names the wrong argument, [`Error::Controller`] the ranks that are
+    /// missing; also [`Error::Socket`] and [`Error::Unreachable`].
     pub fn connect(config: CommConfig) -> Result<Self, Error> {
         let CommConfig { rank, ranks, timeout, .. } = config;
         if ranks == 0 || ranks > 64 {
@@ -97,23 +79,13 @@ impl Communicator {
         }
         let session = Session::new(config.clone())?;
         let (shape, title) = (session.shape, session.title.clone());
-        let shared = Arc::new(Turns::new(session));
-        let theirs = Arc::clone(&shared);
-        let no_thread = |e| Error::Config(format!("cannot start a thread: {e}"));
-        let (alarm, ring) = UnixStream::pair().map_err(no_thread)?;
-        for end in [&alarm, &ring] {
-            end.set_nonblocking(true).map_err(no_thread)?;
-        }
-        let keeper = std::thread::Builder::new()
-            .name("netsum-keeper".to_owned())
-            .spawn(move || keep(&theirs, ring))
-            .map_err(no_thread)?;
-        let kept = Some(KeptSession { shared, keeper, alarm });
+        let driven = Driven::start(session)
+            .map_err(|e| Error::Config(format!("cannot start the progress thread: {e}")))?;
         Ok(Self {
             config,
             shape,
             title,
-            kept,
+            driven: Some(driven),
             alone: Statistics::default(),
             patience: Duration::ZERO,
             tag: 0,
@@ -135,7 +107,7 @@ impl Communicator {
             config,
             shape,
             title,
-            kept: None,
+            driven: None,
             alone,
             patience: Duration::ZERO,
             tag: 0,
@@ -144,20 +116,20 @@ impl Communicator {
     }
 
     /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32,
-    /// `f32` as [`reference_sum`](crate::reference_sum) does it, the same bits at every rank and in
-    /// every run. All ranks must call with the same length and type. What is in flight comes first.
+    /// `f32` as [`reference_sum`](crate::reference_sum) adds, with the same bits at every rank and
+    /// every time. All ranks must call with the same length and type. Operations in flight complete
+    /// first.
     ///
     /// # Errors
-    /// See [`Error`]. After an error the slice holds sums in some places and this rank's own
-    /// elements in others.
+    /// See [`Error`]. After an error some elements of the slice may be sums already.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T]) -> Result<Report, Error> {
-        self.run(Collective::AllReduce(Op::Sum), &mut Slice(data))
+        self.call(Collective::AllReduce(Op::Sum), &mut Slice(data))
     }
 
-    /// One [`all_reduce`](Self::all_reduce) of several tensors, as if they were one behind the
-    /// other in one slice: the same bits, and where all of them fit in a message, one message
-    /// instead of many. Nothing is copied together for that. All ranks must call with the same
-    /// length in all; where one tensor ends and the next begins may differ.
+    /// One [`all_reduce`](Self::all_reduce) of several tensors, as if they were concatenated in one
+    /// slice: it gives the same bits, and if all tensors fit in a message, it sends one message
+    /// instead of many. The tensors are not copied into one slice. The total length must be the
+    /// same at all ranks; the tensors' own lengths may differ.
     ///
     /// ```no_run
     /// # fn example(mut comm: netsum_worker::Communicator) -> Result<(), netsum_worker::Error> {
@@ -175,7 +147,7 @@ impl Communicator {
         tensors: &mut [&mut [T]],
     ) -> Result<Report, Error> {
         let mut data = Slices::new(tensors);
-        self.run(Collective::AllReduce(Op::Sum), &mut data).map_err(|error| match error {
+        self.call(Collective::AllReduce(Op::Sum), &mut data).map_err(|error| match error {
             Error::NonFinite { first, end } => {
                 let position = |element| {
                     let (tensor, element) = data.locate(element);
@@ -187,15 +159,15 @@ impl Communicator {
         })
     }
 
-    /// Starts an [`all_reduce`](Self::all_reduce) that goes on while the application does something
-    /// else, and gives a handle that waits for its sum. The buffer goes along, a vector or whatever
-    /// else holds a slice, and comes back with it. All-reduces are done in the order in which they
-    /// are called for, by this call or others; the messages of the next one go out as soon as the
-    /// window has room that the one before has no more use for. So a gradient's buckets can be
+    /// Starts an [`all_reduce`](Self::all_reduce) that continues while the application does
+    /// something else, and returns a handle to wait for the sum. The handle owns the buffer, a
+    /// vector or any other owner of a slice, and returns it with the sum. Operations are done in
+    /// the order of the calls, blocking ones included. The next one's messages are sent as soon as
+    /// the window has room and the one before has no more to send. So a gradient's buckets can be
     /// summed while the next ones are computed.
     ///
-    /// At most [`MAX_IN_FLIGHT`](Self::MAX_IN_FLIGHT) can be in flight; the call waits for the
-    /// oldest where there are as many.
+    /// If [`MAX_IN_FLIGHT`](Self::MAX_IN_FLIGHT) operations are in flight, the call waits for the
+    /// oldest.
     ///
     /// ```no_run
     /// # fn example(mut comm: netsum_worker::Communicator) -> Result<(), netsum_worker::Error> {
@@ -213,13 +185,13 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// See [`Error`]: what ends the communicator, or an element type that messages have no room
-    /// for. Other errors come from [`Pending::wait`].
+    /// See [`Error`]: a failure of the communicator, or an element type that messages are too small
+    /// for. [`Pending::wait`] returns other errors.
     pub fn all_reduce_async<T: Element, B>(&mut self, data: B) -> Result<Pending<B>, Error>
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        self.start(Collective::AllReduce(Op::Sum), Ok(Slice(data)), |owned| {
+        self.call_async(Collective::AllReduce(Op::Sum), Ok(Slice(data)), |owned| {
             take_back(owned).map(|Slice(data)| data)
         })
     }
@@ -237,39 +209,38 @@ impl Communicator {
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        self.start(Collective::AllReduce(Op::Sum), Ok(Slices::new(tensors)), |owned| {
+        self.call_async(Collective::AllReduce(Op::Sum), Ok(Slices::new(tensors)), |owned| {
             take_back(owned).map(|Slices { tensors, .. }| tensors)
         })
     }
 
-    /// Has operations that are started from now on wait for so long before they go on in flight, as
-    /// if [`Pending::wait_for`] were called: for callers who wait for each at once. What is over by
-    /// then never wakes another thread. Zero at first.
+    /// Makes calls that start an operation wait for it for at most `patience`, as
+    /// [`Pending::wait_for`] does: for applications that wait for each operation at once. An
+    /// operation that completes within this time does not wake another thread. Zero by default.
     pub fn wait_first(&mut self, patience: Duration) {
         self.patience = patience;
     }
 
-    /// Has operations that are started from now on be the same only where all ranks have set the
-    /// same number, as with MPI's tags: for what else must agree, such as how tensors are laid
-    /// out. 0 at first.
+    /// Sets a number that must be the same at all ranks for the next operations, as MPI's tags: for
+    /// properties that netsum cannot compare, such as how tensors are laid out. 0 by default.
     pub fn set_tag(&mut self, tag: u32) {
         self.tag = tag;
     }
 
-    /// Starts an operation whose data the engine owns meanwhile; `data` is an error where the
-    /// arguments are wrong.
-    pub(super) fn start<B, D: Data + Send + 'static>(
+    /// Starts an operation whose data the engine owns until it completes. `data` is an error where
+    /// the arguments are wrong.
+    pub(super) fn call_async<B, D: Data + Send + 'static>(
         &mut self,
         collective: Collective,
         data: Result<D, Error>,
         back: Back<B>,
     ) -> Result<Pending<B>, Error> {
         forked(self.process)?;
-        let started = data.and_then(|data| self.begin(collective, data, back));
-        self.told(started)
+        let started = data.and_then(|data| self.start(collective, data, back));
+        self.announce_refusal(started)
     }
 
-    fn begin<B>(
+    fn start<B>(
         &mut self,
         collective: Collective,
         mut data: impl Data + Send + 'static,
@@ -277,11 +248,12 @@ impl Communicator {
     ) -> Result<Pending<B>, Error> {
         let memory = data.memory();
         if memory.overlaps_itself() {
-            let text = "arrays of the operation share memory, and one is written: give a copy of one. Input and output may share it where \
-                        this rank's part of the longer one is just the other";
+            let text = "arrays of the operation share memory, and one of them is written: pass a \
+                        copy of one. Input and output may share memory only where the shorter one \
+                        is exactly this rank's part of the longer one";
             return Err(Error::Argument(text.to_owned()));
         }
-        let Some(kept) = &self.kept else {
+        let Some(driven) = &self.driven else {
             let outcome = self.run_alone(&mut data, Instant::now());
             return Ok(Pending::done(
                 outcome.map(|report| (Box::new(data) as Owned, report)),
@@ -289,60 +261,62 @@ impl Communicator {
             ));
         };
         let pending = {
-            let mut session = wait_until(kept.shared.take(), |session| Ok(!session.is_full()))?;
-            let (pending, promise) = Pending::new(Arc::clone(&kept.shared), back);
-            session.start(Call { collective, tag: self.tag }, Box::new(data), promise, memory)?;
+            let mut session = wait_until(driven.session.lock(), |session| Ok(!session.is_full()))?;
+            let (pending, promise) = Pending::new(Arc::clone(&driven.session), back);
+            session.enqueue(Call { collective, tag: self.tag }, Box::new(data), promise, memory)?;
             if !self.patience.is_zero() {
-                session.rest(Instant::now() + self.patience, self.patience, || pending.is_done());
+                let until = Instant::now() + self.patience;
+                session.drive_until(until, self.patience, || pending.is_done());
             }
             (self.shape, self.title) = (session.shape, session.title.clone());
             pending
         };
         if !pending.is_done() {
-            // The keeper may be waiting for longer than it should now.
-            kept.wake();
+            // The progress thread may be waiting for longer than it should now.
+            driven.wake();
         }
         Ok(pending)
     }
 
-    /// Every call passes here on its way back: one that is refused is announced.
-    fn told<R>(&mut self, called: Result<R, Error>) -> Result<R, Error> {
+    /// Announces the call to the other ranks if it was refused. Every call returns through this.
+    fn announce_refusal<R>(&mut self, called: Result<R, Error>) -> Result<R, Error> {
         if let Err(Error::Argument(_) | Error::Length { .. }) = called {
             self.refuse();
         }
         called
     }
 
-    /// Announces a call that the caller itself has refused. Ranks that make it get
-    /// [`Error::Mismatch`]; where all refuse it, nothing comes of it. Calls of this type that
-    /// return [`Error::Argument`] or [`Error::Length`] have done so. Never waits.
+    /// Announces a call that the application itself has refused. Ranks that make the call get
+    /// [`Error::Mismatch`]; if all ranks refuse it, it has no effect. Methods that return
+    /// [`Error::Argument`] or [`Error::Length`] have announced that already. Never waits.
     pub fn refuse(&mut self) {
-        if let Some(kept) = self.here() {
-            kept.shared.take().refuse();
-            kept.wake();
+        if let Some(driven) = self.here() {
+            driven.session.lock().refuse();
+            driven.wake();
         }
     }
 
-    /// Where to wait until an operation can be started without waiting.
+    /// A handle to wait until an operation can be started without waiting.
     pub fn room(&self) -> Room {
         Room {
-            turns: self.kept.as_ref().map(|kept| Arc::clone(&kept.shared)),
+            driver: self.driven.as_ref().map(|driven| Arc::clone(&driven.session)),
             process: self.process,
         }
     }
 
-    fn run(&mut self, collective: Collective, data: &mut dyn Data) -> Result<Report, Error> {
+    /// An operation from its start to its end, with data that is lent.
+    fn call(&mut self, collective: Collective, data: &mut dyn Data) -> Result<Report, Error> {
         forked(self.process)?;
         let called = Instant::now();
-        let Some(kept) = &self.kept else { return self.run_alone(data, called) };
-        let mut session = wait_until(kept.shared.take(), Session::may_run)?;
+        let Some(driven) = &self.driven else { return self.run_alone(data, called) };
+        let mut session = wait_until(driven.session.lock(), Session::may_run)?;
         let report = session.run(Call { collective, tag: self.tag }, data, called);
         (self.shape, self.title) = (session.shape, session.title.clone());
         drop(session);
-        self.told(report)
+        self.announce_refusal(report)
     }
 
-    /// One rank's data is its own sum: floats keep their bits.
+    /// A single rank's data is its own sum: floats keep their bits.
     fn run_alone(&mut self, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
         data.keep_own();
         self.alone.all_reduces += 1;
@@ -351,12 +325,12 @@ impl Communicator {
         finished.report(called.elapsed(), Some(0))
     }
 
-    /// Returns once all ranks have called it, and all that was in flight before is done.
+    /// Returns once all ranks have called it and earlier operations have completed.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.run(Collective::Barrier, &mut Slice(&mut [0i32][..])).map(|_| ())
+        self.call(Collective::Barrier, &mut Slice(&mut [0i32][..])).map(|_| ())
     }
 
     /// This rank.
@@ -374,24 +348,24 @@ impl Communicator {
         self.shape.layout
     }
 
-    /// What carries this rank's packets: `UDP`, or an adapter with its port and its GID's index.
+    /// The transport of this rank's packets: `UDP`, or an adapter with its port and GID index.
     pub fn transport(&self) -> &str {
         &self.title
     }
 
-    /// Who sums: the box, until the ranks find that none does.
+    /// Whether the box sums, or the ranks' own ring after a fallback.
     pub fn mode(&self) -> Mode {
-        self.here().map_or(Mode::Ring, |kept| kept.shared.take().mode())
+        self.here().map_or(Mode::Ring, |driven| driven.session.lock().mode())
     }
 
-    /// What this rank has done since it was connected.
+    /// What this rank has done since it connected.
     pub fn statistics(&self) -> Statistics {
-        self.here().map_or(self.alone, |kept| kept.shared.take().statistics())
+        self.here().map_or(self.alone, |driven| driven.session.lock().statistics())
     }
 
-    /// In a process that was forked another thread's lock stays locked.
-    fn here(&self) -> Option<&KeptSession> {
-        self.kept.as_ref().filter(|_| forked(self.process).is_ok())
+    /// `None` in a forked process, where another thread's lock would stay locked.
+    fn here(&self) -> Option<&Driven> {
+        self.driven.as_ref().filter(|_| forked(self.process).is_ok())
     }
 }
 
@@ -406,17 +380,12 @@ impl std::fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let Some(kept) = self.kept.take() else { return };
+        let Some(driven) = self.driven.take() else { return };
         if forked(self.process).is_err() {
-            // It is the other process's to leave.
-            std::mem::forget(kept);
+            // Only the process that connected may leave the job.
+            std::mem::forget(driven);
         } else {
-            let mut session = kept.shared.end();
-            kept.wake();
-            session.close();
-            drop(session);
-            // A panic there has been told on standard error.
-            let _ = kept.keeper.join();
+            driven.close();
         }
     }
 }

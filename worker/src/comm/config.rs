@@ -1,8 +1,9 @@
-//! What a communicator is configured with.
+//! The configuration of a communicator.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// How a communicator finds its job.
@@ -15,13 +16,13 @@ pub struct CommConfig {
     /// This rank's own address; ranks on one machine need different ones. Over UDP, port 4791 must
     /// be free there.
     pub ip: IpAddr,
-    /// What carries this rank's packets. Ranks of a job may choose differently.
+    /// The transport of this rank's packets. Ranks of a job may choose differently.
     pub transport: Transport,
-    /// How an RDMA adapter tries again.
+    /// How an RDMA adapter retries.
     pub retry: AdapterRetry,
     /// Where the other ranks' addresses come from.
     pub bootstrap: Bootstrap,
-    /// A rank that is silent for so long is dead. The same at all ranks.
+    /// A rank that is silent for so long is dead. Must be the same at all ranks.
     pub timeout: Duration,
     /// How long [`connect`](super::Communicator::connect) waits for the other ranks.
     pub connect_timeout: Duration,
@@ -29,43 +30,58 @@ pub struct CommConfig {
     pub tls: Option<Tls>,
 }
 
-/// What carries a rank's packets.
+/// The transport of a rank's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Transport {
-    /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one and a
-    /// daemon to join by; else UDP.
+    /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one and the
+    /// job has a daemon; else UDP.
     #[default]
     Auto,
     /// The RC endpoint of this crate over a UDP socket.
     Udp,
     /// The same endpoint over AF_XDP sockets, past the kernel's network stack. Needs the feature
     /// `xdp`, the capabilities CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF, and an interface without
-    /// another XDP program, which no other rank may use so.
+    /// another XDP program, which no other rank uses this way.
     Xdp,
     /// An RDMA adapter, a hardware NIC or the kernel's Soft-RoCE, through libibverbs. Needs the
     /// feature `verbs`.
     Verbs,
 }
 
-/// How an RDMA adapter tries again what is not acknowledged; the same as `NCCL_IB_TIMEOUT` and
-/// `NCCL_IB_RETRY_CNT`.
+impl FromStr for Transport {
+    type Err = String;
+
+    /// Reads `auto`, `udp`, `xdp` or `verbs`.
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "udp" => Ok(Self::Udp),
+            "xdp" => Ok(Self::Xdp),
+            "verbs" => Ok(Self::Verbs),
+            _ => Err("must be auto, udp, xdp or verbs".to_owned()),
+        }
+    }
+}
+
+/// How an RDMA adapter retries packets without an acknowledgement; the same as `NCCL_IB_TIMEOUT`
+/// and `NCCL_IB_RETRY_CNT`.
 ///
-/// An adapter gives up after `count` + 1 time-outs in a row. Then the connection is started anew
-/// where it stood, with twice the time-out (up to sixteen times) until something is acknowledged,
-/// so that a rank may be slow for as long as it lives. Who is dead is found by keep-alives.
+/// An adapter gives up after `count` + 1 timeouts in a row. Then the connection is restarted at the
+/// message where it stopped, with twice the timeout (up to sixteen times) until an acknowledgement
+/// arrives. So a rank may be slow for as long as it lives; keep-alives find dead ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdapterRetry {
-    /// Time-out: 4.096 us x 2^timeout; 1 to 31. A packet that is lost at the end of a message is
-    /// missed for so long, up to four times with some adapters. A sum that takes longer makes the
-    /// adapter send what has not been acknowledged again.
+    /// Timeout: 4.096 us x 2^timeout; 1 to 31. The loss of a packet at the end of a message is
+    /// noticed after this time, or up to four times as long with some adapters. If a sum takes
+    /// longer, the adapter retransmits.
     pub timeout: u8,
-    /// Retries, 0 to 7; Soft-RoCE takes 7 for no limit.
+    /// Retries, 0 to 7; for Soft-RoCE 7 means no limit.
     pub count: u8,
 }
 
 impl Default for AdapterRetry {
     /// 0.54 s and 7 retries. Soft-RoCE with a shorter timer (67 ms) has ended connections with an
-    /// error under loss; the book's `inside/soft-roce.md` says how.
+    /// error under loss: see the book's `inside/soft-roce.md`.
     fn default() -> Self {
         Self { timeout: 17, count: 7 }
     }
@@ -86,15 +102,16 @@ impl AdapterRetry {
 /// Files for TLS to the daemon, in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// Authority of the daemon's certificate, which must be for the host in the daemon's address.
+    /// The authority of the daemon's certificate, which must be for the host in the daemon's
+    /// address.
     pub ca: PathBuf,
-    /// This worker's certificate and its key, for a daemon that asks for one.
+    /// This worker's certificate and its key, if the daemon requires one.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl CommConfig {
-    /// The usual: an adapter where there is one, a rank is dead after 10 s, and `connect` waits for
-    /// 60 s.
+    /// A configuration with defaults: an adapter where there is one, a rank is dead after 10 s, and
+    /// `connect` waits for 60 s.
     pub fn new(rank: u32, ranks: u32, ip: IpAddr, bootstrap: Bootstrap) -> Self {
         let (timeout, connect_timeout) = (Duration::from_secs(10), Duration::from_secs(60));
         let (transport, retry) = (Transport::default(), AdapterRetry::default());
@@ -102,7 +119,7 @@ impl CommConfig {
     }
 }
 
-/// Where addresses and the job's properties come from. The token is not printed by `{:?}`.
+/// The source of addresses and of the job's properties. `{:?}` does not print the token.
 #[derive(Clone)]
 pub enum Bootstrap {
     /// A box's daemon.
@@ -114,9 +131,9 @@ pub enum Bootstrap {
         /// The job's token.
         token: String,
     },
-    /// No daemon: all ranks are given the same list, and queue pair numbers and PSNs follow from
-    /// [`static_connection`](netsum_common::unmanaged::static_connection). A box sums only if it
-    /// has been given these flows by hand.
+    /// No daemon: all ranks have the same list, and queue pair numbers and PSNs follow from
+    /// [`static_connection`](netsum_common::unmanaged::static_connection). A box sums only if an
+    /// administrator adds these flows.
     Static {
         /// Address of each rank.
         peers: Vec<IpAddr>,

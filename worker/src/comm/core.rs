@@ -1,5 +1,4 @@
-//! What moves connections on: the engine, the connections and the word of the daemon, in one place
-//! for whoever drives.
+//! Engine, connections and heartbeat of one session, in one place for the thread that drives.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -13,42 +12,40 @@ use crate::unshared::Unshared;
 use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, Finished, Outcome, Work};
 use netsum_collective::error::Error;
-use netsum_collective::numeric::element::{Data, Owned, Slice};
+use netsum_collective::failback::Failback;
+use netsum_collective::numeric::element::{Data, Owned};
 use netsum_collective::numeric::memory::Memory;
 use netsum_collective::report::{Mode, Statistics};
-use netsum_collective::way_back::WayBack;
 
-/// The longest that a driver waits without looking at the daemon's word.
-pub(super) const LOOK_UP: Duration = Duration::from_millis(100);
-/// How long it leaves the daemon's answer alone, which it waits for.
+/// How often a thread that drives polls the heartbeat at least.
+pub(super) const POLL: Duration = Duration::from_millis(100);
+/// How often it polls for a daemon's answer that it waits for.
 const ANSWER: Duration = Duration::from_millis(1);
-/// How long rank 0 waits for the daemon's answer before it goes on without.
+/// How long rank 0 waits for the daemon's answer before it continues without.
 const DAEMON: Duration = Duration::from_millis(500);
 /// How long a rank that leaves waits for others that may still need it.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
-/// The state of connections.
+/// One session.
 pub(super) struct Core {
     pub engine: Engine,
     pub connections: Box<dyn Connections>,
     heartbeat: Option<Heartbeat>,
-    /// The connections' descriptor once more, for the keeper to wait at while others have the core.
+    /// A duplicate of the connections' descriptor, to wait at without the driver lock.
     fd: Arc<Unshared<OwnedFd>>,
-    /// Who waits for which operation whose data the engine owns, in their order, and what memory it
-    /// uses.
+    /// Number, promise and memory of each operation whose data the engine owns, in their order.
     promises: VecDeque<(u64, Promise, Memory)>,
-    /// What the operation came to whose data was lent.
+    /// The result of the operation whose data was lent.
     lent: Option<Result<Finished, Error>>,
-    /// What rank 0 has asked the daemon, and until when it waits for the answer.
+    /// Rank 0's question to the daemon, and until when it waits for the answer.
     question: Option<(u64, Instant)>,
-    /// The rank, where the ranks have summed by themselves before and the box has not yet.
+    /// This rank, if the ranks return to the box and it has not summed yet.
     pub returning: Option<u32>,
-    /// Whether a warning has said that an operation loses small values.
+    /// Whether a warning about lost small values has been logged.
     pub has_warned: bool,
 }
 
 impl Core {
-    /// Connections that stand, or are about to.
     pub fn new(
         engine: Engine,
         connections: Box<dyn Connections>,
@@ -70,21 +67,21 @@ impl Core {
         })
     }
 
-    /// What is readable when something has arrived. Connections are closed only when nobody has it
-    /// any more.
+    /// Readable when packets have arrived. The connections are closed only after all clones of it
+    /// have been dropped.
     pub fn fd(&self) -> &Arc<Unshared<OwnedFd>> {
         &self.fd
     }
 
-    /// Receives, moves the engine on, and sends what came of it. Waits for packets until `until`
-    /// where there were none. Whether there were any.
-    pub fn drive(&mut self, until: Instant, data: &mut dyn Data) -> Result<bool, Error> {
-        let driven = self.advance(until, data);
+    /// Receives, steps the engine and sends. If no packet is there, waits for one until `until`.
+    /// Returns whether there were any. `lent` as for [`Engine::step`].
+    fn drive(&mut self, until: Instant, lent: Option<&mut dyn Data>) -> Result<bool, Error> {
+        let driven = self.advance(until, lent);
         self.deliver();
         driven
     }
 
-    /// Tells those who wait what operations have come to.
+    /// Settles the promises of completed operations.
     fn deliver(&mut self) {
         while let Some(Outcome { number, result, data }) = self.engine.outcome() {
             if let (Ok(Finished { mode: Mode::Box, .. }), Some(rank)) = (&result, self.returning) {
@@ -96,14 +93,15 @@ impl Core {
                 && !std::mem::replace(&mut self.has_warned, true)
             {
                 log::warn!(
-                    "rank {}: {} of {} floats that are not zero counted as 0, beside far larger ones in \
-                     their message of an all-reduce; `Report::underflow` counts on, without a warning",
+                    "rank {}: {} of {} nonzero floats of an all-reduce became 0, because their \
+                     message has far larger ones; `Report::underflow` counts them from now on, \
+                     without a warning",
                     self.engine.own_name(),
                     underflow.zeroed,
                     underflow.nonzero
                 );
             }
-            // Operations that are given up have an outcome before older ones that are still open.
+            // Operations that are given up get their outcome before older ones that are still open.
             let at = self.promises.iter().position(|(n, ..)| *n == number);
             match (data, at.and_then(|at| self.promises.remove(at))) {
                 (Some(data), Some((_, promise, _))) => {
@@ -114,12 +112,12 @@ impl Core {
         }
     }
 
-    fn advance(&mut self, until: Instant, data: &mut dyn Data) -> Result<bool, Error> {
+    fn advance(&mut self, until: Instant, lent: Option<&mut dyn Data>) -> Result<bool, Error> {
         let carried = self.carry(until.min(self.engine.next_timeout()))?;
         if let Some(reason) = self.heartbeat.as_ref().and_then(Heartbeat::failed) {
             self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
         }
-        self.engine.step(Instant::now(), &mut *self.connections, data);
+        self.engine.step(Instant::now(), &mut *self.connections, lent);
         if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.sums_without_box())
         {
             heartbeat.without_box();
@@ -132,32 +130,32 @@ impl Core {
         Ok(carried)
     }
 
-    /// How long nothing needs to be done where nothing arrives.
+    /// How long nothing needs to be done if nothing arrives.
     pub fn quiet(&self) -> Duration {
         let timeout = self.engine.next_timeout();
         let next = self.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
-        let most = if self.question.is_some() { ANSWER } else { LOOK_UP };
+        let most = if self.question.is_some() { ANSWER } else { POLL };
         next.saturating_duration_since(Instant::now()).min(most)
     }
 
-    /// Drives the connections alone. Without them the operations are over, too.
+    /// Drives only the connections. If they fail, all operations fail.
     fn carry(&mut self, until: Instant) -> Result<bool, Error> {
         self.connections.drive(until).inspect_err(|error| {
             self.engine.fail(&mut *self.connections, error.clone());
         })
     }
 
-    /// Receives and sends what there is, and leaves it to the next step. Whether there was
-    /// anything.
+    /// Receives and sends what there is, and leaves events to the next step. Returns whether there
+    /// was anything.
     pub fn carry_now(&mut self) -> Result<bool, Error> {
         let carried = self.carry(Instant::now());
         self.deliver();
         carried
     }
 
-    /// Waits for the previous rank's greeting, at most until `until`; for a packet of the path MTU,
-    /// which comes right behind its first ones, at most `patience`. `unreachable` is told whether
-    /// small ones came. [`Error::Closed`] when nobody wants it any more.
+    /// Waits for the previous rank's hello, at most until `until`; for a packet of the path MTU,
+    /// which the previous rank sends right after it, at most `patience`. `unreachable` receives
+    /// whether small packets arrived. [`Error::Closed`] when `is_wanted` is false.
     pub fn meet(
         &mut self,
         until: Instant,
@@ -178,34 +176,34 @@ impl Core {
                 self.engine.fail_to_meet(&mut *self.connections, &unreachable);
                 return Err(unreachable);
             }
-            self.rest_for(LOOK_UP)?;
+            self.drive_for(POLL)?;
         }
         Err(Error::Closed)
     }
 
-    /// Drives what the engine owns the data of, for a while at the most.
-    /// Whether packets came.
-    pub fn rest_for(&mut self, time: Duration) -> Result<bool, Error> {
-        self.drive(Instant::now() + time, &mut Slice(&mut idle()[..]))
+    /// Drives operations whose data the engine owns. Waits for packets for at most `time`, and
+    /// returns whether there were any.
+    pub fn drive_for(&mut self, time: Duration) -> Result<bool, Error> {
+        self.drive(Instant::now() + time, None)
     }
 
-    /// An operation from its start to its end, behind those that are open.
-    pub fn run(&mut self, call: Call, data: &mut dyn Data) -> Result<Finished, Error> {
+    /// Drives an operation from its start to its end, after those that are open.
+    pub fn drive_to_end(&mut self, call: Call, data: &mut dyn Data) -> Result<Finished, Error> {
         self.engine.start(Instant::now(), &mut *self.connections, call, Work::Lent(data))?;
-        self.engine.step(Instant::now(), &mut *self.connections, data);
+        self.engine.step(Instant::now(), &mut *self.connections, Some(data));
         self.deliver();
         loop {
             if let Some(outcome) = self.lent.take() {
                 return outcome;
             }
-            if let Err(error) = self.drive(Instant::now() + LOOK_UP, data) {
+            if let Err(error) = self.drive(Instant::now() + POLL, Some(data)) {
                 self.lent = None;
                 return Err(error);
             }
         }
     }
 
-    /// Starts an operation behind those that are open, and sends what may be sent.
+    /// Starts an operation after those that are open, and sends what may be sent.
     pub fn start(
         &mut self,
         call: Call,
@@ -227,38 +225,38 @@ impl Core {
             }
         };
         self.promises.push_back((number, promise, memory));
-        self.engine.step(Instant::now(), &mut *self.connections, &mut Slice(&mut idle()[..]));
+        self.engine.step(Instant::now(), &mut *self.connections, None);
         self.deliver();
         self.send_now();
         Ok(())
     }
 
-    /// Tells the other ranks of a call that this one has refused, as soon as there is room.
+    /// Announces a call that this rank has refused, as soon as there is room.
     pub fn refuse(&mut self) {
         self.engine.refuse(1);
-        // An error is one of the next call.
-        let _ = self.rest_for(Duration::ZERO);
+        // The next call returns an error of this.
+        let _ = self.drive_for(Duration::ZERO);
         self.send_now();
     }
 
-    /// What operations that are open use.
+    /// Memory of open operations.
     pub fn memories(&self) -> impl Iterator<Item = &Memory> {
         self.promises.iter().map(|(.., memory)| memory)
     }
 
-    /// Nothing that the engine has just decided waits for the keeper to wake up.
+    /// Sends what the engine has just decided, which otherwise waits for the progress thread.
     pub fn send_now(&mut self) {
         if let Err(e) = self.connections.drive(Instant::now()) {
-            log::debug!("at the end of a call: {e}");
+            log::debug!("rank {}: sending at the end of a call: {e}", self.engine.own_name());
         }
     }
 
-    /// Before an operation: where it is time to, rank 0 has all ranks agree to connect anew after
-    /// it. Whether that is out of the way; never waits.
-    pub fn has_consent(&mut self, rank: u32, way_back: &mut WayBack) -> bool {
-        if rank == 0 && !self.engine.renews() {
-            match self.should_renew(way_back) {
-                Some(true) => self.engine.ask_to_renew(&mut *self.connections),
+    /// Called before an operation. If a reconnect is due, rank 0 proposes it to all ranks. Returns
+    /// whether the operation may start, as far as a reconnect is concerned; never waits.
+    pub fn has_consent(&mut self, rank: u32, failback: &mut Failback) -> bool {
+        if rank == 0 && !self.engine.reconnects() {
+            match self.should_reconnect(failback) {
+                Some(true) => self.engine.propose_reconnect(&mut *self.connections),
                 Some(false) => {}
                 None => return false,
             }
@@ -266,9 +264,9 @@ impl Core {
         !self.engine.waits_for_consent()
     }
 
-    /// Whether it is time to connect anew, and the daemon is there: without it nobody could join.
-    /// `None` until it has answered.
-    fn should_renew(&mut self, way_back: &mut WayBack) -> Option<bool> {
+    /// Whether a reconnect is due and the daemon answers: without it no rank could join. `None`
+    /// until it has answered.
+    fn should_reconnect(&mut self, failback: &mut Failback) -> Option<bool> {
         let Some(heartbeat) = &self.heartbeat else { return Some(false) };
         let now = Instant::now();
         let answered = self.question.map(|(question, _)| heartbeat.has_answered(question));
@@ -276,10 +274,10 @@ impl Core {
             self.engine.failure().is_some() || self.question.is_some_and(|(_, until)| now >= until);
         if is_over && answered == Some(false) {
             self.question = None;
-            way_back.in_vain(now);
+            failback.failed(now);
             return Some(false);
         }
-        let is_due = way_back.is_due(now, heartbeat.wish(), self.engine.standing());
+        let is_due = failback.is_due(now, heartbeat.wish(), self.engine.standing());
         match answered {
             Some(false) => return None,
             None if is_due => {
@@ -291,7 +289,7 @@ impl Core {
         Some(is_due)
     }
 
-    /// After the operation that all ranks connect anew after: leaves the job, but not the others.
+    /// Leaves the job before a reconnect, but stays connected with the other ranks.
     pub fn leave_job(&mut self) -> Option<Heartbeat> {
         let mut heartbeat = self.heartbeat.take();
         if let Some(heartbeat) = &mut heartbeat {
@@ -300,19 +298,19 @@ impl Core {
         heartbeat
     }
 
-    /// This rank has joined again: leaves the others, which do the same.
+    /// Leaves the other ranks, when all have joined again.
     pub fn go(&mut self) {
         self.engine.leave(&mut *self.connections);
         self.send_now();
     }
 
-    /// This rank could not join again: goes on as before.
+    /// Keeps the connections, when this rank could not join again.
     pub fn stay(&mut self, heartbeat: Option<Heartbeat>) {
         self.engine.stay();
         self.heartbeat = heartbeat;
     }
 
-    /// What has been done over these connections.
+    /// Statistics of these connections.
     pub fn statistics(&self) -> Statistics {
         let mut statistics = *self.engine.statistics();
         (statistics.restarts, statistics.traffic) =
@@ -324,17 +322,16 @@ impl Core {
         self.connections.traffic().map(|t| t.retransmissions)
     }
 
-    /// Waits until then for operations that are open; gives up those that the other ranks are not
-    /// ready for.
+    /// Completes open operations, at most until `until`.
     pub fn complete(&mut self, until: Instant) {
         while self.engine.open() > 0 && Instant::now() < until {
-            if self.rest_for(LINGER / 100).is_err() {
+            if self.drive_for(LINGER / 100).is_err() {
                 break;
             }
         }
     }
 
-    /// Says goodbye, and stays as long as somebody may need this rank.
+    /// Says goodbye, and stays as long as another rank may need this one.
     pub fn linger(&mut self) {
         let failure = self.engine.failure().cloned();
         let patient = Instant::now() + LINGER / 10;
@@ -343,10 +340,7 @@ impl Core {
         self.engine.abandon(&Error::Closed);
         self.deliver();
         while Instant::now() < until && !self.engine.may_leave(Instant::now() < patient) {
-            if self
-                .drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle()[..]))
-                .is_err()
-            {
+            if self.drive_for(Duration::from_millis(10)).is_err() {
                 break;
             }
         }
@@ -356,9 +350,9 @@ impl Core {
         });
     }
 
-    /// Tells the daemon how the job has ended for this rank.
+    /// Reports to the daemon how the job has ended for this rank.
     fn depart(&mut self, end: Result<(), String>) {
-        // Acknowledgements of what came last.
+        // Sends the last acknowledgements.
         let _ = self.connections.drive(Instant::now());
         if let Some(heartbeat) = &mut self.heartbeat {
             heartbeat.stop(end);
@@ -366,12 +360,7 @@ impl Core {
     }
 }
 
-/// Nothing to reduce: what the engine is given between operations.
-fn idle() -> [i32; 0] {
-    []
-}
-
-/// Whether the daemon is to tell the others of it: over the network they may not have heard.
+/// Whether the daemon is to report it to the others, which may not have received it from this rank.
 fn is_news(error: &Error) -> bool {
     use Error::{Adapter, Mismatch, Protocol, RankDied, Socket};
     matches!(error, RankDied { .. } | Mismatch(_) | Protocol(_) | Socket { .. } | Adapter { .. })
@@ -386,6 +375,7 @@ mod tests {
     use netsum_collective::channels::{Channel, ChannelEvent, Channels};
     use netsum_collective::engine::Settings;
     use netsum_collective::frame::Frame;
+    use netsum_collective::numeric::element::Slice;
     use netsum_collective::numeric::layout::Layout;
     use netsum_collective::report::Traffic;
     use netsum_collective::shape::JobShape;
@@ -393,7 +383,7 @@ mod tests {
     use super::super::promise::Settlement;
     use super::*;
 
-    /// Connections that bring what a test has put there, or whose adapter is gone.
+    /// Connections that deliver a test's events, or whose adapter is gone.
     struct Scripted {
         socket: UnixStream,
         script: Arc<std::sync::Mutex<VecDeque<ChannelEvent>>>,
@@ -447,27 +437,27 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_the_connections_ends_what_is_in_flight() {
+    fn a_failure_of_the_connections_ends_operations_in_flight() {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
         let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false };
-        let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), run: 1 };
+        let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), session: 1 };
         let mut connections = Scripted::new(true);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
         let (settlement, promise) = Promise::new();
         core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
         assert!(!settlement.lock().is_settled);
-        // As the keeper does between two steps.
+        // As the progress thread does between two steps.
         assert_eq!(core.carry_now().unwrap_err(), gone());
         assert!(matches!(&settlement.lock().outcome, Some(Err(error)) if *error == gone()));
     }
 
     /// Rank 1 has the sum of operation 1, which is late here, and leaves.
     #[test]
-    fn a_rank_that_leaves_settles_newer_operations_while_an_older_one_is_open() {
+    fn a_leaving_rank_settles_newer_operations_while_an_older_one_is_open() {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
         let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false };
-        let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), run: 1 };
+        let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), session: 1 };
         let mut connections = Scripted::new(false);
         let script = Arc::clone(&connections.script);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
@@ -489,9 +479,9 @@ mod tests {
             script
                 .lock()
                 .unwrap()
-                .push_back(ChannelEvent::Received { channel: Channel::PlainIn, data });
+                .push_back(ChannelEvent::Received { channel: Channel::BypassIn, data });
         }
-        core.rest_for(Duration::ZERO).unwrap();
+        core.drive_for(Duration::ZERO).unwrap();
         let left = |known: &Settlement| {
             matches!(known.lock().outcome, Some(Err(Error::RankLeft { rank: 1 })))
         };

@@ -1,40 +1,42 @@
-//! Drivers of the collective (`netsum-collective`): its connections, its clock, and the
-//! application's threads.
+//! Drives the collective (`netsum-collective`): its connections, its clock, and the threads of the
+//! application.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`config`] | configuration |
-//! | [`network`] | what the connections run over, and [`transport`], which opens what the configuration asks for |
-//! | [`sockets`] | sockets, of UDP and AF_XDP, and [`numbers`] for their queue pairs |
+//! | [`network`] | the interface of transports; [`transport`] opens the configured one |
+//! | [`sockets`] | UDP and AF_XDP sockets; [`allocator`] for their QPNs and PSNs |
 //! | `verbs` | an RDMA adapter; with the feature `verbs` |
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
-//! | [`turns`] | who drives, the caller or the keeper thread |
-//! | [`core`] | engine, connections and the daemon's word, for whoever drives |
-//! | [`session`] | a [`core`] after the other, as the ranks connect anew; the keeper thread |
+//! | [`driver_lock`] | decides which thread drives |
+//! | [`progress`] | the progress thread, which drives between calls |
+//! | [`core`] | engine, connections and heartbeat of one session |
+//! | [`session`] | one [`core`] after the other, as the ranks reconnect |
 //! | `collectives` | operations other than the all-reduce |
-//! | `settings` | a configuration of names and texts, as in the environment |
+//! | `settings` | a configuration from names and texts, as in the environment |
 //! | [`pending`] | an operation in flight; [`promise`], its outcome |
-//! | [`communicator`] | all of it, for the application |
+//! | [`communicator`] | the interface for applications |
 
+mod allocator;
 mod bootstrap;
 mod collectives;
 pub mod communicator;
 pub mod config;
 mod core;
+pub(crate) mod driver_lock;
 mod network;
-mod numbers;
 pub mod pending;
+mod progress;
 mod promise;
 mod session;
 mod settings;
 mod sockets;
 mod transport;
-pub(crate) mod turns;
 #[cfg(feature = "verbs")]
 mod verbs;
 
-/// Whether this is still the process that connected: threads and locks are not there in one that
-/// was forked from it.
+/// Returns an error in a process that was forked from the one that connected: it has no copy of the
+/// threads, and locks may stay locked.
 fn forked(process: u32) -> Result<(), netsum_collective::error::Error> {
     if process == std::process::id() {
         Ok(())
@@ -43,7 +45,7 @@ fn forked(process: u32) -> Result<(), netsum_collective::error::Error> {
     }
 }
 
-/// The locks under [`turns`].
+/// The locks under [`driver_lock`].
 mod sync {
     pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }

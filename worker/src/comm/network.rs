@@ -1,8 +1,8 @@
-//! What the engine's connections run over: sockets of ours, or an adapter.
+//! The transport of the engine's connections: netsum's own sockets, or an adapter.
 //!
-//! Queue pair numbers go to the other ranks before there are connections. An adapter chooses them
-//! itself. So a network is opened, tells its numbers, and is connected once those of all ranks are
-//! known.
+//! The other ranks must know the queue pair numbers before there are connections, and an adapter
+//! chooses its numbers itself. So a network is opened, returns its numbers, and connects once those
+//! of all ranks are known.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -16,16 +16,17 @@ use netsum_collective::shape::JobShape;
 
 /// A network without connections.
 pub(crate) trait Network: Send {
-    /// Makes the queue pairs of a rank; its numbers for each ring, and for the plain connections.
+    /// Creates the queue pairs of a rank. Returns its numbers for each ring, and for the bypass
+    /// connections.
     fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error>;
-    /// Connects them with the neighbours of `rank`.
+    /// Connects the queue pairs with the neighbours of `rank`.
     fn connect(
         self: Box<Self>,
         shape: &JobShape,
         rank: u32,
         ranks: &[RankNumbers],
     ) -> Result<Box<dyn Connections>, Error>;
-    /// Whether packets leave with IPv4 identifications that a socket cannot guess.
+    /// Whether packets have IPv4 identifications that a socket cannot predict.
     fn any_ip_id(&self) -> bool;
     /// Whether it does selective retransmission.
     fn selective(&self) -> bool;
@@ -33,36 +34,36 @@ pub(crate) trait Network: Send {
 
 /// Connections that somebody has to drive.
 pub(crate) trait Connections: Channels + Send {
-    /// Opens them, once buffers are there to receive into. Before that nothing is sent.
+    /// Opens the connections, once there are buffers to receive into. Nothing is sent before.
     fn start(&mut self) -> Result<(), Error>;
-    /// Receives what has arrived and sends what may be sent. Where that was nothing, waits for
-    /// something to do, at most until `until`. Whether there was anything.
+    /// Receives what has arrived and sends what may be sent. If that was nothing, waits for
+    /// something to do, at most until `until`. Returns whether anything was received or sent.
     fn drive(&mut self, until: Instant) -> Result<bool, Error>;
     /// When to drive at the latest, if nothing arrives.
     fn next_timeout(&self) -> Option<Instant>;
     /// Readable when something has arrived.
     fn fd(&self) -> BorrowedFd<'_>;
-    /// What has been counted, where it is this program that counts.
+    /// Packets and bytes, where this program counts them and not an adapter.
     fn traffic(&self) -> Option<Traffic>;
-    /// How often an adapter has given a connection up, which was then started anew.
+    /// How often an adapter has given a connection up, which was then restarted.
     fn restarts(&self) -> u64;
     /// Whether the previous rank is still in an earlier session, as far as its packets tell.
     fn previous_is_in_earlier(&self) -> bool {
         false
     }
-    /// Who sent something here that is of none of these connections.
+    /// An address that has sent packets which belong to no connection here.
     fn stray(&self) -> Option<IpAddr> {
         None
     }
-    /// What they run over, for people.
+    /// The name of the transport, for people.
     fn title(&self) -> String;
 }
 
-/// When a rank's address, which one socket can have at a time, is bound.
+/// When a rank's address is bound, which only one socket can have at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bind {
     /// At once.
     Now,
-    /// When the network is connected: other connections have the address still.
+    /// When the network connects: other connections still use the address.
     Later,
 }

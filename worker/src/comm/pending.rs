@@ -3,49 +3,50 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::driver_lock::DriverLock;
 use super::forked;
+use super::progress::sleep_at;
 use super::promise::{Promise, Settlement};
-use super::session::{Session, sleep_at};
-use super::turns::Turns;
+use super::session::Session;
 use netsum_collective::error::Error;
 use netsum_collective::numeric::element::Owned;
 use netsum_collective::report::Report;
 
-/// How long one who waits drives without looking whether another thread wants to.
+/// How long a caller that waits drives before it checks whether another thread wants the lock.
 const SLICE: Duration = Duration::from_millis(10);
 
-/// How long one who waits for room leaves the turn to another thread that wants it.
+/// How long a caller that waits for room leaves the driver lock to other threads that want it.
 const YIELD: Duration = Duration::from_millis(1);
 
-/// Gives the caller back what the engine had.
+/// Turns the engine's data back into the caller's buffer.
 pub(super) type Back<B> = fn(Owned) -> Option<B>;
 
-/// An operation in flight: what [`all_reduce_async`](super::Communicator::all_reduce_async) gives,
-/// and the others.
+/// An operation in flight, as [`all_reduce_async`](super::Communicator::all_reduce_async) and other
+/// methods return it.
 ///
-/// Dropped without [`wait`](Self::wait), the operation goes on, because the other ranks need this
-/// one's part; its result is thrown away.
+/// If it is dropped without [`wait`](Self::wait), the operation continues, because the other ranks
+/// need this one's part; its result is discarded.
 #[must_use = "the sum comes from `wait`"]
 pub struct Pending<B> {
     settlement: Arc<Settlement>,
-    /// `None` for what was done at once.
-    turns: Option<Arc<Turns<Session>>>,
+    /// `None` for an operation that was complete at once.
+    driver: Option<Arc<DriverLock<Session>>>,
     back: Back<B>,
     process: u32,
 }
 
 impl<B> Pending<B> {
-    /// An operation and who keeps the promise.
-    pub(super) fn new(turns: Arc<Turns<Session>>, back: Back<B>) -> (Self, Promise) {
+    /// An operation, and the promise of its outcome.
+    pub(super) fn new(driver: Arc<DriverLock<Session>>, back: Back<B>) -> (Self, Promise) {
         let (settlement, promise) = Promise::new();
-        (Self { settlement, turns: Some(turns), back, process: std::process::id() }, promise)
+        (Self { settlement, driver: Some(driver), back, process: std::process::id() }, promise)
     }
 
-    /// What is done already.
+    /// An operation that is complete.
     pub(super) fn done(outcome: Result<(Owned, Report), Error>, back: Back<B>) -> Self {
         let settlement = Settlement::new();
         settlement.settle(outcome);
-        Self { settlement, turns: None, back, process: std::process::id() }
+        Self { settlement, driver: None, back, process: std::process::id() }
     }
 
     /// Whether [`wait`](Self::wait) would return at once. Never blocks.
@@ -53,18 +54,18 @@ impl<B> Pending<B> {
         forked(self.process).is_err() || self.settlement.lock().is_settled
     }
 
-    /// Has a function called once when [`wait`](Self::wait) would return at once; in the place of
-    /// one that was given before. It may be called at once, or by the thread that receives: it must
-    /// be short, and must not call the communicator.
+    /// Calls a function once, when [`wait`](Self::wait) would return at once. It replaces a
+    /// function that was passed before. It may be called immediately, or by the thread that
+    /// receives: it must be short, and must not call the communicator.
     pub fn when_done(&self, call: impl FnOnce() + Send + 'static) {
         self.settlement.call(Box::new(call));
     }
 
-    /// Waits for the sum, and drives all that is in flight meanwhile.
+    /// Waits for the sum, and drives all operations in flight meanwhile.
     ///
     /// # Errors
-    /// See [`Error`]; after [`Error::NonFinite`] the communicator can still be used.
-    /// [`Error::Closed`] if the communicator was dropped before the other ranks had come so far.
+    /// See [`Error`]. After [`Error::NonFinite`] the communicator can still be used.
+    /// [`Error::Closed`] if the communicator was dropped before the other ranks had made the call.
     /// The buffer is dropped with an error.
     pub fn wait(self) -> Result<(B, Report), Error> {
         loop {
@@ -75,25 +76,26 @@ impl<B> Pending<B> {
         }
     }
 
-    /// What [`wait`](Self::wait) would give, if it is there. Once: later it is never there.
+    /// The result of [`wait`](Self::wait), if the operation is complete; `None` after it has been
+    /// taken once.
     pub fn take(&self) -> Option<Result<(B, Report), Error>> {
         if let Err(error) = forked(self.process) {
             return Some(Err(error));
         }
         let outcome = self.settlement.lock().outcome.take()?;
         Some(outcome.and_then(|(data, report)| {
-            let other = || Error::Protocol("a sum of another type".to_owned());
+            let other = || Error::Protocol("the sum has another type than the data".to_owned());
             Ok(((self.back)(data).ok_or_else(other)?, report))
         }))
     }
 
-    /// The same operation for somebody who has another hold of the buffer, and only drops it.
+    /// The same operation for a caller that has another reference to the buffer.
     pub fn untyped(self) -> Pending<Owned> {
-        let Self { settlement, turns, process, .. } = self;
-        Pending { settlement, turns, back: Some, process }
+        let Self { settlement, driver, process, .. } = self;
+        Pending { settlement, driver, back: Some, process }
     }
 
-    /// The same for so long at the most; whether it [is done](Self::is_done).
+    /// Waits for at most `most`. Returns whether the operation [is done](Self::is_done).
     pub fn wait_for(&self, most: Duration) -> bool {
         let until = Instant::now() + most;
         loop {
@@ -101,53 +103,54 @@ impl<B> Pending<B> {
             if self.is_done() || left.is_zero() {
                 return self.is_done();
             }
-            match self.turns.as_ref().and_then(|turns| turns.try_take().map(|turn| (turns, turn))) {
-                Some((turns, mut session)) => {
-                    while !self.is_done() && !turns.is_wanted() && Instant::now() < until {
-                        let Some((fd, wait)) = session.progress() else { break };
+            let locked = self.driver.as_ref().and_then(|d| d.try_lock().map(|guard| (d, guard)));
+            match locked {
+                Some((driver, mut session)) => {
+                    while !self.is_done() && !driver.is_contended() && Instant::now() < until {
+                        let Some((fd, wait)) = session.step() else { break };
                         let left = until.saturating_duration_since(Instant::now());
                         let wait = wait.min(SLICE).min(left);
-                        // Who starts an operation meanwhile is not held up.
+                        // Other threads can start operations meanwhile.
                         if !wait.is_zero() {
-                            session = session.asleep(|| sleep_at((fd, wait)));
+                            session = session.unlocked_while(|| sleep_at((fd, wait)));
                         }
                     }
                     session.send_now();
                 }
-                // Another thread drives, and tells.
+                // Another thread drives, and settles the promise.
                 None => self.settlement.wait(SLICE.min(left)),
             }
         }
     }
 }
 
-/// Where one waits for [`MAX_IN_FLIGHT`](super::Communicator::MAX_IN_FLIGHT) operations to become
-/// fewer, who shares a communicator with others and lets them have it meanwhile.
+/// A handle to wait until fewer than [`MAX_IN_FLIGHT`](super::Communicator::MAX_IN_FLIGHT)
+/// operations are in flight. Threads that share a communicator wait here without holding it.
 #[derive(Clone)]
 pub struct Room {
-    /// `None` where every operation is done at once.
-    pub(super) turns: Option<Arc<Turns<Session>>>,
+    /// `None` where every operation is complete at once.
+    pub(super) driver: Option<Arc<DriverLock<Session>>>,
     pub(super) process: u32,
 }
 
 impl Room {
-    /// Waits for so long at the most; whether there is room, or nothing to wait for, as in a
-    /// communicator that is being dropped.
+    /// Waits for at most `most`. Returns whether there is room, or the communicator is being
+    /// dropped.
     pub fn wait_for(&self, most: Duration) -> bool {
-        let Some(turns) = self.turns.as_ref().filter(|_| forked(self.process).is_ok()) else {
+        let Some(driver) = self.driver.as_ref().filter(|_| forked(self.process).is_ok()) else {
             return true;
         };
         let until = Instant::now() + most;
-        let mut session = turns.take();
-        while !turns.is_over() {
+        let mut session = driver.lock();
+        while !driver.has_ended() {
             let left = until.saturating_duration_since(Instant::now());
             if !session.is_full() || left.is_zero() {
                 return !session.is_full();
             }
-            let Some((fd, wait)) = session.progress() else { return true };
-            session = session.asleep(|| {
-                if turns.is_wanted() {
-                    // Who waits for a lock does not get it from one who takes it again at once.
+            let Some((fd, wait)) = session.step() else { return true };
+            session = session.unlocked_while(|| {
+                if driver.is_contended() {
+                    // A thread that unlocks and locks again at once would starve the others.
                     std::thread::sleep(YIELD);
                 } else {
                     sleep_at((fd, wait.min(SLICE).min(left)));

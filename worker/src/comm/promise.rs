@@ -1,5 +1,5 @@
-//! The outcome of an all-reduce in flight: a *promise* for who drives, a *settlement* for who
-//! waits.
+//! The outcome of an operation in flight. The thread that drives has the *promise*, the caller that
+//! waits has the *settlement*.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,21 +10,21 @@ use netsum_collective::error::Error;
 use netsum_collective::numeric::element::Owned;
 use netsum_collective::report::Report;
 
-/// What is put into a settlement.
+/// The outcome of an operation.
 type Settled = Result<(Owned, Report), Error>;
 
-/// What is called when it is there.
+/// A function that is called when the outcome is known.
 type Call = Box<dyn FnOnce() + Send>;
 
-/// What is known of an outcome.
+/// The state of an outcome.
 #[derive(Default)]
 pub(super) struct Known {
-    /// Also when it has been taken.
+    /// Stays true when the outcome has been taken.
     pub is_settled: bool,
     pub outcome: Option<Settled>,
 }
 
-/// Where the outcome is put.
+/// Holds the outcome.
 pub(super) struct Settlement {
     settled: Mutex<Known>,
     call: Mutex<Option<Call>>,
@@ -52,7 +52,7 @@ impl Settlement {
         call.into_iter().for_each(|call| call());
     }
 
-    /// Calls when it is settled, at once if it is.
+    /// Calls the function when the outcome is known; at once if it is.
     pub fn call(&self, call: Call) {
         let settled = self.lock();
         if !settled.is_settled {
@@ -71,10 +71,10 @@ impl Settlement {
     }
 }
 
-/// The other end of a [`Settlement`]. Dropped, it is broken: nobody waits for ever.
+/// The other end of a [`Settlement`]. If it is dropped, the outcome is [`Error::Closed`].
 pub(super) struct Promise {
     settlement: Option<Arc<Settlement>>,
-    /// How many there were before the all-reduce was started.
+    /// How many there were before the operation was started.
     pub retransmissions: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ impl Promise {
         (Arc::clone(&settlement), Self { settlement: Some(settlement), retransmissions: None })
     }
 
-    /// The all-reduce has come to its end; `retransmissions` are counted as before.
+    /// Called when the operation has ended; `retransmissions` counts on from those before.
     pub fn settle(
         mut self,
         result: Result<Finished, Error>,
@@ -99,7 +99,7 @@ impl Promise {
         settlement.settle(report.map(|report| (data, report)));
     }
 
-    /// The all-reduce was never started.
+    /// Called when the operation could not be started.
     pub fn fail(mut self, error: Error) {
         if let Some(settlement) = self.settlement.take() {
             settlement.settle(Err(error));

@@ -1,53 +1,33 @@
-//! A membership in a job over all its connections: where the box asks for it, the ranks leave these
-//! and connect anew, in a thread of its own, while operations that are started wait in line. And
-//! the thread that drives between calls.
+//! A communicator's sessions, one after the other. When the ranks reconnect, a thread of its own
+//! replaces the connections, while new operations wait in a queue.
 
 use std::collections::VecDeque;
-use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags};
-
+use super::allocator::nonce;
 use super::bootstrap::{Membership, Patience, bootstrap, control};
 use super::config::{Bootstrap, CommConfig};
 use super::core::{Core, LINGER};
+use super::driver_lock::DriverGuard;
 use super::network::{Bind, Connections, Network};
-use super::numbers::nonce;
+use super::progress::{Wait, sleep_at};
 use super::promise::Promise;
 use super::transport;
-use super::turns::{Turn, Turns};
-use crate::unshared::Unshared;
 use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, MAX_OPEN, Settings};
 use netsum_collective::error::{Error, Unanswered};
+use netsum_collective::failback::Failback;
 use netsum_collective::numeric::element::{Data, Owned};
 use netsum_collective::numeric::memory::Memory;
 use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::shape::JobShape;
-use netsum_collective::way_back::WayBack;
 
-/// How long the keeper leaves the connections alone when a call has ended: much less than any
-/// time-out.
-const PAUSE: Duration = Duration::from_micros(500);
-
-/// How long a rank that joins again leaves the daemon's answer alone, and who waits for it the
-/// rank.
+/// How often a rank that joins again polls for the daemon's answer, and callers for the end of the
+/// reconnect.
 const JOINING: Duration = Duration::from_millis(5);
 
-/// What to wait for, if anything, and how long.
-pub(super) type Wait = (Option<Arc<Unshared<OwnedFd>>>, Duration);
-
-/// Waits until packets have arrived, or for so long. Interrupted is as good as over.
-/// Lets go of the descriptor, which a reconnect waits for.
-pub(super) fn sleep_at((fd, wait): Wait) {
-    let mut fds: Vec<_> = fd.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-    let _ = nix::poll::ppoll(&mut fds, Some(nix::sys::time::TimeSpec::from_duration(wait)), None);
-}
-
-/// What waits until an operation may be started.
+/// A call that waits until an operation may be started.
 enum Queued {
     Operation {
         call: Call,
@@ -75,73 +55,73 @@ impl Queued {
 }
 
 /// Connections that a thread replaces.
-struct Renewing {
-    outcome: mpsc::Receiver<Renewed>,
-    /// The thread gives up when it is dropped.
+struct Reconnecting {
+    outcome: mpsc::Receiver<Reconnected>,
+    /// The thread gives up when this is dropped.
     wanted: Arc<()>,
-    /// Of the connections before.
+    /// Those of the session before.
     mode: Mode,
     statistics: Statistics,
 }
 
-/// What it came to.
-enum Renewed {
-    /// The ranks could not join again: the connections before.
+/// The result of a reconnect.
+enum Reconnected {
+    /// The ranks could not join again, and keep their connections.
     Stayed(Box<Core>),
-    /// What was done over the connections before, and others.
+    /// The statistics of the connections before, and the new connections.
     Left(Statistics, Box<Result<Established, Error>>),
 }
 
 type Established = (JobShape, Arc<str>, Core);
 
-/// What the application's threads and the keeper drive.
+/// The application's threads and the progress thread drive this.
 pub(super) struct Session {
     config: CommConfig,
     pub shape: JobShape,
-    /// What the connections run over.
+    /// The name of the transport.
     pub title: Arc<str>,
-    /// `None` when it is over, or broken, or while `renewing`.
+    /// `None` after the end, after a failed reconnect, and while `reconnecting`.
     core: Option<Core>,
-    renewing: Option<Renewing>,
-    /// In their order, behind those that are open.
+    reconnecting: Option<Reconnecting>,
+    /// Calls in their order, after the operations that are open.
     queue: VecDeque<Queued>,
-    /// Counted over earlier connections.
+    /// Statistics of earlier connections.
     before: Statistics,
-    way_back: WayBack,
-    /// Why the ranks could not connect anew.
+    failback: Failback,
+    /// Why the ranks could not reconnect.
     broken: Option<Error>,
 }
 
 impl Session {
-    /// Finds the job, opens connections and waits until the ring stands.
+    /// Finds the job, opens connections and waits until the ring is connected.
     pub fn new(config: CommConfig) -> Result<Self, Error> {
         let started = Instant::now();
         let (network, membership) = join(&config, Bind::Now, Patience::Short)?;
         let (shape, title, core) = establish(&config, started, network, membership, || true)?;
-        log::info!("rank {}: over {title}", config.rank);
-        let (before, way_back) = (Statistics::default(), WayBack::new(Instant::now()));
-        let (core, renewing, queue, broken) = (Some(core), None, VecDeque::new(), None);
-        Ok(Self { config, shape, title, core, renewing, queue, before, way_back, broken })
+        log::info!("rank {}: connected over {title}", config.rank);
+        let (before, failback) = (Statistics::default(), Failback::new(Instant::now()));
+        let (core, reconnecting, queue, broken) = (Some(core), None, VecDeque::new(), None);
+        Ok(Self { config, shape, title, core, reconnecting, queue, before, failback, broken })
     }
 
     /// Whether an operation may be started now; never waits.
     fn may_start(&mut self) -> Result<bool, Error> {
-        self.renew_if_due();
-        if self.renewing.is_some() {
+        self.reconnect_if_due();
+        if self.reconnecting.is_some() {
             return Ok(false);
         }
         let rank = self.config.rank;
         let core =
             self.core.as_mut().ok_or_else(|| self.broken.clone().unwrap_or(Error::Closed))?;
-        Ok(core.has_consent(rank, &mut self.way_back) && !core.engine.is_full())
+        Ok(core.has_consent(rank, &mut self.failback) && !core.engine.is_full())
     }
 
-    /// Whether one may be [run](Self::run).
+    /// Whether [`run`](Self::run) may be called now; never waits.
     pub fn may_run(&mut self) -> Result<bool, Error> {
         Ok(self.queue.is_empty() && self.may_start()?)
     }
 
-    /// An operation from its start to its end, where it may be started.
+    /// Drives an operation from its start to its end.
     pub fn run(
         &mut self,
         call: Call,
@@ -150,16 +130,16 @@ impl Session {
     ) -> Result<Report, Error> {
         let core = self.core.as_mut().ok_or(Error::Closed)?;
         let before = core.retransmissions();
-        let outcome = core.run(call, data);
+        let outcome = core.drive_to_end(call, data);
         core.send_now();
         let again = core.retransmissions().zip(before).map(|(after, before)| after - before);
         let elapsed = called.elapsed();
-        self.renew_if_due();
+        self.reconnect_if_due();
         outcome?.report(elapsed, again)
     }
 
-    /// Starts an operation, or puts it behind those that wait.
-    pub fn start(
+    /// Starts an operation, or queues it after those that wait.
+    pub fn enqueue(
         &mut self,
         call: Call,
         data: Owned,
@@ -170,7 +150,8 @@ impl Session {
         let open: Vec<_> = self.core.iter().flat_map(Core::memories).chain(queued).collect();
         if let Some(other) = open.iter().position(|other| other.collides(&memory)) {
             return Err(Error::InFlight(format!(
-                "the array shares memory with that of operation {} of {} in flight, counted from the oldest: wait for that first, or give a copy",
+                "the array shares memory with that of operation {} of {} in flight, counted from \
+                 the oldest: wait for that operation first, or pass a copy",
                 other + 1,
                 open.len()
             )));
@@ -185,9 +166,9 @@ impl Session {
         }
     }
 
-    /// Connects anew where it is time to, and starts what may be started.
-    fn move_on(&mut self) {
-        self.renew_if_due();
+    /// Reconnects if that is due, and starts queued operations that may be started.
+    fn start_queued(&mut self) {
+        self.reconnect_if_due();
         while !self.queue.is_empty() {
             match self.may_start() {
                 Ok(false) => return,
@@ -197,8 +178,8 @@ impl Session {
                     };
                     match next {
                         Queued::Operation { call, data, promise, memory } => {
-                            // Whoever waits for it is told; others, too, of what this rank alone
-                            // may refuse.
+                            // The promise reports an error to the caller. A call that only this
+                            // rank may have refused is also announced to the others.
                             let started = core.start(call, data, promise, memory);
                             if let Err(Error::Argument(_) | Error::Length { .. }) = started {
                                 core.refuse();
@@ -212,45 +193,45 @@ impl Session {
         }
     }
 
-    /// Tells the other ranks of a call that this one has refused, as soon as there is room, and in
-    /// its place among those that wait. Never waits.
+    /// Announces a call that this rank has refused to the others, as soon as there is room, and in
+    /// its place among the queued ones. Never waits.
     pub fn refuse(&mut self) {
         match &mut self.core {
             Some(core) if self.queue.is_empty() => core.refuse(),
-            None if self.renewing.is_none() => {}
+            None if self.reconnecting.is_none() => {}
             _ => self.queue.push_back(Queued::Refused),
         }
     }
 
-    /// Drives until `is_over`, or for a while at the most, in steps after which one looks.
-    pub fn rest(&mut self, until: Instant, step: Duration, is_over: impl Fn() -> bool) {
+    /// Drives until `is_done`, which is checked after each step, or until `until`.
+    pub fn drive_until(&mut self, until: Instant, step: Duration, is_done: impl Fn() -> bool) {
         let Some(core) = &mut self.core else { return };
-        while !is_over() {
+        while !is_done() {
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || core.rest_for(step.min(left)).is_err() {
+            if left.is_zero() || core.drive_for(step.min(left)).is_err() {
                 break;
             }
         }
         core.send_now();
     }
 
-    /// Connects anew where all ranks have agreed to, and this one has done what comes before; never
-    /// waits.
-    fn renew_if_due(&mut self) {
-        match self.renewing.as_ref().map(|renewing| renewing.outcome.try_recv()) {
-            Some(Ok(renewed)) => self.renewed(renewed),
+    /// Reconnects if all ranks have agreed to, and this one has completed the operations before;
+    /// never waits.
+    fn reconnect_if_due(&mut self) {
+        match self.reconnecting.as_ref().map(|reconnecting| reconnecting.outcome.try_recv()) {
+            Some(Ok(reconnected)) => self.reconnected(reconnected),
             Some(Err(mpsc::TryRecvError::Disconnected)) => {
-                (self.renewing, self.broken) = (None, Some(Error::Closed));
+                (self.reconnecting, self.broken) = (None, Some(Error::Closed));
             }
             _ => {}
         }
-        if self.core.as_ref().is_some_and(|core| core.engine.is_to_renew()) {
-            self.renew();
+        if self.core.as_ref().is_some_and(|core| core.engine.must_reconnect()) {
+            self.reconnect();
         }
     }
 
-    /// Has a thread connect anew.
-    fn renew(&mut self) {
+    /// Starts a thread that reconnects.
+    fn reconnect(&mut self) {
         let (mode, statistics) = (self.mode(), self.statistics());
         let Some(mut core) = self.core.take() else { return };
         let (config, wanted) = (self.config.clone(), Arc::new(()));
@@ -258,42 +239,43 @@ impl Session {
         let ((give, given), (tell, outcome)) = (mpsc::channel(), mpsc::channel());
         let thread = move || {
             if let Ok(core) = given.recv() {
-                // Nobody listens only where the process ends.
-                let _ = tell.send(renew(config, core, &still));
+                // The receiver is dropped only when the process ends.
+                let _ = tell.send(reconnect(config, core, &still));
             }
         };
-        if let Err(e) = std::thread::Builder::new().name("netsum-renew".to_owned()).spawn(thread) {
-            log::warn!("rank {}: cannot start a thread to connect anew: {e}", self.config.rank);
+        if let Err(e) = std::thread::Builder::new().name("netsum-connect".to_owned()).spawn(thread)
+        {
+            log::warn!("rank {}: cannot start a thread to reconnect: {e}", self.config.rank);
             core.engine.stay();
-            self.renewed(Renewed::Stayed(Box::new(core)));
+            self.reconnected(Reconnected::Stayed(Box::new(core)));
             return;
         }
         let _ = give.send(core);
-        self.renewing = Some(Renewing { outcome, wanted, mode, statistics });
+        self.reconnecting = Some(Reconnecting { outcome, wanted, mode, statistics });
     }
 
-    fn renewed(&mut self, renewed: Renewed) {
-        self.renewing = None;
-        let (left, established) = match renewed {
-            Renewed::Stayed(core) => {
-                self.way_back.in_vain(Instant::now());
+    fn reconnected(&mut self, reconnected: Reconnected) {
+        self.reconnecting = None;
+        let (left, established) = match reconnected {
+            Reconnected::Stayed(core) => {
+                self.failback.failed(Instant::now());
                 self.core = Some(*core);
                 return;
             }
-            Renewed::Left(left, established) => (left, *established),
+            Reconnected::Left(left, established) => (left, *established),
         };
         self.before = self.before.plus(left);
         match established {
             Ok((shape, title, core)) => {
-                self.before.renewals += 1;
-                self.way_back.connected(Instant::now());
+                self.before.reconnects += 1;
+                self.failback.connected(Instant::now());
                 (self.shape, self.title, self.core) = (shape, title, Some(core));
             }
             Err(error) => self.broken = Some(error),
         }
     }
 
-    /// Whether an operation that is started now waits for another one to be done.
+    /// Whether another operation must complete before one can be started.
     pub fn is_full(&self) -> bool {
         self.core.as_ref().map_or(0, |core| core.engine.open()) + self.queue.len() >= MAX_OPEN
     }
@@ -301,15 +283,15 @@ impl Session {
     /// Completes what can be completed, and leaves in good order.
     pub fn close(&mut self) {
         let until = Instant::now() + LINGER;
-        while (self.renewing.is_some() || !self.queue.is_empty()) && Instant::now() < until {
-            let Some(wait) = self.progress() else { break };
+        while (self.reconnecting.is_some() || !self.queue.is_empty()) && Instant::now() < until {
+            let Some(wait) = self.step() else { break };
             sleep_at(wait);
         }
         self.queue.clear();
-        if let Some(Renewing { outcome, wanted, .. }) = self.renewing.take() {
+        if let Some(Reconnecting { outcome, wanted, .. }) = self.reconnecting.take() {
             drop(wanted);
-            if let Ok(renewed) = outcome.recv() {
-                self.renewed(renewed);
+            if let Ok(reconnected) = outcome.recv() {
+                self.reconnected(reconnected);
             }
         }
         if let Some(mut core) = self.core.take() {
@@ -319,33 +301,35 @@ impl Session {
         }
     }
 
-    /// Who sums.
+    /// Whether the box or the ring sums.
     pub fn mode(&self) -> Mode {
-        let before = self.renewing.as_ref().map_or(Mode::Ring, |renewing| renewing.mode);
+        let before =
+            self.reconnecting.as_ref().map_or(Mode::Ring, |reconnecting| reconnecting.mode);
         self.core.as_ref().map_or(before, |core| core.engine.mode())
     }
 
-    /// What has been done over all connections.
+    /// Statistics of all sessions.
     pub fn statistics(&self) -> Statistics {
-        let before = self.renewing.as_ref().map_or(self.before, |renewing| renewing.statistics);
+        let before =
+            self.reconnecting.as_ref().map_or(self.before, |reconnecting| reconnecting.statistics);
         self.core.as_ref().map_or(before, |core| self.before.plus(core.statistics()))
     }
 
-    /// The keeper's part, as [`progress`](Self::progress).
-    fn keep(&mut self) -> Option<Wait> {
-        let (fd, wait) = self.progress()?;
+    /// A step of the progress thread, as [`step`](Self::step).
+    pub fn step_between_calls(&mut self) -> Option<Wait> {
+        let (fd, wait) = self.step()?;
         let Some(core) = &mut self.core else { return Some((fd, wait)) };
-        // What comes now is for the engine.
+        // If packets have arrived now, the engine needs another step.
         let wait = if core.carry_now().ok()? { Duration::ZERO } else { core.quiet() };
         Some((fd, wait))
     }
 
-    /// A waiting caller's part: never waits. What to wait for then, and how long; `None` when there
-    /// is nothing to drive.
-    pub fn progress(&mut self) -> Option<Wait> {
-        let carried = self.core.as_mut().map_or(Ok(false), |core| core.rest_for(Duration::ZERO));
-        self.move_on();
-        if self.renewing.is_some() {
+    /// A step of a caller that waits for an operation; never waits itself. Returns where to wait
+    /// for the next step and how long, or `None` when there is nothing to drive.
+    pub fn step(&mut self) -> Option<Wait> {
+        let carried = self.core.as_mut().map_or(Ok(false), |core| core.drive_for(Duration::ZERO));
+        self.start_queued();
+        if self.reconnecting.is_some() {
             return Some((None, JOINING));
         }
         let core = self.core.as_ref()?;
@@ -353,7 +337,7 @@ impl Session {
         Some((Some(Arc::clone(core.fd())), wait))
     }
 
-    /// Sends what has been decided since the last step.
+    /// Sends what the engine has decided since the last step.
     pub fn send_now(&mut self) {
         if let Some(core) = &mut self.core {
             core.send_now();
@@ -361,47 +345,16 @@ impl Session {
     }
 }
 
-/// Waits until `is_so`; others may have the session meanwhile.
+/// Waits until `is_so`. Other threads may take the lock meanwhile.
 pub(super) fn wait_until(
-    mut session: Turn<'_, Session>,
+    mut session: DriverGuard<'_, Session>,
     is_so: impl Fn(&mut Session) -> Result<bool, Error>,
-) -> Result<Turn<'_, Session>, Error> {
+) -> Result<DriverGuard<'_, Session>, Error> {
     while !is_so(&mut session)? {
-        let wait = session.progress().unwrap_or((None, JOINING));
-        session = session.asleep(|| sleep_at(wait));
+        let wait = session.step().unwrap_or((None, JOINING));
+        session = session.unlocked_while(|| sleep_at(wait));
     }
     Ok(session)
-}
-
-/// Drives between calls. Holds the session only while there is something to do, never while it
-/// waits. `alarm` is readable when what it waits for may be another now.
-pub(super) fn keep(shared: &Turns<Session>, alarm: UnixStream) {
-    // Applications call in loops, and a thread that wakes up between two calls of 200 us costs a
-    // tenth of the time (1 KiB, 4 ranks on two cores).
-    let pause = || {
-        let wait = nix::sys::time::TimeSpec::from_duration(PAUSE);
-        // Interrupted is as good as over.
-        let _ = nix::poll::ppoll(
-            &mut [PollFd::new(alarm.as_fd(), PollFlags::POLLIN)],
-            Some(wait),
-            None,
-        );
-    };
-    loop {
-        let turn = shared.keep(pause);
-        let Some((fd, wait)) = turn.and_then(|mut session| session.keep()) else { return };
-        if wait.is_zero() {
-            continue;
-        }
-        let fds = fd.iter().map(|fd| fd.as_fd()).chain([alarm.as_fd()]);
-        let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        let wait = nix::sys::time::TimeSpec::from_duration(wait);
-        match nix::poll::ppoll(&mut fds, Some(wait), None) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(_) => return,
-        }
-        while (&alarm).read(&mut [0; 64]).is_ok_and(|n| n > 0) {}
-    }
 }
 
 type Joined = (Box<dyn Network>, Membership);
@@ -413,29 +366,29 @@ fn join(config: &CommConfig, when: Bind, patience: Patience) -> Result<Joined, E
     Ok((network, membership))
 }
 
-/// Joins again and connects anew, as all ranks do at this moment. Where they cannot join they go on
-/// over the present connections. The next call tells if there are none any more: the sums of the
-/// last one are there.
-fn renew(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Renewed {
+/// Joins again and replaces the connections, as all ranks do at this moment. If they cannot join,
+/// they keep the present connections. If the connections are lost, the next call returns the error,
+/// because the last call has its sums already.
+fn reconnect(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Reconnected {
     let (rank, started) = (config.rank, Instant::now());
     let mut heartbeat = core.leave_job();
-    // All ranks are there, and have just said so.
+    // A short timeout is enough: all ranks have just agreed to reconnect.
     let connect_timeout = config.connect_timeout.min(config.timeout);
     let config = CommConfig { connect_timeout, ..config };
     let (network, membership) = match join_beside(&config, &mut core, wanted) {
         Ok(joined) => joined,
         Err(error) => {
             if is_wanted(wanted) {
-                log::warn!("rank {rank}: could not join again, and goes on as before: {error}");
+                log::warn!("rank {rank}: cannot join again and keeps its connections: {error}");
                 if let Some(heartbeat) = &mut heartbeat
                     && let Err(e) =
                         control(&config).and_then(|control| heartbeat.start_again(control))
                 {
-                    log::warn!("rank {rank}: {e}");
+                    log::warn!("rank {rank}: cannot restart heartbeats: {e}");
                 }
             }
             core.stay(heartbeat);
-            return Renewed::Stayed(Box::new(core));
+            return Reconnected::Stayed(Box::new(core));
         }
     };
     core.go();
@@ -443,35 +396,34 @@ fn renew(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Renewed {
     let (left, refused) = (core.statistics(), core.engine.refused());
     let (descriptor, has_warned) = (Arc::downgrade(core.fd()), core.has_warned);
     drop(core);
-    // Until nobody waits there any more, the address is in use.
+    // The address is in use until no thread waits at the descriptor.
     while descriptor.strong_count() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    log::debug!("rank {rank}: joined again, and left, in {:.1?}", started.elapsed());
+    log::debug!(
+        "rank {rank}: joined again and closed its old connections in {:.1?}",
+        started.elapsed()
+    );
     let mut established =
         establish(&config, Instant::now(), network, membership, || is_wanted(wanted));
     match &mut established {
         Ok((_, title, core)) => {
             (core.returning, core.has_warned) = (returning, has_warned);
             core.engine.refuse(refused);
-            // Who comes back to the box says so when it has summed.
+            // Ranks that return to the box log that when the box has summed.
             let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };
-            log::log!(
-                level,
-                "rank {rank}: connected anew over {title} in {:.1?}",
-                started.elapsed()
-            );
+            log::log!(level, "rank {rank}: reconnected over {title} in {:.1?}", started.elapsed());
         }
-        Err(error) => log::warn!("rank {rank}: could not connect anew: {error}"),
+        Err(error) => log::warn!("rank {rank}: cannot reconnect: {error}"),
     }
-    Renewed::Left(left, Box::new(established))
+    Reconnected::Left(left, Box::new(established))
 }
 
 fn is_wanted(wanted: &Weak<()>) -> bool {
     wanted.strong_count() > 0
 }
 
-/// [`join`], while the present connections are driven: the other ranks may need this one.
+/// [`join`], while this thread drives the present connections: the other ranks may need this one.
 fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Result<Joined, Error> {
     let (told, answer) = mpsc::channel();
     let theirs = config.clone();
@@ -480,7 +432,7 @@ fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Resul
         if let Err(mpsc::SendError(Ok((_, Membership { heartbeat: Some(mut heartbeat), .. })))) =
             told.send(joined)
         {
-            heartbeat.stop(Err("it had given up already".to_owned()));
+            heartbeat.stop(Err("the rank gave up before the daemon answered".to_owned()));
         }
     };
     std::thread::Builder::new()
@@ -491,7 +443,7 @@ fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Resul
         match answer.try_recv() {
             Ok(joined) => return joined,
             Err(mpsc::TryRecvError::Empty) if is_wanted(wanted) => {
-                core.rest_for(JOINING)?;
+                core.drive_for(JOINING)?;
             }
             Err(_) => return Err(Error::Closed),
         }
@@ -501,7 +453,7 @@ fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Resul
     }
 }
 
-/// Opens connections and waits until the ring stands.
+/// Opens connections and waits until the ring is connected.
 fn establish(
     config: &CommConfig,
     started: Instant,
@@ -515,7 +467,7 @@ fn establish(
     let previous = (place as usize + ranks.len() - 1) % ranks.len();
     let (before, ip) = (names[previous], ranks[previous].ip);
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
-        let settings = Settings { rank: place, shape, timeout, run: nonce() };
+        let settings = Settings { rank: place, shape, timeout, session: nonce() };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
         engine.name_ranks(names);
         connections.start().map(|()| (engine, connections))
@@ -523,7 +475,7 @@ fn establish(
     let (engine, connections) = match (connected, &mut heartbeat) {
         (Ok(connected), _) => connected,
         (Err(error), heartbeat) => {
-            // The others wait for this rank already.
+            // The others already wait for this rank.
             if let Some(heartbeat) = heartbeat {
                 heartbeat.stop(Err(error.to_string()));
             }
@@ -532,7 +484,7 @@ fn establish(
     };
     let title = connections.title().into();
     let mut core = Core::new(engine, connections, heartbeat)
-        .map_err(|e| Error::Config(format!("no file descriptor is left: {e}")))?;
+        .map_err(|e| Error::Config(format!("cannot duplicate a file descriptor: {e}")))?;
     let patience = timeout.min(config.connect_timeout);
     let is_listed = matches!(config.bootstrap, Bootstrap::Static { .. });
     let unreachable = |connections: &dyn Connections, by_small: bool| {
@@ -550,7 +502,7 @@ fn establish(
     if let Err(error) =
         core.meet(started + config.connect_timeout, patience, unreachable, is_wanted)
     {
-        // The others must hear why.
+        // The others must receive the reason.
         core.linger();
         return Err(error);
     }
@@ -562,11 +514,12 @@ mod tests {
     use netsum_collective::numeric::element::Slice;
     use netsum_collective::numeric::layout::Layout;
 
+    use super::super::driver_lock::DriverLock;
     use super::super::pending::{Pending, Room};
     use super::*;
 
-    /// Ranks that connect anew, for as long as nothing is sent.
-    fn renewing() -> (Arc<Turns<Session>>, mpsc::Sender<Renewed>, Weak<()>) {
+    /// A session that reconnects until the test sends a result.
+    fn reconnecting() -> (Arc<DriverLock<Session>>, mpsc::Sender<Reconnected>, Weak<()>) {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
         let bootstrap =
             Bootstrap::Static { peers: vec![], mtu: 1024, message_size: 4096, window: 2, rings: 1 };
@@ -580,52 +533,53 @@ mod tests {
             shape: JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false },
             title: "nothing".into(),
             core: None,
-            renewing: Some(Renewing { outcome, wanted, mode, statistics }),
+            reconnecting: Some(Reconnecting { outcome, wanted, mode, statistics }),
             queue: VecDeque::new(),
             before: Statistics::default(),
-            way_back: WayBack::new(Instant::now()),
+            failback: Failback::new(Instant::now()),
             broken: None,
         };
-        (Arc::new(Turns::new(session)), tell, still)
+        (Arc::new(DriverLock::new(session)), tell, still)
     }
 
-    fn start(turns: &Arc<Turns<Session>>) -> Pending<()> {
-        let (pending, promise) = Pending::new(Arc::clone(turns), |_| Some(()));
+    fn start(driver: &Arc<DriverLock<Session>>) -> Pending<()> {
+        let (pending, promise) = Pending::new(Arc::clone(driver), |_| Some(()));
         let data = Box::new(Slice(vec![1]));
-        turns.take().start(Call::SUM, data, promise, Memory::default()).unwrap();
+        driver.lock().enqueue(Call::SUM, data, promise, Memory::default()).unwrap();
         pending
     }
 
     #[test]
-    fn nobody_is_held_while_the_ranks_connect_anew() {
-        let (turns, tell, _) = renewing();
+    fn callers_are_not_blocked_by_a_reconnect() {
+        let (driver, tell, _) = reconnecting();
         let begun = Instant::now();
-        let room = Room { turns: Some(Arc::clone(&turns)), process: std::process::id() };
-        let all: Vec<_> = (0..MAX_OPEN).map(|_| start(&turns)).collect();
+        let room = Room { driver: Some(Arc::clone(&driver)), process: std::process::id() };
+        let all: Vec<_> = (0..MAX_OPEN).map(|_| start(&driver)).collect();
         assert!(!all[0].is_done() && !all[0].wait_for(Duration::from_millis(100)));
         assert!(!room.wait_for(Duration::ZERO) && !room.wait_for(Duration::from_millis(100)));
-        let session = turns.take();
+        let session = driver.lock();
         assert_eq!((session.mode(), session.statistics().all_reduces), (Mode::Box, 7));
         drop(session);
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-        // All hear what it comes to.
+        // All callers get the error.
         let error = Error::Protocol("unreachable".to_owned());
-        tell.send(Renewed::Left(Statistics::default(), Box::new(Err(error.clone())))).unwrap();
+        tell.send(Reconnected::Left(Statistics::default(), Box::new(Err(error.clone())))).unwrap();
         all.into_iter().for_each(|pending| assert_eq!(pending.wait().unwrap_err(), error));
         assert!(room.wait_for(Duration::ZERO));
     }
 
     #[test]
-    fn who_leaves_while_the_ranks_connect_anew_ends_that() {
-        let (turns, tell, wanted) = renewing();
-        let pending = start(&turns);
+    fn leaving_ends_a_reconnect() {
+        let (driver, tell, wanted) = reconnecting();
+        let pending = start(&driver);
         let thread = std::thread::spawn(move || {
             while is_wanted(&wanted) {
                 std::thread::sleep(JOINING);
             }
-            tell.send(Renewed::Left(Statistics::default(), Box::new(Err(Error::Closed)))).unwrap();
+            tell.send(Reconnected::Left(Statistics::default(), Box::new(Err(Error::Closed))))
+                .unwrap();
         });
-        turns.end().close();
+        driver.end().close();
         assert_eq!(pending.wait().unwrap_err(), Error::Closed);
         thread.join().unwrap();
     }

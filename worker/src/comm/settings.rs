@@ -1,5 +1,5 @@
-//! A communicator's configuration as names and texts: of the environment, as launchers set it, and
-//! of whoever calls from another language.
+//! A communicator's configuration from names and texts, as in the environment, from launchers, and
+//! from callers in other languages.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};
@@ -12,7 +12,7 @@ use super::bootstrap::check_peers;
 use super::config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 use netsum_collective::error::Error;
 
-/// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers know the first
+/// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers set the first
 /// three.
 const SETTINGS: [&str; 20] = [
     "rank",
@@ -37,8 +37,8 @@ const SETTINGS: [&str; 20] = [
     "tls_key",
 ];
 
-/// What launchers call `rank`, `ranks` and `local_rank`. The first that has set a rank has started
-/// this process: mpirun sets its own within Slurm's, and torchrun within both.
+/// The launchers' names of `rank`, `ranks` and `local_rank`. The first launcher that has set a rank
+/// has started this process: mpirun sets its own within Slurm's, and torchrun within both.
 const LAUNCHERS: [[&str; 3]; 4] = [
     ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
@@ -46,21 +46,25 @@ const LAUNCHERS: [[&str; 3]; 4] = [
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"],
 ];
 
-/// Where a box or a fabric's manager is looked for if `controller` is not set.
+/// The host of a box or a fabric's manager, if `controller` is not set.
 const WELL_KNOWN: &str = "netsum";
 
-/// Settings by name. Each is `NETSUM_` and the name in capitals in the environment; `rank`, `ranks`
-/// and `local_rank` are also what torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`), Open MPI, MPICH
-/// and Slurm call them.
+/// Settings by name. Each is `NETSUM_` and the name in capitals in the environment. For `rank`,
+/// `ranks` and `local_rank`, the names of torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`), Open MPI,
+/// MPICH and Slurm are also read.
 ///
 /// | name | meaning |
 /// | --- | --- |
 /// | `rank`, `ranks` | this rank, and how many there are |
-/// | `controller` | HOST:PORT of the box's daemon, or of a fabric's manager; else the host `netsum` is looked for |
+/// | `controller` | HOST:PORT of the box's daemon, or of a fabric's manager; default: host `netsum`
+/// |
 /// | `job`, `token` | the job's name and token |
-/// | `ip` | this rank's address, or several with commas between, of which `local_rank` has one; else the one towards the controller |
-/// | `peers` | without a controller: the addresses of all ranks, with commas between; they sum by themselves |
-/// | `mtu`, `message_size`, `window`, `rings` | with `peers`: the job's properties, at all ranks the same |
+/// | `ip` | this rank's address, or several separated by commas, one for each `local_rank`;
+/// default: the one on the route to the controller |
+/// | `peers` | without a controller: the addresses of all ranks, separated by commas; the ranks'
+/// own ring sums |
+/// | `mtu`, `message_size`, `window`, `rings` | with `peers`: the job's properties, the same at all
+/// ranks |
 /// | `transport` | `auto`, `udp`, `xdp` or `verbs` |
 /// | `ib_timeout`, `ib_retry_cnt` | as [`AdapterRetry`] |
 /// | `timeout`, `connect_timeout` | seconds |
@@ -69,7 +73,7 @@ const WELL_KNOWN: &str = "netsum";
 pub struct Settings(BTreeMap<&'static str, String>);
 
 impl Settings {
-    /// What the environment says.
+    /// Settings from the environment.
     pub fn from_environment() -> Self {
         Self::from(|name| std::env::var(name).ok())
     }
@@ -87,14 +91,14 @@ impl Settings {
         Self(SETTINGS.iter().enumerate().filter_map(value).collect())
     }
 
-    /// Replaces one.
+    /// Replaces a setting.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If there is no setting of this name.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
         let Some(name) = SETTINGS.iter().find(|s| **s == name) else {
             return Err(Error::Config(format!(
-                "no setting {name:?}; there are {}",
+                "no setting {name:?}: the names are {}",
                 SETTINGS.join(", ")
             )));
         };
@@ -102,26 +106,23 @@ impl Settings {
         Ok(())
     }
 
-    /// What one is set to.
+    /// The value of a setting.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
-    /// The configuration that they make.
+    /// The configuration from these settings.
     ///
     /// # Errors
-    /// [`Error::Config`] with what is missing or wrong, and what to do.
+    /// [`Error::Config`] names the missing or wrong setting, and what to do.
     pub fn config(&self) -> Result<CommConfig, Error> {
         let (rank, ranks) = (self.needed("rank")?, self.needed("ranks")?);
         let bootstrap = self.bootstrap()?;
         let ip = self.ip(rank, &bootstrap)?;
         let usual = CommConfig::new(rank, ranks, ip, bootstrap);
-        let transport = match self.get("transport").unwrap_or("auto") {
-            "auto" => Transport::Auto,
-            "udp" => Transport::Udp,
-            "xdp" => Transport::Xdp,
-            "verbs" => Transport::Verbs,
-            other => return Err(wrong("transport", other, "auto, udp, xdp or verbs")),
+        let transport = match self.get("transport") {
+            Some(text) => text.parse().map_err(|e: String| wrong("transport", text, &e))?,
+            None => Transport::default(),
         };
         let retry = AdapterRetry {
             timeout: self.number("ib_timeout", usual.retry.timeout)?,
@@ -154,8 +155,9 @@ impl Settings {
                 let known = address.to_socket_addrs().is_ok_and(|mut found| found.next().is_some());
                 if !known {
                     return Err(Error::Config(format!(
-                        "no box: NETSUM_CONTROLLER is not set to its HOST:PORT, and there is no host {WELL_KNOWN:?}. Without a box, \
-                         NETSUM_PEERS is the addresses of all ranks, and they sum by themselves"
+                        "no box found: set NETSUM_CONTROLLER to its HOST:PORT, because there is no \
+                         host {WELL_KNOWN:?}. Without a box, set NETSUM_PEERS to the addresses of \
+                         all ranks, whose own ring sums then"
                     )));
                 }
                 address
@@ -163,7 +165,8 @@ impl Settings {
         };
         let text = |name: &str| {
             let missing = format!(
-                "NETSUM_{} is not set: `netsum job create` on the box makes a job, and prints its token",
+                "NETSUM_{} is not set: `netsum job create` on the box creates a job and prints its \
+                 token",
                 name.to_uppercase()
             );
             self.get(name).map(str::to_owned).ok_or(Error::Config(missing))
@@ -176,35 +179,51 @@ impl Settings {
         match (self.get("ip"), bootstrap) {
             (Some(ip), _) => {
                 let all = addresses("ip", ip)?;
-                // One for all who come: the others are on other machines.
+                // One address for all ranks: the others are on other machines.
                 let own = if all.len() == 1 { all.first() } else { all.get(local) };
                 own.copied().ok_or_else(|| {
-                    let text = format!("NETSUM_IP: {} addresses, and none for local rank {local}", all.len());
-                    Error::Config(text + "; ranks on one machine need one each")
+                    Error::Config(format!(
+                        "NETSUM_IP: {} addresses, and none for local rank {local}: set one for \
+                         each rank on this machine",
+                        all.len()
+                    ))
                 })
             }
-            (None, Bootstrap::Static { peers, .. }) => peers.get(rank as usize).copied().ok_or_else(|| {
-                Error::Config(format!("NETSUM_PEERS: {} addresses, and none for rank {rank}", peers.len()))
-            }),
-            (None, Bootstrap::Controller { address, .. }) => towards(address.as_str()).map_err(|e| {
-                Error::Config(format!("NETSUM_CONTROLLER {address:?}: HOST:PORT of the box, as netsum:4790; there is no way to this one: {e}"))
-            }),
+            (None, Bootstrap::Static { peers, .. }) => {
+                let own = peers.get(rank as usize).copied();
+                own.ok_or_else(|| {
+                    let count = peers.len();
+                    Error::Config(format!(
+                        "NETSUM_PEERS: {count} addresses, and none for rank {rank}"
+                    ))
+                })
+            }
+            (None, Bootstrap::Controller { address, .. }) => {
+                towards(address.as_str()).map_err(|e| {
+                    Error::Config(format!(
+                        "NETSUM_CONTROLLER {address:?}: no route to it: {e}: set it to HOST:PORT \
+                         of the box, such as netsum:4790"
+                    ))
+                })
+            }
         }
     }
 
     fn needed<T: FromStr>(&self, name: &str) -> Result<T, Error> {
         let Some(text) = self.get(name) else {
             return Err(Error::Config(format!(
-                "{name} is not known: set NETSUM_{}, or start with torchrun, mpirun or srun, which tell their processes",
+                "{name} is not known: set NETSUM_{}, or start with torchrun, mpirun or srun, which \
+                 set it",
                 name.to_uppercase()
             )));
         };
-        text.parse().map_err(|_| wrong(name, text, "a number"))
+        text.parse().map_err(|_| wrong(name, text, "must be a number"))
     }
 
     fn number<T: FromStr>(&self, name: &str, usual: T) -> Result<T, Error> {
-        self.get(name)
-            .map_or(Ok(usual), |text| text.parse().map_err(|_| wrong(name, text, "a number")))
+        self.get(name).map_or(Ok(usual), |text| {
+            text.parse().map_err(|_| wrong(name, text, "must be a number"))
+        })
     }
 
     fn seconds(&self, name: &str, usual: Duration) -> Result<Duration, Error> {
@@ -212,11 +231,11 @@ impl Settings {
         let seconds = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
         seconds
             .map(Duration::from_secs_f64)
-            .ok_or_else(|| wrong(name, text, "0.1 to 86400 seconds"))
+            .ok_or_else(|| wrong(name, text, "must be 0.1 to 86400 seconds"))
     }
 }
 
-/// The token is not printed.
+/// Does not print the token.
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_map().entries(self.0.iter().filter(|(name, _)| **name != "token")).finish()
@@ -230,7 +249,7 @@ fn wrong(name: &str, text: &str, right: &str) -> Error {
 fn addresses(name: &str, text: &str) -> Result<Vec<IpAddr>, Error> {
     let parsed: Result<_, std::net::AddrParseError> =
         text.split(',').map(|ip| ip.trim().parse()).collect();
-    parsed.map_err(|_| wrong(name, text, "IP addresses with commas between"))
+    parsed.map_err(|_| wrong(name, text, "must be IP addresses separated by commas"))
 }
 
 #[cfg(test)]
@@ -296,19 +315,16 @@ mod tests {
         let job = [&TORCHRUN[..], &[("NETSUM_CONTROLLER", "127.0.0.1:1")]].concat();
         says(&job, "NETSUM_JOB is not set: `netsum job create`");
         let box_ = [("NETSUM_CONTROLLER", "127.0.0.1"), ("NETSUM_JOB", "j"), ("NETSUM_TOKEN", "t")];
-        says(
-            &[&TORCHRUN[..], &box_].concat(),
-            "NETSUM_CONTROLLER \"127.0.0.1\": HOST:PORT of the box",
-        );
+        says(&[&TORCHRUN[..], &box_].concat(), "NETSUM_CONTROLLER \"127.0.0.1\": no route to it");
         let with = |more| [&TORCHRUN[..], &[("NETSUM_PEERS", "10.0.0.1,10.0.0.2"), more]].concat();
         says(&with(("A", "")), "2 addresses, and none for rank 2");
-        says(&with(("NETSUM_IP", "10.0.0.x")), "NETSUM_IP \"10.0.0.x\": IP addresses");
-        says(&with(("NETSUM_RANK", "x")), "NETSUM_RANK \"x\": a number");
+        says(&with(("NETSUM_IP", "10.0.0.x")), "NETSUM_IP \"10.0.0.x\": must be IP addresses");
+        says(&with(("NETSUM_RANK", "x")), "NETSUM_RANK \"x\": must be a number");
         let ok = ("NETSUM_IP", "10.0.0.1");
         for (name, value, word) in [
             ("NETSUM_TIMEOUT", "0", "0.1 to 86400 seconds"),
             ("NETSUM_TRANSPORT", "tcp", "auto, udp, xdp or verbs"),
-            ("NETSUM_MTU", "-1", "a number"),
+            ("NETSUM_MTU", "-1", "must be a number"),
         ] {
             says(&[&with(ok)[..], &[(name, value)]].concat(), word);
         }

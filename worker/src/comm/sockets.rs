@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use super::allocator::NumberAllocator;
 use super::network::{Bind, Connections, Network};
-use super::numbers::Fresh;
 use crate::udp::UdpDriver;
 #[cfg(feature = "xdp")]
 use crate::xdp::XdpDriver;
@@ -18,20 +18,21 @@ use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
 use netsum_rc::{Endpoint, EndpointConfig};
 
-/// A sender is told of congestion at most this often, as DCQCN has it (SIGCOMM 2015, table 14).
+/// The least time between congestion notifications to a sender, as in DCQCN (SIGCOMM 2015, table
+/// 14).
 const CNP_INTERVAL: Duration = Duration::from_micros(50);
 
-/// What moves an endpoint's datagrams.
+/// Sends and receives an endpoint's datagrams.
 pub(crate) trait Driver: AsFd + Send + 'static {
     /// See [`UdpDriver::drive`].
     fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool>;
-    /// How many packets of a path MTU wait here for certain.
+    /// How many packets of a path MTU the receive buffer holds at least.
     fn receive_capacity(&self, mtu: usize) -> u32;
-    /// Gets ready for these ranks and this path MTU.
+    /// Prepares for these ranks and this path MTU.
     fn prepare(&mut self, _mtu: usize, _peers: &[IpAddr]) -> Result<(), String> {
         Ok(())
     }
-    /// For people.
+    /// The name for people.
     fn title(&self) -> &'static str;
 }
 
@@ -68,8 +69,8 @@ impl Driver for XdpDriver {
     }
 }
 
-/// Sockets without connections. As a rule they are open already when the other ranks hear of them,
-/// which may send at once.
+/// Sockets without connections. They are usually open before the other ranks know them, because
+/// these may send at once.
 pub(crate) struct SocketNetwork<D> {
     ip: IpAddr,
     bind: fn(IpAddr) -> Result<D, Error>,
@@ -104,9 +105,9 @@ impl SocketNetwork<XdpDriver> {
 
 impl<D: Driver> Network for SocketNetwork<D> {
     fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error> {
-        let mut fresh = Fresh::new();
-        let rings = (0..shape.layout.rings).map(|_| fresh.connection()).collect();
-        Ok((rings, fresh.connection()))
+        let mut allocator = NumberAllocator::new();
+        let rings = (0..shape.layout.rings).map(|_| allocator.connection()).collect();
+        Ok((rings, allocator.connection()))
     }
 
     fn connect(
@@ -143,7 +144,7 @@ impl<D: Driver> Network for SocketNetwork<D> {
     }
 }
 
-/// A rank's connections, and what moves their datagrams.
+/// A rank's connections, and the driver of their datagrams.
 struct SocketConnections<D> {
     ip: IpAddr,
     channels: QueuePairChannels,

@@ -1,4 +1,4 @@
-//! The transport that the configuration asks for, opened.
+//! Opens the configured transport.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::sockets::SocketNetwork;
 use crate::verbs::gid::{self, GidEntry};
 use netsum_collective::error::Error;
 
-/// Opens what the configuration asks for.
+/// Opens the configured transport.
 pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, Error> {
     let ip = config.ip;
     let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
@@ -19,15 +19,17 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
         Transport::Auto if listed => None,
         Transport::Auto => gid::find(Path::new(gid::SYSFS), ip),
         Transport::Verbs if listed => {
-            let text = "transport verbs: an adapter chooses its queue pair numbers itself, so that ranks need a daemon to tell \
-                        them to each other, and not a list of addresses";
+            let text = "transport verbs: an adapter chooses its own queue pair numbers, which \
+                        ranks exchange through the daemon: set NETSUM_CONTROLLER instead of a \
+                        list of addresses";
             return Err(Error::Config(text.to_owned()));
         }
         Transport::Verbs => match gid::find(Path::new(gid::SYSFS), ip) {
             Some(gid) => Some(gid),
             None => {
                 let text = format!(
-                    "transport verbs: no RDMA adapter has {ip} as a GID for RoCE v2; see `rdma link`"
+                    "transport verbs: no RDMA adapter has {ip} as a GID for RoCE v2: check \
+                     `rdma link`"
                 );
                 return Err(Error::Config(text));
             }
@@ -37,7 +39,7 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
         None => open_udp(ip, when),
         Some(gid) => match (open_verbs(config, gid), config.transport) {
             (Err(e), Transport::Auto) => {
-                log::warn!("rank {}: {e}; trying over UDP", config.rank);
+                log::warn!("rank {}: {e}: using UDP instead", config.rank);
                 open_udp(ip, when)
             }
             (opened, _) => opened,
@@ -81,12 +83,12 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_that_is_not_there_is_an_error_where_it_is_asked_for() {
+    fn a_missing_adapter_is_an_error_if_it_is_configured() {
         let peers = vec![[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
         let listed =
             Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
         let text = refused(Transport::Verbs, listed).unwrap();
-        assert!(text.contains("need a daemon"), "{text}");
+        assert!(text.contains("exchange through the daemon"), "{text}");
         let daemon =
             Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
         let text = refused(Transport::Verbs, daemon).unwrap();
@@ -98,7 +100,7 @@ mod tests {
 
     #[cfg(not(feature = "xdp"))]
     #[test]
-    fn af_xdp_is_refused_where_it_is_not_built_in() {
+    fn af_xdp_is_refused_if_it_is_not_built_in() {
         let daemon =
             Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
         let text = refused(Transport::Xdp, daemon).unwrap();
@@ -113,7 +115,7 @@ mod tests {
             Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
         let config = CommConfig::new(0, 2, [127, 0, 0, 1].into(), daemon);
         let text = open_verbs(&config, gid).err().unwrap().to_string();
-        // The library and the kernel's part of it may be there or not.
+        // Both the library and the kernel's part of it may be missing.
         let reasons = ["libibverbs", "ib_uverbs"];
         assert!(
             text.starts_with("adapter nothing0: ") && reasons.iter().any(|r| text.contains(r)),

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use nix::poll::PollFlags;
 
+use super::allocator::NumberAllocator;
 use super::config::CommConfig;
 use super::network::{Connections, Network};
-use super::numbers::Fresh;
 use crate::udp::wait_for;
 use crate::verbs::device::{
     Adapter, Completion, Depths, Device, Direction, Remote, Retry, Trouble,
@@ -21,15 +21,15 @@ use crate::verbs::send_queue::{Outcome, SendQueue, Ticket};
 use netsum_collective::buffer::{Buffer, Registered as _};
 use netsum_collective::channels::{Channel, ChannelEvent, Channels};
 use netsum_collective::error::Error;
-use netsum_collective::frame::{plain_buffers, plain_room};
+use netsum_collective::frame::{bypass_buffers, bypass_room};
 use netsum_collective::queue_pairs::{Numbers, RankNumbers};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
 use netsum_rc::Psn;
 
-/// Frames on the plain connection that are given to the adapter at a time; the others wait here.
-const PLAIN_SENDS: usize = 64;
-/// Batches of completions after which the engine has its turn.
+/// Frames on the bypass connection that are posted at a time; the others wait here.
+const BYPASS_SENDS: usize = 64;
+/// Batches of completions to process before the engine runs.
 const BATCHES: usize = 8;
 
 /// An adapter with the queue pairs of a rank, which are not connected yet.
@@ -39,7 +39,7 @@ struct Opened {
     own: Vec<Pair>,
 }
 
-/// The queue pairs to the next and from the previous rank, of one ring or past the box.
+/// The queue pairs to the next and from the previous rank, of one ring or of the bypass connection.
 #[derive(Clone, Copy)]
 struct Pair {
     out: Channel,
@@ -64,25 +64,25 @@ impl Opened {
     }
 }
 
-/// The connections of a job, the plain one first.
-fn pairs(shape: &JobShape, fresh: &mut Fresh) -> Vec<Pair> {
+/// The connections of a job, the bypass connection first.
+fn pairs(shape: &JobShape, allocator: &mut NumberAllocator) -> Vec<Pair> {
     let window = shape.layout.window as usize;
     let mut pair = |out, into, send, receive| Pair {
         out,
         into,
-        first_psn: fresh.psn(),
+        first_psn: allocator.psn(),
         depths: Depths { send, receive },
     };
-    let plain = pair(Channel::PlainOut, Channel::PlainIn, PLAIN_SENDS, plain_buffers(shape));
-    // A message may be acknowledged after its sum has come and the next has been sent in its place.
+    let bypass = pair(Channel::BypassOut, Channel::BypassIn, BYPASS_SENDS, bypass_buffers(shape));
+    // A message may be acknowledged after its sum has arrived and the next one has been sent.
     let rings = (0..shape.layout.rings)
         .map(|i| pair(Channel::RingOut(i), Channel::RingIn(i), window * 2, window + 2));
-    std::iter::once(plain).chain(rings).collect()
+    std::iter::once(bypass).chain(rings).collect()
 }
 
 impl Network for Opened {
     fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error> {
-        self.own = pairs(shape, &mut Fresh::new());
+        self.own = pairs(shape, &mut NumberAllocator::new());
         let depths: Vec<Depths> = self
             .own
             .iter()
@@ -96,8 +96,8 @@ impl Network for Opened {
             first_psn: pair.first_psn,
         });
         let mut numbers: Vec<Numbers> = numbers.collect();
-        let plain = numbers.remove(0);
-        Ok((numbers, plain))
+        let bypass = numbers.remove(0);
+        Ok((numbers, bypass))
     }
 
     fn connect(
@@ -107,11 +107,11 @@ impl Network for Opened {
         ranks: &[RankNumbers],
     ) -> Result<Box<dyn Connections>, Error> {
         let mut arena = Arena::new(self.device.register());
-        let Needs { message, plain } = Needs::of(shape);
+        let Needs { message, bypass } = Needs::of(shape);
         let reserved = arena
             .reserve(message.0, message.1)
             // As many again to send from.
-            .and_then(|()| arena.reserve(plain.0, plain.1 * 2));
+            .and_then(|()| arena.reserve(bypass.0, bypass.1 * 2));
         reserved.map_err(|e| self.error(&e))?;
         let (count, rank) = (ranks.len(), rank as usize);
         let (next, previous) = (&ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]);
@@ -156,17 +156,17 @@ impl Network for Opened {
 /// Sizes and numbers of buffers that a job needs.
 struct Needs {
     message: (usize, usize),
-    plain: (usize, usize),
+    bypass: (usize, usize),
 }
 
 impl Needs {
     fn of(shape: &JobShape) -> Self {
         let (window, rings) = (shape.layout.window as usize, shape.layout.rings as usize);
-        // What receives, and originals that are kept for two windows.
+        // Buffers to receive into, and sent messages that are kept for two windows.
         let messages = rings * (window + 2 + window * 2);
         Self {
             message: (shape.layout.message_size as usize, messages),
-            plain: (plain_room(shape), plain_buffers(shape)),
+            bypass: (bypass_room(shape), bypass_buffers(shape)),
         }
     }
 }
@@ -187,7 +187,7 @@ enum Side {
 
 /// A rank's connections. A queue's place in `queues` is its queue pair's number.
 struct Verbs<A> {
-    // First, so that the adapter has let go of all blocks when they go.
+    // Dropped before the arena: the adapter must have released all blocks.
     adapter: A,
     arena: Arena,
     queues: Vec<Queue>,
@@ -201,7 +201,7 @@ struct Verbs<A> {
     title: String,
 }
 
-/// Names what was posted: queue pair, generation of the queue pair, number.
+/// The id of a work request: queue pair, generation of the queue pair, number.
 fn work(queue: usize, ticket: Ticket) -> u64 {
     (queue as u64) << 48 | u64::from(ticket.generation) << 32 | u64::from(ticket.sequence)
 }
@@ -252,7 +252,7 @@ impl<A: Adapter> Verbs<A> {
         self.adapter.connect(queue, flow, q.remote)
     }
 
-    /// Gives the adapter what it has room for.
+    /// Posts messages while the adapter has room.
     fn post(&mut self, queue: usize) {
         let q = &mut self.queues[queue];
         let Side::Send(messages) = &mut q.side else { return };
@@ -269,7 +269,7 @@ impl<A: Adapter> Verbs<A> {
                 return;
             }
         }
-        // Otherwise memory comes back with what is on its way.
+        // Otherwise completions of posted messages will return memory.
         if let Some(reason) = problem
             && messages.is_idle()
         {
@@ -277,7 +277,7 @@ impl<A: Adapter> Verbs<A> {
         }
     }
 
-    /// Takes in what the adapter has completed. Whether that was anything.
+    /// Processes completions. Returns whether there were any.
     fn progress(&mut self) -> io::Result<bool> {
         let mut any = false;
         for _ in 0..BATCHES {
@@ -313,7 +313,7 @@ impl<A: Adapter> Verbs<A> {
             }
             (Side::Send(messages), Err(Trouble::GaveUp | Trouble::Flushed)) => {
                 if let Outcome::Stopped = messages.on_stop(ticket) {
-                    self.start_anew(queue);
+                    self.restart(queue);
                 }
             }
             (Side::Receive { posted, .. }, Ok(len)) => {
@@ -321,7 +321,7 @@ impl<A: Adapter> Verbs<A> {
                 let Some((_, mut block)) =
                     posted.pop_front_if(|(number, _)| *number == ticket.sequence)
                 else {
-                    return self.fail(queue, "receives were completed out of order".to_owned());
+                    return self.fail(queue, "the adapter completed receives out of order".into());
                 };
                 block.set_len(len.min(block.room()));
                 self.events
@@ -338,23 +338,23 @@ impl<A: Adapter> Verbs<A> {
         }
     }
 
-    /// Lets a queue pair that has given up begin where it stood.
-    fn start_anew(&mut self, queue: usize) {
+    /// Restarts a queue pair that has given up, at the message where it stopped.
+    fn restart(&mut self, queue: usize) {
         log::debug!(
-            "{}: {:?} has given up, and is started anew",
+            "{}: restarting the queue pair of {:?}, which has given up",
             self.device,
             self.queues[queue].channel
         );
         self.restarts += 1;
         match self.adapter.reset(queue).and_then(|()| self.connect(queue)) {
             Ok(()) => self.post(queue),
-            Err(e) => self.fail(queue, format!("cannot start the connection anew: {e}")),
+            Err(e) => self.fail(queue, format!("cannot restart the queue pair: {e}")),
         }
     }
 
     fn wait(&mut self, until: Instant) -> io::Result<bool> {
         if self.armed {
-            // The event may have come already, and would end the next wait at once.
+            // A pending event would end the next wait at once.
             self.adapter.disarm()?;
             self.armed = false;
         }
@@ -363,7 +363,7 @@ impl<A: Adapter> Verbs<A> {
         }
         self.adapter.arm()?;
         self.armed = true;
-        // What was completed before that gives no event.
+        // Completions before `arm` give no event.
         if self.progress()? {
             return Ok(true);
         }
@@ -376,7 +376,7 @@ impl<A: Adapter> Verbs<A> {
     }
 }
 
-/// A message in registered memory. `problem` says why it cannot have any.
+/// Moves a message to registered memory; returns it with a `problem` if there is none.
 fn registered(
     arena: &mut Arena,
     message: Buffer,
@@ -417,7 +417,7 @@ impl<A: Adapter> Channels for Verbs<A> {
         }
     }
 
-    /// An adapter's time-outs are what they are.
+    /// An adapter has its own timeouts.
     fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
 
     fn receive_into(&mut self, channel: Channel, buffer: Buffer) {
@@ -446,7 +446,7 @@ impl<A: Adapter> Channels for Verbs<A> {
 
     fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)> {
         let Some(queue) = self.by_channel.remove(&channel) else { return Vec::new() };
-        // First, so that the adapter has let go of the blocks.
+        // First, because the adapter must release the blocks.
         self.adapter.destroy(queue);
         match std::mem::replace(&mut self.queues[queue].side, Side::Closed) {
             Side::Send(messages) => messages.into_messages().collect(),

@@ -1,5 +1,5 @@
-//! The thread that tells the daemon that this rank lives, and hears from it when the job has
-//! failed, or its ranks are to connect anew.
+//! The thread that sends heartbeats to the daemon, and receives whether the job has failed or its
+//! ranks are to reconnect.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Control;
 use netsum_collective::error::Error;
-use netsum_collective::way_back::Wish;
+use netsum_collective::failback::Wish;
 
 #[derive(Default)]
 struct Shared {
@@ -17,27 +17,27 @@ struct Shared {
     failed: Mutex<Option<String>>,
     without_box: AtomicBool,
     has_given_up: AtomicBool,
-    heard: Mutex<Heard>,
+    last: Mutex<Last>,
 }
 
-/// What the thread is to do.
+/// Requests to the thread.
 #[derive(Default)]
 struct Orders {
     /// How the job ended for this rank: `Ok` in good order.
     stop: Option<Result<(), String>>,
-    /// How often somebody has asked for a beat at once.
+    /// How many heartbeats have been requested at once.
     asked: u64,
 }
 
-/// What the daemon has said last; nothing, where it does not answer: without it nobody could join.
+/// The daemon's last answer; the default if it does not answer, because no rank could join then.
 #[derive(Clone, Copy, Default)]
-struct Heard {
+struct Last {
     wish: Wish,
-    /// Which of those who asked have their answer.
+    /// The number of the last request that has been answered.
     answered: u64,
 }
 
-/// Beats until it is stopped.
+/// Sends heartbeats until it is stopped.
 pub(crate) struct Heartbeat {
     rank: u32,
     epoch: u32,
@@ -46,18 +46,19 @@ pub(crate) struct Heartbeat {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The daemon's answer takes at most so long.
+/// The longest time to wait for the daemon's answer.
 const ANSWER: Duration = Duration::from_secs(2);
 
 impl Heartbeat {
-    /// Starts beating.
+    /// Starts the thread.
     pub fn start(control: Control, rank: u32, epoch: u32, period: Duration) -> Result<Self, Error> {
         let mut heartbeat = Self { rank, epoch, period, shared: Arc::default(), thread: None };
         heartbeat.beat(control, true)?;
         Ok(heartbeat)
     }
 
-    /// Goes on after it was stopped: this rank has left the job, and does not end with it.
+    /// Starts the thread again after it was stopped. This rank has left the job, so a failure of
+    /// the job does not concern it.
     pub fn start_again(&mut self, control: Control) -> Result<(), Error> {
         self.beat(control, false)
     }
@@ -74,25 +75,25 @@ impl Heartbeat {
                 let mut wish = Wish::default();
                 let without_box = theirs.without_box.load(Ordering::Relaxed);
                 match control.heartbeat(rank, epoch, without_box, ANSWER.max(period)) {
-                    Ok(word) => {
+                    Ok(answer) => {
                         if unreachable {
                             log::info!("rank {rank}: the controller answers again");
                         }
                         unreachable = false;
-                        wish = word.wish;
-                        if member && word.failed.is_some() {
-                            *lock(&theirs.failed) = word.failed;
+                        wish = answer.wish;
+                        if member && answer.failed.is_some() {
+                            *lock(&theirs.failed) = answer.failed;
                         }
                     }
                     Err(e) => {
                         // The box sums without its daemon.
                         if !unreachable {
-                            log::warn!("rank {rank}: {e}; traffic goes on");
+                            log::warn!("rank {rank}: {e}; traffic continues");
                         }
                         unreachable = true;
                     }
                 }
-                *lock(&theirs.heard) = Heard { wish, answered: asked };
+                *lock(&theirs.last) = Last { wish, answered: asked };
                 let until = Instant::now() + period;
                 let mut orders = lock(&theirs.orders);
                 while orders.stop.is_none() && orders.asked == asked && Instant::now() < until {
@@ -114,7 +115,7 @@ impl Heartbeat {
                 Err(reason) => control.abort(rank, epoch, &reason, ANSWER),
             };
             if let Err(e) = told {
-                log::debug!("rank {rank}: leaving: {e}");
+                log::debug!("rank {rank}: cannot report its end to the daemon: {e}");
             }
         };
         let thread = std::thread::Builder::new()
@@ -130,19 +131,19 @@ impl Heartbeat {
         lock(&self.shared.failed).clone()
     }
 
-    /// The daemon is told, at once, that the ranks sum by themselves.
+    /// Reports to the daemon at once that the ranks have fallen back.
     pub fn without_box(&self) {
         if !self.shared.without_box.swap(true, Ordering::Relaxed) {
             self.ask();
         }
     }
 
-    /// What the daemon has said last.
+    /// The daemon's last wish.
     pub fn wish(&self) -> Wish {
-        lock(&self.shared.heard).wish
+        lock(&self.shared.last).wish
     }
 
-    /// Has the daemon asked at once. The number of the question.
+    /// Requests a heartbeat at once. Returns the number of the request.
     pub fn ask(&self) -> u64 {
         let mut orders = lock(&self.shared.orders);
         orders.asked += 1;
@@ -150,13 +151,13 @@ impl Heartbeat {
         orders.asked
     }
 
-    /// Whether what it has said last was said after that question.
+    /// Whether the daemon has answered this request, or the attempt has failed.
     pub fn has_answered(&self, question: u64) -> bool {
-        lock(&self.shared.heard).answered >= question
+        lock(&self.shared.last).answered >= question
     }
 
-    /// Has the daemon told why this rank gives up, while it may still take the application long to
-    /// leave: its heartbeats would keep the job alive.
+    /// Reports to the daemon that this rank has failed, and stops heartbeats, which would keep the
+    /// job alive until the application leaves.
     pub fn give_up(&self, reason: impl FnOnce() -> String) {
         if !self.shared.has_given_up.swap(true, Ordering::Relaxed) {
             lock(&self.shared.orders).stop = Some(Err(reason()));
@@ -164,7 +165,7 @@ impl Heartbeat {
         }
     }
 
-    /// Tells the daemon that this rank is done, or why it gives up.
+    /// Reports how this rank ends, and waits for the thread.
     pub fn stop(&mut self, end: Result<(), String>) {
         lock(&self.shared.orders).stop = Some(end);
         self.shared.wake.notify_all();

@@ -9,9 +9,9 @@ use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub name: String,
-    /// `None` where there is none, as on loopback.
+    /// `None` without a MAC address, as on loopback.
     pub mac: Option<String>,
-    /// In bytes; `None` where the kernel does not say.
+    /// In bytes; `None` if the kernel does not report it.
     pub mtu: Option<u32>,
 }
 
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_and_strangers_have_no_mac() {
+    fn loopback_and_foreign_hosts_have_no_mac() {
         let loopback = that_holds("127.0.0.1".parse().unwrap()).unwrap();
         assert_eq!((loopback.mac, loopback.mtu), (None, Some(65536)));
         assert_eq!(that_holds("192.0.2.77".parse().unwrap()), None);

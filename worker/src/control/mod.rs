@@ -1,11 +1,10 @@
-//! The box's daemon as a worker sees it: gRPC behind blocking calls. No socket of the data path is
-//! here.
+//! The client of the box's daemon: gRPC behind blocking calls.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`heartbeat`] | the thread that tells the daemon that this rank lives |
-//! | [`interface`] | the interface that holds an address |
-//! | [`tls`] | TLS, and what is wrong when it fails |
+//! | [`heartbeat`] | the thread that sends heartbeats |
+//! | [`interface`] | the interface that has an address |
+//! | [`tls`] | TLS, and why it fails |
 
 pub(crate) mod heartbeat;
 pub(crate) mod interface;
@@ -22,15 +21,15 @@ use tonic::{Code, Response, Status};
 
 use crate::comm::config::Tls;
 use netsum_collective::error::Error;
-use netsum_collective::way_back::Wish;
+use netsum_collective::failback::Wish;
 
-/// How long to try again where nobody listens: the daemon may be about to start.
+/// How long to retry where nobody listens: the daemon may be about to start.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The daemon's answer to a sign of life.
+/// The daemon's answer to a heartbeat.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Word {
-    /// What it says of connecting anew.
+pub(crate) struct Answer {
+    /// Whether and when to reconnect.
     pub wish: Wish,
     /// Why the job has failed, if it has.
     pub failed: Option<String>,
@@ -44,9 +43,9 @@ pub(crate) struct Control {
     token: String,
     tls: Option<ClientTlsConfig>,
     files: Option<Tls>,
-    /// How long to try again where nobody listens.
+    /// How long to retry where nobody listens.
     patience: Duration,
-    /// Whether to try again, too, where the daemon goes away before it has answered.
+    /// Whether to retry also where the daemon ends before it has answered.
     again: bool,
     client: Option<WorkerClient<Channel>>,
 }
@@ -73,8 +72,8 @@ impl Control {
         })
     }
 
-    /// Tries again for so long, also where the daemon goes away before it has answered: it was
-    /// there a moment ago.
+    /// Retries for so long, also where the daemon ends before it has answered: it was there a
+    /// moment ago.
     pub fn be_patient(&mut self, patience: Duration) {
         (self.patience, self.again) = (patience, true);
     }
@@ -113,7 +112,7 @@ impl Control {
                 .await
                 .map_err(|_| Status::deadline_exceeded(format!("no answer within {timeout:?}")))?
         });
-        // What ends a connection has a cause; what the daemon refuses has none.
+        // A failed connection has a cause; the daemon's own refusals have none.
         let answer = answer.map_err(|status| {
             match (tls::reason(&status, self.files.as_ref()), status.source()) {
                 (Some(reason), _) => Status::invalid_argument(reason),
@@ -127,12 +126,13 @@ impl Control {
         answer.map(Response::into_inner)
     }
 
-    /// There is no use in trying again where TLS has failed.
+    /// The status of a failed connection; callers do not retry if TLS is the reason.
     fn unreachable(&self, e: &tonic::transport::Error) -> Status {
         match tls::reason(e, self.files.as_ref()) {
             Some(reason) => Status::invalid_argument(reason),
             None => Status::unavailable(format!(
-                "cannot connect: {}; is this the box (NETSUM_CONTROLLER), and does `netsum run` run there?",
+                "cannot connect: {}: check that NETSUM_CONTROLLER is the box and that `netsum run` \
+                 runs there",
                 root_cause(e)
             )),
         }
@@ -188,7 +188,7 @@ impl Control {
             // The daemon's own deadline comes first: its answer names the ranks that are missing.
             let wait = left + Duration::from_secs(2);
             match self.call(wait, |mut c| async move { c.join(request).await }) {
-                // Who asks a second time with the same address gets the same answer.
+                // The daemon answers a second request with the same address alike.
                 Err(s) if self.again && s.code() == Code::Unavailable && !left.is_zero() => {
                     std::thread::sleep(Duration::from_millis(100));
                 }
@@ -197,23 +197,23 @@ impl Control {
         }
     }
 
-    /// Says that this rank lives. A daemon that does not know the job has been started anew: an
-    /// error like any other, because the ranks can do without it.
+    /// Sends a heartbeat. If the daemon has restarted and does not know the job, that is an
+    /// ordinary error, because the ranks do not depend on the daemon.
     pub fn heartbeat(
         &mut self,
         rank: u32,
         epoch: u32,
         without_box: bool,
         timeout: Duration,
-    ) -> Result<Word, Error> {
+    ) -> Result<Answer, Error> {
         let (job, token) = (self.job.clone(), self.token.clone());
         let request = v1::HeartbeatRequest { job, token, rank, epoch, without_box };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
             Ok(reply) => {
-                // A box that was set up anew has a job that waits.
+                // After a new start of the box its job waits for ranks, which is not a failure.
                 let other =
                     reply.epoch > epoch || reply.epoch < epoch && reply.state() == JobState::Active;
-                let wish = Wish { renew: reply.renew, programs: reply.programs };
+                let wish = Wish { reconnect: reply.renew, programs: reply.programs };
                 let failed = match reply.state() {
                     JobState::Failed => Some(reply.error),
                     _ if other => {
@@ -224,13 +224,13 @@ impl Control {
                     }
                     _ => None,
                 };
-                Ok(Word { wish, failed })
+                Ok(Answer { wish, failed })
             }
             Err(s) => Err(self.error(s.message())),
         }
     }
 
-    /// This rank is done.
+    /// Reports that this rank leaves in good order.
     pub fn leave(&mut self, rank: u32, epoch: u32, timeout: Duration) -> Result<(), Error> {
         let request =
             v1::LeaveRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
@@ -239,7 +239,7 @@ impl Control {
             .map_err(|s| self.error(s.message()))
     }
 
-    /// This rank gives up.
+    /// Reports that this rank has failed, which ends the job.
     pub fn abort(
         &mut self,
         rank: u32,
@@ -255,7 +255,7 @@ impl Control {
     }
 }
 
-/// The innermost of an error's causes, which says what happened.
+/// The innermost cause of an error.
 fn root_cause(e: &dyn std::error::Error) -> String {
     let mut e = e;
     while let Some(source) = e.source() {

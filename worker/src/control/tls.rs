@@ -1,4 +1,4 @@
-//! TLS to the daemon, and what is wrong when it fails.
+//! TLS to the daemon, and why it fails.
 
 use std::error::Error;
 use std::io;
@@ -18,13 +18,13 @@ pub fn client_config(files: &Tls) -> Result<ClientTlsConfig, TlsError> {
     })
 }
 
-/// What was wrong with TLS, and with which file, if an error comes from it.
+/// The reason of a TLS error, with the file to check; `None` for other errors.
 pub fn reason(error: &(dyn Error + 'static), files: Option<&Tls>) -> Option<String> {
     let Some(files) = files else {
         // The first bytes of an alert, taken for HTTP/2, are a frame of 1.3 MB.
         let in_clear = find_text(error, "frame with invalid size");
         return in_clear
-            .then(|| "no gRPC in clear on this port: the daemon may want TLS".to_owned());
+            .then(|| "no gRPC in clear on this port: the daemon may require TLS".to_owned());
     };
     let cause = find(error)?;
     let ca = files.ca.display();
@@ -44,9 +44,9 @@ pub fn reason(error: &(dyn Error + 'static), files: Option<&Tls>) -> Option<Stri
     })
 }
 
-/// What else it may be when a connection over TLS breaks off before the first answer. In TLS 1.3
-/// the daemon refuses a certificate when the worker has begun to speak already; what the worker
-/// says next then meets a closed connection, and the alert that explains it can stay unread.
+/// A likely reason if a connection over TLS breaks before the first answer. In TLS 1.3 the daemon
+/// refuses a certificate after the worker has begun to send. The worker then sends to a closed
+/// connection, and may never read the alert with the reason.
 pub fn suspicion(files: &Tls) -> String {
     format!("perhaps the daemon refuses this worker's certificate ({})", own(files))
 }
@@ -59,14 +59,14 @@ fn own(files: &Tls) -> String {
     }
 }
 
-/// What the daemon's alert means; by its name in RFC 8446, section 6.
+/// The meaning of the daemon's alert, by its name in RFC 8446, section 6.
 fn refused(alert: &str, files: &Tls) -> String {
     let own = own(files);
     let why = match alert {
         "CertificateRequired" => "it asks for one",
         "CertificateExpired" => "it has expired",
         "UnknownCA" | "DecryptError" => "it is not signed by the authority that the daemon trusts",
-        "BadCertificate" | "CertificateUnknown" | "UnsupportedCertificate" => "it is not good",
+        "BadCertificate" | "CertificateUnknown" | "UnsupportedCertificate" => "it is not valid",
         _ => return format!("TLS: the daemon ends the connection: {alert}"),
     };
     format!("TLS: the daemon refuses this worker's certificate ({own}): {why}")
@@ -74,12 +74,12 @@ fn refused(alert: &str, files: &Tls) -> String {
 
 enum Cause<'a> {
     Tls(&'a Rustls),
-    /// Name of an alert, where HTTP/2 has kept the words of an error alone. In TLS 1.3 the daemon
-    /// looks at the worker's certificate when the worker has begun to speak already.
+    /// The name of an alert, where HTTP/2 has kept only the text of an error. In TLS 1.3 the daemon
+    /// checks the worker's certificate after the worker has begun to send.
     Alert(String),
 }
 
-/// Whether an error or one of its causes says this.
+/// Whether the text of an error or of one of its causes contains this.
 fn find_text(error: &(dyn Error + 'static), text: &str) -> bool {
     let mut next = Some(error);
     while let Some(e) = next {
@@ -91,17 +91,17 @@ fn find_text(error: &(dyn Error + 'static), text: &str) -> bool {
     false
 }
 
-/// How rustls's words for an alert begin.
+/// The beginning of rustls's text for an alert.
 const ALERT: &str = "received fatal alert: ";
 
-/// What TLS has to do with an error.
+/// Finds a TLS error among an error and its causes.
 fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<Cause<'a>> {
     let mut next = Some(error);
     while let Some(e) = next {
         if let Some(found) = e.downcast_ref::<Rustls>() {
             return Some(Cause::Tls(found));
         }
-        // An I/O error does not give what is inside of it as its source.
+        // An I/O error does not return its inner error as its source.
         if let Some(inside) = e.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
             let alert = || Some(Cause::Alert(inside.to_string().strip_prefix(ALERT)?.to_owned()));
             return find(inside).or_else(alert);

@@ -1,4 +1,4 @@
-//! Socket options that no crate in use has.
+//! Socket options that none of our crates supports.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::Socket;
 
-/// Takes packets without a UDP checksum, as the box sends them (RFC 6935; Linux 3.16).
+/// Accepts packets without a UDP checksum, as the box sends them (RFC 6935; Linux 3.16).
 pub fn accept_no_checksum(fd: BorrowedFd<'_>) -> io::Result<()> {
     /// `include/uapi/linux/udp.h`.
     const UDP_NO_CHECK6_RX: libc::c_int = 102;
@@ -33,7 +33,7 @@ pub fn set_option(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Enlarges both buffers, beyond the system's limit where the process may. Returns the receive
+/// Enlarges both buffers, beyond the system's limit if the process may. Returns the receive
 /// buffer's size.
 pub fn enlarge(socket: &Socket, bytes: usize) -> io::Result<usize> {
     if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_err() {

@@ -1,5 +1,5 @@
-//! Drives an [`Endpoint`] over an unprivileged UDP socket, with segmentation offload both ways
-//! (quinn-udp).
+//! Drives an [`Endpoint`] over an unprivileged UDP socket, with segmentation offload in both
+//! directions (quinn-udp).
 
 pub(crate) mod buffers;
 
@@ -18,39 +18,41 @@ use crate::addresses::wait_for_detection;
 use crate::unshared::{self, Unshared};
 use netsum_rc::{Endpoint, Transmit};
 
-/// Bytes of socket buffer asked for, each way. What an unprivileged process gets may be less.
+/// Requested size of each socket buffer in bytes. An unprivileged process may get less.
 const SOCKET_BUFFER: usize = 16 << 20;
 /// Largest datagram or aggregate that the kernel delivers.
 const RECEIVE_LEN: usize = 65_536;
 
-/// By how much time-outs are late at the most while a socket is never found empty.
+/// The most by which timeouts are late while the socket is never empty.
 const FLOODED: Duration = Duration::from_millis(100);
-/// How long a driver looks again before it sleeps.
+/// How long a driver polls before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(150);
 
 /// Why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// This process has the port on this address.
+    /// This process already has the port on this address.
     #[error(
-        "this process has a communicator at {0} already: close that one first, or use it; each has an address of its own"
+        "this process has a communicator at {0} already: close that one first, or use it, because \
+         each communicator needs its own address"
     )]
     Ours(IpAddr),
     /// Another program has the port on this address.
     #[error(
-        "UDP port {ROCE_PORT} of {0} is in use by another RoCEv2 endpoint, perhaps the kernel's Soft-RoCE; each rank needs an \
-         address of its own"
+        "UDP port {ROCE_PORT} of {0} is in use by another RoCEv2 endpoint, perhaps the kernel's \
+         Soft-RoCE: each rank needs its own address"
     )]
     InUse(IpAddr),
-    /// It says nothing without an interface, and no RoCEv2 header names one.
-    #[error("{0} is a link-local address; a global or unique local one is needed")]
+    /// It means nothing without an interface, and RoCEv2 headers have none.
+    #[error("{0} is a link-local address: use a global or unique local one")]
     LinkLocal(IpAddr),
     /// This machine does not have the address.
     #[error(
-        "{0} is not an address of this machine: NETSUM_IP, or NETSUM_PEERS at this rank's place, must be one that `ip address` shows"
+        "{0} is not an address of this machine: set NETSUM_IP, or NETSUM_PEERS at this rank's \
+         place, to one that `ip address` shows"
     )]
     NoSuchAddress(IpAddr),
-    /// Something else.
+    /// Another error.
     #[error("cannot open a UDP socket on {0} port {ROCE_PORT}: {1}")]
     Other(IpAddr, #[source] io::Error),
 }
@@ -94,7 +96,7 @@ pub struct UdpDriver {
     receive: [Vec<u8>; BATCH_SIZE],
     meta: [RecvMeta; BATCH_SIZE],
     send: Vec<u8>,
-    /// What the socket had no room for.
+    /// Datagrams for which the socket had no room.
     unsent: Option<Transmit>,
     receive_buffer: usize,
 }
@@ -111,8 +113,8 @@ impl UdpDriver {
         if local.is_ipv6() {
             buffers::accept_no_checksum(socket.as_fd())?;
         }
-        // quinn-udp 0.6.3 asks for timestamps, and then has no room for the congestion mark of what
-        // the kernel coalesced.
+        // quinn-udp 0.6.3 requests timestamps, and then has no room for the congestion mark of
+        // packets that the kernel coalesced.
         setsockopt(&socket, sockopt::ReceiveTimestampns, &false)?;
         let receive_buffer = buffers::enlarge(&socket, SOCKET_BUFFER)?;
         Ok(Self {
@@ -126,21 +128,21 @@ impl UdpDriver {
         })
     }
 
-    /// How many packets of a path MTU the receive buffer holds for certain. The kernel counts the
-    /// memory that a packet takes, which is a page and its own state for one that came through XDP,
-    /// not its length.
+    /// How many packets of a path MTU the receive buffer holds at least. The kernel counts the
+    /// memory that a packet takes, not its length: a page and its own state for a packet that came
+    /// through XDP.
     pub fn receive_capacity(&self, mtu: usize) -> u32 {
         let packet = (mtu + 512).next_multiple_of(4096) + 512;
         (self.receive_buffer / packet) as u32
     }
 
-    /// Whether the kernel cuts large sends into segments, and into how many at the most.
+    /// How many segments the kernel cuts a large send into at most; 1 without segmentation.
     pub fn max_segments(&self) -> usize {
         self.state.max_gso_segments()
     }
 
-    /// Receives all that has arrived, looks at the clock and sends all that may be sent. Where that
-    /// was nothing, waits for something to do, at most until `until`. Returns whether anything was
+    /// Receives all that has arrived, checks the timers and sends all that may be sent. If that was
+    /// nothing, waits for something to do, at most until `until`. Returns whether anything was
     /// received or sent.
     pub fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
         endpoint.set_max_segments(self.max_segments());
@@ -165,8 +167,8 @@ impl UdpDriver {
     }
 
     fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
-        // From before receiving: no time-out while its acknowledgement waits in the socket, however
-        // long this process did not run.
+        // The time before receiving: no timeout expires while its acknowledgement is in the socket,
+        // however long this process did not run.
         let before = Instant::now();
         let (received, all) = self.receive(endpoint)?;
         endpoint.handle_timeout(as_of(before, all));
@@ -174,16 +176,16 @@ impl UdpDriver {
         Ok(received || sent)
     }
 
-    /// Whether anything was received, and whether that was all there was.
+    /// Returns whether anything was received, and whether the socket is empty.
     fn receive(&mut self, endpoint: &mut Endpoint) -> io::Result<(bool, bool)> {
         let mut any = false;
-        // Bounded, so that sending has its turn.
+        // Bounded, because sending must not wait too long.
         for _ in 0..4 {
             let mut slices = self.receive.each_mut().map(|b| IoSliceMut::new(b));
             let count = match self.state.recv((&*self.socket).into(), &mut slices, &mut self.meta) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok((any, true)),
-                // An ICMP error of an earlier send: retransmission deals with it.
+                // An ICMP error of an earlier send: retransmission handles it.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -234,16 +236,16 @@ impl UdpDriver {
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidInput,
                         format!(
-                            "a packet of {} bytes does not fit the interface towards {}: its MTU must be at least the \
-                             path MTU and 80 bytes",
+                            "a packet of {} bytes does not fit the interface towards {}: its MTU \
+                             must be at least the path MTU and 80 bytes",
                             t.segment_size.unwrap_or(t.len),
                             t.to
                         ),
                     ));
                 }
-                // Out of memory for a moment, no route for a moment, segmentation just found to be
-                // impossible: as if lost on the way.
-                Err(e) => log::debug!("sending to {}: {e}", t.to),
+                // Temporarily out of memory or without a route, or segmentation is not supported
+                // here: the same as a loss.
+                Err(e) => log::debug!("cannot send to {}: {e}", t.to),
             }
         }
     }
@@ -255,17 +257,16 @@ impl AsFd for UdpDriver {
     }
 }
 
-/// The time as of which time-outs are looked at: from before all that had arrived was taken in.
-/// Where there is always more, as in a flood, they come late, but they come.
+/// The time for which timers are checked: that before all packets were received. If there are
+/// always more, as in a flood, timeouts are late, but they expire.
 pub(crate) fn as_of(before: Instant, all: bool) -> Instant {
     if all { before } else { before.checked_sub(FLOODED).unwrap_or(before) }
 }
 
-/// Looks whether there is something to do, for [`PATIENCE`] and not beyond a deadline, and lets
-/// others have the processor in between. What a rank waits for mostly comes soon, and to sleep and
-/// be woken takes longer than to look: 4 and 16 KiB take a fifth less time so and more (4 ranks on
-/// two cores), large vectors the same. To spin without letting others run is a loss where ranks
-/// share cores: it keeps those from running that it waits for.
+/// Polls for [`PATIENCE`] and not beyond a deadline, and yields the processor in between. Packets
+/// usually arrive soon, and sleeping and waking take longer than polling: 4 and 16 KiB take a fifth
+/// less time or more (4 ranks on two cores), large vectors the same. Spinning without yielding is
+/// slower where ranks share cores: it blocks those that it waits for.
 pub(crate) fn look_again(
     deadline: Instant,
     mut progress: impl FnMut() -> io::Result<bool>,
@@ -280,8 +281,8 @@ pub(crate) fn look_again(
     Ok(false)
 }
 
-/// With so many bytes in flight nobody waits for a single packet, and to look again would only keep
-/// a processor busy: at 100 Mb/s a packet comes every 120 us.
+/// With so many bytes in flight no operation waits for a single packet, and polling would only keep
+/// a processor busy: at 100 Mb/s a packet arrives every 120 us.
 pub(crate) const BULK: u64 = 32 << 10;
 
 /// Waits until a file descriptor is ready, or some time has passed.

@@ -14,25 +14,25 @@ use super::memory::{Block, Register};
 use netsum_collective::buffer::Registered as _;
 use netsum_rc::{Psn, Qpn};
 
-/// How long a sender waits that was told that no receive is posted: 0.64 ms (IBTA table 46).
+/// How long a sender waits after "receiver not ready": 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;
-/// Retries after that: for ever (IBTA 9.7.5.2.8).
+/// Retries after "receiver not ready": without limit (IBTA 9.7.5.2.8).
 const RNR_RETRY: u8 = 7;
-/// Routers between two ranks at the most.
+/// Most routers between two ranks.
 const HOP_LIMIT: u8 = 64;
-/// Completions that are taken at a time.
+/// Completions to take at a time.
 const BATCH: usize = 32;
 
-/// How queue pairs try again.
+/// How queue pairs retry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Retry {
-    /// Time-out: 4.096 us x 2^code.
+    /// Timeout: 4.096 us x 2^code.
     pub timeout: u8,
-    /// Time-outs in a row, less one, after which the adapter gives up.
+    /// Timeouts in a row, less one, after which the adapter gives up.
     pub count: u8,
 }
 
-/// One direction of a connection: a queue pair that only sends, with its time-out doubled so often,
+/// One direction of a connection: a queue pair that only sends, with its timeout doubled so often,
 /// or only receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
@@ -47,28 +47,28 @@ pub(crate) struct Remote {
     pub qpn: Qpn,
 }
 
-/// Something that was posted is done.
+/// The completion of a work request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Completion {
-    /// As posted.
+    /// The id, as posted.
     pub work: u64,
-    /// Bytes received, or what went wrong.
+    /// Bytes received, or the error.
     pub result: Result<usize, Trouble>,
 }
 
-/// What went wrong with something that was posted.
+/// The error of a work request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
-    /// Nobody acknowledged it, or had a receive posted, as often as it was tried.
+    /// No acknowledgement, or no receive at the other side, after all retries.
     GaveUp,
     /// The queue pair had stopped before.
     Flushed,
-    /// Something that does not get better.
+    /// A permanent error.
     Broken(String),
 }
 
-/// What the connections need of an adapter. Queue pairs have numbers from 0, in the order in which
-/// they are made.
+/// The functions of an adapter that connections need. Queue pairs are numbered from 0, in the order
+/// in which they are made.
 pub(crate) trait Adapter: Send {
     fn post_send(&mut self, queue_pair: usize, work: u64, block: &Block) -> io::Result<()>;
     /// Receives into a block.
@@ -79,27 +79,27 @@ pub(crate) trait Adapter: Send {
         direction: Direction,
         remote: Remote,
     ) -> io::Result<()>;
-    /// Lets a queue pair forget all, so that it can be connected again.
+    /// Resets a queue pair, which can then be connected again.
     fn reset(&mut self, queue_pair: usize) -> io::Result<()>;
-    /// Ends a queue pair: from now on the adapter touches none of its blocks.
+    /// Ends a queue pair: from now on the adapter does not touch its blocks.
     fn destroy(&mut self, queue_pair: usize);
-    /// Takes what has been completed. Whether that may not be all.
+    /// Takes completions. Returns whether there may be more.
     fn poll(&mut self, completions: &mut Vec<Completion>) -> io::Result<bool>;
     /// Makes [`fd`](Self::fd) readable with the next completion.
     fn arm(&mut self) -> io::Result<()>;
-    /// Takes back what made it readable.
+    /// Takes the events that made it readable.
     fn disarm(&mut self) -> io::Result<()>;
     /// Readable after a completion, if it was armed.
     fn fd(&self) -> BorrowedFd<'_>;
 }
 
-/// `errno` of a call that gave NULL.
+/// `errno` of a call that returned NULL.
 fn last_error(what: &str) -> io::Error {
     let e = io::Error::last_os_error();
     io::Error::new(e.kind(), format!("{what}: {e}"))
 }
 
-/// A call that gives 0 or an error number, either sign.
+/// The result of a call that returns 0 or an error number of either sign.
 fn check(what: &str, result: i32) -> io::Result<()> {
     if result == 0 {
         return Ok(());
@@ -127,10 +127,10 @@ unsafe impl Sync for Context {}
 impl Context {
     fn open(verbs: &'static Verbs, name: &str) -> io::Result<Self> {
         let mut count = 0;
-        // SAFETY: gives an array of `count` pointers, with NULL behind them, until it is freed.
+        // SAFETY: returns an array of `count` pointers, followed by NULL, until it is freed.
         let list = unsafe { verbs.ibv_get_device_list(&raw mut count) };
         if list.is_null() {
-            return Err(last_error("no list of adapters (is ib_uverbs loaded?)"));
+            return Err(last_error("cannot list adapters (check that ib_uverbs is loaded)"));
         }
         let mut opened = None;
         for i in 0..usize::try_from(count).unwrap_or(0) {
@@ -148,7 +148,8 @@ impl Context {
         let error = match opened {
             Some(_) => last_error(&format!("cannot open {name}")),
             None => io::Error::other(format!(
-                "libibverbs does not know {name}: is its provider installed (Debian: ibverbs-providers), and {} there?",
+                "libibverbs does not know {name}: check that its provider is installed (Debian: \
+                 ibverbs-providers) and that {} exists",
                 "/dev/infiniband"
             )),
         };
@@ -166,7 +167,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: all that was made of it keeps it alive: nothing is left.
+        // SAFETY: everything made of it keeps it alive, so nothing is left.
         let closed = unsafe { self.verbs.ibv_close_device(self.context.as_ptr()) };
         log_failure("close an adapter", closed);
     }
@@ -178,7 +179,7 @@ fn log_failure(what: &str, result: i32) {
     }
 }
 
-/// What memory and queue pairs belong to.
+/// The protection domain of memory and queue pairs.
 struct Domain {
     context: Arc<Context>,
     pd: NonNull<ibv::ibv_pd>,
@@ -191,7 +192,7 @@ unsafe impl Sync for Domain {}
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: queue pairs and registrations keep it alive: none is left.
+        // SAFETY: queue pairs and registrations keep it alive, so none is left.
         log_failure("free a protection domain", unsafe {
             self.context.verbs.ibv_dealloc_pd(self.pd.as_ptr())
         });
@@ -210,7 +211,7 @@ unsafe impl Sync for Registration {}
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: no queue pair has a block of it any more.
+        // SAFETY: no queue pair has a block of it.
         log_failure("end a registration", unsafe {
             self.domain.context.verbs.ibv_dereg_mr(self.mr.as_ptr())
         });
@@ -298,14 +299,14 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// How many messages the two kinds of queue pairs hold.
+/// Capacity of the two kinds of queue pairs, in messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Depths {
     pub send: usize,
     pub receive: usize,
 }
 
-/// An adapter that has not been connected yet.
+/// An adapter that is not connected yet.
 pub(crate) struct Device {
     // Dropped in this order.
     pairs: Vec<Option<QueuePair>>,
@@ -314,7 +315,7 @@ pub(crate) struct Device {
     context: Arc<Context>,
     gid: GidEntry,
     limits: ibv::ibv_device_attr,
-    /// What they are connected with.
+    /// The addresses to connect with.
     mtu: u32,
     retry: Retry,
 }
@@ -343,7 +344,8 @@ impl Device {
         format!("{device} port {port} GID {gid_index}")
     }
 
-    /// Makes `pairs` queue pairs, ready to be connected with path MTU `mtu`; their numbers.
+    /// Creates `pairs` queue pairs, ready to be connected with path MTU `mtu`. Returns their
+    /// numbers.
     pub fn make_queue_pairs(&mut self, pairs: &[Depths], mtu: u32) -> io::Result<Vec<Qpn>> {
         self.check_mtu(mtu)?;
         self.mtu = mtu;
@@ -352,14 +354,15 @@ impl Device {
                 return Ok(());
             }
             let text = format!(
-                "{what}: the job needs {wanted}, the adapter has {limit}; fewer rings or a smaller window do"
+                "{what}: the job needs {wanted}, but the adapter has {limit}: use fewer rings or \
+                 a smaller window"
             );
             Err(io::Error::new(io::ErrorKind::InvalidInput, text))
         };
         most("queue pairs", pairs.len(), self.limits.max_qp)?;
         let deepest = pairs.iter().map(|d| d.send.max(d.receive)).max().unwrap_or(0);
         most("entries of a queue pair", deepest, self.limits.max_qp_wr)?;
-        // Completions of a queue pair's earlier life may still be there.
+        // Completions of a queue pair's earlier generation may still be there.
         let entries = pairs.iter().map(|d| d.send * 2 + d.receive).sum();
         most("entries of a completion queue", entries, self.limits.max_cqe)?;
         let queue = self.queue.insert(CompletionQueue::new(&self.context, entries)?);
@@ -381,8 +384,8 @@ impl Device {
     fn check_mtu(&self, mtu: u32) -> io::Result<()> {
         // SAFETY: all fields are numbers, for which zero is a value.
         let mut port: ibv::ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the library fills the first part of the structure, as far as it was when its
-        // symbol got its version.
+        // SAFETY: the library fills the first part of the structure, as it was when its symbol got
+        // its version.
         let result = unsafe {
             let attributes = (&raw mut port).cast();
             self.context.verbs.ibv_query_port(
@@ -395,7 +398,8 @@ impl Device {
         let active = 128u32.checked_shl(port.active_mtu).unwrap_or(0);
         if mtu > active {
             let text = format!(
-                "path MTU {mtu}: port {} has {active} at the most, because its interface's MTU must be larger by its headers",
+                "path MTU {mtu}: port {} supports at most {active}, because its interface's MTU \
+                 must include the headers: raise that",
                 self.gid.port
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
@@ -408,13 +412,13 @@ impl Device {
         let domain = Arc::clone(&self.domain);
         Box::new(move |start, len| {
             let (verbs, access) = (domain.context.verbs, ibv::IBV_ACCESS_LOCAL_WRITE as i32);
-            // SAFETY: the memory is there, and stays until the registration is dropped.
+            // SAFETY: the memory stays until the registration is dropped.
             let mr =
                 unsafe { verbs.ibv_reg_mr(domain.pd.as_ptr(), start.as_ptr().cast(), len, access) };
             let Some(mr) = NonNull::new(mr) else {
                 let e = last_error(&format!("cannot register {len} bytes of memory"));
                 let hint =
-                    if e.kind() == io::ErrorKind::OutOfMemory { "; see `ulimit -l`" } else { "" };
+                    if e.kind() == io::ErrorKind::OutOfMemory { ": raise `ulimit -l`" } else { "" };
                 return Err(io::Error::new(e.kind(), format!("{e}{hint}")));
             };
             // SAFETY: the registration is there.
@@ -425,7 +429,7 @@ impl Device {
 
     fn pair(&self, queue_pair: usize) -> io::Result<&QueuePair> {
         let pair = self.pairs.get(queue_pair).and_then(Option::as_ref);
-        pair.ok_or_else(|| io::Error::other("the queue pair is gone"))
+        pair.ok_or_else(|| io::Error::other("the queue pair was destroyed"))
     }
 }
 
@@ -442,8 +446,8 @@ impl QueuePair {
         attributes.cap.max_recv_wr = entries(depths.receive);
         attributes.cap.max_send_sge = 1;
         attributes.cap.max_recv_sge = 1;
-        // SAFETY: domain and completion queue are there; the latter outlives queue pairs by the
-        // order of `Device`'s fields.
+        // SAFETY: domain and completion queue exist; the latter outlives queue pairs by the order
+        // of `Device`'s fields.
         let qp =
             unsafe { domain.context.verbs.ibv_create_qp(domain.pd.as_ptr(), &raw mut attributes) };
         let qp = NonNull::new(qp).ok_or_else(|| last_error("no queue pair"))?;
@@ -487,7 +491,7 @@ impl Adapter for Device {
         request.opcode = ibv::IBV_WR_SEND;
         let post = self.context.ops().post_send.ok_or(io::ErrorKind::Unsupported)?;
         let mut bad = ptr::null_mut();
-        // SAFETY: the request is copied; the block stays where it is, untouched, until it is
+        // SAFETY: the request is copied; the block is neither moved nor touched until it is
         // completed.
         check("cannot send", unsafe { post(pair.qp.as_ptr(), &raw mut request, &raw mut bad) })
     }
@@ -623,7 +627,7 @@ impl Adapter for Device {
 
 impl Device {
     fn status_text(&self, status: ibv::ibv_wc_status) -> String {
-        // SAFETY: gives a text that lives as long as the library, for every number.
+        // SAFETY: returns a text that lives as long as the library, for every number.
         let text = unsafe { CStr::from_ptr(self.context.verbs.ibv_wc_status_str(status)) };
         text.to_string_lossy().into_owned()
     }

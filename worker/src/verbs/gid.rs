@@ -1,11 +1,11 @@
-//! Which adapter has an IP address: its GID table as the kernel shows it
+//! Finds the adapter that has an IP address, in the kernel's GID tables
 //! (Documentation/ABI/stable/sysfs-class-infiniband).
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
-/// Where the kernel shows its adapters.
+/// The kernel's list of adapters.
 pub(crate) const SYSFS: &str = "/sys/class/infiniband";
 
 /// An entry of an adapter's GID table.
@@ -27,8 +27,8 @@ pub(crate) fn gid_of(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The entry that has `ip` for RoCE version 2, among the adapters under `root`. One at an active
-/// port is preferred.
+/// The entry that has `ip` for RoCE version 2, among the adapters under `root`. Prefers one at an
+/// active port.
 pub(crate) fn find(root: &Path, ip: IpAddr) -> Option<GidEntry> {
     let mut found = None;
     for device in names(root) {
@@ -61,7 +61,7 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// Names in a folder, sorted; none where there is no such folder.
+/// Names in a folder, sorted; none if there is no such folder.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
@@ -82,7 +82,7 @@ mod tests {
     /// Device, port, its state, index, GID, type.
     type Entry<'a> = (&'a str, u8, &'a str, u8, &'a str, Option<&'a str>);
 
-    /// A folder as the kernel shows it.
+    /// A folder like the kernel's.
     fn sysfs(entries: &[Entry]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (device, port, state, index, gid, kind) in entries {

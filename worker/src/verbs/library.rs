@@ -4,22 +4,22 @@ use std::sync::OnceLock;
 
 use super::bindings::Verbs;
 
-/// Its name on Linux since 2005; all that is used of it has been there since then (symbol version
+/// Its name on Linux since 2005; all functions used here have been there since then (symbol version
 /// IBVERBS_1.1).
 const NAME: &str = "libibverbs.so.1";
 
 /// The library.
 ///
 /// # Errors
-/// That it is not there, or not whole, in the loader's words, and what to install.
+/// If it is missing or incomplete; names the packages to install.
 pub(super) fn library() -> Result<&'static Verbs, String> {
     static LIBRARY: OnceLock<Result<Verbs, String>> = OnceLock::new();
     let load = || {
-        // SAFETY: the system's libibverbs; what its constructors do is what every program that
-        // links to it has done.
+        // SAFETY: this is the system's libibverbs; its constructors run in every program that links
+        // to it.
         unsafe { Verbs::new(NAME) }.map_err(|e| {
             format!(
-                "cannot load {NAME} ({e}); Debian's packages are libibverbs1 and ibverbs-providers"
+                "cannot load {NAME}: {e}: install it (Debian: libibverbs1 and ibverbs-providers)"
             )
         })
     };

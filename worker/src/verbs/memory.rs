@@ -1,6 +1,6 @@
 //! Registered memory: slabs that the adapter reads and writes, cut into blocks of one message each.
 //!
-//! Slabs are registered when there is need and kept as long as any of their blocks is in use.
+//! Slabs are registered on demand and kept as long as any of their blocks is in use.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,14 +13,15 @@ use netsum_collective::buffer::Registered;
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Blocks of less are taken together, to register seldom.
+/// Smaller blocks are allocated together, because registering is slow.
 const SLAB: usize = 1 << 20;
 /// Least room of a block.
 const LEAST: usize = 1024;
-/// From here on blocks begin at pages.
+/// Larger blocks begin at pages.
 const PAGE: usize = 4096;
 
-/// Registers memory: gives its local key, and what ends the registration when it is dropped.
+/// Registers memory. Returns its local key, and a value that ends the registration when it is
+/// dropped.
 pub(crate) type Register =
     dyn Fn(NonNull<u8>, usize) -> io::Result<(u32, Box<dyn Send + Sync>)> + Send + Sync;
 
@@ -32,7 +33,7 @@ struct Slab {
     registration: Option<Box<dyn Send + Sync>>,
 }
 
-// SAFETY: a slab is memory that nobody reads or writes through this type.
+// SAFETY: a slab is memory that is not read or written through this type.
 unsafe impl Send for Slab {}
 // SAFETY: as above.
 unsafe impl Sync for Slab {}
@@ -45,8 +46,8 @@ impl Slab {
         let start =
             unsafe { mmap_anonymous(None, size, rights, MapFlags::MAP_PRIVATE) }?.cast::<u8>();
         let mut slab = Self { start, len, key: 0, registration: None };
-        // After a fork, the adapter would go on with the pages of whoever does not write to them
-        // first. SAFETY: the pages are this slab's.
+        // After a fork, the adapter would keep using the pages of the process that does not write
+        // to them first. SAFETY: the pages are this slab's.
         unsafe { madvise(start.cast(), len, MmapAdvise::MADV_DONTFORK) }?;
         let (key, registration) = register(start, len)?;
         (slab.key, slab.registration) = (key, Some(registration));
@@ -56,9 +57,9 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // The adapter lets go of it first.
+        // First, the adapter releases the memory.
         drop(self.registration.take());
-        // SAFETY: blocks keep their slab alive: none is left.
+        // SAFETY: blocks keep their slab alive, so no block is left.
         let gone = unsafe { munmap(self.start.cast(), self.len) };
         if let Err(e) = gone {
             log::debug!("cannot unmap {} bytes: {e}", self.len);
@@ -72,7 +73,7 @@ struct Piece {
     slab: Arc<Slab>,
 }
 
-// SAFETY: whoever has the piece has the memory alone.
+// SAFETY: the owner of the piece is the only one that uses its memory.
 unsafe impl Send for Piece {}
 
 /// Free blocks of one size.
@@ -100,7 +101,7 @@ impl std::fmt::Debug for Arena {
 }
 
 impl Arena {
-    /// An empty one.
+    /// An arena without memory.
     pub fn new(register: Box<Register>) -> Self {
         Self { register, shelves: HashMap::new() }
     }
@@ -146,7 +147,7 @@ impl Arena {
 
 /// Registered memory of one message.
 pub(crate) struct Block {
-    /// Always there until it is dropped.
+    /// `None` only while it is dropped.
     piece: Option<Piece>,
     len: usize,
     shelf: Arc<Shelf>,
@@ -157,7 +158,7 @@ impl Block {
         self.piece.as_ref().expect("a block has its piece until it is dropped")
     }
 
-    /// Makes it `len` bytes long; new bytes are whatever was written there last.
+    /// Makes it `len` bytes long; new bytes have old contents.
     ///
     /// # Panics
     /// If that is more than its room.
@@ -195,8 +196,8 @@ impl Deref for Block {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the piece's room is mapped, was zero at first, and belongs to this block alone.
-        // While the adapter has a block, it lies untouched in a queue of `comm::verbs`.
+        // SAFETY: the piece's memory is mapped, was zero at first, and belongs to this block alone.
+        // While the adapter has a block, it is not touched in a queue of `comm::verbs`.
         unsafe { std::slice::from_raw_parts(self.piece().start.as_ptr(), self.len) }
     }
 }
@@ -265,7 +266,7 @@ pub(crate) mod tests {
         let address = last.address();
         drop(last);
         let again = arena.block(4097).unwrap();
-        assert_eq!(again.address(), address, "what is free is used first");
+        assert_eq!(again.address(), address, "free blocks are used first");
         assert_eq!(registered.load(Ordering::Relaxed), before);
         assert_eq!(arena.block(100).unwrap().room(), 1024);
     }

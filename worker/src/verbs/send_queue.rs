@@ -1,23 +1,21 @@
-//! What has been given to a send queue, by PSN, so that a queue pair that has given up can be
-//! started anew where it stood.
+//! Messages posted to a send queue, by PSN. A queue pair that has given up is restarted at the
+//! message where it stopped.
 //!
-//! An adapter gives a connection up after `retry_cnt` time-outs in a row, eight at the most (IBTA
+//! An adapter gives a connection up after `retry_cnt` timeouts in a row, at most eight (IBTA
 //! 9.9.2.4.1). A sum waits for the slowest rank, which may take longer than that, and a link may be
-//! down for longer. The receiving queue pair knows nothing of it: it goes on expecting the same
-//! PSN. So the sending one is reset, is given the PSN of the oldest message that has not been
-//! acknowledged as its first, and gets the messages from there on again. What the receiver has of
-//! them already it takes for duplicates. That is go-back-N by a whole message, and nothing that a
-//! box or a receiver could tell from it.
+//! down for longer. The receiving queue pair does not notice: it still expects the same PSN. So the
+//! sending one is reset, gets the PSN of the oldest unacknowledged message as its first, and the
+//! messages from there on are posted again. The receiver treats those that it has as duplicates.
+//! This is go-back-N by whole messages; boxes and receivers cannot tell the difference.
 //!
-//! Each life that ends without an acknowledgement makes the next one's time-out twice as long, up
-//! to sixteen times: a time-out that is shorter than a round trip on a busy machine must not keep
-//! everything from getting through.
+//! Each generation that ends without an acknowledgement doubles the next one's timeout, up to
+//! sixteen times: a timeout shorter than a round trip on a busy machine must not block all traffic.
 
 use std::collections::VecDeque;
 
 use netsum_rc::Psn;
 
-/// Doublings of the time-out at the most.
+/// Most doublings of the timeout.
 const MOST_DOUBLINGS: u8 = 4;
 
 /// A message in the queue.
@@ -36,35 +34,35 @@ pub(crate) struct SendQueue<B> {
     depth: usize,
     next_psn: Psn,
     next_sequence: u32,
-    /// Of the queue pair's lives; completions of an earlier one mean nothing.
+    /// Generation of the queue pair; completions of earlier ones are ignored.
     generation: u16,
     posted: VecDeque<Posted<B>>,
     waiting: VecDeque<(u64, B)>,
-    /// Lives that have ended since the last acknowledgement.
+    /// Generations that have ended since the last acknowledgement.
     in_vain: u8,
-    /// The queue pair takes nothing: all that is posted comes back in order, undone.
+    /// The queue pair has stopped: all posted messages return in order with an error.
     stopped: bool,
 }
 
-/// Names what was posted, for the completion: its generation, and its number.
+/// Identifies a posted message in its completion: generation and number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ticket {
     pub generation: u16,
     pub sequence: u32,
 }
 
-/// What a completion came to.
+/// The result of a completion.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome<B> {
     /// Messages that have been acknowledged, oldest first.
     Sent(Vec<(u64, B)>),
-    /// The queue pair has stopped, and has given back everything: [`SendQueue::restart`].
+    /// The queue pair has stopped, and has returned all messages: call [`SendQueue::restart`].
     Stopped,
     Nothing,
 }
 
 impl<B: AsRef<[u8]>> SendQueue<B> {
-    /// An empty queue that takes `depth` messages at a time.
+    /// An empty queue for `depth` posted messages.
     pub fn new(first_psn: Psn, mtu: usize, depth: usize) -> Self {
         Self {
             mtu,
@@ -83,8 +81,8 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         self.waiting.push_back((id, message));
     }
 
-    /// The next message to post, if there is room in the queue. `ready` makes it fit to be posted,
-    /// or says that it has to wait.
+    /// The next message to post, if there is room in the queue. `ready` prepares it, or returns it
+    /// if it must wait.
     pub fn post(&mut self, ready: impl FnOnce(B) -> Result<B, B>) -> Option<(Ticket, &B)> {
         if self.stopped || self.posted.len() >= self.depth {
             return None;
@@ -115,11 +113,11 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         Outcome::Sent(self.posted.drain(..behind).map(|p| (p.id, p.message)).collect())
     }
 
-    /// A message comes back undone: the queue pair has stopped.
+    /// A message has returned with an error: the queue pair has stopped.
     pub fn on_stop(&mut self, ticket: Ticket) -> Outcome<B> {
         let Some(at) = self.position_of(ticket) else { return Outcome::Nothing };
         self.stopped = true;
-        // The rest comes back behind it.
+        // Later messages return after it.
         if at + 1 < self.posted.len() {
             return Outcome::Nothing;
         }
@@ -132,8 +130,8 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         self.posted.iter().position(|p| current && p.sequence == ticket.sequence)
     }
 
-    /// Begins a new life, with everything that has not been acknowledged still to be posted. The
-    /// first PSN of it.
+    /// Starts a new generation: all messages without an acknowledgement will be posted again.
+    /// Returns its first PSN.
     pub fn restart(&mut self) -> Psn {
         self.generation = self.generation.wrapping_add(1);
         self.stopped = false;
@@ -146,12 +144,12 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         self.next_psn
     }
 
-    /// How often the time-out should be doubled.
+    /// How often the timeout should be doubled.
     pub fn doublings(&self) -> u8 {
         self.in_vain
     }
 
-    /// Whether the queue pair has none of the messages.
+    /// Whether no message is posted.
     pub fn is_idle(&self) -> bool {
         self.posted.is_empty()
     }
@@ -195,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_life_begins_with_the_oldest_message_not_acknowledged() {
+    fn a_new_generation_begins_with_the_oldest_unacknowledged_message() {
         let mut q = Queue::new(Psn::new(0xff_fffe), 1024, 8);
         // 3 packets, none, 1, 2.
         for (id, len) in [(0, 2049), (1, 0), (2, 1024), (3, 1025)] {
@@ -215,8 +213,8 @@ mod tests {
         assert_eq!(q.restart(), Psn::new(2));
         assert!(q.is_idle());
         assert_eq!(q.doublings(), 1);
-        assert_eq!(q.on_success(tickets[2]), Outcome::Nothing, "of an earlier life");
-        assert_eq!(q.on_stop(tickets[3]), Outcome::Nothing, "of an earlier life");
+        assert_eq!(q.on_success(tickets[2]), Outcome::Nothing, "of an earlier generation");
+        assert_eq!(q.on_stop(tickets[3]), Outcome::Nothing, "of an earlier generation");
         let again: Vec<(Ticket, usize)> = std::iter::from_fn(|| post(&mut q)).collect();
         assert_eq!(again.iter().map(|a| a.1).collect::<Vec<_>>(), [1024, 1025, 1]);
         assert_eq!(ids(q.on_success(again[2].0)), [2, 3, 4]);

@@ -1,4 +1,4 @@
-//! Why AF_XDP cannot be used, and what would help.
+//! Why AF_XDP cannot be used, and what to do.
 
 use std::io;
 
@@ -6,38 +6,39 @@ use caps::{CapSet, Capability};
 
 use crate::udp::BindError;
 
-/// What is needed, and for what.
+/// A missing capability, and its purpose.
 const NEEDED: [Capability; 3] =
     [Capability::CAP_NET_RAW, Capability::CAP_NET_ADMIN, Capability::CAP_BPF];
 
 /// Why an AF_XDP driver could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum XdpError {
-    /// The UDP port is not to be had: the address is not there, or somebody else has it.
+    /// The UDP port cannot be opened: the machine does not have the address, or another program has
+    /// the port.
     #[error(transparent)]
     Port(#[from] BindError),
-    /// The process may not.
+    /// The process lacks capabilities.
     #[error(
-        "transport xdp needs the capabilities CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF, and this process lacks {0}; transport udp needs \
-         none"
+        "transport xdp needs the capabilities CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF, but this \
+         process lacks {0}; transport udp needs none"
     )]
     Capabilities(String),
-    /// There is nothing to attach a program to.
+    /// There is no interface to attach a program to.
     #[error("no Ethernet interface with a MAC address has the address")]
     NoInterface,
-    /// Something else is attached.
+    /// Another program is attached.
     #[error(
-        "interface {interface} has an XDP program already: another program's (`ip link show` names it), or that of another rank over \
-         AF_XDP, of which an interface has one only; transport udp goes on beside it"
+        "interface {interface} already has an XDP program (`ip link show` names it), perhaps of \
+         another rank over AF_XDP, and can have only one; transport udp works with it"
     )]
     Occupied {
         /// The interface.
         interface: String,
     },
-    /// More receive queues than sockets can be had for.
+    /// More receive queues than sockets can be opened for.
     #[error(
-        "interface {interface} has {queues} receive queues, and at most {most} can have a socket each: `ethtool -L {interface} combined \
-         1` (or rx 1) leaves one"
+        "interface {interface} has {queues} receive queues, but at most {most} can have a socket \
+         each: `ethtool -L {interface} combined 1` (or rx 1) leaves one"
     )]
     Queues {
         /// The interface.
@@ -56,44 +57,45 @@ pub enum XdpError {
         most: usize,
     },
     /// The program could not be loaded or attached.
-    #[error("the XDP program: {step}: {reason}")]
+    #[error("XDP program: {step}: {reason}")]
     Program {
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// There is not enough memory that may be locked.
+    /// Not enough memory may be locked.
     #[error(
-        "AF_XDP locks {mib} MiB of memory for each receive queue: this process needs CAP_IPC_LOCK or a larger limit (`ulimit -l`)"
+        "AF_XDP locks {mib} MiB of memory for each receive queue: this process needs CAP_IPC_LOCK \
+         or a larger limit (`ulimit -l`)"
     )]
     Memory {
-        /// How much.
+        /// MiB for each queue.
         mib: usize,
     },
     /// A socket could not be opened.
-    #[error("an AF_XDP socket on queue {queue}: {step}: {source}")]
+    #[error("AF_XDP socket on queue {queue}: {step}: {source}")]
     Socket {
         /// Number of the queue.
         queue: u32,
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is no way to a rank.
+    /// There is no route to a rank.
     #[error("{0}")]
     NoWay(String),
-    /// Something else.
+    /// Another error.
     #[error("{0}")]
     System(#[from] io::Error),
 }
 
-/// Finds out which capabilities the process lacks, before the kernel refuses something with a word
-/// that says less.
+/// Finds the capabilities that the process lacks, before the kernel refuses something with a less
+/// helpful error.
 pub(super) fn check_capabilities() -> Result<(), XdpError> {
     let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
-    // Before CAP_BPF there was one for all of it, which still will do.
+    // Before CAP_BPF, one capability covered everything; it is still enough.
     let instead = |capability| capability == Capability::CAP_BPF && has(Capability::CAP_SYS_ADMIN);
     let lacks = |capability: &&Capability| !has(**capability) && !instead(**capability);
     let missing: Vec<String> = NEEDED.iter().filter(lacks).map(Capability::to_string).collect();

@@ -1,5 +1,5 @@
-//! Ethernet frames around RoCEv2 datagrams: headers to be written in front of one, and where one is
-//! in a frame that has come.
+//! Ethernet frames around RoCEv2 datagrams: writes headers, and finds the datagram in a received
+//! frame.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -17,7 +17,7 @@ const DONT_FRAGMENT: u16 = 0x4000;
 /// A MAC address.
 pub(crate) type Mac = [u8; 6];
 
-/// Between whom a frame goes.
+/// The addresses of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Addresses {
     /// MAC address of the interface.
@@ -36,10 +36,10 @@ pub(crate) const fn headers_len(ip: IpAddr) -> usize {
 }
 
 /// Writes the headers of a datagram of `len` bytes to the start of a frame. `id` is the IPv4
-/// identification, which the datagram's ICRC covers. The UDP checksum is 0, as RoCEv2 has it.
+/// identification, which the datagram's ICRC covers. The UDP checksum is 0, as in RoCEv2.
 ///
 /// # Panics
-/// In a frame that is shorter than [`headers_len`].
+/// If the frame is shorter than [`headers_len`].
 pub(crate) fn write_headers(frame: &mut [u8], a: &Addresses, id: u16, len: usize) {
     let udp_len = (UdpHdr::LEN + len) as u16;
     let udp = match (a.src, a.dst) {
@@ -86,7 +86,7 @@ pub(crate) fn write_headers(frame: &mut [u8], a: &Addresses, id: u16, len: usize
     );
 }
 
-/// Where what follows begins.
+/// Where the UDP header begins.
 fn put<const N: usize>(frame: &mut [u8], at: usize, header: [u8; N]) -> usize {
     frame[at..at + N].copy_from_slice(&header);
     at + N
@@ -103,9 +103,9 @@ fn checksum(header: &[u8; Ipv4Hdr::LEN]) -> u16 {
 /// A datagram in a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Received<'a> {
-    /// Who sent it.
+    /// Its sender.
     pub from: SocketAddr,
-    /// It has met congestion.
+    /// It has a congestion mark.
     pub ce: bool,
     /// Identification of its IPv4 header.
     pub id: Option<u16>,
@@ -114,12 +114,12 @@ pub(crate) struct Received<'a> {
 }
 
 /// Finds the datagram in a frame, if that is an untagged, unfragmented RoCEv2 packet for `local`
-/// whose lengths agree. The IP header's own checksum is left alone: all that it covers and that
-/// matters here the ICRC covers, too.
+/// with consistent lengths. The IP header's own checksum is not verified: the ICRC covers the
+/// fields that matter here.
 pub(crate) fn datagram(frame: &[u8], local: IpAddr) -> Option<Received<'_>> {
     let found = wire::parse(frame).ok()?;
     let ip = |octets: [u8; 16]| Ipv6Addr::from(octets).to_canonical();
-    // A length of 0 stands for lengths that contradict each other.
+    // A length of 0 stands for inconsistent lengths.
     if found.ip != EthHdr::LEN || found.udp_payload == 0 || ip(found.dst_ip) != local {
         return None;
     }
@@ -151,7 +151,7 @@ mod tests {
 
     const FAMILIES: [(&str, &str); 2] = [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")];
 
-    /// A frame of ours, with a datagram that the endpoint has made.
+    /// A frame of this module, with a datagram of the endpoint.
     fn frame(a: &Addresses, id: u16, payload: usize) -> Vec<u8> {
         let mut datagram = Vec::new();
         let bth = Bth::new(Opcode::SEND_MIDDLE, 77, 5);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_and_its_icrc_is_right() {
+    fn frames_survive_a_round_trip_with_a_right_icrc() {
         for (src, dst) in FAMILIES {
             let a = addresses(src, dst);
             for (id, payload) in [(0, 4), (1, 256), (31, 1024), (0xffff, 2048)] {
@@ -176,7 +176,7 @@ mod tests {
                 let packet =
                     { packet }.decode_identified(got.from, got.id, got.datagram).unwrap().bth;
                 assert_eq!((packet.qpn, packet.psn), (77, 5));
-                // The whole header is under the ICRC: as the box computes it, from the frame.
+                // The ICRC covers the whole header: compute it from the frame, as the box does.
                 assert_eq!(frame[..6], a.dst_mac);
                 assert_eq!(frame[6..12], a.src_mac);
             }
@@ -188,7 +188,7 @@ mod tests {
         let frame = frame(&addresses("10.0.0.1", "10.0.0.2"), 0x1234, 100);
         let mut header: [u8; Ipv4Hdr::LEN] =
             frame[EthHdr::LEN..EthHdr::LEN + Ipv4Hdr::LEN].try_into().unwrap();
-        // With its checksum in place, a right header sums up to ones, whose complement is 0.
+        // With its checksum filled in, a valid header sums to ones, whose complement is 0.
         assert_eq!(checksum(&header), 0);
         assert_eq!(header[1] & 3, ECT_0);
         assert_eq!(header[6..8], [0x40, 0]);

@@ -1,5 +1,5 @@
-//! Drives an [`Endpoint`] over AF_XDP sockets: frames between the adapter's queues and this
-//! process, past the kernel's network stack.
+//! Drives an [`Endpoint`] over AF_XDP sockets, which exchange frames between the adapter's queues
+//! and this process, past the kernel's network stack.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -8,7 +8,7 @@
 //! | [`queue`] | a socket on one queue, its rings and memory |
 //! | [`program`] | the XDP program that steers packets to the sockets |
 //! | [`neighbour`] | MAC addresses of next hops |
-//! | [`error`] | what is missing, and what would help |
+//! | [`error`] | why AF_XDP cannot be used, and what to do |
 
 mod error;
 mod frames;
@@ -36,29 +36,30 @@ use netsum_rc::{Endpoint, Transmit};
 use program::Program;
 use queue::{BATCH, Queue, ROOM, RX_FRAMES};
 
-/// The most receive queues that get a socket each; the program's map has more room than that.
+/// The most receive queues that get a socket each; the program's map has room for more.
 const MOST_QUEUES: u32 = 16;
-/// Extended headers of a data packet at the most: RETH and immediate data.
+/// The most bytes of a data packet's extended headers: RETH and immediate data.
 const EXTENDED: usize = 20;
-/// The longest wait while something could not be sent.
+/// The longest wait while packets could not be sent.
 const SOON: Duration = Duration::from_millis(1);
-/// How long the first question for a next hop may take.
+/// How long the first query for a next hop may take.
 const RESOLVE: Duration = Duration::from_secs(1);
 
-/// The sockets of a rank that speaks RoCEv2 past the kernel.
+/// The sockets of a rank that sends RoCEv2 past the kernel.
 pub struct XdpDriver {
-    // In this order: the kernel gets the packets again, then the sockets go.
+    // Dropped in this order: the program is detached before the sockets are closed.
     _program: Program,
     queues: Vec<Queue>,
-    /// All of `queues`, where that is more than one.
+    /// Readable if one of `queues` is, where there are several.
     epoll: Option<OwnedFd>,
-    /// Keeps the port: others see that it is taken, and what the program passes on finds a socket.
+    /// Keeps the port in use: other programs cannot open it, and packets that the program passes to
+    /// the kernel find a socket.
     _port: Unshared<socket2::Socket>,
     local: IpAddr,
     mac: Mac,
     neighbours: Neighbours,
     send: Vec<u8>,
-    /// What there was no room for.
+    /// Datagrams for which there was no room.
     unsent: Option<Transmit>,
 }
 
@@ -67,7 +68,7 @@ impl XdpDriver {
     /// receive queues.
     ///
     /// # Errors
-    /// What is missing: capabilities, a free port, an interface without an XDP program.
+    /// Names a missing capability, a port in use, or an interface that has an XDP program.
     pub fn bind(local: IpAddr) -> Result<Self, XdpError> {
         error::check_capabilities()?;
         let port = udp::open_port(local)?;
@@ -107,16 +108,16 @@ impl XdpDriver {
         self.queues.iter().all(Queue::is_zero_copy)
     }
 
-    /// How many packets the sockets hold for certain.
+    /// How many packets the sockets hold at least.
     pub fn receive_capacity(&self, _mtu: usize) -> u32 {
         RX_FRAMES as u32
     }
 
-    /// Finds the ways to the ranks that there will be packets for. Who is not there yet is asked
-    /// for again later.
+    /// Finds the next hops to the ranks that there will be packets for. Queries unknown ones again
+    /// later.
     ///
     /// # Errors
-    /// If packets of this path MTU are too long, or a way does not lead over the interface.
+    /// If packets of this path MTU are too long, or a route does not use the interface.
     pub fn prepare(&mut self, mtu: usize, peers: &[IpAddr]) -> Result<(), XdpError> {
         let most = ROOM - headers_len(self.local) - OVERHEAD - EXTENDED;
         if mtu > most {
@@ -135,8 +136,8 @@ impl XdpDriver {
         Ok(())
     }
 
-    /// Receives all that has arrived, looks at the clock and sends all that may be sent. Where that
-    /// was nothing, waits for something to do, at most until `until`. Returns whether anything was
+    /// Receives all that has arrived, checks the timers and sends all that may be sent. If that was
+    /// nothing, waits for something to do, at most until `until`. Returns whether anything was
     /// received or sent.
     pub fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
         endpoint.set_max_segments(BATCH);
@@ -158,8 +159,8 @@ impl XdpDriver {
         {
             return Ok(true);
         }
-        // Also without waiting: drivers that have run out of frames go on when they are polled, and
-        // who waits next may do so for all sockets at once, which does not poll each of them.
+        // Also without waiting: a driver that has run out of frames continues when it is polled,
+        // and the next wait may be at all sockets at once, which does not poll each of them.
         self.wait(wait)?;
         self.progress(endpoint)
     }
@@ -180,7 +181,7 @@ impl XdpDriver {
     }
 
     fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
-        // As with UDP: what has arrived is received first.
+        // As with UDP, time is taken before receiving.
         let before = Instant::now();
         let (received, all) = self.receive(endpoint)?;
         endpoint.handle_timeout(udp::as_of(before, all));
@@ -188,11 +189,11 @@ impl XdpDriver {
         Ok(received || sent)
     }
 
-    /// Whether anything was received, and whether that was all there was.
+    /// Returns whether anything was received, and whether the sockets are empty.
     fn receive(&mut self, endpoint: &mut Endpoint) -> io::Result<(bool, bool)> {
         let (mut any, mut all) = (false, true);
         for queue in &mut self.queues {
-            // Bounded, so that sending has its turn.
+            // Bounded, because sending must not wait too long.
             let mut emptied = false;
             for _ in 0..4 {
                 let now = Instant::now();
@@ -214,7 +215,7 @@ impl XdpDriver {
 
     fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
         let mut any = false;
-        // All that is sent leaves by the first queue.
+        // All packets are sent by the first queue.
         let queue = &mut self.queues[0];
         loop {
             let now = Instant::now();
@@ -229,7 +230,7 @@ impl XdpDriver {
                 break;
             }
             let Some(dst_mac) = self.neighbours.mac(now, t.to) else {
-                // As if lost on the way.
+                // The same as a loss.
                 log::debug!("the next hop to {} is not known yet", t.to);
                 continue;
             };
@@ -239,7 +240,7 @@ impl XdpDriver {
             let mut bodies = datagrams();
             queue.send(datagrams().map(|d| headers + d.len()), |i, frame| {
                 let body = bodies.next().unwrap_or_default();
-                // The endpoint numbers the datagrams of one transmission.
+                // The endpoint counts the identifications of one transmission up.
                 frames::write_headers(frame, &addresses, i as u16, body.len());
                 frame[headers..].copy_from_slice(body);
             })?;
@@ -265,7 +266,7 @@ fn epoll(queues: &[Queue]) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new, and has no other owner.
     let all = unsafe { OwnedFd::from_raw_fd(fd) };
     for queue in queues {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
@@ -280,7 +281,7 @@ fn epoll(queues: &[Queue]) -> io::Result<OwnedFd> {
     Ok(all)
 }
 
-/// Bytes of a MAC address in its usual form.
+/// The bytes of a MAC address in its usual form.
 fn parse_mac(text: &str) -> Option<Mac> {
     let mut bytes = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok());
     let mut mac = Mac::default();
@@ -304,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_is_not_for_af_xdp() {
-        // Whatever the process may do: it has no MAC address, or there are no capabilities.
+        // Whatever the process may do: loopback has no MAC address, or capabilities are missing.
         let error = XdpDriver::bind("127.0.0.77".parse().unwrap()).err().unwrap();
         assert!(matches!(error, XdpError::NoInterface | XdpError::Capabilities(_)), "{error}");
     }

@@ -1,9 +1,9 @@
 //! MAC addresses of next hops, as the kernel knows them.
 //!
-//! Packets of AF_XDP sockets go past the kernel's routes and neighbours, which still know best
-//! where somebody is. Asking them is not enough: what the kernel does not use itself, it neither
-//! resolves nor keeps. So now and then it is given a reason, a datagram to the other side's discard
-//! port (RFC 863), where nobody listens.
+//! Packets of AF_XDP sockets bypass the kernel's routes and neighbour table, which still know best
+//! where a host is. Querying the table is not enough: the kernel neither resolves nor refreshes
+//! entries that it does not use itself. So the driver now and then sends a datagram by the kernel
+//! to the other side's discard port (RFC 863), where nothing listens.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -22,13 +22,13 @@ use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
 
 use super::frames::Mac;
 
-/// Where nobody listens.
+/// Nothing listens there.
 const DISCARD_PORT: u16 = 9;
-/// An address that is known is looked up again after so long.
+/// How often a known address is queried again.
 const KEEP: Duration = Duration::from_secs(2);
-/// One that is not, after so long.
+/// How often an unknown one is.
 const RETRY: Duration = Duration::from_millis(5);
-/// The kernel is given a reason to ask at most this often.
+/// The least time between two datagrams to the discard port.
 const NUDGE: Duration = Duration::from_millis(200);
 
 /// The next hops to a few addresses.
@@ -47,27 +47,28 @@ struct Neighbour {
     nudged: Option<Instant>,
 }
 
-/// Why there is no way to somebody over an interface.
+/// Why there is no route to a host over an interface.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoWay {
-    /// The route leads elsewhere.
+    /// The route uses another interface.
     #[error(
-        "the route to {0} does not lead over the interface that has this rank's address, and AF_XDP sends nowhere else"
+        "the route to {0} does not use the interface that has this rank's address, and AF_XDP \
+         cannot send by another one: change the route or NETSUM_IP"
     )]
     Elsewhere(IpAddr),
     /// The address is this machine's.
     #[error(
-        "{0} is an address of this machine, and packets to it never come to an interface; ranks over AF_XDP need machines, or network \
-         namespaces, of their own"
+        "{0} is an address of this machine, and packets to it do not leave by an interface: give \
+         each rank over AF_XDP its own machine or network namespace"
     )]
     Here(IpAddr),
-    /// There is no route, or the kernel does not say.
+    /// There is no route, or the kernel does not answer.
     #[error("no route to {0}: {1}")]
     Kernel(IpAddr, #[source] io::Error),
 }
 
 impl Neighbours {
-    /// Asks nobody yet.
+    /// Without any next hops.
     pub fn new(local: IpAddr, ifindex: u32) -> io::Result<Self> {
         let mut netlink = Socket::new(NETLINK_ROUTE)?;
         netlink.bind_auto()?;
@@ -77,7 +78,7 @@ impl Neighbours {
         Ok(Self { local, ifindex, netlink, nudge, known: Vec::new() })
     }
 
-    /// The MAC address of the next hop to an address, unless that has yet to be found.
+    /// The MAC address of the next hop to an address, if it is known.
     pub fn mac(&mut self, now: Instant, to: IpAddr) -> Option<Mac> {
         let at = match self.known.iter().position(|n| n.to == to) {
             Some(at) => {
@@ -105,7 +106,7 @@ impl Neighbours {
         if neighbour.mac != mac && mac.is_some() {
             log::debug!("next hop to {to}: {mac:02x?}");
         }
-        // One that is not answered any more may still be there.
+        // A next hop that no longer answers may still be there.
         neighbour.mac = mac.or(neighbour.mac);
         if !fresh && neighbour.nudged.is_none_or(|at| now.saturating_duration_since(at) >= NUDGE) {
             neighbour.nudged = Some(now);
@@ -116,13 +117,13 @@ impl Neighbours {
         neighbour.mac
     }
 
-    /// What the kernel knows: the address, and whether it need not be asked to make sure.
+    /// The kernel's entry: the address, and whether it is fresh.
     fn look_up(&self, to: IpAddr) -> Result<(Option<Mac>, bool), NoWay> {
         let hop = self.next_hop(to)?;
         self.resolved(hop).map_err(|e| NoWay::Kernel(to, e))
     }
 
-    /// The router to an address, or that itself; an error if packets would not leave by the
+    /// The router to an address, or the address itself; an error if packets would leave by another
     /// interface.
     pub fn next_hop(&self, to: IpAddr) -> Result<IpAddr, NoWay> {
         let bits = if to.is_ipv4() { 32 } else { 128 };
@@ -186,7 +187,7 @@ impl Neighbours {
         Ok((mac, fresh && mac.is_some()))
     }
 
-    /// One question, one answer: the kernel gives it before the question has been sent.
+    /// One request, one answer: the kernel answers before the send returns.
     fn ask(&self, question: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST;
@@ -223,7 +224,7 @@ mod tests {
 
     #[test]
     fn this_machines_own_addresses_are_refused() {
-        // The loopback interface is there in every network namespace, as number 1.
+        // The loopback interface exists in every network namespace, as number 1.
         let neighbours = Neighbours::new("127.0.0.1".parse().unwrap(), 1).unwrap();
         let error = neighbours.next_hop("127.0.0.2".parse().unwrap()).unwrap_err();
         assert!(matches!(error, NoWay::Here(_)), "{error}");
@@ -235,6 +236,6 @@ mod tests {
         let mut neighbours = Neighbours::new("127.0.0.1".parse().unwrap(), 1).unwrap();
         let now = Instant::now();
         assert_eq!(neighbours.mac(now, "127.0.0.2".parse().unwrap()), None);
-        assert_eq!(neighbours.mac(now, "127.0.0.2".parse().unwrap()), None, "asked once");
+        assert_eq!(neighbours.mac(now, "127.0.0.2".parse().unwrap()), None, "queried once");
     }
 }

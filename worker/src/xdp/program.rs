@@ -1,5 +1,5 @@
-//! The XDP program of a host: loaded, attached for as long as this process lives, and told which
-//! sockets there are.
+//! The XDP program of a host: it is attached for as long as this process lives, and gets a map of
+//! sockets.
 
 use std::net::IpAddr;
 use std::os::fd::RawFd;
@@ -15,16 +15,15 @@ use super::error::XdpError;
 /// Built from `worker/ebpf` by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/host.bpf.o");
 
-/// An attached program. Dropping it detaches, and so does the end of the process, however that
-/// comes.
+/// An attached program. It is detached when this is dropped, and when the process ends in any way.
 pub(super) struct Program {
-    // Goes first: the kernel gets the packets again.
+    // Dropped first: the kernel receives the packets again.
     _link: FdLink,
     ebpf: Ebpf,
 }
 
 impl Program {
-    /// Loads the program and attaches it. Until it is given sockets, it passes everything on.
+    /// Loads the program and attaches it. It passes all packets to the kernel until it has sockets.
     pub fn attach(interface: &str, ifindex: u32, local: IpAddr) -> Result<Self, XdpError> {
         let failed = |step: &'static str, reason: String| XdpError::Program { step, reason };
         let mut ebpf = Ebpf::load(OBJECT).map_err(|e| failed("loading it", tree(&e)))?;
@@ -50,14 +49,17 @@ impl Program {
             _ => failed("attaching it", tree(&e)),
         })?;
         let link = program.take_link(id).map_err(|e| failed("attaching it", tree(&e)))?;
-        // Without it the program would stay when the process is killed.
+        // Otherwise the program would stay when the process is killed.
         let link = FdLink::try_from(link).map_err(|_| {
-            failed("attaching it", "the kernel has no links for XDP: Linux 5.9".to_owned())
+            failed(
+                "attaching it",
+                "the kernel has no links for XDP, which need Linux 5.9".to_owned(),
+            )
         })?;
         Ok(Self { _link: link, ebpf })
     }
 
-    /// From now on, the rank's packets that come by a queue go to a socket.
+    /// Sends the rank's packets of a queue to a socket from now on.
     pub fn set_socket(&mut self, queue: u32, socket: RawFd) -> Result<(), XdpError> {
         let failed = |reason: String| XdpError::Program { step: "giving it a socket", reason };
         let map =
@@ -73,7 +75,7 @@ fn set_local(ebpf: &mut Ebpf, octets: [u8; 16]) -> Result<(), String> {
     map.set(0, octets, 0).map_err(|e| tree(&e))
 }
 
-/// The system's error behind aya's.
+/// The system's error in aya's.
 fn errno(error: &ProgramError) -> Option<Errno> {
     match error {
         ProgramError::SyscallError(e) => e.io_error.raw_os_error().map(Errno::from_raw),
@@ -108,7 +110,7 @@ mod tests {
         }
     }
 
-    /// All that is text in the object.
+    /// All text in the object.
     fn aya_names() -> String {
         OBJECT.iter().filter(|b| b.is_ascii_graphic() || **b == 0).map(|b| *b as char).collect()
     }

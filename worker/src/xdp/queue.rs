@@ -15,37 +15,36 @@ use xdp::{RingConfigBuilder, Umem, WakableRings};
 
 use super::error::XdpError;
 
-/// Frames that the kernel has to receive into. With those below 6 MiB, which is less than the 8 MiB
+/// Frames for the kernel to receive into. With the others they are less than 6 MiB, below the 8 MiB
 /// that systemd lets processes lock.
 pub(super) const RX_FRAMES: usize = 1024;
-/// Frames that may be on their way out.
+/// Frames for sending.
 pub(super) const TX_FRAMES: usize = 512;
 /// Bytes of a frame: a page.
 const FRAME: usize = 4096;
-/// Bytes of a frame that a packet may have: the kernel keeps the first for itself
-/// (XDP_PACKET_HEADROOM).
+/// Bytes of a frame for the packet: the kernel reserves the first ones (XDP_PACKET_HEADROOM).
 pub(super) const ROOM: usize = FRAME - 256;
-/// Packets taken in or given out at once.
+/// Packets to receive or send at once.
 pub(super) const BATCH: usize = 64;
 /// Descriptors that the kernel sends in one call in copy mode (net/xdp/xsk.c, `TX_BATCH_SIZE`).
 const KICK: usize = 32;
-/// Bytes of socket buffer asked for, so that it is the rings that limit.
+/// Requested size of the socket buffer in bytes, large enough that only the rings limit.
 const SEND_BUFFER: usize = 16 << 20;
-/// How long a queue may be busy: the kernel frees that of a socket which was closed a moment ago by
-/// and by.
+/// How long a queue may be busy: the kernel frees the queue of a closed socket with a delay.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// A socket. Its memory is the kernel's as well as ours: pages stay until both have let them go.
+/// A socket. The kernel and this process share its memory: pages stay until both have released
+/// them.
 pub(super) struct Queue {
-    // In this order: the socket is closed before its rings and its memory are unmapped.
+    // Dropped in this order: the socket is closed before its rings and its memory are unmapped.
     socket: XdpSocket,
     rings: WakableRings,
     umem: Umem,
-    /// Frames that the kernel has to receive into, or has filled and we have not yet seen.
+    /// Frames that the kernel has to receive into, or has filled and this process has not read.
     receiving: usize,
-    /// Frames on their way out.
+    /// Frames being sent.
     sending: usize,
-    /// Some of them may not have been looked at by the kernel.
+    /// The kernel may not have processed some of them.
     behind: bool,
     zero_copy: bool,
 }
@@ -105,16 +104,16 @@ impl Queue {
         let mut builder = XdpSocketBuilder::new().map_err(refused)?;
         let (mut rings, flags) =
             builder.build_wakable_rings(&umem, sizes.build().map_err(config)?).map_err(refused)?;
-        // SAFETY: the frames are the kernel's until they come back by the ring of received ones.
-        // Should this process unmap the memory before the socket is gone, the kernel still has the
-        // pages, which it has pinned.
+        // SAFETY: the kernel owns the frames until they return by the receive ring. If this process
+        // unmapped the memory before the socket is closed, the kernel would still have the pages,
+        // which it has pinned.
         let receiving = unsafe { rings.fill_ring.enqueue(&mut umem, RX_FRAMES, false) }
             .map_err(|e| failed("its frames", e))?;
         let socket = builder.bind(NicIndex::new(ifindex), number, flags).map_err(refused)?;
         let mut queue =
             Self { socket, rings, umem, receiving, sending: 0, behind: false, zero_copy: false };
         if setsockopt(&queue.as_fd(), sockopt::SndBufForce, &SEND_BUFFER).is_err() {
-            // Then the kernel's usual size has to do.
+            // The kernel's default size must do.
             let _ = setsockopt(&queue.as_fd(), sockopt::SndBuf, &SEND_BUFFER);
         }
         queue.zero_copy = is_zero_copy(queue.as_fd()).unwrap_or(false);
@@ -126,13 +125,13 @@ impl Queue {
         self.zero_copy
     }
 
-    /// Shows up to [`BATCH`] packets that have arrived, and gives their frames back to the kernel.
-    /// How many there were.
+    /// Passes up to [`BATCH`] received packets to a function, and returns their frames to the
+    /// kernel. Returns how many there were.
     pub fn receive(&mut self, mut packet: impl FnMut(&[u8])) -> io::Result<usize> {
         let mut arrived = StackSlab::<BATCH>::new();
         let Some(ring) = &mut self.rings.rx_ring else { return Ok(0) };
-        // SAFETY: the packets are gone at the end of this function, and the memory is there as long
-        // as `self`.
+        // SAFETY: the packets are not used after this function, and the memory lives as long as
+        // `self`.
         let count = unsafe { ring.recv(&self.umem, &mut arrived) };
         if count == 0 {
             return Ok(0);
@@ -157,14 +156,14 @@ impl Queue {
         self.sending + packets <= TX_FRAMES
     }
 
-    /// Takes frames back that have been sent.
+    /// Takes back frames that have been sent.
     fn reclaim(&mut self) {
         self.sending -=
             self.rings.completion_ring.dequeue(&mut self.umem, TX_FRAMES).min(self.sending);
     }
 
-    /// Puts up to [`BATCH`] packets, of so many bytes each, into the ring of those to be sent.
-    /// [`has_room`](Self::has_room) must have said so. `write` fills in the n-th.
+    /// Puts up to [`BATCH`] packets of these lengths into the send ring.
+    /// [`has_room`](Self::has_room) must have returned true. `write` fills the n-th packet.
     pub fn send(
         &mut self,
         lengths: impl Iterator<Item = usize>,
@@ -173,7 +172,7 @@ impl Queue {
         let full = || io::Error::other("AF_XDP: more packets than frames");
         let mut leaving = StackSlab::<BATCH>::new();
         for (i, len) in lengths.enumerate() {
-            // SAFETY: the packet is given to the ring below, and the memory is there as long as
+            // SAFETY: the packet is put into the ring below, and the memory lives as long as
             // `self`.
             let mut frame = unsafe { self.umem.alloc() }.ok_or_else(full)?;
             let len = i32::try_from(len).map_err(io::Error::other)?;
@@ -187,7 +186,7 @@ impl Queue {
         }
         let count = leaving.len();
         let Some(ring) = &mut self.rings.tx_ring else { return Err(full()) };
-        // SAFETY: the frames are the kernel's until they come back by the completion ring; for the
+        // SAFETY: the kernel owns the frames until they return by the completion ring; for the
         // memory, see above.
         let sent = unsafe { ring.send(&mut leaving, false) }?;
         self.sending += sent;
@@ -195,13 +194,12 @@ impl Queue {
         if sent == count { Ok(()) } else { Err(full()) }
     }
 
-    /// Whether the kernel should be told to send.
+    /// Whether the kernel must be woken to send.
     pub fn is_behind(&self) -> bool {
         self.behind
     }
 
-    /// Tells the kernel that there is something to be sent, until it has looked at all of it or
-    /// will not do more now.
+    /// Wakes the kernel to send, until it has processed all packets or cannot send more now.
     pub fn kick(&mut self) -> io::Result<()> {
         for _ in 0..=self.sending / KICK {
             match send(self.socket.as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT) {
@@ -209,10 +207,10 @@ impl Queue {
                     self.behind = false;
                     break;
                 }
-                // So many at once, and no more, or no room in the socket's buffer.
+                // The kernel has sent a batch, or has no room in the socket's buffer.
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 Err(Errno::EBUSY | Errno::ENOBUFS) => break,
-                // As if lost on the way: the link may come again.
+                // The same as a loss: the link may come back.
                 Err(e @ Errno::ENETDOWN) => {
                     log::debug!("AF_XDP: {e}");
                     self.behind = false;
@@ -239,7 +237,7 @@ impl AsFd for Queue {
     }
 }
 
-/// Asks the kernel (if_xdp.h, `XDP_OPTIONS`).
+/// Queries the kernel (if_xdp.h, `XDP_OPTIONS`).
 fn is_zero_copy(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut options = libc::xdp_options { flags: 0 };
     let mut len = size_of_val(&options) as libc::socklen_t;
@@ -259,8 +257,8 @@ fn is_zero_copy(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-/// How many receive queues an interface has, by `ETHTOOL_GCHANNELS`; 1 where its driver does not
-/// say.
+/// How many receive queues an interface has, by `ETHTOOL_GCHANNELS`; 1 if its driver does not
+/// report it.
 pub(super) fn receive_queues(interface: &str) -> io::Result<u32> {
     /// `include/uapi/linux/ethtool.h`.
     const ETHTOOL_GCHANNELS: u32 = 0x3c;
@@ -302,7 +300,7 @@ mod tests {
 
     #[test]
     fn interfaces_have_queues() {
-        // Loopback has no such thing, and so one.
+        // Loopback does not report it, which gives one.
         assert_eq!(receive_queues("lo").unwrap(), 1);
         assert!(receive_queues("nothing0").is_err());
     }

@@ -1,4 +1,4 @@
-//! Runs jobs with faults in the simulator, case by case; each follows from its seed.
+//! Runs jobs with faults in the simulator, case by case. Each case is generated from its seed.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -6,18 +6,18 @@ use std::time::Instant;
 use clap::Parser;
 use netsum_collective::sim::{Summary, describe, simulate};
 
-/// Runs jobs with faults in the simulator. `RUST_LOG=trace` shows each packet. Exits with 1 if
-/// anything did not hold in any case.
+/// Run jobs with faults in the simulator. `RUST_LOG=trace` shows each packet. Exits with 1 if a
+/// case fails.
 #[derive(Parser)]
 #[command(name = "netsum-sim", disable_version_flag = true)]
 struct Args {
-    /// How many cases.
+    /// Number of cases.
     #[arg(long, default_value_t = 20_000)]
     cases: u64,
-    /// Seed of the first; the others count up.
+    /// Seed of the first case; the others count up.
     #[arg(long, default_value_t = 0, env = "NETSUM_SIM_SEED")]
     seed: u64,
-    /// Say what each case is about, and what it came to.
+    /// Print each case and its result.
     #[arg(short, long)]
     verbose: bool,
     /// Stop after so many failures.
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         .format_timestamp(None)
         .init();
     let args = Args::parse();
-    // A panic is a failure like others, told with its case below.
+    // A panic is a failure like others, printed with its case below.
     std::panic::set_hook(Box::new(|_| ()));
     let start = Instant::now();
     let (mut cases, mut failures, mut right, mut ring) = (0u64, 0u64, 0u64, 0u64);
@@ -64,13 +64,13 @@ fn main() -> ExitCode {
     }
     let elapsed = start.elapsed();
     println!(
-        "{cases} cases in {elapsed:.1?}, {:.0} a second: {right} with right sums, {ring} of them in part by the ranks' \
-         ring, {} with an error that names the cause, {failures} failed",
+        "{cases} cases in {elapsed:.1?}, {:.0} a second: {right} with right sums, {ring} of them \
+         in part by the ranks' ring, {} with an error that names the cause, {failures} failed",
         cases as f64 / elapsed.as_secs_f64(),
         cases - failures - right
     );
     println!(
-        "{} data packets, {} sent again, {} time-outs; {} packets lost, {} corrupted",
+        "{} data packets, {} sent again, {} timeouts; {} packets lost, {} corrupted",
         all.packets, all.retransmissions, all.timeouts, all.lost, all.corrupted
     );
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

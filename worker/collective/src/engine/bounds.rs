@@ -1,4 +1,4 @@
-//! What a neighbour can make an engine keep, whatever it sends.
+//! Tests of bounds on an engine's memory, whatever a neighbour sends.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -23,12 +23,12 @@ const SHAPE: JobShape = JobShape {
     without_box: false,
 };
 
-/// Connections on which a test says what arrives. What is sent comes back at once.
+/// Connections with a test's events. Sent messages are acknowledged at once.
 #[derive(Default)]
 struct Told {
     arrived: Vec<ChannelEvent>,
     kept: Vec<(u64, Buffer)>,
-    /// What the next rank hears.
+    /// Frames to the next rank.
     said: Vec<Frame>,
 }
 
@@ -58,24 +58,24 @@ struct Rank {
 }
 
 impl Rank {
-    /// Rank 1 of 3, greeted, in its first operation.
+    /// Rank 1 of 3, connected, in its first operation.
     fn new() -> Self {
         let (now, mut told) = (Instant::now(), Told::default());
-        let settings = Settings { rank: 1, shape: SHAPE, timeout: TIMEOUT, run: 1 };
+        let settings = Settings { rank: 1, shape: SHAPE, timeout: TIMEOUT, session: 1 };
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
         rank.hear(&Frame::Hello { shape: SHAPE, timeout: TIMEOUT, rank: 0, nonce: 1 }, &[]);
         assert!(!rank.engine.greeted() && rank.engine.greeted_by_small_packets() == Some(now));
         rank.hear(&Frame::FullSize(SHAPE.mtu as usize), &[]);
         assert!(rank.engine.greeted() && rank.engine.greeted_by_small_packets().is_none());
-        rank.hear(&Frame::Run(5), &[]);
+        rank.hear(&Frame::Session(5), &[]);
         rank.engine
             .start(now, &mut rank.told, Call::SUM, Work::Lent(&Slice(&mut rank.data[..])))
             .unwrap();
         rank
     }
 
-    /// The same where the ranks sum by themselves.
+    /// The same after a fallback.
     fn by_ring() -> Self {
         let mut rank = Self::new();
         for origin in [0, 2] {
@@ -89,14 +89,14 @@ impl Rank {
         let mut data = Buffer::default();
         frame.encode_to(&mut data);
         data.extend_from_slice(lanes);
-        self.told.arrived.push(ChannelEvent::Received { channel: Channel::PlainIn, data });
-        self.engine.step(self.now, &mut self.told, &mut Slice(&mut self.data[..]));
+        self.told.arrived.push(ChannelEvent::Received { channel: Channel::BypassIn, data });
+        self.engine.step(self.now, &mut self.told, Some(&mut Slice(&mut self.data[..])));
     }
 
-    /// What ended it, at once or when nobody has explained a contradiction.
+    /// The error that ended the session, at once or when no rank has explained a contradiction.
     fn failure(mut self) -> String {
         self.now += Duration::from_secs(4);
-        self.engine.step(self.now, &mut self.told, &mut Slice(&mut self.data[..]));
+        self.engine.step(self.now, &mut self.told, Some(&mut Slice(&mut self.data[..])));
         match self.engine.failure() {
             Some(Error::Protocol(text) | Error::Mismatch(text)) => text.clone(),
             other => panic!("{other:?}"),
@@ -134,7 +134,10 @@ fn what_a_rank_says_of_others_must_be_possible() {
             &Frame::Status { ranks: vec![Progress::default(), Progress::default(), there] },
             &[],
         );
-        assert!(rank.failure().contains("rank 2 cannot be where rank 0 says"), "{there:?}");
+        assert!(
+            rank.failure().contains("rank 2 cannot have the progress that rank 0 reports"),
+            "{there:?}"
+        );
     }
     let mut rank = Rank::new();
     rank.hear(&Frame::Goodbye { origin: 2, completed: 2 }, &[]);
@@ -154,7 +157,7 @@ fn steps_are_of_messages_that_there_can_be() {
     for (number, wrong) in [(0, u32::MAX), (0, 4), (1, u32::MAX), (1, 3)] {
         let mut rank = Rank::by_ring();
         rank.hear(&step(number, wrong), &[0; 4]);
-        assert!(rank.failure().contains("disagree about a message"), "{number} {wrong}");
+        assert!(rank.failure().contains("does not fit this rank"), "{number} {wrong}");
     }
 }
 
@@ -168,11 +171,11 @@ fn a_rank_of_another_version_or_run_is_told_so() {
         "{text}"
     );
     let mut rank = Rank::new();
-    rank.hear(&Frame::Run(6), &[]);
-    assert!(rank.failure().contains("rank 0 is in another run"));
+    rank.hear(&Frame::Session(6), &[]);
+    assert!(rank.failure().contains("rank 0 is in another session"));
 }
 
-/// By the names that users set, and nothing that is the same.
+/// Differences are named as users know them, and nothing else is.
 #[test]
 fn settings_that_differ_between_ranks_are_named() {
     let layout = Layout { window: 4, ..SHAPE.layout };
@@ -190,7 +193,8 @@ fn settings_that_differ_between_ranks_are_named() {
         (
             JobShape { mtu: 256, layout, ..SHAPE },
             TIMEOUT,
-            "mtu (NETSUM_MTU) is 256 at rank 0 and 1024 at rank 1; window (NETSUM_WINDOW) is 4 at rank 0 and 2 at rank 1",
+            "mtu (NETSUM_MTU) is 256 at rank 0 and 1024 at rank 1; window (NETSUM_WINDOW) is 4 at \
+             rank 0 and 2 at rank 1",
         ),
         (SHAPE, TIMEOUT / 4, "timeout (NETSUM_TIMEOUT) is 2.5s at rank 0 and 10s at rank 1"),
     ] {

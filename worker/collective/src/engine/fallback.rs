@@ -1,11 +1,11 @@
-//! From the box to an ordinary ring.
+//! The fallback from the box to an ordinary ring.
 //!
-//! A rank that no longer trusts the box stops taking sums from it and tells so, with the first
-//! message of each ring that it has not verified; every rank that hears of it does the same and
-//! passes it on. Whoever has heard of all ranks knows the first message that *some* rank has not
-//! verified, and sums all from there on over the plain connections: from the originals that it has
-//! kept, then from new data. A rank that had verified such a message takes part nevertheless, and
-//! discards the sum, which is the same.
+//! A rank that no longer trusts the box stops accepting sums from it, and sends its first
+//! unverified message number of each ring to its next rank. Every rank that receives such a frame
+//! does the same and forwards it. A rank that has the frames of all ranks knows the first message
+//! that *some* rank has not verified. The ranks sum from this message on over the bypass
+//! connections: first the messages that they have kept, then new ones. A rank that has verified
+//! such a message takes part too, and discards the sum, which is the same.
 
 use std::time::Instant;
 
@@ -26,17 +26,17 @@ impl Engine {
             return;
         }
         log::debug!(
-            "rank {}: rank {} gives the box up: {}",
+            "rank {}: rank {} gave the box up: {}",
             self.own_name(),
             self.name(origin),
             reason.text()
         );
-        // Perhaps the ranks have called for different things.
+        // Perhaps the ranks' calls differ.
         self.announce(channels);
         self.reason = Some((origin, reason));
         self.wrong |= reason == Reason::Wrong;
         self.summer = Summer::Agreeing;
-        self.statistics.fall_backs += 1;
+        self.statistics.fallbacks += 1;
         for ring in 0..self.rings.len() as u32 {
             for (number, payload) in channels.close(Channel::RingOut(ring)) {
                 self.give_back(ring, number, payload);
@@ -56,7 +56,8 @@ impl Engine {
         unverified: Vec<u64>,
     ) {
         if origin >= self.member.ranks || unverified.len() != self.rings.len() {
-            self.fail(channels, Error::Protocol("a rank gives up a box of another job".to_owned()));
+            let text = format!("received a fallback of rank {origin}, which is of another job");
+            self.fail(channels, Error::Protocol(text));
             return;
         }
         self.wrong |= reason == Reason::Wrong;
@@ -71,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// Once every rank has told where it stands, the ring takes over.
+    /// Switches to the ring, once the frames of all ranks have arrived.
     pub(super) fn switch_when_agreed(
         &mut self,
         now: Instant,
@@ -88,11 +89,11 @@ impl Engine {
         let from: Vec<u64> =
             (0..self.rings.len()).map(|r| told.iter().map(|u| u[r]).min().unwrap_or(0)).collect();
         self.summer = Summer::Ring;
-        // Not before all have agreed: what looked like a fault of the box may have been a rank's
-        // death.
+        // Logged only now: what looked like a fault of the box may have been a rank's death.
         if let Some((origin, reason)) = self.reason {
             log::warn!(
-                "rank {}: no box sums any more, the ranks do it themselves by an ordinary ring: rank {} found that {}",
+                "rank {}: falling back from the box to an ordinary ring of the ranks: rank {} \
+                 found that {}",
                 self.own_name(),
                 self.name(origin),
                 reason.text()
@@ -104,7 +105,8 @@ impl Engine {
             let first = kept.front().map_or(self.rings[ring].next, |k| k.number);
             if from < first {
                 let text = format!(
-                    "message {from} of ring {ring} is needed again, but only {first} is kept"
+                    "message {from} of ring {ring} is needed for the fallback, but this rank has \
+                     only those from {first}"
                 );
                 self.fail(channels, Error::Protocol(text));
                 return;
@@ -117,7 +119,11 @@ impl Engine {
                     None if message.number >= from => {
                         self.fail(
                             channels,
-                            Error::Protocol(format!("message {} is lost", message.number)),
+                            Error::Protocol(format!(
+                                "message {} of ring {ring} is needed for the fallback, but the \
+                                 connection has not returned it",
+                                message.number
+                            )),
                         );
                         return;
                     }

@@ -1,8 +1,8 @@
-//! Who lives, who is dead, who has left; and what ends the communicator for all.
+//! Keep-alives, dead ranks, ranks that leave, and failures that end the session for all.
 //!
-//! Each rank listens to the previous one. A dead rank's next finds it silent and tells its own
-//! next, and so on around: every rank alive either has a dead rank before it or one alive that
-//! tells it.
+//! Each rank monitors the previous one. The rank after a dead one finds it silent and reports that
+//! to its next, and so on around the ring: every living rank is after a dead one, or after a living
+//! one that reports it.
 
 use std::time::{Duration, Instant};
 
@@ -30,10 +30,10 @@ impl Engine {
                 format!("{name} is {theirs} at rank {a} and {own} at rank {b}")
             })
             .collect();
-        // Ranks that count differently have other neighbours.
+        // With another number of ranks the neighbours differ, too.
         if rank != self.previous() && shape.ranks == self.member.ranks {
             let text = format!(
-                "rank {} speaks where rank {} should",
+                "connected with rank {} instead of rank {}: check the order of the addresses",
                 self.name(rank),
                 self.name(self.previous())
             );
@@ -47,28 +47,29 @@ impl Engine {
     pub(super) fn on_other_version(&mut self, channels: &mut dyn Channels, version: u32) {
         self.greeted = true;
         let text = format!(
-            "rank {} has version {version} of what ranks tell each other, rank {} version {VERSION}: all must run the same netsum",
+            "rank {} has version {version} of the protocol between ranks, rank {} version \
+             {VERSION}: all must run the same netsum",
             self.name(self.previous()),
             self.own_name()
         );
         self.fail(channels, Error::Mismatch(text));
     }
 
-    /// The run's number, on its way around.
-    pub(super) fn on_run(&mut self, channels: &mut dyn Channels, run: u64) {
-        match self.run {
+    /// The session's number, which goes around the ring once.
+    pub(super) fn on_session(&mut self, channels: &mut dyn Channels, session: u64) {
+        match self.session {
             None => {
-                self.run = Some(run);
-                self.tell(channels, &Frame::Run(run));
-                // What comes right behind it shows if it was lost.
+                self.session = Some(session);
+                self.tell(channels, &Frame::Session(session));
+                // Frames right behind it show at once if it was lost.
                 let open: Vec<_> = self.operations.iter().map(|o| o.descriptor).collect();
                 open.into_iter().for_each(|d| self.tell(channels, &Frame::Operation(d)));
             }
-            // It is back.
-            Some(own) if self.member.rank == 0 && own == run => {}
+            // It has gone around.
+            Some(own) if self.member.rank == 0 && own == session => {}
             Some(_) => {
                 let text = format!(
-                    "rank {} is in another run than rank {}",
+                    "rank {} is in another session than rank {}",
                     self.name(self.previous()),
                     self.own_name()
                 );
@@ -80,7 +81,7 @@ impl Engine {
     pub(super) fn on_status(&mut self, channels: &mut dyn Channels, theirs: &[Progress]) {
         if let Some(rank) = theirs.iter().position(|p| !self.can_be_at(*p)) {
             let text = format!(
-                "rank {} cannot be where rank {} says: {:?}",
+                "rank {} cannot have the progress that rank {} reports: {:?}",
                 self.name(rank as u32),
                 self.name(self.previous()),
                 theirs[rank]
@@ -126,31 +127,31 @@ impl Engine {
         let known = &mut self.progress[origin as usize];
         known.completed = known.completed.max(completed);
         known.started = known.started.max(completed);
-        // It waits to hear that nobody needs it.
+        // The leaving rank waits until nobody needs it.
         self.tell_status(channels);
         if self.summer == Summer::Agreeing {
             self.fail(channels, Error::RankLeft { rank: self.name(origin) });
         } else {
-            // All who need it hear it themselves.
+            // All ranks that need it receive the goodbye themselves.
             self.give_up(completed, &Error::RankLeft { rank: self.name(origin) });
         }
     }
 
-    /// Ends the communicator, here and at all others.
+    /// Ends the session, at this rank and at all others.
     pub fn fail(&mut self, channels: &mut dyn Channels, error: Error) {
         let own = self.member.rank;
         if self.failure.is_none() && self.failures_seen & 1 << own == 0 {
             self.failures_seen |= 1 << own;
-            let told = error.told_by(self.own_name());
+            let told = error.for_others(self.own_name());
             self.tell(channels, &Frame::Failure { origin: own, error: told });
         }
         self.end(error);
     }
 
-    /// The previous rank has never greeted this one: nobody can go on. `why` is what this rank
-    /// itself tells its caller.
+    /// Ends the session because the previous rank's hello has not arrived. `why` is the error that
+    /// this rank's caller gets.
     pub fn fail_to_meet(&mut self, channels: &mut dyn Channels, why: &Error) {
-        let reason = format!("rank {} could not connect: {why}", self.own_name());
+        let reason = format!("rank {} cannot connect: {why}", self.own_name());
         self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
     }
 
@@ -174,7 +175,8 @@ impl Engine {
         }
     }
 
-    /// Notes what cannot be, unless another rank explains it in time.
+    /// Notes a contradiction, which ends the session unless another rank's failure explains it in
+    /// time.
     pub(super) fn suspect(&mut self, now: Instant, error: Error) {
         self.suspicion.get_or_insert((now + self.settings.stall(), error));
     }
@@ -189,7 +191,7 @@ impl Engine {
         }
         self.look_at_parts(channels);
         // Silence between operations ends nothing: a stopped process or machine may continue.
-        let waits = !self.operations.is_empty() || self.renewal.is_some();
+        let waits = !self.operations.is_empty() || self.reconnect.is_some();
         self.waiting = waits.then(|| self.waiting.unwrap_or(now));
         if self.greeted
             && !self.has_left(self.previous())
@@ -198,7 +200,7 @@ impl Engine {
         {
             let own = self.own_name();
             let mut reason =
-                format!("rank {own} has heard nothing from it for {:?}", self.settings.timeout);
+                format!("rank {own} has received nothing from it for {:?}", self.settings.timeout);
             // The next rank acknowledges keep-alives, several within this time.
             if self.next() != self.previous()
                 && now.saturating_duration_since(self.answered) >= self.settings.timeout / 2
@@ -218,22 +220,22 @@ impl Engine {
         self.check_progress(now, channels);
     }
 
-    /// A part of a message counts as life of the previous rank, and one of a sum, which has its
-    /// part, as progress too.
-    /// Whole ones, and keep-alives behind them, may take longer than the time-out on a slow link.
+    /// A part of a message shows that the previous rank lives. A part of a sum, to which that rank
+    /// has contributed, is progress too. On a slow link a whole message, and keep-alives behind it,
+    /// may take longer than the timeout.
     fn look_at_parts(&mut self, channels: &mut dyn Channels) {
         let sum = (0..self.rings.len() as u32)
             .filter_map(|ring| channels.last_part(Channel::RingIn(ring)))
             .max();
         self.last_progress = self.last_progress.max(sum.unwrap_or(self.last_progress));
-        let part = sum.max(channels.last_part(Channel::PlainIn));
+        let part = sum.max(channels.last_part(Channel::BypassIn));
         self.heard = self.heard.max(part.unwrap_or(self.heard));
     }
 
     fn check_progress(&mut self, now: Instant, channels: &mut dyn Channels) {
         let Some(number) = self.operations.front().map(Operation::number) else { return };
-        // As long as this rank does not know whether all have called, a time-out tells nothing; so
-        // it asks, at first soon.
+        // A timeout means nothing until this rank knows that all ranks have made the call. So it
+        // queries them, soon at first.
         if now >= self.next_query {
             self.announce(channels);
             self.query_interval = (self.query_interval * 2).min(self.settings.stall() / 4);
@@ -245,7 +247,7 @@ impl Engine {
                 self.tell_status(channels);
             }
         }
-        // A rank that has not called yet is no fault of the box.
+        // A rank that has not made the call yet is not the box's fault.
         if self.all_started.is_none() && self.progress.iter().all(|p| p.started >= number) {
             self.all_started = Some(now);
         }
@@ -268,11 +270,11 @@ impl Engine {
         }
     }
 
-    /// Whether nobody needs this rank any more: what it sent has arrived, and all have got as far
-    /// as it has. Without patience, what a rank has not acknowledged that has left itself does not
-    /// count: it may be gone.
+    /// Whether no other rank needs this one: what it sent has been acknowledged, and all have
+    /// completed the operations that it has. Unless `patient`, a next rank that has left need not
+    /// acknowledge anything: it may have ended.
     pub fn may_leave(&self, patient: bool) -> bool {
-        let told = self.plain_outstanding == 0 || !patient && self.has_left(self.next());
+        let told = self.bypass_outstanding == 0 || !patient && self.has_left(self.next());
         if self.failure.is_some() {
             return told;
         }

@@ -1,41 +1,41 @@
-//! The collective as a state machine: what the connections bring goes in, messages for them come
-//! out. No I/O; the time is passed in. Each step is deterministic.
+//! The collective as a state machine: it takes events from the connections and returns messages for
+//! them. It does no I/O, and the time is passed in. Each step is deterministic.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`queue`] | all-reduces that are open: how they begin and end |
-//! | [`operation`] | what they consist of: messages out, sums in |
+//! | [`operation`] | their messages and sums |
 //! | [`fallback`] | from the box to an ordinary ring, agreed by all ranks |
-//! | [`liveness`] | keep-alives, the dead, those who leave, failures |
-//! | [`renewal`] | after which operation all connect anew |
+//! | [`liveness`] | keep-alives, ranks that die or leave, failures |
+//! | [`reconnect`] | after which operation all ranks reconnect |
 //! | [`pool`] | buffers that are used again |
 //!
-//! ## Runs
-//! Each message bears a number of its run, which rank 0 has drawn and which goes around the plain
-//! ring once. So what a box still has of an earlier run, with the same queue pairs and PSNs, is no
-//! sum of this one. Nothing is sent to be summed before a rank knows the number.
+//! ## Sessions
+//! Each message carries the number of its session. Rank 0 draws it at random and sends it around
+//! the ring of bypass connections once. So a rank does not accept sums that a box still has from an
+//! earlier session with the same queue pairs and PSNs. A rank sends nothing to be summed before it
+//! knows the number.
 //!
 //! ## Which messages are kept
 //! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified
-//! m: m is *committed*. Originals are kept until then. So when the ranks fall back, the first
-//! message that some rank has not verified is still kept by all who have sent it.
+//! m: m is *committed*. A rank keeps its own messages until then. So when the ranks fall back, all
+//! that have sent the first unverified message still have it.
 //!
 //! ## Several operations
-//! Up to [`MAX_OPEN`] operations may be open. Their messages have numbers in the order of the
-//! operations, which is that of the calls at every rank, so that each number belongs to the same
-//! message of the same operation everywhere, whoever has started how many. The window is about
-//! numbers alone: the next operation's messages go out while the window has room and this one has
-//! no more to send. What is said above about messages says nothing of operations, and holds as it
-//! is. Operations are completed in their order.
+//! Up to [`MAX_OPEN`] operations may be open. Their messages are numbered in the order of the
+//! calls, which is the same at every rank. So each number belongs to the same message of the same
+//! operation everywhere, however many operations a rank has started. The window counts message
+//! numbers only: the next operation's messages go out while the window has room and this one has
+//! no more to send. Operations are completed in their order.
 //!
 //! ## Few floats
-//! An operation of few floats is one message, if the scale is guessed right. All ranks guess the
-//! same: what the last such message of the ring and of such a length has turned out to need, and
-//! next to it where that fits a packet. That is known when the next one is built, because behind a
-//! guess nothing is sent in its ring before its sum is there. A sum tells all ranks the same; so
-//! where no guess was right, all ranks put the second message in right behind it, before those of
-//! later operations, none of which has been sent. The result has the bits of the right scale, never
-//! of another one.
+//! An operation of few floats is one message, if one of its speculative scales is right. All ranks
+//! speculate alike: on the scale that the last such message of this ring and length has needed, and
+//! on its neighbours where they fit into a packet. That scale is known when the next message is
+//! built, because a ring sends nothing after a speculative message before it has the sum. All ranks
+//! read the same from a sum. So if no scale was right, all of them insert a second message right
+//! after it, before those of later operations, which have not been sent yet. The result always has
+//! the bits of the right scale.
 
 #[cfg(test)]
 mod bounds;
@@ -44,7 +44,7 @@ mod liveness;
 mod operation;
 mod pool;
 mod queue;
-mod renewal;
+mod reconnect;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -55,18 +55,18 @@ pub use queue::Work;
 use crate::buffer::Buffer;
 use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::error::Error;
-use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, plain_buffers, plain_room};
-use crate::numeric::element::Data;
+use crate::failback::Standing;
+use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, bypass_buffers, bypass_room};
+use crate::numeric::element::{Data, Slice};
 use crate::numeric::layout::Lasts;
 use crate::reduction::{Member, Reductions};
 use crate::report::{Mode, Statistics};
 use crate::shape::JobShape;
-use crate::way_back::Standing;
 use operation::{Operation, RingPart};
 use pool::Pool;
-use renewal::Renewal;
+use reconnect::Reconnect;
 
-/// What an engine is told once.
+/// An engine's settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Its place in the ring.
@@ -74,13 +74,12 @@ pub struct Settings {
     pub shape: JobShape,
     /// A rank that is silent for so long is dead, if it is needed.
     pub timeout: Duration,
-    /// A random number, of this connection. That of rank 0 tells this run's messages from those of
-    /// others.
-    pub run: u64,
+    /// A random number. Rank 0's is the session's.
+    pub session: u64,
 }
 
 impl Settings {
-    /// Without progress for so long, although all ranks take part, the box is given up.
+    /// The ranks give the box up after so long without progress, if all of them take part.
     fn stall(&self) -> Duration {
         self.timeout * 3 / 10
     }
@@ -90,11 +89,11 @@ impl Settings {
     }
 }
 
-/// Who sums at the moment.
+/// The current way of summing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Summer {
     Box,
-    /// The ranks tell each other where they stand; nothing is summed.
+    /// The ranks exchange the numbers of their first unverified messages; nothing is summed.
     Agreeing,
     Ring,
 }
@@ -114,14 +113,14 @@ struct Ring {
     next: u64,
     /// Behind the last of the operations that have been started.
     end: u64,
-    /// Behind a guess that has been sent: before its sum is there, nobody knows what the next
-    /// message is.
-    guessed: u64,
-    /// Of the last guess messages whose sums have been verified.
+    /// The end of a speculative message that has been sent: before its sum has arrived, nobody
+    /// knows what the next message is.
+    speculated: u64,
+    /// Scales that the last speculative messages with verified sums have needed.
     lasts: Lasts,
     /// The first without a verified sum.
     verified: u64,
-    /// The first that the connection has not been told to expect an acknowledgement of.
+    /// The first message whose acknowledgement the connection does not expect yet.
     expected: u64,
     /// Sent and not committed.
     kept: VecDeque<Kept>,
@@ -132,26 +131,27 @@ struct Ring {
 pub struct Engine {
     settings: Settings,
     member: Member,
-    /// What the application calls the ranks, by their places in the ring; empty where these are
-    /// their numbers.
+    /// The application's numbers of the ranks, by their places in the ring; empty where both are
+    /// the same.
     names: Vec<u32>,
     summer: Summer,
-    /// Rank 0's random number; nothing is summed before it is known.
-    run: Option<u64>,
-    /// Who gave the box up first, as far as this rank has heard, and why.
+    /// Rank 0's random number; nothing is sent to be summed before it is known.
+    session: Option<u64>,
+    /// The rank that gave the box up first, as far as this rank knows, and the reason.
     reason: Option<(u32, Reason)>,
     /// Some rank has received a sum that was wrong.
     wrong: bool,
     rings: Vec<Ring>,
     /// Those that are open, in their order.
     operations: VecDeque<Operation>,
-    /// Refused calls that the others have not been told of, for want of room.
+    /// Refused calls that have not been sent to the others, for want of room.
     refused: usize,
-    /// What others have come to, in their order.
+    /// Results of completed operations, in their order.
     outcomes: VecDeque<Outcome>,
-    /// What is known of all ranks, this one among them.
+    /// How far each rank is known to be, this one included.
     progress: Vec<Progress>,
-    /// The operation that the next rank has not been told of: most are over before it would help.
+    /// An operation that has not been announced to the next rank: most are complete before an
+    /// announcement would help.
     untold: Option<Descriptor>,
     /// Operations of the previous rank that this rank has not started.
     announced: VecDeque<Descriptor>,
@@ -159,17 +159,17 @@ pub struct Engine {
     unverified: Vec<Option<Vec<u64>>>,
     reductions: Reductions,
     failure: Option<Error>,
-    /// A contradiction that another rank's failure may explain; if none does in time, it is one
-    /// itself.
+    /// A contradiction that another rank's failure may explain. If no failure arrives in time, the
+    /// contradiction itself ends the session.
     suspicion: Option<(Instant, Error)>,
-    /// Ranks whose failures have been passed on, bit by bit.
+    /// Ranks whose failures have been forwarded, one bit each.
     failures_seen: u64,
-    /// Ranks that have left in good order, bit by bit.
+    /// Ranks that have left in good order, one bit each.
     left: u64,
     leaving: bool,
-    /// All are about to connect anew.
-    renewal: Option<Renewal>,
-    /// When the previous rank's greeting has come, and whether a packet of the path MTU has, too.
+    /// All ranks are about to reconnect.
+    reconnect: Option<Reconnect>,
+    /// When the previous rank's hello arrived, and whether a packet of the path MTU has arrived.
     hello: Option<Instant>,
     greeted: bool,
     heard: Instant,
@@ -183,14 +183,14 @@ pub struct Engine {
     last_progress: Instant,
     /// Since when all ranks are known to have started the oldest open operation.
     all_started: Option<Instant>,
-    plain_ids: u64,
-    plain_outstanding: u64,
-    /// For messages, and for steps of the ranks' own ring.
+    bypass_ids: u64,
+    bypass_outstanding: u64,
+    /// Buffers for messages, and for steps of the ranks' own ring.
     messages: Pool,
     steps: Pool,
-    /// Steps that are about to be sent; kept for its memory.
+    /// Steps that are about to be sent; kept to reuse its memory.
     outgoing: Vec<Buffer>,
-    /// Rings' parts of operations that are over; kept for their memory.
+    /// Rings' parts of completed operations; kept to reuse their memory.
     parts: Vec<Vec<RingPart>>,
     statistics: Statistics,
 }
@@ -199,16 +199,16 @@ pub struct Engine {
 pub const MAX_OPEN: usize = 64;
 
 impl Engine {
-    /// An engine that has greeted its next rank.
+    /// An engine that has said hello to its next rank.
     pub fn new(now: Instant, settings: Settings, channels: &mut dyn Channels) -> Self {
         let JobShape { ranks, layout, without_box, .. } = settings.shape;
-        let Settings { rank, run, .. } = settings;
+        let Settings { rank, session, .. } = settings;
         let mut engine = Self {
             settings,
             member: Member { rank: settings.rank, ranks },
             names: Vec::new(),
             summer: if without_box { Summer::Ring } else { Summer::Box },
-            run: (settings.rank == 0).then_some(settings.run),
+            session: (settings.rank == 0).then_some(settings.session),
             reason: None,
             wrong: false,
             rings: (0..layout.rings).map(|_| Ring::default()).collect(),
@@ -225,7 +225,7 @@ impl Engine {
             failures_seen: 0,
             left: 0,
             leaving: false,
-            renewal: None,
+            reconnect: None,
             hello: None,
             greeted: false,
             heard: now,
@@ -236,10 +236,10 @@ impl Engine {
             query_interval: Duration::ZERO,
             last_progress: now,
             all_started: None,
-            plain_ids: 0,
-            plain_outstanding: 0,
+            bypass_ids: 0,
+            bypass_outstanding: 0,
             messages: Pool::new(layout.message_size as usize),
-            steps: Pool::new(plain_room(&settings.shape)),
+            steps: Pool::new(bypass_room(&settings.shape)),
             outgoing: Vec::new(),
             parts: Vec::new(),
             statistics: Statistics::default(),
@@ -255,29 +255,36 @@ impl Engine {
                 channels.receive_into(Channel::RingIn(ring), buffer);
             }
         }
-        for _ in 0..plain_buffers(&settings.shape) {
-            let buffer = channels.buffer(plain_room(&settings.shape));
-            channels.receive_into(Channel::PlainIn, buffer);
+        for _ in 0..bypass_buffers(&settings.shape) {
+            let buffer = channels.buffer(bypass_room(&settings.shape));
+            channels.receive_into(Channel::BypassIn, buffer);
         }
         engine.tell(
             channels,
-            &Frame::Hello { shape: settings.shape, timeout: settings.timeout, rank, nonce: run },
+            &Frame::Hello {
+                shape: settings.shape,
+                timeout: settings.timeout,
+                rank,
+                nonce: session,
+            },
         );
         engine.tell(channels, &Frame::FullSize(settings.shape.mtu as usize));
-        if let Some(run) = engine.run {
-            engine.tell(channels, &Frame::Run(run));
+        if let Some(session) = engine.session {
+            engine.tell(channels, &Frame::Session(session));
         }
         engine
     }
 
-    /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the
-    /// operation that was started with [`Work::Lent`]; an empty one where there is none.
-    pub fn step(&mut self, now: Instant, channels: &mut dyn Channels, data: &mut dyn Data) {
+    /// Processes events and timers, and sends what may be sent. `lent` is the data of the operation
+    /// that was started with [`Work::Lent`], if there is one.
+    pub fn step(&mut self, now: Instant, channels: &mut dyn Channels, lent: Option<&mut dyn Data>) {
+        let mut none = Slice(&mut [0i32; 0][..]);
+        let data = lent.unwrap_or(&mut none);
         while let Some(event) = channels.poll() {
             self.on_event(now, channels, data, event);
         }
-        // Only now: acknowledgements behind the last announcement gave back messages that are
-        // needed.
+        // After all events: acknowledgements that follow the last announcement return messages that
+        // are needed here.
         self.switch_when_agreed(now, channels, data);
         self.start_refused(now, channels);
         self.pump(now, channels, data);
@@ -307,7 +314,7 @@ impl Engine {
             }
             ChannelEvent::Sent { data, .. } => {
                 self.answered = now;
-                self.plain_outstanding -= 1;
+                self.bypass_outstanding -= 1;
                 self.steps.give(data);
             }
             ChannelEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
@@ -323,20 +330,20 @@ impl Engine {
                     Some(decoded) => self.on_frame(now, channels, decoded),
                     None => {
                         let text = format!(
-                            "rank {} sent something unintelligible",
+                            "rank {} sent a frame that cannot be decoded",
                             self.name(self.previous())
                         );
                         self.fail(channels, Error::Protocol(text));
                     }
                 }
-                channels.receive_into(Channel::PlainIn, frame);
+                channels.receive_into(Channel::BypassIn, frame);
             }
-            ChannelEvent::Failed { channel: Channel::PlainOut, reason } => {
+            ChannelEvent::Failed { channel: Channel::BypassOut, reason } => {
                 if !self.has_left(self.next()) {
                     self.fail(channels, Error::RankDied { rank: self.name(self.next()), reason });
                 }
             }
-            ChannelEvent::Failed { channel: Channel::PlainIn, reason } => {
+            ChannelEvent::Failed { channel: Channel::BypassIn, reason } => {
                 self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
             }
             ChannelEvent::Failed { reason, .. } => {
@@ -353,7 +360,7 @@ impl Engine {
             }
             Frame::FullSize(_) => self.greeted = true,
             Frame::OtherVersion(version) => self.on_other_version(channels, version),
-            Frame::Run(run) => self.on_run(channels, run),
+            Frame::Session(session) => self.on_session(channels, session),
             Frame::Status { ranks } => self.on_status(channels, &ranks),
             Frame::Operation(d) => self.on_operation(channels, d),
             Frame::FallBack { origin, reason, unverified } => {
@@ -361,11 +368,11 @@ impl Engine {
             }
             Frame::Failure { origin, error } => self.on_failure(channels, origin, error),
             Frame::Goodbye { origin, completed } => self.on_goodbye(channels, origin, completed),
-            Frame::Renew { after, decided } => self.on_renew(channels, after, decided),
+            Frame::Reconnect { after, decided } => self.on_reconnect(channels, after, decided),
             Frame::Data(_) => {
                 self.suspect(
                     now,
-                    Error::Protocol("a step of a ring that does not exist".to_owned()),
+                    Error::Protocol("received a step of a ring that does not exist".to_owned()),
                 );
             }
         }
@@ -373,23 +380,23 @@ impl Engine {
 
     /// Sends a frame to the next rank.
     fn tell(&mut self, channels: &mut dyn Channels, frame: &Frame) {
-        // Where the ranks sum themselves, every operation is announced; otherwise frames are rare
-        // and small.
+        // In the ranks' own ring every operation is announced; through the box, frames are rare and
+        // small.
         let mut bytes =
             if self.summer == Summer::Ring { self.steps.take(channels) } else { Buffer::heap(64) };
         bytes.resize(0);
         frame.encode_to(&mut bytes);
-        self.send_plain(channels, bytes);
+        self.send_bypass(channels, bytes);
     }
 
-    fn send_plain(&mut self, channels: &mut dyn Channels, bytes: Buffer) {
-        // Also to a rank that has left: it stays a while, to hear that nobody needs it.
-        self.plain_ids += 1;
-        self.plain_outstanding += 1;
-        channels.send(Channel::PlainOut, self.plain_ids, bytes);
+    fn send_bypass(&mut self, channels: &mut dyn Channels, bytes: Buffer) {
+        // Also to a rank that has left: it lingers to learn that nobody needs it.
+        self.bypass_ids += 1;
+        self.bypass_outstanding += 1;
+        channels.send(Channel::BypassOut, self.bypass_ids, bytes);
     }
 
-    /// Ranks are told of by these numbers, by their places in the ring.
+    /// Sets the numbers by which errors and logs name the ranks, by their places in the ring.
     pub fn name_ranks(&mut self, names: Vec<u32>) {
         self.names = names;
     }
@@ -431,7 +438,7 @@ impl Engine {
         }
     }
 
-    /// Who sums; the ring as soon as the box is given up.
+    /// Whether the box or the ring sums; the ring as soon as the box is given up.
     pub fn mode(&self) -> Mode {
         if self.summer == Summer::Box { Mode::Box } else { Mode::Ring }
     }
@@ -441,7 +448,7 @@ impl Engine {
         self.summer == Summer::Ring
     }
 
-    /// How the ranks stand with the box, as far as this one has heard.
+    /// Whether the ranks trust the box, as far as this one knows.
     pub fn standing(&self) -> Standing {
         match self.summer {
             Summer::Box => Standing::Trusted,
@@ -450,22 +457,22 @@ impl Engine {
         }
     }
 
-    /// Whether the previous rank has said hello, and packets of the path MTU get here from it.
+    /// Whether the previous rank has said hello, and packets of the path MTU arrive from it.
     pub fn greeted(&self) -> bool {
         self.greeted
     }
 
-    /// Since when the previous rank has said hello, where no packet of the path MTU has come.
+    /// When the previous rank said hello, if no packet of the path MTU has arrived since.
     pub fn greeted_by_small_packets(&self) -> Option<Instant> {
         self.hello.filter(|_| !self.greeted)
     }
 
-    /// What ended this communicator.
+    /// The error that ended the session.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
 
-    /// What has been counted here; bytes and packets are the connections' to count.
+    /// Counters of the engine; the connections count packets and bytes on the wire.
     pub fn statistics(&self) -> &Statistics {
         &self.statistics
     }

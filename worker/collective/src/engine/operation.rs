@@ -1,4 +1,4 @@
-//! What all-reduces consist of: messages are built and sent while the window allows, sums are
+//! The messages of operations: they are built and sent while the window allows, and their sums are
 //! verified and written back.
 
 use std::ops::Range;
@@ -48,12 +48,12 @@ impl Operation {
         self.descriptor.number
     }
 
-    /// Nobody waits for what it comes to.
+    /// Such an operation has no outcome.
     pub fn is_refused(&self) -> bool {
         self.descriptor.call.collective == Collective::Refused
     }
 
-    /// Behind its last message in a ring.
+    /// The end of its messages in a ring.
     pub fn end(&self, ring: u32) -> u64 {
         let part = &self.rings[ring as usize];
         part.base + part.messages as u64
@@ -63,9 +63,9 @@ impl Operation {
         self.plan.message(ring as usize, (number - self.rings[ring as usize].base) as usize)
     }
 
-    /// What tells a message from all others.
-    fn id(&self, run: u64, ring: u32, number: u64) -> MessageId {
-        MessageId { run, ring, number, tag: self.descriptor.tag() }
+    /// The identity of a message, which its check lanes contain.
+    fn id(&self, session: u64, ring: u32, number: u64) -> MessageId {
+        MessageId { run: session, ring, number, tag: self.descriptor.tag() }
     }
 
     fn scale(&self, ring: u32, data_message: usize, ranks: u32) -> Option<Scale> {
@@ -76,28 +76,28 @@ impl Operation {
     }
 }
 
-/// What one of the operations came to.
+/// The outcome of an operation, with its number and data.
 #[derive(Debug)]
 pub struct Outcome {
     pub number: u64,
     pub result: Result<Finished, Error>,
-    /// The data, if it is owned.
+    /// The data, if the engine owns it.
     pub data: Option<Owned>,
 }
 
-/// What an operation came to.
+/// The result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     pub mode: Mode,
     pub verified: u64,
     /// Elements of the first message with an infinity or a NaN.
     pub non_finite: Option<Range<usize>>,
-    /// What the scales of the messages were too coarse for.
+    /// Floats for which the scales of their messages were too coarse.
     pub underflow: Underflow,
 }
 
 impl Finished {
-    /// What the caller is told.
+    /// The report for the caller.
     pub fn report(self, elapsed: Duration, retransmissions: Option<u64>) -> Result<Report, Error> {
         match self.non_finite {
             Some(range) => Err(Error::NonFinite { first: range.start, end: range.end }),
@@ -116,30 +116,30 @@ impl Engine {
     /// Sends what may be sent.
     pub(super) fn pump(&mut self, now: Instant, channels: &mut dyn Channels, data: &mut dyn Data) {
         let window = self.window();
-        let Some(run) = self.run else { return };
+        let Some(session) = self.session else { return };
         for ring in 0..self.rings.len() as u32 {
             while self.summer != Summer::Agreeing {
                 let state = &self.rings[ring as usize];
                 let number = state.next;
-                if number >= state.verified + window || state.guessed > state.verified {
+                if number >= state.verified + window || state.speculated > state.verified {
                     break;
                 }
                 let Some(at) = self.operation_of(ring, number) else { break };
                 let op = &self.operations[at];
                 let message = op.message(ring, number);
                 if let Some((i, _)) = &message.data
-                    && message.guess.is_none()
+                    && message.speculative.is_none()
                     && op.plan.scaled()
                     && op.rings[ring as usize].buckets[*i].is_none()
                 {
                     break;
                 }
                 let mut payload = self.messages.take(channels);
-                self.build(op, &*data, op.id(run, ring, number), &message, &mut payload);
+                self.build(op, &*data, op.id(session, ring, number), &message, &mut payload);
                 let state = &mut self.rings[ring as usize];
                 state.next += 1;
-                if message.guess.is_some() {
-                    state.guessed = state.next;
+                if message.speculative.is_some() {
+                    state.speculated = state.next;
                 }
                 if self.summer == Summer::Box {
                     self.statistics.box_bytes += payload.len() as u64;
@@ -152,10 +152,10 @@ impl Engine {
         }
     }
 
-    /// Tells the connections what must be acknowledged soon. A message whose sum this rank has
-    /// received has been released to all; and once every rank has started an operation, each sends
-    /// its part of every message of it as soon as this rank does, for its credit comes with the
-    /// same sums.
+    /// Tells the connections which messages must be acknowledged soon. A message whose sum this
+    /// rank has received has been released to all. And once every rank has started an operation,
+    /// each sends its part of every message as soon as this rank does, because the same sums give
+    /// credit to all.
     pub(super) fn expect_acknowledgements(&mut self, now: Instant, channels: &mut dyn Channels) {
         if self.summer != Summer::Box {
             return;
@@ -192,10 +192,10 @@ impl Engine {
             quant::write_histogram(data.bucket(op.plan.range(ring as usize, i)), histogram);
         }
         match &message.data {
-            Some((_, range)) if message.guess.is_some() => {
-                for (guess, values) in message.guesses(last).zip(values.chunks_mut(range.len() * 4))
+            Some((_, range)) if message.speculative.is_some() => {
+                for (scale, values) in message.scales(last).zip(values.chunks_mut(range.len() * 4))
                 {
-                    data.load(range.clone(), Scale::new(guess, self.member.ranks), values);
+                    data.load(range.clone(), Scale::new(scale, self.member.ranks), values);
                 }
             }
             Some((i, range)) => {
@@ -262,15 +262,15 @@ impl Engine {
         let (check, sums) = (Check::decode(check), quant::check_sums(lanes));
         let state = &self.rings[ring as usize];
         let own = self.operation_of(ring, state.verified).filter(|_| state.verified < state.next);
-        let (Some(op), Some(run)) = (own.map(|at| &self.operations[at]), self.run) else {
-            // Not without this rank's own part: it is nobody's sum.
+        let (Some(op), Some(session)) = (own.map(|at| &self.operations[at]), self.session) else {
+            // This rank has not sent its part, so this cannot be the sum.
             return match check.stamp.count {
                 1 if check.data == sums => Verification::Unsummed,
                 n if n == self.member.ranks && check.data == sums => Verification::Stray,
                 _ => Verification::Wrong,
             };
         };
-        let id = op.id(run, ring, state.verified);
+        let id = op.id(session, ring, state.verified);
         match check.examine(&id, self.member.ranks, self.previous(), &sums) {
             Verification::Sum => {
                 let message = op.message(ring, state.verified);
@@ -281,7 +281,7 @@ impl Engine {
         }
     }
 
-    /// Writes back a verified sum, and what it says about the scales of later messages.
+    /// Writes back a verified sum, and notes the scales of later messages that it contains.
     fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8]) {
         let (ranks, window) = (self.member.ranks, self.window());
         let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
@@ -297,18 +297,18 @@ impl Engine {
         if let Some((i, range)) = message.data.clone() {
             let scale = op.scale(ring, i, ranks);
             if let Some(bucket) = op.rings[ring as usize].buckets.first().copied().flatten()
-                && message.guess.is_some()
+                && message.speculative.is_some()
                 && scale.is_some()
             {
-                let guesses = message.guesses(state.lasts.of(&message));
+                let scales = message.scales(state.lasts.of(&message));
                 let right =
-                    guesses.zip(values.chunks(range.len() * 4)).find(|(guess, _)| *guess == bucket);
+                    scales.zip(values.chunks(range.len() * 4)).find(|(scale, _)| *scale == bucket);
                 state.lasts.learn(&message, bucket);
                 again = right.is_none();
                 values = right.map_or(&[], |(_, values)| values);
             }
             if again {
-                // The sum comes with the next message.
+                // The next message brings the sum with the right scale.
             } else {
                 let data: &mut dyn Data = op.data.as_mut().map_or(lent, |data| &mut **data);
                 let nothing;
@@ -318,7 +318,7 @@ impl Engine {
                         if op.non_finite.as_ref().is_none_or(|n| range.start < n.start) {
                             op.non_finite = Some(range.clone());
                         }
-                        // A guess message has no values for it.
+                        // A speculative message has no values for it.
                         nothing = vec![0; range.len() * 4];
                         values = &nothing;
                     }
@@ -333,7 +333,7 @@ impl Engine {
         } else {
             op.left -= 1;
         }
-        // All ranks have sent their part of a sum.
+        // A sum shows that all ranks have started the operation.
         for rank in &mut self.progress {
             rank.started = rank.started.max(op.number());
         }
@@ -353,11 +353,11 @@ impl Engine {
                 later.rings[ring as usize].base += 1;
             }
         }
-        // With several rings a later one may have all its sums before; it waits.
+        // With several rings a later operation may have all its sums first; it waits.
         while let Some(op) = self.operations.pop_front_if(|op| op.left == 0) {
             self.own().completed = op.number();
             self.untold.take_if(|d| d.number == op.number());
-            self.look_after_oldest(now);
+            self.monitor_oldest(now);
             let is_refused = op.is_refused();
             self.parts.push(op.rings);
             if is_refused {
@@ -410,9 +410,9 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        // The previous rank sends a message only with the sum of the one a window before, which
-        // takes this rank's part; and the ring begins at most a window before what this rank has
-        // verified.
+        // The previous rank sends a message only after it has the sum of the one a window before,
+        // which includes this rank's part. And the ring starts at most a window before the first
+        // message that this rank has not verified.
         let (window, verified) = (self.window(), self.rings[h.ring as usize].verified);
         if h.number.saturating_add(window) < verified || h.number >= verified + 2 * window {
             let text = format!(
@@ -444,17 +444,20 @@ impl Engine {
         let mut out = std::mem::take(&mut self.outgoing);
         for frame in out.drain(..) {
             self.statistics.ring_bytes += (frame.len() - DATA_HEADER) as u64;
-            self.send_plain(channels, frame);
+            self.send_bypass(channels, frame);
         }
         self.outgoing = out;
         if done == Err(Misfit) {
             self.suspect(
                 now,
-                Error::Protocol("the ranks disagree about a message of the ring".to_owned()),
+                Error::Protocol(format!(
+                    "a step of ring {ring} from rank {} does not fit this rank's message",
+                    self.name(self.previous())
+                )),
             );
             return;
         }
-        // Sums that this rank had already are of no use to it.
+        // Discards sums that this rank has already.
         let (member, verified) = (self.member, self.rings[ring as usize].verified);
         self.reductions.forget_done(member, ring, verified, verified.saturating_sub(self.window()));
         while !self.is_of_nobody(ring) {
@@ -464,7 +467,7 @@ impl Engine {
                 self.statistics.wrong += 1;
                 self.suspect(
                     now,
-                    Error::Protocol("a sum of the ranks' own ring did not verify".to_owned()),
+                    Error::Protocol("a sum of the ranks' own ring is wrong".to_owned()),
                 );
                 return;
             }

@@ -1,5 +1,5 @@
-//! Operations that are open, in the order of the calls: how they begin, that all ranks mean the
-//! same, how they end.
+//! Open operations in the order of the calls: how they start and end, and the check that all ranks
+//! have made the same calls.
 
 use std::time::{Duration, Instant};
 
@@ -13,17 +13,18 @@ use crate::numeric::element::{Data, Dtype, Owned, Slice};
 use crate::numeric::layout::Plan;
 use crate::numeric::quant::Underflow;
 
-/// How long after its start a rank asks who else has started, if no sum has told.
+/// How long after the start of an operation a rank queries the others' progress, if no sum has
+/// arrived.
 const FIRST_QUERY: Duration = Duration::from_millis(2);
-/// Operations of no more messages are announced only when they are not over by then.
+/// Operations of at most so many messages are announced only if they are still open at the first
+/// query.
 const FEW: usize = 2;
 
-/// What is to be reduced.
+/// The data of an operation.
 pub enum Work<'a> {
-    /// What every step is given until the operation is complete. No other may be started before
-    /// that.
+    /// Passed to every step until the operation is complete. No other one may be started before.
     Lent(&'a dyn Data),
-    /// It comes back with the outcome.
+    /// Returned with the outcome.
     Owned(Owned),
 }
 
@@ -37,7 +38,7 @@ impl Work<'_> {
 }
 
 impl Engine {
-    /// Starts an operation, and gives its number. [`outcome`](Self::outcome) tells when it is done.
+    /// Starts an operation, and returns its number. [`outcome`](Self::outcome) returns its result.
     pub fn start(
         &mut self,
         now: Instant,
@@ -52,8 +53,8 @@ impl Engine {
         let plan = Plan::new(&self.settings.shape.layout, dtype, length)
             .map_err(|reason| Error::Length { dtype, reason })?;
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
-            // Others may still be in an operation that this rank has completed: it is no failure of
-            // theirs.
+            // Not a failure of the session: others may still be in an operation that this rank has
+            // completed.
             return Err(Error::RankLeft { rank: self.name(rank) });
         }
         let number = self.own().started + 1;
@@ -85,9 +86,9 @@ impl Engine {
         });
         if self.operations.len() == 1 {
             self.last_progress = now;
-            self.look_after_oldest(now);
+            self.monitor_oldest(now);
         }
-        if self.run.is_some() {
+        if self.session.is_some() {
             self.announce(channels);
             self.untold = Some(descriptor);
             let messages: usize = self.operations.back().map_or(0, |o| o.left);
@@ -99,11 +100,10 @@ impl Engine {
         Ok(number)
     }
 
-    /// Puts a [`Collective::Refused`] in the place of each of so many calls that this rank has
-    /// refused. Without it this
-    /// rank's next call would be added to the one that the others make now. Ranks that refuse the
-    /// same call agree.
-    /// It starts with the next step that has room, and has no outcome.
+    /// Starts a [`Collective::Refused`] in the place of each of so many calls that this rank has
+    /// refused. Otherwise this rank's next call would be summed with the call that the others make
+    /// now. Ranks that refuse the same call agree. It starts with the next step that has room, and
+    /// has no outcome.
     pub fn refuse(&mut self, calls: usize) {
         self.refused += calls;
     }
@@ -117,22 +117,22 @@ impl Engine {
         while self.refused > 0 && self.has_room() {
             self.refused -= 1;
             let nothing = Work::Owned(Box::new(Slice(vec![0])));
-            // Where none can be started any more, the ranks know why.
+            // An error means that the session has failed, which the ranks know.
             let _ = self.start(now, channels, Collective::Refused.into(), nothing);
         }
     }
 
-    /// Tells the next rank of an operation that has been started, if it does not know. With few
-    /// messages that is late: the sums' sequence lanes say already that all ranks have called for
-    /// the same, and an announcement and its acknowledgement are two packets of six. Long ones are
-    /// announced at once, for what is lost is missed sooner where all are known to have started.
+    /// Announces a started operation to the next rank, unless that has been done. Operations of few
+    /// messages are announced late: their sums already show that all ranks have made the same call,
+    /// and an announcement and its acknowledgement are two packets of six. Long ones are announced
+    /// at once, because losses are detected sooner where all ranks are known to have started.
     pub(super) fn announce(&mut self, channels: &mut dyn Channels) {
         if let Some(descriptor) = self.untold.take() {
             self.tell(channels, &Frame::Operation(descriptor));
         }
     }
 
-    /// What an operation that was started has come to, in their order, once it has.
+    /// The outcome of the next operation, in their order, once it is complete.
     pub fn outcome(&mut self) -> Option<Outcome> {
         self.outcomes.pop_front()
     }
@@ -142,14 +142,14 @@ impl Engine {
         self.operations.len()
     }
 
-    /// Another operation has become the oldest open one, whose progress is looked after.
-    pub(super) fn look_after_oldest(&mut self, now: Instant) {
+    /// Begins to monitor the progress of the operation that is now the oldest open one.
+    pub(super) fn monitor_oldest(&mut self, now: Instant) {
         self.all_started = None;
         self.query_interval = FIRST_QUERY;
         self.next_query = now + FIRST_QUERY;
     }
 
-    /// Gives up the operations behind one of them.
+    /// Gives up the operations after one of them.
     pub(super) fn give_up(&mut self, behind: u64, error: &Error) {
         let from = self.operations.partition_point(|o| o.number() <= behind);
         let given_up = self.operations.drain(from..).filter(|o| !o.is_refused()).map(|o| Outcome {
@@ -160,12 +160,12 @@ impl Engine {
         self.outcomes.extend(given_up);
     }
 
-    /// Gives up all that is open, here alone: the others hear that this rank leaves.
+    /// Gives up all open operations of this rank; the others receive its goodbye.
     pub fn abandon(&mut self, error: &Error) {
         self.give_up(0, error);
     }
 
-    /// Where the operation is that a message belongs to.
+    /// The index of the operation that a message belongs to.
     pub(super) fn operation_of(&self, ring: u32, number: u64) -> Option<usize> {
         let i = self.operations.partition_point(|o| o.end(ring) <= number);
         self.operations.get(i).filter(|o| o.rings[ring as usize].base <= number).map(|_| i)
@@ -173,7 +173,7 @@ impl Engine {
 
     /// The previous rank has started an operation.
     pub(super) fn on_operation(&mut self, channels: &mut dyn Channels, d: Descriptor) {
-        // It starts no more before this one has started what was before them, and each once.
+        // It can be only so far ahead of this rank, and starts each operation once.
         let latest = self.announced.back().map_or(0, |d| d.number);
         if d.number <= latest || !self.can_be_at(Progress { started: d.number, completed: 0 }) {
             let text = format!(
@@ -191,8 +191,8 @@ impl Engine {
         self.compare(channels);
     }
 
-    /// Whether a rank can be so far: nothing is complete without this rank's part, and no more are
-    /// open than may be.
+    /// Whether a rank can have this progress: no operation completes without this rank's part, and
+    /// at most [`MAX_OPEN`] are open.
     pub(super) fn can_be_at(&self, theirs: Progress) -> bool {
         let own = self.progress[self.member.rank as usize].started;
         theirs.completed <= own && theirs.started <= own + MAX_OPEN as u64
@@ -202,14 +202,15 @@ impl Engine {
     fn compare(&mut self, channels: &mut dyn Channels) {
         let started = self.own().started;
         while let Some(theirs) = self.announced.pop_front_if(|d| d.number <= started) {
-            // Those that are complete were the same.
+            // Operations that are complete were the same.
             let own =
                 self.operations.iter().map(|o| o.descriptor).find(|d| d.number == theirs.number);
             if let Some(own) = own.filter(|own| *own != theirs) {
                 self.fail(
                     channels,
                     Error::Mismatch(format!(
-                        "operation {}: rank {} calls for {theirs}, rank {} for {own}; all ranks must call for the same",
+                        "operation {}: rank {} calls for {theirs}, rank {} for {own}; all ranks \
+                         must call for the same",
                         own.number,
                         self.name(self.previous()),
                         self.own_name()

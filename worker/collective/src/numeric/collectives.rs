@@ -1,5 +1,5 @@
-//! Other collectives than the sum in place, each as one sum: of elements that go elsewhere than
-//! they came from, and of bytes to which one rank contributes what all others contribute zeros to.
+//! Collectives other than the sum in place. Each is one sum: of elements whose result goes to other
+//! memory, or of bytes to which one rank contributes its data and all others zeros.
 
 use std::ops::{Deref, DerefMut, Range};
 
@@ -7,12 +7,12 @@ use super::element::{Data, Dtype, Element};
 use super::memory::Memory;
 use super::quant::{Scale, Underflow};
 
-/// A sum in place that this rank may do without, and its average.
+/// A sum or average in place, which this rank may discard.
 pub struct Reduce<B> {
     pub data: B,
-    /// Whether this rank wants the sum.
+    /// Whether this rank keeps the sum.
     pub keeps: bool,
-    /// 1, or for the average the ranks.
+    /// 1, or for an average the number of ranks.
     pub divisor: u32,
 }
 
@@ -49,7 +49,7 @@ fn restore<T: Element>(sums: &[u8], scale: Option<Scale>, out: &mut [T], divisor
     }
 }
 
-/// A sum of which each rank keeps one part, as long as the others'.
+/// A sum of which each rank keeps one part; all parts have the same length.
 pub struct Scatter<I, O> {
     pub input: I,
     /// This rank's part.
@@ -99,7 +99,7 @@ impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Sca
     }
 }
 
-/// Which rank gives which bytes to whom.
+/// The route of bytes between ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
     /// One rank to all.
@@ -110,10 +110,10 @@ pub enum Route {
     AllToAll,
 }
 
-/// Blocks of bytes that change places. Each is a whole number of lanes, the last of which may be
-/// padded.
+/// Blocks of bytes that move between ranks. Each is a whole number of lanes, the last of which may
+/// be padded.
 pub struct Moved<I, O> {
-    /// What this rank gives; empty for a broadcast, which is in place.
+    /// This rank's data; empty for a broadcast, which is in place.
     pub input: I,
     pub output: O,
     pub route: Route,
@@ -128,7 +128,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Moved<I, O> {
         self.block.div_ceil(4)
     }
 
-    /// Where the bytes of a block are that this rank gives.
+    /// Where a block of this rank's data is.
     fn given(&self, block: usize) -> Option<&[u8]> {
         let of = |at: usize| at * self.block..(at + 1) * self.block;
         match self.route {
@@ -140,7 +140,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Moved<I, O> {
         }
     }
 
-    /// Where those are that it is given.
+    /// Where a block of the result goes.
     fn taken(&mut self, block: usize) -> Option<&mut [u8]> {
         let size = self.block;
         let of = |at: usize| at * size..(at + 1) * size;
@@ -153,7 +153,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Moved<I, O> {
         }
     }
 
-    /// The parts of a range of lanes: block, bytes of it, and where those are in the range.
+    /// Splits a range of lanes by blocks: block, bytes in it, and their place in the range.
     fn parts(
         &self,
         range: Range<usize>,
@@ -226,7 +226,7 @@ mod tests {
     use super::super::reference::add_lanes;
     use super::*;
 
-    /// Else one rank refuses an operation that another one begins.
+    /// Otherwise one rank refuses an operation that another one starts.
     #[test]
     fn all_ranks_find_the_same_collisions() {
         for rank in 0..2 {
@@ -239,8 +239,7 @@ mod tests {
         }
     }
 
-    /// Also where their sum is beyond the largest float, and not a multiple of what a float
-    /// resolves.
+    /// Also where the sum is beyond the largest float, or needs more bits than a float has.
     #[test]
     fn the_average_of_the_same_finite_float_is_that_float() {
         for ranks in 2..=64 {

@@ -67,7 +67,7 @@ pub trait Element:
     #[doc(hidden)]
     fn to_lanes(x: &[Self], scale: Option<Scale>, out: &mut [u8]);
 
-    /// What becomes 0 of elements that are not; see [`Scale::underflow`].
+    /// Counts nonzero elements that become 0; see [`Scale::underflow`].
     #[doc(hidden)]
     fn underflow(x: &[Self], scale: Scale) -> Underflow;
 
@@ -138,26 +138,26 @@ impl Element for f32 {
     }
 }
 
-/// A slice under reduction, whatever its type: what the engine reads contributions from and writes
-/// results to.
+/// A slice of any element type, from which the engine reads contributions and to which it writes
+/// results.
 #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
 pub trait Data {
     fn dtype(&self) -> Dtype;
     fn len(&self) -> usize;
     fn bucket(&self, range: Range<usize>) -> u8;
     fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]);
-    /// What a scale is too coarse for.
+    /// Elements for which a scale is too coarse.
     fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow;
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]);
-    /// Makes this rank's own data the result, as the only rank does.
+    /// Makes this rank's own data the result, for a job of one rank.
     fn keep_own(&mut self) {}
-    /// The memory that it uses, where it may be somebody else's, too.
+    /// The memory that it uses, if other operations may use it, too.
     fn memory(&self) -> Memory {
         Memory::default()
     }
 }
 
-/// A slice as [`Data`], borrowed or by what holds it.
+/// A slice as [`Data`], borrowed or owned.
 pub struct Slice<B>(pub B);
 
 impl<T: Element, B: DerefMut<Target = [T]>> Data for Slice<B> {
@@ -272,7 +272,7 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for 
     }
 }
 
-/// What the engine owns while it is reduced; whoever gave it knows its type.
+/// Data that the engine owns during an operation; the caller knows its type.
 #[doc(hidden)]
 pub trait OwnedData: Data + Any + Send {}
 
@@ -282,7 +282,7 @@ impl<D: Data + Any + Send> OwnedData for D {}
 #[doc(hidden)]
 pub type Owned = Box<dyn OwnedData>;
 
-/// What was given to the engine, by its type; `None` if it is of another.
+/// Returns the data that was passed to the engine; `None` if it has another type.
 pub fn take_back<D: Data + Any>(owned: Owned) -> Option<D> {
     (owned as Box<dyn Any>).downcast().ok().map(|data| *data)
 }

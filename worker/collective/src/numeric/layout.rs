@@ -6,9 +6,9 @@
 //! message i + W travels as a histogram in its message i; those of its first W messages travel in
 //! *prologue* messages, which hold nothing else.
 //!
-//! Floats that are few need no prologue: one *guess* message has their histogram, and their values
-//! with each scale that is likely. Where the histogram says that none of them was right, a second
-//! message follows with the right one.
+//! Few floats need no prologue: one message has their histogram, and their values with each of a
+//! few *speculative scales*. If the histogram shows that none of them was right, a second message
+//! follows with the right one.
 
 use std::ops::Range;
 
@@ -19,20 +19,20 @@ use super::quant::{self, HISTOGRAM_LANES};
 
 pub const CHECK_BYTES: usize = CHECK_LANES * 4;
 
-/// Scales that a guess message has values with where it is small.
-const GUESSES: u8 = 3;
+/// Scales of a small speculative message.
+const SPECULATIVE_SCALES: u8 = 3;
 /// Most bytes of a message with so many: a packet, at the usual path MTU.
-const GUESSES_BYTES: usize = 1024;
-/// Most bytes of values that are sent with a single scale, if that has been right: as much is lost
-/// where it is wrong.
-const GUESS_BYTES: usize = 16 << 10;
+const SEVERAL_SCALES_BYTES: usize = 1024;
+/// Most bytes of values in a speculative message with one scale, which is sent only if the last
+/// scale was right: as many bytes are wasted if it is wrong.
+const SPECULATIVE_BYTES: usize = 16 << 10;
 
 /// The properties of a job that decide how data is cut into messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Bytes of a message with all its lanes, a multiple of 4.
     pub message_size: u32,
-    /// Messages that a rank may have sent in a ring without having their sums.
+    /// Messages in a ring that a rank may send without having their sums.
     pub window: u32,
     /// Rings of the job.
     pub rings: u32,
@@ -42,7 +42,7 @@ impl Layout {
     /// Data elements in a full message.
     ///
     /// # Errors
-    /// The message size leaves no room, with the least that does.
+    /// Where the message size leaves no room; names the least one that does.
     pub fn elements(&self, dtype: Dtype) -> Result<usize, String> {
         let overhead = CHECK_LANES + if dtype == Dtype::F32 { HISTOGRAM_LANES } else { 0 };
         let lanes = self.message_size as usize / 4;
@@ -57,38 +57,39 @@ impl Layout {
     }
 }
 
-/// What a message of an operation carries.
+/// The contents of a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
     /// Data messages (of the same ring) whose histograms it carries.
     pub histograms: Range<usize>,
-    /// The data message that it is, and its elements; `None` for a prologue.
+    /// Its number among the data messages, and its elements; `None` for a prologue.
     pub data: Option<(usize, Range<usize>)>,
-    /// Where no scale is known: with how many the values may be there.
-    pub guess: Option<u8>,
+    /// For a speculative message, the most scales that it may have values with.
+    pub speculative: Option<u8>,
 }
 
 impl Message {
-    /// The scales of a guess message, where the last one of such a length was `last`.
-    pub fn guesses(&self, last: Last) -> Range<u8> {
-        let count = self.guess.map_or(0, |most| if most > 1 { most } else { last.steady.into() });
+    /// The scales of a speculative message, where `last` is the last one of such a length.
+    pub fn scales(&self, last: Last) -> Range<u8> {
+        let count =
+            self.speculative.map_or(0, |most| if most > 1 { most } else { last.steady.into() });
         quant::around(last.bucket, count)
     }
 
     /// Bytes with all lanes.
     pub fn len(&self, last: Last) -> usize {
-        let times = self.guess.map_or(1, |_| self.guesses(last).len());
+        let times = self.speculative.map_or(1, |_| self.scales(last).len());
         let values = self.data.as_ref().map_or(0, |d| d.1.len()) * times;
         (CHECK_LANES + self.histograms.len() * HISTOGRAM_LANES + values) * 4
     }
 }
 
-/// What the last guess message was found to need.
+/// The scale that the last speculative message needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Last {
     /// The largest exponent over all ranks.
     pub bucket: u8,
-    /// It was that of the one before.
+    /// The message before needed the same.
     pub steady: bool,
 }
 
@@ -99,8 +100,8 @@ impl Default for Last {
     }
 }
 
-/// By lengths, as far as they differ in their lowest bits: a training's operations are the same
-/// ones over and over.
+/// The last scales by length, as far as lengths differ in their lowest bits: a training repeats the
+/// same operations.
 #[derive(Debug, Default)]
 pub struct Lasts([Last; 16]);
 
@@ -109,7 +110,7 @@ impl Lasts {
         self.0[Self::place(message)]
     }
 
-    /// A guess message's sum says what is right.
+    /// Notes the scale that a speculative message needed, which its sum shows.
     pub fn learn(&mut self, message: &Message, bucket: u8) {
         let last = &mut self.0[Self::place(message)];
         *last = Last { bucket, steady: last.bucket == bucket };
@@ -130,32 +131,32 @@ pub struct Plan {
     rings: usize,
     /// Histograms in a prologue message; 0 where none are needed.
     prologue: usize,
-    /// All of it is one guess message with so many scales at the most, and if that was wrong
-    /// another one.
-    guess: Option<u8>,
+    /// If set, the operation is one speculative message with at most so many scales, and another
+    /// message if none was right.
+    speculative: Option<u8>,
 }
 
 impl Plan {
     pub fn new(layout: &Layout, dtype: Dtype, length: usize) -> Result<Self, String> {
         let elements = layout.elements(dtype)?;
-        // An empty slice still takes one message, so that the ranks meet.
+        // An empty slice still takes one message: the ranks must wait for each other.
         let chunks = length.div_ceil(elements).max(1);
-        let most = elements.min(GUESS_BYTES / 4);
-        let bytes = (CHECK_LANES + HISTOGRAM_LANES + length * usize::from(GUESSES)) * 4;
-        let few = bytes <= GUESSES_BYTES.min(layout.message_size as usize);
-        let guess = (dtype == Dtype::F32 && (1..=most).contains(&length)).then_some(if few {
-            GUESSES
+        let most = elements.min(SPECULATIVE_BYTES / 4);
+        let bytes = (CHECK_LANES + HISTOGRAM_LANES + length * usize::from(SPECULATIVE_SCALES)) * 4;
+        let few = bytes <= SEVERAL_SCALES_BYTES.min(layout.message_size as usize);
+        let speculative = (dtype == Dtype::F32 && (1..=most).contains(&length)).then_some(if few {
+            SPECULATIVE_SCALES
         } else {
             1
         });
         let prologue = match dtype {
-            Dtype::F32 if length > 0 && guess.is_none() => {
+            Dtype::F32 if length > 0 && speculative.is_none() => {
                 (layout.message_size as usize / 4 - CHECK_LANES) / HISTOGRAM_LANES
             }
             _ => 0,
         };
         let (window, rings) = (layout.window as usize, layout.rings as usize);
-        Ok(Self { elements, length, chunks, window, rings, prologue, guess })
+        Ok(Self { elements, length, chunks, window, rings, prologue, speculative })
     }
 
     pub fn data_messages(&self, ring: usize) -> usize {
@@ -170,7 +171,7 @@ impl Plan {
         }
     }
 
-    /// All messages of a ring, if guesses are right.
+    /// All messages of a ring, if a speculative scale is right.
     pub fn messages(&self, ring: usize) -> usize {
         self.prologue_messages(ring) + self.data_messages(ring)
     }
@@ -183,12 +184,12 @@ impl Plan {
 
     /// Message `m` of a ring, from 0.
     pub fn message(&self, ring: usize, m: usize) -> Message {
-        if self.guess.is_some() {
+        if self.speculative.is_some() {
             let histograms = if m == 0 { 0..1 } else { 0..0 };
             return Message {
                 histograms,
                 data: Some((0, self.range(ring, 0))),
-                guess: self.guess.filter(|_| m == 0),
+                speculative: self.speculative.filter(|_| m == 0),
             };
         }
         let (n, p) = (self.data_messages(ring), self.prologue_messages(ring));
@@ -196,20 +197,20 @@ impl Plan {
             None => {
                 let last = n.min(self.window);
                 let histograms = m * self.prologue..((m + 1) * self.prologue).min(last);
-                Message { histograms, data: None, guess: None }
+                Message { histograms, data: None, speculative: None }
             }
             Some(i) => {
                 let ahead = i + self.window;
                 let histograms =
                     if self.prologue > 0 && ahead < n { ahead..ahead + 1 } else { 0..0 };
-                Message { histograms, data: Some((i, self.range(ring, i))), guess: None }
+                Message { histograms, data: Some((i, self.range(ring, i))), speculative: None }
             }
         }
     }
 
     /// Whether data messages have scales.
     pub fn scaled(&self) -> bool {
-        self.prologue > 0 || self.guess.is_some()
+        self.prologue > 0 || self.speculative.is_some()
     }
 }
 
@@ -230,7 +231,7 @@ mod tests {
                     for ring in 0..rings as usize {
                         let mut known = vec![!plan.scaled(); plan.data_messages(ring)];
                         for m in 0..plan.messages(ring) {
-                            // What message m - W carried is known when m is sent.
+                            // The contents of message m - W are known when m is sent.
                             if let Some(before) = m.checked_sub(window as usize) {
                                 plan.message(ring, before).histograms.for_each(|i| known[i] = true);
                             }
@@ -241,11 +242,11 @@ mod tests {
                             }
                             match message.data {
                                 Some((i, range)) => {
-                                    if message.guess.is_some() {
+                                    if message.speculative.is_some() {
                                         // The second message is counted only where it is needed.
                                         let second = plan.message(ring, 1);
                                         assert_eq!(second.data, Some((0, 0..length)));
-                                        assert!(second.guess.is_none());
+                                        assert!(second.speculative.is_none());
                                         known[i] = true;
                                     }
                                     if i >= window as usize {
@@ -264,24 +265,24 @@ mod tests {
     }
 
     #[test]
-    fn more_than_few_floats_are_guessed_where_the_last_two_were_alike() {
+    fn many_floats_are_speculative_only_if_the_last_two_scales_were_the_same() {
         let layout = Layout { message_size: 65536, window: 2, rings: 1 };
-        let guesses = |length, lasts: &Lasts| {
+        let scales = |length, lasts: &Lasts| {
             let message = Plan::new(&layout, Dtype::F32, length).unwrap().message(0, 0);
-            message.guess.map(|_| message.guesses(lasts.of(&message)))
+            message.speculative.map(|_| message.scales(lasts.of(&message)))
         };
         let mut lasts = Lasts::default();
         for (bucket, few, more) in
             [(130, 126..129, 127..127), (130, 129..132, 130..130), (130, 129..132, 130..131)]
         {
-            assert_eq!(guesses(57, &lasts), Some(few));
-            assert_eq!(guesses(57 + 16, &lasts), Some(more));
+            assert_eq!(scales(57, &lasts), Some(few));
+            assert_eq!(scales(57 + 16, &lasts), Some(more));
             let message = Plan::new(&layout, Dtype::F32, 57).unwrap().message(0, 0);
             lasts.learn(&message, bucket);
         }
         // Other lengths have others.
-        assert_eq!(guesses(4096, &lasts), Some(127..127));
-        assert_eq!(guesses(4097, &lasts), None);
+        assert_eq!(scales(4096, &lasts), Some(127..127));
+        assert_eq!(scales(4097, &lasts), None);
     }
 
     #[test]

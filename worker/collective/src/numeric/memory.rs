@@ -1,26 +1,27 @@
-//! Which memory operations use. Callers from other languages may give the same to two of them.
+//! The memory that operations use. Callers from other languages may pass the same memory to two
+//! operations.
 
 use std::ops::Range;
 
-/// A slice of the caller's.
+/// A slice of the caller.
 #[derive(Clone, Debug)]
 struct Stretch {
     place: Range<usize>,
-    /// Whether the result goes there, at this rank or another: all ranks must find the same
+    /// Whether the result goes there, at this rank or another: all ranks must detect the same
     /// collisions.
     written: bool,
 }
 
-/// All that one operation uses.
+/// All memory of one operation.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     stretches: Vec<Stretch>,
-    /// Around all of them.
+    /// The range from the first to the last slice.
     hull: Range<usize>,
 }
 
 impl Memory {
-    /// Adds what is read; `own` of it may be where the result for that goes, which it is in place.
+    /// Adds an input; its part `own` may be the output, for operations in place.
     pub fn with_input<T>(self, input: &[T], own: Range<usize>, result: &[T]) -> Self {
         let place =
             if input[own.clone()].as_ptr_range() == result.as_ptr_range() { own } else { 0..0 };
@@ -40,11 +41,11 @@ impl Memory {
         self
     }
 
-    /// Whether an operation would go wrong by itself: it writes what it uses otherwise, too.
+    /// Whether an operation writes memory that it also uses for something else.
     pub fn overlaps_itself(&self) -> bool {
         let mut all: Vec<&Stretch> = self.stretches.iter().collect();
         all.sort_by_key(|stretch| stretch.place.start);
-        // How far what came before reaches, read and written.
+        // The ends of the slices before, read and written.
         let mut ends = [0; 2];
         all.into_iter().any(|Stretch { place, written }| {
             let [read, write] = ends;
@@ -54,7 +55,7 @@ impl Memory {
         })
     }
 
-    /// Whether two operations at once would go wrong: one writes what the other one uses.
+    /// Whether one of two operations writes memory that the other one uses.
     pub fn collides(&self, other: &Self) -> bool {
         if self.hull.start >= other.hull.end || other.hull.start >= self.hull.end {
             return false;
@@ -63,7 +64,7 @@ impl Memory {
             [(self, 0), (other, 1)].map(|(m, whose)| m.stretches.iter().map(move |s| (s, whose)));
         let mut all: Vec<(&Stretch, usize)> = own.chain(others).collect();
         all.sort_by_key(|(stretch, _)| stretch.place.start);
-        // How far what came before reaches: of either, read and written.
+        // The ends of the slices before, of each operation, read and written.
         let mut ends = [[0; 2]; 2];
         all.into_iter().any(|(Stretch { place, written }, whose)| {
             let end = &mut ends[whose][usize::from(*written)];

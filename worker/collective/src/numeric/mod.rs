@@ -1,11 +1,11 @@
-//! From numbers to lanes and back. The box adds 32-bit integers, wrapping; floats become such
-//! integers.
+//! Converts numbers to lanes and back. The box adds 32-bit integers, wrapping, so floats become
+//! such integers.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`quant`] | floats to integers with a power-of-two scale, and back |
 //! | [`element`] | the element types of an all-reduce |
-//! | [`memory`] | which memory operations use |
+//! | [`memory`] | the memory that operations use |
 //! | [`layout`] | how an all-reduce is cut into messages |
 //! | [`reference`] | the same sum in one process, bit for bit |
 //!

@@ -1,8 +1,8 @@
 //! Floats as 32-bit integers after SwitchML (NSDI 2021).
 //!
 //! All elements of a message have one scale, a power of two, the same at all ranks. It follows from
-//! the largest exponent over all ranks' elements of that message, so that N quantised values of the
-//! largest magnitude do not overflow. The exponents are added up by the box like everything else:
+//! the largest exponent over all ranks' elements of that message: N quantised values of the
+//! largest magnitude must not overflow. The exponents are added up by the box like everything else:
 //! as a histogram of [`BUCKETS`] buckets of eight bits, four to a lane. Each rank adds one in one
 //! bucket, so with at most 64 ranks no bucket carries into its neighbour.
 
@@ -15,14 +15,14 @@ use netsum_common::lanes::{DATA_SUMS, data_sums};
 pub const BUCKETS: usize = 256;
 pub const HISTOGRAM_LANES: usize = BUCKETS / 4;
 pub const HISTOGRAM_BYTES: usize = BUCKETS;
-/// The bucket of messages with an infinite element or one that is no number.
+/// The bucket of messages with an infinity or a NaN.
 pub const NON_FINITE: u8 = 255;
 
 /// The largest biased exponent among `x`: |x| < 2^(bucket - 126) for every finite element.
 /// [`NON_FINITE`] if there is an infinity or a NaN, 0 if all are zero or subnormal.
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 pub fn bucket(x: &[f32]) -> u8 {
-    // Without their sign, the bits of floats are ordered as their magnitudes are.
+    // Without the sign bit, floats have the same order as their bits.
     let largest = x.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff));
     (largest >> 23) as u8
 }
@@ -33,19 +33,18 @@ pub fn write_histogram(bucket: u8, out: &mut [u8]) {
     out[bucket as usize] = 1;
 }
 
-/// The highest bucket that is not empty in a summed histogram; `None` if all are.
+/// The highest bucket that is not empty in a summed histogram; `None` if all are empty.
 pub fn highest_bucket(histogram: &[u8]) -> Option<u8> {
     histogram[..HISTOGRAM_BYTES].iter().rposition(|b| *b != 0).map(|b| b as u8)
 }
 
-/// Largest exponents that are likely where the last one was `bucket`; there is no scale beyond the
-/// ends.
+/// Likely largest exponents, if the last one was `bucket`; limited to those that have a scale.
 pub fn around(bucket: u8, count: u8) -> Range<u8> {
     let first = bucket.saturating_sub(count / 2).min(NON_FINITE - count);
     first..first + count
 }
 
-/// What a scale was too coarse for.
+/// Elements for which a scale was too coarse.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Underflow {
     /// Elements that are not zero.
@@ -55,7 +54,7 @@ pub struct Underflow {
 }
 
 impl Underflow {
-    /// More than a hundredth of what is not zero became 0: worth a warning.
+    /// Whether more than a hundredth of the nonzero elements became 0, which is worth a warning.
     pub fn is_large(self) -> bool {
         self.zeroed * 100 > self.nonzero
     }
@@ -68,7 +67,7 @@ impl std::ops::AddAssign for Underflow {
     }
 }
 
-/// How floats of one message become integers.
+/// The scale by which floats of one message become integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// s: a float is multiplied by 2^s.
@@ -85,7 +84,8 @@ impl Scale {
             return None;
         }
         let bits = ranks.next_power_of_two().ilog2() as i32;
-        // |x| < 2^e, so |x 2^s| < 2^(31 - ceil(log2 N)). The limit keeps what rounds up to that power below it.
+        // |x| < 2^e, so |x 2^s| < 2^(31 - ceil(log2 N)). The limit applies where rounding reaches that
+        // power.
         let e = i32::from(bucket) - 126;
         Some(Self { exponent: 31 - bits - e, limit: ((1i64 << (31 - bits)) - 1) as i32 })
     }
@@ -100,11 +100,10 @@ impl Scale {
         quantise(self.exponent, self.limit as u32, x, out);
     }
 
-    /// How many of these elements are not zero, and how many of those are so small that they
-    /// become 0: at most half of 2^-s, as ties go to even.
+    /// Counts the elements that are not zero, and those of them that become 0: at most half of
+    /// 2^-s, as ties go to even.
     pub fn underflow(self, x: &[f32]) -> Underflow {
-        // The bits of the largest float that becomes 0, which may be subnormal, or too small for
-        // one.
+        // The bits of the largest float that becomes 0; it may be subnormal, or below all floats.
         let largest = match -1 - self.exponent {
             e if e >= -126 => ((e + 127) as u32) << 23,
             e => 1u32.checked_shl((e + 149) as u32).unwrap_or(0),
@@ -114,7 +113,7 @@ impl Scale {
 
     /// Sums of quantised values, as little-endian words, back to floats: `sum 2^-s`, rounded once.
     pub fn restore(self, sums: &[u8], out: &mut [f32]) {
-        // No sum overflows, and none but zero is less than the least normal number.
+        // No sum overflows, and all but zero are at least the least normal number.
         let usual = (-96..=126).contains(&self.exponent);
         if usual {
             restore(self.inverse(), sums, out)
@@ -123,7 +122,7 @@ impl Scale {
         }
     }
 
-    /// The same divided by 2 to 64, rounded once: what lies between floats is one.
+    /// The same divided by 2 to 64, and rounded once.
     pub fn average(self, sums: &[u8], by: u32, out: &mut [f32]) {
         average(self.inverse(), by, sums, out);
     }
@@ -133,10 +132,10 @@ impl Scale {
 // processor chooses at run time. `cargo xtask bench numeric`, 64 KiB on a Xeon with AVX-512, in us:
 // largest exponent 0.4; quantise 2.1; restore 1.7; check lanes 1.0. A copy takes 0.7.
 //
-// Nothing here is rounded by the processor: an application may have set another rounding mode, or
-// that subnormal numbers count as zero (MXCSR on x86-64, FPCR on AArch64), in one thread and not in
-// the keeper's, at one rank and not at the others. Integers know nothing of that, and the one
-// product of floats is exact, of normal numbers.
+// The processor's rounding is not used here: an application may have set another rounding mode, or
+// that subnormal numbers count as zero (MXCSR on x86-64, FPCR on AArch64), in one thread but not in
+// the progress thread, at one rank but not at others. Integers do not depend on these, and the one
+// product of floats is exact and has normal factors.
 
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 fn quantise(exponent: i32, limit: u32, x: &[f32], out: &mut [u8]) {
@@ -144,7 +143,8 @@ fn quantise(exponent: i32, limit: u32, x: &[f32], out: &mut [u8]) {
         let bits = x.to_bits();
         let biased = (bits >> 23 & 0xff) as i32;
         let mantissa = (bits & 0x7f_ffff) | u32::from(biased != 0) << 23;
-        // |x 2^s| = mantissa 2^7 2^-shift. What is larger than the scale is for is larger than the limit, too.
+        // |x 2^s| = mantissa 2^7 2^-shift. Elements that are too large for the scale exceed the limit,
+        // too.
         let (wide, shift) = (mantissa << 7, 157 - exponent - biased.max(1));
         let by = shift.clamp(0, 31) as u32;
         let rounded = (wide + (((1 << by) - 1) >> 1) + (wide >> by & 1)) >> by;
@@ -168,13 +168,13 @@ fn underflow(largest: u32, x: &[f32]) -> Underflow {
     Underflow { nonzero: nonzero.into(), zeroed: zeroed.into() }
 }
 
-/// Bits of an f64 that an f32 has no room for.
+/// Bits of an f64's mantissa that an f32 lacks.
 const DROPPED: u32 = 29;
-/// The exponents' zeros are so far apart.
+/// The difference of the exponents' biases.
 const REBIAS: u64 = 1023 - 127;
 const INFINITE: u64 = 0x7f80_0000;
 
-/// What is added to have the lowest `by` bits rounded: to the nearest, ties to even.
+/// The number to add before the lowest `by` bits are cut: rounds to the nearest, ties to even.
 #[inline(always)]
 fn up(x: u64, by: u32) -> u64 {
     (((1 << by) - 1) >> 1) + (x >> by & 1)
@@ -199,7 +199,7 @@ fn restore_extreme(inverse: f64, sums: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Rounded to the nearest, ties to even, whatever the processor would do.
+/// Rounds to the nearest, ties to even, whatever the processor's mode is.
 #[inline(always)]
 fn rounded(x: f64) -> f32 {
     let bits = x.to_bits();
@@ -224,9 +224,9 @@ fn average(inverse: f64, by: u32, sums: &[u8], out: &mut [f32]) {
         // The 31 bits of a sum, the first of them 1: a quotient of 25 at least.
         let a = (bits >> 22 & ((1 << 30) - 1)) as u32 | 1 << 30;
         let whole = ((u64::from(a) * reciprocal) >> (31 + up)) as u32;
-        // Behind them, whether there is a rest, is all that rounding to 24 asks for.
+        // Rounding to 24 bits only needs to know whether there is a remainder.
         let exact = whole << 1 | u32::from(whole * by != a);
-        // From the place of the 31 bits to that of the sum.
+        // Back from the shifted 31 bits to the sum.
         let place = (bits >> 52 & 0x7ff).wrapping_sub(1023 + 31) << 52;
         let quotient = f64::from(exact).to_bits().wrapping_add(place) | bits & 1 << 63;
         let quotient = if bits << 1 == 0 { 0 } else { quotient };
@@ -316,12 +316,12 @@ mod tests {
     }
 
     #[test]
-    fn guesses_have_scales() {
+    fn speculative_buckets_have_scales() {
         for (bucket, count) in (0..=255).flat_map(|b| [(b, 1), (b, 3)]) {
-            let guesses = around(bucket, count);
-            assert_eq!(guesses.len(), count.into());
-            assert!(guesses.clone().all(|g| Scale::new(g, 64).is_some()));
-            assert!(bucket == NON_FINITE || guesses.contains(&bucket));
+            let buckets = around(bucket, count);
+            assert_eq!(buckets.len(), count.into());
+            assert!(buckets.clone().all(|g| Scale::new(g, 64).is_some()));
+            assert!(bucket == NON_FINITE || buckets.contains(&bucket));
         }
         assert!(around(127, 0).is_empty() && around(255, 0).is_empty());
     }
@@ -362,7 +362,7 @@ mod tests {
             prop_assert_eq!(quantise(scale, &[x])[0], expected);
         }
 
-        /// What is counted as underflow is what quantising makes 0.
+        /// The elements counted as underflow are those that quantising makes 0.
         #[test]
         fn underflow_is_what_becomes_zero(
             x in prop::collection::vec(finite(), 0..40),
@@ -371,7 +371,7 @@ mod tests {
             ranks in 1u32..=64,
         ) {
             let scale = Scale::new(bucket, ranks).unwrap();
-            // And what is next to the limit, which is the halves of subnormal numbers at the lowest
+            // Also values next to the limit, which are halves of subnormal numbers at the lowest
             // scales.
             let half = (-f64::from(scale.exponent) - 1.0).exp2() as f32;
             let edge = f32::from_bits(half.to_bits().saturating_add(near).saturating_sub(1));

@@ -1,10 +1,10 @@
-//! The sum that an all-reduce gives, computed in one process.
+//! The result of an all-reduce, computed in one process.
 
 use super::element::Element;
 use super::layout::{Layout, Plan};
 use super::quant::Scale;
 
-/// The sum that `all_reduce` gives, bit for bit: same scales, same rounding. The order of the
+/// The result of `all_reduce`, bit for bit: it uses the same scales and rounding. The order of the
 /// contributions does not matter. Floats of a message in which any rank has an infinity or a NaN
 /// are NaN.
 ///

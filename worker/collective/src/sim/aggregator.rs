@@ -1,4 +1,4 @@
-//! The box, or a tree of boxes: the data plane's state machine over real packets.
+//! The box, or a tree of boxes: runs the data plane's state machine over real packets.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::queue_pairs::RankNumbers;
 use crate::shape::JobShape;
 use netsum_rc::packet::{Extended, Verifier, encode};
 
-/// A connection that is summed, of all boxes that it comes by.
+/// A connection of a ring, at all boxes on its path.
 struct Flow {
     ring: usize,
     rank: usize,
@@ -27,29 +27,28 @@ struct Flow {
 
 /// One box.
 struct Node {
-    /// The ranks below, and the boxes that they are behind; none of a leaf.
+    /// The ranks below, and the boxes that they are behind; none for a leaf.
     ranks: Range<usize>,
     below: Vec<usize>,
     parent: Option<usize>,
-    /// The ranks whose connections its members' are, in order: each rank's, or the last one's of
-    /// each group. Where there is a parent the last one is that of the rank before the first, whose
-    /// connection comes down.
+    /// The ranks whose connections the members use, in order: each rank's, or the last rank's of
+    /// each group. With a parent, the last entry is the rank before the first, whose connection
+    /// comes from above.
     senders: Vec<usize>,
     rings: Vec<RingBox<Bth, [u8]>>,
 }
 
-/// What comes to a box.
+/// A packet at a box.
 struct Incoming {
     node: usize,
     sender: usize,
     bth: Bth,
     payload: Vec<u8>,
-    /// Its PSN has been moved: it passes.
+    /// Its PSN has been moved: it is forwarded.
     moved: bool,
 }
 
-/// Links between boxes, each way one of its own. Without them what a box sends another is there at
-/// once.
+/// Links between boxes, one for each direction. Without them packets between boxes arrive at once.
 struct Wires {
     speed: Speed,
     free: HashMap<(usize, usize), Instant>,
@@ -77,35 +76,35 @@ pub(super) struct Aggregator {
     nodes: Vec<Node>,
     /// Losses between boxes, in millionths.
     loss: u32,
-    /// The one packet between boxes that is lost, counted from 0 on its way.
+    /// The number of the one packet between boxes that is lost, counted from 0.
     victim: Option<(Between, u32)>,
     rng: Rng,
     wires: Option<Wires>,
-    /// The release to come whose sum is spoilt, and how.
+    /// The number of the release whose sum is corrupted, and how.
     spoil: Option<(u32, Spoil)>,
 }
 
-/// What boxes send each other.
+/// Packets between boxes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Between {
     Partial,
     Total,
 }
 
-/// What a defective box does to one sum, with a right ICRC.
+/// How a defective box corrupts one sum, with a right ICRC.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Spoil {
     /// One bit changes.
     Flip,
-    /// Two lanes change places.
+    /// Two lanes are swapped.
     Exchange,
     /// A contribution is added twice.
     Double,
 }
 
 impl Aggregator {
-    /// So many boxes are below each box, level by level; one box if `branches` is empty. Between
-    /// them so many of a million packets are lost.
+    /// A tree with so many boxes below each box, level by level; one box if `branches` is empty.
+    /// Between boxes so many of a million packets are lost.
     pub fn new(
         shape: &JobShape,
         ranks: &[RankNumbers],
@@ -142,7 +141,7 @@ impl Aggregator {
         }
     }
 
-    /// Spoils the sum that is released after `after` others.
+    /// Corrupts the sum that is released after `after` others.
     pub fn spoil(&mut self, after: u32, how: Spoil) {
         self.spoil = Some((after, how));
     }
@@ -153,14 +152,14 @@ impl Aggregator {
         self.victim = Some((what, nth));
     }
 
-    /// From now on no fragment is within its credit.
+    /// From now on all fragments are beyond their credit.
     pub fn swallow(&mut self) {
         for ring in self.nodes.iter_mut().flat_map(|node| &mut node.rings) {
             ring.config.credit = 0;
         }
     }
 
-    /// Has each of a rank's flows in the ring behind its own, as if they had been registered so.
+    /// Swaps a rank's flows: each counts for the ring after its own, as if registered so.
     #[cfg(test)]
     pub fn exchange_rings(&mut self, rank: usize) {
         let rings = self.nodes[0].rings.len();
@@ -170,7 +169,7 @@ impl Aggregator {
             .for_each(|f| f.ring = (f.ring + 1) % rings);
     }
 
-    /// Slots that were claimed and not released, described.
+    /// Describes slots that were claimed and not released.
     pub fn unreleased(&self) -> Vec<String> {
         let rings = self.nodes.iter().flat_map(|node| node.rings.iter().enumerate());
         let slots = rings.flat_map(|(r, ring)| {
@@ -182,7 +181,7 @@ impl Aggregator {
         slots.collect()
     }
 
-    /// Takes a datagram if it is a flow's data, and gives those that come of it, with their
+    /// Processes a datagram if it is data of a flow. Returns the resulting datagrams, with their
     /// addresses.
     pub fn take(
         &mut self,
@@ -218,7 +217,7 @@ impl Aggregator {
         Some(self.wires.as_ref()?.flying.first_key_value()?.0.0)
     }
 
-    /// Takes that packet.
+    /// Delivers that packet.
     pub fn arrive(&mut self, out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>) {
         let first = self.wires.as_mut().and_then(|wires| wires.flying.pop_first());
         if let Some(((now, _), incoming)) = first {
@@ -226,7 +225,7 @@ impl Aggregator {
         }
     }
 
-    /// Takes a packet at a box, and what comes of it at once at others.
+    /// Processes a packet at a box, and resulting packets at other boxes.
     fn all_at_box(
         &mut self,
         now: Instant,
@@ -286,7 +285,7 @@ impl Aggregator {
                     Spoil::Exchange => sum.rotate_left(4),
                     Spoil::Double => add_lanes(sum, &payload),
                 }
-                // Zeros exchanged or added twice are still right.
+                // Swapping zeros, or adding them twice, leaves the sum right.
                 if *sum != right {
                     self.spoil = None;
                 }
@@ -314,7 +313,8 @@ impl Aggregator {
         }
     }
 
-    /// From a box, on the connection of a rank: to the next rank, or to the box on the way there.
+    /// Sends a packet from a box, on the connection of a rank: to the next rank, or to the box on
+    /// the path to it.
     #[expect(clippy::too_many_arguments, reason = "a packet, where it is, and where it may go")]
     fn route(
         &mut self,
@@ -349,7 +349,7 @@ impl Aggregator {
     }
 }
 
-/// Makes a box with all that is below it; its number.
+/// Creates a box with all boxes below it. Returns its number.
 fn grow(
     nodes: &mut Vec<Node>,
     shape: &JobShape,

@@ -1,7 +1,7 @@
-//! The same all-reduce packet by packet and in a network of fluids (`netsum-plan`): both take as
-//! long.
+//! The same all-reduce packet by packet, and as flows of a fluid network (`netsum-plan`): both take
+//! equally long.
 //!
-//! Fluids know no acknowledgements, and none of a ring's steps waits for another.
+//! The fluid network has no acknowledgements, and no step of a ring waits for another.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,9 +22,9 @@ use crate::report::Mode;
 
 const LAYOUT: Layout = Layout { message_size: 64 << 10, window: 8, rings: 1 };
 const MTU: u32 = 1024;
-/// Packets that come until a rank of a ring is awake and answers all of them at once. With 2 to 12
-/// times are within 0.5 % of each other. One that answers each would send 8 % more: an
-/// acknowledgement is 86 bytes on the wire, a packet 1106. By a box it makes no difference.
+/// Packets that arrive before a rank of a ring wakes up and acknowledges all of them at once. With
+/// 2 to 12 the times are within 0.5 % of each other. Acknowledging each would send 8 % more: an
+/// acknowledgement is 86 bytes on the wire, a packet 1106. With a box it makes no difference.
 const WAKES: u32 = 4;
 
 struct Case {
@@ -34,7 +34,7 @@ struct Case {
     per_byte: u32,
     uplink: u32,
     latency: Duration,
-    /// Of 1000 bytes of each host's link, those of other jobs.
+    /// How many of 1000 bytes of each host's link belong to other jobs.
     others: u32,
     bytes: usize,
     mode: Mode,
@@ -76,7 +76,7 @@ impl Case {
         (end(1) - end(0)).as_secs_f64()
     }
 
-    /// Seconds in a network of fluids, of what goes over the wires for so many bytes.
+    /// Seconds in a fluid network, for the bytes on the wire.
     fn fluid(&self) -> f64 {
         let bits = |per_byte: u32| 8e9 / f64::from(per_byte);
         let mut topology = generate::rack(self.hosts, bits(self.per_byte));
@@ -96,7 +96,7 @@ impl Case {
             .iter_mut()
             .for_each(|link| link.latency_us = self.latency.as_secs_f64() * 1e6);
         let network = Network::new(&topology).unwrap();
-        // From each host to the next, so that all links of hosts have as much, both ways.
+        // From each host to the next, with the same load on all links of hosts, in both directions.
         let rate = 1e9 / f64::from(self.per_byte) * f64::from(self.others) / 1000.0;
         let other = |from| Demand { from, to: (from + 1) % self.hosts, bytes: rate };
         let background =
@@ -106,7 +106,7 @@ impl Case {
         let collective =
             if self.mode == Mode::Ring { Collective::Ring } else { Collective::Netsum };
         let elements = LAYOUT.elements(Dtype::I32).unwrap();
-        // A share of a message has a header of its own, which may need one more packet.
+        // A rank's part of a message has its own header, which may need one more packet.
         let (parts, each) = match self.mode {
             Mode::Ring => (self.hosts, DATA_HEADER + elements.div_ceil(self.hosts) * 4),
             _ => (1, LAYOUT.message_size as usize),
@@ -135,7 +135,7 @@ fn packets_and_fluids_take_as_long() {
         [(4, 80), (8, 80), (4, 8), (8, 8), (8, 1)]
             .map(|(hosts, per_byte)| case(mode, hosts, per_byte))
     };
-    // A rack's link as fast as its hosts' together, as one of them, and half as fast.
+    // A rack's link as fast as those of all its hosts, as one of them, and half as fast.
     let racks =
         [(4, 2, 40), (8, 2, 20), (8, 2, 80), (8, 2, 160), (8, 4, 40), (8, 4, 80), (8, 4, 160)];
     let racks =
@@ -147,7 +147,8 @@ fn packets_and_fluids_take_as_long() {
     for case in all {
         let (packets, fluid) = (case.packets(), case.fluid());
         let text = format!(
-            "{:?}, {} hosts, {} racks, {} and {} ns/B, others {} %: {:.2} ms by packets, {:.2} ms by fluids, {:+.1} %",
+            "{:?}, {} hosts, {} racks, {} and {} ns/B, others {} %: {:.2} ms by packets, {:.2} ms \
+             by fluids, {:+.1} %",
             case.mode,
             case.hosts,
             case.racks,

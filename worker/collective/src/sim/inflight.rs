@@ -1,4 +1,4 @@
-//! Several operations in flight: the same sums, in less time, and every one comes to an end.
+//! Several operations in flight: the same sums in less time, and every operation ends.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn assert_right(sim: &Sim, spec: &Spec, rank: usize) {
 }
 
 #[test]
-fn sums_are_right_whatever_is_lost_and_when_the_box_vanishes() {
+fn sums_are_right_despite_losses_and_if_the_box_disappears() {
     let mut fell_back = 0;
     for seed in 0..60 {
         let ranks = [2, 3, 4, 8][seed as usize % 4];
@@ -68,7 +68,7 @@ fn sums_are_right_whatever_is_lost_and_when_the_box_vanishes() {
 }
 
 #[test]
-fn small_ones_take_a_fraction_of_the_time_and_nothing_is_sent_again() {
+fn small_ones_take_a_fraction_of_the_time_without_retransmissions() {
     let time = |depth| {
         let spec = Spec { depth, blocking: usize::MAX, ..Spec::new(4, LAYOUT, 1) };
         let mut sim = Sim::new(&spec, |rank| {
@@ -85,7 +85,7 @@ fn small_ones_take_a_fraction_of_the_time_and_nothing_is_sent_again() {
 }
 
 #[test]
-fn few_floats_take_one_way_where_the_scale_is_guessed_and_have_the_right_bits_always() {
+fn few_floats_take_one_way_if_a_speculative_scale_is_right() {
     let exponents = [0, 1, 0, -40, -39, -38, 90, 90, -126, -149, 127, 3, 2, 1, 0];
     let few = |rank: u32, n: usize, seed: u64| {
         // Every length has each exponent up to three times in a row.
@@ -107,7 +107,7 @@ fn few_floats_take_one_way_where_the_scale_is_guessed_and_have_the_right_bits_al
             depth: [1, 6][seed as usize / 8 % 2],
             ..Spec::new(ranks, LAYOUT, seed)
         };
-        // Others in between, also in the same ring.
+        // Other operations in between, also in the same ring.
         let data = |rank, n: usize| if n % 5 == 4 { data(rank, n) } else { few(rank, n, seed) };
         let mut sim = Sim::new(&spec, |rank| {
             (0..60).map(|n| Call { data: data(rank, n), not_before: Duration::ZERO }).collect()
@@ -126,7 +126,7 @@ fn few_floats_take_one_way_where_the_scale_is_guessed_and_have_the_right_bits_al
         }
     }
     // One way there and back, unless the exponent has moved by more than one, or at all where there
-    // is but one guess.
+    // is only one speculative scale.
     for (length, step, ways) in [(57, 1, 1), (57, 3, 2), (80, 0, 1), (80, 1, 2)] {
         let mut sim = Sim::new(&Spec::new(3, LAYOUT, 1), |rank| {
             let call = |n: i32| Call {
@@ -137,7 +137,7 @@ fn few_floats_take_one_way_where_the_scale_is_guessed_and_have_the_right_bits_al
         });
         sim.run();
         let (time, way) = (sim.elapsed(), Duration::from_micros(20 * 20 * ways));
-        // The first two of more than few take two ways each.
+        // The first two of more than few floats take two ways each.
         assert!(time > way && time < way * 4 / 3, "{length} {step}: {time:?}");
     }
 }
@@ -195,14 +195,14 @@ fn a_death_is_told_for_every_operation_that_is_open() {
 }
 
 #[test]
-fn all_connect_anew_after_the_same_operation_however_far_ahead_some_are() {
+fn all_reconnect_after_the_same_operation_however_far_ahead_some_are() {
     let mut later = 0;
     for seed in 0..60u64 {
         let ranks = [2, 3, 4][seed as usize % 3];
         let spec = Spec {
             faults: Faults::loss([0, 20_000][seed as usize / 3 % 2]),
             depth: 8,
-            renew: Some(5),
+            reconnect: Some(5),
             ..Spec::new(ranks, LAYOUT, seed)
         };
         // Rank 0 lags behind, in half of the cases.

@@ -1,4 +1,4 @@
-//! A job: hosts, wires, a box, and the clock that goes from event to event.
+//! A job: hosts, links, a box, and the clock, which goes from event to event.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,71 +13,71 @@ use super::vector::Vector;
 use crate::call;
 use crate::engine::{Engine, Finished, Outcome, Settings, Work};
 use crate::error::{Error, Unanswered};
-use crate::numeric::element::{Slice, take_back};
+use crate::failback::{Failback, Wish};
+use crate::numeric::element::take_back;
 use crate::numeric::layout::Layout;
 use crate::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
 use crate::shape::JobShape;
-use crate::way_back::{WayBack, Wish};
 use netsum_common::wire::ROCE_PORT;
 use netsum_rc::{Endpoint, EndpointConfig, Psn, Qpn};
 
-/// Always there.
+/// The box is always there.
 pub(super) const ALWAYS: Range<Duration> = Duration::ZERO..Duration::MAX;
-/// Never there.
+/// The box is never there.
 pub(super) const NEVER: Range<Duration> = Duration::ZERO..Duration::ZERO;
 
-/// What a simulation is about.
+/// The specification of a simulation.
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
     pub seed: u64,
     pub ranks: u32,
     pub mtu: u32,
     pub layout: Layout,
-    /// Boxes below each box, level by level: with two numbers leaves are below boxes between them
-    /// and the spine. One box if empty.
+    /// Boxes below each box, level by level: with two numbers there are leaves, boxes between, and
+    /// a spine. One box if empty.
     pub branches: Vec<usize>,
-    /// Packets that are lost between them, in millionths.
+    /// Losses between boxes, in millionths.
     pub uplink_loss: u32,
-    /// Of links between them, for what they sum; there is none if not given. What only passes by
-    /// takes no time there.
+    /// Links between boxes, for packets to be summed; instant if not given. Other packets take no
+    /// time there.
     pub uplink: Option<Speed>,
     /// Selective retransmission at the hosts and relaxed order in the box; go-back-N and in order
     /// otherwise.
     pub selective: bool,
     pub faults: Faults,
     pub speed: Speed,
-    /// So long after a packet has come a rank takes it, with all that came since: cards moderate
-    /// interrupts, and processes are woken.
+    /// The time between a packet's arrival and its delivery with all that have arrived meanwhile:
+    /// cards moderate interrupts, and processes must wake up.
     pub wakes: Duration,
     pub timeout: Duration,
-    /// What ranks draw their random numbers from.
-    pub run: u64,
-    /// How long a rank waits for the previous one to greet it.
+    /// Ranks draw their random numbers from this.
+    pub session: u64,
+    /// How long a rank waits for the previous one's hello.
     pub connect_timeout: Duration,
     /// The ranks know from the start that there is no box.
     pub without_box: bool,
     /// When the box sums.
     pub present: Range<Duration>,
-    /// And when it does not, in between.
+    /// And when it does not sum, in between.
     pub absent: Range<Duration>,
-    /// When a rank falls silent for ever.
+    /// When a rank becomes silent for ever.
     pub death: Option<(usize, Duration)>,
-    /// Before which call, from 0, rank 0 asks all to connect anew after it, or after the latest
-    /// that another rank has begun.
-    pub renew: Option<usize>,
-    /// The same, but then they cannot join.
+    /// The call, from 0, before which rank 0 proposes to reconnect after it, or after the latest
+    /// one that another rank has started.
+    pub reconnect: Option<usize>,
+    /// The same, but then the ranks cannot join.
     pub refused: Option<usize>,
-    /// Ranks that sum by themselves try the box again, and go on over new connections.
+    /// Ranks that have fallen back try the box again, over new connections.
     pub returns: bool,
-    /// What each rank calls for, every time; a sum if empty.
+    /// Each rank's call, every time; a sum if empty.
     pub called: Vec<call::Call>,
     /// How many calls may be in flight.
     pub depth: usize,
-    /// Among those, one of so many is one that the caller waits for; not the same at all ranks.
+    /// One of so many calls waits for its result; not the same ones at all ranks.
     pub blocking: usize,
     /// When ranks do nothing, while packets wait in their sockets.
     pub pauses: Vec<(usize, Range<Duration>)>,
-    /// Longest simulated time; what takes longer is a hang.
+    /// Longest simulated time; a longer case hangs.
     pub limit: Duration,
 }
 
@@ -94,17 +94,17 @@ impl Spec {
             uplink: None,
             selective: false,
             faults: Faults::default(),
-            // 0.8 ns in truth; the nanosecond keeps the clock in whole numbers.
+            // 0.8 ns in truth; a whole nanosecond keeps the clock exact.
             speed: Speed { per_byte: 1, latency: Duration::from_micros(10), bucket: 0, others: 0 },
             wakes: Duration::ZERO,
             timeout: Duration::from_secs(10),
-            run: 1,
+            session: 1,
             connect_timeout: Duration::from_secs(10),
             without_box: false,
             present: ALWAYS,
             absent: NEVER,
             death: None,
-            renew: None,
+            reconnect: None,
             refused: None,
             returns: false,
             called: Vec::new(),
@@ -120,7 +120,7 @@ fn boxes(spec: &Spec, shape: &JobShape, ranks: &[RankNumbers]) -> Aggregator {
     Aggregator::new(shape, ranks, &spec.branches, spec.uplink_loss, spec.uplink, spec.seed)
 }
 
-/// One operation of a rank, begun when its time has come and no more are in flight than may be.
+/// One operation of a rank. It starts when its time has come and few enough are in flight.
 pub(super) struct Call {
     pub data: Vector,
     pub not_before: Duration,
@@ -130,24 +130,24 @@ pub(super) struct Host {
     pub stack: QueuePairChannels,
     pub engine: Engine,
     pub calls: VecDeque<Call>,
-    /// The slice that is lent to the engine.
+    /// The slice that the engine borrows.
     pub current: Option<Vector>,
-    /// Calls that have been begun.
+    /// Calls that have started.
     pub begun: usize,
     /// Outcome, slice and time.
     pub results: Vec<(Result<Finished, Error>, Vector, Duration)>,
     pub alive: bool,
-    /// When it had left to connect anew; it does nothing more.
+    /// When it left to reconnect; it does nothing afterwards.
     pub parted: Option<Duration>,
     /// Since when it waits for all to join again.
     joins: Option<Duration>,
-    /// What has arrived during a pause.
+    /// Datagrams that have arrived during a pause.
     inbox: Vec<(usize, Vec<u8>)>,
-    /// When it must be looked at next.
+    /// When it must run next.
     due: Option<Instant>,
 }
 
-/// A datagram on its way.
+/// A datagram in flight.
 struct Flying {
     at: Instant,
     /// Breaks ties.
@@ -189,16 +189,16 @@ pub(super) struct Sim {
     out: Vec<(IpAddr, IpAddr, Vec<u8>)>,
     /// Numbers of queue pairs, and PSNs.
     numbers: (u32, Rng),
-    way_back: WayBack,
-    /// After how many operations rank 0 could not join.
+    failback: Failback,
+    /// After how many operations the ranks could not join.
     pub refused: Option<usize>,
-    /// When all have connected anew.
+    /// When all ranks have reconnected.
     pub connected: Vec<Duration>,
-    /// From now on no box lets a fragment in.
+    /// From now on no box accepts a fragment.
     pub swallows: bool,
 }
 
-/// How long the answer to the last one who joins takes, for each rank that it goes to before.
+/// The delay of the answer to the last rank that joins; it grows with each rank's number.
 const ANSWER: Duration = Duration::from_micros(30);
 
 impl Sim {
@@ -240,14 +240,14 @@ impl Sim {
             buf: Vec::new(),
             out: Vec::new(),
             numbers,
-            way_back: WayBack::new(start),
+            failback: Failback::new(start),
             refused: None,
             connected: Vec::new(),
             swallows: false,
         }
     }
 
-    /// All have joined again: other connections, and a box that knows them alone.
+    /// All ranks have joined again: creates new connections, and a box with their flows.
     fn reconnect(&mut self) {
         let Spec { ranks, layout, mtu, selective, .. } = self.spec;
         let all = fresh(&mut self.numbers, &self.ips, layout.rings);
@@ -257,16 +257,16 @@ impl Sim {
             self.aggregator.swallow();
         }
         self.connected.push(self.elapsed());
-        self.way_back.connected(self.now);
+        self.failback.connected(self.now);
         for (rank, host) in self.hosts.iter_mut().enumerate() {
-            let run = self.connected.len() as u64;
-            (host.stack, host.engine) = connect(&self.spec, self.now, rank as u32, &all, run);
+            let session = self.connected.len() as u64;
+            (host.stack, host.engine) = connect(&self.spec, self.now, rank as u32, &all, session);
             (host.joins, host.due) = (None, Some(self.now));
         }
     }
 
     /// A rank has completed the last operation over these connections, and waits for the others to
-    /// join: what becomes of it.
+    /// join.
     fn join(&mut self, rank: usize) {
         let elapsed = self.elapsed();
         let host = &mut self.hosts[rank];
@@ -274,7 +274,7 @@ impl Sim {
         let refused = self.spec.refused.is_some()
             && self.refused.is_none_or(|after| host.results.len() <= after);
         let answered = if refused {
-            // Some find it out sooner than others.
+            // Some ranks notice it earlier than others.
             since + Duration::from_micros(1 << (7 * rank % 13))
         } else {
             let Some(last) = self.hosts.iter().map(|h| h.joins).collect::<Option<Vec<_>>>() else {
@@ -285,7 +285,7 @@ impl Sim {
                 return self.reconnect();
             }
             let at = last + ANSWER * (rank as u32 + 1);
-            // The others hear of it, too.
+            // The other ranks get the answer, too.
             let soon = self.start + at;
             let waiting = self.hosts.iter_mut().filter(|h| h.parted.is_none());
             waiting.for_each(|h| h.due = Some(h.due.map_or(soon, |due| due.min(soon))));
@@ -330,7 +330,7 @@ impl Sim {
         });
     }
 
-    /// Where an address is. Addresses count up.
+    /// The rank that has an address. Addresses count up.
     fn host_of(&self, ip: IpAddr) -> usize {
         match ip {
             IpAddr::V4(ip) => usize::from(ip.octets()[3]) - 1,
@@ -357,7 +357,7 @@ impl Sim {
         pauses.map(|(_, during)| during.end).max()
     }
 
-    /// Lets a rank work off what it has.
+    /// Lets a rank process its datagrams.
     fn work(&mut self, rank: usize) {
         let (now, elapsed, start) = (self.now, self.elapsed(), self.start);
         if self.spec.death.is_some_and(|(dead, at)| dead == rank && elapsed >= at) {
@@ -379,8 +379,8 @@ impl Sim {
         host.stack.endpoint.handle_timeout(now);
         loop {
             match &mut host.current {
-                Some(data) => host.engine.step(now, &mut host.stack, data),
-                None => host.engine.step(now, &mut host.stack, &mut Slice::<&mut [i32]>(&mut [])),
+                Some(data) => host.engine.step(now, &mut host.stack, Some(data)),
+                None => host.engine.step(now, &mut host.stack, None),
             }
             while let Some(Outcome { result, data, .. }) = host.engine.outcome() {
                 if let Some(data) = data.and_then(take_back).or_else(|| host.current.take()) {
@@ -389,7 +389,7 @@ impl Sim {
             }
             // As `Session`.
             host.joins = host.joins.filter(|_| host.engine.failure().is_none());
-            if host.joins.is_some() || host.engine.is_to_renew() {
+            if host.joins.is_some() || host.engine.must_reconnect() {
                 break;
             }
             let free = host.current.is_none() && host.engine.open() < self.spec.depth;
@@ -411,14 +411,14 @@ impl Sim {
             }
             let there =
                 self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed);
-            // Others after it was away.
+            // Other datagrams after a pause.
             let programs = u64::from(there) << u8::from(elapsed >= self.spec.absent.end);
-            let wish = Wish { renew: false, programs };
-            let asks = self.spec.renew == Some(host.begun)
+            let wish = Wish { reconnect: false, programs };
+            let asks = self.spec.reconnect == Some(host.begun)
                 || self.spec.refused == Some(host.begun)
-                || self.spec.returns && self.way_back.is_due(now, wish, host.engine.standing());
+                || self.spec.returns && self.failback.is_due(now, wish, host.engine.standing());
             if rank == 0 && asks {
-                host.engine.ask_to_renew(&mut host.stack);
+                host.engine.propose_reconnect(&mut host.stack);
             }
             if host.engine.is_full() {
                 break;
@@ -451,7 +451,7 @@ impl Sim {
         let due = [host.stack.endpoint.next_timeout(), call, Some(host.engine.next_timeout())];
         // A timer that is due and does nothing must not stop the clock.
         host.due = due.into_iter().flatten().min().map(|t| t.max(now + Duration::from_micros(1)));
-        if host.joins.is_some() || host.engine.is_to_renew() {
+        if host.joins.is_some() || host.engine.must_reconnect() {
             self.join(rank);
         }
     }
@@ -483,7 +483,7 @@ impl Sim {
         self.hop(Direction::Down, Class::of(&datagram), from, to, datagram);
     }
 
-    /// Sends what boxes give to hosts.
+    /// Sends packets of boxes to hosts.
     fn release(&mut self, mut out: Vec<(IpAddr, IpAddr, Vec<u8>)>) {
         for (src, dst, datagram) in out.drain(..) {
             self.hop(
@@ -497,7 +497,7 @@ impl Sim {
         self.out = out;
     }
 
-    /// Goes to what happens next. Whether anything does.
+    /// Advances to the next event. Returns whether there is one.
     fn step(&mut self) -> bool {
         let hosts = self.hosts.iter().enumerate();
         let due = hosts.filter(|(_, h)| h.alive).filter_map(|(r, h)| h.due.map(|t| (t, r))).min();
@@ -527,14 +527,14 @@ impl Sim {
         true
     }
 
-    /// Runs until all ranks alive have finished their calls, and left where they connect anew.
+    /// Runs until all living ranks have finished their calls, and those that reconnect have left.
     ///
     /// # Panics
     /// After the specified longest time.
     pub fn run(&mut self) {
         let is_busy = |h: &Host| {
-            let renews = h.engine.waits_for_consent() || h.engine.is_to_renew();
-            h.engine.open() > 0 || !h.calls.is_empty() || renews
+            let reconnects = h.engine.waits_for_consent() || h.engine.must_reconnect();
+            h.engine.open() > 0 || !h.calls.is_empty() || reconnects
         };
         while self.hosts.iter().any(|h| h.alive && h.parted.is_none() && is_busy(h)) {
             assert!(self.elapsed() < self.spec.limit, "a hang: {}", self.describe());
@@ -542,7 +542,7 @@ impl Sim {
         }
     }
 
-    /// Goes on for a while: what is on its way arrives, and what has not been acknowledged is.
+    /// Runs for a while: packets in flight arrive, and the rest is acknowledged.
     pub fn settle(&mut self, time: Duration) {
         let end = self.elapsed() + time;
         while self.elapsed() < end && self.step() {}
@@ -558,12 +558,12 @@ impl Sim {
     }
 }
 
-/// Numbers that no connection has had before.
+/// Numbers that no connection has used before.
 fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumbers> {
     let (qpn, rng) = numbers;
     let mut connection = || {
         *qpn += 2;
-        // Near the end of the 24 bits, so that some wrap.
+        // Near the end of the 24 bits, where some wrap.
         let first_psn = Psn::new((0xff_ffe0 + rng.below(64)) as u32);
         Numbers { receive_qpn: Qpn::new(0x100 + *qpn), send_qpn: Qpn::new(0x101 + *qpn), first_psn }
     };
@@ -578,20 +578,20 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumber
         .collect()
 }
 
-/// A rank's connections, which were made `anew` so often.
+/// A rank's connections, after so many reconnects.
 fn connect(
     spec: &Spec,
     now: Instant,
     rank: u32,
     all: &[RankNumbers],
-    anew: u64,
+    reconnects: u64,
 ) -> (QueuePairChannels, Engine) {
     let Spec { ranks, layout, mtu, selective: relaxed, .. } = *spec;
     let shape = JobShape { ranks, mtu, layout, relaxed, without_box: spec.without_box };
     let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
     let mut stack = QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections");
-    let run = Rng(spec.seed << 32 ^ (spec.run + anew) << 8 ^ u64::from(rank)).next();
-    let settings = Settings { rank, shape, timeout: spec.timeout, run };
+    let session = Rng(spec.seed << 32 ^ (spec.session + reconnects) << 8 ^ u64::from(rank)).next();
+    let settings = Settings { rank, shape, timeout: spec.timeout, session };
     let engine = Engine::new(now, settings, &mut stack);
     (stack, engine)
 }

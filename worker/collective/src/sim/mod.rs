@@ -1,20 +1,20 @@
 //! Whole jobs without sockets and clocks: N ranks' engines and endpoints, a network that loses,
-//! doubles, delays and corrupts, and a box that sums real packets with the slot state machine of
-//! `common`. Everything follows from a seed.
+//! duplicates, delays and corrupts packets, and a box that sums real packets with the slot state
+//! machine of `common`. Each case is generated from a seed.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`rng`], [`vector`] | chance; what is summed |
-//! | [`network`] | links, and all that happens to packets on them |
+//! | [`rng`], [`vector`] | random numbers; data |
+//! | [`network`] | links and their faults |
 //! | [`aggregator`] | the box |
 //! | [`job`] | hosts, network, box and clock |
 //! | [`inflight`] | several operations in flight |
-//! | [`renewal`] | ranks that leave together, to connect anew |
-//! | [`strays`] | sums of earlier runs and of other rings |
-//! | [`scenario`] | from a seed to a job with faults, and what must hold |
+//! | [`reconnect`] | ranks that reconnect together |
+//! | [`strays`] | sums of earlier sessions and of other rings |
+//! | [`scenario`] | generates a job with faults from a seed, and checks its result |
 //! | [`shaped`] | links of all rates, without loss |
-//! | [`fluid`] | the same in a network of fluids, which takes as long |
-//! | [`tests`] | what must hold in cases that are worth a name |
+//! | [`fluid`] | comparison with a fluid network |
+//! | [`tests`] | named cases |
 
 mod aggregator;
 #[cfg(test)]
@@ -24,7 +24,7 @@ mod inflight;
 mod job;
 mod network;
 #[cfg(test)]
-mod renewal;
+mod reconnect;
 mod rng;
 mod scenario;
 #[cfg(test)]
@@ -42,14 +42,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use scenario::Summary;
 
-/// A case in which something did not hold.
+/// A case that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Its seed, which replays it.
     pub seed: u64,
-    /// What it is about, in one line.
+    /// Its description, in one line.
     pub scenario: String,
-    /// What did not hold.
+    /// The condition that did not hold.
     pub reason: String,
 }
 
@@ -59,7 +59,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What the case of a seed is about, in one line.
+/// The description of a seed's case, in one line.
 pub fn describe(seed: u64) -> String {
     scenario::Scenario::new(seed).to_string()
 }
@@ -67,7 +67,7 @@ pub fn describe(seed: u64) -> String {
 /// Runs the case of a seed.
 ///
 /// # Errors
-/// What did not hold; also a panic.
+/// The condition that did not hold, or a panic.
 pub fn simulate(seed: u64) -> Result<Summary, Failure> {
     let scenario = scenario::Scenario::new(seed);
     let outcome = catch_unwind(AssertUnwindSafe(|| scenario.run())).unwrap_or_else(|panic| {

@@ -1,7 +1,7 @@
-//! The wires between hosts and box, and all that can happen to a packet on them.
+//! The links between hosts and box, and the faults of packets on them.
 //!
-//! Each host has one link up, to the box, and one down. A packet takes its time by the link's rate,
-//! waits behind those before it, and then has the link's latency before it.
+//! Each host has one link up, to the box, and one down. A packet waits behind those before it,
+//! takes time by the link's rate, and arrives after the link's latency.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,23 +10,23 @@ use netsum_common::wire::{Bth, FRAMING, Opcode};
 
 use super::rng::Rng;
 
-/// What a packet is, to faults.
+/// The class of a packet, for faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Class {
-    /// A rank's own data; also what passes by a box.
+    /// A rank's own data, also if the box forwards it.
     Data,
     /// A positive acknowledgement.
     Ack,
     /// A negative one.
     Nak,
-    /// What a box sends on a registered connection: sums, and packets that make the receiver NAK.
+    /// Packets of a box on a registered connection: sums, and packets that make the receiver NAK.
     Result,
 }
 
 impl Class {
     const ALL: [Self; 4] = [Self::Data, Self::Ack, Self::Nak, Self::Result];
 
-    /// Of a datagram that does not come from the box.
+    /// The class of a datagram that does not come from the box.
     pub fn of(datagram: &[u8]) -> Self {
         let Some(head) = datagram.first_chunk::<12>() else { return Self::Data };
         if Bth::decode(head).opcode != Opcode::ACK {
@@ -46,23 +46,22 @@ pub(super) enum Direction {
     Down,
 }
 
-/// How often each fault befalls a packet, in millionths; each independent of the others and of
-/// other packets.
+/// How often each fault hits a packet, in millionths; faults are independent.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Rates {
     pub loss: u32,
     pub duplicate: u32,
-    /// Late by up to 0.2 ms, so that others overtake it; one in eight by up to 100 ms.
+    /// Late by up to 0.2 ms, which lets others overtake it; one in eight by up to 100 ms.
     pub reorder: u32,
     /// One to three bits change.
     pub corrupt: u32,
-    /// The link stands still for up to 5 ms before it; those behind it wait too.
+    /// The link pauses for up to 5 ms before it; packets behind it wait too.
     pub delay: u32,
 }
 
 /// Losses in bursts (Gilbert 1960, Elliott 1963): a link is good or bad, and may change with each
-/// packet. A bad one is good again after 20 ms at the latest, or it would stay bad for seconds
-/// while time-outs back off.
+/// packet. A bad one becomes good after at most 20 ms; otherwise it would stay bad for seconds
+/// while timeouts back off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Burst {
     /// From good to bad, in millionths.
@@ -83,7 +82,7 @@ pub(super) struct Cut {
     pub until: Duration,
 }
 
-/// Exactly one packet that is lost: the `nth` of its kind, from 0.
+/// One lost packet: the `nth` of its kind, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Victim {
     pub rank: usize,
@@ -92,7 +91,7 @@ pub(super) struct Victim {
     pub nth: u32,
 }
 
-/// All that happens on the links.
+/// All faults of the links.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Faults {
     /// By class.
@@ -124,24 +123,24 @@ pub(super) struct Speed {
     /// Nanoseconds for a byte.
     pub per_byte: u32,
     pub latency: Duration,
-    /// Bytes that an idle link takes at once, as a token bucket does (tc-tbf(8)).
+    /// Bytes that an idle link sends at once, as a token bucket does (tc-tbf(8)).
     pub bucket: u32,
-    /// Of each 1000 bytes that it carries, those of other jobs, which come evenly in packets of 1000.
+    /// How many of 1000 bytes belong to other jobs, in evenly spaced packets of 1000.
     pub others: u32,
 }
 
 #[derive(Clone, Debug)]
 struct Link {
     free: Instant,
-    /// When the next packet of another job comes.
+    /// When the next packet of another job is sent.
     other: Instant,
-    /// Until when at the most.
+    /// The longest time.
     bad: Option<Instant>,
     /// Packets so far, by class.
     count: [u32; 4],
 }
 
-/// What has been done to packets.
+/// Counters of faults.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Damage {
     pub lost: u64,
@@ -178,8 +177,8 @@ impl Network {
         }
     }
 
-    /// Puts a datagram on the link of `rank`. `deliver` is called with the time at which it, or
-    /// each copy, arrives.
+    /// Puts a datagram on the link of `rank`. Calls `deliver` with the time at which it, or each
+    /// copy, arrives.
     pub fn send(
         &mut self,
         now: Instant,
@@ -210,7 +209,7 @@ impl Network {
         }
         let time = time((datagram.len() + FRAMING) as u64);
         link.free = link.free.max(now) + time;
-        // With a bucket, `free` is when it is full again.
+        // With a bucket, `free` is when it will be full again.
         let bucket =
             Duration::from_nanos(u64::from(self.speed.per_byte) * u64::from(self.speed.bucket));
         let arrival = (link.free - bucket).max(now) + self.speed.latency;
@@ -268,7 +267,7 @@ impl Network {
     }
 }
 
-/// A rate as people write it.
+/// Formats a rate.
 pub(super) fn percent(ppm: u32) -> String {
     format!("{} %", f64::from(ppm) / 1e4)
 }

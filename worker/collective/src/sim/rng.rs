@@ -1,6 +1,6 @@
-//! Where all chance comes from.
+//! The source of randomness.
 
-/// A small generator (splitmix64), so that a seed replays.
+/// A small generator (splitmix64): a seed replays a case.
 #[derive(Clone, Debug)]
 pub(super) struct Rng(pub u64);
 
@@ -17,7 +17,7 @@ impl Rng {
         self.next() % n
     }
 
-    /// Whether something happens that happens `ppm` times in a million.
+    /// True `ppm` times in a million.
     pub fn chance(&mut self, ppm: u32) -> bool {
         ppm != 0 && self.below(1_000_000) < u64::from(ppm)
     }

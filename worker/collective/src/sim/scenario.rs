@@ -1,4 +1,4 @@
-//! From a seed to a job with faults, and whether it ends as it must.
+//! Generates a job with faults from a seed, and checks that it ends as it must.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,21 +13,21 @@ use crate::numeric::element::Dtype;
 use crate::numeric::layout::Layout;
 use crate::report::Mode;
 
-/// A job with all that happens to it.
+/// A job with all its faults.
 pub(super) struct Scenario {
     pub spec: Spec,
     pub operations: Vec<(Dtype, usize)>,
-    /// One operation in so many begins late at a rank.
+    /// One operation in so many starts late at a rank.
     pub idle: u64,
     pub spoil: Option<(u32, Spoil)>,
 }
 
-/// What a case came to.
+/// The result of a case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Summary {
     /// All operations gave the right sum at every rank.
     pub right: bool,
-    /// The ranks summed at least in part by themselves.
+    /// At least in part, the ranks' own ring summed.
     pub by_ring: bool,
     /// Datagrams that the network lost.
     pub lost: u64,
@@ -42,8 +42,8 @@ pub struct Summary {
     pub time: Duration,
 }
 
-/// Some faults, none more often than `worst`. Where half of all packets are lost in the end, ranks
-/// rightly take each other for dead: a case stays well below.
+/// Random faults, none more often than `worst`. If half of all packets are lost, ranks rightly take
+/// each other for dead: a case stays well below.
 fn rates(rng: &mut Rng, worst: u32) -> Rates {
     let mut rate = |often: u64, worst: u32| {
         if rng.below(100) < often { rng.below(u64::from(worst)) as u32 } else { 0 }
@@ -66,7 +66,7 @@ fn burst(rng: &mut Rng) -> Burst {
 }
 
 impl Scenario {
-    /// The case of a seed.
+    /// Generates the case of a seed.
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng(seed ^ 0x7363_656e_6172_696f);
         let rng = &mut rng;
@@ -82,7 +82,8 @@ impl Scenario {
         let f = &mut spec.faults;
         match rng.below(10) {
             0 => {}
-            // One packet of a kind: the first, the last, any. Later ones than there are do no harm.
+            // One packet of a kind: the first, the last, or any. A number beyond the last has no
+            // effect.
             1 | 2 => {
                 for _ in 0..rng.pick(&[1, 1, 1, 2, 3]) {
                     let class = rng.pick(&[Class::Data, Class::Ack, Class::Nak, Class::Result]);
@@ -120,7 +121,7 @@ impl Scenario {
                 f.burst_down = down.then(|| burst(rng));
             }
         }
-        // Of its own, so that the other cases of a seed stay what they were.
+        // From its own generator: the other properties of a seed's case stay the same.
         let mut levels = Rng(seed ^ 0x6c65_7665_6c73_0000);
         if ranks > 3 && levels.below(3) == 0 {
             spec.branches = vec![levels.pick(&[2, 2, 3, ranks as usize])];
@@ -172,10 +173,10 @@ impl Scenario {
         });
         let mut operations: Vec<_> = operations.collect();
         let idle = rng.pick(&[0, 0, 4]);
-        let renewed = rng.below(operations.len() as u64) as usize;
-        spec.renew = (rng.below(4) == 0).then_some(renewed);
+        let reconnected = rng.below(operations.len() as u64) as usize;
+        spec.reconnect = (rng.below(4) == 0).then_some(reconnected);
         if rng.below(2) == 0 {
-            // Several in flight, small ones among them.
+            // Several operations in flight, small ones among them.
             spec.depth = rng.pick(&[2, 3, 5, 8]);
             for _ in 0..rng.below(8) {
                 let (dtype, _) = operations[rng.below(operations.len() as u64) as usize];
@@ -202,18 +203,17 @@ impl Scenario {
         calls.collect()
     }
 
-    /// Whether some rank is out of reach for longer than it may be silent: dead, paused, or cut
-    /// off.
+    /// Whether a rank is unreachable for longer than the timeout: dead, paused, or cut off.
     fn unreachable(&self) -> Option<usize> {
         let cut = self.spec.faults.cut.filter(|c| c.until == Duration::MAX).map(|c| c.rank);
         self.spec.death.map(|d| d.0).or(cut)
     }
 
-    /// Runs the case. Every operation must give the right sum at every rank; or, with a rank out of
-    /// reach, an error that names it.
+    /// Runs the case. Every operation must give the right sum at every rank or, if a rank is
+    /// unreachable, an error that names it.
     ///
     /// # Errors
-    /// What did not hold.
+    /// The condition that did not hold.
     pub fn run(&self) -> Result<Summary, String> {
         let mut sim = Sim::new(&self.spec, |rank| self.calls(rank));
         if let Some((after, how)) = self.spoil {
@@ -223,8 +223,7 @@ impl Scenario {
         let mut summary = Summary { right: true, time: sim.elapsed(), ..Summary::default() };
         self.check_results(&sim, &mut summary)?;
         if summary.right && !summary.by_ring {
-            // What is still on its way arrives, and what the last acknowledgements are about is
-            // sent again.
+            // Packets in flight arrive, and the last acknowledgements are repeated.
             sim.settle(Duration::from_millis(500));
             let unreleased = sim.aggregator.unreleased();
             if !unreleased.is_empty() {
@@ -252,7 +251,7 @@ impl Scenario {
             && self.spec.death.is_none()
             && self.spec.uplink_loss == 0;
         let busy = self.idle == 0 && self.spec.pauses.is_empty() && self.spec.present == ALWAYS;
-        let stays = self.spec.renew.is_none();
+        let stays = self.spec.reconnect.is_none();
         if quiet
             && busy
             && stays
@@ -271,16 +270,16 @@ impl Scenario {
     fn check_results(&self, sim: &Sim, summary: &mut Summary) -> Result<(), String> {
         let all: Vec<Vec<Call>> = (0..self.spec.ranks).map(|r| self.calls(r)).collect();
         let dead = self.spec.death.map(|d| d.0);
-        if let Some(last) = self.spec.renew {
-            self.check_renewal(sim, last)?;
+        if let Some(last) = self.spec.reconnect {
+            self.check_reconnect(sim, last)?;
         }
         for n in 0..self.operations.len() {
             let contributions: Vec<Vector> = all.iter().map(|c| c[n].data.clone()).collect();
             let expected = Vector::sum(&self.spec.layout, &contributions);
             for (rank, host) in sim.hosts.iter().enumerate().filter(|(r, _)| Some(*r) != dead) {
                 let Some((outcome, data, _)) = host.results.get(n) else {
-                    // It connects anew, and has nothing to do with what comes then.
-                    if host.parted.is_some() && self.spec.renew.is_some_and(|last| last < n) {
+                    // It reconnects, and does not take part in later operations.
+                    if host.parted.is_some() && self.spec.reconnect.is_some_and(|last| last < n) {
                         continue;
                     }
                     return Err(format!("rank {rank} has no outcome of operation {n}"));
@@ -302,12 +301,12 @@ impl Scenario {
         Ok(())
     }
 
-    /// Ranks that connect anew have done the same before, and all do.
-    fn check_renewal(&self, sim: &Sim, last: usize) -> Result<(), String> {
+    /// Ranks that reconnect have completed the same operations, and all of them reconnect.
+    fn check_reconnect(&self, sim: &Sim, last: usize) -> Result<(), String> {
         for (rank, host) in sim.hosts.iter().enumerate() {
             let right = host.results.iter().all(|(outcome, ..)| outcome.is_ok());
-            // The last one is that before which rank 0 asks, or the latest that another rank has
-            // begun then: before rank 0 has begun it, nobody can complete it.
+            // The last operation is the one before which rank 0 proposes, or the latest one that
+            // another rank has started then: before rank 0 has started it, no rank can complete it.
             let latest = last + self.spec.depth;
             if host.parted.is_some()
                 && !(right && (last + 1..=latest).contains(&host.results.len()))
@@ -331,8 +330,8 @@ impl Scenario {
         Ok(())
     }
 
-    /// An error must name the rank that is out of reach, or, where a link is cut in one direction,
-    /// one at the other end of the silence.
+    /// An error must name the unreachable rank or, if a link is cut in one direction, the rank at
+    /// its other end.
     fn check_error(&self, rank: usize, error: &Error) -> Result<(), String> {
         let wrong = || Err(format!("rank {rank}: {error}"));
         let Some(lost) = self.unreachable() else { return wrong() };
@@ -340,7 +339,7 @@ impl Scenario {
             Error::RankDied { rank: named, reason } => {
                 (named, reason.contains(&format!("rank {lost} ")))
             }
-            // From `connect`, at the one that is cut off.
+            // From `connect`, at the rank that is cut off.
             Error::Unreachable { rank: named, .. } => (named, rank == lost),
             _ => return wrong(),
         };
@@ -382,8 +381,8 @@ impl fmt::Display for Scenario {
         if s.depth > 1 {
             write!(f, "; {} in flight", s.depth)?;
         }
-        if let Some(last) = s.renew {
-            write!(f, "; connects anew after operation {last}")?;
+        if let Some(last) = s.reconnect {
+            write!(f, "; reconnects after operation {last}")?;
         }
         if self.idle > 0 {
             write!(f, "; {} of operations late", percent(1_000_000 / self.idle as u32))?;
@@ -392,7 +391,7 @@ impl fmt::Display for Scenario {
             write!(f, "; a box in {:?}", s.present)?;
         }
         if let Some((after, how)) = self.spoil {
-            write!(f, "; sum {after} spoilt: {how:?}")?;
+            write!(f, "; sum {after} corrupted: {how:?}")?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Links of all rates, without loss: nothing is sent again, however long the queues.
+//! Links of all rates, without loss: nothing is retransmitted, however long the queues are.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::report::Mode;
 /// Nanoseconds for a byte at 10 Mb/s, 100 Mb/s, 1 Gb/s and about 10 Gb/s.
 const RATES: [u32; 4] = [800, 80, 8, 1];
 
-/// A few small all-reduces, a long one, and again; the packets sent again.
+/// A few small all-reduces, a long one, and again. Returns the packets sent again.
 fn sent_again(ranks: u32, layout: Layout, per_byte: u32, bucket: u32, mode: Mode) -> u64 {
     let mut spec = Spec { mtu: 1024, ..Spec::new(ranks, layout, 1) };
     spec.speed = Speed { per_byte, latency: Duration::from_micros(10), bucket, others: 0 };
@@ -82,8 +82,8 @@ fn nothing_is_sent_again_where_links_take_some_bytes_at_once() {
 
 #[test]
 fn the_ranks_own_ring_learns_of_slow_links_that_take_some_bytes_at_once() {
-    // Steps that go through the bucket tell of a fast link, which one of 10 Mb/s is not. That is
-    // learned with a few probes of each rank, and at most one flight that is sent again.
+    // Steps that fit into the bucket make a link of 10 Mb/s seem fast. A few probes of each rank
+    // correct that, and at most one flight is sent again.
     check(
         Mode::Ring,
         16 << 10,
@@ -91,7 +91,7 @@ fn the_ranks_own_ring_learns_of_slow_links_that_take_some_bytes_at_once() {
     );
 }
 
-/// Each takes two time-outs and more to arrive, and keep-alives behind it too.
+/// Each takes more than two timeouts to arrive, and so do keep-alives behind it.
 #[test]
 fn a_message_may_take_longer_than_the_timeout() {
     for (ranks, mode) in [(2, Mode::Box), (2, Mode::Ring), (3, Mode::Box), (3, Mode::Ring)] {

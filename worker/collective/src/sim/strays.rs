@@ -1,5 +1,5 @@
-//! Sums that are whole and not the ranks' own: of an earlier run, whose results the box still
-//! holds, and of other rings.
+//! Complete sums that are not of the ranks' own messages: of an earlier session, whose results the
+//! box still has, and of other rings.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use crate::report::Mode;
 
 const LAYOUT: Layout = Layout { message_size: 1024, window: 4, rings: 2 };
 
-/// One call of each type; all of it fits into the slots.
-fn calls(rank: u32, run: u64) -> Vec<Call> {
-    [data(rank, run, 0), data(rank, run, 1)]
+/// One call of each type; all messages fit into the slots.
+fn calls(rank: u32, session: u64) -> Vec<Call> {
+    [data(rank, session, 0), data(rank, session, 1)]
         .map(|data| Call { data, not_before: Duration::ZERO })
         .into()
 }
 
-fn data(rank: u32, run: u64, n: u64) -> Vector {
+fn data(rank: u32, session: u64, n: u64) -> Vector {
     match n {
-        0 => Vector::ints(rank, 700, run),
-        _ => Vector::floats(rank, 700, run),
+        0 => Vector::ints(rank, 700, session),
+        _ => Vector::floats(rank, 700, session),
     }
 }
 
-/// Every rank has the right sums, or an error.
-fn check(sim: &Sim, ranks: u32, run: u64) {
+/// Checks that every rank has the right sums, or an error.
+fn check(sim: &Sim, ranks: u32, session: u64) {
     for (rank, host) in sim.hosts.iter().enumerate() {
         assert_eq!(host.results.len(), 2);
         for (n, (outcome, sum, _)) in host.results.iter().enumerate() {
-            let all: Vec<Vector> = (0..ranks).map(|r| data(r, run, n as u64)).collect();
+            let all: Vec<Vector> = (0..ranks).map(|r| data(r, session, n as u64)).collect();
             let right = sum.bits() == Vector::sum(&LAYOUT, &all);
             assert!(
                 outcome.is_err() || right,
-                "run {run} rank {rank} operation {n}: a wrong sum, verified"
+                "session {session} rank {rank} operation {n}: a wrong sum, verified"
             );
         }
     }
 }
 
 #[test]
-fn a_second_run_that_meets_the_slots_of_the_first_takes_no_sum_of_it() {
+fn a_session_accepts_no_sum_from_the_slots_of_an_earlier_one() {
     for ranks in [2, 3, 4, 8] {
         let spec = Spec::new(ranks, LAYOUT, 7);
         let mut first = Sim::new(&spec, |rank| calls(rank, 1));
@@ -48,11 +48,11 @@ fn a_second_run_that_meets_the_slots_of_the_first_takes_no_sum_of_it() {
         check(&first, ranks, 1);
         assert!(first.hosts.iter().all(|h| h.engine.mode() == Mode::Box));
         // The same queue pairs and PSNs.
-        let mut second = Sim::new(&Spec { run: 2, ..spec }, |rank| calls(rank, 2));
+        let mut second = Sim::new(&Spec { session: 2, ..spec }, |rank| calls(rank, 2));
         std::mem::swap(&mut first.aggregator, &mut second.aggregator);
         second.run();
         check(&second, ranks, 2);
-        // It was those that were met, and nothing else.
+        // The first session's results were received, and nothing else.
         let met: Vec<_> = second.hosts.iter().map(|h| h.engine.statistics().wrong).collect();
         assert!(met.iter().any(|wrong| *wrong > 0), "{met:?}");
         for (rank, host) in second.hosts.iter().enumerate() {
@@ -63,20 +63,20 @@ fn a_second_run_that_meets_the_slots_of_the_first_takes_no_sum_of_it() {
 }
 
 #[test]
-fn a_second_run_that_meets_half_a_sum_of_the_first_takes_none_of_it() {
+fn a_session_accepts_no_partial_sum_of_an_earlier_one() {
     for ranks in [2, 3, 4, 8] {
         // A rank dies before it has sent anything: the slots keep the others' contributions.
         let (timeout, death) = (Duration::from_millis(500), Some((1, Duration::from_micros(150))));
-        let late = |rank: u32, run| {
+        let late = |rank: u32, session| {
             let not_before = if rank == 1 { Duration::from_secs(1) } else { Duration::ZERO };
-            calls(rank, run).into_iter().map(|c| Call { not_before, ..c }).collect()
+            calls(rank, session).into_iter().map(|c| Call { not_before, ..c }).collect()
         };
         let spec = Spec { timeout, death, ..Spec::new(ranks, LAYOUT, 7) };
         let mut first = Sim::new(&spec, |rank| late(rank, 1));
         first.run();
         assert!(!first.aggregator.unreleased().is_empty());
         let mut second =
-            Sim::new(&Spec { run: 2, ..Spec::new(ranks, LAYOUT, 7) }, |rank| calls(rank, 2));
+            Sim::new(&Spec { session: 2, ..Spec::new(ranks, LAYOUT, 7) }, |rank| calls(rank, 2));
         std::mem::swap(&mut first.aggregator, &mut second.aggregator);
         second.run();
         check(&second, ranks, 2);
@@ -84,7 +84,7 @@ fn a_second_run_that_meets_half_a_sum_of_the_first_takes_none_of_it() {
 }
 
 #[test]
-fn flows_of_a_rank_in_each_others_rings_are_found_out() {
+fn flows_that_are_registered_with_swapped_rings_are_detected() {
     for ranks in [2, 3, 4, 8] {
         let mut sim = Sim::new(&Spec::new(ranks, LAYOUT, 3), |rank| calls(rank, 1));
         sim.aggregator.exchange_rings(1);

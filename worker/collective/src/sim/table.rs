@@ -1,5 +1,5 @@
-//! What loss costs: sums by the box, with both models of a host, beside the plain ring over the
-//! same RC endpoint.
+//! The cost of loss: sums by the box, with both models of a host, compared with the ring of bypass
+//! connections over the same RC endpoint.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use super::vector::Vector;
 use crate::numeric::layout::{CHECK_BYTES, Layout};
 use crate::report::Mode;
 
-/// All-reduces of a job, so that each cell sends as many packets: with 32 ranks four, with 2 ranks 64.
+/// All-reduces of a job. Each cell sends about as many packets: four all-reduces with 32 ranks, 64
+/// with 2 ranks.
 const RANKS_TIMES_OPERATIONS: u32 = 128;
 /// Elements of each: two messages, which the window allows at once, and two that wait for their
 /// sums.
@@ -23,14 +24,14 @@ struct Cell {
     again: u64,
     worst: u64,
     timeouts: u64,
-    /// Of an all-reduce, on average.
+    /// Of one all-reduce, on average.
     time: Duration,
 }
 
 fn spec(ranks: u32, selective: bool, faults: Faults, seed: u64) -> Spec {
     let layout = Layout { message_size: MESSAGE, window: 2, rings: 1 };
     let mut spec = Spec { mtu: 1024, selective, faults, ..Spec::new(ranks, layout, seed) };
-    // Nobody gives up.
+    // No rank gives up.
     (spec.timeout, spec.limit) = (Duration::from_secs(10_000), Duration::from_secs(10_000));
     spec
 }
@@ -71,9 +72,12 @@ fn table() -> String {
     let packets = RANKS_TIMES_OPERATIONS * 4 * MESSAGE / 1024;
     let _ = writeln!(
         out,
-        "{RANKS_TIMES_OPERATIONS} / ranks all-reduces of {} KiB; path MTU 1024, messages of {} KiB, window 2; links of 8 Gb/s and 10 us,\n\
-         loss on each link in each direction. The box's jobs send {packets} data packets in all; the ring's 2 (N-1)/N times as\n\
-         many. again: packets sent again, by all ranks and by the worst; t/o: time-outs; ms: for one all-reduce.\n",
+        "{RANKS_TIMES_OPERATIONS} / ranks all-reduces of {} KiB; path MTU 1024, messages of {} KiB, \
+         window 2; links of 8 Gb/s and 10 us,\n\
+         loss on each link in each direction. The box's jobs send {packets} data packets in all; \
+         the ring's 2 (N-1)/N times as\n\
+         many. again: packets sent again, by all ranks and by the worst; t/o: timeouts; ms: for one \
+         all-reduce.\n",
         LENGTH * 4 / 1024,
         MESSAGE / 1024,
     );
@@ -108,7 +112,7 @@ fn what_loss_costs() {
     insta::assert_snapshot!(table());
 }
 
-/// Boxes below each box, level by level, with about as many members each.
+/// Boxes below each box, level by level, each with about as many members.
 fn levels(ranks: u32) -> [&'static [usize]; 3] {
     match ranks {
         4 => [&[], &[2], &[2, 2]],
@@ -120,8 +124,10 @@ fn levels(ranks: u32) -> [&'static [usize]; 3] {
 fn table_of_levels() -> String {
     const SEEDS: u64 = 2;
     let mut out = String::from(
-        "The same jobs below one box, below leaves and a spine, and below leaves, boxes between, and a spine. Each link loses as much, also\n\
-         those between boxes, which take no time. Means of 2 seeds. again: packets sent again, in percent of those needed; ms: for one\n\
+        "The same jobs below one box, below leaves and a spine, and below leaves, boxes between, and \
+         a spine. Each link loses as much, also\n\
+         those between boxes, which take no time. Means of 2 seeds. again: packets sent again, in \
+         percent of those needed; ms: for one\n\
          all-reduce.\n\n",
     );
     let _ =
@@ -173,14 +179,14 @@ fn what_loss_costs_in_levels() {
     insta::assert_snapshot!(table_of_levels());
 }
 
-/// One packet is lost, from the middle of the first message, and perhaps the first NAK of
-/// everybody.
+/// One packet is lost, from the middle of the first message, and perhaps each rank's first NAK.
 fn table_of_single_losses() -> String {
     const RANKS: u32 = 16;
     const NTH: u32 = 40;
     let mut out = String::from(
-        "16 ranks as above, and one packet that is lost. again: packets that all ranks together send again; us: what it adds to all\n\
-         all-reduces. A NAK that is lost is the first one of each rank.\n\n",
+        "16 ranks as above, and one lost packet. again: packets that all ranks together send again; \
+         us: time that it adds to all\n\
+         all-reduces. A lost NAK is the first one of each rank.\n\n",
     );
     let _ =
         writeln!(out, "{:>30} | {:^32} | {:^32}", "", "go-back-N, in order", "selective, relaxed");

@@ -1,4 +1,4 @@
-//! What must hold, whatever the network does.
+//! Conditions that hold whatever the network does.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn calls(rank: u32, lengths: &[usize], seed: u64) -> Vec<Call> {
     calls
 }
 
-/// Runs a simulation, and compares every sum with that of one process. Gives the ranks' results.
+/// Runs a simulation, and compares every sum with that of one process. Returns the ranks' results.
 fn check(spec: &Spec, lengths: &[usize]) -> Sim {
     check_with(spec, lengths, |_| ())
 }
@@ -71,7 +71,7 @@ fn even(loss: u32, duplicate: u32, reorder: u32) -> Faults {
     Faults::even(Rates { loss, duplicate, reorder, ..Rates::default() })
 }
 
-/// A length that fills some hundred messages at the most.
+/// A length of at most some hundred messages.
 fn many(layout: &Layout) -> usize {
     4000.min(layout.elements(Dtype::F32).unwrap() * 100)
 }
@@ -83,7 +83,7 @@ fn layouts() -> impl Iterator<Item = Layout> {
 }
 
 #[test]
-fn where_ranks_know_that_there_is_no_box_nobody_looks_for_one() {
+fn ranks_that_know_of_no_box_do_not_wait_for_one() {
     for seed in 0..20 {
         let layout = Layout { message_size: 1024, window: 4, rings: 2 };
         let lossy = even(20, 5, 5);
@@ -92,7 +92,7 @@ fn where_ranks_know_that_there_is_no_box_nobody_looks_for_one() {
         let sim = check(&spec, &[0, 1, 300, 5000]);
         for host in &sim.hosts {
             let statistics = host.engine.statistics();
-            assert_eq!((statistics.fall_backs, statistics.box_bytes), (0, 0), "seed {seed}");
+            assert_eq!((statistics.fallbacks, statistics.box_bytes), (0, 0), "seed {seed}");
             assert!(statistics.ring_bytes > 0 && host.engine.mode() == Mode::Ring);
         }
     }
@@ -165,7 +165,7 @@ fn without_a_box_the_ranks_sum() {
         let sim = check(&spec, &[0, 1, 3, many(&layout) / 2]);
         for host in &sim.hosts {
             assert_eq!(host.engine.mode(), Mode::Ring);
-            assert_eq!(host.engine.statistics().fall_backs, 1);
+            assert_eq!(host.engine.statistics().fallbacks, 1);
         }
     }
 }
@@ -180,7 +180,7 @@ fn a_box_that_vanishes_in_the_middle_is_replaced() {
         let spec =
             Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
         let sim = check(&spec, &[3, many(&layout), 1]);
-        fell_back += sim.hosts[0].engine.statistics().fall_backs;
+        fell_back += sim.hosts[0].engine.statistics().fallbacks;
     }
     assert!(fell_back > 40, "only {fell_back} of 60 boxes vanished in time");
 }
@@ -197,8 +197,8 @@ fn a_box_that_appears_in_the_middle_disturbs_nobody() {
 
 #[test]
 fn a_box_that_swallows_everything_is_given_up() {
-    // It appears when the PSNs are beyond its credit: it drops all data. Only keep-alives get
-    // through.
+    // The box appears when the PSNs are beyond its credit: it drops all data. Only keep-alives
+    // pass.
     let layout = Layout { message_size: 1024, window: 2, rings: 1 };
     let mut spec = Spec::new(3, layout, 3);
     spec.timeout = Duration::from_secs(2);
@@ -213,7 +213,7 @@ fn a_box_that_swallows_everything_is_given_up() {
 }
 
 #[test]
-fn a_box_that_spoils_a_sum_is_found_out_and_given_up() {
+fn a_box_that_corrupts_a_sum_is_detected_and_given_up() {
     let spec = |layout, seed: u64| Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed);
     for seed in 0..24u64 {
         let layout = Layout { message_size: 1024, window: 2, rings: 2 };
@@ -276,7 +276,7 @@ fn silence_between_operations_ends_nothing_but_the_next_one_finds_the_dead() {
             let at = |not_before| Call { data: floats(rank, 500, seed), not_before };
             vec![at(Duration::ZERO), at(next), at(next)]
         };
-        // Stopped for longer than the timeout, until before the next call or just behind it.
+        // Stopped for longer than the timeout, until shortly before or after the next call.
         for next in [8 * second, 5 * second - 300 * ms] {
             let mut sim = Sim::new(&spec(second..5 * second, None), |rank| calls(rank, next));
             sim.run();
@@ -288,7 +288,7 @@ fn silence_between_operations_ends_nothing_but_the_next_one_finds_the_dead() {
                 );
             }
         }
-        // Dead: the next call says so, soon.
+        // Dead: the next call reports it soon.
         let next = 6 * second;
         let mut sim =
             Sim::new(&spec(Duration::ZERO..Duration::ZERO, Some((1, second))), |r| calls(r, next));
@@ -312,7 +312,8 @@ fn different_operations_are_an_error() {
         let spec = Spec { present, ..Spec::new(ranks, layout, seed) };
         let odd = seed as u32 % ranks;
         let mut sim = Sim::new(&spec, |rank| {
-            // Lanes fit in the last case: only the lengths in the messages' sequence lanes tell.
+            // In the last case all lanes fit: only the lengths in the messages' sequence lanes
+            // differ.
             let data = match (rank == odd, seed % 4) {
                 (false, _) => ints(rank, 700, 1),
                 (true, 0) => ints(rank, 701, 1),
@@ -333,7 +334,7 @@ fn different_operations_are_an_error() {
     }
 }
 
-/// Of the same elements of the same type, so that every message fits every other.
+/// Calls with the same elements of the same type: every message fits every other.
 #[test]
 fn each_pair_of_different_calls_is_an_error_that_names_both() {
     let of = |collective, tag| call::Call { collective, tag };
@@ -379,9 +380,10 @@ fn each_pair_of_different_calls_is_an_error_that_names_both() {
     }
 }
 
-/// Its next call is like the one that the others make now: nothing else would tell them apart.
+/// The rank's next call is like the one that the others make now: nothing else would distinguish
+/// them.
 #[test]
-fn a_call_that_one_rank_alone_refuses_is_an_error_that_says_so() {
+fn a_call_that_only_one_rank_refuses_is_an_error_that_names_it() {
     for seed in 0..24u64 {
         let (ranks, odd) = (2 + seed as u32 % 3, seed as u32 / 3 % 2);
         let present = if seed.is_multiple_of(2) { ALWAYS } else { NEVER };
@@ -402,8 +404,8 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_that_says_so() {
                 let Err(Error::Mismatch(text)) = outcome else {
                     panic!("seed {seed} rank {rank}: {outcome:?}")
                 };
-                let refused = format!("rank {odd} calls for nothing (it refused its call");
-                let refused_there = format!("rank {odd} for nothing (it refused its call");
+                let refused = format!("rank {odd} calls for nothing (its own call returned");
+                let refused_there = format!("rank {odd} for nothing (its own call returned");
                 assert!(text.contains(&refused) || text.contains(&refused_there), "{text}");
             }
             assert_eq!(host.results.len(), if rank as u32 == odd { 3 } else { 4 });
@@ -448,7 +450,7 @@ fn non_finite_elements_are_named_and_do_no_harm() {
     for host in &sim.hosts {
         let finished = host.results[0].0.as_ref().unwrap();
         assert_eq!(finished.non_finite, Some(first..first + per_message));
-        // All others are sums, and those are NaN at all ranks.
+        // All other results are sums, and those are NaN at all ranks.
         let given = (0..3).map(|rank| bad(rank).swap_remove(0).data);
         assert_eq!(host.results[0].1.bits(), Vector::sum(&layout, &given.collect::<Vec<_>>()));
         let Vector::F(sums) = &host.results[0].1 else { panic!() };
@@ -478,7 +480,7 @@ fn a_rank_that_comes_late_is_waited_for() {
     }
 }
 
-/// The seeds of the short run, or the one that is asked for.
+/// The seeds of the short test, or the one in the environment.
 fn seeds() -> std::ops::Range<u64> {
     match std::env::var("NETSUM_SIM_SEED") {
         Ok(seed) => {
@@ -517,7 +519,8 @@ fn a_seed_replays() {
     }
 }
 
-/// Two operations of prologue and data messages, with the given packets lost; how long they took.
+/// Two operations of prologue and data messages, with the given packets lost. Returns how long they
+/// took.
 fn with_losses(ranks: u32, victims: &[Victim]) -> (Sim, Duration) {
     let layout = Layout { message_size: 2048, window: 2, rings: 1 };
     let mut spec = Spec::new(ranks, layout, 1);
@@ -538,7 +541,7 @@ fn with_losses(ranks: u32, victims: &[Victim]) -> (Sim, Duration) {
 }
 
 #[test]
-fn one_packet_lost_on_the_way_in_makes_only_its_sender_go_back() {
+fn a_packet_lost_before_the_box_makes_only_its_sender_go_back() {
     for ranks in [2, 3, 4] {
         let (mut cases, mut tails) = (0, 0);
         for nth in 0.. {
@@ -559,9 +562,9 @@ fn one_packet_lost_on_the_way_in_makes_only_its_sender_go_back() {
                     "packet {nth} of {ranks} ranks: {time:?}"
                 );
             } else {
-                // Nothing came after it that would have shown the gap: all wait, none can know who
-                // has lost something, and each asks with its oldest packet, and the last of a
-                // message with the one before.
+                // No later packet shows the gap: all ranks wait, and none can know whose loss it
+                // is. Each probes with its oldest packet, and with the last of a message and the
+                // one before.
                 tails += 1;
                 assert!(others <= Some(2), "packet {nth} of {ranks} ranks: {others:?}");
             }
@@ -570,11 +573,12 @@ fn one_packet_lost_on_the_way_in_makes_only_its_sender_go_back() {
     }
 }
 
-/// What an all-reduce may take with one time-out, which is more than all the rest, and not two.
-const ONE_TIME_OUT: Duration = MIN_ACK_TIMEOUT.saturating_add(Duration::from_millis(7));
+/// What an all-reduce may take with one timeout, which is longer than all the rest, but not with
+/// two.
+const ONE_TIMEOUT: Duration = MIN_ACK_TIMEOUT.saturating_add(Duration::from_millis(7));
 
 #[test]
-fn whatever_single_packet_is_lost_no_one_waits_long() {
+fn no_single_lost_packet_causes_a_long_wait() {
     let up = [Class::Data, Class::Ack].map(|c| (c, Direction::Up));
     let down = [Class::Data, Class::Ack, Class::Result].map(|c| (c, Direction::Down));
     for (class, direction) in up.into_iter().chain(down) {
@@ -586,7 +590,7 @@ fn whatever_single_packet_is_lost_no_one_waits_long() {
                     assert!(nth > 2, "there are such packets");
                     break;
                 }
-                assert!(time < ONE_TIME_OUT, "{victim:?}: {time:?}");
+                assert!(time < ONE_TIMEOUT, "{victim:?}: {time:?}");
             }
         }
     }
@@ -596,18 +600,18 @@ fn whatever_single_packet_is_lost_no_one_waits_long() {
 fn a_lost_nak_costs_little() {
     for (class, direction) in [(Class::Data, Direction::Up), (Class::Result, Direction::Down)] {
         for nth in 5..20 {
-            // Rank 1 loses data: rank 2 NAKs. Rank 1 loses a sum: it NAKs itself.
+            // If rank 1 loses data, rank 2 NAKs. If rank 1 loses a sum, it NAKs itself.
             let naks = if class == Class::Data { 2 } else { 1 };
             let nak = Victim { rank: naks, class: Class::Nak, direction: Direction::Up, nth: 0 };
             let (sim, time) = with_losses(3, &[Victim { rank: 1, class, direction, nth }, nak]);
             assert_eq!(sim.network.damage.lost, 2);
-            assert!(time < ONE_TIME_OUT, "{class:?} {nth}: {time:?}");
+            assert!(time < ONE_TIMEOUT, "{class:?} {nth}: {time:?}");
         }
     }
 }
 
 #[test]
-fn who_waits_for_a_slow_rank_sends_one_packet_each_time_and_none_before_67_ms() {
+fn waiting_for_a_slow_rank_sends_one_probe_each_time_and_none_before_67_ms() {
     for (late, most) in [(5, 0), (60, 0), (100, 1), (250, 2)] {
         let layout = Layout { message_size: 2048, window: 2, rings: 1 };
         let mut sim = Sim::new(&Spec::new(3, layout, 1), |rank| {

@@ -1,4 +1,4 @@
-//! What the simulated ranks sum: slices of either type, and the sums that they should get.
+//! The simulated ranks' data: slices of either type, and the sums that they should get.
 
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ impl Vector {
         Self::F(x.collect())
     }
 
-    /// What every rank should get, as bits.
+    /// The sum that every rank should get, as bits.
     pub fn sum(layout: &Layout, of: &[Self]) -> Vec<u32> {
         let (mut i, mut f) = (Vec::new(), Vec::new());
         for v in of {

@@ -1,4 +1,4 @@
-//! The command line. Every option of a rank may also come from the environment.
+//! The command line. Every option of a rank may also be set by the environment.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Communicator, Tls, Tran
 #[command(
     name = "netsum-perf",
     version,
-    about = "Measures all-reduces over netsum; start it once for each rank"
+    about = "Measure all-reduces over netsum; start it once for each rank"
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -35,20 +35,6 @@ pub enum Type {
     F32,
 }
 
-/// What carries packets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Carrier {
-    /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one; else
-    /// UDP.
-    Auto,
-    /// netsum's own RoCE endpoint over a UDP socket.
-    Udp,
-    /// The same endpoint over AF_XDP sockets: CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF are needed.
-    Xdp,
-    /// An RDMA adapter, hardware or Soft-RoCE, by libibverbs.
-    Verbs,
-}
-
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Smallest size in bytes; K, M and G stand for powers of 1024.
@@ -57,31 +43,31 @@ pub struct Options {
     /// Largest size in bytes.
     #[arg(short = 'e', long = "maxbytes", default_value = "64M", value_parser = parse_size)]
     pub end: usize,
-    /// From each size to the next.
+    /// Factor from each size to the next.
     #[arg(short = 'f', long = "stepfactor", default_value_t = 2)]
     pub factor: usize,
     /// Element type.
     #[arg(short = 'd', long, value_enum, default_value_t = Type::F32)]
     pub dtype: Type,
-    /// Measured all-reduces of each size.
+    /// All-reduces to measure for each size.
     #[arg(short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub iters: u32,
-    /// All-reduces of each size before those that are measured.
+    /// All-reduces of each size before the measured ones.
     #[arg(short = 'w', long, default_value_t = 5)]
     pub warmup: u32,
-    /// All-reduces in flight: so many are started at once, and then waited for; 1 waits for each.
+    /// All-reduces in flight: start so many at once and then wait for all; 1 waits for each.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=Communicator::MAX_IN_FLIGHT as i64))]
     pub inflight: u32,
-    /// Tensors that each size is cut into, summed in one all-reduce.
+    /// Tensors to cut each size into, summed in one all-reduce.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536), conflicts_with = "inflight")]
     pub tensors: u32,
     /// Compare the sums, bit by bit, with those of one process.
     #[arg(short = 'c', long)]
     pub check: bool,
-    /// JSON instead of the table.
+    /// Print JSON instead of the table.
     #[arg(short = 'j', long)]
     pub json: bool,
-    /// Where the box's daemon listens for workers, HOST:PORT.
+    /// HOST:PORT where the box's daemon listens for workers.
     #[arg(long, env = "NETSUM_CONTROLLER", required_unless_present = "peers")]
     pub controller: Option<String>,
     /// Name of the job.
@@ -90,10 +76,10 @@ pub struct Options {
     /// The job's token.
     #[arg(long, env = "NETSUM_TOKEN", hide_env_values = true, required_unless_present = "peers")]
     pub token: Option<String>,
-    /// Authority of the daemon's certificate, a PEM file: TLS to the daemon.
+    /// Authority of the daemon's certificate, a PEM file: enables TLS to the daemon.
     #[arg(long, env = "NETSUM_TLS_CA", value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// This worker's certificate, a PEM file, if the daemon asks for one.
+    /// This worker's certificate, a PEM file, if the daemon requires one.
     #[arg(
         long,
         env = "NETSUM_TLS_CERT",
@@ -105,7 +91,7 @@ pub struct Options {
     /// The certificate's private key, a PEM file.
     #[arg(long, env = "NETSUM_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Without a daemon: the addresses of all ranks, in rank order. The ranks sum by themselves.
+    /// Without a daemon: the addresses of all ranks, in rank order. The ranks' own ring sums.
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["controller", "job", "token"])]
     pub peers: Option<Vec<IpAddr>>,
     /// With --peers: path MTU in bytes.
@@ -129,25 +115,27 @@ pub struct Options {
     /// This rank's own address.
     #[arg(long, env = "NETSUM_IP")]
     pub ip: IpAddr,
-    /// What carries packets; ranks of a job may differ.
-    #[arg(long, env = "NETSUM_TRANSPORT", value_enum, default_value_t = Carrier::Auto)]
-    pub transport: Carrier,
-    /// Over an RDMA adapter: time-out without an acknowledgement, 4.096 us x 2^N; as
+    /// Transport of packets: auto, udp, xdp or verbs. auto is the RDMA adapter that has the rank's
+    /// address as a GID for RoCE v2, if there is one, else UDP. xdp needs CAP_NET_RAW,
+    /// CAP_NET_ADMIN and CAP_BPF. Ranks of a job may differ.
+    #[arg(long, env = "NETSUM_TRANSPORT", default_value = "auto")]
+    pub transport: Transport,
+    /// Over an RDMA adapter: timeout without an acknowledgement, 4.096 us x 2^N; as
     /// NCCL_IB_TIMEOUT.
     #[arg(long, env = "NETSUM_IB_TIMEOUT", value_name = "N", default_value_t = AdapterRetry::default().timeout)]
     pub ib_timeout: u8,
-    /// Over an RDMA adapter: retries before the connection is started anew; as NCCL_IB_RETRY_CNT.
+    /// Over an RDMA adapter: retries before the connection is restarted; as NCCL_IB_RETRY_CNT.
     #[arg(long, env = "NETSUM_IB_RETRY_CNT", value_name = "N", default_value_t = AdapterRetry::default().count)]
     pub ib_retry_cnt: u8,
-    /// A rank that is silent for so many seconds is dead.
+    /// Seconds of silence after which a rank is dead.
     #[arg(long, env = "NETSUM_TIMEOUT", default_value_t = 10.0)]
     pub timeout: f64,
-    /// How many seconds to wait for the other ranks at the start.
+    /// Seconds to wait for the other ranks at the start.
     #[arg(long, env = "NETSUM_CONNECT_TIMEOUT", default_value_t = 60.0)]
     pub connect_timeout: f64,
 }
 
-/// The largest slice that makes sense to ask for.
+/// The largest size.
 const MOST: usize = 1 << 36;
 
 impl Options {
@@ -177,16 +165,10 @@ impl Options {
                 job: job.clone(),
                 token: token.clone(),
             },
-            _ => bail!("--controller, --job and --token are needed, or --peers"),
-        };
-        let transport = match self.transport {
-            Carrier::Auto => Transport::Auto,
-            Carrier::Udp => Transport::Udp,
-            Carrier::Xdp => Transport::Xdp,
-            Carrier::Verbs => Transport::Verbs,
+            _ => bail!("--controller, --job and --token are required, or --peers"),
         };
         Ok(CommConfig {
-            transport,
+            transport: self.transport,
             retry: AdapterRetry { timeout: self.ib_timeout, count: self.ib_retry_cnt },
             timeout: seconds("--timeout", self.timeout)?,
             connect_timeout: seconds("--connect-timeout", self.connect_timeout)?,
@@ -212,7 +194,7 @@ fn parse_size(text: &str) -> Result<usize, String> {
         Some((i, 'g' | 'G')) => (&text[..i], 1 << 30),
         _ => (text, 1),
     };
-    let wrong = || format!("{text:?} is no size: bytes, or a number with K, M or G");
+    let wrong = || format!("{text:?} is not a size: write bytes, or a number with K, M or G");
     digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit)).ok_or_else(wrong)
 }
 
@@ -258,7 +240,7 @@ mod tests {
             assert!(e.contains(word), "{e}");
         }
         let e = options(&["-b", "8X"]).unwrap_err().to_string();
-        assert!(e.contains("8X") && e.contains("no size"), "{e}");
+        assert!(e.contains("8X") && e.contains("not a size"), "{e}");
         assert!(options(&["--iters", "0"]).is_err());
         for more in [
             &["--inflight", "0"][..],

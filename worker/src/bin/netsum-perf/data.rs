@@ -1,4 +1,4 @@
-//! Inputs that follow from rank and place, so that every rank can compute all ranks' sum.
+//! Inputs that follow from rank and index: every rank can compute all ranks' sum.
 
 use netsum_worker::{Element, Layout, reference_sum};
 
@@ -6,11 +6,11 @@ use netsum_worker::{Element, Layout, reference_sum};
 pub trait Input: Element {
     /// Rank `rank`'s element `i`.
     fn input(rank: u32, i: u64) -> Self;
-    /// Whether two results are the same bits.
+    /// Whether two results have the same bits.
     fn same(self, other: Self) -> bool;
 }
 
-/// A number that looks random (splitmix64).
+/// A pseudorandom number (splitmix64).
 fn mix(rank: u32, i: u64) -> u64 {
     let mut z = (i << 6 | u64::from(rank)).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,7 +28,7 @@ impl Input for i32 {
 }
 
 impl Input for f32 {
-    /// Between -1 and 1; in some stretches much smaller, so that messages have different scales.
+    /// Between -1 and 1; much smaller in some stretches, which gives messages different scales.
     fn input(rank: u32, i: u64) -> Self {
         let x = (mix(rank, i) >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
         if i >> 12 & 3 == 3 { x * 1e-6 } else { x }
@@ -41,7 +41,7 @@ impl Input for f32 {
 /// How many elements differ from the sum over all ranks' inputs.
 pub fn wrong<T: Input>(result: &[T], ranks: u32, layout: &Layout) -> u64 {
     let message = layout.elements(T::DTYPE).unwrap_or(1);
-    // Whole messages at a time: memory for all ranks' inputs of a part, not of everything.
+    // One message at a time, to save memory.
     let part = (1usize << 20).next_multiple_of(message);
     let mut wrong = 0;
     for (n, result) in result.chunks(part).enumerate() {

@@ -1,9 +1,9 @@
-//! `netsum-perf`: how fast all-reduces are, in the table that users of nccl-tests know.
+//! `netsum-perf` measures how fast all-reduces are, and prints the table of nccl-tests.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`args`] | the command line |
-//! | [`data`] | inputs that every rank can make for all ranks, and their sums |
+//! | [`data`] | inputs that every rank can compute for all ranks, and their sums |
 //! | [`table`] | rows, as text or JSON |
 
 mod args;
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures all sizes. Gives the number of wrong elements at all ranks.
+/// Measures all sizes. Returns the number of wrong elements at all ranks.
 fn all_reduce<T: Input>(options: &Options) -> Result<u64> {
     let sizes = options.sizes()?;
     let largest = *sizes.last().context("no size to measure")? / 4;
@@ -63,7 +63,7 @@ fn all_reduce<T: Input>(options: &Options) -> Result<u64> {
     Ok(total)
 }
 
-/// What all-reduces of a size took together.
+/// The totals of all measured all-reduces of a size.
 struct Times {
     elapsed: Duration,
     by_ring: bool,
@@ -78,7 +78,7 @@ impl Times {
     }
 }
 
-/// One all-reduce after the other.
+/// Calls one all-reduce after the other.
 fn one_by_one<T: Input>(
     comm: &mut Communicator,
     options: &Options,
@@ -88,7 +88,7 @@ fn one_by_one<T: Input>(
 ) -> Result<()> {
     let part = input.len().div_ceil(options.tensors as usize).max(1);
     for i in 0..options.warmup + options.iters {
-        // A sum of sums would not stay finite.
+        // A sum of sums would overflow.
         buffer.copy_from_slice(input);
         let mut tensors: Vec<&mut [T]> = buffer.chunks_mut(part).collect();
         let started = Instant::now();
@@ -103,7 +103,7 @@ fn one_by_one<T: Input>(
     Ok(())
 }
 
-/// So many at a time as are to be in flight. Vectors are made before the clock runs.
+/// Starts as many at a time as are to be in flight. Vectors are allocated before the clock starts.
 fn in_flight<T: Input>(
     comm: &mut Communicator,
     options: &Options,
@@ -128,7 +128,7 @@ fn in_flight<T: Input>(
                 if measured {
                     times.add(elapsed, &report, again);
                 }
-                // These are of all together.
+                // These are totals.
                 (elapsed, again) = (Duration::ZERO, again.map(|_| 0));
                 buffer.copy_from_slice(&sum);
             }
@@ -149,7 +149,7 @@ fn measure<T: Input>(
     let Times { elapsed, by_ring, retransmissions } = times;
     let wrong =
         if options.check { Some(data::wrong(buffer, comm.ranks(), &comm.layout())) } else { None };
-    // All ranks' counts, so that one table tells all.
+    // Sums all ranks' counts for one table.
     let clip = |n: u64| i32::try_from(n).unwrap_or(i32::MAX / 64).min(i32::MAX / 64);
     let mut counts = [
         clip(wrong.unwrap_or(0)),

@@ -17,11 +17,11 @@ pub struct Row {
     /// Mean of one all-reduce.
     pub time: Duration,
     pub ranks: u32,
-    /// `None` when not checked.
+    /// `None` if not checked.
     pub wrong: Option<u64>,
     pub mode: Mode,
-    /// Packets sent again, at all ranks in all measured all-reduces; `None` where an adapter does
-    /// that at any rank.
+    /// Packets sent again, at all ranks in all measured all-reduces; `None` if a rank uses an
+    /// adapter.
     pub retransmissions: Option<u64>,
 }
 
@@ -31,7 +31,7 @@ impl Row {
         self.size as f64 / self.time.as_secs_f64() / 1e9
     }
 
-    /// What a link of a ring all-reduce would carry, as nccl-tests define it.
+    /// The rate of a link in a ring all-reduce, as nccl-tests define it.
     fn busbw(&self) -> f64 {
         let n = f64::from(self.ranks);
         self.algbw() * 2.0 * (n - 1.0) / n
@@ -67,7 +67,7 @@ struct Json {
     retransmissions: Option<u64>,
 }
 
-/// Where rows go.
+/// The output of rows.
 pub struct Table {
     json: bool,
     print: bool,
@@ -85,7 +85,8 @@ impl Table {
         }
         let layout = comm.layout();
         println!(
-            "# netsum-perf all_reduce: {} ranks, {dtype}, {} warm-up and {} measured for each size, {}{}",
+            "# netsum-perf all_reduce: {} ranks, {dtype}, {} warm-up and {} measured for each \
+             size, {}{}",
             comm.ranks(),
             options.warmup,
             options.iters,

@@ -1,4 +1,4 @@
-//! The connections over an adapter that does what a test says.
+//! The connections over an adapter that a test controls.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use super::*;
 use crate::verbs::memory::tests::counting;
 use netsum_rc::Qpn;
 
-/// Notes what it is asked for, and completes what it is told to.
+/// Records calls, and returns the test's completions.
 struct Fake {
     /// Queue pair, work, length.
     sends: Vec<(usize, u64, usize)>,
-    /// Where the last message lay that was sent.
+    /// Address of the last message that was sent.
     last: u64,
     receives: Vec<(usize, u64, usize)>,
     connected: Vec<(usize, Direction)>,
@@ -69,7 +69,7 @@ impl Adapter for Fake {
 const OUT: usize = 0;
 const INTO: usize = 1;
 
-/// One connection pair, with two messages of 1024 bytes a packet in the send queue at the most.
+/// One connection pair, with at most two posted messages of 1024 bytes a packet in the send queue.
 fn verbs(registered: &Arc<AtomicUsize>) -> Verbs<Fake> {
     let adapter = Fake {
         sends: Vec::new(),
@@ -98,7 +98,7 @@ fn message(v: &mut Verbs<Fake>, len: usize) -> Buffer {
     buffer
 }
 
-/// Lets the adapter complete something, and drives.
+/// Completes a work request, and drives.
 fn complete(v: &mut Verbs<Fake>, work: u64, result: Result<usize, Trouble>) -> Vec<String> {
     v.adapter.done.push_back(Completion { work, result });
     drive(v)
@@ -118,7 +118,7 @@ fn drive(v: &mut Verbs<Fake>) -> Vec<String> {
 }
 
 #[test]
-fn nothing_is_sent_before_buffers_are_there_and_the_queue_is_never_too_full() {
+fn nothing_is_sent_before_start_and_the_queue_is_never_too_full() {
     let mut v = verbs(&Arc::default());
     let buffer = v.buffer(2000);
     v.receive_into(Channel::RingIn(0), buffer);
@@ -143,7 +143,7 @@ fn nothing_is_sent_before_buffers_are_there_and_the_queue_is_never_too_full() {
 }
 
 #[test]
-fn a_queue_pair_that_gives_up_is_started_anew_where_it_stood() {
+fn a_queue_pair_that_gives_up_is_restarted_where_it_stopped() {
     let mut v = verbs(&Arc::default());
     v.start().unwrap();
     for id in 0..4 {
@@ -155,7 +155,7 @@ fn a_queue_pair_that_gives_up_is_started_anew_where_it_stood() {
     let posted: Vec<u64> = v.adapter.sends[1..].iter().map(|s| s.1).collect();
     assert_eq!(posted.len(), 2);
     assert_eq!(complete(&mut v, posted[0], Err(Trouble::GaveUp)), [""; 0]);
-    assert_eq!(v.adapter.resets, [], "not before all has come back");
+    assert_eq!(v.adapter.resets, [], "not before all messages have returned");
     assert_eq!(complete(&mut v, posted[1], Err(Trouble::Flushed)), [""; 0]);
     assert_eq!(v.adapter.resets, [OUT]);
     // Three packets after 0xff_ffff.
@@ -165,7 +165,11 @@ fn a_queue_pair_that_gives_up_is_started_anew_where_it_stood() {
     );
     let again: Vec<u64> = v.adapter.sends[3..].iter().map(|s| s.1).collect();
     assert_eq!(again.len(), 2);
-    assert_eq!(complete(&mut v, posted[1], Err(Trouble::Flushed)), [""; 0], "of its earlier life");
+    assert_eq!(
+        complete(&mut v, posted[1], Err(Trouble::Flushed)),
+        [""; 0],
+        "of its earlier generation"
+    );
     assert_eq!(v.adapter.resets.len(), 1);
     assert_eq!(complete(&mut v, again[0], Ok(0)), ["RingOut(0) sent 1"]);
     assert_eq!(complete(&mut v, again[1], Ok(0)), ["RingOut(0) sent 2"]);
@@ -174,7 +178,7 @@ fn a_queue_pair_that_gives_up_is_started_anew_where_it_stood() {
 }
 
 #[test]
-fn what_does_not_get_better_is_told_once_and_close_gives_everything_back() {
+fn a_permanent_error_is_reported_once_and_close_returns_all_messages() {
     let registered = Arc::default();
     let mut v = verbs(&registered);
     v.start().unwrap();
@@ -187,7 +191,7 @@ fn what_does_not_get_better_is_told_once_and_close_gives_everything_back() {
     let told = complete(&mut v, works[0], Err(Trouble::Broken("remote access error".into())));
     assert_eq!(told, ["RingOut(0) failed: fake: remote access error"]);
     assert_eq!(complete(&mut v, works[1], Err(Trouble::Flushed)), [""; 0]);
-    // What comes now is kept for `close`.
+    // Messages sent from now on wait for `close`.
     let buffer = message(&mut v, 100);
     v.send(Channel::RingOut(0), 3, buffer);
     assert_eq!(v.adapter.sends.len(), 2);
@@ -197,9 +201,9 @@ fn what_does_not_get_better_is_told_once_and_close_gives_everything_back() {
         back.iter().map(|(id, data)| (*id, data[0])).collect::<Vec<_>>(),
         [(0, 0), (1, 1), (2, 2), (3, 0)]
     );
-    assert_eq!(complete(&mut v, works[1], Ok(0)), [""; 0], "its completion comes late");
+    assert_eq!(complete(&mut v, works[1], Ok(0)), [""; 0], "a late completion");
     assert!(v.close(Channel::RingOut(0)).is_empty());
-    // Buffers outlive the connections; memory goes with the last of them.
+    // Buffers outlive the connections; memory is freed with the last of them.
     drop(v);
     assert_ne!(registered.load(Ordering::Relaxed), 0);
     drop(back);
@@ -207,7 +211,7 @@ fn what_does_not_get_better_is_told_once_and_close_gives_everything_back() {
 }
 
 #[test]
-fn an_adapter_that_refuses_ends_the_connection_with_its_words() {
+fn an_adapters_refusal_ends_the_connection_with_its_error() {
     let mut v = verbs(&Arc::default());
     v.start().unwrap();
     v.adapter.refuse = true;
@@ -217,7 +221,7 @@ fn an_adapter_that_refuses_ends_the_connection_with_its_words() {
 }
 
 #[test]
-fn messages_are_sent_and_received_where_they_are_built_and_read() {
+fn messages_are_sent_and_received_without_a_copy() {
     let mut v = verbs(&Arc::default());
     v.start().unwrap();
     let buffer = message(&mut v, 3000);
@@ -238,21 +242,21 @@ fn messages_are_sent_and_received_where_they_are_built_and_read() {
 }
 
 #[test]
-fn what_is_on_the_heap_is_registered_and_without_memory_it_waits() {
+fn messages_on_the_heap_are_registered_or_wait_for_memory() {
     let mut v = verbs(&Arc::default());
     v.start().unwrap();
     v.send(Channel::RingOut(0), 0, vec![7; 3000].into());
     assert_eq!(v.adapter.sends.last().map(|s| s.2), Some(3000));
     v.arena = Arena::new(Box::new(|_, _| Err(io::Error::other("no memory"))));
     v.send(Channel::RingOut(0), 1, vec![7; 3000].into());
-    assert_eq!(drive(&mut v), [""; 0], "another message is on its way, whose memory will be free");
+    assert_eq!(drive(&mut v), [""; 0], "the memory of another posted message will be free");
     let work = v.adapter.sends[0].1;
     let told = complete(&mut v, work, Ok(0));
     assert_eq!(told, ["RingOut(0) sent 0", "RingOut(0) failed: no memory"]);
 }
 
 #[test]
-fn waiting_ends_in_time_and_what_has_failed_meanwhile_is_told_without() {
+fn waiting_ends_in_time_and_errors_are_reported_at_once() {
     let mut v = verbs(&Arc::default());
     v.start().unwrap();
     let start = Instant::now();

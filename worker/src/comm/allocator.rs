@@ -1,18 +1,18 @@
-//! Queue pair numbers and PSNs that nobody used a moment ago: late packets of an earlier run find
-//! no receiver.
+//! Allocates queue pair numbers and PSNs at random: late packets of an earlier session do not match
+//! those of this one.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use netsum_collective::queue_pairs::Numbers;
 use netsum_rc::{Psn, Qpn};
 
-/// Chooses numbers.
-pub(crate) struct Fresh {
+/// The QPN and PSN allocator.
+pub(crate) struct NumberAllocator {
     state: u64,
     used: Vec<Qpn>,
 }
 
-/// A random number: what tells this run's sums from all others.
+/// A random number that distinguishes this session's sums from all others.
 pub(crate) fn nonce() -> u64 {
     // RandomState is seeded by the system.
     let mut hasher = RandomState::new().build_hasher();
@@ -20,7 +20,7 @@ pub(crate) fn nonce() -> u64 {
     hasher.finish()
 }
 
-impl Fresh {
+impl NumberAllocator {
     pub fn new() -> Self {
         Self { state: nonce(), used: Vec::new() }
     }
@@ -34,7 +34,7 @@ impl Fresh {
         Psn::new((z ^ z >> 31) as u32)
     }
 
-    /// Not 0 or 1, which are special, nor all ones, which means multicast.
+    /// Excludes 0 and 1, which are special, and all ones, which means multicast.
     fn qpn(&mut self) -> Qpn {
         loop {
             let n = Qpn::new(self.psn().get());
@@ -55,15 +55,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fresh_numbers_are_unique_and_in_range() {
-        let mut fresh = Fresh::new();
+    fn allocated_numbers_are_unique_and_in_range() {
+        let mut allocator = NumberAllocator::new();
         for _ in 0..500 {
-            let c = fresh.connection();
+            let c = allocator.connection();
             assert!(
                 [c.receive_qpn, c.send_qpn].iter().all(|qpn| (2..0xff_ffff).contains(&qpn.get()))
             );
         }
-        let mut used = fresh.used.clone();
+        let mut used = allocator.used.clone();
         used.sort_unstable_by_key(|qpn| qpn.get());
         used.dedup();
         assert_eq!(used.len(), 1000);

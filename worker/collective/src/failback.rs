@@ -1,32 +1,32 @@
-//! When ranks that sum by themselves try the box again: rank 0 decides. Pure; the time is passed
-//! in.
+//! Decides when ranks that have fallen back try the box again. Only rank 0 decides. Pure; the time
+//! is passed in.
 //!
-//! A try costs a reconnection, and with a box that swallows everything three tenths of the
-//! time-out. So each try that does not last makes the wait before the next one longer. What the box
-//! does not say about itself, whether it will sum, only a try can tell.
+//! A try costs a reconnect, and three tenths of the timeout if the box swallows everything. So each
+//! try that does not last makes the wait before the next one longer. The daemon cannot report
+//! whether the box will sum: only a try shows it.
 
 use std::time::{Duration, Instant};
 
-/// From a fall-back to the first try.
+/// Time from a fallback to the first try.
 const FIRST: Duration = Duration::from_secs(1);
 /// How much longer each next wait is.
 const FACTOR: u32 = 4;
 /// The longest wait.
 const MOST: Duration = Duration::from_secs(600);
-/// A box that has summed for so long begins anew with the first wait.
+/// After a box has summed for so long, the next wait is the first one again.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// What the daemon has said last.
+/// The daemon's last reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Wish {
-    /// The ranks are to connect anew, whoever sums.
-    pub renew: bool,
-    /// The number of the box's programs, others after every start of its daemon; 0 where it is not
-    /// there.
+    /// The ranks are to reconnect, whether or not the box sums.
+    pub reconnect: bool,
+    /// The number of the box's programs, which changes with every start of its daemon; 0 where
+    /// there is no box.
     pub programs: u64,
 }
 
-/// How the ranks stand with the box.
+/// Whether the ranks trust the box.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
     /// It sums.
@@ -37,22 +37,22 @@ pub enum Standing {
     Wrong,
 }
 
-/// What rank 0 remembers over all connections.
+/// Rank 0's state over all sessions.
 #[derive(Clone, Copy, Debug)]
-pub struct WayBack {
-    /// The programs that were there while the box summed.
+pub struct Failback {
+    /// The number of the programs while the box summed.
     programs: u64,
-    /// When the present connections were made, or could not be replaced.
+    /// When the present connections were made, or when a reconnect failed.
     since: Instant,
     /// The next wait.
     wait: Duration,
     /// When to try.
     due: Option<Instant>,
-    /// Not before, whoever wishes it: the last time it was in vain.
+    /// No try before this, not even for an administrator, because the last one failed.
     rest: Option<Instant>,
 }
 
-impl WayBack {
+impl Failback {
     pub fn new(now: Instant) -> Self {
         Self { programs: 0, since: now, wait: FIRST, due: None, rest: None }
     }
@@ -62,8 +62,8 @@ impl WayBack {
         (self.since, self.due, self.rest) = (now, None, None);
     }
 
-    /// The ranks could not join, and go on as before.
-    pub fn in_vain(&mut self, now: Instant) {
+    /// The ranks could not join, and keep their connections.
+    pub fn failed(&mut self, now: Instant) {
         self.since = now;
         self.rest = Some(self.put_off(now));
     }
@@ -75,7 +75,7 @@ impl WayBack {
         due
     }
 
-    /// Whether the ranks should connect anew now.
+    /// Whether the ranks should reconnect now.
     pub fn is_due(&mut self, now: Instant, wish: Wish, standing: Standing) -> bool {
         if self.rest.is_some_and(|rest| now < rest) {
             return false;
@@ -84,7 +84,7 @@ impl WayBack {
             if wish.programs != 0 {
                 self.programs = wish.programs;
             }
-            return wish.renew;
+            return wish.reconnect;
         }
         if self.due.is_none() {
             if now.saturating_duration_since(self.since) >= STEADY {
@@ -92,9 +92,9 @@ impl WayBack {
             }
             self.put_off(now);
         }
-        // A box that is there as it was, and has summed wrong, is for people to look at.
+        // An unchanged box that has summed wrong needs an administrator.
         let other = standing != Standing::Wrong || wish.programs != self.programs;
-        wish.renew || wish.programs != 0 && other && self.due.is_some_and(|due| now >= due)
+        wish.reconnect || wish.programs != 0 && other && self.due.is_some_and(|due| now >= due)
     }
 }
 
@@ -103,20 +103,20 @@ mod tests {
     use super::Standing::{GivenUp, Trusted, Wrong};
     use super::*;
 
-    const NONE: Wish = Wish { renew: false, programs: 0 };
-    const THERE: Wish = Wish { renew: false, programs: 7 };
-    const ANOTHER: Wish = Wish { renew: false, programs: 8 };
-    const ASKED: Wish = Wish { renew: true, programs: 7 };
+    const NONE: Wish = Wish { reconnect: false, programs: 0 };
+    const THERE: Wish = Wish { reconnect: false, programs: 7 };
+    const ANOTHER: Wish = Wish { reconnect: false, programs: 8 };
+    const ASKED: Wish = Wish { reconnect: true, programs: 7 };
 
     /// Milliseconds after the start.
     fn at(start: Instant, ms: u64) -> Instant {
         start + Duration::from_millis(ms)
     }
 
-    /// The milliseconds at which `standing` leads to a try, looked at every 100, where each try
+    /// The milliseconds at which `standing` leads to a try, checked every 100, where each try
     /// connects and lasts for `lasts`.
     fn tries(
-        mut way: WayBack,
+        mut way: Failback,
         start: Instant,
         wish: Wish,
         standing: Standing,
@@ -136,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn a_box_that_sums_is_left_in_peace_and_one_that_is_not_there_is_not_tried() {
+    fn a_box_that_sums_or_is_absent_is_not_tried() {
         let start = Instant::now();
-        let mut way = WayBack::new(start);
+        let mut way = Failback::new(start);
         for s in 0..1000 {
             assert!(!way.is_due(at(start, s * 1000), THERE, Trusted));
         }
@@ -146,37 +146,37 @@ mod tests {
     }
 
     #[test]
-    fn a_box_that_was_away_for_longer_than_the_first_wait_is_tried_as_soon_as_it_is_there() {
+    fn a_box_that_was_absent_for_long_is_tried_as_soon_as_it_is_there() {
         let start = Instant::now();
-        let mut way = WayBack::new(start);
+        let mut way = Failback::new(start);
         assert!(!way.is_due(at(start, 100), NONE, GivenUp));
         assert!(!way.is_due(at(start, 1050), NONE, GivenUp));
         assert!(way.is_due(at(start, 1200), THERE, GivenUp));
     }
 
     #[test]
-    fn a_box_that_does_not_sum_is_tried_ever_more_rarely() {
+    fn a_box_that_does_not_sum_is_tried_less_and_less_often() {
         let start = Instant::now();
-        let found = tries(WayBack::new(start), start, THERE, GivenUp, 0);
+        let found = tries(Failback::new(start), start, THERE, GivenUp, 0);
         let waits: Vec<u64> = found.windows(2).map(|w| w[1] - w[0]).collect();
         assert_eq!(found[0], 1000);
-        // The fall-back is seen 100 ms after the try.
+        // The test sees the fallback 100 ms after the try.
         assert_eq!(waits, [4100, 16_100, 64_100, 256_100, 600_100]);
-        // Nor more often if it sums for a moment each time.
-        assert!(tries(WayBack::new(start), start, THERE, GivenUp, 5000).len() <= found.len());
+        // A box that sums for a moment each time is not tried more often.
+        assert!(tries(Failback::new(start), start, THERE, GivenUp, 5000).len() <= found.len());
     }
 
     #[test]
-    fn a_box_that_has_summed_for_a_minute_begins_anew() {
+    fn a_box_that_has_summed_for_a_minute_is_tried_soon_again() {
         let start = Instant::now();
-        let found = tries(WayBack::new(start), start, THERE, GivenUp, 61_000);
+        let found = tries(Failback::new(start), start, THERE, GivenUp, 61_000);
         assert!(found.windows(2).all(|w| w[1] - w[0] == 62_100), "{found:?}");
     }
 
     #[test]
-    fn a_box_that_has_summed_wrong_is_tried_only_when_it_is_another_or_somebody_asks() {
+    fn a_box_that_has_summed_wrong_is_tried_after_a_change_or_on_request() {
         let start = Instant::now();
-        let mut way = WayBack::new(start);
+        let mut way = Failback::new(start);
         way.is_due(start, THERE, Trusted);
         assert_eq!(tries(way, start, THERE, Wrong, 0), [0; 0]);
         assert_eq!(tries(way, start, NONE, Wrong, 0), [0; 0]);
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_waits_for_nothing_but_after_a_try_in_vain() {
+    fn a_request_is_due_at_once_except_after_a_failed_try() {
         let start = Instant::now();
-        let mut way = WayBack::new(start);
+        let mut way = Failback::new(start);
         assert!(way.is_due(start, ASKED, Trusted) && way.is_due(start, ASKED, GivenUp));
-        way.in_vain(at(start, 100));
+        way.failed(at(start, 100));
         let wait = FIRST.as_millis() as u64 * u64::from(FACTOR);
         for standing in [Trusted, GivenUp] {
             assert!(!way.is_due(at(start, 99 + wait), ASKED, standing));

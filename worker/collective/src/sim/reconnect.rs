@@ -1,4 +1,4 @@
-//! All ranks leave after the same operation, to connect anew; and so come back to the box.
+//! All ranks leave after the same operation, to reconnect, and return to the box this way.
 
 use std::time::Duration;
 
@@ -22,9 +22,9 @@ fn data(rank: u32, n: usize) -> Vector {
     }
 }
 
-/// Runs it; `late` tells when a rank may begin an operation.
+/// Runs a job; `late` returns when a rank may start an operation.
 fn run(spec: &Spec, late: impl Fn(u32, usize) -> Duration) -> Sim {
-    let spec = Spec { renew: Some(LAST), ..spec.clone() };
+    let spec = Spec { reconnect: Some(LAST), ..spec.clone() };
     let mut sim = Sim::new(&spec, |rank| {
         (0..CALLS).map(|n| Call { data: data(rank, n), not_before: late(rank, n) }).collect()
     });
@@ -32,7 +32,7 @@ fn run(spec: &Spec, late: impl Fn(u32, usize) -> Duration) -> Sim {
     sim
 }
 
-/// That a rank has the right sums of all operations that there were, and has left.
+/// Checks that a rank has the right sums of all operations, and has left.
 fn assert_parted(sim: &Sim, ranks: u32, rank: usize) {
     let host = &sim.hosts[rank];
     assert_eq!(host.results.len(), LAST + 1, "rank {rank}");
@@ -63,11 +63,11 @@ fn all_leave_after_the_same_operation_whatever_is_lost() {
 }
 
 #[test]
-fn without_loss_nobody_is_waited_for_longer_than_it_takes() {
+fn without_loss_ranks_wait_only_for_the_slowest() {
     let pause = Duration::from_millis(3);
     for ranks in [2, 3, 8] {
         let whole = run(&Spec::new(ranks, LAYOUT, 1), |_, _| Duration::ZERO).elapsed();
-        // One or the other has no CPU for a while, at some time.
+        // One rank or another has no CPU for a while.
         for (rank, part) in
             (0..ranks as usize).flat_map(|rank| (0..20).map(move |part| (rank, part)))
         {
@@ -131,7 +131,7 @@ fn a_death_in_the_middle_is_named_by_all_who_have_not_left() {
     assert!(named > 100 && parted > 20, "{named} {parted}");
 }
 
-/// That all ranks have the right sums of all calls.
+/// Checks that all ranks have the right sums of all calls.
 fn assert_right(sim: &Sim, ranks: u32, calls: usize, what: &str) {
     for n in 0..calls {
         let all: Vec<Vector> = (0..ranks).map(|r| data(r, n)).collect();
@@ -152,16 +152,16 @@ fn ranks_that_cannot_join_stay_and_may_try_again() {
         let present = present[seed as usize % 3].clone();
         let faults = Faults::loss([0, 10_000, 50_000][seed as usize / 3 % 3]);
         let depth = [1, 3][seed as usize % 2];
-        let (refused, renew) = (Some(0), [None, Some(1), Some(2)][seed as usize / 5 % 3]);
+        let (refused, reconnect) = (Some(0), [None, Some(1), Some(2)][seed as usize / 5 % 3]);
         let spec =
-            Spec { present, faults, depth, refused, renew, ..Spec::new(ranks, LAYOUT, seed) };
+            Spec { present, faults, depth, refused, reconnect, ..Spec::new(ranks, LAYOUT, seed) };
         let mut sim = Sim::new(&spec, |rank| {
             (0..CALLS).map(|n| Call { data: data(rank, n), not_before: Duration::ZERO }).collect()
         });
         sim.run();
         let what = format!("seed {seed}");
         let done = sim.hosts[0].results.len();
-        assert!(renew.is_some_and(|last| done > last) || done == CALLS, "{what}: {done}");
+        assert!(reconnect.is_some_and(|last| done > last) || done == CALLS, "{what}: {done}");
         assert!(sim.refused.is_some(), "{what}");
         assert_right(&sim, ranks, done, &what);
         for host in &sim.hosts {
@@ -183,7 +183,7 @@ fn every(period: Duration, calls: usize, spec: &Spec, prepare: impl FnOnce(&mut 
     sim
 }
 
-/// Who summed each call, and when it was done.
+/// For each call, whether the box or the ring summed it, and when it was done.
 fn modes(sim: &Sim) -> Vec<(Mode, Duration)> {
     sim.hosts[0]
         .results
@@ -193,12 +193,12 @@ fn modes(sim: &Sim) -> Vec<(Mode, Duration)> {
 }
 
 #[test]
-fn ranks_are_back_on_the_box_as_soon_as_one_sums_again() {
+fn ranks_return_to_the_box_as_soon_as_it_sums_again() {
     let period = Duration::from_millis(20);
     for seed in 0..48u64 {
         let ranks = [2, 3, 4, 8][seed as usize % 4];
-        // It goes in the middle of an operation, and is away for less than the first wait, or for
-        // longer.
+        // The box disappears in the middle of an operation, for less or for more than the first
+        // wait.
         let gone = Duration::from_millis(200) + Duration::from_micros(13 * seed);
         let back = gone + Duration::from_millis([300, 3000][seed as usize / 4 % 2]);
         let faults = Faults::loss([0, 10_000][seed as usize / 8 % 2]);
@@ -226,7 +226,7 @@ fn ranks_are_back_on_the_box_as_soon_as_one_sums_again() {
 }
 
 #[test]
-fn a_box_that_is_there_and_does_not_sum_is_tried_ever_more_rarely() {
+fn a_box_that_does_not_sum_is_tried_less_and_less_often() {
     let timeout = Duration::from_secs(1);
     let spec = Spec { timeout, ..Spec::new(3, LAYOUT, 1) };
     let sim = every(Duration::from_millis(500), 2400, &spec, |sim| {
@@ -238,7 +238,7 @@ fn a_box_that_is_there_and_does_not_sum_is_tried_ever_more_rarely() {
     // In twenty minutes.
     assert_eq!(seconds.len(), 6, "{seconds:?}");
     assert!(sim.connected.windows(3).all(|w| w[2] - w[1] > (w[1] - w[0]) * 2), "{seconds:?}");
-    // The last call is no later than it should be, by as much as a try costs.
+    // The last call is late by at most the cost of the tries.
     let late = modes(&sim)[2399].1 - Duration::from_millis(500) * 2399;
     assert!(late < timeout, "{late:?}");
 }
