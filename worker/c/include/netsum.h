@@ -13,11 +13,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-// What a function came to. netsum_error_text() says more.
+// The result of a function. netsum_error_text() has details.
 typedef enum {
-  // It is done.
+  // Success.
   NETSUM_OK = 0,
-  // An argument makes no sense. The communicator can still be used, if all ranks get this of the
+  // An argument is not valid. The communicator can still be used, if all ranks get this for the
   // same call.
   NETSUM_ERROR_ARGUMENT = 1,
   // A setting is missing or wrong, or contradicts the job's.
@@ -28,11 +28,11 @@ typedef enum {
   NETSUM_ERROR_UNREACHABLE = 4,
   // A rank has died: netsum_error_rank().
   NETSUM_ERROR_RANK_DIED = 5,
-  // A rank has left the job, and is needed: netsum_error_rank().
+  // A rank has left the job, but is needed: netsum_error_rank().
   NETSUM_ERROR_RANK_LEFT = 6,
   // The ranks called for different operations.
   NETSUM_ERROR_MISMATCH = 7,
-  // An element is infinite or no number at some rank. The communicator can still be used.
+  // An element is an infinity or a NaN at some rank. The communicator can still be used.
   NETSUM_ERROR_NON_FINITE = 8,
   // The communicator was finalized before the operation was complete.
   NETSUM_ERROR_CLOSED = 9,
@@ -44,11 +44,11 @@ typedef enum {
   NETSUM_ERROR_INTERNAL = 12,
 } netsum_status;
 
-// Who sums.
+// Whether the box or the ring sums.
 typedef enum {
   // The box.
   NETSUM_BOX = 0,
-  // The ranks themselves, by an ordinary ring.
+  // The ranks' own ring.
   NETSUM_RING = 1,
 } netsum_mode;
 
@@ -69,19 +69,18 @@ typedef struct netsum_work netsum_work;
 // Element types.
 typedef uint32_t netsum_dtype;
 
-// What is made of all ranks' elements.
+// How all ranks' elements are reduced.
 typedef uint32_t netsum_op;
 
-// What an operation came to.
+// The result of an operation.
 typedef struct {
-  // Who did the sum; NETSUM_RING if the ranks did any part of it.
+  // NETSUM_RING if the ranks' own ring summed any part.
   netsum_mode mode;
   // Seconds since the call.
   double elapsed;
   // Sums of messages that were checked.
   uint64_t verified;
-  // Floats of this rank that were not zero and counted as 0, as they are so small beside the
-  // largest of their message.
+  // This rank's floats that became 0, because their message has far larger ones.
   uint64_t underflows;
 } netsum_report;
 
@@ -104,19 +103,19 @@ extern "C" {
 // The version of the library: "0.1.0".
 const char *netsum_version(void);
 
-// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells
-// then. To be ended with netsum_finalize(). `*comm` is NULL where that fails.
+// Joins a job, and returns when all ranks have joined. If `config` is NULL, the environment is
+// used. netsum_finalize() leaves the job. If this fails, `*comm` is NULL.
 //
 // The caller promises:
 // `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
 netsum_status netsum_init(const netsum_config *config, netsum_comm **comm);
 
-// Leaves the job, and frees the communicator; NULL is left alone. Operations in flight are
-// completed where the other ranks get there within two seconds; netsum_wait() says
-// NETSUM_ERROR_CLOSED of others. After that no operation touches memory.
+// Leaves the job, and frees the communicator; does nothing for NULL. Completes operations in
+// flight if the other ranks call them within two seconds; for others netsum_wait() returns
+// NETSUM_ERROR_CLOSED. Afterwards no operation touches memory.
 //
 // The caller promises:
-// `comm` comes from netsum_init(), and no thread uses it any more.
+// `comm` comes from netsum_init(), and no thread uses it afterwards.
 void netsum_finalize(netsum_comm *comm);
 
 // This rank, from 0.
@@ -131,18 +130,18 @@ uint32_t netsum_rank(const netsum_comm *comm);
 // `comm` comes from netsum_init().
 uint32_t netsum_ranks(const netsum_comm *comm);
 
-// Who sums: the box, until the ranks find that none does.
+// Whether the box sums, or the ranks' own ring after a fallback.
 //
 // The caller promises:
 // `comm` comes from netsum_init().
 netsum_mode netsum_get_mode(const netsum_comm *comm);
 
 // Replaces each of `count` elements by the sum of all ranks' elements at its place, or their
-// average; the same bits at every rank. `work` is where a handle for netsum_wait() goes, or NULL
-// where the operation cannot be started; where `work` itself is NULL, the call waits.
+// average; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL if the
+// operation cannot be started. If `work` is NULL, the call waits.
 //
 // The caller promises:
-// `data` has `count` elements, which are the operation's until it is done.
+// `data` has `count` elements, which belong to the operation until it is done.
 netsum_status netsum_all_reduce(netsum_comm *comm,
                                 void *data,
                                 size_t count,
@@ -150,7 +149,7 @@ netsum_status netsum_all_reduce(netsum_comm *comm,
                                 netsum_op op,
                                 netsum_work **work);
 
-// The same, for rank `root` alone; the others keep what they have.
+// The same, but only rank `root` gets the result; the others' data is unchanged.
 //
 // The caller promises:
 // As netsum_all_reduce().
@@ -167,7 +166,7 @@ netsum_status netsum_reduce(netsum_comm *comm,
 // otherwise they share no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
-// `input` and `output` have their elements, which are the operation's until it is done.
+// `input` and `output` have their elements, which belong to the operation until it is done.
 netsum_status netsum_reduce_scatter(netsum_comm *comm,
                                     void *output,
                                     const void *input,
@@ -176,10 +175,10 @@ netsum_status netsum_reduce_scatter(netsum_comm *comm,
                                     netsum_op op,
                                     netsum_work **work);
 
-// Gives all ranks the bytes of rank `root`. `work` as with netsum_all_reduce().
+// Copies the bytes of rank `root` to all ranks. `work` as with netsum_all_reduce().
 //
 // The caller promises:
-// `data` has `bytes` bytes, which are the operation's until it is done.
+// `data` has `bytes` bytes, which belong to the operation until it is done.
 netsum_status netsum_broadcast(netsum_comm *comm,
                                void *data,
                                size_t bytes,
@@ -191,74 +190,74 @@ netsum_status netsum_broadcast(netsum_comm *comm,
 // share no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
-// `input` and `output` have their bytes, which are the operation's until it is done.
+// `input` and `output` have their bytes, which belong to the operation until it is done.
 netsum_status netsum_all_gather(netsum_comm *comm,
                                 void *output,
                                 const void *input,
                                 size_t bytes,
                                 netsum_work **work);
 
-// Gives rank r the r-th `bytes` bytes of each rank's `input`, one behind the other in `output`.
-// Both have room for those of all ranks. It takes as many times as long as there are ranks as
-// connections between them would. `work` as with netsum_all_reduce().
+// Concatenates the r-th `bytes` bytes of each rank's `input` in rank r's `output`. Both have room
+// for `bytes` bytes of each rank. With N ranks it takes N times as long as direct connections
+// would. `work` as with netsum_all_reduce().
 //
 // The caller promises:
-// `input` and `output` have their bytes, which are the operation's until it is done.
+// `input` and `output` have their bytes, which belong to the operation until it is done.
 netsum_status netsum_all_to_all(netsum_comm *comm,
                                 void *output,
                                 const void *input,
                                 size_t bytes,
                                 netsum_work **work);
 
-// Is done once all ranks have called it, and all that was in flight before is done. `work` as with
-// netsum_all_reduce().
+// Completes once all ranks have called it, and all earlier operations have completed. `work` as
+// with netsum_all_reduce().
 //
 // The caller promises:
 // As of the arguments of netsum_all_reduce().
 netsum_status netsum_barrier(netsum_comm *comm, netsum_work **work);
 
-// Makes settings of what the environment says: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER,
-// NETSUM_JOB, NETSUM_TOKEN and the others; what torchrun, mpirun and srun tell of rank, ranks and
-// local rank. To be freed with netsum_config_free().
+// Creates settings from the environment: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER, NETSUM_JOB,
+// NETSUM_TOKEN and the others, and rank, ranks and local rank from torchrun, mpirun or srun.
+// netsum_config_free() frees them.
 //
 // The caller promises:
 // `config` points to room for a pointer.
 netsum_status netsum_config_new(netsum_config **config);
 
-// Replaces one setting: "rank" is what NETSUM_RANK is in the environment, and so on.
+// Replaces one setting: "rank" is NETSUM_RANK in the environment, and so on.
 //
 // The caller promises:
 // `config` comes from netsum_config_new(); the texts end with a null byte.
 netsum_status netsum_config_set(netsum_config *config, const char *name, const char *value);
 
-// Frees settings; NULL is left alone.
+// Frees settings; does nothing for NULL.
 //
 // The caller promises:
-// `config` comes from netsum_config_new(), and is not used any more.
+// `config` comes from netsum_config_new(), and is not used afterwards.
 void netsum_config_free(netsum_config *config);
 
-// The text of this thread's last error: what is wrong, and what to do. It is there until the
+// The text of this thread's last error: what is wrong, and what to do. It is valid until the
 // thread's next error.
 const char *netsum_error_text(void);
 
 // The rank that this thread's last error is about, or -1.
 int32_t netsum_error_rank(void);
 
-// Puts into `done` whether netsum_wait() would return at once. Never blocks.
+// Sets `done` to whether netsum_wait() would return at once. Never blocks.
 //
 // The caller promises:
 // `work` comes from an operation, and `done` points to room.
 netsum_status netsum_test(const netsum_work *work, bool *done);
 
-// Waits for so many seconds at the most, and no longer than a day, and puts into `done` whether
+// Waits for at most so many seconds, and no longer than a day, and sets `done` to whether
 // netsum_wait() would return at once.
 //
 // The caller promises:
 // `work` comes from an operation, and `done` points to room.
 netsum_status netsum_wait_for(const netsum_work *work, double seconds, bool *done);
 
-// Waits for an operation, frees its handle, and says what it came to: in `report`, unless that is
-// NULL. The memory belongs to the caller again, whatever is returned.
+// Waits for an operation, frees its handle, and writes its result to `report`, unless that is
+// NULL. Afterwards the memory belongs to the caller, whatever is returned.
 //
 // The caller promises:
 // `work` comes from an operation, and is not used any more; `report` is NULL or points to room.
