@@ -1,4 +1,4 @@
-//! Generates the API from its proto file. protox stands in for protoc, so that nothing has to be
+//! Generates the API from its proto file, with protox instead of protoc, which would have to be
 //! installed.
 
 /// Messages that the command line reads as they are.

@@ -1,4 +1,4 @@
-//! A contribution arrives at its ring's CPU: its way from the checks to what becomes of its packet.
+//! Handles a contribution on its ring's CPU, from the checks to the outcome of its packet.
 
 use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
@@ -17,7 +17,7 @@ use crate::payload::{self, Op, SumAddress, UDP_CHECKSUM_LEN};
 use crate::trace::{self, Party};
 use crate::{Way, maps, output, saved};
 
-/// Checks a contribution, lets the slot machine decide and carries out what it says.
+/// Checks a contribution, runs the slot machine and carries out its verdict.
 #[inline(always)]
 pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow, way: Way) -> u32 {
     // SAFETY: a map value that user space writes as a whole; the learned MAC address and what was
@@ -42,10 +42,10 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     }
 }
 
-/// From the verdict to what becomes of the packet, one after the other. `None` where something that
-/// must be there is not.
+/// Carries out the verdict step by step. `None` if something is missing that must be there.
 ///
-/// Packets are found anew behind calls: kept over them, they would take more stack than there is.
+/// Packets are located again after calls: pointers kept across them would need more stack than
+/// there is.
 #[inline(always)]
 fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     let address = SumAddress {
@@ -65,11 +65,11 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     // SAFETY: a map value that only the ring's CPU writes, and it runs one program at a time.
     let slot = unsafe { &mut *maps::slot(address.ring, address.slot)? };
     if !verdict.counts(Counter::CreditViolation) && !verdict.counts(Counter::TotalUnexpected) {
-        // Of what is taken: a PSN from far away would make all others look moved.
+        // Only for accepted contributions: with a PSN from far away, all others would look moved.
         flow.next_psn = serial::add(c.frame.bth.psn, 1);
     }
     count(c, flow, verdict);
-    // Here the packet is still as it came, and its slot as it will be.
+    // The packet is still unchanged here, and its slot already final.
     trace::contribution(ctx, c.party, verdict.counters(c.frame.ce));
     if verdict.save_header() {
         save(ctx, c, slot, &address)?;
@@ -79,9 +79,9 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     Some(output::send(ctx, c, slot, verdict))
 }
 
-/// Lets the slot machine decide; a [`Packed`] verdict. A global function, as in [`payload`]: inline
-/// it would take more stack than there is, and the verifier would follow all that comes behind it
-/// once for each of its ways.
+/// Runs the slot machine; returns a [`Packed`] verdict. A global function, as in [`payload`]:
+/// inlined, it would need more stack than there is, and the verifier would follow everything behind
+/// it once for each of its paths.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn decide(ring_id: u32, index: u32, rank: u32, rest: u32) -> u64 {
@@ -124,8 +124,7 @@ fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, address: &SumAddres
 #[inline(always)]
 fn time(c: &Contribution, verdict: Packed) {
     let Party { ring, index, .. } = c.party;
-    // What the parent has added is none of the ranks' here, and a rank that is alone waits for
-    // nobody.
+    // The parent's total is not the ranks' partial sum, and a single rank waits for nobody.
     let alone = verdict.payload_is(Payload::Copy) && verdict.completed();
     let of_rank = !verdict.payload_is(Payload::Leave) && !alone;
     if of_rank && timing::is_sampled(index) {
@@ -134,7 +133,7 @@ fn time(c: &Contribution, verdict: Packed) {
     }
 }
 
-/// Takes the payload into the slot, and a sum that is to be sent into the packet.
+/// Adds the payload to the slot, or puts a sum that is to be sent into the packet.
 #[inline(always)]
 fn sum(
     ctx: &XdpContext,
@@ -160,7 +159,7 @@ fn sum(
         slot.crc = payload::crc(ctx, at, len, 0)?;
         let own =
             Packet::new(ctx).load::<UDP_CHECKSUM_LEN>(c.frame.bth_offset() - UDP_CHECKSUM_LEN)?;
-        // Also where it is none: a total takes the place of a partial sum, which may have had one.
+        // Also if it is 0: a total replaces a partial sum, which may have had one.
         slot.checksum =
             if own == [0; UDP_CHECKSUM_LEN] { 0 } else { payload::checksum(ctx, at, len)? };
         if verdict.is_held() {
@@ -170,7 +169,7 @@ fn sum(
     Some(())
 }
 
-/// Moves a relaxed ring's lowest unreleased index on. A global function, as in [`payload`].
+/// Advances a relaxed ring's lowest unreleased index. A global function, as in [`payload`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn relaxed_advance(ring_id: u32) -> u64 {
@@ -181,8 +180,8 @@ extern "C" fn relaxed_advance(ring_id: u32) -> u64 {
     0
 }
 
-/// Notes when a timed index had a contribution; `part` is a [`Part`]. A global function, as in
-/// [`payload`]: few packets need it.
+/// Notes the time of a contribution to a timed index; `part` is a [`Part`]. A global function, as
+/// in [`payload`]: few packets need it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn note_time(ring_id: u32, index: u32, rank: u32, part: u32) -> u64 {

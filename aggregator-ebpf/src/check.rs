@@ -1,4 +1,4 @@
-//! Whether a contribution may be added up.
+//! Checks whether a contribution may be added.
 
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Flow, MAX_MTU, RingConfig, ring_flags};
@@ -13,20 +13,20 @@ use crate::packet::Packet;
 use crate::trace::Party;
 use crate::{in_band, maps, payload};
 
-/// A contribution that has been checked.
+/// A checked contribution.
 pub struct Contribution<'a> {
     /// Its packet's headers.
     pub frame: &'a Frame,
     pub ring: &'a RingConfig,
     /// Length of its payload.
     pub len: usize,
-    /// Who sent it, with which index.
+    /// Its sender and index.
     pub party: Party,
 }
 
-/// Whether the packet is one of a running ring whose result every receiver has had for long; asked
-/// on any CPU. Never in a ring that was set up in band: there the first packet of a connection made
-/// anew may look so.
+/// Whether every receiver has long had the result of this packet, in an active ring; works on any
+/// CPU. Never true in a ring that was set up in band: there the first packet of a new connection
+/// may look like this.
 #[inline(always)]
 pub fn is_laps_behind(ring: &RingConfig, flow: &Flow, frame: &Frame) -> bool {
     let Some(state) = maps::state(flow.ring.0) else { return false };
@@ -36,7 +36,7 @@ pub fn is_laps_behind(ring: &RingConfig, flow: &Flow, frame: &Frame) -> bool {
         && slot::is_laps_behind(ring, low, serial::sub(frame.bth.psn, flow.base_psn))
 }
 
-/// Whether the packet is its flow's and whole; its payload length.
+/// Checks that the packet comes from its flow and is complete; returns its payload length.
 #[inline(always)]
 pub fn check(
     ctx: &XdpContext,
@@ -49,23 +49,23 @@ pub fn check(
     if ring.flags & ring_flags::ACTIVE == 0 {
         return Err(Counter::InactiveRing);
     }
-    // Slots have one writer: whoever runs on the ring's CPU with softirqs off. A CPU that goes
-    // offline leaves the CPU map's thread without a home, and when it is back, `ingress` there
-    // would be the second. Asked behind ACTIVE: a ring that moves to another CPU becomes active
-    // again only when it has it.
+    // Slots have one writer: the softirq context of the ring's CPU. If a CPU goes offline, the CPU
+    // map's thread runs elsewhere; when the CPU returns, `ingress` on it would be a second writer.
+    // This check comes after ACTIVE: a ring that moves to another CPU becomes active only after the
+    // move.
     if way != Way::Probe && !maps::is_here(ring.cpu) {
         return Err(Counter::WrongCpu);
     }
     from_its_sender(ctx, frame, flow)?;
-    // The data of one rank, or of fewer than its group, or a partial sum in place of the total:
-    // some box does not add any more.
+    // Data of a single rank, of an incomplete group, or a partial sum instead of the total: some
+    // box no longer adds.
     if flow.bears != 0 && !bears(frame.bth.ecn, flow.bears) {
         return Err(Counter::TotalUnexpected);
     }
     let len = match frame.data_len(p.len()) {
         Ok(len) => len,
         Err(reject) => {
-            // No ICRC is asked for: chance does not change both length fields alike.
+            // This needs no ICRC: a corruption does not change both length fields alike.
             if frame.is_empty_message() {
                 ring_stop(flow.ring.0, flow.rank);
                 return Err(Counter::LayoutMismatch);
@@ -77,9 +77,9 @@ pub fn check(
         return Err(Counter::Oversized);
     }
     let len = payload::bounded_len(len);
-    // A requester fills all packets of a message but the last (IBTA 9.7.4.1.5, "Payload length").
-    // The first contribution says how long its slot is, so one that is too short would keep the
-    // others out.
+    // A requester fills all packets of a message except the last (IBTA 9.7.4.1.5, "Payload
+    // length"). The first contribution sets the length of its slot, so one that is too short would
+    // exclude the others.
     if len != ring.mtu as usize && !frame.bth.opcode.is_last() {
         return Err(Counter::ShortFragment);
     }

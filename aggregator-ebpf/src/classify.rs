@@ -1,4 +1,4 @@
-//! Whose packet is it, and may it be added up?
+//! Classifies packets: which flow they belong to, and whether they may be added.
 
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Address, Flow, FlowKey};
@@ -8,20 +8,20 @@ use netsum_common::wire::{self, Frame, Reject, Wrapped};
 
 use crate::maps;
 
-/// What a packet is. What belongs to it is in the arguments of [`classify`]; a bare enum leaves no
-/// value undefined.
+/// A packet's class. Details are in the arguments of [`classify`]; a bare enum leaves no value
+/// undefined.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// Data of a registered flow.
     Data,
-    /// Not to be touched.
+    /// Forwarded unchanged.
     Pass,
-    /// Broken data of a registered flow. Its receiver could take it for a result, so it must not go
-    /// on.
+    /// Invalid data of a registered flow. It is dropped, because its receiver could take it for a
+    /// result.
     Refuse,
 }
 
-/// What [`classify`] found out.
+/// Result of [`classify`].
 pub struct Found {
     /// The packet's headers, for data.
     pub frame: Frame,
@@ -29,22 +29,22 @@ pub struct Found {
     pub flow: *mut Flow,
     /// The flow's ring, or 0.
     pub ring: u32,
-    /// What to count, unless it is data.
+    /// The counter, unless the packet is data.
     pub counter: Counter,
-    /// It is data like a flow's, of a connection that is none, or none any more.
+    /// Data of a connection that is not a flow, or no longer one.
     pub stranger: bool,
-    /// And the first packet of a message, in good order as far as the BTH.
+    /// In addition the first packet of a message, valid up to the BTH.
     pub first: bool,
 }
 
 impl Found {
-    /// Whether it is data of a flow whose job has ended: it must not go on.
+    /// Whether it is data of a flow whose job has ended: it must not be forwarded.
     #[inline(always)]
     pub fn has_ended(&self) -> bool {
         self.counter as u32 == Counter::JobEnded as u32
     }
 
-    /// Before anything is known.
+    /// Before classification.
     pub const NOTHING: Self = Self {
         frame: Frame::EMPTY,
         flow: core::ptr::null_mut(),
@@ -111,7 +111,7 @@ fn find(frame: &Frame) -> Option<*mut Flow> {
     maps::flow(&FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn })
 }
 
-/// That data comes from its flow's sender: in on the right port, from the right addresses.
+/// Checks that data comes from its flow's sender: at the right port, from the right addresses.
 #[inline(always)]
 pub fn from_its_sender(ctx: &XdpContext, frame: &Frame, flow: &Flow) -> Result<(), Counter> {
     if ctx.ingress_ifindex() as u32 != flow.ifindex {
@@ -126,16 +126,16 @@ pub fn from_its_sender(ctx: &XdpContext, frame: &Frame, flow: &Flow) -> Result<(
     Ok(())
 }
 
-/// Whether a box has moved a packet's PSN, so that its receiver takes it for no data.
+/// Whether a box has moved a packet's PSN, which makes its receiver take it for something other
+/// than data.
 #[inline(always)]
 pub fn is_moved(flow: &Flow, frame: &Frame) -> bool {
     let Some(ring) = maps::ring(flow.ring.0) else { return false };
     flow.next_psn != Flow::NONE_TAKEN && slot::is_moved(frame.bth.psn, flow.next_psn, ring.slots)
 }
 
-/// Whether a packet that is nobody's data bears an address of a rank behind another port: a forged
-/// acknowledgement, or anything else that would make hosts or the bridge believe that the rank were
-/// here.
+/// Whether a packet of an unknown flow carries an address of a rank behind another port: a forged
+/// acknowledgement, or any other packet that would make hosts or the bridge locate the rank here.
 #[inline(always)]
 pub fn is_spoofed(port: u32, frame: &Frame) -> bool {
     if let Some(owner) = maps::owner(&Address::mac(frame.src_mac))
@@ -146,7 +146,7 @@ pub fn is_spoofed(port: u32, frame: &Frame) -> bool {
     maps::owner(&Address::ip(frame.src_ip)).is_some_and(|owner| owner.ifindex != port)
 }
 
-/// The counter of a reason to refuse.
+/// The counter of a reject reason.
 #[inline(always)]
 pub fn reason(reject: Reject) -> Counter {
     match reject {

@@ -1,4 +1,5 @@
-//! A clone of a result leaves by a port: it gets the headers that the rank behind the port expects.
+//! Handles a clone of a result at its port: writes the headers that the rank behind the port
+//! expects.
 
 use core::mem::offset_of;
 
@@ -20,7 +21,7 @@ use crate::payload::UDP_CHECKSUM_LEN;
 use crate::trace::{self, Party};
 use crate::{maps, payload};
 
-/// Writes headers and ICRC; the verdict.
+/// Writes headers and ICRC; returns the verdict.
 #[inline(always)]
 pub fn result(ctx: &XdpContext, ifindex: u32) -> u32 {
     match write(ctx, ifindex) {
@@ -56,13 +57,13 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     // SAFETY: map values that the ring's CPU wrote, which is this one.
     let (slot, header) =
         unsafe { (&*slot, &*maps::header(tag.ring, slot_no * ring.ranks + source)?) };
-    // A late replay may wait behind the packet that takes its slot. It would get that one's PSN,
-    // over the old sum.
+    // A late replay may be queued behind the packet that reuses its slot. It would carry that
+    // packet's PSN with the old sum.
     let goes_up = ring.flags & ring_flags::UPLINK != 0 && rank == ring.ranks - 1;
     if slot.index != tag.index || !slot.is(if goes_up { Slot::SENT } else { Slot::RELEASED }) {
         return None;
     }
-    // A partial sum that goes up again may wait behind the total, whose ICRC it would get.
+    // A partial sum that is sent up again may be queued behind the total, and would get its ICRC.
     if goes_up && slot.is(Slot::COMPLETE) != (tag.rank & ReleaseTag::TOTAL != 0) {
         return None;
     }
@@ -72,7 +73,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     }
     if header_len != tag.payload as usize {
         // Ranks may differ in VLAN tags, IP version and operation.
-        // SAFETY: the context is valid; packet pointers are read anew below.
+        // SAFETY: the context is valid; packet pointers are read again below.
         if unsafe { bpf_xdp_adjust_head(ctx.ctx, tag.payload as i32 - header_len as i32) } != 0 {
             return None;
         }
@@ -82,7 +83,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     let (ip, l3) =
         (if header.ip == 18 { 18 } else { 14 }, if header.v6 != 0 { L3::V6 } else { L3::V4 });
     let udp = ip + l3.header_len();
-    // Receiving kernels coalesce packets with a checksum alone (Linux 6.18, net/ipv4/udp_offload.c,
+    // Receiving kernels coalesce only packets with a checksum (Linux 6.18, net/ipv4/udp_offload.c,
     // `udp_gro_receive_segment`).
     let with_checksum =
         slot.checksum != 0 && p.load::<UDP_CHECKSUM_LEN>(udp + CHECKSUM)? != [0; UDP_CHECKSUM_LEN];
@@ -91,7 +92,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
         route(&p, &HopKey { ring: RingNumber(tag.ring), member: rank }, ip, l3)?;
     }
     if ring.flags & (ring_flags::RELAXED | ring_flags::UPLINK | ring_flags::GROUPS) != 0 {
-        // What another box has told is of its ring.
+        // Marks of other boxes are in the flags of the ring.
         let mark = (ring.flags >> ring_flags::MARK) as u8 & MARK;
         let tells = if goes_up { mark } else { slot.tells(source) };
         let total =
@@ -114,26 +115,26 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
         let sum = payload::headers_sum(ctx, l3, ip, extended)? as u64
             + slot.checksum as u64
             + icrc as u64;
-        // Zero would say that there is none (RFC 768).
+        // Zero would mean that there is no checksum (RFC 768).
         let checksum = match !payload::fold(sum) {
             0 => 0xffff,
             c => c,
         };
         p.store(udp + CHECKSUM, checksum.to_ne_bytes())?;
     }
-    // What goes up stays in the VLAN of the last member.
+    // Packets to the parent stay in the VLAN of the last member.
     if slot.is(Slot::TAGGED) && !goes_up {
         retag(ctx, maps::header(tag.ring, slot_no * ring.ranks + rank)?)?;
     }
     Some(Party { ring: tag.ring, rank, index: tag.index })
 }
 
-/// Does what a router does to a packet, if this one was sent to the box as a router. None of it is
-/// covered by the ICRC or by UDP's checksum.
+/// Acts as a router, if the packet was sent to the box as a router. The ICRC and UDP's checksum
+/// cover none of these fields.
 #[inline(always)]
 fn route(p: &Packet, key: &HopKey, ip: usize, l3: L3) -> Option<()> {
     let Some(hop) = maps::hop(key) else { return Some(()) };
-    // SAFETY: a map value, which user space replaces as a whole: what it was stays readable while
+    // SAFETY: a map value, which user space replaces as a whole: the old one stays readable while
     // this program runs.
     let hop = unsafe { &*hop };
     if p.load::<6>(0)? != hop.own {
@@ -160,9 +161,9 @@ fn route(p: &Packet, key: &HopKey, ip: usize, l3: L3) -> Option<()> {
     Some(())
 }
 
-/// Gives a result the VLAN of its receiver's own packets, as a bridge does that translates between
-/// tagged and untagged ports: in the headers is the sender's. The priority stays the sender's where
-/// it has one. No tag is covered by the ICRC.
+/// Sets the VLAN of a result to that of its receiver's own packets, like a bridge that translates
+/// between tagged and untagged ports; the saved headers have the sender's. The priority stays the
+/// sender's, if it has one. The ICRC does not cover tags.
 #[inline(always)]
 fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
     let mut p = Packet::new(ctx);
@@ -178,7 +179,7 @@ fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
     if tagged {
         let macs = p.load::<MACS>(0)?;
         p.store(VlanHdr::LEN, macs)?;
-        // SAFETY: the context is valid; no packet pointer is used any more.
+        // SAFETY: the context is valid; no packet pointer is used afterwards.
         return if unsafe { bpf_xdp_adjust_head(ctx.ctx, VlanHdr::LEN as i32) } == 0 {
             Some(())
         } else {
@@ -186,7 +187,7 @@ fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
         };
     }
     if own_tagged {
-        // SAFETY: the context is valid; packet pointers are read anew.
+        // SAFETY: the context is valid; packet pointers are read again.
         if unsafe { bpf_xdp_adjust_head(ctx.ctx, -(VlanHdr::LEN as i32)) } != 0 {
             return None;
         }
@@ -207,12 +208,11 @@ const HOP_LIMIT: usize = 7;
 /// Length of both Ethernet addresses.
 const MACS: usize = 12;
 
-/// The rank that the next clone for this port is for.
+/// The rank that gets the next clone at this port.
 #[inline(always)]
 fn next_rank_of_port(ring: u32, ifindex: u32) -> Option<u32> {
     let port = maps::egress_port(&EgressKey { ring: RingNumber(ring), ifindex })?;
-    // SAFETY: a map value; a ring's clones leave on the ring's CPU, so nobody else moves the
-    // cursor.
+    // SAFETY: a map value; a ring's clones leave on the ring's CPU, so it has one writer.
     unsafe {
         let cursor = (*port).cursor;
         let rank = (*port).ranks[cursor as usize % MAX_RANKS];
@@ -222,8 +222,8 @@ fn next_rank_of_port(ring: u32, ifindex: u32) -> Option<u32> {
     }
 }
 
-/// Copies saved headers: whole words, then the two or six bytes that are left, so that the payload
-/// stays as it is.
+/// Copies saved headers as whole words, then the remaining two or six bytes: the payload stays
+/// unchanged.
 #[inline(always)]
 fn write_headers(p: &Packet, header: &SavedHeader, len: usize) -> Option<()> {
     let words = len / 8;
@@ -244,9 +244,9 @@ fn write_headers(p: &Packet, header: &SavedHeader, len: usize) -> Option<()> {
     Some(())
 }
 
-/// Sets what differs from the saved headers: IPv4 id 0 (a receiver on a UDP socket cannot see
-/// another), for now no UDP checksum, and the congestion mark of any contribution, where the sender
-/// takes part in ECN.
+/// Sets fields that differ from the saved headers: IPv4 id 0 (a receiver on a UDP socket cannot see
+/// another), no UDP checksum yet, and the congestion mark of any contribution, if the sender takes
+/// part in ECN.
 #[inline(always)]
 fn amend(p: &Packet, ip: usize, l3: L3, ce: bool) -> Option<()> {
     p.store(ip + l3.header_len() + CHECKSUM, [0; UDP_CHECKSUM_LEN])?;

@@ -1,9 +1,8 @@
-//! Between `ingress` and the bridge: what `ingress` would have kept off it goes no further.
+//! Drops packets between `ingress` and the bridge that have bypassed `ingress`.
 //!
-//! A port may lose its XDP program while packets still come: a veth that goes down takes the
-//! program away first and stops to receive later (`veth_disable_xdp` in drivers/net/veth.c, Linux
-//! 6.18), and an administrator may detach it. Contributions would then reach their neighbours
-//! unsummed.
+//! A port may lose its XDP program while packets still arrive: a veth that goes down removes the
+//! program first and stops receiving later (`veth_disable_xdp` in drivers/net/veth.c, Linux 6.18),
+//! and an administrator may detach it. Contributions would then reach their neighbours unsummed.
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::programs::TcContext;
@@ -14,7 +13,7 @@ use netsum_common::wire::{Bytes, Frame, Reject, Wrapped};
 use crate::classify::{Class, Found, classify, is_moved, is_spoofed};
 use crate::maps;
 
-/// All headers, whatever they are, end before.
+/// No headers are longer than this.
 const HEADERS: u32 = 128;
 
 /// On every packet that a port hands to the kernel.
@@ -23,7 +22,7 @@ pub fn on_port(ctx: &TcContext) -> i32 {
     let linear = (ctx.data_end() - ctx.data()) as u32;
     let wanted = if ctx.len() < HEADERS { ctx.len() } else { HEADERS };
     if linear < wanted && ctx.pull_data(wanted).is_err() {
-        // No memory for the moment: nobody knows what it is.
+        // Out of memory: the packet cannot be classified.
         return TC_ACT_SHOT;
     }
     let p = Headers { data: ctx.data(), end: ctx.data_end(), len: ctx.len() as usize };
@@ -46,8 +45,7 @@ pub fn on_port(ctx: &TcContext) -> i32 {
     TC_ACT_SHOT
 }
 
-/// Whether it is data of a connection that has shown up in band, and waits for those of other
-/// ranks.
+/// Whether it is data of a connection that has shown up in band, and waits for other ranks.
 #[inline(always)]
 fn waits(port: u32, found: &Found) -> bool {
     let Frame { src_ip, dst_ip, bth, .. } = found.frame;
@@ -56,14 +54,14 @@ fn waits(port: u32, found: &Found) -> bool {
         && maps::waits_for(&StrangerKey { src_ip, dst_ip, qpn: bth.qpn, ifindex: port }).is_some()
 }
 
-/// Interface that the packet has come in by.
+/// Interface at which the packet arrived.
 #[inline(always)]
 fn port(ctx: &TcContext) -> u32 {
     // SAFETY: the context is valid for the program's run; the verifier rewrites the access.
     unsafe { (*ctx.skb.skb).ifindex }
 }
 
-/// The headers of a packet of so many bytes. Linux has taken off a tag, if there was one.
+/// The headers of a packet of this length. Linux has removed one tag, if there was one.
 struct Headers {
     data: usize,
     end: usize,
@@ -87,7 +85,7 @@ impl Bytes for Headers {
     }
 }
 
-/// It is not looked deeper: no data that is summed is behind more.
+/// No further parsing: data that can be summed is not behind more headers.
 impl Wrapped for Headers {
     #[inline(always)]
     fn hidden(&self) -> Reject {

@@ -1,11 +1,10 @@
-//! Jobs that are set up in band: the first packet of a connection tells the daemon whose it is.
+//! Jobs that are set up in band: the first packet of a connection identifies it to the daemon.
 //!
-//! Nothing is decided here but that the packet has a job's token and is whole. It is noted and
-//! dropped, and so is all that comes on its connection, so that no message reaches its receiver
-//! unsummed. The sender's timer ends, and it comes again, until the daemon has registered the
-//! connections of all ranks. (Were the rest passed on, some receivers would NAK it each time that
-//! it comes, and the sender would send its window again and again for as long as ranks are
-//! missing.)
+//! These programs only check that the packet carries a job's token and is complete. They note it
+//! and drop it, with all packets of its connection, because no message may reach its receiver
+//! unsummed. The sender times out and retransmits until the daemon has registered the connections
+//! of all ranks. (If the other packets were forwarded, some receivers would NAK each of them, and
+//! the sender would repeat its window for as long as ranks are missing.)
 
 use core::mem::offset_of;
 
@@ -26,13 +25,13 @@ const WORDS: usize = JOB_HEADER_LEN / 8;
 /// `BPF_ANY` and `BPF_NOEXIST`.
 const ANY: u64 = 0;
 const IF_NEW: u64 = 1;
-/// In a length: the packet is its message's last, too.
+/// Flag of a length: the packet is also its message's last.
 const ONLY: u32 = 1 << 31;
-/// In place of a length: the packet is broken, and its connection does not wait.
+/// Instead of a length: the packet is invalid, and its connection does not wait.
 const BROKEN: u32 = u32::MAX;
 
-/// Whether the packet, of no registered flow, is one by which a connection joins a job: by its
-/// token, which `found` then says the ring of. Otherwise, what to count.
+/// Whether this packet, of no registered flow, lets a connection join a job, by its token. `found`
+/// then has the ring; otherwise the counter.
 #[inline(always)]
 pub fn is_of_job(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
     let Ok(len) = found.frame.data_len(p.len()) else { return false };
@@ -49,8 +48,8 @@ pub fn is_of_job(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
     false
 }
 
-/// The same on the ring's CPU, with all that was left to be checked. If so, the packet must be
-/// dropped; it is noted if it is in order.
+/// The same on the ring's CPU, with all remaining checks. If true, the packet must be dropped; it
+/// is noted if it is valid.
 #[inline(always)]
 pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
     let Ok(len) = found.frame.data_len(p.len()) else { return false };
@@ -63,7 +62,7 @@ pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
         found.counter = Counter::Oversized;
     } else if looked & VERIFY != 0 && !is_intact(ctx, p, &found.frame, len) {
         found.counter = Counter::BadIcrc;
-        // What it names as its connection may be another one.
+        // The connection that it names may be another one.
         claim_note(ctx.ctx, place(&found.frame), BROKEN);
     } else {
         found.counter = Counter::InBandFirst;
@@ -72,9 +71,8 @@ pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
     true
 }
 
-/// That a message of a registered flow begins with a header that says its index: the connection is
-/// the one that was registered, and not another one of the same queue pair with other PSNs, which
-/// begins anew.
+/// Checks that a message of a registered flow begins with a header that has its index. Otherwise
+/// the connection is not the registered one, but a new one with the same queue pair and other PSNs.
 #[inline(always)]
 pub fn follows(
     ctx: &XdpContext,
@@ -99,20 +97,20 @@ pub fn follows(
     Err(Counter::InBandFirst)
 }
 
-/// In what [`first_look`] returns: the ICRC is to be verified; and where the job's number is.
+/// Flag in the result of [`first_look`]: verify the ICRC; then the position of the job's number.
 const VERIFY: u64 = 1 << 8;
 const JOB_SHIFT: u32 = 32;
-/// Or this: no header.
+/// Result: no header.
 const NOTHING: u64 = 0xff;
 
-/// What a payload begins with: [`Counter::InBandFirst`], with the job's number and whether its ICRC
-/// is verified; or the counter of a header of no use; or [`NOTHING`].
+/// The kind of a payload's beginning: [`Counter::InBandFirst`], with the job's number and whether
+/// its ICRC is verified; or the counter of an invalid header; or [`NOTHING`].
 #[inline(always)]
 fn look(ctx: &XdpContext, frame: &Frame, len: usize) -> u64 {
     if len < JOB_HEADER_LEN { NOTHING } else { first_look(ctx.ctx, frame.payload() as u32) }
 }
 
-/// A global function, as in [`payload`]; what it has on its stack are the programs rid of.
+/// A global function, as in [`payload`]: it takes its stack usage away from the programs.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn first_look(ctx: *mut xdp_md, at: u32) -> u64 {
@@ -140,14 +138,14 @@ fn is_intact(ctx: &XdpContext, p: &Packet, frame: &Frame, len: usize) -> bool {
     u32::from_le_bytes(sent) == !state
 }
 
-/// Tells the daemon.
+/// Notes a packet for the daemon.
 #[inline(always)]
 fn note(ctx: &XdpContext, frame: &Frame, len: usize) {
     let only = frame.bth.opcode.is_last() as u32;
     claim_note(ctx.ctx, place(frame), only << 31 | len as u32);
 }
 
-/// Where IP header and payload of a packet are, and its IP version.
+/// Offsets of IP header and payload of a packet, and its IP version.
 #[inline(always)]
 fn place(frame: &Frame) -> u32 {
     ((frame.l3 == L3::V6) as u32) << 16 | (frame.ip as u32) << 8 | frame.payload() as u32
@@ -157,8 +155,8 @@ fn place(frame: &Frame) -> u32 {
 /// payload's length is in `len`. A global function, as in [`payload`], and because a claim takes a
 /// third of a BPF program's stack.
 ///
-/// What was noted of the same rank and port a moment ago, and has not been read, is the same packet
-/// once more, or a later message's; the first message's is the one that counts.
+/// An unread note of the same rank and port is of the same packet, or of a later message's; the
+/// first message's is kept.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn claim_note(ctx: *mut xdp_md, place: u32, len: u32) -> u64 {
@@ -171,8 +169,8 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
     let p = Packet::new(ctx);
     // The verifier takes the bounds from here.
     let (at, ip) = ((place & 127) as usize, (place >> 8 & 31) as usize);
-    // The nearer first: the compiler leaves out a comparison that follows from a farther one, and
-    // the verifier does not follow.
+    // The nearer one first: the compiler omits a comparison that follows from a farther one, and
+    // the verifier cannot follow that.
     let src_mac = p.load::<6>(offset_of!(EthHdr, src_addr))?;
     let (src_ip, dst_ip, bth) = if place >> 16 != 0 {
         let src = p.load::<16>(ip + offset_of!(Ipv6Hdr, src_addr))?;
@@ -220,7 +218,7 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
     Some(())
 }
 
-/// Where the header's words are, if they are inside the packet.
+/// Address of the header's words, if they are inside the packet.
 #[inline(always)]
 fn words_at(p: &Packet, at: usize) -> Option<usize> {
     p.at::<JOB_HEADER_LEN>(at)

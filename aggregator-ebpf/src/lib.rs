@@ -2,19 +2,19 @@
 //!
 //! | program | where | what |
 //! | --- | --- | --- |
-//! | `ingress` | ports | data of registered flows goes to its ring's CPU, all else to the bridge |
-//! | `aggregate` | CPU map | adds a contribution up; sends the sum |
-//! | `aggregate_inline` | called by `ingress` | the same, where the packet is on the ring's CPU already |
+//! | `ingress` | ports | sends data of registered flows to its ring's CPU, the rest to the bridge |
+//! | `aggregate` | CPU map | adds a contribution; sends the sum |
+//! | `aggregate_inline` | called by `ingress` | the same for packets on the ring's CPU |
 //! | `egress` | device maps | gives each clone of a result its receiver's headers |
-//! | `guard` | ports, behind XDP | drops data that has come past `ingress` |
+//! | `guard` | ports, behind XDP | drops data that has bypassed `ingress` |
 //!
 //! `spread.rs` is an object of its own, without the maps of these; `main.rs` is the object that the
 //! daemon loads; `bench/ebpf/src/main.rs` measures the parts.
 #![no_std]
 #![feature(asm_experimental_arch)]
 
-/// Expands to its body once for each number: loops of a constant length that the compiler would
-/// leave as loops, which costs a third more.
+/// Expands to its body once for each number. The compiler would keep loops of a constant length,
+/// which are slower by a third.
 macro_rules! unrolled {
     ($i:ident in $($n:literal)+ => $body:expr) => { $({ const $i: usize = $n; $body })+ };
 }
@@ -44,10 +44,10 @@ use netsum_common::wire::Bytes as _;
 use classify::{Class, Found, classify, from_its_sender, is_moved, is_spoofed, reason, refused};
 use packet::Packet;
 
-/// What is added to the PSN of a stale packet.
+/// Added to the PSN of a stale packet.
 const AS_DUPLICATE: u32 = serial::sub(0, STALE_PSN_BEHIND);
 
-/// On every packet that comes in by a port.
+/// Handles every packet that arrives at a port.
 #[inline(always)]
 pub fn on_port(ctx: &XdpContext) -> u32 {
     let p = Packet::new(ctx);
@@ -61,8 +61,8 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
         Class::Pass => pass(ctx, traced_by::INGRESS, &found),
         Class::Refuse => refuse(ctx, traced_by::INGRESS, &found),
         Class::Data => {
-            // SAFETY: a map value. What was last seen is written by the ring's CPU too: a count
-            // that one takes from the other spoils a diagnosis at worst.
+            // SAFETY: a map value. The ring's CPU also writes the fields of the last packet: a lost
+            // count only distorts a diagnosis.
             let flow = unsafe { &mut *found.flow };
             let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
             // Whatever else is wrong is found on the ring's CPU, but nobody may fill its queue with
@@ -82,8 +82,8 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             if check::is_laps_behind(ring, flow, &found.frame) {
                 return stale(ctx, &p, flow, &mut found);
             }
-            // What is the next of its flow behind what was taken last overtakes nothing that
-            // another CPU has queued.
+            // The packet next to the last accepted one of its flow overtakes nothing that another
+            // CPU has queued.
             if flow.next_psn == found.frame.bth.psn && maps::is_here(ring.cpu) {
                 maps::go_on_here(ctx);
             }
@@ -92,7 +92,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
     }
 }
 
-/// On data of a flow whose result every receiver has had for long.
+/// Handles data of a flow whose result every receiver has long had.
 #[inline(always)]
 fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u32 {
     let len = found.frame.data_len(p.len());
@@ -104,7 +104,7 @@ fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u3
     seen_here(flow, found);
     match len {
         Ok(len) if len <= MAX_MTU => {
-            // While the packet is as it came.
+            // Before the packet changes.
             let action = pass(ctx, traced_by::INGRESS, found);
             if payload::move_psn(ctx, &found.frame, len, AS_DUPLICATE) { action } else { XDP_DROP }
         }
@@ -115,7 +115,7 @@ fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u3
     }
 }
 
-/// On data that comes in by a port and is of no flow, or of none any more.
+/// Handles data that arrives at a port and belongs to no flow, or no longer to one.
 #[inline(always)]
 fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
     let (watched, has_ended) = (maps::watched(), found.has_ended());
@@ -129,7 +129,8 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
         ifindex: ctx.ingress_ifindex() as u32,
     };
     if found.first && watched & watch::FIRST_PACKETS != 0 && in_band::is_of_job(ctx, p, found) {
-        // It is checked where contributions are. What comes right behind it must not overtake it.
+        // The ring's CPU checks it, as it checks contributions. The next packet must not overtake
+        // it.
         maps::wait(&key, found.ring);
         return steer(ctx, found);
     }
@@ -148,21 +149,20 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
     pass(ctx, traced_by::INGRESS, found)
 }
 
-/// On data of a flow whose job has ended.
+/// Handles data of a flow whose job has ended.
 #[inline(always)]
 fn ended(ctx: &XdpContext, found: &mut Found) -> u32 {
     found.counter = Counter::JobEnded;
-    // SAFETY: a map value. A count that one CPU takes from another makes the flow look idle for a
-    // moment at worst.
+    // SAFETY: a map value. A lost count makes the flow look idle for a moment at worst.
     let flow = unsafe { &mut *found.flow };
-    // Others' packets do not keep it alive.
+    // Packets of other senders do not keep it alive.
     if from_its_sender(ctx, &found.frame, flow).is_ok() {
         seen_here(flow, found);
     }
     refuse(ctx, traced_by::INGRESS, found)
 }
 
-/// To the ring's CPU.
+/// Sends the packet to the ring's CPU.
 #[inline(always)]
 fn steer(ctx: &XdpContext, found: &Found) -> u32 {
     let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
@@ -175,7 +175,7 @@ fn steer(ctx: &XdpContext, found: &Found) -> u32 {
     action
 }
 
-/// Notes a packet of a flow that does not go on to the ring's CPU.
+/// Notes a packet of a flow that does not reach the ring's CPU.
 #[inline(always)]
 fn seen_here(flow: &mut Flow, found: &Found) {
     flow.packets = flow.packets.wrapping_add(1);
@@ -183,24 +183,23 @@ fn seen_here(flow: &mut Flow, found: &Found) {
     flow.last_outcome = found.counter as u32;
 }
 
-/// On a packet that `ingress` has seen on the ring's CPU. It is looked at anew: the two programs
-/// together would need more stack than there is.
+/// Handles a packet that `ingress` has received on the ring's CPU. It is parsed again: the two
+/// programs together would need more stack than there is.
 #[inline(always)]
 pub fn on_port_and_ring_cpu(ctx: &XdpContext) -> u32 {
     on_cpu(ctx, Way::Inline)
 }
 
-/// On every packet that comes out of the CPU map.
+/// Handles every packet that comes out of the CPU map.
 #[inline(always)]
 pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
     on_cpu(ctx, Way::CpuMap)
 }
 
-/// How a packet has come to its ring's CPU.
+/// The path of a packet to its ring's CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// By the CPU map, whose thread may be on another CPU than its own, once that was taken
-    /// offline.
+    /// Through the CPU map, whose thread may run on another CPU after its own was taken offline.
     CpuMap,
     /// From `ingress`, on the same CPU.
     Inline,
@@ -208,13 +207,13 @@ pub enum Way {
     Probe,
 }
 
-/// The same for all ways.
+/// Common to all paths.
 #[inline(always)]
 pub fn on_cpu(ctx: &XdpContext, way: Way) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
-        // A first packet that sets a job up, or of what was a flow when it was steered here.
+        // A first packet for set-up in band, or of a flow that was removed after steering.
         Class::Pass
             if found.first
                 && maps::watched() & watch::FIRST_PACKETS != 0
@@ -222,8 +221,8 @@ pub fn on_cpu(ctx: &XdpContext, way: Way) -> u32 {
         {
             refuse(ctx, traced_by::AGGREGATE, &found)
         }
-        // Only data of a flow, or of a connection that is about to be one, comes here. It is none
-        // any more.
+        // Only data of a flow, or of a connection about to become one, comes here. It is no longer
+        // one.
         Class::Pass => {
             found.counter = Counter::JobEnded;
             refuse(ctx, traced_by::AGGREGATE, &found)
@@ -253,35 +252,35 @@ fn refuse(ctx: &XdpContext, program: u32, found: &Found) -> u32 {
     XDP_DROP
 }
 
-/// The programs that a box runs, for an object that is to have them.
+/// Defines the programs of a box in an object.
 #[macro_export]
 macro_rules! programs {
     () => {
-        /// On every packet that comes in by a port.
+        /// Handles every packet that arrives at a port.
         #[aya_ebpf::macros::xdp]
         pub fn ingress(ctx: aya_ebpf::programs::XdpContext) -> u32 {
             $crate::on_port(&ctx)
         }
 
-        /// On the ring's CPU.
+        /// Runs on the ring's CPU.
         #[aya_ebpf::macros::xdp(map = "cpumap")]
         pub fn aggregate(ctx: aya_ebpf::programs::XdpContext) -> u32 {
             $crate::on_ring_cpu(&ctx)
         }
 
-        /// Behind `ingress`, where that is on the ring's CPU already.
+        /// Follows `ingress` if that runs on the ring's CPU.
         #[aya_ebpf::macros::xdp]
         pub fn aggregate_inline(ctx: aya_ebpf::programs::XdpContext) -> u32 {
             $crate::on_port_and_ring_cpu(&ctx)
         }
 
-        /// On the way out of a port.
+        /// Runs at a port's egress.
         #[aya_ebpf::macros::xdp(map = "devmap")]
         pub fn egress(ctx: aya_ebpf::programs::XdpContext) -> u32 {
             $crate::egress::result(&ctx, $crate::packet::egress_ifindex(&ctx))
         }
 
-        /// Between `ingress` and the bridge.
+        /// Runs between `ingress` and the bridge.
         #[aya_ebpf::macros::classifier]
         pub fn guard(ctx: aya_ebpf::programs::TcContext) -> i32 {
             $crate::guard::on_port(&ctx)

@@ -117,7 +117,7 @@ static CLAIMS: HashMap<ClaimKey, Claim, { MAX_CLAIMS as usize }, SPARSE> = HashM
 #[btf_map]
 static WAITING: LruHashMap<StrangerKey, u32, { MAX_WAITING as usize }> = LruHashMap::new();
 
-/// What is looked at beyond the work itself: bits of [`watch`].
+/// The optional work to do: bits of [`watch`].
 #[inline(always)]
 pub fn watched() -> u32 {
     WATCH.get(0).map_or(0, |w| *w)
@@ -130,19 +130,19 @@ pub fn in_band_job(token: &Token) -> Option<&'static InBandJob> {
     TOKENS.get_ptr(token).map(|job| unsafe { &*job })
 }
 
-/// Notes a claim. Where there is no room it is as if the packet had been lost: it comes again.
+/// Notes a claim. Without room, it acts as if the packet were lost: the sender retransmits.
 #[inline(always)]
 pub fn note_claim(key: &ClaimKey, claim: &Claim, flags: u64) {
     let _ = CLAIMS.insert(key, claim, flags);
 }
 
-/// From now on, none of a connection's data passes.
+/// Drops a connection's data from now on.
 #[inline(always)]
 pub fn wait(key: &StrangerKey, job: u32) {
     let _ = WAITING.insert(key, job, 0);
 }
 
-/// No connection shows up after all.
+/// Ends that: the connection does not show up.
 #[inline(always)]
 pub fn wait_no_longer(key: &StrangerKey) {
     let _ = WAITING.remove(key);
@@ -155,12 +155,11 @@ pub fn waits_for(key: &StrangerKey) -> Option<u32> {
     WAITING.get_ptr(key).map(|job| unsafe { *job })
 }
 
-/// Adds one to a connection that the box does not know.
+/// Counts a packet of an unknown flow.
 #[inline(always)]
 pub fn count_stranger(key: &StrangerKey) {
     match STRANGERS.get_ptr_mut(key) {
-        // SAFETY: a map value. Two CPUs may lose a count to each other; nobody needs it to be
-        // exact.
+        // SAFETY: a map value. Two CPUs may lose counts, which need not be exact.
         Some(count) => unsafe { *count += 1 },
         None => {
             let _ = STRANGERS.insert(key, 1, 0);
@@ -168,7 +167,7 @@ pub fn count_stranger(key: &StrangerKey) {
     }
 }
 
-/// Room for the CRC of a long payload.
+/// Buffer for the CRC of a long payload.
 #[inline(always)]
 pub fn lagged() -> Option<*mut Lagged> {
     LAGGED.get_ptr_mut(0)
@@ -195,7 +194,7 @@ pub fn flow(key: &FlowKey) -> Option<*mut Flow> {
     FLOWS.get_ptr_mut(key)
 }
 
-/// Where an address belongs, if it is a rank's.
+/// The port of an address, if it is a rank's.
 #[inline(always)]
 pub fn owner(address: &Address) -> Option<&'static Owner> {
     // SAFETY: user space writes the value as a whole.
@@ -253,26 +252,26 @@ pub fn header(ring: u32, index: u32) -> Option<*mut SavedHeader> {
     HEADERS.get(ring)?.get_ptr_mut(index)
 }
 
-/// What a ring has behind a port.
+/// The ranks of a ring behind a port.
 #[inline(always)]
 pub fn egress_port(key: &EgressKey) -> Option<*mut EgressPort> {
     EGRESS.get_ptr_mut(key)
 }
 
-/// Where a member is routed to.
+/// The next hop to a member.
 #[inline(always)]
 pub fn hop(key: &HopKey) -> Option<*mut Hop> {
     HOPS.get_ptr_mut(key)
 }
 
-/// Whether this is the CPU.
+/// Whether the program runs on this CPU.
 #[inline(always)]
 pub fn is_here(cpu: u32) -> bool {
     // SAFETY: a helper without arguments, which the JIT makes one instruction of (Linux 6.10).
     unsafe { bpf_get_smp_processor_id() == cpu }
 }
 
-/// Goes on with `aggregate_inline`. Returns only where user space does not want that.
+/// Continues with `aggregate_inline`. Returns only if user space has not enabled it.
 #[inline(always)]
 pub fn go_on_here(ctx: &XdpContext) {
     // SAFETY: nothing that is left behind has anything to drop.
@@ -303,20 +302,20 @@ pub fn to_parent(ring: u32) -> Option<u32> {
     UPLINKS.redirect(ring, 0).ok()
 }
 
-/// Which packets are traced.
+/// The filter of traced packets.
 #[inline(always)]
 pub fn trace_filter() -> Option<&'static TraceFilter> {
     TRACED.get(0)
 }
 
-/// Room for an event of this CPU.
+/// Buffer for an event of this CPU.
 #[inline(always)]
 pub fn scratch() -> Option<*mut TraceRecord> {
     SCRATCH.get_ptr_mut(0)
 }
 
-/// Hands the first `len` bytes of an event to user space, which looks for events by itself; counts
-/// it where there is no room.
+/// Sends the first `len` bytes of an event to user space, which polls for events; counts it as lost
+/// if the ring buffer is full.
 ///
 /// # Safety
 /// They must be initialised and lie in a map value.

@@ -1,4 +1,4 @@
-//! What becomes of a contribution's packet.
+//! Outcome of a contribution's packet.
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
@@ -14,7 +14,7 @@ use crate::packet::Packet;
 use crate::payload::{self, LEN_BITS};
 use crate::{maps, trace};
 
-/// Drops, forwards or sends it, with the sum in it where there is to be one.
+/// Drops, forwards or sends it, with the sum if it carries one.
 #[inline(always)]
 pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) -> u32 {
     let Contribution { frame, ring, len, party } = *c;
@@ -33,7 +33,7 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) ->
     if !verdict.leaves() {
         return XDP_DROP;
     }
-    // The way up is behind all others, and receives no totals.
+    // The uplink is the last member, and receives no totals.
     let last = ring.ranks - 1;
     let receiver = if verdict.output_is(Output::Release) {
         maps::count(party.ring, Counter::Released);
@@ -66,7 +66,7 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) ->
     }
 }
 
-/// Tells `egress` whose result it is, at the packet's beginning.
+/// Writes the tag for `egress` at the packet's beginning.
 #[inline(always)]
 fn tag(ctx: &XdpContext, c: &Contribution, rank: u16) -> Option<()> {
     let payload = c.frame.payload() as u16;
@@ -75,9 +75,9 @@ fn tag(ctx: &XdpContext, c: &Contribution, rank: u16) -> Option<()> {
     Packet::new(ctx).store(0, unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) })
 }
 
-/// Passes a packet on with a PSN from far ahead, so that its receiver NAKs; see [`GAP_PSN_AHEAD`].
-/// `payload_crc` is that of the sum, when the sum has taken the payload's place already; the
-/// receiver discards either.
+/// Forwards a packet with a PSN from far ahead, which makes its receiver NAK; see
+/// [`GAP_PSN_AHEAD`]. `payload_crc` is that of the sum, if the sum has already replaced the
+/// payload; the receiver discards either.
 #[inline(always)]
 fn forward_past_gap(ctx: &XdpContext, frame: &Frame, len: usize, payload_crc: Option<u32>) -> u32 {
     if !payload::move_psn(ctx, frame, len, GAP_PSN_AHEAD) {

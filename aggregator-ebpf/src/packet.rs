@@ -4,10 +4,10 @@ use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::wire::Bytes;
 
-/// Most that an offset may be.
+/// Largest offset.
 const FARTHEST: usize = 0x3fff;
 
-/// Start and end of the packet, and the context that they are from.
+/// Start and end of the packet, and the context that they belong to.
 #[derive(Clone, Copy)]
 pub struct Packet {
     data: usize,
@@ -63,8 +63,7 @@ impl Bytes for Packet {
         if offset > FARTHEST {
             return None;
         }
-        // The very pointer that was compared is read from: from another sum the verifier would not
-        // know it.
+        // Reads through the compared pointer: the verifier does not know the bounds of another sum.
         let p = opaque(self.data + offset);
         if p + N > self.end {
             return None;
@@ -93,7 +92,11 @@ pub fn opaque(mut value: usize) -> usize {
     // A real instruction: the line info of an empty template would make the kernel refuse the
     // program. SAFETY: a move that neither reads nor writes anything but its operand.
     unsafe {
-        core::arch::asm!("{0} = {0}", inout(reg) value, options(pure, nomem, nostack, preserves_flags))
+        core::arch::asm!(
+            "{0} = {0}",
+            inout(reg) value,
+            options(pure, nomem, nostack, preserves_flags)
+        )
     };
     value
 }

@@ -1,10 +1,10 @@
-//! Moving, adding and checking payloads, a cell of 256 bytes at a time, the rest lane by lane.
+//! Copies, adds and checks payloads, one cell of 256 bytes at a time, the rest lane by lane.
 //!
-//! Every loop has a constant bound and every cell its own comparison with the packet's end, as the
-//! verifier wants it. The loops are in *global functions*: the verifier goes through such a
-//! function once, for any argument, and not once for every way that leads to a call (Linux 5.6,
-//! kernel/bpf/verifier.c, `do_check_subprogs`). That takes only numbers and the context, so each
-//! function finds its packet anew.
+//! The verifier needs a constant bound for every loop, and for every cell its own comparison with
+//! the packet's end. The loops are in *global functions*: the verifier processes such a function
+//! once, for any argument, and not once for every path to a call (Linux 5.6, kernel/bpf/verifier.c,
+//! `do_check_subprogs`). A global function takes only numbers and the context, so each one locates
+//! its packet again.
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::helpers::bpf_csum_diff;
@@ -21,7 +21,7 @@ const MAX_CELLS: usize = MAX_MTU / CELL_LEN;
 /// IPv4, UDP and base transport headers.
 const HEADERS_V4: usize = Ipv4Hdr::LEN + UdpHdr::LEN + BTH_LEN;
 const CELL_LANES: usize = CELL_LEN / 4;
-/// From here on [`Lagged`] is the faster way, by `cargo xtask bench dataplane`.
+/// From this length on [`Lagged`] is faster, by `cargo xtask bench dataplane`.
 const LAGGED_LEN: usize = 3 * CELL_LEN;
 
 /// Covers every payload offset; the verifier takes the bound from here.
@@ -44,9 +44,9 @@ fn bounded(number: u32, mask: u32) -> usize {
     opaque((number & mask) as usize)
 }
 
-/// The length of a payload that was found to be at most [`MAX_MTU`]. That of which the verifier of
-/// Linux 6.1 had no bounds when it went to the stack has none either when it comes back, whatever
-/// it was compared with meanwhile.
+/// The length of a payload that was found to be at most [`MAX_MTU`]. A value without bounds when
+/// the verifier of Linux 6.1 spills it to the stack has none when it is restored, even if it was
+/// compared in between.
 #[inline(always)]
 pub fn bounded_len(len: usize) -> usize {
     opaque(len) & LEN_MASK as usize
@@ -66,7 +66,8 @@ unsafe fn word(p: usize, i: usize) -> u64 {
 #[inline(always)]
 pub fn crc(ctx: &XdpContext, at: usize, len: usize, state: u32) -> Option<u32> {
     let crc = returned(payload_crc(ctx.ctx, at as u32, len as u32, state))?;
-    // The long way begins with nothing, and what there was before goes over all of the payload.
+    // The long path starts from state 0, and the previous state would have to be shifted over the
+    // payload.
     if state == 0 || len < LAGGED_LEN {
         Some(crc)
     } else {
@@ -74,8 +75,8 @@ pub fn crc(ctx: &XdpContext, at: usize, len: usize, state: u32) -> Option<u32> {
     }
 }
 
-/// What a global function returned. The compiler knows that it fits 32 bits, the verifier does not,
-/// so the compiler must forget it.
+/// The result of a global function. It fits 32 bits; the verifier does not know that, so the
+/// compiler must not use it either.
 #[inline(always)]
 fn returned(state: u64) -> Option<u32> {
     let state = opaque(state as usize) as u64;
@@ -85,7 +86,7 @@ fn returned(state: u64) -> Option<u32> {
 /// Applies an operation to `len` bytes at offset `at` of the packet and a slot's sum.
 #[inline(always)]
 pub fn apply(ctx: &XdpContext, op: Op, at: usize, len: usize, sum: &SumAddress) -> Option<()> {
-    // One number: a global function takes five arguments at the most.
+    // One number: a global function takes at most five arguments.
     let packed = sum.mtu.trailing_zeros() << 24 | (at as u32) << 16 | len as u32;
     let result = match op {
         Op::Store => payload_store(ctx.ctx, packed, sum.ring, sum.slot),
@@ -104,8 +105,7 @@ pub struct SumAddress {
     pub mtu: u32,
 }
 
-/// What the global functions return when a payload does not fit its packet or a map has no such
-/// value.
+/// Result of the global functions if a payload does not fit its packet or a map lacks the value.
 const FAILED: u64 = u64::MAX;
 
 /// ICRC state after the headers that `frame` describes.
@@ -118,8 +118,8 @@ pub fn headers_crc(ctx: &XdpContext, l3: L3, ip: usize, extended: usize) -> Opti
     returned(state)
 }
 
-/// What the headers add to a UDP checksum, the pseudo-header among them. The packet's own checksum
-/// must be 0.
+/// The headers' part of a UDP checksum, including the pseudo-header. The packet's own checksum must
+/// be 0.
 #[inline(always)]
 pub fn headers_sum(ctx: &XdpContext, l3: L3, ip: usize, extended: usize) -> Option<u16> {
     let v6 = (l3 == L3::V6) as u32;
@@ -171,8 +171,8 @@ pub const UDP_CHECKSUM_LEN: usize = 2;
 extern "C" fn psn_move(ctx: *mut xdp_md, at: u32, behind: u32, by: u32) -> u64 {
     let p = Packet::new(&XdpContext::new(ctx));
     let (at, behind) = (bounded(at, OFFSET_MASK), (behind & LEN_MASK) as usize);
-    // The nearer first: the compiler leaves out a comparison that follows from a farther one, and
-    // the verifier does not follow.
+    // The nearer one first: the compiler omits a comparison that follows from a farther one, and
+    // the verifier cannot follow that.
     let Some(psn_at) =
         p.at::<{ UDP_CHECKSUM_LEN + BTH_LEN }>(at).map(|_| at + UDP_CHECKSUM_LEN + BTH_LEN - 4)
     else {
@@ -209,8 +209,7 @@ macro_rules! headers_global {
 headers_global!(headers_crc_v4, L3::V4);
 headers_global!(headers_crc_v6, L3::V6);
 
-/// ICRC state after headers and payload of a packet, headers and payload in one go where that is
-/// possible.
+/// ICRC state after headers and payload of a packet, in one pass if possible.
 #[inline(always)]
 pub fn frame_crc(ctx: &XdpContext, frame: &Frame, len: usize) -> Option<u32> {
     let extended = frame.bth.opcode.extended_len();
@@ -221,8 +220,8 @@ pub fn frame_crc(ctx: &XdpContext, frame: &Frame, len: usize) -> Option<u32> {
     crc(ctx, frame.payload(), len, state)
 }
 
-/// Headers of an IPv4 packet without extended transport headers are five words, which go the
-/// payload's way.
+/// Five words of headers, of an IPv4 packet without extended transport headers, processed like the
+/// payload.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn frame_crc_v4(ctx: *mut xdp_md, ip: u32, len: u32) -> u64 {
@@ -331,7 +330,7 @@ extern "C" fn payload_checksum(ctx: *mut xdp_md, at: u32, len: u32) -> u64 {
     fold(sum) as u64
 }
 
-/// Adds a sum's halves up until 16 bits are left (RFC 1071).
+/// Adds the halves of a sum until 16 bits are left (RFC 1071).
 #[inline(always)]
 pub fn fold(sum: u64) -> u16 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
@@ -348,8 +347,8 @@ macro_rules! global {
             const OP: u8 = Op::$op as u8;
             let p = Packet::new(&XdpContext::new(ctx));
             let (at, len) = (bounded(packed >> 16, OFFSET_MASK), (packed & LEN_MASK) as usize);
-            // By path MTU, so that a slot takes no more memory than its payload and one look-up
-            // finds all of it.
+            // Separate maps by path MTU: a slot takes only as much memory as its payload, in one
+            // look-up.
             let done = match packed >> 24 {
                 8 => maps::sum_256(ring, slot)
                     .and_then(|s| apply_to::<OP, 1, 256>(&p, at, len, s.cast())),
@@ -411,7 +410,7 @@ fn crc_tail(p: &Packet, offset: usize, lanes: usize, mut state: u32) -> Option<u
     Some(state)
 }
 
-/// What to do with a payload and a slot's cells.
+/// An operation on a payload and a slot's cells.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {

@@ -1,4 +1,4 @@
-//! The headers that a slot keeps, for the result that its rank's next one gets.
+//! The headers that a slot keeps, for the result that the next rank gets.
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;

@@ -1,10 +1,10 @@
-//! RoCEv2 that this machine routes and does not sum: each flow goes by one uplink, as a table says.
+//! Spreads routed, unsummed RoCEv2 over uplinks: a table has the uplink of each flow.
 //!
-//! The kernel decides whether a packet goes up. Where its route has next hops by several uplinks it
-//! would take one by a hash; here it is the one that the flow's entry names. A flow without an
-//! entry gets one with its first packet: the uplink with the least bytes. So does a flow whose
-//! uplink has no carrier any more, or no route. All else, and what needs an answer (an old TTL, a
-//! packet that is too long), goes on to the kernel as it is.
+//! The kernel decides whether a packet goes up. If its route has next hops over several uplinks,
+//! the kernel would choose by a hash; this program uses the uplink in the flow's entry. A flow
+//! without an entry gets one at its first packet: the uplink with the least bytes. So does a flow
+//! whose uplink has lost its carrier or its route. All other packets continue to the kernel
+//! unchanged, also those that need an answer (an expired TTL, a packet that is too long).
 
 #![no_std]
 #![no_main]
@@ -37,18 +37,18 @@ const TO_US: u32 = 0;
 const BY: u32 = 1 << 1;
 const NEXT_HOP: u32 = 1 << 2;
 
-/// `BPF_FIB_LKUP_RET_FRAG_NEEDED`: longer than the way's MTU.
+/// `BPF_FIB_LKUP_RET_FRAG_NEEDED`: longer than the path's MTU.
 const TOO_LONG: i64 = 8;
 const NO_WAY: i64 = -1;
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const UDP: u8 = 17;
-/// The headers that are looked at, over IPv4 and IPv6.
+/// The parsed headers, over IPv4 and IPv6.
 const HEADERS: usize = 14 + 20 + 8;
 const HEADERS_V6: usize = 14 + 40 + 8;
-/// A shorter first packet has no payload to speak of: acknowledgements and requests to read are
-/// such, and no flow of bytes.
+/// A shorter first packet has hardly any payload: an acknowledgement or a read request, not a flow
+/// of bytes.
 const SHORT: u32 = 128;
 
 /// `struct bpf_fib_lookup`, as far as unions are of use here. Copies of it are made of words of 8
@@ -69,7 +69,7 @@ struct Route {
     rest: [u32; 4],
 }
 
-/// What is read of a packet.
+/// The parsed fields of a packet.
 struct Packet {
     v6: bool,
     key: SpreadKey,
@@ -78,13 +78,13 @@ struct Packet {
     checksum: u16,
 }
 
-/// On every packet that comes to be routed.
+/// Handles every packet that is to be routed.
 #[classifier]
 pub fn spread(ctx: TcContext) -> i32 {
     by_its_uplink(&ctx).unwrap_or(TC_ACT_UNSPEC)
 }
 
-/// `None` where it is the kernel's.
+/// `None` leaves the packet to the kernel.
 #[inline(always)]
 fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
     let packet = parse(ctx)?;
@@ -99,8 +99,7 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
         Some(flow) => {
             // SAFETY: a map value, which lives as long as the program runs.
             let (now, given) = unsafe { ((*flow).uplink, (*flow).given) };
-            // A flow that is away from the uplink that somebody has said goes back as soon as it
-            // can.
+            // A pinned flow returns to its uplink as soon as that is usable.
             let back =
                 if given == 0 || given == now + 1 { None } else { packet.by(ctx, given - 1).ok() };
             match back {
@@ -111,7 +110,7 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
                 }
                 None => match packet.by(ctx, now) {
                     Ok(route) => route,
-                    // The kernel says so to its sender.
+                    // The kernel reports that to the sender.
                     Err(TOO_LONG) => return None,
                     Err(_) => {
                         let (uplink, route) = packet.least(ctx)?;
@@ -129,7 +128,7 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
             let (uplink, route) = packet.least(ctx)?;
             let advance = if ctx.len() < SHORT { 0 } else { usual() };
             let flow = SpreadFlow { uplink, given: 0, bytes: ctx.len() as u64, advance };
-            // Where there is no room it is the kernel's.
+            // Without room the kernel routes the packet.
             SPREAD.insert(&packet.key, flow, 0).ok()?;
             charge(uplink, advance);
             route
@@ -156,7 +155,7 @@ fn parse(ctx: &TcContext) -> Option<Packet> {
         return None;
     }
     if ctx.data_end() - ctx.data() < HEADERS_V6 {
-        // All, where it is shorter.
+        // The whole packet, if it is shorter.
         ctx.pull_data(ctx.len().min(HEADERS_V6 as u32)).ok()?;
     }
     let data = ctx.data();
@@ -201,7 +200,7 @@ fn parse(ctx: &TcContext) -> Option<Packet> {
 }
 
 impl Packet {
-    /// Where the kernel would send it.
+    /// The kernel's route.
     #[inline(always)]
     fn route(&self, ctx: &TcContext, ifindex: u32, flags: u32) -> Result<Route, i64> {
         let (src, dst) = (words(&self.key.src_ip), words(&self.key.dst_ip));
@@ -230,16 +229,16 @@ impl Packet {
         if said == 0 { Ok(route) } else { Err(said as i64) }
     }
 
-    /// By an uplink: its carrier and a route are there.
+    /// The route over an uplink with a carrier.
     #[inline(always)]
     fn by(&self, ctx: &TcContext, uplink: u32) -> Result<Route, i64> {
         let uplink = SPREAD_UPLINKS.get(uplink).filter(|uplink| uplink.up != 0).ok_or(NO_WAY)?;
         let route = self.route(ctx, uplink.ifindex, NEXT_HOP | BY)?;
-        // Over IPv6 the answer may be by another interface.
+        // Over IPv6 the answer may have another interface.
         if route.ifindex == uplink.ifindex { Ok(route) } else { Err(NO_WAY) }
     }
 
-    /// By the uplink with the least bytes, of those that it can go by.
+    /// The route over the usable uplink with the least bytes.
     #[inline(always)]
     fn least(&self, ctx: &TcContext) -> Option<(u32, Route)> {
         let (mut best, mut least) = (None, u64::MAX);
@@ -254,7 +253,7 @@ impl Packet {
         best
     }
 
-    /// One hop less to go.
+    /// Decrements the TTL.
     #[inline(always)]
     fn age(&self, ctx: &TcContext) -> Option<()> {
         if self.v6 {
@@ -280,9 +279,8 @@ fn goes_up(ifindex: u32) -> bool {
     false
 }
 
-/// What a flow carries in the mean, as far as it is known: a new one counts as that, because
-/// otherwise all that begin at about the same time would go by the uplink that has the least bytes
-/// then.
+/// Mean bytes of a flow, as far as known. A new flow counts as that many: otherwise all flows that
+/// start at about the same time would use the uplink with the least bytes at that moment.
 #[inline(always)]
 fn usual() -> u64 {
     let (mut bytes, mut flows) = (0, 0);
@@ -316,7 +314,12 @@ unsafe fn add(word: *mut u64, value: u64) {
     // `core` has no atomic addition for this target.
     // SAFETY: the caller's promise.
     unsafe {
-        core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) word, in(reg) value, options(nostack))
+        core::arch::asm!(
+            "lock *(u64 *)({0} + 0) += {1}",
+            in(reg) word,
+            in(reg) value,
+            options(nostack)
+        )
     };
 }
 

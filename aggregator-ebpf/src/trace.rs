@@ -1,9 +1,8 @@
-//! Single packets for whoever traces: what a program made of them, and how their slot was
-//! afterwards.
+//! Traces single packets: a program's verdict, and the slot afterwards.
 //!
-//! While nobody traces, each program looks at one word that is zero. Otherwise an event goes to
-//! user space for every packet that the filter lets through, once for each program that it meets.
-//! It shows the frame as the program got it, except at egress, where it shows what leaves.
+//! Without tracing, each program reads one word that is zero. With it, each program sends an event
+//! to user space for every packet that passes the filter. It shows the frame as the program got it,
+//! except at egress, where it shows the frame that leaves.
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::helpers::generated::{
@@ -19,7 +18,7 @@ use crate::classify::Found;
 use crate::maps;
 use crate::packet::opaque;
 
-/// Who sent a packet, or gets it.
+/// The sender of a packet, or its receiver.
 #[derive(Clone, Copy)]
 pub struct Party {
     /// Ring, or 0.
@@ -30,10 +29,10 @@ pub struct Party {
 }
 
 impl Party {
-    /// Nobody's.
+    /// Stands for no rank.
     pub const NOBODY: Self = Self { ring: 0, rank: TraceEvent::NONE, index: 0 };
 
-    /// Of a packet that has been classified.
+    /// For a classified packet.
     #[inline(always)]
     fn of(found: &Found) -> Self {
         if found.flow.is_null() {
@@ -49,13 +48,13 @@ impl Party {
     }
 }
 
-/// Whether somebody traces.
+/// Whether tracing is on.
 #[inline(always)]
 pub fn is_on() -> bool {
     maps::watched() & watch::TRACE != 0
 }
 
-/// A packet that [`crate::classify::classify`] has looked at, and what counted it.
+/// Traces a packet after [`crate::classify::classify`], with its counter.
 #[inline(always)]
 pub fn classified(ctx: &XdpContext, program: u32, found: &Found, counter: Counter) {
     if is_on() {
@@ -63,7 +62,7 @@ pub fn classified(ctx: &XdpContext, program: u32, found: &Found, counter: Counte
     }
 }
 
-/// A contribution at its ring's CPU, and the counters that counted it, bit by bit.
+/// Traces a contribution at its ring's CPU, with its counters, bit by bit.
 #[inline(always)]
 pub fn contribution(ctx: &XdpContext, party: Party, counters: u64) {
     if is_on() {
@@ -71,7 +70,7 @@ pub fn contribution(ctx: &XdpContext, party: Party, counters: u64) {
     }
 }
 
-/// A result on its way out of a port.
+/// Traces a result at a port's egress.
 #[inline(always)]
 pub fn result(ctx: &XdpContext, ifindex: u32, party: Party, counter: Counter) {
     if is_on() {
@@ -155,7 +154,7 @@ extern "C" fn trace_event(
     0
 }
 
-/// How ring and slot stand.
+/// State of ring and slot.
 #[inline(always)]
 fn slot_of(event: &mut TraceEvent, ring: u32, rank: usize, index: u32) {
     let Some(config) = maps::ring(ring) else { return };
@@ -164,7 +163,7 @@ fn slot_of(event: &mut TraceEvent, ring: u32, rank: usize, index: u32) {
     // what is shown is of one moment or the next.
     unsafe {
         event.low = (*state).low;
-        // The mask on a value that the compiler knows nothing of, so that it stays.
+        // The mask applies to a value unknown to the compiler, which keeps it.
         event.expected = (*state).expected[opaque(rank) % MAX_RANKS];
         let Some(slot) = maps::slot(ring, index & config.slots.wrapping_sub(1)) else { return };
         event.contributors = (*slot).contributors;

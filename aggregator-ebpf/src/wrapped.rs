@@ -1,6 +1,6 @@
-//! Packets behind tags or extension headers that no data of ours has. In global functions: few
-//! packets need them, and what they have on their stacks the programs have no room for. So they say
-//! what becomes of a packet as far as they can.
+//! Parses packets behind tags or extension headers, which data of netsum never has. In global
+//! functions: few packets need them, and the programs lack the stack for them. They classify a
+//! packet as far as possible.
 
 use core::mem::offset_of;
 
@@ -18,13 +18,13 @@ use crate::packet::Packet;
 
 const NOT_ROCE: u64 = 0;
 const HIDDEN: u64 = 1;
-/// It bears an address of a rank behind another port.
+/// It carries an address of a rank behind another port.
 const FORGED: u64 = 0xff;
 /// RoCEv2 to a rank.
 const TO_RANK: u64 = 2;
 
 impl Wrapped for Packet {
-    /// It passes where there is no rank, and no job whose ranks are to show up.
+    /// Packets pass if there are no ranks, and no jobs whose ranks are to show up.
     #[inline(always)]
     fn hidden(&self) -> Reject {
         if hidden_packet() == HIDDEN { Reject::Hidden } else { Reject::NotRoce }
@@ -84,7 +84,7 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
             if is_elsewhere(ipv4_mapped(h.src_addr), port) {
                 return FORGED;
             }
-            // A later fragment is nothing without its first one, which has the ports.
+            // A later fragment is useless without the first one, which has the ports.
             if h.proto != IPPROTO_UDP || h.frag_offset() != 0 {
                 return NOT_ROCE;
             }
@@ -109,7 +109,7 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
                 let forged = kind == NEIGHBOUR_ADVERTISEMENT && is_elsewhere(target, port);
                 return if forged { FORGED } else { NOT_ROCE };
             }
-            // Both at once: nobody needs that.
+            // Both at once has no use.
             if wire::is_extension(next) {
                 return hidden_code();
             }

@@ -1,5 +1,5 @@
-//! The log as systemd's journal takes it: records with their priority, where in the sources they
-//! come from, and what they are about (`NETSUM_JOB`, `NETSUM_PORT` and so on), in fields.
+//! Logs to systemd's journal: records with their priority, their place in the sources, and the
+//! objects that they concern (`NETSUM_JOB`, `NETSUM_PORT` and so on), in fields.
 
 use std::fs;
 use std::path::Path;
@@ -8,24 +8,24 @@ use env_logger::Logger;
 use log::{Log, Metadata, Record};
 use systemd_journal_logger::{JournalLog, connected_to_journal};
 
-/// What passes the filter goes to the journal.
+/// Sends records that pass the filter to the journal.
 pub struct Journal {
     filter: Logger,
     journal: JournalLog,
 }
 
 impl Journal {
-    /// One, if standard error goes to the journal and it can be reached. Of the logger the filter
-    /// alone is taken.
+    /// Opens the journal, if standard error goes there and it can be reached. Only the logger's
+    /// filter is used.
     ///
     /// # Errors
-    /// The logger again, if not.
+    /// The logger, if not.
     pub fn open(filter: Logger) -> Result<Self, Logger> {
         let open = || JournalLog::new().ok().filter(|_| connected_to_journal());
         let Some(mut journal) = open() else { return Err(filter) };
-        // journald looks up a process's unit when it reads a record: too late for the last ones of
-        // a process that has ended. So each names the unit; `journalctl -u` takes root's word for
-        // it.
+        // journald looks up a process's unit when it reads a record, which is too late for the last
+        // ones of a process that has ended. Therefore each record names the unit; `journalctl -u`
+        // accepts that from root.
         if let Some(unit) = fs::read_to_string("/proc/self/cgroup").ok().as_deref().and_then(unit) {
             journal = journal.add_extra_field("OBJECT_SYSTEMD_UNIT", unit);
         }

@@ -1,4 +1,4 @@
-//! The program `netsum`: the daemon and its command line, and the two commands that look at this
+//! The program `netsum`: the daemon and its command line, and the two commands that inspect this
 //! machine themselves.
 //!
 //! | module | what lives there |
@@ -20,7 +20,7 @@ use netsum_cli::failure::{Failure, Result};
 use netsum_cli::format::Format;
 use netsum_cli::{Cli, Command, batch, plan, top, trace, view};
 
-/// Carries out a command other than `run`, and prints what the daemon answers.
+/// Runs a command other than `run`, and prints the daemon's answer.
 ///
 /// # Errors
 /// Why it failed. With `--json` that is printed already, and the message is empty.

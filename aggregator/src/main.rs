@@ -13,7 +13,7 @@ use netsum_daemon::config::Config;
 use netsum_daemon::run;
 
 fn main() -> ExitCode {
-    // Wrong usage ends here, with exit code 2.
+    // Wrong usage exits here, with exit code 2.
     let cli = Cli::parse();
     let daemon =
         matches!(cli.command, Command::Run { .. } | Command::Fabric(FabricCommand::Run { .. }));
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let to_journal = journal.is_ok();
     let logger =
         journal.map_or_else(|terminal| Box::new(terminal) as Box<dyn log::Log>, |j| Box::new(j));
-    // It fails where there is a logger already, and this is the first one.
+    // This fails only if there is a logger already, and this is the first one.
     log::set_boxed_logger(logger).unwrap_or_else(|e| eprintln!("netsum: {e}"));
     let result = match cli.command {
         Command::Run { ref config, reset, detach_now } => match Config::read(config) {
@@ -60,11 +60,11 @@ fn administer(cli: Cli) -> Result<()> {
         .enable_all()
         .build()
         .map_err(|e| Failure::new(Kind::Failed, e.to_string()))?;
-    // Colours where there is a terminal that shows them, and NO_COLOR is not set.
+    // Colours if the terminal shows them and NO_COLOR is not set.
     let mut out = anstream::stdout().lock();
     let result = runtime.block_on(execute(cli, &mut out)).and_then(|()| Ok(out.flush()?));
     match result {
-        // `netsum ... | head` is no failure.
+        // A closed pipe, as in `netsum ... | head`, is not an error.
         Err(e) if e.kind == Kind::Failed && e.is_broken_pipe() => Ok(()),
         result => result,
     }

@@ -1,5 +1,5 @@
-//! `netsum simulate`: captured frames through a copy of the running programs, and what becomes of
-//! each, in words.
+//! `netsum simulate`: runs captured frames through a copy of the running programs, and explains
+//! what becomes of each.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -28,7 +28,7 @@ use netsum_dataplane::replica::{LONGEST, Replica, Step};
 const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
 
-/// Which counter tells what became of a frame: that of the last program but egress.
+/// The counter that decides a frame's outcome: that of the last program except egress.
 fn telling(steps: &[Step]) -> Option<(u32, u64)> {
     let on_the_way = |s: &&Step| s.traced.event.program != abi::traced_by::EGRESS;
     steps.iter().rfind(on_the_way).map(|s| (s.action, s.traced.event.counters))
@@ -51,7 +51,7 @@ fn cause(counters: u64) -> Option<Counter> {
     of(CounterKind::Drop).or_else(|| of(CounterKind::Pass)).or_else(|| of(CounterKind::Work))
 }
 
-/// What the daemon says about the running programs.
+/// The daemon's report of the running programs.
 struct Box_ {
     ports: Vec<api::Port>,
     jobs: Vec<api::Job>,
@@ -83,7 +83,7 @@ impl Box_ {
     }
 }
 
-/// Where frames come in.
+/// Ports at which frames arrive.
 struct Ports {
     all: Option<u32>,
     of_interface: BTreeMap<String, u32>,
@@ -95,7 +95,7 @@ impl Ports {
         let Some(first) = box_.ports.first() else {
             return Err(Failure::new(
                 Kind::NotFound,
-                "the daemon has no ports, so no frame can come in",
+                "the daemon has no ports, so no frame can arrive",
             ));
         };
         let mut of_interface: BTreeMap<String, u32> =
@@ -111,7 +111,7 @@ impl Ports {
     fn of(&self, captured: &Captured, flows: &[(abi::FlowKey, Flow)]) -> u32 {
         let named = || self.of_interface.get(captured.interface.as_ref()?).copied();
         let mut frame = Frame::EMPTY;
-        // Other frames tell their source, too.
+        // Other frames also show their source.
         let _ = wire::parse_into(&captured.frame[..], &mut frame);
         let by_source = || {
             let of = |(_, f): &&(abi::FlowKey, Flow)| {
@@ -127,7 +127,7 @@ impl Ports {
 fn unfit(captured: &Captured, ports: &Ports) -> Option<String> {
     let Captured { frame, len, interface, outbound } = captured;
     if *outbound && interface.as_ref().is_some_and(|i| ports.of_interface.contains_key(i)) {
-        return Some("it left the box by a port, and did not come in".into());
+        return Some("it left the box at a port, and did not arrive".into());
     }
     if frame.len() < *len {
         return Some(format!(
@@ -145,7 +145,7 @@ fn unfit(captured: &Captured, ports: &Ports) -> Option<String> {
     None
 }
 
-/// Why a frame came to its end, and what to do about it.
+/// Reason of a frame's outcome, and the next step.
 fn reason(
     outcome: Outcome,
     counters: u64,
@@ -158,19 +158,17 @@ fn reason(
     match outcome {
         Outcome::Absorbed if counters & Counter::Held.bit() != 0 => {
             return fine(
-                "it completes its sum, which waits for an earlier one to be released".into(),
+                "it completes its sum, which is held back until an earlier one is released".into(),
             );
         }
         Outcome::Absorbed => {
             return fine("it is added to its slot, which waits for other ranks".into());
         }
         Outcome::Released => {
-            return fine("it completes its sum, or takes it along, to all ranks".into());
+            return fine("it carries its sum, complete or held back, to all ranks".into());
         }
         Outcome::Replayed => {
-            return fine(
-                "its sum has been released: it takes it to the next rank once more".into(),
-            );
+            return fine("its sum has been released: it carries it to the next rank again".into());
         }
         Outcome::Passed | Outcome::Dropped | Outcome::Skipped => {}
     }
@@ -179,9 +177,9 @@ fn reason(
     let drops = match cause {
         Counter::Duplicate => "it has been added already, and is never added twice",
         Counter::InBandFirst => {
-            "it begins a connection of the job: the daemon notes that, and the sender comes again"
+            "it begins a connection of the job: the daemon notes it, and the sender retransmits"
         }
-        Counter::InBandWaits => "its connection has begun, and waits until those of all ranks have",
+        Counter::InBandWaits => "its connection waits for those of the other ranks",
         _ => "",
     };
     if !drops.is_empty() {
@@ -195,7 +193,7 @@ fn reason(
     let (Some((_, flow)), Some(ring)) = (flow, copy.ring(RingNumber(event.ring))) else {
         return (
             format!("counted among {help}"),
-            "look who sends it, and whether it should".into(),
+            "check which host sends it, and whether it should".into(),
         );
     };
     let front = event.slot_flags & Slot::USED != 0 && event.slot_index == event.low;
@@ -255,7 +253,7 @@ pub async fn run(
     let programs = client.list_programs().await?;
     if programs.abi != abi::VERSION {
         let message = format!(
-            "the daemon is of another version (ABI {}, this program has {}): use its own `netsum`",
+            "the daemon has another version (ABI {}, this program has {}): use its own `netsum`",
             programs.abi,
             abi::VERSION
         );
@@ -265,7 +263,7 @@ pub async fn run(
     let ports = Ports::new(&args, &box_)?;
     let numbers: Vec<u32> = programs.programs.iter().map(|p| p.id).collect();
     let mut copy = Replica::new(&numbers, args.fresh).map_err(|e| {
-        let hint = "the programs cannot be loaded once more beside the daemon's, which takes root";
+        let hint = "the programs cannot be loaded again next to the daemon's; this needs root";
         Failure::from(e.context(hint))
     })?;
     let tag = format!("{:016x}", copy.tag()?);

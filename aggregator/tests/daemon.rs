@@ -624,6 +624,6 @@ async fn a_job_that_does_not_fit_is_refused_with_what_would() {
     );
     assert_eq!(
         d.netsum("tenant show nobody").await.unwrap_err(),
-        "TENANT `nobody`: there are default"
+        "TENANT `nobody` does not exist: there are default"
     );
 }

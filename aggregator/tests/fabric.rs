@@ -287,11 +287,8 @@ async fn a_box_that_is_drained_gets_no_new_rings_and_keeps_those_that_no_other_c
     drain(None);
     assert!(shown().drain.is_none());
     let error = manager.boxes.drain("b", None).unwrap_err().to_string();
-    assert_eq!(error, "BOX `b`: there are a");
-    assert_eq!(
-        manager.boxes.drain("a", None).unwrap_err().to_string(),
-        "BOX `a`: is not being drained"
-    );
+    assert_eq!(error, "box `b` does not exist: there are a");
+    assert_eq!(manager.boxes.drain("a", None).unwrap_err().to_string(), "box `a` is not drained");
     manager.task.abort();
 }
 
@@ -446,7 +443,10 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
     let mut client = old.boxes.client("a").unwrap();
     let name = || "by-hand".to_owned();
     daemon.netsum("job create by-hand --ranks 2 --mtu 512").await.unwrap();
-    client.renew_job(api::RenewJobRequest { name: name() }).await.expect_err("nobody has joined");
+    client
+        .reconnect_job(api::ReconnectJobRequest { name: name() })
+        .await
+        .expect_err("nobody has joined");
     elected(&new, 8).await;
 
     let flow = api::Flow {
@@ -459,7 +459,7 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
         client.create_job(job("other")).await.map(drop),
         client.delete_job(api::DeleteJobRequest { name: name(), gone: true }).await.map(drop),
         client.restart_job(api::RestartJobRequest { name: name() }).await.map(drop),
-        client.renew_job(api::RenewJobRequest { name: name() }).await.map(drop),
+        client.reconnect_job(api::ReconnectJobRequest { name: name() }).await.map(drop),
         client
             .add_flow(api::AddFlowRequest { job: name(), flow: Some(flow.clone()) })
             .await

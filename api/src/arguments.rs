@@ -1,4 +1,4 @@
-//! Values on a command line that are not read as they are.
+//! Parsers for values on a command line.
 
 use std::num::{NonZero, ParseIntError};
 
@@ -7,7 +7,7 @@ use netsum_core::size::Size;
 /// A number, decimal or hexadecimal.
 ///
 /// # Errors
-/// If it is none.
+/// If it is not a number.
 pub fn number(text: &str) -> Result<u32, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16),
@@ -16,7 +16,7 @@ pub fn number(text: &str) -> Result<u32, String> {
     parsed.map_err(|_| "a number is expected, decimal or 0x".into())
 }
 
-/// 0 where it is left to the daemon.
+/// `auto` gives 0, which leaves the choice to the daemon.
 pub(crate) fn mtu(text: &str) -> Result<u32, ParseIntError> {
     if text == "auto" { Ok(0) } else { text.parse().map(NonZero::<u32>::get) }
 }

@@ -12,13 +12,13 @@ pub mod v1 {
     tonic::include_proto!("netsum.v1");
 }
 
-/// Number of what ranks of a job say to each other and to the daemon: this API's messages for
-/// workers, the check lanes, the layout of messages, the frames of the plain connections. It
-/// changes with any of them.
+/// Version of the protocol of a job's ranks, with each other and with the daemon: this API's
+/// messages for workers, the check lanes, the layout of messages, the frames of the bypass
+/// connections. Raise it with every change to any of them.
 pub const PROTOCOL: u32 = 3;
-/// Header with the number of a manager's election, which all that it says to a box bears.
+/// Header with the number of a manager's election, which all its requests to a box carry.
 pub const ELECTION: &str = "netsum-election";
-/// The release that a program is of.
+/// The release of this build.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Port of the workers' API, unless configured otherwise.
 pub const DEFAULT_PORT: u16 = 4790;

@@ -1,5 +1,5 @@
-//! Certificates and keys for the workers' API over TCP, from PEM files: read and checked at the
-//! start, so that an error names the file and not a connection that fails later.
+//! Certificates and keys for the workers' API over TCP, from PEM files. They are checked at the
+//! start, when an error can name the file; otherwise a connection would fail later.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use tonic::transport::{Certificate, Identity};
 
-/// What is wrong with which file.
+/// An error in a file.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// It cannot be read.
@@ -37,7 +37,7 @@ pub enum TlsError {
         /// Why not.
         reason: String,
     },
-    /// Each is good, but they are not of one pair.
+    /// Each is valid, but they are not a pair.
     #[error("{}: not the key of the certificate in {}", key.display(), certificate.display())]
     Pair {
         /// File of the certificate.
@@ -56,10 +56,10 @@ fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
         .map_err(|e| broken(e.to_string()))?;
-    if found.is_empty() { Err(broken("there is no certificate in it".into())) } else { Ok(found) }
+    if found.is_empty() { Err(broken("it contains no certificate".into())) } else { Ok(found) }
 }
 
-/// The certificates of those who are trusted to sign others.
+/// The certificates of trusted authorities.
 pub fn authority(path: &Path) -> Result<Certificate, TlsError> {
     let pem = read(path)?;
     let mut roots = RootCertStore::empty();
@@ -71,7 +71,7 @@ pub fn authority(path: &Path) -> Result<Certificate, TlsError> {
     Ok(Certificate::from_pem(pem))
 }
 
-/// A certificate, with those that lead from it to an authority, and its key.
+/// A certificate, with the chain to an authority, and its key.
 pub fn identity(certificate: &Path, key: &Path) -> Result<Identity, TlsError> {
     let (chain_pem, key_pem) = (read(certificate)?, read(key)?);
     let chain = certificates(certificate, &chain_pem)?;

@@ -1,7 +1,7 @@
 //! Keys and values of the BPF maps: the border between the XDP programs and user space.
 //!
-//! Layouts are `repr(C)` without implicit padding, and asserted below. Whoever changes one raises
-//! [`VERSION`]: a daemon takes over pinned maps only of its own version.
+//! Layouts are `repr(C)` without implicit padding, and asserted below. Raise [`VERSION`] with every
+//! change: a daemon takes over pinned maps only of its own version.
 
 use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
@@ -14,7 +14,7 @@ pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
 
 /// Names of the maps in the BPF object.
 pub mod maps {
-    /// Hash, [`super::FlowKey`] to [`super::Flow`], for those that have ended, too.
+    /// Hash, [`super::FlowKey`] to [`super::Flow`], including flows whose job has ended.
     pub const FLOWS: &str = "FLOWS";
     /// Hash, [`super::Address`] to [`super::Owner`].
     pub const OWNERS: &str = "OWNERS";
@@ -31,7 +31,7 @@ pub mod maps {
     pub const HEADERS: &str = "HEADERS";
     /// Array of maps, ring to device map with the port of each rank, in rank order.
     pub const PORTS: &str = "PORTS";
-    /// Device map, ring to the port towards its parent box, where it has one.
+    /// Device map, ring to the port towards its parent box, if it has one.
     pub const UPLINKS: &str = "UPLINKS";
     /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
     pub const EGRESS: &str = "EGRESS";
@@ -39,17 +39,18 @@ pub mod maps {
     pub const HOPS: &str = "HOPS";
     /// Per-CPU array of one [`crate::icrc::Lagged`], for the CRC of a long payload.
     pub const LAGGED: &str = "LAGGED";
-    /// Array of one u32, bits of [`super::watch`]: what is looked at beyond the work itself.
+    /// Array of one u32, bits of [`super::watch`]: optional work.
     pub const WATCH: &str = "WATCH";
-    /// Hash that forgets the oldest, [`super::StrangerKey`] to its SEND and WRITE packets as u64.
+    /// LRU hash, [`super::StrangerKey`] to the number of its SEND and WRITE packets as u64: unknown
+    /// flows.
     pub const STRANGERS: &str = "STRANGERS";
     /// Hash, [`super::Token`] to [`super::InBandJob`].
     pub const TOKENS: &str = "TOKENS";
-    /// Hash, [`super::ClaimKey`] to [`super::Claim`]; user space takes out what it has read.
+    /// Hash, [`super::ClaimKey`] to [`super::Claim`]; user space removes the entries that it has
+    /// read.
     pub const CLAIMS: &str = "CLAIMS";
-    /// Hash that forgets the oldest, [`super::StrangerKey`] to the number of a job's first ring:
-    /// connections that have shown up in band. While they are not registered, none of their data
-    /// passes.
+    /// LRU hash, [`super::StrangerKey`] to the number of a job's first ring: connections that have
+    /// shown up in band. Their data is dropped until they are registered.
     pub const WAITING: &str = "WAITING";
     /// CPU map, one entry for each CPU that serves rings.
     pub const CPUS: &str = "CPUS";
@@ -57,15 +58,15 @@ pub mod maps {
     pub const COUNTERS: &str = "COUNTERS";
     /// Array, ring to [`crate::timing::Timing`].
     pub const TIMINGS: &str = "TIMINGS";
-    /// Array of one [`super::TraceFilter`]: which packets are traced, while [`super::watch::TRACE`]
-    /// is set.
+    /// Array of one [`super::TraceFilter`]: the packets to trace, while [`super::watch::TRACE`] is
+    /// set.
     pub const TRACED: &str = "TRACED";
-    /// Ring buffer of traced packets: each a [`super::TraceEvent`], and behind it the bytes of the
-    /// frame that it says.
+    /// Ring buffer of traced packets: each is a [`super::TraceEvent`] followed by bytes of the
+    /// frame.
     pub const EVENTS: &str = "EVENTS";
-    /// Per-CPU array of one u64: traced packets that [`EVENTS`] had no room for.
+    /// Per-CPU array of one u64: traced packets that did not fit [`EVENTS`].
     pub const LOST: &str = "LOST";
-    /// Per-CPU array of one [`super::TraceRecord`], where an event is put together.
+    /// Per-CPU array of one [`super::TraceRecord`]: buffer for an event.
     pub const SCRATCH: &str = "SCRATCH";
     /// Program array of one: [`super::programs::AGGREGATE_INLINE`], or nothing.
     pub const PROGRAMS: &str = "PROGRAMS";
@@ -76,9 +77,9 @@ pub mod maps {
         TRACED, EVENTS, LOST, SCRATCH, LAGGED, PROGRAMS,
     ];
 
-    /// Of an object of its own: hash, [`super::SpreadKey`] to [`super::SpreadFlow`].
+    /// In an object of its own: hash, [`super::SpreadKey`] to [`super::SpreadFlow`].
     pub const SPREAD: &str = "SPREAD";
-    /// In the same object: array of [`super::SpreadUplink`]. Those that are there come first.
+    /// In the same object: array of [`super::SpreadUplink`]. Used entries come first.
     pub const SPREAD_UPLINKS: &str = "SPREAD_UPLINKS";
 }
 
@@ -88,17 +89,17 @@ pub mod programs {
     pub const INGRESS: &str = "ingress";
     /// In every entry of the CPU map.
     pub const AGGREGATE: &str = "aggregate";
-    /// What `ingress` goes on with where a packet comes in on its ring's CPU.
+    /// Called by `ingress` for a packet that arrives on its ring's CPU.
     pub const AGGREGATE_INLINE: &str = "aggregate_inline";
     /// In every entry of the device maps.
     pub const EGRESS: &str = "egress";
     /// Attached to the ports behind XDP.
     pub const GUARD: &str = "guard";
-    /// In an object of its own, attached where the hosts' packets come to be routed.
+    /// In an object of its own, attached where the hosts' packets arrive for routing.
     pub const SPREAD: &str = "spread";
 }
 
-/// What identifies a flow: where its packets go.
+/// Key of a flow: the destination of its packets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct FlowKey {
@@ -118,42 +119,41 @@ pub struct Flow {
     pub rank: u32,
     /// PSN of fragment index 0.
     pub base_psn: u32,
-    /// The port that its packets come in on.
+    /// The port at which its packets arrive.
     pub ifindex: u32,
     /// The sender's address; IPv4 in mapped form.
     pub src_ip: [u8; 16],
-    /// The sender's MAC address (or its router's); all zero until the first verified packet has
-    /// shown it.
+    /// The sender's MAC address (or its router's); all zero until the first verified packet.
     pub src_mac: [u8; 6],
-    /// 1 where user space has given `src_mac`, 0 where it is learned.
+    /// 1 if user space has set `src_mac`, 0 if it is learned.
     pub mac_given: u8,
-    /// What its packets must bear where they come by another box ([`crate::wire::bears`]), which
-    /// may have moved a PSN ([`crate::slot::is_moved`]). 0 elsewhere.
+    /// Mark that its packets must carry if another box forwards them ([`crate::wire::bears`]); that
+    /// box may have moved a PSN ([`crate::slot::is_moved`]). 0 otherwise.
     pub bears: u8,
-    /// Data packets that came for it, whatever became of them; this and what follows is written by
-    /// the ring's CPU and read by whoever asks why a job stands still.
+    /// Data packets received, whatever their outcome. The ring's CPU writes this and the following
+    /// fields; diagnosis reads them.
     pub packets: u32,
-    /// Those of them that were refused before the slot machine saw them.
+    /// How many of them were refused before they reached the slot machine.
     pub refused: u32,
     /// PSN of the last one.
     pub last_psn: u32,
-    /// What became of the last one: the number of a [`crate::counters::Counter`].
+    /// Outcome of the last one: the number of a [`crate::counters::Counter`].
     pub last_outcome: u32,
-    /// PSN behind the last contribution that the ring's CPU has taken, or [`Flow::NONE_TAKEN`]. The
-    /// packet that has it may be taken where it comes in, if that is the ring's CPU: none of its
-    /// flow waits in the CPU map's queue, unless it is sent again.
+    /// The PSN after the last contribution that the ring's CPU has accepted, or
+    /// [`Flow::NONE_TAKEN`]. A packet with this PSN may be summed at once if it arrives on the
+    /// ring's CPU: no packet of its flow waits in the CPU map's queue, except retransmissions.
     pub next_psn: u32,
-    /// PSN of the last packet that had another length than its slot.
+    /// PSN of the last packet whose length differed from its slot's.
     pub mismatch_psn: u32,
-    /// Its payload length in bytes; 0 where there was none.
+    /// Its payload length in bytes; 0 if there was none.
     pub mismatch_len: u32,
-    /// The port that the receiver is behind, where another box is in between: its address belongs
-    /// to that port. 0 elsewhere.
+    /// The port that the receiver is behind, if another box is in between: its address belongs to
+    /// that port. 0 otherwise.
     pub dst_ifindex: u32,
 }
 
 impl Flow {
-    /// In place of a ring: the flow's job has ended. What its sender still sends is dropped,
+    /// Instead of a ring: the flow's job has ended. Data that its sender still sends is dropped,
     /// because its receiver would take it for a sum.
     pub const ENDED: RingNumber = RingNumber::NONE;
     /// No flow at all.
@@ -175,11 +175,11 @@ impl Flow {
         mismatch_len: 0,
         dst_ifindex: 0,
     };
-    /// No PSN, for [`Flow::next_psn`] while the ring's CPU has taken nothing.
+    /// Value of [`Flow::next_psn`] before the ring's CPU has accepted a packet.
     pub const NONE_TAKEN: u32 = u32::MAX;
 }
 
-/// A connection that the box does not know, as [`maps::STRANGERS`] notes it.
+/// A connection of an unknown flow, key of [`maps::STRANGERS`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct StrangerKey {
@@ -193,8 +193,8 @@ pub struct StrangerKey {
     pub ifindex: u32,
 }
 
-/// An address that a rank has to itself, in words: a BPF program builds it on its stack, which
-/// wants alignment.
+/// An address that belongs to one rank, in words: a BPF program builds it on its stack, which needs
+/// alignment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct Address([u64; 2]);
@@ -209,7 +209,7 @@ impl Address {
         ])
     }
 
-    /// A MAC address. As an IP address it were a multicast one, which nobody sends from.
+    /// A MAC address. Read as an IP address it would be a multicast one, which is never a source.
     #[inline(always)]
     pub const fn mac(m: [u8; 6]) -> Self {
         Self([u64::MAX, u64::from_ne_bytes([0, 0, m[0], m[1], m[2], m[3], m[4], m[5]])])
@@ -227,42 +227,42 @@ impl Address {
     }
 }
 
-/// Where an address belongs: nothing that comes in elsewhere may bear it.
+/// The owner of an address: packets that arrive at other ports must not carry it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Owner {
     /// The port's interface.
     pub ifindex: u32,
-    /// How many flows have it as their sender's; 0 where it belongs there without any.
+    /// How many flows have it as their sender's address; 0 if it is reserved without flows.
     pub flows: u32,
 }
 
 impl Owner {
-    /// In place of a port: the box itself, whose addresses nothing that comes in may carry.
+    /// Instead of a port: the box itself, whose addresses no arriving packet may carry.
     pub const THE_BOX: u32 = u32::MAX;
 }
 
-/// What is looked at beyond the work itself.
+/// Optional work of the programs.
 pub mod watch {
-    /// Data is noted in [`super::maps::STRANGERS`]: somebody looks for it.
+    /// Unknown flows are noted in [`super::maps::STRANGERS`] for the daemon.
     pub const STRANGERS: u32 = 1;
-    /// First packets of messages are searched for the header of a job that is set up in band: there
-    /// are such jobs.
+    /// First packets of messages are searched for the header of a job that is set up in band: such
+    /// jobs exist.
     pub const FIRST_PACKETS: u32 = 2;
-    /// Packets are noted in [`super::maps::EVENTS`], with what became of them: somebody traces.
+    /// Packets and their outcomes are noted in [`super::maps::EVENTS`]: a client traces.
     pub const TRACE: u32 = 4;
-    /// There are addresses in [`super::maps::OWNERS`]: what cannot be seen through may carry one,
-    /// and does not pass.
+    /// [`super::maps::OWNERS`] has addresses: packets with hidden headers may carry one, and are
+    /// dropped.
     pub const RANKS: u32 = 8;
 }
 
-/// Which packets are traced.
+/// Filter of traced packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct TraceFilter {
     /// Rings, bit by bit; bit 0 is for packets of no ring.
     pub rings: [u64; (MAX_RINGS / 64) as usize],
-    /// Counters, bit by bit: a packet that was counted by one of them.
+    /// Counters, bit by bit: selects packets that one of them counted.
     pub counters: u64,
     /// Bytes of the frame to note, [`MIN_CAPTURE`] to [`MAX_CAPTURE`].
     pub capture: u32,
@@ -297,7 +297,7 @@ pub mod traced_by {
     pub const EGRESS: u32 = 2;
 }
 
-/// What a program made of a packet, and how its slot was afterwards.
+/// A program's verdict on a packet, and its slot afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct TraceEvent {
@@ -309,8 +309,8 @@ pub struct TraceEvent {
     pub contributors: u64,
     /// Its ring, or 0.
     pub ring: u32,
-    /// The rank that sent it or, at egress, gets it; [`TraceEvent::NONE`] where it is of no flow.
-    /// What follows up to `slot_flags` means something only where there is a rank.
+    /// The rank that sent it or, at egress, gets it; [`TraceEvent::NONE`] if it belongs to no flow:
+    /// then the fields up to `slot_flags` are meaningless.
     pub rank: u32,
     /// Its fragment index.
     pub index: u32,
@@ -321,7 +321,7 @@ pub struct TraceEvent {
     /// Index that its slot holds.
     pub slot_index: u32,
     pub slot_flags: u32,
-    /// The port that it came in on or, at egress, leaves by.
+    /// The port at which it arrived or, at egress, leaves.
     pub ifindex: u32,
     /// One of [`traced_by`].
     pub program: u32,
@@ -346,7 +346,7 @@ pub struct TraceRecord {
     pub frame: [u8; MAX_CAPTURE],
 }
 
-/// The token of a job that is set up in band, in words. It cannot be printed.
+/// The token of a job that is set up in band, in words. It has no `Debug`, because it is a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Token([u64; 2]);
@@ -381,7 +381,7 @@ impl Token {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct InBandJob {
-    /// Its first ring, which stands for the job.
+    /// Its first ring, which identifies the job.
     pub job: RingNumber,
     pub ranks: u32,
     pub rings: u32,
@@ -389,42 +389,42 @@ pub struct InBandJob {
     pub flags: u32,
 }
 
-/// Whose claim it is. There is one place for each rank and port, so that no flood of first packets
-/// fills the map.
+/// Key of a claim. There is one entry for each rank and port: a flood of first packets cannot fill
+/// the map.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct ClaimKey {
     /// The job's first ring.
     pub job: RingNumber,
-    /// Ring of the job that the packet names; the job's number of rings where it names more.
+    /// Ring of the job in the packet; the job's number of rings if the packet's is larger.
     pub ring: u32,
-    /// Rank that the packet names; the job's number of ranks where it names more.
+    /// Rank in the packet; the job's number of ranks if the packet's is larger.
     pub rank: u32,
-    /// The port that it came in on.
+    /// The port at which it arrived.
     pub ifindex: u32,
 }
 
-/// A first packet with the token of a job that is set up in band, of a connection that is not
-/// registered. It cannot be printed, because the token is in it.
+/// A first packet with the token of a job that is set up in band, of an unregistered connection. It
+/// has no `Debug`, because it contains the token.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Claim {
-    /// A [`crate::wire::JobHeader`], as it is in the packet.
+    /// The packet's [`crate::wire::JobHeader`].
     pub header: [u64; JOB_HEADER_LEN / 8],
-    /// Where it comes from and goes to.
+    /// Its source and destination.
     pub connection: StrangerKey,
     pub psn: u32,
     /// Length of its payload in bytes.
     pub len: u32,
     /// The sender's MAC address (or its router's).
     pub src_mac: [u8; 6],
-    /// 1 where the packet is its message's last, too.
+    /// 1 if the packet is also its message's last.
     pub only: u8,
     /// Zero.
     pub reserved: u8,
 }
 
-/// Room for the longest headers.
+/// Size of the longest headers.
 pub type HeaderWords = [u64; MAX_HEADERS.div_ceil(8)];
 
 /// The headers of one rank's packet, from the Ethernet destination to the last byte before the
@@ -432,7 +432,7 @@ pub type HeaderWords = [u64; MAX_HEADERS.div_ceil(8)];
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct SavedHeader {
-    /// The bytes, in words so that they can be copied so; anything behind the length.
+    /// The bytes, in words, which are faster to copy; bytes beyond the length are arbitrary.
     pub words: HeaderWords,
     /// Length in bytes; 0 when nothing is saved.
     pub len: u8,
@@ -444,7 +444,7 @@ pub struct SavedHeader {
     pub reserved: [u8; 5],
 }
 
-/// Which ring's results on which port.
+/// Key of a ring's results at a port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct EgressKey {
@@ -454,14 +454,14 @@ pub struct EgressKey {
     pub ifindex: u32,
 }
 
-/// The ranks behind a port. A broadcast sends as many clones to the port, and each takes the next
-/// rank.
+/// The ranks behind a port. A broadcast sends one clone for each to the port, and each clone takes
+/// the next rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct EgressPort {
     /// How many ranks of the ring are behind the port.
     pub count: u32,
-    /// Whose turn it is, below `count`.
+    /// The next rank, below `count`.
     pub cursor: u32,
     pub ranks: [u8; MAX_RANKS],
 }
@@ -471,34 +471,33 @@ pub struct EgressPort {
 #[repr(C)]
 pub struct HopKey {
     pub ring: RingNumber,
-    /// Its place in the ring; the last one's is the way up, where the box has a parent.
+    /// Its place in the ring; if the box has a parent, the last one is the uplink.
     pub member: u32,
 }
 
-/// The next hop to a member: what a router writes into packets to it.
+/// The next hop to a member: the addresses that a router writes into packets to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct Hop {
-    /// The box's own MAC address where packets for this member come in. Those to another are
-    /// bridged, and stay as they are.
+    /// The box's own MAC address at which packets for this member arrive. Packets to other
+    /// addresses are bridged unchanged.
     pub own: [u8; 6],
-    /// The MAC address of the next hop; all zero where it is not known, and packets are dropped.
+    /// The MAC address of the next hop; all zero if unknown: then packets are dropped.
     pub dst: [u8; 6],
-    /// The box's own MAC address towards it.
+    /// The box's own MAC address towards the next hop.
     pub src: [u8; 6],
 }
 
-/// What a released packet carries in place of its Ethernet addresses on the way to egress, which
-/// writes the real ones.
+/// Tag of a released packet, in place of its Ethernet addresses; egress writes the real ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct ReleaseTag {
     /// Ring number.
     pub ring: u32,
-    /// Fragment index. Between the verdict and egress the slot may have moved on to a later one,
-    /// because a CPU handles a batch of packets before what it redirected leaves.
+    /// Fragment index. Between the verdict and egress the slot may get a later index, because a CPU
+    /// processes a batch of packets before redirected ones leave.
     pub index: u32,
-    /// The rank to send to, or [`ReleaseTag::ALL`]; on the way up, perhaps with
+    /// The rank to send to, or [`ReleaseTag::ALL`]; towards the parent, possibly with
     /// [`ReleaseTag::TOTAL`].
     pub rank: u16,
     /// Offset of the payload in this packet.
@@ -508,11 +507,11 @@ pub struct ReleaseTag {
 impl ReleaseTag {
     /// In `rank`: the packet is one of a broadcast's clones.
     pub const ALL: u16 = u16::MAX;
-    /// In `rank`: the packet holds the total, and no partial sum.
+    /// Flag of `rank`: the packet holds the total, not a partial sum.
     pub const TOTAL: u16 = 1 << 8;
 }
 
-/// What tells flows apart that are spread over uplinks: the sender chooses the UDP source port.
+/// Key of a spread flow: the sender chooses the UDP source port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct SpreadKey {
@@ -524,22 +523,22 @@ pub struct SpreadKey {
     pub src_port: u32,
 }
 
-/// What the first flow of all counts as. One that has sent as much counts, however small its first
-/// packet was.
+/// Assumed bytes of the very first flow. A flow that has sent this many bytes counts, however small
+/// its first packet was.
 pub const SPREAD_FIRST: u64 = 1 << 16;
 
-/// A flow that goes by one uplink.
+/// A flow that uses one uplink.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct SpreadFlow {
     /// Place of its uplink in [`maps::SPREAD_UPLINKS`].
     pub uplink: u32,
-    /// 1 + the place of the one that somebody has said; 0 where it was chosen at its first packet.
-    /// They differ while that one cannot be used.
+    /// 1 + the place of the pinned uplink; 0 if the box chose at the first packet. It differs from
+    /// `uplink` while the pinned one is unusable.
     pub given: u32,
     /// Bytes of its frames.
     pub bytes: u64,
-    /// It counts as so many bytes until it has sent more.
+    /// Assumed bytes, until it has sent more.
     pub advance: u64,
 }
 
@@ -547,14 +546,14 @@ pub struct SpreadFlow {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct SpreadUplink {
-    /// Its interface; 0 where there is none.
+    /// Its interface; 0 if the entry is unused.
     pub ifindex: u32,
     /// 1 while it has a carrier.
     pub up: u32,
-    /// Bytes of its flows. Whoever adds a flow adds its advance; user space adds up what flows have
-    /// sent, again and again.
+    /// Bytes of its flows. Adding a flow adds its advance; user space regularly replaces this by
+    /// the sum of the flows' bytes.
     pub load: u64,
-    /// Its flows that count.
+    /// Number of its flows that count.
     pub flows: u64,
 }
 
@@ -583,7 +582,7 @@ const _: () = {
     assert!(size_of::<TraceEvent>() == 72);
     assert!(size_of::<TraceRecord>() == 72 + MAX_CAPTURE);
     assert!(MIN_CAPTURE as usize >= MAX_HEADERS && MAX_CAPTURE >= MAX_HEADERS + MAX_MTU + ICRC_LEN);
-    // A counter is a bit of a word.
+    // A word has one bit for each counter.
     assert!(crate::counters::COUNTERS <= 64);
 };
 
@@ -596,8 +595,8 @@ pub const fn ring_memory(slots: u32, mtu: u32, ranks: u32) -> u64 {
             + size_of::<crate::slot::Slot>() as u64)
 }
 
-/// Slots that a ring needs for a credit: twice as many, rounded up to a power of two. `None` where
-/// that is more than [`MAX_SLOTS`].
+/// Slots that a ring needs for a credit: twice as many, rounded up to a power of two. `None` if
+/// that exceeds [`MAX_SLOTS`].
 pub const fn ring_slots(credit: Fragments) -> Option<u32> {
     let Some(double) = credit.0.checked_mul(2) else { return None };
     if double == 0 || double > MAX_SLOTS { None } else { Some(double.next_power_of_two()) }

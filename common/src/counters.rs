@@ -1,7 +1,7 @@
-//! Every counter of the data plane, in one place: number, name, meaning.
+//! All counters of the data plane: numbers, names, meanings.
 //!
-//! Counters are per CPU and per ring; ring 0 counts what belongs to no ring. Where the meaning is
-//! that of a counter of `rdma statistic`, so is the name.
+//! Counters are per CPU and per ring; ring 0 counts packets of no ring. A counter with the meaning
+//! of one of `rdma statistic` has its name.
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $variant:ident $name:literal $kind:ident,)+) => {
@@ -21,18 +21,18 @@ macro_rules! counters {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// Its bit in a word that has one for each counter.
+            /// Its bit in a word of counters.
             #[inline(always)]
             pub const fn bit(self) -> u64 {
                 1 << self as u32
             }
 
-            /// What it counts.
+            /// Help text.
             pub const fn help(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),+),)+ }
             }
 
-            /// Whether it counts work done, packets passed on or packets dropped.
+            /// Its kind.
             pub const fn kind(self) -> Kind {
                 match self { $(Self::$variant => Kind::$kind,)+ }
             }
@@ -40,7 +40,7 @@ macro_rules! counters {
     };
 }
 
-/// What kind of event a counter counts.
+/// Kind of the counted event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Part of the work.
@@ -52,7 +52,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As API and JSON have it.
+    /// The name in API and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Work => "work",
@@ -69,7 +69,7 @@ counters! {
     Completed "completed" Work,
     /// results sent to all ranks of a ring
     Released "released" Work,
-    /// completed slots that had to wait for an earlier one
+    /// completed sums held back until an earlier one is released
     Held "held" Work,
     /// results sent again to one rank
     Replays "replay" Work,
@@ -79,14 +79,14 @@ counters! {
     EcnMarked "np_ecn_marked_roce_packets" Work,
     /// packets handed to the CPU of their ring
     Steered "steered" Work,
-    /// contributions that came in on the CPU of their ring, and were taken there at once
+    /// contributions summed at once, because they arrived on the CPU of their ring
     Inline "inline" Work,
-    /// fragments that arrived while an earlier one of the same rank had not
+    /// fragments that arrived before an earlier one of the same rank
     OutOfSequence "out_of_sequence" Work,
-    /// packets forwarded past a gap so that their receiver NAKs
+    /// packets forwarded past a gap: their receiver then NAKs
     GapForwarded "gap_forwarded" Pass,
-    /// retransmissions whose result every receiver has, forwarded as duplicates that can only be
-    /// acknowledged
+    /// retransmissions of released results that every receiver has: forwarded as duplicates, which
+    /// are only acknowledged
     Stale "stale" Pass,
     /// packets that are not RoCEv2
     NotRoce "not_roce" Pass,
@@ -98,84 +98,84 @@ counters! {
     ReservedOpcode "reserved_opcode" Pass,
     /// RoCEv2 packets too short for their headers
     TruncatedHeaders "truncated_headers" Pass,
-    /// first packets of a job set up in band that have a token of no job
+    /// first packets of a job set up in band, with a token of no job
     InBandToken "in_band_wrong_token" Pass,
-    /// first packets of a job set up in band whose header is of another version
+    /// first packets of a job set up in band, with a header of another version
     InBandVersion "in_band_version" Pass,
     /// contributions that were already added
     Duplicate "duplicate_request" Drop,
     /// fragments beyond the sender's credit
     CreditViolation "credit_violation" Drop,
-    /// contributions of another length than the first one to their slot
+    /// contributions whose length differs from that of the first one to their slot
     LengthMismatch "length_mismatch" Drop,
-    /// contributions that begin or end a message where those of other ranks do not: their ring
-    /// stops
+    /// contributions that begin or end a message at another place than those of other ranks: their
+    /// ring stops
     LayoutMismatch "layout_mismatch" Drop,
-    /// data of a ring that has stopped, because of that or of an empty message
+    /// data of a ring that has stopped, because of a layout mismatch or of an empty message
     RingStopped "ring_stopped" Drop,
     /// data with a wrong ICRC
     BadIcrc "rx_icrc_encapsulated" Drop,
-    /// data that came in on another port than its flow's
+    /// data that arrived at another port than its flow's
     WrongPort "wrong_port" Drop,
     /// data from another IP address than its flow's
     WrongSourceIp "wrong_source_ip" Drop,
     /// data from another MAC address than its flow's
     WrongSourceMac "wrong_source_mac" Drop,
-    /// packets of any kind that bear a rank's MAC or IP address and came in on another port than
+    /// packets of any kind that carry a rank's MAC or IP address and arrived at another port than
     /// the rank's
     Spoofed "spoofed" Drop,
     /// data of a ring that is not active
     InactiveRing "inactive_ring" Drop,
-    /// data of a connection whose job has ended, or has begun anew without it
+    /// data of a connection whose job has ended, or has started again without it
     JobEnded "job_ended" Drop,
-    /// data, or forgeries, that came in past `ingress`, as while a veth goes down or where somebody
-    /// has detached it
+    /// data, or forged packets, that bypassed `ingress`: while a veth goes down, or if it was
+    /// detached
     PastIngress "past_ingress" Drop,
-    /// data that reached another CPU than its ring's, as happens when that one was taken offline
+    /// data on another CPU than its ring's, which happens when that CPU was taken offline
     WrongCpu "wrong_cpu" Drop,
     /// data behind IPv4 options
     IpOptions "ip_options" Drop,
     /// data in a fragmented IP packet
     IpFragment "ip_fragment" Drop,
-    /// RoCEv2 to a rank behind two VLAN tags, or behind one that is not of 802.1Q
+    /// RoCEv2 to a rank behind two VLAN tags, or behind one other than 802.1Q
     VlanTags "vlan_tags" Drop,
     /// RoCEv2 to a rank behind IPv6 extension headers
     Ipv6Extensions "ipv6_extensions" Drop,
-    /// packets, while there are ranks, that cannot be seen through: more VLAN tags or IPv6
-    /// extension headers than the box follows, or headers that are in a later fragment
+    /// packets whose headers cannot be read, while there are ranks: behind more VLAN tags or IPv6
+    /// extension headers than the box follows, or in a later fragment
     Hidden "hidden_headers" Drop,
-    /// data in a form that cannot be summed: SEND with invalidate, atomic operations, other than
-    /// reliable connections
+    /// data in a form that cannot be summed: SEND with invalidate, atomic operations, transports
+    /// other than reliable connections
     OtherData "other_data" Drop,
     /// IP and UDP lengths that contradict each other
     BadUdpLength "bad_udp_length" Drop,
-    /// data that ends before its length fields say
+    /// data that is shorter than its length fields
     Truncated "truncated" Drop,
     /// transport header version other than 0
     BadVersion "bad_version" Drop,
     /// partition key other than the default
     BadPkey "bad_pkey" Drop,
-    /// a pad count in data that must be whole lanes
+    /// a non-zero pad count: data must consist of whole lanes
     BadPad "bad_pad" Drop,
-    /// payload empty or no multiple of 4 bytes
+    /// payload that is empty, or not a multiple of 4 bytes
     BadPayloadLength "bad_payload_length" Drop,
     /// payload longer than the job's path MTU
     Oversized "oversized" Drop,
     /// data shorter than the job's path MTU that is not the last packet of its message
     ShortFragment "short_fragment" Drop,
-    /// first packets by which a connection joins a job in band: noted, and their senders send them
-    /// again
+    /// first packets by which a connection joins a job in band: noted and dropped; their senders
+    /// retransmit them
     InBandFirst "in_band_first" Drop,
-    /// data of connections that have joined a job in band, while those of other ranks have not
+    /// data of connections that have joined a job in band and wait for those of other ranks
     InBandWaits "in_band_waits" Drop,
-    /// first packets of a message, of a job set up in band, that have no header or one of another
+    /// first packets of a message, of a job set up in band, without a header or with one of another
     /// place in the ring
     InBandHeader "in_band_header" Drop,
     /// steering to the ring's CPU failed
     SteerFailed "steer_failed" Drop,
     /// sending a result failed in the data plane itself
     RedirectFailed "redirect_failed" Drop,
-    /// result packets that found no rank or slot at egress, or no next hop to a rank
+    /// result packets without a rank or slot at egress, or without a next hop to a rank
     EgressNoSlot "egress_no_slot" Drop,
     /// the data plane's maps contradict each other: a defect of netsum
     Internal "internal_error" Drop,
@@ -183,20 +183,19 @@ counters! {
     Partials "partial_sent" Work,
     /// total sums received from the parent box
     Totals "total_received" Work,
-    /// partial sums sent to the parent box once more, so that it replays the total to the next
-    /// group
+    /// partial sums sent to the parent box again, which makes it replay the total to the next group
     SentUpAgain "sent_up_again" Work,
-    /// totals of another box to which no partial sum was sent, and data of one rank where a box
-    /// should have added up
+    /// totals of another box that has received no partial sum, and data of one rank that a box
+    /// should have added
     TotalUnexpected "total_unexpected" Drop,
-    /// packets of another box that are no data to their receiver, who answers them: passed on
+    /// packets with a PSN moved by another box: not data for their receiver, which answers them
     Moved "moved" Pass,
 }
 
-/// How many counters there are for each ring.
+/// Number of counters for each ring.
 pub const COUNTERS: u32 = Counter::ALL.len() as u32;
 
-/// The counters whose bits a word has, in the order of their numbers.
+/// The counters whose bits are set in a word, in the order of their numbers.
 pub fn of_bits(bits: u64) -> impl Iterator<Item = Counter> {
     Counter::ALL.iter().copied().filter(move |c| bits & c.bit() != 0)
 }

@@ -6,9 +6,9 @@
 //! complemented. The ICRC on the wire is `!state`. States are linear over GF(2), which is what
 //! [`shift`] and [`patch`] rest on.
 //!
-//! Three ways lead through a payload. [`lanes`](step4) and words go through tables, 8 bytes in
-//! eight look-ups. From a cell on payloads go through [`Chorba`], which needs no table (arXiv
-//! 2412.16398) and is 2.7 times as fast in BPF; long ones through [`Lagged`], which needs no shifts
+//! There are three ways to process a payload. [`lanes`](step4) and words use tables, 8 bytes in
+//! eight look-ups. Payloads of at least one cell use [`Chorba`], which needs no table (arXiv
+//! 2412.16398) and is 2.7 times as fast in BPF; long ones use [`Lagged`], which needs no shifts
 //! either.
 
 use crate::wire::{BTH_LEN, Bytes, Header, Ipv4Hdr, Ipv6Hdr, L3, UdpHdr};
@@ -274,7 +274,7 @@ const CARRY_WORDS: usize = 5;
 pub const CELL_WORDS: usize = crate::abi::CELL_LEN / 8;
 const _: () = assert!(CELL_WORDS == 32);
 
-/// Takes in the words with the given numbers. Not a loop: moving the carries along costs as much as
+/// Takes in the words with the given numbers. Not a loop: moving the carries would cost as much as
 /// using them, and the compiler does not unroll this far by itself.
 macro_rules! unrolled {
     ($chorba:ident, $word:ident, $($i:literal)+) => { $($chorba.word($word($i));)+ };
@@ -320,8 +320,8 @@ impl Chorba {
         unrolled!(self, word, 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
     }
 
-    /// The state after all words. What is still pending lies in the five words behind the end: they
-    /// go through tables, and the five words by which the result is too late are taken back.
+    /// The state after all words. The pending bits are in the five words behind the end: these go
+    /// through tables, and the five words by which the result is too late are undone.
     #[inline(always)]
     pub fn state(self) -> u32 {
         let mut state = 0;
@@ -343,13 +343,13 @@ const PENDING_WORDS: usize = LAGS[3].div_ceil(8);
 ///
 /// Squaring is linear over GF(2), so the eighth power of [`Chorba`]'s multiple has as few terms:
 /// x^2400 + x^1688 + x^1464 + x^1160 + 1. Its distances are whole bytes. A word that is removed
-/// from the front of the stream comes back 145, 183, 211 and 300 *bytes* later, which is a load
-/// from an odd address and no shift: ten instructions for a word in place of twenty-six. What has
-/// been removed is written down, for the words that follow to look back at. The last 38 words go
-/// through [`Chorba`], so that it pays from three cells on.
+/// from the front of the stream returns 145, 183, 211 and 300 *bytes* later, which takes a load
+/// from an odd address and no shift: ten instructions for a word instead of twenty-six. Removed
+/// words are stored, and later words read them. The last 38 words go through [`Chorba`], so
+/// [`Lagged`] pays off from three cells on.
 #[repr(C, align(8))]
 pub struct Lagged {
-    /// Never written: what lies before the stream.
+    /// Never written: zeros before the stream.
     zeros: [u64; PENDING_WORDS],
     removed: [u64; HEADER_WORDS + crate::abi::MAX_MTU / 8],
 }
@@ -420,8 +420,8 @@ impl Lagged {
         }
     }
 
-    /// Takes in the last two cells, of which the first is number `cell`, and gives the state. The
-    /// last words are not removed any more.
+    /// Takes in the last two cells, of which the first is number `cell`, and returns the state. The
+    /// last words are not removed.
     ///
     /// # Safety
     /// `this` must be valid, and nobody else's; at most `MAX_MTU / CELL_LEN` cells in all.
@@ -452,8 +452,8 @@ impl Lagged {
             })+ };
         }
         remove!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25);
-        // What reaches beyond the last removed word finds zeros there.
-        // SAFETY: the payload's room goes on for the words that are kept.
+        // Reads beyond the last removed word must find zeros there.
+        // SAFETY: the payload's buffer also has room for the words that are kept.
         unsafe { (end as *mut u64).write(0) };
         keep!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37);
         const { assert!(PENDING_WORDS == 38) };

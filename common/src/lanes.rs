@@ -7,12 +7,13 @@
 //! | --- | --- | --- |
 //! | 0, `count` | 1 | N |
 //! | 1, `sequence` | a number h of run, ring and message | N h |
-//! | 2, `rank` | another such number h', and a number of run, ring and rank | N h', and the sum of those numbers |
+//! | 2, `rank` | another such number h', and a number of session, ring and rank | N h', and those
+//! numbers' sum |
 //! | 3 to 18 | [`data_sums`] of the lanes that follow | those of the sum, for they are linear |
 //!
-//! That finds a contribution lost or added twice, sums of other runs, rings and messages, slots
-//! mixed up and bits changed in the box, which no ICRC can. ARCHITECTURE.md, "Verified sums", says
-//! how likely it is that something passes.
+//! This detects a contribution that was lost or added twice, sums of other sessions, rings and
+//! messages, mixed-up slots, and bits changed in the box, which no ICRC can detect.
+//! ARCHITECTURE.md, "Verified sums", has the probability that an error passes.
 
 /// Number of check lanes.
 pub const CHECK_LANES: usize = 3 + DATA_SUMS;
@@ -35,8 +36,8 @@ const BLOCK_BITS: usize = INDEX_BITS - COLUMN_BITS - ROW_BITS;
 /// One lane of each column.
 type Row = [u32; COLUMNS];
 
-/// Weights of a block's lanes. They are pseudo-random, and not regular as the index is: exchanging
-/// two stretches with equal plain sums changes what a regular weight gives by nothing.
+/// Weights of a block's lanes. They are pseudo-random: with regular weights, exchanging two
+/// stretches of equal plain sums could leave the weighted sum unchanged.
 const WEIGHTS: [Row; ROWS] = {
     let mut weights = [[0; COLUMNS]; ROWS];
     let (mut row, mut state) = (0, 0x6e65_7473_756du64);
@@ -61,7 +62,7 @@ const fn mix(z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The weight of a block: odd, so that it takes nothing from its lanes' weights.
+/// The weight of a block: odd, and therefore invertible, so all bits of its lanes' weights count.
 fn block_weight(block: usize) -> u32 {
     mix((block as u64).wrapping_add(0x9e37_79b9_7f4a_7c15)) as u32 | 1
 }
@@ -70,9 +71,9 @@ fn block_weight(block: usize) -> u32 {
 struct Columns {
     all: Row,
     weighted: Row,
-    /// Of the rows whose index has a bit.
+    /// For the rows whose index has a bit.
     rows: [Row; ROW_BITS],
-    /// Of the blocks whose index has a bit.
+    /// For the blocks whose index has a bit.
     blocks: [Row; BLOCK_BITS],
 }
 
@@ -155,14 +156,14 @@ pub fn data_sums(lanes: &[u8]) -> [u32; DATA_SUMS] {
     columns.finish()
 }
 
-/// What tells messages apart, whatever their data: the `count`, `sequence` and `rank` lanes.
+/// The lanes that identify a message, independent of its data: `count`, `sequence` and `rank`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamp {
     /// Contributions: 1 as sent, N in a sum.
     pub count: u32,
-    /// Which message of which ring of which run.
+    /// Hash of session, ring and message.
     pub sequence: u32,
-    /// Likewise, and which ranks.
+    /// The same with the ranks.
     pub rank: u32,
 }
 
@@ -174,7 +175,7 @@ pub struct MessageId {
     pub ring: u32,
     /// Number in the ring, from 0.
     pub number: u64,
-    /// What it is a part of.
+    /// Hash of the call that it belongs to.
     pub tag: u32,
 }
 
@@ -187,14 +188,14 @@ impl MessageId {
         mix(mix(!self.run ^ u64::from(self.ring)) ^ u64::from(rank)) as u32
     }
 
-    /// As `rank` sends it.
+    /// The lanes that `rank` sends.
     pub fn of(&self, rank: u32) -> Stamp {
         let mixed = self.mixed();
         let member = self.member(rank).wrapping_add((mixed >> 32) as u32);
         Stamp { count: 1, sequence: mixed as u32, rank: member }
     }
 
-    /// In the sum over so many ranks.
+    /// The lanes in the sum over all ranks.
     pub fn of_all(&self, ranks: u32) -> Stamp {
         let mixed = self.mixed();
         let members = (0..ranks).fold(0u32, |sum, rank| sum.wrapping_add(self.member(rank)));
@@ -206,13 +207,13 @@ impl MessageId {
 /// The check lanes of a message or of a sum of messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Check {
-    /// Which message.
+    /// Its message.
     pub stamp: Stamp,
     /// [`data_sums`].
     pub data: [u32; DATA_SUMS],
 }
 
-/// What a received sum is.
+/// Verdict on a received sum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verification {
     /// The sum over all ranks.
@@ -240,8 +241,8 @@ impl Check {
         Self { stamp: Stamp { count, sequence, rank }, data }
     }
 
-    /// What has arrived from rank `from`, with `data` as the sums over its data lanes, where the
-    /// sum of a message over `ranks` ranks should.
+    /// Checks a message that arrived from rank `from`, with `data` as the sums over its data lanes,
+    /// where the sum over `ranks` ranks is expected.
     pub fn examine(
         &self,
         id: &MessageId,
@@ -372,7 +373,7 @@ mod tests {
         }
     }
 
-    /// What changes in the data sums when lanes change is the data sums of the change.
+    /// The change of the data sums is the data sums of the change.
     fn sparse(len: usize, change: &[(usize, u32)]) -> [u32; DATA_SUMS] {
         let mut lanes = vec![0; len];
         change.iter().for_each(|(i, x)| lanes[*i] = *x);

@@ -1,20 +1,20 @@
-//! What the box, the hosts and the tests share: no I/O, no allocation, `no_std`.
+//! Code that box, hosts and tests share: no I/O, no allocation, `no_std`.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
 //! | [`serial`] | 24-bit numbers: PSNs and their arithmetic, queue pair numbers |
 //! | [`wire`] | RoCEv2 headers, parsing of frames |
 //! | [`icrc`] | the invariant CRC: computing, verifying, patching |
-//! | [`limits`] | how much of each thing there may be |
+//! | [`limits`] | limits of ranks, rings, slots and other resources |
 //! | [`ring`] | a ring as user space sets it up |
 //! | [`slot`] | the slot state machine |
 //! | `ring_box` | a box around it in memory; with the feature `test-support` |
-//! | [`abi`] | map keys and values, the border between kernel and user space |
+//! | [`abi`] | map keys and values, the interface of kernel and user space |
 //! | [`counters`] | every counter, with its name and meaning |
 //! | [`timing`] | how long sums take, and which rank they wait for |
 //! | [`lanes`] | the check lanes of verified sums |
-//! | [`unmanaged`] | numbers of connections that no daemon makes |
-//! | [`live`] | what a benchmark shares with its programs |
+//! | [`unmanaged`] | connection numbers without a daemon |
+//! | [`live`] | shared by a benchmark and its programs |
 //!
 //! Nothing here may read a clock, a socket or a map.
 #![cfg_attr(not(test), no_std)]

@@ -1,5 +1,4 @@
-//! How much of each thing there may be. Some sizes of maps follow from these, so they are part of
-//! the ABI ([`crate::abi`]).
+//! Limits. Sizes of some maps follow from these, so they are part of the ABI ([`crate::abi`]).
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
@@ -8,30 +7,29 @@ pub const MAX_RINGS: u32 = 256;
 /// Most flows on the box.
 pub const MAX_FLOWS: u32 = MAX_RINGS * MAX_RANKS as u32;
 /// Most connections whose job has ended and whose data is dropped: all flows at once, and as many
-/// that were about to be some.
+/// that were about to become flows.
 pub const MAX_ENDED: u32 = 2 * MAX_FLOWS;
-/// Most addresses that ranks have to themselves: a MAC and an IP address each.
+/// Most addresses that belong to ranks: a MAC and an IP address each.
 pub const MAX_OWNERS: u32 = 2 * MAX_FLOWS;
 /// Most slots in a ring.
 pub const MAX_SLOTS: u32 = 1 << 16;
 /// Connections that [`crate::abi::maps::STRANGERS`] holds.
 pub const MAX_STRANGERS: u32 = 1024;
-/// First packets of jobs set up in band that [`crate::abi::maps::CLAIMS`] holds; user space takes
-/// them out many times a second.
+/// First packets of jobs set up in band that [`crate::abi::maps::CLAIMS`] holds; user space removes
+/// them many times a second.
 pub const MAX_CLAIMS: u32 = 4096;
 /// Connections that [`crate::abi::maps::WAITING`] holds.
 pub const MAX_WAITING: u32 = 2 * MAX_FLOWS;
 /// Bytes of [`crate::abi::maps::EVENTS`], a power of two.
 pub const EVENTS_BYTES: u32 = 4 << 20;
-/// Most bytes of a frame that a traced event holds: the longest headers, the largest path MTU and
-/// the ICRC have room.
+/// Most bytes of a frame in a traced event: fits the longest headers, the largest path MTU and the
+/// ICRC.
 pub const MAX_CAPTURE: usize = 2304;
-/// Bytes of a frame that a traced event holds at least, where the frame has them: all headers,
-/// whatever they are.
+/// Least bytes of a frame in a traced event, if the frame has them: fits all headers.
 pub const MIN_CAPTURE: u32 = 128;
 /// Most CPUs that rings can be spread over.
 pub const MAX_CPUS: u32 = 256;
-/// Bytes of payload that are handled at once, without a look at the length.
+/// Bytes of payload that are processed at once, without a check of the length.
 pub const CELL_LEN: usize = 256;
 /// The largest path MTU: a broadcast clone has to fit a page.
 pub const MAX_MTU: usize = 2048;

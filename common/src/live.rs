@@ -1,5 +1,5 @@
-//! What the benchmark of live frames shares with its XDP programs. No part of the box's own border
-//! ([`crate::abi`]): the daemon's object has none of it.
+//! Shared by the benchmark of live frames and its XDP programs. It is not part of the box's ABI
+//! ([`crate::abi`]): the daemon's object does not contain it.
 
 use crate::abi::MAX_RANKS;
 
@@ -34,14 +34,14 @@ pub struct LiveFrame {
     pub reserved: u32,
 }
 
-/// Where the sender is; written by its CPU. As long as a cache line, like [`LiveReceiver`].
+/// State of the sender; written by its CPU. As long as a cache line, like [`LiveReceiver`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct LiveSender {
     /// Index of the next contribution.
     pub index: u32,
     pub rank: u32,
-    /// Indices that the sender may be ahead of the ring.
+    /// How many indices the sender may be ahead of the ring.
     pub credit: u32,
     /// The ring's lowest unreleased index when the sender last looked, which it does when it has no
     /// credit.
@@ -54,7 +54,7 @@ pub struct LiveSender {
     pub reserved: [u64; 4],
 }
 
-/// What has come to the ring's CPU where no `aggregate` runs; written by that CPU.
+/// Contributions that reached the ring's CPU without `aggregate`; written by that CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct LiveReceiver {
@@ -62,7 +62,7 @@ pub struct LiveReceiver {
     pub rank: u32,
     /// Zero.
     pub reserved: u32,
-    /// Indices of which all contributions have come.
+    /// Indices whose contributions have all arrived.
     pub completed: u64,
     /// Zero.
     pub padding: [u64; 6],

@@ -10,7 +10,7 @@ use core::fmt;
 pub struct RingNumber(pub u32);
 
 impl RingNumber {
-    /// Of what belongs to no ring.
+    /// Stands for no ring.
     pub const NONE: Self = Self(0);
 }
 
@@ -30,7 +30,7 @@ pub struct Messages(pub u32);
 pub struct Fragments(pub u32);
 
 impl Messages {
-    /// So many messages of `each`. `None` where that are too many.
+    /// The fragments of this many messages of `each`. `None` if that overflows.
     pub const fn of(self, each: Fragments) -> Option<Fragments> {
         match self.0.checked_mul(each.0) {
             Some(all) => Some(Fragments(all)),
@@ -52,7 +52,7 @@ impl fmt::Display for Fragments {
 }
 
 pub mod ring_flags {
-    /// All flows are there: contributions count.
+    /// All flows are registered: contributions count.
     pub const ACTIVE: u32 = 1;
     /// The ICRC of contributions is not verified.
     pub const ICRC_IGNORE: u32 = 2;
@@ -66,22 +66,22 @@ pub mod ring_flags {
     pub const GROUPS: u32 = 32;
     /// Some of its members have an entry in [`crate::abi::maps::HOPS`].
     pub const ROUTED: u32 = 64;
-    /// Lowest bit of the mark that its sums bear on the way up ([`crate::wire::MARK`]).
+    /// Lowest bit of the mark that its sums carry towards the parent ([`crate::wire::MARK`]).
     pub const MARK: u32 = 8;
 }
 
-/// What user space decides about a ring.
+/// Configuration of a ring, set by user space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct RingConfig {
     /// Bits of [`ring_flags`].
     pub flags: u32,
-    /// Members, 2 to 64: ranks, groups of ranks behind other boxes, and the way up to a parent.
+    /// Members, 2 to 64: ranks, groups of ranks behind other boxes, and the uplink to a parent.
     pub ranks: u32,
     /// Slots, a power of two and at least `2 * credit`.
     pub slots: u32,
-    /// Fragments that a rank may send without having received their sums: the job's window, which
-    /// is in messages, times the fragments of a full message.
+    /// Fragments that a rank may send before it has received their sums: the job's window, which is
+    /// in messages, times the fragments of a full message.
     pub credit: u32,
     /// Path MTU in bytes.
     pub mtu: u32,

@@ -56,7 +56,7 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
         self.config.flags & flag != 0
     }
 
-    /// What has to come before a fragment.
+    /// Advances `low`; call it before each fragment.
     pub fn advance(&mut self) {
         if self.has(ring_flags::RELAXED) {
             let slots = &self.slots;

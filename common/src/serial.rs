@@ -1,5 +1,5 @@
-//! 24-bit numbers: serial arithmetic for PSNs, MSNs and fragment indices, and queue pair numbers,
-//! which have none.
+//! 24-bit numbers: serial arithmetic for PSNs, MSNs and fragment indices; and queue pair numbers,
+//! which have no arithmetic.
 //!
 //! IBTA volume 1, section 9.7: PSNs count modulo 2^24 and compare as signed 24-bit differences.
 
@@ -23,8 +23,7 @@ pub const fn sub(a: u32, b: u32) -> u32 {
 /// Signed distance from `b` to `a`: positive when `a` is ahead, in `-2^23..2^23`.
 #[inline(always)]
 pub const fn diff(a: u32, b: u32) -> i32 {
-    // Shift the 24-bit difference to the top so that the sign bit falls out, then back
-    // arithmetically.
+    // Shift the 24-bit difference to the top, which drops higher bits, then back arithmetically.
     (a.wrapping_sub(b) << (32 - BITS)) as i32 >> (32 - BITS)
 }
 
@@ -34,15 +33,14 @@ pub const fn before(a: u32, b: u32) -> bool {
     diff(a, b) < 0
 }
 
-/// A packet sequence number. It counts modulo 2^24, so that it has no order, and cannot be added
-/// to.
+/// A packet sequence number. It counts modulo 2^24: it has no total order, and no plain addition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[repr(transparent)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// Of the lower 24 bits.
+    /// From the lower 24 bits.
     #[inline(always)]
     pub const fn new(n: u32) -> Self {
         Self(n & MASK)

@@ -1,11 +1,11 @@
 //! The slot state machine: what happens to fragment `index` of rank `rank`. Pure; the caller moves
 //! the bytes.
 //!
-//! ## Why a slot can be used again
+//! ## Why a slot can be reused
 //! A rank sends message m+W only after it received the sum of m (W = window). So when any rank
 //! sends m+2W it holds the sum of m+W, hence every rank has sent m+W, hence every rank holds the
 //! sum of m. With at least 2 W F slots (F fragments in a message) a fragment therefore never meets
-//! a slot that somebody still needs.
+//! sum of m. With at least 2 W F slots (F fragments in a message) a fragment therefore never meets
 //!
 //! ## Why the box can check the credit
 //! Let `low` be the lowest index that has not been released. A rank that sends in message m+W holds
@@ -15,27 +15,26 @@
 //!
 //! ## Which results a connection can still ask for
 //! While some rank lacks the sum of a fragment k of message m, it has sent nothing of message m+W.
-//! So no index from `k + W F` on is complete, and `low` is at most `k + W F`. What lies farther
-//! behind is not replayed: whoever sends it has lost an acknowledgement, or is another run with the
-//! first run's numbers.
+//! Therefore no index from `k + W F` on is complete, and `low` is at most `k + W F`. Fragments
+//! farther behind are not replayed: their sender has lost an acknowledgement, or is another session
+//! with the numbers of the first.
 //!
 //! ## Why a ring stops when ranks cut their messages differently
 //! Fragments are added by their PSNs alone. A sender whose stream has slipped against its PSNs adds
 //! the right lanes in the wrong places, with right ICRCs. rdma_rxe of Linux 6.1 does so after some
 //! retransmissions (`req_retry` in rxe_req.c): the next message begins one PSN late, behind an
-//! empty packet. What shows is that a fragment begins or ends a message where the other ranks' do
-//! not. Which of its other fragments have slipped nobody can tell, so nothing of the ring is summed
-//! any more.
+//! empty packet. The box notices when a fragment begins or ends a message and those of other ranks
+//! do not. It cannot tell which other fragments have slipped, so the ring stops summing.
 //!
 //! ## A box with a parent
-//! Its ring has one more member, behind the last: U, the way up ([`ring_flags::UPLINK`]). When all
+//! Its ring has one more member, after the last: U, the uplink ([`ring_flags::UPLINK`]). When all
 //! others have contributed, their *partial* sum goes to U, as a contribution on the connection that
-//! leaves the group behind its last member. What comes from U, on the connection that enters the
-//! group at its first member, is the *total*: it takes the partial's place, and is released as a
-//! sum is. Only the parent can replay to the next group, so what the last member sends again goes
-//! up again. The parent needs to know nothing: groups are its members. The argument above speaks of
-//! ranks and sums alone, and holds in a tree: who sends m+2W holds the total of m+W, hence every
-//! rank under every box has sent m+W, hence holds the total of m.
+//! leaves the group after its last member. The *total* comes back from U on the connection that
+//! enters the group at its first member: it replaces the partial sum, and is released like any sum.
+//! Only the parent can replay to the next group, so retransmissions of the last member go up again.
+//! The parent needs no special code: groups are its members. The argument above uses only ranks and
+//! sums, and holds in a tree: a rank that sends m+2W holds the total of m+W, hence every rank under
+//! every box has sent m+W, hence holds the total of m.
 //!
 //! All comparisons are serial numbers modulo 2^24.
 
@@ -92,8 +91,8 @@ impl Slot {
     /// Where the fragment is in its message.
     const BOUNDS: u32 = Self::FIRST | Self::LAST;
 
-    /// What its sum says to the receiver of a rank's packets: bits of
-    /// [`Bth::ecn`](crate::wire::Bth::ecn).
+    /// Bits of [`Bth::ecn`](crate::wire::Bth::ecn) that its sum carries to the receiver of a rank's
+    /// packets.
     #[inline(always)]
     pub const fn tells(&self, rank: u32) -> u8 {
         let past_gap = self.is(Self::PAST_GAP) && self.flags >> Self::GAP_RANK == rank;
@@ -114,8 +113,8 @@ impl Slot {
 pub struct RingState {
     /// The lowest index that has not been released.
     pub low: u32,
-    /// 0; or 1 + the rank that made the ring stop, because its fragments are not cut as those of
-    /// the others are.
+    /// 0; or 1 + the rank that made the ring stop, because its message boundaries differ from the
+    /// others'.
     pub stopped: u32,
     /// For each rank the index behind its last contiguous fragment; in a relaxed ring, behind its
     /// newest one.
@@ -149,11 +148,11 @@ pub struct Fragment {
     pub ce: bool,
     /// Bits of [`Slot::FIRST`] and [`Slot::LAST`].
     pub bounds: u32,
-    /// Another box says that it is a total sum ([`wire::TOTAL`]).
+    /// Another box has marked it as a total sum ([`wire::TOTAL`]).
     pub total: bool,
 }
 
-/// What to do with the payload.
+/// Action on the payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Payload {
     /// Nothing.
@@ -164,7 +163,7 @@ pub enum Payload {
     Add,
 }
 
-/// What to do with the packet.
+/// Action on the packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
     /// Absorbed: drop it.
@@ -173,17 +172,17 @@ pub enum Output {
     Release,
     /// Put the sum into it and send it to the next member.
     Replay,
-    /// Pass it on with a PSN from far behind ([`STALE_PSN_BEHIND`]): its receiver has the result
+    /// Forward it with a PSN from far behind ([`STALE_PSN_BEHIND`]): its receiver has the result
     /// and acknowledges again.
     Stale,
-    /// Pass it on with a PSN from far ahead ([`GAP_PSN_AHEAD`]): its receiver NAKs with the PSN
+    /// Forward it with a PSN from far ahead ([`GAP_PSN_AHEAD`]): its receiver NAKs with the PSN
     /// that it misses.
     Gap,
     /// Put the sum into it and send it to the parent.
     Up,
 }
 
-/// How far ahead of its own PSN a packet's is set when it is forwarded so that the receiver NAKs.
+/// Distance by which a packet's PSN is moved ahead before it is forwarded to make the receiver NAK.
 ///
 /// The receiver must not take the packet for data. With its own PSN it could, if it were delayed on
 /// the bridge's way until the gap has been closed; so its PSN is moved into the middle of what IBTA
@@ -191,7 +190,7 @@ pub enum Output {
 /// names its own expected PSN.
 pub const GAP_PSN_AHEAD: u32 = 1 << 22;
 
-/// How far behind its own PSN a stale packet's is set.
+/// Distance by which a stale packet's PSN is moved back.
 ///
 /// Its receiver should have the result, and then takes any PSN from behind for a duplicate: it
 /// executes nothing and acknowledges all that it has (IBTA 9.7.5.1.2). But a receiver that was
@@ -204,28 +203,27 @@ pub const GAP_PSN_AHEAD: u32 = 1 << 22;
 /// hear of what has arrived.
 pub const STALE_PSN_BEHIND: u32 = 1 << 22;
 
-/// Whether a PSN may be one that was moved by [`GAP_PSN_AHEAD`] or [`STALE_PSN_BEHIND`], of a flow
-/// whose next PSN is about `next`, in a ring of so many slots: one that its receiver takes for no
-/// data. Not all that is far away: an application that connects anew, with the same queue pair, has
-/// any PSN. A sender whose acknowledgements are lost goes back over what it has sent since; that is
-/// a few windows.
+/// Whether a PSN may have been moved by [`GAP_PSN_AHEAD`] or [`STALE_PSN_BEHIND`]; its
+/// receiver does not take it for data. The flow's next PSN is about `next`, and its ring has this
+/// many slots. Not every distant PSN was moved: an application that reconnects with the same queue
+/// pair has any PSN. A sender whose acknowledgements are lost goes back by at most a few windows.
 #[inline(always)]
 pub const fn is_moved(psn: u32, next: u32, slots: u32) -> bool {
     const { assert!(GAP_PSN_AHEAD == STALE_PSN_BEHIND) };
     serial::diff(psn, next).unsigned_abs().abs_diff(GAP_PSN_AHEAD) < 4 * slots
 }
 
-/// What the machine decided about a fragment.
+/// The verdict on a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Verdict {
-    /// What to do with the payload, before the output.
+    /// Action on the payload, before the output.
     pub payload: Payload,
     /// Save the packet's headers for its rank.
     pub save_header: bool,
     /// The slot has just received the last contribution to a sum that leaves the box: compute its
     /// CRC after the payload is added.
     pub completed: bool,
-    /// What to do with the packet.
+    /// Action on the packet.
     pub output: Output,
     pub counter: Counter,
     /// The fragment arrived past a gap of its rank.
@@ -311,7 +309,7 @@ impl Packed {
         self.counter() == counter as u32
     }
 
-    /// The sum is there and has to wait for an earlier one.
+    /// The sum is complete and held back for an earlier one.
     #[inline(always)]
     pub const fn is_held(self) -> bool {
         self.completed() && !self.output_is(Output::Release) && !self.output_is(Output::Up)
@@ -403,8 +401,8 @@ pub fn decide<const HAS_PARENT: bool>(
 
     // Gaps: what of this rank's is missing, as far as the box has seen.
     let expected = &mut state.expected[f.rank as usize % MAX_RANKS];
-    // What has been released has come from every rank. A sender that goes back jumps over what was
-    // acknowledged in the meantime, so its own packets alone would leave a gap behind for ever.
+    // Released indices have come from every rank. A sender that goes back skips acknowledged ones,
+    // so its own packets alone would leave a permanent gap.
     if serial::diff(*expected, state.low) < 0 {
         *expected = state.low;
     }
@@ -413,9 +411,9 @@ pub fn decide<const HAS_PARENT: bool>(
     if gap == 0 || relaxed && past_gap {
         *expected = serial::add(f.index, 1);
     }
-    // In order at gaps of 1, 2, 4, ...: one lost NAK does not cost a time-out, and a long gap costs
-    // few packets. Relaxed once: where that is lost, the receivers see from later sums what is
-    // missing.
+    // In-order rings NAK at gaps of 1, 2, 4, ...: one lost NAK does not cost a timeout, and a long
+    // gap costs few packets. Relaxed rings NAK once: if that is lost, later sums show the receivers
+    // the gap.
     let absorbed =
         if past_gap && (relaxed || gap & (gap - 1) == 0) { Output::Gap } else { Output::Drop };
 

@@ -1,13 +1,13 @@
-//! How long sums take, and which rank they wait for, of one fragment index in [`SAMPLED`]: the
-//! packet path pays for a clock there alone. Pure; the caller gives the time.
+//! Measures how long sums take, and which rank they wait for, for one fragment index in
+//! [`SAMPLED`]: only there the packet path reads a clock. Pure; the caller passes the time.
 //!
-//! A sum's time runs from its first contribution to its last one, and not to its release: in a ring
-//! that releases in order, a complete sum may have to wait for an earlier one, which is that one's
-//! time. A duplicate is no contribution.
+//! A sum's time runs from its first contribution to its last, not to its release: in an in-order
+//! ring a complete sum may be held back for an earlier one, and that one's time shows it. A
+//! duplicate does not count as a contribution.
 
 use crate::limits::{MAX_RANKS, MAX_SLOTS};
 
-/// One fragment index in so many is timed; a power of two.
+/// One fragment index in this many is timed; a power of two.
 pub const SAMPLED: u32 = 64;
 /// Buckets of a [`Histogram`].
 pub const BUCKETS: usize = 32;
@@ -17,9 +17,9 @@ pub const STARTS: usize = (MAX_SLOTS / 2 / SAMPLED) as usize;
 /// The first bucket's bound is 2^6 ns, less than any two packets are apart.
 const SHIFT: u32 = 6;
 
-/// Whether a fragment index is timed: one in each block of [`SAMPLED`], in each block the one
-/// before that of the block before. So every fragment of a message has its turn, also where
-/// messages are as long as a block.
+/// Whether a fragment index is timed: one in each block of [`SAMPLED`], at one place earlier in
+/// each following block. Every fragment of a message is timed at some point, even if messages are
+/// as long as a block.
 #[inline(always)]
 pub const fn is_sampled(index: u32) -> bool {
     (index + index / SAMPLED) & (SAMPLED - 1) == 0
@@ -46,7 +46,7 @@ impl Histogram {
     /// Without any duration.
     pub const EMPTY: Self = Self { counts: [0; BUCKETS], sum_ns: 0 };
 
-    /// The bucket of a duration. The last one has all that is longer, too.
+    /// The bucket of a duration. The last one also has all longer ones.
     #[inline(always)]
     pub const fn bucket(ns: u64) -> usize {
         let bucket = (u64::BITS - (ns >> SHIFT).leading_zeros()) as usize;
@@ -70,8 +70,8 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// The bound that `per_mille` of the durations are below, in nanoseconds: at most twice what is
-    /// true. `None` without any.
+    /// Upper bound of `per_mille` of the durations, in nanoseconds: at most twice the true value.
+    /// `None` without any.
     pub fn percentile(&self, per_mille: u64) -> Option<u64> {
         let wanted = (self.count() * per_mille).div_ceil(1000).max(1);
         let mut seen = 0;
@@ -98,7 +98,7 @@ impl Histogram {
         self.sum_ns += other.sum_ns;
     }
 
-    /// What has come since an earlier reading; all where it has begun anew in between.
+    /// The durations since an earlier reading; all if the counts have restarted in between.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut grown = *self;
         for (n, before) in grown.counts.iter_mut().zip(&earlier.counts) {
@@ -116,11 +116,11 @@ impl Histogram {
 pub struct RankTiming {
     /// How often it was the last to contribute.
     pub last: u64,
-    /// How long after the first contribution its own came; 0 where it was the first itself.
+    /// Delay of its contribution after the first one; 0 if its own was the first.
     pub late: Histogram,
 }
 
-/// What became of a contribution.
+/// Place of a contribution in its sum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Part {

@@ -1,5 +1,5 @@
-//! Connections of netsum's own ranks that have no daemon to join by: all follow from the rank's
-//! number, so that an administrator can register them.
+//! Connections of netsum's own ranks without a daemon: all numbers follow from the rank's, which
+//! lets an administrator register them.
 
 use crate::serial::{Psn, Qpn};
 
@@ -15,11 +15,11 @@ pub struct StaticConnection {
     pub first_psn: Psn,
 }
 
-/// Queue pair numbers and first PSN of `rank` in `ring`; `None` stands for the plain connection,
-/// which no box may know.
+/// Queue pair numbers and first PSN of `rank` in `ring`; `None` stands for the bypass connection,
+/// which must not be registered at a box.
 ///
-/// PSNs wrap early, within a message: what comes only after 16 million packets otherwise is part of
-/// every run.
+/// PSNs wrap early, within a message: every session covers a case that otherwise comes only after
+/// 16 million packets.
 pub fn static_connection(rank: u32, ring: Option<u32>) -> StaticConnection {
     let connection = rank * 1024 + ring.map_or(0, |r| (r + 1) * 2);
     StaticConnection {

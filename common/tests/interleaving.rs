@@ -24,7 +24,7 @@ mod tree;
 
 use ring::Ring;
 
-/// What egress looks at before it writes a clone's headers.
+/// The state that egress reads before it writes a clone's headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Egress {
     /// That the slot still holds the tag's index, released.
@@ -123,7 +123,7 @@ impl Model {
         Some(s)
     }
 
-    /// The first clone in a queue goes on its way: what arrives, if anything does.
+    /// Lets the first clone in a queue leave; returns what arrives, if anything does.
     fn leave(&self, s: &mut State, receiver: usize) -> Option<(u32, u32)> {
         let clone = s.queues[receiver].front_mut()?;
         let (slot, _) = s.ring.at(clone.index);

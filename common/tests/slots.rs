@@ -29,7 +29,7 @@ fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
     for index in 4..8 {
         assert_eq!(output(1, index), Output::Release, "{index}");
     }
-    // With that all is acknowledged, and rank 0 goes on behind it: in order, nothing is missing.
+    // With that all is acknowledged, and rank 0 continues behind it: in order, nothing is missing.
     assert_eq!(output(0, 8), Output::Drop);
     // It loses 9, and that is a gap of one.
     assert_eq!(output(0, 10), Output::Gap);
@@ -155,7 +155,7 @@ fn only_a_packet_that_says_so_is_a_total_and_only_to_a_box_below() {
     assert_eq!((other.output, other.counter), (Output::Drop, Counter::TotalUnexpected));
     assert_eq!(take(&below, fragment(1, true)).output, Output::Release);
 
-    // A parent that was made anew gets a total again, from a box that has released it.
+    // A parent that was created again gets a total again, from a box that has released it.
     let parent = RingConfig { flags: ring_flags::ACTIVE | ring_flags::GROUPS, ..below };
     let (mut state, mut slot) = (RingState::default(), Slot::default());
     let mut take = |f| on_fragment(&parent, &mut state, &mut slot, f);

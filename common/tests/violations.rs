@@ -13,7 +13,7 @@ use netsum_common::slot::{Fragment, Output, Slot};
 /// A box that looks at every sum that it sends.
 struct Watched {
     ring: RingBox<u32, u32>,
-    /// What members send bears the mark of a total.
+    /// Members send packets that carry the mark of a total.
     total: bool,
 }
 
@@ -48,7 +48,7 @@ impl Watched {
         };
         let partial =
             |index| (0..members - u32::from(has_parent)).map(|m| value(m, index)).sum::<u32>();
-        // What comes down stands for the sum of all.
+        // The packet from the parent stands for the sum of all.
         let sum = |index| partial(index) + if has_parent { value(members - 1, index) } else { 0 };
         let sends = if is_total { sum(index) } else { value(member, index) };
         let v = self.ring.take(f, index, &sends, |sum, value| *sum += value);

@@ -1,4 +1,4 @@
-//! The boxes: what is known of them, which ports they have, and behind which of these a host is.
+//! The boxes: their state, their ports, and behind which of these a host is.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use crate::layout::Ways;
 use crate::measured::Carries;
 use crate::share::Speeds;
 
-/// So many hosts' places are remembered.
+/// Limit of remembered hosts.
 const MOST_HOSTS: usize = 1 << 16;
 
 /// All boxes of the fabric.
@@ -35,42 +35,42 @@ pub struct Boxes {
     finder: Hosts,
     election: Election,
     known: Mutex<Known>,
-    /// Links are measured one at a time.
+    /// Serialises measurements of links.
     pub(crate) measuring: tokio::sync::Mutex<()>,
 }
 
-/// What is known of them by now.
+/// The known state of the boxes.
 #[derive(Default)]
 struct Known {
     cables: Cables,
     /// Ports by their numbers here, from 1.
     ends: BTreeMap<u32, End>,
     numbers: HashMap<End, u32>,
-    /// Ports that carry nothing.
+    /// Ports without traffic.
     down: HashSet<End>,
-    /// Boxes that do not answer, and whether there is no connection to them either.
+    /// Boxes that do not answer; true if there is not even a connection.
     silent: HashMap<String, bool>,
-    /// Jobs that no boxes could sum now.
+    /// Jobs that no boxes can sum at present.
     stuck: HashSet<String>,
-    /// What boxes have been told.
+    /// Trees of the jobs that boxes were ordered to sum.
     trees: Vec<api::FabricJob>,
-    /// Bytes that each adds in a second, as far as it knows, and by how many CPUs.
+    /// Aggregation rate of each box in bytes per second, and its number of CPUs, as far as known.
     adds: HashMap<String, (u64, u32)>,
-    /// What each sums.
+    /// Jobs of each box.
     jobs: HashMap<String, Vec<String>>,
-    /// Those that get no new rings.
+    /// Boxes that get no new rings.
     drains: BTreeMap<String, Drain>,
-    /// Those of another version, in words.
+    /// Boxes of another version, with the reason as text.
     strange: BTreeMap<String, String>,
     /// Where hosts were, by MAC address.
     hosts: HashMap<[u8; 6], u32>,
-    /// Boxes that have been called by a manager that was elected later, in words.
+    /// Boxes that a manager of a later election has called, with the reason as text.
     ahead: BTreeMap<String, String>,
 }
 
 struct Drain {
     reason: String,
-    /// There are no rings any more.
+    /// No rings are left.
     done: bool,
 }
 
@@ -90,7 +90,8 @@ impl Known {
         }
         let theirs = if release.is_empty() { "of an older version" } else { release };
         let why = format!(
-            "runs netsum {theirs} (protocol {protocol}), and the manager netsum {RELEASE} (protocol {PROTOCOL})"
+            "runs netsum {theirs} (protocol {protocol}), and the manager netsum {RELEASE} \
+             (protocol {PROTOCOL})"
         );
         if self.strange.insert(name.to_owned(), why.clone()).is_none() {
             log::error!("box {name}: {why}: it gets no rings; install the same release on both");
@@ -106,19 +107,19 @@ impl Known {
     }
 }
 
-/// Whether a cable carries something both ways, where these ports carry nothing.
+/// Whether a link carries traffic in both directions, given the ports without traffic.
 fn carries(down: &HashSet<End>, Cable { link, carries, .. }: &Cable) -> bool {
     *carries && !down.contains(&link.below) && !down.contains(&link.above)
 }
 
-/// What a look at a box has shown.
+/// State of a box at one poll.
 pub struct Seen {
     pub jobs: Vec<api::Job>,
     pub ports: Vec<PortInfo>,
 }
 
 impl Boxes {
-    /// Connects when it is needed.
+    /// Connects on first use.
     ///
     /// # Errors
     /// If a certificate, key or address cannot be used.
@@ -147,23 +148,23 @@ impl Boxes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on, boxes are told of this election.
+    /// Sets the election of all later requests to boxes.
     pub fn elect(&self, election: u64) {
         self.election.set(election);
     }
 
-    /// Takes note that a box takes no orders because of a manager that was elected later.
+    /// Records that a box refuses orders because of a manager of a later election.
     pub fn is_followed(&self, name: &str, why: &Status) {
         self.known().ahead.insert(name.to_owned(), why.message().to_owned());
     }
 
-    /// Whether any box does not.
+    /// Whether any box refuses orders for that reason.
     pub fn is_ahead(&self) -> bool {
         !self.known().ahead.is_empty()
     }
 
-    /// A manager that was elected later, in words: most boxes have been called by it. A single one
-    /// may lie.
+    /// The manager of a later election, as text, if most boxes have been called by it. A single box
+    /// may report a false election.
     pub fn follower(&self) -> Option<String> {
         let known = self.known();
         let mut ahead = known.ahead.iter().filter(|(name, _)| !known.silent.contains_key(*name));
@@ -174,7 +175,7 @@ impl Boxes {
             .map(|(name, why)| format!("box {name} {why}"))
     }
 
-    /// Gives ports the numbers that they had for an earlier manager.
+    /// Restores the port numbers of an earlier manager.
     pub fn number_again(&self, ports: &[PortInfo]) {
         let mut known = self.known();
         for port in ports {
@@ -184,7 +185,7 @@ impl Boxes {
         }
     }
 
-    /// Takes up the links that an earlier manager has found.
+    /// Restores the links that an earlier manager found.
     pub fn find_again(&self, found: &[[String; 2]]) {
         let ends = |[below, above]: &[String; 2]| {
             Some([End::try_from(below.clone()).ok()?, End::try_from(above.clone()).ok()?])
@@ -195,32 +196,32 @@ impl Boxes {
         self.known().cables.restore(found.iter().filter_map(ends).filter(is_there));
     }
 
-    /// Ends of the links that were found.
+    /// Ends of the discovered links.
     pub fn found(&self) -> Vec<[String; 2]> {
         self.known().cables.found()
     }
 
-    /// Whether others were found since this was asked last.
+    /// Whether the set of links has changed since the last call.
     pub fn has_found(&self) -> bool {
         self.known().cables.has_changed()
     }
 
-    /// Takes up what an earlier manager has measured, once its links are known.
+    /// Restores the rates that an earlier manager measured; the links must be known.
     pub fn measured_before(&self, rates: &[Measured]) {
         self.known().cables.restore_measured(rates);
     }
 
-    /// Rates of links that count in place of the nominal ones.
+    /// Measured rates that replace nominal ones.
     pub fn measured(&self) -> Vec<Measured> {
         self.known().cables.measured()
     }
 
-    /// Takes note of what a link carries, or why that is not known.
+    /// Records a link's measured rate, or why it is unknown.
     pub fn have_measured(&self, link: &Link, carries: Result<Carries, String>) {
         self.known().cables.have_measured(link, carries);
     }
 
-    /// Links that have come into being since this was asked last, and whose rates nobody knows.
+    /// Links that have appeared since the last call and whose rate is unknown.
     pub fn unmeasured(&self) -> Vec<Link> {
         let Known { cables, down, silent, .. } = &mut *self.known();
         cables.unmeasured(|cable| carries(down, cable), |name| silent.contains_key(name))
@@ -231,7 +232,7 @@ impl Boxes {
         self.known().ends.get(&number).cloned()
     }
 
-    /// What rings can use, as far as is known.
+    /// The links and boxes that rings can use, as far as known.
     pub fn ways(&self) -> Ways {
         let known = self.known();
         let cables = known.cables.all();
@@ -258,27 +259,27 @@ impl Boxes {
         }
     }
 
-    /// All links, also those that carry nothing.
+    /// All links, including those without traffic.
     pub fn links(&self) -> Vec<Link> {
         self.known().links()
     }
 
-    /// Whether a box has not answered when it was asked last.
+    /// Whether a box did not answer its last request.
     pub fn is_silent(&self, name: &str) -> bool {
         self.known().silent.contains_key(name)
     }
 
-    /// The same, but there is a connection: it may be about to, and nothing else speaks against it.
+    /// The same with an open connection: the box may still answer.
     pub fn is_late(&self, name: &str) -> bool {
         let known = self.known();
         let closed = [&known.strange, &known.ahead].iter().any(|why| why.contains_key(name));
         known.silent.get(name) == Some(&false) && !closed && !known.drains.contains_key(name)
     }
 
-    /// Waits for a box to do something; not for long where it has been silent.
+    /// Awaits a box's answer to an order, with a shorter timeout if the box has been silent.
     ///
     /// # Errors
-    /// What it says, or that it says nothing.
+    /// The box's error, or a timeout.
     pub async fn order<T>(
         &self,
         name: &str,
@@ -292,12 +293,12 @@ impl Boxes {
         })
     }
 
-    /// Boxes to which there is no connection.
+    /// Number of boxes without a connection.
     pub fn unreachable(&self) -> usize {
         self.known().silent.values().filter(|unreachable| **unreachable).count()
     }
 
-    /// Takes note that a box has not answered.
+    /// Records that a box has not answered.
     pub fn was_silent(&self, name: &str, why: &Status) {
         let unreachable = why.code() == Code::Unavailable;
         if self.known().silent.insert(name.to_owned(), unreachable).is_none() {
@@ -305,8 +306,8 @@ impl Boxes {
         }
     }
 
-    /// Takes note of the jobs that no boxes could sum now. Others that were stuck are so until all
-    /// boxes answer, unless boxes are told to sum for them.
+    /// Records the jobs that no boxes can sum at present. Jobs that were stuck before stay so until
+    /// all boxes answer, unless boxes are ordered to sum them.
     pub fn are_stuck(&self, mut jobs: HashSet<String>, is_told: impl Fn(&str) -> bool) {
         let mut known = self.known();
         if !known.silent.is_empty() {
@@ -315,7 +316,7 @@ impl Boxes {
         known.stuck = jobs;
     }
 
-    /// Takes note of the trees of all jobs.
+    /// Records the trees of all jobs.
     pub fn have_trees(&self, trees: Vec<api::FabricJob>) {
         self.known().trees = trees;
     }
@@ -333,30 +334,33 @@ impl Boxes {
             .collect()
     }
 
-    /// Has a box get no new rings, for this reason; without one it gets them again.
+    /// Drains a box, for this reason; without a reason ends the drain.
     ///
     /// # Errors
-    /// If there is no such box, or nothing to take back.
+    /// If the box does not exist, or is not drained.
     pub fn drain(&self, name: &str, reason: Option<String>) -> Result<(), Refusal> {
         if self.client(name).is_none() {
             let names: Vec<&str> = self.all.iter().map(|(name, _)| &**name).collect();
-            return Err(Refusal::NotFound(format!("BOX `{name}`: there are {}", names.join(", "))));
+            return Err(Refusal::NotFound(format!(
+                "box `{name}` does not exist: there are {}",
+                names.join(", ")
+            )));
         }
         let mut known = self.known();
         match reason {
             Some(reason) => {
-                log::info!("box {name}: gets no new rings: {reason}");
+                log::info!("box {name}: drained, gets no new rings: {reason}");
                 known.drains.insert(name.to_owned(), Drain { reason, done: false });
             }
             None if known.drains.remove(name).is_none() => {
-                return Err(Refusal::NotNow(format!("BOX `{name}`: is not being drained")));
+                return Err(Refusal::NotNow(format!("box `{name}` is not drained")));
             }
-            None => log::info!("box {name}: gets rings again"),
+            None => log::info!("box {name}: drain ended, gets rings again"),
         }
         Ok(())
     }
 
-    /// Takes note of which boxes have no rings. None may be on their way there.
+    /// Records which boxes have no rings, at a moment when no rings are being set up there.
     pub fn are_empty(&self, is_empty: impl Fn(&str) -> bool) {
         for (name, drain) in &mut self.known().drains {
             let done = is_empty(name);
@@ -367,7 +371,7 @@ impl Boxes {
         }
     }
 
-    /// What is known of them.
+    /// The known state as a message.
     pub fn show(&self) -> api::Fabric {
         let known = self.known();
         let of = |(name, address): (&String, &String)| api::FabricBox {
@@ -378,7 +382,7 @@ impl Boxes {
             drain: known.drains.get(name).map(|drain| drain.reason.clone()),
             drained: known.drains.get(name).is_some_and(|drain| drain.done),
             hosts: Vec::new(),
-            adds: known.adds.get(name).map(|(adds, _)| *adds),
+            aggregation_rate: known.adds.get(name).map(|(adds, _)| *adds),
             cpus: known.adds.get(name).map(|(_, cpus)| *cpus),
         };
         let link = |cable: Cable| api::FabricLink {
@@ -409,7 +413,7 @@ impl Boxes {
         self.known().cables.ends().contains(&End { of: of.to_owned(), port: port.to_owned() })
     }
 
-    /// Asks all boxes at once.
+    /// Sends a request to all boxes at once.
     fn ask<T: Send + 'static, F: Future<Output = Result<Response<T>, Status>> + Send + 'static>(
         &self,
         patience: Duration,
@@ -428,8 +432,8 @@ impl Boxes {
         answers
     }
 
-    /// The ports behind which a host is that no bridge has seen yet, or that is behind a router;
-    /// its packets' MAC address there; and why boxes do not know.
+    /// Finds the ports of a host that no bridge has seen yet, or that is behind a router; also its
+    /// packets' MAC address there, and the errors of boxes that do not know.
     async fn find_slowly(
         &self,
         mac: [u8; 6],
@@ -437,7 +441,7 @@ impl Boxes {
         patience: Duration,
     ) -> (BTreeMap<End, [u8; 6]>, String) {
         let request = api::FindPortRequest { mac: mac_text(mac), ip: ip.to_string() };
-        // A box that is at work on a large job answers late.
+        // A box that is busy with a large job answers late.
         let mut answers = self.ask(patience, move |mut c| {
             let request = request.clone();
             async move { c.find_port(request).await }
@@ -462,7 +466,7 @@ impl Boxes {
         (found, why)
     }
 
-    /// Looks at all boxes; those that answer.
+    /// Polls all boxes; returns those that answer.
     pub async fn look(&self) -> HashMap<String, Seen> {
         let mut looks = JoinSet::new();
         for (name, client) in &self.all {
@@ -488,7 +492,7 @@ impl Boxes {
                         release,
                         election,
                         listens,
-                        adds,
+                        aggregation_rate,
                         cpus,
                         chassis_id,
                     } = reply;
@@ -498,7 +502,8 @@ impl Boxes {
                     let ours = self.election.get();
                     if ours > 0 && election > ours {
                         let why = format!(
-                            "follows a manager of election {election}, later than election {ours} of this one"
+                            "follows a manager of election {election}, later than election {ours} of \
+                             this one"
                         );
                         if known.ahead.insert(name.clone(), why.clone()).is_none() {
                             log::error!("box {name}: {why}: it gets no rings");
@@ -510,7 +515,7 @@ impl Boxes {
                         log::info!("box {name}: answers again");
                     }
                     let cpus = cpus.unwrap_or(1).max(1);
-                    adds.map(|adds| known.adds.insert(name.clone(), (adds, cpus)));
+                    aggregation_rate.map(|rate| known.adds.insert(name.clone(), (rate, cpus)));
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
                     known.jobs.insert(name.clone(), names);
                     let is_there = |end: &End| ports.iter().any(|p| p.name == end.port);
@@ -521,8 +526,8 @@ impl Boxes {
                         let ifindex = known.number(&end);
                         let port =
                             PortInfo { name: end.to_string(), ifindex, mtu: p.mtu, router: None };
-                        // Without its program a port sums nothing: one that was down gets it back a
-                        // moment after it is up.
+                        // Without its program a port sums nothing: the daemon attaches the program
+                        // shortly after a port comes up.
                         let sums = p.up && !p.xdp.is_empty();
                         let changed =
                             if sums { known.down.remove(&end) } else { known.down.insert(end) };
@@ -593,7 +598,8 @@ impl AskBoxes for Boxes {
                 Ok((number, *there))
             }
             (Some((one, _)), Some((other, _))) => refused(format!(
-                "{mac_of} is behind {one} and {other}: a host is behind one port, and cables between boxes are links in the manager's file",
+                "{mac_of} is behind {one} and {other}: a host must be behind one port; list links \
+                 between boxes in the manager's file",
             )),
         }
     }

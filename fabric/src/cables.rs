@@ -1,5 +1,5 @@
-//! Cables between boxes: what is typed in the manager's file, joined with what ports hear of each
-//! other. Pure.
+//! Links between boxes: those configured in the manager's file, combined with the LLDP neighbours
+//! of the ports. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use netsum_core::saved::Measured;
 use crate::config::{End, Link};
 use crate::measured::{Carries, settle};
 
-/// A box that has just started has heard nothing yet, and one frame may be lost.
+/// A box that has just started has received nothing yet, and one frame may be lost.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// What a box says of its ports.
+/// A box's report of its ports.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     pub ports: Vec<api::Port>,
@@ -25,45 +25,45 @@ pub struct Answer {
     pub chassis_id: String,
 }
 
-/// A cable, as far as is known.
+/// A link, as far as known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cable {
     pub link: Link,
-    /// Both directions carry something.
+    /// Both directions carry traffic.
     pub carries: bool,
     /// It was found between boxes of one level, and is not used.
     pub is_flat: bool,
-    /// What is wrong with it, in words.
+    /// Fault, as text.
     pub trouble: Option<String>,
-    /// Bits per second by its file or by drivers.
+    /// Bits per second by the file or by drivers.
     pub nominal: Option<Rate>,
-    /// What it has carried when it was measured last, or why that is not known.
+    /// Rate at the last measurement, or why it is unknown.
     pub measured: Option<Result<u64, String>>,
 }
 
-/// What is remembered of one from look to look.
+/// State of a link from poll to poll.
 #[derive(Clone, Debug, Default)]
 struct Memory {
     carries: bool,
-    /// A direction is missing since then.
+    /// Since when a direction has been missing.
     missing: Option<Instant>,
     trouble: Option<String>,
-    /// Bits per second that count in place of what its file or drivers say, and what that was; 0
-    /// where it was nothing.
+    /// Bits per second that replace the nominal rate, and the nominal rate at that time; 0 if
+    /// unknown.
     rate: Option<(u64, u64)>,
     measured: Option<Result<u64, String>>,
-    /// It was to be measured, since it has been there.
+    /// A measurement has been attempted since it appeared.
     tried: bool,
 }
 
 impl Memory {
-    /// What was measured, of a link of this nominal rate.
+    /// The measured rate, if the nominal rate has not changed since.
     fn counts(&self, nominal: Option<u64>) -> Option<u64> {
         self.rate.filter(|(_, then)| *then == nominal.unwrap_or(0)).map(|(rate, _)| rate)
     }
 }
 
-/// All cables.
+/// All links.
 #[derive(Default)]
 pub struct Cables {
     typed: Vec<Link>,
@@ -72,14 +72,14 @@ pub struct Cables {
     answers: BTreeMap<String, Answer>,
     /// By both ends, the lower first.
     memory: BTreeMap<[End; 2], Memory>,
-    /// Bytes per second that ports receive and send, and when their box was looked at last.
+    /// Bytes per second that ports receive and send, and the time of each box's last poll.
     rates: HashMap<End, [u64; 2]>,
     looked: HashMap<String, Instant>,
     /// All their ends.
     ends: Arc<BTreeSet<End>>,
-    /// Other cables were found since somebody asked.
+    /// The set of links has changed since the last query.
     changed: bool,
-    /// Boxes that have one chassis id, which has been said.
+    /// Boxes with equal chassis ids, already logged.
     alike: BTreeSet<String>,
 }
 
@@ -93,7 +93,7 @@ impl Cables {
         Self { typed, levels, memory, ends, ..Self::default() }
     }
 
-    /// Takes up the cables that an earlier manager has found. What they carry will be heard.
+    /// Restores the links that an earlier manager found. Their state will follow from LLDP.
     pub fn restore(&mut self, found: impl Iterator<Item = [End; 2]>) {
         if self.typed.is_empty() {
             self.memory
@@ -102,18 +102,18 @@ impl Cables {
         }
     }
 
-    /// Those that were found.
+    /// The discovered links.
     pub fn found(&self) -> Vec<[String; 2]> {
         let found = self.memory.keys().filter(|_| self.typed.is_empty());
         found.map(|ends| ends.clone().map(|end| end.to_string())).collect()
     }
 
-    /// Whether others were found since this was asked last.
+    /// Whether the set of links has changed since the last call.
     pub fn has_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
-    /// Takes note of what boxes say. Those that say nothing are as they were: also what is heard of
+    /// Stores the boxes' reports. Silent boxes keep their state, and so does what others hear of
     /// them.
     pub fn look(&mut self, fresh: HashMap<String, Answer>, now: Instant) {
         let heard = |of: &str| fresh.contains_key(of);
@@ -144,7 +144,7 @@ impl Cables {
                     None
                 }
                 _ if typed && other.is_some() => other,
-                // A medium that carries no LLDP, or a box that does not listen.
+                // A medium without LLDP, or a box that does not listen.
                 (false, false) if typed => memory.trouble.take(),
                 _ if deaf => None,
                 _ if now - *memory.missing.get_or_insert(now) < GRACE => memory.trouble.take(),
@@ -167,8 +167,8 @@ impl Cables {
         }
     }
 
-    /// Says which boxes have one chassis id: a machine that was copied with its daemon at work, or
-    /// one that the file has twice.
+    /// Logs boxes with equal chassis ids: a machine that was cloned with a running daemon, or one
+    /// that is in the file twice.
     fn tell_alike(&mut self) {
         let mut by_id: HashMap<&str, Vec<&str>> = HashMap::new();
         for (name, answer) in
@@ -181,14 +181,15 @@ impl Cables {
         let alike: BTreeSet<String> = alike.collect();
         for names in alike.difference(&self.alike) {
             log::error!(
-                "boxes {names}: their daemons have one LLDP chassis id, so their links cannot be told apart: is it one box, or a copy of a \
-                 machine at work? Each start of `netsum run` takes another"
+                "boxes {names}: their daemons have the same LLDP chassis id, so their links cannot be \
+                 distinguished; remove the box that is in the file twice, or restart `netsum run` on a \
+                 cloned machine"
             );
         }
         self.alike = alike;
     }
 
-    /// What ports have carried since the last look.
+    /// Rates of ports since the last poll.
     fn measure(&mut self, fresh: &HashMap<String, Answer>, now: Instant) {
         self.rates.retain(|end, _| fresh.contains_key(&end.of));
         self.looked.retain(|of, _| fresh.contains_key(of));
@@ -208,8 +209,7 @@ impl Cables {
         }
     }
 
-    /// Takes up cables that are heard; those whose ends have been elsewhere for a while are none
-    /// any more.
+    /// Adds discovered links; removes those whose ends have been elsewhere for a while.
     fn find(&mut self, hears: &HashMap<End, Hears>, now: Instant) {
         let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
         let elsewhere = |end: &End, other: &End| {
@@ -222,12 +222,12 @@ impl Cables {
             };
             let [of_a, of_b] = [elsewhere(a, b), elsewhere(b, a)];
             let moved = of_a && both(a) || of_b && both(b);
-            // Somebody else may have sent a frame.
+            // The frame may be somebody else's.
             !moved && (!(of_a || of_b) || now - *memory.missing.get_or_insert(now) < GRACE)
         });
         for (end, heard) in hears {
             let Hears::Box(other) = heard else { continue };
-            // One end alone may have heard somebody who says that he is the other.
+            // A single end may have heard a host that claims to be the other.
             if hears.get(other) != Some(&Hears::Box(end.clone())) {
                 continue;
             }
@@ -243,7 +243,7 @@ impl Cables {
         self.ends = Arc::new(ends);
     }
 
-    /// Takes up what an earlier manager has measured.
+    /// Restores an earlier manager's measurements.
     pub fn restore_measured(&mut self, before: &[Measured]) {
         for (ends, memory) in &mut self.memory {
             let ends = ends.clone().map(|end| end.to_string());
@@ -252,7 +252,7 @@ impl Cables {
         }
     }
 
-    /// What counts in place of the nominal rates.
+    /// Measured rates that replace nominal ones.
     pub fn measured(&self) -> Vec<Measured> {
         let of = |(ends, memory): (&[End; 2], &Memory)| {
             let (rate, nominal) = memory.rate?;
@@ -261,7 +261,7 @@ impl Cables {
         self.memory.iter().filter_map(of).collect()
     }
 
-    /// Takes note of what a link carries, or why that is not known.
+    /// Records a link's measured rate, or why it is unknown.
     pub fn have_measured(&mut self, link: &Link, carries: Result<Carries, String>) {
         let ends = [link.below.clone(), link.above.clone()];
         let cable = self.all().into_iter().find(|cable| cable.link.below == link.below);
@@ -285,8 +285,8 @@ impl Cables {
         });
     }
 
-    /// Those whose rate nobody knows and that were not to be measured since they have been there:
-    /// each is told once. They are there if they carry something and both boxes answer.
+    /// Links with unknown rates, each once, that have not been measured since they appeared. A link
+    /// is present if it carries traffic and both boxes answer.
     pub fn unmeasured(
         &mut self,
         carries: impl Fn(&Cable) -> bool,
@@ -310,7 +310,7 @@ impl Cables {
         new
     }
 
-    /// Ports that are ends of cables to other boxes.
+    /// Ports that are ends of links to other boxes.
     pub fn ends(&self) -> Arc<BTreeSet<End>> {
         self.ends.clone()
     }
@@ -319,18 +319,18 @@ impl Cables {
         self.answers.get(&end.of)?.ports.iter().find(|p| p.name == end.port)
     }
 
-    /// Bits per second of a port; 0 where its driver does not know.
+    /// Bits per second of a port; 0 if its driver does not know.
     pub fn rate(&self, end: &End) -> u64 {
         self.port(end).map_or(0, |p| p.rate)
     }
 
-    /// The MTU of a port, where it is known.
+    /// The MTU of a port, if known.
     pub fn mtu(&self, end: &End) -> Option<u32> {
         self.port(end).map(|p| p.mtu).filter(|mtu| *mtu > 0)
     }
 
-    /// All of them, those of the file in its order. Of those that were found the ones come first by
-    /// which bridges send what is not summed.
+    /// All links, configured ones in the file's order. Among discovered ones, those that bridges
+    /// use for unsummed packets come first.
     pub fn all(&self) -> Vec<Cable> {
         let found = self.memory.keys().map(|[below, above]| Link {
             below: below.clone(),
@@ -373,7 +373,7 @@ impl Cables {
         }
     }
 
-    /// All ports, and what each hears.
+    /// All ports with their neighbours.
     pub fn ports(&self) -> Vec<api::FabricPort> {
         let hears = hears(&HashMap::new(), &self.answers);
         let by: BTreeSet<(End, End)> = hears
@@ -387,7 +387,7 @@ impl Cables {
         for (name, answer) in &self.answers {
             for p in &answer.ports {
                 let end = End { of: name.clone(), port: p.name.clone() };
-                // Who hears it is its neighbour too.
+                // A port that hears this one is also its neighbour.
                 let by = by
                     .iter()
                     .find(|(_, heard)| *heard == end)
@@ -418,11 +418,11 @@ impl Cables {
     }
 }
 
-/// Whom a port hears.
+/// A port's LLDP neighbour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Hears {
     Box(End),
-    /// As it calls itself.
+    /// The name that it gives itself.
     Stranger(String),
 }
 
@@ -435,19 +435,19 @@ impl std::fmt::Display for Hears {
     }
 }
 
-/// Whom ports hear, by the neighbour's chassis and port: boxes of one image may have equal MAC
-/// addresses.
+/// Each port's neighbour, by the neighbour's chassis and port: boxes of one image may have equal
+/// MAC addresses.
 fn hears(fresh: &HashMap<String, Answer>, older: &BTreeMap<String, Answer>) -> HashMap<End, Hears> {
     let older = older.iter().filter(|(name, _)| !fresh.contains_key(*name));
     let mut all: Vec<(&String, &Answer)> = fresh.iter().chain(older).collect();
-    // Of boxes that have one chassis id, the same one each time.
+    // Sorted, so boxes with equal chassis ids always resolve to the same one.
     all.sort_unstable_by_key(|(name, _)| *name);
     let mut owners: HashMap<[&str; 2], Vec<End>> = HashMap::new();
     let mut heard = Vec::new();
     for (name, answer) in all {
         for port in &answer.ports {
             let end = End { of: name.clone(), port: port.name.clone() };
-            // One that says no id cannot be heard by it.
+            // A box without a chassis id cannot be recognised.
             if !answer.chassis_id.is_empty() {
                 owners.entry([&answer.chassis_id, &port.name]).or_default().push(end.clone());
             }
@@ -508,7 +508,7 @@ mod tests {
         Cables::new(typed.iter().map(|(below, above)| link(below, above)).collect(), levels)
     }
 
-    /// Of each cable its ends, whether it carries, and what is wrong with it.
+    /// Each link's ends, whether it carries traffic, and its fault.
     fn state(cables: &Cables) -> Vec<(String, bool, Option<String>)> {
         let of = |c: Cable| (format!("{} {}", c.link.below, c.link.above), c.carries, c.trouble);
         cables.all().into_iter().map(of).collect()
@@ -537,7 +537,7 @@ mod tests {
         assert_eq!((cables.ports()[0].rx_rate, cables.ports()[0].tx_rate), (0, 0));
         cables.look(with(1_500_000, 1000), now + Duration::from_millis(500));
         assert_eq!((cables.ports()[0].rx_rate, cables.ports()[0].tx_rate), (1_000_000, 2000));
-        // The box has begun anew.
+        // The box has restarted.
         cables.look(with(0, 0), now + Duration::from_secs(1));
         assert_eq!(cables.ports()[0].rx_rate, 0);
     }

@@ -19,18 +19,18 @@ use tower::service_fn;
 
 use crate::config::{BoxConfig, Tls};
 
-/// A box that has not answered for so long does not.
+/// Timeout of a request.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// A box that is there takes a connection at once. Less than [`PATIENCE`], so that one that is not
-/// there is told from one that is late.
+/// Timeout of a connection attempt: a running box accepts at once. It is shorter than [`PATIENCE`],
+/// which distinguishes an unreachable box from a slow one.
 pub const CONNECT: Duration = Duration::from_secs(1);
-/// Orders take longer: so do a large job's rings.
+/// Timeout of an order: the rings of a large job take longer.
 pub const ORDERS: Duration = Duration::from_secs(30);
 
 /// A box's administration.
 pub type Client = AdminClient<InterceptedService<Channel, Election>>;
 
-/// Has all that is said to a box bear the manager's election, once there is one.
+/// Adds the manager's election to all requests to a box, once there is one.
 #[derive(Clone, Default)]
 pub struct Election(Arc<AtomicU64>);
 
@@ -39,7 +39,7 @@ impl Election {
         self.0.store(number, Ordering::Relaxed);
     }
 
-    /// Its number; 0 for none.
+    /// The election's number; 0 before there is one.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -55,7 +55,7 @@ impl Interceptor for Election {
     }
 }
 
-/// Connects when it is needed.
+/// Connects on first use.
 ///
 /// # Errors
 /// If a certificate, key or address cannot be used.
@@ -80,10 +80,10 @@ fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {
     let endpoint = Endpoint::from_shared(b.address.clone())?
         .timeout(ORDERS)
         .connect_timeout(CONNECT)
-        // A machine that lost its power says no goodbye.
+        // A machine that loses its power does not close its connections.
         .http2_keep_alive_interval(PATIENCE)
         .keep_alive_timeout(PATIENCE)
         .keep_alive_while_idle(true);
-    // Without an end to it, a box that stands still would hold up all orders.
+    // Without a timeout, a box that hangs would block all orders.
     Ok(endpoint.tls_config(config.timeout(CONNECT))?.connect_lazy())
 }

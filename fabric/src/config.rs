@@ -8,24 +8,24 @@ use anyhow::{Context, Result, bail, ensure};
 use netsum_core::rate::Rate;
 use serde::Deserialize;
 
-/// A configuration that has been checked.
+/// A checked configuration.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {
-    /// Where ranks join.
+    /// Address at which ranks join.
     #[serde(default = "default_workers")]
     pub workers: SocketAddr,
-    /// TLS for them; in clear without.
+    /// TLS for them; plain text without it.
     pub workers_tls: Option<netsum_daemon::config::Tls>,
     /// Socket for administration.
     #[serde(default = "default_admin")]
     pub admin: PathBuf,
-    /// File for what outlives a manager that is killed.
+    /// File with the state that survives a killed manager.
     #[serde(default = "default_state")]
     pub state: PathBuf,
-    /// In place of the file, for several managers of which one leads.
+    /// Replaces the file if several managers share the state, one of which leads.
     pub etcd: Option<Etcd>,
-    /// What the boxes know the manager by, and it them; needed for boxes that are called over TCP.
+    /// TLS between manager and boxes; needed for boxes that are called over TCP.
     pub tls: Option<Tls>,
     #[serde(rename = "box")]
     pub boxes: Vec<BoxConfig>,
@@ -44,17 +44,17 @@ pub struct Tls {
     pub ca: PathBuf,
 }
 
-/// Where managers agree on which of them leads.
+/// Settings of the manager's leader election.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Etcd {
     /// `http://ADDRESS:PORT` each, or `https://` with TLS.
     pub endpoints: Vec<String>,
     pub tls: Option<Tls>,
-    /// Its keys begin with this.
+    /// Prefix of its keys.
     #[serde(default = "default_prefix")]
     pub prefix: String,
-    /// Seconds that a leader has to be silent for before another one leads.
+    /// Seconds of a leader's silence after which another one may lead.
     #[serde(default = "default_lease")]
     pub lease_s: u32,
 }
@@ -73,19 +73,19 @@ pub struct BoxConfig {
     pub name: String,
     /// `https://ADDRESS:PORT` of its `listen.fabric`, or `unix:PATH` of its administration socket.
     pub address: String,
-    /// Links are found between boxes of different levels; the lower one is below.
+    /// Links are discovered between boxes of different levels; the box of the lower level is below.
     #[serde(default)]
     pub level: u32,
 }
 
-/// A cable between a box and one above it.
+/// A link between a box and one above it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// `BOX/PORT` of the lower end.
     pub below: End,
     pub above: End,
-    /// In place of what the ports' drivers say, like `2.5gbit`.
+    /// Overrides the rate that the ports' drivers report, like `2.5gbit`.
     pub rate: Option<Rate>,
 }
 
@@ -132,7 +132,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// What is wrong with it, by field.
+    /// The error, with its field.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
@@ -141,9 +141,9 @@ impl Config {
 
     fn parse(text: &str) -> Result<Self> {
         let config: Self = toml::from_str(text)?;
-        ensure!(!config.boxes.is_empty(), "box: there is none");
+        ensure!(!config.boxes.is_empty(), "box: at least one is needed");
         if let Some(etcd) = &config.etcd {
-            ensure!(!etcd.endpoints.is_empty(), "etcd.endpoints: there is none");
+            ensure!(!etcd.endpoints.is_empty(), "etcd.endpoints: at least one is needed");
             ensure!((2..=60).contains(&etcd.lease_s), "etcd.lease-s = {}: 2 to 60", etcd.lease_s);
             let scheme = if etcd.tls.is_some() { "https://" } else { "http://" };
             for url in &etcd.endpoints {
@@ -175,7 +175,7 @@ impl Config {
         let mut ends = HashMap::new();
         for link in &config.links {
             for end in [&link.below, &link.above] {
-                ensure!(names.contains(&end.of), "link {end}: there is no box {:?}", end.of);
+                ensure!(names.contains(&end.of), "link {end}: box {:?} is not in the file", end.of);
                 if let Some(other) = ends.insert(end, link) {
                     bail!(
                         "link {end}: {} to {} and {} to {} both have this end",
@@ -195,13 +195,13 @@ impl Config {
     }
 }
 
-/// Boxes each of which is below the next, and the last below the first.
+/// A cycle of boxes, each of which is below the next.
 fn cycle(links: &[Link]) -> Option<String> {
     let mut left: Vec<&Link> = links.iter().collect();
     loop {
         let before = left.len();
         let below: HashSet<&String> = left.iter().map(|link| &link.below.of).collect();
-        // Links to boxes that are below none are in no cycle.
+        // A link whose lower box is below nothing is not in a cycle.
         left.retain(|link| below.contains(&link.above.of));
         if left.len() == before {
             break;
@@ -223,7 +223,8 @@ fn cycle(links: &[Link]) -> Option<String> {
 mod tests {
     use super::*;
 
-    const GOOD: &str = "[[box]]\nname = \"leaf0\"\naddress = \"unix:/run/a\"\n[[box]]\nname = \"spine0\"\naddress = \"unix:/run/b\"\n";
+    const GOOD: &str = "[[box]]\nname = \"leaf0\"\naddress = \"unix:/run/a\"\n\
+                        [[box]]\nname = \"spine0\"\naddress = \"unix:/run/b\"\n";
 
     #[test]
     fn boxes_and_links_are_read() {
@@ -248,8 +249,8 @@ mod tests {
     #[test]
     fn errors_name_field_and_value() {
         for (text, expected) in [
-            ("box = []", "box: there is none"),
-            (&format!("{GOOD}[etcd]\nendpoints = []"), "etcd.endpoints: there is none"),
+            ("box = []", "box: at least one is needed"),
+            (&format!("{GOOD}[etcd]\nendpoints = []"), "etcd.endpoints: at least one is needed"),
             (&format!("{GOOD}[etcd]\nendpoints = [\"a:1\"]"), "\"a:1\": http://ADDRESS:PORT"),
             (
                 &format!("{GOOD}[etcd]\nendpoints = [\"http://a:1\"]\nlease-s = 1"),
@@ -273,13 +274,15 @@ mod tests {
             ),
             (
                 &format!(
-                    "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/u\"\n[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/v\""
+                    "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/u\"\n\
+                     [[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/v\""
                 ),
                 "link leaf0/u: leaf0/u to spine0/u and leaf0/u to spine0/v both have this end",
             ),
             (
                 &format!(
-                    "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/u\"\n[[link]]\nbelow = \"spine0/v\"\nabove = \"leaf0/v\""
+                    "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/u\"\n\
+                     [[link]]\nbelow = \"spine0/v\"\nabove = \"leaf0/v\""
                 ),
                 "leaf0/u to spine0/u, spine0/v to leaf0/v: a box would be above itself",
             ),

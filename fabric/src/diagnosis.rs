@@ -1,4 +1,4 @@
-//! Why does a job stand still? What each of its boxes says becomes one answer: the causes. Pure.
+//! Merges the diagnoses of a job's boxes into one answer: the causes of a stall. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,12 +7,12 @@ use netsum_api::v1 as api;
 
 use crate::config::{End, Link};
 
-/// What a box has said of a job, or why it has said nothing.
+/// A box's diagnosis of a job, or the error of the request.
 pub type Said = (String, Result<api::Diagnosis, String>);
 
-/// One answer. A finding that another box may explain counts only where that one explains nothing:
-/// then it is about the link between them. `heard` tells how long ago a rank's process was heard
-/// of.
+/// Merges the answers. If a box's finding refers to another box, it counts only if that box has no
+/// finding of its own: then the link between them is at fault. `heard` is the age of a rank's last
+/// heartbeat.
 pub fn merge(
     said: &[Said],
     links: &[Link],
@@ -25,7 +25,7 @@ pub fn merge(
         .clone()
         .map(|(name, why)| api::Finding {
             what: format!("box {name} does not answer the manager: {why}"),
-            next: format!("look whether {name} runs; it may sum all the same"),
+            next: format!("check whether {name} runs; it may sum nevertheless"),
             ..api::Finding::default()
         })
         .collect();
@@ -42,7 +42,7 @@ pub fn merge(
             causes.push(api::Finding { what, ..cause.clone() });
         }
     }
-    // Ranks first: what else there is follows from them as a rule.
+    // Ranks first: other causes usually follow from theirs.
     causes.sort_by_key(|cause| (cause.rank.is_none(), cause.rank, cause.ring));
     let mut suspects = BTreeSet::new();
     for (name, diagnosis) in &answers {
@@ -53,16 +53,16 @@ pub fn merge(
             let Some((link, there)) = link.zip(there) else {
                 causes.push(api::Finding {
                     what: format!(
-                        "box {name} lacks what comes by {here}, which is no end of a link"
+                        "box {name} misses data from {here}, which is not an end of a link"
                     ),
-                    next: "look at the links in the manager's file".to_owned(),
+                    next: "check the links in the manager's file".to_owned(),
                     ..finding.clone()
                 });
                 continue;
             };
             let other = answers.get(&*there.of);
-            // It lacks something itself, which does not come from here; the box above has no total
-            // either before it has this one's part.
+            // The other box misses data itself, which does not come from here; nor has a box above
+            // the total before it has this box's part.
             let waits = |of: &api::Diagnosis| {
                 let lacks = |f: &api::Finding| *there == link.above || f.behind != there.port;
                 of.findings.iter().any(|f| !f.behind.is_empty() && lacks(f))
@@ -72,11 +72,15 @@ pub fn merge(
                 continue;
             }
             if suspects.insert((&link.below.of, &link.below.port)) {
-                // Boxes number a job's rings each from 0.
+                // Each box numbers a job's rings from 0.
                 causes.push(api::Finding {
-                    what: format!("link {} to {}: box {name} lacks what box {} has", link.below, link.above, there.of),
+                    what: format!(
+                        "link {} to {}: box {name} misses data that box {} has",
+                        link.below, link.above, there.of
+                    ),
                     next: format!(
-                        "look for losses at both ends (`ip -s link show {}`), and whether both are plugged as the manager's file says",
+                        "check for losses at both ends (`ip -s link show {}`), and whether both \
+                         are connected as in the manager's file",
                         here.port
                     ),
                     ..api::Finding::default()
@@ -85,14 +89,14 @@ pub fn merge(
         }
     }
     if causes.is_empty() {
-        // All say that nothing is wrong: the one that has something on its way knows most.
+        // No box finds a fault: the one with sums in flight knows most.
         let idle = answers.values().flat_map(|d| &d.findings);
         causes.extend(idle.max_by_key(|f| f.what.contains("on their way")).cloned());
     }
     if said.is_empty() {
         causes.push(api::Finding {
-            what: "no box sums for it".to_owned(),
-            next: "look at the manager's log: its ranks sum by themselves, or are about to connect anew"
+            what: "no box sums the job".to_owned(),
+            next: "check the manager's log: the ranks sum by themselves, or are about to reconnect"
                 .to_owned(),
             ..api::Finding::default()
         });
@@ -108,7 +112,7 @@ pub fn merge(
     api::Diagnosis { findings: causes, drops, ..api::Diagnosis::default() }
 }
 
-/// What a box says where nothing is wrong.
+/// Whether the finding of a box means that nothing is wrong.
 fn is_idle(diagnosis: &api::Diagnosis, finding: &api::Finding) -> bool {
     diagnosis.state() == api::JobState::Active && finding.ring.is_none() && finding.rank.is_none()
 }
@@ -117,7 +121,7 @@ fn is_idle(diagnosis: &api::Diagnosis, finding: &api::Finding) -> bool {
 mod tests {
     use super::*;
 
-    /// A rank or nobody, what, and by which port another box may know more.
+    /// A rank or none, the finding, and the port towards a box that may know more.
     type Found<'a> = (Option<u32>, &'a str, &'a str);
 
     fn merged(said: &[(&str, Result<&[Found<'_>], &str>)]) -> Vec<(Option<u32>, String)> {
@@ -169,14 +173,20 @@ mod tests {
             ("b", Ok(&[(Some(1), LACKS, "up")])),
             ("s", Ok(&[(Some(3), LACKS, "2")])),
         ]);
-        assert_eq!(found, [(None, "link b/up to s/2: box s lacks what box b has".to_owned())]);
+        assert_eq!(
+            found,
+            [(None, "link b/up to s/2: box s misses data that box b has".to_owned())]
+        );
         // s has the total, and a does not get it.
         let found = merged(&[
             ("a", Ok(&[(Some(3), LACKS, "up")])),
             ("b", Ok(&[(None, "nothing is pending", "")])),
             ("s", Ok(&[(None, "nothing is pending", "")])),
         ]);
-        assert_eq!(found, [(None, "link a/up to s/1: box a lacks what box s has".to_owned())]);
+        assert_eq!(
+            found,
+            [(None, "link a/up to s/1: box a misses data that box s has".to_owned())]
+        );
     }
 
     #[test]
@@ -199,6 +209,6 @@ mod tests {
     #[test]
     fn a_port_that_no_link_has_is_told() {
         let found = merged(&[("a", Ok(&[(Some(3), LACKS, "swp7")]))]);
-        assert!(found[0].1.contains("a/swp7, which is no end of a link"), "{found:?}");
+        assert!(found[0].1.contains("a/swp7, which is not an end of a link"), "{found:?}");
     }
 }

@@ -1,7 +1,7 @@
-//! Which of several managers leads, and the state that the next one goes on with: in etcd.
+//! Leader election of several managers in etcd, and the state that the next leader continues with.
 //!
-//! The leader's key lives as long as its lease. State is written only while that key is still the
-//! one that this manager has made.
+//! The leader's key lives as long as its lease. State is written only while the key is still the
+//! one that this manager created.
 
 use std::io::Read as _;
 use std::time::Duration;
@@ -26,35 +26,34 @@ mod pb {
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
-/// A standby looks this often whether somebody leads; an etcd that does not answer is asked again
-/// after as long.
+/// Poll interval of a standby, also for an etcd that does not answer.
 const LOOK: Duration = Duration::from_millis(500);
-/// A leader asks again after so long: of several endpoints another one may answer.
+/// Retry interval of a leader: another endpoint may answer.
 const AGAIN: Duration = Duration::from_millis(100);
-/// A request takes no longer.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// An etcd that is away is spoken of this often.
+/// Log interval while etcd does not answer.
 const SAY: Duration = Duration::from_secs(5);
 
-/// What a leader begins with.
+/// Start of a leader's term.
 pub struct Leading {
-    /// What the last one has written.
+    /// State that the last leader wrote.
     pub state: Option<String>,
     lead: Lead,
 }
 
 struct Lead {
-    /// To each endpoint. The first is asked, until it fails.
+    /// One for each endpoint. The first is used until it fails.
     channels: Vec<Channel>,
     id: i64,
     leader: Vec<u8>,
-    /// The revision that its key was made at.
+    /// The revision that created its key.
     made: i64,
     key: Vec<u8>,
     ttl: Duration,
-    /// The lease lasts for `ttl` from here.
+    /// Start of the lease, which lasts `ttl`.
     since: Instant,
-    /// A state has been taken up to be written, and it is not known to be.
+    /// A write has started and is not confirmed.
     unwritten: bool,
 }
 
@@ -62,7 +61,7 @@ fn channels(config: &Etcd) -> Result<Vec<Channel>> {
     let channel = |url: &String| {
         let mut endpoint = Endpoint::from_shared(url.clone())?
             .connect_timeout(PATIENCE)
-            // A machine that lost its power says no goodbye.
+            // A machine that loses its power does not close its connections.
             .http2_keep_alive_interval(PATIENCE)
             .keep_alive_timeout(PATIENCE)
             .keep_alive_while_idle(true);
@@ -92,7 +91,7 @@ fn packed(state: &str) -> Result<Vec<u8>> {
 }
 
 fn unpacked(value: Vec<u8>) -> Result<String> {
-    // Earlier releases have written it as it is.
+    // Earlier releases wrote it uncompressed.
     if value.starts_with(b"{") {
         return Ok(String::from_utf8(value)?);
     }
@@ -112,7 +111,7 @@ async fn get(channels: &[Channel], key: &[u8]) -> Result<Option<pb::KeyValue>> {
     Ok(within(kv(channels).range(request)).await?.into_inner().kvs.pop())
 }
 
-/// Puts a key if the leader's key was made at this revision; 0 where there is none.
+/// Puts a key if the leader's key was created at this revision; 0 if it must not exist.
 async fn put(channels: &[Channel], leader: &[u8], made: i64, put: pb::PutRequest) -> Result<bool> {
     let compare = pb::Compare {
         target: pb::compare::CompareTarget::Create.into(),
@@ -124,7 +123,7 @@ async fn put(channels: &[Channel], leader: &[u8], made: i64, put: pb::PutRequest
     Ok(within(kv(channels).txn(request)).await?.into_inner().succeeded)
 }
 
-/// Waits until this manager leads. `me` is what others are told of it.
+/// Waits until this manager leads. `me` describes it to others.
 ///
 /// # Errors
 /// If the configuration cannot be used.
@@ -153,7 +152,7 @@ pub async fn lead(config: &Etcd, me: &str) -> Result<Leading> {
     }
 }
 
-/// Leads if nobody does; otherwise says who.
+/// Becomes the leader if nobody leads; otherwise returns the leader.
 async fn campaign(
     config: &Etcd,
     me: &str,
@@ -193,8 +192,8 @@ impl Leading {
         Ok(())
     }
 
-    /// Goes on leading, and writes what comes; until it leads no more: why. When nothing can come
-    /// any more, another one may lead at once.
+    /// Keeps the lease and writes new states while this manager leads; returns why it stopped. When
+    /// the sender of states ends, it gives the lease back and another manager may lead at once.
     pub async fn keep(self, mut states: watch::Receiver<String>) -> String {
         let mut lead = self.lead;
         let mut failing = false;
@@ -208,7 +207,7 @@ impl Leading {
                         .unwrap_or_else(|e| log::warn!("etcd: {e:#}; the lease ends later"));
                     return "ending".to_owned();
                 }
-                // It may have been renewed meanwhile.
+                // Another renewal may have succeeded meanwhile.
                 Err(_) if Instant::now() >= lead.since + lead.ttl => {
                     return format!(
                         "etcd has not renewed the lease for {:?}: another manager may lead",
@@ -240,7 +239,7 @@ impl Lead {
             Ok(None) => tokio::select! {
                 () = sleep_until(next) => None,
                 changed = states.changed() => {
-                    // To be written: seen only once it is.
+                    // Marked as seen only after the write.
                     changed.is_ok().then(|| states.mark_changed());
                     None
                 }
@@ -264,7 +263,7 @@ impl Lead {
         Ok(())
     }
 
-    /// The same at each endpoint, until one answers.
+    /// Tries each endpoint until one answers.
     async fn write_by_any(&mut self, state: &str) -> Result<bool> {
         let mut written = self.write(state).await;
         for _ in 1..self.channels.len() {
@@ -276,14 +275,14 @@ impl Lead {
         written
     }
 
-    /// Whether this manager leads still: otherwise nothing is written.
+    /// False if this manager does not lead: then nothing is written.
     async fn write(&mut self, state: &str) -> Result<bool> {
         let put_state = pb::PutRequest { key: self.key.clone(), value: packed(state)?, lease: 0 };
         let written = put(&self.channels, &self.leader, self.made, put_state).await;
-        written.context("the state is not written, and a next manager would not know it")
+        written.context("the state is not written: the next manager would lack it")
     }
 
-    /// Why it leads no more, if so.
+    /// Renews the lease and writes; returns why it stopped leading, if so.
     async fn renew_and_write(
         &mut self,
         states: &mut watch::Receiver<String>,
@@ -299,7 +298,7 @@ impl Lead {
         }
         self.since = asked;
         if self.unwritten || states.has_changed().unwrap_or_default() {
-            // Also where this is given up in the middle.
+            // This stays set if the write is cancelled.
             self.unwritten = true;
             let state = states.borrow_and_update().clone();
             if !self.write(&state).await? {

@@ -1,5 +1,5 @@
-//! Behind which ports hosts are. Many ranks join at once: their hosts are looked for together, at
-//! all boxes.
+//! Finds the ports that hosts are behind. Many ranks join at once: their hosts are looked up
+//! together, at all boxes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::client::Client;
 use crate::config::End;
 
-/// Questions of so long a time go out together.
+/// Lookups within this time are sent together.
 const GATHER: Duration = Duration::from_millis(5);
-/// A host that is at two boxes is known to be after so long: both answer at once.
+/// Time to wait for a second box that has the host: boxes answer at once.
 pub const TWICE: Duration = Duration::from_millis(50);
 
-/// Looks for hosts.
+/// Looks up hosts.
 pub struct Hosts {
     questions: UnboundedSender<Question>,
 }
 
 struct Question {
     mac: String,
-    /// Where it was: who is there is nowhere else.
+    /// Its last port: a host that is still there is not elsewhere.
     was: Option<End>,
     links: Arc<BTreeSet<End>>,
     answer: oneshot::Sender<BTreeSet<End>>,
 }
 
-/// A host that is looked for.
+/// A host that is being looked up.
 #[derive(Default)]
 struct Wanted {
     ends: BTreeSet<End>,
@@ -42,15 +42,15 @@ struct Wanted {
 }
 
 impl Hosts {
-    /// At these boxes.
+    /// Looks up hosts at these boxes.
     pub fn new(boxes: Vec<(String, Client)>, patience: Duration) -> Self {
         let (questions, asked) = unbounded_channel();
         tokio::spawn(answer(boxes, patience, asked));
         Self { questions }
     }
 
-    /// All ports on which a bridge has seen this MAC address, but for those towards other boxes,
-    /// `links`.
+    /// All ports on which a bridge has seen this MAC address, except `links`, those towards other
+    /// boxes.
     pub async fn behind(
         &self,
         mac: String,
@@ -63,7 +63,7 @@ impl Hosts {
     }
 }
 
-/// Until nobody can ask any more.
+/// Answers lookups until all senders are gone.
 async fn answer(
     boxes: Vec<(String, Client)>,
     patience: Duration,
@@ -90,7 +90,7 @@ async fn answer(
     }
 }
 
-/// Hands each answer on as soon as it is known.
+/// Returns each answer as soon as it is known.
 async fn gather(
     mut answers: JoinSet<Option<(String, Vec<api::FabricHost>)>>,
     mut wanted: BTreeMap<String, Wanted>,
@@ -119,7 +119,7 @@ async fn gather(
         };
         for (_, host) in wanted.extract_if(.., |_, host| is_known(host)) {
             for question in host.questions {
-                // Who has gone away needs no answer.
+                // The caller may have gone.
                 let _ = question.answer.send(host.ends.clone());
             }
         }

@@ -1,5 +1,4 @@
-//! Which box adds up what: a job's ranks and where they are go in, what each box is to be told
-//! comes out.
+//! Computes which box adds up what: from a job's ranks and their places to the orders for each box.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -13,7 +12,7 @@ use netsum_core::{HEADROOM, Job, Rank};
 use crate::config::{End, Link};
 use crate::share::{AtWork, Candidate, Share};
 
-/// What a box is to do for a job.
+/// An order to a box for a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Order {
     /// Name of the box.
@@ -22,17 +21,17 @@ pub struct Order {
     pub flows: Vec<api::Flow>,
 }
 
-/// What rings can use.
+/// The links and boxes that rings can use.
 #[derive(Clone, Debug)]
 pub struct Ways {
     pub links: Vec<Link>,
-    /// By box below its first link, also one that carries nothing: by that its bridge sends what is
-    /// not summed. A box takes packets of ranks in other racks from the port alone by which their
-    /// rings come, so some must come by that one.
+    /// By box, its first uplink, even without traffic: its bridge sends unsummed packets there. A
+    /// box accepts packets of ranks in other racks only at the port that their rings use, so some
+    /// rings must use this one.
     pub first: HashMap<String, Link>,
-    /// Of their ends, as far as is known.
+    /// MTUs of the links' ends, as far as known.
     pub mtus: HashMap<End, u32>,
-    /// Boxes that they cannot, and why, in words that follow the name.
+    /// Boxes that rings cannot use, with the reason as text that follows the name.
     pub closed: BTreeMap<String, String>,
 }
 
@@ -41,14 +40,14 @@ pub struct Ways {
 pub struct Layout {
     pub orders: Vec<Order>,
     pub at_work: AtWork,
-    /// The parents that it may have.
+    /// The possible parents.
     pub candidates: Vec<Candidate>,
     /// Its ranks' IP and MAC addresses, and their ports.
     pub addresses: BTreeMap<String, End>,
 }
 
 impl Ways {
-    /// The port of a box by which a bridge sends to what is below another box.
+    /// The port at which a box's bridge sends to hosts below another box.
     pub fn towards(&self, at: &str, below: &str) -> Option<&str> {
         let up = |link: &&Link| self.first.get(&link.above.of);
         let mut links = std::iter::successors(self.first.get(below), up).take(self.first.len());
@@ -57,10 +56,10 @@ impl Ways {
     }
 }
 
-/// What a job needs of the boxes. `place` knows a port by its number here.
+/// Lays a job out over the boxes. `place` maps a port's number here to the port.
 ///
 /// # Errors
-/// Why no tree of boxes does.
+/// Why no tree of boxes sums it.
 pub fn lay_out(
     job: &Job,
     ways: &Ways,
@@ -78,7 +77,7 @@ pub fn lay_out(
             .get(rank)
             .and_then(|of| of.first())
             .ok_or_else(|| format!("rank {rank}: it has no flow"))?;
-        ends.push(place(flow.ifindex).ok_or_else(|| format!("rank {rank}: its port is gone"))?);
+        ends.push(place(flow.ifindex).ok_or_else(|| format!("rank {rank}: its port was removed"))?);
     }
     let groups = groups(&ends)?;
     if let Some((name, group)) = groups.iter().find(|(name, _)| ways.closed.contains_key(name)) {
@@ -86,7 +85,7 @@ pub fn lay_out(
     }
     let (parents, candidates) = parents(&groups, &ends, ways, share, job)?;
     let order = |at: &str| Order { at: at.to_owned(), job: request(job, &ring), flows: Vec::new() };
-    // A box counts the job's rings there from 0.
+    // A box numbers the job's rings from 0.
     let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
         let message = |flow: &&FlowSpec| flow_message(job, flow, port);
         let of_rings =
@@ -116,7 +115,7 @@ pub fn lay_out(
             orders.push(leaf);
         }
     }
-    // Leaves come first: they are ready before their parents are.
+    // Leaves come first: they must be ready before their parents.
     for Parent { name, links, rings } in &parents {
         let mut parent = order(name);
         let mut below = Vec::new();
@@ -151,7 +150,7 @@ pub fn lay_out(
     Ok(Layout { orders, at_work: AtWork { ends, trees }, candidates, addresses })
 }
 
-/// A job's trees, as a box that has ranks of it knows them: by its ports towards parents.
+/// A job's trees, from an order to a box that has ranks of it: by the ports towards parents.
 pub fn trees_by(at: &str, job: &api::Job, links: &[Link]) -> Option<Vec<(String, u32)>> {
     let tree = |part: &str| {
         let (port, rings) = part
@@ -163,7 +162,7 @@ pub fn trees_by(at: &str, job: &api::Job, links: &[Link]) -> Option<Vec<(String,
     job.uplink.split(',').map(tree).collect()
 }
 
-/// Ports towards parents, each with its number of rings where there are several.
+/// Ports towards parents; if there are several, each with its number of rings.
 fn uplinks(ups: &[(&str, usize)]) -> String {
     match ups {
         [(port, _)] => (*port).to_owned(),
@@ -189,15 +188,15 @@ fn groups(ends: &[End]) -> Result<Vec<(String, Group)>, String> {
     }
 }
 
-/// A box above all those that have ranks: each one's link to it, and the rings that it sums.
+/// A box above all boxes with ranks: the link from each to it, and the rings that it sums.
 struct Parent<'a> {
     name: String,
     links: BTreeMap<String, &'a Link>,
     rings: Range<u32>,
 }
 
-/// The parents, each with its share of the rings, in the order of their links, and those that might
-/// have had some; none where one box has all ranks.
+/// The parents, each with its share of the rings, in the order of their links, and the other
+/// candidates; empty if one box has all ranks.
 fn parents<'a>(
     groups: &[(String, Group)],
     ends: &[End],
@@ -242,7 +241,7 @@ fn parents<'a>(
         && !parents.is_empty()
     {
         return Err(format!(
-            "what is not summed comes to {} by {}, so rings must go by {}, too: {}",
+            "unsummed packets reach {} at {}, so some rings must use {}: {}",
             link.below.of,
             link.below,
             link.above.of,
@@ -255,7 +254,7 @@ fn parents<'a>(
         is_needed: firsts.iter().any(|link| link.above.of == parent.name),
     };
     let candidates: Vec<Candidate> = parents.iter().map(candidate).collect();
-    // Other jobs may use what this one cannot.
+    // Other jobs may use links that this job cannot.
     for link in links {
         first.entry((&link.below.of, &link.above.of)).or_insert(link);
     }
@@ -281,36 +280,37 @@ fn parents<'a>(
 }
 
 impl Parent<'_> {
-    /// Bits per second of the slowest link; 0 where none is known.
+    /// Bits per second of the slowest link; 0 if none is known.
     fn rate(&self) -> u64 {
         self.links.values().filter_map(|link| link.rate).map(|rate| rate.0).min().unwrap_or(0)
     }
 }
 
-/// Why a link does not carry a path MTU.
+/// Why a link does not fit a path MTU.
 fn too_small(link: &Link, ways: &Ways, mtu: u32) -> Option<String> {
     let [below, above] = [&link.below, &link.above].map(|end| ways.mtus.get(end).copied());
     let [below, above] = [below.or(above)?, above.or(below)?];
     let needed = mtu + HEADROOM;
     (below.min(above) < needed).then(|| {
         format!(
-            "link {} (MTU {below}) to {} (MTU {above}): a path MTU of {mtu} needs {needed} at both ends",
+            "link {} (MTU {below}) to {} (MTU {above}): a path MTU of {mtu} needs {needed} at both \
+             ends",
             link.below, link.above
         )
     })
 }
 
-/// What a manager's jobs on boxes are known by.
+/// Prefix of the tokens of a manager's jobs on boxes.
 pub const OURS: &str = "fabric ";
 
-/// The token of a job on a box. Nobody joins there; it tells whose the job is.
+/// The token of a job on a box. Ranks do not join there; the token identifies the owner.
 pub fn token(job: &Job) -> String {
     OURS.to_owned() + job.spec.token.reveal()
 }
 
 fn request(job: &Job, ring: &[Rank]) -> api::CreateJobRequest {
     let spec = &job.spec;
-    // The ranks that have joined decide it.
+    // The joined ranks determine it.
     let relaxed = job.rings.first().is_some_and(|r| r.config.flags & ring_flags::RELAXED != 0);
     api::CreateJobRequest {
         name: spec.name.clone(),
@@ -580,8 +580,8 @@ mod tests {
             jobs,
             [("a", 3, "up=1,up2=2"), ("b", 3, "up=1,up2=2"), ("s", 1, ""), ("t", 2, "")]
         );
-        // The second parent counts the ranks' rings 1 and 2 from 0. Its flows are those that come
-        // down by its links.
+        // The second parent numbers the ranks' rings 1 and 2 from 0. Its flows are those that come
+        // down its links.
         let of = |at: &str, port: &str| -> Vec<_> {
             let order = orders.iter().find(|o| o.at == at).unwrap();
             let flows = order.flows.iter().filter(|f| f.port == port);
@@ -645,11 +645,10 @@ mod tests {
         assert_eq!(above(&ways, 1).unwrap(), [("s".to_owned(), 1)]);
         assert_eq!(above(&ways, 3).unwrap(), [("s".to_owned(), 1), ("t".to_owned(), 2)]);
         ways.closed.insert("s".into(), "does not answer".into());
-        let why =
-            "what is not summed comes to a by a/up, so rings must go by s, too: s does not answer";
+        let why = "unsummed packets reach a at a/up, so some rings must use s: s does not answer";
         assert_eq!(above(&ways, 3).unwrap_err(), why);
         ways.links.drain(..2);
-        assert!(above(&ways, 3).unwrap_err().ends_with("s, too: the link is down"));
+        assert!(above(&ways, 3).unwrap_err().ends_with("use s: the link is down"));
     }
 
     #[test]

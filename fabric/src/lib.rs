@@ -2,22 +2,22 @@
 //! joined, the manager lays the job out over the boxes, programs these by the API that their
 //! administrators use, and answers the ranks.
 //!
-//! Boxes sum without it: it is on no packet's way.
+//! Boxes sum without it: it is not in the path of packets.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`cables`] | links between boxes: typed, and heard: pure |
+//! | [`cables`] | links between boxes: configured or discovered: pure |
 //! | [`config`] | the configuration file: boxes, and links between them |
 //! | [`layout`] | which box adds up what: pure |
-//! | [`share`] | how many of its rings go by which parent: pure |
-//! | [`measured`] | what a link's rate is taken for: pure; [`measure`]: how it is found out |
-//! | [`nowhere`] | the data plane of a machine that has no ports |
-//! | [`diagnosis`] | what boxes say of a job, as one answer: pure |
+//! | [`share`] | how many of its rings use which parent: pure |
+//! | [`measured`] | evaluation of a link's bandwidth probes: pure; [`measure`]: sends them |
+//! | [`nowhere`] | the data plane of a machine without ports |
+//! | [`diagnosis`] | merges boxes' diagnoses of a job: pure |
 //! | [`client`] | connections to the boxes |
-//! | [`boxes`] | what is known of the boxes, which ports they have |
-//! | [`hosts`] | behind which of these a host is |
-//! | [`program`] | brings the boxes to what the controller wants |
-//! | [`etcd`] | which of several managers leads, and its state |
+//! | [`boxes`] | the known state of the boxes, and their ports |
+//! | [`hosts`] | finds the ports that hosts are behind |
+//! | [`program`] | programs the boxes as the controller wants |
+//! | [`etcd`] | leader election of managers, and their state |
 //! | [`run`] | `netsum fabric run` |
 
 pub mod boxes;

@@ -1,5 +1,5 @@
-//! Has boxes measure the links between them: trains go over each, both ways, and what comes in
-//! tells its rate.
+//! Has boxes measure the links between them: bandwidth probes cross each link in both directions,
+//! and their arrival gives its rate.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::client::PATIENCE;
 use crate::config::{End, Link};
 use crate::measured::{Carries, FIRST, TRAINS, both, bytes, direction};
 
-/// How often the receiver is asked, and how often nothing more may have come since: then the rest
-/// is lost. Nobody waits longer, whatever a box says.
+/// Poll interval of the receiver, and how many polls without new frames end a probe: the rest is
+/// then lost. This limits the wait, whatever a box reports.
 const ASK: Duration = Duration::from_millis(30);
 const IDLE: u32 = 5;
 const LONGEST: Duration = Duration::from_secs(2);
@@ -34,7 +34,7 @@ impl Boxes {
     }
 
     async fn way(&self, from: &End, to: &End) -> Result<Carries, Status> {
-        let lost = || Status::unavailable(format!("too little of what {from} sends comes to {to}"));
+        let lost = || Status::unavailable(format!("too few frames from {from} arrive at {to}"));
         let (_, first) = self.train(from, to, FIRST).await?;
         let mut trains = Vec::new();
         for _ in 0..TRAINS {
@@ -43,10 +43,10 @@ impl Boxes {
         direction(&trains).ok_or_else(lost)
     }
 
-    /// What the sender of a train could send at most, and the rate at which it came in; 0 where too
-    /// little came.
+    /// Sends one probe; returns the rate at which it left and the rate at which it arrived, 0 if
+    /// too few frames arrived.
     async fn train(&self, from: &End, to: &End, bytes: u32) -> Result<(u64, u64), Status> {
-        let no_box = || Status::not_found("there is no such box");
+        let no_box = || Status::not_found("the box does not exist");
         let mut sender = self.client(&from.of).ok_or_else(no_box)?;
         let mut receiver = self.client(&to.of).ok_or_else(no_box)?;
         let listen = api::HearTrainRequest { port: to.port.clone() };
@@ -64,7 +64,7 @@ impl Boxes {
             }
         }
         log::debug!(
-            "train from {from} to {to}: {} frames at {} b/s, of which {} came at {} b/s",
+            "probe from {from} to {to}: {} frames at {} b/s, of which {} came at {} b/s",
             sent.frames,
             sent.rate,
             heard.frames,

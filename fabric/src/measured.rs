@@ -1,37 +1,37 @@
-//! What trains of frames over a link say of its rate, and when plans count with that: pure.
+//! Evaluates bandwidth probes of a link, and decides when plans use the result: pure.
 
 use netsum_core::train::MOST;
 
-/// A train takes so much of a second from a link, at most.
+/// A probe occupies at most this part of a second of a link.
 const PART: u64 = 10;
-/// Trains each way, beside a short first one that says how long they may be.
+/// Probes in each direction, after a short first one that determines their length.
 pub const TRAINS: usize = 3;
-/// Bytes of that.
+/// Bytes of the first probe.
 pub const FIRST: u32 = 256 << 10;
-/// Rates that differ by no more are the same, in percent.
+/// Rates that differ by at most this count as equal, in percent.
 const SAME: u64 = 10;
 
-/// What a link carries: bits per second.
+/// Rate of a link in bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carries {
-    /// The link held the frames back.
+    /// The link limited the rate.
     Just(u64),
-    /// It carried all that the sender could send.
+    /// The sender limited the rate.
     AtLeast(u64),
 }
 
-/// What trains in one direction say: of each, what its sender could send at most, and the rate at
-/// which it came in; `None` where too little came. The fastest counts: other traffic, and a sender
-/// that was held up, make one slower. What makes one faster is less.
+/// Result of the probes in one direction. Each has the rate at which it left and the rate at which
+/// it arrived; `None` if too few frames arrived. The fastest counts: other traffic or a delayed
+/// sender makes a probe slower, and little makes one faster.
 pub fn direction(trains: &[(u64, u64)]) -> Option<Carries> {
     let &(sent, rate) =
         trains.iter().filter(|(_, came)| *came > 0).max_by_key(|(_, came)| *came)?;
-    // What comes in about as fast as it can be sent has met no queue. Half of that may be for want
-    // of a CPU.
+    // Frames that arrive about as fast as they left met no queue. A shortage of CPU time can halve
+    // the rate.
     Some(if rate < sent / 2 { Carries::Just(rate) } else { Carries::AtLeast(rate) })
 }
 
-/// What a link carries in both directions, which sums need.
+/// Rate of a link in both directions together, which sums need.
 pub fn both(up: Carries, down: Carries) -> Carries {
     match (up, down) {
         (Carries::Just(a), Carries::Just(b)) => Carries::Just(a.min(b)),
@@ -42,13 +42,13 @@ pub fn both(up: Carries, down: Carries) -> Carries {
     }
 }
 
-/// Bytes of a train on a link of about this rate.
+/// Length of a probe in bytes on a link of about this rate.
 pub fn bytes(rate: u64) -> u32 {
     (rate / 8 / PART).min(MOST as u64) as u32
 }
 
-/// The rate that plans count with from now on in place of the nominal one, if any. A plan is not
-/// made anew for what is but noise.
+/// The rate that replaces the nominal one in plans from now on, if any. Noise does not cause
+/// another plan.
 pub fn settle(nominal: Option<u64>, before: Option<u64>, carries: Carries) -> Option<u64> {
     let differs = |used: u64, rate: u64| {
         u128::from(used.abs_diff(rate)) * 100 > u128::from(used) * u128::from(SAME)
@@ -56,7 +56,7 @@ pub fn settle(nominal: Option<u64>, before: Option<u64>, carries: Carries) -> Op
     match (before.or(nominal), carries) {
         (Some(used), Carries::Just(rate)) if !differs(used, rate) => before,
         (_, Carries::Just(rate)) => Some(rate),
-        // How much more nobody has seen; the nominal rate may be right again.
+        // The link may be faster than observed; the nominal rate may be right again.
         (_, Carries::AtLeast(rate)) => before.filter(|used| *used >= rate || !differs(*used, rate)),
     }
 }

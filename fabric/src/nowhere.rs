@@ -1,4 +1,4 @@
-//! The data plane of a machine that has no ports.
+//! The data plane of a machine without ports.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 use netsum_dataplane::{DataPlane, EndedRing, ProgramFacts, Traced};
 
-/// Nothing comes here. What a controller asks is done by the boxes, see [`crate::program`].
+/// Accepts no packets. The boxes carry out what the controller wants, see [`crate::program`].
 pub struct Nowhere;
 
 impl DataPlane for Nowhere {
@@ -92,7 +92,7 @@ impl DataPlane for Nowhere {
         Ok(Vec::new())
     }
     fn listen_in_band(&mut self, _: InBandToken, _: InBandJob) -> anyhow::Result<()> {
-        anyhow::bail!("ranks of several boxes cannot show up in band")
+        anyhow::bail!("set-up in band does not work over several boxes")
     }
     fn ignore_in_band(&mut self, _: InBandToken) -> anyhow::Result<()> {
         Ok(())
@@ -101,7 +101,7 @@ impl DataPlane for Nowhere {
         Ok(Vec::new())
     }
     fn trace(&mut self, _: Option<&TraceFilter>) -> anyhow::Result<()> {
-        anyhow::bail!("no packet comes to the manager: trace at a box")
+        anyhow::bail!("the manager receives no packets: trace at a box")
     }
     fn traced(&mut self, _: usize) -> anyhow::Result<Vec<Traced>> {
         Ok(Vec::new())

@@ -1,5 +1,5 @@
-//! Brings the boxes to what the controller wants, one change after the other, and looks whether
-//! they stay so.
+//! Programs the boxes as the controller wants, one change after the other, and checks that they
+//! stay so.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,27 +20,27 @@ use crate::config::End;
 use crate::layout::{self, Layout, OURS, Order, Ways};
 use crate::share::{self, AtWork, Candidate, Share};
 
-/// Ranks that have left and connect anew are back by then.
+/// Time within which ranks that left to reconnect join again.
 const ANEW: Duration = Duration::from_secs(10);
-/// How often boxes are looked at.
+/// Poll interval of the boxes.
 const LOOK: Duration = Duration::from_millis(500);
-/// What is reserved is said again after so long: a box that has begun anew does not know it.
+/// Repeat interval of reservations: a restarted box has none.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// Flows of a job have changed, or of any.
+/// The flows of a job have changed, or those of any.
 pub struct Change {
     job: Option<String>,
     waiting: Vec<Waiting>,
 }
 
-/// Hands changes on to [`Programmer`].
+/// Sends changes to [`Programmer`].
 pub struct Changes {
     pub to: UnboundedSender<Change>,
     pub boxes: Arc<Boxes>,
     pub busy: Busy,
 }
 
-/// The jobs of changes that have not been carried out; `None` are all.
+/// The jobs of pending changes; `None` stands for all.
 pub type Busy = Arc<Mutex<Vec<Option<String>>>>;
 
 fn lock(busy: &Busy) -> MutexGuard<'_, Vec<Option<String>>> {
@@ -50,7 +50,7 @@ fn lock(busy: &Busy) -> MutexGuard<'_, Vec<Option<String>>> {
 impl netsum_daemon::state::Boxes for Changes {
     fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>) {
         lock(&self.busy).push(job.map(str::to_owned));
-        // Nobody is there any more when the manager ends.
+        // The receiver is gone when the manager ends.
         let _ = self.to.send(Change { job: job.map(str::to_owned), waiting });
     }
 
@@ -83,13 +83,13 @@ impl netsum_daemon::state::Boxes for Changes {
     }
 }
 
-/// What boxes have been told of a job.
+/// The orders of a job that boxes have received.
 struct Told {
-    /// Its flows are those of these ranks.
+    /// They are for the ranks of this epoch.
     epoch: u32,
     layout: Layout,
-    /// Other boxes where an earlier manager had it summed: its ranks may be at work there until
-    /// they connect anew.
+    /// Other boxes that summed it for an earlier manager: its ranks may use them until they
+    /// reconnect.
     before: BTreeSet<String>,
 }
 
@@ -98,7 +98,7 @@ impl Told {
         Self { epoch, layout, before: BTreeSet::new() }
     }
 
-    /// Whether that was this job, and not one of the same name before it.
+    /// Whether these orders were for this job, not for an earlier one of the same name.
     fn is_of(&self, job: &Job) -> bool {
         self.layout.orders.first().is_some_and(|order| order.job.token == layout::token(job))
     }
@@ -108,41 +108,40 @@ impl Told {
     }
 }
 
-/// Knows what boxes have been told.
+/// Keeps the orders that boxes have received.
 pub struct Programmer {
     shared: Shared,
     boxes: Arc<Boxes>,
     busy: Busy,
     told: BTreeMap<String, Told>,
-    /// Jobs that no boxes could sum when their ranks joined, and whose ranks have begun all the
-    /// same.
+    /// Jobs that no boxes could sum when their ranks joined, and that started nevertheless.
     by_ring: HashMap<String, Members>,
-    /// Jobs that an earlier manager has had summed, where it is not known yet by which boxes.
+    /// Jobs of an earlier manager whose boxes are not known yet.
     taken_over: HashMap<String, Members>,
-    /// Jobs whose ranks have left, when, and the boxes that summed for them: ranks that connect
-    /// anew leave first.
+    /// Jobs whose ranks have left, with the time and the boxes that summed them: ranks leave before
+    /// they reconnect.
     left: HashMap<String, (Instant, Vec<String>)>,
-    /// Boxes that may still have a job that is over, and the job.
+    /// Boxes that may still have a job that has ended, and the job.
     leftover: BTreeSet<(String, String)>,
-    /// Boxes of which it is not known yet what a manager before this one has left there.
+    /// Boxes whose jobs of an earlier manager are not known yet.
     unknown: BTreeSet<String>,
-    /// What boxes have reserved, and when they were told.
+    /// Reservations of each box, with the time of the last order.
     reserved: HashMap<String, (Vec<api::Reservation>, Instant)>,
 }
 
-/// What a job needs now.
+/// The required state of a job.
 enum Wanted {
-    /// What it has been told.
+    /// As ordered before.
     Same,
-    /// Of these ranks.
+    /// These orders, for the ranks of this epoch.
     Orders(u32, Result<Layout, String>),
-    /// Nothing; and whether its ranks are known to be gone.
+    /// Nothing; `gone` if its ranks are known to have ended.
     Nothing { gone: bool },
 }
 
 impl Programmer {
-    /// The boxes do already what the controller wants of them: it took over from another, or has no
-    /// jobs.
+    /// Starts with boxes that are already programmed as the controller wants: it took over from
+    /// another manager, or has no jobs.
     pub fn new(shared: Shared, boxes: Arc<Boxes>, seen: &HashMap<String, Seen>) -> Self {
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
         let (told, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
@@ -159,7 +158,7 @@ impl Programmer {
             unknown,
             reserved: HashMap::new(),
         };
-        // A box that is drained may sum for any of them still.
+        // A box that is being drained may still sum any of them.
         let at: Vec<String> = programmer.unknown.iter().cloned().collect();
         for name in programmer.names() {
             programmer.left.insert(name.clone(), (Instant::now(), at.clone()));
@@ -171,19 +170,19 @@ impl Programmer {
             };
             match layout {
                 Ok(layout) => drop(programmer.told.insert(name, Told::new(of.1, layout))),
-                // As where a box does not answer.
+                // The same as for a box that does not answer.
                 Err(_) => drop(programmer.taken_over.insert(name, of)),
             }
         }
         programmer
     }
 
-    /// The changes that wait for it.
+    /// The pending changes.
     pub fn busy(&self) -> Busy {
         self.busy.clone()
     }
 
-    /// Carries changes out, until there can be none any more, or boxes follow another manager; why.
+    /// Carries changes out, until their senders end or boxes follow another manager; returns why.
     pub async fn run(mut self, mut changes: UnboundedReceiver<Change>) -> String {
         let mut ticks = tokio::time::interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -195,7 +194,7 @@ impl Programmer {
                         self.carry_out(change).await;
                         lock(&self.busy).remove(0);
                     }
-                    None => return "nobody tells the boxes any more".into(),
+                    None => return "all senders of orders have ended".into(),
                 },
                 _ = ticks.tick() => {
                     self.look().await;
@@ -226,7 +225,7 @@ impl Programmer {
             };
             let told = self.told.get(name).filter(|told| told.is_of(job));
             match job.state {
-                // Where its ranks are at work, they stay where they are until they connect anew.
+                // The orders of active ranks stay as they are until the ranks reconnect.
                 State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => {
                     return Wanted::Same;
                 }
@@ -238,7 +237,7 @@ impl Programmer {
                     return Wanted::Same;
                 }
                 State::Active => job.clone(),
-                // Nothing has begun since, as if somebody had restarted it: its ranks have left.
+                // No ranks have joined since, as after a restart by hand: the ranks have left.
                 _ => {
                     let gone = told.is_some_and(|told| told.epoch == job.last_epoch);
                     return Wanted::Nothing { gone: gone && job.state == State::Waiting };
@@ -248,7 +247,7 @@ impl Programmer {
         Wanted::Orders(epoch(&job), self.layout(&job))
     }
 
-    /// As the job would be laid out now, beside the others. With many of them that takes its time.
+    /// Lays the job out next to the others, as they are now. With many jobs this is slow.
     fn layout(&self, job: &Job) -> Result<Layout, String> {
         let begin = Instant::now();
         let others = self.told.iter().filter(|(of, _)| **of != job.spec.name);
@@ -256,7 +255,7 @@ impl Programmer {
         let share = Share::Beside(&others, &*self.boxes);
         let layout = block_in_place(|| self.layout_by(job, self.boxes.ways(), share));
         log::debug!(
-            "job {}: planned beside {} in {:.1?}",
+            "job {}: planned next to {} in {:.1?}",
             job.spec.name,
             others.len(),
             begin.elapsed()
@@ -264,7 +263,7 @@ impl Programmer {
         layout
     }
 
-    /// As it may stay: with its shares, and a box that does not answer may sum all the same.
+    /// Lays out an active job with its current shares; boxes that do not answer may still sum.
     fn layout_at_work(&self, job: &Job, trees: &[(String, u32)]) -> Result<Layout, String> {
         let mut ways = self.boxes.ways();
         let name = &job.spec.name;
@@ -272,7 +271,7 @@ impl Programmer {
         self.layout_by(job, ways, Share::Kept(trees))
     }
 
-    /// As an earlier manager has laid it out, by what boxes say.
+    /// Reconstructs an earlier manager's layout from the boxes' answers.
     fn layout_found(&self, job: &Job, seen: &HashMap<String, Seen>) -> Result<Layout, String> {
         let place = |port| Some(self.boxes.end(port)?.of);
         let leaves: BTreeSet<_> = job.flows.iter().filter_map(|f| place(f.ifindex)).collect();
@@ -284,7 +283,7 @@ impl Programmer {
         match leaves.iter().find_map(trees) {
             Some(trees) => self.layout_at_work(job, &trees),
             None if leaves.len() > 1 && leaves.iter().any(|at| !seen.contains_key(at)) => {
-                Err("no leaf has said how its rings are shared out".into())
+                Err("no leaf has reported how its rings are shared out".into())
             }
             None => self.layout_at_work(job, &[]),
         }
@@ -293,8 +292,9 @@ impl Programmer {
     fn layout_by(&self, job: &Job, mut ways: Ways, share: Share<'_>) -> Result<Layout, String> {
         let place = |port| self.boxes.end(port);
         let layout = layout::lay_out(job, &ways, share, place);
-        // What no others can sum stays where it is. A box that does not answer may be about to. A
-        // parent can be another one, a leaf cannot.
+        // Jobs that no other boxes can sum stay where they are. A box that does not answer may
+        // recover.
+        // A job may get another parent, but not another leaf.
         let leaves: BTreeSet<_> =
             job.flows.iter().filter_map(|f| Some(place(f.ifindex)?.of)).collect();
         for leaves_alone in [true, false] {
@@ -314,7 +314,7 @@ impl Programmer {
         layout
     }
 
-    /// Whether a box sums for a job, or did when its ranks left to connect anew.
+    /// Whether a box sums a job, or did before its ranks left to reconnect.
     fn is_at(&self, name: &str, at: &str) -> bool {
         self.told.get(name).is_some_and(|told| told.boxes().any(|of| of == at))
             || self.left.get(name).is_some_and(|(since, boxes)| {
@@ -340,7 +340,7 @@ impl Programmer {
                     continue;
                 }
             };
-            // The job, and what its ranks are told, may be another manager's now.
+            // Another manager may own the job and its ranks by now.
             if done.is_err() && self.boxes.is_ahead() {
                 self.boxes.look().await;
             }
@@ -350,7 +350,10 @@ impl Programmer {
             let Err(why) = done else { continue };
             let mut inner = self.shared.lock();
             if inner.controller.goes_without_box(&name, now) {
-                log::warn!(NETSUM_JOB = name; "job {name}: no boxes sum it, its ranks do by themselves: {why:#}");
+                log::warn!(
+                    NETSUM_JOB = name;
+                    "job {name}: no boxes sum it, its ranks sum by themselves: {why:#}"
+                );
                 let of = inner.controller.job(&name).map(members);
                 inner
                     .carry_out(Some(&name), Vec::new())
@@ -368,12 +371,12 @@ impl Programmer {
             }
         }
         for Waiting { rank, epoch } in waiting {
-            // A rank that has gone away needs no answer.
+            // The rank's caller may have gone.
             let _ = rank.send(refusal.clone().map_or(Ok(epoch), Err));
         }
     }
 
-    /// Has the boxes do nothing for a job any more.
+    /// Removes a job from the boxes.
     async fn forget(&mut self, name: &str, gone: bool) {
         let Some(told) = self.told.remove(name) else { return };
         let boxes: Vec<String> = told.boxes().cloned().collect();
@@ -385,7 +388,7 @@ impl Programmer {
         }
     }
 
-    /// The same; others than those that turn out not to answer.
+    /// Tries again with other boxes if some do not answer.
     async fn tell_others(&mut self, name: &str, epoch: u32, mut layout: Layout) -> Result<()> {
         loop {
             let before = self.boxes.unreachable();
@@ -402,14 +405,14 @@ impl Programmer {
         }
     }
 
-    /// Has the boxes do this for a job, and nothing else.
+    /// Orders the boxes to do this for a job, and nothing else.
     async fn tell(&mut self, name: &str, epoch: u32, layout: Layout) -> Result<()> {
         self.forget(name, false).await;
-        // Before its ranks begin; and what they may have had at other ports is free.
+        // Reserves before the ranks start, and frees what they had at other ports.
         self.reserve(Some(&layout)).await;
         for (n, order) in layout.orders.iter().enumerate() {
             if let Err(why) = self.create(order).await {
-                // Also what was done in the middle. What is not a manager's stays.
+                // This also deletes incomplete orders, but not jobs that are not a manager's.
                 for order in &layout.orders[..=n] {
                     self.delete(&order.at, name, false).await;
                 }
@@ -423,8 +426,8 @@ impl Programmer {
         Ok(())
     }
 
-    /// Has boxes know where the ranks of all jobs are that are behind other boxes, so that nobody
-    /// there takes their addresses over; also the ranks of a job that is about to begin.
+    /// Reserves the addresses of all ranks that are behind other boxes, including those of a job
+    /// that is about to start: nobody can take them over there.
     async fn reserve(&mut self, new: Option<&Layout>) {
         let ways = self.boxes.ways();
         let layouts: Vec<&Layout> =
@@ -472,7 +475,7 @@ impl Programmer {
             anyhow!("box {at}: {}", status.message())
         };
         let mut client =
-            self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
+            self.boxes.client(at).with_context(|| format!("box {at} does not exist"))?;
         if let Err(status) = self.boxes.order(at, client.create_job(order.job.clone())).await {
             let is_there = status.code() == Code::AlreadyExists;
             if !is_there || !self.try_delete(at, name, false).await.unwrap_or(false) {
@@ -486,11 +489,10 @@ impl Programmer {
         Ok(())
     }
 
-    /// Deletes a job on a box, if it is a manager's. Where that is not known to be done, it is
-    /// tried again.
+    /// Deletes a job on a box, if it is a manager's. Retries later without a confirmation.
     async fn delete(&mut self, at: &str, name: &str, gone: bool) {
         let place = (at.to_owned(), name.to_owned());
-        // Nobody waits for a box that does not answer.
+        // An unreachable box is not waited for.
         if self.boxes.is_silent(at) {
             self.leftover.insert(place);
             return;
@@ -505,10 +507,10 @@ impl Programmer {
         }
     }
 
-    /// Whether there is none of that name any more.
+    /// Whether the box has no job of that name left.
     async fn try_delete(&self, at: &str, name: &str, gone: bool) -> Result<bool> {
         let mut client =
-            self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
+            self.boxes.client(at).with_context(|| format!("box {at} does not exist"))?;
         let question = api::ShowJobRequest { name: name.to_owned(), show_token: true };
         let there = self.boxes.order(at, client.show_job(question)).await;
         match there.map(tonic::Response::into_inner) {
@@ -526,11 +528,11 @@ impl Programmer {
         }
     }
 
-    /// Looks whether the boxes do as they were told. Where one does not, or a link is down, the
-    /// ranks connect anew.
+    /// Checks that the boxes do as ordered. If one does not, or a link is down, the ranks
+    /// reconnect.
     async fn look(&mut self) {
         let seen = self.boxes.look().await;
-        // What comes meanwhile is measured afterwards.
+        // Links found during a measurement are measured after it.
         if self.boxes.measuring.try_lock().is_ok() {
             let (new, boxes) = (self.boxes.unmeasured(), self.boxes.clone());
             if !new.is_empty() {
@@ -547,7 +549,7 @@ impl Programmer {
         });
         let mut ports: Vec<_> = seen.values().flat_map(|s| s.ports.clone()).collect();
         let mut inner = self.shared.lock();
-        // Those of silent boxes are as they were.
+        // Those of silent boxes stay as they were.
         let silent =
             |name: &str| name.split_once('/').is_some_and(|(of, _)| !seen.contains_key(of));
         ports.extend(inner.controller.ports().iter().filter(|p| silent(&p.name)).cloned());
@@ -556,7 +558,7 @@ impl Programmer {
         if self.boxes.has_found() {
             inner.carry_out(None, Vec::new()).unwrap_or_else(|e| log::error!("{}", e.message()));
         }
-        // Boxes that were silent when the manager began.
+        // Boxes that were silent when the manager started.
         let known = self.taken_over.iter().filter_map(|(name, before)| {
             let job = inner.controller.job(name).ok().filter(|job| members(job) == *before);
             let layout = job.map(|job| self.layout_found(job, &seen).ok());
@@ -582,7 +584,7 @@ impl Programmer {
                 stuck.insert(name.clone());
                 continue;
             }
-            // Others than the boxes know are about to be told them.
+            // Boxes are about to receive orders for another epoch.
             if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.renew) {
                 continue;
             }
@@ -590,12 +592,12 @@ impl Programmer {
             let lost = orders.iter().find(|order| is_lost(order, name, &seen));
             let now = self.layout_at_work(job, &at_work.trees).ok();
             let why = match (lost, now) {
-                (Some(order), _) => format!("box {} does not sum any more", order.at),
+                (Some(order), _) => format!("box {} no longer sums the job", order.at),
                 (None, Some(now)) if now.orders != *orders => {
                     let drained = self.boxes.drained();
                     let drained = told.boxes().find(|at| drained.contains_key(*at));
                     drained.map_or("its tree has changed".to_owned(), |at| {
-                        format!("box {at} is to be drained")
+                        format!("box {at} is being drained")
                     })
                 }
                 (None, Some(now)) => {
@@ -606,10 +608,10 @@ impl Programmer {
                 }
                 (None, None) => continue,
             };
-            log::warn!(NETSUM_JOB = name; "job {name}: {why}; its ranks connect anew");
+            log::warn!(NETSUM_JOB = name; "job {name}: {why}; its ranks reconnect");
             inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
         }
-        // Those whose try was in vain are told to boxes no more.
+        // Orders of failed attempts are not repeated to boxes.
         let is_told = |name: &str| self.told.contains_key(name) || self.by_ring.contains_key(name);
         self.boxes.are_stuck(stuck, is_told);
         let tree = |(root, rings)| api::FabricTree { root, rings };
@@ -622,7 +624,7 @@ impl Programmer {
         self.share_anew(changed);
     }
 
-    /// Has jobs connect anew whose shares are others now that boxes or links have changed.
+    /// Has jobs reconnect whose shares differ since boxes or links have changed.
     fn share_anew(&mut self, changed: Vec<(Job, Vec<Candidate>)>) {
         for (job, candidates) in changed {
             let name = &job.spec.name;
@@ -630,15 +632,18 @@ impl Programmer {
             let Some(told) = self.told.get_mut(name) else { continue };
             told.layout.candidates = candidates;
             if anew.is_ok_and(|anew| anew.orders != told.layout.orders) {
-                log::warn!(NETSUM_JOB = name; "job {name}: boxes or links have changed, and its shares with them; its ranks connect anew");
+                log::warn!(
+                    NETSUM_JOB = name;
+                    "job {name}: its shares differ since boxes or links changed; its ranks reconnect"
+                );
                 let mut inner = self.shared.lock();
                 inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
             }
         }
     }
 
-    /// Jobs on boxes that answer and are not to be there: those that could not be deleted, those
-    /// that another manager may have left, and those that came into being after all.
+    /// Jobs to delete on boxes that answer: those whose deletion failed, those of another manager,
+    /// and those whose creation was late.
     fn over(&mut self, seen: &HashMap<String, Seen>) -> Vec<(String, String)> {
         let mut over: Vec<_> =
             self.leftover.iter().filter(|(at, _)| seen.contains_key(at)).cloned().collect();
@@ -657,7 +662,7 @@ impl Programmer {
     }
 }
 
-/// A job and its ranks, told from one of the same name and from those that join later.
+/// A job and its ranks; distinguishes jobs of the same name, and ranks that join later.
 type Members = (String, u32);
 
 fn members(job: &Job) -> Members {
@@ -668,7 +673,7 @@ fn epoch(job: &Job) -> u32 {
     job.epoch.as_ref().map_or(0, |epoch| epoch.number)
 }
 
-/// Whether a box answers, and does not do what it was told.
+/// Whether a box answers and does not follow its order.
 fn is_lost(order: &Order, name: &str, seen: &HashMap<String, Seen>) -> bool {
     fn connection(f: &api::Flow) -> (u32, u32, u32, u32) {
         (f.ring, f.rank, f.qpn, f.psn)

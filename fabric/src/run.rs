@@ -28,22 +28,22 @@ use crate::nowhere::Nowhere;
 use crate::program::{Changes, Programmer};
 
 const HEARTBEAT: Duration = Duration::from_millis(INTERVAL_MS);
-/// A job ends when none of its ranks has been heard for so long. Less than at a box: rings at
-/// several boxes wait for it.
+/// A job ends when none of its ranks has been heard for this time. It is shorter than at a box:
+/// rings at several boxes wait for it.
 const DEAD: Duration = Duration::from_secs(10);
-/// An etcd that is away is not waited for to give the lease back.
+/// Timeout for giving the lease back.
 const LEAVE: Duration = Duration::from_secs(3);
-/// Nothing comes here that could wait.
+/// Disables a timer that has no use here.
 const NEVER: Duration = Duration::from_secs(3600);
-/// Memory and CPUs are the boxes' to give: they refuse what they have no room for.
+/// The boxes manage memory and CPUs: they refuse jobs that do not fit.
 const MEMORY: u64 = 1 << 40;
 const CPUS: u32 = 64;
 
-/// Runs the manager until SIGTERM or SIGINT. Jobs go on without it, and the next one takes them
+/// Runs the manager until SIGTERM or SIGINT. Jobs continue without it, and the next one takes them
 /// over.
 ///
 /// # Errors
-/// If it cannot listen, or cannot make sense of what the last one has left.
+/// If it cannot listen, or cannot read the state of the last one.
 #[tokio::main]
 pub async fn run(config: &Config) -> Result<()> {
     netsum_daemon::privileges::take_descriptors();
@@ -63,7 +63,7 @@ pub async fn run(config: &Config) -> Result<()> {
     boxes.number_again(&saved.ports);
     boxes.find_again(&saved.found);
     boxes.measured_before(&saved.measured);
-    // Jobs are at work by links that are found by this.
+    // This finds the links that active jobs use.
     let seen = boxes.look().await;
     for (name, reason) in &saved.drained {
         boxes.drain(name, Some(reason.clone())).unwrap_or_else(|e| log::warn!("{e}"));
@@ -126,19 +126,19 @@ pub async fn run(config: &Config) -> Result<()> {
         why = led => Err(anyhow!(why?)),
         why = &mut programming => Err(anyhow!(why?)),
     };
-    // Nothing is ordered or written any more: the next one may lead.
+    // No orders and no writes follow: the next one may lead.
     programming.abort();
     shared.lock().store = None;
     if let Some(leading) = leading.filter(|leading| !leading.is_finished()) {
         drop(timeout(LEAVE, leading).await);
     }
-    log::info!("ending; jobs go on, for the next manager");
+    log::info!("ending; jobs continue for the next manager");
     ended
 }
 
 type Kept = (Saved, Store, Option<(Leading, watch::Receiver<String>)>);
 
-/// What the last manager has left, and where this one keeps it. With etcd, once it leads.
+/// The last manager's state, and where this one keeps its own. With etcd, returns once it leads.
 async fn state(config: &Config) -> Result<Kept> {
     let Some(etcd) = &config.etcd else {
         let store = Store::new(config.state.clone());
@@ -152,14 +152,14 @@ async fn state(config: &Config) -> Result<Kept> {
     Ok((saved, Store::kept_by(keeper), Some((leading, states))))
 }
 
-/// What others are told of this manager.
+/// This manager's description for others.
 fn me(config: &Config) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}, process {}, workers on {}", host.trim(), std::process::id(), config.workers)
 }
 
-/// The number of a manager that begins now: larger than that of the last one, and of those whose
-/// state is lost or elsewhere.
+/// The election of a new manager: larger than the last known one, and than those whose state is
+/// lost or elsewhere.
 fn next_election(last: u64) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     (now.as_millis() as u64).max(last.saturating_add(1))

@@ -1,4 +1,4 @@
-//! How many of a job's rings go by which parent: what the plan for all jobs gives it there. Pure.
+//! How many of a job's rings use which parent: its share by the plan for all jobs. Pure.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,14 +9,15 @@ use netsum_plan::tree::{Hop, Tree};
 
 use crate::config::{End, Link};
 
-/// A link that has changed by less is as it was (Blink, MLSys 2020).
+/// A change of a link's rate below this is noise (Blink, MLSys 2020).
 const NOISE: f64 = 0.1;
-/// A port of which nobody knows the rate holds nothing up.
+/// Rate of a port whose rate is unknown: it is never a bottleneck.
 const FAST: f64 = 1e15;
-/// Rooms are compared in these parts of the largest: what the solver rounds decides nothing.
+/// Residual capacities are compared in these parts of the largest: rounding of the solver decides
+/// nothing.
 const PARTS: f64 = 1000.0;
 
-/// A job as boxes sum it.
+/// A job that boxes sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AtWork {
     /// Its ranks' ports.
@@ -29,26 +30,26 @@ pub struct AtWork {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub name: String,
-    /// Bits per second of the slowest link to it; 0 where none is known.
+    /// Bits per second of the slowest link to it; 0 if none is known.
     pub rate: u64,
-    /// One ring at least must go by it.
+    /// At least one ring must use it.
     pub is_needed: bool,
 }
 
-/// What boxes say of themselves.
+/// Rates that boxes report.
 pub trait Speeds {
-    /// Bits per second of a port; 0 where nobody knows.
+    /// Bits per second of a port; 0 if unknown.
     fn rate(&self, port: &End) -> u64;
-    /// Bytes that a box adds in a second, where that is known, and by how many CPUs.
+    /// Aggregation rate of a box in bytes per second and its number of CPUs, if known.
     fn adds(&self, of: &str) -> Option<(u64, u32)>;
 }
 
 /// How rings are shared out.
 #[derive(Clone, Copy)]
 pub enum Share<'a> {
-    /// As they are, where that can be; otherwise by the links.
+    /// As they are, if possible; otherwise by the links.
     Kept(&'a [(String, u32)]),
-    /// By what the others leave.
+    /// By the residual capacity next to these jobs.
     Beside(&'a [AtWork], &'a dyn Speeds),
     /// By the links alone.
     Links,
@@ -90,7 +91,7 @@ impl Share<'_> {
     }
 }
 
-/// An unknown rate counts as the smallest that is known.
+/// An unknown rate counts as the smallest known one.
 fn by_links(candidates: &[Candidate]) -> Vec<u64> {
     let least = candidates.iter().map(|c| c.rate).filter(|rate| *rate > 0).min().unwrap_or(1);
     candidates.iter().map(|c| c.rate.max(least)).collect()
@@ -103,7 +104,7 @@ struct Numbers<'a> {
 }
 
 impl Numbers<'_> {
-    /// The tree by which ranks at these ports are summed.
+    /// The tree that sums ranks at these ports.
     fn tree(&self, ends: &[End], root: &str, rings: u32) -> Tree {
         let root = self.boxes[root];
         let host = |end: &End| (self.hosts[end], self.boxes[&*end.of]);
@@ -115,12 +116,12 @@ impl Numbers<'_> {
     }
 }
 
-/// A rate that a plan can count with, whatever a box says.
+/// A rate in the range that a plan accepts, whatever a box reports.
 fn bits(rate: u64) -> f64 {
     (rate as f64).clamp(8.0, FAST)
 }
 
-/// What the fair shares of the others leave at each candidate.
+/// Residual capacity at each candidate, next to the fair shares of the others.
 fn rooms(
     others: &[AtWork],
     speeds: &dyn Speeds,
@@ -142,7 +143,7 @@ fn rooms(
         hosts: hosts.iter().copied().zip(0..).collect(),
         boxes: boxes.iter().copied().zip(hosts.len()..).collect(),
     };
-    // Names of boxes may be any; a network's may not.
+    // Names of boxes are arbitrary; those of a network are restricted.
     for (of, n) in &numbers.boxes {
         topology.box_(n.to_string());
         let Some((adds, cpus)) = speeds.adds(of) else { continue };
@@ -175,8 +176,8 @@ fn rooms(
     Ok(rooms.iter().map(|room| (PARTS * room / most).round() as u64).collect())
 }
 
-/// Shares rings out by weights; where all are 0 they are equal. Where there are fewer rings than
-/// weights those that are needed have one, and then the greatest.
+/// Shares rings out by weights; equally if all are 0. With fewer rings than weights, the required
+/// candidates get one each, then those with the largest weights.
 fn spread(weights: &[(bool, u64)], rings: u32) -> Vec<u32> {
     let least = u128::from(weights.iter().all(|(_, weight)| *weight == 0));
     let weight = |n: usize| u128::from(weights[n].1).max(least);
@@ -188,7 +189,7 @@ fn spread(weights: &[(bool, u64)], rings: u32) -> Vec<u32> {
     for n in &of {
         shares[*n] = (weight(*n) * u128::from(rings) / sum) as u32;
     }
-    // The largest remainders have what is left.
+    // The largest remainders get the rest.
     let left = rings - shares.iter().sum::<u32>();
     of.sort_by_key(|n| Reverse((weight(*n) * u128::from(rings) % sum, *n)));
     of.iter().take(left as usize).for_each(|n| shares[*n] += 1);
@@ -202,8 +203,7 @@ fn spread(weights: &[(bool, u64)], rings: u32) -> Vec<u32> {
     shares
 }
 
-/// Whether there is a candidate that was not there, or one whose links have changed by more than
-/// noise.
+/// Whether a candidate is new, or its links have changed by more than noise.
 pub fn has_changed(before: &[Candidate], now: &[Candidate]) -> bool {
     now.iter().any(|c| {
         let was = before.iter().find(|was| was.name == c.name);
@@ -294,12 +294,12 @@ mod tests {
             rings_of(Share::Beside(&others, &Unknown), 4, &[Some(9000), Some(9000)]),
             [1, 3]
         );
-        // One that is not known is as the least that is.
+        // An unknown rate counts as the smallest known one.
         assert_eq!(rings_of(Share::Beside(&[], &Unknown), 5, &[Some(8000), Some(32_000)]), [1, 4]);
         assert_eq!(rings_of(Share::Beside(&[], &Unknown), 6, &[None, Some(9000)]), [3, 3]);
     }
 
-    /// Boxes add so much, ports carry more than there is.
+    /// Boxes with these aggregation rates, and ports that are never a bottleneck.
     struct Adds<'a>(&'a [(&'a str, u64)]);
 
     impl Speeds for Adds<'_> {
@@ -317,7 +317,7 @@ mod tests {
             rings_of(Share::Beside(&[], &Adds(adds)), 6, rates)
         };
         let both = [Some(8000), Some(8000)];
-        // Of two leaves at 1000 bytes per second each.
+        // Two leaves at 1000 bytes per second each.
         assert_eq!(of(&[("s0", 2000), ("s1", 9000)], &both), [3, 3]);
         assert_eq!(of(&[("s0", 1000), ("s1", 9000)], &both), [2, 4]);
         assert_eq!(of(&[("s0", 0), ("s1", u64::MAX)], &both), [1, 5], "one is needed there");

@@ -229,7 +229,7 @@ fn ranks_of_two_racks_in_turns_send_one_copy_up_and_keep_their_numbers() {
         flows.as_array().unwrap().iter().map(|f| f["rank"].as_u64().unwrap()).collect();
     ranks.sort_unstable();
     assert_eq!(ranks, [0, 2, 3], "rank 3's comes down");
-    manager.json(&cluster, &["job", "renew", JOB]).unwrap();
+    manager.json(&cluster, &["job", "reconnect", JOB]).unwrap();
     (2..6).for_each(|seed| work(&mut group, seed));
     group.kill(1).unwrap();
     let errors = group.all_reduce("i32", 1000, 6).unwrap_err().to_string();
@@ -300,7 +300,7 @@ fn a_leaf_that_has_lost_its_jobs_gets_them_again() {
     cluster.start_box(Some(1)).unwrap();
     let seen = until_boxes("leaf1 killed and started", &mut group, || manager.log());
     assert!(
-        seen.without > 0 && manager.log().contains("box leaf1 does not sum any more"),
+        seen.without > 0 && manager.log().contains("box leaf1 no longer sums the job"),
         "{}",
         manager.log()
     );
@@ -343,7 +343,7 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
         }
         longest
     };
-    let renewal = pause(&["job", "renew", JOB]);
+    let renewal = pause(&["job", "reconnect", JOB]);
     let drain = pause(&["fabric", "drain", "spine1", "--reason", "new fan"]);
     println!(
         "the longest all-reduce: {renewal:.0?} with a renewal, {drain:.0?} when a spine is drained"
@@ -514,7 +514,9 @@ fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends(
     cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
     println!("{rank}\n{link}");
     assert!(
-        link.contains("link leaf1/uplink1 to spine1/rack1: box spine1 lacks what box leaf1 has"),
+        link.contains(
+            "link leaf1/uplink1 to spine1/rack1: box spine1 misses data that box leaf1 has"
+        ),
         "{link}"
     );
     let outcomes = group.check_all_reduce("i32", 50_000, 2, &files).unwrap();
@@ -612,7 +614,7 @@ fn a_manager_that_finds_links_is_killed_and_jobs_go_on_also_while_a_box_is_silen
     let manager = cluster.start_manager_that_finds_links().unwrap();
     let seen = work_for("the next manager", &mut group, || manager.log(), 3 * SECOND);
     assert_eq!(
-        (seen.without, manager.log().contains("connect anew")),
+        (seen.without, manager.log().contains("its ranks reconnect")),
         (0, false),
         "{}",
         manager.log()
@@ -627,7 +629,7 @@ fn a_manager_that_finds_links_is_killed_and_jobs_go_on_also_while_a_box_is_silen
     wait("spine1 answers again", || manager.log().contains("box spine1: answers again"));
     work_for("it answers again", &mut group, || manager.log(), 3 * SECOND);
     work(&mut group, 2);
-    assert!(!manager.log().contains("connect anew"), "{}", manager.log());
+    assert!(!manager.log().contains("its ranks reconnect"), "{}", manager.log());
     assert_eq!(jobs(&cluster, spine1), 1, "{}", manager.log());
 }
 
@@ -719,12 +721,12 @@ fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
     let seen = work_until(&mut second, || manager.log(), |_, now| now > 3 * SECOND && !is_there());
     println!("without the first job: {seen:.1?}");
     assert_eq!(
-        (seen.without, manager.log().contains("connect anew")),
+        (seen.without, manager.log().contains("its ranks reconnect")),
         (0, false),
         "{}",
         manager.log()
     );
-    manager.json(&cluster, &["job", "renew", "next"]).unwrap();
+    manager.json(&cluster, &["job", "reconnect", "next"]).unwrap();
     let start = Instant::now();
     let rings = || {
         let trees =

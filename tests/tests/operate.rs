@@ -418,12 +418,12 @@ fn a_check_finds_what_is_wrong_with_a_box_and_changes_nothing() {
     };
     let found = |report: &Value, subject: &str| -> Vec<String> {
         let of = |f: &&Value| f["subject"].as_str().unwrap().starts_with(subject);
-        let text = |f: &Value| format!("{}: {} -> {}", f["level"], f["found"], f["mend"]);
+        let text = |f: &Value| format!("{}: {} -> {}", f["level"], f["found"], f["hint"]);
         report["findings"].as_array().unwrap().iter().filter(of).map(text).collect()
     };
     let before = output(cluster.lab().box_().command("ip").args(["-d", "link"])).unwrap();
     let report = look();
-    assert!(found(&report, "programs")[0].contains("takes netsum's programs"), "{report:#}");
+    assert!(found(&report, "programs")[0].contains("accepts netsum's programs"), "{report:#}");
     assert!(found(&report, "BPF compiler")[0].starts_with("\"ok\""), "{report:#}");
     // A kernel with br_netfilter has frames of every bridge go through iptables, until it is told
     // not to.

@@ -87,7 +87,7 @@ fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
                 rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
             assert_eq!(line, "ready");
         }
-        cluster.netsum(&["job", "renew", "loops"]).unwrap();
+        cluster.netsum(&["job", "reconnect", "loops"]).unwrap();
     }
     for rank in ranks {
         let said = rank.success(PATIENCE).unwrap();
@@ -111,7 +111,7 @@ fn who_waits_while_ranks_connect_anew_is_in_time_and_hears_ctrl_c() {
         }
     };
     all_say(&mut ranks, "ready");
-    cluster.netsum(&["job", "renew", "held"]).unwrap();
+    cluster.netsum(&["job", "reconnect", "held"]).unwrap();
     // Rank 0 hears of it.
     std::thread::sleep(Duration::from_secs(1));
     let sent = || cluster.counter(Some("held"), "fragments").unwrap();

@@ -43,7 +43,7 @@ fn start_daemon(cluster: &mut Cluster, heartbeat: Duration) {
 }
 
 fn ask_to_renew(cluster: &Cluster) {
-    cluster.netsum(&["job", "renew", JOB]).unwrap();
+    cluster.netsum(&["job", "reconnect", JOB]).unwrap();
 }
 
 fn epoch(cluster: &Cluster) -> u64 {
@@ -118,7 +118,7 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
         assert!(begun.elapsed() < PATIENCE);
         std::thread::sleep(SECOND / 20);
     }
-    let why = format!("{:#}", cluster.netsum(&["job", "renew", JOB]).unwrap_err());
+    let why = format!("{:#}", cluster.netsum(&["job", "reconnect", JOB]).unwrap_err());
     assert!(why.contains("no ranks that have joined it are at work"), "{why}");
 }
 

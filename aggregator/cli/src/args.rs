@@ -13,35 +13,53 @@ use netsum_core::size::Size;
 use super::failure::EXIT_STATUS;
 
 const AFTER_HELP: &str = "\
-OBJECT := { job | ring | flow | slot | port | stats | prog | tenant }. `list` is `show`, an object alone is its `show`, and every word \
-can be cut short while it stays unique: `netsum j s`. `help` works behind every object.";
+OBJECT := { job | ring | flow | slot | port | stats | prog | spread | tenant | fabric }. `list` is \
+`show`, an object alone is its `show`, and every word can be abbreviated as long as it is \
+unambiguous: `netsum j s`. `help` works behind every object.";
 
-/// Sums gradients inside the network: the daemon of the box, and its administration.
+/// Sum gradients inside the network: run the daemon of the box, and administer it.
 #[derive(Parser, Debug)]
 #[command(
     name = "netsum",
     version,
     infer_subcommands = true,
-    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] top\n       netsum [OPTIONS] report JOB -o FILE\n       netsum [OPTIONS] trace [--job JOB]\n       netsum [OPTIONS] simulate FILE\n       netsum [OPTIONS] check [--config FILE]\n       netsum [OPTIONS] plan --topology FILE\n       netsum run --config FILE\n       netsum fabric run --config FILE",
+    override_usage = "netsum [OPTIONS] OBJECT COMMAND
+       netsum [OPTIONS] batch file FILE
+       netsum [OPTIONS] diagnose JOB
+       netsum [OPTIONS] top
+       netsum [OPTIONS] report JOB -o FILE
+       netsum [OPTIONS] trace [--job JOB]
+       netsum [OPTIONS] simulate FILE
+       netsum [OPTIONS] check [--config FILE]
+       netsum [OPTIONS] plan --topology FILE
+       netsum run --config FILE
+       netsum fabric run --config FILE",
     subcommand_value_name = "OBJECT",
     subcommand_help_heading = "Objects, and other commands",
     after_help = AFTER_HELP,
-    after_long_help = format!("{AFTER_HELP}\n\nExit status:\n  {}", EXIT_STATUS.replace('\n', "\n  "))
+    after_long_help =
+        format!("{AFTER_HELP}\n\nExit status:\n  {}", EXIT_STATUS.replace('\n', "\n  "))
 )]
 pub struct Cli {
-    /// Print JSON; its schemas are in aggregator/schema.
+    /// Print JSON; aggregator/schema has its schemas.
     #[arg(short = 'j', long, global = true)]
     pub json: bool,
     /// Print indented JSON.
     #[arg(short = 'p', long, global = true)]
     pub pretty: bool,
-    /// Say on standard error what is done.
+    /// Log each request on standard error.
     #[arg(short = 'd', long, global = true)]
     pub debug: bool,
     /// The daemon's administration socket.
-    #[arg(long, global = true, env = "NETSUM_SOCKET", default_value = netsum_api::DEFAULT_SOCKET, value_name = "PATH")]
+    #[arg(
+        long,
+        global = true,
+        env = "NETSUM_SOCKET",
+        default_value = netsum_api::DEFAULT_SOCKET,
+        value_name = "PATH"
+    )]
     pub socket: PathBuf,
-    /// What to do.
+    /// The object and its command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -55,7 +73,7 @@ pub struct Cli {
     disable_version_flag = true
 )]
 pub struct Line {
-    /// What to do.
+    /// The object and its command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -63,80 +81,85 @@ pub struct Line {
 /// Objects, and the daemon itself.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Jobs: ranks that all-reduce together.
+    /// Manage jobs: groups of ranks that all-reduce together.
     Job {
-        /// What to do with them.
+        /// A command for jobs.
         #[command(subcommand)]
         command: Option<JobCommand>,
     },
-    /// Rings: a job's connections and slots that one CPU of the box serves.
+    /// Show rings: a job's connections and slots that one CPU of the box serves.
     Ring {
-        /// What to do with them.
+        /// A command for rings.
         #[command(subcommand)]
         command: Option<RingCommand>,
     },
-    /// Flows: one rank's connection to the next, as the box sees it.
+    /// Manage flows: one rank's connection to the next, as the box sees it.
     #[command(alias = "f")]
     Flow {
-        /// What to do with them.
+        /// A command for flows.
         #[command(subcommand)]
         command: Option<FlowCommand>,
     },
-    /// Slots: the box's buffers for fragments.
+    /// Show slots: the box's buffers for fragments.
     #[command(subcommand)]
     Slot(SlotCommand),
-    /// Ports: interfaces towards hosts.
+    /// Show ports: interfaces towards hosts.
     Port {
-        /// What to do with them.
+        /// A command for ports.
         #[command(subcommand)]
         command: Option<PortCommand>,
     },
-    /// Statistics: what the data plane has counted, or counts by the second.
+    /// Show statistics: counters of the data plane, or their rates.
     #[command(args_conflicts_with_subcommands = true)]
     Stats {
-        /// What to do with them.
+        /// A command for statistics.
         #[command(subcommand)]
         command: Option<StatsCommand>,
         /// Without a command: show.
         #[command(flatten)]
         show: ShowStats,
     },
-    /// Programs: what is loaded into the kernel.
+    /// Show the programs that are loaded into the kernel.
     Prog {
-        /// What to do with them.
+        /// A command for programs.
         #[command(subcommand)]
         command: Option<ProgCommand>,
     },
-    /// Flows that are not summed, as a box that routes spreads them over its uplinks.
+    /// Show and pin unsummed flows, which a routing box spreads over its uplinks.
     Spread {
-        /// What to do with them.
+        /// A command for these flows.
         #[command(subcommand)]
         command: Option<SpreadCommand>,
     },
-    /// Tenants: whose jobs may have how much.
+    /// Show tenants: their limits, and what they use.
     Tenant {
-        /// What to do with them.
+        /// A command for tenants.
         #[command(subcommand)]
         command: Option<TenantCommand>,
     },
-    /// Why does a job stand still? Watches it for a moment, and says what to do next.
+    /// Diagnose a stalled job: watch it for a moment, say why it stands still and what to do next.
     Diagnose {
         /// The job.
         job: String,
         /// How long to watch, like 500ms or 2s.
-        #[arg(long, default_value = "1s", value_parser = humantime::parse_duration, value_name = "TIME")]
+        #[arg(
+            long,
+            default_value = "1s",
+            value_parser = humantime::parse_duration,
+            value_name = "TIME"
+        )]
         watch: Duration,
     },
-    /// Jobs, ranks, rings and ports at work, live: throughput, how long sums take, who is last. `q`
-    /// ends it, `?` shows the keys.
+    /// Watch jobs, ranks, rings and ports live: throughput, how long sums take, which rank is last.
+    /// `q` quits, `?` shows the keys.
     Top {
-        /// Boxes and links of a fabric, at its manager's socket: which answer, what they sum, what
-        /// links carry.
+        /// Watch a fabric's boxes and links, at its manager's socket: which boxes answer, which
+        /// jobs they sum, how loaded the links are.
         #[arg(long)]
         fabric: bool,
     },
-    /// A job watched for a while, as one HTML file: throughput, how long sums take, how late each
-    /// rank comes and who is last, drops by reason.
+    /// Watch a job for a while and write an HTML report: throughput, how long sums take, how late
+    /// each rank is and which is last, drops by reason.
     Report {
         /// The job.
         job: String,
@@ -147,32 +170,32 @@ pub enum Command {
         #[arg(short = 'o', long, value_name = "FILE")]
         output: PathBuf,
     },
-    /// Single packets, and what the box made of each: one line for every program that a packet
-    /// meets, until interrupted.
+    /// Trace single packets and what the box did with each: prints one line for every program that
+    /// a packet passes, until interrupted.
     #[command(long_about = TRACE_HELP)]
     Trace(TraceArgs),
-    /// What would the box do with captured frames? Runs them through a copy of its programs and
-    /// maps, and explains.
+    /// Simulate what the box would do with captured frames: run them through a copy of its programs
+    /// and maps, and explain the outcome.
     #[command(long_about = SIMULATE_HELP)]
     Simulate(SimulateArgs),
-    /// Is this machine fit for netsum? Looks at the kernel, the bridge and its ports, and says how
-    /// to mend what is wrong.
+    /// Check whether this machine can run netsum: inspect the kernel, the bridge and its ports, and
+    /// give a hint for each problem.
     Check {
         /// The configuration that names the ports.
         #[arg(long, value_name = "FILE", conflicts_with = "bridge")]
         config: Option<PathBuf>,
-        /// A bridge, where there is no configuration yet.
+        /// A bridge, if there is no configuration yet.
         #[arg(long, value_name = "NAME")]
         bridge: Option<String>,
     },
-    /// By which trees would jobs sum in a network that a file describes, how fast, and what holds
-    /// them back? Asks no daemon.
+    /// Plan the trees by which jobs would sum in a network that a file describes, with their rates
+    /// and bottlenecks. Needs no daemon.
     #[command(long_about = PLAN_HELP)]
     Plan(PlanArgs),
-    /// Many commands at once.
+    /// Run many commands at once.
     #[command(subcommand)]
     Batch(BatchCommand),
-    /// Several boxes as one: the manager that ranks join at.
+    /// Manage several boxes as one: run and query the manager that ranks join at.
     #[command(subcommand)]
     Fabric(FabricCommand),
     /// Run the daemon.
@@ -180,68 +203,80 @@ pub enum Command {
         /// Configuration file; see netsum.example.toml.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        /// Drop what an earlier daemon has left. Connections of its jobs that are still at work get
-        /// each other's data unsummed: an application that does not check takes it for sums.
+        /// Remove the maps, programs and jobs of an earlier daemon. Connections of its jobs that
+        /// are still active then receive each other's data unsummed; an application that does not
+        /// verify takes it for sums.
         #[arg(long)]
         reset: bool,
-        /// Take the programs off the ports when the daemon is told to end, whoever is at work.
-        /// Without this they stay as long as connections may still send, and drop what these send;
-        /// the next daemon takes them over. With it, what is sent arrives unsummed, and an
-        /// application that does not check takes it for sums.
+        /// Detach the programs from the ports when the daemon ends, even if jobs are active. Data
+        /// then arrives unsummed; an application that does not verify takes it for sums. Without
+        /// this option the programs stay as long as connections may still send, and drop their
+        /// data; the next daemon takes them over.
         #[arg(long)]
         detach_now: bool,
     },
 }
 
-/// What a fabric's manager does.
+/// Commands of a fabric's manager.
 #[derive(Subcommand, Debug)]
 pub enum FabricCommand {
-    /// Run it. Its jobs are created, shown and deleted as those of a box, on its own --socket.
+    /// Run the manager. Jobs are created, shown and deleted as on a box, over the manager's own
+    /// --socket.
     Run {
         /// Configuration file: the boxes, and the links between them.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Show its boxes and the links between them. Give the manager's --socket, as
+    /// Show the boxes and the links between them. Needs the manager's --socket, such as
     /// /run/netsum/fabric.sock.
     #[command(visible_alias = "list")]
     Show,
-    /// Ask all boxes now: for each port, who is at the other end of its cable, whether both ends
-    /// hear each other, the rate, and both ends' MTUs.
+    /// Query all boxes now. Shows for each port the other end of its link, whether both ends hear
+    /// each other, the rate, and both ends' MTUs.
     Probe {
-        /// Measure links first, those that no job has its rings on: frames in a row go over each,
-        /// both ways, 2 MiB and a fifth of a second at most, four times. Plans count with what
-        /// comes in where it differs from what is known by more than 10 %.
+        /// First measure the links that no job has its rings on. A bandwidth probe crosses each
+        /// link in both directions, four times, with at most 2 MiB and for at most a fifth of a
+        /// second. Plans use the measured rate if it differs from the known one by more than 10 %.
         #[arg(long)]
         measure: bool,
     },
-    /// Empty a box for maintenance: it gets no new rings. Jobs that other boxes can sum move there,
-    /// with one pause; the rest end where they are. `fabric show` says when it is drained.
+    /// Drain a box for maintenance: it gets no new rings. Jobs that other boxes can sum move there,
+    /// with one pause; the others stay until they end. `fabric show` says when the drain is
+    /// complete.
     Drain {
         /// The box.
         #[arg(value_name = "BOX")]
         name: String,
-        /// Why, for whoever looks: also jobs that are refused for it are told.
-        #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+        /// Reason, which `fabric show` prints, and the error of jobs that are refused because of it.
+        #[arg(
+            long,
+            value_name = "TEXT",
+            value_parser = clap::builder::NonEmptyStringValueParser::new()
+        )]
         reason: String,
     },
-    /// Show which boxes are below which, and the hosts below them, as the boxes see them; also for
-    /// schedulers.
+    /// Show which boxes are below which, and the hosts below them, as the boxes see them; also in
+    /// schedulers' formats.
     Topology(TopologyArgs),
-    /// A job's trees.
+    /// Show a job's trees.
     Job {
         #[command(subcommand)]
         command: FabricJobCommand,
     },
-    /// Why does a job stand still? Asks each of its boxes, and names the rank, the box or the link.
+    /// Diagnose a stalled job: query each of its boxes, and name the rank, the box or the link.
     Diagnose {
         /// The job.
         job: String,
         /// How long to watch, like 500ms or 2s.
-        #[arg(long, default_value = "1s", value_parser = humantime::parse_duration, value_name = "TIME")]
+        #[arg(
+            long,
+            default_value = "1s",
+            value_parser = humantime::parse_duration,
+            value_name = "TIME"
+        )]
         watch: Duration,
     },
-    /// Let a box have rings again.
+    /// End a drain: the box gets new rings again.
     Undrain {
         /// The box.
         #[arg(value_name = "BOX")]
@@ -249,11 +284,11 @@ pub enum FabricCommand {
     },
 }
 
-/// What a fabric's manager says of a job.
+/// Commands for a job of a fabric.
 #[derive(Subcommand, Debug)]
 pub enum FabricJobCommand {
-    /// Show which boxes sum it, and how many of its rings each; what its share of all links would
-    /// be by the plan for all jobs that are there; and what its links carry.
+    /// Show which boxes sum the job, and how many of its rings each; its fair share of all links,
+    /// by the plan for all current jobs; and the load of its links.
     Show {
         /// The job.
         job: String,
@@ -263,43 +298,47 @@ pub enum FabricJobCommand {
 /// `netsum fabric topology`.
 #[derive(Args, Debug)]
 pub struct TopologyArgs {
-    /// For Graphviz: `| dot -Tsvg`.
+    /// Print for Graphviz: `| dot -Tsvg`.
     #[arg(long, group = "form")]
     pub dot: bool,
-    /// A picture of boxes and links, with the rates that the boxes know.
+    /// Draw boxes and links, with the rates that the boxes know.
     #[arg(long, group = "form")]
     pub svg: bool,
-    /// Slurm's topology.yaml, for its tree plugin. Of several boxes above a leaf it has the one
-    /// that is above most.
+    /// Print Slurm's topology.yaml, for its tree plugin. If a leaf has several boxes above it, this
+    /// names the one that is above most leaves.
     #[arg(long, group = "form")]
     pub slurm: bool,
-    /// Labels of nodes for Kueue's topology-aware scheduling, as commands: netsum.dev/block and
+    /// Print node labels for Kueue's topology-aware scheduling, as commands: netsum.dev/block and
     /// netsum.dev/rack.
     #[arg(long, group = "form")]
     pub kueue: bool,
-    /// A topology for `netsum plan --topology`, with the rates that the boxes know.
+    /// Print a topology for `netsum plan --topology`, with the rates that the boxes know.
     #[arg(long, group = "form")]
     pub plan: bool,
-    /// Names of hosts by their MAC addresses, as ethers(5) has them.
+    /// Names of hosts by their MAC addresses, in the format of ethers(5).
     #[arg(long, default_value = "/etc/ethers", value_name = "FILE")]
     pub ethers: PathBuf,
 }
 
 const SIMULATE_HELP: &str = "\
-What would the box do with captured frames? Runs each through ingress, aggregate and egress, in the file's order, and says what \
-becomes of it and why.
+Simulate what the box would do with captured frames. Runs each through ingress, aggregate and \
+egress, in the file's order, and explains what becomes of it and why.
 
-Jobs at work do not notice: the programs are loaded once more, with maps of their own, into which rings, flows, states and slots of \
-the running ones are copied; nothing is sent. So it needs root, and the ports' network namespace. What is as on the box: \
-the programs, all that they compare packets with, and the slots, as they were at the moment of copying, which takes no pause \
-(of a ring at work, some may be newer than others); --fresh begins with empty slots instead. What is not: frames come one by one, \
-with no queue that overflows, no other CPU, and nobody who acknowledges, times out or sends again; what is passed on ends \
-there, and set-up in band goes as far as the first packet.
+This does not affect active jobs: it loads the programs once more, with maps of their own, and \
+copies rings, flows, states and slots of the running ones into these; it sends nothing. It needs \
+root and the ports' network namespace. Programs, everything that they compare packets with, and \
+slots are the same as on the box. Slots are copied without a pause, so those of an active ring may \
+be from slightly different moments; --fresh starts with empty slots instead. Other things differ: \
+frames come one by one, no queue overflows, there is no other CPU, and nobody acknowledges, times \
+out or retransmits. Simulation ends where a packet is forwarded, and set-up in band ends at the \
+first packet.
 
-A file says what came by, not always where. The port of a frame is --port, or the port that the file names (pcapng) or --map \
-gives for the file's interface, or that of the flow or rank with the frame's source address, or the first. `netsum trace --program \
-ingress --pcap FILE` and `tcpdump -Q in -i PORT -w FILE` on the box make files that fit. A file from a host has the box's results in it too, \
-which look like contributions of the host before it: take only what the host sends (`tcpdump -Q out`).";
+A file has the frames but not always their ports. The port of a frame is --port, or the one that \
+the file names (pcapng) or --map gives for the file's interface, or that of the flow or rank with \
+the frame's source address, or the first. Suitable files come from `netsum trace --program ingress \
+--pcap FILE` and `tcpdump -Q in -i PORT -w FILE` on the box. A file from a host also has the box's \
+results, which look like contributions of the previous host: capture only what the host sends \
+(`tcpdump -Q out`).";
 
 /// `netsum simulate`.
 #[derive(Args, Debug)]
@@ -307,26 +346,28 @@ pub struct SimulateArgs {
     /// A capture of Ethernet frames, pcap or pcapng; `-` is standard input.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// All frames come in by this port.
+    /// All frames arrive at this port.
     #[arg(long, value_name = "IFNAME", conflicts_with = "map")]
     pub port: Option<String>,
-    /// Frames of an interface of the file come in by a port: `eth0=port1`. May be given several
-    /// times.
+    /// Frames of an interface of the file arrive at a port: `eth0=port1`. Can be repeated.
     #[arg(long, value_name = "INTERFACE=PORT", value_parser = pair)]
     pub map: Vec<(String, String)>,
-    /// Begin with empty slots and no learned MAC addresses, as right after all flows were there.
+    /// Start with empty slots and no learned MAC addresses, as right after registration of all
+    /// flows.
     #[arg(long)]
     pub fresh: bool,
 }
 
 const PLAN_HELP: &str = "\
-By which trees would jobs sum in a network that a file describes, how fast, and what holds them back? Asks no daemon.
+Plan the trees by which jobs would sum in a network that a file describes, with their rates and \
+bottlenecks. Needs no daemon.
 
-The file has hosts, boxes and links; the book's chapter on trees explains it. Each job gets its max-min fair share of links and CPUs, \
-those of a higher priority first, and the fewest trees that were found to keep 95 % of it by whole rings: a ring is served by one CPU \
-and takes its slots from the pool. Rates are those of vectors, without headers. `netsum job create` with the same --rings, --mtu, \
---message-size and --window gets what is planned. Beside a job's rate stands what the links alone would allow, were no other job there and \
-no CPU: the least maximum flow from one member to another.";
+The file has hosts, boxes and links; the book's chapter on trees explains it. Each job gets its \
+max-min fair share of links and CPUs, higher priorities first. It gets the fewest trees found that \
+keep 95 % of this share with whole rings: one CPU serves a ring, whose slots come from the pool. \
+Rates are those of vectors, without headers. `netsum job create` with the same --rings, --mtu, \
+--message-size and --window gets what is planned. Next to a job's rate is the bound of the links, \
+without other jobs and without CPUs: the least maximum flow from one member to another.";
 
 /// `netsum plan`.
 #[derive(Args, Debug)]
@@ -334,20 +375,20 @@ pub struct PlanArgs {
     /// The network, as TOML.
     #[arg(long, value_name = "FILE")]
     pub topology: PathBuf,
-    /// A job, its hosts and its priority, which is 0 without: `train=h0,h1,h2@1`; `train=*` has all
-    /// hosts. May be given several times. Without: one job of all hosts.
+    /// A job, its hosts and its priority, which is 0 by default: `train=h0,h1,h2@1`; `train=*` has
+    /// all hosts. Can be repeated. Default: one job of all hosts.
     #[arg(long = "job", value_name = "JOB=HOST,..[@PRIORITY]")]
     pub jobs: Vec<String>,
-    /// Path MTU of the jobs: packets have headers, so links carry less where it is small.
+    /// Path MTU of the jobs: packets have headers, so links carry less data if it is small.
     #[arg(long, default_value_t = 1024, value_name = "BYTES")]
     pub mtu: u32,
-    /// Largest message of the jobs; slots of a ring follow from it and from the window.
+    /// Largest message of the jobs; with the window it determines the slots of a ring.
     #[arg(long, default_value = netsum_core::job::MESSAGE_SIZE, value_name = "SIZE")]
     pub message_size: Size,
     /// Messages of a window, in each ring.
     #[arg(long, default_value_t = netsum_core::job::WINDOW, value_name = "W")]
     pub window: u32,
-    /// How much each job sums, to say how many bytes go to each tree.
+    /// Bytes that each job sums, to compute the bytes of each tree.
     #[arg(long, default_value = "64MiB", value_name = "SIZE")]
     pub bytes: Size,
     /// Print the trees for Graphviz.
@@ -359,44 +400,52 @@ pub struct PlanArgs {
 }
 
 const TRACE_HELP: &str = "\
-Single packets, and what the box made of each: one line for every program that a packet meets, until interrupted.
+Trace single packets and what the box did with each: prints one line for every program that a \
+packet passes, until interrupted.
 
-A contribution is seen by `ingress` on its port (steered, dropped or passed on) and by `aggregate` on its ring's CPU, where it \
-is checked and added; every clone of a result by `egress`, with the frame that leaves. The verdict is the names of the counters that \
-counted the packet there, so lines and `netsum stats` agree. How ring and slot are is shown as it was right afterwards: the lowest index \
-that has not been released (low), how many ranks have contributed (has), how many fragments of the rank are missing before it (gap).
+`ingress` sees a contribution on its port, and steers, drops or forwards it. `aggregate` checks and \
+adds it on its ring's CPU. `egress` sees every clone of a result, with the frame that leaves. The \
+verdict is the names of the counters that counted the packet there, so it agrees with `netsum \
+stats`. Ring and slot are shown as they were right after the packet: the lowest index that has not \
+been released (low), how many ranks have contributed (has), and how many fragments of the rank are \
+missing before it (gap).
 
-Who cannot keep up loses events, never packets, and is told how many. Tracing costs the ring's CPU time; on a busy ring, ask \
-for a --verdict or a --program.";
+A slow reader loses events, never packets; the output says how many were lost. Tracing costs CPU \
+time of the ring; on a busy ring, select with --verdict or --program.";
 
 /// `netsum trace`.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
-    /// Of one job; everything that comes by without.
+    /// Packets of one job; default: all packets.
     #[arg(long, value_name = "JOB")]
     pub job: Option<String>,
-    /// Of one ring of the job.
+    /// Packets of one ring of the job.
     #[arg(long, value_parser = number, value_name = "R", requires = "job")]
     pub ring: Option<u32>,
-    /// What one rank sends, and the results that it gets.
+    /// Packets that one rank sends, and the results that it gets.
     #[arg(long, value_parser = number, value_name = "K")]
     pub rank: Option<u32>,
-    /// With one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or `work` for all
-    /// of a kind.
+    /// Packets with one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or `work`
+    /// for all of a kind.
     #[arg(long, value_delimiter = ',', value_name = "COUNTER")]
     pub verdict: Vec<String>,
-    /// As one program sees them: `ingress`, `aggregate` or `egress`.
+    /// Packets as one program sees them: `ingress`, `aggregate` or `egress`.
     #[arg(long, value_name = "NAME")]
     pub program: Option<String>,
-    /// End after so many.
+    /// Stop after this many packets.
     #[arg(long, short = 'c', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Write whole frames to a pcapng file, with the verdict as each packet's comment, in place of
+    /// Write whole frames to a pcapng file, with the verdict as each packet's comment, instead of
     /// text; `-` is standard output.
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
-    /// Of each frame only so many bytes; 128, which all headers fit, at least.
-    #[arg(long, value_name = "BYTES", requires = "pcap", value_parser = clap::value_parser!(u32).range(128..))]
+    /// Write only this many bytes of each frame; at least 128, which fits all headers.
+    #[arg(
+        long,
+        value_name = "BYTES",
+        requires = "pcap",
+        value_parser = clap::value_parser!(u32).range(128..)
+    )]
     pub snaplen: Option<u32>,
 }
 
@@ -411,30 +460,30 @@ pub enum JobCommand {
         /// The job.
         #[arg(value_name = "JOB")]
         name: Option<String>,
-        /// Show the job's token too, which is a secret.
+        /// Also show the job's token, which is a secret.
         #[arg(long, requires = "name")]
         show_token: bool,
     },
-    /// Empty a job's rings and forget its flows: its application connects anew, with other PSNs.
+    /// Empty a job's rings and forget its flows: its application has to reconnect, with other PSNs.
     Restart {
         /// The job.
         #[arg(value_name = "JOB")]
         name: String,
     },
-    /// Have a job's ranks connect anew while they are at work, all after the same all-reduce.
-    Renew {
+    /// Have a job's ranks reconnect while they are at work, all after the same all-reduce.
+    Reconnect {
         /// The job.
         #[arg(value_name = "JOB")]
         name: String,
     },
-    /// Delete a job. Data that its connections still send is dropped, until nothing has come on
-    /// them for an hour.
+    /// Delete a job. The box drops data that its connections still send, until they have been
+    /// silent for an hour.
     Delete {
         /// The job.
         #[arg(value_name = "JOB")]
         name: String,
-        /// Its ranks have ended: forget their connections at once, so that their queue pair numbers
-        /// can be used for others.
+        /// Its ranks have ended: forget their connections at once, which frees their queue pair
+        /// numbers for others.
         #[arg(long)]
         gone: bool,
     },
@@ -443,11 +492,10 @@ pub enum JobCommand {
 /// Commands for flows that are spread over uplinks.
 #[derive(Subcommand, Debug)]
 pub enum SpreadCommand {
-    /// Show the uplinks, their flows, and what these have sent.
+    /// Show the uplinks, their flows, and the bytes that these have sent.
     #[command(visible_alias = "list")]
     Show,
-    /// Have a flow go by an uplink from now on; by another one only when that has no carrier or no
-    /// route.
+    /// Pin a flow to an uplink. It uses another one only if that uplink has no carrier or no route.
     Pin {
         #[command(flatten)]
         flow: Ends,
@@ -455,14 +503,14 @@ pub enum SpreadCommand {
         #[arg(value_name = "IFNAME")]
         uplink: String,
     },
-    /// Leave a flow to the box again.
+    /// Let the box choose a flow's uplink again.
     Unpin {
         #[command(flatten)]
         flow: Ends,
     },
 }
 
-/// What tells flows to UDP port 4791 apart.
+/// A flow to UDP port 4791.
 #[derive(Args, Debug)]
 pub struct Ends {
     /// The sender's address.
@@ -476,7 +524,7 @@ pub struct Ends {
 /// Commands for tenants.
 #[derive(Subcommand, Debug)]
 pub enum TenantCommand {
-    /// Show a tenant, or all: limits, and what is in use.
+    /// Show a tenant, or all: limits and use.
     #[command(visible_alias = "list")]
     Show {
         /// The tenant.
@@ -508,23 +556,23 @@ pub enum FlowCommand {
         flow: api::Flow,
     },
     /// Register the connections of netsum's own ranks that were started with --peers, without a
-    /// daemon: on each of several boxes that sum for one job, or on one.
+    /// daemon: on one box, or on each of several boxes that sum one job.
     Peers {
         /// The job.
         job: String,
-        /// The addresses of all ranks, in rank order: as the ranks have them.
+        /// The addresses of all ranks, in rank order, as given to the ranks.
         #[arg(long, value_delimiter = ',', required = true, value_name = "IP,..")]
         peers: Vec<IpAddr>,
-        /// The port of each member of the job here, in the order that `netsum job show` has them.
-        /// Of a job that this box sums alone, that of each rank. The way up may be left out.
+        /// The port of each member of the job on this box, in the order of `netsum job show`. If
+        /// this box sums the job alone: the port of each rank. The uplink may be left out.
         #[arg(long, value_delimiter = ',', required = true, value_name = "IFNAME,..")]
         ports: Vec<String>,
-        /// Which of the ranks' rings the job's here are, where this box is the parent of a part of
-        /// them, like 0-1. Not given: all.
+        /// The rings of the ranks that the job has here, like 0-1, if this box is the parent of
+        /// only some of them. Default: all.
         #[arg(long, value_parser = range, value_name = "FIRST-LAST")]
         rings: Option<Group>,
     },
-    /// Show the flows of a job, or all, and what has come on them.
+    /// Show the flows of a job, or all, and the packets seen on them.
     #[command(visible_alias = "list")]
     Show {
         /// The job.
@@ -547,12 +595,12 @@ pub enum PortCommand {
 /// Commands for slots.
 #[derive(Subcommand, Debug)]
 pub enum SlotCommand {
-    /// Show the slots of a job that are in use.
+    /// Show the used slots of a job.
     #[command(visible_alias = "list")]
     Show {
         /// The job.
         job: String,
-        /// Of one ring.
+        /// Slots of one ring.
         #[arg(long, value_parser = number, value_name = "R")]
         ring: Option<u32>,
     },
@@ -569,17 +617,23 @@ pub enum StatsCommand {
 /// `netsum stats`.
 #[derive(Args, Debug)]
 pub struct ShowStats {
-    /// Of one job; of the whole box without.
+    /// One job; default: the whole box.
     #[arg(value_name = "JOB", conflicts_with = "named")]
     pub job: Option<String>,
-    /// The same, for jobs with the name of a command.
+    /// One job; also if it has the name of a command.
     #[arg(long = "job", id = "named", value_name = "JOB")]
     pub named: Option<String>,
-    /// Rates in place of counters, again and again after so long, like 1s or 500ms.
+    /// Print rates instead of counters, once in each interval, like 1s or 500ms.
     #[arg(long, short = 'i', value_parser = interval, value_name = "TIME")]
     pub interval: Option<Duration>,
-    /// End after so many intervals.
-    #[arg(long, short = 'c', value_name = "N", requires = "interval", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Stop after this many intervals.
+    #[arg(
+        long,
+        short = 'c',
+        value_name = "N",
+        requires = "interval",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub count: Option<u64>,
 }
 
@@ -595,10 +649,10 @@ pub enum ProgCommand {
     },
 }
 
-/// Where many commands come from.
+/// Source of a batch.
 #[derive(Subcommand, Debug)]
 pub enum BatchCommand {
-    /// Carry out the commands of a file, one in a line, until one fails. `#` begins a comment.
+    /// Run the commands of a file, one per line, until one fails. `#` starts a comment.
     File {
         /// The file; `-` is standard input.
         file: PathBuf,

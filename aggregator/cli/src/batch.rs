@@ -12,13 +12,13 @@ use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::view::BatchEntry;
 
-/// A line that has something in it.
+/// A line that is not empty.
 struct Work {
     number: usize,
     words: Vec<String>,
 }
 
-/// Carries out a file's commands until one fails.
+/// Runs a file's commands until one fails.
 pub async fn file(
     path: &Path,
     format: Format,
@@ -53,7 +53,7 @@ pub async fn file(
     }
     let printed = format.json(out, &entries)?;
     match failed {
-        // It is in the array.
+        // The array has it already.
         Some(failure) if printed => Err(Failure::new(failure.kind, "")),
         Some(failure) => Err(failure),
         None => Ok(()),
@@ -68,7 +68,7 @@ async fn carry_out(
 ) -> Result<()> {
     let command = match Line::try_parse_from(words) {
         Ok(line) => line.command,
-        // Help that was asked for is no mistake.
+        // Requested help is not a mistake.
         Err(e) if !e.use_stderr() && format == Format::Text => {
             return Ok(write!(out, "{}", e.render())?);
         }
@@ -104,8 +104,7 @@ fn read(path: &Path) -> std::io::Result<String> {
     std::fs::read_to_string(path)
 }
 
-/// The words of each line, as a shell would split them; all lines are looked at before the first is
-/// carried out.
+/// The words of each line, split as by a shell; all lines are checked before the first one runs.
 fn lines(text: &str) -> std::result::Result<Vec<Work>, (usize, &'static str)> {
     let mut all = Vec::new();
     for (i, line) in text.lines().enumerate() {

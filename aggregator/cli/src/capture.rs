@@ -1,5 +1,4 @@
-//! Frames in files that other tools read and write: pcapng, with what netsum knows as comments, and
-//! pcap.
+//! Frames in files that other tools read and write: pcapng, with comments from netsum, and pcap.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -32,10 +31,10 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A file that is made anew; `-` is standard output.
+    /// Creates a file, or replaces it; `-` is standard output.
     pub fn create(path: &Path) -> Result<Self> {
         let to: Box<dyn Write> = if path == Path::new("-") {
-            // Not the stream that text goes to, which takes out what looks like colours.
+            // Not the stream for text, which removes everything that looks like colours.
             Box::new(io::stdout())
         } else {
             let file = File::create(path);
@@ -53,7 +52,7 @@ impl Writer {
         Ok(Self { pcapng: PcapNgWriter::new(to).map_err(failure)?, ports: Vec::new() })
     }
 
-    /// Writes a packet; `lost` are those that are missing before it.
+    /// Writes a packet; `lost` counts the missing ones before it.
     pub fn packet(&mut self, p: &api::TracedPacket, comment: &str, lost: u64) -> Result<()> {
         let interface_id = self.interface(&p.port)?;
         let outgoing = p.program == netsum_common::abi::programs::EGRESS;
@@ -75,7 +74,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Hands on what has been written so far.
+    /// Flushes everything written so far.
     pub fn flush(&mut self) -> Result<()> {
         Ok(self.pcapng.get_mut().flush()?)
     }
@@ -105,17 +104,16 @@ pub struct Captured {
     pub frame: Vec<u8>,
     /// Its length on the wire, which may be more.
     pub len: usize,
-    /// Name of the interface that it was captured on, where the file tells.
+    /// Name of the interface that captured it, if the file has it.
     pub interface: Option<String>,
-    /// It went out by that interface, where the file tells.
+    /// It left by that interface, if the file says so.
     pub outbound: bool,
 }
 
 /// Reads a file in either format; `-` is standard input.
 ///
 /// # Errors
-/// If it is neither, or breaks off, or has something else than Ethernet frames; the message says in
-/// which packet.
+/// If it is neither, is cut off, or has other frames than Ethernet; the message names the packet.
 pub fn read(path: &Path) -> Result<Vec<Captured>> {
     let named = |f: Failure| Failure::new(f.kind, format!("{}: {}", path.display(), f.message));
     let input: Box<dyn Read> = if path == Path::new("-") {
@@ -126,7 +124,7 @@ pub fn read(path: &Path) -> Result<Vec<Captured>> {
     read_from(BufReader::new(input)).map_err(named)
 }
 
-/// What every pcapng file begins with, in either byte order.
+/// The first bytes of every pcapng file, in either byte order.
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
 fn read_from(mut input: impl Read) -> Result<Vec<Captured>> {
@@ -157,7 +155,7 @@ fn read_pcap(input: impl Read) -> Result<Vec<Captured>> {
 fn read_pcapng(input: impl Read) -> Result<Vec<Captured>> {
     let mut reader = PcapNgReader::new(input).map_err(|e| broken(0, e))?;
     let mut packets: Vec<Captured> = Vec::new();
-    // Of the section that is being read: link type and name.
+    // Interfaces of the current section: link type and name.
     let mut interfaces: Vec<(DataLink, Option<String>)> = Vec::new();
     while let Some(block) = reader.next_block() {
         let number = packets.len();

@@ -9,41 +9,41 @@ use super::failure::Result;
 use super::format::Format;
 use super::layout::{self, BAD, Entry, FAIR, GOOD, NAME, plain, styled};
 
-/// How bad something is.
+/// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// As it should be.
+    /// Correct.
     Ok,
-    /// It works, but could be better; or it could not be found out.
+    /// It works, but could be better; or it could not be determined.
     Warning,
     /// netsum will not start, or not sum.
     Error,
 }
 
-/// Something that was looked at.
+/// A finding.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity.
     pub level: Level,
-    /// What was looked at.
+    /// Subject.
     pub subject: String,
-    /// What was found.
+    /// The finding.
     pub found: String,
-    /// How to mend it; null where nothing has to be.
-    pub mend: Option<String>,
+    /// How to fix it; null if nothing is wrong.
+    pub hint: Option<String>,
 }
 
-/// What was found on a machine.
+/// The findings on a machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct Checkup {
-    /// The worst of all findings.
+    /// The worst level of all findings.
     pub level: Level,
-    /// Each.
+    /// All findings.
     pub findings: Vec<Finding>,
 }
 
-/// Prints what was found.
+/// Prints the findings.
 pub fn print(out: &mut impl Write, format: Format, checkup: &Checkup) -> Result<()> {
     if format.json(out, checkup)? {
         return Ok(());
@@ -56,14 +56,14 @@ pub fn print(out: &mut impl Write, format: Format, checkup: &Checkup) -> Result<
         };
         let mut entry =
             Entry::new(vec![level, styled(format!("{}:", f.subject), NAME), plain(&f.found)]);
-        if let Some(mend) = &f.mend {
-            entry.attributes(0, vec![plain(mend)]);
+        if let Some(hint) = &f.hint {
+            entry.attributes(0, vec![plain(hint)]);
         }
         entry
     };
     layout::print(out, &checkup.findings.iter().map(entry).collect::<Vec<_>>())?;
     let count = |level| checkup.findings.iter().filter(|f| f.level == level).count();
     let (errors, warnings) = (count(Level::Error), count(Level::Warning));
-    writeln!(out, "{} looked at, {errors} errors, {warnings} warnings", checkup.findings.len())?;
+    writeln!(out, "{} checked, {errors} errors, {warnings} warnings", checkup.findings.len())?;
     Ok(())
 }

@@ -19,12 +19,12 @@ pub struct Client {
     admin: AdminClient<Channel>,
 }
 
-/// What the daemon said, without gRPC's own words.
+/// The daemon's answer, without gRPC's own words.
 fn said<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
     answer.map(Response::into_inner).map_err(failure)
 }
 
-/// Why it has not done what it was asked to.
+/// Why the daemon did not do what was requested.
 fn failure(status: Status) -> Failure {
     let transport = status.source().is_some_and(|e| e.is::<tonic::transport::Error>());
     let (kind, message) = match status.code() {
@@ -36,19 +36,18 @@ fn failure(status: Status) -> Failure {
         | Code::PermissionDenied
         | Code::Unauthenticated
         | Code::DeadlineExceeded => (Kind::Refused, status.message().to_owned()),
-        Code::Unimplemented => (
-            Kind::Refused,
-            "the daemon does not know that request: it is of an older version".into(),
-        ),
+        Code::Unimplemented => {
+            (Kind::Refused, "the daemon does not know this request: it has an older version".into())
+        }
         Code::Unavailable | Code::Unknown if transport => {
-            (Kind::NoDaemon, "the daemon has gone away before it answered".into())
+            (Kind::NoDaemon, "the daemon closed the connection before it answered".into())
         }
         _ => (Kind::Failed, status.message().to_owned()),
     };
     Failure::new(kind, message)
 }
 
-/// The I/O error that an error rests on.
+/// The I/O error below another error.
 fn io_error<'a>(mut error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
     loop {
         if let Some(io) = error.downcast_ref() {
@@ -66,7 +65,7 @@ impl Client {
             let path = path.clone();
             async move { Ok::<_, io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
         });
-        // The address is not used: the connector knows its way.
+        // The address is not used: the connector has the path.
         let channel = Endpoint::from_static("http://netsum").connect_with_connector(connect).await;
         let channel = channel.map_err(|e| {
             let (reason, forbidden) = match io_error(&e) {
@@ -99,7 +98,7 @@ impl Client {
         Ok(said(self.admin.list_jobs(api::ListJobsRequest {}).await)?.jobs)
     }
 
-    /// A job, with its token if asked for.
+    /// A job; with its token if requested.
     pub async fn show_job(&mut self, name: String, show_token: bool) -> Result<api::Job> {
         log::debug!("ShowJob {name}");
         said(self.admin.show_job(api::ShowJobRequest { name, show_token }).await)
@@ -116,13 +115,13 @@ impl Client {
         said(self.admin.restart_job(api::RestartJobRequest { name }).await)
     }
 
-    /// Has a job's ranks connect anew.
-    pub async fn renew_job(&mut self, name: String) -> Result<()> {
-        log::debug!("RenewJob {name}");
-        said(self.admin.renew_job(api::RenewJobRequest { name }).await).map(drop)
+    /// Has a job's ranks reconnect.
+    pub async fn reconnect_job(&mut self, name: String) -> Result<()> {
+        log::debug!("ReconnectJob {name}");
+        said(self.admin.reconnect_job(api::ReconnectJobRequest { name }).await).map(drop)
     }
 
-    /// Registers a flow; the job with it.
+    /// Registers a flow; returns the job with it.
     pub async fn add_flow(&mut self, job: String, flow: api::Flow) -> Result<api::Job> {
         log::debug!("AddFlow {job} {flow:?}");
         said(self.admin.add_flow(api::AddFlowRequest { job, flow: Some(flow) }).await)
@@ -133,14 +132,14 @@ impl Client {
         Ok(said(self.admin.list_ports(api::ListPortsRequest::default()).await)?.ports)
     }
 
-    /// The boxes of a fabric; the hosts below them if asked for; and whether links are to be
-    /// measured first.
+    /// The boxes of a fabric; with the hosts below them if requested; `measure` measures links
+    /// first.
     pub async fn show_fabric(&mut self, hosts: bool, measure: bool) -> Result<api::Fabric> {
         log::debug!("ShowFabric");
         said(self.admin.show_fabric(api::ShowFabricRequest { hosts, measure }).await)
     }
 
-    /// Has a box get no new rings, for a reason; or, without one, get them again.
+    /// Drains a box, for a reason; without one ends that.
     pub async fn drain_box(&mut self, name: String, reason: Option<String>) -> Result<()> {
         log::debug!("DrainBox {name} {reason:?}");
         said(self.admin.drain_box(api::DrainBoxRequest { name, reason }).await).map(drop)
@@ -151,7 +150,7 @@ impl Client {
         said(self.admin.show_spread(api::ShowSpreadRequest {}).await)
     }
 
-    /// Has a flow go by an uplink or, without one, by that which the box chooses.
+    /// Pins a flow to an uplink; without one the box chooses.
     pub async fn pin_flow(&mut self, flow: Ends, uplink: Option<String>) -> Result<()> {
         log::debug!("PinFlow {flow:?} {uplink:?}");
         let Ends { src, src_port, dst } = flow;
@@ -159,7 +158,7 @@ impl Client {
         said(self.admin.pin_flow(request).await).map(drop)
     }
 
-    /// Slots of a job that are in use.
+    /// Used slots of a job.
     pub async fn show_slots(
         &mut self,
         job: String,
@@ -180,36 +179,35 @@ impl Client {
         said(self.admin.list_programs(api::ListProgramsRequest {}).await)
     }
 
-    /// Why a job stands still.
+    /// Diagnoses a stalled job.
     pub async fn diagnose(&mut self, job: String, watch_ms: u32) -> Result<api::Diagnosis> {
         log::debug!("Diagnose {job} for {watch_ms} ms");
         said(self.admin.diagnose(api::DiagnoseRequest { job, watch_ms }).await)
     }
 
-    /// Single packets, as they come.
+    /// Single packets, as they arrive.
     pub async fn trace(&mut self, request: api::TraceRequest) -> Result<Traces> {
         log::debug!("Trace {request:?}");
         Ok(Traces(said(self.admin.trace(request).await)?))
     }
 
-    /// Counters and load of a job, or of the whole box when `job` is empty.
+    /// Counters and load of a job, or of the whole box if `job` is empty.
     pub async fn stats(&mut self, job: String) -> Result<api::StatsReply> {
         log::debug!("Stats {job}");
         said(self.admin.stats(api::StatsRequest { job }).await)
     }
 }
 
-/// Traced packets on their way.
+/// A stream of traced packets.
 pub struct Traces(Streaming<api::TraceReply>);
 
 impl Traces {
-    /// The next ones, and how many were lost before them; `None` when the daemon has ended.
+    /// The next ones, and how many were lost before them; `None` if the daemon has ended.
     pub async fn next(&mut self) -> Result<Option<api::TraceReply>> {
         self.0.message().await.map_err(|status| {
-            // What breaks off in the middle has an I/O error behind it; what the daemon says has
-            // none.
+            // A connection that breaks has an I/O error below it; a status of the daemon has none.
             if status.source().is_some() {
-                Failure::new(Kind::NoDaemon, "the daemon has gone away")
+                Failure::new(Kind::NoDaemon, "the daemon closed the connection")
             } else {
                 Failure::new(Kind::Failed, status.message())
             }

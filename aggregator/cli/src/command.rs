@@ -1,4 +1,4 @@
-//! The commands that are one question to the daemon, or the same one time and again.
+//! The commands that send the daemon one request, once or repeatedly.
 
 use std::io::{BufRead, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,15 +13,15 @@ use crate::format::Format;
 use crate::view::Programs;
 use crate::{diagnosis, fabric, peers, print, rates, report, spread, tenants, topology, trees};
 
-/// The token is the first line: arguments of a command are for all to see.
+/// Reads the token from the first line: every user of a machine can see the arguments of a command.
 fn token(mut input: impl BufRead) -> Result<String> {
     let mut line = String::new();
     let read = input.read_line(&mut line);
     match line.trim() {
         _ if read.is_err() => {
-            Err(Failure::new(Kind::Failed, "--token -: standard input cannot be read"))
+            Err(Failure::new(Kind::Failed, "--token -: cannot read standard input"))
         }
-        "" => Err(Failure::new(Kind::Failed, "--token -: standard input has none")),
+        "" => Err(Failure::new(Kind::Failed, "--token -: standard input has no token")),
         token => Ok(token.to_owned()),
     }
 }
@@ -42,7 +42,8 @@ pub async fn one(
         | Command::Top { .. }
         | Command::Trace(_)
         | Command::Simulate(_) => {
-            let message = "`run`, `fabric run`, `batch`, `check`, `plan`, `top`, `trace` and `simulate` stand alone";
+            let message = "`run`, `fabric run`, `batch`, `check`, `plan`, `top`, `trace` and \
+                           `simulate` stand alone";
             Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(mut job)) } => {
@@ -60,7 +61,9 @@ pub async fn one(
         Command::Job { command: Some(JobCommand::Restart { name }) } => {
             print::added(out, format, client.restart_job(name).await?)
         }
-        Command::Job { command: Some(JobCommand::Renew { name }) } => client.renew_job(name).await,
+        Command::Job { command: Some(JobCommand::Reconnect { name }) } => {
+            client.reconnect_job(name).await
+        }
         Command::Job { command: Some(JobCommand::Delete { name, gone }) } => {
             client.delete_job(name, gone).await
         }
@@ -75,7 +78,7 @@ pub async fn one(
             let shown = client.show_job(job.clone(), false).await?;
             let flows = peers::flows(&shown, &peers, &ports, rings)
                 .map_err(|why| Failure::new(Kind::Refused, why))?;
-            // So that it can be said again, when one was refused.
+            // A repeated command adds only the flows that are missing after a refusal.
             let missing: Vec<_> =
                 flows.into_iter().filter(|f| !peers::is_there(&shown, f)).collect();
             let mut with = shown;
@@ -148,7 +151,7 @@ pub async fn one(
     }
 }
 
-/// All objects, or the one with the name that is wanted.
+/// All objects, or the one with the requested name.
 fn only<T>(
     all: Vec<T>,
     what: &str,
@@ -157,12 +160,12 @@ fn only<T>(
 ) -> Result<Vec<T>> {
     let Some(wanted) = wanted else { return Ok(all) };
     let names: Vec<&str> = all.iter().map(|t| name(t).as_str()).collect();
-    let message = format!("{what} `{wanted}`: there are {}", names.join(", "));
+    let message = format!("{what} `{wanted}` does not exist: there are {}", names.join(", "));
     let found: Vec<T> = all.into_iter().filter(|t| *name(t) == wanted).collect();
     if found.is_empty() { Err(Failure::new(Kind::NotFound, message)) } else { Ok(found) }
 }
 
-/// Counters once, or rates time and again.
+/// Counters once, or rates repeatedly.
 async fn stats(
     show: ShowStats,
     format: Format,
@@ -177,7 +180,7 @@ async fn stats(
     let mut printer = rates::Printer::new(format);
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // The first one comes at once.
+    // The first tick is immediate.
     ticks.tick().await;
     let mut left = show.count;
     while left != Some(0) {
@@ -198,7 +201,7 @@ mod tests {
     #[test]
     fn a_token_can_come_by_standard_input() {
         assert_eq!(token(&b"sesame\nmore\n"[..]).unwrap(), "sesame");
-        assert!(token(&b"\n"[..]).unwrap_err().to_string().contains("has none"));
-        assert!(token(&b"\xff"[..]).unwrap_err().to_string().contains("cannot be read"));
+        assert!(token(&b"\n"[..]).unwrap_err().to_string().contains("has no token"));
+        assert!(token(&b"\xff"[..]).unwrap_err().to_string().contains("cannot read"));
     }
 }

@@ -17,15 +17,15 @@ use super::view::State;
 pub struct Diagnosis {
     /// The job.
     pub job: String,
-    /// How it stands.
+    /// Its state.
     pub state: State,
     /// Ranks.
     pub ranks: u32,
     /// Its rings, while it is active.
     pub rings: Vec<Ring>,
-    /// What was found, the most likely first.
+    /// Findings, the most likely cause first.
     pub findings: Vec<Finding>,
-    /// Packets of the job that were dropped, by reason; those that are not zero.
+    /// Dropped packets of the job, by reason; only reasons that are not zero.
     pub drops: BTreeMap<String, u64>,
 }
 
@@ -38,7 +38,7 @@ pub struct Ring {
     pub low: u32,
     /// Ranks that have not contributed to it.
     pub missing: Vec<u32>,
-    /// Milliseconds that it has stood still with something pending; null when nothing is.
+    /// Milliseconds that it has stood still with something pending; null if nothing is pending.
     pub waits_ms: Option<u64>,
     /// Fragments that a rank may send beyond `low`.
     pub credit: u32,
@@ -53,40 +53,41 @@ pub struct Rank {
     pub rank: u32,
     /// It has not contributed to the lowest unreleased index.
     pub missing: bool,
-    /// Interface that its packets come in on.
+    /// Interface at which its packets arrive.
     pub port: String,
-    /// That is up.
+    /// The port is up.
     pub port_up: bool,
-    /// Index behind its last contiguous fragment.
+    /// The index behind its last contiguous fragment.
     pub expected: u32,
-    /// PSN of that.
+    /// PSN of that index.
     pub expected_psn: u32,
     /// Fragments that it has sent beyond what has been released.
     pub credit_used: u32,
-    /// Data packets that have come, modulo 2^32.
+    /// Data packets received, modulo 2^32.
     pub packets: u32,
-    /// Those of them that were refused.
+    /// How many of them were refused.
     pub refused: u32,
     /// PSN of the last one; null before the first.
     pub last_psn: Option<u32>,
-    /// The counter that says what became of it; empty before the first.
+    /// The counter of its outcome; empty before the first.
     pub last_outcome: String,
-    /// Milliseconds since it came; null where that is not known.
+    /// Milliseconds since it arrived; null if unknown.
     pub last_ms: Option<u64>,
-    /// Milliseconds since its process was heard of; null for applications that are not netsum's.
+    /// Milliseconds since its process's last heartbeat; null for applications that do not use
+    /// netsum's library.
     pub heartbeat_ms: Option<u64>,
 }
 
-/// Something that was found.
+/// A finding.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Finding {
-    /// The ring that it is about.
+    /// The ring in question.
     pub ring: Option<u32>,
-    /// The rank that it is about.
+    /// The rank in question.
     pub rank: Option<u32>,
-    /// What.
+    /// The finding, as text.
     pub what: String,
-    /// What to do next.
+    /// The next step.
     pub next: String,
 }
 
@@ -150,7 +151,7 @@ fn rank_line(out: &mut impl Write, r: &Rank, credit: u32) -> Result<()> {
         write!(out, " ({} refused)", r.refused)?;
     }
     if let Some(psn) = r.last_psn {
-        let when = r.last_ms.map_or_else(|| "before netsum looked".into(), ago);
+        let when = r.last_ms.map_or_else(|| "before the watch".into(), ago);
         write!(out, "  last PSN {psn:#x}, {}, {when}", r.last_outcome)?;
     }
     if let Some(ms) = r.heartbeat_ms {

@@ -17,7 +17,7 @@ use super::print::speed;
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Fabric {
     pub boxes: Vec<Node>,
-    /// Cables between boxes.
+    /// Links between boxes.
     pub links: Vec<Link>,
 }
 
@@ -25,64 +25,64 @@ pub struct Fabric {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Node {
     pub name: String,
-    /// How the manager calls it.
+    /// Address that the manager connects to.
     pub address: String,
     /// It answers the manager.
     pub answers: bool,
-    /// Jobs that it sums, as far as the manager has heard last.
+    /// Jobs that it sums, by the last answer that the manager received.
     pub jobs: Vec<String>,
-    /// Why it gets no new rings; null where it does.
+    /// Why it is drained; null if it is not.
     pub drain: Option<String>,
-    /// It gets none, and has none any more.
+    /// The drain is complete: it has no rings left.
     pub drained: bool,
-    /// Bytes of contributions that its CPUs add in a second; null where that is not known.
-    pub adds: Option<u64>,
+    /// Aggregation rate of its CPUs in bytes per second; null if unknown.
+    pub aggregation_rate: Option<u64>,
 }
 
-/// A cable.
+/// A link.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Link {
     /// Its lower end: BOX/PORT.
     pub below: String,
     /// Its upper end.
     pub above: String,
-    /// Both directions carry something.
+    /// Both directions carry traffic.
     pub up: bool,
-    /// What is wrong with it; null where nothing is known to be.
+    /// Fault, as text; null if none is known.
     pub trouble: Option<String>,
-    /// Bits per second that plans count with; 0 where it is not known.
+    /// Bits per second that plans use; 0 if unknown.
     pub rate: u64,
-    /// What the manager's file says, or else the driver of the slower end; 0 where neither does.
+    /// Rate by the manager's file, or else by the driver of the slower end; 0 if neither has it.
     pub nominal: u64,
-    /// What the link has carried when it was measured last; null where that is not known.
+    /// Rate at the last measurement; null if unknown.
     pub measured: Option<u64>,
-    /// Why that is not known; null where it is, or where it was not tried.
+    /// Why the rate is unknown; null if it is known, or was never measured.
     pub unmeasured: Option<String>,
 }
 
-/// A port of a box, and the other end of its cable, as they hear each other by LLDP.
+/// A port of a box, and the other end of its link, as they hear each other by LLDP.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Probe {
     /// BOX/PORT.
     pub port: String,
     /// It is up and has a carrier.
     pub up: bool,
-    /// BOX/PORT of the other end, or what a neighbour that is no box's calls itself; empty where
+    /// BOX/PORT of the other end, or the name that a foreign neighbour gives itself; empty if
     /// neither hears the other.
     pub neighbour: String,
-    /// The neighbour is no box of the fabric.
+    /// The neighbour is not a box of the fabric.
     pub foreign: bool,
     /// The port hears the neighbour.
     pub hears: bool,
-    /// The neighbour, which is a box's, hears the port.
+    /// The neighbour, a box's port, hears this port.
     pub heard: bool,
-    /// Bits per second; 0 where its driver does not know.
+    /// Bits per second; 0 if the driver does not know.
     pub rate: u64,
     /// MTU in bytes.
     pub mtu: u32,
-    /// The neighbour's; 0 where it is not known.
+    /// The neighbour's; 0 if unknown.
     pub neighbour_mtu: u32,
-    /// The largest path MTU that both ends carry.
+    /// The largest path MTU that fits both ends.
     pub path_mtu: u32,
 }
 
@@ -113,7 +113,7 @@ impl From<api::Fabric> for Fabric {
             jobs: b.jobs,
             drain: b.drain,
             drained: b.drained,
-            adds: b.adds,
+            aggregation_rate: b.aggregation_rate,
         };
         Self {
             boxes: f.boxes.into_iter().map(node).collect(),
@@ -137,7 +137,7 @@ impl From<api::FabricLink> for Link {
     }
 }
 
-/// Links, with their rates: as they should be, and as they were measured.
+/// Links, with nominal and measured rates.
 pub fn links(links: &[Link]) -> impl Iterator<Item = Entry> {
     let text = |rate: u64| if rate == 0 { "?".to_owned() } else { Rate(rate).to_string() };
     links.iter().map(move |l| {
@@ -162,7 +162,9 @@ pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result
     let node = |b: &Node| {
         let mut entry = Entry::new(vec![name(&b.name), state(b.answers, ["answers", "silent"])]);
         let mut facts = vec![plain(b.address.clone())];
-        facts.extend(b.adds.map(|adds| attribute("adds", speed(adds as f64))));
+        facts.extend(
+            b.aggregation_rate.map(|rate| attribute("aggregation rate", speed(rate as f64))),
+        );
         if !b.jobs.is_empty() {
             facts.push(plain(format!("jobs {}", b.jobs.join(", "))));
         }
@@ -179,7 +181,7 @@ pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result
     Ok(layout::print(out, &entries)?)
 }
 
-/// Ports, and links where they have been measured.
+/// Ports, and links if they were measured.
 pub fn probe(
     out: &mut impl Write,
     format: Format,
@@ -193,7 +195,7 @@ pub fn probe(
     }
     let entry = |p: &Probe| {
         let way = match (p.foreign, p.hears, p.heard) {
-            (true, ..) => plain("no box of the fabric"),
+            (true, ..) => plain("not a box of the fabric"),
             (_, true, true) => plain("both ways"),
             (_, true, false) => styled("one way: it does not hear this end", FAIR),
             (_, false, true) => styled("one way: this end does not hear it", FAIR),
@@ -231,7 +233,7 @@ mod tests {
             drain: drain.map(str::to_owned),
             drained: jobs.is_empty(),
             hosts: Vec::new(),
-            adds: answers.then_some(2_900_000_000),
+            aggregation_rate: answers.then_some(2_900_000_000),
             cpus: answers.then_some(2),
         };
         let link = |below: &str, up, trouble: Option<&str>| api::FabricLink {

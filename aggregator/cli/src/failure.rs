@@ -1,18 +1,18 @@
-//! Why a command failed, and the exit code that says so.
+//! Why a command failed, with its exit code.
 
 use std::fmt;
 
-/// What kind of failure; its number is the exit code.
+/// Kind of failure; its number is the exit code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
-    /// Something went wrong that is nobody's mistake: a file, the kernel, a defect.
+    /// An error that is not the user's mistake: a file, the kernel, a defect.
     Failed = 1,
     /// The command line cannot be understood.
     Usage = 2,
-    /// The daemon says no: a value that cannot be, nothing left to give, no right to ask.
+    /// The daemon refuses: an invalid value, a full pool, missing permissions.
     Refused = 3,
-    /// What was named is not there.
+    /// The named object does not exist.
     NotFound = 4,
     /// No daemon answers.
     NoDaemon = 5,
@@ -22,7 +22,7 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Failure {
     pub kind: Kind,
-    /// In words; empty where they have been printed already.
+    /// Message; empty if it has been printed already.
     pub message: String,
     broken_pipe: bool,
 }
@@ -32,7 +32,7 @@ impl Failure {
         Self { kind, message: message.into(), broken_pipe: false }
     }
 
-    /// Nobody reads what is printed any more.
+    /// The reader of standard output has closed it.
     pub fn is_broken_pipe(&self) -> bool {
         self.broken_pipe
     }
@@ -59,12 +59,12 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// What the manual says about exit codes.
+/// Exit codes, as in the manual.
 pub const EXIT_STATUS: &str = "\
 0  done
 1  something went wrong
-2  usage: the command line is not understood
-3  refused: the daemon says no, or you may not ask it
+2  usage: the command line is wrong
+3  refused: the daemon refuses, or the socket does not allow access
 4  not found: no such job, port or program
 5  no daemon answers";
 

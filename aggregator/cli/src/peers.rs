@@ -1,4 +1,4 @@
-//! `netsum flow peers`: the flows of netsum's own ranks that have no daemon to join by.
+//! `netsum flow peers`: the flows of netsum's own ranks that join without a daemon.
 
 use std::net::IpAddr;
 
@@ -8,11 +8,11 @@ use netsum_core::JobRing;
 use netsum_core::members::Group;
 use netsum_core::uplinks::Uplinks;
 
-/// The flows of a job that come by this box, of all its rings. `peers` are the ranks' addresses,
-/// `ports` those of the job's members, and `rings` are the ranks' that the job's here are.
+/// The flows of a job through this box, in all its rings. `peers` are the ranks' addresses, `ports`
+/// those of the job's members, and `rings` the ranks' rings that the job has here.
 ///
 /// # Errors
-/// What does not fit the job.
+/// If something does not fit the job.
 pub fn flows(
     job: &api::Job,
     peers: &[IpAddr],
@@ -76,8 +76,8 @@ pub fn is_there(job: &api::Job, flow: &api::Flow) -> bool {
     job.flows.iter().any(|had| key(had) == key(flow))
 }
 
-/// The rank whose connection is each member's: the last of a group, and for the way up the one
-/// before the first.
+/// For each member, the rank that owns its connection: the last of a group, and for the uplink the
+/// one before the first.
 pub fn senders(ranks: u32, members: &[String]) -> Vec<u32> {
     let span = |member: &String| {
         let (first, last) = member.split_once('-').unwrap_or((member, member));

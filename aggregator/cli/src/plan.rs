@@ -17,29 +17,29 @@ use super::format::Format;
 use super::layout::{self, Entry, attribute, plain};
 use super::print::{name, speed};
 
-/// What jobs would get.
+/// The planned jobs.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Plans {
     pub jobs: Vec<Plan>,
 }
 
-/// What a job would get.
+/// A planned job.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Plan {
     pub name: String,
     /// How many hosts it has.
     pub hosts: usize,
-    /// Bytes that it sums in a second, by all trees.
+    /// Bytes that it sums per second, over all trees.
     pub rate: f64,
     /// Rings of all its trees: `netsum job create --rings`.
     pub rings: u32,
     /// Its fair share of links and CPUs, which more trees and rings would reach.
     pub share: f64,
-    /// What the links alone would allow, were no other job there and no CPU.
+    /// Bound of the links, without other jobs and without CPUs.
     pub bound: f64,
-    /// Seconds until all its bytes are summed; null where it gets nothing.
+    /// Seconds until all its bytes are summed; null if it gets nothing.
     pub seconds: Option<f64>,
-    /// What is full, of what its trees take; boxes first.
+    /// Bottlenecks among the links and CPUs of its trees; boxes first.
     pub full: Vec<String>,
     pub trees: Vec<Tree>,
 }
@@ -48,11 +48,11 @@ pub struct Plan {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Tree {
     pub root: String,
-    /// Bytes that it sums in a second.
+    /// Bytes that it sums per second.
     pub rate: f64,
-    /// Of the job's rings those that go by it.
+    /// How many of the job's rings use it.
     pub rings: u32,
-    /// Of the job's bytes those that go by it.
+    /// How many of the job's bytes use it.
     pub bytes: u64,
     pub hops: Vec<Hop>,
 }
@@ -61,7 +61,7 @@ pub struct Tree {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Hop {
     pub from: String,
-    /// What is above it.
+    /// The node above it.
     pub to: String,
     /// A plain switch between them.
     pub via: Option<String>,
@@ -69,7 +69,7 @@ pub struct Hop {
 
 pub fn run(args: &PlanArgs, format: Format, out: &mut impl Write) -> Result<()> {
     if (args.dot || args.svg) && format != Format::Text {
-        return Err(Failure::new(Kind::Usage, "--dot and --svg are no JSON"));
+        return Err(Failure::new(Kind::Usage, "--dot and --svg do not print JSON"));
     }
     let file = args.topology.display();
     let text = std::fs::read_to_string(&args.topology)
@@ -92,7 +92,7 @@ pub fn run(args: &PlanArgs, format: Format, out: &mut impl Write) -> Result<()> 
     }
     let view = |(job, plan): (&Job, &netsum_plan::plan::Plan)| {
         let rates: Vec<f64> = plan.trees.iter().map(|tree| tree.rate).collect();
-        // All rings have as many bytes, so all wait for those with the longest way.
+        // All rings have equally many bytes, so all wait for those with the longest path.
         let late = plan.trees.iter().map(|tree| tree.round_trip(&network)).fold(0.0, f64::max);
         let (seconds, bytes) = tree::split(&rates, &vec![late; rates.len()], args.bytes.0 as f64);
         Plan {
@@ -115,7 +115,7 @@ pub fn run(args: &PlanArgs, format: Format, out: &mut impl Write) -> Result<()> 
     show(out, format, &Plans { jobs: jobs.iter().zip(&plans).map(view).collect() })
 }
 
-/// What rings of jobs with these properties take of a network.
+/// Demand of rings of jobs with these properties.
 pub fn shape(mtu: u32, message_size: u32, window: u32) -> Result<Shape> {
     let cost = Cost::new(mtu, message_size, Messages(window));
     let Cost { wire, added, window, slots, slots_per_member, rings, members } =
@@ -132,7 +132,9 @@ fn job(network: &Network, text: &str) -> Result<Job> {
     let (hosts, priority) = match rest.split_once('@') {
         Some((hosts, priority)) => (
             hosts,
-            priority.parse().map_err(|_| usage(format!("priority `{priority}` is no number")))?,
+            priority
+                .parse()
+                .map_err(|_| usage(format!("priority `{priority}` is not a number")))?,
         ),
         None => (rest, 0),
     };
@@ -140,8 +142,12 @@ fn job(network: &Network, text: &str) -> Result<Job> {
         network.hosts().collect()
     } else {
         let node = |host| {
-            let missing =
-                || Failure::new(Kind::NotFound, format!("--job {text}: there is no `{host}`"));
+            let missing = || {
+                Failure::new(
+                    Kind::NotFound,
+                    format!("--job {text}: `{host}` is not in the network"),
+                )
+            };
             network.node(host).ok_or_else(missing)
         };
         hosts.split(',').map(node).collect::<Result<_>>()?
@@ -200,7 +206,7 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
             }
             None => entry.attributes(
                 1,
-                vec![plain("there is no room for a ring"), attribute("full", few(&plan.full))],
+                vec![plain("a ring does not fit"), attribute("full", few(&plan.full))],
             ),
         }
         for tree in &plan.trees {
@@ -270,7 +276,7 @@ mod tests {
         for (job, kind, why) in [
             ("train", Kind::Usage, "JOB=HOST,.. is expected"),
             ("train=a0,b0@x", Kind::Usage, "priority `x`"),
-            ("train=a0,c0", Kind::NotFound, "there is no `c0`"),
+            ("train=a0,c0", Kind::NotFound, "`c0` is not in the network"),
             ("train=a0", Kind::Refused, "two members"),
         ] {
             let failure = planned(&[job], false).unwrap_err();

@@ -68,7 +68,7 @@ fn job_entry(j: &Job) -> Entry {
     entry
 }
 
-/// The same with the numbers that make up its memory, its token and its flows.
+/// The same with its memory, its token and its flows.
 fn whole_job(j: &Job) -> Entry {
     let mut entry = job_entry(j);
     let header = size_of::<netsum_common::abi::SavedHeader>();
@@ -94,7 +94,7 @@ fn whole_job(j: &Job) -> Entry {
     entry
 }
 
-/// What has shown up in band, and what has not.
+/// Connections that have shown up in band, and missing ones.
 fn in_band(entry: &mut Entry, band: &InBand) {
     if let Some(token) = &band.token {
         entry.attributes(3, vec![attribute("token in band", token)]);
@@ -325,10 +325,10 @@ pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Res
                 attribute("verified", format!("{} insns", p.verified_insns)),
             ],
         );
-        if let Some(adds) =
-            programs.adds.filter(|_| p.name == netsum_common::abi::programs::AGGREGATE)
+        if let Some(rate) =
+            programs.aggregation_rate.filter(|_| p.name == netsum_common::abi::programs::AGGREGATE)
         {
-            entry.attributes(0, vec![attribute("adds", speed(adds as f64))]);
+            entry.attributes(0, vec![attribute("aggregation rate", speed(rate as f64))]);
         }
         if p.run_cnt > 0 {
             let mean = p.run_time_ns as f64 / p.run_cnt as f64;
@@ -371,7 +371,7 @@ pub fn stats(
     }
 }
 
-/// Bytes in a second, for people.
+/// Bytes per second as text.
 pub fn speed(rate: f64) -> String {
     if rate < 1e8 { format!("{:.1} MB/s", rate / 1e6) } else { format!("{:.2} GB/s", rate / 1e9) }
 }

@@ -1,5 +1,5 @@
-//! `netsum stats --interval`: what jobs do by the second, from two readings of the counters. Pure
-//! but for the printing.
+//! `netsum stats --interval`: rates of jobs, from two readings of the counters. Pure except for the
+//! printing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
@@ -13,10 +13,10 @@ use super::layout::{FAIR, NAME, PLAIN};
 use super::timing::{self, Sums};
 use super::view::{JobRates, Rates};
 
-/// Lines of jobs after which the titles of the columns come again.
+/// Lines of jobs after which the column titles are repeated.
 const TITLES_EVERY: usize = 20;
 
-/// What happened between two readings; jobs that are not in both are left out.
+/// Rates between two readings; jobs that are not in both are left out.
 pub fn between(before: &api::StatsReply, after: &api::StatsReply, time: f64) -> Rates {
     let interval = after.time_ns.saturating_sub(before.time_ns) as f64 / 1e9;
     let old: HashMap<&str, &api::JobStats> =
@@ -37,7 +37,7 @@ fn job(
     interval: f64,
 ) -> JobRates {
     let rate = |i: usize| {
-        // A job of the same name that was made anew in between counts from zero.
+        // A job of the same name that was created again in between counts from zero.
         let grown = new.values[i]
             .checked_sub(old.values.get(i).copied().unwrap_or(0))
             .unwrap_or(new.values[i]);
@@ -62,7 +62,7 @@ fn job(
         gbps_in: gbps(Counter::Fragments),
         gbps_out: gbps(Counter::Results),
         replays: of(Counter::Replays),
-        // The sum of none is -0.0.
+        // The sum of an empty list is -0.0.
         drops: drops_by_reason.values().fold(0.0, |sum, rate| sum + rate),
         drops_by_reason,
         completion_p50_ns: sums.completion.percentile(500),
@@ -84,13 +84,13 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// Nothing has been printed.
+    /// A printer that has printed nothing yet.
     pub fn new(format: Format) -> Self {
         Self { format, lines: 0 }
     }
 
-    /// Prints an interval's rates: a line for each job, and one for what belongs to none if
-    /// anything was dropped there.
+    /// Prints an interval's rates: one line for each job, and one for packets that belong to none
+    /// if any of them were dropped.
     pub fn print(&mut self, out: &mut impl Write, rates: &Rates) -> Result<()> {
         if self.format.json(out, rates)? {
             out.flush()?;
@@ -102,7 +102,8 @@ impl Printer {
             shown.iter().filter_map(|j| j.job.as_ref()).map(String::len).max().unwrap_or(0).max(8);
         if self.lines == 0 || self.lines >= TITLES_EVERY {
             let title = format!(
-                "{:<8}  {:<width$}  {:>11}  {:>8}  {:>8}  {:>8}  {:>8}  {:>13}  {:>13}  {:>9}  {:>9}  {:>9}",
+                "{:<8}  {:<width$}  {:>11}  {:>8}  {:>8}  {:>8}  {:>8}  {:>13}  {:>13}  {:>9}  {:>9}  \
+                 {:>9}",
                 "utc",
                 "job",
                 "fragments/s",
@@ -138,7 +139,8 @@ impl Printer {
             };
             writeln!(
                 out,
-                "{clock}  {name:<width$}  {:>11.0}  {:>8.3}  {:>8.3}  {:>8.0}  {drops}{:>8.0}{drops:#}  {slots:>13}  {credit:>13}  {p50:>9}  {p99:>9}  {last:>9}",
+                "{clock}  {name:<width$}  {:>11.0}  {:>8.3}  {:>8.3}  {:>8.0}  \
+                 {drops}{:>8.0}{drops:#}  {slots:>13}  {credit:>13}  {p50:>9}  {p99:>9}  {last:>9}",
                 j.fragments, j.gbps_in, j.gbps_out, j.replays, j.drops
             )?;
             self.lines += 1;

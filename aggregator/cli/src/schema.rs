@@ -1,5 +1,5 @@
-//! The schemas of the JSON that is printed, made of the very types that are. `cargo xtask dist
-//! --schema` writes them to `aggregator/schema`; a test holds them against each other.
+//! The schemas of the printed JSON, generated from the printed types. `cargo xtask dist --schema`
+//! writes them to `aggregator/schema`; a test compares them.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -81,7 +81,7 @@ mod tests {
             .collect();
         for Schema { file, schema } in all() {
             let found = std::fs::read_to_string(folder.join(file)).unwrap_or_default();
-            assert!(found == text(&schema), "{file} is old: cargo xtask dist --schema");
+            assert!(found == text(&schema), "{file} is out of date: cargo xtask dist --schema");
             files.retain(|f| f != file);
         }
         assert!(files.is_empty(), "files without a command: {files:?}");

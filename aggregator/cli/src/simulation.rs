@@ -11,49 +11,49 @@ use super::format::Format;
 use super::layout::{BAD, FAIR, GOOD, NAME, PLAIN};
 use super::trace::{self, SlotSeen, Transport};
 
-/// What would become of the frames of a file.
+/// Simulated outcomes of the frames of a file.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Simulation {
-    /// The programs that were run are those that the daemon has loaded, instruction by instruction.
+    /// The simulated programs equal those that the daemon has loaded, instruction by instruction.
     pub same_programs: bool,
     /// The frames, in the file's order.
     pub frames: Vec<Simulated>,
     /// How many frames came to each end.
     pub outcomes: BTreeMap<String, u64>,
-    /// What all programs have counted.
+    /// Counters of all programs.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// What would become of a frame.
+/// A frame's simulated outcome.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Simulated {
     /// Its number in the file, from 1.
     pub number: u64,
-    /// The port that it comes in by.
+    /// The port at which it arrives.
     pub port: String,
-    /// What it is: the opcode's name, or what else it is.
+    /// Type of the frame: the opcode's name, or another protocol.
     pub what: String,
     /// Its length in bytes.
     pub len: u32,
-    /// What its transport header says; null where it has none.
+    /// Its transport header; null if it has none.
     pub transport: Option<Transport>,
-    /// Its job; null where it is of none.
+    /// Its job; null if it belongs to none.
     pub job: Option<String>,
     /// Ring of the job, from 0.
     pub ring: Option<u32>,
-    /// Its place, and how ring and slot are right afterwards; null where it is of no flow.
+    /// Its place, with the state of ring and slot right after it; null if it belongs to no flow.
     pub slot: Option<SlotSeen>,
-    /// What becomes of it.
+    /// Its outcome.
     pub outcome: Outcome,
     /// Names of the counters that count it, in each program that it meets.
     pub steps: Vec<SimulatedStep>,
     /// Why, in words.
     pub reason: String,
-    /// What to do about it; empty where nothing is wrong.
+    /// The next step; empty if nothing is wrong.
     pub next: String,
 }
 
-/// What a program makes of a frame.
+/// A program's verdict on a frame.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct SimulatedStep {
     /// The program.
@@ -64,21 +64,21 @@ pub struct SimulatedStep {
     pub to: Option<u32>,
 }
 
-/// What becomes of a frame.
+/// Outcome of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It is added to its slot, and is gone.
+    /// Added to its slot and consumed.
     Absorbed,
-    /// It takes the sum to all ranks.
+    /// Carries the sum to all ranks.
     Released,
-    /// It takes a sum that has been released to the next rank again.
+    /// Carries a released sum to the next rank again.
     Replayed,
     /// The bridge forwards it.
     Passed,
     /// The box drops it.
     Dropped,
-    /// It was not run.
+    /// Not simulated.
     Skipped,
 }
 
@@ -96,7 +96,7 @@ impl Outcome {
     }
 }
 
-/// Prints what would become of all.
+/// Prints all outcomes.
 pub fn print(out: &mut impl Write, format: Format, simulation: &Simulation) -> Result<()> {
     if format.json(out, simulation)? {
         return Ok(());
@@ -128,7 +128,8 @@ pub fn print(out: &mut impl Write, format: Format, simulation: &Simulation) -> R
         };
         writeln!(
             out,
-            "{number:>a$}  {NAME}{port:<b$}{NAME:#}  {what:<c$}  {addresses:<d$}  {place:<e$}  {style}{}{style:#}",
+            "{number:>a$}  {NAME}{port:<b$}{NAME:#}  {what:<c$}  {addresses:<d$}  {place:<e$}  \
+             {style}{}{style:#}",
             f.outcome.name()
         )?;
         let verdicts: Vec<String> = (f.steps.iter())
@@ -155,7 +156,8 @@ pub fn print(out: &mut impl Write, format: Format, simulation: &Simulation) -> R
     if !simulation.same_programs {
         writeln!(
             out,
-            "{FAIR}the daemon runs other programs of the same version than this `netsum` has{FAIR:#}"
+            "{FAIR}the daemon's programs differ from those of this `netsum`, of the same \
+             version{FAIR:#}"
         )?;
     }
     Ok(())

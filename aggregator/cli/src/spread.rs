@@ -11,12 +11,12 @@ use super::format::Format;
 use super::layout::{self, Entry, attribute, plain};
 use super::print::{name, up};
 
-/// How flows that are not summed are spread over uplinks.
+/// How unsummed flows are spread over uplinks.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Spread {
     /// The uplinks.
     pub uplinks: Vec<Uplink>,
-    /// The flows that go by them.
+    /// The flows that use them.
     pub flows: Vec<Flow>,
 }
 
@@ -28,13 +28,13 @@ pub struct Uplink {
     pub name: String,
     /// It is up and has a carrier.
     pub up: bool,
-    /// How many flows go by it.
+    /// Number of flows that use it.
     pub flows: u32,
-    /// What these have sent, in bytes of frames.
+    /// Bytes of frames that these have sent.
     pub bytes: u64,
 }
 
-/// A flow that goes by one uplink.
+/// A flow that uses one uplink.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "SpreadFlow")]
 pub struct Flow {
@@ -46,9 +46,9 @@ pub struct Flow {
     pub dst: String,
     /// The uplink.
     pub uplink: String,
-    /// Somebody has said which uplink; the box has chosen it otherwise.
+    /// An administrator chose the uplink; otherwise the box did.
     pub pinned: bool,
-    /// What it has sent, in bytes of frames.
+    /// Bytes of frames that it has sent.
     pub bytes: u64,
 }
 

@@ -12,7 +12,7 @@ use super::format::Format;
 use super::layout::{self, Entry, FAIR, PLAIN, plain, styled};
 use super::print::name;
 
-/// Whose jobs may have how much, and have how much.
+/// A tenant's limits and use.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Tenant {
     /// Its name.
@@ -29,12 +29,12 @@ pub struct Tenant {
     pub memory: Quota,
 }
 
-/// What is in use of something.
+/// Use of one resource.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Quota {
     /// In use.
     pub used: u64,
-    /// The limit; null where that is the pool.
+    /// The limit; null if only the pool limits it.
     pub limit: Option<u64>,
 }
 

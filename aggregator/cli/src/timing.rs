@@ -1,5 +1,5 @@
-//! Timed sums, as `netsum stats`, `top` and `report` show them: who is last, and how late. Pure but
-//! for the printing.
+//! Timed sums, as `netsum stats`, `top` and `report` show them: which rank is last, and how late.
+//! Pure except for the printing.
 
 use std::io::Write;
 
@@ -11,8 +11,8 @@ use serde::Serialize;
 use super::failure::Result;
 use super::layout::NAME;
 
-/// A histogram out of the API. A daemon of another version may have other buckets: what is beyond
-/// ours is in the last.
+/// Reads a histogram from the API. A daemon of another version may have more buckets: those beyond
+/// ours are added to the last.
 pub fn histogram(message: Option<&api::Histogram>) -> Histogram {
     let mut histogram = Histogram::EMPTY;
     if let Some(message) = message {
@@ -30,21 +30,21 @@ pub struct Part {
     pub rank: u32,
     /// How often it was the last.
     pub last: u64,
-    /// How late it came after the first.
+    /// Its delay after the first contribution.
     pub late: Histogram,
 }
 
-/// The timed sums of a job, of all time or of an interval.
+/// The timed sums of a job, in total or in an interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     /// From first contribution to last.
     pub completion: Histogram,
-    /// The ranks, in their order. What follows counts their places here from 0.
+    /// The ranks, in their order. All the following index them by their place here.
     pub ranks: Vec<Part>,
 }
 
 impl Sums {
-    /// What a reading has.
+    /// The sums in a reading.
     pub fn new(stats: &api::JobStats) -> Self {
         let part = |r: &api::RankTiming| Part {
             rank: r.rank,
@@ -57,7 +57,7 @@ impl Sums {
         }
     }
 
-    /// What has come since an earlier reading; all where the job was made anew in between.
+    /// The sums since an earlier reading; all of them if the job was created again in between.
     pub fn since(&self, earlier: &Self) -> Self {
         let anew = earlier.ranks.len() != self.ranks.len()
             || self.ranks.iter().zip(&earlier.ranks).any(|(now, before)| now.last < before.last);
@@ -75,7 +75,7 @@ impl Sums {
         }
     }
 
-    /// With others of the same job.
+    /// Adds others of the same job.
     pub fn merge(&mut self, other: &Self) {
         self.completion.merge(&other.completion);
         self.ranks.resize(self.ranks.len().max(other.ranks.len()), Part::default());
@@ -109,8 +109,8 @@ impl Sums {
         Some((rank, self.share(rank)))
     }
 
-    /// The rank that the others wait for: last half as often again as its share would be, of sums
-    /// enough that this is no accident.
+    /// The rank that the others wait for: it is last at least 1.5 times as often as an equal share,
+    /// over enough sums to rule out chance.
     pub fn straggler(&self) -> Option<usize> {
         let (rank, share) = self.last()?;
         let sums: u64 = self.ranks.iter().map(|r| r.last).sum();
@@ -131,7 +131,7 @@ pub fn time(ns: u64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-/// The bound that something is below.
+/// An upper bound as text.
 pub fn below(bound: Option<u64>) -> String {
     bound.map_or_else(|| "-".into(), |ns| format!("< {}", time(ns)))
 }
@@ -154,13 +154,13 @@ pub struct RankTiming {
     pub rank: u32,
     /// How often it was the last to contribute.
     pub last: u64,
-    /// The same by the number of sums, 0 to 1.
+    /// The same as a fraction of all sums, 0 to 1.
     pub last_share: f64,
-    /// How long after the first contribution its own came; 0 where it was the first itself.
+    /// Delay of its contribution after the first one; 0 if its own was the first.
     pub late: Durations,
 }
 
-/// Durations. All bounds are powers of two and less than twice what is true; durations of 68.7 s
+/// Durations. All bounds are powers of two and less than twice the true value; durations of 68.7 s
 /// and more have no bound, and are counted below the next one.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Durations {
@@ -174,16 +174,16 @@ pub struct Durations {
     pub p99_ns: Option<u64>,
     /// Nanoseconds that all are below; null without any.
     pub max_ns: Option<u64>,
-    /// Those that are not empty.
+    /// The buckets that are not empty.
     pub buckets: Vec<Bucket>,
 }
 
 /// Durations of about the same length.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Bucket {
-    /// They are below so many nanoseconds, and not below half of that.
+    /// Upper bound in nanoseconds; none is below half of that.
     pub below_ns: u64,
-    /// How many they are.
+    /// Number of durations.
     pub count: u64,
 }
 
@@ -202,7 +202,7 @@ impl From<&Histogram> for Durations {
 }
 
 impl Timing {
-    /// Of a job.
+    /// The timed sums of one job.
     pub fn new(sums: &Sums, sampled: u32) -> Self {
         let rank = |(place, part): (usize, &Part)| RankTiming {
             rank: part.rank,
@@ -288,7 +288,7 @@ pub(crate) mod tests {
         // Each is the last in turn.
         all.ranks.iter_mut().for_each(|r| r.last = 100);
         assert_eq!((all.last(), all.straggler()), (Some((0, 0.25)), None));
-        // A few sums are an accident, none are nothing.
+        // A few sums can be chance; zero sums say nothing.
         assert_eq!(sums(4, 2, 15, 1).straggler(), None);
         assert_eq!((sums(4, 2, 0, 1).last(), sums(4, 2, 0, 1).straggler()), (None, None));
     }
@@ -300,7 +300,7 @@ pub(crate) mod tests {
         let mut late = early.clone();
         late.merge(&more);
         assert_eq!(late.since(&early), more);
-        // A job of the same name that was made anew.
+        // A job of the same name that was created again.
         assert_eq!(early.since(&late), early);
         assert_eq!(sums(2, 0, 5, 100).since(&late), sums(2, 0, 5, 100));
     }

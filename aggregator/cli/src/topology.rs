@@ -21,7 +21,7 @@ use super::print::name;
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Topology {
     pub boxes: Vec<Node>,
-    /// Cables between them.
+    /// Links between them.
     pub links: Vec<Link>,
 }
 
@@ -37,14 +37,14 @@ pub struct Node {
 /// A host, as its box has seen it.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Host {
-    /// Its name in the file of --ethers; null where it has none there.
+    /// Its name in the file of --ethers; null if it has none there.
     pub name: Option<String>,
     /// Its MAC address.
     pub mac: String,
     pub port: String,
 }
 
-/// Names by MAC address, as ethers(5) has them: `02:00:00:00:00:01 host0`.
+/// Names by MAC address, in the format of ethers(5): `02:00:00:00:00:01 host0`.
 fn ethers(text: &str) -> BTreeMap<String, String> {
     let line = |line: &str| {
         let mut words = line.split('#').next()?.split_whitespace();
@@ -84,13 +84,14 @@ impl Topology {
         Self { boxes: fabric.boxes.into_iter().map(node).collect(), links }
     }
 
-    /// A tree: of several boxes above a leaf the one that is above most.
+    /// The boxes as a tree: if a leaf has several boxes above it, the one that is above most
+    /// leaves.
     fn tree(&self) -> BTreeMap<&str, Vec<&Node>> {
         let mut below: BTreeMap<&str, usize> = BTreeMap::new();
         self.boxes.iter().flat_map(|b| &b.above).for_each(|of| *below.entry(of).or_default() += 1);
         let mut tree: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
         for node in &self.boxes {
-            // The first of those that are equal.
+            // The first of several equal ones.
             if let Some(of) = node.above.iter().rev().max_by_key(|of| below[of.as_str()]) {
                 tree.entry(of).or_default().push(node);
             }
@@ -103,7 +104,7 @@ impl Topology {
         names.into_iter().collect()
     }
 
-    /// A comment with the hosts that have no name: a scheduler knows nobody else's.
+    /// A comment with the unnamed hosts: a scheduler knows hosts only by name.
     fn nameless(&self) -> String {
         let all = self.boxes.iter().flat_map(|b| b.hosts.iter().map(move |h| (b, h)));
         let nameless = all.filter(|(_, h)| h.name.is_none());
@@ -137,8 +138,8 @@ impl Topology {
             let children: Vec<&str> =
                 tree.get(&*node.name).into_iter().flatten().map(|b| &*b.name).collect();
             let hosts = Self::named(node);
-            // A switch has switches or nodes: a box that has both has its own hosts below a second
-            // one.
+            // A Slurm switch has either switches or nodes, so the own hosts of a box with both are
+            // below a second switch.
             if !children.is_empty() {
                 let own =
                     if hosts.is_empty() { String::new() } else { format!(",{}_hosts", node.name) };
@@ -162,18 +163,19 @@ impl Topology {
         text
     }
 
-    /// Labels of nodes for Kueue's topology-aware scheduling, as commands.
+    /// Node labels for Kueue's topology-aware scheduling, as commands.
     fn kueue(&self) -> String {
         let mut text = self.nameless();
         let tree = self.tree();
         for node in &self.boxes {
             let above = tree.iter().find(|(_, below)| below.iter().any(|b| b.name == node.name));
-            // A box that is below none is a block of its own.
+            // A box without a box above it is a block of its own.
             let block = above.map_or(&*node.name, |(of, _)| of);
             for host in Self::named(node) {
                 let _ = writeln!(
                     text,
-                    "kubectl label --overwrite node {host} netsum.dev/block={block} netsum.dev/rack={}",
+                    "kubectl label --overwrite node {host} netsum.dev/block={block} \
+                     netsum.dev/rack={}",
                     node.name
                 );
             }
@@ -193,8 +195,8 @@ pub fn known(what: &str, rate: u64) -> Result<f64> {
     }
 }
 
-/// A topology for `netsum plan`. Links that carry nothing are left out; several between two boxes
-/// are one.
+/// A topology for `netsum plan`. Links without traffic are left out; several between two boxes
+/// become one.
 fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Planned> {
     let mut plan = Planned::default();
     let mut links: BTreeMap<(&str, &str), f64> = BTreeMap::new();
@@ -221,7 +223,7 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Pla
 pub fn add_box(plan: &mut netsum_plan::topology::Topology, b: &api::FabricBox) {
     plan.boxes.push(netsum_plan::topology::Box_ {
         name: b.name.clone(),
-        adds: b.adds.map(|adds| adds as f64),
+        adds: b.aggregation_rate.map(|rate| rate as f64),
         cpus: b.cpus,
         slots: None,
     });
@@ -232,7 +234,7 @@ pub fn box_of(end: &str) -> &str {
     end.split_once('/').map_or(end, |(of, _)| of)
 }
 
-/// Prints it in the form that is asked for.
+/// Prints the topology in the requested form.
 pub fn show(
     out: &mut impl Write,
     format: Format,
@@ -241,7 +243,7 @@ pub fn show(
 ) -> Result<()> {
     let names = match std::fs::read_to_string(&args.ethers) {
         Ok(text) => ethers(&text),
-        // Few machines have one.
+        // The file is missing on most machines.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
         Err(e) => {
             return Err(Failure::new(

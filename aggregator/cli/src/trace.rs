@@ -18,32 +18,32 @@ use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::layout::{BAD, FAIR, NAME, PLAIN};
 
-/// A packet, what a program made of it, and how its slot was right afterwards.
+/// A packet, a program's verdict on it, and its slot right afterwards.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Packet {
     /// Nanoseconds since 1970.
     pub time_ns: u64,
-    /// The program that it met: `ingress`, `aggregate` or `egress`.
+    /// The program: `ingress`, `aggregate` or `egress`.
     pub program: String,
-    /// The port that it came in on or, at egress, leaves by.
+    /// The port at which it arrived or, at egress, leaves.
     pub port: String,
     /// The CPU.
     pub cpu: u32,
     /// Names of the counters that counted it there.
     pub verdict: Vec<String>,
-    /// Its job; null where it is of none.
+    /// Its job; null if it belongs to none.
     pub job: Option<String>,
     /// Ring of the job, from 0.
     pub ring: Option<u32>,
-    /// What it is: the opcode's name, or what else it is.
+    /// Type of the frame: the opcode's name, or another protocol.
     pub what: String,
     /// Its length in bytes.
     pub len: u32,
-    /// What its transport header says; null where it has none.
+    /// Its transport header; null if it has none.
     pub transport: Option<Transport>,
-    /// Its place, and how the slot is; null where it is of no flow.
+    /// Its place and the state of its slot; null if it belongs to no flow.
     pub slot: Option<SlotSeen>,
-    /// Packets that were lost right before this one, because there was no room for them.
+    /// Packets lost right before this one, because buffers were full.
     pub lost: u64,
 }
 
@@ -62,7 +62,7 @@ pub struct Transport {
     pub opcode: u8,
 }
 
-/// How ring and slot were right after a packet.
+/// State of ring and slot right after a packet.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct SlotSeen {
     /// The rank that sent it or, at egress, gets it.
@@ -73,9 +73,9 @@ pub struct SlotSeen {
     pub low: u32,
     /// How many fragments of the rank are missing before it.
     pub gap: u32,
-    /// The index that its slot holds; null where it holds none yet.
+    /// The index that its slot holds; null if it holds none yet.
     pub holds: Option<u32>,
-    /// Ranks that have contributed to that.
+    /// Ranks that have contributed to that index.
     pub contributors: Vec<u32>,
     /// The job's ranks.
     pub ranks: u32,
@@ -101,7 +101,7 @@ impl From<api::SlotSeen> for SlotSeen {
     }
 }
 
-/// What a frame is, in a word, and its transport header.
+/// A frame's type in a word, and its transport header.
 pub fn describe(frame: &[u8]) -> (String, Option<Transport>) {
     let parsed = match wire::parse(frame) {
         Ok(parsed) | Err((_, Some(parsed))) => parsed,
@@ -121,7 +121,7 @@ pub fn describe(frame: &[u8]) -> (String, Option<Transport>) {
     (what, Some(transport))
 }
 
-/// What a frame is that is not RoCEv2.
+/// Type of a frame that is not RoCEv2.
 fn other(frame: &[u8]) -> String {
     let word = |at: usize| frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
     let (ethertype, ip) = match word(offset_of!(EthHdr, ether_type)) {
@@ -171,7 +171,7 @@ impl Packet {
         self.verdict.join(",")
     }
 
-    /// Where it belongs and how its slot is; empty where it is of no job.
+    /// Its place and the state of its slot; empty if it belongs to no job.
     pub fn place(&self) -> String {
         match (&self.job, self.ring) {
             (Some(job), Some(ring)) => place(job, ring, self.slot.as_ref()),
@@ -179,7 +179,7 @@ impl Packet {
         }
     }
 
-    /// What a capture file says of it.
+    /// Its comment in a capture file.
     fn comment(&self) -> String {
         let place = self.place();
         let gap = if place.is_empty() { "" } else { "; " };
@@ -187,7 +187,7 @@ impl Packet {
     }
 }
 
-/// Where a packet belongs, and how its slot is.
+/// A packet's place, and the state of its slot.
 pub fn place(job: &str, ring: u32, slot: Option<&SlotSeen>) -> String {
     let mut text = format!("{job}/{ring}");
     let Some(s) = slot else { return text };
@@ -219,7 +219,7 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// Nothing has been printed.
+    /// A printer that has printed nothing yet.
     pub fn new(format: Format) -> Self {
         Self { format, widths: [5, 23, 0] }
     }
@@ -251,7 +251,8 @@ impl Printer {
         };
         writeln!(
             out,
-            "{} {:<9} {NAME}{:<port$}{NAME:#} {addresses:<between$} {:<15} {numbers:<25} len {:<4} {place:<where_$} {style}{}{style:#}",
+            "{} {:<9} {NAME}{:<port$}{NAME:#} {addresses:<between$} {:<15} {numbers:<25} \
+             len {:<4} {place:<where_$} {style}{}{style:#}",
             clock(p.time_ns),
             p.program,
             p.port,
@@ -263,7 +264,7 @@ impl Printer {
     }
 }
 
-/// What kind of an end a packet has met.
+/// Kind of a packet's outcome.
 pub fn kind(verdict: &[String]) -> CounterKind {
     let of = |kind: CounterKind| {
         Counter::ALL.iter().any(|c| c.kind() == kind && verdict.iter().any(|v| v == c.name()))
@@ -285,7 +286,7 @@ fn clock(time_ns: u64) -> String {
     format!("{:02}:{:02}:{:02}.{ns:09}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// Where packets go.
+/// Destination of traced packets.
 enum Sink {
     Text(Printer),
     File(Writer),
@@ -299,10 +300,7 @@ pub async fn run(
     out: &mut impl Write,
 ) -> Result<()> {
     if args.pcap.is_some() && format != Format::Text {
-        return Err(Failure::new(
-            Kind::Usage,
-            "--pcap writes frames, and no JSON: leave -j and -p out",
-        ));
+        return Err(Failure::new(Kind::Usage, "--pcap writes frames, not JSON: omit -j and -p"));
     }
     let capture = match args.pcap {
         Some(_) => args.snaplen.unwrap_or(u32::MAX),

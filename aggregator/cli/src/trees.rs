@@ -1,4 +1,4 @@
-//! `netsum fabric job show`: a job's trees as they are planned, beside what their links carry.
+//! `netsum fabric job show`: a job's planned trees, and the load of their links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -20,53 +20,53 @@ use super::print::name;
 use super::print::speed;
 use super::topology::{add_box, box_of, known};
 
-/// A job of a fabric, its trees, and the plan for all jobs that are there.
+/// A job of a fabric, its trees, and the plan for all current jobs.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Job {
     pub name: String,
     pub ranks: u32,
-    /// null where there can be none.
+    /// null if no plan is possible.
     pub plan: Option<Plan>,
-    /// Why there can be none.
+    /// Why no plan is possible.
     pub no_plan: Option<String>,
-    /// As boxes have been told.
+    /// As ordered from the boxes.
     pub trees: Vec<Tree>,
 }
 
-/// What the job could reach beside the others.
+/// Rates of the job next to the others.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Plan {
-    /// Its fair share: bytes in a second.
+    /// Its fair share in bytes per second.
     pub share: f64,
-    /// What the links alone would allow, were no other job there.
+    /// Bound of the links, without other jobs.
     pub bound: f64,
-    /// What is full then, of what its trees take.
+    /// Bottlenecks among the links and CPUs of its trees.
     pub full: Vec<String>,
 }
 
 /// A tree.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Tree {
-    /// The box that sums all.
+    /// The box that sums all ranks.
     pub root: String,
-    /// Of the job's rings those that go by it.
+    /// How many of the job's rings use it.
     pub rings: u32,
-    /// The part of the job's bytes that they have.
+    /// Its part of the job's bytes.
     pub part: f64,
-    /// The part that the plan gives it; null without a plan.
+    /// The part by the plan; null without a plan.
     pub planned: Option<f64>,
     /// From the boxes of its ranks to the root.
     pub links: Vec<Link>,
 }
 
-/// A link of a tree, with what all jobs send there.
+/// A link of a tree, with the traffic of all jobs.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Link {
     pub below: String,
     pub above: String,
-    /// Bits per second; 0 where it is not known.
+    /// Bits per second; 0 if unknown.
     pub rate: u64,
-    /// Bytes per second, between the manager's last two looks.
+    /// Bytes per second, between the manager's last two polls.
     pub up: u64,
     pub down: u64,
 }
@@ -79,7 +79,8 @@ fn ports(job: &api::Job) -> BTreeMap<u32, &str> {
 /// The network of all jobs' ranks.
 fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<Network> {
     let mut topology = Topology::default();
-    // A box that gets no rings is in no tree, and of several links between two boxes rings use one.
+    // A box that gets no rings is in no tree. Rings use only one of several links between two
+    // boxes.
     let usable: BTreeSet<&str> =
         fabric.boxes.iter().filter(|b| b.answers && b.drain.is_none()).map(|b| &*b.name).collect();
     fabric.boxes.iter().for_each(|b| add_box(&mut topology, b));
@@ -92,7 +93,7 @@ fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<Network> {
         }
     }
     links.into_iter().for_each(|([below, above], rate)| topology.link(below, above, rate));
-    // Ranks of several jobs are one host, so that they share its link.
+    // Ranks of several jobs on one port are one host: they share its link.
     let at: BTreeSet<&str> = jobs.iter().flat_map(|job| ports(job).into_values()).collect();
     for &end in &at {
         let rate = fabric.ports.iter().find(|port| port.port == end).map_or(0, |port| port.rate);
@@ -121,8 +122,8 @@ fn tree_at(network: &Network, job: &api::Job, root: &str, rings: u32) -> Option<
 }
 
 impl Plan {
-    /// What a job would get if it connected anew, beside the others as they are; and of that the
-    /// part at each box.
+    /// Computes the job's share if it reconnected next to the others as they are, and the part of
+    /// it at each box.
     fn new(
         fabric: &api::Fabric,
         jobs: &[api::Job],
@@ -191,7 +192,7 @@ impl Plan {
 
 impl Job {
     fn new(fabric: &api::Fabric, jobs: &[api::Job], wanted: &str) -> Result<Self> {
-        let missing = || Failure::new(Kind::NotFound, format!("JOB `{wanted}`: there is none"));
+        let missing = || Failure::new(Kind::NotFound, format!("job `{wanted}` does not exist"));
         let mine = jobs.iter().find(|job| job.name == wanted).ok_or_else(missing)?;
         let told = fabric.jobs.iter().find(|job| job.name == wanted);
         let told = told.map_or(&[][..], |job| &job.trees);
@@ -224,7 +225,7 @@ impl Job {
     }
 }
 
-/// The link by which a box's rings go to another.
+/// The link that a box's rings use towards another.
 fn link(fabric: &api::Fabric, below: &str, above: &str) -> Option<Link> {
     let is_it = |link: &&api::FabricLink| {
         link.up && box_of(&link.below) == below && box_of(&link.above) == above
@@ -400,14 +401,14 @@ mod tests {
     fn a_box_that_adds_slowly_limits_the_plan() {
         let mut fabric = fabric();
         // spine1 adds up two leaves: 150 MB/s of each, where its links would carry 375.
-        fabric.boxes[3].adds = Some(300_000_000);
+        fabric.boxes[3].aggregation_rate = Some(300_000_000);
         let expected = 1.25e8 / WIRE + 1.5e8 * 65460.0 / 65536.0;
         let plan = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
         assert!((plan.share - expected).abs() < 1e3, "{plan:?}");
         assert!(plan.full.contains(&"spine1's CPU".into()), "{plan:?}");
         // One CPU of four serves a ring, whose leaves each bring 10 MB/s there; the job has four
         // rings.
-        (fabric.boxes[3].adds, fabric.boxes[3].cpus) = (Some(80_000_000), Some(4));
+        (fabric.boxes[3].aggregation_rate, fabric.boxes[3].cpus) = (Some(80_000_000), Some(4));
         fabric.boxes[2].answers = false;
         let plan = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
         assert!((plan.share - 4e7 * 65460.0 / 65536.0).abs() < 1e3, "{plan:?}");
@@ -431,6 +432,6 @@ mod tests {
         let shown = text(&fabric, vec![job("train")]);
         assert!(shown.contains("no plan: no boxes sum it: its ranks have not joined"), "{shown}");
         let error = Job::new(&fabric, &[], "train").unwrap_err();
-        assert_eq!(error.message, "JOB `train`: there is none");
+        assert_eq!(error.message, "job `train` does not exist");
     }
 }

@@ -1,5 +1,5 @@
-//! What is printed, as JSON: `aggregator/schema` is made of these types. A name here is a promise
-//! to scripts.
+//! The JSON that is printed: `aggregator/schema` is generated from these types. Scripts rely on the
+//! names here.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use serde::Serialize;
 
 use super::timing::{Sums, Timing};
 
-/// How a job stands.
+/// A job's state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Waits for flows.
     Waiting,
-    /// All flows are there: the box sums.
+    /// All flows are registered: the box sums.
     Active,
     /// Ended by an error.
     Failed,
@@ -46,11 +46,11 @@ impl From<api::JobState> for State {
 pub struct Job {
     /// Its name.
     pub name: String,
-    /// How it stands.
+    /// Its state.
     pub state: State,
     /// Why it failed; empty unless it has.
     pub error: String,
-    /// Whose it is.
+    /// The tenant that owns it.
     pub tenant: String,
     /// Ranks.
     pub ranks: u32,
@@ -60,7 +60,7 @@ pub struct Job {
     pub mtu: u32,
     /// Bytes of the largest message.
     pub message_size: u32,
-    /// Messages that a rank may send without having their sums.
+    /// Messages that a rank may send before it has their sums.
     pub window: u32,
     /// Number of rings.
     pub rings: u32,
@@ -72,45 +72,45 @@ pub struct Job {
     pub slots: u32,
     /// Bytes of all rings on the box.
     pub memory: u64,
-    /// Number of the set of connections; counts up when ranks join anew.
+    /// Number of the set of connections; counts up whenever the ranks join again.
     pub epoch: u32,
     /// The rings' numbers in the data plane.
     pub ring_ids: Vec<u32>,
     /// Registered flows.
     pub flows: Vec<Flow>,
-    /// Where boxes are in levels: the members of each ring here, in order: ranks, groups of ranks,
-    /// and `up`.
+    /// With boxes in levels: the members of each ring here, in order: ranks, groups of ranks, and
+    /// `up`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<String>,
-    /// The port towards the parent box; of several, each with its number of rings.
+    /// The port towards the parent box; several, each with its number of rings.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uplink: String,
-    /// What workers must know to join; only where it was asked for.
+    /// Token that workers need to join; only if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
-    /// What has shown up in band; only of jobs that are set up so.
+    /// Connections that have shown up in band; only of jobs that are set up so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_band: Option<InBand>,
 }
 
 impl Job {
-    /// Connections that come by this box when all are there.
+    /// Connections that pass this box once all are set up.
     pub fn connections(&self) -> u32 {
         let members = if self.members.is_empty() { self.ranks } else { self.members.len() as u32 };
         members * self.rings
     }
 }
 
-/// What has shown up of a job whose ranks do so by their first packets.
+/// Connections of a job whose ranks show up by their first packets.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct InBand {
     /// Connections that have shown up and wait for others.
     pub claims: Vec<Flow>,
-    /// Connections that have not.
+    /// Connections that have not shown up.
     pub unclaimed: Vec<Place>,
-    /// First packets that were refused of late, and why.
+    /// First packets that were refused recently, with the reason.
     pub refusals: Vec<String>,
-    /// The token that first packets show; only where it was asked for.
+    /// Token that first packets carry; only if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
 }
@@ -169,7 +169,7 @@ pub struct Flow {
     pub ring: u32,
     /// Sending rank.
     pub rank: u32,
-    /// Interface that its packets come in on.
+    /// Interface at which its packets arrive.
     pub port: String,
     /// The sender's IP address.
     pub src: String,
@@ -181,13 +181,13 @@ pub struct Flow {
     pub qpn: u32,
     /// PSN of the first packet.
     pub psn: u32,
-    /// Data packets that have come, modulo 2^32.
+    /// Data packets received, modulo 2^32.
     pub packets: u32,
-    /// Those of them that were refused before they reached a slot.
+    /// How many of them were refused before they reached a slot.
     pub refused: u32,
     /// PSN of the last one; null before the first.
     pub last_psn: Option<u32>,
-    /// The counter that says what became of the last one; null before the first.
+    /// The counter of the last one's outcome; null before the first.
     pub last_outcome: Option<String>,
 }
 
@@ -239,9 +239,9 @@ pub struct Ring {
     pub low: u32,
     /// Fragments that a rank may send beyond `low`.
     pub credit: u32,
-    /// What each rank has sent beyond `low`, in rank order.
+    /// Fragments that each rank has sent beyond `low`, in rank order.
     pub credit_used: Vec<u32>,
-    /// Milliseconds that it has stood still with something pending; null when nothing is.
+    /// Milliseconds that it has stood still with something pending; null if nothing is pending.
     pub waits_ms: Option<u64>,
 }
 
@@ -279,9 +279,9 @@ pub struct Port {
     pub mtu: u32,
     /// It is up and has a carrier.
     pub up: bool,
-    /// How the program is attached: `native` or `skb`; empty when none is.
+    /// How the program is attached: `native` or `skb`; empty if it is not.
     pub xdp: String,
-    /// Registered flows whose packets come in here.
+    /// Registered flows whose packets arrive here.
     pub flows: u32,
     /// Bytes received, of all traffic.
     pub rx_bytes: u64,
@@ -311,16 +311,16 @@ impl From<api::Port> for Port {
     }
 }
 
-/// The slots of a job that are in use.
+/// The used slots of a job.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Slots {
     /// Its rings.
     pub rings: Vec<SlotRing>,
-    /// Their slots that are in use.
+    /// Their used slots.
     pub slots: Vec<Slot>,
 }
 
-/// A ring, as far as its slots go.
+/// A ring's slots in short.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct SlotRing {
     /// Ring of the job, from 0.
@@ -331,9 +331,9 @@ pub struct SlotRing {
     pub slots: u32,
     /// The lowest index that has not been released.
     pub low: u32,
-    /// For each rank the index behind its last contiguous fragment.
+    /// For each rank, the index behind its last contiguous fragment.
     pub expected: Vec<u32>,
-    /// These ranks. Where boxes are in levels: for each member the rank whose connection is its.
+    /// These ranks. With boxes in levels: for each member, the rank that owns its connection.
     pub ranks: Vec<u32>,
 }
 
@@ -382,16 +382,16 @@ impl From<api::ShowSlotsReply> for Slots {
     }
 }
 
-/// What is loaded into the kernel.
+/// The programs that are loaded into the kernel.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Programs {
     /// Version of the layout of the maps.
     pub abi: u32,
     /// The programs.
     pub programs: Vec<Program>,
-    /// Bytes of contributions that they add in a second, on all CPUs for rings; null where that
-    /// could not be measured.
-    pub adds: Option<u64>,
+    /// Aggregation rate on all CPUs that serve rings, in bytes per second; null if it could not be
+    /// measured.
+    pub aggregation_rate: Option<u64>,
 }
 
 /// A program.
@@ -403,21 +403,21 @@ pub struct Program {
     pub r#type: String,
     /// Its name.
     pub name: String,
-    /// What the kernel makes of its instructions.
+    /// The kernel's hash of its instructions.
     pub tag: String,
     /// When it was loaded, in seconds since 1970.
     pub loaded_at: u64,
-    /// Bytes as the kernel has it.
+    /// Bytes of the translated program.
     pub bytes_xlated: u32,
     /// Bytes of machine code; 0 without JIT.
     pub bytes_jited: u32,
-    /// Bytes of memory that it locks.
+    /// Bytes of locked memory.
     pub bytes_memlock: u64,
-    /// Instructions that the verifier went through.
+    /// Instructions that the verifier processed.
     pub verified_insns: u32,
-    /// How often it has run; 0 unless `kernel.bpf_stats_enabled` is set.
+    /// Number of runs; 0 unless `kernel.bpf_stats_enabled` is set.
     pub run_cnt: u64,
-    /// Nanoseconds that it took.
+    /// Nanoseconds that these took.
     pub run_time_ns: u64,
     /// Where its packets come from.
     pub attached: Vec<String>,
@@ -442,7 +442,7 @@ impl From<api::ListProgramsReply> for Programs {
         Self {
             abi: reply.abi,
             programs: reply.programs.into_iter().map(program).collect(),
-            adds: reply.adds,
+            aggregation_rate: reply.aggregation_rate,
         }
     }
 }
@@ -450,19 +450,19 @@ impl From<api::ListProgramsReply> for Programs {
 /// Counters by name.
 pub type Counters = BTreeMap<String, u64>;
 
-/// What the data plane has counted.
+/// The data plane's counters.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Stats {
     /// Counters by name.
     #[serde(flatten)]
     pub counters: Counters,
-    /// The timed sums; of one job alone.
+    /// The timed sums; only for a single job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
 }
 
 impl Stats {
-    /// Of the box, or with `job` of the one job that the daemon was asked for.
+    /// With `job`, the answer for the one job that was requested; otherwise the answer for the box.
     pub fn new(reply: &api::StatsReply, job: bool) -> Self {
         let timing = |job| Timing::new(&Sums::new(job), reply.sampled);
         Self {
@@ -472,7 +472,7 @@ impl Stats {
     }
 }
 
-/// What jobs did within an interval.
+/// Rates of jobs in one interval.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Rates {
     /// When the interval ended, in seconds since 1970.
@@ -483,34 +483,33 @@ pub struct Rates {
     pub jobs: Vec<JobRates>,
 }
 
-/// What a job did within an interval, by the second.
+/// Rates of a job in one interval, per second.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct JobRates {
-    /// The job; null for what belongs to none.
+    /// The job; null for packets that belong to none.
     pub job: Option<String>,
-    /// How it stands; null for what belongs to none.
+    /// Its state; null for packets that belong to none.
     pub state: Option<State>,
     /// Contributions added.
     pub fragments: f64,
-    /// Gigabits of payload that came in with them; each fragment is taken for one of a full
-    /// message.
+    /// Gigabits of payload received with them, as if each fragment were one of a full message.
     pub gbps_in: f64,
-    /// Gigabits of payload that went out with results, likewise.
+    /// Gigabits of payload sent with results, likewise.
     pub gbps_out: f64,
     /// Results sent again.
     pub replays: f64,
     /// Packets dropped.
     pub drops: f64,
-    /// The same by reason; those that are not zero.
+    /// The same by reason; only reasons that are not zero.
     pub drops_by_reason: BTreeMap<String, f64>,
-    /// Nanoseconds that half of the sums took less than, from first contribution to last; null when
+    /// Upper bound in nanoseconds of half of the sums, from first contribution to last; null if
     /// none was timed.
     pub completion_p50_ns: Option<u64>,
-    /// Nanoseconds that 99 of 100 sums took less than; null when none was timed.
+    /// Upper bound in nanoseconds of 99 of 100 sums; null if none was timed.
     pub completion_p99_ns: Option<u64>,
-    /// The rank that was the last to contribute most often; null when no sum was timed.
+    /// The rank that was last to contribute most often; null if no sum was timed.
     pub last_rank: Option<u32>,
-    /// How often it was, 0 to 1.
+    /// How often it was last, 0 to 1.
     pub last_share: Option<f64>,
     /// Slots.
     pub slots: u32,
@@ -518,37 +517,37 @@ pub struct JobRates {
     pub slots_used: u32,
     /// Fragments that a rank may send beyond what has been released.
     pub credit: u32,
-    /// The most that a rank has sent, at the interval's end.
+    /// The most that any rank has sent, at the interval's end.
     pub credit_used: u32,
 }
 
 /// A file that was written.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Written {
-    /// Where.
+    /// Its path.
     pub file: String,
-    /// How long the job was watched for it.
+    /// Seconds for which the job was watched.
     pub seconds: f64,
 }
 
 /// Why a command failed.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Error {
-    /// In words.
+    /// Message.
     pub error: String,
     /// The exit code.
     pub exit: u8,
 }
 
-/// A command of a batch, and what came of it.
+/// A command of a batch and its result.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct BatchEntry {
     /// The words of its line.
     pub command: Vec<String>,
-    /// What it prints by itself; null where that is nothing.
+    /// The command's own output; null if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<serde_json::Value>,
-    /// Why it failed; the batch ends with it.
+    /// Why it failed; the batch ends there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

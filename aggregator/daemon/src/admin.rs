@@ -260,16 +260,16 @@ impl Admin for AdminService {
         Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, false)))
     }
 
-    async fn renew_job(
+    async fn reconnect_job(
         &self,
-        request: Request<api::RenewJobRequest>,
-    ) -> Answer<api::RenewJobReply> {
+        request: Request<api::ReconnectJobRequest>,
+    ) -> Answer<api::ReconnectJobReply> {
         let mut inner = self.order(election(&request)?)?;
         let name = request.into_inner().name;
         inner.controller.renew_job(&name).map_err(refused)?;
         inner.carry_out(None, Vec::new())?;
         log::info!(NETSUM_JOB = name; "job {name}: its ranks are asked to connect anew");
-        Ok(Response::new(api::RenewJobReply {}))
+        Ok(Response::new(api::ReconnectJobReply {}))
     }
 
     async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Answer<api::ListJobsReply> {
@@ -467,7 +467,7 @@ impl Admin for AdminService {
         Ok(Response::new(api::ListProgramsReply {
             programs,
             abi: abi::VERSION,
-            adds: inner.adds(),
+            aggregation_rate: inner.adds(),
         }))
     }
 

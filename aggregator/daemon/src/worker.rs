@@ -372,10 +372,10 @@ impl Worker for WorkerService {
             .map_err(refused)?;
         let (state, error) = (state_message(&job.state).into(), error_of(job));
         let epoch = epoch_number(job);
-        let renew = job.epoch.as_ref().is_some_and(|epoch| epoch.renew);
+        let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.renew);
         let is_stuck = inner.boxes.as_ref().is_some_and(|boxes| boxes.is_stuck(&r.job));
         let programs = if is_stuck { 0 } else { inner.programs };
-        Ok(Response::new(api::HeartbeatReply { state, error, epoch, renew, programs }))
+        Ok(Response::new(api::HeartbeatReply { state, error, epoch, reconnect, programs }))
     }
 
     async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {

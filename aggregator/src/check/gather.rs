@@ -1,4 +1,4 @@
-//! The facts about this machine.
+//! Gathers the facts about this machine.
 
 use std::fs;
 use std::path::Path;
@@ -12,13 +12,13 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::judge::{BridgeFacts, Facts};
 
-/// Where pins go by default.
+/// Default place of pins.
 const PIN: &str = "/sys/fs/bpf/netsum";
 
-/// Looks at this machine; at ports where they are named.
+/// Inspects this machine, and its ports if they are named.
 ///
 /// # Errors
-/// If what every Linux has is not there.
+/// If a file is missing that every Linux has.
 pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Facts> {
     let release =
         fs::read_to_string("/proc/sys/kernel/osrelease").context("/proc/sys/kernel/osrelease")?;
@@ -34,8 +34,8 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
     let mut facts = Facts {
         kernel: version(&release),
         root,
-        // The setting is there in the first network namespace alone; what becomes of a program is
-        // seen everywhere.
+        // Only the first network namespace has the setting; the result of loading is visible
+        // everywhere.
         jit: match &loaded {
             Some(Ok(jited)) => Some(*jited),
             _ => number("/proc/sys/net/core/bpf_jit_enable").map(|n| n > 0),
@@ -55,8 +55,8 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
     Ok(facts)
 }
 
-/// Whether the kernel takes the programs, and makes machine code of them; they are attached
-/// nowhere, and gone when this returns.
+/// Whether the kernel accepts the programs, and compiles them; they are not attached, and are
+/// unloaded when this returns.
 fn load() -> Result<bool, String> {
     let options = LoadOptions { cpus: vec![0], cpu_queue: 64, inline: true };
     let jited = BpfDataPlane::load(&options)
@@ -64,8 +64,8 @@ fn load() -> Result<bool, String> {
     jited.map_err(|e| without_log(&format!("{e:#}")))
 }
 
-/// An error of loading, and of the verifier's log in it only why it refuses. That is the last line
-/// but some figures.
+/// An error of loading, with only the reason from the verifier's log, which is its last line except
+/// for some figures.
 fn without_log(error: &str) -> String {
     let Some((what, log)) = error.split_once(". Verifier output: ") else {
         return error.to_owned();
@@ -84,7 +84,7 @@ fn number(path: &str) -> Option<u32> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The limit of locked memory in what the kernel says of a process; `None` without one.
+/// The limit of locked memory in a process's limits; `None` if unlimited.
 fn memlock(limits: &str) -> Option<u64> {
     limits
         .lines()
@@ -95,7 +95,7 @@ fn memlock(limits: &str) -> Option<u64> {
         .ok()
 }
 
-/// Whether a folder is in a BPF file system, or its nearest parent that exists.
+/// Whether a path, or its nearest existing parent, is in a BPF file system.
 fn is_bpffs(path: &Path) -> bool {
     let there = path.ancestors().find(|p| p.exists());
     there.and_then(|p| statfs(p).ok()).is_some_and(|s| s.filesystem_type() == BPF_FS_MAGIC)
@@ -117,7 +117,7 @@ async fn interfaces(wanted: &Ports, cpus: &[u32], facts: &mut Facts) -> Result<(
         up: l.enabled,
         vlan_filtering: l.settings.vlan_filtering,
         stp: l.settings.stp,
-        // Or for all bridges at once.
+        // The setting may also apply to all bridges.
         call_iptables: l.settings.call_iptables
             || number("/proc/sys/net/bridge/bridge-nf-call-iptables").is_some_and(|n| n > 0),
     });

@@ -1,11 +1,11 @@
-//! What follows from the facts about a machine. Pure.
+//! Judges the facts about a machine. Pure.
 
 use netsum_cli::check::{Finding, Level};
 use netsum_core::port::{self, PortFacts};
 
-/// The least kernel that netsum is meant for.
+/// The oldest supported kernel.
 const KERNEL: (u32, u32) = (6, 1);
-/// The first Linux with tcx, which the program `guard` hangs on.
+/// The first Linux with tcx, which the program `guard` uses.
 const GUARDED: (u32, u32) = (6, 6);
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
@@ -14,18 +14,18 @@ pub struct Facts {
     /// The same in full.
     pub release: String,
     pub root: bool,
-    /// Whether the kernel takes netsum's programs and maps; `None` where that was not tried.
+    /// Whether the kernel accepts netsum's programs and maps; `None` if not tried.
     pub programs: Option<Result<(), String>>,
-    /// Whether programs become machine code; `None` where that could not be found out.
+    /// Whether programs are compiled to machine code; `None` if unknown.
     pub jit: Option<bool>,
-    /// Where pins go, and whether that is in a bpffs; `None` where there are to be none.
+    /// The place of pins, and whether it is in a bpffs; `None` if pins are disabled.
     pub bpffs: Option<(String, bool)>,
-    /// Limit of locked memory in bytes; `None` without one.
+    /// Limit of locked memory in bytes; `None` if unlimited.
     pub memlock: Option<u64>,
-    /// Whether the administration socket's daemon runs already.
+    /// Whether a daemon answers on the administration socket.
     pub daemon: bool,
     pub bridge: Option<BridgeFacts>,
-    /// The ports, or why there are none.
+    /// The ports, or the error that prevents finding them.
     pub ports: Option<Result<Vec<PortFacts>, String>>,
 }
 
@@ -37,34 +37,34 @@ pub struct BridgeFacts {
     pub vlan_filtering: bool,
     /// It runs the spanning tree protocol.
     pub stp: bool,
-    /// Its frames go through iptables.
+    /// Its frames pass iptables.
     pub call_iptables: bool,
 }
 
-fn finding(level: Level, subject: &str, found: impl Into<String>, mend: Option<&str>) -> Finding {
-    Finding { level, subject: subject.into(), found: found.into(), mend: mend.map(str::to_owned) }
+fn finding(level: Level, subject: &str, found: impl Into<String>, hint: Option<&str>) -> Finding {
+    Finding { level, subject: subject.into(), found: found.into(), hint: hint.map(str::to_owned) }
 }
 
 fn ok(subject: &str, found: impl Into<String>) -> Finding {
     finding(Level::Ok, subject, found, None)
 }
 
-fn warning(subject: &str, found: impl Into<String>, mend: &str) -> Finding {
-    finding(Level::Warning, subject, found, Some(mend))
+fn warning(subject: &str, found: impl Into<String>, hint: &str) -> Finding {
+    finding(Level::Warning, subject, found, Some(hint))
 }
 
-fn error(subject: &str, found: impl Into<String>, mend: &str) -> Finding {
-    finding(Level::Error, subject, found, Some(mend))
+fn error(subject: &str, found: impl Into<String>, hint: &str) -> Finding {
+    finding(Level::Error, subject, found, Some(hint))
 }
 
-/// What is right and what is not.
+/// Findings, good and bad.
 pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut all = machine(facts);
     all.extend(facts.bridge.as_ref().map(bridge).unwrap_or_default());
     match &facts.ports {
         None => all.push(warning(
             "ports",
-            "not looked at",
+            "not checked",
             "name a configuration, --config FILE, or a bridge, --bridge NAME",
         )),
         Some(Err(why)) => {
@@ -81,7 +81,7 @@ fn machine(facts: &Facts) -> Vec<Finding> {
         ok("kernel", &facts.release)
     } else if facts.kernel >= KERNEL {
         let found = format!(
-            "{}: a port that loses its XDP program lets contributions pass unsummed",
+            "{}: a port that loses its XDP program forwards contributions unsummed",
             facts.release
         );
         warning("kernel", found, "Linux 6.6 and newer guard ports against that")
@@ -90,20 +90,20 @@ fn machine(facts: &Facts) -> Vec<Finding> {
         warning(
             "kernel",
             &facts.release,
-            &format!("netsum is meant for Linux {major}.{minor} and newer"),
+            &format!("netsum supports Linux {major}.{minor} and newer"),
         )
     });
     all.push(match &facts.programs {
-        Some(Ok(())) => ok("programs", "the kernel takes netsum's programs and maps"),
+        Some(Ok(())) => ok("programs", "the kernel accepts netsum's programs and maps"),
         Some(Err(why)) => error(
             "programs",
             why,
             "the kernel must be Linux 6.1 or newer, with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF",
         ),
         None if facts.root => {
-            warning("programs", "not tried", "stop the daemon that runs, and look again")
+            warning("programs", "not tried", "stop the running daemon, and check again")
         }
-        None => warning("programs", "not tried: that takes root", "run this as root"),
+        None => warning("programs", "not tried: this needs root", "run this as root"),
     });
     all.push(match facts.jit {
         Some(false) => error(
@@ -113,24 +113,25 @@ fn machine(facts: &Facts) -> Vec<Finding> {
         ),
         Some(true) => ok("BPF compiler", "on"),
         None => {
-            let mend = "run this as root; or look whether net.core.bpf_jit_enable is 1";
-            warning("BPF compiler", "not found out", mend)
+            let hint = "run this as root; or check whether net.core.bpf_jit_enable is 1";
+            warning("BPF compiler", "not determined", hint)
         }
     });
     match &facts.bpffs {
         Some((path, true)) => all.push(ok("bpffs", path)),
         Some((path, false)) => all.push(error(
             "bpffs",
-            format!("{path} is in no BPF file system"),
-            "mount -t bpf bpf /sys/fs/bpf, or pin = \"none\" in [restart]: then nothing outlives a daemon that is killed",
+            format!("{path} is not in a BPF file system"),
+            "mount -t bpf bpf /sys/fs/bpf, or pin = \"none\" in [restart]: then nothing survives a \
+             killed daemon",
         )),
         None => all.push(warning(
             "bpffs",
             "pin = \"none\"",
-            "jobs end with a daemon that is killed; name a folder in a bpffs in [restart]",
+            "jobs end if the daemon is killed; name a folder in a bpffs in [restart]",
         )),
     }
-    // Since Linux 5.11 maps count for the control group.
+    // Since Linux 5.11 maps are charged to the control group.
     if let Some(limit) = facts.memlock.filter(|_| facts.kernel < (5, 11)) {
         all.push(error(
             "memory lock",
@@ -141,8 +142,8 @@ fn machine(facts: &Facts) -> Vec<Finding> {
     if facts.daemon {
         all.push(warning(
             "daemon",
-            "one runs already",
-            "its programs are on its ports; that is as it should be",
+            "already running",
+            "its programs are on its ports; this is correct",
         ));
     }
     all
@@ -157,7 +158,7 @@ fn bridge(b: &BridgeFacts) -> Vec<Finding> {
     if b.call_iptables {
         all.push(warning(
             &subject,
-            "its frames go through iptables, RoCE among them",
+            "its frames pass iptables, including RoCE",
             "sysctl net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0",
         ));
     }
@@ -165,14 +166,14 @@ fn bridge(b: &BridgeFacts) -> Vec<Finding> {
         all.push(warning(
             &subject,
             "it filters VLANs; the programs on its ports sum a job's packets whatever their tags",
-            "let all ports of a job be members of its VLAN, tagged or not, and no address be in two VLANs",
+            "make all ports of a job members of its VLAN, tagged or not; use no address in two VLANs",
         ));
     }
     if b.stp {
         all.push(warning(
             &subject,
-            "it runs the spanning tree protocol: a port that comes up passes nothing for 30 s",
-            &format!("ip link set {} type bridge stp_state 0, if there is no loop", b.name),
+            "it runs the spanning tree protocol: a port that comes up forwards nothing for 30 s",
+            &format!("ip link set {} type bridge stp_state 0, if the network has no loop", b.name),
         ));
     }
     if all.is_empty() {
@@ -230,12 +231,12 @@ mod tests {
         }
     }
 
-    /// What a change to the good machine brings, but what is all right.
+    /// Findings after a change to the good machine, without the good ones.
     fn after(change: impl FnOnce(&mut Facts)) -> Vec<(Level, String)> {
         let mut facts = good();
         change(&mut facts);
         let bad = judge(&facts).into_iter().filter(|f| f.level > Level::Ok);
-        bad.map(|f| (f.level, format!("{}: {} -> {}", f.subject, f.found, f.mend.unwrap())))
+        bad.map(|f| (f.level, format!("{}: {} -> {}", f.subject, f.found, f.hint.unwrap())))
             .collect()
     }
 
@@ -248,25 +249,25 @@ mod tests {
     }
 
     #[test]
-    fn a_good_machine_has_nothing_to_mend() {
+    fn a_good_machine_needs_no_hint() {
         assert_eq!(after(|_| {}), []);
         assert_eq!(judge(&good()).len(), 6);
     }
 
     #[test]
-    fn each_defect_is_named_with_what_mends_it() {
+    fn each_defect_comes_with_a_hint() {
         let one = |found: Vec<(Level, String)>, level: Level, expected: &str| {
             assert_eq!(found.len(), 1, "{expected}: {found:?}");
             assert!(found[0].0 == level && found[0].1.contains(expected), "{expected}: {found:?}");
         };
         use Level::{Error, Warning};
-        one(after(|f| f.kernel = (5, 15)), Warning, "meant for Linux 6.1");
+        one(after(|f| f.kernel = (5, 15)), Warning, "supports Linux 6.1");
         one(after(|f| f.kernel = (6, 1)), Warning, "Linux 6.6 and newer guard ports");
         one(after(|f| f.programs = Some(Err("no BTF".into()))), Error, "programs: no BTF");
         one(after(|f| (f.programs, f.root) = (None, false)), Warning, "run this as root");
         one(after(|f| f.jit = Some(false)), Error, "bpf_jit_enable=1");
         one(after(|f| f.bpffs = Some(("/x".into(), false))), Error, "mount -t bpf");
-        one(after(|f| f.bpffs = None), Warning, "jobs end with a daemon that is killed");
+        one(after(|f| f.bpffs = None), Warning, "jobs end if the daemon is killed");
         one(after(|f| f.ports = None), Warning, "--bridge NAME");
         one(after(|f| f.ports = Some(Err("no such interface".into()))), Error, "no such interface");
         one(after(|f| f.bridge.as_mut().unwrap().up = false), Error, "ip link set br0 up");

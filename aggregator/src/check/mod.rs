@@ -1,9 +1,8 @@
-//! `netsum check`: looks at a machine before the first start, and says what is wrong and how to
-//! mend it.
+//! `netsum check`: inspects a machine before the first start, and reports faults with hints.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`judge`] | what follows from the facts; pure |
+//! | [`judge`] | judges the facts; pure |
 //! | [`gather`](mod@gather) | the facts: kernel, bpffs, bridge, ports |
 
 pub mod gather;
@@ -17,10 +16,10 @@ use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::format::Format;
 use netsum_daemon::config::{Config, Ports};
 
-/// Looks at this machine, and at the ports of a configuration or a bridge; prints what it finds.
+/// Inspects this machine, and the ports of a configuration or a bridge; prints the findings.
 ///
 /// # Errors
-/// If anything would keep netsum from working. That has been printed.
+/// If a finding keeps netsum from working. It has been printed.
 pub async fn run(
     out: &mut impl Write,
     format: Format,
@@ -38,7 +37,7 @@ pub async fn run(
             level: Level::Error,
             subject: "configuration".into(),
             found: e.to_string(),
-            mend: Some("see netsum.example.toml".into()),
+            hint: Some("see netsum.example.toml".into()),
         });
     }
     let facts =

@@ -1,10 +1,10 @@
-//! What is behind the extension headers of an IPv6 packet (RFC 8200, section 4): hosts look through
-//! them, so nothing may hide there.
+//! Parses the extension headers of an IPv6 packet (RFC 8200, section 4): hosts process them, so
+//! data must not hide behind them.
 
 use super::headers::*;
 use super::{BTH_LEN, Bytes, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject};
 
-/// Most extension headers that are looked through.
+/// Most extension headers that are followed.
 pub const MAX_EXTENSIONS: usize = 6;
 
 const HOP_BY_HOP: u8 = IpProto::HopOpt as u8;
@@ -12,15 +12,14 @@ const ROUTING: u8 = IpProto::Ipv6Route as u8;
 const FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
 const DESTINATION: u8 = IpProto::Ipv6Opts as u8;
 
-/// Whether a header of this number has a number of a next header behind which a host without
-/// configuration goes on. That of authentication has one, too, but Linux drops it where no key has
-/// been set up.
+/// Whether a header of this number is one that a host without configuration processes before the
+/// next header. Authentication also has a next header, but Linux drops it if no key is configured.
 #[inline(always)]
 pub const fn is_extension(number: u8) -> bool {
     matches!(number, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
 }
 
-/// What a packet has behind its extension headers, in one word, as a BPF function returns it.
+/// The contents behind the extension headers, in one word, as a BPF function returns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Behind(pub u64);
@@ -28,7 +27,7 @@ pub struct Behind(pub u64);
 impl Behind {
     /// Neither of the others.
     pub const OTHER: Self = Self(0);
-    /// It cannot be seen: in a later fragment, or behind more headers than are looked through.
+    /// Unreadable: in a later fragment, or behind more headers than are followed.
     pub const HIDDEN: Self = Self(1);
     const UDP: u64 = 2;
     const ADVERTISEMENT: u64 = 3;
@@ -68,11 +67,11 @@ impl Behind {
     }
 }
 
-/// Looks through the extension headers of the IPv6 packet at `ip`.
+/// Follows the extension headers of the IPv6 packet at `ip`.
 ///
-/// A later fragment is [`Behind::OTHER`]: without its first one, which shows all headers or is
-/// [`Behind::HIDDEN`], it is nothing. What lies behind the payload's end as the IPv6 header says is
-/// not looked at: it would not be there when fragments are put together.
+/// A later fragment is [`Behind::OTHER`]: it is useless without its first one, which shows all
+/// headers or is [`Behind::HIDDEN`]. Bytes behind the payload's end by the IPv6 header are ignored:
+/// reassembly would remove them.
 #[inline(always)]
 pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> Behind {
     let Some(h) = b.load::<8>(ip) else { return Behind::OTHER };

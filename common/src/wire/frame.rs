@@ -1,5 +1,4 @@
-//! From the bytes of an Ethernet frame to the place of its RoCEv2 headers, or the reason why it has
-//! none.
+//! Parses an Ethernet frame: finds its RoCEv2 headers, or the reason why it has none.
 //!
 //! The same code runs in the XDP programs, over packet pointers, and in user space, over slices.
 
@@ -9,31 +8,30 @@ use super::extensions;
 use super::*;
 use crate::slot::Slot;
 
-/// Of the three flags of an IPv4 header.
+/// Lowest of the three flags of an IPv4 header.
 const MORE_FRAGMENTS: u8 = 1;
 
 /// Bounds-checked access to a frame. In XDP this is the comparison with `data_end` that the
-/// verifier asks for.
+/// verifier needs.
 pub trait Bytes {
-    /// The bytes from `offset` on, or `None` where the frame ends before.
+    /// The bytes from `offset` on, or `None` if the frame is too short.
     fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
-    /// The same for an offset that is no constant. An XDP program has to go about it in another
-    /// way.
+    /// The same for a variable offset, for which an XDP program needs another implementation.
     fn load_far<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         self.load(offset)
     }
     /// Length of the frame in bytes.
     fn len(&self) -> usize;
-    /// Whether there is no byte at all.
+    /// Whether the frame has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Looks through what no data of ours is wrapped in, and says what the frame is. Programs have the
-/// means, and the stack, elsewhere.
+/// Parses headers that data of netsum never has, and classifies the frame. Programs implement this
+/// elsewhere, for want of stack.
 pub trait Wrapped: Bytes {
-    /// What a frame is whose headers are in a later fragment.
+    /// Verdict on a frame whose headers are in a later fragment.
     fn hidden(&self) -> Reject {
         Reject::Hidden
     }
@@ -171,7 +169,8 @@ impl Frame {
         if self.bth.pkey != DEFAULT_PKEY {
             return Err(Reject::Pkey);
         }
-        // Ethernet may pad short frames to 60 bytes; more than the lengths say is no harm, less is.
+        // Ethernet may pad short frames to 60 bytes, so a frame may be longer than its lengths, not
+        // shorter.
         if self.bth_offset() + udp_payload > frame_len {
             return Err(Reject::Truncated);
         }
@@ -220,11 +219,11 @@ pub enum Reject {
     VlanTags,
     /// RoCEv2 by its port, behind IPv6 extension headers.
     Ipv6Extensions,
-    /// What it is cannot be seen: behind more tags or extension headers than are looked through, or
-    /// in a later fragment, whose first one is shorter than UDP and BTH.
+    /// Unreadable: behind more tags or extension headers than are followed, or in a later fragment
+    /// whose first one is shorter than UDP and BTH.
     Hidden,
-    /// It bears an address that belongs elsewhere, behind other headers. Programs say so that know
-    /// whose addresses are whose.
+    /// It carries an address of another port, behind other headers. Only programs that know the
+    /// owners of addresses return this.
     Forged,
     /// IP and UDP length fields contradict each other.
     UdpLength,
@@ -234,15 +233,15 @@ pub enum Reject {
     Pkey,
     /// A pad count in a packet that must consist of whole lanes.
     Pad,
-    /// Empty payload, or one that is no multiple of 4 bytes.
+    /// Payload that is empty, or not a multiple of 4 bytes.
     PayloadLength,
 }
 
 /// Finds the RoCEv2 headers of a frame.
 ///
-/// Two VLAN tags, IPv4 options, IPv6 extension headers and first fragments are looked through as
-/// far as the BTH, so that the caller can tell a registered flow's broken packet from somebody
-/// else's: they come as `Err` with the frame.
+/// Two VLAN tags, IPv4 options, IPv6 extension headers and first fragments are followed as far as
+/// the BTH, and returned as `Err` with the frame: the caller can then tell a registered flow's
+/// invalid packet from a foreign one.
 pub fn parse<B: Wrapped + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)> {
     let mut frame = Frame::EMPTY;
     match parse_into(b, &mut frame) {
@@ -283,7 +282,7 @@ pub fn parse_into<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), R
     network(b, ethertype, frame)
 }
 
-/// What is behind Ethernet header and tags.
+/// Parses the packet behind Ethernet header and tags.
 #[inline(always)]
 fn network<B: Wrapped + ?Sized>(b: &B, ethertype: u16, frame: &mut Frame) -> Result<(), Reject> {
     match ethertype {
@@ -371,8 +370,8 @@ fn ipv4<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     frame.dst_ip = ipv4_mapped(h.dst_addr);
     frame.ce = h.ecn() == 3;
     let ip_payload = (h.tot_len() as usize).wrapping_sub(header_len);
-    // What a frame has behind its IP packet is not there any more when fragments are put together.
-    // Nobody has to cut so short: links carry 68 bytes at least (RFC 791).
+    // Reassembly drops the bytes behind the IP packet of a fragment. No link needs such short
+    // fragments: all carry at least 68 bytes (RFC 791).
     if fragmented && ip_payload < UdpHdr::LEN + BTH_LEN {
         return Err(b.hidden());
     }

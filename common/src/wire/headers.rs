@@ -30,7 +30,7 @@ macro_rules! headers {
             }
             #[inline(always)]
             fn bytes(self) -> Self::Bytes {
-                // SAFETY: as above; there is no padding.
+                // SAFETY: as above; the type has no padding.
                 unsafe { core::mem::transmute(self) }
             }
             #[inline(always)]

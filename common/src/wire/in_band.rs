@@ -23,8 +23,8 @@ pub const JOB_VERSION: u8 = 1;
 const LANES: usize = JOB_HEADER_LEN / 4;
 const RANK_LANE: usize = 7;
 
-/// What a packet shows of a job's token: who knows the one can claim a rank, and cannot find out
-/// the other.
+/// The part of a job's token in packets: it allows to claim a rank, and does not reveal the token
+/// for the API.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct InBandToken(pub [u8; 16]);
@@ -35,7 +35,7 @@ impl fmt::Debug for InBandToken {
     }
 }
 
-/// What lanes 0 and 1 say.
+/// Kind of lanes 0 and 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beginning {
     /// No header.
@@ -122,7 +122,7 @@ impl JobHeader {
         bytes(self.lanes())
     }
 
-    /// Reads a header; `None` where it is none, or of another version.
+    /// Reads a header; `None` if the bytes are not a header of this version.
     pub fn decode(b: &[u8; JOB_HEADER_LEN]) -> Option<Self> {
         if beginning([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) != Beginning::Header {
             return None;
@@ -143,7 +143,7 @@ impl JobHeader {
         })
     }
 
-    /// What the header has become where the box has summed this message over all ranks.
+    /// The header in a sum over all ranks.
     pub fn summed(&self) -> [u8; JOB_HEADER_LEN] {
         let n = self.ranks;
         let mut lanes = self.lanes().map(|lane| lane.wrapping_mul(n));
@@ -152,8 +152,8 @@ impl JobHeader {
         bytes(lanes)
     }
 
-    /// What a received message is, by its first bytes. `self` is the header of the receiver's own
-    /// message of this number; only ring and rank may differ from what the previous rank has sent.
+    /// Classifies a received message by its first bytes. `self` is the header of the receiver's own
+    /// message of this number; only ring and rank may differ from those of the previous rank.
     pub fn examine(&self, received: &[u8; JOB_HEADER_LEN]) -> Verification {
         let previous = if self.rank == 0 { self.ranks.wrapping_sub(1) } else { self.rank - 1 };
         if *received == self.summed() {

@@ -67,7 +67,10 @@ impl Opcode {
     /// connection, 0x20 on, or of an extended reliable one, 0xa0 on.
     #[inline(always)]
     pub const fn is_other_data(self) -> bool {
-        matches!(self.0, 0x13 | 0x14 | 0x16 | 0x17 | 0x1d | 0x20..=0x2b | 0xa0..=0xab | 0xb3 | 0xb4 | 0xb6 | 0xb7)
+        matches!(
+            self.0,
+            0x13 | 0x14 | 0x16 | 0x17 | 0x1d | 0x20..=0x2b | 0xa0..=0xab | 0xb3 | 0xb4 | 0xb6 | 0xb7
+        )
     }
 
     /// Asks the responder of a reliable connection for something (IBTA table 38), be it data or
@@ -137,15 +140,15 @@ impl Opcode {
 /// In a sum that a relaxed ring releases: the sums of all packets before it have been released. A
 /// reserved bit of [`Bth::ecn`]'s byte, which may change on the way.
 pub const IN_ORDER: u8 = 1;
-/// In the same place: the box has not got a packet that the sender sent before this one.
+/// In the same place: the box lacks a packet that the sender sent before this one.
 pub const PAST_GAP: u8 = 2;
-/// Of the same byte, between boxes in levels: the packet holds a total sum, and not a contribution.
+/// In the same byte, between boxes in levels: the packet holds a total sum, not a contribution.
 pub const TOTAL: u8 = 0x20;
-/// In the same place, on the way up: what [`mark`] says of the ranks that a box has added up. A box
-/// that has stopped adding lets through what has another one.
+/// In the same place, towards the parent: the [`mark`] of the ranks that a box has added up. A box
+/// that has stopped adding forwards packets with another mark.
 pub const MARK: u8 = 0x1f;
 
-/// The mark of a sum of so many ranks, at least 1 and at most 65,535. It never falls where ranks
+/// The mark of a sum of this many ranks, at least 1 and at most 65,535. It never decreases as ranks
 /// are added, and a sum of at least half as many again has another one.
 pub const fn mark(ranks: u32) -> u8 {
     let octave = ranks.ilog2();
@@ -153,7 +156,7 @@ pub const fn mark(ranks: u32) -> u8 {
     (2 * octave + upper_half) as u8 + 1
 }
 
-/// Whether a packet bears what it must where it comes by another box: the mark of a group, or
+/// Whether a packet carries the required mark if another box forwards it: that of a group, or
 /// [`TOTAL`].
 #[inline(always)]
 pub const fn bears(ecn: u8, wanted: u8) -> bool {
@@ -163,7 +166,7 @@ pub const fn bears(ecn: u8, wanted: u8) -> bool {
 /// Base transport header, 12 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bth {
-    /// What the packet is.
+    /// Its kind.
     pub opcode: Opcode,
     /// Solicited event.
     pub solicited: bool,
@@ -280,7 +283,7 @@ pub enum Nak {
     RemoteOperation,
 }
 
-/// What an AETH says (IBTA 9.7.5.1.2).
+/// Kinds of an AETH (IBTA 9.7.5.1.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
     /// Everything up to the BTH's PSN has arrived. The code is the credit count, 0x1f for no limit.

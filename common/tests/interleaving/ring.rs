@@ -64,7 +64,7 @@ impl Ring {
         v
     }
 
-    /// What has been seen of gaps says only who is asked to send again, and when.
+    /// Observed gaps only decide who is asked to send again, and when.
     pub fn forget_gaps(&mut self) {
         self.expected.fill(0);
         let of_gaps = Slot::PAST_GAP | !0 << Slot::GAP_RANK;

@@ -221,7 +221,7 @@ impl Tree {
         let mut all = Vec::new();
         for rank in 0..self.all_ranks() {
             all.extend((0..self.limit(s, rank)).map(|index| Arrival::Data(rank, index)));
-            // Who has it takes it for a duplicate.
+            // A receiver that has it takes the fragment for a duplicate.
             let sums = s.sums[rank as usize] & !s.taken[rank as usize];
             all.extend(bits(sums).map(|index| Arrival::Sum(rank, index)));
         }
@@ -252,7 +252,7 @@ impl Tree {
                 }
             }
             if now == before {
-                return Err(format!("nothing goes on any more: {s:?}"));
+                return Err(format!("no step is possible: {s:?}"));
             }
             way.push(now.clone());
         }

@@ -17,7 +17,7 @@ use netsum_common::slot::{
 };
 use netsum_common::wire::{TOTAL, bears, mark};
 
-/// What a case is made of.
+/// Parameters of a case.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub seed: u64,
@@ -34,7 +34,7 @@ pub struct Case {
     pub selective: bool,
     /// Index of the first fragment; near the wrap in many cases.
     pub start: u32,
-    /// Of each link, in thousandths.
+    /// Loss of each link, in thousandths.
     pub loss: u64,
     pub duplicate: u64,
     pub reorder: u64,
@@ -62,7 +62,7 @@ impl Rng {
     }
 }
 
-/// What rank sends as its `n`-th fragment.
+/// The `n`-th fragment that a rank sends.
 fn value(rank: u32, n: u32) -> u32 {
     (rank + 1).wrapping_mul(0x9e37_79b9) ^ n.wrapping_mul(0x85eb_ca6b)
 }
@@ -73,7 +73,7 @@ enum Packet {
     /// On the connection from `sender` to the next rank: data, or a sum in its place, and what
     /// boxes say of it.
     Data { sender: u32, index: u32, value: u32, ecn: u8 },
-    /// The same with a PSN that is no data.
+    /// The same with a PSN that is not data.
     Moved { sender: u32, index: u32 },
     /// To `to`: everything of its before `index` has arrived at the next rank.
     Ack { to: u32, index: u32, nak: bool },
@@ -116,7 +116,7 @@ impl Node {
         mark(self.group().len() as u32)
     }
 
-    /// What the packets of a member, or of the way up, must bear.
+    /// The mark that packets of a member, or of the uplink, must carry.
     fn bears(&self, from: usize) -> u8 {
         match self.members.get(from) {
             Some(Member::Host(_)) => 0,
@@ -308,7 +308,7 @@ impl System {
     pub fn run(&mut self) -> u64 {
         let timer = 60 + 60 * self.case.levels;
         for _ in 0..1_000_000 {
-            // What has passed an idle box it does not know, and may wait for.
+            // An idle box does not know the packets that have passed it, and may wait for them.
             if !self.case.guarded
                 && !self.case.idle.is_empty()
                 && self.now > self.case.idle.end + 2000
@@ -330,12 +330,12 @@ impl System {
                 // The rogue itself: its connection ends with an error, and so does the job.
                 (Some(rank), Some(rogue)) if rank == rogue => return self.now,
                 (Some(rank), _) => {
-                    panic!("{:?}: {rank} lacks what is not replayed any more", self.case)
+                    panic!("{:?}: {rank} lacks a fragment that is no longer replayed", self.case)
                 }
             }
             for rank in 0..self.ranks {
                 let limit = self.credit(rank);
-                // A few at a time, so that ranks interleave.
+                // Only a few at a time: ranks interleave.
                 for _ in 0..self.rng.below(4) {
                     let n = self.hosts[rank as usize].next;
                     if n < limit {
@@ -469,7 +469,7 @@ impl System {
             Output::Replay | Output::Stale => assert!(node.released.contains(&index)),
             Output::Gap => assert!(v.gap && !node.released.contains(&index)),
             Output::Drop => {
-                // Nothing is ever dropped that could go on now.
+                // Nothing is dropped that could be sent on now.
                 let refused =
                     matches!(v.counter, Counter::CreditViolation | Counter::TotalUnexpected);
                 let could = all && in_turn(&node.released) && !node.released.contains(&index)

@@ -1,11 +1,11 @@
-//! `netsum report JOB`: a job watched for a while, as one HTML file that needs nothing else.
+//! `netsum report JOB`: watches a job for a while and writes one self-contained HTML file.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`plot`] | the pictures, as SVG; pure |
 //! | [`page`] | the file; pure |
 //!
-//! What is here asks the daemon and adds up its answers.
+//! This file queries the daemon and adds up its answers.
 
 pub mod page;
 pub mod plot;
@@ -28,39 +28,39 @@ use super::view::{Job, Written};
 
 /// Points of the curve.
 const POINTS: u32 = 100;
-/// The shortest time between two of them.
+/// Shortest time between two of them.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// What a job did between two readings.
+/// Rates of a job between two readings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// When it ended, in seconds from the beginning.
+    /// End of the interval, in seconds from the beginning.
     pub time: f64,
-    /// Gigabits of payload that came in and went out by the second.
+    /// Gigabits per second of payload, received and sent.
     pub gbps: (f64, f64),
 }
 
-/// A job, watched.
+/// A watched job.
 #[derive(Debug)]
 pub struct WatchedJob {
-    /// What it was created with.
+    /// Its properties.
     pub job: Job,
-    /// When the watch began, in seconds since 1970.
+    /// Start of the watch, in seconds since 1970.
     pub began: u64,
-    /// How long it took in seconds.
+    /// Length of the watch in seconds.
     pub seconds: f64,
     /// One fragment index in so many is timed.
     pub sampled: u32,
     /// Throughput.
     pub points: Vec<Point>,
-    /// The sums that were timed meanwhile.
+    /// The sums timed in the watch.
     pub sums: Sums,
-    /// What was counted meanwhile, by name.
+    /// Counters of the watch, by name.
     pub counters: BTreeMap<&'static str, u64>,
 }
 
 impl WatchedJob {
-    /// From readings of one job, the first and the last being the ends of the watch.
+    /// From readings of one job; the first and the last are the ends of the watch.
     pub fn new(job: Job, began: u64, readings: &[api::StatsReply]) -> Self {
         let (Some(first), Some(last)) = (readings.first(), readings.last()) else {
             return Self {
@@ -99,7 +99,7 @@ impl WatchedJob {
         }
     }
 
-    /// What was dropped, how often, and what that means; the most frequent first.
+    /// Dropped packets, with their reason, number and meaning; the most frequent first.
     pub fn drops(&self) -> Vec<(&'static str, u64, &'static str)> {
         let dropped = Counter::ALL.iter().filter(|c| c.kind() == CounterKind::Drop);
         let mut drops: Vec<_> = dropped
@@ -111,10 +111,10 @@ impl WatchedJob {
     }
 }
 
-/// Watches a job and writes what it saw to a file; `-` is standard output.
+/// Watches a job and writes the report to a file; `-` is standard output.
 ///
 /// # Errors
-/// If there is no such job, if it goes away meanwhile, or if the file cannot be written.
+/// If the job does not exist or is deleted meanwhile, or if the file cannot be written.
 pub async fn run(
     out: &mut impl Write,
     format: Format,
@@ -127,7 +127,7 @@ pub async fn run(
     if to_stdout && format != Format::Text {
         return Err(Failure::new(Kind::Usage, "-j and the page cannot both go to standard output"));
     }
-    // Known before the watch, and not only after it.
+    // An unwritable file fails before the watch, not after it.
     let broken = |e: std::io::Error| Failure::new(Kind::Failed, format!("{}: {e}", file.display()));
     let mut opened =
         if to_stdout { None } else { Some(std::fs::File::create(file).map_err(broken)?) };

@@ -1,5 +1,5 @@
-//! The file of a report: HTML that is XML too, with its style and pictures in it and nothing to
-//! fetch. Pure.
+//! The file of a report: HTML that is also XML, with style and pictures inline and without external
+//! resources. Pure.
 
 use std::fmt::Write as _;
 
@@ -23,12 +23,12 @@ tr.straggler td { background: var(--mark); } .scroll { overflow-x: auto; }
 :root { --page: #16181c; --text: #e4e4e4; --faint: #a0a0a0; --line: #3a3d42; --mark: #43340f; }
 ";
 
-/// A text as it may stand between tags and in attributes.
+/// Text escaped for use between tags and in attributes.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// A table; the first `left` columns are words, the others numbers.
+/// A table; the first `left` columns are text, the others numbers.
 fn table(id: &str, left: usize, head: &[&str], rows: &[(Vec<String>, bool)]) -> String {
     let cells = |tag: &str, cells: &[String]| {
         let cell = |(i, text): (usize, &String)| {
@@ -88,7 +88,8 @@ fn throughput(report: &WatchedJob) -> Result<String> {
             .sum();
         if report.seconds > 0.0 { gigabits / report.seconds } else { 0.0 }
     };
-    let caption = "Payload of contributions in, of results out; each fragment taken for one of a full message.";
+    let caption = "Payload of contributions in, of results out; each fragment counts as one of a \
+                   full message.";
     let counters = ["fragments", "completed", "released", "results", "replay", "out_of_sequence"];
     let rows: Vec<_> =
         counters.iter().map(|c| (vec![(*c).to_owned(), count(c).to_string()], false)).collect();
@@ -104,8 +105,9 @@ fn sums(report: &WatchedJob) -> Result<String> {
         return Ok("<h2>How long sums take</h2>\n<p class=\"said\">No sum was timed.</p>\n".into());
     };
     let caption = format!(
-        "One fragment in {} is timed, {} of them here. Bounds are powers of two: half took less than {}, 99 of 100 less than {}, \
-         all less than {}; mean {}. A sum that waits for an earlier one after that is not late by itself.",
+        "One fragment in {} is timed, {} of them here. Bounds are powers of two: half took less than \
+         {}, 99 of 100 less than {}, all less than {}; mean {}. A complete sum may then still wait for \
+         an earlier one, which does not count here.",
         report.sampled,
         h.count(),
         bare(h.percentile(500)),
@@ -136,7 +138,8 @@ fn sums(report: &WatchedJob) -> Result<String> {
         Some(place) => {
             let (rank, share) = (report.sums.rank(place), 100.0 * report.sums.share(place));
             format!(
-                "<p class=\"said\">The others wait for rank {rank}: it is the last in {share:.0} % of the sums.</p>\n"
+                "<p class=\"said\">The others wait for rank {rank}: it is the last in {share:.0} % \
+                 of the sums.</p>\n"
             )
         }
         None => "<p class=\"said\">No rank stands out.</p>\n".into(),
@@ -146,18 +149,19 @@ fn sums(report: &WatchedJob) -> Result<String> {
         + &figure(
             "How late each rank comes",
             &plot::lateness(report)?,
-            "After a sum's first contribution. The line: half of the rank's own came before it; the bar's end: 99 of 100 did.",
+            "Delay after a sum's first contribution. Half of a rank's contributions came before the \
+             line, 99 of 100 before the bar's end.",
         )
         + &figure(
             "Who is last",
             &plot::last(report)?,
-            "The rank that a sum waited for. Dashed: what each would have if none were later than others.",
+            "The rank that a sum waited for. Dashed: equal shares.",
         )
         + &verdict
         + &table("ranks", 1, &head, &ranks))
 }
 
-/// A bound in a sentence that says "less than".
+/// A bound for a sentence that says "less than".
 fn bare(bound: Option<u64>) -> String {
     bound.map_or_else(|| "-".into(), time)
 }
@@ -186,7 +190,8 @@ pub fn page(report: &WatchedJob) -> Result<String> {
     for (light, dark) in COLOURS {
         let _ = writeln!(
             style,
-            "svg [fill=\"{light}\"] {{ fill: {dark}; }} svg [stroke=\"{light}\"] {{ stroke: {dark}; }}"
+            "svg [fill=\"{light}\"] {{ fill: {dark}; }} \
+             svg [stroke=\"{light}\"] {{ stroke: {dark}; }}"
         );
     }
     Ok(format!(

@@ -1,7 +1,7 @@
 //! The pictures of a report, as SVG. Pure.
 //!
-//! They have no background and few colours, all of them here: the page's style gives each its twin
-//! where the screen is dark.
+//! They have no background and few colours, all defined here: the page's style replaces each on
+//! dark screens.
 
 use netsum_common::timing::Histogram;
 use plotters::coord::Shift;
@@ -10,7 +10,7 @@ use plotters::prelude::*;
 use super::WatchedJob;
 use crate::timing::{Sums, time};
 
-/// What can go wrong with a picture.
+/// An error of drawing.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot draw a picture: {0}")]
 pub struct PlotError(String);
@@ -24,8 +24,8 @@ impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for PlotE
 /// A result of drawing.
 pub type Result<T> = std::result::Result<T, PlotError>;
 
-/// Colours in the pictures, and what takes their place on a dark screen. Told apart also by those
-/// who do not tell red from green (Okabe and Ito, "Color universal design", 2008).
+/// Colours in the pictures, and their replacements on a dark screen. Colour-blind readers can tell
+/// them apart (Okabe and Ito, "Color universal design", 2008).
 pub const COLOURS: [(&str, &str); 3] =
     [("#000000", "#dddddd"), ("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00")];
 const INK: RGBColor = RGBColor(0, 0, 0);
@@ -53,7 +53,7 @@ fn chart<'a, 'b>(area: &'a Area<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
     chart
 }
 
-/// The mesh that all have in common.
+/// The mesh of all pictures.
 macro_rules! mesh {
     ($chart:expr, $x:expr, $y:expr) => {{
         let mut mesh = $chart.configure_mesh();
@@ -80,7 +80,7 @@ pub fn throughput(report: &WatchedJob) -> Result<String> {
         let mut chart =
             chart(area).build_cartesian_2d(0.0..report.seconds.max(1e-3), 0.0..highest)?;
         mesh!(chart, "seconds", "Gb/s of payload").draw()?;
-        // A step for each interval: what is known is its mean.
+        // One step per interval, at its mean.
         let mut starts = vec![0.0];
         starts.extend(report.points.iter().map(|p| p.time));
         let steps = |of: fn(&(f64, f64)) -> f64| {
@@ -135,7 +135,7 @@ pub fn completion(report: &WatchedJob) -> Result<String> {
     })
 }
 
-/// How late each rank came: half of its contributions above and below a line, 99 of 100 below the
+/// Delay of each rank: half of its contributions are above and below a line, 99 of 100 below the
 /// bar's end.
 ///
 /// # Errors
@@ -170,7 +170,7 @@ pub fn lateness(report: &WatchedJob) -> Result<String> {
     })
 }
 
-/// How often each rank was the last.
+/// How often each rank was last.
 ///
 /// # Errors
 /// If plotters fails.
@@ -191,7 +191,7 @@ pub fn last(report: &WatchedJob) -> Result<String> {
             Rectangle::new([(rank as f64 - 0.4, 0.0), (rank as f64 + 0.4, share)], colour.filled())
         };
         chart.draw_series(shares.iter().enumerate().map(bar))?;
-        // What each would have if no rank were later than others.
+        // Equal shares of all ranks.
         let fair = 100.0 / ranks.max(1) as f64;
         let line = [(-0.5, fair), (ranks as f64 - 0.5, fair)];
         chart.draw_series(DashedLineSeries::new(line, 6, 4, INK.stroke_width(1)))?;
@@ -199,7 +199,7 @@ pub fn last(report: &WatchedJob) -> Result<String> {
     })
 }
 
-/// Ranks are whole; the marks between them are not labelled.
+/// Ranks are whole numbers; marks between them have no label.
 fn rank_label(sums: &Sums, x: f64) -> String {
     if x.fract() == 0.0 && x >= 0.0 { sums.rank(x as usize).to_string() } else { String::new() }
 }

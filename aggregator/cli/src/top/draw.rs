@@ -18,9 +18,9 @@ use crate::rates::clock;
 use crate::timing::{below, time};
 use crate::view::State;
 
-/// From so many columns on there is room for more of them.
+/// Least width for more columns.
 const WIDE: u16 = 110;
-/// Below this nothing can be read.
+/// Least size of the screen.
 const LEAST: (u16, u16) = (60, 12);
 
 const KEYS: [(&str, &str); 7] = [
@@ -83,7 +83,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 
 fn no_daemon(frame: &mut Frame<'_>, area: Rect, why: &str, seconds: u64) {
     let text = vec![
-        Line::from(format!(" no daemon for {seconds} s; waiting for it, what is below is old"))
+        Line::from(format!(" no daemon for {seconds} s; waiting for it; the data below is old"))
             .bold(),
         Line::from(format!(" {why}")),
     ];
@@ -119,7 +119,7 @@ fn help(frame: &mut Frame<'_>, area: Rect) {
                 "p50, p99   half, 99 of 100 sums took less, from the first",
                 "           contribution to the last; by powers of two",
                 "last       the rank that sums waited for, in the last 10 s;",
-                "           marked with ! where that is no accident",
+                "           marked with ! if that is not by chance",
                 "           One fragment in 64 is timed.",
             ]
             .map(Line::from),
@@ -214,7 +214,7 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     frame.render_stateful_widget(table, area, &mut selected);
 }
 
-/// Who is last, and how often; in colour where the others wait for it.
+/// The rank that is last, and how often; in colour if the others wait for it.
 fn last(row: &JobRow) -> Cell<'static> {
     let Some((place, share)) = row.sums.last() else { return right("-".into()) };
     let text = format!("{} {:>4.0} %", row.sums.rank(place), 100.0 * share);
@@ -454,7 +454,7 @@ fn state(state: State) -> Cell<'static> {
     }
 }
 
-/// The newest values as bars, the newest last, the highest as high as can be.
+/// The newest values as bars, the newest last; the highest value fills the height.
 fn spark(history: &VecDeque<f64>, width: u16) -> String {
     let newest = history.iter().skip(history.len().saturating_sub(width as usize));
     let highest = newest.clone().copied().fold(0.0, f64::max);
@@ -490,7 +490,7 @@ mod tests {
         terminal.backend().to_string()
     }
 
-    /// On the smallest screen that is promised, and on a larger one.
+    /// On the smallest supported screen, and on a larger one.
     fn both(name: &str, model: &Model) {
         for size in [(80, 24), (120, 40)] {
             insta::assert_snapshot!(format!("{name}-{}x{}", size.0, size.1), screen(model, size));

@@ -13,17 +13,17 @@ use super::model::Key;
 use crate::client::Client;
 use crate::failure::Result;
 
-/// What is shown of a fabric.
+/// The view of a fabric.
 #[derive(Debug, Default)]
 pub struct Fabric {
     last: Option<api::Fabric>,
-    /// Why there is nothing newer.
+    /// Why there is no newer answer.
     trouble: Option<String>,
-    /// Lines above the first one.
+    /// Lines scrolled past at the top.
     above: usize,
 }
 
-/// A line of the table: what is wrong is red.
+/// A line of the table; faults are red.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     name: String,
@@ -67,7 +67,7 @@ fn links(fabric: &api::Fabric) -> impl Iterator<Item = Entry> {
             state: link.trouble.as_ref().map_or(state.to_owned(), |why| format!("{state}: {why}")),
             is_well: link.up && link.trouble.is_none(),
             has: if link.rate == 0 { String::new() } else { Rate(link.rate).to_string() },
-            // From above is what the lower end receives.
+            // The lower end receives the traffic from above.
             carries: port.map_or([0; 2], |port| [port.rx_rate, port.tx_rate]),
             rate: link.rate,
         }
@@ -137,7 +137,7 @@ impl View for Fabric {
                 );
                 frame.render_widget(Line::from(text), head);
             }
-            (None, None) => frame.render_widget(Line::from("the manager is asked"), head),
+            (None, None) => frame.render_widget(Line::from("querying the manager"), head),
         }
         frame.render_widget(
             Line::from("Gb/s, over the last half second   up, down: scroll   q: quit").dim(),
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn boxes_and_links_with_what_they_carry() {
         let mut view = Fabric::default();
-        assert!(screen(&view).contains("the manager is asked"));
+        assert!(screen(&view).contains("querying the manager"));
         let mut fabric = fabric();
         fabric.boxes[2].answers = false;
         fabric.links[1].up = false;

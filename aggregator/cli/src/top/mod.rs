@@ -1,12 +1,12 @@
-//! `netsum top`: jobs, ranks, rings and ports at work.
+//! `netsum top`: jobs, ranks, rings and ports, live.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`model`] | what is known, and what keys do; pure |
+//! | [`model`] | the state, and the effect of keys; pure |
 //! | [`draw`] | the screen; pure |
-//! | [`fabric`] | both of `netsum top --fabric` |
+//! | [`fabric`] | both for `netsum top --fabric` |
 //!
-//! What is here talks to the daemon and to the terminal.
+//! This file talks to the daemon and to the terminal.
 
 pub mod draw;
 pub mod fabric;
@@ -26,23 +26,23 @@ use self::model::{Key, Model, Reading};
 use super::client::Client;
 use super::failure::{Failure, Kind, Result};
 
-/// Between two readings.
+/// Time between two readings.
 const EVERY: Duration = Duration::from_secs(1);
-/// A daemon that is stopped, but there, takes connections and says nothing.
+/// Timeout of a request: a stopped daemon accepts connections and does not answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What is shown.
+/// The content of the screen.
 pub trait View: Default {
-    /// What is asked for each second.
+    /// A reading, requested each second.
     type Reading: Send + 'static;
 
-    /// Asks for it.
+    /// Requests it.
     fn ask(client: &mut Client) -> impl Future<Output = Result<Self::Reading>> + Send;
 
-    /// Takes note of it, or why there is none; at this time, in seconds since 1970.
+    /// Stores a reading, or the error; `time` is in seconds since 1970.
     fn take(&mut self, reading: std::result::Result<Self::Reading, String>, time: f64);
 
-    /// Whether it goes on after this key.
+    /// Handles a key; false if it quits.
     fn key(&mut self, key: Key) -> bool;
 
     fn draw(&self, frame: &mut Frame<'_>);
@@ -73,16 +73,15 @@ impl View for Model {
     }
 }
 
-/// The terminal, until it is dropped. A panic's hook gives it back too, before the panic is
-/// printed.
+/// The terminal, restored on drop. A panic hook also restores it, before it prints the panic.
 #[derive(Debug)]
 pub struct Screen(DefaultTerminal);
 
 impl Screen {
-    /// Takes it.
+    /// Takes over the terminal.
     ///
     /// # Errors
-    /// If there is none.
+    /// If standard output is not a terminal.
     pub fn take() -> Result<Self> {
         if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
             let message = "top needs a terminal; `netsum stats --interval 1s` does without";
@@ -92,10 +91,10 @@ impl Screen {
         Ok(Self(terminal.map_err(|e| Failure::new(Kind::Failed, format!("the terminal: {e}")))?))
     }
 
-    /// Shows what is known.
+    /// Draws the view.
     ///
     /// # Errors
-    /// If the terminal has gone.
+    /// If the terminal is closed.
     pub fn draw(&mut self, view: &impl View) -> Result<()> {
         self.0.draw(|frame| view.draw(frame))?;
         Ok(())
@@ -108,11 +107,11 @@ impl Drop for Screen {
     }
 }
 
-/// Shows what the daemon does until `q` or a signal.
+/// Shows the daemon's jobs until `q` or a signal.
 ///
 /// # Errors
-/// If there is no terminal, or you may not use the socket. A daemon that is not there is waited
-/// for.
+/// If there is no terminal, or the socket's permissions do not allow access. If the daemon does not
+/// answer, this waits for it.
 pub async fn run<V: View>(socket: &Path) -> Result<()> {
     let mut signals = [
         signal(SignalKind::terminate())?,
@@ -120,7 +119,7 @@ pub async fn run<V: View>(socket: &Path) -> Result<()> {
         signal(SignalKind::hangup())?,
     ];
     let mut daemon = Daemon { socket: socket.to_owned(), client: None };
-    // Whoever may not look is told so on a terminal that is as it was.
+    // Missing permissions are reported before the terminal changes.
     if let Err(failure) = daemon.read::<V>().await
         && failure.kind == Kind::Refused
     {
@@ -142,13 +141,14 @@ pub async fn run<V: View>(socket: &Path) -> Result<()> {
                         return Ok(());
                     }
                 }
-                // Another size: drawn anew, as after everything.
+                // After a resize, as after every event, the screen is redrawn.
                 Some(_) => {}
                 None => return Err(Failure::new(Kind::Failed, "the terminal has gone")),
             },
             reading = readings.recv() => {
                 let Some(reading) = reading else {
-                    return Err(Failure::new(Kind::Failed, "nobody asks the daemon any more: a defect of netsum"));
+                    let message = "the task that queries the daemon has ended: a defect of netsum";
+                    return Err(Failure::new(Kind::Failed, message));
                 };
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 view.take(reading.map_err(|failure| failure.message), now.as_secs_f64());
@@ -157,7 +157,7 @@ pub async fn run<V: View>(socket: &Path) -> Result<()> {
     }
 }
 
-/// The daemon, connected to anew whenever it has gone.
+/// The daemon; each read reconnects if necessary.
 struct Daemon {
     socket: PathBuf,
     client: Option<Client>,
@@ -185,7 +185,7 @@ impl Daemon {
     }
 }
 
-/// What the daemon says each second, asked by a task of its own, so that no key waits for it.
+/// Readings, one per second, from a task of its own: keys do not wait for the daemon.
 fn readings<V: View>(mut daemon: Daemon) -> mpsc::Receiver<Result<V::Reading>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -201,7 +201,7 @@ fn readings<V: View>(mut daemon: Daemon) -> mpsc::Receiver<Result<V::Reading>> {
     receiver
 }
 
-/// What comes from the terminal, read by a thread that ends with the process.
+/// Events of the terminal, read by a thread that ends with the process.
 fn events() -> mpsc::UnboundedReceiver<Event> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! What `netsum top` knows: readings of the daemon in, what is to be shown out. Pure.
+//! The state of `netsum top`: takes readings of the daemon, returns what to show. Pure.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,13 +9,12 @@ use crate::rates;
 use crate::timing::Sums;
 use crate::view::{Job, JobRates, Rates, Ring};
 
-/// Seconds that a graph goes back.
+/// Seconds of a graph's history.
 pub const HISTORY: usize = 240;
-/// Readings over which it is said who is last: some sums are timed in any of them even when few
-/// are.
+/// Readings over which the last rank is determined: even at low rates some sums in these are timed.
 pub const WINDOW: usize = 10;
 
-/// What the daemon says at one moment.
+/// The daemon's answers at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     /// Counters, load and timed sums.
@@ -25,34 +24,34 @@ pub struct Reading {
     pub ports: Vec<api::Port>,
 }
 
-/// A key that means something.
+/// A key with a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Key {
     /// One line up.
     Up,
-    /// One line down.
+    /// Show the selected job in detail.
     Down,
     /// The job that is selected, in detail.
     Enter,
-    /// Back from there.
+    /// Leave the detail view.
     Back,
-    /// By something else.
+    /// Change the sort order.
     Sort,
-    /// What keys there are.
+    /// Show the keys.
     Help,
-    /// The end.
+    /// Quit.
     Quit,
 }
 
-/// What the jobs are sorted by.
+/// Sort order of the jobs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sort {
-    /// From a to z.
+    /// By name.
     #[default]
     Name,
-    /// The busiest first.
+    /// By rate, the highest first.
     Rate,
-    /// The slowest sums first.
+    /// By p99 of the sums, the slowest first.
     Time,
 }
 
@@ -76,37 +75,37 @@ impl Sort {
 
 #[derive(Debug)]
 pub struct JobRow {
-    /// What it was created with, and how it stands.
+    /// Its properties and state.
     pub job: Job,
-    /// What it did in the last interval; `None` until there have been two readings of it.
+    /// Its rates in the last interval; `None` until the second reading of it.
     pub rates: Option<JobRates>,
     /// Its timed sums in each of the last intervals.
     windows: VecDeque<Sums>,
-    /// All of these together.
+    /// The total of these windows.
     pub sums: Sums,
-    /// Gigabits that came in by the second, the newest last.
+    /// Received gigabits per second, the newest last.
     pub history: VecDeque<f64>,
     pub rings: Vec<Ring>,
 }
 
 impl JobRow {
-    /// Gigabits that come in by the second.
+    /// Received gigabits per second.
     pub fn gbps(&self) -> f64 {
         self.rates.as_ref().map_or(0.0, |r| r.gbps_in)
     }
 
-    /// The ranks whose connections its members' are, in order.
+    /// For each member, in order, the rank that owns its connection.
     pub fn senders(&self) -> Vec<u32> {
         senders(self.job.ranks, &self.job.members)
     }
 
-    /// Where a rank is: its port and its address, as far as is known.
+    /// A rank's port and address, as far as known.
     pub fn place(&self, rank: u32) -> Option<(&str, &str)> {
         let flow = self.job.flows.iter().find(|f| f.rank == rank)?;
         Some((&flow.port, &flow.src))
     }
 
-    /// Fragments that a member has sent beyond what has been released, in all rings, and may send.
+    /// Fragments that a member has sent beyond what has been released, in all rings, and the limit.
     pub fn credit(&self, member: usize) -> (u32, u32) {
         let used = self.rings.iter().filter_map(|r| r.credit_used.get(member)).sum();
         (used, self.rings.iter().map(|r| r.credit).sum())
@@ -117,31 +116,31 @@ impl JobRow {
 pub struct PortRow {
     /// Its counters and state.
     pub port: api::Port,
-    /// Gigabits of all traffic that came in and went out by the second.
+    /// Gigabits per second of all traffic, received and sent.
     pub gbps: (f64, f64),
-    /// Packets, likewise.
+    /// Packets per second, likewise.
     pub packets: (f64, f64),
-    /// What came in, the newest last.
+    /// Received gigabits per second, the newest last.
     pub history: VecDeque<f64>,
 }
 
 /// Whether the daemon answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contact {
-    /// Nothing has been heard yet.
+    /// No answer yet.
     Unknown,
-    /// It does.
+    /// It answers.
     Up,
-    /// It does not: why, and for how many seconds.
+    /// It does not answer: why, and since when.
     Down {
-        /// In words.
+        /// Message.
         why: String,
         /// Seconds by the clock of [`Model::take`].
         since: u64,
     },
 }
 
-/// All that is shown.
+/// The whole state.
 #[derive(Debug)]
 pub struct Model {
     last: Option<Reading>,
@@ -150,15 +149,15 @@ pub struct Model {
     /// Seconds since 1970, of the last reading or failure.
     pub time: f64,
     jobs: BTreeMap<String, JobRow>,
-    /// The ports, as the daemon has them.
+    /// The ports, in the daemon's order.
     pub ports: Vec<PortRow>,
-    /// What belongs to no job, in the last interval.
+    /// Rates of packets that belong to no job, in the last interval.
     pub no_job: Option<JobRates>,
-    /// What the jobs are sorted by.
+    /// Sort order of the jobs.
     pub sort: Sort,
-    /// The job that is selected.
+    /// The selected job.
     pub selected: Option<String>,
-    /// It is shown in detail, and so many lines down.
+    /// The detail view is shown, scrolled by this many lines.
     pub detail: Option<usize>,
     /// The keys are shown.
     pub help: bool,
@@ -189,13 +188,13 @@ fn push<T>(queue: &mut VecDeque<T>, value: T, most: usize) {
 }
 
 impl Model {
-    /// Takes what the daemon says, or why it says nothing; `time` is in seconds since 1970.
+    /// Stores the daemon's answers, or why it does not answer; `time` is in seconds since 1970.
     pub fn take(&mut self, reading: Result<Reading, String>, time: f64) {
         self.time = time;
         match reading {
             Ok(reading) => self.reading(reading),
             Err(why) => {
-                // Rates begin anew with the next daemon; what was there stays in sight until then.
+                // Rates start again with the next daemon; the old values stay visible until then.
                 self.last = None;
                 let since = match self.contact {
                     Contact::Down { since, .. } => since,
@@ -281,7 +280,7 @@ impl Model {
     /// The jobs, in their order on the screen.
     pub fn sorted(&self) -> Vec<&JobRow> {
         let mut rows: Vec<&JobRow> = self.jobs.values().collect();
-        // Those that are equal stay in the order of their names.
+        // Equal ones stay in the order of their names.
         match self.sort {
             Sort::Name => {}
             Sort::Rate => rows.sort_by(|a, b| b.gbps().total_cmp(&a.gbps())),
@@ -292,19 +291,19 @@ impl Model {
         rows
     }
 
-    /// The job that is selected, and its line.
+    /// The selected job, and its line.
     pub fn selected(&self) -> Option<(usize, &JobRow)> {
         let name = self.selected.as_ref()?;
         self.sorted().into_iter().enumerate().find(|(_, row)| row.job.name == *name)
     }
 
-    /// Gigabits that came into all jobs by the second, and went out.
+    /// Gigabits per second into and out of all jobs.
     pub fn totals(&self) -> (f64, f64) {
         let rates = self.jobs.values().filter_map(|row| row.rates.as_ref());
         rates.fold((0.0, 0.0), |(i, o), r| (i + r.gbps_in, o + r.gbps_out))
     }
 
-    /// Does what a key says; whether that is to go on.
+    /// Handles a key; false if it quits.
     pub fn key(&mut self, key: Key) -> bool {
         if key == Key::Quit {
             return false;
@@ -353,8 +352,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::timing::tests::message;
 
-    /// A daemon's answer after so many seconds: "train" of 4 ranks at 8 Gb/s in, always waiting for
-    /// rank 2, "idle", and "alone" that begins after the fifth second.
+    /// A daemon's answer after this many seconds: "train" with 4 ranks at 8 Gb/s in, always waiting
+    /// for rank 2, "idle", and "alone", which begins after the fifth second.
     pub fn reading(second: u64) -> Reading {
         let stats = |name: &str, fragments: u64, ranks: u32| {
             let mut values = vec![0; Counter::ALL.len()];
@@ -496,7 +495,7 @@ pub(crate) mod tests {
         assert_eq!(model.ports[0].gbps, (2.0, 2.0));
         assert_eq!(model.jobs["idle"].sums.straggler(), None);
         assert_eq!((model.totals(), model.contact.clone()), ((8.8, 8.8), Contact::Up));
-        // A job that came between is known by its second reading.
+        // A job that was created in between appears with its second reading.
         assert_eq!(super::tests::model(6).jobs["alone"].rates, None);
         assert_eq!(model.jobs["alone"].gbps(), 0.8);
     }
@@ -561,7 +560,7 @@ pub(crate) mod tests {
         model.take(Err("no daemon".into()), 2_004.0);
         assert_eq!(model.contact, Contact::Down { why: "no daemon".into(), since: 2_000 });
         assert_eq!(names(&model).len(), 3, "what was there stays in sight");
-        // Its counters and its clock begin anew.
+        // Its counters and its clock start again.
         model.take(Ok(reading(1)), 2_005.0);
         assert_eq!((&model.contact, &model.jobs["train"].rates), (&Contact::Up, &None));
         model.take(Ok(reading(2)), 2_006.0);

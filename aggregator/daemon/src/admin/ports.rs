@@ -124,7 +124,7 @@ impl AdminService {
             election: inner.election,
             listens: heard.is_some(),
             chassis_id: heard.map(|heard| heard.own.to_string()).unwrap_or_default(),
-            adds: inner.adds(),
+            aggregation_rate: inner.adds(),
             cpus: Some(inner.controller.cpus() as u32),
         }))
     }
