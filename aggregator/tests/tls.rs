@@ -121,7 +121,7 @@ fn errors_name_the_file_that_is_wrong() {
     for (cert, key, ca, expected) in [
         (&missing, &key, None, "missing.pem: cannot be read: No such file"),
         (&cert, &missing, None, "missing.pem: cannot be read"),
-        (&key, &key, None, "box.key: not a certificate in PEM form: there is no certificate"),
+        (&key, &key, None, "box.key: not a certificate in PEM form: it contains no certificate"),
         (&cert, &cert, None, "box.crt: not a private key in PEM form"),
         (&other_cert, &key, None, "box.key: not the key of the certificate in"),
         (&broken, &key, None, "broken.pem: not a certificate"),

@@ -70,8 +70,8 @@ impl Model {
         Self { ring, messages: 2 * credit + 2, queue: 2, egress, replays_all: false }
     }
 
-    /// What a rank sends. The first sum of each slot is nothing but zeros, whose CRC is 0, as that
-    /// of a new slot.
+    /// The fragments of a rank. The first sum of each slot is nothing but zeros, whose CRC is 0, as
+    /// that of a new slot.
     fn value(&self, rank: u32, index: u32) -> u32 {
         if (index / self.ring.slots).is_multiple_of(2) { 0 } else { (index + 1) << (8 * rank) }
     }

@@ -47,8 +47,8 @@ fn what_no_connection_can_lack_is_not_replayed() {
     for index in 0..10 {
         assert_eq!((at(index, 0), at(index, 1)), (Output::Drop, Output::Release));
     }
-    // 10 is next. Who lacks 6 has sent nothing of 10; who lacked 5 could not have sent 9, which is
-    // released.
+    // 10 is next. A rank that lacks 6 has sent nothing of 10; one that lacked 5 could not have sent
+    // 9, which is released.
     for index in 0..10 {
         assert_eq!(
             at(index, 0),

@@ -1,5 +1,5 @@
-//! What a model checker found wrong elsewhere, as packets that arrive here: each must neither spoil
-//! a sum nor keep a slot.
+//! Faults that a model checker found elsewhere, as packets that arrive here: none may spoil a sum
+//! or keep a slot.
 //!
 //! VeriNC (Bai et al., Finding Design Risks of In-Network Computing Systems, ICNP 2026) names a
 //! violation of SwitchML and one of ATP, and has a model of NetReduce. Each test says which one it
@@ -180,7 +180,7 @@ fn a_duplicate_counts_once() {
 fn a_lost_result_is_there_until_its_receiver_has_it() {
     let mut b = Watched::new(2, 1, 0);
     b.all_send(0);
-    // Rank 1 lacks the sum of 0. Rank 0 goes on, and beyond what it may.
+    // Rank 1 lacks the sum of 0. Rank 0 continues, beyond its credit.
     assert_eq!(b.arrives(0, 1), TAKEN);
     assert_eq!(b.arrives(0, 2), (Output::Drop, Counter::CreditViolation));
     assert_eq!(b.arrives(0, 0), (Output::Replay, Counter::Replays));

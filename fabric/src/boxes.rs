@@ -502,8 +502,8 @@ impl Boxes {
                     let ours = self.election.get();
                     if ours > 0 && election > ours {
                         let why = format!(
-                            "follows a manager of election {election}, later than election {ours} of \
-                             this one"
+                            "follows a manager of election {election}, later than election {ours} \
+                             of this one"
                         );
                         if known.ahead.insert(name.clone(), why.clone()).is_none() {
                             log::error!("box {name}: {why}: it gets no rings");

@@ -135,7 +135,7 @@ impl Cables {
             let [up, down] = [said(above, below), said(below, above)];
             let other = [(below, above), (above, below)].into_iter().find_map(|(end, typed)| {
                 let heard = hears.get(end).filter(|heard| **heard != Hears::Box(typed.clone()))?;
-                Some(format!("{end} is typed to {typed}, and hears {heard}"))
+                Some(format!("{end} has a [[link]] to {typed}, and hears {heard}"))
             });
             let deaf = typed && (!listens(&below.of) || !listens(&above.of));
             let trouble = match (up, down) {
@@ -181,9 +181,9 @@ impl Cables {
         let alike: BTreeSet<String> = alike.collect();
         for names in alike.difference(&self.alike) {
             log::error!(
-                "boxes {names}: their daemons have the same LLDP chassis id, so their links cannot be \
-                 distinguished; remove the box that is in the file twice, or restart `netsum run` on a \
-                 cloned machine"
+                "boxes {names}: their daemons have the same LLDP chassis id, so their links cannot \
+                 be distinguished; remove the box that is in the file twice, or restart `netsum run` \
+                 on a cloned machine"
             );
         }
         self.alike = alike;
@@ -675,9 +675,9 @@ mod tests {
             state(&cables)
         };
         let other = with(&[("a", &[("up", "s/2")]), ("s", &[("1", ""), ("2", "a/up")])]);
-        assert_eq!(other, [is("a/up s/1", true, "a/up is typed to s/1, and hears s/2")]);
+        assert_eq!(other, [is("a/up s/1", true, "a/up has a [[link]] to s/1, and hears s/2")]);
         let stranger = with(&[("a", &[("up", "00:07")]), ("s", &[("1", "")])]);
-        let why = "a/up is typed to s/1, and hears chassis 00:07 (02:00:00:00:00:01)";
+        let why = "a/up has a [[link]] to s/1, and hears chassis 00:07 (02:00:00:00:00:01)";
         assert_eq!(stranger, [is("a/up s/1", true, why)]);
         assert_eq!(with(&NEITHER), [is("a/up s/1", true, "")], "a medium without LLDP");
     }

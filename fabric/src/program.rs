@@ -634,7 +634,7 @@ impl Programmer {
             if anew.is_ok_and(|anew| anew.orders != told.layout.orders) {
                 log::warn!(
                     NETSUM_JOB = name;
-                    "job {name}: its shares differ since boxes or links changed; its ranks reconnect"
+                    "job {name}: boxes or links changed, and its shares too; its ranks reconnect"
                 );
                 let mut inner = self.shared.lock();
                 inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));

@@ -247,7 +247,7 @@ pub enum FabricCommand {
         /// The box.
         #[arg(value_name = "BOX")]
         name: String,
-        /// Reason, which `fabric show` prints, and the error of jobs that are refused because of it.
+        /// Reason; `fabric show` prints it, and so do the errors of refused jobs.
         #[arg(
             long,
             value_name = "TEXT",
@@ -403,8 +403,8 @@ const TRACE_HELP: &str = "\
 Trace single packets and what the box did with each: prints one line for every program that a \
 packet passes, until interrupted.
 
-`ingress` sees a contribution on its port, and steers, drops or forwards it. `aggregate` checks and \
-adds it on its ring's CPU. `egress` sees every clone of a result, with the frame that leaves. The \
+`ingress` sees a contribution on its port, and steers, drops or forwards it. `aggregate` checks \
+and adds it on its ring's CPU. `egress` sees every clone of a result, with the frame that leaves. The \
 verdict is the names of the counters that counted the packet there, so it agrees with `netsum \
 stats`. Ring and slot are shown as they were right after the packet: the lowest index that has not \
 been released (low), how many ranks have contributed (has), and how many fragments of the rank are \

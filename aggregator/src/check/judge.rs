@@ -166,7 +166,7 @@ fn bridge(b: &BridgeFacts) -> Vec<Finding> {
         all.push(warning(
             &subject,
             "it filters VLANs; the programs on its ports sum a job's packets whatever their tags",
-            "make all ports of a job members of its VLAN, tagged or not; use no address in two VLANs",
+            "make all ports of a job members of its VLAN, and use no address in two VLANs",
         ));
     }
     if b.stp {

@@ -1,6 +1,6 @@
 //! Two leaves below a parent, and every order in which packets can arrive.
 //!
-//! What has ever been sent on a link may arrive any time later, as often as it likes, or never:
+//! Packets once sent on a link may arrive at any later time, any number of times, or never:
 //! links lose, double, delay and reorder without bounds. A box sends at once what it decides to;
 //! that its clones may leave later is looked at one box at a time.
 
@@ -13,7 +13,7 @@ use super::ring::Ring;
 
 const LEAVES: usize = 2;
 
-/// What is on its way, each as the indices that have ever been sent there, bit by bit. The values
+/// Packets in flight, each as the indices that have ever been sent there, bit by bit. The values
 /// follow from these: whatever a box sends is looked at when it does.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
@@ -107,8 +107,8 @@ impl Tree {
         s.taken.iter().all(|taken| taken.trailing_ones() == self.total)
     }
 
-    /// Lets a packet arrive. What is sent because of it, which may arrive from now on; or what is
-    /// wrong.
+    /// Lets a packet arrive. Returns the packets sent because of it, which may arrive from now on;
+    /// or what is wrong.
     fn arrive(&self, s: &mut State, arrival: Arrival) -> Result<Vec<Arrival>, String> {
         let fragment =
             |rank, index, total| Fragment { rank, index, len: 4, ce: false, total, bounds: 0 };
@@ -209,7 +209,7 @@ impl Tree {
         Ok(sent)
     }
 
-    /// Who gets a stale fragment must have its sum, for it can only acknowledge.
+    /// The receiver of a stale fragment must have its sum, for it can only acknowledge.
     fn may_be_stale(&self, s: &State, rank: u32, index: u32) -> Result<(), String> {
         let has = s.taken[rank as usize] & 1 << index != 0;
         if has { Ok(()) } else { Err(format!("{index} is stale, and rank {rank} lacks its sum")) }

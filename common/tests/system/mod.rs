@@ -1,9 +1,9 @@
 //! The slot machine in a system: hosts around boxes, one box or a tree of them, and links that
 //! lose, double and reorder.
 //!
-//! Ranks are numbered by place, so that those below one box are neighbours. A packet goes link by
-//! link, and every link has faults. What a box may do is written down here a second time, naively:
-//! a map from index to contributions, without slots.
+//! Ranks are numbered by place: those below one box are neighbours. A packet goes link by link, and
+//! every link has faults. A second, naive description of a box is here: a map from index to
+//! contributions, without slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -497,7 +497,7 @@ impl System {
         };
         let expected = self.hosts[rank as usize].received;
         let n = self.unwrapped(index, expected);
-        // Who sends beyond its credit may make a result stale that it has not received itself. It
+        // A sender beyond its credit may make a result stale that it has not received itself. It
         // harms nobody else.
         let rogue = self.case.rogue == Some(rank);
         let right = |n: u32| (0..self.ranks).fold(0u32, |s, r| s.wrapping_add(value(r, n)));

@@ -105,9 +105,9 @@ fn sums(report: &WatchedJob) -> Result<String> {
         return Ok("<h2>How long sums take</h2>\n<p class=\"said\">No sum was timed.</p>\n".into());
     };
     let caption = format!(
-        "One fragment in {} is timed, {} of them here. Bounds are powers of two: half took less than \
-         {}, 99 of 100 less than {}, all less than {}; mean {}. A complete sum may then still wait for \
-         an earlier one, which does not count here.",
+        "One fragment in {} is timed, {} of them here. Bounds are powers of two: half took less \
+         than {}, 99 of 100 less than {}, all less than {}; mean {}. A complete sum may then still \
+         wait for an earlier one, which does not count here.",
         report.sampled,
         h.count(),
         bare(h.percentile(500)),
@@ -149,8 +149,8 @@ fn sums(report: &WatchedJob) -> Result<String> {
         + &figure(
             "How late each rank comes",
             &plot::lateness(report)?,
-            "Delay after a sum's first contribution. Half of a rank's contributions came before the \
-             line, 99 of 100 before the bar's end.",
+            "Delay after a sum's first contribution. Half of a rank's contributions came before \
+             the line, 99 of 100 before the bar's end.",
         )
         + &figure(
             "Who is last",
