@@ -153,7 +153,7 @@ fn sums(report: &WatchedJob) -> Result<String> {
              the line, 99 of 100 before the bar's end.",
         )
         + &figure(
-            "Who is last",
+            "Last rank",
             &plot::last(report)?,
             "The rank that a sum waited for. Dashed: equal shares.",
         )
