@@ -213,7 +213,7 @@ impl Control {
                 // After a new start of the box its job waits for ranks, which is not a failure.
                 let other =
                     reply.epoch > epoch || reply.epoch < epoch && reply.state() == JobState::Active;
-                let wish = Wish { reconnect: reply.renew, programs: reply.programs };
+                let wish = Wish { reconnect: reply.reconnect, programs: reply.programs };
                 let failed = match reply.state() {
                     JobState::Failed => Some(reply.error),
                     _ if other => {
