@@ -20,8 +20,10 @@ pub struct Bridged {
 /// A chain that sees what the bridge forwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// Its family, table and name, as `nft list chain` has them.
+    /// As its tool calls it.
     pub chain: String,
+    /// The command that shows it.
+    pub list: String,
     /// It drops what none of its rules accepts.
     pub drops: bool,
 }
@@ -56,11 +58,11 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
             ),
         ));
     }
-    for Filter { chain, drops } in filters {
+    for Filter { chain, list, drops } in filters {
         let policy = if *drops { ", policy drop" } else { "" };
         all.push(bearable(
             format!("chain {chain} filters forwarded packets{policy}"),
-            format!("check that it accepts UDP port 4791: nft list chain {chain}"),
+            format!("check that it accepts UDP port 4791: {list}"),
         ));
     }
     all
@@ -74,7 +76,7 @@ mod tests {
     fn each_obstacle_is_named_with_its_ports() {
         let port = |name: &str| Bridged { name: name.into(), ..Bridged::default() };
         let isolated = |name: &str| Bridged { isolated: true, ..port(name) };
-        let filter = |drops| [Filter { chain: "bridge f c".into(), drops }];
+        let filter = |drops| [Filter { chain: "bridge f c".into(), list: "nft".into(), drops }];
         assert_eq!(obstacles(&[port("a"), port("b")], &[]), []);
         assert_eq!(obstacles(&[isolated("a"), port("b")], &[]), [], "isolated from nobody");
         for (ports, filters, is_fatal, words) in [

@@ -1,5 +1,5 @@
 //! Chains of nftables that see what a bridge forwards (include/uapi/linux/netfilter/nf_tables.h,
-//! Linux 6.12).
+//! Linux 6.12), and those of iptables-legacy, which nftables does not know.
 
 use anyhow::{Context as _, Result};
 use netsum_core::bridging::Filter;
@@ -49,7 +49,25 @@ pub async fn filters(through: [bool; 2]) -> Result<Vec<Filter>> {
             Err(e) => return Err(e).context("the list of nftables' chains"),
         }
     }
+    let names = [("iptables", "ip_tables_names", ip), ("ip6tables", "ip6_tables_names", ip6)];
+    for (tool, names, _) in names.into_iter().filter(|(.., counts)| *counts) {
+        // There is no such file where the kernel has no iptables, or nobody has used it.
+        let tables = std::fs::read_to_string(format!("/proc/self/net/{names}")).unwrap_or_default();
+        found.extend(legacy(tool, &tables));
+    }
     Ok(found)
+}
+
+/// The chains of these tables that see what is forwarded. What their rules and policies are, iptables
+/// alone says.
+fn legacy(tool: &str, tables: &str) -> Vec<Filter> {
+    let forwards = |table: &&str| ["filter", "mangle", "security"].contains(table);
+    let filter = |table: &str| Filter {
+        chain: format!("FORWARD of table {table} of {tool}-legacy"),
+        list: format!("{tool}-legacy -t {table} -S FORWARD"),
+        drops: false,
+    };
+    tables.lines().filter(forwards).map(filter).collect()
 }
 
 /// A chain, if it hangs where packets are forwarded.
@@ -66,7 +84,8 @@ fn parse(message: &[u8]) -> Option<Filter> {
     let [table, name] =
         [NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME].map(|kind| attribute(all, kind).map(text));
     let drops = number(all, NFTA_CHAIN_POLICY) == Some(DROP);
-    Some(Filter { chain: format!("{family} {} {}", table?, name?), drops })
+    let chain = format!("{family} {} {}", table?, name?);
+    Some(Filter { list: format!("nft list chain {chain}"), chain, drops })
 }
 
 #[cfg(test)]
@@ -93,10 +112,31 @@ mod tests {
     }
 
     #[test]
+    fn tables_of_iptables_legacy_count_where_they_see_what_is_forwarded() {
+        let all = legacy("iptables", "raw\nnat\nmangle\nfilter\n");
+        let all: Vec<_> = all.iter().map(|f| (&*f.chain, &*f.list)).collect();
+        assert_eq!(
+            all,
+            [
+                (
+                    "FORWARD of table mangle of iptables-legacy",
+                    "iptables-legacy -t mangle -S FORWARD"
+                ),
+                (
+                    "FORWARD of table filter of iptables-legacy",
+                    "iptables-legacy -t filter -S FORWARD"
+                ),
+            ]
+        );
+        assert_eq!(legacy("ip6tables", ""), []);
+    }
+
+    #[test]
     fn a_chain_counts_where_packets_are_forwarded() {
         let hook =
             |number: u32| nla(NFTA_CHAIN_HOOK, &nla(NFTA_HOOK_HOOKNUM, &number.to_be_bytes()));
-        let filter = |drops| Some(Filter { chain: "bridge f c".into(), drops });
+        let (chain_, list) = ("bridge f c".to_owned(), "nft list chain bridge f c".to_owned());
+        let filter = |drops| Some(Filter { chain: chain_.clone(), list: list.clone(), drops });
         assert_eq!(parse(&chain(&hook(FORWARD), DROP)), filter(true));
         assert_eq!(parse(&chain(&hook(FORWARD), 1)), filter(false));
         assert_eq!(parse(&chain(&hook(1), DROP)), None, "for this machine");
