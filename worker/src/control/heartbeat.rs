@@ -175,6 +175,31 @@ impl Heartbeat {
     }
 }
 
+/// A rank that ends without a word, as when it cannot connect to the others, must not seem to live.
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.give_up(|| "its communicator ended before it could work".to_owned());
+            let _ = thread.join();
+        }
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heartbeat_that_nobody_has_any_more_has_ended() {
+        // Nobody listens there: a reserved port.
+        let control = Control::new("127.0.0.1:1", "train", "sesame", None).unwrap();
+        let heartbeat = Heartbeat::start(control, 0, 1, Duration::from_millis(100)).unwrap();
+        let shared = Arc::downgrade(&heartbeat.shared);
+        drop(heartbeat);
+        assert_eq!(shared.strong_count(), 0, "its thread beats on");
+    }
 }
