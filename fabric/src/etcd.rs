@@ -4,12 +4,16 @@
 //! one that this manager created.
 
 use std::io::Read as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use flate2::Compression;
 use flate2::bufread::GzDecoder;
 use flate2::read::GzEncoder;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use netsum_api::tls::{authority, identity};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -27,11 +31,13 @@ use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
 /// Poll interval of a standby, also for an etcd that does not answer.
-const LOOK: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(200);
 /// Retry interval of a leader: another endpoint may answer.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// After this time without an answer the next endpoint is asked too: one may drop packets.
+const NEXT: Duration = Duration::from_millis(200);
 /// Log interval while etcd does not answer.
 const SAY: Duration = Duration::from_secs(5);
 
@@ -43,8 +49,7 @@ pub struct Leading {
 }
 
 struct Lead {
-    /// One for each endpoint. The first is used until it fails.
-    channels: Vec<Channel>,
+    endpoints: Arc<Endpoints>,
     id: i64,
     leader: Vec<u8>,
     /// The revision that created its key.
@@ -55,6 +60,69 @@ struct Lead {
     since: Instant,
     /// A write has started and is not confirmed.
     unwritten: bool,
+}
+
+struct Endpoints {
+    channels: Vec<Channel>,
+    /// The one that has answered last is asked first.
+    first: AtomicUsize,
+}
+
+impl Endpoints {
+    fn new(config: &Etcd) -> Result<Self> {
+        Ok(Self { channels: channels(config)?, first: AtomicUsize::new(0) })
+    }
+
+    /// The next one is asked first.
+    fn rotate(&self) {
+        let next = (self.first.load(Ordering::Relaxed) + 1) % self.channels.len();
+        self.first.store(next, Ordering::Relaxed);
+    }
+
+    fn first(&self) -> &Channel {
+        &self.channels[self.first.load(Ordering::Relaxed)]
+    }
+
+    /// The first answer. What is asked must do no harm where several endpoints are asked for it.
+    async fn ask<T, F>(&self, question: impl Fn(Channel) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let (count, first) = (self.channels.len(), self.first.load(Ordering::Relaxed));
+        let mut rest = (0..count).map(|n| (first + n) % count);
+        let (mut asked, mut why) = (FuturesUnordered::new(), None);
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(n) = rest.next() {
+                let answer = question(self.channels[n].clone());
+                asked.push(async move { (n, answer.await) });
+            }
+            let wait = if rest.len() > 0 { (Instant::now() + NEXT).min(until) } else { until };
+            match timeout_at(wait, asked.next()).await {
+                Ok(Some((n, Ok(answer)))) => {
+                    self.first.store(n, Ordering::Relaxed);
+                    return Ok(answer);
+                }
+                Ok(Some((_, Err(status)))) => why = Some(status),
+                Ok(None) => {
+                    let why = why.context("there is no endpoint")?;
+                    return Err(anyhow!("{}", why.message()));
+                }
+                Err(_) if Instant::now() >= until => {
+                    return Err(anyhow!("no answer within {PATIENCE:?}"));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn get(&self, key: &[u8]) -> Result<Option<pb::KeyValue>> {
+        let ask = |channel| {
+            let request = pb::RangeRequest { key: key.to_vec() };
+            async move { KvClient::new(channel).range(request).await }
+        };
+        Ok(self.ask(ask).await?.into_inner().kvs.pop())
+    }
 }
 
 fn channels(config: &Etcd) -> Result<Vec<Channel>> {
@@ -73,14 +141,6 @@ fn channels(config: &Etcd) -> Result<Vec<Channel>> {
         Ok(endpoint.connect_lazy())
     };
     config.endpoints.iter().map(channel).collect()
-}
-
-fn kv(channels: &[Channel]) -> KvClient<Channel> {
-    KvClient::new(channels[0].clone())
-}
-
-fn lease(channels: &[Channel]) -> LeaseClient<Channel> {
-    LeaseClient::new(channels[0].clone())
 }
 
 /// etcd takes requests of 1.5 MiB by default, and has the state as one value.
@@ -106,21 +166,15 @@ async fn within<T>(answer: impl Future<Output = Result<T, Status>>) -> Result<T>
     answer.map_err(|status| anyhow!("{}", status.message()))
 }
 
-async fn get(channels: &[Channel], key: &[u8]) -> Result<Option<pb::KeyValue>> {
-    let request = pb::RangeRequest { key: key.to_vec() };
-    Ok(within(kv(channels).range(request)).await?.into_inner().kvs.pop())
-}
-
 /// Puts a key if the leader's key was created at this revision; 0 if it must not exist.
-async fn put(channels: &[Channel], leader: &[u8], made: i64, put: pb::PutRequest) -> Result<bool> {
+fn put(leader: &[u8], made: i64, put: pb::PutRequest) -> pb::TxnRequest {
     let compare = pb::Compare {
         target: pb::compare::CompareTarget::Create.into(),
         key: leader.to_vec(),
         target_union: Some(pb::compare::TargetUnion::CreateRevision(made)),
     };
     let success = pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put)) };
-    let request = pb::TxnRequest { compare: vec![compare], success: vec![success] };
-    Ok(within(kv(channels).txn(request)).await?.into_inner().succeeded)
+    pb::TxnRequest { compare: vec![compare], success: vec![success] }
 }
 
 /// Waits until this manager leads. `me` describes it to others.
@@ -128,14 +182,10 @@ async fn put(channels: &[Channel], leader: &[u8], made: i64, put: pb::PutRequest
 /// # Errors
 /// If the configuration cannot be used.
 pub async fn lead(config: &Etcd, me: &str) -> Result<Leading> {
-    let mut channels = channels(config).context("etcd")?;
-    let (mut said, mut other) = (None::<Instant>, Vec::new());
+    let endpoints = Arc::new(Endpoints::new(config).context("etcd")?);
+    let (mut said, mut other, mut granted) = (None::<Instant>, Vec::new(), None);
     loop {
-        let tried = campaign(config, me, &channels).await;
-        if tried.is_err() {
-            channels.rotate_left(1);
-        }
-        match tried {
+        match campaign(config, me, &endpoints, &mut granted).await {
             Ok(Ok(leading)) => return Ok(leading),
             Ok(Err(leader)) if leader != other => {
                 log::info!("standby: {} leads", String::from_utf8_lossy(&leader));
@@ -152,32 +202,50 @@ pub async fn lead(config: &Etcd, me: &str) -> Result<Leading> {
     }
 }
 
-/// Becomes the leader if nobody leads; otherwise returns the leader.
+/// Becomes the leader if nobody leads; otherwise returns the leader. A lease that was `granted` may
+/// own the leader's key already: the answer to that request may have been lost.
 async fn campaign(
     config: &Etcd,
     me: &str,
-    channels: &[Channel],
+    endpoints: &Arc<Endpoints>,
+    granted: &mut Option<(i64, Instant)>,
 ) -> Result<Result<Leading, Vec<u8>>> {
     let [leader, key] =
         ["leader", "state"].map(|name| format!("{}/{name}", config.prefix).into_bytes());
-    if let Some(other) = get(channels, &leader).await? {
-        return Ok(Err(other.value));
-    }
-    let since = Instant::now();
-    let request = pb::LeaseGrantRequest { ttl: i64::from(config.lease_s) };
-    let id = within(lease(channels).lease_grant(request)).await?.into_inner().id;
-    let claim = pb::PutRequest { key: leader.clone(), value: me.into(), lease: id };
-    put(channels, &leader, 0, claim).await?;
-    let now = get(channels, &leader).await?.context("the leader's key is gone already")?;
-    if now.lease != id {
+    let before = endpoints.get(&leader).await?;
+    let is_mine = |key: &pb::KeyValue, granted: &Option<(i64, Instant)>| {
+        granted.is_some_and(|(id, _)| id == key.lease)
+    };
+    let now = match before {
+        Some(key) if is_mine(&key, granted) => key,
+        Some(other) => return Ok(Err(other.value)),
+        None => {
+            let since = Instant::now();
+            let ttl = i64::from(config.lease_s);
+            let grant = |channel| async move {
+                LeaseClient::new(channel).lease_grant(pb::LeaseGrantRequest { ttl }).await
+            };
+            let lease = endpoints.ask(grant).await?.into_inner().id;
+            *granted = Some((lease, since));
+            let claim = pb::PutRequest { key: leader.clone(), value: me.into(), lease };
+            let claim = put(&leader, 0, claim);
+            let claim = |channel| {
+                let claim = claim.clone();
+                async move { KvClient::new(channel).txn(claim).await }
+            };
+            endpoints.ask(claim).await?;
+            endpoints.get(&leader).await?.context("the leader's key is gone already")?
+        }
+    };
+    let Some((id, since)) = granted.filter(|_| is_mine(&now, granted)) else {
         return Ok(Err(now.value));
-    }
-    let state = get(channels, &key).await?.map(|state| unpacked(state.value)).transpose()?;
+    };
+    let state = endpoints.get(&key).await?.map(|state| unpacked(state.value)).transpose()?;
     let (made, ttl) = (now.create_revision, Duration::from_secs(config.lease_s.into()));
-    let channels = channels.to_vec();
+    let endpoints = endpoints.clone();
     Ok(Ok(Leading {
         state,
-        lead: Lead { channels, id, leader, made, key, ttl, since, unwritten: false },
+        lead: Lead { endpoints, id, leader, made, key, ttl, since, unwritten: false },
     }))
 }
 
@@ -246,7 +314,6 @@ impl Lead {
             },
             Ok(why) => why,
             Err(_) => {
-                self.channels.rotate_left(1);
                 sleep(AGAIN).await;
                 None
             }
@@ -259,16 +326,18 @@ impl Lead {
         if !state.is_empty() {
             self.write_by_any(&state).await?;
         }
-        within(lease(&self.channels).lease_revoke(pb::LeaseRevokeRequest { id: self.id })).await?;
-        Ok(())
+        let id = self.id;
+        let revoke = |channel| async move {
+            LeaseClient::new(channel).lease_revoke(pb::LeaseRevokeRequest { id }).await
+        };
+        self.endpoints.ask(revoke).await.map(drop)
     }
 
     /// Tries each endpoint until one answers.
     async fn write_by_any(&mut self, state: &str) -> Result<bool> {
         let mut written = self.write(state).await;
-        for _ in 1..self.channels.len() {
+        for _ in 1..self.endpoints.channels.len() {
             if written.is_err() {
-                self.channels.rotate_left(1);
                 written = self.write(state).await;
             }
         }
@@ -278,7 +347,11 @@ impl Lead {
     /// False if this manager does not lead: then nothing is written.
     async fn write(&mut self, state: &str) -> Result<bool> {
         let put_state = pb::PutRequest { key: self.key.clone(), value: packed(state)?, lease: 0 };
-        let written = put(&self.channels, &self.leader, self.made, put_state).await;
+        let request = put(&self.leader, self.made, put_state);
+        // By one endpoint at a time: an older state must not come behind a newer one.
+        let mut kv = KvClient::new(self.endpoints.first().clone());
+        let written = within(kv.txn(request)).await.inspect_err(|_| self.endpoints.rotate());
+        let written = written.map(|answer| answer.into_inner().succeeded);
         written.context("the state is not written: the next manager would lack it")
     }
 
@@ -288,11 +361,13 @@ impl Lead {
         states: &mut watch::Receiver<String>,
     ) -> Result<Option<String>> {
         let asked = Instant::now();
-        let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id: self.id }).into_request();
-        let answer = within(async {
-            lease(&self.channels).lease_keep_alive(request).await?.into_inner().message().await
-        });
-        let answer = answer.await.and_then(|answer| answer.context("no answer"));
+        let id = self.id;
+        let keep_alive = |channel| async move {
+            let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id }).into_request();
+            LeaseClient::new(channel).lease_keep_alive(request).await?.into_inner().message().await
+        };
+        let answer = self.endpoints.ask(keep_alive).await;
+        let answer = answer.and_then(|answer| answer.context("no answer"));
         if answer.context("the lease is not renewed, and this manager ends with it")?.ttl <= 0 {
             return Ok(Some("the lease in etcd has ended: another manager may lead".to_owned()));
         }
