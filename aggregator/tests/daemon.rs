@@ -74,6 +74,33 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
     assert!(told.rings.is_empty() && told.flows.is_empty());
 }
 
+/// A port that is down takes no frame, whoever's it is.
+#[tokio::test]
+async fn a_held_sum_goes_out_by_another_port_where_the_first_ranks_is_down() {
+    let d = Daemon::start().await;
+    {
+        let mut told = d.told.lock().unwrap();
+        told.complete = true;
+        told.down.insert(10);
+    }
+    d.netsum("job create train --ranks 2").await.unwrap();
+    for (rank, qpn) in [(0, "0x21"), (1, "0x22")] {
+        let (src, dst) = (rank + 1, 2 - rank);
+        let flow = format!(
+            "flow add train --ring 0 --rank {rank} --src 10.0.0.{src} --dst 10.0.0.{dst} --psn 1 --qpn {qpn} --port p{rank}"
+        );
+        d.netsum(&flow).await.unwrap();
+    }
+    for _ in 0..500 {
+        if let Some(sent) = d.told.lock().unwrap().sent.first() {
+            assert_eq!(*sent, (0, 11));
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the sum is held");
+}
+
 #[tokio::test]
 async fn refusals_reach_the_command_line_in_plain_words() {
     let d = Daemon::start().await;

@@ -52,6 +52,10 @@ pub struct Told {
     pub lost: u64,
     pub reserved: HashMap<Address, u32>,
     pub hops: HashMap<HopKey, Hop>,
+    /// Ports that take no frame; slots that have their sums, and those that were sent, by port.
+    pub down: HashSet<u32>,
+    pub complete: bool,
+    pub sent: Vec<(u32, u32)>,
 }
 
 pub struct Remembers(pub Arc<Mutex<Told>>);
@@ -145,7 +149,9 @@ impl DataPlane for Remembers {
         Ok(RingState::default())
     }
     fn slot(&self, _: RingNumber, _: u32) -> anyhow::Result<Slot> {
-        Ok(Slot { index: 0, flags: Slot::USED, contributors: 1, len: 1024, checksum: 0, crc: 0 })
+        let complete = if self.0.lock().unwrap().complete { Slot::COMPLETE } else { 0 };
+        let flags = Slot::USED | complete;
+        Ok(Slot { index: 0, flags, contributors: 1, len: 1024, checksum: 0, crc: 0 })
     }
     fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen> {
         // One packet came on each connection to 0x11.
@@ -157,8 +163,12 @@ impl DataPlane for Remembers {
             ..FlowSeen::default()
         })
     }
-    fn send_held(&mut self, _: &RingSpec, _: u32, _: &FlowSpec) -> anyhow::Result<()> {
-        anyhow::bail!("nothing is held")
+    fn send_held(&mut self, _: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()> {
+        let mut told = self.0.lock().unwrap();
+        anyhow::ensure!(told.complete, "nothing is held");
+        anyhow::ensure!(!told.down.contains(&flow.ifindex), "port {} is down", flow.ifindex);
+        told.sent.push((slot, flow.ifindex));
+        Ok(())
     }
     fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()> {
         self.0.lock().unwrap().watching = on;
