@@ -58,8 +58,8 @@ pub async fn filters(through: [bool; 2]) -> Result<Vec<Filter>> {
     Ok(found)
 }
 
-/// The chains of these tables that see what is forwarded. What their rules and policies are, iptables
-/// alone says.
+/// The chains of these tables that see what is forwarded. What their rules and policies are,
+/// iptables alone says.
 fn legacy(tool: &str, tables: &str) -> Vec<Filter> {
     let forwards = |table: &&str| ["filter", "mangle", "security"].contains(table);
     let filter = |table: &str| Filter {
