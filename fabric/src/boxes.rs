@@ -23,6 +23,7 @@ use crate::diagnosis::{self, Said};
 use crate::hosts::{Hosts, TWICE};
 use crate::layout::Ways;
 use crate::measured::Carries;
+use crate::program::Place;
 use crate::share::Speeds;
 
 /// Limit of remembered hosts.
@@ -133,7 +134,9 @@ impl Boxes {
         let addresses = config.boxes.iter().map(|b| b.address.clone()).collect();
         let finder = Hosts::new(all.clone(), CONNECT);
         let levels = config.boxes.iter().map(|b| (b.name.clone(), b.level)).collect();
-        let known = Known { cables: Cables::new(config.links.clone(), levels), ..Known::default() };
+        let cables = Cables::new(config.links.clone(), levels)
+            .confirmed_by(config.uplinks.clone(), config.found.trust);
+        let known = Known { cables, ..Known::default() };
         Ok(Self {
             all,
             addresses,
@@ -206,6 +209,35 @@ impl Boxes {
         self.known().cables.has_changed()
     }
 
+    /// Uses found links with this end, or stops using them, by an administrator's order.
+    ///
+    /// # Errors
+    /// If there is no such link.
+    pub fn accept(&self, end: &str, revoke: bool) -> Result<(), Refusal> {
+        let end = End::try_from(end.to_owned()).map_err(Refusal::Invalid)?;
+        self.known().cables.accept(&end, revoke).map_err(Refusal::NotNow)?;
+        let not = if revoke { "not " } else { "" };
+        log::info!("links with the end {end} are {not}accepted by an administrator");
+        Ok(())
+    }
+
+    /// Ends of links that administrators have accepted.
+    pub fn accepted(&self) -> Vec<String> {
+        self.known().cables.accepted()
+    }
+
+    /// Restores what earlier managers were told to accept.
+    pub fn accepted_before(&self, ends: &[String]) {
+        let ends = ends.iter().filter_map(|text| End::try_from(text.clone()).ok());
+        self.known().cables.accepted_before(ends);
+    }
+
+    /// Records ports behind which ranks are at work, by their numbers here.
+    pub fn have_hosts(&self, ports: &HashSet<u32>) {
+        let Known { cables, ends, .. } = &mut *self.known();
+        cables.have_hosts(ports.iter().filter_map(|port| ends.get(port).cloned()));
+    }
+
     /// Restores the rates that an earlier manager measured; the links must be known.
     pub fn measured_before(&self, rates: &[Measured]) {
         self.known().cables.restore_measured(rates);
@@ -237,7 +269,7 @@ impl Boxes {
         let known = self.known();
         let cables = known.cables.all();
         let mut first = HashMap::new();
-        for Cable { link, .. } in cables.iter().filter(|cable| !cable.is_flat) {
+        for Cable { link, .. } in cables.iter().filter(|cable| !cable.is_unused) {
             first.entry(link.below.of.clone()).or_insert_with(|| link.clone());
         }
         let cables = cables.into_iter().filter(|cable| known.carries(cable));
@@ -407,6 +439,21 @@ impl Boxes {
 
     pub fn client(&self, name: &str) -> Option<Client> {
         self.all.iter().find(|(n, _)| n == name).map(|(_, client)| client.clone())
+    }
+
+    /// Where a machine is that has this MAC address.
+    pub async fn place_of(&self, mac: [u8; 6]) -> Option<Place> {
+        let links = {
+            let cables = &self.known().cables;
+            if let Some(of) = cables.with_mac(&mac_text(mac)) {
+                return Some(Place::On(of));
+            }
+            cables.ends()
+        };
+        let ends = self.finder.behind(mac_text(mac), None, links).await;
+        // At two boxes: a link between these is not known yet.
+        let mut ends = ends.into_iter();
+        ends.next().filter(|_| ends.next().is_none()).map(Place::Behind)
     }
 
     fn is_link(&self, of: &str, port: &str) -> bool {

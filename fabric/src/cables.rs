@@ -9,7 +9,7 @@ use netsum_api::v1 as api;
 use netsum_core::rate::Rate;
 use netsum_core::saved::Measured;
 
-use crate::config::{End, Link};
+use crate::config::{End, Link, Pattern, Trust};
 use crate::measured::{Carries, settle};
 
 /// A box that has just started has received nothing yet, and one frame may be lost.
@@ -31,8 +31,9 @@ pub struct Cable {
     pub link: Link,
     /// Both directions carry traffic.
     pub carries: bool,
-    /// It was found between boxes of one level, and is not used.
-    pub is_flat: bool,
+    /// It is not used: it was found between boxes of one level, is unconfirmed, or has hosts behind
+    /// one of its ends.
+    pub is_unused: bool,
     /// Fault, as text.
     pub trouble: Option<String>,
     /// Bits per second by the file or by drivers.
@@ -68,6 +69,12 @@ impl Memory {
 pub struct Cables {
     typed: Vec<Link>,
     levels: HashMap<String, u32>,
+    /// Links that were found are used where they have one of these ends; or all of them.
+    named: Vec<Pattern>,
+    trust: Trust,
+    accepted: BTreeSet<End>,
+    /// Ports behind which ranks of jobs were. They are no ends of links that were found.
+    hosts: BTreeSet<End>,
     /// The last answer of each box.
     answers: BTreeMap<String, Answer>,
     /// By both ends, the lower first.
@@ -91,6 +98,71 @@ impl Cables {
             typed.iter().map(|link| (ends(link), carries.clone())).collect();
         let ends = Arc::new(memory.keys().flatten().cloned().collect());
         Self { typed, levels, memory, ends, ..Self::default() }
+    }
+
+    /// Uses found links with such an end.
+    #[must_use]
+    pub fn confirmed_by(self, named: Vec<Pattern>, trust: Trust) -> Self {
+        Self { named, trust, ..self }
+    }
+
+    /// Uses found links with this end, or stops using them, by an administrator's order.
+    ///
+    /// # Errors
+    /// If there is nothing to accept or to take back.
+    pub fn accept(&mut self, end: &End, revoke: bool) -> Result<(), String> {
+        if !self.typed.is_empty() {
+            return Err("the links are typed in the manager's file".to_owned());
+        }
+        if revoke {
+            let was = self.accepted.remove(end);
+            return was.then_some(()).ok_or_else(|| format!("{end} was not accepted"));
+        }
+        if !self.memory.keys().flatten().any(|known| known == end) {
+            return Err(format!(
+                "no link with the end {end} was found: `netsum fabric probe` shows what ports receive"
+            ));
+        }
+        self.accepted.insert(end.clone());
+        self.hosts.remove(end);
+        Ok(())
+    }
+
+    /// Ends that administrators have accepted.
+    pub fn accepted(&self) -> Vec<String> {
+        self.accepted.iter().map(End::to_string).collect()
+    }
+
+    pub fn accepted_before(&mut self, ends: impl Iterator<Item = End>) {
+        self.accepted.extend(ends);
+    }
+
+    /// Records ports behind which ranks are at work.
+    pub fn have_hosts(&mut self, ends: impl Iterator<Item = End>) {
+        self.hosts.extend(ends);
+    }
+
+    /// Why a found link is not used; `None` if it is.
+    fn unconfirmed(&self, ends: &[End; 2]) -> Option<String> {
+        if !self.typed.is_empty() {
+            return None;
+        }
+        if let Some(end) = ends.iter().find(|end| self.hosts.contains(end)) {
+            return Some(format!(
+                "ranks of a job were behind {end}, so it is not an uplink: if it is now, `netsum fabric \
+                 accept {end}`"
+            ));
+        }
+        let is_named = |end: &End| {
+            self.accepted.contains(end) || self.named.iter().any(|pattern| pattern.is(end))
+        };
+        let confirmed = self.trust == Trust::Found || ends.iter().any(is_named);
+        (!confirmed).then(|| {
+            format!(
+                "unconfirmed, and not used: hosts can forge LLDP. Name an end in `uplinks`, or `netsum fabric accept {}`",
+                ends[0]
+            )
+        })
     }
 
     /// Restores the links that an earlier manager found. Their state will follow from LLDP.
@@ -238,7 +310,9 @@ impl Cables {
                 Memory::default()
             });
         }
-        let ends: BTreeSet<End> = self.memory.keys().flatten().cloned().collect();
+        // Hosts behind a port are found, whatever it hears.
+        let may_be = |ends: &&[End; 2]| !ends.iter().any(|end| self.hosts.contains(end));
+        let ends: BTreeSet<End> = self.memory.keys().filter(may_be).flatten().cloned().collect();
         self.changed |= ends != *self.ends;
         self.ends = Arc::new(ends);
     }
@@ -315,6 +389,13 @@ impl Cables {
         self.ends.clone()
     }
 
+    /// The box with a port of this MAC address, where there is one.
+    pub fn with_mac(&self, mac: &str) -> Option<String> {
+        let has = |answer: &Answer| answer.ports.iter().any(|port| port.mac == mac);
+        let mut of = self.answers.iter().filter(|(_, answer)| has(answer)).map(|(of, _)| of);
+        of.next().filter(|_| of.next().is_none()).cloned()
+    }
+
     fn port(&self, end: &End) -> Option<&api::Port> {
         self.answers.get(&end.of)?.ports.iter().find(|p| p.name == end.port)
     }
@@ -356,17 +437,20 @@ impl Cables {
         let [below, above] = [level(&link.below), level(&link.above)];
         let flat = self.typed.is_empty() && below == above;
         let level = flat.then(|| format!("both boxes are of level {below}: it is not used"));
+        let unconfirmed = self.unconfirmed(&ends);
+        let is_unused = flat || unconfirmed.is_some();
         let mtus = match [self.mtu(&link.below), self.mtu(&link.above)] {
             [Some(a), Some(b)] if a != b => {
                 Some(format!("MTU {a} at {} and {b} at {}", link.below, link.above))
             }
             _ => None,
         };
-        let troubles: Vec<String> = [level, memory.trouble, mtus].into_iter().flatten().collect();
+        let troubles = [level, unconfirmed, memory.trouble, mtus];
+        let troubles: Vec<String> = troubles.into_iter().flatten().collect();
         Cable {
             link,
-            carries: memory.carries && !flat,
-            is_flat: flat,
+            carries: memory.carries && !is_unused,
+            is_unused,
             trouble: (!troubles.is_empty()).then(|| troubles.join("; ")),
             nominal,
             measured: memory.measured,
@@ -506,6 +590,7 @@ mod tests {
     fn cables(typed: &[(&str, &str)]) -> Cables {
         let levels = [("s".to_owned(), 1), ("t".to_owned(), 1)].into();
         Cables::new(typed.iter().map(|(below, above)| link(below, above)).collect(), levels)
+            .confirmed_by(Vec::new(), Trust::Found)
     }
 
     /// Each link's ends, whether it carries traffic, and its fault.
@@ -662,7 +747,54 @@ mod tests {
             [is("a/x b/y", false, "both boxes are of level 0: it is not used")]
         );
         assert!(cables.ends().contains(&end("b/y")), "no host is there");
-        assert!(cables.all()[0].is_flat, "no bridge's way up");
+        assert!(cables.all()[0].is_unused, "no bridge's way up");
+    }
+
+    /// A host that is plugged into both boxes can pass their LLDP frames on.
+    #[test]
+    fn a_link_that_is_found_is_used_once_an_end_is_named_or_accepted() {
+        let now = Instant::now();
+        let with = |named: &[&str]| {
+            let named = named.iter().map(|text| Pattern::try_from((*text).to_owned()).unwrap());
+            let mut cables = cables(&[]).confirmed_by(named.collect(), Trust::Named);
+            cables.look(answers(&BOTH), now);
+            cables
+        };
+        let mut proposed = with(&["b/*", "a/up2"]);
+        let why = "unconfirmed, and not used: hosts can forge LLDP. Name an end in `uplinks`, or `netsum fabric accept a/up`";
+        assert_eq!(state(&proposed), [is("a/up s/1", false, why)]);
+        assert!(proposed.all()[0].is_unused, "nothing goes by it");
+        assert_eq!(proposed.unmeasured(|cable| cable.carries, |_| false), []);
+        assert!(proposed.ends().contains(&end("a/up")), "hosts of other racks come by it");
+        for named in ["a/u*", "s/1", "*/1"] {
+            assert_eq!(state(&with(&[named])), [is("a/up s/1", true, "")], "{named}");
+        }
+        let why = proposed.accept(&end("a/h"), false).unwrap_err();
+        assert!(why.starts_with("no link with the end a/h was found"), "{why}");
+        assert_eq!(proposed.accept(&end("s/1"), true).unwrap_err(), "s/1 was not accepted");
+        proposed.accept(&end("s/1"), false).unwrap();
+        assert_eq!(state(&proposed), [is("a/up s/1", true, "")]);
+        assert_eq!(proposed.accepted(), ["s/1"]);
+        let mut next = with(&[]);
+        next.accepted_before(proposed.accepted().iter().map(|text| end(text)));
+        assert_eq!(state(&next), [is("a/up s/1", true, "")], "the next manager knows");
+        next.accept(&end("s/1"), true).unwrap();
+        assert!(!state(&next)[0].1);
+        let why = cables(&[("a/up", "s/1")]).accept(&end("s/1"), false).unwrap_err();
+        assert_eq!(why, "the links are typed in the manager's file");
+    }
+
+    #[test]
+    fn a_port_with_a_jobs_hosts_is_no_uplink_whoever_trusts_it() {
+        let (mut cables, now) = (cables(&[]), Instant::now());
+        cables.have_hosts([end("a/up")].into_iter());
+        cables.look(answers(&BOTH), now);
+        let (_, carries, trouble) = state(&cables).remove(0);
+        assert!(!carries && trouble.unwrap().starts_with("ranks of a job were behind a/up"));
+        assert!(cables.all()[0].is_unused && !cables.ends().contains(&end("a/up")));
+        cables.accept(&end("a/up"), false).unwrap();
+        cables.look(answers(&BOTH), now);
+        assert_eq!(state(&cables), [is("a/up s/1", true, "")], "it was plugged in elsewhere");
     }
 
     #[test]

@@ -31,6 +31,58 @@ pub struct Config {
     pub boxes: Vec<BoxConfig>,
     #[serde(default, rename = "link")]
     pub links: Vec<Link>,
+    /// Ends of links: one that is found is used where either end is among them.
+    #[serde(default)]
+    pub uplinks: Vec<Pattern>,
+    #[serde(default, rename = "links")]
+    pub found: Found,
+}
+
+/// What becomes of links that are found and that nobody has typed.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Found {
+    #[serde(default)]
+    pub trust: Trust,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trust {
+    /// They are used once one end is named, or an administrator has accepted them.
+    #[default]
+    Named,
+    /// All are. A host with ports at two boxes can forge one.
+    Found,
+}
+
+/// `BOX/PORT`, with `*` for any characters.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Pattern(End);
+
+impl TryFrom<String> for Pattern {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        End::try_from(text).map(Self)
+    }
+}
+
+impl Pattern {
+    pub fn is(&self, end: &End) -> bool {
+        is_like(&self.0.of, &end.of) && is_like(&self.0.port, &end.port)
+    }
+}
+
+fn is_like(pattern: &str, text: &str) -> bool {
+    let Some((begin, rest)) = pattern.split_once('*') else { return pattern == text };
+    text.strip_prefix(begin).is_some_and(|text| {
+        text.char_indices()
+            .map(|(at, _)| at)
+            .chain([text.len()])
+            .any(|at| is_like(rest, &text[at..]))
+    })
 }
 
 /// Files for TLS, in PEM form.
@@ -172,6 +224,14 @@ impl Config {
                 a => bail!("box.address = {a:?}: https://ADDRESS:PORT or unix:/PATH is possible"),
             }
         }
+        for Pattern(end) in &config.uplinks {
+            ensure!(
+                config.links.is_empty(),
+                "uplinks {end}: with [[link]] all links are typed, and none is found"
+            );
+            let is_there = names.iter().any(|name| is_like(&end.of, name));
+            ensure!(is_there, "uplinks {end}: there is no box {:?}", end.of);
+        }
         let mut ends = HashMap::new();
         for link in &config.links {
             for end in [&link.below, &link.above] {
@@ -238,6 +298,27 @@ mod tests {
     }
 
     #[test]
+    fn uplinks_are_named_by_patterns() {
+        let end = |text: &str| End::try_from(text.to_owned()).unwrap();
+        for (pattern, text, is) in [
+            ("leaf0/swp9", "leaf0/swp9", true),
+            ("leaf0/swp9", "leaf0/swp91", false),
+            ("leaf*/swp*", "leaf12/swp9", true),
+            ("leaf*/swp*", "spine0/swp9", false),
+            ("*/*", "a/b", true),
+            ("*/*p*9", "a/swp19", true),
+            ("*/*p*9", "a/swp", false),
+        ] {
+            let pattern = Pattern::try_from(pattern.to_owned()).unwrap();
+            assert_eq!(pattern.is(&end(text)), is, "{pattern:?} {text}");
+        }
+        let config = Config::parse(&format!("uplinks = [\"leaf*/swp9\"]\n{GOOD}")).unwrap();
+        assert!(config.uplinks[0].is(&end("leaf7/swp9")) && config.found.trust == Trust::Named);
+        let config = Config::parse(&format!("{GOOD}[links]\ntrust = \"found\"\n")).unwrap();
+        assert_eq!(config.found.trust, Trust::Found);
+    }
+
+    #[test]
     fn workers_have_tls_as_at_a_box() {
         let text =
             format!("{GOOD}[workers-tls]\ncert = \"/c\"\nkey = \"/k\"\nclient-ca = \"/a\"\n");
@@ -250,6 +331,15 @@ mod tests {
     fn errors_name_field_and_value() {
         for (text, expected) in [
             ("box = []", "box: at least one is needed"),
+            (&format!("uplinks = [\"swp9\"]\n{GOOD}"), "BOX/PORT is expected"),
+            (&format!("uplinks = [\"rack*/p\"]\n{GOOD}"), "uplinks rack*/p: there is no box"),
+            (
+                &format!(
+                    "uplinks = [\"*/p\"]\n{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/p0\""
+                ),
+                "with [[link]] all links are typed",
+            ),
+            (&format!("{GOOD}[links]\ntrust = \"all\"\n"), "unknown variant `all`"),
             (&format!("{GOOD}[etcd]\nendpoints = []"), "etcd.endpoints: at least one is needed"),
             (&format!("{GOOD}[etcd]\nendpoints = [\"a:1\"]"), "\"a:1\": http://ADDRESS:PORT"),
             (

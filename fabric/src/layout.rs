@@ -22,7 +22,7 @@ pub struct Order {
 }
 
 /// The links and boxes that rings can use.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Ways {
     pub links: Vec<Link>,
     /// By box, its first uplink, even without traffic: its bridge sends unsummed packets there. A

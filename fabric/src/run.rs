@@ -10,6 +10,7 @@ use netsum_core::saved::Saved;
 use netsum_core::watch::Patience;
 use netsum_daemon::config::INTERVAL_MS;
 use netsum_daemon::doorman::Limits;
+use netsum_daemon::netlink::Netlink;
 use netsum_daemon::persist::Store;
 use netsum_daemon::run::{WorkerPort, serve};
 use netsum_daemon::socket::{self, Access, SocketFile};
@@ -62,6 +63,7 @@ pub async fn run(config: &Config) -> Result<()> {
     boxes.elect(election);
     boxes.number_again(&saved.ports);
     boxes.find_again(&saved.found);
+    boxes.accepted_before(&saved.accepted);
     boxes.measured_before(&saved.measured);
     // This finds the links that active jobs use.
     let seen = boxes.look().await;
@@ -72,7 +74,8 @@ pub async fn run(config: &Config) -> Result<()> {
     let actions = controller.restore(saved, Instant::now(), |_| None).map_err(|e| anyhow!(e))?;
     let patience = Patience { hold: NEVER, stall: NEVER };
     let shared = Shared::new(controller, Box::new(Nowhere), HEARTBEAT, patience);
-    let programmer = Programmer::new(shared.clone(), boxes.clone(), &seen);
+    let programmer = Programmer::new(shared.clone(), boxes.clone(), &seen)
+        .reserving_own(Netlink::open().context("netlink")?);
     let busy = programmer.busy();
     let (changes, received) = mpsc::unbounded_channel();
     {

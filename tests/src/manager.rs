@@ -51,8 +51,9 @@ impl Cluster {
     fn manager_with(&self, typed: bool, rates: &[Rate]) -> Result<Manager> {
         let spec = self.lab().spec();
         let socket = self.file(None, "fabric.sock").display().to_string();
+        let uplinks = if typed { "" } else { "uplinks = [\"spine*/rack*\"]\n" };
         let mut text = format!(
-            "workers = \"{}\"\nadmin = {socket:?}\nstate = {:?}\n",
+            "{uplinks}workers = \"{}\"\nadmin = {socket:?}\nstate = {:?}\n",
             self.manager(),
             self.file(None, "fabric.json")
         );

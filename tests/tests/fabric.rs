@@ -78,6 +78,41 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
     }
 }
 
+/// The manager is on the spine: ranks at leaves call it, and send it their tokens.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_managers_address_is_nobody_elses_at_any_box() {
+    let cluster = fabric(1);
+    let manager = cluster.start_manager().unwrap();
+    let stranger = cluster.lab().host(3);
+    let std::net::IpAddr::V4(ip) = cluster.manager().ip() else { panic!("it has IPv4") };
+    let claim = arp_claim(ip.octets(), stranger);
+    let tap = Tap::open(stranger, Host::INTERFACE).unwrap();
+    let taps = [0, 2].map(|host| Tap::open(cluster.lab().host(host), Host::INTERFACE).unwrap());
+    let mut psn = 0;
+    let start = Instant::now();
+    loop {
+        tap.send(&claim).unwrap();
+        let mut last = FrameSpec::send(4, 99, 7, psn, lanes(psn, 64)).build();
+        last[..6].fill(0xff);
+        tap.send(&last).unwrap();
+        let arrived =
+            |tap: &Tap| tap.receive(PATIENCE, |f| f == claim || f == last).unwrap() == claim;
+        if !taps.iter().map(arrived).fold(false, |any, one| any || one) {
+            break;
+        }
+        assert!(
+            start.elapsed() < PATIENCE,
+            "the manager's address is taken over: {}",
+            manager.log()
+        );
+        psn += 1;
+    }
+    let mut group =
+        cluster.ranks_of(&manager, &JobSpec::new(JOB, 4), &one_on_each_host(4)).unwrap();
+    work(&mut group, 1);
+}
+
 /// Leaves' ports are named like a switch's, and the one that comes first by its letters is not the
 /// one by which the bridge sends what is not summed.
 #[test]

@@ -397,3 +397,51 @@ fn behind_ingress_a_guard_drops_what_must_not_pass() {
     let dropped = |ring| bench.plane.counters(ring).unwrap()[Counter::PastIngress as usize];
     assert_eq!((dropped(RingNumber(1)), dropped(RingNumber::NONE)), (16, 1));
 }
+
+/// RoCEv1, as in IBTA's annex A16: no IP header and no UDP, but the 40 bytes of a GRH.
+fn in_roce_v1(spec: &FrameSpec) -> Vec<u8> {
+    let frame = spec.build();
+    let gid = |ip: &[u8]| [&[0; 10][..], &[0xff, 0xff], ip].concat();
+    let (transport, mut grh) = (&frame[14 + 20 + 8..], vec![0x60, 0, 0, 0]);
+    grh.extend((transport.len() as u16).to_be_bytes());
+    grh.extend([0x1b, 64]);
+    [&frame[..12], &[0x89, 0x15], &grh, &gid(&spec.src), &gid(&spec.dst), transport].concat()
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn nothing_is_summed_of_roce_v1_or_of_other_addresses_of_a_rank() {
+    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
+    let data = fragment(0, 2, 0, lanes(0, 64));
+    let (mut from_another, mut to_another) = (data.clone(), data.clone());
+    from_another.src[3] = 99;
+    to_another.dst[3] = 99;
+    let v1 = in_roce_v1(&data);
+    assert_eq!(bench.run("ingress", &from_another.build()).unwrap().action, DROP);
+    assert!(bench.counters().unwrap().contains(&(Counter::WrongSourceIp, 1)));
+    // Other people's, which their receivers' queue pairs do not take: as without a box.
+    for frame in [to_another.build(), v1] {
+        let out = bench.run("ingress", &frame).unwrap();
+        assert_eq!((out.action, out.packet), (PASS, frame));
+    }
+    let steered = bench.counters().unwrap().iter().any(|(c, _)| *c == Counter::Steered);
+    assert!(!steered && bench.plane.ring_state(RingNumber(1)).unwrap().low == 0);
+
+    // From another port than the rank's.
+    let spec = ring(2, 256, 16);
+    let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, false)).collect();
+    (flows[0].ifindex, flows[0].src_mac) = (4711, Some(data.macs.1));
+    let mut bench = Bench::with_flows(spec, flows).unwrap();
+    let mut own_mac = data.clone();
+    own_mac.macs.1[5] = 99;
+    for (spoofed, frame) in [
+        (true, to_another.build()),
+        (true, in_roce_v1(&data)),
+        // Its MAC address is its own, and the box does not look into a GRH.
+        (false, in_roce_v1(&own_mac)),
+    ] {
+        let action = if spoofed { DROP } else { PASS };
+        assert_eq!(bench.run("ingress", &frame).unwrap().action, action, "{frame:02x?}");
+    }
+    assert!(bench.counters().unwrap().contains(&(Counter::Spoofed, 2)));
+}

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use netsum_common::wire;
+use netsum_lab::attacker::arp_claim;
 use netsum_lab::cluster::{Cluster, JobSpec, Outcome, RankHost};
 use netsum_lab::faults::Faults;
 use netsum_lab::frames::{FrameSpec, lanes};
@@ -96,6 +97,36 @@ fn two_hosts_behind_one_router_join_a_job() {
         assert!(behind.iter().all(|(to, _, ttl)| (*to, *ttl) == (mac(5), 63)), "{behind:?}");
         assert!(behind.iter().all(|(_, from, _)| *from != mac(1)), "{behind:?}");
     }
+}
+
+/// Also while there is no job: ranks are still to call by it.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_gateway_of_a_box_that_routes_is_kept_for_its_port() {
+    let mut cluster = Cluster::without_daemon(LabSpec { routed: 2, ..LabSpec::hosts(4) }).unwrap();
+    let forward = || std::fs::write("/proc/sys/net/ipv4/ip_forward", "1");
+    cluster.lab().box_().enter(forward).unwrap();
+    cluster.start_daemon().unwrap();
+    let [stranger, router] = [STRANGER, 0].map(|host| cluster.lab().host(host));
+    let target = Tap::open(cluster.lab().host(1), Host::INTERFACE).unwrap();
+    let [theirs, own] = [stranger, router]
+        .map(|host| (Tap::open(host, Host::INTERFACE).unwrap(), arp_claim([10, 0, 0, 1], host)));
+    let arrives = |(tap, claim): &(Tap, Vec<u8>), psn| {
+        tap.send(claim).unwrap();
+        let mut last = FrameSpec::send(STRANGER as u8 + 1, 1, 0x77, psn, lanes(1, 64)).build();
+        last[..6].fill(0xff);
+        theirs.0.send(&last).unwrap();
+        let seen = target.receive(5 * SECOND, |f| f == claim || f == last).unwrap();
+        seen == *claim
+    };
+    let start = std::time::Instant::now();
+    let mut psn = 0;
+    while arrives(&theirs, psn) {
+        assert!(start.elapsed() < 30 * SECOND, "the gateway's address is taken over");
+        psn += 1;
+    }
+    own.0.send(&own.1).unwrap();
+    target.receive(5 * SECOND, |f| f == own.1).expect("the gateway's own claim passes");
 }
 
 #[test]

@@ -255,6 +255,16 @@ pub enum FabricCommand {
         )]
         reason: String,
     },
+    /// Use found links that have this end. Hosts can forge LLDP, so found links are not used before
+    /// that, or before `uplinks` in the manager's file names one of their ends.
+    Accept {
+        /// The end of the links.
+        #[arg(value_name = "BOX/PORT")]
+        end: String,
+        /// Stop using them.
+        #[arg(long)]
+        revoke: bool,
+    },
     /// Show which boxes are below which, and the hosts below them, as the boxes see them; also in
     /// schedulers' formats.
     Topology(TopologyArgs),

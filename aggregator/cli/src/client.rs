@@ -145,6 +145,12 @@ impl Client {
         said(self.admin.drain_box(api::DrainBoxRequest { name, reason }).await).map(drop)
     }
 
+    /// Has a fabric use links with this end that were found; or use them no more.
+    pub async fn accept_link(&mut self, end: String, revoke: bool) -> Result<()> {
+        log::debug!("AcceptLink {end} {revoke}");
+        said(self.admin.accept_link(api::AcceptLinkRequest { end, revoke }).await).map(drop)
+    }
+
     pub async fn show_spread(&mut self) -> Result<api::Spread> {
         log::debug!("ShowSpread");
         said(self.admin.show_spread(api::ShowSpreadRequest {}).await)

@@ -114,6 +114,9 @@ pub async fn one(
         Command::Fabric(FabricCommand::Drain { name, reason }) => {
             client.drain_box(name, Some(reason)).await
         }
+        Command::Fabric(FabricCommand::Accept { end, revoke }) => {
+            client.accept_link(end, revoke).await
+        }
         Command::Fabric(FabricCommand::Undrain { name }) => client.drain_box(name, None).await,
         Command::Spread { command: None | Some(SpreadCommand::Show) } => {
             spread::show(out, format, client.show_spread().await?)

@@ -27,6 +27,9 @@ pub struct Saved {
     /// Links between boxes that a manager has found: their ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<[String; 2]>,
+    /// Ends of links that were found and that administrators have accepted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accepted: Vec<String>,
     /// What links between boxes carry where that is not what they should.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,

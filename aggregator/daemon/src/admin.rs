@@ -350,6 +350,17 @@ impl Admin for AdminService {
         Ok(Response::new(api::DrainBoxReply {}))
     }
 
+    async fn accept_link(
+        &self,
+        request: Request<api::AcceptLinkRequest>,
+    ) -> Answer<api::AcceptLinkReply> {
+        let mut inner = self.order(election(&request)?)?;
+        let api::AcceptLinkRequest { end, revoke } = request.into_inner();
+        inner.boxes.as_mut().ok_or_else(no_manager)?.accept(&end, revoke).map_err(refused)?;
+        inner.carry_out(None, Vec::new())?;
+        Ok(Response::new(api::AcceptLinkReply {}))
+    }
+
     async fn show_spread(&self, _: Request<api::ShowSpreadRequest>) -> Answer<api::Spread> {
         let mut inner = self.shared.lock();
         let shown = inner.spread.as_mut().ok_or_else(not_spread)?.show();

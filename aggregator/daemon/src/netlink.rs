@@ -13,7 +13,7 @@ use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
 use rtnetlink::packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia,
+    RouteAddress, RouteAttribute, RouteMessage, RouteNextHop, RouteType, RouteVia,
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
@@ -104,6 +104,28 @@ impl Netlink {
 
     /// IP and MAC addresses of this machine, on all its interfaces.
     pub async fn own(&self) -> Result<(HashSet<IpAddr>, HashSet<[u8; 6]>)> {
+        let ips = self.addresses().await?.into_iter().map(|(_, ip)| ip).collect();
+        let macs = self.interfaces().await?.into_iter().filter_map(|l| mac_from_text(&l.mac));
+        Ok((ips, macs.filter(|mac| *mac != [0; 6]).collect()))
+    }
+
+    /// IP addresses of this machine that others can call, and their interfaces' MAC addresses.
+    pub async fn callable(&self) -> Result<Vec<(IpAddr, [u8; 6])>> {
+        let interfaces = self.interfaces().await?;
+        let mac = |ifindex: u32| {
+            mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac)
+                .filter(|mac| *mac != [0; 6])
+        };
+        let addresses = self.addresses().await?.into_iter();
+        let all = addresses.filter(|(_, ip)| match ip {
+            IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+        });
+        Ok(all.filter_map(|(ifindex, ip)| Some((ip, mac(ifindex)?))).collect())
+    }
+
+    /// IP addresses of this machine, and the interfaces that have them.
+    async fn addresses(&self) -> Result<Vec<(u32, IpAddr)>> {
         let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         let messages = self.rtnl.list(question).await.context("the list of addresses")?;
         let messages: Vec<AddressMessage> = messages
@@ -120,10 +142,57 @@ impl Netlink {
         };
         let local = |a: &&AddressAttribute| matches!(a, AddressAttribute::Local(_));
         let own = |m: &AddressMessage| {
-            m.attributes.iter().find(local).or(m.attributes.first()).and_then(ip)
+            let ip = m.attributes.iter().find(local).or(m.attributes.first()).and_then(ip)?;
+            Some((m.header.index, ip))
         };
-        let macs = self.interfaces().await?.into_iter().filter_map(|l| mac_from_text(&l.mac));
-        Ok((messages.iter().filter_map(own).collect(), macs.filter(|mac| *mac != [0; 6]).collect()))
+        Ok(messages.iter().filter_map(own).collect())
+    }
+
+    /// The gateways of this machine's routes, with their MAC addresses and their places in bridges,
+    /// where these are known.
+    pub async fn gateways(&self) -> Result<Vec<Gateway>> {
+        let mut found = BTreeSet::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut question = RouteMessage::default();
+            question.header.address_family = family;
+            let question = RouteNetlinkMessage::GetRoute(question);
+            let routes = match self.rtnl.list(question).await {
+                Ok(routes) => routes,
+                // A kernel without IPv6.
+                Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => continue,
+                Err(e) => return Err(e).context("the list of routes"),
+            };
+            for route in routes.iter().filter_map(|m| m.decode()) {
+                let RouteNetlinkMessage::NewRoute(route) = route else { continue };
+                found.extend(gateway(&route.attributes, None));
+                for attribute in &route.attributes {
+                    let RouteAttribute::MultiPath(hops) = attribute else { continue };
+                    let of =
+                        |hop: &RouteNextHop| gateway(&hop.attributes, Some(hop.interface_index));
+                    found.extend(hops.iter().filter_map(of));
+                }
+            }
+        }
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut neighbours = self.neighbours(AddressFamily::Inet).await?;
+        neighbours.extend(self.neighbours(AddressFamily::Inet6).await?);
+        let table = self.neighbours(AddressFamily::Bridge).await?;
+        let gateway = |(ip, ifindex): (IpAddr, u32)| {
+            let is_it = |e: &&NeighbourMessage| {
+                let address = neighbour(ip);
+                let of = |a: &NeighbourAttribute| matches!(a, NeighbourAttribute::Destination(d) if *d == address);
+                e.header.ifindex == ifindex && e.attributes.iter().any(of)
+            };
+            let mac = neighbours.iter().find(is_it).and_then(mac_of);
+            let seen = |e: &&NeighbourMessage| {
+                mac.is_some() && mac_of(e) == mac && e.header.state != NeighbourState::Permanent
+            };
+            let seen_at = table.iter().find(seen).map(|e| e.header.ifindex);
+            Gateway { ip, ifindex, mac, seen_at }
+        };
+        Ok(found.into_iter().map(gateway).collect())
     }
 
     /// MAC addresses that bridges have seen, and behind which interface.
@@ -238,16 +307,48 @@ impl Netlink {
         }
         let Some(ifindex) = ifindex else { return Ok(None) };
         let is_own = answer.iter().any(|route| route.header.kind == RouteType::Local);
-        let (family, address) = match next {
-            IpAddr::V4(ip) => (AddressFamily::Inet, NeighbourAddress::Inet(ip)),
-            IpAddr::V6(ip) => (AddressFamily::Inet6, NeighbourAddress::Inet6(ip)),
-        };
+        let family = if next.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let address = neighbour(next);
         let table = self.neighbours(family).await.context("the neighbour table")?;
         let is_next = |e: &&NeighbourMessage| {
             let of = |a: &NeighbourAttribute| matches!(a, NeighbourAttribute::Destination(d) if *d == address);
             e.header.ifindex == ifindex && e.attributes.iter().any(of)
         };
         Ok(Some(Way { ifindex, next, mac: table.iter().find(is_next).and_then(mac_of), is_own }))
+    }
+}
+
+/// A router that a route of this machine names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gateway {
+    pub ip: IpAddr,
+    /// The interface that leads to it.
+    pub ifindex: u32,
+    /// Its MAC address, where the kernel knows it.
+    pub mac: Option<[u8; 6]>,
+    /// The port of a bridge on which that was seen.
+    pub seen_at: Option<u32>,
+}
+
+/// The gateway that a route, or one of its next hops, names, and the interface towards it.
+fn gateway(attributes: &[RouteAttribute], mut ifindex: Option<u32>) -> Option<(IpAddr, u32)> {
+    let mut next = None;
+    for attribute in attributes {
+        match attribute {
+            RouteAttribute::Gateway(RouteAddress::Inet(ip)) => next = Some(IpAddr::V4(*ip)),
+            RouteAttribute::Gateway(RouteAddress::Inet6(ip)) => next = Some(IpAddr::V6(*ip)),
+            RouteAttribute::Via(RouteVia::Inet6(ip)) => next = Some(IpAddr::V6(*ip)),
+            RouteAttribute::Oif(interface) => ifindex = Some(*interface),
+            _ => {}
+        }
+    }
+    Some((next?, ifindex?))
+}
+
+fn neighbour(ip: IpAddr) -> NeighbourAddress {
+    match ip {
+        IpAddr::V4(ip) => NeighbourAddress::Inet(ip),
+        IpAddr::V6(ip) => NeighbourAddress::Inet6(ip),
     }
 }
 

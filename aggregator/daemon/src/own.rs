@@ -1,42 +1,137 @@
 //! Addresses of the box itself: nothing that comes in by a port may carry one. Ranks would follow a
-//! foreign host's ARP away from the daemon, and send it their tokens.
+//! foreign host's ARP away from the daemon, and send it their tokens. And addresses of its
+//! gateways: each belongs to the port that the gateway is behind.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Result;
 use netsum_common::abi::{Address, Owner};
 use netsum_core::plane::mapped;
 
-use super::netlink::Netlink;
+use super::link::Interface;
+use super::netlink::{Gateway, Netlink, ask_for};
 use super::rtnl::Changes;
 use super::state::Shared;
 
 /// The longest between two looks, should notices be lost.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Reserves the addresses that this machine has now.
+/// Virtual routers have these MAC addresses (RFC 5798, 7.3). They move between ports, and the box
+/// cannot tell one that moves from a host that pretends to.
+const VIRTUAL: [[u8; 5]; 2] = [[0, 0, 0x5e, 0, 1], [0, 0, 0x5e, 0, 2]];
+
+/// Reserves the addresses that this machine has now, and those of its gateways.
 pub async fn look(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let (ips, macs) = netlink.own().await?;
     let own = ips
         .iter()
         .map(|ip| Address::ip(mapped(*ip)))
         .chain(macs.iter().map(|mac| Address::mac(*mac)));
+    let (interfaces, gateways) = (netlink.interfaces().await?, netlink.gateways().await?);
     let mut inner = shared.lock();
+    let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
+    inner.reserved.gateways = of_gateways(&gateways, &interfaces, &ports, ask_for);
     inner.reserved.the_box = own.map(|address| (address, Owner::THE_BOX)).collect();
     inner.controller.set_own(ips, macs);
     inner.reserve()
+}
+
+/// The addresses of gateways, by the ports that these are behind. A port that routes leads to its
+/// gateway alone. Where a bridge routes, the port on which it has seen the gateway counts, as long
+/// as it remembers; `ask` keeps that from ending while the gateway is there. Two gateways with one
+/// address, as on links of their own, have no place.
+fn of_gateways(
+    gateways: &[Gateway],
+    interfaces: &[Interface],
+    ports: &[u32],
+    ask: impl Fn(IpAddr),
+) -> HashMap<Address, u32> {
+    let mut places = HashMap::new();
+    for &Gateway { ip, ifindex, mac, seen_at } in gateways {
+        let by = interfaces.iter().find(|l| l.ifindex == ifindex);
+        let is_elsewhere = gateways.iter().any(|other| other.ip == ip && other.ifindex != ifindex);
+        if is_elsewhere || by.is_none_or(|by| by.router.is_none()) {
+            continue;
+        }
+        // Hosts on another link may have the same one.
+        let is_of_link = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        if ports.contains(&ifindex) && !is_of_link {
+            places.insert(Address::ip(mapped(ip)), ifindex);
+        } else if interfaces.iter().any(|l| l.bridge == Some(ifindex)) {
+            ask(ip);
+            let is_virtual = mac.is_some_and(|mac| VIRTUAL.iter().any(|v| mac.starts_with(v)));
+            let port = seen_at.filter(|port| ports.contains(port) && !is_virtual);
+            if let (Some(mac), Some(port)) = (mac, port) {
+                places.extend([(Address::ip(mapped(ip)), port), (Address::mac(mac), port)]);
+            }
+        }
+    }
+    places
 }
 
 /// Keeps them as they are.
 pub async fn keep(shared: Shared, netlink: Netlink, mut changes: Changes) {
     loop {
         if let Err(e) = look(&shared, &netlink).await {
-            log::error!("addresses of this box: {e:#}");
+            log::error!("addresses of this box and of its gateways: {e:#}");
         }
         if let Ok(false) = tokio::time::timeout(INTERVAL, changes.next()).await {
             return log::error!(
                 "netlink: changes of this box's addresses are not noticed any longer"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_gateway_belongs_to_the_port_that_it_is_behind() {
+        let interface = |ifindex, bridge, routes: bool| Interface {
+            ifindex,
+            bridge,
+            router: routes.then_some([2; 6]),
+            ..Interface::default()
+        };
+        // A bridge with two ports, two ports that route, and the machine's own interface.
+        let interfaces = [
+            interface(1, None, true),
+            interface(2, Some(1), true),
+            interface(3, Some(1), true),
+            interface(4, None, true),
+            interface(5, None, false),
+        ];
+        let mac = [2, 0, 0, 0, 0, 7];
+        let gateway =
+            |ifindex, mac, seen_at| Gateway { ip: [10, 0, 0, 7].into(), ifindex, mac, seen_at };
+        let ip = Address::ip(mapped([10, 0, 0, 7].into()));
+        let asked = Cell::new(0);
+        let places = |gateway: Gateway| {
+            of_gateways(&[gateway], &interfaces, &[2, 3, 4], |_| asked.set(asked.get() + 1))
+        };
+        assert_eq!(places(gateway(4, None, None)), HashMap::from([(ip, 4)]), "that routes");
+        assert_eq!(places(gateway(5, Some(mac), Some(2))), HashMap::new(), "it routes nothing");
+        assert_eq!(asked.get(), 0);
+        let both = HashMap::from([(ip, 3), (Address::mac(mac), 3)]);
+        assert_eq!(places(gateway(1, Some(mac), Some(3))), both);
+        assert_eq!(
+            places(gateway(1, Some(mac), Some(9))),
+            HashMap::new(),
+            "not a port of netsum's"
+        );
+        assert_eq!(places(gateway(1, Some(mac), None)), HashMap::new(), "nobody has seen it");
+        let virtual_mac = [0, 0, 0x5e, 0, 1, 7];
+        assert_eq!(places(gateway(1, Some(virtual_mac), Some(3))), HashMap::new(), "it moves");
+        assert_eq!(asked.get(), 4, "the bridge is to see it again");
+        let two = [gateway(4, None, None), gateway(1, Some(mac), Some(3))];
+        assert_eq!(of_gateways(&two, &interfaces, &[2, 3, 4], |_| {}), HashMap::new());
+        let of_link = Gateway { ip: "fe80::1".parse().unwrap(), ..two[0] };
+        assert_eq!(of_gateways(&[of_link], &interfaces, &[4], |_| {}), HashMap::new());
     }
 }

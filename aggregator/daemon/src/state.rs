@@ -25,6 +25,9 @@ use super::tracers::Tracers;
 /// How often the clock is looked at.
 const TICK: Duration = Duration::from_millis(50);
 
+/// A manager that is there says so every two seconds.
+pub const SILENT: Duration = Duration::from_secs(10);
+
 /// What a rank in `join` waits for.
 pub type JoinAnswer = Result<u32, Refusal>;
 
@@ -47,6 +50,13 @@ pub trait Boxes: Send {
     fn drained(&self) -> BTreeMap<String, String>;
     /// Ends of the links that were found.
     fn found(&self) -> Vec<[String; 2]>;
+    /// Has an administrator's word on a link that was found, by one of its ends.
+    ///
+    /// # Errors
+    /// If there is no such link.
+    fn accept(&mut self, end: &str, revoke: bool) -> Result<(), Refusal>;
+    /// Ends of the links that were accepted.
+    fn accepted(&self) -> Vec<String>;
     /// What links carry where that is not what they should, by their lower ends.
     fn measured(&self) -> Vec<Measured>;
     /// No boxes could sum for this job now: its ranks need not try.
@@ -109,8 +119,16 @@ pub struct Reserved {
     pub the_box: HashMap<Address, u32>,
     /// Next hops, at the ports of ranks that are behind them.
     pub routers: HashMap<Address, u32>,
-    /// Ranks behind other boxes, at the ports towards these, as a fabric's manager says.
+    /// Gateways of this machine's routes, at the ports that they are behind.
+    pub gateways: HashMap<Address, u32>,
+    /// Ranks behind other boxes, at the ports towards these, and the manager where it is behind a
+    /// port of this box, as a fabric's manager says.
     pub fabric: HashMap<Address, u32>,
+    /// A manager elsewhere, at the port towards it: until it has not called for [`SILENT`]. It may
+    /// then be behind another port, and could not say so.
+    pub manager: HashMap<Address, u32>,
+    /// When it called last.
+    pub called: Option<Instant>,
 }
 
 /// How many jobs were not created, by reason.
@@ -218,8 +236,8 @@ impl Inner {
 
     /// Has the data plane know what is reserved.
     pub fn reserve(&mut self) -> anyhow::Result<()> {
-        let Reserved { the_box, routers, fabric } = &self.reserved;
-        let all = fabric.iter().chain(routers).chain(the_box);
+        let Reserved { the_box, routers, gateways, fabric, manager, .. } = &self.reserved;
+        let all = manager.iter().chain(fabric).chain(gateways).chain(routers).chain(the_box);
         self.plane.reserve(all.map(|(address, place)| (*address, *place)).collect())
     }
 
@@ -266,13 +284,16 @@ impl Inner {
     /// Writes what is to outlive the daemon.
     fn keep(&mut self) {
         if let Some(store) = &mut self.store {
-            let boxes =
-                self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found(), boxes.measured()));
-            let (drained, found, measured) = boxes.unwrap_or_default();
+            let boxes = self
+                .boxes
+                .as_ref()
+                .map(|boxes| (boxes.drained(), boxes.found(), boxes.accepted(), boxes.measured()));
+            let (drained, found, accepted, measured) = boxes.unwrap_or_default();
             store.keep(
                 &Saved {
                     drained,
                     found,
+                    accepted,
                     measured,
                     election: self.election,
                     adds: self.adds,
@@ -324,6 +345,11 @@ impl Inner {
             || self.wanted.as_ref().is_some_and(Wanted::is_behind)
         {
             self.keep();
+        }
+        let is_silent = self.reserved.called.is_some_and(|called| now > called + SILENT);
+        if is_silent && !self.reserved.manager.is_empty() {
+            self.reserved.manager.clear();
+            self.reserve()?;
         }
         let flows = self.plane.ended_flows()?;
         self.plane.forget_ended(&self.ended.observe(&flows, now))?;

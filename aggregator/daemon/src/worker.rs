@@ -121,6 +121,13 @@ impl WorkerService {
         Status::new(refusal.code(), text)
     }
 
+    /// The router by which this box sends to an address.
+    async fn router_of(&self, ip: IpAddr) -> Option<IpAddr> {
+        let PortFinder::Bridge(netlink) = &self.ports else { return None };
+        let way = netlink.way_to(ip).await.ok().flatten()?;
+        (way.next != ip).then_some(way.next)
+    }
+
     /// The port behind which a rank is, and the MAC address that its packets have there.
     async fn port_of(
         &self,
@@ -216,6 +223,25 @@ fn warn_of_neighbours(controller: &Controller, job: &str) {
     }
 }
 
+/// What a rank should know whose packets come with another MAC address than its own.
+fn behind_router(address: &RankAddress, mac: [u8; 6]) -> Option<String> {
+    (mac != address.mac).then(|| {
+        format!(
+            "the box knows {} only by the router {}: it cannot tell this rank from other hosts behind that router, which can forge its packets",
+            address.ip,
+            mac_text(mac)
+        )
+    })
+}
+
+/// Why a rank is refused whose connection comes with its router's own address.
+fn translated(address: &RankAddress, router: IpAddr) -> String {
+    let RankAddress { rank, ip, .. } = address;
+    format!(
+        "rank {rank}: its address is {ip}, and its connection comes from {router}, the router towards it: addresses are translated (NAT, masquerade) there, and RoCE does not work through that. Exempt packets between {ip} and the box's network from it; or, if the rank runs on the router itself, set NETSUM_IP={router}"
+    )
+}
+
 /// A rank's question that waits for other ranks. Where nobody waits for its answer any more,
 /// because the rank's process has ended, its place is free.
 struct Waits {
@@ -306,6 +332,13 @@ impl Worker for WorkerService {
             Ok(found) => found,
             Err(status) => return Err(note(self.misplaced(status, from, &a.ip).await)),
         };
+        if mac != address.mac
+            && let Some(router) = self.router_of(address.ip).await
+            && from == Some(router)
+        {
+            return Err(note(Status::failed_precondition(translated(&address, router))));
+        }
+        let warnings = behind_router(&address, mac).into_iter().collect();
         let (mut waiting, receiver) = {
             let mut inner = self.shared.lock();
             let (waiter, receiver) = inner.waiter();
@@ -356,7 +389,7 @@ impl Worker for WorkerService {
         let (ranks, without_box) = (ranks.collect(), job.spec.or_ring && current.without_box);
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
         let job = Some(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false));
-        Ok(Response::new(api::JoinReply { job, ranks, without_box }))
+        Ok(Response::new(api::JoinReply { job, ranks, without_box, warnings }))
     }
 
     async fn heartbeat(
@@ -404,5 +437,33 @@ impl Worker for WorkerService {
         }
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::AbortReply {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_is_known_by_its_router_alone_is_warned() {
+        let c = || Connection { receive_qpn: 1, send_qpn: 2, first_psn: 3 };
+        let address = RankAddress {
+            rank: Rank(0),
+            ip: [10, 0, 0, 1].into(),
+            mac: [2, 0, 0, 0, 0, 1],
+            rings: vec![c()],
+            plain: c(),
+            any_ip_id: false,
+            selective: true,
+        };
+        assert_eq!(behind_router(&address, address.mac), None);
+        let warning = behind_router(&address, [2, 0, 0, 0, 0, 9]).unwrap();
+        assert!(
+            warning.starts_with("the box knows 10.0.0.1 only by the router 02:00:00:00:00:09"),
+            "{warning}"
+        );
+        let why = translated(&address, [10, 0, 0, 9].into());
+        let expected = "rank 0: its address is 10.0.0.1, and its connection comes from 10.0.0.9";
+        assert!(why.starts_with(expected), "{why}");
     }
 }

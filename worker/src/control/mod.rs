@@ -192,7 +192,13 @@ impl Control {
                 Err(s) if self.again && s.code() == Code::Unavailable && !left.is_zero() => {
                     std::thread::sleep(Duration::from_millis(100));
                 }
-                answer => return answer.map_err(|s| self.error(s.message())),
+                Ok(reply) => {
+                    for warning in &reply.warnings {
+                        log::warn!("rank {}: {warning}", address.rank);
+                    }
+                    return Ok(reply);
+                }
+                Err(s) => return Err(self.error(s.message())),
             }
         }
     }

@@ -39,16 +39,18 @@ impl AdminService {
             let port = interfaces.iter().find(|l| l.name == port && l.bridge.is_some())?;
             Some(port.ifindex)
         };
-        let mut places = HashMap::new();
-        for api::Reservation { address: text, port } in &wanted {
+        let (mut places, mut manager) = (HashMap::new(), HashMap::new());
+        for api::Reservation { address: text, port, lapses } in &wanted {
             let key = match mac_from_text(text) {
                 Some(mac) => Address::mac(mac),
                 None => Address::ip(mapped(address("address", text)?)),
             };
+            let places = if *lapses { &mut manager } else { &mut places };
             bridged(port).map(|ifindex| places.insert(key, ifindex));
         }
         let mut inner = self.order(election)?;
-        inner.reserved.fabric = places;
+        (inner.reserved.fabric, inner.reserved.manager) = (places, manager);
+        inner.reserved.called = Some(Instant::now());
         inner.reserve().map_err(internal)?;
         Ok(Response::new(api::ReserveReply {}))
     }
