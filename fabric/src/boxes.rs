@@ -542,9 +542,11 @@ impl Boxes {
                         aggregation_rate,
                         cpus,
                         chassis_id,
+                        macs,
                     } = reply;
                     let mut known = self.known();
-                    said.insert(name.clone(), Answer { ports: ports.clone(), listens, chassis_id });
+                    let answer = Answer { ports: ports.clone(), listens, chassis_id, macs };
+                    said.insert(name.clone(), answer);
                     known.look_at_version(&name, protocol, &release);
                     let ours = self.election.get();
                     if ours > 0 && election > ours {

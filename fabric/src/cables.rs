@@ -23,6 +23,8 @@ pub struct Answer {
     pub listens: bool,
     /// Its LLDP chassis id.
     pub chassis_id: String,
+    /// MAC addresses of its interfaces.
+    pub macs: Vec<String>,
 }
 
 /// A link, as far as known.
@@ -389,9 +391,9 @@ impl Cables {
         self.ends.clone()
     }
 
-    /// The box with a port of this MAC address, where there is one.
+    /// The box with an interface of this MAC address, where there is just one.
     pub fn with_mac(&self, mac: &str) -> Option<String> {
-        let has = |answer: &Answer| answer.ports.iter().any(|port| port.mac == mac);
+        let has = |answer: &Answer| answer.macs.iter().any(|of| of == mac);
         let mut of = self.answers.iter().filter(|(_, answer)| has(answer)).map(|(of, _)| of);
         of.next().filter(|_| of.next().is_none()).cloned()
     }
@@ -582,7 +584,8 @@ mod tests {
     fn answers(said: &[(&str, &[(&str, &str)])]) -> HashMap<String, Answer> {
         let answer = |&(of, ports): &(&str, &[(&str, &str)])| {
             let ports = ports.iter().map(|(name, hears)| port(name, hears)).collect();
-            (of.to_owned(), Answer { ports, listens: true, chassis_id: of.to_owned() })
+            let (chassis_id, macs) = (of.to_owned(), vec![format!("mac of {of}"), "shared".into()]);
+            (of.to_owned(), Answer { ports, listens: true, chassis_id, macs })
         };
         said.iter().map(answer).collect()
     }
@@ -822,6 +825,14 @@ mod tests {
         cables.look(said.clone(), now);
         cables.look(said, now + 2 * GRACE);
         assert_eq!(state(&cables), [is("a/up s/1", true, "")]);
+    }
+
+    #[test]
+    fn a_box_is_known_by_a_mac_address_that_no_other_has() {
+        let mut cables = cables(&[]);
+        cables.look(answers(&BOTH), Instant::now());
+        assert_eq!(cables.with_mac("mac of s").as_deref(), Some("s"));
+        assert_eq!([cables.with_mac("shared"), cables.with_mac("another")], [None, None]);
     }
 
     #[test]

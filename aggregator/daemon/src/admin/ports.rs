@@ -128,6 +128,7 @@ impl AdminService {
             chassis_id: heard.map(|heard| heard.own.to_string()).unwrap_or_default(),
             aggregation_rate: inner.adds(),
             cpus: Some(inner.controller.cpus() as u32),
+            macs: interfaces.iter().map(|l| l.mac.clone()).filter(|mac| !mac.is_empty()).collect(),
         }))
     }
 
