@@ -16,7 +16,7 @@ use crate::debian::Archive;
 
 /// Modules that VMs load, and with them what they depend on. `crc32_generic` is no dependency that
 /// the module names, but without it Soft-RoCE cannot be set up (ENOENT).
-const WANTED: [&str; 12] = [
+const WANTED: [&str; 13] = [
     "virtio_pci",
     "virtio_net",
     "af_packet",
@@ -28,6 +28,7 @@ const WANTED: [&str; 12] = [
     // For a box of its own.
     "bridge",
     "veth",
+    "bonding",
     // Behind virtio_net: a machine's first interface is the lab's way in.
     "vmxnet3",
     "igb",
@@ -44,7 +45,7 @@ const UNTIL_LINUX_6: [&str; 2] = ["crc32_generic", "crc32c_generic"];
 const XZ: &str = "xz";
 
 /// Parts of the package where those and their dependencies are.
-const PARTS: [&str; 26] = [
+const PARTS: [&str; 28] = [
     "./boot/vmlinuz-*",
     "./lib/modules/*/modules.builtin",
     "./lib/modules/*/kernel/arch/x86/crypto/*",
@@ -54,6 +55,7 @@ const PARTS: [&str; 26] = [
     "./lib/modules/*/kernel/drivers/i2c/*",
     "./lib/modules/*/kernel/drivers/infiniband/core/*",
     "./lib/modules/*/kernel/drivers/infiniband/sw/rxe/*",
+    "./lib/modules/*/kernel/drivers/net/bonding/*",
     "./lib/modules/*/kernel/drivers/net/ethernet/intel/igb/*",
     "./lib/modules/*/kernel/drivers/net/net_failover*",
     "./lib/modules/*/kernel/drivers/net/veth*",
@@ -70,6 +72,7 @@ const PARTS: [&str; 26] = [
     "./lib/modules/*/kernel/net/802*",
     "./lib/modules/*/kernel/net/bridge/*",
     "./lib/modules/*/kernel/net/[cilp]*",
+    "./lib/modules/*/kernel/net/tls/*",
     "./usr/lib/modules/*",
 ];
 

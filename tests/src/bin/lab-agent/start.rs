@@ -89,7 +89,9 @@ pub fn wait_for(file: &Path) -> Result<()> {
 }
 
 fn load(module: &Path) -> Result<()> {
-    match finit_module(&File::open(module)?, c"", ModuleInitFlags::empty()) {
+    // It would make one bond by itself.
+    let options = if module.ends_with("bonding.ko") { c"max_bonds=0" } else { c"" };
+    match finit_module(&File::open(module)?, options, ModuleInitFlags::empty()) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }
