@@ -114,7 +114,7 @@ fn find(frame: &Frame) -> Option<*mut Flow> {
 /// Checks that data comes from its flow's sender: at the right port, from the right addresses.
 #[inline(always)]
 pub fn from_its_sender(ctx: &XdpContext, frame: &Frame, flow: &Flow) -> Result<(), Counter> {
-    if ctx.ingress_ifindex() as u32 != flow.ifindex {
+    if !maps::is_port(ctx.ingress_ifindex() as u32, flow.ifindex) {
         return Err(Counter::WrongPort);
     }
     if frame.src_ip != flow.src_ip {
@@ -139,11 +139,11 @@ pub fn is_moved(flow: &Flow, frame: &Frame) -> bool {
 #[inline(always)]
 pub fn is_spoofed(port: u32, frame: &Frame) -> bool {
     if let Some(owner) = maps::owner(&Address::mac(frame.src_mac))
-        && owner.ifindex != port
+        && !maps::is_port(port, owner.ifindex)
     {
         return true;
     }
-    maps::owner(&Address::ip(frame.src_ip)).is_some_and(|owner| owner.ifindex != port)
+    maps::owner(&Address::ip(frame.src_ip)).is_some_and(|owner| !maps::is_port(port, owner.ifindex))
 }
 
 /// The counter of a reject reason.

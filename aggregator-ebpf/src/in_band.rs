@@ -192,7 +192,7 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
     ];
     let job = maps::in_band_job(&Token::from_words([header[1], header[2]]))?;
     let (ring, rank) = (header[3] as u32, (header[3] >> 32) as u32);
-    let ifindex = ctx.ingress_ifindex() as u32;
+    let ifindex = maps::port_of(ctx.ingress_ifindex() as u32);
     let key = ClaimKey {
         job: job.job,
         ring: if ring < job.rings { ring } else { job.rings },

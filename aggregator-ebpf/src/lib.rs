@@ -126,7 +126,7 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
         src_ip: found.frame.src_ip,
         dst_ip: found.frame.dst_ip,
         qpn: found.frame.bth.qpn,
-        ifindex: ctx.ingress_ifindex() as u32,
+        ifindex: maps::port_of(ctx.ingress_ifindex() as u32),
     };
     if found.first && watched & watch::FIRST_PACKETS != 0 && in_band::is_of_job(ctx, p, found) {
         // The ring's CPU checks it, as it checks contributions. The next packet must not overtake

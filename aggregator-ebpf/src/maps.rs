@@ -59,6 +59,8 @@ static FLOWS: HashMap<FlowKey, Flow, { (MAX_FLOWS + MAX_ENDED) as usize }> = Has
 #[btf_map]
 static OWNERS: HashMap<Address, Owner, { MAX_OWNERS as usize }> = HashMap::new();
 #[btf_map]
+static SLAVES: HashMap<u32, u32, { MAX_SLAVES as usize }, SPARSE> = HashMap::new();
+#[btf_map]
 static RINGS: Array<RingConfig, RINGS_LEN> = Array::new();
 #[btf_map]
 static STATES: Array<RingState, RINGS_LEN> = Array::new();
@@ -199,6 +201,21 @@ pub fn flow(key: &FlowKey) -> Option<*mut Flow> {
 pub fn owner(address: &Address) -> Option<&'static Owner> {
     // SAFETY: user space writes the value as a whole.
     OWNERS.get_ptr(address).map(|o| unsafe { &*o })
+}
+
+/// The port that packets come in by, where they come in by this interface: the interface itself, or
+/// the bond that it is a slave of.
+#[inline(always)]
+pub fn port_of(ifindex: u32) -> u32 {
+    // SAFETY: a map value of one word.
+    SLAVES.get_ptr(&ifindex).map_or(ifindex, |bond| unsafe { *bond })
+}
+
+/// Whether packets that come in by an interface come in by this port. Only where the two differ
+/// does this look into a map.
+#[inline(always)]
+pub fn is_port(ifindex: u32, port: u32) -> bool {
+    ifindex == port || port_of(ifindex) == port
 }
 
 #[inline(always)]

@@ -125,7 +125,7 @@ extern "C" fn trace_event(
         expected: zero as u32,
         slot_index: zero as u32,
         slot_flags: zero as u32,
-        ifindex: (place >> 32) as u32,
+        ifindex: maps::port_of((place >> 32) as u32),
         program: (place >> 16) as u32 & 0xff,
         len,
         captured: 0,

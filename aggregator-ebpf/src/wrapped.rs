@@ -125,10 +125,10 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
     if is_roce && maps::owner(&Address::ip(to)).is_some() { TO_RANK } else { NOT_ROCE }
 }
 
-/// Whether an address is that of a rank behind another port.
+/// Whether an address is that of a rank behind another port than the one of this interface.
 #[inline(always)]
 fn is_elsewhere(ip: [u8; 16], port: u32) -> bool {
-    maps::owner(&Address::ip(ip)).is_some_and(|owner| owner.ifindex != port)
+    maps::owner(&Address::ip(ip)).is_some_and(|owner| !maps::is_port(port, owner.ifindex))
 }
 
 #[unsafe(no_mangle)]

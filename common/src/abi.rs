@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 
 pub use crate::limits::*;
 pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
@@ -18,6 +18,8 @@ pub mod maps {
     pub const FLOWS: &str = "FLOWS";
     /// Hash, [`super::Address`] to [`super::Owner`].
     pub const OWNERS: &str = "OWNERS";
+    /// Hash, interface of a bond's slave to that of the bond: XDP programs see slaves.
+    pub const SLAVES: &str = "SLAVES";
     /// Array, ring to [`super::RingConfig`].
     pub const RINGS: &str = "RINGS";
     /// Array, ring to [`crate::slot::RingState`].
@@ -71,10 +73,10 @@ pub mod maps {
     /// Program array of one: [`super::programs::AGGREGATE_INLINE`], or nothing.
     pub const PROGRAMS: &str = "PROGRAMS";
     /// All of them.
-    pub const ALL: [&str; 28] = [
+    pub const ALL: [&str; 29] = [
         OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS,
         UPLINKS, EGRESS, HOPS, WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS,
-        TRACED, EVENTS, LOST, SCRATCH, LAGGED, PROGRAMS,
+        TRACED, EVENTS, LOST, SCRATCH, LAGGED, PROGRAMS, SLAVES,
     ];
 
     /// In an object of its own: hash, [`super::SpreadKey`] to [`super::SpreadFlow`].

@@ -35,6 +35,8 @@ pub const CELL_LEN: usize = 256;
 pub const MAX_MTU: usize = 2048;
 /// Path MTUs that a job may have.
 pub const MTUS: [u32; 4] = [256, 512, 1024, 2048];
+/// Most slaves of bonds on a box.
+pub const MAX_SLAVES: u32 = 1024;
 /// Most uplinks that a box spreads flows over.
 pub const MAX_UPLINKS: u32 = 16;
 /// Most flows that it spreads at a time.

@@ -40,6 +40,9 @@ impl DataPlane for Nowhere {
     fn reserve(&mut self, _: HashMap<Address, u32>) -> anyhow::Result<()> {
         Ok(())
     }
+    fn set_slaves(&mut self, _: HashMap<u32, u32>) -> anyhow::Result<()> {
+        Ok(())
+    }
     fn delete_rings(&mut self, _: &[EndedRing]) -> anyhow::Result<()> {
         Ok(())
     }

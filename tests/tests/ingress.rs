@@ -1,6 +1,8 @@
 //! The XDP program `ingress` with BPF_PROG_TEST_RUN: what it steers, passes and refuses, and whose
 //! addresses are a rank's.
 
+use std::collections::HashMap;
+
 use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::serial::{self, Qpn};
@@ -33,6 +35,70 @@ fn data_on_a_wrong_port_or_of_a_waiting_ring_is_dropped() {
     assert_eq!(bench.aggregate(&data).unwrap().action, DROP, "not yet active");
     let counters = bench.counters().unwrap();
     assert!(counters.contains(&(Counter::InactiveRing, 1)), "{counters:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn what_comes_in_by_a_slave_is_the_bonds_for_as_long_as_it_is_a_slave() {
+    const BOND: u32 = 4711;
+    let spec = ring(2, 256, 16);
+    let flows = (0..2).map(|r| FlowSpec { ifindex: BOND, ..flow(&spec, r, false) });
+    let mut bench = Bench::with_flows(spec.clone(), flows.collect()).unwrap();
+    let data = fragment(0, 2, 0, lanes(0, 64));
+    let mut ack = data.clone();
+    ack.bth.opcode = Opcode::ACK;
+    // ARP behind two tags, which is looked into elsewhere: rank 0's address.
+    let arp = [
+        0,
+        1,
+        8,
+        0,
+        6,
+        4,
+        0,
+        2,
+        2,
+        0,
+        0,
+        0,
+        0,
+        1,
+        10,
+        0,
+        0,
+        host(0),
+        2,
+        0,
+        0,
+        0,
+        0,
+        2,
+        10,
+        0,
+        0,
+        2,
+    ];
+    let tags = [0x81, 0, 0, 7, 0x81, 0, 0, 8, 8, 6];
+    let tagged = [&data.build()[..12], &tags[..], &arp[..]].concat();
+    for (slaves, actions) in [
+        (HashMap::new(), [DROP, DROP, DROP]),
+        (HashMap::from([(LOOPBACK, BOND), (4712, BOND)]), [REDIRECT, PASS, PASS]),
+        (HashMap::from([(LOOPBACK, 4713), (4712, BOND)]), [DROP, DROP, DROP]),
+        (HashMap::new(), [DROP, DROP, DROP]),
+    ] {
+        bench.plane.set_slaves(slaves.clone()).unwrap();
+        let frames = [data.build(), ack.build(), tagged.clone()];
+        let run = |frame: Vec<u8>| bench.run("ingress", &frame).unwrap().action;
+        assert_eq!(frames.map(run), actions, "{slaves:?}");
+    }
+    let counters = bench.counters().unwrap();
+    for expected in [(Counter::WrongPort, 3), (Counter::Steered, 1), (Counter::Spoofed, 6)] {
+        assert!(counters.contains(&expected), "{expected:?}: {counters:?}");
+    }
+    // A packet for a sum that waits is sent as if it came in by a slave: not all of them are there.
+    bench.plane.set_slaves(HashMap::from([(LOOPBACK, BOND), (4712, BOND)])).unwrap();
+    assert_eq!(bench.aggregate(&data.build()).unwrap().action, DROP);
+    bench.plane.send_held(&spec, 0, &FlowSpec { ifindex: BOND, ..flow(&spec, 0, false) }).unwrap();
 }
 
 #[test]

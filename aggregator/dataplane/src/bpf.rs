@@ -56,6 +56,8 @@ pub struct BpfDataPlane {
     pub(super) ended: HashSet<FlowKey>,
     /// Addresses that belong somewhere without any flow. Flows that have them do not count.
     pub(super) reserved: HashMap<Address, u32>,
+    /// Slaves of bonds, each with its bond.
+    pub(super) slaves: HashMap<u32, u32>,
     pub(super) threads: Threads,
     pub(super) rings: HashMap<RingNumber, RingMaps>,
     pub(super) events: RingBuf<MapData>,

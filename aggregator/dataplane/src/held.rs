@@ -70,16 +70,24 @@ impl BpfDataPlane {
         let index = (ring.config.flags & ring_flags::IN_BAND != 0).then_some(index);
         let frame = duplicate(&saved, (len as usize).min(MAX_MTU), index)
             .context("no headers are saved")?;
-        let context = context(frame.len(), flow.ifindex);
-        // A live frame: what the program decides is carried out, and the ring's CPU gets it like
-        // any other.
-        self.program(programs::INGRESS)?.test_run(TestRunOptions {
-            data_in: Some(&frame),
-            ctx_in: Some(&context),
-            attrs: TestRunAttrs::new().xdp_live_frames(1),
-            ..TestRunOptions::new()
-        })?;
-        Ok(())
+        // One slave of a bond that is up is enough; the kernel refuses others.
+        let mut sent = Ok(());
+        for ifindex in self.receivers(flow.ifindex) {
+            let context = context(frame.len(), ifindex);
+            // A live frame: what the program decides is carried out, and the ring's CPU gets it
+            // like any other.
+            let run = self.program(programs::INGRESS)?.test_run(TestRunOptions {
+                data_in: Some(&frame),
+                ctx_in: Some(&context),
+                attrs: TestRunAttrs::new().xdp_live_frames(1),
+                ..TestRunOptions::new()
+            });
+            match run {
+                Ok(_) => return Ok(()),
+                Err(error) => sent = Err(error.into()),
+            }
+        }
+        sent
     }
 }
 

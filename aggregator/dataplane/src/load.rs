@@ -106,6 +106,7 @@ impl BpfDataPlane {
             pins,
             ended: HashSet::new(),
             reserved: HashMap::new(),
+            slaves: HashMap::new(),
             rings: HashMap::new(),
             events,
         })

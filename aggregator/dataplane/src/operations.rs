@@ -57,6 +57,10 @@ impl DataPlane for BpfDataPlane {
         self.set_reserved(places)
     }
 
+    fn set_slaves(&mut self, slaves: HashMap<u32, u32>) -> Result<()> {
+        self.map_slaves(slaves)
+    }
+
     fn delete_rings(&mut self, rings: &[EndedRing]) -> Result<()> {
         self.end_rings(rings)
     }

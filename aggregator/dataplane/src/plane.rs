@@ -49,6 +49,9 @@ pub trait DataPlane: Send {
     /// Replaces the addresses that belong somewhere without any flow: by a port's interface, or
     /// [`Owner::THE_BOX`].
     fn reserve(&mut self, places: HashMap<Address, u32>) -> anyhow::Result<()>;
+    /// Replaces the interfaces that are slaves of bonds, each with its bond's: their packets are the
+    /// bond's.
+    fn set_slaves(&mut self, slaves: HashMap<u32, u32>) -> anyhow::Result<()>;
     /// Removes rings and frees their memory. Their flows have ended: what still comes on them is
     /// dropped, until they are forgotten or registered again. What is missing already is no error.
     fn delete_rings(&mut self, rings: &[EndedRing]) -> anyhow::Result<()>;

@@ -1,5 +1,6 @@
 //! What hangs on the ports: `ingress`, and behind it `guard`.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -7,9 +8,9 @@ use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions};
 use aya::programs::xdp::{XdpLink, XdpLinkId, XdpMode};
 use aya::programs::{LinkOrder, TcAttachType};
-use netsum_common::abi::programs;
+use netsum_common::abi::{maps, programs};
 
-use super::bpf::{Attachment, BpfDataPlane, Port, guard, program};
+use super::bpf::{Attachment, BpfDataPlane, Port, guard, ignore_missing, program};
 
 impl BpfDataPlane {
     /// Anew, where `ingress` was attached and no longer is. `guard` stays meanwhile.
@@ -75,6 +76,28 @@ impl BpfDataPlane {
             None => {}
         }
         detached
+    }
+
+    /// Replaces the slaves of bonds: first those that are there, so that no packet of theirs is taken
+    /// for a foreign one meanwhile.
+    pub(super) fn map_slaves(&mut self, slaves: HashMap<u32, u32>) -> Result<()> {
+        let mut map = self.hash::<u32, u32>(maps::SLAVES)?;
+        for (slave, bond) in &slaves {
+            map.insert(slave, bond, 0)?;
+        }
+        let old: Vec<u32> = map.keys().collect::<Result<_, _>>()?;
+        for slave in old.iter().filter(|slave| !slaves.contains_key(slave)) {
+            ignore_missing(map.remove(slave))?;
+        }
+        self.slaves = slaves;
+        Ok(())
+    }
+
+    /// The interfaces by which packets come to a port: itself, or those slaves of a bond.
+    pub(super) fn receivers(&self, port: u32) -> Vec<u32> {
+        let slaves = self.slaves.iter().filter(|(_, bond)| **bond == port).map(|(slave, _)| *slave);
+        let slaves: Vec<u32> = slaves.collect();
+        if slaves.is_empty() { vec![port] } else { slaves }
     }
 
     fn detach_ingress(&mut self, attachment: Option<Attachment<XdpLinkId>>) -> Result<()> {

@@ -169,6 +169,8 @@ impl Replica {
         for (key, flow) in &self.flows {
             self.plane.hash::<FlowKey, Flow>(maps::FLOWS)?.insert(key, flow, 0)?;
         }
+        let slaves = live.hash::<u32, u32>(maps::SLAVES)?;
+        self.plane.set_slaves(slaves.iter().collect::<Result<_, _>>()?)?;
         if copy_hash::<Address, Owner>(&mut self.plane, live, maps::OWNERS)? > 0 {
             self.plane.watch(watch::RANKS, true)?;
         }
@@ -200,9 +202,10 @@ impl Replica {
     /// clone, `egress`, as far as it gets.
     pub fn run(&mut self, frame: &[u8], ifindex: u32) -> Result<Vec<Step>> {
         let (mut steps, mut out) = (Vec::new(), Vec::new());
+        let receiver = self.plane.receivers(ifindex).first().copied();
         for name in [programs::INGRESS, PROBE_AGGREGATE] {
             let step;
-            (step, out) = self.step(name, frame, Some(ifindex))?;
+            (step, out) = self.step(name, frame, receiver)?;
             let on = step.action == XDP_REDIRECT;
             steps.push(step);
             if !on {

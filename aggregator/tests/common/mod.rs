@@ -94,6 +94,9 @@ impl DataPlane for Remembers {
         self.0.lock().unwrap().reserved = places;
         Ok(())
     }
+    fn set_slaves(&mut self, _: HashMap<u32, u32>) -> anyhow::Result<()> {
+        Ok(())
+    }
     fn delete_rings(&mut self, rings: &[EndedRing]) -> anyhow::Result<()> {
         let mut told = self.0.lock().unwrap();
         told.changes += 1;

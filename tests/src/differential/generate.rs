@@ -15,7 +15,11 @@ use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 
 use crate::frames::{FrameSpec, ipv4_checksum, lanes};
-use crate::programs::{LOOPBACK, host};
+use crate::programs::host;
+
+/// The port of all flows: a bond, as far as the programs know, that the loopback interface is a slave
+/// of.
+pub const BOND: u32 = 4712;
 
 /// A ring that is always there, and what is special about it.
 #[derive(Clone, Debug)]
@@ -94,7 +98,7 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
         ring: ring.id,
         rank: Rank(rank),
         base_psn: Psn::default().minus(16 * rank + ring.id.0),
-        ifindex: LOOPBACK,
+        ifindex: BOND,
         src: ip(rank),
         dst: ip((rank + 1) % ring.config.ranks),
         qpn: Qpn::new(ring.id.0 << 8 | rank),

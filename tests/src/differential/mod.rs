@@ -12,7 +12,7 @@
 pub mod generate;
 pub mod model;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use anyhow::{Context, Result, bail, ensure};
 use arbitrary::Unstructured;
@@ -23,7 +23,7 @@ use netsum_common::timing::RankTiming;
 use netsum_core::plane::FirstPacket;
 use netsum_dataplane::{DataPlane, Traced};
 
-use self::generate::{Hint, STARTS, Setting, Step};
+use self::generate::{BOND, Hint, STARTS, Setting, Step};
 use self::model::Model;
 use crate::programs::{Bench, LOOPBACK, Outcome, tag};
 
@@ -77,6 +77,7 @@ impl Differential {
         let settings = generate::settings();
         let first = &settings[0];
         let mut bench = Bench::with_flows(first.ring.clone(), first.flows.clone())?;
+        bench.plane.set_slaves(HashMap::from([(LOOPBACK, BOND)]))?;
         for setting in &settings[1..] {
             bench.plane.create_ring(&setting.ring)?;
         }
@@ -274,7 +275,7 @@ impl Differential {
             return Ok(());
         }
         let Traced { event, frame: captured } = traced.context("no event for a packet")?;
-        ensure!((event.program, event.ifindex) == (program, LOOPBACK), "{event:?}");
+        ensure!((event.program, event.ifindex) == (program, BOND), "{event:?}");
         let names = |bits| of_bits(bits).map(Counter::name).collect::<Vec<_>>();
         ensure!(
             (RingNumber(event.ring), event.counters) == (ring, counters),

@@ -21,8 +21,8 @@ use netsum_core::Rank;
 use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, RingSpec, mapped};
 
 use super::Verdict;
+use super::generate::BOND;
 use crate::frames::udp_checksum;
-use crate::programs::LOOPBACK;
 
 /// A flow, with what the box has seen of it.
 #[derive(Clone, Debug)]
@@ -295,7 +295,7 @@ impl Model {
         let first = FirstPacket {
             job: job.job,
             header,
-            ifindex: LOOPBACK,
+            ifindex: BOND,
             src: ip(frame.src_ip),
             src_mac: frame.src_mac,
             dst: ip(frame.dst_ip),
@@ -393,13 +393,13 @@ impl Model {
 
     fn bears_foreign(&self, addresses: &[[u8; 16]]) -> bool {
         let mut away =
-            self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
+            self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != BOND);
         away.any(|spec| addresses.contains(&mapped(spec.src)))
     }
 
     fn has_foreign_mac(&self, packet: &[u8]) -> bool {
         let mut away =
-            self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
+            self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != BOND);
         away.any(|spec| spec.src_mac.is_some_and(|mac| packet[6..12] == mac))
     }
 
@@ -447,7 +447,7 @@ impl Model {
 
     fn check_sender(&self, frame: &Frame, flow: usize) -> Result<(), Counter> {
         let flow = &self.flows[flow].1;
-        if flow.spec.ifindex != LOOPBACK {
+        if flow.spec.ifindex != BOND {
             return Err(Counter::WrongPort);
         }
         if frame.src_ip != mapped(flow.spec.src) {
