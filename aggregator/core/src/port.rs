@@ -30,6 +30,9 @@ pub struct PortFacts {
     /// What it is, and what it is a part of, as `ip link add type` has them; empty for a card.
     pub kind: String,
     pub part_of: String,
+    /// Of a bond: the mode in which it has no native XDP, and its slaves.
+    pub mode_without_xdp: Option<&'static str>,
+    pub slaves: Vec<Self>,
     /// Its driver; empty where it does not say.
     pub driver: String,
     /// It is up and has a carrier.
@@ -70,21 +73,41 @@ pub(crate) fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Def
     Defect { is_fatal: false, ..fatal(found, mend) }
 }
 
+/// The mode of a bond, by its number and that of its transmit hash policy, if it has no native XDP in
+/// it (`bond_xdp_check` in drivers/net/bonding/bond_main.c, Linux 6.12).
+pub fn mode_without_xdp(mode: u8, policy: u8) -> Option<&'static str> {
+    const VLAN_SRCMAC: u8 = 5;
+    match (mode, policy) {
+        (2, VLAN_SRCMAC) => Some("balance-xor with xmit_hash_policy vlan+srcmac"),
+        (4, VLAN_SRCMAC) => Some("802.3ad with xmit_hash_policy vlan+srcmac"),
+        // balance-rr, active-backup, balance-xor and 802.3ad.
+        (0 | 1 | 2 | 4, _) => None,
+        (3, _) => Some("broadcast"),
+        (5, _) => Some("balance-tlb"),
+        (6, _) => Some("balance-alb"),
+        _ => Some("unknown to netsum"),
+    }
+}
+
 /// Why an interface cannot be a port, whatever its driver can: where programs do not see what the
-/// bridge sees. Its kind, and that of what it is a part of, are as `ip link add type` has them.
-pub fn unfit(kind: &str, part_of: &str) -> Option<Defect> {
+/// bridge sees. Its kind, and that of what it is a part of, are as `ip link add type` has them; a
+/// bond's mode is [`mode_without_xdp`].
+pub fn unfit(kind: &str, part_of: &str, mode: Option<&str>) -> Option<Defect> {
     match (kind, part_of) {
-        ("bond" | "team", _) => Some(fatal(
-            format!(
-                "a {kind}, which netsum does not support: packets come in at its cards, flows are the {kind}'s"
-            ),
-            "make one of its cards the port, without the others",
+        ("bond", _) => mode.map(|mode| {
+            fatal(
+                format!("a bond whose mode has no native XDP: {mode}"),
+                "use active-backup, 802.3ad, balance-xor (not vlan+srcmac) or balance-rr",
+            )
+        }),
+        (_, "bond") => Some(fatal(
+            "a slave of a bond: flows are the bond's",
+            "make the bond the port, or take the slave out of it",
         )),
-        (_, "bond" | "team") => Some(fatal(
-            format!(
-                "a card of a {part_of}, which netsum does not support: flows are the {part_of}'s"
-            ),
-            format!("take it out of the {part_of}"),
+        ("team", _) => Some(fatal("a team, which has no native XDP", "make a bond of its cards")),
+        (_, "team") => Some(fatal(
+            "a card of a team, which netsum does not support: flows are the team's",
+            "take it out of the team",
         )),
         ("vlan", _) => Some(fatal(
             "a VLAN of a card: packets come in at the card",
@@ -100,7 +123,7 @@ pub fn unfit(kind: &str, part_of: &str) -> Option<Defect> {
 
 /// All that is wrong with a port.
 pub fn defects(p: &PortFacts) -> Vec<Defect> {
-    if let Some(defect) = unfit(&p.kind, &p.part_of) {
+    if let Some(defect) = unfit(&p.kind, &p.part_of, p.mode_without_xdp) {
         return vec![defect];
     }
     let name = &p.name;
@@ -124,7 +147,21 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
             ),
         ));
     }
-    all.extend(xdp(p));
+    if p.kind != "bond" {
+        all.extend(of_driver(p));
+    }
+    // Its slaves have the program that it has.
+    for slave in p.slaves.iter().map(|slave| PortFacts { xdp: p.xdp, ..slave.clone() }) {
+        let named = |d: Defect| Defect { found: format!("slave {}: {}", slave.name, d.found), ..d };
+        all.extend(of_driver(&slave).into_iter().map(named));
+    }
+    all
+}
+
+/// What is wrong with a driver, or how it is set.
+fn of_driver(p: &PortFacts) -> Vec<Defect> {
+    let name = &p.name;
+    let mut all = Vec::from_iter(xdp(p));
     if p.lro == Some(true) {
         all.push(fatal(
             "large receive offload joins packets before XDP sees them",
@@ -239,7 +276,18 @@ mod tests {
         one(after(|p| (p.features, p.driver) = (Some(3), "veth".into())), true, "gro on");
         one(after(|p| p.queues = 7), true, "ethtool -L eth1 combined 8");
         one(after(|p| p.interrupts[1] = "0".into()), false, "all served by CPU 0");
-        one(after(|p| p.kind = "bond".into()), true, "a bond, which netsum does not support");
+        let bond = |mode| {
+            after(|p| {
+                (p.kind, p.mode_without_xdp) = ("bond".into(), mode);
+                let slave = PortFacts { name: "eth2".into(), features: Some(0), ..p.clone() };
+                p.slaves = vec![PortFacts { name: "eth1".into(), ..p.clone() }, slave];
+            })
+        };
+        one(bond(mode_without_xdp(3, 0)), true, "no native XDP: broadcast -> use active-backup");
+        one(bond(mode_without_xdp(4, 5)), true, "802.3ad with xmit_hash_policy vlan+srcmac");
+        one(bond(mode_without_xdp(4, 1)), true, "slave eth2: mlx5_core has no native XDP");
+        one(after(|p| p.part_of = "bond".into()), true, "make the bond the port");
+        one(after(|p| p.kind = "team".into()), true, "make a bond of its cards");
         one(
             after(|p| p.part_of = "team".into()),
             true,

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use anyhow::{Context, Result, bail};
-use netsum_core::port::{Defect, PortFacts, defects, unfit};
+use netsum_core::port::{Defect, PortFacts, defects, unfit, xdp_features};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket,
     sockopt,
@@ -25,11 +25,13 @@ pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
         name: interface.name.clone(),
         kind: interface.kind.clone(),
         part_of: interface.part_of.clone(),
+        mode_without_xdp: interface.mode_without_xdp,
+        slaves: interface.slaves.iter().map(|l| facts(l, cpus)).collect::<Result<_>>()?,
         driver: said.driver.clone(),
         up: interface.up,
         mtu: interface.mtu,
         xdp: interface.xdp.is_some(),
-        features: xdp_features(interface.ifindex)?,
+        features: features(interface.ifindex)?,
         lro: said.lro,
         // Whether frames have their tags is decided at a veth's other end.
         rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
@@ -56,8 +58,21 @@ pub fn attach(
     was_ours: bool,
     attach: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    if let Some(Defect { found, mend, .. }) = unfit(&interface.kind, &interface.part_of) {
+    let Interface { kind, part_of, mode_without_xdp, slaves, .. } = interface;
+    if let Some(Defect { found, mend, .. }) = unfit(kind, part_of, *mode_without_xdp) {
         bail!("{found}; {mend}");
+    }
+    for slave in slaves {
+        if slave.xdp.is_some() {
+            bail!("an XDP program is attached to its slave {}; detach it first", slave.name);
+        }
+        let wanted = xdp_features::BASIC | xdp_features::REDIRECT;
+        if features(slave.ifindex)?.is_some_and(|features| features & wanted != wanted) {
+            bail!(
+                "its slave {} has no native XDP with redirects; take it out of the bond",
+                slave.name
+            );
+        }
     }
     if let Some(mode) = interface.xdp.filter(|_| !was_ours) {
         bail!("an XDP program of somebody else is attached ({mode}); detach it first");
@@ -127,7 +142,7 @@ const NLMSG_ERROR: u16 = 2;
 
 /// What XDP can do with an interface, as bits; `None` where the kernel does not know that question
 /// (before Linux 6.3).
-fn xdp_features(ifindex: u32) -> Result<Option<u64>> {
+fn features(ifindex: u32) -> Result<Option<u64>> {
     let netlink = socket(
         AddressFamily::Netlink,
         SockType::Raw,
@@ -306,6 +321,6 @@ mod tests {
         assert_eq!(ethtool(ifindex).unwrap().lro, Some(false));
         assert_eq!(ethtool(i32::MAX as u32).unwrap(), Ethtool::default());
         // Nobody can redirect to the loopback's driver.
-        assert_eq!(xdp_features(ifindex).unwrap().unwrap_or(0) & 2, 0);
+        assert_eq!(features(ifindex).unwrap().unwrap_or(0) & 2, 0);
     }
 }

@@ -4,6 +4,7 @@
 
 use netsum_core::PortInfo;
 use netsum_core::bridging::Bridged;
+use netsum_core::port::mode_without_xdp;
 
 /// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +26,11 @@ pub struct Interface {
     pub enabled: bool,
     /// The bridge that it is a port of.
     pub bridge: Option<u32>,
+    /// The bond that it is a slave of.
+    pub bond: Option<u32>,
+    /// Of a bond: the mode in which it has no native XDP, and its slaves.
+    pub mode_without_xdp: Option<&'static str>,
+    pub slaves: Vec<Self>,
     /// Of a bridge.
     pub settings: BridgeSettings,
     /// For this MAC address packets come in that this machine routes: its own, or its bridge's.
@@ -60,6 +66,8 @@ const IFLA_XDP_ATTACHED: u16 = 2;
 const IFLA_BR_STP_STATE: u16 = 5;
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_BR_NF_CALL_IPTABLES: u16 = 36;
+const IFLA_BOND_MODE: u16 = 1;
+const IFLA_BOND_XMIT_HASH_POLICY: u16 = 14;
 const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_UNICAST_FLOOD: u16 = 9;
 const IFLA_BRPORT_ISOLATED: u16 = 33;
@@ -100,6 +108,10 @@ impl Interface {
         let part_of = attribute(info, libc::IFLA_INFO_SLAVE_KIND).map(text).unwrap_or_default();
         let is_port = part_of == "bridge";
         let state = byte(port, IFLA_BRPORT_STATE);
+        let master = |is: bool| of(libc::IFLA_MASTER).and_then(number).filter(|_| is);
+        let kind = attribute(info, libc::IFLA_INFO_KIND).map(text).unwrap_or_default();
+        let policy = byte(data, IFLA_BOND_XMIT_HASH_POLICY).unwrap_or_default();
+        let mode = byte(data, IFLA_BOND_MODE).filter(|_| kind == "bond");
         let counter = |place: usize| {
             let bytes = of(libc::IFLA_STATS64)?.get(8 * place..8 * place + 8)?;
             Some(u64::from_ne_bytes(bytes.try_into().ok()?))
@@ -111,12 +123,15 @@ impl Interface {
                 .filter(|(kind, _)| *kind == IFLA_ALT_IFNAME)
                 .map(|(_, name)| text(name))
                 .collect(),
-            kind: attribute(info, libc::IFLA_INFO_KIND).map(text).unwrap_or_default(),
+            kind,
             mac: mac.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(":"),
             mtu: of(libc::IFLA_MTU).and_then(number).unwrap_or_default(),
             up: flags & (libc::IFF_UP | libc::IFF_LOWER_UP) == libc::IFF_UP | libc::IFF_LOWER_UP,
             enabled: flags & libc::IFF_UP != 0,
-            bridge: of(libc::IFLA_MASTER).and_then(number).filter(|_| is_port),
+            bridge: master(is_port),
+            bond: master(part_of == "bond"),
+            mode_without_xdp: mode.and_then(|mode| mode_without_xdp(mode, policy)),
+            slaves: Vec::new(),
             settings: BridgeSettings {
                 stp: is_on(IFLA_BR_STP_STATE),
                 vlan_filtering: is_on(IFLA_BR_VLAN_FILTERING),
@@ -271,6 +286,24 @@ mod tests {
         let odd = Interface::parse(&message(b"caf\xe9\0", b"")).unwrap();
         assert_eq!((odd.name.as_str(), odd.bridge), ("caf\u{fffd}", Some(3)));
         assert_eq!(Interface::parse(&message(b"", b"")[..HEADER - 1]), None);
+    }
+
+    #[test]
+    fn a_bonds_mode_and_a_slaves_bond_are_read() {
+        let interface = |info: &[Vec<u8>]| {
+            let master = attr(libc::IFLA_MASTER, &3u32.to_ne_bytes());
+            let all = [vec![0; HEADER], master, attr(libc::IFLA_LINKINFO, &info.concat())].concat();
+            Interface::parse(&all).unwrap()
+        };
+        let mode = |mode: u8, policy: u8| {
+            let data = [attr(IFLA_BOND_MODE, &[mode]), attr(IFLA_BOND_XMIT_HASH_POLICY, &[policy])];
+            let data = attr(libc::IFLA_INFO_DATA, &data.concat());
+            interface(&[attr(libc::IFLA_INFO_KIND, b"bond\0"), data]).mode_without_xdp
+        };
+        assert_eq!([mode(1, 5), mode(4, 0), mode(3, 0)], [None, None, Some("broadcast")]);
+        assert!(mode(4, 5).is_some_and(|mode| mode.contains("802.3ad")));
+        let slave = interface(&[attr(libc::IFLA_INFO_SLAVE_KIND, b"bond\0")]);
+        assert_eq!((slave.bond, slave.bridge), (Some(3), None));
     }
 
     proptest! {

@@ -47,7 +47,7 @@ impl Netlink {
     /// All interfaces.
     pub async fn interfaces(&self) -> Result<Vec<Interface>> {
         let messages = self.rtnl.list(link(0)).await.context("the list of interfaces")?;
-        Ok(with_routers(messages.iter().filter_map(|m| Interface::parse(&m.bytes)).collect()))
+        Ok(completed(messages.iter().filter_map(|m| Interface::parse(&m.bytes)).collect()))
     }
 
     /// Why bridges may not forward between these ports.
@@ -99,13 +99,16 @@ impl Netlink {
                 all.extend(self.interface(*ifindex).await?);
             }
         }
-        Ok(chosen.find(&with_routers(all)))
+        Ok(chosen.find(&completed(all)))
     }
 
-    /// IP and MAC addresses of this machine, on all its interfaces.
-    pub async fn own(&self) -> Result<(HashSet<IpAddr>, HashSet<[u8; 6]>)> {
+    /// IP and MAC addresses of this machine, of which these are all interfaces.
+    pub async fn own(
+        &self,
+        interfaces: &[Interface],
+    ) -> Result<(HashSet<IpAddr>, HashSet<[u8; 6]>)> {
         let ips = self.addresses().await?.into_iter().map(|(_, ip)| ip).collect();
-        let macs = self.interfaces().await?.into_iter().filter_map(|l| mac_from_text(&l.mac));
+        let macs = interfaces.iter().filter_map(|l| mac_from_text(&l.mac));
         Ok((ips, macs.filter(|mac| *mac != [0; 6]).collect()))
     }
 
@@ -404,8 +407,13 @@ fn link(ifindex: u32) -> Raw {
     Raw { kind: libc::RTM_GETLINK, bytes }
 }
 
-/// A bridge routes what comes in by its ports.
-fn with_routers(mut all: Vec<Interface>) -> Vec<Interface> {
+/// With what the kernel says of other interfaces: a bridge routes what comes in by its ports, and
+/// what comes in by its slaves is a bond's.
+fn completed(mut all: Vec<Interface>) -> Vec<Interface> {
+    for i in 0..all.len() {
+        let of_bond = |l: &&Interface| l.bond == Some(all[i].ifindex);
+        all[i].slaves = all.iter().filter(of_bond).cloned().collect();
+    }
     for i in 0..all.len() {
         if let Some(bridge) = all[i].bridge {
             all[i].router =

@@ -1,6 +1,7 @@
-//! Addresses of the box itself: nothing that comes in by a port may carry one. Ranks would follow a
-//! foreign host's ARP away from the daemon, and send it their tokens. And addresses of its
-//! gateways: each belongs to the port that the gateway is behind.
+//! Facts about the box itself. Slaves of bonds: their packets are the bond's. Addresses of the box:
+//! nothing that comes in by a port may carry one, or ranks would follow a foreign host's ARP away
+//! from the daemon, and send it their tokens. Addresses of its gateways: each belongs to the port
+//! that the gateway is behind.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -22,17 +23,21 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// cannot tell one that moves from a host that pretends to.
 const VIRTUAL: [[u8; 5]; 2] = [[0, 0, 0x5e, 0, 1], [0, 0, 0x5e, 0, 2]];
 
-/// Reserves the addresses that this machine has now, and those of its gateways.
+/// Maps the slaves of bonds, and reserves the addresses that this machine has now, and those of its
+/// gateways.
 pub async fn look(shared: &Shared, netlink: &Netlink) -> Result<()> {
-    let (ips, macs) = netlink.own().await?;
+    let interfaces = netlink.interfaces().await?;
+    let (ips, macs) = netlink.own(&interfaces).await?;
+    let slaves = interfaces.iter().filter_map(|l| Some((l.ifindex, l.bond?))).collect();
     let own = ips
         .iter()
         .map(|ip| Address::ip(mapped(*ip)))
         .chain(macs.iter().map(|mac| Address::mac(*mac)));
-    let (interfaces, gateways) = (netlink.interfaces().await?, netlink.gateways().await?);
+    let gateways = netlink.gateways().await?;
     let mut inner = shared.lock();
     let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
     inner.reserved.gateways = of_gateways(&gateways, &interfaces, &ports, ask_for);
+    inner.plane.set_slaves(slaves)?;
     inner.reserved.the_box = own.map(|address| (address, Owner::THE_BOX)).collect();
     inner.controller.set_own(ips, macs);
     inner.reserve()
@@ -75,11 +80,11 @@ fn of_gateways(
 pub async fn keep(shared: Shared, netlink: Netlink, mut changes: Changes) {
     loop {
         if let Err(e) = look(&shared, &netlink).await {
-            log::error!("addresses of this box and of its gateways: {e:#}");
+            log::error!("addresses, gateways and bonds of this box: {e:#}");
         }
         if let Ok(false) = tokio::time::timeout(INTERVAL, changes.next()).await {
             return log::error!(
-                "netlink: changes of this box's addresses are not noticed any longer"
+                "netlink: changes of this box's addresses and bonds are not noticed any longer"
             );
         }
     }
