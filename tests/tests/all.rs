@@ -53,6 +53,7 @@ mod train_on;
 mod undaemoned;
 mod vlan;
 mod vm;
+mod vm_bond;
 mod vm_box;
 mod vm_cpus;
 mod vm_ends;
