@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use netsum_plan::beside::beside;
+use netsum_plan::incremental::incremental;
 use netsum_plan::topology::{Error, Network, Node, Topology};
 use netsum_plan::tree::{Hop, Tree};
 
@@ -171,7 +171,7 @@ fn rooms(
     };
     let others: Vec<Vec<Tree>> = others.iter().map(of).collect();
     let trees: Vec<Tree> = candidates.iter().map(|c| numbers.tree(ends, &c.name, 1)).collect();
-    let rooms = beside(&network, &others, &trees, rings)?.rooms;
+    let rooms = incremental(&network, &others, &trees, rings)?.residual;
     let most = rooms.iter().copied().fold(0.0, f64::max);
     Ok(rooms.iter().map(|room| (PARTS * room / most).round() as u64).collect())
 }

@@ -36,6 +36,6 @@ fn main() -> Result<(), netsum_plan::topology::Error> {
             compute(name, balance, collective)?;
         }
     }
-    // Trees are planned; flows have nothing to choose.
+    // Netsum's trees come from the planner; the balancing rule makes no difference to them.
     compute("trees", Balance::Spray, Collective::Netsum)
 }

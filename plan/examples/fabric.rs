@@ -1,4 +1,5 @@
-//! How long it takes to plan 1,024 hosts below 64 leaves and 16 spines, and a fat-tree as large.
+//! Measures the time to plan 1,024 hosts below 64 leaves and 16 spines, and a fat-tree of the same
+//! size.
 
 use std::time::Instant;
 

@@ -1,11 +1,11 @@
-//! The cheapest tree of arcs from a root to all nodes, by Chu and Liu, and Edmonds ("Optimum
-//! Branchings", 1967).
+//! The cheapest tree of arcs from a root to all nodes: the algorithm of Chu and Liu, and of Edmonds
+//! ("Optimum Branchings", 1967).
 
 /// From, to, cost.
 pub type Arc = (usize, usize, f64);
 
-/// Indices of the arcs; none where a node of 0..nodes is not reached. Of equally cheap ones the
-/// first.
+/// Indices of the tree's arcs, or None if a node of 0..nodes cannot be reached. Among equally cheap
+/// trees it returns the first.
 pub fn cheapest(nodes: usize, root: usize, arcs: &[Arc]) -> Option<Vec<usize>> {
     const NONE: usize = usize::MAX;
     let mut best = vec![NONE; nodes];
@@ -17,7 +17,7 @@ pub fn cheapest(nodes: usize, root: usize, arcs: &[Arc]) -> Option<Vec<usize>> {
     if (0..nodes).any(|node| node != root && best[node] == NONE) {
         return None;
     }
-    // Nodes of a circle of cheapest arcs become one.
+    // A cycle of cheapest arcs is contracted to one node.
     let mut circle = vec![NONE; nodes];
     let mut seen = vec![NONE; nodes];
     let mut circles = 0;
@@ -59,7 +59,7 @@ pub fn cheapest(nodes: usize, root: usize, arcs: &[Arc]) -> Option<Vec<usize>> {
     }
     let mut chosen: Vec<usize> =
         cheapest(count, number[root], &inner)?.into_iter().map(|i| origin[i]).collect();
-    // Each circle keeps its arcs but the one to where it is entered.
+    // Each cycle keeps all its arcs except the one into the node where it is entered.
     let entered: Vec<usize> = chosen.iter().map(|&i| arcs[i].1).collect();
     let kept = (0..nodes).filter(|&node| circle[node] != NONE && !entered.contains(&node));
     chosen.extend(kept.map(|node| best[node]));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_entered_where_it_is_cheapest() {
+    fn a_cycle_is_entered_where_it_is_cheapest() {
         let arcs = [(1, 2, 1.0), (2, 3, 1.0), (3, 1, 1.0), (0, 1, 10.0), (0, 3, 9.0)];
         let chosen = cheapest(4, 0, &arcs).unwrap();
         assert_eq!(cost(&arcs, &chosen), 11.0);
@@ -107,8 +107,10 @@ mod tests {
         fn none_is_cheaper(arcs in prop::collection::vec((0usize..5, 0usize..5, 1u8..9), 0..9)) {
             let arcs: Vec<Arc> = arcs.into_iter().map(|(a, b, c)| (a, b, c.into())).collect();
             let subsets = (0u32..1 << arcs.len()).filter(|s| s.count_ones() == 4);
-            let chosen = subsets.map(|s| (0..arcs.len()).filter(|i| s >> i & 1 == 1).collect::<Vec<_>>());
-            let best = chosen.filter(|c| is_tree(5, 0, &arcs, c)).map(|c| cost(&arcs, &c)).min_by(f64::total_cmp);
+            let chosen = subsets.map(|s| (0..arcs.len()).filter(|i| s >> i & 1 == 1)
+                .collect::<Vec<_>>());
+            let best = chosen.filter(|c| is_tree(5, 0, &arcs, c)).map(|c| cost(&arcs, &c))
+                .min_by(f64::total_cmp);
             let found = cheapest(5, 0, &arcs);
             if let Some(found) = &found {
                 prop_assert!(is_tree(5, 0, &arcs, found));

@@ -1,4 +1,4 @@
-//! The most that the links allow, whatever sums: no rate is above the least maximum flow from one
+//! An upper bound from the links, whatever sums: no rate exceeds the smallest maximum flow from one
 //! member to another.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,13 +9,13 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use crate::topology::{Network, Node, Resource};
 use crate::tree::Collective;
 
-/// Bytes in a second: the minimum over all members v of maxflow(first member, v), and of that back
-/// where sums go up. Infinite for one member.
+/// Bytes per second: the minimum over all members v of maxflow(first member, v) and, for sums, also
+/// of maxflow(v, first member). Infinite for one member.
 pub fn bound(network: &Network, collective: Collective, members: &[Node]) -> f64 {
     let rate =
         |from, to| network.way(from, to).map_or(0.0, |way| network.capacity(Resource::Way(way)));
     let mut least = f64::INFINITY;
-    // A host with one link is as good as its box, but for the link.
+    // A host with one link is merged with its box; its link bounds the rate by itself.
     let mut ends: Vec<Node> = Vec::new();
     let mut seen = BTreeSet::new();
     for (n, &member) in members.iter().enumerate() {
@@ -33,7 +33,7 @@ pub fn bound(network: &Network, collective: Collective, members: &[Node]) -> f64
             ends.push(end);
         }
     }
-    // Nothing passes through hosts that do not relay, and through relays that take no part.
+    // Flow does not pass through hosts that do not relay, nor through relays that are not members.
     let nodes: BTreeSet<Node> = network.boxes().chain(ends.iter().copied()).collect();
     let mut graph = DiGraph::<(), u64>::new();
     let index: BTreeMap<Node, NodeIndex> =
@@ -41,7 +41,7 @@ pub fn bound(network: &Network, collective: Collective, members: &[Node]) -> f64
     for (&from, &start) in &index {
         for next in network.next(from) {
             if let (Some(&end), Some(way)) = (index.get(next), network.way(from, *next)) {
-                // Rounded up, so that the bound stays one.
+                // Rounded up: the bound must not fall below the true value.
                 graph.add_edge(start, end, network.capacity(Resource::Way(way)).ceil() as u64);
             }
         }
@@ -69,10 +69,10 @@ mod tests {
     #[test]
     fn the_narrowest_cut_bounds() {
         let all: Vec<Node> = (0..8).collect();
-        // 16 Gb/s go out of each leaf, 8 to each host.
+        // Each leaf has uplinks of 16 Gb/s, and each host a link of 8.
         assert_eq!(of(&generate::leaf_spine(2, 4, 2, 8e9, 2.0), Collective::AllReduce, &all), 1e9);
         assert_eq!(of(&generate::leaf_spine(2, 4, 2, 8e9, 8.0), Collective::AllReduce, &all), 5e8);
-        // Four links of 20 GB/s lead to each GPU, six of 25.
+        // Each GPU has four links of 20 GB/s, or six of 25.
         assert_eq!(of(&generate::dgx_1p(), Collective::Broadcast, &all), 80e9);
         assert_eq!(of(&generate::dgx_1v(), Collective::Broadcast, &all), 150e9);
         assert_eq!(of(&generate::dgx_1v(), Collective::Broadcast, &[0, 1, 6]), 0.0);

@@ -1,7 +1,7 @@
-//! How long collectives take, in the fluid network.
+//! How long collectives take in the fluid network.
 //!
-//! Steps that are pipelined are one set of flows at the same time, with the latency of all steps in
-//! front. Steps that wait for each other, as those of halving and doubling, follow each other.
+//! Pipelined steps are one set of simultaneous flows, after the latency of all steps. Steps that
+//! wait for each other, as in halving and doubling, run one after another.
 
 use std::collections::BTreeSet;
 
@@ -11,30 +11,30 @@ use crate::routes::{Balance, Demand, flows};
 use crate::topology::{Error, Network, Node, Resource, Topology, Way};
 use crate::tree::{Collective as Kind, Tree, split};
 
-/// What all hosts do together.
+/// A collective of all hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// An all-reduce by boxes, by the trees that `plan` finds.
+    /// An all-reduce by boxes, over the trees that `plan` finds.
     Netsum,
     /// By a ring of hosts.
     Ring,
-    /// By two binary trees, in which each host has children in one alone (Sanders, Speck, Traeff,
+    /// Two binary trees; each host is an inner node of at most one of them (Sanders, Speck, Traeff,
     /// "Two-tree algorithms", 2009; NCCL's).
     DoubleBinaryTree,
-    /// By halving and doubling (Rabenseifner); hosts are a power of two.
+    /// Halving and doubling (Rabenseifner); the number of hosts must be a power of two.
     HalvingDoubling,
-    /// Each host sends 1/N of its bytes to each.
+    /// Each host sends 1/N of its bytes to each host.
     AllToAll,
 }
 
-/// A network with failed links, and what flows do in it.
+/// A network with failed links, and how its flows are balanced.
 #[derive(Clone, Debug)]
 pub struct Scene<'a> {
     pub network: &'a Network,
     pub failed: BTreeSet<Way>,
     pub balance: Balance,
-    /// Flows of other jobs, which are there all the time. Their bytes are what each sends in a
-    /// second at most; with others it shares links fairly.
+    /// Other jobs' flows, which are there all the time. `bytes` is the most that each sends per
+    /// second; it shares links fairly with other flows.
     pub background: Vec<Demand>,
     /// See `fluid::run`.
     pub step: f64,
@@ -48,7 +48,7 @@ impl Scene<'_> {
         if self.background.is_empty() {
             return alone;
         }
-        // A rule that looks at what links carry is told what they send meanwhile.
+        // A rule that considers the links' load is given the background flows with their rates.
         let others =
             self.background.iter().map(|other| Demand { bytes: other.bytes * alone, ..*other });
         let mut all = flows(&demands.iter().copied().chain(others).collect::<Vec<_>>());
@@ -56,8 +56,9 @@ impl Scene<'_> {
         self.last_end(all, &[], others)
     }
 
-    /// When the last of some flows ends, of which the first ones have at most so many bytes in a
-    /// second, beside those of other jobs.
+    /// The end of the last flow, with other jobs' flows on the same links. `most` limits the rates
+    /// of
+    /// the first flows, in bytes per second.
     fn last_end(&self, mut flows: Vec<Flow>, most: &[f64], others: Vec<Flow>) -> f64 {
         let count = flows.len();
         let ways = (0..self.network.ways()).map(|way| self.network.capacity(Resource::Way(way)));
@@ -75,10 +76,10 @@ impl Scene<'_> {
         run(&capacities, &flows, self.step)[..count].iter().copied().fold(0.0, f64::max)
     }
 
-    /// Seconds of a collective of all hosts, each with so many bytes.
+    /// Seconds of a collective of all hosts, with `bytes` bytes at each.
     ///
     /// # Errors
-    /// If no trees can be planned.
+    /// If trees cannot be planned.
     pub fn seconds(&self, collective: Collective, bytes: f64) -> Result<f64, Error> {
         let hosts: Vec<Node> = self.network.hosts().collect();
         let n = hosts.len();
@@ -103,7 +104,7 @@ impl Scene<'_> {
                 let step = |log: u32| {
                     let distance = n >> log;
                     let part = bytes / f64::from(1u32 << log);
-                    // Once to halve and once to double.
+                    // Halving takes this time once, and doubling again.
                     2.0 * self
                         .time(&(0..n).map(|i| demand(i, i ^ distance, part)).collect::<Vec<_>>())
                 };
@@ -119,8 +120,8 @@ impl Scene<'_> {
         Ok(self.latency(collective) + flowing)
     }
 
-    /// What of that is latency: steps that follow each other, from the first host to the last. That
-    /// of trees is in their times.
+    /// The latency of all steps in sequence, from the first host to the last. Times of trees
+    /// include theirs.
     pub fn latency(&self, collective: Collective) -> f64 {
         let hosts: Vec<Node> = self.network.hosts().collect();
         let doublings = (hosts.len() as f64).log2().ceil();
@@ -139,8 +140,8 @@ impl Scene<'_> {
         paths.first().map_or(0.0, |path| path.iter().map(|&way| self.network.latency(way)).sum())
     }
 
-    /// Trees around what has failed, planned as if no other job were there. A tree is a flow that
-    /// is on all its links at once.
+    /// Plans trees around the failed links, as if other jobs were not there. A tree is a flow that
+    /// uses all its links at once.
     fn netsum(&self, hosts: &[Node], bytes: f64) -> Result<f64, Error> {
         let job = Job {
             name: "all".into(),
@@ -166,18 +167,17 @@ impl Scene<'_> {
     }
 }
 
-/// Children and parents of a binary tree of 0..n in order, in which odd numbers have no children:
-/// the parent of i differs in its lowest bit that is set.
+/// (Child, parent) pairs of the in-order binary tree of 0..n, counted from 1: odd numbers are
+/// leaves, and the parent of i differs from i in its lowest set bit and the next.
 fn binary_tree(n: usize) -> Vec<(usize, usize)> {
-    // Numbers from 1, so that each has a lowest bit; the one with the highest bit alone is the
-    // root.
+    // Counted from 1, each number has a lowest set bit; the root has only its highest bit set.
     let root = 1 << (usize::BITS - 1 - n.leading_zeros());
     let parent = |i: usize| {
         let mut bit = i & i.wrapping_neg();
         let mut i = i;
         loop {
             i = (i & !bit) | (bit << 1);
-            // Where the tree is not whole, the next one above that is there.
+            // In an incomplete tree the next existing ancestor is the parent.
             if i <= n {
                 return i;
             }
@@ -187,9 +187,9 @@ fn binary_tree(n: usize) -> Vec<(usize, usize)> {
     (1..=n).filter(|&i| i != root).map(|i| (i - 1, parent(i) - 1)).collect()
 }
 
-/// The same network with one host for all those below a leaf, whose link is as wide as theirs
-/// together. Where flows are spread evenly, all hosts of a leaf fare alike, and an all-to-all of
-/// these takes as long.
+/// The same network with one host in place of all those below a leaf; its link has the sum of their
+/// rates. If flows are spread evenly, all hosts of a leaf have equal times, and an all-to-all takes
+/// as long as in the whole network.
 pub fn leaves_as_hosts(topology: &Topology) -> Topology {
     let mut small =
         Topology { hosts: Vec::new(), boxes: topology.boxes.clone(), links: Vec::new() };
@@ -211,8 +211,8 @@ pub fn leaves_as_hosts(topology: &Topology) -> Topology {
     small
 }
 
-/// Seconds of NetReduce's three ways to sum among machines with several GPUs (arXiv 2009.09736): P
-/// machines, n GPUs in each, M bytes. Rates are bytes in a second.
+/// Times of NetReduce's three ways to sum over machines with several GPUs (arXiv 2009.09736): P
+/// machines, n GPUs in each, M bytes. Rates are in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machines {
     pub machines: f64,
@@ -223,20 +223,20 @@ pub struct Machines {
 }
 
 impl Machines {
-    /// A ring of machines, by which all their bytes go.
+    /// Seconds of a ring of machines that carries all their bytes.
     pub fn flat_ring(&self, bytes: f64) -> f64 {
         let steps = 2.0 * (self.machines - 1.0);
         steps * (self.latency + bytes / self.machines / self.inter)
     }
 
-    /// A ring of all GPUs, of which each machine's neighbours go over one link.
+    /// Seconds of a ring of all GPUs, with one link between neighbouring machines.
     pub fn ring_of_gpus(&self, bytes: f64) -> f64 {
         let all = self.machines * self.gpus;
         2.0 * (all - 1.0) * (self.latency + bytes / all / self.inter)
     }
 
-    /// GPUs of a machine reduce and scatter, boxes sum between machines, GPUs gather: a box is one
-    /// step up and one down.
+    /// Seconds of a hierarchical sum: a machine's GPUs reduce and scatter, boxes sum between
+    /// machines, and the GPUs gather. A box takes one step up and one down.
     pub fn hierarchical(&self, bytes: f64) -> f64 {
         let steps = 2.0 * (self.gpus - 1.0);
         steps * (self.latency + bytes / self.gpus / self.intra)
@@ -244,7 +244,8 @@ impl Machines {
             + bytes / self.inter
     }
 
-    /// Where hierarchical beats flat, but for latency: B_intra / B_inter above 2 P (n - 1) / (n (P - 2)).
+    /// Hierarchical beats flat, if latency is ignored, where B_intra / B_inter is above this:
+    /// 2 P (n - 1) / (n (P - 2)).
     pub fn threshold(&self) -> f64 {
         2.0 * self.machines * (self.gpus - 1.0) / (self.gpus * (self.machines - 2.0))
     }
@@ -275,20 +276,20 @@ mod tests {
         near(of(Collective::Ring), 2.0 * 15.0 / 16.0);
         near(of(Collective::HalvingDoubling), 2.0 * 15.0 / 16.0);
         near(of(Collective::AllToAll), 15.0 / 16.0);
-        // An inner host of one tree takes two halves and gives two there, and a leaf of the other
-        // one each.
+        // An inner host of one tree receives two halves there and sends two; it is a leaf of the
+        // other tree, and receives and sends one there.
         near(of(Collective::DoubleBinaryTree), 2.0);
         near(of(Collective::Netsum), 1.0);
     }
 
     #[test]
-    fn other_jobs_leave_what_they_do_not_ask_for_or_half() {
+    fn other_jobs_leave_the_rest_of_the_link_or_half() {
         let mut topology = generate::leaf_spine(4, 4, 4, 8e9, 1.0);
         topology.links.iter_mut().for_each(|link| link.latency_us = 0.0);
         let network = Network::new(&topology).unwrap();
         let seconds = |collective, rate, balance| {
-            // Each host to the one below the next leaf, so that all links of hosts and all uplinks
-            // carry as much.
+            // Each host sends to the one below the next leaf, so all host links and all uplinks
+            // carry the same load.
             let other = |host| Demand { from: host, to: (host + 4) % 16, bytes: rate };
             let background = if rate > 0.0 { (0..16).map(other).collect() } else { Vec::new() };
             let scene = Scene {
@@ -302,7 +303,7 @@ mod tests {
         };
         for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal] {
             for collective in [Collective::Ring, Collective::Netsum, Collective::HalvingDoubling] {
-                // Of 1 GB/s a quarter is the others'; or all that they get when both want more than
+                // The others take a quarter of 1 GB/s; or their fair half, if both want more than
                 // half.
                 for (rate, share) in [(0.0, 1.0), (0.25e9, 0.75), (0.5e9, 0.5), (0.9e9, 0.5)] {
                     let alone = seconds(collective, 0.0, balance);
@@ -310,13 +311,14 @@ mod tests {
                 }
             }
         }
-        // A host's 15 flows are in all 15 sixteenths of the link when one other wants all of it.
+        // A host's 15 flows share the link with one other flow that wants all of it: they get
+        // 15/16.
         let alone = seconds(Collective::AllToAll, 0.0, Balance::Spray);
         near(seconds(Collective::AllToAll, 1e9, Balance::Spray), alone * 16.0 / 15.0);
     }
 
     #[test]
-    fn ends_of_hashed_flows_that_are_taken_together_leave_the_last_one_where_it_is() {
+    fn a_coarse_step_leaves_the_last_end_of_hashed_flows_where_it_is() {
         let network = Network::new(&generate::leaf_spine(4, 8, 8, 8e9, 1.0)).unwrap();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
         let failed =
@@ -344,7 +346,7 @@ mod tests {
             let scene = Scene { network: &network, failed, balance, background, step: 0.0 };
             scene.seconds(collective, 1e9).unwrap()
         };
-        // The uplink has room for it; the links of hosts 0 and 3 have not.
+        // The uplink has capacity left; the links of hosts 0 and 3 do not.
         for collective in [Collective::Ring, Collective::Netsum] {
             near(seconds(collective, 0.1e9), seconds(collective, 0.0) / 0.9);
         }
@@ -356,7 +358,7 @@ mod tests {
             let tree = binary_tree(n);
             assert_eq!(tree.len(), n - 1);
             let children = |parent: usize| tree.iter().filter(|(_, p)| *p == parent).count();
-            // Of hosts with even numbers (odd from 1) none is inside.
+            // Hosts with even numbers (odd, counted from 1) are leaves.
             assert!(
                 (0..n).all(|i| children(i) <= 2 && (i % 2 == 1 || children(i) == 0)),
                 "{n}: {tree:?}"
@@ -370,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_uplink_costs_netsum_nothing_that_others_have() {
+    fn a_failed_uplink_costs_netsum_only_its_own_share() {
         let network = Network::new(&generate::leaf_spine(4, 4, 4, 8e9, 1.0)).unwrap();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
         let failed =
@@ -407,7 +409,7 @@ mod tests {
             };
             scene.seconds(Collective::AllToAll, bytes).unwrap()
         };
-        // Of a host's 16 parts three stay below its leaf, and are in nobody's way.
+        // Three of a host's 16 parts stay below its leaf and use no uplink.
         let (hosts, leaves) = (time(&topology, 1e9), time(&leaves_as_hosts(&topology), 4e9));
         assert!((hosts / leaves - 1.0).abs() < 0.25, "{hosts} {leaves}");
     }

@@ -1,4 +1,4 @@
-//! Trees as pictures. Members below a box are a number at its name.
+//! Trees as pictures. A box's label has the number of members below it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::TAU;
@@ -10,7 +10,7 @@ use crate::tree::{Hop, Tree};
 const COLOURS: [&str; 8] =
     ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f"];
 
-/// What is drawn: nodes with their members, and for each tree its hops between nodes.
+/// A drawing: nodes with their numbers of members, and for each tree its hops between nodes.
 struct Picture<'a> {
     network: &'a Network,
     nodes: BTreeMap<Node, usize>,
@@ -46,7 +46,7 @@ impl<'a> Picture<'a> {
         if members == 0 { name } else { format!("{name}{line}{members} hosts") }
     }
 
-    /// Boxes that are equally far from hosts are in a row; where all are, in a circle.
+    /// Boxes at the same distance from hosts are in a row. If all are, they are in a circle.
     fn places(&self) -> BTreeMap<Node, (f64, f64)> {
         let mut rows: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
         let mut far: BTreeMap<Node, usize> = self
@@ -92,7 +92,7 @@ fn rate(tree: &Tree) -> String {
     format!("{:.2} GB/s", tree.rate / 1e9)
 }
 
-/// For Graphviz.
+/// Trees in Graphviz's language.
 pub fn dot(network: &Network, trees: &[&Tree]) -> String {
     let picture = Picture::new(network, trees);
     let mut text = "digraph trees {\n  rankdir = BT; node [shape = box];\n".to_owned();
@@ -118,7 +118,7 @@ pub fn dot(network: &Network, trees: &[&Tree]) -> String {
     text + "}\n"
 }
 
-/// A picture by itself. Lines are as wide as their rate, beside the largest.
+/// Trees as SVG. A line's width is its rate relative to the largest.
 pub fn svg(network: &Network, trees: &[&Tree]) -> String {
     let legend = |(n, tree): (usize, &&Tree)| {
         format!("tree {n}, root {}: {}", network.name(tree.root), rate(tree))
@@ -126,15 +126,14 @@ pub fn svg(network: &Network, trees: &[&Tree]) -> String {
     lines(network, trees, &trees.iter().enumerate().map(legend).collect::<Vec<_>>(), 4.0)
 }
 
-/// A picture of all links; those that are equally fast have one colour. Links go from the box below
-/// to the one above.
+/// All links as SVG, with one colour for each rate. Links go from the box below to the one above.
 pub fn links(network: &Network) -> String {
     let mut by_rate: BTreeMap<u64, Vec<Hop>> = BTreeMap::new();
     for way in (0..network.ways()).step_by(2) {
         let ((child, parent), rate) = (network.ends(way), network.capacity(Resource::Way(way)));
         by_rate.entry(rate as u64).or_default().push(Hop { child, parent, via: None });
     }
-    // Those of hosts are not drawn.
+    // Links of hosts are not drawn.
     let tree = |(rate, hops): (u64, Vec<Hop>)| Tree {
         root: hops[0].parent,
         hops,
@@ -149,7 +148,7 @@ pub fn links(network: &Network) -> String {
     lines(network, &drawn, &legend, 0.0)
 }
 
-/// Trees as lines, `apart` from each other where they share a link.
+/// Draws trees as lines, `apart` from each other where they share a link.
 fn lines(network: &Network, trees: &[&Tree], legend: &[String], apart: f64) -> String {
     let picture = Picture::new(network, trees);
     let places = picture.places();
@@ -157,7 +156,8 @@ fn lines(network: &Network, trees: &[&Tree], legend: &[String], apart: f64) -> S
     let height = places.values().map(|place| place.1).fold(0.0, f64::max);
     let [width, height] = [width + 80.0, height + 40.0 + 20.0 * legend.len() as f64];
     let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"11\" text-anchor=\"middle\">\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
+         font-family=\"sans-serif\" font-size=\"11\" text-anchor=\"middle\">\n"
     );
     let most = picture.hops.iter().map(|(_, tree, _)| tree.rate).fold(0.0, f64::max);
     for (n, tree, hop) in &picture.hops {
@@ -169,7 +169,8 @@ fn lines(network: &Network, trees: &[&Tree], legend: &[String], apart: f64) -> S
         let colour = COLOURS[n % COLOURS.len()];
         let _ = writeln!(
             text,
-            "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\" stroke-width=\"{wide:.1}\"/>",
+            "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\" \
+             stroke-width=\"{wide:.1}\"/>",
             x1 + dx,
             y1 + dy,
             x2 + dx,
@@ -181,7 +182,8 @@ fn lines(network: &Network, trees: &[&Tree], legend: &[String], apart: f64) -> S
         let label = picture.label(node, members, ", ");
         let _ = writeln!(
             text,
-            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"90\" height=\"24\" rx=\"4\" fill=\"#fff\" stroke=\"#333\"/><text x=\"{x:.1}\" y=\"{:.1}\">{label}</text>",
+            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"90\" height=\"24\" rx=\"4\" fill=\"#fff\" \
+             stroke=\"#333\"/><text x=\"{x:.1}\" y=\"{:.1}\">{label}</text>",
             x - 45.0,
             y - 12.0,
             y + 4.0

@@ -1,18 +1,18 @@
 //! Flows that are not summed, spread over uplinks as Ethereal does (arXiv 2407.00550): all uplinks
 //! carry the same bytes, and the fewest flows are cut.
 //!
-//! Of n flows of one size over s uplinks, r = n mod s are left when each uplink has as many whole
-//! ones. With g = gcd(r, s) each of these r is cut into s/g pieces, so that there are r s/g pieces,
-//! r/g for each uplink.
+//! n flows of one size over s uplinks leave r = n mod s when each uplink has as many whole flows.
+//! With g = gcd(r, s), each of these r is cut into s/g pieces. That makes r s/g pieces, r/g for
+//! each uplink.
 
 use std::collections::BTreeSet;
 
-/// A flow, or a piece of it, and where it goes.
+/// A flow, or a piece of one, and its uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Piece {
     /// The flow, from 0.
     pub flow: usize,
-    /// The number of the piece, of so many equal ones.
+    /// The number of the piece, out of `of` equal ones.
     pub piece: usize,
     pub of: usize,
     pub uplink: usize,
@@ -22,8 +22,8 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Spreads `flows` equal flows over `uplinks`; `first` is the uplink of flow 0, so that several
-/// senders do not all begin with the same one.
+/// Spreads `flows` equal flows over `uplinks`. `first` is the uplink of flow 0; different values
+/// keep several senders from starting with the same uplink.
 pub fn spread(flows: usize, uplinks: usize, first: usize) -> Vec<Piece> {
     if uplinks == 0 {
         return Vec::new();
@@ -43,14 +43,14 @@ pub fn spread(flows: usize, uplinks: usize, first: usize) -> Vec<Piece> {
     whole.chain(cut).collect()
 }
 
-/// Moves what goes by uplinks that have failed to those that are left, and leaves the rest where it
-/// is. What moves is spread anew, as if it were flows of its own; a piece may be cut once more.
-/// Nothing is left where all have failed.
+/// Moves the flows of failed uplinks to the others, and leaves the rest where they are. Moved
+/// pieces are spread again as if they were flows of their own; a piece may be cut once more. The
+/// result is empty if all uplinks have failed.
 pub fn without(pieces: &[Piece], uplinks: usize, failed: &BTreeSet<usize>) -> Vec<Piece> {
     let left: Vec<usize> = (0..uplinks).filter(|uplink| !failed.contains(uplink)).collect();
     let (moved, mut all): (Vec<Piece>, Vec<Piece>) =
         pieces.iter().partition(|piece| failed.contains(&piece.uplink));
-    // Those of one size are spread together.
+    // Pieces of one size are spread together.
     let sizes: BTreeSet<usize> = moved.iter().map(|piece| piece.of).collect();
     let mut first = 0;
     for size in sizes {
@@ -74,14 +74,14 @@ mod tests {
 
     use super::*;
 
-    /// What each uplink carries, in units of 1/lcm of a flow.
+    /// The load of each uplink, in units of 1/lcm of a flow.
     fn carried(pieces: &[Piece], unit: usize) -> BTreeMap<usize, usize> {
         let mut sums = BTreeMap::new();
         pieces.iter().for_each(|p| *sums.entry(p.uplink).or_insert(0) += unit / p.of);
         sums
     }
 
-    /// Each flow is there once, whole or in pieces.
+    /// Whether each flow occurs once, whole or in pieces.
     fn whole(pieces: &[Piece], flows: usize, unit: usize) -> bool {
         let mut sums = vec![0; flows];
         let all: BTreeSet<(usize, usize, usize)> =
@@ -117,32 +117,41 @@ mod tests {
         assert!(whole(&after, 8, 3));
     }
 
-    /// The fewest pieces of cut flows by which all uplinks carry the same: no flow that is left can
-    /// be whole, and a piece is at most what an uplink still takes.
+    /// The fewest pieces of cut flows with which all uplinks carry the same: none of the remaining
+    /// flows can be whole, and a piece is at most the capacity that its uplink has left.
     fn fewest(flows: usize, uplinks: usize) -> usize {
         let left = flows % uplinks;
-        // Pieces of r unit flows that fill s bins of r/s each: the least is r + s - gcd(r, s) if
-        // they may differ in size, r s / gcd if not.
+        // Pieces of r unit flows fill s bins of r/s each: the minimum is r + s - gcd(r, s) if they
+        // may differ in size, and r s / gcd if not.
         left * uplinks / gcd(left, uplinks)
     }
 
     proptest! {
         #[test]
-        fn all_uplinks_carry_the_same(flows in 0usize..40, uplinks in 1usize..17, first in 0usize..20) {
+        fn all_uplinks_carry_the_same(
+            flows in 0usize..40,
+            uplinks in 1usize..17,
+            first in 0usize..20,
+        ) {
             let pieces = spread(flows, uplinks, first);
             prop_assert!(whole(&pieces, flows, uplinks));
             let carried = carried(&pieces, uplinks);
             prop_assert!(carried.values().all(|&sum| sum == flows), "{carried:?}");
             prop_assert!(flows == 0 || carried.len() == uplinks);
-            // No smaller number of equal pieces does it.
+            // A smaller number of equal pieces is not enough.
             let cut = pieces.iter().filter(|p| p.of > 1).count();
             let left = flows % uplinks;
-            prop_assert!(left == 0 || (1..pieces.last().unwrap().of).all(|of| (left * of) % uplinks != 0));
+            prop_assert!(left == 0 || (1..pieces.last().unwrap().of)
+                .all(|of| (left * of) % uplinks != 0));
             prop_assert_eq!(cut, if left == 0 { 0 } else { fewest(flows, uplinks) });
         }
 
         #[test]
-        fn what_fails_is_carried_by_the_others(flows in 1usize..20, uplinks in 2usize..9, lost in 0usize..8) {
+        fn a_failed_uplinks_load_moves_to_the_others(
+            flows in 1usize..20,
+            uplinks in 2usize..9,
+            lost in 0usize..8,
+        ) {
             let before = spread(flows, uplinks, 0);
             let lost = lost % uplinks;
             let after = without(&before, uplinks, &[lost].into());
@@ -150,7 +159,7 @@ mod tests {
             prop_assert!(whole(&after, flows, unit));
             prop_assert!(after.iter().all(|p| p.uplink != lost));
             prop_assert!(before.iter().filter(|p| p.uplink != lost).all(|p| after.contains(p)));
-            // All were even before, so all are after.
+            // The loads were even before, so they are afterwards.
             let carried: BTreeSet<usize> = carried(&after, unit).into_values().collect();
             prop_assert_eq!(carried.len(), 1);
         }

@@ -1,11 +1,11 @@
-//! A network in which flows are fluids: each has its max-min fair rate, until one begins or ends.
+//! A network of fluid flows: each has its max-min fair rate, until a flow begins or ends.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use petgraph::unionfind::UnionFind;
 
-/// A flow. It takes `part` of its rate on each of its links, so that one flow may go many ways.
+/// A flow. It uses `part` of its rate on each of its links, which lets one flow take many paths.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flow {
     pub bytes: f64,
@@ -15,7 +15,7 @@ pub struct Flow {
     pub links: Vec<(usize, f64)>,
 }
 
-/// Floats in a heap; none is NaN.
+/// Floats in a heap; they are never NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Level(f64);
 
@@ -33,7 +33,8 @@ impl Ord for Level {
     }
 }
 
-/// Bytes in a second of each flow: all rise together, and those of a link stop when it is full.
+/// Bytes per second of each flow: all rates rise together, and flows stop when one of their links
+/// is full.
 pub fn rates(capacities: &[f64], flows: &[&Flow]) -> Vec<f64> {
     let mut on: Vec<Vec<(usize, f64)>> = vec![Vec::new(); capacities.len()];
     let mut parts = vec![0.0; capacities.len()];
@@ -43,7 +44,7 @@ pub fn rates(capacities: &[f64], flows: &[&Flow]) -> Vec<f64> {
             parts[link] += part;
         }
     }
-    // What is left for those that still rise, who begin at 0.
+    // The capacity left for flows that still rise; they begin at 0.
     let mut left = capacities.to_vec();
     let level =
         |link: usize, left: &[f64], parts: &[f64]| Level((left[link] / parts[link]).max(0.0));
@@ -53,7 +54,7 @@ pub fn rates(capacities: &[f64], flows: &[&Flow]) -> Vec<f64> {
         .collect();
     let mut rates = vec![f64::INFINITY; flows.len()];
     while let Some(Reverse((was, link))) = heap.pop() {
-        // Sums of parts that have gone again leave dust.
+        // Subtracted parts leave a rounding error.
         if parts[link] < 1e-9 {
             continue;
         }
@@ -75,7 +76,7 @@ pub fn rates(capacities: &[f64], flows: &[&Flow]) -> Vec<f64> {
     rates
 }
 
-/// Flows that share no link with others that may be full.
+/// A set of flows that shares no link that may become full with flows outside it.
 struct Part {
     capacities: Vec<f64>,
     flows: Vec<Flow>,
@@ -83,8 +84,8 @@ struct Part {
     of: Vec<usize>,
 }
 
-/// Takes flows apart. A link that all its flows together cannot fill holds nobody back, and does
-/// not join them.
+/// Splits flows into independent sets. A link that all its flows together cannot fill limits no
+/// flow, and does not connect them.
 fn parts(capacities: &[f64], flows: &[Flow]) -> Vec<Part> {
     let most = |flow: &Flow| {
         flow.links.iter().map(|&(link, part)| capacities[link] / part).fold(f64::INFINITY, f64::min)
@@ -109,7 +110,7 @@ fn parts(capacities: &[f64], flows: &[Flow]) -> Vec<Part> {
             sets.union(pair[0].0, pair[1].0);
         }
     }
-    // Links have numbers of their own in each part.
+    // Each set numbers its links from 0.
     let mut local = vec![usize::MAX; capacities.len()];
     let mut by_set: BTreeMap<usize, usize> = BTreeMap::new();
     let mut parts: Vec<Part> = Vec::new();
@@ -131,7 +132,7 @@ fn parts(capacities: &[f64], flows: &[Flow]) -> Vec<Part> {
             }
             *link = local[*link];
         }
-        // A link that is left out may hold this flow back, if no other.
+        // A link that was left out may still be the only limit of this flow.
         if most < held {
             links.push((part.capacities.len(), 1.0));
             part.capacities.push(most);
@@ -142,9 +143,9 @@ fn parts(capacities: &[f64], flows: &[Flow]) -> Vec<Part> {
     parts
 }
 
-/// When each flow ends, in seconds. Within `step` of an event's time the rates stay what they were,
-/// so that many ends that are near each other are one event. What those leave free is taken late,
-/// so the last end is off by a few times that part. 0 is exact.
+/// When each flow ends, in seconds. Rates stay unchanged for the time `step` after an event, which
+/// makes one event of many ends that are close together. The capacity that they free is used late,
+/// so the last end is off by a few times `step`. With 0 the result is exact.
 pub fn run(capacities: &[f64], flows: &[Flow], step: f64) -> Vec<f64> {
     let mut ends = vec![f64::INFINITY; flows.len()];
     for part in parts(capacities, flows) {
@@ -154,7 +155,7 @@ pub fn run(capacities: &[f64], flows: &[Flow], step: f64) -> Vec<f64> {
     ends
 }
 
-/// The same, all at once.
+/// The same without splitting the flows into sets.
 fn together(capacities: &[f64], flows: &[Flow], step: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..flows.len()).collect();
     order.sort_by(|&a, &b| flows[a].start.total_cmp(&flows[b].start));
@@ -182,13 +183,13 @@ fn together(capacities: &[f64], flows: &[Flow], step: f64) -> Vec<f64> {
             .fold(f64::INFINITY, f64::min);
         let begins = waiting.peek().map_or(f64::INFINITY, |&next| flows[next].start);
         if first.min(begins) == f64::INFINITY {
-            // A link that carries nothing: they never end.
+            // A link carries nothing: the remaining flows never end.
             return ends;
         }
         let until = (first * (1.0 + step)).min(begins).max(first.min(begins));
         for (&f, rate) in active.iter().zip(&rates) {
             let end = now + left[f] / rate;
-            // Rounding must not keep a flow alive for another round.
+            // Rounding must not keep a flow for another round.
             if end <= until * (1.0 + 1e-12) {
                 ends[f] = end;
             }
@@ -211,7 +212,8 @@ mod tests {
 
     #[test]
     fn shares_are_max_min_fair() {
-        // The example of textbooks: one long flow and one on each link, of which one is narrow.
+        // The textbook example: one long flow, and one short flow on each link, of which one is
+        // narrow.
         let flows = [
             flow(1.0, 0.0, &[0, 1]),
             flow(1.0, 0.0, &[0]),
@@ -222,9 +224,10 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_leaves_room_and_who_begins_takes_it() {
+    fn an_ended_flow_frees_its_share_and_a_new_one_takes_it() {
         let flows = [flow(4.0, 0.0, &[0]), flow(8.0, 0.0, &[0]), flow(1.0, 5.5, &[0])];
-        // Both at 1 until 4; the second alone at 2, until 5.5 with 1 left; then both at 1.
+        // Both have rate 1 until 4; the second alone has 2 until 5.5, with 1 left; then both have
+        // 1.
         assert_eq!(run(&[2.0], &flows, 0.0), [4.0, 6.5, 6.5]);
     }
 
@@ -237,8 +240,9 @@ mod tests {
     }
 
     #[test]
-    fn links_that_cannot_be_full_join_nobody() {
-        // Both pass link 2, which has room for both; the third meets the first on link 0.
+    fn links_that_cannot_be_full_connect_no_flows() {
+        // Two flows pass link 2, which has capacity for both; the third shares link 0 with the
+        // first.
         let flows = [flow(4.0, 0.0, &[0, 2]), flow(4.0, 0.0, &[1, 2]), flow(4.0, 0.0, &[0])];
         let of: Vec<Vec<usize>> =
             parts(&[2.0, 2.0, 4.0], &flows).into_iter().map(|part| part.of).collect();
@@ -250,13 +254,16 @@ mod tests {
         #[test]
         fn no_link_is_above_its_rate_and_each_flow_has_one_that_is_full(
             capacities in prop::collection::vec(1u8..50, 1..6),
-            flows in prop::collection::vec(prop::collection::btree_map(0usize..6, 1u8..5, 1..4), 1..12),
+            flows in prop::collection::vec(prop::collection::btree_map(0usize..6, 1u8..5, 1..4),
+                1..12),
         ) {
             let capacities: Vec<f64> = capacities.into_iter().map(f64::from).collect();
             let links = |map: &std::collections::BTreeMap<usize, u8>| {
-                map.iter().map(|(link, part)| (link % capacities.len(), f64::from(*part) / 4.0)).collect()
+                map.iter().map(|(link, part)| (link % capacities.len(), f64::from(*part) / 4.0))
+                    .collect()
             };
-            let flows: Vec<Flow> = flows.iter().map(|map| Flow { bytes: 1.0, start: 0.0, links: links(map) }).collect();
+            let flows: Vec<Flow> = flows.iter()
+                .map(|map| Flow { bytes: 1.0, start: 0.0, links: links(map) }).collect();
             let rates = rates(&capacities, &flows.iter().collect::<Vec<_>>());
             let mut loads = vec![0.0; capacities.len()];
             for (flow, rate) in flows.iter().zip(&rates) {
@@ -265,10 +272,11 @@ mod tests {
             for (load, capacity) in loads.iter().zip(&capacities) {
                 prop_assert!(*load <= capacity * (1.0 + 1e-9));
             }
-            // Of a full link it is among the fastest.
+            // It is among the fastest flows of a full link.
             for (flow, rate) in flows.iter().zip(&rates) {
                 let is_held = |link: &usize| {
-                    let fastest = flows.iter().zip(&rates).filter(|(f, _)| f.links.iter().any(|(l, _)| l == link));
+                    let fastest = flows.iter().zip(&rates)
+                        .filter(|(f, _)| f.links.iter().any(|(l, _)| l == link));
                     loads[*link] >= capacities[*link] * (1.0 - 1e-9)
                         && fastest.map(|(_, rate)| *rate).fold(0.0, f64::max) <= rate * (1.0 + 1e-9)
                 };
@@ -279,16 +287,22 @@ mod tests {
         #[test]
         fn apart_or_together_flows_end_at_the_same_time(
             capacities in prop::collection::vec(0u8..50, 6),
-            flows in prop::collection::vec((1u8..50, 0u8..9, prop::collection::btree_map(0usize..6, 1u8..5, 1..3)), 1..12),
+            flows in prop::collection::vec((1u8..50, 0u8..9,
+                prop::collection::btree_map(0usize..6, 1u8..5, 1..3)), 1..12),
         ) {
             let capacities: Vec<f64> = capacities.into_iter().map(f64::from).collect();
             let flows: Vec<Flow> = flows.into_iter().map(|(bytes, start, links)| Flow {
                 bytes: bytes.into(),
                 start: start.into(),
-                links: links.into_iter().map(|(link, part)| (link, f64::from(part) / 4.0)).collect(),
+                links: links.into_iter().map(|(link, part)| (link, f64::from(part) / 4.0))
+                    .collect(),
             }).collect();
-            for (apart, together) in run(&capacities, &flows, 0.0).into_iter().zip(together(&capacities, &flows, 0.0)) {
-                prop_assert!(apart == together || (apart / together - 1.0).abs() < 1e-6, "{apart}, not {together}");
+            for (apart, together) in run(&capacities, &flows, 0.0).into_iter()
+                .zip(together(&capacities, &flows, 0.0)) {
+                prop_assert!(
+                    apart == together || (apart / together - 1.0).abs() < 1e-6,
+                    "{apart}, not {together}"
+                );
             }
         }
 
@@ -297,9 +311,11 @@ mod tests {
             flows in prop::collection::vec((1u8..50, 0usize..3, 0usize..3), 1..20),
         ) {
             let flows: Vec<Flow> = flows.into_iter().map(|(bytes, a, b)| {
-                flow(bytes.into(), 0.0, if a == b { &[0] } else { [&[0, 1][..], &[1, 2], &[2, 3]][a] })
+                flow(bytes.into(), 0.0,
+                    if a == b { &[0] } else { [&[0, 1][..], &[1, 2], &[2, 3]][a] })
             }).collect();
-            let last = |step| run(&[3.0, 5.0, 2.0, 7.0], &flows, step).into_iter().fold(0.0, f64::max);
+            let last = |step| run(&[3.0, 5.0, 2.0, 7.0], &flows, step).into_iter()
+                .fold(0.0, f64::max);
             let (exact, near) = (last(0.0), last(0.01));
             prop_assert!((near / exact - 1.0).abs() < 0.05, "{near}, not {exact}");
         }

@@ -1,16 +1,16 @@
-//! Networks that are known by name.
+//! Well-known networks.
 //!
-//! NVLink is taken at its nominal rate in each direction: 20 GB/s a link of the first kind (P100),
-//! 25 of the second (V100), six links to a V100 and four to a P100 (NVIDIA, "NVIDIA DGX-1 With
-//! Tesla V100 System Architecture", WP-08437). The cabling of both is the hybrid cube mesh there;
-//! Blink (MLSys 2020, section 2) draws both. DGX-2 is 16 V100, each with six links to NVSwitches
-//! that join all (NVIDIA, "NVIDIA NVSwitch", 2018).
+//! NVLink has its nominal rate in each direction: 20 GB/s for a link of the first kind (P100), 25
+//! for the second (V100). A P100 has four links and a V100 six (NVIDIA, "NVIDIA DGX-1 With Tesla
+//! V100 System Architecture", WP-08437). Both are connected as the hybrid cube mesh that is shown
+//! there; Blink (MLSys 2020, section 2) draws both. DGX-2 is 16 V100, each with six links to
+//! NVSwitches that connect all (NVIDIA, "NVIDIA NVSwitch", 2018).
 
 use crate::topology::Topology;
 
-/// Bits in a second of one NVLink of a P100.
+/// Bits per second of one NVLink of a P100.
 pub const NVLINK_1: f64 = 160e9;
-/// Of one NVLink of a V100.
+/// Bits per second of one NVLink of a V100.
 pub const NVLINK_2: f64 = 200e9;
 
 /// Hosts h0, h1, ... around the box `leaf0`.
@@ -19,7 +19,7 @@ pub fn rack(hosts: usize, bits: f64) -> Topology {
 }
 
 /// `leaves` with `hosts` each, all linked to all `spines`. A leaf's uplinks carry
-/// 1/`oversubscription` of what its hosts send. Host h of leaf l is h(l * hosts + h).
+/// 1/`oversubscription` of its hosts' rate. Host h of leaf l is h(l * hosts + h).
 pub fn leaf_spine(
     leaves: usize,
     hosts: usize,
@@ -41,10 +41,9 @@ pub fn leaf_spine(
     t
 }
 
-/// A fat-tree of switches with `ports` (even) ports each, of which only `pods` pods are there:
-/// ports^2 / 4 hosts in each, after Al-Fares et al. (SIGCOMM 2008). Core c is linked to switch c /
-/// (ports / 2) of each pod. With p pods, pod p has leaves leaf(p * ports / 2 + i) and switches
-/// mid(p * ports / 2 + i).
+/// A fat-tree of switches with `ports` (even) ports each, with only `pods` of its pods: ports^2 / 4
+/// hosts in each, after Al-Fares et al. (SIGCOMM 2008). Core c is linked to switch c / (ports / 2)
+/// of each pod. Pod p has leaves leaf(p * ports / 2 + i) and switches mid(p * ports / 2 + i).
 pub fn fat_tree(ports: usize, pods: usize, bits: f64) -> Topology {
     let half = ports / 2;
     let mut t = Topology::default();
@@ -70,7 +69,7 @@ pub fn fat_tree(ports: usize, pods: usize, bits: f64) -> Topology {
 /// Boxes in a circle, `hosts` below each.
 pub fn ring(boxes: usize, hosts: usize, bits: f64) -> Topology {
     let mut t = leaf_spine(boxes, hosts, 0, bits, 1.0);
-    // Two boxes have one link.
+    // Two boxes have one link between them.
     let links = if boxes > 2 { boxes } else { boxes.saturating_sub(1) };
     (0..links).for_each(|b| t.link(format!("leaf{b}"), format!("leaf{}", (b + 1) % boxes), bits));
     t
@@ -83,7 +82,7 @@ fn gpus(count: usize) -> Topology {
     t
 }
 
-/// DGX-1 with P100: two meshes of four, and one link from each GPU to its like in the other.
+/// DGX-1 with P100: two meshes of four, and a link between GPUs at the same place in both.
 pub fn dgx_1p() -> Topology {
     let mut t = gpus(8);
     let pairs = (0..4usize).flat_map(|a| (a + 1..4).map(move |b| (a, b)));

@@ -1,11 +1,11 @@
-//! Trees in networks of levels, exactly: hosts below leaves, leaves below a top, directly or by one
-//! box between.
+//! Optimal trees in networks of levels: hosts below leaves, and leaves below a top, directly or by
+//! one box between.
 //!
-//! Each box that can be above all leaves has a rate. Leaves that share boxes between are a pod; a
-//! pod has its options, by which boxes between it goes up, and their rates add up to the top's. So
-//! the program is small, and its optimum is the best that trees of this kind can do. Where a pod
-//! has more than `OPTIONS` ways to spread its leaves over boxes between, those are considered that
-//! take all leaves by one.
+//! Each box that can be above all leaves has a rate. Leaves that share boxes between form a pod. A
+//! pod has options, namely the boxes between by which it goes up, and their rates add up to the
+//! top's. That keeps the program small, and its optimum is the best that trees of this kind can
+//! reach. A pod with more than `OPTIONS` ways to spread its leaves over boxes between is limited to
+//! options that lead all leaves through one box.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,12 +15,12 @@ use crate::tree::{Collective, Hop, Tree, uses};
 
 const OPTIONS: usize = 256;
 
-/// A box above all leaves, and the ways to it.
+/// A box above all leaves, and the paths to it.
 #[derive(Clone, Debug)]
 struct Top {
     root: Node,
     rate: Var,
-    /// Hops above leaves that all its trees have.
+    /// The hops above leaves that all its trees have in common.
     base: Vec<Hop>,
     pods: Vec<Vec<(Var, Vec<Hop>)>>,
 }
@@ -32,8 +32,8 @@ pub struct Levels {
     tops: Vec<Top>,
 }
 
-/// Adds a job's trees to a program. None where members are not hosts below boxes that sum, or no
-/// box is above all of them.
+/// Adds a job's trees to a program. None if a member is not a host below a box that sums, or if no
+/// box is above all members.
 pub fn levels(model: &mut Model, network: &Network, members: &[Node]) -> Option<Levels> {
     let mut below: BTreeMap<Node, Vec<Hop>> = BTreeMap::new();
     for &child in members {
@@ -48,7 +48,7 @@ pub fn levels(model: &mut Model, network: &Network, members: &[Node]) -> Option<
     let hosts: Vec<Hop> = below.into_values().flatten().collect();
     let mut found = Vec::new();
     for root in network.boxes().filter(|&b| network.sums(b)) {
-        // A spine is no better than the only leaf.
+        // With one leaf, a tree with a spine is no better than the leaf alone.
         if leaves.len() == 1 && root != leaves[0] {
             continue;
         }
@@ -73,17 +73,17 @@ pub fn levels(model: &mut Model, network: &Network, members: &[Node]) -> Option<
         }
         tops.push(Top { root, rate, base, pods: options });
     }
-    // What is below leaves is the same for all tops.
+    // The hops below leaves are the same for all tops.
     let whole = model.var(uses(network, Collective::AllReduce, &hosts));
     model.parts(whole, tops.iter().map(|top| top.rate).collect());
     Some(Levels { hosts, tops })
 }
 
-/// For each pod below a top its options; none where a leaf does not reach it.
+/// The options of each pod below a top; None if a leaf cannot reach it.
 fn pods_of(network: &Network, leaves: &[Node], top: Node) -> Option<Vec<Vec<Vec<Hop>>>> {
     let up = |child, parent| Hop { child, parent, via: None };
     let mut pods = Vec::new();
-    // Leaves with the boxes between that they may take.
+    // Leaves with the boxes between that they may use.
     let mut indirect: Vec<(BTreeSet<Node>, Vec<Node>)> = Vec::new();
     for &leaf in leaves.iter().filter(|&&leaf| leaf != top) {
         if network.way(leaf, top).is_some() {
@@ -152,8 +152,8 @@ impl Levels {
         self.tops.iter().map(|top| top.rate).collect()
     }
 
-    /// The trees that a solution is made of: a top's rate is cut where any pod changes from an
-    /// option to the next.
+    /// The trees of a solution: a top's rate is split wherever a pod changes from one option to the
+    /// next.
     pub fn trees(&self, solution: &[f64]) -> Vec<Tree> {
         let least = self.tops.iter().map(|top| solution[top.rate]).sum::<f64>() * 1e-9;
         let mut trees = Vec::new();

@@ -1,6 +1,6 @@
-//! The linear program: rates go in as variables, what they take of the network as rows.
+//! The linear program: rates are its variables, and the resources of the network its rows.
 //!
-//! The solver is microlp: it is Rust alone and builds in seconds, where HiGHS takes a C++ compiler
+//! The solver is microlp: it is pure Rust and builds in seconds, while HiGHS takes a C++ compiler
 //! and minutes. Programs here have some hundred rows; it solves them in milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +22,8 @@ pub struct Model<'a> {
     equal: Vec<(Var, Vec<Var>)>,
 }
 
-/// The sum of some variables is to be this at least; where `lifted`, as much more as all that are
-/// lifted can have.
+/// A lower bound for the sum of some variables. If it is `lifted`, the sum must exceed the bound by
+/// the program's objective, which all lifted floors have in common.
 #[derive(Clone, Debug)]
 pub struct Floor<'a> {
     pub vars: &'a [Var],
@@ -36,7 +36,7 @@ impl<'a> Model<'a> {
         Self { network, vars: 0, rows: BTreeMap::new(), equal: Vec::new() }
     }
 
-    /// A rate that takes so much of each resource.
+    /// Adds a rate, with the amount of each resource that it uses.
     pub fn var(&mut self, uses: impl IntoIterator<Item = (Resource, f64)>) -> Var {
         self.vars += 1;
         for (resource, amount) in uses {
@@ -49,15 +49,15 @@ impl<'a> Model<'a> {
         self.vars - 1
     }
 
-    /// A rate is made of others.
+    /// Says that a rate is the sum of others.
     pub fn parts(&mut self, whole: Var, parts: Vec<Var>) {
         self.equal.push((whole, parts));
     }
 
-    /// The program, with what there is of each resource; `free` has what is left of it, where that
-    /// is not all.
+    /// The program, with the capacity of each resource; `free` has what is left of those that are
+    /// partly used.
     pub fn program(&self, free: &BTreeMap<Resource, f64>) -> Program {
-        // Resources that are taken alike are one row.
+        // Resources with equal uses become one row.
         let mut rows: BTreeMap<Vec<(Var, u64)>, f64> = BTreeMap::new();
         let mut closed = vec![false; self.vars];
         for (resource, terms) in &self.rows {
@@ -92,22 +92,22 @@ impl<'a> Model<'a> {
 #[derive(Clone, Debug)]
 pub struct Program {
     rows: Vec<(Vec<(Var, f64)>, f64)>,
-    /// Variables that are 0.
+    /// Variables that are fixed at 0.
     closed: Vec<bool>,
     equal: Vec<(Var, Vec<Var>)>,
-    /// Rates are counted in this, so that the solver sees numbers near 1.
+    /// Rates are divided by this, which keeps the solver's numbers near 1.
     unit: f64,
 }
 
 impl Program {
-    /// Raises the least of the lifted sums as far as it goes; that, and all variables.
+    /// Maximises the common excess of the lifted floors. Returns it and all variables.
     ///
     /// # Errors
-    /// If the solver gives up.
+    /// If the solver fails.
     pub fn solve(&self, floors: &[Floor]) -> Result<(f64, Vec<f64>), Error> {
         let unit = self.unit;
         if unit == f64::INFINITY {
-            // All is closed.
+            // All variables are fixed at 0.
             return Ok((0.0, vec![0.0; self.closed.len()]));
         }
         let mut problem = Problem::new(OptimizationDirection::Maximize);
@@ -130,7 +130,7 @@ impl Program {
             if floor.lifted {
                 terms.push((lift, -1.0));
             }
-            // An optimum that is asked for again must not fail for its last digit.
+            // A known optimum that is required again must not fail by its last digit.
             problem.add_constraint(
                 &terms[..],
                 ComparisonOp::Ge,
@@ -141,8 +141,8 @@ impl Program {
         Ok((solution[lift] * unit, vars.iter().map(|&var| solution[var].max(0.0) * unit).collect()))
     }
 
-    /// The variables that cannot, or may not, be larger where all others stay as they are in a
-    /// solution.
+    /// The variables that cannot grow while all others keep their value in a solution, and those
+    /// that are fixed.
     pub fn stopped(&self, solution: &[f64]) -> BTreeSet<Var> {
         let is_full = |(row, room): &&(Vec<(Var, f64)>, f64)| {
             row.iter().map(|&(var, amount)| amount * solution[var]).sum::<f64>()
@@ -154,10 +154,10 @@ impl Program {
         full.chain(tied).chain((0..self.closed.len()).filter(|&var| self.closed[var])).collect()
     }
 
-    /// The most that some variables can sum up to, where all others are 0.
+    /// The largest sum of some variables, with all others 0.
     ///
     /// # Errors
-    /// If the solver gives up.
+    /// If the solver fails.
     pub fn most(&self, vars: &[Var]) -> Result<(f64, Vec<f64>), Error> {
         let closed =
             (0..self.closed.len()).map(|var| self.closed[var] || !vars.contains(&var)).collect();

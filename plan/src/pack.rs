@@ -1,12 +1,12 @@
 //! Trees in any network, after Blink (MLSys 2020, section 3): multiplicative weights over spanning
 //! arborescences.
 //!
-//! Each resource has a price. The cheapest tree is taken for as much as its narrowest resource
-//! allows, and what it takes becomes dearer (Garg and Koenemann, "Faster and simpler algorithms for
-//! multicommodity flow", 1998). Prices also bound what any trees can do: all there is, at its
-//! price, divided by the price of the cheapest tree. Weights soon find good trees and are slow to
-//! find the last per cents; the prices of a linear program over the trees found so far lead to
-//! those.
+//! Each resource has a price. The cheapest tree is used as much as its narrowest resource allows,
+//! and the resources that it uses become more expensive (Garg and Koenemann, "Faster and simpler
+//! algorithms for multicommodity flow", 1998). Prices also give an upper bound for all trees: all
+//! capacity, at its price, divided by the price of the cheapest tree. The weights find good trees
+//! soon, but take long to find the last per cents; the prices of a linear program over the trees
+//! found so far lead to those.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,30 +16,30 @@ use crate::arborescence::{Arc, cheapest};
 use crate::topology::{Network, Node, Resource};
 use crate::tree::{Collective, Hop, Tree, uses};
 
-/// How much dearer a resource becomes that a tree takes all of.
+/// How much the price of a resource rises when a tree uses all of it.
 const STEP: f64 = 0.1;
-/// It ends when the trees do this much of the bound.
+/// The search ends when the trees reach this much of the bound.
 const NEAR: f64 = 0.98;
-/// Or after so many trees of each kind.
+/// The search also ends after this many trees of each kind.
 const ROUNDS: usize = 300;
 
-/// What was found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packing {
     /// All different, and without rates.
     pub trees: Vec<Tree>,
-    /// No trees of this kind do more.
+    /// An upper bound: trees of this kind cannot reach more.
     pub most: f64,
 }
 
-/// A graph of those that trees branch at.
+/// The graph of the nodes at which trees branch.
 struct Graph {
     nodes: Vec<Node>,
-    /// Data goes down from one to the other: their numbers in `nodes`, and the hop.
+    /// Directed from the upper node to the lower: their numbers in `nodes`, and the hop.
     arcs: Vec<(usize, usize, Hop)>,
-    /// Members that hang below one of them.
+    /// Members below one of the nodes.
     hanging: Vec<Hop>,
-    /// Of `nodes`: has members, or is one.
+    /// For each of `nodes`: whether it is a member or has members below it.
     needed: Vec<bool>,
 }
 
@@ -58,7 +58,7 @@ fn graph(network: &Network, members: &[Node]) -> Option<Graph> {
         hanging.push(Hop { child, parent, via: None });
         needed.insert(parent);
     }
-    // The root first.
+    // The root is first.
     let root = members.first().map(|&m| if network.sums(m) { m } else { hanging[0].parent })?;
     let others = needed.iter().copied().filter(|&n| n != root);
     let boxes = network.boxes().filter(|&b| network.sums(b) && !needed.contains(&b));
@@ -81,8 +81,8 @@ fn graph(network: &Network, members: &[Node]) -> Option<Graph> {
                 }
             }
         }
-        // Boxes that nothing leads to, or that lead nowhere, would make all trees impossible, or
-        // are no use.
+        // A box without a way in would make every tree impossible; one without a way out is
+        // useless.
         let links = |n: usize| arcs.iter().filter(|(from, to, _)| *from != *to && *to == n).count();
         let dead: BTreeSet<Node> = nodes
             .iter()
@@ -99,7 +99,7 @@ fn graph(network: &Network, members: &[Node]) -> Option<Graph> {
 }
 
 impl Graph {
-    /// The chosen arcs, without boxes that nothing hangs below.
+    /// The chosen arcs, without boxes that have nothing below them.
     fn prune(&self, chosen: &[usize]) -> Vec<usize> {
         let mut kept: Vec<usize> = chosen.to_vec();
         loop {
@@ -121,15 +121,15 @@ impl Graph {
     }
 }
 
-/// What trees cost, and which were looked at.
+/// Prices, capacities, and the trees that were found.
 struct Market<'a> {
     graph: &'a Graph,
-    /// What there is of each resource.
+    /// The capacity of each resource.
     rooms: Vec<f64>,
-    /// What each arc takes of them, and what all trees do.
+    /// The amounts that each arc uses, and those that all trees have in common.
     arcs: Vec<Vec<(usize, f64)>>,
     always: Vec<(usize, f64)>,
-    /// Arcs of trees, and what they take.
+    /// Trees as sets of arcs, and the amounts that they use.
     found: BTreeMap<Vec<usize>, BTreeMap<usize, f64>>,
     most: f64,
 }
@@ -153,7 +153,7 @@ impl<'a> Market<'a> {
         Self { graph, rooms, arcs, always, found: BTreeMap::new(), most }
     }
 
-    /// The cheapest tree at these prices: what it takes, and its price.
+    /// The cheapest tree at these prices: the amounts that it uses, and its price.
     fn cheapest(&mut self, prices: &[f64]) -> Option<(BTreeMap<usize, f64>, f64)> {
         let cost =
             |take: &[(usize, f64)]| take.iter().map(|&(r, amount)| prices[r] * amount).sum::<f64>();
@@ -166,7 +166,7 @@ impl<'a> Market<'a> {
             .collect();
         let chosen = self.graph.prune(&cheapest(self.graph.nodes.len(), 0, &arcs)?);
         let price = chosen.iter().map(|&i| arcs[i].2).sum::<f64>() + cost(&self.always);
-        // A tree of all boxes is no bound for trees that leave some out.
+        // A tree of all boxes is not a bound for trees that leave some out.
         if self.graph.needed.iter().all(|&needed| needed) && price > 0.0 {
             let all: f64 = prices.iter().zip(&self.rooms).map(|(price, room)| price * room).sum();
             self.most = self.most.min(all / price);
@@ -191,7 +191,7 @@ impl<'a> Market<'a> {
                 .map(|(&r, amount)| self.rooms[r] / amount)
                 .fold(f64::INFINITY, f64::min);
             if narrowest == f64::INFINITY {
-                // Nothing constrains it.
+                // No resource limits the tree.
                 break;
             }
             sum += narrowest;
@@ -206,8 +206,8 @@ impl<'a> Market<'a> {
         Some(prices)
     }
 
-    /// The prices by which the trees found so far are worth most: those of the linear program whose
-    /// variables are their rates.
+    /// The prices at which the trees found so far are worth most: the dual of the linear program
+    /// whose variables are their rates.
     fn prices(&self) -> Result<Vec<f64>, microlp::Error> {
         let unit = self.rooms.iter().copied().fold(f64::INFINITY, f64::min);
         let mut problem = Problem::new(OptimizationDirection::Minimize);
@@ -226,17 +226,17 @@ impl<'a> Market<'a> {
             .collect())
     }
 
-    /// Looks for trees that are cheaper at the best prices than all found so far, until none is by
-    /// much.
+    /// Looks for trees that are cheaper at the best prices than all found so far, until the
+    /// difference is small.
     fn polish(&mut self, mut steady: Vec<f64>) {
         for _ in 0..ROUNDS {
-            // A solver that gives up has only lost trees that might have been better.
+            // If the solver fails, only possibly better trees are lost.
             let Ok(prices) = self.prices() else { return };
             match self.cheapest(&prices) {
                 Some((_, price)) if price < NEAR => {}
                 _ => return,
             }
-            // The best prices jump from corner to corner; those in the middle lead there sooner.
+            // The best prices jump between corners; averaged prices converge faster.
             let scale: f64 = steady.iter().zip(&self.rooms).map(|(price, room)| price * room).sum();
             let worth: f64 = prices.iter().zip(&self.rooms).map(|(price, room)| price * room).sum();
             let middle =
@@ -249,9 +249,9 @@ impl<'a> Market<'a> {
     }
 }
 
-/// Looks for trees of these members; the first one's data is what is broadcast. None where no tree
-/// has them all, or one of them neither relays nor hangs below one box that sums. Nothing above
-/// `bound` is possible.
+/// Looks for trees of these members; a broadcast starts at the first. None if no tree reaches all
+/// members, or if a member neither relays nor is below a single box that sums. `bound` is an upper
+/// bound for all trees.
 pub fn pack(
     network: &Network,
     collective: Collective,

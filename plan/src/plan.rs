@@ -1,4 +1,4 @@
-//! Jobs in, trees and their rates out.
+//! Plans jobs: their trees and rates.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,38 +11,38 @@ use crate::rings::Rings;
 use crate::topology::{Error, Network, Node, Resource};
 use crate::tree::{Collective, Tree, load};
 
-/// How much of its share a job keeps for the sake of fewer trees (Blink, section 3.2.1), and a bit
-/// for what rounding takes.
+/// The part of its share that a job keeps in exchange for fewer trees (Blink, section 3.2.1), with
+/// a margin for rounding.
 const KEPT: f64 = 0.95 + 1e-9;
-/// So many sets of trees are tried one by one; then the tree goes that is missed least.
+/// This many sets of trees are tried one by one; then the least useful tree is left out each time.
 const SETS: usize = 300;
 
-/// Who wants to sum.
+/// A job that wants to sum.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     pub name: String,
     pub members: Vec<Node>,
-    /// Jobs of a higher one are served first.
+    /// Jobs with a higher number are served first.
     pub priority: u32,
     pub collective: Collective,
 }
 
-/// What a job gets.
+/// A job's result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub trees: Vec<Tree>,
-    /// Its fair share of links and CPUs, which more trees and rings would reach: bytes in a second.
-    /// 0 beside jobs of a higher priority that need all.
+    /// Its fair share of links and CPUs, which more trees and rings would reach, in bytes per
+    /// second. 0 if jobs of a higher priority need everything.
     pub share: f64,
-    /// What the links alone would allow, were no other job there.
+    /// The rate that the links alone would allow without other jobs.
     pub bound: f64,
-    /// What is full, of what its trees take: CPUs first. Where it has no trees, what one would
-    /// need.
+    /// The resources that its trees use and that are full, CPUs first. If it has no trees, the
+    /// resources that one would need.
     pub full: Vec<Resource>,
 }
 
 impl Plan {
-    /// Bytes in a second.
+    /// Bytes per second.
     pub fn rate(&self) -> f64 {
         self.trees.iter().map(|tree| tree.rate).fold(0.0, |sum, rate| sum + rate)
     }
@@ -51,7 +51,7 @@ impl Plan {
 /// The trees that a job may have.
 enum Choice {
     Levels(Levels),
-    /// Each has a variable; no others do more than that.
+    /// Each tree has a variable; their sum cannot exceed the second value.
     Trees(Vec<(Var, Tree)>, f64),
 }
 
@@ -61,11 +61,11 @@ impl Choice {
         let mut seen = std::collections::BTreeSet::new();
         for &member in &job.members {
             if !network.is_host(member) || !seen.insert(member) {
-                return wrong(format!("{} is no host, or is there twice", network.name(member)));
+                return wrong(format!("{} is not a host, or is named twice", network.name(member)));
             }
         }
         if job.members.len() < 2 {
-            return wrong("two members are needed".into());
+            return wrong("a job needs at least two members".into());
         }
         if job.collective == Collective::AllReduce
             && let Some(levels) = levels(model, network, &job.members)
@@ -76,10 +76,10 @@ impl Choice {
             let single = |m: Node| matches!(network.next(m), [up] if network.sums(*up));
             return match job.members.iter().find(|&&m| !network.sums(m) && !single(m)) {
                 Some(&m) => wrong(format!(
-                    "{} must have one link, to a box that sums, or relay",
+                    "{} must have exactly one link, to a box that sums, or relay",
                     network.name(m)
                 )),
-                None => wrong("no tree has all its members".into()),
+                None => wrong("no tree reaches all members".into()),
             };
         };
         let tree = |tree: Tree| (model.var(tree.uses(network, job.collective)), tree);
@@ -105,12 +105,12 @@ impl Choice {
     }
 }
 
-/// Plans jobs beside each other. Each gets its max-min fair share of links and CPUs, those of a
-/// higher priority first; then the fewest trees that were found to keep 95 % of it by whole rings,
-/// or as much as rings can where slots or CPUs are too few for that.
+/// Plans jobs together. Each gets its max-min fair share of links and CPUs, jobs of a higher
+/// priority first. It then gets the fewest trees found that keep 95 % of that share with whole
+/// rings, or as much as rings can reach where slots or CPUs do not suffice.
 ///
 /// # Errors
-/// Which job cannot be, and why.
+/// Which job cannot be planned, and why.
 pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
     let mut model = Model::new(network);
     let bounds: Vec<f64> =
@@ -124,7 +124,7 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
     let mut trees: Vec<Vec<Tree>> = choices.iter().map(|choice| choice.trees(&solution)).collect();
     let mut order: Vec<usize> = (0..jobs.len()).collect();
     order.sort_by_key(|&n| Reverse(priorities[n]));
-    // What the solver's rounding leaves is nothing.
+    // Less than the solver's rounding error counts as 0.
     for n in 0..jobs.len() {
         if shares[n] <= bounds[n] * 1e-6 {
             shares[n] = 0.0;
@@ -141,12 +141,13 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
         trees.retain(|tree| crowded(tree).is_none());
         if let Some((node, members)) = found.filter(|_| trees.is_empty()) {
             let name = network.name(node);
-            let why = format!("a ring would have {members} members at {name}, {most} are possible");
+            let why =
+                format!("a ring would have {members} members at {name}, but {most} are the most");
             return Err(Error::Job { job: job.name.clone(), why });
         }
     }
     let wanted = trees.clone();
-    // Each has a ring kept for it while others choose theirs.
+    // A ring is reserved for each job while the others choose theirs.
     let mut rings: Vec<Vec<Tree>> = vec![Vec::new(); jobs.len()];
     for &n in order.iter().filter(|&&n| jobs[n].collective == Collective::AllReduce) {
         let widest = trees[n].iter().max_by(|a, b| a.rate.total_cmp(&b.rate));
@@ -161,7 +162,7 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
         if trees[n].is_empty() {
             continue;
         }
-        // What the others leave.
+        // The capacity that the other jobs leave.
         let others = jobs.iter().zip(&trees).enumerate().filter(|(other, _)| *other != n);
         let others: Vec<(Collective, &Tree)> = others
             .flat_map(|(_, (job, trees))| trees.iter().map(|tree| (job.collective, tree)))
@@ -171,7 +172,7 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
             .into_iter()
             .map(|(r, part)| (r, network.capacity(r) * (1.0 - part).max(0.0)))
             .collect();
-        // Trees that were packed have given up something already.
+        // Packed trees are already below the optimum.
         let optimum = match &choices[n] {
             Choice::Trees(_, most) if jobs.len() == 1 => most.min(bounds[n]),
             _ => shares[n],
@@ -196,7 +197,7 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
         .take_while(|(_, load)| *load > 1.0 - 1e-6)
         .map(|(resource, _)| resource)
         .collect();
-    full.retain(|resource| !matches!(resource, Resource::Adds(_)));
+    full.retain(|resource| !matches!(resource, Resource::Aggregation(_)));
     let of = |(n, trees): (usize, Vec<Tree>)| {
         let job = &jobs[n];
         let wants = if trees.is_empty() { &wanted[n] } else { &trees };
@@ -210,7 +211,7 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
         full.sort_unstable();
         full.dedup();
         Plan {
-            // Both are computed, and rounded.
+            // Both values are computed, and rounded.
             share: shares[n].min(bounds[n]),
             bound: bounds[n],
             full,
@@ -220,7 +221,7 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
     Ok(trees.into_iter().enumerate().map(of).collect())
 }
 
-/// Max-min fair rates by the priorities of jobs, and a solution that has them.
+/// Max-min fair rates by the jobs' priorities, and a solution that has them.
 pub(crate) fn shares(
     program: &Program,
     of: &[u32],
@@ -250,7 +251,7 @@ pub(crate) fn shares(
                 settled[rising[0]] = true;
                 break;
             }
-            // Who could have more while nobody has less?
+            // Find the jobs that cannot get more without another getting less.
             let mut stuck = Vec::new();
             let stopped = program.stopped(&solution);
             for &n in &rising {
@@ -260,7 +261,7 @@ pub(crate) fn shares(
                     stuck.push(n);
                 }
             }
-            // One is, but for rounding.
+            // At least one exists, except for rounding.
             if stuck.is_empty() {
                 stuck.clone_from(&rising);
             }
@@ -271,7 +272,8 @@ pub(crate) fn shares(
     Ok((shares, solution))
 }
 
-/// The fewest of these trees that still reach a rate when they are laid out, or those that do most.
+/// The fewest of these trees that still reach a rate after their rings are laid out, or the trees
+/// that reach most.
 fn fewest(
     network: &Network,
     collective: Collective,
@@ -291,7 +293,7 @@ fn fewest(
     };
     let sum = |trees: &[Tree]| trees.iter().map(|tree| tree.rate).sum::<f64>();
     let mut most = Vec::new();
-    // Fewer than this cannot do it, even if they did not share anything.
+    // Fewer trees than this cannot reach it, even if they shared nothing.
     let alone = (0..trees.len())
         .map(|tree| Ok(program.most(&[tree])?.0))
         .collect::<Result<Vec<f64>, Error>>()?;
@@ -306,7 +308,7 @@ fn fewest(
     for size in enough.map_or(trees.len(), |last| last + 1)..trees.len() {
         let mut set: Vec<usize> = (0..size).collect();
         loop {
-            // Most sets cannot do it, even if their trees did not share anything.
+            // Most sets cannot reach it, even if their trees shared nothing.
             if set.iter().map(|&tree| alone[tree]).sum::<f64>() >= rate {
                 let (reached, solution) = program.most(&set)?;
                 if reached >= rate {
@@ -341,7 +343,7 @@ fn fewest(
     Ok(if sum(&most) > sum(&found) { most } else { found })
 }
 
-/// The next set of as many numbers below `of`, if there is one.
+/// Advances to the next set of as many numbers below `of`, if there is one.
 fn next(set: &mut [usize], of: usize) -> bool {
     let size = set.len();
     let Some(i) = (0..size).rev().find(|&i| set[i] < of - size + i) else { return false };

@@ -1,8 +1,8 @@
-//! Whole rings for trees: how many a tree is made of, and what they do together.
+//! Whole rings for trees: how many each tree gets, and the rate that they reach together.
 //!
-//! A ring is served by one CPU of each box, and takes slots there whatever its rate. All rings of
-//! a job have as many of its bytes, so its trees have theirs in proportion to their rings. A box
-//! gives a new ring to the CPU with the fewest, so no CPU has more than its part, rounded up.
+//! A ring is served by one CPU of each box, and takes slots there whatever its rate. All rings of a
+//! job carry the same number of its bytes, so its trees carry bytes in proportion to their rings. A
+//! box gives a new ring to the CPU with the fewest, so no CPU has more than its part, rounded up.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -14,13 +14,13 @@ use crate::tree::{Collective, Tree};
 /// Rings at a box.
 #[derive(Clone, Debug, Default)]
 struct AtBox {
-    /// Bytes that each adds in a second; the most come first.
+    /// Bytes per second that each ring adds, largest first.
     loads: Vec<f64>,
     /// Bytes of their slots.
     slots: f64,
 }
 
-/// Rings that are there.
+/// Rings that exist.
 #[derive(Debug)]
 pub struct Rings<'a> {
     network: &'a Network,
@@ -43,7 +43,8 @@ impl<'a> Rings<'a> {
         Self { network, boxes }
     }
 
-    /// The most that rings with so many members each, the most first, can all sum in a second.
+    /// The rate, in bytes per second, that all rings with these numbers of members, largest first,
+    /// can reach at a box.
     fn most(&self, node: Node, own: &[usize]) -> f64 {
         let none = AtBox::default();
         let at = self.boxes.get(&node).unwrap_or(&none);
@@ -54,11 +55,11 @@ impl<'a> Rings<'a> {
         {
             return 0.0;
         }
-        let adds = self.network.cpu_adds(node);
+        let adds = self.network.cpu_rate(node);
         if adds == f64::INFINITY {
             return adds;
         }
-        // The fullest CPU may have any so many of all rings: at worst those that add most.
+        // The fullest CPU may have any of the rings: at worst those that add most.
         let together = rings.div_ceil(self.network.cpus(node) as usize);
         let theirs = |count: usize| at.loads.iter().take(count).sum::<f64>();
         if theirs(together) > adds * (1.0 + 1e-9) {
@@ -72,9 +73,9 @@ impl<'a> Rings<'a> {
         most
     }
 
-    /// The fewest rings, at most so many, by which trees reach a rate in proportion to theirs; or
-    /// those that do most. `free` has what is left of links and CPUs, where that is not all. Trees
-    /// without boxes have no rings, and stay as they are.
+    /// Lays out the fewest rings, up to a limit, with which trees reach a rate in proportion to
+    /// theirs; or those that reach most. `free` has what is left of partly used links and CPUs.
+    /// Trees without boxes have no rings, and stay as they are.
     pub fn lay(
         &self,
         trees: Vec<Tree>,
@@ -93,7 +94,7 @@ impl<'a> Rings<'a> {
             boxes.entry(*node).or_default().push((n, *members));
         }
         boxes.values_mut().for_each(|trees| trees.sort_by_key(|(_, members)| Reverse(*members)));
-        // Resources that are taken alike are one row.
+        // Resources with equal uses become one row.
         let mut uses: BTreeMap<Resource, Vec<f64>> = BTreeMap::new();
         for (n, tree) in trees.iter().enumerate() {
             for (resource, amount) in tree.uses(self.network, Collective::AllReduce) {
@@ -143,8 +144,8 @@ impl<'a> Rings<'a> {
         laid.map(|(tree, rings)| Tree { rings, rate: f64::from(rings) * each, ..tree }).collect()
     }
 
-    /// What such trees find full here: CPUs that add all they can, or would with so many `more`
-    /// rings; and slots without room for one ring more.
+    /// The resources that are full for such trees: CPUs that add all they can, or would with `more`
+    /// further rings; and slots that cannot hold another ring.
     pub fn full(&self, trees: &[Tree], more: usize) -> Vec<Resource> {
         let none = AtBox::default();
         let mut full = Vec::new();
@@ -152,8 +153,8 @@ impl<'a> Rings<'a> {
             let at = self.boxes.get(&node).unwrap_or(&none);
             let together = (at.loads.len() + more).div_ceil(self.network.cpus(node) as usize);
             let fullest = at.loads.iter().take(together).sum::<f64>();
-            if fullest > self.network.cpu_adds(node) * (1.0 - 1e-6) {
-                full.push(Resource::Adds(node));
+            if fullest > self.network.cpu_rate(node) * (1.0 - 1e-6) {
+                full.push(Resource::Aggregation(node));
             }
             let slots = at.slots + self.network.shape().slots_of(members);
             if slots > self.network.capacity(Resource::Slots(node)) {
@@ -164,7 +165,7 @@ impl<'a> Rings<'a> {
     }
 }
 
-/// Shares rings out in proportion to rates; the largest remainders have what is left.
+/// Distributes rings in proportion to rates, by largest remainder.
 fn share_out(rates: &[f64], rings: u32) -> Vec<u32> {
     let all: f64 = rates.iter().sum();
     let parts: Vec<f64> = rates.iter().map(|rate| f64::from(rings) * rate / all).collect();

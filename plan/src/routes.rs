@@ -1,4 +1,4 @@
-//! Which ways flows take: the shortest ones, chosen by one of four rules.
+//! Paths of flows: the shortest ones, chosen by one of four rules.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -6,7 +6,7 @@ use crate::flows::{spread, without};
 use crate::fluid::Flow;
 use crate::topology::{Network, Node, Resource, Way};
 
-/// Who sends how much to whom.
+/// A sender, a receiver and a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Demand {
     pub from: Node,
@@ -14,21 +14,21 @@ pub struct Demand {
     pub bytes: f64,
 }
 
-/// How flows are spread over equally short ways. Ways that have failed are known, as when routing
-/// has settled.
+/// How flows are spread over equally short paths. All rules avoid failed links, as after routing
+/// has converged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Balance {
-    /// Each flow has one way, by a hash.
+    /// Each flow has one path, by a hash.
     Ecmp { seed: u64 },
-    /// Each packet has one: all ways carry the same.
+    /// Each packet has its own: all paths carry the same.
     Spray,
-    /// As REPS does: ways that are less full are taken again, until none is fuller than it must be.
+    /// As REPS does: less loaded paths are used again, until none has more load than necessary.
     Reps,
-    /// Ethereal: all ways carry the same, and the fewest flows are cut; see `flows`.
+    /// Ethereal: all paths carry the same, and the fewest flows are cut; see `flows`.
     Ethereal,
 }
 
-/// How many links it is from each node to one. Hosts pass nothing on. None: there is no way.
+/// The number of links from each node to `to`. Hosts do not forward. None: there is no path.
 fn distances(network: &Network, failed: &BTreeSet<Way>, to: Node) -> Vec<Option<u32>> {
     let mut far = vec![None; network.nodes()];
     let mut queue = VecDeque::from([(to, 0)]);
@@ -48,7 +48,7 @@ fn distances(network: &Network, failed: &BTreeSet<Way>, to: Node) -> Vec<Option<
     far
 }
 
-/// The shortest ways from one node to that from which `far` has been measured.
+/// The shortest paths from one node to that from which `far` was measured.
 fn shortest(
     network: &Network,
     failed: &BTreeSet<Way>,
@@ -69,8 +69,7 @@ fn shortest(
     paths.into_iter().map(|(_, path)| path).collect()
 }
 
-/// The shortest ways from one node to another, without links that have failed. Hosts pass nothing
-/// on.
+/// The shortest paths from one node to another, without failed links. Hosts do not forward.
 pub fn paths(network: &Network, failed: &BTreeSet<Way>, from: Node, to: Node) -> Vec<Vec<Way>> {
     shortest(network, failed, from, &distances(network, failed, to))
 }
@@ -83,8 +82,8 @@ fn mixed(seed: u64, n: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Gives each demand its way, or ways; all begin at 0. Two nodes that nothing joins any more are
-/// not expected.
+/// Gives each demand its path, or paths; all flows begin at 0. A pair of nodes that failed links
+/// have disconnected is not expected.
 pub fn flows(
     network: &Network,
     failed: &BTreeSet<Way>,
@@ -93,7 +92,7 @@ pub fn flows(
 ) -> Vec<Flow> {
     let mut known: BTreeMap<(Node, Node), Vec<Vec<Way>>> = BTreeMap::new();
     let healthy = BTreeSet::new();
-    // Hosts with one link share the ways of their box.
+    // Hosts with one link share the paths of their box.
     let edge = |node: Node| match network.next(node) {
         [only] if network.is_host(node) && !network.is_host(*only) => *only,
         _ => node,
@@ -123,7 +122,7 @@ pub fn flows(
         Balance::Ethereal => return pinned(failed, demands, &known, ends, around),
         Balance::Ecmp { .. } | Balance::Spray => {}
     }
-    // What all flows between the same ends have in common.
+    // The part that all flows between the same ends have in common.
     let spread = |(&ends, paths): (&(Node, Node), &Vec<Vec<Way>>)| {
         let mut links: BTreeMap<Way, f64> = BTreeMap::new();
         for (path, weight) in paths.iter().zip(&weights[&ends]).filter(|(_, weight)| **weight > 0.0)
@@ -152,8 +151,8 @@ pub fn flows(
     demands.iter().enumerate().map(flow).collect()
 }
 
-/// Moves weight from ways with a full link to others, as senders do that take again what was not
-/// congested.
+/// Moves weight from paths with a full link to others, as senders do that reuse paths without
+/// congestion.
 fn settle(
     network: &Network,
     known: &BTreeMap<(Node, Node), Vec<Vec<Way>>>,
@@ -174,7 +173,7 @@ fn settle(
                 .map(|&way| loads[way] / network.capacity(Resource::Way(way)))
                 .fold(0.0, f64::max)
         };
-        // Smaller steps later, so that it comes to rest.
+        // Later steps are smaller, for it to converge.
         let power = 0.5 / (1.0 + f64::from(round) / 8.0);
         for (ends, paths) in known.iter().filter(|(_, paths)| paths.len() > 1) {
             let of = weights.entry(*ends).or_default();
@@ -188,8 +187,8 @@ fn settle(
     }
 }
 
-/// Ethereal's ways: those between two boxes take the flows between them in turn. Flows of failed
-/// ways move, the rest stay.
+/// Ethereal's paths: flows between two boxes take them round-robin. Flows of failed paths move, the
+/// rest stay.
 fn pinned(
     failed: &BTreeSet<Way>,
     demands: &[Demand],
@@ -238,7 +237,7 @@ mod tests {
         (0..n).map(|n| Demand { from: n % 4, to: 4 + n % 4, bytes: 1.0 }).collect()
     }
 
-    /// What leaf0's links to the spines carry.
+    /// The load of leaf0's links to the spines.
     fn up(network: &Network, flows: &[Flow]) -> Vec<f64> {
         let leaf = network.node("leaf0").unwrap();
         let spines = (0..4).map(|spine| {
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_loads_uplinks_in_its_way() {
+    fn each_rule_loads_uplinks_differently() {
         let network = network();
         let of = |n, balance| up(&network, &flows(&network, &BTreeSet::new(), &across(n), balance));
         for n in [4, 6] {
@@ -304,13 +303,13 @@ mod tests {
         let hashed = of(40, Balance::Ecmp { seed: 1 });
         assert_eq!(hashed.iter().sum::<f64>(), 40.0);
         assert!(hashed.iter().any(|&carried| carried > 10.0), "{hashed:?}");
-        // Whole flows stay whole.
+        // Whole flows are not cut.
         let whole = flows(&network, &BTreeSet::new(), &across(4), Balance::Ethereal);
         assert!(whole.iter().all(|flow| flow.links.len() == 4));
     }
 
     #[test]
-    fn no_rule_uses_what_has_failed() {
+    fn failed_links_are_not_used() {
         let network = network();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
         let failed =

@@ -1,24 +1,24 @@
-//! A network as data: what is in its file, checked, and numbered.
+//! A network as data: read from its file, checked, and numbered.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-/// What is wrong with a topology, or with what is asked of it.
+/// What is wrong with a topology, or with a request for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The file, by field.
+    /// A problem of the file, with the field's name.
     #[error("{0}")]
     Topology(String),
-    /// The job, by name.
+    /// A problem of a job, with its name.
     #[error("job {job}: {why}")]
     Job { job: String, why: String },
-    /// The solver gave up; it should not.
+    /// The solver failed, which is a bug.
     #[error("the linear program has no solution: {0}")]
     Solver(String),
 }
 
-/// Hosts, boxes and cables.
+/// Hosts, boxes and links.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
@@ -30,42 +30,42 @@ pub struct Topology {
     pub links: Vec<Link>,
 }
 
-/// What has data to sum.
+/// A node that has data to sum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Host {
     pub name: String,
-    /// It adds up what others send and passes it on, as a GPU does for its neighbours.
+    /// It adds up what others send and forwards the sum, as a GPU does for its neighbours.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relays: bool,
 }
 
-/// What forwards packets.
+/// A node that forwards packets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Box_ {
     pub name: String,
-    /// Bytes that its CPUs add in a second, over all members; 0 is a plain switch. Not given: it
-    /// keeps up with its links.
+    /// Its aggregation rate: bytes that its CPUs add per second, over all members; 0 for a plain
+    /// switch. Default: it keeps up with its links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adds: Option<f64>,
-    /// How many CPUs these are, equally fast; each ring is served by one. Not given: one.
+    /// The number of these CPUs, equally fast; each ring is served by one. Default: one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// Bytes of its slots. Not given: enough.
+    /// Bytes of its slots. Default: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<f64>,
 }
 
-/// A cable. Parallel ones are one with the sum of their rates.
+/// A link. Parallel links are one, with the sum of their rates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Link {
     pub from: String,
     pub to: String,
-    /// Bits in a second.
+    /// Bits per second.
     pub bits: f64,
-    /// The same from `to` to `from`, where it differs.
+    /// The rate from `to` to `from`, if it differs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bits_back: Option<f64>,
     /// Microseconds from end to end.
@@ -83,7 +83,7 @@ fn is_one(value: &f64) -> bool {
 }
 
 impl Topology {
-    /// Reads a file's text.
+    /// Parses a file's text.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -105,7 +105,7 @@ impl Topology {
         self.boxes.push(Box_ { name: name.into(), adds: None, cpus: None, slots: None });
     }
 
-    /// A cable that is as fast in both directions.
+    /// A link with the same rate in both directions.
     pub fn link(&mut self, from: impl Into<String>, to: impl Into<String>, bits: f64) {
         self.links.push(Link {
             from: from.into(),
@@ -123,39 +123,40 @@ pub type Node = usize;
 /// A directed link's number: link l of the file has 2 l from `from` to `to` and 2 l + 1 back.
 pub type Way = usize;
 
-/// What only so much can be had of; trees share it.
+/// A limited resource that trees share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
-    /// Bytes in a second that a box adds.
-    Adds(Node),
-    /// Bytes of a box's slots. Whole rings take them, whatever their rates.
+    /// A box's aggregation rate: bytes that it adds per second.
+    Aggregation(Node),
+    /// Bytes of a box's slots. A whole ring takes them, whatever its rate.
     Slots(Node),
-    /// Bytes in a second that a link carries in one direction.
+    /// Bytes per second that a link carries in one direction.
     Way(Way),
-    /// Rings of a job, by its number among those that are planned beside each other.
+    /// Rings of a job, by its number among those that are planned together.
     Rings(usize),
 }
 
-/// What a ring of a job takes, beside its rate. The planner depends on nothing of netsum's, so it
-/// has no formula for these: `netsum_core::Job` computes them from what boxes and packets are.
+/// The resources that a ring of a job takes besides its rate. The planner does not depend on
+/// netsum's other crates, so it has no formula for these: `netsum_core::Job` computes them from the
+/// properties of boxes and packets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// Bytes that a link carries for each byte of a vector: with headers, and with check lanes.
+    /// Bytes that a link carries for each byte of a vector, with headers and check lanes.
     pub wire: f64,
-    /// Bytes that a box adds for each byte of a vector: with check lanes.
+    /// Bytes that a box adds for each byte of a vector, with check lanes.
     pub added: f64,
-    /// Bytes of a vector that may be on their way in a ring.
+    /// Bytes of a vector that may be in flight in a ring.
     pub window: f64,
-    /// Bytes of slots that a ring takes at a box, without any members and more for each.
+    /// Bytes of slots that a ring takes at a box: a fixed part, and more for each member.
     pub slots: f64,
     pub slots_per_member: f64,
-    /// So many rings a box can have, and a ring so many members there.
+    /// The most rings that a box can have, and the most members of a ring there.
     pub rings: u32,
     pub members: usize,
 }
 
 impl Shape {
-    /// Rings that take nothing: vectors are all that links carry.
+    /// Rings without overhead: links carry only vectors.
     pub const IDEAL: Self = Self {
         wire: 1.0,
         added: 1.0,
@@ -166,13 +167,13 @@ impl Shape {
         members: usize::MAX,
     };
 
-    /// Bytes of slots that a ring with so many members takes at a box.
+    /// Bytes of slots that a ring with this many members takes at a box.
     pub fn slots_of(&self, members: usize) -> f64 {
         self.slots + members as f64 * self.slots_per_member
     }
 }
 
-/// A topology that has been checked, with numbers for names, and bytes for bits.
+/// A checked topology, with numbers for names and bytes for bits.
 #[derive(Clone, Debug)]
 pub struct Network {
     names: Vec<String>,
@@ -183,7 +184,7 @@ pub struct Network {
     cpus: Vec<u32>,
     slots: Vec<f64>,
     shape: Shape,
-    /// Of each directed link.
+    /// The ends of each directed link.
     ends: Vec<(Node, Node)>,
     rates: Vec<f64>,
     seconds: Vec<f64>,
@@ -210,17 +211,17 @@ impl Network {
         let mut seen = BTreeSet::new();
         for name in &names {
             if name.is_empty() || name.contains([',', '=', '@', '*', '"']) {
-                return wrong(format!("name {name:?}: one without , = @ * and \" is needed"));
+                return wrong(format!("name {name:?}: use one without , = @ * and \""));
             }
             if !seen.insert(name) {
-                return wrong(format!("name {name:?}: two have it"));
+                return wrong(format!("name {name:?} is used twice"));
             }
         }
         let positive = |what: &str, of: &str, value: f64, least: f64| {
             if value.is_finite() && value >= least && value <= 1e18 {
                 Ok(value)
             } else {
-                Err(Error::Topology(format!("{of}: {what} = {value} cannot be")))
+                Err(Error::Topology(format!("{of}: {what} = {value} is out of range")))
             }
         };
         let hosts = topology.hosts.len();
@@ -230,7 +231,7 @@ impl Network {
         for (b, node) in topology.boxes.iter().zip(hosts..) {
             cpus[node] = b.cpus.unwrap_or(1);
             if cpus[node] == 0 {
-                return wrong(format!("{}: cpus = 0 cannot be", b.name));
+                return wrong(format!("{}: cpus = 0 is out of range", b.name));
             }
             for (value, name, to) in [(b.adds, "adds", &mut adds), (b.slots, "slots", &mut slots)] {
                 if let Some(value) = value {
@@ -258,15 +259,16 @@ impl Network {
             let of = format!("link {} {}", link.from, link.to);
             let end = |name: &String| match network.numbers.get(name) {
                 Some(&node) => Ok(node),
-                None => Err(Error::Topology(format!("{of}: nobody is called {name:?}"))),
+                None => Err(Error::Topology(format!("{of}: {name:?} is not a host or a box"))),
             };
             let (from, to) = (end(&link.from)?, end(&link.to)?);
             if from == to || network.ways.contains_key(&(from, to)) {
                 return wrong(format!(
-                    "{of}: one link between two nodes is possible; parallel ones are one with their sum"
+                    "{of}: a link needs two different nodes that no other link joins; write \
+                     parallel links as one with their sum"
                 ));
             }
-            // Less than a byte in a second is no link: the bound counts whole ones.
+            // The bound counts whole bytes per second, so a link must carry at least one.
             let bits = positive("bits", &of, link.bits, 8.0)?;
             let back = positive("bits-back", &of, link.bits_back.unwrap_or(bits), 8.0)?;
             let seconds = positive("latency-us", &of, link.latency_us, 0.0)? / 1e6;
@@ -282,8 +284,8 @@ impl Network {
         Ok(network)
     }
 
-    /// The same for jobs whose rings are such: what links carry and CPUs add is counted in bytes of
-    /// vectors from then on.
+    /// The same for jobs with rings of this shape: rates of links and CPUs are then counted in
+    /// bytes of vectors.
     #[must_use]
     pub fn with_rings(mut self, shape: Shape) -> Self {
         self.rates.iter_mut().for_each(|rate| *rate *= self.shape.wire / shape.wire);
@@ -292,13 +294,13 @@ impl Network {
         self
     }
 
-    /// The same without some directed links; numbers stay.
+    /// The same without some directed links; numbers do not change.
     #[must_use]
     pub fn without(&self, failed: &BTreeSet<Way>) -> Self {
         let mut network = self.clone();
         for &way in failed {
             let (from, to) = self.ends[way];
-            // A cable that fails in one direction carries no sums in either.
+            // A link that fails in one direction carries no sums in either.
             for (from, to) in [(from, to), (to, from)] {
                 network.ways.remove(&(from, to));
                 network.next[from].retain(|&node| node != to);
@@ -346,7 +348,7 @@ impl Network {
         !self.is_host(node) && self.adds[node] == 0.0
     }
 
-    /// Those with a link to it.
+    /// The nodes with a link to it.
     pub fn next(&self, node: Node) -> &[Node] {
         &self.next[node]
     }
@@ -364,18 +366,18 @@ impl Network {
         self.ends[way]
     }
 
-    /// What rings take.
+    /// The resources that rings take.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// CPUs of a box that serve rings.
+    /// The number of a box's CPUs that serve rings.
     pub fn cpus(&self, node: Node) -> u32 {
         self.cpus[node]
     }
 
-    /// Bytes in a second that one of them adds.
-    pub fn cpu_adds(&self, node: Node) -> f64 {
+    /// The aggregation rate of one of them: bytes per second.
+    pub fn cpu_rate(&self, node: Node) -> f64 {
         self.adds[node] / f64::from(self.cpus[node])
     }
 
@@ -384,24 +386,24 @@ impl Network {
         self.seconds[way]
     }
 
-    /// What there is of a resource: bytes in a second, or bytes.
+    /// The capacity of a resource: bytes per second, or bytes.
     pub fn capacity(&self, resource: Resource) -> f64 {
         match resource {
             Resource::Way(way) => self.rates[way],
-            Resource::Adds(node) => self.adds[node],
+            Resource::Aggregation(node) => self.adds[node],
             Resource::Slots(node) => self.slots[node],
             Resource::Rings(_) => f64::INFINITY,
         }
     }
 
-    /// As people call it: "spine1's CPU".
+    /// A resource's name in messages: "spine1's CPU".
     pub fn describe(&self, resource: Resource) -> String {
         match resource {
             Resource::Way(way) => {
                 let (from, to) = self.ends[way];
                 format!("the link from {} to {}", self.names[from], self.names[to])
             }
-            Resource::Adds(node) => format!("{}'s CPU", self.names[node]),
+            Resource::Aggregation(node) => format!("{}'s CPU", self.names[node]),
             Resource::Slots(node) => format!("{}'s slots", self.names[node]),
             Resource::Rings(job) => format!("the rings of job {job}"),
         }
@@ -412,7 +414,8 @@ impl Network {
 mod tests {
     use super::*;
 
-    const GOOD: &str = "[[host]]\nname = \"h\"\n[[box]]\nname = \"leaf\"\nadds = 4e9\n[[link]]\nfrom = \"h\"\nto = \"leaf\"\nbits = 80e9\nbits-back = 8e9\n";
+    const GOOD: &str = "[[host]]\nname = \"h\"\n[[box]]\nname = \"leaf\"\nadds = \
+                        4e9\n[[link]]\nfrom = \"h\"\nto = \"leaf\"\nbits = 80e9\nbits-back = 8e9\n";
 
     #[test]
     fn a_file_is_read_and_written() {
@@ -425,24 +428,24 @@ mod tests {
             (1e10, 1e9)
         );
         assert_eq!(network.capacity(Resource::Slots(1)), f64::INFINITY);
-        assert_eq!(network.describe(Resource::Adds(1)), "leaf's CPU");
+        assert_eq!(network.describe(Resource::Aggregation(1)), "leaf's CPU");
         assert_eq!(network.describe(Resource::Way(up)), "the link from h to leaf");
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn a_wrong_topology_is_refused_by_name() {
         for (text, expected) in [
             ("[[host]]\nname = \"a,b\"", "name \"a,b\""),
-            ("[[host]]\nname = \"a\"\n[[box]]\nname = \"a\"", "two have it"),
+            ("[[host]]\nname = \"a\"\n[[box]]\nname = \"a\"", "used twice"),
             (
                 &format!("{GOOD}[[link]]\nfrom = \"leaf\"\nto = \"h\"\nbits = 9"),
-                "one link between two nodes",
+                "two different nodes",
             ),
             (&GOOD.replace("80e9", "0"), "link h leaf: bits = 0"),
             (&GOOD.replace("80e9", "nan"), "bits = NaN"),
             (&GOOD.replace("4e9", "-1"), "leaf: adds = -1"),
             (&GOOD.replace("4e9", "4e9\ncpus = 0"), "leaf: cpus = 0"),
-            (&GOOD.replace("to = \"leaf\"", "to = \"loaf\""), "nobody is called \"loaf\""),
+            (&GOOD.replace("to = \"leaf\"", "to = \"loaf\""), "\"loaf\" is not a host"),
             (&GOOD.replace("adds", "add"), "unknown field"),
         ] {
             let error = Topology::parse(text)

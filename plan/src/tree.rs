@@ -1,19 +1,19 @@
-//! A tree, what it takes of a network, and how much of the data it gets.
+//! A tree, the resources that it uses, and its part of the data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::topology::{Network, Node, Resource, Way};
 
-/// What a tree is for.
+/// The purpose of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Sums go up and come down again.
+    /// Sums go up, and results come down.
     AllReduce,
     /// The root's data goes down.
     Broadcast,
 }
 
-/// From a member or a box to what is above it.
+/// The step from a member or a box to its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hop {
     pub child: Node,
@@ -23,13 +23,13 @@ pub struct Hop {
 }
 
 impl Hop {
-    /// The directed links down, or up.
+    /// The directed links of the hop, down or up.
     pub fn ways(self, network: &Network, up: bool) -> impl Iterator<Item = Way> {
         let links = match self.via {
             None => [Some((self.parent, self.child)), None],
             Some(via) => [Some((self.parent, via)), Some((via, self.child))],
         };
-        // Hops are made of links that there are.
+        // Hops are made of existing links.
         let way = move |(above, below)| {
             if up { network.way(below, above) } else { network.way(above, below) }
         };
@@ -37,18 +37,18 @@ impl Hop {
     }
 }
 
-/// A tree, and the bytes in a second that it sums.
+/// A tree, and the bytes per second that it sums.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tree {
     pub root: Node,
     /// Sorted by child.
     pub hops: Vec<Hop>,
     pub rate: f64,
-    /// So many rings go by it. All rings of a job have as many of its bytes.
+    /// The number of rings that use it. All rings of a job carry the same number of its bytes.
     pub rings: u32,
 }
 
-/// What one byte in a second over these hops takes.
+/// The resources that one byte per second over these hops uses.
 pub fn uses(network: &Network, collective: Collective, hops: &[Hop]) -> BTreeMap<Resource, f64> {
     let mut uses = BTreeMap::new();
     let mut add = |resource, amount| *uses.entry(resource).or_insert(0.0) += amount;
@@ -56,14 +56,14 @@ pub fn uses(network: &Network, collective: Collective, hops: &[Hop]) -> BTreeMap
         hop.ways(network, false).for_each(|way| add(Resource::Way(way), 1.0));
         if collective == Collective::AllReduce {
             hop.ways(network, true).for_each(|way| add(Resource::Way(way), 1.0));
-            // The way up is a member of a box, too.
-            add(Resource::Adds(hop.parent), 1.0);
+            // A box's link to its parent counts as a member, too.
+            add(Resource::Aggregation(hop.parent), 1.0);
             if !network.is_host(hop.child) {
-                add(Resource::Adds(hop.child), 1.0);
+                add(Resource::Aggregation(hop.child), 1.0);
             }
         }
     }
-    // What there is enough of is no constraint.
+    // Unlimited resources are not constraints.
     uses.retain(|&resource, _| network.capacity(resource).is_finite());
     uses
 }
@@ -73,7 +73,7 @@ impl Tree {
         uses(network, collective, &self.hops)
     }
 
-    /// Of each box that sums in it the members that a ring has there; the way up is one, too.
+    /// For each box that sums in it, the members of a ring there, including the parent.
     pub fn members(&self, network: &Network) -> BTreeMap<Node, usize> {
         let mut members = BTreeMap::new();
         for node in self.hops.iter().flat_map(|hop| [hop.child, hop.parent]) {
@@ -98,18 +98,18 @@ impl Tree {
         2.0 * self.hops.iter().map(|hop| seconds(hop.child)).fold(0.0, f64::max)
     }
 
-    /// The most that one of its rings sums in a second: one CPU adds all its members at a box, and
-    /// no more than a window is on its way.
+    /// The most that one of its rings sums per second: one CPU of a box adds for all its members,
+    /// and at most a window is in flight.
     pub fn ring_rate(&self, network: &Network) -> f64 {
         let window = network.shape().window / self.round_trip(network);
-        let adds = self.members(network).into_iter().map(|(b, n)| network.cpu_adds(b) / n as f64);
+        let adds = self.members(network).into_iter().map(|(b, n)| network.cpu_rate(b) / n as f64);
         adds.fold(window, f64::min)
     }
 
-    /// Says what is wrong with it as a tree of these members.
+    /// Checks that it is a tree of these members.
     ///
     /// # Errors
-    /// The first thing that is.
+    /// The first violation.
     pub fn check(&self, network: &Network, members: &[Node]) -> Result<(), String> {
         let name = |node| network.name(node);
         let above: BTreeMap<Node, Node> =
@@ -123,7 +123,7 @@ impl Tree {
                 || hop.via.is_some_and(|via| !network.is_switch(via))
             {
                 return Err(format!(
-                    "{} and {} are not linked so",
+                    "{} and {} have no such link",
                     name(hop.child),
                     name(hop.parent)
                 ));
@@ -137,7 +137,7 @@ impl Tree {
             let mut at = node;
             while let Some(&parent) = above.get(&at) {
                 if !seen.insert(at) {
-                    return Err(format!("a circle at {}", name(at)));
+                    return Err(format!("a cycle at {}", name(at)));
                 }
                 at = parent;
             }
@@ -149,7 +149,7 @@ impl Tree {
     }
 }
 
-/// What trees take together, as a fraction of what there is. The fullest come first.
+/// The load of all resources by these trees together, as a fraction of the capacity; highest first.
 pub fn load(network: &Network, trees: &[(Collective, &Tree)]) -> Vec<(Resource, f64)> {
     let mut sums = BTreeMap::new();
     for (collective, tree) in trees {
@@ -165,9 +165,9 @@ pub fn load(network: &Network, trees: &[(Collective, &Tree)]) -> Vec<(Resource, 
     load
 }
 
-/// Seconds until all trees are done with `bytes` at the same time, and the bytes of each, where
-/// tree i begins to give sums after `latencies[i]` seconds: t = (D + sum of w tau) / sum of w, and
-/// D_i = w_i (t - tau_i). A tree that would begin too late gets nothing.
+/// Seconds until all trees have finished `bytes` at the same time, and the bytes of each. Tree i
+/// gives its first sums after `latencies[i]` seconds: t = (D + sum of w tau) / sum of w, and D_i =
+/// w_i (t - tau_i). A tree that would begin too late gets 0 bytes.
 pub fn split(rates: &[f64], latencies: &[f64], bytes: f64) -> (f64, Vec<f64>) {
     let mut order: Vec<usize> = (0..rates.len()).filter(|&i| rates[i] > 0.0).collect();
     order.sort_by(|&a, &b| latencies[a].total_cmp(&latencies[b]));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_adds_all_its_members_and_the_way_up() {
+    fn a_box_adds_all_its_members_and_its_parent() {
         let mut topology = generate::leaf_spine(2, 3, 1, 8e9, 1.0);
         topology.boxes.iter_mut().for_each(|b| (b.adds, b.cpus) = (Some(1e9), Some(2)));
         let network = Network::new(&topology).unwrap();
@@ -220,16 +220,19 @@ mod tests {
             .collect();
         let tree = Tree { root: spine, hops, rate: 1.0, rings: 1 };
         let uses = tree.uses(&network, Collective::AllReduce);
-        assert_eq!((uses[&Resource::Adds(leaf)], uses[&Resource::Adds(spine)]), (4.0, 2.0));
+        assert_eq!(
+            (uses[&Resource::Aggregation(leaf)], uses[&Resource::Aggregation(spine)]),
+            (4.0, 2.0)
+        );
         assert_eq!(tree.members(&network), [(leaf, 4), (leaf + 1, 4), (spine, 2)].into());
-        // One CPU of two adds four members; on a long way a window limits it.
+        // One of two CPUs adds for four members; on a long path a window limits it.
         assert_eq!(tree.ring_rate(&network), 1.25e8);
         let network = network.with_rings(Shape { window: 400.0, ..Shape::IDEAL });
         assert_eq!(tree.ring_rate(&network), 400.0 / 4e-6);
     }
 
     #[test]
-    fn what_is_no_tree_is_refused() {
+    fn a_graph_that_is_not_a_tree_is_refused() {
         let (network, tree) = star();
         let with = |change: &dyn Fn(&mut Tree)| {
             let mut tree = tree.clone();
@@ -237,7 +240,7 @@ mod tests {
             tree.check(&network, &[0, 1, 2]).unwrap_err()
         };
         assert!(with(&|t| t.hops.truncate(2)).contains("h2 does not reach the root"));
-        assert!(with(&|t| t.hops[0].parent = 1).contains("h0 and h1 are not linked so"));
+        assert!(with(&|t| t.hops[0].parent = 1).contains("h0 and h1 have no such link"));
         assert!(with(&|t| t.hops[0].child = 3).contains("the root has one"));
     }
 
@@ -245,7 +248,7 @@ mod tests {
     fn all_trees_end_together() {
         let (end, bytes) = split(&[1e9, 3e9], &[0.0, 1e-3], 1e9);
         assert_eq!((end, bytes.iter().sum::<f64>().round()), (0.25075, 1e9));
-        // The second begins when the first has done it all.
+        // The second tree would begin after the first has done everything.
         assert_eq!(split(&[1e9, 3e9], &[0.0, 2.0], 1e9), (1.0, vec![1e9, 0.0]));
         assert_eq!(split(&[2e9, 0.0], &[0.0, 0.0], 1e9), (0.5, vec![1e9, 0.0]));
     }

@@ -1,5 +1,5 @@
-//! Rings of plans: no CPU adds more than it can, pools hold them, links carry them, and there are
-//! as many as are needed.
+//! Rings of plans: no CPU exceeds its aggregation rate, slot pools and links are large enough, and
+//! there are as many rings as needed.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use netsum_plan::topology::{Network, Node, Resource, Shape, Topology};
 use netsum_plan::tree::Collective;
 use proptest::prelude::*;
 
-/// As `job create` makes them by default at path MTU 1024: 1024 slots of 1024 bytes and a bit, and
-/// 112 more for each member.
+/// The shape of `job create`'s rings by default at path MTU 1024: 1024 slots of slightly more than
+/// 1024 bytes, and 112 bytes more for each member.
 const USUAL: Shape = Shape {
     wire: 1.08,
     added: 1.001,
@@ -26,14 +26,14 @@ fn job(name: &str, members: impl IntoIterator<Item = Node>) -> Job {
     Job { name: name.into(), members, priority: 0, collective: Collective::AllReduce }
 }
 
-/// A box as it is: a new ring is served by the CPU with the fewest, and its slots are of a pool.
+/// A real box: a new ring is served by the CPU with the fewest rings, and takes slots of a pool.
 #[derive(Default)]
 struct Box_ {
     cpus: Vec<(usize, f64)>,
     slots: f64,
 }
 
-/// Creates all jobs, in this order, and holds what is there against what they need.
+/// Creates all jobs, in this order, and compares the resources with their needs.
 fn check(network: &Network, plans: &[&Plan]) {
     let mut boxes: BTreeMap<Node, Box_> = BTreeMap::new();
     let mut ways: BTreeMap<Resource, f64> = BTreeMap::new();
@@ -45,7 +45,7 @@ fn check(network: &Network, plans: &[&Plan]) {
             let other = first.rate / f64::from(first.rings);
             assert!((each / other - 1.0).abs() < 1e-9, "rings of a job: {each} and {other}");
             let window = network.shape().window;
-            assert!(each * tree.round_trip(network) <= window * (1.0 + 1e-9), "{tree:?}: a window");
+            assert!(each * tree.round_trip(network) <= window * (1.0 + 1e-9), "{tree:?}: window");
             for _ in 0..tree.rings {
                 for (node, members) in tree.members(network) {
                     let cpus = vec![(0, 0.0); network.cpus(node) as usize];
@@ -69,7 +69,7 @@ fn check(network: &Network, plans: &[&Plan]) {
             at.slots
         );
         for (rings, adds) in at.cpus {
-            let most = network.cpu_adds(node);
+            let most = network.cpu_rate(node);
             assert!(
                 adds <= most * (1.0 + 1e-6),
                 "{name}: a CPU with {rings} rings adds {adds} of {most}"
@@ -88,7 +88,7 @@ fn example() -> Topology {
 }
 
 #[test]
-fn the_example_promises_no_more_of_a_ring_than_a_core_adds() {
+fn the_example_promises_no_more_per_ring_than_a_core_adds() {
     /// 13.1 Gb/s of live contributions, path MTU 2048: BENCHMARKS.md, "Data plane".
     const MEASURED: f64 = 13.1e9 / 8.0;
     let network = Network::new(&example()).unwrap();
@@ -106,26 +106,26 @@ fn the_example_promises_no_more_of_a_ring_than_a_core_adds() {
                 assert!(adds <= MEASURED, "{}: a ring of {tree:?} adds {adds}", network.name(node));
             }
         }
-        // A tree of one ring would have to add 6.25 GB/s on one core.
+        // With one ring, one core of a tree would have to add 6.25 GB/s.
         assert!(plans[1].trees.iter().map(|tree| tree.rings).sum::<u32>() >= 4, "{:?}", plans[1]);
         assert!(plans[1].rate() >= 0.95 * plans[1].share, "{:?}", plans[1]);
     }
 }
 
 #[test]
-fn a_tree_has_as_many_rings_as_cpus_are_needed() {
+fn a_tree_has_as_many_rings_as_it_needs_cpus() {
     let rack = |cpus, adds| {
         let mut t = generate::rack(4, 8e10);
         (t.boxes[0].cpus, t.boxes[0].adds) = (Some(cpus), Some(adds));
         Network::new(&t).unwrap()
     };
     for (cpus, adds, rings, rate) in [
-        // One CPU adds four members at 0.41 GB/s each.
+        // One CPU adds for four members at 0.41 GB/s each.
         (1, 1.64e9, 1, 0.41e9),
         (8, 8.0 * 1.64e9, 8, 8.0 * 0.41e9),
-        // 10 GB/s of links: 25 rings do it, 24 keep 95 %.
+        // The links carry 10 GB/s: 25 rings reach it, and 24 keep 95 %.
         (100, 164e9, 24, 24.0 * 0.41e9),
-        // Two that are fast enough for a link and a half.
+        // Two CPUs, each fast enough for one and a half links.
         (2, 120e9, 1, 10e9),
     ] {
         let network = rack(cpus, adds);
@@ -141,7 +141,7 @@ fn a_tree_has_as_many_rings_as_cpus_are_needed() {
 }
 
 #[test]
-fn what_does_not_fit_into_the_pool_is_not_promised() {
+fn a_plan_does_not_exceed_the_slot_pool() {
     let with = |slots: f64| {
         let mut t = generate::rack(4, 8e10);
         t.boxes[0] = netsum_plan::topology::Box_ {
@@ -159,7 +159,7 @@ fn what_does_not_fit_into_the_pool_is_not_promised() {
     let rings = |plan: &Plan| plan.trees.iter().map(|tree| tree.rings).sum::<u32>();
     let (_, plans) = with(8.0 * ring);
     assert_eq!(plans.iter().map(rings).collect::<Vec<_>>(), [4, 4]);
-    // Both have one, whoever comes first.
+    // Both have a ring, whichever comes first.
     let (network, plans) = with(3.0 * ring);
     assert_eq!(plans.iter().map(rings).collect::<Vec<_>>(), [2, 1]);
     let slots = Resource::Slots(network.node("leaf0").unwrap());
@@ -170,7 +170,7 @@ fn what_does_not_fit_into_the_pool_is_not_promised() {
 }
 
 #[test]
-fn links_carry_headers_too_and_a_window_has_to_come_back() {
+fn links_carry_headers_and_a_window_takes_a_round_trip() {
     let mut t = generate::rack(2, 8e9);
     let rate = |t: &Topology| {
         let network = Network::new(t).unwrap().with_rings(USUAL);
@@ -186,8 +186,8 @@ fn links_carry_headers_too_and_a_window_has_to_come_back() {
 }
 
 #[test]
-fn rings_are_in_proportion_to_what_trees_do() {
-    // Uplinks of 2 and 1 GB/s by two spines.
+fn rings_are_in_proportion_to_the_rates_of_trees() {
+    // Uplinks of 2 and 1 GB/s to two spines.
     let mut t = generate::leaf_spine(2, 2, 2, 8e10, 1.0);
     for link in &mut t.links {
         match &*link.to {
@@ -208,13 +208,13 @@ fn a_ring_that_no_box_can_have_is_refused_by_name() {
     let network = |hosts| Network::new(&generate::rack(hosts, 8e9)).unwrap().with_rings(USUAL);
     assert!(plan(&network(64), &[job("j", 0..64)]).is_ok());
     let error = plan(&network(65), &[job("j", 0..65)]).unwrap_err().to_string();
-    assert_eq!(error, "job j: a ring would have 65 members at leaf0, 64 are possible");
+    assert_eq!(error, "job j: a ring would have 65 members at leaf0, but 64 are the most");
 }
 
-/// The best that rings of one job at one box can do, by trying all numbers of them.
+/// The best rate of one job's rings at one box, by trying all numbers of rings.
 fn best(network: &Network, members: usize) -> f64 {
     let node = network.boxes().start;
-    let (cpus, adds) = (network.cpus(node), network.cpu_adds(node));
+    let (cpus, adds) = (network.cpus(node), network.cpu_rate(node));
     let pool = network.capacity(Resource::Slots(node)) / network.shape().slots_of(members);
     let rate = |rings: u32| {
         let together = rings.div_ceil(cpus);
@@ -224,7 +224,7 @@ fn best(network: &Network, members: usize) -> f64 {
     (1..=255).filter(|&rings| f64::from(rings) <= pool).map(rate).fold(0.0, f64::max)
 }
 
-/// CPUs, what each adds in GB/s, and of how many rings with two members there is room.
+/// CPUs, the aggregation rate of each in GB/s, and how many rings with two members the pool holds.
 type AnyBox = (u32, u8, u8);
 
 fn any_box() -> impl Strategy<Value = AnyBox> {
@@ -244,21 +244,29 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn one_box_does_what_its_rings_can(of in any_box(), bits in 1u8..100, hosts in 2usize..6) {
+    fn one_box_reaches_the_rate_of_its_best_rings(
+        of in any_box(),
+        bits in 1u8..100,
+        hosts in 2usize..6,
+    ) {
         let network = with_boxes(generate::rack(hosts, f64::from(bits) * 1e9), &[of]);
         let plan = plan(&network, &[job("j", 0..hosts)]).unwrap().remove(0);
         check(&network, &[&plan]);
         let best = best(&network, hosts);
         prop_assert!(plan.rate() <= best * (1.0 + 1e-6), "{} of {best}", plan.rate());
-        // As much as the fewest rings keep, of what is possible at all.
-        prop_assert!(plan.rate() >= best.min(0.95 * plan.share) * (1.0 - 1e-6), "{} of {best}", plan.rate());
+        // The plan keeps what the fewest rings must keep, of what is possible.
+        prop_assert!(
+            plan.rate() >= best.min(0.95 * plan.share) * (1.0 - 1e-6),
+            "{} of {best}", plan.rate()
+        );
     }
 
     #[test]
-    fn no_cpu_pool_or_link_has_more_than_it_can(
+    fn no_cpu_pool_or_link_is_overloaded(
         boxes in prop::collection::vec(any_box(), 5),
         up in 1u8..40,
-        jobs in prop::collection::vec((prop::sample::subsequence((0..9).collect::<Vec<Node>>(), 2..9), 0u32..3), 1..5),
+        jobs in prop::collection::vec((prop::sample::subsequence((0..9).collect::<Vec<Node>>(),
+            2..9), 0u32..3), 1..5),
         order in Just((0..5).collect::<Vec<usize>>()).prop_shuffle(),
     ) {
         let network = with_boxes(generate::leaf_spine(3, 3, 2, f64::from(up) * 1e9, 2.0), &boxes);
@@ -268,12 +276,15 @@ proptest! {
             .map(|(n, (members, priority))| Job { priority, ..job(&format!("j{n}"), members) })
             .collect();
         let plans = plan(&network, &jobs).unwrap();
-        // Whichever is created first.
+        // The order of creation is arbitrary.
         let order = order.into_iter().filter_map(|n| plans.get(n));
         check(&network, &order.collect::<Vec<_>>());
         for plan in &plans {
-            // Where it gets nothing, there is a reason.
-            prop_assert!(plan.rate() > 0.0 || plan.share == 0.0 || !plan.full.is_empty(), "{:?}", plan);
+            // A job that gets nothing has a reason.
+            prop_assert!(
+                plan.rate() > 0.0 || plan.share == 0.0 || !plan.full.is_empty(),
+                "{:?}", plan
+            );
         }
         prop_assert_eq!(plan(&network, &jobs).unwrap(), plans);
     }

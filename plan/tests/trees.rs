@@ -1,4 +1,4 @@
-//! Trees are feasible, near the bound, the best where that is promised, and the same each time.
+//! Trees are feasible, near the bound, optimal where that is promised, and the same each time.
 
 use netsum_plan::model::{Floor, Model};
 use netsum_plan::plan::{Job, Plan, plan};
@@ -12,7 +12,7 @@ fn job(name: &str, members: impl IntoIterator<Item = Node>, collective: Collecti
     Job { name: name.into(), members: members.into_iter().collect(), priority: 0, collective }
 }
 
-/// Plans one job, and checks what holds of any plan.
+/// Plans one job, and checks the properties of any plan.
 fn planned(network: &Network, job: &Job) -> Plan {
     let plans = plan(network, std::slice::from_ref(job)).unwrap();
     check(network, std::slice::from_ref(job), &plans);
@@ -43,7 +43,7 @@ fn near(value: f64, expected: f64) {
     assert!((value / expected - 1.0).abs() < 1e-6, "{value}, not {expected}");
 }
 
-/// Relays in a circle, so that all are reached, and other links between them.
+/// Relays in a circle, which connects all, and other links between them.
 fn relays(
     nodes: usize,
     bits: &[(u8, u8)],
@@ -77,7 +77,7 @@ fn any_relays(most: usize) -> impl Strategy<Value = Topology> {
     })
 }
 
-/// Broadcast by trees reaches the minimum of the maximum flows (Edmonds); 95 % of it are promised.
+/// Broadcast by trees reaches the minimum of the maximum flows (Edmonds); the plan promises 95 %.
 fn near_the_bound(topology: &Topology) -> Result<(), TestCaseError> {
     let network = Network::new(topology).unwrap();
     let plan = planned(&network, &job("j", network.hosts(), Collective::Broadcast));
@@ -86,9 +86,9 @@ fn near_the_bound(topology: &Topology) -> Result<(), TestCaseError> {
 }
 
 #[test]
-fn rounding_takes_nothing_of_what_is_promised() {
-    // From, to, GB/s there and back. A subset of trees did exactly 95 %, less the last digit of a
-    // sum.
+fn rounding_does_not_lower_a_promised_rate() {
+    // From, to, GB/s there and back. A subset of these trees reached exactly 95 %, except for the
+    // last digit of a sum.
     let links: [(usize, usize, u8, u8); 10] = [
         (0, 1, 7, 1),
         (1, 2, 7, 7),
@@ -119,12 +119,15 @@ proptest! {
     }
 
     #[test]
-    fn sums_are_near_what_prices_say_is_possible(topology in any_relays(24)) {
+    fn sums_are_near_the_bound_by_prices(topology in any_relays(24)) {
         let network = Network::new(&topology).unwrap();
         let job = job("j", network.hosts(), Collective::AllReduce);
         let most = pack::pack(&network, job.collective, &job.members, f64::INFINITY).unwrap().most;
         let plan = planned(&network, &job);
-        prop_assert!(plan.rate() >= 0.95 * most && plan.rate() <= most * (1.0 + 1e-6), "{} of {most}", plan.rate());
+        prop_assert!(
+            plan.rate() >= 0.95 * most && plan.rate() <= most * (1.0 + 1e-6),
+            "{} of {most}", plan.rate()
+        );
     }
 }
 
@@ -138,12 +141,12 @@ proptest! {
     }
 }
 
-/// Hosts below leaves below boxes between below tops; leaves may be linked to tops, too.
+/// Hosts below leaves, below boxes between, below tops; leaves may also be linked to tops.
 #[derive(Clone, Debug)]
 struct Small {
     hosts: Vec<usize>,
     boxes: [Vec<Option<u8>>; 3],
-    /// Leaf to box between, that to top, leaf to top: 0 is no link.
+    /// Rates of the links from leaf to box between, from that to top, from leaf to top; 0: no link.
     links: [Vec<u8>; 3],
 }
 
@@ -239,15 +242,16 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_trees_of_levels_do_more(small in small()) {
+    fn trees_of_levels_are_optimal(small in small()) {
         let network = Network::new(&small.topology()).unwrap();
         prop_assume!(network.hosts().len() > 1);
         let trees = all_trees(&network);
         let mut model = Model::new(&network);
-        let vars: Vec<_> = trees.iter().map(|t| model.var(t.uses(&network, Collective::AllReduce))).collect();
+        let vars: Vec<_> = trees.iter()
+            .map(|t| model.var(t.uses(&network, Collective::AllReduce))).collect();
         let job = job("j", network.hosts(), Collective::AllReduce);
         if trees.is_empty() {
-            // Not by levels; perhaps by more.
+            // Impossible in levels; other trees may exist.
             return Ok(());
         }
         let floors = [Floor { vars: &vars, least: 0.0, lifted: true }];
@@ -259,9 +263,9 @@ proptest! {
 }
 
 #[test]
-fn machines_do_what_their_links_allow() {
+fn machines_reach_the_rate_of_their_links() {
     for (name, topology, members, collective, rate) in [
-        // Six links lead into each GPU.
+        // Each GPU has six links.
         (
             "DGX-1V, broadcast",
             generate::dgx_1v(),
@@ -270,12 +274,12 @@ fn machines_do_what_their_links_allow() {
             150e9,
         ),
         ("DGX-1P, broadcast", generate::dgx_1p(), (0..8).collect(), Collective::Broadcast, 80e9),
-        // 24 links of 25 GB/s, and a tree takes seven; 16 of 20 GB/s.
+        // 24 links of 25 GB/s, of which a tree takes seven; 16 of 20 GB/s.
         ("DGX-1V", generate::dgx_1v(), (0..8).collect(), Collective::AllReduce, 24.0 * 25e9 / 7.0),
         ("DGX-1P", generate::dgx_1p(), (0..8).collect(), Collective::AllReduce, 16.0 * 20e9 / 7.0),
         // A triangle of single links has one and a half trees.
         ("three GPUs", generate::dgx_1p(), vec![0, 1, 2], Collective::AllReduce, 30e9),
-        // 16 GPUs send 150 GB/s each, and a tree has 15 hops, there and back.
+        // 16 GPUs send 150 GB/s each, and a tree has 15 hops, up and down.
         ("DGX-2", generate::dgx_2(), (0..16).collect(), Collective::AllReduce, 16.0 * 150e9 / 30.0),
     ] {
         let network = Network::new(&topology).unwrap();
@@ -300,16 +304,16 @@ fn with_cpu(mut topology: Topology, of: &str, adds: f64) -> Network {
 }
 
 #[test]
-fn the_cpu_of_a_spine_binds_and_two_are_used() {
-    // Hosts and uplinks could do 10 GB/s; a spine adds 6 GB/s for 2 leaves.
+fn a_spines_cpu_limits_and_two_spines_are_used() {
+    // Hosts and uplinks carry 10 GB/s; a spine adds 6 GB/s for 2 leaves.
     let network = with_cpu(generate::leaf_spine(2, 2, 2, 8e10, 1.0), "spine", 6e9);
     let plan = planned(&network, &job("j", network.hosts(), Collective::AllReduce));
     near(plan.share, 6e9);
     near(plan.bound, 1e10);
     assert_eq!(plan.trees.len(), 2);
-    let spine = |n: u32| Resource::Adds(network.node(&format!("spine{n}")).unwrap());
+    let spine = |n: u32| Resource::Aggregation(network.node(&format!("spine{n}")).unwrap());
     assert_eq!(plan.full, [spine(0), spine(1)]);
-    // One that does it alone is enough.
+    // One spine that is fast enough is used alone.
     let network = with_cpu(generate::leaf_spine(2, 2, 4, 8e10, 0.25), "spine", 20e9);
     assert_eq!(planned(&network, &job("j", network.hosts(), Collective::AllReduce)).trees.len(), 1);
 }
@@ -324,7 +328,7 @@ fn boxes_in_a_circle_sum_along_it() {
 }
 
 #[test]
-fn a_fat_tree_uses_cores_until_hosts_are_full() {
+fn a_fat_tree_uses_cores_until_the_hosts_links_are_full() {
     let network = with_cpu(generate::fat_tree(4, 4, 8e9), "core", 2e9);
     let plan = planned(&network, &job("j", network.hosts(), Collective::AllReduce));
     // Each of the four cores adds 2 GB/s for 4 pods.
@@ -344,7 +348,7 @@ fn jobs_share_fairly_and_by_priority() {
         check(&network, jobs, &plans);
         plans.iter().map(|p| p.share).collect::<Vec<_>>()
     };
-    // Two hosts below leaf0: 2 members there; one on each side: 2 members at each leaf.
+    // Two hosts below leaf0 are 2 members there; one on each side are 2 members at each leaf.
     let (a, b, c) = (of("a", &[0, 1], 0), of("b", &[2, 4], 0), of("c", &[3, 5], 0));
     let alone = rates(std::slice::from_ref(&a));
     near(alone[0], 1e10);
@@ -352,17 +356,17 @@ fn jobs_share_fairly_and_by_priority() {
     for rate in rates(&[a.clone(), b.clone(), c.clone()]) {
         near(rate, 5e9);
     }
-    // Who is first has all that its links carry.
+    // The job with the highest priority has all that its links carry.
     let first = Job { priority: 1, ..a };
     let shares = rates(&[b.clone(), first, c]);
     near(shares[1], 1e10);
     near(shares[0], 2.5e9);
     near(shares[2], 2.5e9);
-    // It may be all that there is.
+    // The higher priority may take everything.
     let second = plan(&network, &[of("e", &[0, 1], 0), of("f", &[0, 1], 1)]).unwrap();
     assert_eq!((second[0].share, second[0].trees.len()), (0.0, 0));
     near(second[1].share, 1e10);
-    // What one cannot use, others have: d's host is slow.
+    // Others get what a job cannot use: d's host is slow.
     let mut topology = generate::leaf_spine(2, 4, 1, 8e10, 1.0);
     topology.boxes.iter_mut().for_each(|b| b.adds = Some(30e9));
     topology.links[3].bits = 8e9;
@@ -372,7 +376,7 @@ fn jobs_share_fairly_and_by_priority() {
     near(plans[1].share, 7e9);
 }
 
-/// Three leaves of three hosts below two spines, of which all but the cables between has a rate of
+/// Three leaves of three hosts below two spines; every link of a host and every box has a rate of
 /// its own.
 fn any_racks() -> impl Strategy<Value = Network> {
     let bytes = || prop::collection::vec(1u8..20, 9 + 5);
@@ -404,7 +408,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_new_job_moves_nobody_by_more_than_it_must(network in any_racks(), jobs in any_jobs()) {
+    fn a_new_job_takes_no_more_from_others_than_it_must(
+        network in any_racks(),
+        jobs in any_jobs(),
+    ) {
         let (new, old) = jobs.split_last().unwrap();
         let before = plan(&network, old).unwrap();
         let after = plan(&network, &jobs).unwrap();
@@ -413,12 +420,12 @@ proptest! {
         for ((job, before), after) in old.iter().zip(&before).zip(&after) {
             let (had, has) = (before.share, after.share);
             let least = match job.priority.cmp(&new.priority) {
-                // Nobody yields to a job of a lower priority, and nothing comes free.
+                // A job yields nothing to one of a lower priority, and nothing becomes free.
                 std::cmp::Ordering::Greater => {
                     prop_assert!(has <= had * (1.0 + 1e-5), "{}: {has} after {had}", job.name);
                     had
                 }
-                // Who yields to an equal one yields no more than makes both equal.
+                // A job yields to an equal one until both are equal, and no further.
                 std::cmp::Ordering::Equal => had.min(of_new),
                 std::cmp::Ordering::Less => 0.0,
             };
@@ -428,9 +435,9 @@ proptest! {
 }
 
 #[test]
-fn a_new_job_elsewhere_moves_nobody() {
+fn a_new_job_elsewhere_takes_nothing_from_others() {
     let mut topology = generate::leaf_spine(4, 4, 2, 8e10, 1.0);
-    // The new one is slow, and could draw others down to its rate.
+    // The new job is slow, and could lower the others to its rate.
     topology.links[8].bits = 8e9;
     let network = with_cpu(topology, "leaf", 30e9);
     let old = [job_of("a", vec![0, 4]), job_of("b", vec![1, 5])];
@@ -442,20 +449,20 @@ fn a_new_job_elsewhere_moves_nobody() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn an_impossible_job_is_refused_by_name() {
     let refused = |topology: &Topology, members: Vec<Node>| {
         let network = Network::new(topology).unwrap();
         plan(&network, &[job("train", members, Collective::AllReduce)]).unwrap_err().to_string()
     };
     let rack = generate::rack(3, 1e9);
-    assert!(refused(&rack, vec![0]).contains("job train: two members"));
-    assert!(refused(&rack, vec![0, 0]).contains("h0 is no host, or is there twice"));
-    assert!(refused(&rack, vec![0, 3]).contains("leaf0 is no host"));
+    assert!(refused(&rack, vec![0]).contains("job train: a job needs at least two members"));
+    assert!(refused(&rack, vec![0, 0]).contains("h0 is not a host, or is named twice"));
+    assert!(refused(&rack, vec![0, 3]).contains("leaf0 is not a host"));
     assert!(
         refused(&generate::leaf_spine(2, 1, 0, 1e9, 1.0), vec![0, 1])
-            .contains("no tree has all its members")
+            .contains("no tree reaches all members")
     );
     let mut two = generate::leaf_spine(2, 2, 1, 1e9, 1.0);
     two.link("h0", "leaf1", 1e9);
-    assert!(refused(&two, vec![0, 1]).contains("h0 must have one link"));
+    assert!(refused(&two, vec![0, 1]).contains("h0 must have exactly one link"));
 }

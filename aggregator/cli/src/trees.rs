@@ -5,8 +5,8 @@ use std::io::Write;
 
 use netsum_api::v1 as api;
 use netsum_core::rate::Rate;
-use netsum_plan::beside::{Beside, beside, rated};
 use netsum_plan::bound::bound;
+use netsum_plan::incremental::{Incremental, incremental, rated};
 use netsum_plan::topology::{Error, Network, Node, Resource, Topology};
 use netsum_plan::tree::{self as planned, Collective, load};
 use schemars::JsonSchema;
@@ -148,12 +148,12 @@ impl Plan {
         let refused = |e: Error| Failure::new(Kind::Failed, e.to_string());
         let rings: u32 =
             told(mine).into_iter().flat_map(|told| &told.trees).map(|tree| tree.rings).sum();
-        let found = beside(&network, &all, &trees, rings).map_err(refused)?;
-        let Beside { share, others, rooms, needs_rings } = found;
+        let found = incremental(&network, &all, &trees, rings).map_err(refused)?;
+        let Incremental { share, others, residual, needs_rings } = found;
         let one = trees.len() == 1;
         trees
             .iter_mut()
-            .zip(&rooms)
+            .zip(&residual)
             .for_each(|(tree, room)| tree.rate = if one { 1.0 } else { *room });
         let parts =
             rated(&trees, 1.0).iter().map(|t| (network.name(t.root).to_owned(), t.rate)).collect();
@@ -379,9 +379,9 @@ mod tests {
         let alone = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
         assert!((alone.share * WIRE - 5e8).abs() < 1e3, "{alone:?}");
         fabric.jobs.push(api::FabricJob { name: "other".into(), ..fabric.jobs[0].clone() });
-        let beside =
+        let incremental =
             Job::new(&fabric, &[job("train"), job("other")], "train").unwrap().plan.unwrap();
-        assert!((beside.share * WIRE - 2.5e8).abs() < 1e3, "{beside:?}");
+        assert!((incremental.share * WIRE - 2.5e8).abs() < 1e3, "{incremental:?}");
     }
 
     #[test]

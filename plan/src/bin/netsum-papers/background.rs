@@ -1,4 +1,4 @@
-//! Collectives beside flows of other jobs on the same links.
+//! Collectives that share their links with other jobs' flows.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +14,9 @@ use crate::table;
 const BITS: f64 = 1e11;
 const BELOW: usize = 16;
 const BYTES: f64 = 64e6;
-/// Bytes that one core was measured to add in a second: BENCHMARKS.md, "Data plane".
+/// Bytes per second that one core adds, as measured: BENCHMARKS.md, "Data plane".
 const CORE: f64 = 1.64e9;
-/// What other jobs send over each host's link, as a share of what it carries.
+/// The other jobs' traffic on each host's link, as a fraction of the link's rate.
 const LOADS: [f64; 5] = [0.0, 0.125, 0.25, 0.5, 1.0];
 const COLLECTIVES: [(&str, Collective); 5] = [
     ("netsum", Collective::Netsum),
@@ -33,7 +33,7 @@ pub fn run() -> Result<(String, String)> {
         for (name, collective) in COLLECTIVES {
             let seconds = |load: f64| {
                 let hosts = network.hosts().len();
-                // Each host to the one below the next leaf.
+                // Each host sends to the host at the same place below the next leaf.
                 let other = |host| Demand {
                     from: host,
                     to: (host + BELOW) % hosts,
@@ -67,7 +67,12 @@ pub fn run() -> Result<(String, String)> {
     let head: Vec<&str> =
         ["flows go by", "collective"].into_iter().chain(loads.iter().map(String::as_str)).collect();
     let text = format!(
-        "256 hosts below 16 leaves, 16 spines, links of 100 Gb/s, no oversubscription, 64 MB a host. Each host sends to one below the next leaf, as much as its link carries by the part that is given; who wants no more than a fair share of a link has it. Boxes keep up with their links: for netsum a leaf adds {:.1} GB/s, which takes {:.0} cores that add {} GB/s each.\n\n{}",
+        "256 hosts below 16 leaves, 16 spines, links of 100 Gb/s, no oversubscription, 64 MB a \
+         host. The other jobs' load is one flow from each host to a host below the next leaf; \
+         the column gives its rate as a part of the link's. A flow that asks for no more than its \
+         fair share of a link gets what it asks for. Boxes keep up with their links: for netsum a \
+         leaf adds {:.1} GB/s, \
+         which takes {:.0} cores that add {} GB/s each.\n\n{}",
         adds / 1e9,
         (adds / CORE).ceil(),
         CORE / 1e9,
@@ -75,6 +80,11 @@ pub fn run() -> Result<(String, String)> {
     );
     Ok((
         text,
-        chart("64 MB a host beside other jobs, spraying", "other jobs' load, %", "ms", &curves)?,
+        chart(
+            "64 MB a host, with other jobs' flows, spraying",
+            "other jobs' load, %",
+            "ms",
+            &curves,
+        )?,
     ))
 }

@@ -1,5 +1,5 @@
-//! Blink (MLSys 2020): trees beside NCCL's rings, for every set of GPUs that a job may get in a
-//! DGX-1.
+//! Blink (MLSys 2020): trees compared with NCCL's rings, for every set of GPUs that a job may get
+//! in a DGX-1.
 
 use anyhow::Result;
 use netsum_plan::generate;
@@ -10,9 +10,9 @@ use netsum_plan::tree::Collective;
 use crate::chart::chart;
 use crate::table;
 
-/// Where NVLinks do not join the GPUs in a ring, NCCL takes PCIe 3.0 x16, here at its nominal rate.
+/// NCCL uses PCIe 3.0 x16 where NVLinks do not form a ring; here at its nominal rate.
 const PCIE: f64 = 15.75e9;
-/// How many sets gain so much at least.
+/// The table counts the sets that gain at least this much.
 const GAINS: [f64; 4] = [1.1, 1.5, 2.0, 4.0];
 
 pub fn run() -> Result<(String, String)> {
@@ -40,7 +40,7 @@ pub fn run() -> Result<(String, String)> {
                 let rings = rings(&network, link / 8.0, members);
                 no_ring += usize::from(rings == 0);
                 let ring = if rings == 0 { PCIE } else { rings as f64 * link / 8.0 } * spread;
-                // Trees take PCIe, too, where NVLinks do not join all.
+                // Trees also use PCIe where NVLinks do not connect all GPUs.
                 let tree = plan(&network, &[job]).map(|mut plans| plans.remove(0));
                 no_tree += usize::from(tree.is_err());
                 trees = trees.max(tree.as_ref().map_or(0, |plan| plan.trees.len()));
@@ -67,7 +67,7 @@ pub fn run() -> Result<(String, String)> {
         "GPUs",
         "sets",
         "without a ring",
-        "not joined",
+        "not connected",
         "most trees",
         "least gain",
         "mean",
@@ -78,15 +78,18 @@ pub fn run() -> Result<(String, String)> {
         "4",
     ];
     let text = format!(
-        "The gain is the all-reduce rate of trees divided by that of NCCL's rings, all links at their nominal rates. A set without a ring of NVLinks sums over \
-         PCIe with NCCL; one that NVLinks do not join at all does so with both. The mean is geometric. The paper's abstract: up to 8 times NCCL, measured; at its nominal rate PCIe carries more \
-         than it does in a machine, and so does NCCL here.\n\n{}",
+        "The gain is the all-reduce rate of trees divided by that of NCCL's rings, with all links \
+         at their nominal rates. NCCL sums over PCIe in a set whose NVLinks form no ring; \
+         both do in a set that NVLinks do not connect. The mean is geometric. The paper's \
+         abstract: up to 8 times NCCL, measured. PCIe is slower in a real machine than its \
+         nominal rate, \
+         and so is NCCL.\n\n{}",
         table(&head, &rows)
     );
     Ok((
         text,
         chart(
-            "Trees beside NCCL's rings, mean over all sets of GPUs",
+            "Trees compared with NCCL's rings, mean over all sets of GPUs",
             "GPUs",
             "times as fast",
             &curves,
@@ -94,8 +97,8 @@ pub fn run() -> Result<(String, String)> {
     ))
 }
 
-/// How many directed rings of NVLinks NCCL finds: circles through all members that share no link,
-/// and each gives two.
+/// The number of directed rings of NVLinks that NCCL finds: cycles through all members that share
+/// no link; each cycle gives two rings.
 fn rings(network: &Network, link: f64, members: &[Node]) -> usize {
     let links = |a: Node, b: Node| {
         network
@@ -115,7 +118,7 @@ fn rings(network: &Network, link: f64, members: &[Node]) -> usize {
     2 * most(&mut left, &circles)
 }
 
-/// Circles through all, each in one direction.
+/// Cycles through all members, each in one direction.
 fn extend(left: &[Vec<i32>], path: &mut Vec<usize>, circles: &mut Vec<Vec<usize>>) {
     let (n, last) = (left.len(), path[path.len() - 1]);
     if path.len() == n {
@@ -135,7 +138,7 @@ fn extend(left: &[Vec<i32>], path: &mut Vec<usize>, circles: &mut Vec<Vec<usize>
 
 fn most(left: &mut [Vec<i32>], circles: &[Vec<usize>]) -> usize {
     let n = left.len();
-    // Each circle takes two links of each GPU.
+    // Each cycle takes two links of each GPU.
     let bound = left.iter().map(|row| row.iter().sum::<i32>() / 2).min().unwrap_or(0) as usize;
     let mut best = 0;
     for (at, circle) in circles.iter().enumerate() {

@@ -6,10 +6,10 @@ use plotters::prelude::*;
 /// A curve: its name and points.
 pub type Curve = (String, Vec<(f64, f64)>);
 
-/// Curves in a chart whose x is in powers of two and whose y begins at zero.
+/// Draws curves in a chart whose x axis has powers of two and whose y axis begins at zero.
 pub fn chart(title: &str, x: &str, y: &str, curves: &[Curve]) -> Result<String> {
     let mut svg = String::new();
-    draw(&mut svg, [title, x, y], curves).map_err(|e| anyhow!("no picture: {e}"))?;
+    draw(&mut svg, [title, x, y], curves).map_err(|e| anyhow!("cannot draw {title:?}: {e}"))?;
     Ok(svg)
 }
 

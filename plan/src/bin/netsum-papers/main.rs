@@ -1,5 +1,5 @@
-//! `cargo xtask papers`: what NetReduce, Blink and Ethereal promise, computed anew by the planner
-//! and the fluid network; and what other jobs cost.
+//! `cargo xtask papers`: computes the results of NetReduce, Blink and Ethereal with the planner and
+//! the fluid network, and the cost of sharing links with other jobs.
 
 mod background;
 mod blink;

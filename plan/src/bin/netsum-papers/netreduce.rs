@@ -1,5 +1,5 @@
-//! NetReduce (arXiv 2009.09736): sums inside machines first, and between machines by boxes, beside
-//! a flat ring.
+//! NetReduce (arXiv 2009.09736): hierarchical sums, first inside machines and then between them by
+//! boxes, compared with a flat ring.
 
 use anyhow::Result;
 use netsum_plan::collectives::Machines;
@@ -44,11 +44,15 @@ pub fn run() -> Result<(String, String)> {
         "over a ring of all GPUs, 1 us",
     ];
     let text = format!(
-        "Machines of 8 GPUs, 12.5 GB/s between them, 256 MB. The gain is the time of a flat ring of machines divided by that of the hierarchical way; \
-         the inequality says where it is above 1, but for latency. The paper's limit is 2 (P - 1) / P, for links inside that take no time and without latency: \
-         what the links inside take is missing to it, and what the ring's steps take goes beyond it.\n\n{}",
+        "Machines of 8 GPUs, 12.5 GB/s between them, 256 MB. The gain is the time of a flat ring \
+         of machines divided by that of the hierarchical sum; \
+         the inequality says where it is above 1 if latency is ignored. The paper's limit is 2 (P \
+         - 1) / P. It assumes that links inside machines take no time, so it is too high by their \
+         time; \
+         and it ignores latency, so the gain exceeds it where the ring's many steps take \
+         long.\n\n{}",
         table(&head, &rows)
     );
-    let title = "Hierarchical sums beside a flat ring, by the rate inside machines (1 us)";
+    let title = "Hierarchical sums compared with a flat ring, by the rate inside machines (1 us)";
     Ok((text, chart(title, "machines", "times as fast", &curves)?))
 }

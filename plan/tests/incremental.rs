@@ -1,6 +1,7 @@
-//! What a job gets beside others that keep their trees: feasible, fair, and the same each time.
+//! Incremental plans: what a job gets among others that keep their trees is feasible, fair, and the
+//! same each time.
 
-use netsum_plan::beside::{Beside, beside};
+use netsum_plan::incremental::{Incremental, incremental};
 use netsum_plan::topology::{Network, Topology};
 use netsum_plan::tree::{Collective, Hop, Tree, load};
 use proptest::prelude::*;
@@ -31,7 +32,7 @@ fn fabric(host: f64, links: &[Vec<f64>], adds: Option<f64>) -> Fabric {
 }
 
 impl Fabric {
-    /// A tree of the n-th host of each of these leaves.
+    /// A tree of the host with this number below each of these leaves.
     fn tree(&self, leaves: &[usize], host: usize, spine: usize, rate: f64) -> Tree {
         let leaf = |leaf: usize| 2 * self.leaves + leaf;
         let root = 3 * self.leaves + spine;
@@ -46,8 +47,8 @@ impl Fabric {
         (0..self.spines).map(|spine| self.tree(leaves, host, spine, 1.0)).collect()
     }
 
-    fn beside(&self, others: &[Vec<Tree>], leaves: &[usize], host: usize) -> Beside {
-        beside(&self.network, others, &self.trees(leaves, host), 1).unwrap()
+    fn incremental(&self, others: &[Vec<Tree>], leaves: &[usize], host: usize) -> Incremental {
+        incremental(&self.network, others, &self.trees(leaves, host), 1).unwrap()
     }
 }
 
@@ -56,39 +57,40 @@ fn near(value: f64, expected: f64) {
 }
 
 #[test]
-fn a_job_alone_has_what_links_have() {
+fn a_job_alone_gets_the_rate_of_the_links() {
     let fabric = fabric(100.0, &[vec![1.0, 2.0, 4.0], vec![1.0, 2.0, 3.0]], None);
-    let Beside { share, rooms, .. } = fabric.beside(&[], &[0, 1], 0);
+    let Incremental { share, residual, .. } = fabric.incremental(&[], &[0, 1], 0);
     near(share, 6.0);
-    rooms.into_iter().zip([1.0, 2.0, 3.0]).for_each(|(room, expected)| near(room, expected));
+    residual.into_iter().zip([1.0, 2.0, 3.0]).for_each(|(room, expected)| near(room, expected));
 }
 
 #[test]
-fn what_another_uses_is_avoided_and_what_it_cannot_use_is_not() {
+fn links_that_others_use_are_avoided_unless_the_others_cannot_fill_them() {
     let fabric = fabric(100.0, &[vec![4.0, 4.0], vec![4.0, 4.0]], None);
     let other = vec![fabric.tree(&[0, 1], 0, 0, 1.0)];
-    let Beside { share, rooms, .. } = fabric.beside(&[other], &[0, 1], 1);
+    let Incremental { share, residual, .. } = fabric.incremental(&[other], &[0, 1], 1);
     near(share, 4.0);
-    near(rooms[0], 0.0);
-    near(rooms[1], 4.0);
+    near(residual[0], 0.0);
+    near(residual[1], 4.0);
 
-    // Its hosts are slow.
+    // Here the other job's hosts are slow.
     let mut slow = self::fabric(1.0, &[vec![4.0, 4.0], vec![4.0, 4.0]], None);
     let other = vec![slow.tree(&[0, 1], 0, 0, 1.0)];
-    let Beside { share, rooms, .. } = slow.beside(std::slice::from_ref(&other), &[0, 1], 1);
+    let Incremental { share, residual, .. } =
+        slow.incremental(std::slice::from_ref(&other), &[0, 1], 1);
     near(share, 1.0);
-    near(rooms[0], 3.0);
-    near(rooms[1], 4.0);
-    // Two at the same ports have half of it each.
-    near(slow.beside(&[other], &[0, 1], 0).share, 0.5);
+    near(residual[0], 3.0);
+    near(residual[1], 4.0);
+    // Two jobs at the same ports have half of the rate each.
+    near(slow.incremental(&[other], &[0, 1], 0).share, 0.5);
 
-    // Of a CPU that adds 3 GB/s with two members two jobs have 0.75 GB/s each.
+    // A CPU adds 3 GB/s; two jobs with two members each have 0.75 GB/s.
     slow = self::fabric(100.0, &[vec![4.0], vec![4.0]], Some(3.0));
     let other = vec![slow.tree(&[0, 1], 0, 0, 1.0)];
-    near(slow.beside(&[other], &[0, 1], 1).share, 0.75);
+    near(slow.incremental(&[other], &[0, 1], 1).share, 0.75);
 }
 
-/// Rates of links; and of each job the leaves, which of their hosts, and its rings at each spine.
+/// Rates of links; and for each job its leaves, the host below each, and its rings at each spine.
 type Case = (Vec<Vec<f64>>, f64, Vec<(Vec<usize>, usize, Vec<f64>)>);
 
 fn any_case() -> impl Strategy<Value = Case> {
@@ -97,7 +99,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         let links = prop::collection::vec(prop::collection::vec(gb(), spines), leaves);
         let all: Vec<usize> = (0..leaves).collect();
         let rings = prop::collection::vec((0u8..5).prop_map(f64::from), spines)
-            .prop_filter("a ring at least", |rings| rings.iter().sum::<f64>() > 0.0);
+            .prop_filter("at least one ring", |rings| rings.iter().sum::<f64>() > 0.0);
         let job = (prop::sample::subsequence(all, 2..=leaves), 0usize..2, rings);
         (links, gb(), prop::collection::vec(job, 1..6))
     })
@@ -115,35 +117,44 @@ proptest! {
             at.map(|(spine, rings)| fabric.tree(leaves, *host, spine, *rings)).collect()
         };
         let mut others: Vec<Vec<Tree>> = others.iter().map(trees).collect();
-        let Beside { share, rooms, .. } = fabric.beside(&others, &last.0, last.1);
+        let Incremental { share, residual, .. } = fabric.incremental(&others, &last.0, last.1);
         prop_assert!(share > 0.0);
-        // There is room for the share in proportion to the rooms.
-        let all: f64 = rooms.iter().sum();
-        prop_assert!(all >= share * (1.0 - 1e-6), "{share} of {rooms:?}");
-        // No job has less than a fair part of the narrowest link that any uses: it is not pushed
-        // aside by those that were first.
+        // The residual capacities hold the share, if it is split in proportion to them.
+        let all: f64 = residual.iter().sum();
+        prop_assert!(all >= share * (1.0 - 1e-6), "{share} of {residual:?}");
+        // Each job has at least a fair part of the narrowest link that any job uses: jobs that came
+        // first do not push it aside.
         let narrowest = links.iter().flatten().copied().fold(host, f64::min) * 1e9;
-        prop_assert!(share >= narrowest / jobs.len() as f64 * (1.0 - 1e-6), "{share} of {narrowest}");
-        // With its bytes shared out so, all have their fair shares at once, and it has what was
-        // promised.
+        prop_assert!(
+            share >= narrowest / jobs.len() as f64 * (1.0 - 1e-6),
+            "{share} of {narrowest}"
+        );
+        // With its bytes split in this proportion, all jobs have their fair shares at once, and it
+        // has the promised one.
         let mut all_jobs = others.clone();
-        all_jobs.push(fabric.trees(&last.0, last.1).into_iter().zip(&rooms)
+        all_jobs.push(fabric.trees(&last.0, last.1).into_iter().zip(&residual)
             .map(|(tree, room)| Tree { rate: *room, ..tree }).collect());
         let filled = shares(&fabric.network, &all_jobs).pop().unwrap();
-        prop_assert!((filled - share).abs() <= 1e-5 * share, "{share} promised, {filled} had by {rooms:?}");
+        prop_assert!(
+            (filled - share).abs() <= 1e-5 * share,
+            "{share} promised, {filled} reached, of {residual:?}"
+        );
         others.reverse();
-        let again = fabric.beside(&others, &last.0, last.1);
+        let again = fabric.incremental(&others, &last.0, last.1);
         prop_assert!((again.share - share).abs() <= 1e-6 * share);
-        for (room, before) in again.rooms.iter().zip(&rooms) {
-            prop_assert!((room - before).abs() <= 1e-5 * share.max(*before), "{:?} {rooms:?}", again.rooms);
+        for (room, before) in again.residual.iter().zip(&residual) {
+            prop_assert!(
+                (room - before).abs() <= 1e-5 * share.max(*before),
+                "{:?} {residual:?}", again.residual
+            );
         }
-        // Where there was nobody else there is no less.
-        prop_assert!(fabric.beside(&[], &last.0, last.1).share >= share * (1.0 - 1e-6));
+        // Without the others it has at least as much.
+        prop_assert!(fabric.incremental(&[], &last.0, last.1).share >= share * (1.0 - 1e-6));
     }
 }
 
-/// Max-min fair shares of jobs that all keep their trees, by filling: all rise until something is
-/// full that they use.
+/// Max-min fair shares of jobs that all keep their trees, by filling: all rise until one of their
+/// resources is full.
 fn shares(network: &Network, jobs: &[Vec<Tree>]) -> Vec<f64> {
     let unit = |trees: &Vec<Tree>| {
         let whole: f64 = trees.iter().map(|tree| tree.rate).sum();
@@ -183,7 +194,7 @@ fn shares(network: &Network, jobs: &[Vec<Tree>]) -> Vec<f64> {
 }
 
 #[test]
-#[ignore = "prints times: with --release"]
+#[ignore = "prints times; run it with --release"]
 fn how_long_it_takes() {
     for (leaves, spines, jobs) in [(60, 4, 16), (64, 16, 16), (64, 16, 64)] {
         let links: Vec<Vec<f64>> = (0..leaves)
@@ -202,11 +213,11 @@ fn how_long_it_takes() {
         let (mut longest, mut all) = (std::time::Duration::ZERO, std::time::Duration::ZERO);
         for job in 0..jobs {
             let begin = std::time::Instant::now();
-            let found = fabric.beside(&others, &mine(job), job % 2);
+            let found = fabric.incremental(&others, &mine(job), job % 2);
             longest = longest.max(begin.elapsed());
             all += begin.elapsed();
             let trees = fabric.trees(&mine(job), job % 2);
-            let part = trees.into_iter().zip(found.rooms);
+            let part = trees.into_iter().zip(found.residual);
             others
                 .push(part.filter(|(_, r)| *r > 0.0).map(|(t, rate)| Tree { rate, ..t }).collect());
         }

@@ -1,4 +1,4 @@
-//! A job beside others that keep their trees, and how these share its bytes out.
+//! The incremental plan: a job among others that keep their trees, and how its bytes are split.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,22 @@ use crate::plan::shares;
 use crate::topology::{Error, Network, Resource};
 use crate::tree::{Collective, Tree, load};
 
-/// What a job can have.
+/// The rate that a job can get.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Beside {
-    /// Its max-min fair share, if it used its trees as is best: bytes in a second.
+pub struct Incremental {
+    /// Its max-min fair share with the best use of its trees, in bytes per second.
     pub share: f64,
     /// The others' fair shares.
     pub others: Vec<f64>,
-    /// Bytes in a second that the others' fair shares leave it at each of its trees, by what is not
-    /// common to all of them.
-    pub rooms: Vec<f64>,
-    /// More rings would give it more.
+    /// The residual capacity of each of its trees after the others' fair shares, in bytes per
+    /// second. Resources that all its trees use are left out.
+    pub residual: Vec<f64>,
+    /// More rings would increase its share.
     pub needs_rings: bool,
 }
 
-/// What one byte in a second takes that is shared out over trees in proportion to their rates.
+/// The resources that one byte per second uses, if it is split over trees in proportion to their
+/// rates.
 fn together(network: &Network, trees: &[Tree]) -> BTreeMap<Resource, f64> {
     let mut uses = BTreeMap::new();
     for tree in rated(trees, 1.0) {
@@ -32,29 +33,29 @@ fn together(network: &Network, trees: &[Tree]) -> BTreeMap<Resource, f64> {
     uses
 }
 
-/// Trees that do so much together, in proportion to their rates.
+/// The same trees with rates that add up to `rate`, in the same proportions.
 pub fn rated(trees: &[Tree], rate: f64) -> Vec<Tree> {
     let all: f64 = trees.iter().map(|tree| tree.rate).sum();
     trees.iter().map(|tree| Tree { rate: rate * tree.rate / all, ..tree.clone() }).collect()
 }
 
-/// Plans a job that may have `trees`, beside others that cannot change the proportions of theirs.
-/// Each of its rings goes by one of the trees, and does no more than one can there.
+/// Plans a job that may have `trees`, among others that cannot change the proportions of theirs.
+/// Each of its rings uses one of the trees, and is limited by the rate of a ring there.
 ///
 /// # Errors
-/// If the solver gives up.
-pub fn beside(
+/// If the solver fails.
+pub fn incremental(
     network: &Network,
     others: &[Vec<Tree>],
     trees: &[Tree],
     rings: u32,
-) -> Result<Beside, Error> {
+) -> Result<Incremental, Error> {
     let mut model = Model::new(network);
     let uses: Vec<_> = trees.iter().map(|tree| tree.uses(network, Collective::AllReduce)).collect();
     let mut free = BTreeMap::new();
     let mut vars: Vec<Vec<Var>> = Vec::new();
     for (job, trees) in others.iter().enumerate() {
-        // Its rings all do as much as the slowest.
+        // All its rings have the rate of the slowest.
         let each = trees.iter().map(|tree| tree.ring_rate(network)).fold(f64::INFINITY, f64::min);
         free.insert(
             Resource::Rings(job),
@@ -67,7 +68,7 @@ pub fn beside(
     }
     let own = Resource::Rings(others.len());
     free.insert(own, f64::from(rings));
-    // Rings for a byte in a second; a box may say that it adds nothing.
+    // Rings for one byte per second; a box's aggregation rate may be 0.
     let parts: Vec<f64> = trees.iter().map(|tree| 1.0 / tree.ring_rate(network).max(1.0)).collect();
     let takes =
         uses.iter().zip(&parts).map(|(uses, part)| uses.clone().into_iter().chain([(own, *part)]));
@@ -95,5 +96,6 @@ pub fn beside(
         });
         left.fold(f64::INFINITY, f64::min)
     };
-    Ok(Beside { share, rooms: uses.iter().map(room).collect(), others: shares, needs_rings })
+    let residual = uses.iter().map(room).collect();
+    Ok(Incremental { share, residual, others: shares, needs_rings })
 }
