@@ -1,5 +1,6 @@
 #!/bin/sh
-# mpirun.sh HOST:RANKS,HOST:RANKS... PROGRAM...: on one host, which reaches the others by ssh.
+# mpirun.sh HOST:RANKS,HOST:RANKS... PROGRAM...: run it on one host, which reaches the others by
+# ssh.
 set -eu
 hosts=$1
 shift

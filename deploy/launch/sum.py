@@ -1,4 +1,4 @@
-"""What every rank does."""
+"""An all-reduce that every rank runs."""
 
 import netsum
 import numpy
