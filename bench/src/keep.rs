@@ -1,17 +1,17 @@
-//! Where a benchmark's figures go beside what it prints.
+//! Writes a benchmark's figures to files.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Options that all benchmarks have.
+/// Options of all benchmarks.
 #[derive(clap::Args, Debug)]
 pub struct Keep {
-    /// Also writes all figures to this file; with `-` prints them in place of the tables.
+    /// Also write all figures to this file; `-` prints them instead of the tables.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Also draws them.
+    /// Also draw the figures into this file.
     #[arg(long)]
     svg: Option<PathBuf>,
 }
@@ -21,14 +21,14 @@ impl Keep {
         self.json.as_deref() == Some(Path::new("-"))
     }
 
-    /// Prints a part of the tables, where figures are not printed in their place.
+    /// Prints a part of the tables, unless JSON is printed instead.
     pub fn print(&self, text: impl std::fmt::Display) {
         if !self.prints_json() {
             print!("{text}");
         }
     }
 
-    /// Writes what was asked for.
+    /// Writes the files that were asked for.
     ///
     /// # Errors
     /// If it cannot be written or drawn.

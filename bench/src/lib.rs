@@ -1,12 +1,13 @@
 //! Benchmarks: programs and whole all-reduces, measured in the lab. `cargo xtask bench` runs them.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! | --- | --- |
-//! | [`dataplane`] | what the data plane costs, packet by packet and with live frames |
-//! | [`contest`] | netsum beside others who all-reduce |
+//! | [`dataplane`] | the cost of the data plane, packet by packet and with live frames |
+//! | [`contest`] | netsum compared with its peers |
 //! | [`scaling`] | all-reduces with more ranks, rings, jobs, credit, and larger messages |
-//! | [`control`] | a fabric's manager with many boxes and ranks |
-//! | [`keep`] | where figures go |
+//! | [`trees`] | a job over spines whose links differ in rate |
+//! | [`control`] | a fabric manager with many boxes and ranks |
+//! | [`keep`] | files of figures |
 //! | [`plot`] | pictures of figures |
 //!
 //! `ebpf/` has the BPF programs of the data plane's benchmark.

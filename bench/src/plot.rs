@@ -8,40 +8,40 @@ use plotters::prelude::*;
 /// A curve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// As in the legend.
+    /// Its name in the legend.
     pub name: String,
-    /// From left to right.
+    /// Its points, from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
-/// How far up means what.
+/// The scale of the y axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Height {
-    /// From zero on.
+    /// Linear, from zero.
     Linear,
-    /// Powers.
+    /// Logarithmic.
     Log,
 }
 
-/// A chart. To the right are powers of two: sizes, or numbers of things that are doubled.
+/// A chart. Its x axis has powers of two: sizes, or numbers of things that are doubled.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Over it.
+    /// The title.
     pub title: String,
-    /// What lies to the right.
+    /// The label of the x axis.
     pub x: String,
-    /// What goes up.
+    /// The label of the y axis.
     pub y: String,
-    /// How far.
+    /// The scale of the y axis.
     pub height: Height,
-    /// Those of bytes are written in KiB and MiB.
+    /// Whether x values are written in KiB and MiB.
     pub x_is_bytes: bool,
     /// The curves.
     pub series: Vec<Series>,
 }
 
-/// Curves out of rows: `name` says whose a row is, `point` where it is. Names in the order in which
-/// they first appear.
+/// Makes curves from rows: `name` gives a row's curve, and `point` its point. Curves are in order
+/// of appearance.
 pub fn series<R>(
     rows: &[R],
     name: impl Fn(&R) -> String,
@@ -69,7 +69,7 @@ pub fn picture(panels: &[Panel], columns: usize, size: (u32, u32)) -> Result<Str
         ensure!(points > 0, "{}: no points", panel.title);
     }
     let mut svg = String::new();
-    draw(&mut svg, panels, columns, size).map_err(|e| anyhow!("no picture: {e}"))?;
+    draw(&mut svg, panels, columns, size).map_err(|e| anyhow!("cannot draw the picture: {e}"))?;
     Ok(svg)
 }
 
@@ -153,7 +153,7 @@ fn size_text(bytes: f64) -> String {
     }
 }
 
-/// A figure with as many digits as mean something.
+/// A figure with the significant digits.
 fn figure(y: f64) -> String {
     match y.abs() {
         a if a >= 10.0 => format!("{y:.0}"),

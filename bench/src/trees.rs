@@ -1,5 +1,5 @@
-//! A job over spines whose links are not equally fast: by one tree, by trees that get equal shares,
-//! and by those that the rates ask for.
+//! A job over spines whose links differ in rate: with one tree, with trees that get equal shares,
+//! and with planned shares.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ use serde::Serialize;
 
 const RANKS: usize = 4;
 
-/// What one way of spreading rings has reached.
+/// The result of one way of spreading rings.
 #[derive(Debug, Serialize)]
 pub struct Figures {
     /// `one tree`, `equal shares` or `planned`.
     pub how: &'static str,
-    /// Of each spine, the fastest first.
+    /// The rings of each spine, the fastest first.
     pub rings: Vec<u32>,
-    /// Bytes of the vector summed in a second; the best of the repetitions.
+    /// Summed bytes of the vector per second; the best of the repetitions.
     pub rate: f64,
-    /// The same over what the planner's bound allows, which leaves room for headers.
+    /// The rate divided by the planner's bound, which ignores headers.
     pub of_bound: f64,
 }
 
@@ -38,11 +38,11 @@ impl fmt::Display for Figures {
     }
 }
 
-/// Heads the lines of [`Figures`].
+/// The headings of [`Figures`]' lines.
 pub const HEAD: &str = "how            rings        summed   of the bound";
 
-/// Two racks of two hosts, a spine for each rate, the fastest first. Their links' rates are
-/// multiples of the slowest one's.
+/// Two racks of two hosts, with a spine for each rate, the fastest first. The links' rates are
+/// multiples of the slowest.
 ///
 /// # Errors
 /// If the lab, the manager or a rank fails, or a sum is wrong.
@@ -89,7 +89,7 @@ pub fn measure(rates: &[Rate], bytes: usize, repeat: u64) -> Result<(Vec<Figures
             );
             least = outcomes.iter().map(|o| o.micros).max().unwrap_or(u64::MAX).min(least);
         }
-        // The manager shows trees after its next look.
+        // The manager shows trees after it has polled the boxes.
         let start = Instant::now();
         let job = loop {
             ensure!(

@@ -1,5 +1,4 @@
-//! The benchmarks run, and what they write has what is read in it. Whether their figures are good
-//! is not asked.
+//! The benchmarks run, and their output is complete. The figures' quality is not checked.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +7,7 @@ use netsum_lab::cluster::program;
 use netsum_lab::netns::output;
 use serde_json::Value;
 
-/// Runs a benchmark with a little of everything; its tables and its JSON.
+/// Runs a benchmark with little of everything; returns its tables and its JSON.
 fn run(name: &str, arguments: &[&str]) -> (String, Value) {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name);
@@ -101,7 +100,7 @@ fn scaling_is_measured_with_several_ranks_and_jobs() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn rings_over_unequal_spines_are_as_planned() {
+fn rings_over_unequal_spines_follow_the_plan() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("json");
     let mut command = Command::new(program("bench-plan").unwrap());
@@ -114,14 +113,14 @@ fn rings_over_unequal_spines_are_as_planned() {
     assert!(text.contains("planned 67 %"), "{text}");
     for row in figures.as_array().unwrap() {
         positive(row, &["rate", "of_bound"]);
-        // Headers are in it: more than the bound cannot be.
+        // The bound ignores headers, so the rate cannot exceed it.
         assert!(row["of_bound"].as_f64().unwrap() < 1.02, "{text}");
     }
 }
 
 #[test]
 #[ignore = "needs the program `netsum`: cargo xtask test"]
-fn a_fabrics_control_is_measured_and_jobs_go_round_a_dead_spine() {
+fn a_fabric_managers_cost_is_measured_and_jobs_avoid_a_dead_spine() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("json");
     let mut command = Command::new(program("bench-control").unwrap());
@@ -136,7 +135,7 @@ fn a_fabrics_control_is_measured_and_jobs_go_round_a_dead_spine() {
 
 #[test]
 #[ignore = "needs the program `bench-start`: cargo xtask test"]
-fn starting_an_operation_is_measured_beside_a_thread_that_waits_and_a_rank_that_is_late() {
+fn starting_an_operation_is_measured_with_a_waiting_thread_and_a_late_rank() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("json");
     let mut command = Command::new(program("bench-start").unwrap());

@@ -1,4 +1,4 @@
-//! The benchmark of whole all-reduces: what it measures is right, however fast.
+//! The benchmark of whole all-reduces measures what it should.
 
 use netsum_bench::contest::Order;
 use netsum_bench::contest::link::{Link, Wire};
@@ -30,7 +30,7 @@ fn netsum_takes_part_with_and_without_its_box() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn nobody_is_faster_than_the_links() {
+fn contestants_are_not_faster_than_the_links() {
     let part = Part {
         job: JobSpec { message_size: 65_536, window: 2, ..JobSpec::new("bench", 2) },
         wire: Wire { mtu: 1500, rate: "50mbit".parse().unwrap(), loss: 0.0, uplinks: None },
@@ -48,7 +48,7 @@ fn nobody_is_faster_than_the_links() {
     assert_eq!(found, expected);
     for row in rows {
         assert_eq!((row.rounds_ms.len(), row.astray), (2, 0), "{row:?}");
-        // The smaller vector is no longer than what links let pass at once.
+        // The smaller vector fits into the links' burst.
         assert!(
             row.bytes == 4096 || row.share_of_limit.is_some_and(|share| share < 1.0),
             "{row:?}"

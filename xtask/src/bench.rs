@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements, as figures to compare within one run.
+//! `cargo xtask bench`: measurements. Compare figures of one run only.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
@@ -8,7 +8,7 @@ use clap::Subcommand;
 
 use crate::{paths, setup};
 
-/// Where records are kept.
+/// Folder of the saved figures.
 const RECORDS: &str = "benchmarks";
 
 /// Arguments of `cargo xtask bench`.
@@ -20,14 +20,14 @@ pub struct BenchArgs {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    /// What the XDP programs cost: ns per packet of each way, whole fragments by ranks, live frames
-    /// of one core beside what the kernel alone costs, memory of rings, and what the verifier made
-    /// of it all.
+    /// Measure the XDP programs: ns per packet on each path, whole fragments by number of ranks,
+    /// live frames per core next to the kernel's own cost, memory of rings, and the verifier's
+    /// statistics.
     Dataplane {
-        /// Prints JSON.
+        /// Print JSON.
         #[arg(long, conflicts_with = "save")]
         json: bool,
-        /// Also writes figures and a picture, with machine and kernel, to
+        /// Also write figures and a picture, with machine and kernel, to
         /// benchmarks/dataplane.{txt,json,svg}.
         #[arg(long)]
         save: bool,
@@ -35,13 +35,13 @@ enum What {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// How bandwidth and latency of all-reduces change with ranks, rings, jobs, window and message
-    /// size, one at a time. About five minutes.
+    /// Measure bandwidth and latency of all-reduces while ranks, rings, jobs, window or message
+    /// size change, one at a time. About five minutes.
     Scaling {
-        /// Fewer points, and a smaller vector.
+        /// Use fewer points and a smaller vector.
         #[arg(long)]
         quick: bool,
-        /// Also writes figures and a picture, with machine and kernel, to
+        /// Also write figures and a picture, with machine and kernel, to
         /// benchmarks/scaling.{txt,json,svg}.
         #[arg(long)]
         save: bool,
@@ -49,22 +49,22 @@ enum What {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// What a rank does to every byte of a message, beside a copy.
+    /// Measure the conversion of a message at a rank, next to a copy.
     Numeric,
-    /// How long the call that starts an operation takes, with and without another thread that
-    /// waits, and a rank that is late. Two minutes.
+    /// Measure how long the call that starts an operation takes, with and without another thread
+    /// that waits, and with a late rank. Two minutes.
     Start {
-        /// Also writes figures, with machine and kernel, to benchmarks/start.{txt,json}.
+        /// Also write figures, with machine and kernel, to benchmarks/start.{txt,json}.
         #[arg(long)]
         save: bool,
         /// Arguments of the benchmark itself; `-- --help` lists them.
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// All-reduces on links with a bandwidth: netsum with and without its box and its peers, in
-    /// turns, each in a lab of its own. About 35 minutes. Installs what is missing.
+    /// Measure all-reduces on links with a bandwidth: netsum with and without its box, and its
+    /// peers, in turns, each in a lab of its own. About 35 minutes. Installs missing peers.
     Wire {
-        /// Also writes figures and a picture, with machine and kernel, to
+        /// Also write figures and a picture, with machine and kernel, to
         /// benchmarks/wire.{txt,json,svg}.
         #[arg(long)]
         save: bool,
@@ -72,14 +72,14 @@ enum What {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// The same with 8 hosts in 2 and 4 racks, whose boxes a spine connects, over uplinks that
-    /// carry all, half or a quarter of what a rack's hosts send. About 13 minutes.
+    /// Measure the same with 8 hosts in 2 and 4 racks. A spine connects the racks' boxes, over
+    /// uplinks that carry all, half or a quarter of what a rack's hosts send. About 13 minutes.
     Racks {
-        /// Instead: spines with links of 200, 100 and 50 Mb/s; a job by one tree, by equal shares,
-        /// and by shares as planned. A minute.
+        /// Measure spines with links of 200, 100 and 50 Mb/s instead: a job with one tree, with
+        /// equal shares, and with planned shares. A minute.
         #[arg(long)]
         plan: bool,
-        /// Also writes figures and a picture, with machine and kernel, to
+        /// Also write figures and a picture, with machine and kernel, to
         /// benchmarks/racks.{txt,json,svg}.
         #[arg(long)]
         save: bool,
@@ -87,11 +87,11 @@ enum What {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// What the manager of a fabric costs with many boxes and ranks: to admit them, to find itself
-    /// back after it was killed, and to lay all jobs out anew when a spine is dead. Boxes and ranks
-    /// have no data plane. A minute.
+    /// Measure a fabric manager with many boxes and ranks: the time to admit them, to recover after
+    /// it was killed, and to lay all jobs out again when a spine has died. Boxes and ranks have no
+    /// data plane. A minute.
     Control {
-        /// Also writes figures, with machine and kernel, to benchmarks/control.{txt,json}.
+        /// Also write figures, with machine and kernel, to benchmarks/control.{txt,json}.
         #[arg(long)]
         save: bool,
         /// Arguments of the benchmark itself; `-- --help` lists them.
@@ -100,7 +100,7 @@ enum What {
     },
 }
 
-/// What is measured with racks.
+/// The arguments of `bench-wire` for racks.
 const RACKS: [&str; 12] = [
     "--racks",
     "2,4",
@@ -149,7 +149,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         What::Start { save, arguments } => recorded("start", arguments, save),
         What::Wire { save, arguments } => {
             setup::require_bpf()?;
-            // Without them the benchmark says who is missing.
+            // A peer that cannot be installed is named by the benchmark.
             setup::install_rivals();
             recorded("wire", arguments, save)
         }
@@ -172,7 +172,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     }
 }
 
-/// Runs the benchmark `bench-NAME`; what it prints, its figures and its picture can be kept.
+/// Runs the benchmark `bench-NAME`, and saves its output, figures and picture if asked to.
 fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
     let command = if name == "plan" { "racks --plan" } else { name };
     let said = [format!("$ cargo xtask bench {command} --save")].into_iter();
@@ -188,7 +188,7 @@ fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
     }
     let program = if name == "racks" { "wire" } else { name };
     let (text, status) = bench(&format!("bench-{program}"), &arguments)?;
-    // Also what is right of a run of which a part has failed.
+    // If a part of the run has failed, the rest is still saved.
     if save {
         write(&format!("{RECORDS}/{name}.txt"), &said, &text)?;
     }
@@ -196,7 +196,7 @@ fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
     Ok(())
 }
 
-/// Builds a benchmark and runs it; what it printed, which has been shown, and how it ended.
+/// Builds a benchmark and runs it; returns its output, which was also shown, and its status.
 fn bench(program: &str, arguments: &[String]) -> Result<(String, ExitStatus)> {
     // The programs that it starts are built with it.
     let mut build = paths::cargo()?;
@@ -209,7 +209,7 @@ fn bench(program: &str, arguments: &[String]) -> Result<(String, ExitStatus)> {
         "--package",
         "netsum-worker",
     ]);
-    ensure!(build.status().context("cargo")?.success(), "the benchmark cannot be built");
+    ensure!(build.status().context("cargo")?.success(), "building the benchmark failed, see above");
     let path = paths::target_dir()?.join("release").join(program);
     let mut command = Command::new(path);
     let mut child =
@@ -241,7 +241,7 @@ fn machine() -> Result<String> {
         .find_map(|l| l.strip_prefix("model name")?.split_once(": "))
         .map_or("unknown processor", |(_, m)| m);
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    // The release without a distributor's suffix.
+    // The release without the distribution's suffix.
     let kernel = kernel.trim().split('-').next().unwrap_or_default();
     let count = cpus.lines().filter(|l| l.starts_with("processor")).count();
     Ok(format!("{count} x {model}, Linux {kernel}"))

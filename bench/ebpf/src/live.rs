@@ -1,10 +1,10 @@
-//! Live frames for the benchmark: a sender that plays all ranks, and what a ring's CPU could do
-//! less than `aggregate`.
+//! Live frames for the benchmark: a sender that plays all ranks, and programs that do less than
+//! `aggregate` on a ring's CPU.
 //!
-//! The kernel gives each run a frame of a pool that it recycles: what an earlier run, the ring's
-//! CPU or a port has written is still in it. So the sender writes headers, payload and ICRC anew.
-//! It stops when it is as far ahead of the ring as its credit allows, so that no queue on the way
-//! overflows and every sum completes.
+//! The kernel gives each run a frame of a pool that it recycles, with the bytes that an earlier
+//! run, the ring's CPU or a port has written. The sender therefore writes headers, payload and ICRC
+//! each time. It stops when it is as far ahead of the ring as its credit allows: then no queue
+//! overflows, and every sum completes.
 
 use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::btf_maps::{Array, DevMap};
@@ -86,7 +86,7 @@ fn next(ctx: &XdpContext) -> Option<()> {
     Some(())
 }
 
-/// Takes note of a contribution that nobody sums; whether it was the index's last.
+/// Records a contribution that is not summed; returns whether it was the index's last.
 #[inline(always)]
 fn received() -> Option<bool> {
     let receiver = LIVE_RECEIVER.get_ptr_mut(0)?;
@@ -113,7 +113,7 @@ pub fn live_ingress(ctx: XdpContext) -> u32 {
     }
 }
 
-/// The next contribution is made, and dropped where it comes in: what the sender costs.
+/// Makes the next contribution and drops it at once: the cost of the sender.
 #[xdp]
 pub fn live_ingress_drop(ctx: XdpContext) -> u32 {
     if next(&ctx).is_some() {
@@ -122,8 +122,7 @@ pub fn live_ingress_drop(ctx: XdpContext) -> u32 {
     XDP_DROP
 }
 
-/// The next contribution is made, and the last one of an index goes to all ranks as it is, without
-/// another CPU between.
+/// Makes the next contribution; the last one of an index is broadcast unchanged, on the same CPU.
 #[xdp]
 pub fn live_ingress_broadcast(ctx: XdpContext) -> u32 {
     match next(&ctx).and_then(|()| received()) {
@@ -132,15 +131,15 @@ pub fn live_ingress_broadcast(ctx: XdpContext) -> u32 {
     }
 }
 
-/// In place of `aggregate`: all is dropped.
+/// In place of `aggregate`: drops everything.
 #[xdp(map = "cpumap")]
 pub fn live_drop(_ctx: XdpContext) -> u32 {
     received();
     XDP_DROP
 }
 
-/// In place of `aggregate`: the last contribution of an index goes to all ranks as it is, the
-/// others are dropped.
+/// In place of `aggregate`: broadcasts the last contribution of an index unchanged, and drops the
+/// others.
 #[xdp(map = "cpumap")]
 pub fn live_broadcast(_ctx: XdpContext) -> u32 {
     match received() {
@@ -149,7 +148,7 @@ pub fn live_broadcast(_ctx: XdpContext) -> u32 {
     }
 }
 
-/// A clone to each rank's port.
+/// Sends a clone to each rank's port.
 #[inline(always)]
 pub fn to_all() -> u32 {
     LIVE_PORTS.redirect(0, BROADCAST).unwrap_or(XDP_DROP)

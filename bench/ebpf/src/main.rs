@@ -1,9 +1,9 @@
-//! Programs for the benchmark of the data plane: the parts, each in a form that can be repeated
-//! with one packet.
+//! Programs for the data plane's benchmark: parts of the box's programs, in a form that can be
+//! repeated with one packet.
 //!
-//! Where a packet would change its slot so that the next run takes another way, the program first
-//! puts the slot back; `bench_reset` does only that, so that its cost can be taken off;
-//! `bench_restore` does so for ways that change the packet, too. Live frames are in `live`.
+//! If a packet changes its slot in a way that would send the next run down another path, the
+//! program first resets the slot. `bench_reset` does only that, for its cost to be subtracted;
+//! `bench_restore` also resets the packet, for paths that change it. Live frames are in `live`.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -22,7 +22,7 @@ use netsum_common::wire::{EthHdr, Ipv4Hdr, MAX_HEADERS, UdpHdr};
 
 netsum_aggregator_ebpf::programs!();
 
-/// The benchmark's ring, the slot of its usual packets' index, which is not timed, and that of
+/// The benchmark's ring; the slot of its usual packets' index, which is not timed; and the slot of
 /// index 0, which is.
 const RING: u32 = 1;
 const SLOT: u32 = 1;
@@ -30,31 +30,31 @@ const TIMED: u32 = 0;
 /// Offset of the payload of an untagged IPv4 SEND.
 const PAYLOAD: usize = EthHdr::LEN + Ipv4Hdr::LEN + UdpHdr::LEN + netsum_common::wire::BTH_LEN;
 
-/// Nothing: the cost of a test run.
+/// Does nothing: the cost of a test run.
 #[xdp]
 pub fn bench_empty(_ctx: XdpContext) -> u32 {
     XDP_DROP
 }
 
-/// A packet that is not netsum's, or any other way that leaves slots alone.
+/// A packet of other traffic, or another path that leaves slots unchanged.
 #[xdp]
 pub fn bench_ingress(ctx: XdpContext) -> u32 {
     on_port(&ctx)
 }
 
-/// The payload is copied into a slot's cells.
+/// Copies the payload into a slot's cells.
 #[xdp]
 pub fn bench_copy(ctx: XdpContext) -> u32 {
     part(&ctx, Op::Store)
 }
 
-/// The payload is added to a slot's cells.
+/// Adds the payload to a slot's cells.
 #[xdp]
 pub fn bench_sum(ctx: XdpContext) -> u32 {
     part(&ctx, Op::Add)
 }
 
-/// The CRC of the payload.
+/// Computes the CRC of the payload.
 #[xdp]
 pub fn bench_crc(ctx: XdpContext) -> u32 {
     match payload::crc(&ctx, PAYLOAD, payload_len(&ctx), 0) {
@@ -83,14 +83,14 @@ fn part(ctx: &XdpContext, op: Op) -> u32 {
     }
 }
 
-/// The slot of which nothing is timed and that keeps the benchmark's payload, for packets that a
+/// The slot that is not timed and that keeps the benchmark's payload, for restoring packets that a
 /// run has changed.
 const KEPT: u32 = 2;
 
-/// What a slot has of a message of one fragment.
+/// A slot's flags for a message of one fragment.
 const ONE: u32 = Slot::USED | Slot::FIRST | Slot::LAST;
 
-/// Puts the slot back, in the slots' first lap, where an index is its slot's number.
+/// Resets the slot. It assumes the slots' first lap, in which an index is its slot's number.
 #[inline(always)]
 fn reset(index: u32, flags: u32, contributors: u64) {
     let Some(slot) = maps::slot(RING, index) else { return };
@@ -103,8 +103,8 @@ fn reset(index: u32, flags: u32, contributors: u64) {
     }
 }
 
-/// Puts the packet back to what rank 0 sent: the MAC addresses, which the tag has taken the place
-/// of, and the payload, which the sum has.
+/// Restores rank 0's packet: the MAC addresses, which the tag overwrote, and the payload, which the
+/// sum overwrote.
 #[inline(always)]
 fn restore(ctx: &XdpContext) -> Option<()> {
     let ring = maps::ring(RING)?;
@@ -123,7 +123,7 @@ fn restore(ctx: &XdpContext) -> Option<()> {
     )
 }
 
-/// All ranks but rank 0, of the benchmark's ring.
+/// All ranks of the benchmark's ring except rank 0.
 #[inline(always)]
 fn others() -> u64 {
     all() & !1
@@ -134,13 +134,13 @@ fn all() -> u64 {
     maps::ring(RING).map_or(0, |ring| u64::MAX >> (64 - (ring.ranks & 63)))
 }
 
-/// A packet arrives, once: to fill slots.
+/// Handles a packet once, to fill slots.
 #[xdp]
 pub fn bench_fill(ctx: XdpContext) -> u32 {
     on_cpu(&ctx, Way::Probe)
 }
 
-/// Keeps the packet's payload for those that put packets back.
+/// Keeps the packet's payload for programs that restore packets.
 #[xdp]
 pub fn bench_keep(ctx: XdpContext) -> u32 {
     let Some(ring) = maps::ring(RING) else { return 0 };
@@ -151,14 +151,14 @@ pub fn bench_keep(ctx: XdpContext) -> u32 {
     }
 }
 
-/// Only puts the slot back to where rank 0 is missing, and any others but rank 1 are.
+/// Only resets the slot: rank 0 is missing, and all others except rank 1 have contributed.
 #[xdp]
 pub fn bench_reset(_ctx: XdpContext) -> u32 {
     reset(SLOT, ONE, 2);
     XDP_DROP
 }
 
-/// Only puts slot and packet back.
+/// Only resets the slot and the packet.
 #[xdp]
 pub fn bench_restore(ctx: XdpContext) -> u32 {
     reset(SLOT, ONE, others());
@@ -182,7 +182,7 @@ pub fn bench_absorb(ctx: XdpContext) -> u32 {
     on_cpu(&ctx, Way::Probe)
 }
 
-/// The same, of an index that is timed.
+/// The same, for an index that is timed.
 #[xdp]
 pub fn bench_absorb_timed(ctx: XdpContext) -> u32 {
     reset(TIMED, ONE, 2);
@@ -209,7 +209,7 @@ pub fn bench_replay(ctx: XdpContext) -> u32 {
     }
 }
 
-/// A result's way out, for the next rank each time.
+/// Egress of a result, for the next rank each time.
 #[xdp]
 pub fn bench_egress(ctx: XdpContext) -> u32 {
     let tag =

@@ -1,4 +1,4 @@
-//! A fabric's manager with many boxes and ranks: `cargo xtask bench control`.
+//! A fabric manager with many boxes and ranks: `cargo xtask bench control`.
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -8,10 +8,10 @@ use netsum_bench::control::{HEAD, Size, measure};
 struct Args {
     #[command(flatten)]
     size: Size,
-    /// Also measures a half and a quarter of the jobs and leaves.
+    /// Also measure a half and a quarter of the jobs and leaves.
     #[arg(long)]
     smaller: bool,
-    /// Also writes the figures to this file.
+    /// Also write the figures to this file.
     #[arg(long)]
     json: Option<std::path::PathBuf>,
 }

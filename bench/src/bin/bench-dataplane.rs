@@ -1,4 +1,4 @@
-//! What the data plane costs: `cargo xtask bench dataplane`.
+//! The cost of the data plane: `cargo xtask bench dataplane`.
 
 use anyhow::Result;
 use clap::Parser;
@@ -7,7 +7,7 @@ use netsum_bench::keep::Keep;
 
 #[derive(Parser)]
 struct Args {
-    /// Few rounds of few things: to see that everything runs.
+    /// Run few rounds of everything, as a smoke test.
     #[arg(long)]
     quick: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! Trees over spines with links that are not equally fast: `cargo xtask bench racks --plan`.
+//! Trees over spines whose links differ in rate: `cargo xtask bench racks --plan`.
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -7,7 +7,7 @@ use netsum_lab::Rate;
 
 #[derive(Parser)]
 struct Args {
-    /// Of each spine's links, the fastest first, separated by commas; multiples of the last.
+    /// The rate of each spine's links, fastest first, separated by commas; multiples of the last.
     #[arg(long, value_delimiter = ',', default_value = "200mbit,100mbit,50mbit")]
     rates: Vec<Rate>,
     /// Bytes of the vector.
@@ -15,7 +15,7 @@ struct Args {
     bytes: usize,
     #[arg(long, default_value_t = 3)]
     repeat: u64,
-    /// Also writes the figures to this file.
+    /// Also write the figures to this file.
     #[arg(long)]
     json: Option<std::path::PathBuf>,
 }

@@ -8,19 +8,19 @@ use netsum_bench::scaling::{Curve, Settings, measure, report};
 
 #[derive(Parser)]
 struct Args {
-    /// Fewer points, and a smaller vector.
+    /// Use fewer points and a smaller vector.
     #[arg(long)]
     quick: bool,
-    /// Only these curves.
+    /// Measure only these curves.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Curve>,
     /// Rounds of each point.
     #[arg(long)]
     rounds: Option<u32>,
-    /// Bytes of the vector that bandwidth is measured with, in KiB.
+    /// The size of the vector for bandwidth, in KiB.
     #[arg(long)]
     kib: Option<usize>,
-    /// Seconds that a round takes about.
+    /// The approximate time of a round, in seconds.
     #[arg(long)]
     seconds: Option<f64>,
     #[command(flatten)]
@@ -38,7 +38,8 @@ fn main() -> Result<()> {
     settings.bytes = args.kib.map_or(settings.bytes, |kib| kib << 10);
     settings.seconds = args.seconds.unwrap_or(settings.seconds);
     args.keep.print(format_args!(
-        "All-reduces of f32 on one machine: bandwidth with {} KiB, latency with {} B; path MTU 2048, best of {} rounds.\n",
+        "All-reduces of f32 on one machine: bandwidth with {} KiB, latency with {} B; path MTU \
+         2048, best of {} rounds.\n",
         settings.bytes >> 10,
         settings.small_bytes,
         settings.rounds

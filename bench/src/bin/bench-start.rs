@@ -1,5 +1,5 @@
-//! What it takes to start an operation: `cargo xtask bench start`. Two ranks over loopback, without
-//! a box.
+//! The cost of starting an operation: `cargo xtask bench start`. Two ranks over loopback, without a
+//! box.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Barrier, mpsc};
@@ -11,11 +11,11 @@ use clap::Parser;
 use netsum_worker::{Bootstrap, CommConfig, Communicator, Error};
 use serde::Serialize;
 
-/// Operations of a round.
+/// Operations in a round.
 const OPERATIONS: usize = 20;
-/// From one start to the next.
+/// The time between two starts.
 const PACE: Duration = Duration::from_millis(4);
-/// How much later the other rank starts, where it is late.
+/// The delay of the other rank's start, if it is late.
 const LATE: Duration = Duration::from_secs(1);
 const ELEMENTS: usize = 4096;
 
@@ -24,7 +24,7 @@ struct Args {
     /// Rounds of each case.
     #[arg(long, default_value_t = 50)]
     rounds: usize,
-    /// Also writes the figures to this file.
+    /// Also write the figures to this file.
     #[arg(long)]
     json: Option<std::path::PathBuf>,
 }
@@ -49,7 +49,7 @@ fn connect(rank: u32) -> Result<Communicator, Error> {
     Communicator::connect(CommConfig::new(rank, 2, ip, bootstrap))
 }
 
-/// One rank's part; how long each start took.
+/// One rank's part; returns the time of each start.
 fn work(rank: u32, row: &Row, rounds: usize, begin: &Barrier) -> Result<Vec<Duration>, Error> {
     let mut comm = connect(rank)?;
     let mut took = Vec::with_capacity(rounds * OPERATIONS);
@@ -71,7 +71,7 @@ fn work(rank: u32, row: &Row, rounds: usize, begin: &Barrier) -> Result<Vec<Dura
                 let started = Instant::now();
                 let work = Arc::new(comm.all_reduce_async(data)?);
                 took.push(started.elapsed());
-                // Without a waiter nobody listens.
+                // Without a waiter the channel has no receiver.
                 let _ = tell.send(Arc::clone(&work));
                 all.push(work);
                 thread::sleep(PACE);
@@ -106,7 +106,8 @@ fn main() -> Result<()> {
     env_logger::init();
     let args = Args::parse();
     println!(
-        "Starting an all-reduce of {} KiB, {OPERATIONS} times, {PACE:?} apart; 2 ranks over loopback, us.\n",
+        "Starting an all-reduce of {} KiB, {OPERATIONS} times, {PACE:?} apart; 2 ranks over \
+         loopback, us.\n",
         ELEMENTS * 4 / 1024
     );
     println!("thread that waits   other rank     starts    p50    p99   most");

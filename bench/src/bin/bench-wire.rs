@@ -13,60 +13,60 @@ use netsum_bench::keep::Keep;
 use netsum_core::size::Size;
 use netsum_lab::cluster::JobSpec;
 
-/// All-reduces of f32 in a lab whose links have a bandwidth each way: netsum beside its peers, in
-/// turns.
+/// Measure all-reduces of f32 in a lab whose links have a bandwidth each way: netsum and its peers,
+/// in turns.
 ///
 /// Without rates, hosts, sizes, losses and MTUs it measures a plan: large vectors with 2 to 16
-/// hosts at 100mbit to 2.5gbit and none, MTUs of 1500 and 2200, vectors of 4 KiB to 256 MiB, and
-/// all peers once. With any of them it measures each with each.
+/// hosts at 100mbit to 2.5gbit and without a rate, MTUs of 1500 and 2200, vectors of 4 KiB to 256
+/// MiB, and all peers once. With any of these options it measures all combinations.
 ///
-/// The time is that of the slowest rank, the median over all rounds; `limit` is the least time for
-/// a sum in the network, vector by rate, as a share of it. With `cpu` a processor of the machine
-/// was busy nearly all the time, so the time is its and not the links'. Peers have the best of
-/// their settings, by one all-reduce with each.
+/// A time is that of the slowest rank, the median over all rounds. `limit` is the least time for a
+/// sum in the network, vector by rate, as a share of the measured time. `cpu` means that one of the
+/// machine's CPUs was busy nearly all the time, so the time is limited by it and not by the links.
+/// Each peer uses its best setting, as found by one all-reduce with each.
 #[derive(Parser)]
 struct Args {
-    /// Bandwidths of the links, each way; `none` is as fast as the machine. Outside the plan
-    /// 100mbit,250mbit,500mbit,1gbit.
+    /// Bandwidths of the links, each way; `none` is as fast as the machine. Default outside the
+    /// plan: 100mbit,250mbit,500mbit,1gbit.
     #[arg(long, value_delimiter = ',')]
     rates: Vec<Link>,
-    /// Numbers of hosts. Outside the plan 4,8.
+    /// Numbers of hosts. Default outside the plan: 4,8.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
     hosts: Vec<u32>,
-    /// Sizes of each rank's vector, as 64K,16M. Without it one for each rate: 8 MiB up to 100mbit,
-    /// 16 MiB at 250mbit, 32 MiB at 500mbit, else 64 MiB.
+    /// Sizes of each rank's vector, such as 64K,16M. Default: one for each rate: 8 MiB up to
+    /// 100mbit, 16 MiB at 250mbit, 32 MiB at 500mbit, else 64 MiB.
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
-    /// Only these: netsum, netsum-xdp, netsum-ring, gloo, openmpi, openmpi-ucx, openmpi5, mpich,
-    /// oneccl; and netsum-ring-no-offload, gloo-no-offload and openmpi-no-offload, which take part
-    /// without being asked where the rate is `none`.
+    /// Measure only these: netsum, netsum-xdp, netsum-ring, gloo, openmpi, openmpi-ucx, openmpi5,
+    /// mpich, oneccl; and netsum-ring-no-offload, gloo-no-offload and openmpi-no-offload, which are
+    /// included by default if the rate is `none`.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds of each contestant with each size, in each launch.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// How often all contestants are started.
+    /// Number of times that all contestants are started.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     launches: u32,
-    /// Seconds that a round takes at least: small vectors are reduced more than once in it.
+    /// The least time of a round, in seconds; small vectors are reduced more than once in it.
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
-    /// Shares of all packets that each link loses, each way, as 0,0.001. Not without a rate.
-    /// Outside the plan 0.
+    /// Fractions of all packets that each link loses, each way, such as 0,0.001. Needs a rate.
+    /// Default outside the plan: 0.
     #[arg(long, value_delimiter = ',')]
     losses: Vec<f64>,
-    /// Spread the hosts over so many racks, each with a box, and a spine between these. Not without
-    /// a rate.
+    /// Spread the hosts over this many racks, each with a box, and connect the boxes by a spine.
+    /// Needs a rate.
     #[arg(long, value_delimiter = ',')]
     racks: Vec<u32>,
-    /// With --racks: what a rack's hosts can send together, over what its uplink carries.
-    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    /// With --racks: the rate of a rack's hosts together, divided by that of its uplink.
+    #[arg(long, value_delimiter = ',', default_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..))]
     oversubscription: Vec<u32>,
-    /// MTUs of the links. Outside the plan 1500.
+    /// MTUs of the links. Default outside the plan: 1500.
     #[arg(long, value_delimiter = ',')]
     link_mtus: Vec<u32>,
-    /// netsum's path MTU. Not given, it is what `netsum job create` chooses by default, as with the
-    /// next three.
+    /// netsum's path MTU. Its default, and that of the next three, is that of `netsum job create`.
     #[arg(long)]
     mtu: Option<u32>,
     /// netsum's message size.
@@ -113,13 +113,13 @@ impl Args {
         for size in &self.sizes {
             ensure!(
                 size.0 >= 4 && size.0.is_multiple_of(4),
-                "--sizes {size}: a multiple of 4 bytes is needed"
+                "--sizes {size}: use a multiple of 4 bytes"
             );
         }
         Ok(self.sizes.iter().map(|size| size.0 as usize).collect())
     }
 
-    /// What is to be measured: what is asked for, each with each, or the plan.
+    /// The slices to measure: all combinations of the options, or the plan.
     fn slices(&self) -> Result<Vec<Slice>> {
         let Self { rates, hosts, sizes, losses, link_mtus, racks, .. } = self;
         if rates.is_empty()
@@ -167,7 +167,7 @@ impl Args {
         for &racks in &self.racks {
             ensure!(
                 racks > 1 && hosts.is_multiple_of(racks) && hosts > racks,
-                "--racks {racks}: {hosts} hosts cannot be spread over so many, two or more in each"
+                "--racks {racks}: {hosts} hosts do not suffice for two or more in each rack"
             );
             let with = |&by: &u32| Some(Uplinks::new(racks, hosts, rate, by));
             all.extend(self.oversubscription.iter().map(with));
@@ -175,7 +175,7 @@ impl Args {
         Ok(all)
     }
 
-    /// A slice, of those who are asked for; `None` if nobody is.
+    /// A slice with the selected contestants; `None` if none of them is in it.
     fn part(&self, slice: Slice) -> Result<Option<Part>> {
         let Slice { hosts, wire, sizes, who } = slice;
         let asked =
@@ -218,7 +218,7 @@ fn main() -> Result<()> {
                 args.keep.print(tables(&these));
                 rows.extend(these);
             }
-            // The others' figures are not lost with it.
+            // The figures of other parts are kept.
             Err(error) => {
                 failed += 1;
                 args.keep
@@ -228,6 +228,6 @@ fn main() -> Result<()> {
         }
     }
     args.keep.write(&rows, || picture(&rows))?;
-    ensure!(failed == 0, "{failed} of {} parts have failed", parts.len());
+    ensure!(failed == 0, "{failed} of {} parts failed", parts.len());
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! netsum's rank in a contest: does what it is told on standard input, a JSON object a line, and
-//! answers likewise.
+//! netsum's rank in a contest. It reads orders from standard input, a JSON object a line, and
+//! writes an answer to each.
 
 use std::io::{BufRead, Write};
 
@@ -13,7 +13,7 @@ fn main() -> Result<()> {
     env_logger::init();
     let spec: RankSpec =
         serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
-    // Several boxes have no controller to join by.
+    // Several boxes have no common controller to join.
     let wanted =
         if std::env::args().nth(2).as_deref() == Some("box") { Mode::Box } else { Mode::Ring };
     let mut comm = Communicator::connect(spec.config())?;
@@ -39,7 +39,7 @@ fn reduce<T: Element + PartialEq>(
     number: impl Fn(u32) -> T,
 ) -> Result<Answer> {
     let (rank, ranks) = (comm.rank(), comm.ranks());
-    // No two neighbours are alike, so that a sum of the wrong elements is found.
+    // Neighbouring elements differ, so a sum of the wrong elements is found.
     let element = |i: usize| (i % 1021) as u32;
     let mut buffer = vec![number(0); order.len];
     let mut answer = Answer {

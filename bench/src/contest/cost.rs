@@ -1,4 +1,4 @@
-//! What an all-reduce costs beside time.
+//! The cost of an all-reduce besides time.
 
 use anyhow::{Context, Result, ensure};
 
@@ -8,20 +8,20 @@ use netsum_lab::cluster::Cluster;
 /// Readings, or their differences.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
-    /// Seconds in which a processor of the machine was not idle, interrupts included (proc(5),
-    /// `/proc/stat`). It counts in hundredths, and what else runs on the machine as well.
+    /// Seconds in which one of the machine's CPUs was not idle, interrupts included (proc(5),
+    /// `/proc/stat`). Its resolution is 10 ms, and other processes of the machine are included.
     pub cpu_seconds: f64,
-    /// Bytes from rank 0's host into its link, with all headers; packets that are cut by the link's
-    /// driver have those once.
+    /// Bytes that rank 0's host sent, with all headers; a packet that the link's driver cuts has
+    /// its headers once.
     pub sent: u64,
-    /// Bytes that came from there.
+    /// Bytes that rank 0's host received.
     pub received: u64,
-    /// Bytes that racks' boxes sent up, with all headers.
+    /// Bytes that the racks' boxes sent up, with all headers.
     pub up: u64,
 }
 
 impl Cost {
-    /// What the counters say now.
+    /// Reads the counters.
     pub fn now(cluster: &Cluster) -> Result<Self> {
         let host = cluster.lab().host(0);
         let links = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
@@ -35,7 +35,7 @@ impl Cost {
         })
     }
 
-    /// What has been added since an earlier reading.
+    /// The difference to an earlier reading.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             cpu_seconds: self.cpu_seconds - earlier.cpu_seconds,
@@ -45,22 +45,24 @@ impl Cost {
         }
     }
 
-    /// Refuses who has not moved so many bytes of vectors both ways. Every all-reduce has to, so
-    /// the rest went past the link: hosts share a kernel, and with it memory.
+    /// Checks that the link carried at least this many bytes of vectors both ways. Every all-reduce
+    /// must; a smaller number means that data bypassed the link, as hosts share a kernel and its
+    /// memory.
     ///
     /// # Errors
-    /// If one way has carried less.
+    /// If one direction carried less.
     pub fn carried(&self, vectors: u64) -> Result<()> {
         let (sent, received) = (self.sent, self.received);
         ensure!(
             sent.min(received) >= vectors,
-            "rank 0's link has carried {sent} bytes out and {received} in, vectors have {vectors}"
+            "rank 0's link carried only {sent} bytes out and {received} in, for vectors of \
+             {vectors}"
         );
         Ok(())
     }
 }
 
-/// Seconds that each processor of the machine has been busy.
+/// The busy time of each CPU of the machine, in seconds.
 ///
 /// # Errors
 /// Without `/proc/stat`.
@@ -68,16 +70,16 @@ pub fn busy_now() -> Result<Vec<f64>> {
     Ok(busy(&std::fs::read_to_string("/proc/stat").context("/proc/stat")?))
 }
 
-/// Seconds that each processor was busy: user, nice, system, irq and softirq.
+/// Seconds that each CPU was busy: user, nice, system, irq and softirq.
 fn busy(stat: &str) -> Vec<f64> {
     let of = |line: &str| {
         let ticks: Vec<u64> =
             line.split_whitespace().skip(1).map_while(|w| w.parse().ok()).collect();
-        // USER_HZ is 100 wherever Linux shows it to programs.
+        // USER_HZ is 100 in everything that Linux shows to programs.
         [0, 1, 2, 5, 6].iter().map(|&i| ticks.get(i).copied().unwrap_or(0)).sum::<u64>() as f64
             / 100.0
     };
-    // The first line is of all together.
+    // The first line is the sum of all CPUs.
     stat.lines().skip(1).take_while(|line| line.starts_with("cpu")).map(of).collect()
 }
 
@@ -93,27 +95,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn busy_is_what_is_neither_idle_nor_waiting() {
+    fn busy_time_excludes_idle_and_iowait() {
         let stat = "cpu 1 2 3\ncpu0  100 10 50 4000 300 5 35 0 0 0\ncpu1 1 2 3\nintr 5 6 7";
         assert_eq!(busy(stat), [2.0, 0.06]);
         assert_eq!(busy(""), [0.0; 0]);
     }
 
     #[test]
-    fn who_goes_past_the_link_is_refused() {
+    fn data_that_bypasses_the_link_is_detected() {
         let cost = Cost { sent: 1000, received: 1200, ..Cost::default() };
         cost.carried(1000).unwrap();
         let error = cost.carried(1001).unwrap_err().to_string();
         assert_eq!(
             error,
-            "rank 0's link has carried 1000 bytes out and 1200 in, vectors have 1001"
+            "rank 0's link carried only 1000 bytes out and 1200 in, for vectors of 1001"
         );
         Cost { sent: 1200, received: 1000, ..cost }.carried(1001).unwrap_err();
     }
 
     #[test]
     fn an_interface_is_found_among_others() {
-        let dev = "Inter-|   Receive\n face |bytes\n    lo: 1 2 3 4 5 6 7 8 9 10\n  eth0: 11 2 3 4 5 6 7 8 19 10\n";
+        let dev = "Inter-|   Receive\n face |bytes\n    lo: 1 2 3 4 5 6 7 8 9 10\n  eth0: 11 2 3 \
+                   4 5 6 7 8 19 10\n";
         assert_eq!(bytes(dev, "eth0"), Some((19, 11)));
         assert_eq!(bytes(dev, "eth"), None);
     }

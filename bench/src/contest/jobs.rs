@@ -1,5 +1,5 @@
-//! Several jobs of netsum at the same time: their ranks share hosts, each with an address of its
-//! own there.
+//! Several simultaneous jobs of netsum. Their ranks share hosts; each has an address of its own
+//! there.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! What hosts' links can carry.
+//! The links of hosts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::Result;
 use netsum_lab::Rate;
 
-/// A bandwidth each way, or none.
+/// A bandwidth each way, or unlimited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link(pub Option<Rate>);
 
@@ -32,7 +32,7 @@ impl fmt::Display for Link {
 pub struct Wire {
     pub rate: Link,
     pub mtu: u32,
-    /// Share of the packets that are lost; 0 without a rate.
+    /// The fraction of packets that are lost; 0 without a rate.
     pub loss: f64,
     /// `None`: one box for all.
     pub uplinks: Option<Uplinks>,
@@ -42,14 +42,14 @@ pub struct Wire {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Uplinks {
     pub racks: u32,
-    /// Of each rack's box to the spine.
+    /// The rate of each uplink from a rack's box to the spine.
     pub rate: Rate,
-    /// What a rack's hosts can send together, over what its uplink carries.
+    /// The rate of a rack's hosts together, divided by that of its uplink.
     pub oversubscribed: u32,
 }
 
 impl Uplinks {
-    /// Of so many racks of hosts with links of such a rate.
+    /// The uplinks of this many racks, with hosts whose links have this rate.
     pub fn new(racks: u32, hosts: u32, rate: Rate, oversubscribed: u32) -> Self {
         Self { racks, rate: rate.share(hosts / racks, oversubscribed), oversubscribed }
     }
@@ -71,7 +71,7 @@ impl fmt::Display for Wire {
 }
 
 impl Wire {
-    /// The least seconds for a sum in the network, in which every link carries the vector once each
+    /// The least time for a sum in the network, in seconds: every link carries the vector once each
     /// way.
     pub fn least(&self, bytes: usize) -> Option<f64> {
         let host = self.rate.0?.seconds(bytes);

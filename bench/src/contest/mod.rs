@@ -1,18 +1,18 @@
-//! All-reduces of netsum and of others, one after the other on one machine, on links with a
-//! bandwidth or without: who is faster, and what it costs.
+//! All-reduces of netsum and of its peers, in turns on one machine, on links with a bandwidth or
+//! without: their times and costs.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! | --- | --- |
-//! | this one | a contestant, and what it is told to do |
+//! | this one | a contestant, and its orders |
 //! | [`start`] | netsum by its box and by its ring, and its peers |
-//! | [`plan`] | what is measured where nobody says what |
+//! | [`plan`] | the default measurements of `bench wire` |
 //! | [`wire`] | rounds of all contestants in turns, each at its best setting |
 //! | [`jobs`] | several jobs of netsum at the same time |
-//! | [`cost`] | processor time of the whole machine, bytes on the links |
-//! | [`report`] | what came of it, as a table, JSON and a picture |
+//! | [`cost`] | CPU time of the whole machine, bytes on the links |
+//! | [`report`] | the results as a table, JSON and a picture |
 //!
-//! All contestants live at the same time, each in a lab of its own, and take turns: noise of the
-//! machine meets all of them.
+//! All contestants run at the same time, each in a lab of its own, and take turns: the machine's
+//! noise affects all of them alike.
 
 pub mod cost;
 pub mod jobs;
@@ -32,75 +32,75 @@ use netsum_lab::cluster::Cluster;
 use netsum_lab::process::Running;
 use netsum_lab::racks::Racks;
 
-/// Longest that an order may take.
+/// The timeout of an order.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What all ranks of a contestant are told, as a line of JSON.
+/// An order to all ranks of a contestant, as a line of JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Order {
     /// Elements, of four bytes.
     pub len: usize,
-    /// Of 32-bit floats, else of 32-bit integers.
+    /// Whether the elements are 32-bit floats; else they are 32-bit integers.
     pub float: bool,
-    /// All-reduces, one after the other.
+    /// The number of all-reduces, one after the other.
     pub iters: u32,
-    /// Before each of them the ranks wait for each other, so that no time has another rank's
-    /// lateness in it.
+    /// The ranks wait for each other before each all-reduce; a time then does not include another
+    /// rank's delay.
     pub together: bool,
-    /// Which of the contestant's settings.
+    /// The number of the contestant's setting.
     pub setting: usize,
 }
 
 impl Order {
-    /// All-reduces of so many bytes, as floats, one straight after the other.
+    /// All-reduces of this many bytes, as floats, without pauses.
     pub fn of(bytes: usize, iters: u32) -> Self {
         Self { len: bytes / 4, float: true, iters, together: false, setting: 0 }
     }
 }
 
-/// What a rank answers.
+/// A rank's answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer {
-    /// Time of each all-reduce in microseconds, of the slowest rank where all ranks' answers are
-    /// put together; that of making its input is not in it.
+    /// Time of each all-reduce in microseconds, without making its input; of the slowest rank once
+    /// all ranks' answers are merged.
     pub micros: Vec<f64>,
-    /// Seconds in which processors of the machine were busy in those times.
+    /// Busy time of the machine's CPUs during those times, in seconds.
     #[serde(default)]
     pub busy: f64,
-    /// The same of the busiest one in each all-reduce.
+    /// Busy time of the busiest CPU in each all-reduce.
     #[serde(default)]
     pub busiest: f64,
-    /// Elements that were no sum.
+    /// The number of wrong elements.
     pub wrong: u64,
-    /// Packets sent again, where the contestant knows.
+    /// Packets sent again, if the contestant counts them.
     #[serde(default)]
     pub retransmissions: u64,
-    /// All-reduces that were not done as the contestant is to do them: by netsum's ring in place of
+    /// All-reduces that were not done as the contestant should do them: by netsum's ring instead of
     /// the box.
     #[serde(default)]
     pub astray: u64,
 }
 
-/// Somebody who can all-reduce.
+/// A participant of the benchmark.
 pub struct Contestant {
-    /// As in tables.
+    /// Its name in tables.
     pub name: &'static str,
     /// Names of its settings.
     pub settings: Vec<String>,
-    /// Rank 0 first. Open MPI has one program for all.
+    /// Rank 0 first. Open MPI has one program for all ranks.
     ranks: Vec<Running>,
     /// The programs of several boxes.
     _boxes: Option<Racks>,
-    /// Where they live: gone after them.
+    /// Its lab; dropped last.
     cluster: Cluster,
 }
 
-/// An order, carried out.
+/// The result of an order.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// All ranks' answers in one.
+    /// All ranks' answers merged.
     pub answer: Answer,
-    /// What the machine and the links had to do for it.
+    /// The work of the machine and the links.
     pub cost: Cost,
 }
 
@@ -111,7 +111,7 @@ impl Round {
     }
 }
 
-/// Of an even number the mean of those in the middle.
+/// The median; for an even number of values the mean of the two in the middle.
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
@@ -135,18 +135,18 @@ impl Contestant {
         Ok(Self { name, settings, ranks, _boxes: None, cluster })
     }
 
-    /// Has all ranks carry an order out.
+    /// Runs an order at all ranks.
     ///
     /// # Errors
-    /// If one of them ends or says something else, if a sum was wrong, and if the links carried too
+    /// If a rank ends or gives a wrong answer, if a sum was wrong, or if the links carried too
     /// little.
     pub fn run(&mut self, order: &Order) -> Result<Round> {
         let (answers, cost) = self.carry_out(order)?;
         Ok(Round { answer: self.merge(order, &answers)?, cost })
     }
 
-    /// Has all ranks carry an order out at the same time, where those of several jobs come one
-    /// after the other, `ranks` of each: a round for each job, each with the cost of all.
+    /// Runs an order at all ranks of several jobs at the same time. The ranks are listed by job,
+    /// `ranks` of each. Returns a round for each job, each with the cost of all.
     ///
     /// # Errors
     /// As [`Contestant::run`].
@@ -158,7 +158,7 @@ impl Contestant {
             .collect()
     }
 
-    /// All ranks' answers, and what it cost.
+    /// All ranks' answers, and the cost.
     fn carry_out(&mut self, order: &Order) -> Result<(Vec<Answer>, Cost)> {
         let before = Cost::now(&self.cluster)?;
         for rank in &mut self.ranks {
@@ -196,7 +196,7 @@ impl Contestant {
             all.retransmissions += answer.retransmissions;
             all.astray += answer.astray;
         }
-        ensure!(all.wrong == 0, "{}: {} elements were no sum with {order:?}", self.name, all.wrong);
+        ensure!(all.wrong == 0, "{}: {} elements were wrong with {order:?}", self.name, all.wrong);
         Ok(all)
     }
 }

@@ -1,4 +1,4 @@
-//! What `bench wire` measures where nobody says what.
+//! The default measurements of `bench wire`.
 
 use super::link::{Link, Wire};
 
@@ -8,17 +8,17 @@ pub struct Slice {
     pub hosts: u32,
     pub wire: Wire,
     pub sizes: Vec<usize>,
-    /// Names of who takes part; if empty, all usual ones.
+    /// Names of contestants; if empty, all usual ones.
     pub who: Vec<String>,
 }
 
 const MTU: u32 = 1500;
-/// For a path MTU of 2048.
+/// Fits a path MTU of 2048.
 const LARGE_MTU: u32 = 2200;
 const RATES: [&str; 6] = ["100mbit", "250mbit", "500mbit", "1gbit", "2.5gbit", "none"];
 /// At these rates AF_XDP takes part, and small vectors are measured.
 const FAST: [&str; 2] = ["1gbit", "none"];
-/// All hosts' vectors together: one machine is all hosts.
+/// The limit for all hosts' vectors together, as one machine holds them all.
 const BYTES: usize = 128 << 20;
 
 fn slice(hosts: u32, rate: &str, mtu: u32, sizes: &[usize], who: &[&str]) -> Slice {
@@ -27,7 +27,7 @@ fn slice(hosts: u32, rate: &str, mtu: u32, sizes: &[usize], who: &[&str]) -> Sli
     Slice { hosts, wire: Wire { rate, mtu, loss: 0.0, uplinks: None }, sizes: sizes.to_vec(), who }
 }
 
-/// Bytes of a vector that is large for such links, and for one machine.
+/// Bytes of a vector that is large for such links, within the machine's limit.
 fn large(hosts: u32, rate: &str) -> usize {
     let link: Link = rate.parse().expect("a rate");
     link.usual_size().min(BYTES / hosts as usize)

@@ -1,4 +1,5 @@
-"""A rank of Gloo, oneCCL, Open MPI or MPICH: does what it is told on standard input, a JSON object a line, and answers likewise.
+"""A rank of Gloo, oneCCL, Open MPI or MPICH. It reads orders from standard input, a JSON object a line,
+and writes answers.
 
     rank.py gloo RANK RANKS ADDRESS   with torch.distributed; ADDRESS is rank 0's, for the rendezvous
     rank.py oneccl RANK RANKS FILE    FILE is where rank 0 tells the others how to find it
@@ -24,7 +25,7 @@ class Gloo:
 
         self.numbers, self.rank, self.ranks = torch, rank, ranks
         self.distributed = torch.distributed
-        # One core or less for each rank.
+        # At most one core for each rank.
         torch.set_num_threads(1)
         torch.distributed.init_process_group(
             "gloo",
@@ -73,7 +74,7 @@ class Mpi:
 
         self.numbers, self.mpi, self.world = numpy, MPI, MPI.COMM_WORLD
         self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
-        # A communicator takes the parameters when it is made.
+        # A communicator reads the parameters when it is created.
         self.comms = []
         for algorithm, segment in self.ALGORITHMS.values():
             self.set("coll_tuned_allreduce_algorithm", algorithm)
@@ -97,7 +98,7 @@ class Mpi:
 
     def order(self):
         line = sys.stdin.readline() if self.rank == 0 else None
-        # Who waits in Open MPI spins, and would take the processors from whoever's turn it is.
+        # Open MPI spins while it waits, and would take CPUs from the contestant whose turn it is.
         barrier = self.world.Ibarrier()
         while not barrier.Test():
             time.sleep(0.02)
@@ -136,7 +137,7 @@ class OneCcl:
         import numpy
 
         self.numbers, self.rank, self.ranks = numpy, rank, ranks
-        # It prints what it finds in its environment where answers go.
+        # It prints its environment to standard output, where the answers belong.
         answers = os.dup(1)
         os.dup2(2, 1)
         self.lib, me, self.comm = ctypes.CDLL("libccl.so.2"), OneCclId(), ctypes.c_void_p()
@@ -192,8 +193,8 @@ def main():
     while line := comm.order():
         order = json.loads(line)
         length = order["len"]
-        # No two neighbours are alike, so that a sum of the wrong elements is found. In blocks,
-        # because vectors are large.
+        # Neighbouring elements differ, so a sum of the wrong elements is found. In blocks, because
+        # vectors are large.
         block = 1021 << 8
         dtype = comm.numbers.float32 if order["float"] else comm.numbers.int32
         pattern = comm.numbers.arange(block, dtype=dtype) % 1021

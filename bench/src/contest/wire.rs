@@ -10,7 +10,7 @@ use super::start::{Who, is_there, start};
 use super::{Contestant, Order, Round};
 use netsum_lab::cluster::JobSpec;
 
-/// What is measured with one number of hosts and one rate.
+/// The measurements with one number of hosts and one rate.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// netsum's job; its ranks are the hosts.
@@ -19,20 +19,20 @@ pub struct Part {
     /// Bytes of vectors.
     pub sizes: Vec<usize>,
     pub who: Vec<Who>,
-    /// All contestants are started so often.
+    /// Number of times that all contestants are started.
     pub launches: u32,
-    /// Of each contestant with each size in each launch.
+    /// Rounds of each contestant with each size in each launch.
     pub rounds: u32,
-    /// Seconds that a round takes at least, if one all-reduce takes less.
+    /// The least time of a round, in seconds; several all-reduces fill it.
     pub round_seconds: f64,
 }
 
 /// A contestant's rounds with a size.
 #[derive(Default)]
 struct Record {
-    /// The setting that was best, once all have been tried.
+    /// The best setting, once all have been tried.
     setting: Option<usize>,
-    /// Of a round.
+    /// All-reduces in a round.
     iters: u32,
     rounds: Vec<Round>,
 }
@@ -80,19 +80,19 @@ impl Part {
         Ok(rows)
     }
 
-    /// Seconds that it may take, roughly; [`Progress`] finds out.
+    /// A rough estimate of the time, in seconds; [`Progress`] corrects it.
     pub fn seconds(&self) -> f64 {
         f64::from(self.launches) * self.seconds_of_launch()
     }
 
     fn seconds_of_launch(&self) -> f64 {
         let one = |bytes: &usize| {
-            // A ring has up to two vectors on each link. Besides, two cores move 0.4 GB a second
-            // for all hosts.
+            // A ring has up to two vectors on each link. In addition, two cores move 0.4 GB per
+            // second for all hosts.
             let by_links = self.wire.rate.0.map_or(0.0, |rate| 1.6 * rate.seconds(*bytes));
             let by_cores = *bytes as f64 * f64::from(self.job.ranks) / 4e8;
             let once = by_links.max(by_cores);
-            // Warming up, and settings that are tried in one of the launches.
+            // Includes warming up, and settings that are tried in one of the launches.
             f64::from(self.rounds) * once.max(self.round_seconds) + 2.5 * once
         };
         let starts = 0.3 * f64::from(self.job.ranks) + 0.5;
@@ -147,16 +147,16 @@ impl Part {
     }
 }
 
-/// How far parts have come.
+/// The progress of all parts.
 pub struct Progress {
     begun: Instant,
-    /// Seconds that all parts may take, and those that are done.
+    /// Estimated seconds of all parts, and of the finished ones.
     all: f64,
     done: f64,
 }
 
 impl Progress {
-    /// Of nothing yet.
+    /// No part is finished yet.
     pub fn of(parts: &[Part]) -> Self {
         Self { begun: Instant::now(), all: parts.iter().map(Part::seconds).sum(), done: 0.0 }
     }
@@ -169,19 +169,23 @@ impl Progress {
     }
 }
 
-/// Seconds that are left of `all`, if the rest is as much longer than was thought as what is done.
+/// The remaining seconds of `all`, scaled by the ratio of the time taken to the estimate so far.
 fn left(all: f64, done: f64, took: f64) -> f64 {
     (all - done).max(0.0) * if done > 0.0 { took / done } else { 1.0 }
 }
 
-/// Those who are to take part: all usual ones at this rate, or those of these names.
+/// The contestants to measure: all usual ones at this rate, or those with these names.
 ///
 /// # Errors
-/// If there is nobody of a name.
+/// If a name is unknown.
 pub fn wanted(only: &[String], link: Link) -> Result<Vec<Who>> {
     for name in only {
         let names = Who::ALL.map(Who::name).join(", ");
-        ensure!(Who::ALL.iter().any(|who| who.name() == name), "--only {name}: there are {names}");
+        ensure!(
+            Who::ALL.iter().any(|who| who.name() == name),
+            "--only {name}: choose from \
+             {names}"
+        );
     }
     let wanted = |who: &Who| match only {
         [] => who.is_usual(link.0),
@@ -190,11 +194,11 @@ pub fn wanted(only: &[String], link: Link) -> Result<Vec<Who>> {
     Ok(Who::ALL.into_iter().filter(wanted).collect())
 }
 
-/// Takes those out of all parts who cannot take part on this machine; their names, each with the
-/// reason.
+/// Removes contestants that cannot run on this machine from all parts; returns their names, each
+/// with the reason.
 ///
 /// # Errors
-/// If a part has nobody left.
+/// If a part has no contestants left.
 pub fn without_missing(parts: &mut [Part]) -> Result<Vec<String>> {
     let mut missing = Vec::new();
     for who in Who::ALL {
@@ -202,7 +206,7 @@ pub fn without_missing(parts: &mut [Part]) -> Result<Vec<String>> {
             continue;
         }
         if let Err(error) = is_there(who) {
-            // The last line of what Python or pip say has the reason.
+            // The last line of Python's or pip's message has the reason.
             let why = format!("{error:#}");
             missing.push(format!(
                 "without {}: {}",
@@ -214,7 +218,7 @@ pub fn without_missing(parts: &mut [Part]) -> Result<Vec<String>> {
     }
     ensure!(
         parts.iter().all(|part| !part.who.is_empty()),
-        "nobody takes part: {}",
+        "no contestant can run: {}",
         missing.join("; ")
     );
     Ok(missing)
@@ -239,13 +243,13 @@ mod tests {
         let names = ["netsum-ring".to_owned(), "netsum".to_owned()];
         assert_eq!(wanted(&names, link).unwrap(), [Who::Box, Who::Ring { offload: true }]);
         let error = wanted(&["nccl".to_owned()], link).unwrap_err().to_string();
-        assert!(error.contains("--only nccl: there are netsum, netsum-xdp"), "{error}");
+        assert!(error.contains("--only nccl: choose from netsum, netsum-xdp"), "{error}");
         let usual = |link: &str| wanted(&[], link.parse().unwrap()).unwrap().len();
         assert_eq!((usual("1gbit"), usual("none")), (9, 12));
     }
 
     #[test]
-    fn what_is_left_is_as_slow_as_what_is_done() {
+    fn the_remaining_time_is_scaled_by_the_time_taken() {
         assert_eq!(left(600.0, 0.0, 5.0), 600.0);
         assert_eq!(left(600.0, 200.0, 100.0), 200.0);
         assert_eq!(left(600.0, 700.0, 100.0), 0.0);

@@ -1,4 +1,4 @@
-//! Boxes that only have an API.
+//! Boxes that have only an API.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 
 use super::ranks::mac;
 
-/// A box; dropped, it is dead, and its connections with it.
+/// A box. Dropping it ends it and its connections.
 pub struct FakeBox {
     pub name: String,
     end: Option<oneshot::Sender<()>>,
@@ -27,8 +27,8 @@ pub struct FakeBox {
 }
 
 impl FakeBox {
-    /// One with a port for each of these hosts, and ports `link0`, `link1`, ... for links. Its
-    /// socket is `NAME.sock`.
+    /// Starts a box with a port for each of these hosts, and ports `link0`, `link1`, ... for links.
+    /// Its socket is `NAME.sock`.
     pub fn start(folder: &Path, name: &str, hosts: Vec<usize>, links: usize) -> Result<Self> {
         let mut controller = Controller::new(1 << 40, 64, Duration::from_secs(10));
         let names = hosts

@@ -1,4 +1,4 @@
-//! The manager: `netsum fabric run`, a process.
+//! The manager, as a process: `netsum fabric run`.
 
 use std::fmt::Write as _;
 use std::net::{SocketAddr, TcpListener};
@@ -15,17 +15,18 @@ use super::ranks::{TOKEN, job_name};
 
 const START: Duration = Duration::from_secs(20);
 
-/// Killed when it is dropped.
+/// The manager's process; dropping it kills it.
 pub struct Manager {
     child: Child,
     netsum: PathBuf,
     folder: PathBuf,
-    /// Where ranks join.
+    /// The address at which ranks join.
     pub workers: SocketAddr,
 }
 
 impl Manager {
-    /// One of these boxes, which listen in `folder`; each leaf has a link to each spine.
+    /// Starts the manager of these boxes, whose sockets are in `folder`; each leaf has a link to
+    /// each spine.
     pub fn start(netsum: &Path, folder: &Path, boxes: &[&str], size: &Size) -> Result<Self> {
         let workers = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let path = |name: &str| folder.join(name).display().to_string();
@@ -46,7 +47,8 @@ impl Manager {
         {
             write!(
                 text,
-                "[[link]]\nbelow = \"leaf{leaf}/link{spine}\"\nabove = \"spine{spine}/link{leaf}\"\n"
+                "[[link]]\nbelow = \"leaf{leaf}/link{spine}\"\nabove = \
+                 \"spine{spine}/link{leaf}\"\n"
             )?;
         }
         std::fs::write(folder.join("fabric.toml"), text)?;
@@ -81,7 +83,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Creates the jobs as an administrator does.
+    /// Creates the jobs through the administration API.
     pub fn create_jobs(&self, size: &Size) -> Result<()> {
         let (ranks, rings) = (size.ranks.to_string(), size.rings.to_string());
         for job in 0..size.jobs {
@@ -103,10 +105,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Seconds of processor time up to now.
+    /// CPU seconds so far.
     pub fn cpu(&self) -> Result<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // utime and stime are fields 14 and 15, see proc_pid_stat(5); the name, field 2, ends with
+        // utime and stime are fields 14 and 15, see proc_pid_stat(5); the name, field 2, ends at
         // the last `)`.
         let fields: Vec<&str> =
             stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

@@ -1,5 +1,5 @@
-//! What the manager of a fabric costs with many boxes and ranks. The manager is the real one. Boxes
-//! have a daemon's API and a data plane that does nothing. Ranks ask what ranks ask, and send no
+//! The cost of a fabric manager with many boxes and ranks. The manager is the real one. Boxes have
+//! a daemon's API and an empty data plane. Ranks make all calls to the manager, and send no
 //! gradients.
 
 mod boxes;
@@ -18,7 +18,7 @@ use boxes::FakeBox;
 use manager::Manager;
 use ranks::Ranks;
 
-/// How large a fabric is.
+/// The size of a fabric.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct Size {
     #[arg(long, default_value_t = 60)]
@@ -27,45 +27,44 @@ pub struct Size {
     pub spines: usize,
     #[arg(long, default_value_t = 16)]
     pub jobs: usize,
-    /// Of each job; 64 at the most.
+    /// Ranks of each job; 64 at most.
     #[arg(long, default_value_t = 64)]
     pub ranks: usize,
-    /// Of each job.
+    /// Rings of each job.
     #[arg(long, default_value_t = 4)]
     pub rings: usize,
 }
 
-/// What was measured. Seconds; processor time and memory are the manager's.
+/// The results in seconds; CPU time and memory are the manager's.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
     pub size: Size,
-    /// From the first rank's question to the last one's answer, all jobs at once.
+    /// From the first rank's request to the last one's answer, all jobs at once.
     pub admit: f64,
     pub admit_cpu: f64,
-    /// Processor time for a second in which all ranks say that they are alive, and boxes are looked
-    /// at.
+    /// CPU time per second while all ranks send heartbeats and boxes are polled.
     pub idle_cpu: f64,
-    /// From `kill -9` until the next manager has answered all ranks that they are at work.
+    /// From `kill -9` until the next manager has told all ranks that their job is active.
     pub restart: f64,
-    /// From the last spine's death until all ranks have joined again, by the other spines.
+    /// From the last spine's death until all ranks have joined again, over the other spines.
     pub recover: f64,
     pub recover_cpu: f64,
-    /// Resident bytes with all ranks at work.
+    /// Resident bytes with all ranks active.
     pub memory: u64,
 }
 
-/// A second and more is watched.
+/// The time for which the idle manager is measured.
 const IDLE: Duration = Duration::from_secs(4);
 
 /// Measures one fabric.
 ///
 /// # Errors
-/// If not all ranks are admitted, or not all are again after the death of a spine.
+/// If a rank is not admitted, or not admitted again after the death of a spine.
 pub fn measure(netsum: &Path, size: &Size) -> Result<Figures> {
     let hosts = size.jobs * size.ranks;
     ensure!(
         size.spines > 1 && size.leaves > 0 && hosts >= size.leaves,
-        "two spines are needed, and a host for each leaf"
+        "--spines must be 2 or more, and each leaf needs a host"
     );
     let folder = tempfile::tempdir()?;
     let leaf = |leaf: usize| {
@@ -79,7 +78,7 @@ pub fn measure(netsum: &Path, size: &Size) -> Result<Figures> {
     let mut manager = Manager::start(netsum, folder.path(), &names, size)?;
 
     let runtime = Runtime::new()?;
-    // Channels want to know it.
+    // Channels must be made inside the runtime.
     let _inside = runtime.enter();
     manager.create_jobs(size)?;
     let ranks = Ranks::new(manager.workers, size);
@@ -99,7 +98,7 @@ pub fn measure(netsum: &Path, size: &Size) -> Result<Figures> {
     })?;
     let cpu = manager.cpu()?;
     let recover = timed(|| {
-        // Not the first one: jobs cannot do without the box above a leaf's first link.
+        // Keep the first spine: jobs depend on the box above a leaf's first link.
         drop(spines.pop());
         runtime.block_on(async {
             ranks.beat_all(true).await?;
@@ -128,7 +127,7 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     Ok(begin.elapsed().as_secs_f64())
 }
 
-/// Heads of [`Figures`]' line.
+/// The headings of [`Figures`]' line.
 pub const HEAD: &str =
     "boxes  ranks  jobs  rings   admit s (CPU)   idle CPU   restart s   recover s (CPU)   MB";
 

@@ -1,4 +1,4 @@
-//! Ranks as the manager knows them.
+//! Ranks as the manager sees them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use tower::service_fn;
 use super::Size;
 
 pub const TOKEN: &str = "sesame";
-/// How long a rank waits for the others.
+/// The time that a rank waits for the others.
 const JOIN: Duration = Duration::from_secs(120);
 
 pub fn job_name(job: usize) -> String {
@@ -41,13 +41,13 @@ struct Rank {
     rank: u32,
     host: usize,
     rings: usize,
-    /// The epoch that it is in.
+    /// Its current epoch.
     epoch: AtomicU32,
     client: WorkerClient<Channel>,
 }
 
 impl Ranks {
-    /// Nobody is connected yet.
+    /// Ranks that are not connected yet.
     pub fn new(manager: SocketAddr, size: &Size) -> Self {
         let rank = |host: usize| {
             Arc::new(Rank {
@@ -62,7 +62,7 @@ impl Ranks {
         Self((0..size.jobs * size.ranks).map(rank).collect())
     }
 
-    /// All join at once, having been in so many epochs.
+    /// All join at once, after this many epochs.
     pub async fn join_all(&self, epoch: u32) -> Result<()> {
         self.all(move |rank| async move {
             let request = rank.join_request(epoch);
@@ -74,7 +74,7 @@ impl Ranks {
         .await
     }
 
-    /// All say once that they are alive, and learn that their job is at work.
+    /// Each sends one heartbeat, and learns that its job is active.
     pub async fn beat_all(&self, without_box: bool) -> Result<()> {
         self.all(move |rank| async move {
             let reply = rank.beat(without_box).await?;
@@ -84,7 +84,7 @@ impl Ranks {
         .await
     }
 
-    /// All say that they are alive, every second.
+    /// All send heartbeats every second.
     pub async fn live(self) {
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         loop {
@@ -149,7 +149,7 @@ impl Rank {
             epoch: self.epoch.load(Ordering::Relaxed),
             without_box,
         };
-        // Between two managers nobody answers.
+        // Requests fail until the next manager listens.
         loop {
             match self.client.clone().heartbeat(request.clone()).await {
                 Err(status) if status.code() == Code::Unavailable => {
@@ -161,7 +161,7 @@ impl Rank {
     }
 }
 
-/// A connection from an address of this host's own, when it is needed.
+/// A lazy connection from the host's own address.
 fn channel(host: usize, manager: SocketAddr) -> Channel {
     let [_, _, _, _, high, low] = mac(host);
     let own = SocketAddr::from(([127, 1, high, low], 0));

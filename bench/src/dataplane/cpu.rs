@@ -1,18 +1,18 @@
-//! Processor time of threads, the kernel's own among them.
+//! CPU time of threads, including kernel threads.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_gettime};
 
-/// Time on a processor that the thread that asks has had, to the nanosecond.
+/// CPU time of the calling thread, to the nanosecond.
 pub fn of_this_thread() -> Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("the thread's clock")?.into())
 }
 
-/// The same of another thread (`/proc/PID/schedstat`, Documentation/scheduler/sched-stats.rst), up
-/// to the last tick while it runs; so it should be asleep. Soft interrupts that it runs at the end
-/// of its own work are in it.
+/// CPU time of another thread (`/proc/PID/schedstat`, Documentation/scheduler/sched-stats.rst).
+/// While it runs, the value is that of the last tick, so it should be asleep. It includes soft
+/// interrupts that the thread runs at the end of its own work.
 pub fn of_thread(pid: &str) -> Result<Duration> {
     let path = format!("/proc/{pid}/schedstat");
     let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
@@ -23,11 +23,11 @@ fn parse(schedstat: &str) -> Option<Duration> {
     Some(Duration::from_nanos(schedstat.split_whitespace().next()?.parse().ok()?))
 }
 
-/// Threads of the kernel that serve a CPU of a CPU map: the map's own (kernel/bpf/cpumap.c,
-/// `__cpu_map_entry_alloc`), and the one that takes over soft interrupts when there are many.
+/// Kernel threads that serve a CPU of a CPU map: the map's own (kernel/bpf/cpumap.c,
+/// `__cpu_map_entry_alloc`), and the one that handles soft interrupts under load.
 ///
 /// # Errors
-/// If one of them is not there.
+/// If one of them does not exist.
 pub fn of_ring(cpu: u32, map: u32) -> Result<Vec<String>> {
     let names = [format!("cpumap/{cpu}/map:{map}"), format!("ksoftirqd/{cpu}")];
     let mut found: Vec<Option<String>> = vec![None; names.len()];
@@ -36,10 +36,10 @@ pub fn of_ring(cpu: u32, map: u32) -> Result<Vec<String>> {
         let Some(pid) = name.to_str().filter(|n| n.bytes().all(|b| b.is_ascii_digit())) else {
             continue;
         };
-        // Who has ended meanwhile is none of them.
+        // Skip threads that have ended meanwhile.
         let Ok(comm) = std::fs::read_to_string(format!("/proc/{pid}/comm")) else { continue };
-        // Of two with the same name the older one, whose program has been replaced, is about to
-        // end; the newer one comes later.
+        // Of two threads with the same name, the older belongs to a replaced program and is about
+        // to end; the newer one comes later in the list.
         if let Some(i) = names.iter().position(|n| n == comm.trim()) {
             found[i] = Some(pid.to_owned());
         }

@@ -1,6 +1,6 @@
-//! What a whole fragment costs on its ring's CPU with few ranks and with many: one contribution
-//! that claims the slot, those that are absorbed, the one that completes it, and each clone's
-//! egress. What the kernel does to steer, clone and send is not in it; see [`super::live`].
+//! The cost of a whole fragment on its ring's CPU with few and with many ranks: a contribution that
+//! claims the slot, those that are absorbed, the one that completes it, and each clone's egress.
+//! The kernel's steering, cloning and sending are not included; see [`super::live`].
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -14,26 +14,26 @@ use netsum_lab::programs::Bench;
 pub struct Row {
     pub ranks: u32,
     pub mtu: u32,
-    /// Contributions' ICRC is verified.
+    /// Whether contributions' ICRC is verified.
     pub icrc: bool,
-    /// ns of the contribution that comes first.
+    /// ns of the first contribution.
     pub claim_ns: f64,
-    /// Of one that is neither the first nor the last; there is none between two ranks.
+    /// ns of one that is neither the first nor the last; two ranks have none.
     pub absorb_ns: Option<f64>,
-    /// Of the last one.
+    /// ns of the last contribution.
     pub complete_ns: f64,
-    /// Of one clone on its way out.
+    /// ns of one clone's egress.
     pub egress_ns: f64,
-    /// Of all of them.
+    /// ns of the whole fragment.
     pub fragment_ns: f64,
-    /// Fragments a second of one core at that, in thousands.
+    /// Fragments per second of one core, in thousands.
     pub kfragments: f64,
-    /// Contributions' payload at that, in Gb/s.
+    /// Payload of contributions at that rate, in Gb/s.
     pub gbps: f64,
 }
 
 impl Row {
-    /// From the ns of its packets.
+    /// Makes a row from the ns of its packets.
     fn new(ranks: u32, mtu: u32, icrc: bool, [claim, absorb, complete, egress]: [f64; 4]) -> Self {
         let fragment = claim + f64::from(ranks - 2) * absorb + complete + f64::from(ranks) * egress;
         Self {
@@ -70,7 +70,7 @@ pub(super) fn measure(bench: &mut Bench, settings: &Settings) -> Result<Vec<Row>
                 ],
             );
             let mut runs = Runs::new();
-            // The first warms up, and there are many points.
+            // The first round warms up; few rounds suffice, as there are many points.
             for round in 0..settings.rounds.div_ceil(2).max(2) {
                 for path in ignored.into_iter().chain(verified) {
                     if ranks == 2 && path.starts_with("absorb") {

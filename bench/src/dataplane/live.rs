@@ -1,18 +1,18 @@
-//! Live frames: what a core carries when the kernel's part is in it.
+//! Live frames: the capacity of a core with the kernel's part included.
 //!
-//! BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18, net/bpf/test_run.c) carries out
-//! what the program says, also redirects to a CPU map: frames of a recycled pool go through
+//! BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18, net/bpf/test_run.c) executes the
+//! program's verdict, including redirects to a CPU map. Frames of a recycled pool go through
 //! `ingress` to the ring's CPU, `aggregate` there, the device map and `egress`, as they do from a
-//! driver. Only programs for CPU and device maps cannot be started so, which nobody needs here. A
-//! test run has one packet and one port, so the program that is run makes it a different rank's
-//! each time (`bench_live.rs`), and all flows are registered for that one port; results leave by a
-//! port for each rank. The sender has a CPU of its own; what is measured is the processor time of
-//! the ring's.
+//! driver. Only programs for CPU and device maps cannot be started in this way, which is not needed
+//! here. A test run has one packet and one port. The test program therefore turns it into another
+//! rank's packet each time (`bench_live.rs`), and all flows are registered for that one port;
+//! results leave by a port for each rank. The sender has a CPU of its own; the benchmark measures
+//! the CPU time of the ring's.
 //!
-//! In the figures of the ring's CPU are: taking frames out of the CPU map's queue, `aggregate`,
+//! The figures of the ring's CPU include: taking frames out of the CPU map's queue, `aggregate`,
 //! clones, `egress`, handing clones to veths, and the veths' other ends, where an XDP program drops
-//! them at once. A network card's driver would take the place of the last two. Not in them:
-//! `ingress` and steering, which are the sender's and so are on another CPU, and hosts.
+//! them at once. A network card's driver would replace the last two. They do not include hosts, nor
+//! `ingress` and steering, which run on the sender's CPU.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -40,38 +40,36 @@ use netsum_lab::{Host, Lab, LabSpec};
 /// The sender's CPU, and the ring's.
 const SENDER_CPU: u32 = 0;
 const RING_CPU: u32 = 1;
-/// Slots and window, as a job with 8 messages of 64 KiB in flight has them at path MTU 2048.
+/// Slots and window of a job with 8 messages of 64 KiB in flight at path MTU 2048.
 const SLOTS: u32 = 512;
 const WINDOW: u32 = 256;
-/// Most frames on the way from sender to ring: fewer than the pool recycles (1,024), and than the
-/// CPU map's queue takes.
+/// The most frames in flight from sender to ring: less than the pool recycles (1,024), and less
+/// than the CPU map's queue holds.
 const IN_FLIGHT: u32 = 768;
 const QUEUE: u32 = 2048;
-/// Frames that are made before what they have been redirected to is told, as with a driver's poll
-/// (NAPI's weight).
+/// Frames that are made before their redirects are flushed, as in a driver's poll (NAPI's weight).
 const BATCH: u32 = 64;
-/// Frames of a system call, or times that there was no credit: many, because each call waits for
-/// all CPUs, twice, in which nothing is sent.
+/// Frames of a system call, or attempts without credit. It is large because each call waits twice
+/// for all CPUs, and nothing is sent meanwhile.
 const CHUNK: u32 = 262_144;
-/// How long the last frames may take.
+/// The timeout for the last frames.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// How far contributions go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// Dropped where they come in: what the sender costs.
+    /// Dropped at ingress: the cost of the sender.
     IngressDrop,
     /// Steered to the ring's CPU, and dropped there.
     SteerDrop,
-    /// The same, and the last one of each fragment goes to all ranks as it is, without egress: the
-    /// floor.
+    /// Steered; the last one of each fragment is broadcast unchanged, without egress: the floor.
     Broadcast,
     /// Summed, ICRC not verified.
     Ignore,
     /// Summed, ICRC verified.
     Verify,
-    /// Like [`Way::Broadcast`], on one CPU: frames come in on the ring's, and no queue is between.
+    /// Like [`Way::Broadcast`], on one CPU: frames arrive on the ring's CPU, without a queue.
     InlineBroadcast,
     /// Like [`Way::Ignore`], on one CPU.
     InlineIgnore,
@@ -91,7 +89,7 @@ impl Way {
         Self::InlineVerify,
     ];
 
-    /// As in tables.
+    /// Its text in tables.
     pub fn text(self) -> &'static str {
         match self {
             Self::IngressDrop => "made and dropped (the sender's CPU)",
@@ -118,13 +116,13 @@ impl Way {
         matches!(self, Self::Ignore | Self::Verify | Self::InlineIgnore | Self::InlineVerify)
     }
 
-    /// What it is compared with.
+    /// The way that it is compared with.
     fn floor(self) -> Self {
         if self.is_inline() { Self::InlineBroadcast } else { Self::Broadcast }
     }
 }
 
-/// What a core does.
+/// The load that a core handles.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// How far contributions go.
@@ -132,25 +130,25 @@ pub struct Row {
     pub ranks: u32,
     /// Path MTU, and the contributions' payload.
     pub mtu: u32,
-    /// Fragments of which every contribution came, and every result left.
+    /// Fragments with all contributions received and all results sent.
     pub fragments: u64,
-    /// Time that they took.
+    /// The time for them.
     pub seconds: f64,
-    /// Processor time of the ring's CPU meanwhile: what serves the CPU map, and soft interrupts. On
-    /// the first way, the sender's; on the inline ways, both.
+    /// CPU time of the ring's CPU in that time: threads of the CPU map, and soft interrupts. The
+    /// first way counts the sender's instead, and the inline ways count both.
     pub busy_seconds: f64,
-    /// ns of a core for a fragment: all of its contributions, and clones. On the inline ways
-    /// without what the sender does, by [`Way::IngressDrop`].
+    /// ns of a core for a fragment: all of its contributions, and clones. For inline ways the
+    /// sender's part is subtracted, as measured by [`Way::IngressDrop`].
     pub fragment_ns: f64,
-    /// Contributions of one core a second, in millions.
+    /// Contributions per second of one core, in millions.
     pub mcontributions: f64,
     /// Their payload, in Gb/s.
     pub gbps: f64,
-    /// Time of a fragment by that of the floor.
+    /// The time of a fragment divided by that of the floor.
     pub over_floor: f64,
 }
 
-/// What a round has come to.
+/// The result of a round.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     fragments: u64,
@@ -164,16 +162,16 @@ impl Round {
     }
 }
 
-/// Why live frames cannot be measured on this machine, if they cannot.
+/// The reason why this machine cannot measure live frames, if there is one.
 pub fn impossible() -> Option<String> {
     let two = CpuSet::new();
     let count = nix::sched::sched_getaffinity(Pid::from_raw(0)).unwrap_or(two);
     let there = |cpu| count.is_set(cpu).unwrap_or(false);
     if !there(SENDER_CPU as usize) || !there(RING_CPU as usize) {
-        return Some("two CPUs are needed: one that sends, one that is the ring's".into());
+        return Some("two CPUs are needed, one for the sender and one for the ring".into());
     }
     if let Err(error) = cpu::of_thread("self") {
-        return Some(format!("the kernel does not tell processor times: {error:#}"));
+        return Some(format!("the kernel does not report CPU times: {error:#}"));
     }
     None
 }
@@ -185,7 +183,7 @@ pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     let mut numbers = settings.ranks.clone();
     numbers.push(USUAL_RANKS);
-    // The floor's device map only grows.
+    // The floor's device map can only grow.
     numbers.sort_unstable();
     numbers.dedup();
     for ranks in numbers {
@@ -201,15 +199,15 @@ pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A box with live frames instead of hosts.
+/// A box that is fed with live frames instead of hosts.
 struct Live {
     plane: BpfDataPlane,
     ring: Option<(RingSpec, Vec<FlowKey>)>,
-    /// By rank.
+    /// The ports, by rank.
     ports: Vec<u32>,
-    /// Number of the CPU map.
+    /// The CPU map's id.
     cpus: u32,
-    // The last field: its namespaces go after the programs.
+    // The last field: namespaces must be removed after the programs.
     lab: Lab,
 }
 
@@ -234,7 +232,7 @@ impl Live {
         let mut ports = Vec::new();
         for (i, host) in lab.hosts().iter().enumerate() {
             ports.push(lab.box_().ifindex(&lab.box_().port(i))?);
-            // What reaches a host's end of its link is dropped at once.
+            // A program at the host's end of its link drops everything at once.
             let end = host.ifindex(Host::INTERFACE)?;
             let drop = plane.program("bench_empty")?;
             host.enter(|| drop.attach_to_if_index(end, AyaMode::Driver))
@@ -242,7 +240,7 @@ impl Live {
         }
         let cpus = match plane.map_mut(maps::CPUS)? {
             Map::CpuMap(map) => map.info()?.id(),
-            _ => bail!("{} is no CPU map", maps::CPUS),
+            _ => bail!("{} is not a CPU map", maps::CPUS),
         };
         Ok(Self { plane, ring: None, ports, cpus, lab })
     }
@@ -264,7 +262,7 @@ impl Live {
         Ok(rows(ranks, mtu, &best.context("no rounds")?))
     }
 
-    /// Makes the ring, and the one that holds the payload, anew.
+    /// Replaces the ring, and the one that holds the payload.
     fn make_ring(&mut self, ranks: u32, mtu: u32) -> Result<()> {
         let payloads = RingSpec { id: RingNumber(PAYLOADS), ..ring(2, mtu, 2) };
         let payload_flow = FlowSpec {
@@ -289,7 +287,7 @@ impl Live {
             data_out: Some(&mut [0; 4096]),
             ..TestRunOptions::new()
         })?;
-        ensure!(kept.return_value == netsum_lab::programs::DROP, "the payload was not taken");
+        ensure!(kept.return_value == netsum_lab::programs::DROP, "the payload was not kept");
 
         let mut spec = ring(ranks, mtu, SLOTS);
         spec.config.credit = WINDOW;
@@ -320,7 +318,7 @@ impl Live {
         Ok(())
     }
 
-    /// Has what arrives at the ring's CPU run through a program.
+    /// Sets the program for frames that arrive at the ring's CPU.
     fn serve(&mut self, program: &str) -> Result<()> {
         let program: ProgramFd = self.plane.program(program)?.fd()?.try_clone()?;
         Ok(CpuMap::try_from(self.plane.map_mut(maps::CPUS)?)?.set(
@@ -333,7 +331,7 @@ impl Live {
 
     /// Sends frames for a while.
     fn round(&mut self, way: Way, seconds: f64) -> Result<Round> {
-        let (mut spec, _) = self.ring.clone().context("there is no ring")?;
+        let (mut spec, _) = self.ring.clone().context("the ring was not made")?;
         spec.config.flags = if way.is_verified() { 0 } else { ring_flags::ICRC_IGNORE };
         let (sender, server) = match way {
             Way::IngressDrop => ("live_ingress_drop", programs::AGGREGATE),
@@ -383,13 +381,13 @@ impl Live {
         Ok(Round { fragments, seconds: elapsed.as_secs_f64(), busy: busy.as_secs_f64() })
     }
 
-    /// Waits for what is still on its way; how many fragments it has been, and since when.
+    /// Waits for frames in flight; returns the number of fragments, and the time since `start`.
     fn drained(&mut self, way: Way, start: Instant) -> Result<(u64, Duration)> {
-        let (spec, _) = self.ring.clone().context("there is no ring")?;
+        let (spec, _) = self.ring.clone().context("the ring was not made")?;
         let sender: Array<_, LiveSender> =
             Array::try_from(self.plane.map_mut(live::maps::SENDER)?)?;
         let sent = sender.get(&0, 0)?.sent;
-        // The last fragment may not have been sent by all.
+        // Some ranks may not have sent the last fragment.
         let whole = sent / u64::from(spec.config.ranks);
         let deadline = Instant::now() + DRAIN;
         loop {
@@ -400,7 +398,7 @@ impl Live {
                 Array::try_from(self.plane.map_mut(live::maps::RECEIVER)?)?;
             let done = match way {
                 way if way.is_summed() => {
-                    // What is sent on to every rank has been through egress, too.
+                    // Frames for every rank have passed egress, too.
                     (of(Counter::Results) / u64::from(spec.config.ranks))
                         .min(of(Counter::Completed))
                 }
@@ -413,7 +411,8 @@ impl Live {
                 let counted: Vec<_> =
                     Counter::ALL.iter().map(|&c| (c, of(c))).filter(|c| c.1 > 0).collect();
                 bail!(
-                    "{done} of {whole} fragments came through, {sent} contributions were sent: {counted:?}"
+                    "{done} of {whole} fragments completed; {sent} contributions were sent: \
+                     {counted:?}"
                 );
             }
             sleep(Duration::from_millis(1));
@@ -421,7 +420,7 @@ impl Live {
     }
 }
 
-/// One system call with many frames that come in by a port.
+/// Sends many frames by one port in one system call.
 fn send(plane: &mut BpfDataPlane, program: &str, len: usize, port: u32) -> Result<()> {
     let frame = vec![0; len];
     let context = held::context(len, port);
@@ -454,7 +453,7 @@ fn template(frame: &[u8]) -> Option<LiveFrame> {
     Some(LiveFrame { words, icrc, reserved: 0 })
 }
 
-/// Rows out of the best rounds, in the order of [`Way::ALL`].
+/// Makes rows from the best rounds, in the order of [`Way::ALL`].
 fn rows(ranks: u32, mtu: u32, best: &[Round]) -> Vec<Row> {
     let of = |way| {
         Way::ALL
@@ -463,7 +462,7 @@ fn rows(ranks: u32, mtu: u32, best: &[Round]) -> Vec<Row> {
             .and_then(|i| best.get(i))
             .map_or(f64::NAN, Round::fragment_ns)
     };
-    // On the ring's CPU, what the sender does is taken off.
+    // On the ring's CPU, the sender's part is subtracted.
     let own = |way: Way| of(way) - if way.is_inline() { of(Way::IngressDrop) } else { 0.0 };
     let row = |(way, round): (Way, &Round)| {
         let (ns, floor) = (own(way), own(way.floor()));

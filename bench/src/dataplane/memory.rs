@@ -1,4 +1,4 @@
-//! What the box keeps for a ring, as the kernel says of its maps.
+//! The box's memory for a ring, as the kernel reports it for its maps.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::Settings;
 use netsum_lab::programs::ring;
 
-/// The job: messages of a rank in flight, and their length.
+/// The job's window, in messages, and their length.
 const WINDOW: Messages = Messages(8);
 const MESSAGE: u32 = 65_536;
 /// Headers of an untagged IPv4 SEND.
@@ -26,14 +26,14 @@ pub struct Row {
     pub mtu: u32,
     /// Slots, for a window of 8 messages of 64 KiB.
     pub slots: u32,
-    /// Bytes of its maps, all that the kernel has taken for them (`memlock`).
+    /// Bytes of its maps, as the kernel accounts them (`memlock`).
     pub bytes: u64,
-    /// Bytes of payload and of one header for each rank, of every slot. A header may have up to 98
+    /// Bytes of payload and of one header for each rank, in every slot. A header may have up to 98
     /// bytes: VLAN tag, IPv6, RETH and immediate data.
     pub needed: u64,
-    /// The one by the other.
+    /// `bytes` divided by `needed`.
     pub ratio: f64,
-    /// The same with headers of 54 bytes: untagged IPv4 SENDs, should a ring never have others.
+    /// The same with headers of 54 bytes, for a ring that has only untagged IPv4 SENDs.
     pub ratio_ipv4_send: f64,
 }
 
@@ -54,7 +54,7 @@ impl Row {
     }
 }
 
-/// Makes rings and looks at their maps.
+/// Makes rings and reads the size of their maps.
 pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
     let mut plane =
         BpfDataPlane::load(&LoadOptions { cpus: vec![0], cpu_queue: 64, inline: false })?;
@@ -75,7 +75,7 @@ pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
                 .collect();
             plane.delete_ring(spec.id, &[], &[])?;
             // Slots, sums, headers, ports.
-            ensure!(new.len() == 4, "{} maps have been made in place of 4", new.len());
+            ensure!(new.len() == 4, "{} maps were created instead of 4", new.len());
             rows.push(Row::new(ranks, mtu, slots, new.iter().sum()));
         }
     }
@@ -86,7 +86,7 @@ pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
 fn maps() -> Result<Vec<(u32, u64)>> {
     let mut all = Vec::new();
     for info in loaded_maps() {
-        // Who is gone meanwhile is none of ours.
+        // Skip maps that were removed meanwhile; they are not ours.
         let Ok(info) = info else { continue };
         if !matches!(info.map_type(), Ok(MapType::Array | MapType::DevMap)) {
             continue;
@@ -99,7 +99,7 @@ fn maps() -> Result<Vec<(u32, u64)>> {
     Ok(all)
 }
 
-/// From what the kernel says about a descriptor (`bpf_map_show_fdinfo` in kernel/bpf/syscall.c).
+/// Parses the kernel's report about a descriptor (`bpf_map_show_fdinfo` in kernel/bpf/syscall.c).
 fn memlock(fdinfo: &str) -> Option<u64> {
     fdinfo.lines().find_map(|l| l.strip_prefix("memlock:"))?.trim().parse().ok()
 }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_held_against_payload_and_headers() {
+    fn memory_is_compared_with_payload_and_headers() {
         assert_eq!(memlock("pos:\t0\nmemlock:\t8192\nmap_id:\t3\n"), Some(8192));
         let row = Row::new(4, 1024, 10, 10 * (1024 + 4 * 98) * 2);
         assert_eq!((row.ratio, row.needed), (2.0, 14_160));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_as_long_as_said() {
+    fn headers_have_the_stated_length() {
         assert_eq!((MAX_HEADERS, SEND_V4), (98, 54));
     }
 }

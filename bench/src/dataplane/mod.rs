@@ -1,17 +1,17 @@
-//! What the data plane costs: `cargo xtask bench dataplane`.
+//! The cost of the data plane: `cargo xtask bench dataplane`.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! | --- | --- |
-//! | this one | what is measured, and the report |
-//! | [`paths`] | ns of each way through the programs, one packet again and again (BPF_PROG_TEST_RUN) |
-//! | [`fragment`] | what a whole fragment costs with few and many ranks, out of such figures |
-//! | [`live`] | live frames through the kernel, with all that the figures before leave out |
-//! | [`cpu`] | processor time of a thread of the kernel |
-//! | [`memory`] | what the box keeps for a ring |
-//! | [`table`], [`picture`] | how it is shown |
+//! | this one | settings and report |
+//! | [`paths`] | ns of each path through the programs, one packet repeated (BPF_PROG_TEST_RUN) |
+//! | [`fragment`] | the cost of a whole fragment with few and many ranks, from such figures |
+//! | [`live`] | live frames through the kernel, with everything that the figures above leave out |
+//! | [`cpu`] | CPU time of a kernel thread |
+//! | [`memory`] | the box's memory for a ring |
+//! | [`table`], [`picture`] | the report as text and as a picture |
 //!
-//! Every figure is the best of several rounds, and the rounds of what is compared take turns,
-//! because the machines that this runs on are noisy.
+//! Every figure is the best of several rounds, and rounds of compared things take turns, because
+//! the machines are noisy.
 
 pub mod cpu;
 pub mod fragment;
@@ -28,16 +28,16 @@ use serde::Serialize;
 
 use netsum_lab::programs::{BASE_PSN, Bench, flow, ring};
 
-/// The three programs of the box, and their parts in a form that can be repeated.
+/// The three programs of the box, and their parts in a repeatable form.
 pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/bench.bpf.o");
 
-/// Ranks where nothing else is said.
+/// The default number of ranks.
 pub const USUAL_RANKS: u32 = 4;
 
-/// How much is measured.
+/// The amount of measurements.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Rounds of packets that are run again and again. The first warms up.
+    /// Rounds of repeated packets. The first warms up.
     pub rounds: usize,
     /// Runs of one packet.
     pub repeat: u32,
@@ -45,8 +45,8 @@ pub struct Settings {
     pub mtus: Vec<u32>,
     /// Ranks, in growing numbers.
     pub ranks: Vec<u32>,
-    /// Path MTUs at which live frames go through with each number of ranks; with the others, with
-    /// the usual number alone.
+    /// Path MTUs at which live frames are measured with each number of ranks; at the others only
+    /// the usual number is.
     pub live_mtus: Vec<u32>,
     pub live_rounds: usize,
     /// Seconds that live frames are sent in a round.
@@ -54,7 +54,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// For figures.
+    /// Settings for figures.
     pub fn full() -> Self {
         Self {
             // A test run with more than one repetition waits for all CPUs twice
@@ -69,7 +69,7 @@ impl Settings {
         }
     }
 
-    /// To see that everything runs.
+    /// Settings for a smoke test.
     pub fn quick() -> Self {
         Self {
             rounds: 2,
@@ -83,23 +83,23 @@ impl Settings {
     }
 }
 
-/// All that has been measured.
+/// All results.
 #[derive(Debug, Serialize)]
 pub struct Figures {
-    /// Rounds of which `paths` and `fragments` have the best.
+    /// The number of rounds; `paths` and `fragments` have the best.
     pub rounds: usize,
-    /// Ways through the programs.
+    /// Paths through the programs.
     pub paths: Vec<paths::Row>,
-    /// The work of a verified contribution beside that of its parts.
+    /// The time of a verified contribution compared with that of its parts.
     pub parts: Vec<paths::Parts>,
-    /// Whole fragments, out of single packets.
+    /// Whole fragments, computed from single packets.
     pub fragments: Vec<fragment::Row>,
-    /// Live frames; empty where they cannot be sent.
+    /// Live frames; empty if they cannot be sent.
     pub live: Vec<live::Row>,
-    /// Why there are no live frames.
+    /// The reason if live frames were skipped.
     pub live_skipped: Option<String>,
     pub memory: Vec<memory::Row>,
-    /// What the verifier made of the programs.
+    /// The verifier's statistics of the programs.
     pub programs: Vec<Program>,
 }
 
@@ -107,16 +107,16 @@ pub struct Figures {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Program {
     pub program: &'static str,
-    /// Instructions that the verifier went through.
+    /// Instructions that the verifier processed.
     pub verified_instructions: u32,
-    /// Its own.
+    /// The program's instructions.
     pub instructions: u32,
 }
 
 /// Measures everything.
 ///
 /// # Errors
-/// If a program does something else than it is to do.
+/// If a program's verdict is not the expected one.
 pub fn run(settings: &Settings) -> Result<Figures> {
     let mut bench = load()?;
     let programs = programs(&mut bench)?;
@@ -167,7 +167,7 @@ fn programs(bench: &mut Bench) -> Result<Vec<Program>> {
     ["aggregate", "egress", "ingress"].into_iter().map(program).collect()
 }
 
-/// Payload of one packet, bytes, at this many nanoseconds for it, in Gb/s.
+/// The rate in Gb/s of packets with this payload in bytes, each of which takes this many ns.
 pub fn gbps(bytes: f64, ns: f64) -> f64 {
     bytes * 8.0 / ns
 }

@@ -1,4 +1,4 @@
-//! Nanoseconds of each way through the programs, with one packet again and again.
+//! Nanoseconds of each path through the programs, by repeating one packet.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{Settings, USUAL_RANKS, flows, gbps};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, host, qpn, ring};
 
-/// What the object has for this.
+/// The benchmark's programs in the object.
 pub const PROGRAMS: &[&str] = &[
     "bench_empty",
     "bench_copy",
@@ -30,30 +30,30 @@ pub const PROGRAMS: &[&str] = &[
     "bench_egress",
 ];
 
-/// What else a run does, which is taken off.
+/// Work of a run that is subtracted from its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Base {
-    /// Nothing: it is shown as it is.
+    /// Nothing is subtracted.
     Nothing,
-    /// The run itself.
+    /// The test run itself.
     Empty,
-    /// It puts the slot back.
+    /// Resetting the slot.
     Slot,
-    /// It puts slot and packet back.
+    /// Resetting the slot and the packet.
     SlotAndPacket,
 }
 
-/// A way: its name, what it is, what is taken off.
+/// A path: its name, its description, and the work that is subtracted.
 const PATHS: &[(&str, &str, Base)] = &[
-    ("empty", "an empty program, as it is", Base::Nothing),
+    ("empty", "an empty program, not subtracted", Base::Nothing),
     ("copy", "part: copy payload to slot", Base::Empty),
     ("sum", "part: add payload to slot", Base::Empty),
     ("crc", "part: CRC of payload", Base::Empty),
-    ("reset", "putting the slot back", Base::Empty),
-    ("restore", "putting slot and packet back", Base::Empty),
+    ("reset", "resetting the slot", Base::Empty),
+    ("restore", "resetting slot and packet", Base::Empty),
     ("ingress", "ingress: steer", Base::Empty),
     ("pass", "ingress: pass, not a flow", Base::Empty),
-    ("guard", "guard: what ingress has passed", Base::Empty),
+    ("guard", "guard: a packet that ingress passed", Base::Empty),
     ("absorb/ignore", "absorb, ICRC not verified", Base::Slot),
     ("absorb/verify", "absorb, ICRC verified", Base::Slot),
     ("timed/verify", "the same, timed (one index in 64)", Base::Slot),
@@ -66,14 +66,14 @@ const PATHS: &[(&str, &str, Base)] = &[
     ("absorb/other", "absorb, another ring traced", Base::Slot),
     ("absorb/traced", "absorb, traced with its headers", Base::Slot),
     ("absorb/whole", "absorb, traced as a whole", Base::Slot),
-    ("absorb/full", "absorb, no room for the event", Base::Slot),
+    ("absorb/full", "absorb, event buffer full", Base::Slot),
 ];
 
-/// Runs of which the ring buffer holds every event: of headers, and of whole frames.
+/// The number of runs whose events fit the ring buffer: events of headers, and of whole frames.
 const REPEAT_TRACED: u32 = EVENTS_BYTES / 256;
 const REPEAT_WHOLE: u32 = EVENTS_BYTES / 2560;
 
-/// What a way costs.
+/// The cost of a path.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub path: &'static str,
@@ -82,29 +82,29 @@ pub struct Row {
     pub mtu: u32,
     /// Mean ns of a run in the best round.
     pub run_ns: f64,
-    /// Without what the run itself costs, and putting back what it changes.
+    /// The same without the test run, and without resetting what a run changes.
     pub ns: f64,
-    /// Packets a second at that, in millions.
+    /// Packets per second at that time, in millions.
     pub mpps: f64,
-    /// Payload at that, in Gb/s.
+    /// Payload at that time, in Gb/s.
     pub gbps: f64,
 }
 
-/// What a contribution costs on its ring's CPU, over the sum of its parts measured alone: finding
-/// its flow (ingress does little else), the CRC, the addition.
+/// The cost of a contribution on its ring's CPU, compared with the sum of its parts measured alone:
+/// finding its flow (ingress does little else), the CRC, the addition.
 #[derive(Clone, Debug, Serialize)]
 pub struct Parts {
     pub mtu: u32,
     /// ns of an absorbed contribution, ICRC verified.
     pub absorb_ns: f64,
     pub parts_ns: f64,
-    /// The one by the other.
+    /// `absorb_ns` divided by the sum of the parts.
     pub ratio: f64,
     /// The same without the CRC, on both sides.
     pub ratio_without_icrc: f64,
 }
 
-/// Mean ns of a run in the best round, by way.
+/// Mean ns of a run in the best round, by path.
 pub(super) type Runs = BTreeMap<&'static str, f64>;
 
 pub(super) fn measure(bench: &mut Bench, settings: &Settings) -> Result<Vec<Row>> {
@@ -148,7 +148,7 @@ pub(super) fn note(runs: &mut Runs, path: &'static str, ns: f64, round: usize) {
     }
 }
 
-/// Contributions beside their parts, by path MTU.
+/// Contributions compared with their parts, by path MTU.
 pub fn parts(rows: &[Row]) -> Vec<Parts> {
     let of = |path: &str, mtu| rows.iter().find(|r| (r.path, r.mtu) == (path, mtu)).map(|r| r.ns);
     let parts = |mtu| {
@@ -165,21 +165,21 @@ pub fn parts(rows: &[Row]) -> Vec<Parts> {
     rows.iter().filter(|r| r.path == "empty").filter_map(|r| parts(r.mtu)).collect()
 }
 
-/// With what a way is measured.
+/// The conditions of a measurement.
 pub(super) struct Point {
     pub ranks: u32,
     pub mtu: u32,
     pub repeat: u32,
 }
 
-/// Mean ns of one run of a way.
+/// Mean ns of one run of a path.
 pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f64> {
     let mut spec = ring(at.ranks, at.mtu, 16);
     if path.ends_with("/ignore") {
         spec.config.flags = ring_flags::ICRC_IGNORE;
     }
     let timed = path == "timed/verify";
-    // Other maps wait for all CPUs, tens of milliseconds each; other flags do not.
+    // Changing maps waits for all CPUs, tens of milliseconds each; changing flags does not.
     if (spec.config.ranks, spec.config.mtu) == (bench.ring.config.ranks, bench.ring.config.mtu) {
         if spec != bench.ring || timed {
             bench.reset(spec)?;
@@ -195,7 +195,7 @@ pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f
     };
     let data = frame(0).build();
     // The others' contributions open the slot and leave headers for egress. Rank 0's payload is
-    // kept for those that put it back; its headers are saved below, by a contribution that
+    // kept for programs that restore it; its headers are saved below, by a contribution that
     // completes the slot.
     let fill = |bench: &mut Bench| -> Result<()> {
         bench.run("bench_keep", &data)?;
@@ -211,7 +211,7 @@ pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f
             other.bth.qpn = 0x0055_5555;
             if kind == "guard" {
                 let (passes, duration) = bench.guard(&other.build(), at.repeat)?;
-                ensure!(passes, "`guard` drops what is no flow's");
+                ensure!(passes, "`guard` drops a packet of other traffic");
                 return Ok(duration.as_nanos() as f64);
             }
             return repeat(bench, path, "bench_ingress", &other.build(), PASS, at.repeat);
@@ -229,7 +229,7 @@ pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f
         "complete" => ("bench_complete", REDIRECT),
         "replay" => ("bench_replay", REDIRECT),
         "egress" => ("bench_egress", PASS),
-        other => anyhow::bail!("no way `{other}`"),
+        other => anyhow::bail!("unknown path `{other}`"),
     };
     if !matches!(kind, "empty" | "copy" | "sum" | "ingress") {
         fill(bench)?;
@@ -243,7 +243,7 @@ pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f
     Ok(ns)
 }
 
-/// Repeats a program, with what is to be traced meanwhile; mean ns of a run.
+/// Repeats a program with tracing as the path needs it; returns the mean ns of a run.
 fn repeat(
     bench: &mut Bench,
     path: &str,
@@ -264,7 +264,7 @@ fn repeat(
         "absorb/full" => (Some(TraceFilter::ALL), times),
         _ => (None, times),
     };
-    // Off first, so that the buffer is empty when it is on.
+    // Off first, to start with an empty buffer.
     bench.plane.trace(None)?;
     if let Some(filter) = &filter {
         bench.plane.trace(Some(filter))?;
@@ -295,11 +295,11 @@ mod tests {
     }
 
     #[test]
-    fn a_contribution_is_held_against_its_parts() {
+    fn a_contribution_is_compared_with_its_parts() {
         let mut rows =
             vec![row("empty", 1024, 20.0), row("ingress", 1024, 50.0), row("crc", 1024, 130.0)];
         rows.extend([row("sum", 1024, 70.0), row("absorb/verify", 1024, 300.0)]);
-        assert!(parts(&rows).is_empty(), "one is missing");
+        assert!(parts(&rows).is_empty(), "the CRC is missing");
         rows.push(row("absorb/ignore", 1024, 150.0));
         let parts = parts(&rows);
         assert_eq!((parts.len(), parts[0].parts_ns, parts[0].ratio), (1, 250.0, 1.2));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_have_names_of_their_own() {
+    fn paths_have_names_of_their_own() {
         let names: std::collections::BTreeSet<_> = PATHS.iter().map(|p| p.0).collect();
         assert_eq!(names.len(), PATHS.len());
     }

@@ -6,7 +6,8 @@ use super::live::Way;
 use super::{Figures, USUAL_RANKS, fragment, live};
 use crate::plot::{self, Height, Panel, Series};
 
-/// What one core carries, over ranks and over path MTU, by the programs alone and with live frames.
+/// The capacity of one core over ranks and over path MTU, by the programs alone and with live
+/// frames.
 ///
 /// # Errors
 /// If it cannot be drawn.
@@ -58,7 +59,7 @@ fn by_mtu(figures: &Figures) -> Vec<Series> {
     plot::series(&rows, |r| r.what.to_owned(), |r| (r.mtu.into(), r.ns))
 }
 
-/// What the ring's CPU does; not what the sender does.
+/// The ring's CPU only, without the sender's ways.
 fn live_over(
     figures: &Figures,
     of: impl Fn(&&live::Row) -> bool,

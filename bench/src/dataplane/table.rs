@@ -27,8 +27,10 @@ pub fn text(figures: &Figures) -> String {
 fn paths(rows: &[paths::Row], rounds: usize) -> String {
     let mtus = distinct(rows.iter().map(|r| r.mtu));
     let mut text = format!(
-        "Programs alone: ns a packet without the cost of a test run and of putting back what a run changes, the same in millions of\n\
-         packets a second, and in Gb/s of payload. BPF_PROG_TEST_RUN, 4 ranks, IPv4 SEND, best of {rounds} rounds.\n\n"
+        "Programs alone: ns per packet, without the cost of a test run and of resetting what a \
+         run changes; the same in millions of\n\
+         packets per second, and in Gb/s of payload. BPF_PROG_TEST_RUN, 4 ranks, IPv4 SEND, best \
+         of {rounds} rounds.\n\n"
     );
     let _ = write!(text, "{:<34}", "path MTU");
     mtus.iter().for_each(|mtu| _ = write!(text, " |{mtu:>20}"));
@@ -39,7 +41,7 @@ fn paths(rows: &[paths::Row], rounds: usize) -> String {
         let _ = write!(text, "{:<34}", row.what);
         for mtu in &mtus {
             match rows.iter().find(|r| (r.path, r.mtu) == (row.path, *mtu)) {
-                // Of the payload nothing is moved here.
+                // These do not move the payload.
                 Some(r) if matches!(r.path, "empty" | "reset" | "restore") => {
                     let _ = write!(text, " |{:>6.0}{:>7}{:>7}", r.ns, "", "");
                 }
@@ -56,7 +58,8 @@ fn paths(rows: &[paths::Row], rounds: usize) -> String {
 
 fn parts(rows: &[paths::Parts]) -> String {
     let mut text = String::from(
-        "\nAn absorbed contribution over the sum of its parts, each measured alone: steering, CRC, addition (at most 1.3 is the aim).\n\n",
+        "\nAn absorbed contribution divided by the sum of its parts, each measured alone: \
+         steering, CRC, addition (the aim is at most 1.3).\n\n",
     );
     let _ = writeln!(
         text,
@@ -75,8 +78,10 @@ fn parts(rows: &[paths::Parts]) -> String {
 
 fn fragments(rows: &[fragment::Row]) -> String {
     let mut text = String::from(
-        "\nA whole fragment by the programs alone, on one core: the contribution that claims the slot, those that are absorbed, the one that\n\
-         completes it, and egress for each rank. The kernel's part (queues, clones, sending) is not in it.\n\n",
+        "\nA whole fragment by the programs alone, on one core: the contribution that claims the \
+         slot, those that are absorbed, the one that\n\
+         completes it, and egress for each rank. The kernel's part (queues, clones, sending) is \
+         not included.\n\n",
     );
     let _ = writeln!(
         text,
@@ -113,10 +118,14 @@ fn fragments(rows: &[fragment::Row]) -> String {
 
 fn live(rows: &[live::Row]) -> String {
     let mut text = String::from(
-        "\nLive frames, the ring's CPU, as much as one core carries. In it: the CPU map's queue, `aggregate`, clones, `egress`, handing\n\
-         them to veths, and an XDP program that drops them at the veths' other ends. Not in it: ingress and steering, which another CPU\n\
-         does (first line of each), hosts, and a network card's driver. Inline: frames come in on the ring's CPU, which does that too, without the\n\
-         queue; what the sender costs is taken off by the first line. Busy: the core's share of the time, by which rates are divided.\n\n",
+        "\nLive frames: the capacity of one core, the ring's. Included: the CPU map's queue, \
+         `aggregate`, clones, `egress`, handing\n\
+         clones to veths, and an XDP program that drops them at the veths' other ends. Not \
+         included: ingress and steering, which another CPU\n\
+         does (first line of each), hosts, and a network card's driver. Inline: frames arrive on \
+         the ring's CPU, which does everything without the\n\
+         queue; the sender's cost (first line) is subtracted. Busy: the core's share of the time, \
+         by which rates are divided.\n\n",
     );
     let _ = writeln!(
         text,
@@ -151,8 +160,10 @@ fn live(rows: &[live::Row]) -> String {
 
 fn memory(rows: &[memory::Row]) -> String {
     let mut text = String::from(
-        "\nMemory of a ring with 8 messages of 64 KiB in flight, as the kernel says of its maps, over that of payload and headers of all\n\
-         slots: the longest headers, 98 bytes, which a slot must have room for (at most 1.5 is the aim), and those of IPv4 SENDs, 54.\n\n",
+        "\nMemory of a ring with 8 messages of 64 KiB in flight, as the kernel reports it for its \
+         maps, divided by that of payload and headers of\n\
+         all slots: the longest headers, 98 bytes, which a slot must have room for (the aim is at \
+         most 1.5), and those of IPv4 SENDs, 54.\n\n",
     );
     let _ = writeln!(
         text,
@@ -175,7 +186,7 @@ fn memory(rows: &[memory::Row]) -> String {
     text
 }
 
-/// Each once, in the order in which they come.
+/// Each value once, in order of appearance.
 fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     let mut once = Vec::new();
     for x in all {
@@ -232,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_said() {
+    fn skipped_live_frames_are_reported() {
         let figures = Figures {
             rounds: 1,
             paths: vec![paths::Row {

@@ -1,8 +1,8 @@
-//! How all-reduces change with ranks, rings, jobs, window and message size: `cargo xtask bench
+//! How all-reduces depend on ranks, rings, jobs, window and message size: `cargo xtask bench
 //! scaling`.
 //!
 //! One of them is varied at a time, the others are as in [`Point::USUAL`]. All points of a curve
-//! live at the same time, each in a lab of its own, and take turns, as in [`crate::contest`].
+//! run at the same time, each in a lab of its own, and take turns, as in [`crate::contest`].
 
 pub mod report;
 
@@ -14,19 +14,19 @@ use crate::contest::{Contestant, Order, Round, jobs, start};
 use netsum_lab::cluster::JobSpec;
 pub use report::Row;
 
-/// Path MTU, and the links': 104 bytes wider.
+/// The path MTU; the links' MTU is 104 bytes larger.
 const MTU: u32 = 2048;
 const LINK_MTU: u32 = MTU + 104;
 
-/// What is varied.
+/// The quantity that is varied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Curve {
-    /// Hosts, a rank on each; beside netsum's own ring.
+    /// Hosts with one rank each; also with netsum's own ring.
     Ranks,
     /// Rings of the job.
     Rings,
-    /// Jobs at the same time, on the same hosts.
+    /// Simultaneous jobs on the same hosts.
     Jobs,
     /// Messages of each rank in flight.
     Window,
@@ -37,7 +37,7 @@ pub enum Curve {
 impl Curve {
     pub const ALL: [Self; 5] = [Self::Ranks, Self::Rings, Self::Jobs, Self::Window, Self::Message];
 
-    /// What lies to the right in a picture.
+    /// The label of the x axis in a picture.
     pub fn text(self) -> &'static str {
         match self {
             Self::Ranks => "ranks",
@@ -48,7 +48,7 @@ impl Curve {
         }
     }
 
-    /// The usual point, with another number of what is varied.
+    /// The usual point with another value of the varied quantity.
     fn point(self, x: u32) -> Point {
         let usual = Point::USUAL;
         match self {
@@ -60,7 +60,7 @@ impl Curve {
         }
     }
 
-    /// What is varied to.
+    /// The values of the varied quantity.
     fn values(self, quick: bool) -> &'static [u32] {
         match (self, quick) {
             (Self::Ranks, false) => &[2, 4, 8, 16],
@@ -76,13 +76,13 @@ impl Curve {
     }
 }
 
-/// Jobs that are alike.
+/// The parameters of equal jobs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Point {
     /// Hosts.
     pub ranks: u32,
     pub rings: u32,
-    /// Jobs at the same time.
+    /// Simultaneous jobs.
     pub jobs: u32,
     /// Messages of each rank in flight.
     pub window: u32,
@@ -91,7 +91,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Where nothing else is said.
+    /// The default values.
     pub const USUAL: Self = Self { ranks: 4, rings: 1, jobs: 1, window: 8, message_size: 65_536 };
 
     fn job(&self) -> JobSpec {
@@ -100,25 +100,26 @@ impl Point {
     }
 }
 
-/// How much is measured.
+/// The amount of measurements.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What is varied.
+    /// The varied quantities.
     pub curves: Vec<Curve>,
-    /// To the ends alone, and only a little of everything.
+    /// Measure only the ends of each curve, and little of everything.
     pub quick: bool,
-    /// Bytes of the vector that bandwidth is measured with, and of that for latency.
+    /// Bytes of the vector for bandwidth.
     pub bytes: usize,
-    /// Of the latter.
+    /// Bytes of the vector for latency.
     pub small_bytes: usize,
-    /// How often each point is measured, one after the other.
+    /// The number of measurements of each point.
     pub rounds: u32,
-    /// Seconds that a round with the large vector takes about; with the small one, a third of it.
+    /// The approximate time of a round with the large vector, in seconds; the small one takes a
+    /// third.
     pub seconds: f64,
 }
 
 impl Settings {
-    /// For figures, or to see that everything runs.
+    /// Settings for figures, or for a smoke test.
     pub fn new(quick: bool) -> Self {
         let curves = Curve::ALL.to_vec();
         if quick {
@@ -129,14 +130,14 @@ impl Settings {
     }
 }
 
-/// Somebody at a point.
+/// A contestant at a point.
 struct Entrant {
     point: Point,
     x: u32,
     contestant: Contestant,
     /// All-reduces of a round, with the large vector and with the small one.
     iters: [u32; 2],
-    /// Of each job each time, likewise.
+    /// The rounds of each job, in the same order.
     rounds: [Vec<Vec<Round>>; 2],
 }
 
@@ -179,7 +180,7 @@ impl Entrant {
         Self { point, x, contestant, iters: [1; 2], rounds: [Vec::new(), Vec::new()] }
     }
 
-    /// The first all-reduce of each size is not counted, the second tells how long it takes.
+    /// The first all-reduce of each size is not counted, and the second is timed.
     fn warm_up(&mut self, sizes: [usize; 2], seconds: f64) -> Result<()> {
         for (which, (bytes, seconds)) in sizes.into_iter().zip([seconds, seconds / 3.0]).enumerate()
         {
@@ -206,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_thing_is_varied_at_a_time() {
+    fn one_quantity_is_varied_at_a_time() {
         for curve in Curve::ALL {
             for quick in [false, true] {
                 let values = curve.values(quick);

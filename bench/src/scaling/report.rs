@@ -10,44 +10,44 @@ use crate::plot::{self, Height, Panel};
 /// A point of a curve.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What is varied.
+    /// The varied quantity.
     pub curve: Curve,
-    /// To what.
+    /// Its value.
     pub x: u32,
     /// `netsum`, or `netsum-ring`.
     pub name: &'static str,
-    /// All that could be varied.
+    /// All parameters.
     #[serde(flatten)]
     pub point: Point,
-    /// Bytes of the vector that bandwidth was measured with.
+    /// Bytes of the vector for bandwidth.
     pub bytes: usize,
-    /// Bytes of all jobs' vectors by the time of the job that took longest, in the best round, in
+    /// Bits of all jobs' vectors divided by the time of the slowest job, in the best round, in
     /// Gb/s.
     pub algbw_gbps: f64,
-    /// Bytes of the vector that latency was measured with.
+    /// Bytes of the vector for latency.
     pub small_bytes: usize,
-    /// Median time of an all-reduce of those, in microseconds.
+    /// Median time of an all-reduce of the small vector, in microseconds.
     pub latency_us: f64,
-    /// The longest in a hundred of them.
+    /// The 99th percentile of those times.
     pub p99_us: f64,
     /// All-reduces of both sizes.
     pub operations: usize,
-    /// Processor time of the whole machine for 10^9 bytes of vector, in seconds.
+    /// CPU seconds of the whole machine for 10^9 bytes of vector.
     pub cpu_seconds_per_gb: f64,
     /// Packets sent again.
     pub retransmissions: u64,
-    /// All-reduces that netsum's box was to sum, and the ring did, by rank.
+    /// All-reduces, by rank, that netsum's ring did instead of the box.
     pub astray: u64,
 }
 
-/// Time of a job's all-reduces in a round.
+/// The time of a job's all-reduces in a round.
 pub(super) fn seconds(round: &Round) -> f64 {
     round.answer.micros.iter().sum::<f64>() / 1e6
 }
 
-/// Gb/s of all jobs together in a round. The job that takes longest says when it ends: jobs do not
-/// begin at the very same moment, and to add up their own rates would count twice the time that one
-/// had the machine to itself.
+/// Gb/s of all jobs together in a round. The slowest job determines the time: jobs do not begin at
+/// the same moment, and the sum of their own rates would count the time twice in which one job had
+/// the machine to itself.
 fn rate(jobs: &[Round], bytes: usize) -> f64 {
     let operations: usize = jobs.iter().map(|r| r.answer.micros.len()).sum();
     let longest = jobs.iter().map(seconds).fold(0.0, f64::max);
@@ -55,7 +55,7 @@ fn rate(jobs: &[Round], bytes: usize) -> f64 {
 }
 
 impl Row {
-    /// From the rounds with the large vector and with the small one.
+    /// Makes a row from the rounds with the large vector and with the small one.
     pub(super) fn new(
         curve: Curve,
         x: u32,
@@ -72,7 +72,7 @@ impl Row {
             small.get(i).copied().unwrap_or(f64::NAN)
         };
         let large: usize = rounds[0].iter().flatten().map(|r| r.answer.micros.len()).sum();
-        // A round costs the same whichever of its jobs is asked.
+        // Every job's round has the cost of all.
         let cpu: f64 =
             rounds[0].iter().filter_map(|jobs| jobs.first()).map(|r| r.cost.cpu_seconds).sum();
         let sum = |of: fn(&Round) -> u64| rounds.iter().flatten().flatten().map(of).sum::<u64>();
@@ -93,7 +93,7 @@ impl Row {
         }
     }
 
-    /// Titles over the columns of [`Row::text`].
+    /// The headings of [`Row::text`].
     pub fn titles() -> String {
         format!(
             "{:<12} {:>5} {:>5} {:>4} {:>6} {:>8} {:>10} {:>8} {:>10} {:>10} {:>8} {:>6} {:>7}",
@@ -117,7 +117,8 @@ impl Row {
     pub fn text(&self, usual: f64) -> String {
         let Point { ranks, rings, jobs, window, message_size } = self.point;
         format!(
-            "{:<12} {ranks:>5} {rings:>5} {jobs:>4} {window:>6} {message_size:>8} {:>10.3} {:>8.2} {:>10.0} {:>10.0} {:>8.2} {:>6} {:>7}",
+            "{:<12} {ranks:>5} {rings:>5} {jobs:>4} {window:>6} {message_size:>8} {:>10.3} \
+             {:>8.2} {:>10.0} {:>10.0} {:>8.2} {:>6} {:>7}",
             self.name,
             self.algbw_gbps,
             self.algbw_gbps / usual,
@@ -190,9 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn jobs_are_done_when_the_last_one_is() {
+    fn the_slowest_job_determines_the_time() {
         let row = row(Curve::Jobs, 2);
-        // Twice 200,000 bits in 200 us, which is better than in 400.
+        // Two jobs with 200,000 bits in 200 us, which is better than in 400.
         assert!((row.algbw_gbps - 2.0).abs() < 1e-9, "{row:?}");
         assert_eq!(
             (row.latency_us, row.p99_us, row.operations, row.retransmissions),
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidth_is_held_against_the_usual_point() {
+    fn bandwidth_is_compared_with_the_usual_point() {
         let rows = [row(Curve::Window, 1), row(Curve::Window, 8)];
         let table = table(&rows);
         let lines: Vec<&str> = table.lines().collect();
