@@ -11,16 +11,13 @@
 //! | [`levels`] | trees of two and three levels, optimal; [`model`]: the linear program |
 //! | [`pack`](mod@pack) | trees in any network; [`arborescence`]: the cheapest one |
 //! | [`draw`] | trees as pictures: DOT and SVG |
-//! | [`flows`] | flows that are not summed, spread over uplinks; [`routes`]: their paths |
-//! | [`fluid`] | how long they take; [`collectives`]: all-reduces and all-to-all made of them |
+//! | [`flows`] | flows that are not summed, spread over uplinks |
 //! | [`bound`](mod@bound) | an upper bound from the links |
 
 pub mod arborescence;
 pub mod bound;
-pub mod collectives;
 pub mod draw;
 pub mod flows;
-pub mod fluid;
 pub mod generate;
 pub mod incremental;
 pub mod levels;
@@ -28,6 +25,5 @@ pub mod model;
 pub mod pack;
 pub mod plan;
 pub mod rings;
-pub mod routes;
 pub mod topology;
 pub mod tree;

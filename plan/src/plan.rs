@@ -110,7 +110,7 @@ impl Choice {
 /// rings, or as much as rings can reach where slots or CPUs do not suffice.
 ///
 /// # Errors
-/// Which job cannot be planned, and why.
+/// The job that cannot be planned, and why.
 pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
     let mut model = Model::new(network);
     let bounds: Vec<f64> =

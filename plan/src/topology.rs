@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-/// What is wrong with a topology, or with a request for it.
+/// An error of a topology, or of a request for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A problem of the file, with the field's name.
@@ -86,7 +86,7 @@ impl Topology {
     /// Parses a file's text.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first error that is found.
     pub fn parse(text: &str) -> Result<Self, Error> {
         toml::from_str(text).map_err(|e| Error::Topology(e.to_string()))
     }
@@ -198,7 +198,7 @@ impl Network {
     /// Checks a topology; its rings are ideal.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first error that is found.
     pub fn new(topology: &Topology) -> Result<Self, Error> {
         let wrong = |text: String| Err(Error::Topology(text));
         let names: Vec<String> = topology

@@ -1,4 +1,4 @@
-//! `cargo xtask papers`: what the papers promise, computed anew.
+//! `cargo xtask papers`: computes the results that papers promise.
 
 use anyhow::{Context, Result, ensure};
 
@@ -7,14 +7,14 @@ use crate::paths;
 /// Runs `cargo xtask papers`.
 ///
 /// # Errors
-/// If it cannot be built, or a file cannot be written.
+/// If the program cannot be built, or a file cannot be written.
 pub fn run() -> Result<()> {
     let status = paths::cargo()?
-        .args(["run", "--quiet", "--release", "--package", "netsum-plan", "--features", "papers"])
-        .args(["--bin", "netsum-papers", "--"])
+        .args(["run", "--quiet", "--release", "--package", "netsum-papers", "--features", "draw"])
+        .arg("--")
         .arg(paths::target_dir()?.join("papers"))
         .status()
         .context("cannot run cargo")?;
-    ensure!(status.success(), "the tables could not be made");
+    ensure!(status.success(), "computing the tables failed, see above");
     Ok(())
 }

@@ -1,11 +1,17 @@
-//! Checks what crates are built of, so that each stays what it is.
+//! Checks the dependencies of crates, to keep the pure ones pure.
 
 use std::process::Command;
 
-/// Crates that take datagrams, requests and times, and give back what is to be done.
-const PURE: [&str; 5] =
-    ["netsum-collective", "netsum-common", "netsum-core", "netsum-plan", "netsum-rc"];
-/// What does I/O, or knows the time.
+/// Crates without I/O: they are given datagrams, requests and times, and return what to do.
+const PURE: [&str; 6] = [
+    "netsum-collective",
+    "netsum-common",
+    "netsum-core",
+    "netsum-papers",
+    "netsum-plan",
+    "netsum-rc",
+];
+/// Crates that do I/O or read a clock.
 const IO: [&str; 14] = [
     "aya",
     "hyper",
@@ -23,15 +29,15 @@ const IO: [&str; 14] = [
     "tonic",
 ];
 
-/// Where cargo keeps what apart: a crate, and what it is not built of.
+/// Pairs that must stay apart: a crate, and crates that it must not depend on.
 const APART: [(&str, &[&str]); 3] = [
     ("netsum-dataplane", &["tokio", "tonic", "prost", "hyper", "rtnetlink", "netsum-api", "clap"]),
     ("netsum-cli", &["aya", "aya-obj", "rtnetlink", "netsum-dataplane", "netsum-daemon"]),
     ("netsum-daemon", &["plotters", "ratatui", "schemars", "clap", "netsum-cli"]),
 ];
 
-/// All crates that one is built of, without those that its tests and its build take. By default:
-/// `user` of `netsum-common` has aya's traits for the ABI, for those who load programs.
+/// All dependencies of a crate, without those of its tests and its build, with default features.
+/// The feature `user` of `netsum-common` has aya's traits for the ABI, for programs that load BPF.
 fn crates_of(package: &str) -> Vec<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
     let arguments =
@@ -43,35 +49,35 @@ fn crates_of(package: &str) -> Vec<String> {
 }
 
 #[test]
-fn crates_without_io_are_built_of_none_that_do_any() {
+fn crates_without_io_do_not_depend_on_crates_with_io() {
     for package in PURE {
         let crates = crates_of(package);
         assert_eq!(crates[0], package);
         let wrong: Vec<_> = crates.iter().filter(|c| IO.contains(&c.as_str())).collect();
-        assert!(wrong.is_empty(), "{package} is built of {wrong:?}");
+        assert!(wrong.is_empty(), "{package} depends on {wrong:?}");
     }
-    // The test sees what there is.
+    // The list is not empty by mistake.
     assert!(crates_of("netsum-worker").iter().any(|c| c == "tokio"));
 }
 
 #[test]
-fn each_crate_of_the_box_is_built_of_its_own_job_alone() {
+fn each_crate_of_the_box_depends_only_on_what_its_job_needs() {
     let of_netsum = crates_of("netsum-aggregator");
     for (package, others) in APART {
         let crates = crates_of(package);
         assert_eq!(crates[0], package);
         let wrong: Vec<_> = crates.iter().filter(|c| others.contains(&c.as_str())).collect();
-        assert!(wrong.is_empty(), "{package} is built of {wrong:?}");
-        // A name that nobody has any more would forbid nothing.
+        assert!(wrong.is_empty(), "{package} depends on {wrong:?}");
+        // A name that does not exist would forbid nothing.
         let unknown: Vec<_> =
             others.iter().filter(|o| !of_netsum.iter().any(|c| c == *o)).collect();
-        assert!(unknown.is_empty(), "the program is not built of {unknown:?}");
+        assert!(unknown.is_empty(), "the program does not depend on {unknown:?}");
     }
 }
 
-/// This program is what a newcomer waits for first.
+/// A newcomer first waits for this program.
 #[test]
-fn xtask_is_built_of_no_crate_of_ours() {
+fn xtask_depends_on_none_of_our_crates() {
     let ours: Vec<_> =
         crates_of("xtask").into_iter().skip(1).filter(|c| c.starts_with("netsum")).collect();
     assert!(ours.is_empty(), "{ours:?}");

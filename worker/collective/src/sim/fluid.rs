@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use netsum_common::wire::AROUND;
-use netsum_plan::collectives::{Collective, Scene};
+use netsum_papers::collectives::{Collective, Scene};
+use netsum_papers::routes::{Balance, Demand};
 use netsum_plan::generate;
-use netsum_plan::routes::{Balance, Demand};
 use netsum_plan::topology::Network;
 
 use super::job::{Call, NEVER, Sim, Spec};

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use netsum_plan::collectives::{Collective, Scene};
+use netsum_papers::collectives::{Collective, Scene};
+use netsum_papers::routes::{Balance, Demand};
 use netsum_plan::generate;
-use netsum_plan::routes::{Balance, Demand};
 use netsum_plan::topology::Network;
 
 use crate::chart::chart;

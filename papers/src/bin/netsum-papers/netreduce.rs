@@ -2,7 +2,7 @@
 //! boxes, compared with a flat ring.
 
 use anyhow::Result;
-use netsum_plan::collectives::Machines;
+use netsum_papers::collectives::Machines;
 
 use crate::chart::chart;
 use crate::table;

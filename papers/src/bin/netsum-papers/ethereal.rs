@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use netsum_plan::collectives::{Collective, Scene, leaves_as_hosts};
+use netsum_papers::collectives::{Collective, Scene, leaves_as_hosts};
+use netsum_papers::routes::Balance;
 use netsum_plan::generate;
-use netsum_plan::routes::Balance;
 use netsum_plan::topology::{Network, Topology, Way};
 
 use crate::chart::chart;
@@ -28,12 +28,12 @@ const RULES: [(&str, Balance); 4] = [
 struct Place {
     name: &'static str,
     topology: Topology,
-    cables: Vec<(String, String)>,
+    links: Vec<(String, String)>,
     below: usize,
 }
 
-fn failed(network: &Network, cables: &[(String, String)]) -> BTreeSet<Way> {
-    let both = cables.iter().flat_map(|(a, b)| [(a, b), (b, a)]);
+fn failed(network: &Network, links: &[(String, String)]) -> BTreeSet<Way> {
+    let both = links.iter().flat_map(|(a, b)| [(a, b), (b, a)]);
     both.filter_map(|(a, b)| network.way(network.node(a)?, network.node(b)?)).collect()
 }
 
@@ -49,7 +49,7 @@ fn seconds(
     let small = collective == Collective::AllToAll && !ecmp;
     let topology = if small { leaves_as_hosts(&place.topology) } else { place.topology.clone() };
     let network = Network::new(&topology)?;
-    let failed = failed(&network, &place.cables[..broken]);
+    let failed = failed(&network, &place.links[..broken]);
     // The result depends on the hash; the more flows, the less.
     let seeds = if ecmp && collective != Collective::AllToAll { 8 } else { 1 };
     let (mut flowing, mut latency) = (0.0, 0.0);
@@ -76,18 +76,18 @@ fn seconds(
 }
 
 pub fn run() -> Result<(String, String)> {
-    let cable = |a: &str, i: usize, b: &str, j: usize| (format!("{a}{i}"), format!("{b}{j}"));
+    let link = |a: &str, i: usize, b: &str, j: usize| (format!("{a}{i}"), format!("{b}{j}"));
     let places = [
         Place {
             name: "leaf-spine, 256 hosts",
             topology: generate::leaf_spine(16, 16, 16, BITS, 1.0),
-            cables: (0..4).map(|i| cable("leaf", i, "spine", i)).collect(),
+            links: (0..4).map(|i| link("leaf", i, "spine", i)).collect(),
             below: 16,
         },
         Place {
             name: "fat-tree, 512 hosts",
             topology: generate::fat_tree(16, 8, BITS),
-            cables: (0..4).map(|i| cable("leaf", 8 * i, "mid", 8 * i + i)).collect(),
+            links: (0..4).map(|i| link("leaf", 8 * i, "mid", 8 * i + i)).collect(),
             below: 8,
         },
     ];
@@ -100,7 +100,7 @@ pub fn run() -> Result<(String, String)> {
             ("ring", Collective::Ring),
             ("double binary tree", Collective::DoubleBinaryTree),
         ] {
-            for broken in 0..=place.cables.len() {
+            for broken in 0..=place.links.len() {
                 let times = RULES.map(|(_, balance)| seconds(place, broken, collective, balance));
                 let times = times.into_iter().collect::<Result<Vec<_>>>()?;
                 eprintln!("{}, {what}, {broken} failed links: done", place.name);

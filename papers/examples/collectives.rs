@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use netsum_plan::collectives::{Collective, Scene};
+use netsum_papers::collectives::{Collective, Scene};
+use netsum_papers::routes::Balance;
 use netsum_plan::generate;
-use netsum_plan::routes::Balance;
 use netsum_plan::topology::Network;
 
 fn main() -> Result<(), netsum_plan::topology::Error> {

@@ -5,11 +5,12 @@
 
 use std::collections::BTreeSet;
 
+use netsum_plan::plan::{Job, plan};
+use netsum_plan::topology::{Error, Network, Node, Resource, Topology, Way};
+use netsum_plan::tree::{Collective as Kind, Tree, split};
+
 use crate::fluid::{Flow, run};
-use crate::plan::{Job, plan};
 use crate::routes::{Balance, Demand, flows};
-use crate::topology::{Error, Network, Node, Resource, Topology, Way};
-use crate::tree::{Collective as Kind, Tree, split};
 
 /// A collective of all hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,7 +255,7 @@ impl Machines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate;
+    use netsum_plan::generate;
 
     fn near(value: f64, expected: f64) {
         assert!((value / expected - 1.0).abs() < 1e-9, "{value}, not {expected}");

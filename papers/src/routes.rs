@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::flows::{spread, without};
+use netsum_plan::flows::{spread, without};
+use netsum_plan::topology::{Network, Node, Resource, Way};
+
 use crate::fluid::Flow;
-use crate::topology::{Network, Node, Resource, Way};
 
 /// A sender, a receiver and a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,11 +25,11 @@ pub enum Balance {
     Spray,
     /// As REPS does: less loaded paths are used again, until none has more load than necessary.
     Reps,
-    /// Ethereal: all paths carry the same, and the fewest flows are cut; see `flows`.
+    /// Ethereal: all paths carry the same, and the fewest flows are cut; see `netsum_plan::flows`.
     Ethereal,
 }
 
-/// The number of links from each node to `to`. Hosts do not forward. None: there is no path.
+/// The number of links from each node to `to`. Hosts do not forward. None: not reachable.
 fn distances(network: &Network, failed: &BTreeSet<Way>, to: Node) -> Vec<Option<u32>> {
     let mut far = vec![None; network.nodes()];
     let mut queue = VecDeque::from([(to, 0)]);
@@ -227,7 +228,7 @@ fn pinned(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate;
+    use netsum_plan::generate;
 
     fn network() -> Network {
         Network::new(&generate::leaf_spine(2, 4, 4, 8e9, 1.0)).unwrap()
