@@ -465,13 +465,9 @@ impl Lagged {
 mod tests {
     use super::*;
 
-    fn random(n: usize, mut seed: u64) -> Vec<u8> {
-        (0..n)
-            .map(|_| {
-                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                (seed >> 33) as u8
-            })
-            .collect()
+    fn random(n: usize, seed: u64) -> Vec<u8> {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        std::iter::repeat_with(|| rng.u8(..)).take(n).collect()
     }
 
     #[test]

@@ -1,25 +1,23 @@
 //! The images of handwritten digits, embedded in the program.
 //!
-//! See the folder's README for where they come from.
+//! The folder's README names their source.
 
 use std::io::Read;
 
 use flate2::read::GzDecoder;
 
-use crate::rng::Rng;
-
 /// Pixels of an image, 8 rows of 8.
 pub const PIXELS: usize = 64;
-/// Digits to tell apart.
+/// Number of different digits.
 pub const DIGITS: usize = 10;
-/// One of so many images is a test image.
+/// One in this many images is a test image.
 pub const TEST_SHARE: usize = 5;
 
 const FILE: &[u8] = include_bytes!("../digits.csv.gz");
 /// The largest value of a pixel in the file.
 const WHITE: u8 = 16;
 
-/// What can be wrong with a file of images.
+/// A problem of the file of images.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// Not a gzip file, or not text.
@@ -28,9 +26,9 @@ pub enum DataError {
     /// A line that is not an image and its digit.
     #[error("line {line} of the images: {what}")]
     Line {
-        /// From 1.
+        /// The line's number, from 1.
         line: usize,
-        /// What is wrong, and what would be right.
+        /// The problem, and the correct form.
         what: String,
     },
 }
@@ -44,7 +42,7 @@ pub struct Image {
     pub digit: usize,
 }
 
-/// Images to train with and images to test with. No image is both.
+/// Images for training and images for testing; the sets are disjoint.
 #[derive(Clone, Debug)]
 pub struct Data {
     pub train: Vec<Image>,
@@ -62,16 +60,16 @@ impl Data {
         Ok(Self::split(parse(&text)?))
     }
 
-    /// One image of five is a test image. The file comes in the order of the writers, who wrote the
-    /// digits in turn; so the images are shuffled first, always in the same way.
+    /// One image in five is a test image. The file is ordered by writers, who wrote the digits in
+    /// turn, so the images are shuffled first, always in the same way.
     fn split(mut images: Vec<Image>) -> Self {
-        Rng::new(0, 0).shuffle(&mut images);
+        fastrand::Rng::with_seed(0).shuffle(&mut images);
         let test = images.split_off(images.len() - images.len() / TEST_SHARE);
         Self { train: images, test }
     }
 
-    /// The numbers of the training images that belong to `rank` of `ranks`: the parts are disjoint,
-    /// together they are all, and they differ by one image at most.
+    /// The numbers of the training images of `rank` of `ranks`. The parts are disjoint and
+    /// complete, and their sizes differ by at most one image.
     pub fn part(&self, rank: usize, ranks: usize) -> Vec<usize> {
         (rank..self.train.len()).step_by(ranks).collect()
     }
@@ -100,7 +98,7 @@ fn parse_line(line: &str) -> Result<Image, String> {
     if usize::from(digit) >= DIGITS {
         return Err(format!("digit {digit}, not 0 to 9"));
     }
-    // Sixteenths: exact.
+    // Sixteenths are exact.
     let pixels = std::array::from_fn(|i| f32::from(raw[i]) / f32::from(WHITE));
     Ok(Image { pixels, digit: digit.into() })
 }
@@ -110,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_images_are_there_and_of_each_digit_about_as_many() {
+    fn all_images_are_there_and_digits_occur_about_equally_often() {
         let data = Data::load().unwrap();
         assert_eq!((data.train.len(), data.test.len()), (1438, 359));
         for (images, least) in [(&data.train, 120), (&data.test, 25)] {
@@ -119,7 +117,7 @@ mod tests {
             assert!(count.iter().all(|n| *n >= least), "{count:?}");
             assert!(images.iter().all(|i| i.pixels.iter().all(|p| (0.0..=1.0).contains(p))));
         }
-        // The first image of the file, a zero, is somewhere.
+        // The first image of the file, a zero, is in one of the sets.
         let zero = [0.0, 0.0, 5.0 / 16.0, 13.0 / 16.0, 9.0 / 16.0, 1.0 / 16.0];
         assert!(
             data.train
@@ -143,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_named_with_its_line() {
+    fn an_error_names_the_damaged_line() {
         let good = "0,".repeat(64) + "7";
         assert_eq!(parse(&good).unwrap()[0].digit, 7);
         for (bad, what) in [

@@ -1,8 +1,8 @@
-//! What a failure in mid-training has done to it.
+//! The effects of a failure during the training.
 
 use serde::{Deserialize, Serialize};
 
-/// From so many seconds on it is a pause.
+/// An all-reduce that takes at least this many seconds is a pause.
 const PAUSE: f64 = 0.3;
 
 /// A step of rank 0.
@@ -10,25 +10,25 @@ const PAUSE: f64 = 0.3;
 pub struct StepTime {
     /// When it was done, in seconds since the training began.
     pub at: f64,
-    /// How long its all-reduce took, in seconds.
+    /// The time of its all-reduce, in seconds.
     pub took: f64,
-    /// The sum came from the boxes.
+    /// Whether the sum came from the boxes.
     pub by_box: bool,
 }
 
-/// Something that was made to fail.
+/// A failure that the demo caused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What happened, and what happened when it was over.
+    /// Its description, and that of its end.
     pub words: [String; 2],
     /// When it happened, in seconds since the training began.
     pub failed: f64,
-    /// When it was over; `None` if the training was over before.
-    pub mended: Option<f64>,
+    /// When it ended; `None` if the training ended before.
+    pub recovered: Option<f64>,
     pub steps: Vec<StepTime>,
 }
 
-/// What somebody who looked on would tell.
+/// An event of the training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moment {
     /// In seconds since the training began.
@@ -36,11 +36,11 @@ pub struct Moment {
     pub what: String,
 }
 
-/// Steps in a row whose sums have one origin.
+/// Consecutive steps whose sums have the same origin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Phase {
     pub by_box: bool,
-    /// When the last one before was done.
+    /// When the last step before them was done.
     pub from: f64,
     /// When the first of them was done, and the last.
     pub first: f64,
@@ -48,7 +48,7 @@ pub struct Phase {
 }
 
 impl Failure {
-    /// Who summed when.
+    /// The phases of sums by the boxes and by the hosts.
     pub fn phases(&self) -> Vec<Phase> {
         let mut phases: Vec<Phase> = Vec::new();
         for &StepTime { at, by_box, .. } in &self.steps {
@@ -63,12 +63,12 @@ impl Failure {
         phases
     }
 
-    /// All-reduces that took so long that somebody would notice.
+    /// All-reduces that took as long as a pause.
     pub fn pauses(&self) -> impl Iterator<Item = StepTime> {
         self.steps.iter().copied().filter(|step| step.took > PAUSE)
     }
 
-    /// Half of the all-reduces that were done so took no longer, in seconds.
+    /// The median time of all-reduces with this origin, in seconds.
     pub fn usual(&self, by_box: bool) -> Option<f64> {
         let mut times: Vec<f64> =
             self.steps.iter().filter(|s| s.by_box == by_box).map(|s| s.took).collect();
@@ -76,11 +76,11 @@ impl Failure {
         times.get(times.len() / 2).copied()
     }
 
-    /// All that happened, in its order.
+    /// All events in order.
     pub fn moments(&self) -> Vec<Moment> {
         let mut moments = vec![Moment { at: self.failed, what: self.words[0].clone() }];
-        moments.extend(self.mended.map(|at| Moment { at, what: self.words[1].clone() }));
-        // Who sums first is no news.
+        moments.extend(self.recovered.map(|at| Moment { at, what: self.words[1].clone() }));
+        // The first phase is not an event.
         moments.extend(self.phases().iter().skip(1).map(|phase| {
             Moment {
                 at: phase.first,
@@ -96,10 +96,10 @@ impl Failure {
         moments
     }
 
-    /// What is not as it was promised.
+    /// The promise that was not kept, if any.
     pub fn complaint(&self) -> Option<String> {
-        if self.mended.is_none() {
-            return Some(format!("the training was over before {}", self.words[1]));
+        if self.recovered.is_none() {
+            return Some(format!("the training ended before {}", self.words[1]));
         }
         let last = self.steps.last()?;
         (!last.by_box)
@@ -111,7 +111,7 @@ impl Failure {
 pub(crate) mod tests {
     use super::*;
 
-    /// A step each tenth of a second; some by the hosts.
+    /// A step each tenth of a second; the hosts sum some of them.
     pub(crate) fn failure() -> Failure {
         let step = |n: usize| StepTime {
             at: (n + 1) as f64 / 10.0 + if n >= 40 { 3.0 } else { 0.0 },
@@ -120,11 +120,11 @@ pub(crate) mod tests {
         };
         let words =
             ["netsum on spine0 is killed", "netsum on spine0 is started again"].map(str::to_owned);
-        Failure { words, failed: 4.01, mended: Some(8.5), steps: (0..100).map(step).collect() }
+        Failure { words, failed: 4.01, recovered: Some(8.5), steps: (0..100).map(step).collect() }
     }
 
     #[test]
-    fn moments_come_in_their_order() {
+    fn events_are_in_order() {
         let said: Vec<String> =
             failure().moments().iter().map(|m| format!("{:.1} {}", m.at, m.what)).collect();
         let expected = [
@@ -145,14 +145,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn boxes_that_do_not_come_back_are_a_complaint() {
+    fn a_missing_failback_is_a_complaint() {
         let mut failure = failure();
         assert_eq!(failure.complaint(), None);
         failure.steps.truncate(50);
         assert!(failure.complaint().unwrap().contains("DID NOT SUM AGAIN"));
-        failure.mended = None;
+        failure.recovered = None;
         assert!(
-            failure.complaint().unwrap().contains("over before netsum on spine0 is started again")
+            failure.complaint().unwrap().contains("ended before netsum on spine0 is started again")
         );
     }
 }

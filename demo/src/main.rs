@@ -27,26 +27,26 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Hosts of a lab train together, and the box between them sums.
+    /// Train on hosts of a lab, with the gradients summed by the box between them.
     Hosts(lab::DemoArgs),
-    /// Hosts of a lab train with PyTorch: the box between them sums, and Gloo does.
+    /// Train with PyTorch on hosts of a lab, with the gradients summed by the box, and by Gloo.
     Torch(lab::torch::TorchArgs),
-    /// One rank of several; the box, or a ring, sums the gradients.
+    /// Run one rank of several; the box, or a ring, sums the gradients.
     Rank(rank::RankArgs),
-    /// All ranks' batches in this process: the same weights, bit by bit.
+    /// Train with all ranks' batches in this process: the weights are the same, bit by bit.
     Reference(Training),
 }
 
-/// What is trained. Equal for all ranks and the reference.
+/// Parameters of the training, equal for all ranks and the reference.
 #[derive(Args)]
 struct Training {
-    /// Ranks that train together.
+    /// Number of ranks.
     #[arg(long)]
     ranks: usize,
-    /// How often each image is seen.
+    /// Number of times that each image is used.
     #[arg(long, default_value_t = DEFAULT_EPOCHS)]
     epochs: usize,
-    /// For the first weights and the order of the images.
+    /// Seed of the first weights and the order of the images.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Write the weights to this file, as little-endian floats.
@@ -87,7 +87,7 @@ fn reference(args: &Training) -> Result<()> {
     )
 }
 
-/// Writes the weights, and says what came of the training.
+/// Writes the weights, and prints the result of the training.
 fn finish(args: &Training, data: &Data, model: &Model, so_far: Trained) -> Result<()> {
     if let Some(path) = &args.weights {
         std::fs::write(path, to_bytes(model.parameters()))
@@ -100,7 +100,7 @@ fn finish(args: &Training, data: &Data, model: &Model, so_far: Trained) -> Resul
     }))
 }
 
-/// Prints a line of JSON at once, whatever standard output is.
+/// Prints a line of JSON and flushes standard output.
 fn say(line: &Line) -> Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, line)?;

@@ -1,12 +1,13 @@
 //! A classifier of two layers: 64 pixels, a hidden layer of rectified linear units, 10 digits by
 //! softmax.
 //!
-//! All arithmetic is f32, one operation after the other in an order that is written here, so that
-//! the same parameters and images give the same bits. (Rust neither reorders floating point
-//! operations nor contracts them.)
+//! All arithmetic is f32, one operation after the other in the order written here: the same
+//! parameters and images give the same bits. (Rust neither reorders floating point operations nor
+//! contracts them.)
+
+use fastrand::Rng;
 
 use crate::data::{DIGITS, Image, PIXELS};
-use crate::rng::Rng;
 
 /// Parameters of the two layers in one vector: weights (a row for each input), biases, and again
 /// for the second layer.
@@ -16,8 +17,7 @@ pub struct Model {
     parameters: Vec<f32>,
 }
 
-/// What [`Model::backward`] needs beside the model, kept from image to image so that nothing is
-/// allocated.
+/// Working memory of [`Model::backward`], reused from image to image to avoid allocations.
 #[derive(Clone, Debug)]
 pub struct Scratch {
     hidden: Vec<f32>,
@@ -36,13 +36,13 @@ impl Model {
     /// A new model with `hidden` hidden units and random weights.
     pub fn new(hidden: usize, seed: u64) -> Self {
         let mut model = Self { hidden, parameters: vec![0.0; Self::len(hidden)] };
-        let mut rng = Rng::new(seed, 0);
+        let mut rng = Rng::with_seed(seed);
         let layers = split_mut(&mut model.parameters, hidden);
         // He et al., "Delving deep into rectifiers" (2015): variance 2 / inputs, here uniform.
         // Biases stay zero.
         for (weights, inputs) in [(layers.weights1, PIXELS), (layers.weights2, hidden)] {
             let bound = (6.0 / inputs as f32).sqrt();
-            weights.iter_mut().for_each(|w| *w = bound * rng.symmetric());
+            weights.iter_mut().for_each(|w| *w = bound * symmetric(&mut rng));
         }
         model
     }
@@ -60,7 +60,7 @@ impl Model {
         &mut self.parameters
     }
 
-    /// Room for [`Model::backward`].
+    /// Working memory for [`Model::backward`].
     pub fn scratch(&self) -> Scratch {
         Scratch { hidden: vec![0.0; self.hidden], hidden_gradient: vec![0.0; self.hidden] }
     }
@@ -85,7 +85,7 @@ impl Model {
                 *to += h * d;
                 *dh += w * d;
             }
-            // The rectifier lets no gradient through where it cut.
+            // The rectifier passes no gradient where it is off.
             if *h <= 0.0 {
                 *dh = 0.0;
             }
@@ -100,7 +100,7 @@ impl Model {
         loss
     }
 
-    /// The digit that the model sees in an image.
+    /// The digit that the model recognises in an image.
     pub fn classify(&self, image: &Image) -> usize {
         let output = self.forward(image, &mut vec![0.0; self.hidden]);
         let mut best = 0;
@@ -112,7 +112,7 @@ impl Model {
         best
     }
 
-    /// Share of the images that the model gets right, 0 to 1.
+    /// The fraction of the images that the model gets right.
     pub fn accuracy(&self, images: &[Image]) -> f64 {
         images.iter().filter(|i| self.classify(i) == i.digit).count() as f64 / images.len() as f64
     }
@@ -146,7 +146,7 @@ fn add(to: &mut [f32], from: &[f32]) {
 
 /// Replaces scores by probabilities, and returns the cross entropy of `digit`.
 fn softmax(output: &mut [f32; DIGITS], digit: usize) -> f32 {
-    // Without the largest score exp could overflow.
+    // Without subtracting the largest score, exp could overflow.
     let largest = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let wanted = output[digit] - largest;
     let mut sum = 0.0;
@@ -156,6 +156,11 @@ fn softmax(output: &mut [f32; DIGITS], digit: usize) -> f32 {
     }
     output.iter_mut().for_each(|o| *o /= sum);
     sum.ln() - wanted
+}
+
+/// A number from -1 up to, not including, 1, with the same bits on every machine.
+fn symmetric(rng: &mut Rng) -> f32 {
+    2.0 * rng.f32() - 1.0
 }
 
 fn split(parameters: &[f32], hidden: usize) -> Layers<&[f32]> {
@@ -177,7 +182,7 @@ mod tests {
     use super::*;
     use crate::data::Data;
 
-    /// Loss and gradient of one image, and which hidden units it turns on.
+    /// Loss and gradient of one image, and the hidden units that it turns on.
     fn loss(model: &Model, image: &Image) -> (f64, Vec<f32>, Vec<bool>) {
         let mut gradient = vec![0.0; model.parameters().len()];
         let mut scratch = model.scratch();
@@ -190,7 +195,7 @@ mod tests {
         let data = Data::load().unwrap();
         let hidden = 16;
         let model = Model::new(hidden, 3);
-        let mut rng = Rng::new(9, 9);
+        let mut rng = Rng::with_seed(9);
         let n = Model::len(hidden);
         let biases1 = PIXELS * hidden;
         let weights2 = biases1 + hidden;
@@ -200,7 +205,7 @@ mod tests {
             let mut compared = 0;
             for image in &data.train[..40] {
                 let direction: Vec<f32> = (0..n)
-                    .map(|i| if range.contains(&i) { rng.symmetric() } else { 0.0 })
+                    .map(|i| if range.contains(&i) { symmetric(&mut rng) } else { 0.0 })
                     .collect();
                 let eps = 3e-3;
                 let moved = |step: f32| {
@@ -211,8 +216,8 @@ mod tests {
                     loss(&moved, image)
                 };
                 let (here, ahead, behind) = (loss(&model, image), moved(eps), moved(-eps));
-                // Where a rectifier switches, the loss has a kink and a difference says nothing
-                // about the gradient.
+                // Where a rectifier switches, the loss has a kink, and the difference does not
+                // approximate the gradient.
                 if here.2 != ahead.2 || here.2 != behind.2 {
                     continue;
                 }
@@ -223,7 +228,7 @@ mod tests {
                 let error = (measured - computed).abs();
                 assert!(
                     error < 1e-3 * computed.abs() + 5e-4,
-                    "{range:?}: {measured} and not {computed}"
+                    "{range:?}: {measured}, not {computed}"
                 );
             }
             assert!(compared >= 20, "{range:?}: only {compared} compared");

@@ -1,5 +1,5 @@
-//! The picture: the loss over the steps, and the bytes on each host's link; or what a failure did
-//! to the training.
+//! The picture: the loss over the steps, and the bytes on each host's link; or the effects of a
+//! failure.
 
 use plotters::coord::types::RangedCoordf64;
 use plotters::coord::{CoordTranslate, Shift};
@@ -10,7 +10,7 @@ use crate::report::{LinkBytes, Summary};
 pub mod curves;
 mod timeline;
 
-/// What can go wrong with a picture.
+/// A picture could not be drawn.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot draw the picture: {0}")]
 pub struct PlotError(String);
@@ -24,8 +24,8 @@ impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for PlotE
 /// Width and height in pixels.
 pub const SIZE: (u32, u32) = (1200, 500);
 
-// Told apart also by those who do not tell red from green (Okabe and Ito, "Color universal design",
-// 2008).
+// Colours that people with colour blindness can distinguish (Okabe and Ito, "Color universal
+// design", 2008).
 const BLUE: RGBColor = RGBColor(0, 114, 178);
 const LIGHT_BLUE: RGBColor = RGBColor(86, 180, 233);
 const ORANGE: RGBColor = RGBColor(230, 159, 0);
@@ -36,7 +36,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b, C = Cartesian2d<RangedCoordf64, RangedCoordf64>> =
     ChartContext<'a, SVGBackend<'b>, C>;
 
-/// The mesh that all have in common.
+/// The mesh of all charts.
 macro_rules! mesh {
     ($chart:expr) => {{
         let mut mesh = $chart.configure_mesh();
@@ -57,7 +57,7 @@ fn builder<'a, 'b>(area: &'a Area<'b>, caption: &str) -> ChartBuilder<'a, 'b, SV
     builder
 }
 
-/// Names the series that have a label.
+/// Draws the legend of the labelled series.
 fn legend<'a, 'b: 'a, C: CoordTranslate>(chart: &mut Chart<'a, 'b, C>) -> Result<(), PlotError> {
     chart
         .configure_series_labels()
@@ -77,8 +77,8 @@ fn block(style: ShapeStyle) -> impl Fn((i32, i32)) -> Rectangle<(i32, i32)> {
     move |(x, y)| Rectangle::new([(x, y - 6), (x + 18, y + 6)], style)
 }
 
-/// Bars of one colour for each series, side by side over each name; `highest` is what the axis has
-/// to hold.
+/// Draws bars of one colour for each series, side by side over each name; `highest` is the top of
+/// the axis.
 fn bars<'a, 'b>(
     area: &'a Area<'b>,
     [caption, y]: [&str; 2],
@@ -86,7 +86,7 @@ fn bars<'a, 'b>(
     series: &[(&str, ShapeStyle, Vec<f64>)],
     highest: f64,
 ) -> Result<Chart<'a, 'b>, PlotError> {
-    // Room for the legend above the bars.
+    // Leave space for the legend above the bars.
     let mut chart = builder(area, caption)
         .build_cartesian_2d(-0.5..names.len() as f64 - 0.5, 0.0..highest * 1.4)?;
     let name = |x: &f64| names.get(*x as usize).filter(|_| x.fract() == 0.0 && *x >= 0.0).cloned();
@@ -130,7 +130,7 @@ pub fn draw(summary: &Summary) -> Result<String, PlotError> {
     Ok(svg)
 }
 
-/// A tick's number without the noise of binary fractions.
+/// A tick's number without the rounding errors of binary fractions.
 fn rounded(x: f64) -> String {
     format!("{}", (x * 1e6).round() / 1e6)
 }
@@ -138,11 +138,11 @@ fn rounded(x: f64) -> String {
 fn loss(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
     let steps = &summary.loss;
     if steps.is_empty() {
-        return Err(PlotError("no step was made".to_owned()));
+        return Err(PlotError("the training made no steps".to_owned()));
     }
     let per_epoch = (steps.len() / summary.epochs.max(1)).max(1);
     let highest = steps.iter().copied().fold(0.0f32, f32::max);
-    // Over some decades: a logarithm shows that it still falls when it is small.
+    // A logarithmic axis shows that a small loss still falls.
     let lowest = steps.iter().copied().fold(f32::INFINITY, f32::min).max(1e-6);
     let right = 100.0 * summary.ranks.first().map_or(0.0, |r| r.accuracy);
     let mut chart = builder(area, &format!("Loss; {right:.1} % of the test images right"))
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_has_its_moments_on_the_time_axis() {
+    fn a_failures_events_are_on_the_time_axis() {
         let mut summary = summary();
         summary.loss.truncate(100);
         summary.failure = Some(failure());
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_strange_runs_are_drawn_too() {
+    fn short_and_unusual_trainings_are_drawn_too() {
         let mut summary = summary();
         summary.loss = vec![0.0];
         summary.epochs = 1;

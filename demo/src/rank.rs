@@ -25,7 +25,7 @@ pub struct RankArgs {
     /// This rank's own address.
     #[arg(long)]
     ip: IpAddr,
-    /// Where the box's daemon listens for workers, HOST:PORT.
+    /// The address of the box's daemon for workers, HOST:PORT.
     #[arg(long, requires_all = ["job", "token"], required_unless_present = "peers")]
     controller: Option<String>,
     /// Name of the job.
@@ -34,18 +34,17 @@ pub struct RankArgs {
     /// The job's token.
     #[arg(long, env = "NETSUM_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// Addresses of all ranks in rank order, instead of a controller: no box has a job, and a ring
-    /// does the sums.
+    /// Addresses of all ranks in rank order, instead of a controller: the ranks sum by a ring,
+    /// without a job at a box.
     #[arg(long, value_delimiter = ',', conflicts_with = "controller")]
     peers: Vec<IpAddr>,
     /// Stay in the job after the training until standard input ends.
     #[arg(long)]
     stay: bool,
-    /// Time that each step takes beside its all-reduce, in seconds, as that of a larger model
-    /// would.
+    /// Time that each step takes besides its all-reduce, in seconds, to simulate a larger model.
     #[arg(long, default_value_t = 0.0)]
     compute: f64,
-    /// How long to wait for a silent rank, in seconds.
+    /// The timeout for a silent rank, in seconds.
     #[arg(long, default_value_t = 10.0)]
     timeout: f64,
 }
@@ -69,7 +68,7 @@ impl RankArgs {
     }
 }
 
-/// Trains, and tells of it on standard output.
+/// Trains, and reports on standard output.
 pub fn run(args: &RankArgs) -> Result<()> {
     let (config, data) = (args.training.config(), Data::load()?);
     let timeout = Duration::try_from_secs_f64(args.timeout).context("--timeout")?;
@@ -77,7 +76,7 @@ pub fn run(args: &RankArgs) -> Result<()> {
     let ranks = u32::try_from(config.ranks).context("--ranks")?;
     let mut communicator = Communicator::connect(CommConfig {
         timeout,
-        // In namespaces there is nothing else.
+        // Namespaces have no other transport.
         transport: Transport::Udp,
         ..CommConfig::new(args.rank, ranks, args.ip, args.bootstrap())
     })?;
@@ -98,7 +97,7 @@ pub fn run(args: &RankArgs) -> Result<()> {
     };
     let here = args.rank as usize..args.rank as usize + 1;
     let progress = |s: Step| {
-        // A reader that has gone does not stop the training: the others need this rank.
+        // Continue without a reader: the other ranks need this one.
         let (took, by_box) = last.get();
         let _ = say(&Line::Step { step: s.step, loss: s.loss, took, by_box });
     };

@@ -1,4 +1,4 @@
-//! What the ranks tell the orchestrator, and what the orchestrator tells the user.
+//! The ranks' reports to the orchestrator, and the orchestrator's summary.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
-/// The least share of test images that a demo must get right.
+/// The accuracy that a demo must exceed.
 pub const LEAST_ACCURACY: f64 = 0.95;
-/// Fewer epochs than this are not expected to reach [`LEAST_ACCURACY`].
+/// With fewer epochs, [`LEAST_ACCURACY`] is not expected.
 pub const ENOUGH_EPOCHS: usize = 10;
 /// Ethernet, IPv4, UDP, BTH and ICRC in bytes.
 pub(crate) const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
@@ -25,27 +25,27 @@ pub enum Line {
         step: usize,
         /// Mean loss over all ranks' images.
         loss: f32,
-        /// How long its all-reduce took, in seconds.
+        /// The time of its all-reduce, in seconds.
         took: f64,
-        /// The sum came from the box.
+        /// Whether the sum came from the box.
         by_box: bool,
     },
     /// Training is done; the connections are still up.
     Trained(Trained),
 }
 
-/// What a training came to.
+/// The result of a training.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trained {
     pub steps: usize,
-    /// Share of the test images that the model gets right, 0 to 1.
+    /// The fraction of the test images that the model gets right.
     pub accuracy: f64,
-    /// Of the weights, 16 hexadecimal digits.
+    /// A fingerprint of the weights, 16 hexadecimal digits.
     pub fingerprint: String,
     pub all_reduces: u64,
     /// All-reduces whose sums came from the box.
     pub by_box: u64,
-    /// Messages whose check lanes were found right.
+    /// Messages whose check lanes were correct.
     pub sums_verified: u64,
     /// Packets sent more than once.
     pub retransmissions: u64,
@@ -53,7 +53,7 @@ pub struct Trained {
     pub seconds: f64,
 }
 
-/// Bytes on a link, of a host or of a rack, Ethernet frames without preamble and frame check
+/// Bytes on a link of a host or of a rack: Ethernet frames without preamble and frame check
 /// sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkBytes {
@@ -63,7 +63,7 @@ pub struct LinkBytes {
     pub received: u64,
 }
 
-/// The training with a ring of the hosts in place of the box.
+/// The training with a ring of the hosts instead of the box.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ring {
     /// Measured while the ranks trained, in rank order.
@@ -72,36 +72,36 @@ pub struct Ring {
     pub uplinks: Vec<LinkBytes>,
     /// Time of the training without connecting, in seconds.
     pub seconds: f64,
-    /// All ranks' weights have the bits of the reference.
+    /// Whether all ranks' weights have the bits of the reference.
     pub identical: bool,
 }
 
-/// Everything that the demo found out.
+/// All results of the demo.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Hosts, one rank on each.
     pub hosts: usize,
-    /// How often all images were seen.
+    /// Number of times that all images were used.
     pub epochs: usize,
-    /// For the first weights, the order of the images, and the losses.
+    /// Seed of the first weights, the order of the images, and the losses.
     pub seed: u64,
-    /// Share of the packets lost in each direction at each host, 0 to 1.
+    /// The fraction of packets lost in each direction at each host.
     pub drop: f64,
-    /// Packets that were lost so on all links; `None` where nothing was to be lost.
+    /// Packets lost on all links; `None` if losses were not asked for.
     pub lost: Option<u64>,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// Floats summed in each step.
     pub floats: usize,
-    /// What each rank came to, in rank order.
+    /// The result of each rank, in rank order.
     pub ranks: Vec<Trained>,
     /// The same training in one process.
     pub reference: Trained,
-    /// All ranks' weights have the same bits.
+    /// Whether all ranks' weights have the same bits.
     pub ranks_identical: bool,
-    /// They are the bits of the reference.
+    /// Whether these are the bits of the reference.
     pub reference_identical: bool,
-    /// What the box has counted, as `netsum stats` names it.
+    /// The box's counters, by their names in `netsum stats`.
     pub counters: BTreeMap<String, u64>,
     /// Measured while the ranks trained, in rank order.
     pub links: Vec<LinkBytes>,
@@ -109,17 +109,17 @@ pub struct Summary {
     pub uplinks: Vec<LinkBytes>,
     /// The same training, with the sums done by a ring of the hosts.
     pub ring: Option<Ring>,
-    /// What failed in mid-training, if something was to fail.
+    /// The failure, if one was asked for.
     pub failure: Option<Failure>,
     /// Mean loss of each step.
     pub loss: Vec<f32>,
 }
 
-/// Bytes that one host sends, and also receives, when a ring adds up `floats` floats `steps` times
-/// in the best case.
+/// Bytes that one host sends, and also receives, if a ring adds up `floats` floats `steps` times in
+/// the best case.
 ///
-/// 2 (N-1) messages of ceil(floats / N) floats for each host and step, in packets of `mtu` bytes
-/// with their headers; no acknowledgements, no retransmissions.
+/// These are 2 (N-1) messages of ceil(floats / N) floats for each host and step, in packets of
+/// `mtu` bytes with their headers, without acknowledgements and retransmissions.
 pub fn ring_bytes(hosts: usize, floats: usize, mtu: u32, steps: usize) -> u64 {
     let chunk = 4 * floats.div_ceil(hosts) as u64;
     let packets = chunk.div_ceil(u64::from(mtu));
@@ -127,7 +127,7 @@ pub fn ring_bytes(hosts: usize, floats: usize, mtu: u32, steps: usize) -> u64 {
 }
 
 impl Summary {
-    /// What is not as it was promised; nothing, if the demo is a success.
+    /// The promises that were not kept.
     pub fn complaints(&self) -> Vec<String> {
         let mut all = Vec::new();
         if !self.ranks_identical {
@@ -139,7 +139,7 @@ impl Summary {
             all.push(format!("the weights ({ranks}) are not those of one process ({one})"));
         }
         if self.ring.as_ref().is_some_and(|ring| !ring.identical) {
-            all.push("a ring's weights are not those of one process".to_owned());
+            all.push("the weights of a ring's rank are not those of one process".to_owned());
         }
         let (by_box, calls) = self.by_box();
         if let Some(failure) = &self.failure {
@@ -154,7 +154,7 @@ impl Summary {
         for (rank, r) in self.ranks.iter().enumerate() {
             if r.accuracy <= LEAST_ACCURACY && self.epochs >= ENOUGH_EPOCHS {
                 all.push(format!(
-                    "rank {rank} gets {:.1} % of the test images right, not more than {:.0} %",
+                    "rank {rank} gets {:.1} % of the test images right, but should exceed {:.0} %",
                     100.0 * r.accuracy,
                     100.0 * LEAST_ACCURACY
                 ));
@@ -163,12 +163,12 @@ impl Summary {
         all
     }
 
-    /// All-reduces that the box did, and all, counted at each rank.
+    /// The number of all-reduces that the box did, and that of all, counted at each rank.
     pub(crate) fn by_box(&self) -> (u64, u64) {
         self.ranks.iter().fold((0, 0), |(b, a), r| (b + r.by_box, a + r.all_reduces))
     }
 
-    /// Who did the sums, in a word.
+    /// The component that did the sums, in a word.
     pub fn summed_by(&self) -> &'static str {
         let (by_box, all) = self.by_box();
         match by_box {
@@ -178,7 +178,7 @@ impl Summary {
         }
     }
 
-    /// The best case of a ring for as many steps: bytes that a host sends, and that it receives.
+    /// The best case of a ring for the same number of steps: bytes that a host sends, and receives.
     pub fn ring_computed(&self) -> u64 {
         ring_bytes(self.hosts, self.floats, self.mtu, self.ranks[0].steps)
     }
@@ -236,7 +236,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_ring_sends_what_the_formula_says() {
+    fn a_ring_sends_the_bytes_of_the_formula() {
         // 4 hosts, 1024 floats: 6 messages of 1 KiB, one packet each.
         assert_eq!(ring_bytes(4, 1024, 1024, 1), 6 * (1024 + 58));
         assert_eq!(ring_bytes(4, 1025, 1024, 10), 60 * (1028 + 2 * 58));
@@ -262,10 +262,10 @@ pub(crate) mod tests {
         assert_eq!(Summary { ring: ring(false), ..summary() }.complaints().len(), 1);
         let ring = broken(|s| s.ranks[3].by_box = 0);
         assert!(ring.contains("THE BOX DID NOT SUM: 440 of 1 760"), "{ring}");
-        // Where something fails, hosts may sum for a while.
+        // During a failure, hosts may sum for a while.
         let failing = broken(|s| (s.ranks[3].by_box, s.failure) = (0, Some(failure())));
         assert_eq!(failing, "");
-        // Whoever asks for one epoch gets what one epoch gives.
+        // With one epoch the accuracy may be low.
         let one_epoch = broken(|s| {
             s.epochs = 1;
             s.ranks[0].accuracy = 0.7;

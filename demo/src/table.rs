@@ -1,4 +1,4 @@
-//! The table that the demo ends with.
+//! The demo's final table.
 
 use std::fmt::Write;
 
@@ -26,7 +26,7 @@ impl Summary {
         let judged = match first.accuracy > LEAST_ACCURACY {
             true => format!("above {:.0} %", 100.0 * LEAST_ACCURACY),
             false if self.epochs < ENOUGH_EPOCHS => {
-                format!("epochs: {} are few, {ENOUGH_EPOCHS} are enough", self.epochs)
+                format!("not judged: {} epochs; {ENOUGH_EPOCHS} are enough", self.epochs)
             }
             false => "TOO LOW".to_owned(),
         };
@@ -38,7 +38,7 @@ impl Summary {
                     100.0 * self.drop
                 )
             }
-            None => "packets; none was made to be lost".to_owned(),
+            None => "packets; losses were not asked for".to_owned(),
         };
         let row = |what, value, remark| (what, value, remark);
         let mut rows = vec![
@@ -151,7 +151,7 @@ impl Summary {
             };
             let mut line = format!("  {name:<16}");
             line += &(column(&grouped(link.sent)) + &column(&grouped(link.received)));
-            // Against what was measured in the same way, if it was. A ring at best loses nothing.
+            // Compared with the measured ring, if there is one. The ring at best has no losses.
             let mut other = (self.drop == 0.0).then_some(2 * computed);
             if let Some(ring) = ring.as_ref().and_then(|links| links.get(i)) {
                 other = Some(ring.sent + ring.received);
@@ -160,7 +160,7 @@ impl Summary {
             let saved = other.map_or(String::new(), |other| {
                 let saved =
                     100.0 * (1.0 - (link.sent + link.received) as f64 / other.max(1) as f64);
-                // As an integer there is no "-0".
+                // An integer, to avoid "-0".
                 format!("{:>7} %", saved.round() as i64)
             });
             let _ = writeln!(out, "{line}{}{saved}", column(&grouped(computed)));
@@ -175,14 +175,15 @@ impl Summary {
         }
         let _ = writeln!(
             out,
-            "  [2] each way: steps x 2(N-1) messages of floats/N floats, N = {}, in packets of {} bytes with\n      \
+            "  [2] each way: steps x 2(N-1) messages of floats/N floats, N = {}, in packets of {} \
+             bytes with\n      \
              {HEADERS} bytes of headers; no acknowledgements, which the measured numbers have",
             self.hosts, self.mtu
         );
     }
 }
 
-/// What happened in mid-training, and when.
+/// The events of the training, with their times.
 fn moments(out: &mut String, failure: &Failure) {
     for Moment { at, what } in failure.moments() {
         let step = failure.steps.iter().filter(|step| step.at < at).count();
@@ -206,7 +207,7 @@ mod tests {
     use crate::report::{LinkBytes, Ring};
 
     #[test]
-    fn the_table_shows_what_was_promised() {
+    fn the_table_shows_the_promises() {
         let mut s = summary();
         let table = s.table();
         for part in [
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn savings_are_against_the_measured_ring_if_there_is_one() {
+    fn savings_are_relative_to_the_measured_ring_if_there_is_one() {
         let mut s = summary();
         assert!(s.table().contains(" 31 %"), "{}", s.table());
         s.ring = Some(Ring {
@@ -240,15 +241,17 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_moment_by_moment() {
+    fn the_table_lists_the_events_of_a_failure() {
         let mut s = summary();
         s.failure = Some(failure());
         s.ranks.iter_mut().for_each(|rank| rank.by_box = 420);
         let table = s.table();
         for part in [
             "1 680 of the 1 760 all-reduces by the boxes",
-            "     4.0 s   step    40   netsum on spine0 is killed\n     7.1 s   step    40   the hosts sum by themselves\n",
-            "     8.5 s   step    54   netsum on spine0 is started again\n     9.1 s   step    60   the boxes sum again\n",
+            "     4.0 s   step    40   netsum on spine0 is killed\n     7.1 s   step    40   the \
+             hosts sum by themselves\n",
+            "     8.5 s   step    54   netsum on spine0 is started again\n     9.1 \
+             s   step    60   the boxes sum again\n",
             "pauses: 3.0 s; as a rule a sum takes 2.1 ms by the boxes, 2.1 ms by the hosts",
         ] {
             assert!(table.contains(part), "no `{part}` in\n{table}");

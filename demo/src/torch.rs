@@ -1,4 +1,4 @@
-//! What trainings with PyTorch came to, summed by netsum and by Gloo.
+//! Results of trainings with PyTorch, summed by netsum and by Gloo.
 
 use std::fmt::Write;
 
@@ -6,26 +6,26 @@ use serde::Serialize;
 
 use crate::report::{LinkBytes, grouped};
 
-/// The first steps, in which PyTorch orders its buckets anew, are not in the time of a step.
+/// The first steps, in which PyTorch reorders its buckets; they are not in the time of a step.
 pub const WARMING: usize = 3;
-/// How far a loss may be from that with Gloo. Sums of floats in another order are other sums, and
-/// steps make the differences grow.
+/// The largest difference of a loss from Gloo's. Sums of floats in another order differ, and the
+/// differences grow from step to step.
 const CLOSE: f64 = 0.01;
 
 /// One training.
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
-    /// Of rank 0's batch, at each step.
+    /// The loss of rank 0's batch at each step.
     pub loss: Vec<f64>,
-    /// Time of each step in seconds, of rank 0's.
+    /// Time of each of rank 0's steps, in seconds.
     pub seconds: Vec<f64>,
-    /// Of what was kept back.
+    /// The loss of the test data.
     pub test: f64,
     /// Hash of each rank's weights.
     pub weights: Vec<String>,
     /// All steps' bytes on each host's link.
     pub links: Vec<LinkBytes>,
-    /// Whether the box has summed all; not with Gloo.
+    /// Whether the box did all sums; None with Gloo.
     pub by_box: Option<bool>,
 }
 
@@ -34,15 +34,15 @@ pub struct Run {
 pub struct Comparison {
     pub model: String,
     pub rate: String,
-    /// Numbers in the model.
+    /// The number of parameters.
     pub floats: u64,
     pub netsum: Run,
     pub gloo: Run,
-    /// By netsum once more.
+    /// The second training by netsum.
     pub again: Run,
 }
 
-/// All of them.
+/// All comparisons.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     pub hosts: usize,
@@ -66,7 +66,7 @@ impl Run {
         self.seconds.get(WARMING..).unwrap_or_default()
     }
 
-    /// Median in seconds.
+    /// The median time of a step, in seconds.
     pub fn step_time(&self) -> f64 {
         median(self.warm().to_vec())
     }
@@ -84,17 +84,17 @@ impl Run {
 }
 
 impl Comparison {
-    /// Median in seconds, of both trainings by netsum.
+    /// The median time of a step of both trainings by netsum, in seconds.
     pub fn netsum_time(&self) -> f64 {
         median([self.netsum.warm(), self.again.warm()].concat())
     }
 
-    /// Of the losses by netsum and by Gloo.
+    /// The largest difference between the losses by netsum and by Gloo.
     pub fn largest_difference(&self) -> f64 {
         self.netsum.loss.iter().zip(&self.gloo.loss).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
     }
 
-    /// Whether netsum has come to the same bits twice.
+    /// Whether both trainings by netsum have the same bits.
     fn repeats(&self) -> bool {
         self.netsum.loss == self.again.loss && self.netsum.weights == self.again.weights
     }
@@ -103,8 +103,8 @@ impl Comparison {
         let runs = [&self.netsum, &self.gloo, &self.again];
         [
             (runs.iter().all(|run| run.ranks_agree()), "the ranks' weights differ"),
-            (runs.iter().all(|run| run.by_box != Some(false)), "the box has not summed all"),
-            (self.repeats(), "netsum has not come to the same bits twice"),
+            (runs.iter().all(|run| run.by_box != Some(false)), "the box did not do all sums"),
+            (self.repeats(), "netsum's two trainings differ in bits"),
             (self.largest_difference() < CLOSE, "the losses are too far apart"),
         ]
         .into_iter()
@@ -114,7 +114,7 @@ impl Comparison {
 }
 
 impl Summary {
-    /// The table that the demo ends with.
+    /// The demo's final table.
     pub fn table(&self) -> String {
         let mut out = String::new();
         for comparison in &self.comparisons {
@@ -124,7 +124,8 @@ impl Summary {
                 let [up, down] = run.megabytes();
                 let _ = writeln!(
                     out,
-                    "    {who:<13}{:>5.0} ms a step   {up:>6.2} MB up {down:>6.2} down   loss {:.4}, {:.4} in the test   weights {} on {}",
+                    "    {who:<13}{:>5.0} ms a step   {up:>6.2} MB up {down:>6.2} down   loss \
+                     {:.4}, {:.4} in the test   weights {} on {}",
                     1e3 * run.step_time(),
                     run.loss.last().copied().unwrap_or(f64::NAN),
                     run.test,
@@ -138,7 +139,8 @@ impl Summary {
             }
             let _ = writeln!(
                 out,
-                "    Gloo takes {:.2} x netsum's time; losses differ by {:.1e} at most; netsum twice: {}\n",
+                "    Gloo takes {:.2} x netsum's time; losses differ by {:.1e} at most; netsum \
+                 twice: {}\n",
                 gloo.step_time() / comparison.netsum_time(),
                 comparison.largest_difference(),
                 if comparison.repeats() { "the same bits" } else { "OTHER BITS" },
@@ -147,7 +149,7 @@ impl Summary {
         out
     }
 
-    /// What is not as it was promised; nothing, if the demo is a success.
+    /// The promises that were not kept.
     pub fn complaints(&self) -> Vec<String> {
         let named = |c: &Comparison| {
             c.complaints()
@@ -207,20 +209,23 @@ pub mod tests {
     }
 
     #[test]
-    fn what_does_not_hold_is_named() {
+    fn a_broken_promise_is_named() {
         let complaint = |change: fn(&mut Comparison)| {
             let mut summary = summary();
             change(&mut summary.comparisons[1]);
             summary.complaints().join("; ")
         };
-        let bits = "cnn, 1gbit: netsum has not come to the same bits twice";
+        let bits = "cnn, 1gbit: netsum's two trainings differ in bits";
         assert_eq!(complaint(|c| c.again.loss[3] += 1e-9), bits);
         assert_eq!(complaint(|c| c.again.weights = vec!["cc".to_owned(); 4]), bits);
         assert!(
             complaint(|c| c.gloo.weights[2] = "cc".to_owned())
                 .contains("the ranks' weights differ")
         );
-        assert!(complaint(|c| c.again.by_box = Some(false)).contains("the box has not summed all"));
+        assert!(complaint(|c| c.again.by_box = Some(false)).contains(
+            "the box did not do all \
+             sums"
+        ));
         assert!(complaint(|c| c.gloo.loss[3] += 1.0).contains("too far apart"));
     }
 }

@@ -1,15 +1,16 @@
 //! Data-parallel training by stochastic gradient descent with momentum.
 //!
 //! Each rank computes the gradient of its own mini-batch; the sum over all ranks moves the weights.
-//! Who sums is the caller's affair: a box in the network for a rank that trains with others,
-//! [`Config::ranks`] batches in one process for the reference. The code, and so the order of every
-//! floating point operation, is the same for both.
+//! The caller provides the sum: a rank that trains with others uses the box, and the reference adds
+//! up [`Config::ranks`] batches in one process. The code, and so the order of every floating point
+//! operation, is the same for both.
+
+use fastrand::Rng;
 
 use crate::data::Data;
 use crate::model::Model;
-use crate::rng::Rng;
 
-/// What to train. Equal for all ranks.
+/// Parameters of a training, equal for all ranks.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Config {
     /// Ranks that train together.
@@ -18,33 +19,32 @@ pub struct Config {
     pub hidden: usize,
     /// Images of one rank in one step.
     pub batch: usize,
-    /// How often all images are seen.
+    /// Number of times that all images are used.
     pub epochs: usize,
     /// Learning rate.
     pub rate: f32,
-    /// Share of the last step's movement that is kept.
+    /// The fraction of the last step's movement that is kept.
     pub momentum: f32,
-    /// For the first weights and the order of the images.
+    /// Seed of the first weights and the order of the images.
     pub seed: u64,
 }
 
-/// Images of all ranks together in one step, about.
+/// The approximate number of images of all ranks together in one step.
 const GLOBAL_BATCH: usize = 64;
 
 impl Config {
-    /// The usual training for some ranks: about 64 images in a step, however many ranks share them.
+    /// The usual training: about 64 images in a step, shared by all ranks.
     pub fn new(ranks: usize, epochs: usize, seed: u64) -> Self {
         let batch = (GLOBAL_BATCH + ranks / 2).checked_div(ranks).unwrap_or(1).max(1);
         Self { ranks, hidden: 128, batch, epochs, rate: 0.2, momentum: 0.9, seed }
     }
 
-    /// Floats that are summed in each step: the gradient, and the loss behind it.
+    /// Floats that are summed in each step: the gradient, followed by the loss.
     pub fn floats(&self) -> usize {
         Model::len(self.hidden) + 1
     }
 
-    /// Steps of an epoch. What does not fill a batch at every rank waits for the next epoch's
-    /// order.
+    /// Steps of an epoch. Images that do not fill a batch at every rank are left out of this epoch.
     pub fn steps_per_epoch(&self, data: &Data) -> usize {
         data.train.len().checked_div(self.ranks * self.batch).unwrap_or(0)
     }
@@ -67,7 +67,7 @@ impl Config {
         }
         if self.steps_per_epoch(data) == 0 {
             return wrong(format!(
-                "{} ranks with {} images each in a step: there are {} images to train with",
+                "{} ranks with {} images each in a step: only {} images to train with",
                 self.ranks,
                 self.batch,
                 data.train.len()
@@ -77,7 +77,7 @@ impl Config {
     }
 }
 
-/// Why a training failed.
+/// The reason why a training failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// The configuration cannot be trained.
@@ -88,10 +88,10 @@ pub enum TrainError {
     Sum {
         /// From 0.
         step: usize,
-        /// What the sum said.
+        /// The error of the sum.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The weights are no longer numbers.
+    /// The weights are not finite.
     #[error("step {step}: the loss is {loss}; a lower learning rate helps")]
     Diverged {
         /// From 0.
@@ -101,7 +101,7 @@ pub enum TrainError {
     },
 }
 
-/// A step that has been made.
+/// A completed step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// From 0.
@@ -115,10 +115,10 @@ pub struct Step {
 /// Trains with the batches of `here`, the ranks whose images are read in this process.
 ///
 /// In every step `sum(parts, total)` gets one vector for each of these ranks and must fill `total`
-/// with the sum over *all* ranks. `progress` hears of every step.
+/// with the sum over *all* ranks. `progress` is called after every step.
 ///
 /// # Errors
-/// What is wrong with the configuration; what `sum` said; that the weights have become infinite.
+/// If the configuration is wrong, `sum` fails, or the weights become infinite.
 pub fn train(
     config: &Config,
     data: &Data,
@@ -160,7 +160,7 @@ pub fn train(
     Ok(model)
 }
 
-/// The order in which a rank sees its images: another one in each epoch.
+/// The order in which a rank uses its images, different in each epoch.
 struct Batches {
     part: Vec<usize>,
     rng: Rng,
@@ -169,12 +169,12 @@ struct Batches {
 
 impl Batches {
     fn new(config: &Config, data: &Data, rank: usize) -> Self {
-        // Stream 0 makes the weights.
-        let rng = Rng::new(config.seed, rank as u64 + 1);
+        let mut seeds = Rng::with_seed(config.seed);
+        let rng = (0..=rank).fold(Rng::with_seed(0), |_, _| seeds.fork());
         Self { part: data.part(rank, config.ranks), rng, batch: config.batch }
     }
 
-    /// The images of step `step` of an epoch. Steps must be asked for in turn.
+    /// The images of step `step` of an epoch. Steps must be requested in order.
     fn next(&mut self, step: usize) -> &[usize] {
         if step == 0 {
             self.rng.shuffle(&mut self.part);
@@ -183,7 +183,7 @@ impl Batches {
     }
 }
 
-/// A short number for a model's bits (FNV-1a), to look at. To be sure, compare the bits.
+/// A short number for a model's bits (FNV-1a), for people. To be sure, compare the bits.
 pub fn fingerprint(parameters: &[f32]) -> u64 {
     to_bytes(parameters).iter().fold(0xcbf2_9ce4_8422_2325, |hash, b| {
         (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)
@@ -214,8 +214,8 @@ mod tests {
         (model, steps)
     }
 
-    /// As on real hosts: each rank in a thread of its own, and the sum of all is what each gets.
-    /// The contributions arrive in any order.
+    /// As on real hosts: each rank runs in a thread of its own and gets the sum of all.
+    /// Contributions arrive in any order.
     fn distributed(config: &Config, data: &Data) -> Vec<Model> {
         let arrived = Mutex::new(Vec::new());
         let barrier = Barrier::new(config.ranks);
@@ -306,10 +306,10 @@ mod tests {
         let mut left = 3;
         let sum = |_: &[Vec<f32>], _: &mut [f32]| -> SumResult {
             left -= 1;
-            if left == 0 { Err("the cable is out".into()) } else { Ok(()) }
+            if left == 0 { Err("the link is down".into()) } else { Ok(()) }
         };
         let error = train(&config, &data, 0..1, sum, |_| ()).unwrap_err().to_string();
-        assert_eq!(error, "step 2: the cable is out");
+        assert_eq!(error, "step 2: the link is down");
 
         let nan = |_: &[Vec<f32>], total: &mut [f32]| -> SumResult {
             total.fill(f32::NAN);

@@ -1,4 +1,4 @@
-//! Ranks in processes of their own, over loopback: no root, no box, so the ranks' ring sums.
+//! Ranks in processes of their own over loopback, without root and box: the ranks' ring sums.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -35,7 +35,7 @@ fn trained(lines: &[Line]) -> &Trained {
     trained
 }
 
-/// Loopback addresses that a test that runs at the same time does not have.
+/// Loopback addresses that simultaneous tests do not use.
 fn addresses(ranks: usize) -> Vec<String> {
     let [high, low] = (std::process::id() as u16).to_be_bytes();
     (0..ranks as u8)
@@ -66,7 +66,7 @@ fn same_weights_as_in_one_process(ranks: usize) {
                 .unwrap()
         })
         .collect();
-    // All are waited for before anything is asserted, so that a failure leaves none behind.
+    // Wait for all before the first assertion: a failure must not leave processes behind.
     let outputs: Vec<Output> = started.into_iter().map(|c| c.wait_with_output().unwrap()).collect();
     for (rank, output) in outputs.iter().enumerate() {
         let lines = lines(output);
@@ -95,7 +95,7 @@ fn three_ranks_get_the_weights_of_one_process() {
 }
 
 #[test]
-fn wrong_arguments_are_named() {
+fn errors_name_the_wrong_arguments() {
     let refused = |args: &[&str], what: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_netsum-demo")).args(args).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

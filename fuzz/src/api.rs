@@ -1,6 +1,5 @@
-//! Requests to the daemon, as bytes of any kind and as messages that make sense, through the
-//! controller to what the data plane is told: memory, rings and flows must be accounted for after
-//! every request.
+//! Requests to the daemon, as arbitrary bytes and as sensible messages, through the controller to
+//! the data plane's orders: memory, rings and flows must be accounted for after every request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,7 +25,7 @@ pub fn run(input: &[u8]) {
 
 const MEMORY: u64 = 8 << 20;
 
-/// What the data plane was told.
+/// The data plane's state by its orders.
 #[derive(Default)]
 struct Told {
     rings: BTreeMap<RingNumber, RingSpec>,
@@ -45,7 +44,7 @@ struct System {
     now: Instant,
 }
 
-/// A message of a kind that makes sense, or any bytes; as it comes off the wire.
+/// A sensible message, or arbitrary bytes; encoded as it is received.
 fn message<M: Message + Default>(u: &mut Unstructured, sensible: M) -> Result<Option<M>> {
     if u.ratio(1u8, 8u8)? {
         let len = u.int_in_range(0..=100usize)?.min(u.len());
@@ -67,7 +66,7 @@ fn token(u: &mut Unstructured) -> Result<String> {
     Ok((*u.choose(&["t", "t", "t", "t", "x", ""])?).into())
 }
 
-/// A number that is right, nearly, or anything.
+/// A number that is right, nearly right, or arbitrary.
 fn number(u: &mut Unstructured, right: &[u32]) -> Result<u32> {
     match u.int_in_range(0..=15u8)? {
         0 => u.arbitrary(),
@@ -109,7 +108,7 @@ impl System {
                             && ring.config.credit > 0
                     );
                     let before = told.rings.insert(ring.id, ring);
-                    assert!(before.is_none(), "the ring is there already: {before:?}");
+                    assert!(before.is_none(), "the ring exists already: {before:?}");
                 }
                 Action::AddFlow(flow) => {
                     let ring = &told.rings[&flow.ring];
@@ -130,14 +129,14 @@ impl System {
                     assert!(told.rings.remove(&ring).is_some());
                     told.active.remove(&ring);
                     told.flows.retain(|(key, _)| !flows.contains(key));
-                    assert!(told.flows.iter().all(|(_, r)| *r != ring), "a flow of no ring");
+                    assert!(told.flows.iter().all(|(_, r)| *r != ring), "a flow without a ring");
                 }
                 Action::ForgetEnded(gone) => {
                     let at_work = |key| told.flows.iter().any(|(k, _)| k == key);
-                    assert!(!gone.iter().any(at_work), "a flow at work is forgotten");
+                    assert!(!gone.iter().any(at_work), "an active flow is forgotten");
                 }
                 Action::ListenInBand(token, job) => {
-                    assert!(told.rings.contains_key(&job.job), "no ring of the job is there yet");
+                    assert!(told.rings.contains_key(&job.job), "the job has no ring yet");
                     let before = told.listening.insert(token, job.job);
                     assert!(before.is_none(), "two jobs with one token");
                 }
@@ -149,7 +148,7 @@ impl System {
         }
     }
 
-    /// Nothing is lost, nothing is counted twice.
+    /// Checks that nothing is lost or counted twice.
     fn check(&self) {
         let jobs = || self.controller.jobs();
         let memory: u64 = jobs().map(|j| job_memory(&j.spec, j.slots)).sum();
@@ -198,7 +197,7 @@ impl System {
             or_ring: u.ratio(1u8, 4u8)?,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
-        // The daemon would make one up, and a run would not be the same twice.
+        // The daemon would make a random one, and a run would not be reproducible.
         let token = if r.token.is_empty() { "v".into() } else { r.token };
         let Ok(spec) = job_spec(api::CreateJobRequest { token, ..r }) else { return Ok(()) };
         let answer = self.controller.create_job(spec);
@@ -239,7 +238,7 @@ impl System {
         let Some(f) = r.flow else { return Ok(()) };
         let (Ok(src), Ok(dst)) = (f.src.parse::<IpAddr>(), f.dst.parse()) else { return Ok(()) };
         let src_mac = mac_from_text(&f.src_mac);
-        // The daemon refuses what has more than 24 bits.
+        // The daemon refuses numbers of more than 24 bits.
         let (Some(qpn), 0..=MASK) = (Qpn::checked(f.qpn), f.psn) else { return Ok(()) };
         let (ring, rank, base_psn) = (RingNumber::NONE, Rank(f.rank), Psn::new(f.psn));
         let flow = FlowSpec { ring, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac, bears: 0 };
@@ -319,7 +318,7 @@ impl System {
         Ok(())
     }
 
-    /// The data plane has noted a first packet, which anybody with the token can make.
+    /// The data plane has noted a first packet, which any holder of the token can send.
     fn first_packet(&mut self, u: &mut Unstructured) -> Result<()> {
         let jobs: Vec<_> = self
             .controller
@@ -443,14 +442,14 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
         }
         s.check();
     }
-    // Everything goes back, and nobody is left waiting.
+    // Everything is returned, and every rank gets an answer.
     let names: Vec<String> = s.controller.jobs().map(|j| j.spec.name.clone()).collect();
     for name in names {
         let answer = s.controller.delete_job(&name);
         assert!(s.answered(answer));
         s.check();
     }
-    assert!(s.waiting.is_empty(), "{} ranks wait for ever", s.waiting.len());
+    assert!(s.waiting.is_empty(), "{} ranks never get an answer", s.waiting.len());
     assert_eq!((s.controller.memory_used(), s.told.rings.len(), s.told.flows.len()), (0, 0, 0));
     assert!(s.told.listening.is_empty());
     Ok(())

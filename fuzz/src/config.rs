@@ -1,4 +1,4 @@
-//! What people write: the daemon's configuration, sizes, addresses, command lines.
+//! Texts that people write: the daemon's configuration, sizes, addresses, command lines.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use netsum_core::size::Size;
 use netsum_daemon::config::{Config, Ports};
 use netsum_daemon::message::{mac_from_text, mac_text};
 
-/// Takes a text, as each of them.
+/// Parses a text.
 pub fn run(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
-    // The first line chooses, so that changes of one kind of text stay that kind.
+    // The first line chooses the kind of text, and mutations of the rest keep it.
     match text.split_once('\n') {
         Some(("size", text)) => size(text),
         Some(("mac", text)) => mac(text),
@@ -49,7 +49,7 @@ fn mac(text: &str) {
 }
 
 fn command_line(text: &str) {
-    // Whatever it is: understood or refused with a reason.
+    // Any command line is accepted, or refused with a reason.
     let words = ["netsum"].into_iter().chain(text.split_whitespace());
     if let Err(error) = Cli::try_parse_from(words) {
         assert!(!error.to_string().is_empty());

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// # Panics
 /// If a folder cannot be read.
 pub fn committed(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
-    // Set anew by `cargo run` and `cargo test`; a workspace may have moved since it was built.
+    // Set by `cargo run` and `cargo test`; a workspace may have moved since it was built.
     let here = std::env::var("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into());
     let mut all = Vec::new();
     for kind in ["corpus", "regressions"] {

@@ -1,18 +1,17 @@
-//! What is fuzzed. A target takes any bytes and panics where something is not as it must be.
+//! Fuzzing. A target takes any bytes and panics if a check fails.
 //!
-//! | target | what | held against |
+//! | target | input | compared with |
 //! | --- | --- | --- |
-//! | [`parser`] | frames, headers, ICRC | a parser and a CRC written down naively |
-//! | [`slots`] | the slot machine, driven by anybody | its rules without slots |
-//! | [`rc`] | two endpoints, and what a network or a forger can do | what was posted, in order |
-//! | [`config`] | the daemon's configuration, numbers, command lines | what they say when printed |
-//! | [`api`] | requests to the daemon's services, as bytes and as messages | what the data plane was told |
+//! | [`parser`] | frames, headers, ICRC | a naive parser and CRC |
+//! | [`slots`] | the slot machine, with arbitrary ranks | its rules without slots |
+//! | [`rc`] | two endpoints with a lossy network or a forger | the posted messages, in order |
+//! | [`config`] | the daemon's configuration, numbers, command lines | their printed form |
+//! | [`api`] | requests to the daemon, as bytes and as messages | the data plane's orders |
 //! | [`xdp`] | the XDP programs (root) | a model in user space |
 //!
-//! [`seeded`] makes inputs out of a number, on any toolchain, as a part of the tests. `bin/fuzz`
-//! has libFuzzer under it, which looks at coverage; `cargo xtask fuzz TARGET` builds and runs it.
-//! `corpus/` has small inputs that reach far, `regressions/` those that once found something, by
-//! name.
+//! [`seeded`] makes inputs from a number, on any toolchain, as a part of the tests. `bin/fuzz` uses
+//! libFuzzer, which is guided by coverage; `cargo xtask fuzz TARGET` builds and runs it. `corpus/`
+//! has small inputs with much coverage, and `regressions/` past findings, by name.
 
 pub mod api;
 pub mod config;
@@ -24,15 +23,15 @@ pub mod slots;
 mod targets;
 pub mod xdp;
 
-/// What runs an input.
+/// Runs an input.
 pub type Run = Box<dyn FnMut(&[u8])>;
 
 pub use targets::{TARGETS, Target};
 
-/// Makes what runs inputs of a target, once.
+/// Prepares a target, once, and returns the function that runs its inputs.
 ///
 /// # Errors
-/// If there is no such target, or this machine lacks what it needs.
+/// If the target is unknown, or this machine lacks what it needs.
 pub fn start(name: &str) -> anyhow::Result<Run> {
     Ok(match name {
         "parser" => Box::new(parser::run),
@@ -41,7 +40,7 @@ pub fn start(name: &str) -> anyhow::Result<Run> {
         "config" => Box::new(config::run),
         "api" => Box::new(api::run),
         "xdp" => xdp::start()?,
-        _ => anyhow::bail!("no target `{name}`"),
+        _ => anyhow::bail!("unknown target `{name}`"),
     })
 }
 

@@ -1,4 +1,4 @@
-//! Frames: `common::wire` and `common::icrc` against the same rules written down naively.
+//! Frames: `common::wire` and `common::icrc` compared with a naive implementation of their rules.
 
 use arbitrary::{Result, Unstructured};
 use netsum_common::icrc;
@@ -9,7 +9,7 @@ use netsum_common::wire::{
 };
 use netsum_lab::frames::FrameSpec;
 
-/// Takes any frame, and one that was built from the same bytes.
+/// Checks an arbitrary frame, and one that is built from the same bytes.
 pub fn run(input: &[u8]) {
     any(input);
     headers(input);
@@ -54,7 +54,7 @@ fn any(b: &[u8]) {
     assert_eq!(end + 4, frame.bth_offset() + frame.udp_payload);
     let bth_end = frame.bth_offset() + BTH_LEN;
     let right =
-        icrc::of_frame(b, frame.l3, frame.ip, bth_end, end - bth_end).expect("all of it is there");
+        icrc::of_frame(b, frame.l3, frame.ip, bth_end, end - bth_end).expect("the frame is whole");
     assert_eq!(right, naive_icrc(&b[frame.ip..end], frame.l3));
     let state =
         icrc::headers(b, frame.l3, frame.ip, frame.bth.opcode.extended_len()).expect("headers");
@@ -146,7 +146,7 @@ fn naively(b: &[u8]) -> Result<Naive, Reject> {
     Ok(Naive { ip, bth: udp + 8, src, dst, udp_payload })
 }
 
-/// Where UDP is, behind extension headers.
+/// The offset of UDP behind extension headers.
 fn behind_extensions(b: &[u8], ip: usize) -> Result<usize, Reject> {
     let end = ip + 40 + u16::from_be_bytes([b[ip + 4], b[ip + 5]]) as usize;
     let (mut next, mut at, mut fragmented, mut count) = (b[ip + 6], ip + 40, false, 0);
@@ -195,7 +195,7 @@ fn naive_icrc(packet: &[u8], l3: L3) -> u32 {
     crc32fast::hash(&b)
 }
 
-/// Headers survive a round trip, but for reserved bits.
+/// Headers survive a round trip, except for reserved bits.
 fn headers(b: &[u8]) {
     if let Some(mut bth) = b.load::<12>(0) {
         let decoded = Bth::decode(&bth);
@@ -221,7 +221,7 @@ fn headers(b: &[u8]) {
     }
 }
 
-/// What is built is read as what it was built from.
+/// A frame that was built is parsed to the values that it was built from.
 fn built(u: &mut Unstructured) -> Result<()> {
     let mut spec =
         FrameSpec::send(u.arbitrary()?, u.arbitrary()?, u.arbitrary()?, u.arbitrary()?, Vec::new());

@@ -1,9 +1,10 @@
-//! Two RC endpoints and everything between them: a network that loses, doubles, overtakes and
-//! spoils, clocks that jump, and, in half of all sequences, a forger whose packets have a right
+//! Two RC endpoints and everything between them: a network that loses, duplicates, reorders and
+//! corrupts, clocks that jump, and, in half of all sequences, a forger whose packets have a correct
 //! ICRC.
 //!
-//! Without a forger every message arrives once, in order, bit by bit, and nothing waits for ever.
-//! With one the endpoints must stay whole: no panic, no message acknowledged twice or out of turn.
+//! Without a forger every message arrives once, in order, bit by bit, and every wait ends. With a
+//! forger the endpoints must stay consistent: they do not panic, and acknowledge no message twice
+//! or out of order.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -22,7 +23,7 @@ struct End {
     endpoint: Endpoint,
     qp: QpId,
     ip: IpAddr,
-    /// Posted to be sent and not acknowledged.
+    /// Posted for sending and not acknowledged.
     unacknowledged: VecDeque<(u64, Vec<u8>)>,
     /// Posted by the other end and not arrived.
     to_come: VecDeque<(Vec<u8>, Option<u32>)>,
@@ -67,7 +68,7 @@ impl System {
             let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], psns[i], psns[1 - i], MTU);
             c.opcode = operation;
             c.max_inflight = max_inflight;
-            // One side keeps less than the other may have in flight.
+            // One side stores less than the other may have in flight.
             c.max_early = max_inflight.div_ceil(1 + i as u32);
             c.selective = max_inflight % 2 == 0;
             c.max_message = LONGEST;
@@ -105,7 +106,7 @@ impl System {
             for datagram in buf.chunks(segment) {
                 assert!(
                     verifier.decode((self.ends[from].ip, ROCE_PORT).into(), datagram).is_ok(),
-                    "a segment that is no packet"
+                    "a segment is not a packet"
                 );
                 self.wire.push((1 - from, datagram.to_vec()));
             }
@@ -129,14 +130,14 @@ impl System {
                     assert_eq!(
                         end.unacknowledged.pop_front(),
                         Some((id, data)),
-                        "acknowledged out of turn"
+                        "acknowledged out of order"
                     );
                 }
                 Event::Received { data, immediate, .. } if !self.forged => {
                     assert_eq!(end.to_come.pop_front(), Some((data, immediate)));
                 }
                 Event::Received { data, .. } => {
-                    assert!(data.len() <= LONGEST, "longer than may be")
+                    assert!(data.len() <= LONGEST, "longer than allowed")
                 }
                 Event::Failed { error, .. } => {
                     assert!(self.forged, "failed without a cause: {error}");
@@ -155,7 +156,7 @@ impl System {
         }
     }
 
-    /// The network works again; until all is done.
+    /// Delivers everything from now on, until all is done.
     fn finish(&mut self) {
         for _ in 0..20_000 {
             for i in 0..2 {
@@ -168,7 +169,7 @@ impl System {
             }
             if self.wire.is_empty() {
                 let next = self.ends.iter().filter_map(|e| e.endpoint.next_timeout()).min();
-                let next = next.expect("something is outstanding and no timer runs");
+                let next = next.expect("something is outstanding, but no timer runs");
                 self.time(next.saturating_duration_since(self.now) + Duration::from_nanos(1));
             }
             for at in 0..self.wire.len() {
@@ -177,7 +178,7 @@ impl System {
             self.wire.clear();
             self.now += Duration::from_micros(50);
         }
-        panic!("no end");
+        panic!("the endpoints do not finish");
     }
 }
 
@@ -194,7 +195,7 @@ fn forge(u: &mut Unstructured) -> Result<(Bth, Extended, Vec<u8>)> {
     };
     bth.pad = u.int_in_range(0..=3)?;
     bth.ack_request = u.arbitrary()?;
-    // What the opcode asks for, or not.
+    // The headers that the opcode needs, or others.
     let ext = Extended {
         reth: u.arbitrary::<bool>()?.then_some(Reth { address: 1, rkey: 2, length: 3 }),
         immediate: u.arbitrary()?,
@@ -205,7 +206,7 @@ fn forge(u: &mut Unstructured) -> Result<(Bth, Extended, Vec<u8>)> {
     };
     let len = u.int_in_range(0..=2 * MTU)?;
     if opcode == Opcode::ACK && len % 2 == 0 {
-        // A list of what is missing near the PSN that it names.
+        // A list of missing packets near the PSN that it names.
         let (came, row) = (bth.psn + len as u32 % 40, 1 + len as u32 % 3);
         let rows = (0..len as u32 / 8).flat_map(|i| [bth.psn + 3 * i, row]);
         let lanes = std::iter::once(came).chain(rows);
@@ -241,12 +242,12 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 s.wire.remove(at);
             }
             10 if !s.wire.is_empty() => {
-                // Twice: it stays where it is.
+                // Delivered twice: it also stays in the queue.
                 let at = any(u, &s)?;
                 s.deliver(at);
             }
-            // With any identification 16 bits of check are left, and the fuzzer would find the flip
-            // that they miss.
+            // With any identification only 16 bits of the check remain, and the fuzzer would find
+            // the flip that they miss.
             11 if !s.wire.is_empty() && !s.any_ip_id => {
                 let at = any(u, &s)?;
                 let datagram = &mut s.wire[at].1;

@@ -1,60 +1,49 @@
-//! Inputs out of a number: fresh bytes, or committed inputs with a few changes. No coverage is
-//! looked at; the targets make something sensible of any bytes.
+//! Makes inputs from a number: fresh bytes, or committed inputs with a few changes. It does not
+//! measure coverage; the targets interpret any bytes as something sensible.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
+
 use crate::{Target, files};
 
-/// A small generator (splitmix64), so that a number replays.
-pub struct Rng(pub u64);
+/// A number below `n`; 0 if `n` is 0.
+fn below(rng: &mut Rng, n: usize) -> usize {
+    if n == 0 { 0 } else { rng.usize(..n) }
+}
 
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// A number below `n`; 0 where there is none.
-    pub fn below(&mut self, n: usize) -> usize {
-        if n == 0 { 0 } else { (self.next() % n as u64) as usize }
-    }
-
-    fn bytes(&mut self, n: usize) -> Vec<u8> {
-        (0..n).map(|_| self.next() as u8).collect()
-    }
+fn bytes_of(rng: &mut Rng, n: usize) -> Vec<u8> {
+    std::iter::repeat_with(|| rng.u8(..)).take(n).collect()
 }
 
 /// Input `number` of a target.
 pub fn input(number: u64, longest: usize, corpus: &[Vec<u8>]) -> Vec<u8> {
-    let mut rng = Rng(number);
-    if corpus.is_empty() || rng.below(3) == 0 {
-        let len = rng.below(longest + 1);
-        return rng.bytes(len);
+    let mut rng = Rng::with_seed(number);
+    if corpus.is_empty() || below(&mut rng, 3) == 0 {
+        let len = below(&mut rng, longest + 1);
+        return bytes_of(&mut rng, len);
     }
-    let mut bytes = corpus[rng.below(corpus.len())].clone();
-    for _ in 0..1 + rng.below(6) {
-        let at = rng.below(bytes.len());
-        match rng.below(6) {
-            0 | 1 if !bytes.is_empty() => bytes[at] ^= 1 << rng.below(8),
-            2 if !bytes.is_empty() => bytes[at] = rng.next() as u8,
+    let mut bytes = corpus[below(&mut rng, corpus.len())].clone();
+    for _ in 0..1 + below(&mut rng, 6) {
+        let at = below(&mut rng, bytes.len());
+        match below(&mut rng, 6) {
+            0 | 1 if !bytes.is_empty() => bytes[at] ^= 1 << below(&mut rng, 8),
+            2 if !bytes.is_empty() => bytes[at] = rng.u8(..),
             3 => {
-                let end = (at + rng.below(8)).min(bytes.len());
+                let end = (at + below(&mut rng, 8)).min(bytes.len());
                 bytes.drain(at..end);
             }
             4 => {
-                let n = rng.below(8);
-                let new = rng.bytes(n);
+                let n = below(&mut rng, 8);
+                let new = bytes_of(&mut rng, n);
                 bytes.splice(at..at, new);
             }
-            // The end of another one.
+            // The end of another input.
             _ => {
-                let other = &corpus[rng.below(corpus.len())];
+                let other = &corpus[below(&mut rng, corpus.len())];
                 bytes.truncate(at);
-                bytes.extend_from_slice(&other[rng.below(other.len())..]);
+                bytes.extend_from_slice(&other[below(&mut rng, other.len())..]);
             }
         }
     }
@@ -62,10 +51,10 @@ pub fn input(number: u64, longest: usize, corpus: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Runs all committed inputs of a target, then made ones for a time; how many.
+/// Runs all committed inputs of a target, then generated ones for a time; returns their number.
 ///
 /// # Panics
-/// As the target does, after saying which input it was.
+/// As the target does, after printing the input.
 pub fn run(target: &Target, time: Duration) -> u64 {
     let mut one = crate::start(target.name).unwrap_or_else(|e| panic!("{}: {e:?}", target.name));
     let mut checked = |name: &dyn Fn() -> String, bytes: &[u8]| {

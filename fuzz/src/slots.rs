@@ -1,5 +1,5 @@
-//! The slot machine, driven by ranks that keep to nothing, against its rules without slots: who
-//! contributed what to which index.
+//! The slot machine with ranks that break all rules, compared with its rules without slots: the
+//! contributors of each index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,13 +15,13 @@ pub fn run(input: &[u8]) {
     let _ = sequence(&mut Unstructured::new(input));
 }
 
-/// What is known of an index whose slot has been taken and not given up again.
+/// The state of an index whose slot is taken and not yet reused.
 #[derive(Default)]
 struct Index {
     len: u32,
     bounds: u32,
     ranks: BTreeSet<u32>,
-    /// Lane by lane sum; one lane is enough here.
+    /// The sum of a lane; one lane is enough here.
     sum: u32,
     released: bool,
 }
@@ -34,11 +34,11 @@ struct Naive {
     stopped: bool,
     /// The slots' contents, by index.
     contents: BTreeMap<u32, Index>,
-    /// Everything that was ever released.
+    /// All indices that were ever released.
     released: BTreeSet<u32>,
 }
 
-/// What the rules say about a fragment.
+/// The result of a fragment by the rules.
 #[derive(Debug, PartialEq, Eq)]
 struct Expected {
     counter: Counter,
@@ -94,8 +94,8 @@ impl Naive {
             return only(Counter::LengthMismatch);
         }
         if slot.released {
-            // Nobody can lack what is more than the credit behind the lowest that has not been
-            // released.
+            // All ranks have the results of indices more than the credit behind the lowest that has
+            // not been released.
             let far = -ahead > self.ring.credit as i32;
             return only(if far { Counter::Stale } else { Counter::Replays });
         }
@@ -127,7 +127,7 @@ impl Naive {
         Expected { counter, payload, completed, released }
     }
 
-    /// A relaxed ring's lowest index goes past what has been released and is still there.
+    /// Moves a relaxed ring's lowest index past released ones that are still stored.
     fn advance(&mut self) {
         while self.contents.get(&self.low).is_some_and(|i| i.released) {
             self.low = serial::add(self.low, 1);
@@ -195,7 +195,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             Output::Stale => {
                 assert!(
                     serial::before(index, tested.state.low),
-                    "not everybody can have its result"
+                    "some rank may still need the slot's result"
                 )
             }
             Output::Gap => assert!(v.gap && !naive.released.contains(&index)),
@@ -204,7 +204,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
         }
         assert_eq!(v.output == Output::Replay, v.counter == Counter::Replays);
         assert_eq!(v.output == Output::Stale, v.counter == Counter::Stale);
-        // Only its own slot is touched, and that not at all by what is refused.
+        // Only the fragment's own slot changes, and a refused fragment changes none.
         if matches!(
             v.counter,
             Counter::CreditViolation
@@ -219,7 +219,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
         let moved = (0..MAX_RANKS)
             .filter(|r| expected_before[*r] != tested.state.expected[*r])
             .collect::<Vec<_>>();
-        assert!(moved.is_empty() || moved == [rank as usize], "another rank's place moved");
+        assert!(moved.is_empty() || moved == [rank as usize], "another rank's position changed");
         for (i, slot) in tested.slots.iter().enumerate().filter(|(_, slot)| slot.is(Slot::USED)) {
             assert_eq!(slot.index & (slots - 1), i as u32);
             let naive = &naive.contents[&slot.index];

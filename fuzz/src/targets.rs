@@ -1,9 +1,9 @@
-//! What can be fuzzed. `cargo xtask fuzz` has this file, too, without all that is fuzzed.
+//! The list of targets. `cargo xtask fuzz` shares this file, without the targets themselves.
 
-/// Something to be fuzzed.
+/// A target.
 pub struct Target {
     pub name: &'static str,
-    /// Longest input that makes sense, in bytes.
+    /// The longest sensible input, in bytes.
     pub longest: usize,
 }
 

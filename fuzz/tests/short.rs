@@ -1,5 +1,5 @@
-//! Every target that needs nothing special, for a few seconds: committed inputs, then made ones.
-//! `cargo xtask fuzz` goes on for longer, and looks at coverage.
+//! Every target that needs neither root nor BPF, for a few seconds: committed inputs, then
+//! generated ones. `cargo xtask fuzz` runs for longer and measures coverage.
 
 use std::time::Duration;
 

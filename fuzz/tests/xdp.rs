@@ -1,4 +1,4 @@
-//! The XDP programs against a model of them, for a few seconds; `cargo xtask fuzz xdp` goes on for
+//! The XDP programs compared with a model, for a few seconds; `cargo xtask fuzz xdp` runs for
 //! longer.
 
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ fn programs_and_model_agree_on_every_packet() {
     let longest = target("xdp").expect("a target").longest;
     let impossible =
         [Counter::SteerFailed, Counter::RedirectFailed, Counter::WrongCpu, Counter::Internal];
-    // No ring has a parent here, and no flow comes by another box: `tests/tests/racks.rs` has
-    // those.
+    // Rings here have no parent, and flows do not pass another box: `tests/tests/racks.rs` has such
+    // tests.
     let of_parents = [
         Counter::Partials,
         Counter::Totals,
@@ -34,7 +34,7 @@ fn programs_and_model_agree_on_every_packet() {
         Counter::TotalUnexpected,
         Counter::Moved,
     ];
-    // What nobody can lack is not replayed, so no clone outlives its slot here
+    // Results that every rank has are not replayed, so no clone outlives its slot here
     // (`common/tests/interleaving.rs`). And `guard` is not run.
     let never = |c: &Counter| {
         impossible.contains(c)
@@ -42,7 +42,7 @@ fn programs_and_model_agree_on_every_packet() {
             || matches!(c, Counter::EgressNoSlot | Counter::PastIngress)
     };
     let possible = || Counter::ALL.iter().copied().filter(|c| !never(c));
-    // Rare ones need more sequences than others.
+    // Rare counters need more sequences than others.
     let rare = |both: &Differential| possible().any(|c| both.counted(c) == 0);
     while number < 100 || start.elapsed() < Duration::from_secs(5) || number < 500 && rare(&both) {
         let input = seeded::input(number, longest, &corpus);
@@ -50,10 +50,10 @@ fn programs_and_model_agree_on_every_packet() {
         number += 1;
     }
     println!("{number} sequences, {total:?}");
-    // Sequences that end early, or never get past the parser, would agree too.
+    // Sequences that end early, or that the parser always refuses, would agree, too.
     for counter in possible() {
         assert!(both.counted(counter) > 0, "{} never happened", counter.name());
     }
     assert!(impossible.iter().chain(&of_parents).all(|&c| both.counted(c) == 0));
-    assert!(total.released > total.packets / 100 && total.clones > total.released, "hardly a sum");
+    assert!(total.released > total.packets / 100 && total.clones > total.released, "too few sums");
 }

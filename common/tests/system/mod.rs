@@ -160,7 +160,7 @@ pub struct System {
     wire: BTreeMap<(u64, u64), (End, Packet)>,
     now: u64,
     count: u64,
-    rng: Rng,
+    rng: fastrand::Rng,
     /// Packets that crossed the links to parents.
     pub up: u64,
     /// Data packets that hosts have sent.
@@ -169,7 +169,7 @@ pub struct System {
 
 impl System {
     pub fn new(case: Case) -> Self {
-        let rng = Rng(case.seed);
+        let rng = fastrand::Rng::with_seed(case.seed);
         let mut system = Self {
             ranks: 0,
             boxes: Vec::new(),
@@ -201,13 +201,13 @@ impl System {
         let fewest = if parent.is_none() { 2 } else { 1 };
         let members = match self.case.shape.get(level as usize - 1) {
             Some(&members) => members,
-            None => fewest + self.rng.below(4) as usize,
+            None => fewest + self.rng.u64(..4) as usize,
         };
         for i in 0..members {
             let first = self.hosts.len() as u32;
             // One rank each is left for the members to come.
             let room = self.case.ranks.saturating_sub(first + (members - i) as u32);
-            let branches = !self.case.shape.is_empty() || room > 0 && self.rng.below(4) > 0;
+            let branches = !self.case.shape.is_empty() || room > 0 && self.rng.u64(..4) > 0;
             let member = if level < self.case.levels && branches {
                 Member::Box(self.grow(level + 1, Some((number, i))))
             } else {
@@ -259,15 +259,15 @@ impl System {
     }
 
     fn put(&mut self, end: End, packet: Packet) {
-        if self.rng.below(1000) < self.case.loss {
+        if self.rng.u64(..1000) < self.case.loss {
             return;
         }
-        let copies = 1 + (self.rng.below(1000) < self.case.duplicate) as u32;
+        let copies = 1 + (self.rng.u64(..1000) < self.case.duplicate) as u32;
         for _ in 0..copies {
             // One in sixteen longer than any time-out.
-            let most = if self.rng.below(16) == 0 { 1000 } else { 40 };
+            let most = if self.rng.u64(..16) == 0 { 1000 } else { 40 };
             let late =
-                if self.rng.below(1000) < self.case.reorder { self.rng.below(most) } else { 0 };
+                if self.rng.u64(..1000) < self.case.reorder { self.rng.u64(..most) } else { 0 };
             self.count += 1;
             self.wire.insert((self.now + 5 + late, self.count), (end, packet));
         }
@@ -343,9 +343,9 @@ impl System {
                         self.hosts[rank as usize].next += 1;
                     }
                 }
-                if self.case.rogue == Some(rank) && self.rng.below(8) == 0 {
+                if self.case.rogue == Some(rank) && self.rng.u64(..8) == 0 {
                     let slots = self.boxes[0].ring.config.slots;
-                    let n = limit + self.rng.below(slots as u64 * 3) as u32;
+                    let n = limit + self.rng.u64(..slots as u64 * 3) as u32;
                     self.send(rank, n);
                 }
                 // The timer: nothing acknowledged for long.

@@ -12,17 +12,17 @@ use super::failure::Victim;
 
 const NAME: &str = "digits";
 
-/// A job, as its ranks need to know it.
+/// The data of a job that its ranks need.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub name: &'static str,
-    /// What its ranks prove themselves with.
+    /// The token with which its ranks authenticate.
     pub token: String,
-    /// Where its ranks join.
+    /// The address at which its ranks join.
     pub controller: String,
 }
 
-/// All of it, of one box or of several.
+/// The whole setup, with one box or several.
 pub struct Boxes {
     // Dropped first: it runs in the lab.
     manager: Option<Manager>,
@@ -31,14 +31,14 @@ pub struct Boxes {
 }
 
 impl Boxes {
-    /// Builds the lab, starts the daemons, and creates the job: where there are several, at their
+    /// Builds the lab, starts the daemons, and creates the job; with several boxes, at their
     /// manager.
     pub fn start(spec: LabSpec) -> Result<Self> {
         let job = JobSpec {
             mtu: PATH_MTU,
             message_size: LAYOUT.message_size,
             window: LAYOUT.window,
-            // One for each spine, or the others would have nothing to do.
+            // One ring for each spine, to use all of them.
             rings: spec.spines as u32,
             ..JobSpec::new(NAME, spec.hosts as u32)
         };
@@ -59,14 +59,18 @@ impl Boxes {
         self.cluster.lab()
     }
 
-    /// What the boxes next to the hosts have counted for the job since they were told of it.
+    /// The job's counters of the boxes next to the hosts.
     pub fn counters(&self) -> Result<BTreeMap<String, u64>> {
         let mut all = BTreeMap::new();
         let racks = self.lab().spec().racks;
         for number in if racks == 0 { vec![None] } else { (0..racks).map(Some).collect() } {
             let said = self.cluster.netsum_on(number, &["-j", "stats", NAME])?;
-            let counted =
-                parse_counters(&said).with_context(|| format!("netsum stats said `{said}`"))?;
+            let counted = parse_counters(&said).with_context(|| {
+                format!(
+                    "cannot parse the output of netsum \
+                     stats: `{said}`"
+                )
+            })?;
             counted.into_iter().for_each(|(name, count)| *all.entry(name).or_default() += count);
         }
         Ok(all)
@@ -89,7 +93,7 @@ impl Boxes {
         }
     }
 
-    pub fn mend(&mut self, victim: &Victim) -> Result<()> {
+    pub fn recover(&mut self, victim: &Victim) -> Result<()> {
         match *victim {
             Victim::Manager => self.manager = Some(self.cluster.start_manager()?),
             Victim::Box(number) => self.cluster.start_box(number)?,
@@ -103,14 +107,14 @@ impl Boxes {
         above.set_link(&above.rack_port(rack), up)
     }
 
-    /// What has been logged, to be appended to an error.
+    /// The logs, to be appended to an error.
     pub fn said(&self) -> String {
         let manager = self.manager.as_ref().map(Manager::log).unwrap_or_default();
-        format!("\nthe box said:\n{}{manager}", self.cluster.daemon_log())
+        format!("\nlog of the box:\n{}{manager}", self.cluster.daemon_log())
     }
 }
 
-/// The counters in what `netsum stats JOB -j` prints; the timing beside them is none.
+/// The counters in the output of `netsum stats JOB -j`, without the timing.
 fn parse_counters(stats: &str) -> Result<BTreeMap<String, u64>> {
     let all: BTreeMap<String, serde_json::Value> = serde_json::from_str(stats)?;
     Ok(all.into_iter().filter_map(|(name, value)| Some((name, value.as_u64()?))).collect())
@@ -121,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_found_beside_the_timing() {
+    fn counters_are_found_next_to_the_timing() {
         let said = r#"{"completed":18040,"steered":3,"timing":{"sampled":64,"ranks":[]}}"#;
         let counters = parse_counters(said).unwrap();
         assert_eq!(

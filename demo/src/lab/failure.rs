@@ -1,16 +1,16 @@
-//! What is killed or cut in mid-training, and when.
+//! The failure that is caused during the training, and its time.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use netsum_lab::LabSpec;
 
-/// After which share of the steps it happens.
+/// The part of the steps after which it happens.
 const AFTER: f64 = 0.25;
-/// For how long it lasts.
+/// Its duration.
 const LASTS: Duration = Duration::from_secs(5);
 
-/// Who or what fails.
+/// The failing component.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Victim {
     Manager,
@@ -23,7 +23,7 @@ pub enum Victim {
 }
 
 impl Victim {
-    /// Reads `manager`, `uplink`, `spine0`, `leaf1` and so on.
+    /// Parses `manager`, `uplink`, `spine0`, `leaf1` and so on.
     pub fn parse(text: &str, spec: &LabSpec) -> Result<Self> {
         let boxes = || spec.boxes().map(Some).chain([None]);
         match text {
@@ -33,13 +33,13 @@ impl Victim {
                 Some(number) => Ok(Self::Box(number)),
                 None => {
                     let names: Vec<String> = boxes().map(|number| spec.box_name(number)).collect();
-                    bail!("--fail {name}: manager, uplink, {} are possible", names.join(", "))
+                    bail!("--fail {name}: choose manager, uplink, {}", names.join(", "))
                 }
             },
         }
     }
 
-    /// What happens, and what happens when it is over.
+    /// Descriptions of the failure and of its end.
     pub fn words(self, spec: &LabSpec) -> [String; 2] {
         let (what, [happens, over]) = match self {
             Self::Manager => ("the manager".to_owned(), ["is killed", "is started again"]),
@@ -48,43 +48,43 @@ impl Victim {
             }
             Self::Link { rack, spine } => {
                 let (leaf, spine) = (spec.box_name(Some(rack)), spec.box_name(spec.spine(spine)));
-                (format!("the link between {leaf} and {spine}"), ["is cut", "is mended"])
+                (format!("the link between {leaf} and {spine}"), ["is cut", "is up again"])
             }
         };
         [happens, over].map(|verb| format!("{what} {verb}"))
     }
 }
 
-/// When a victim fails and comes back.
+/// The times of a victim's failure and recovery.
 pub struct Plan {
     pub victim: Victim,
     at: usize,
     pub failed: Option<Instant>,
-    pub mended: Option<Instant>,
+    pub recovered: Option<Instant>,
 }
 
-/// What is to be done now.
+/// The action that is due.
 #[derive(Debug, PartialEq)]
 pub enum Now {
     Fail,
-    Mend,
+    Recover,
 }
 
 impl Plan {
     pub fn new(victim: Victim, steps: usize) -> Self {
-        Self { victim, at: (AFTER * steps as f64) as usize, failed: None, mended: None }
+        Self { victim, at: (AFTER * steps as f64) as usize, failed: None, recovered: None }
     }
 
-    /// To be asked again and again; `steps` have been made.
+    /// Returns the action that is due after `steps` steps; call it repeatedly.
     pub fn due(&mut self, steps: usize, now: Instant) -> Option<Now> {
-        match (self.failed, self.mended) {
+        match (self.failed, self.recovered) {
             (None, _) if steps >= self.at => {
                 self.failed = Some(now);
                 Some(Now::Fail)
             }
             (Some(failed), None) if now >= failed + LASTS => {
-                self.mended = Some(now);
-                Some(Now::Mend)
+                self.recovered = Some(now);
+                Some(Now::Recover)
             }
             _ => None,
         }
@@ -111,20 +111,17 @@ mod tests {
             assert_eq!(Victim::parse(text, &spec()).unwrap().words(&spec())[0], words);
         }
         let error = Victim::parse("leaf2", &spec()).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "--fail leaf2: manager, uplink, leaf0, leaf1, spine1, spine0 are possible"
-        );
+        assert_eq!(error, "--fail leaf2: choose manager, uplink, leaf0, leaf1, spine1, spine0");
     }
 
     #[test]
-    fn a_failure_comes_once_and_is_over_after_its_time() {
+    fn a_failure_happens_once_and_ends_after_its_time() {
         let start = Instant::now();
         let mut plan = Plan::new(Victim::Manager, 440);
         assert_eq!(plan.due(109, start), None);
         assert_eq!(plan.due(110, start), Some(Now::Fail));
         assert_eq!(plan.due(111, start + LASTS / 2), None);
-        assert_eq!(plan.due(112, start + LASTS), Some(Now::Mend));
+        assert_eq!(plan.due(112, start + LASTS), Some(Now::Recover));
         assert_eq!(plan.due(113, start + 2 * LASTS), None);
     }
 }

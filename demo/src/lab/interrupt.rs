@@ -1,4 +1,4 @@
-//! Ctrl-C ends the demo in order: the daemon must take its programs and maps along.
+//! Handles Ctrl-C: the demo ends in order, as the daemon must remove its programs and maps.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ extern "C" fn note(_: i32) {
     CAUGHT.store(true, Ordering::Relaxed);
 }
 
-/// Catches SIGINT and SIGTERM from now on: once, so that a second one ends a demo that hangs.
+/// Catches the first SIGINT or SIGTERM; a second one ends the demo at once.
 pub fn catch() -> Result<()> {
     let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESETHAND, SigSet::empty());
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
@@ -21,7 +21,7 @@ pub fn catch() -> Result<()> {
     Ok(())
 }
 
-/// An error once a signal has come.
+/// An error after a signal.
 pub fn check() -> Result<()> {
     if CAUGHT.load(Ordering::Relaxed) {
         bail!("interrupted");

@@ -1,21 +1,21 @@
-//! Hosts' addresses, and the byte counters of links.
+//! Addresses of hosts, and the byte counters of links.
 
 use anyhow::{Context, Result};
 use netsum_demo::report::LinkBytes;
 use netsum_lab::netns::Netns;
 use netsum_lab::{Host, Lab};
 
-/// What the host has sent and received so far, as its kernel counts.
+/// The bytes that the host has sent and received, by its kernel's counters.
 pub fn read(host: &Host) -> Result<LinkBytes> {
     of(host, Host::INTERFACE)
 }
 
-/// The addresses of all ranks, in their order.
+/// The addresses of all ranks, in rank order.
 pub fn addresses(lab: &Lab) -> String {
     lab.hosts().iter().map(|host| host.ip(0).to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// What a rack's box has sent to all spines and received from there so far.
+/// The bytes that a rack's box has sent to all spines and received from them.
 pub fn read_uplinks(lab: &Lab, rack: usize) -> Result<LinkBytes> {
     let mut all = LinkBytes::default();
     for spine in (0..lab.spec().spines).map(|spine| lab.spine(spine)) {
@@ -31,7 +31,7 @@ fn of(netns: &Netns, interface: &str) -> Result<LinkBytes> {
     parse(&table, interface).with_context(|| format!("counters of {interface} in {}", netns.name()))
 }
 
-/// What was counted on each link between two readings.
+/// The differences of two readings of each link.
 pub fn since(before: &[LinkBytes], after: &[LinkBytes]) -> Vec<LinkBytes> {
     let one = |(before, after): (&LinkBytes, &LinkBytes)| LinkBytes {
         sent: after.sent - before.sent,
@@ -43,7 +43,7 @@ pub fn since(before: &[LinkBytes], after: &[LinkBytes]) -> Vec<LinkBytes> {
 fn parse(table: &str, interface: &str) -> Option<LinkBytes> {
     let line =
         table.lines().find_map(|l| l.trim_start().strip_prefix(interface)?.strip_prefix(':'))?;
-    // Bytes, packets and six more received; then the same sent.
+    // Bytes, packets and six more columns for received data; then the same for sent data.
     let numbers: Vec<u64> = line.split_whitespace().map_while(|n| n.parse().ok()).collect();
     Some(LinkBytes { received: *numbers.first()?, sent: *numbers.get(8)? })
 }
@@ -60,7 +60,7 @@ mod tests {
 ";
 
     #[test]
-    fn counters_are_those_of_the_interface() {
+    fn the_counters_of_the_named_interface_are_read() {
         assert_eq!(parse(TABLE, "eth0"), Some(LinkBytes { sent: 5678, received: 1234 }));
         assert_eq!(parse(TABLE, "eth1"), None);
         assert_eq!(parse("eth0: 1 2 3", "eth0"), None);

@@ -1,13 +1,13 @@
 //! `netsum-demo hosts`, as `cargo xtask demo` runs it: hosts of a lab train a model together, and
 //! the box between them adds up their gradients.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! | --- | --- |
 //! | [`boxes`] | the lab, `netsum run` on all boxes, the manager of several, and their job |
-//! | [`failure`] | what is killed or cut in mid-training |
+//! | [`failure`] | the failure that is caused during the training |
 //! | [`ranks`] | the training processes on the hosts, and the progress bar |
-//! | [`link`] | hosts' addresses, and the byte counters of links |
-//! | [`torch`] | `netsum-demo torch`: PyTorch trains, and Gloo sums as well |
+//! | [`link`] | addresses of hosts, and the byte counters of links |
+//! | [`torch`] | `netsum-demo torch`: training with PyTorch, by netsum and by Gloo |
 //! | [`interrupt`] | Ctrl-C |
 
 mod boxes;
@@ -36,58 +36,60 @@ use boxes::Boxes;
 use failure::{Plan, Victim};
 use ranks::{Ranks, Summer, Training};
 
-/// Hosts of a lab that train together.
+/// Train on hosts of a lab.
 #[derive(clap::Args, Debug)]
 pub struct DemoArgs {
-    /// Hosts that train, one rank on each.
+    /// Number of hosts, with one rank on each.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     hosts: u16,
-    /// How often each image is seen.
-    #[arg(long, default_value_t = DEFAULT_EPOCHS as u16, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Number of times that each image is used.
+    #[arg(long, default_value_t = DEFAULT_EPOCHS as u16, value_parser = clap::value_parser!(u16)
+        .range(1..))]
     epochs: u16,
-    /// Share of the packets that is lost in each direction at each host, as `1%` or `0.01`.
+    /// Fraction of packets that is lost in each direction at each host, as `1%` or `0.01`.
     #[arg(long, default_value = "0", value_parser = parse_share)]
     drop: f64,
-    /// For the first weights, the order of the images and the losses.
+    /// Seed of the first weights, the order of the images, and the losses.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Folder for the picture, the summary and the weights.
     #[arg(long, default_value = "demo-out")]
     out: PathBuf,
-    /// Spread the hosts over so many racks, each with a box, and a spine between these; a fabric
-    /// manager has them sum. With 0 there is one box for all.
+    /// Spread the hosts over this many racks, each with a box, and connect the boxes by a spine; a
+    /// fabric manager runs them. With 0 there is one box for all.
     #[arg(long, default_value_t = 0)]
     racks: u8,
-    /// With --racks: so many spines.
-    #[arg(long, default_value_t = 1, requires = "racks", value_parser = clap::value_parser!(u8).range(1..=8))]
+    /// With --racks: the number of spines.
+    #[arg(long, default_value_t = 1, requires = "racks", value_parser = clap::value_parser!(u8)
+        .range(1..=8))]
     spines: u8,
-    /// With --racks: what fails in mid-training, for five seconds. `spine0`, `leaf1` and so on:
-    /// netsum on that box is killed, and its programs with it. `uplink`: the last leaf's link to
-    /// the last spine is cut. `manager`: the fabric manager is killed. The training is slowed down
-    /// to be watched, and there is no second one with a ring of the hosts.
+    /// With --racks: fail something during the training, for five seconds. `spine0`, `leaf1` and so
+    /// on: kill netsum on that box, with its programs. `uplink`: cut the last leaf's link to the
+    /// last spine. `manager`: kill the fabric manager. The training is slowed down to show the
+    /// effects, and the second training with a ring of the hosts is skipped.
     #[arg(long, requires = "racks")]
     fail: Option<String>,
-    /// Do not train a second time with a ring of the hosts, to compare the bytes.
+    /// Skip the second training with a ring of the hosts, which compares the bytes.
     #[arg(long)]
     no_ring: bool,
 }
 
-/// Time of a step beside its all-reduce where something fails, in seconds.
+/// The time of a step besides its all-reduce if something fails, in seconds.
 const WATCHED: f64 = 0.04;
 
-/// Losses beyond this make a demo that nobody waits for.
+/// With higher losses the demo takes too long.
 const MOST_LOSS: f64 = 0.2;
 
 /// Trains by the box, by a ring of the hosts, and in one process.
 ///
 /// # Errors
-/// What went wrong; which promise of the demo does not hold.
+/// If something fails, or a promise of the demo is not kept.
 pub fn run(args: DemoArgs) -> Result<()> {
     interrupt::catch()?;
-    ensure!(args.racks != 1, "--racks 1: a spine needs two racks, and one box needs none");
+    ensure!(args.racks != 1, "--racks 1: use 2 or more racks, or 0 for one box");
     ensure!(
         u16::from(args.racks) <= args.hosts,
-        "--racks {}: there are {} hosts",
+        "--racks {}: use at most as many racks as hosts, which are {}",
         args.racks,
         args.hosts
     );
@@ -99,20 +101,20 @@ pub fn run(args: DemoArgs) -> Result<()> {
     let victim = args.fail.as_ref().map(|text| Victim::parse(text, &spec)).transpose()?;
     let mut boxes = Boxes::start(spec)?;
     let job = boxes.job.clone();
-    println!("the {} has the job `{}`: {} ranks", who(&args), job.name, config.ranks);
+    println!("the {} created the job `{}` with {} ranks", who(&args), job.name, config.ranks);
 
     println!("training; the box{}", if args.racks == 0 { " sums" } else { "es sum" });
     let by_box = train(&mut boxes, &args, &config, &program, Summer::Box(&job), victim)?;
-    // Else they would sum for the ring, too.
+    // Otherwise the boxes would sum the ring's packets, too.
     boxes.forget()?;
     let by_ring = if args.no_ring || victim.is_some() {
         None
     } else {
-        println!("the same again, summed by a ring of the hosts, to compare");
+        println!("training again, summed by a ring of the hosts, for comparison");
         Some(train(&mut boxes, &args, &config, &program, Summer::Ring, None)?)
     };
     drop(boxes);
-    println!("the same in one process");
+    println!("training again in one process");
     let (reference, alone) = train_alone(&config, &program, &args.out)?;
 
     let same = |weights: &[Vec<u8>], one: &Vec<u8>| weights.iter().all(|w| w == one);
@@ -146,12 +148,12 @@ pub fn run(args: DemoArgs) -> Result<()> {
     println!("  summary: {}", args.out.join("summary.json").display());
     let complaints = summary.complaints();
     if !complaints.is_empty() {
-        bail!("the demo has not shown what it should: {}", complaints.join("; "));
+        bail!("the demo did not keep its promises: {}", complaints.join("; "));
     }
     Ok(())
 }
 
-/// Who has the job.
+/// The name of what creates the job.
 fn who(args: &DemoArgs) -> &'static str {
     if args.racks == 0 { "box" } else { "manager" }
 }
@@ -180,16 +182,16 @@ fn lab_spec(args: &DemoArgs) -> LabSpec {
     LabSpec { cables: args.drop > 0.0, racks, spines, ..LabSpec::hosts(args.hosts.into()) }
 }
 
-/// What the hosts came to.
+/// The result of the hosts.
 struct Together {
     ranks: Vec<Trained>,
     loss: Vec<f32>,
-    /// Of the box, for its job.
+    /// The box's counters for its job.
     counters: BTreeMap<String, u64>,
     weights: Vec<Vec<u8>>,
     links: Vec<LinkBytes>,
     uplinks: Vec<LinkBytes>,
-    /// Packets lost on all links, if any were to be lost.
+    /// Packets lost on all links, if losses were asked for.
     lost: Option<u64>,
     failure: Option<Failure>,
 }
@@ -206,7 +208,7 @@ fn train(
     let lab = boxes.lab();
     if args.drop > 0.0 {
         for host in lab.hosts() {
-            // Another seed for each host, or all would lose the same packets.
+            // Each host has a seed of its own, or all would lose the same packets.
             let seed = (args.seed as u32).wrapping_mul(64).wrapping_add(host.number() as u32);
             host.set_faults(Faults::loss(args.drop), Faults::loss(args.drop), seed)?;
         }
@@ -223,13 +225,13 @@ fn train(
     let Training { ranks, loss, times, began } = processes.train(boxes, plan.as_mut())?;
     let lab = boxes.lab();
     let after = read(lab)?;
-    let failure = plan.and_then(|Plan { victim, failed, mended, .. }| {
+    let failure = plan.and_then(|Plan { victim, failed, recovered, .. }| {
         let seconds = |at: Instant| (at - began).as_secs_f64();
-        let (failed, mended) = (seconds(failed?), mended.map(seconds));
-        Some(Failure { words: victim.words(lab.spec()), failed, mended, steps: times })
+        let (failed, recovered) = (seconds(failed?), recovered.map(seconds));
+        Some(Failure { words: victim.words(lab.spec()), failed, recovered, steps: times })
     });
-    // Before the job's ring goes with its ranks. Boxes that were told anew have forgotten what they
-    // had counted.
+    // Read them before the ranks leave and the job's ring ends. Boxes that were set up again have
+    // lost their earlier counts.
     let counters = match summer {
         Summer::Box(_) if failure.is_none() => boxes.counters()?,
         _ => BTreeMap::new(),
@@ -253,8 +255,8 @@ fn train(
     })
 }
 
-/// The same training in one process: the same program, without a network. What it came to, and the
-/// weights.
+/// The same training in one process, with the same program and without a network. Returns the
+/// result and the weights.
 fn train_alone(config: &Config, program: &Path, out: &Path) -> Result<(Trained, Vec<u8>)> {
     let file = "weights-reference.bin";
     let mut command = Command::new(program);
@@ -264,7 +266,7 @@ fn train_alone(config: &Config, program: &Path, out: &Path) -> Result<(Trained, 
         .arg("--weights")
         .arg(out.join(file));
     let said = output(&mut command)?;
-    let last = said.lines().last().context("netsum-demo reference said nothing")?;
+    let last = said.lines().last().context("netsum-demo reference printed nothing")?;
     match serde_json::from_str(last)? {
         Line::Trained(trained) => Ok((trained, read_weights(out, file)?)),
         other => bail!("netsum-demo reference ended with {other:?}"),
@@ -276,7 +278,7 @@ fn read_weights(out: &Path, file: &str) -> Result<Vec<u8>> {
     std::fs::read(&path).with_context(|| path.display().to_string())
 }
 
-/// Writes summary and picture; where the picture is.
+/// Writes summary and picture; returns the picture's path.
 fn present(summary: &impl Serialize, picture: &str, out: &Path) -> Result<PathBuf> {
     let write = |name: &str, bytes: &[u8]| -> Result<PathBuf> {
         let path = out.join(name);
@@ -285,7 +287,7 @@ fn present(summary: &impl Serialize, picture: &str, out: &Path) -> Result<PathBu
     };
     write("summary.json", serde_json::to_string_pretty(summary)?.as_bytes())?;
     let svg = write("demo.svg", picture.as_bytes())?;
-    // For those who have the converter; a browser shows the SVG.
+    // A PNG needs a converter; any browser shows the SVG.
     let png = out.join("demo.png");
     let converted = Command::new("rsvg-convert").arg(&svg).arg("-o").arg(&png).status();
     if converted.is_ok_and(|status| status.success()) {
@@ -299,11 +301,13 @@ fn parse_share(text: &str) -> Result<f64, String> {
         Some(percent) => (percent, 100.0),
         None => (text, 1.0),
     };
-    let share =
-        number.trim().parse::<f64>().map_err(|_| "not a share: write `1%` or `0.01`".to_owned())?
-            / unit;
+    let share = number
+        .trim()
+        .parse::<f64>()
+        .map_err(|_| "use a share such as `1%` or `0.01`".to_owned())?
+        / unit;
     if !(0.0..=MOST_LOSS).contains(&share) {
-        return Err(format!("0% to {}% can be lost", 100.0 * MOST_LOSS));
+        return Err(format!("use a share from 0% to {}%", 100.0 * MOST_LOSS));
     }
     Ok(share)
 }

@@ -17,22 +17,22 @@ use super::boxes::{Boxes, Job};
 use super::failure::{Now, Plan};
 use super::{interrupt, link};
 
-/// A step, or connecting, may take so long before the demo gives up.
+/// The timeout of a step, and of connecting.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often we look for Ctrl-C, and for what is to fail.
+/// The interval of checks for Ctrl-C and for a failure that is due.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Who sums.
+/// The component that sums.
 #[derive(Clone, Copy)]
 pub enum Summer<'a> {
-    /// The box, or several.
+    /// The box, or several boxes.
     Box(&'a Job),
-    /// The hosts themselves, by a ring that no box knows of.
+    /// The hosts themselves, by a ring that is not registered at any box.
     Ring,
 }
 
 impl Summer<'_> {
-    /// A rank's weights, in the folder for results.
+    /// The name of a rank's weights file in the folder for results.
     pub fn weights_file(self, rank: usize) -> String {
         match self {
             Self::Box(_) => format!("weights-{rank}.bin"),
@@ -52,27 +52,27 @@ impl Summer<'_> {
     }
 }
 
-/// The arguments of `netsum-demo` that say what is trained.
+/// The arguments of `netsum-demo` that describe the training.
 pub fn training_arguments(config: &Config) -> Vec<String> {
     let (ranks, epochs, seed) =
         (config.ranks.to_string(), config.epochs.to_string(), config.seed.to_string());
     ["--ranks", &ranks, "--epochs", &epochs, "--seed", &seed].map(str::to_owned).into()
 }
 
-/// What became of a training.
+/// The result of a training.
 pub struct Training {
-    /// In rank order.
+    /// By rank.
     pub ranks: Vec<Trained>,
-    /// Of each step.
+    /// The loss of each step.
     pub loss: Vec<f32>,
     pub times: Vec<StepTime>,
     pub began: Instant,
 }
 
-/// What comes from a rank.
+/// An event of a rank's process.
 enum Event {
     Line(Line),
-    /// The process has ended: well, or with an error.
+    /// The process has ended, possibly with an error.
     Ended(Result<()>),
 }
 
@@ -80,7 +80,7 @@ enum Event {
 pub struct Ranks {
     number: usize,
     events: Receiver<(usize, Instant, Event)>,
-    /// Dropped when the ranks may leave.
+    /// Dropped to let the ranks leave.
     stay: Vec<Sender<()>>,
     pub steps: usize,
 }
@@ -113,8 +113,8 @@ impl Ranks {
             command.arg("--weights").arg(out.join(summer.weights_file(rank)));
             // Ctrl-C is for this process, which ends the ranks in order.
             command.process_group(0);
-            // It dies with the thread that starts it, which is therefore this one and not the one
-            // that reads.
+            // The process dies with the thread that starts it, which is therefore this one and not
+            // the reader.
             let process = Running::start(&format!("rank {rank}"), &mut command)?;
             let (may_stay, leave) = channel();
             stay.push(may_stay);
@@ -122,7 +122,7 @@ impl Ranks {
             std::thread::spawn(move || {
                 let pass_on = |event| send.send((rank, Instant::now(), event)).is_ok();
                 let ended = read(rank, process, &leave, |line| pass_on(Event::Line(line)));
-                // Nobody listens any more when the demo has failed already.
+                // If the demo has failed already, the channel has no receiver.
                 pass_on(Event::Ended(ended));
             });
         }
@@ -136,7 +136,7 @@ impl Ranks {
             .with_style(ProgressStyle::with_template(style)?.progress_chars("=> "))
             .with_message("connecting");
         let result = self.follow(boxes, plan, &bar);
-        // The bar stays where it is, and the next line begins below it.
+        // The bar stays on the screen, and the next line begins below it.
         bar.abandon();
         if !bar.is_hidden() {
             println!();
@@ -178,12 +178,12 @@ impl Ranks {
                     println!(
                         "  step {}, {seconds:.1} s: {}",
                         loss.len(),
-                        words[usize::from(what == Now::Mend)]
+                        words[usize::from(what == Now::Recover)]
                     );
                 });
                 match what {
                     Now::Fail => boxes.fail(&plan.victim),
-                    Now::Mend => boxes.mend(&plan.victim),
+                    Now::Recover => boxes.recover(&plan.victim),
                 }
             })?;
             match (rank, event) {
@@ -196,7 +196,7 @@ impl Ranks {
                     times.push(StepTime { at: (when - began).as_secs_f64(), took, by_box });
                     bar.set_position(step as u64 + 1);
                     bar.set_message(format!("loss {l:.4}"));
-                    // Without a terminal there is no bar; a line now and then says the same.
+                    // Without a terminal the bar is hidden; print a line from time to time.
                     if bar.is_hidden() && (step + 1) % self.steps.div_ceil(5) == 0 {
                         println!("  step {}/{}  loss {l:.4}", step + 1, self.steps);
                     }
@@ -204,7 +204,7 @@ impl Ranks {
                 (rank, Event::Line(Line::Trained(t))) => trained[rank] = Some(t),
                 (_, Event::Line(_)) => {}
                 (rank, Event::Ended(Ok(()))) => {
-                    bail!("rank {rank} has ended too early{}", boxes.said())
+                    bail!("rank {rank} ended too early{}", boxes.said())
                 }
                 (_, Event::Ended(Err(error))) => bail!("{error:#}{}", boxes.said()),
             }
@@ -212,10 +212,10 @@ impl Ranks {
         Ok(Training { ranks: trained.into_iter().flatten().collect(), loss, times, began })
     }
 
-    /// The next event. `meanwhile` is called now and then.
+    /// The next event. `meanwhile` is called from time to time.
     ///
     /// # Errors
-    /// On Ctrl-C, and when nothing happens for long.
+    /// On Ctrl-C, and after a timeout without an event.
     fn next(
         &self,
         boxes: &mut Boxes,
@@ -227,17 +227,17 @@ impl Ranks {
             meanwhile(boxes)?;
             match self.events.recv_timeout(LOOK) {
                 Ok(event) => return Ok(event),
-                Err(RecvTimeoutError::Disconnected) => bail!("the readers of the ranks have ended"),
+                Err(RecvTimeoutError::Disconnected) => bail!("all readers of ranks have ended"),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if start.elapsed() > PATIENCE {
-                bail!("no rank has made a step within {PATIENCE:?}{}", boxes.said());
+                bail!("no rank made a step within {PATIENCE:?}{}", boxes.said());
             }
         }
     }
 }
 
-/// Passes on the lines of a rank until it has trained and may leave, or until nobody wants them.
+/// Forwards a rank's lines until it has trained and may leave, or until the receiver is dropped.
 fn read(
     rank: usize,
     mut process: Running,
@@ -249,20 +249,20 @@ fn read(
         let line = match process.line(PATIENCE) {
             Ok(line) => line,
             Err(_) if !process.is_running() => {
-                bail!("rank {rank} has failed: {}", process.stderr().trim())
+                bail!("rank {rank} failed: {}", process.stderr().trim())
             }
             Err(_) => {
-                bail!("rank {rank} has been silent for {PATIENCE:?}: {}", process.stderr().trim())
+                bail!("rank {rank} printed nothing for {PATIENCE:?}: {}", process.stderr().trim())
             }
         };
         let line: Line =
-            serde_json::from_str(&line).with_context(|| format!("rank {rank} said `{line}`"))?;
+            serde_json::from_str(&line).with_context(|| format!("rank {rank} printed `{line}`"))?;
         trained = matches!(line, Line::Trained(_));
         if !pass_on(line) {
             return Ok(());
         }
     }
-    // An error says that the other end is gone, which is the sign.
+    // An error means that the sender was dropped, which is the signal to leave.
     let _ = leave.recv();
     process.say_no_more();
     process.success(PATIENCE).map(drop)

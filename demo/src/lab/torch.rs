@@ -1,5 +1,5 @@
 //! `netsum-demo torch`, as `cargo xtask demo --torch` runs it: PyTorch trains on hosts of a lab
-//! behind slow links, and netsum sums its gradients, then Gloo, then netsum again.
+//! with slow links, and netsum sums its gradients, then Gloo, then netsum again.
 
 use std::path::PathBuf;
 
@@ -15,16 +15,16 @@ use super::{interrupt, link, present};
 
 const JOB: &str = "train";
 
-/// Hosts of a lab that train with PyTorch.
+/// Train with PyTorch on hosts of a lab.
 #[derive(clap::Args, Debug)]
 pub struct TorchArgs {
     /// A Python that has torch and netsum.
     #[arg(long)]
     python: PathBuf,
-    /// Hosts that train, one rank on each.
+    /// Number of hosts, with one rank on each.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     hosts: u16,
-    /// What is trained: mlp, cnn, transformer.
+    /// Models to train: mlp, cnn, transformer.
     #[arg(long, value_delimiter = ',', default_values = ["cnn", "transformer"])]
     models: Vec<String>,
     /// Bandwidth of each host's link, each way.
@@ -33,7 +33,7 @@ pub struct TorchArgs {
     /// Steps of each training.
     #[arg(long, default_value_t = 30)]
     steps: usize,
-    /// For the first weights and the order of the data.
+    /// Seed of the first weights and the order of the data.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Folder for the picture and the summary.
@@ -44,7 +44,7 @@ pub struct TorchArgs {
 /// Trains each model over links of each rate.
 ///
 /// # Errors
-/// What went wrong; which promise of the demo does not hold.
+/// If something fails, or a promise of the demo is not kept.
 pub fn run(args: &TorchArgs) -> Result<()> {
     interrupt::catch()?;
     ensure!(args.steps > WARMING, "--steps {}: the first {WARMING} are not timed", args.steps);
@@ -57,15 +57,15 @@ pub fn run(args: &TorchArgs) -> Result<()> {
         );
         let cluster =
             Cluster::start(LabSpec { rate: Some(rate), ..LabSpec::hosts(args.hosts.into()) })?;
-        // As the daemon makes a job when it is told no more.
+        // A job with the daemon's defaults.
         let job = cluster.create(JOB, &[("--ranks", args.hosts.into())], &[])?;
         let token = job["token"].as_str().context("no token")?;
         for model in &args.models {
             let train = |summer| {
                 train(args, &cluster, model, summer)
-                    .with_context(|| format!("the box said:\n{}", cluster.daemon_log()))
+                    .with_context(|| format!("log of the box:\n{}", cluster.daemon_log()))
             };
-            // Gloo has its turn between the others', should the machine have other work meanwhile.
+            // Gloo runs between netsum's trainings: other load on the machine then affects both.
             let (floats, netsum) = train(Summer::Hook(JOB, token))?;
             let (_, gloo) = train(Summer::Gloo)?;
             let (_, again) = train(Summer::Hook(JOB, token))?;
@@ -81,12 +81,12 @@ pub fn run(args: &TorchArgs) -> Result<()> {
     println!("  summary: {}", args.out.join("summary.json").display());
     let complaints = summary.complaints();
     if !complaints.is_empty() {
-        bail!("the demo has not shown what it should: {}", complaints.join("; "));
+        bail!("the demo did not keep its promises: {}", complaints.join("; "));
     }
     Ok(())
 }
 
-/// One training; how many numbers the model has, and what came of it.
+/// Runs one training; returns the number of parameters and the result.
 fn train(
     args: &TorchArgs,
     cluster: &Cluster,
@@ -136,7 +136,7 @@ fn train(
     ))
 }
 
-/// The bar stays where it is. Without a terminal there is none, and a line says the same.
+/// Leaves the bar on the screen. Without a terminal it is hidden, and a line is printed instead.
 fn finish(bar: &ProgressBar, model: &str, who: &str, loss: &[f64]) {
     bar.abandon();
     match (bar.is_hidden(), loss.last()) {

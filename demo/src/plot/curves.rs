@@ -13,7 +13,7 @@ use crate::torch::{Comparison, Summary};
 /// If there is nothing to draw.
 pub fn draw(summary: &Summary) -> Result<String, PlotError> {
     if summary.comparisons.iter().all(|comparison| comparison.netsum.loss.is_empty()) {
-        return Err(PlotError("no step was made".to_owned()));
+        return Err(PlotError("the training made no steps".to_owned()));
     }
     let mut svg = String::new();
     {
@@ -34,13 +34,13 @@ fn losses(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
     let mut chart = builder(area, &format!("Loss; netsum and Gloo differ by {apart:.1e} at most"))
         .build_cartesian_2d(0.0..summary.steps as f64, 0.0..highest * 1.1)?;
     mesh!(chart).x_desc("step").y_desc("cross entropy, nats").draw()?;
-    // The rate of the links is not seen in a loss, so each model is drawn once.
+    // The loss does not depend on the rate of the links, so each model is drawn once.
     let mut drawn: Vec<&str> = Vec::new();
     for Comparison { model, netsum, gloo, .. } in all() {
         if drawn.contains(&&**model) {
             continue;
         }
-        // What is over the other's line is thinner.
+        // The upper line is thinner, to show both.
         for (who, run, style) in
             [("Gloo", gloo, ORANGE.stroke_width(6)), ("netsum", netsum, BLUE.stroke_width(2))]
         {

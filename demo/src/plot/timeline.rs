@@ -1,4 +1,4 @@
-//! The picture of a failure: the loss and the time of each sum, over the seconds of the training.
+//! The picture of a failure: the loss and the time of each sum, over the time of the training.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -7,37 +7,41 @@ use super::{Area, BLUE, FONT, GREY, ORANGE, PlotError, block, legend, mesh, roun
 use crate::failure::Failure;
 use crate::report::Summary;
 
-/// Who has summed, as the legend has it, and its colour.
+/// The origins of a sum, with their text in the legend and their colour.
 const WHO: [(bool, &str, RGBColor); 2] =
     [(true, "the boxes sum", BLUE), (false, "the hosts sum by themselves", ORANGE)];
 
-/// What is drawn over the seconds.
+/// A panel of the picture.
 struct Panel<'a> {
     caption: String,
     y: &'a str,
     x: &'a str,
-    /// Of each step.
+    /// The value of each step.
     values: Vec<f64>,
-    /// Dots and not a line.
+    /// Whether to draw dots instead of a line.
     dots: bool,
-    /// How much more than the largest value there is room for; moments are named there if there is.
+    /// The height of the axis relative to the largest value; a larger height leaves space for names
+    /// of events.
     room: f64,
 }
 
 /// Draws both panels, one above the other.
 pub fn draw(root: &Area<'_>, summary: &Summary, failure: &Failure) -> Result<(), PlotError> {
     if failure.steps.is_empty() {
-        return Err(PlotError("no step was made".to_owned()));
+        return Err(PlotError("the training made no steps".to_owned()));
     }
     let (upper, lower) = root.split_vertically(270);
     let right = 100.0 * summary.ranks.first().map_or(0.0, |rank| rank.accuracy);
     let same = if summary.reference_identical {
         "as without the failure, bit by bit"
     } else {
-        "OTHER ONES"
+        "DIFFERENT"
     };
     let loss = Panel {
-        caption: format!("Training goes on: {right:.1} % of the test images right; weights {same}"),
+        caption: format!(
+            "Training continues: {right:.1} % of the test images right; weights \
+                          {same}"
+        ),
         y: "loss, nats",
         x: "",
         values: summary.loss.iter().map(|loss| f64::from(*loss)).collect(),
@@ -65,7 +69,7 @@ pub fn draw(root: &Area<'_>, summary: &Summary, failure: &Failure) -> Result<(),
 fn panel(area: &Area<'_>, panel: &Panel<'_>, failure: &Failure) -> Result<(), PlotError> {
     let times = || failure.steps.iter().map(|step| step.at);
     let end = times().fold(0.0, f64::max);
-    // A logarithm needs more than nothing.
+    // Zero has no logarithm.
     let values = || panel.values.iter().map(|value| value.max(1e-4));
     let (lowest, highest) =
         (0.7 * values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
@@ -107,7 +111,7 @@ fn panel(area: &Area<'_>, panel: &Panel<'_>, failure: &Failure) -> Result<(), Pl
     }
     let moments = failure.moments();
     for (row, moment) in moments.iter().enumerate() {
-        // Each name is in a row of its own, and no later moment's line crosses it.
+        // Each name has a row of its own that later events' lines do not cross.
         let from = if panel.dots { top } else { top / 2.5_f64.powi(row as i32) };
         let line = [(moment.at, lowest), (moment.at, from)];
         chart.draw_series(DashedLineSeries::new(line, 4, 4, BLACK.stroke_width(1)))?;
