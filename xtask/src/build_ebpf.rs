@@ -9,10 +9,10 @@ use crate::paths;
 use crate::paths::output;
 use crate::toolchain::{Toolchain, nightly};
 
-/// The objects, which are committed in [`FOLDER`]: of the box, twice, the benchmark, the lab's
-/// cables and VLAN, and a host.
+/// The objects, which are committed in [`FOLDER`]: two of the box, and those of the benchmark, of
+/// the lab's lossy links and VLANs, and of an AF_XDP host.
 pub const OBJECTS: [&str; 6] = ["netsum", "spread", "bench", "faults", "vlan", "host"];
-/// Where they are.
+/// The folder of the objects.
 const FOLDER: &str = "objects";
 
 /// Runs `cargo xtask build-ebpf`.
@@ -55,19 +55,20 @@ pub fn compare(name: &str, built: &PathBuf) -> Result<()> {
     let differences = objects::differences(&committed, &built)?;
     if !differences.is_empty() {
         bail!(
-            "{place} is not what its sources build to; run `cargo xtask build-ebpf` and commit it:\n    {}",
+            "{place} is not what its sources build to; run `cargo xtask build-ebpf` and commit \
+             it:\n    {}",
             differences.join("\n    ")
         );
     }
     Ok(())
 }
 
-/// Builds all objects; their names and where they are.
+/// Builds all objects; returns their names and paths.
 pub fn build(toolchain: &Toolchain) -> Result<Vec<(&'static str, PathBuf)>> {
     let root = paths::root()?;
     let target = paths::target_dir()?.join("ebpf");
     // The flags for code generation are in aggregator-ebpf/.cargo/config.toml. These make the
-    // object the same wherever it is built.
+    // object independent of the folder in which it is built.
     let cargo_home =
         std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|h| h + "/.cargo"))?;
     let library = toolchain.library.canonicalize()?;

@@ -1,5 +1,5 @@
-//! Debian packages without installing them: fetched from the machine's own mirror, with apt's lists
-//! and state in a folder of their own, so that the machine's stay as they are.
+//! Fetches Debian packages from the machine's own mirror without installing them. apt's lists and
+//! state are in a folder of their own, which leaves the machine's as they are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,31 +9,30 @@ use anyhow::{Context, Result, bail};
 
 use crate::paths::output;
 
-/// The keys that every Debian has.
+/// The keyring that every Debian has.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Package lists of some suites. The folder is removed on drop.
 #[derive(Debug)]
 pub struct Archive {
     folder: PathBuf,
-    /// From where packages come.
+    /// The URL that packages are fetched from.
     pub mirror: String,
 }
 
 impl Archive {
-    /// Fetches the lists of these suites into a folder, which is made anew.
+    /// Fetches the package lists of these suites into a fresh folder.
     ///
     /// # Errors
-    /// If the machine has no mirror or does not reach it.
+    /// If the machine has no mirror configured or cannot reach it.
     pub fn open(folder: &Path, suites: &[&str]) -> Result<Self> {
         let archive = Self { folder: folder.to_owned(), mirror: mirror()? };
-        // What a run left that was killed.
+        // A killed run may have left the folder.
         drop(fs::remove_dir_all(folder));
         for part in ["lists/partial", "cache/archives/partial", "state", "packages"] {
             fs::create_dir_all(folder.join(part)).with_context(|| folder.display().to_string())?;
         }
-        // Nothing is installed, as far as this apt knows: otherwise it prefers versions that are,
-        // and may be nowhere else.
+        // An empty status file: apt prefers installed versions, which the mirror may not have.
         fs::write(folder.join("status"), "")?;
         let line =
             |suite: &&str| format!("deb [signed-by={KEYRING}] {} {suite} main\n", archive.mirror);
@@ -42,7 +41,7 @@ impl Archive {
         Ok(archive)
     }
 
-    /// Fetches packages, each `name` or `name/suite`; their files, in this order.
+    /// Fetches packages, each `name` or `name/suite`; returns their files in this order.
     pub fn download(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
         let folder = self.folder.join("packages");
         let mut files = Vec::new();
@@ -59,7 +58,7 @@ impl Archive {
         Ok(files)
     }
 
-    /// Fetches those packages that another one depends on whose names begin so.
+    /// Fetches the dependencies of a package whose names have one of these prefixes.
     pub fn download_behind(&self, package: &Path, prefixes: &[&str]) -> Result<Vec<PathBuf>> {
         let depends = output(Command::new("dpkg-deb").arg("-f").arg(package).arg("Depends"))?;
         let names = dependencies(&depends)
@@ -76,7 +75,7 @@ impl Archive {
             format!("Dir::Cache={}", at("cache")),
             format!("Dir::State={}", at("state")),
             format!("Dir::State::status={}", at("status")),
-            // What the machine does after updates of its own is no business of ours.
+            // Do not run the machine's own hooks for updates.
             "APT::Update::Post-Invoke-Success=".into(),
             "Acquire::Languages=none".into(),
         ];
@@ -91,7 +90,7 @@ impl Archive {
 
 impl Drop for Archive {
     fn drop(&mut self) {
-        // What stays is removed by the next one.
+        // The next run removes whatever is left.
         drop(fs::remove_dir_all(&self.folder));
     }
 }
@@ -100,15 +99,15 @@ pub fn unpack(package: &Path, to: &Path) -> Result<()> {
     output(Command::new("dpkg").arg("-x").args([package, to])).map(drop)
 }
 
-/// Of `name (= version) | other, more`: `name` and `more`.
+/// The names in `name (= version) | other, more`: `name` and `more`.
 fn dependencies(depends: &str) -> impl Iterator<Item = &str> {
     depends.split(',').filter_map(|entry| entry.split_whitespace().next())
 }
 
-/// The machine's release: `bookworm` is Debian 12's.
+/// The machine's release, such as `bookworm` for Debian 12.
 ///
 /// # Errors
-/// If it is none of Debian's.
+/// If it is not a release of Debian.
 pub fn codename() -> Result<String> {
     let text = fs::read_to_string("/etc/os-release").context("/etc/os-release")?;
     let value = |key: &str| {
@@ -117,14 +116,14 @@ pub fn codename() -> Result<String> {
     };
     match (value("ID").as_deref(), value("VERSION_CODENAME")) {
         (Some("debian"), Some(codename)) => Ok(codename),
-        _ => bail!("this machine is no release of Debian"),
+        _ => bail!("this machine does not run a release of Debian"),
     }
 }
 
 /// The mirror that the machine's own Debian packages come from.
 ///
 /// # Errors
-/// If none is configured.
+/// If a mirror is not configured.
 pub fn mirror() -> Result<String> {
     let mut texts = Vec::new();
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
@@ -139,8 +138,8 @@ pub fn mirror() -> Result<String> {
         .context("no Debian mirror in /etc/apt/sources.list or sources.list.d")
 }
 
-/// The first archive of whole Debian in a list of either format (sources.list(5)): other archives,
-/// and that of security updates, do not end in `/debian`.
+/// The first archive of the whole of Debian in a list of either format (sources.list(5)). Others,
+/// including that of security updates, do not end in `/debian`.
 fn mirror_in(text: &str) -> Option<String> {
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
     let uris = lines.flat_map(|line| {
@@ -159,10 +158,12 @@ mod tests {
 
     #[test]
     fn mirror_is_found_in_both_formats() {
-        let deb822 = "Types: deb\n# http://old.example/debian\nURIs: http://m.example/debian-security\n\
+        let deb822 = "Types: deb\n# http://old.example/debian\nURIs: \
+                      http://m.example/debian-security\n\
                       Suites: x\n\nTypes: deb\nURIs: http://m.example/debian\n";
         assert_eq!(mirror_in(deb822).as_deref(), Some("http://m.example/debian"));
-        let one_line = "# deb http://old.example/debian x main\ndeb [signed-by=/k.gpg] http://n.example/debian/ x main\n";
+        let one_line = "# deb http://old.example/debian x main\ndeb [signed-by=/k.gpg] \
+                        http://n.example/debian/ x main\n";
         assert_eq!(mirror_in(one_line).as_deref(), Some("http://n.example/debian"));
         assert_eq!(mirror_in("deb https://other.example/apt stable main\n"), None);
         assert_eq!(mirror_in(""), None);

@@ -8,7 +8,7 @@ use crate::{programs, python, setup};
 /// Arguments of `cargo xtask demo`.
 #[derive(clap::Args, Debug)]
 pub struct DemoArgs {
-    /// Hosts, epochs, losses and more; `--help` shows them. With --torch, PyTorch trains: see
+    /// Hosts, epochs, losses and more; `--help` shows them. With --torch, PyTorch trains; see
     /// `--torch --help`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
@@ -17,7 +17,7 @@ pub struct DemoArgs {
 /// Runs `cargo xtask demo`.
 ///
 /// # Errors
-/// What is missing on this machine; what went wrong; which promise of the demo does not hold.
+/// If this machine lacks something, a step fails, or a promise of the demo is not kept.
 pub fn run(args: DemoArgs) -> Result<()> {
     let helps = args.args.iter().any(|arg| arg == "--help" || arg == "-h");
     if !helps {

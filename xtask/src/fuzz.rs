@@ -1,7 +1,7 @@
-//! `cargo xtask fuzz`: a target of the package `fuzz` under libFuzzer, which is guided by coverage.
+//! `cargo xtask fuzz`: runs a target of the package `fuzz` under libFuzzer, guided by coverage.
 //!
 //! The compiler flags are those of cargo-fuzz without a sanitizer. They need neither cargo-fuzz nor
-//! a nightly compiler; a C++ compiler has to be there, for libFuzzer itself.
+//! a nightly compiler, but libFuzzer itself needs a C++ compiler.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,34 +16,34 @@ use crate::{paths, setup};
 #[path = "../../fuzz/src/targets.rs"]
 mod targets;
 
-/// Coverage as libFuzzer wants it, and all checks that a debug build has.
+/// Flags for libFuzzer's coverage, and all checks of a debug build.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions=on -Coverflow-checks=on";
-/// Most files that a committed corpus has.
+/// The most files of a committed corpus.
 const COMMITTED: usize = 40;
 
 /// Arguments of `cargo xtask fuzz`.
 #[derive(clap::Args, Debug)]
 pub struct FuzzArgs {
-    /// What to fuzz: parser, slots, rc, config, api or xdp (root). All of them, one after the
-    /// other, when absent.
+    /// The target: parser, slots, rc, config, api or xdp (needs root). Default: all, one after the
+    /// other.
     target: Option<String>,
-    /// For how long each: `90`, `90s`, `5m` or `1h`.
+    /// The time for each target: `90`, `90s`, `5m` or `1h`.
     #[arg(long, value_parser = duration, default_value = "60s", conflicts_with = "inputs")]
     time: Duration,
-    /// How many inputs instead.
+    /// Run this many inputs instead.
     #[arg(long)]
     inputs: Option<u64>,
-    /// Runs this one input.
+    /// Run only this input.
     #[arg(long, value_name = "FILE", requires = "target", conflicts_with_all = ["time", "inputs"])]
     replay: Option<PathBuf>,
-    /// Puts the smallest set of inputs that reaches as far into fuzz/corpus, to be committed.
+    /// Put the smallest set of inputs with the same coverage into fuzz/corpus, to be committed.
     #[arg(long)]
     keep: bool,
 }
 
-/// A time as 90s, 5m or 1h.
+/// Parses a time such as 90s, 5m or 1h.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) =
         text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
@@ -51,21 +51,21 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         "" | "s" => 1,
         "m" => 60,
         "h" => 3600,
-        _ => return Err("a time like 90s, 5m or 1h is expected".into()),
+        _ => return Err("use a time such as 90s, 5m or 1h".into()),
     };
-    let number: u32 = number.parse().map_err(|_| "a time like 90s, 5m or 1h is expected")?;
+    let number: u32 = number.parse().map_err(|_| "use a time such as 90s, 5m or 1h")?;
     Ok(Duration::from_secs(u64::from(number) * seconds))
 }
 
 /// Runs `cargo xtask fuzz`.
 ///
 /// # Errors
-/// If an input was found that a target does not stand, or nothing could be run.
+/// If an input made a target fail, or the fuzzer could not run.
 pub fn run(args: &FuzzArgs) -> Result<()> {
     let all = targets::TARGETS.iter();
     let chosen: Vec<_> =
         all.filter(|t| args.target.as_deref().is_none_or(|name| name == t.name)).collect();
-    ensure!(!chosen.is_empty(), "no such target; there are {}", names());
+    ensure!(!chosen.is_empty(), "unknown target; choose one of {}", names());
     let program = build()?;
     let mut lines = Vec::new();
     let mut failed = false;
@@ -84,7 +84,7 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
     if lines.len() > 1 {
         println!("\n{}", lines.join("\n"));
     }
-    ensure!(!failed, "something was found");
+    ensure!(!failed, "fuzzing found failing inputs, see above");
     Ok(())
 }
 
@@ -94,17 +94,17 @@ fn names() -> String {
 
 fn build() -> Result<PathBuf> {
     if ["c++", "g++", "clang++"].iter().all(|c| paths::find_program(c).is_none()) {
-        bail!("a C++ compiler is needed to build libFuzzer (Debian package g++)");
+        bail!("building libFuzzer needs a C++ compiler: install the Debian package g++");
     }
     let version = Command::new("rustc").arg("-vV").output().context("rustc")?;
     let version = String::from_utf8(version.stdout)?;
     let host = version.lines().find_map(|l| l.strip_prefix("host: ")).context("rustc's host")?;
     let folder = paths::target_dir()?.join("fuzz");
-    println!("building for libFuzzer (the first time takes minutes)");
+    println!("building for libFuzzer (minutes the first time)");
     let mut cargo = paths::cargo()?;
     cargo
         .args(["build", "--quiet", "--release", "--package", "netsum-fuzz", "--bin", "fuzz"])
-        // With a target named, build scripts and macros are built without the flags.
+        // With --target, cargo builds build scripts and macros without the flags.
         .args(["--features", "libfuzzer", "--target", host, "--target-dir"])
         .arg(&folder)
         .env("RUSTFLAGS", FLAGS);
@@ -113,7 +113,7 @@ fn build() -> Result<PathBuf> {
     Ok(folder.join(host).join("release/fuzz"))
 }
 
-/// Runs a target; what is to be said about it.
+/// Runs a target; returns a message about its result.
 fn one(program: &Path, target: &targets::Target, args: &FuzzArgs) -> Result<Option<String>> {
     if target.name == "xdp"
         && let Err(reason) = setup::require_bpf()
@@ -127,7 +127,7 @@ fn one(program: &Path, target: &targets::Target, args: &FuzzArgs) -> Result<Opti
     fs::create_dir_all(&corpus)?;
     fs::create_dir_all(&findings)?;
     let mut fuzzer = Command::new(program);
-    // libFuzzer looks for scripts beside the corpora; a folder of its own keeps others out of it.
+    // libFuzzer looks for scripts in the parent of the corpora, so they get a folder of their own.
     fuzzer.env("NETSUM_FUZZ_TARGET", target.name).current_dir(&work);
     if let Some(input) = &args.replay {
         let status = fuzzer
@@ -154,17 +154,18 @@ fn one(program: &Path, target: &targets::Target, args: &FuzzArgs) -> Result<Opti
     let (status, ran, coverage) = watch(&mut fuzzer)?;
     ensure!(
         status.success(),
-        "{status}, after {ran} inputs. The input is in {}; give it a name in fuzz/regressions/{}",
+        "{status} after {ran} inputs. The failing input is {}; save it under a name in \
+         fuzz/regressions/{}",
         findings.display(),
         target.name
     );
     if args.keep {
         keep(program, target.name, &corpus, &committed.join("corpus").join(target.name))?;
     }
-    Ok(Some(format!("{:<8} {ran} inputs ran, nothing found{coverage}", target.name)))
+    Ok(Some(format!("{:<8} {ran} inputs ran without a failure{coverage}", target.name)))
 }
 
-/// Runs libFuzzer; how it ended, how many inputs ran, and what they covered.
+/// Runs libFuzzer; returns its status, the number of inputs, and their coverage.
 fn watch(fuzzer: &mut Command) -> Result<(std::process::ExitStatus, u64, String)> {
     let mut child = fuzzer.stderr(Stdio::piped()).spawn().context("the fuzzer")?;
     let stderr = child.stderr.take().context("stderr")?;
@@ -174,7 +175,7 @@ fn watch(fuzzer: &mut Command) -> Result<(std::process::ExitStatus, u64, String)
         if let Some(number) = line.strip_prefix("stat::number_of_executed_units:") {
             ran = number.trim().parse().unwrap_or(0);
         } else if line.starts_with('#') {
-            // `#1024 pulse  cov: 553 ft: 1201 corp: ...`: only now and then.
+            // Some lines have it: `#1024 pulse  cov: 553 ft: 1201 corp: ...`.
             if let Some((_, cov)) = line.split_once("cov: ") {
                 coverage =
                     format!(", {} places covered", cov.split(' ').next().unwrap_or_default());
@@ -189,7 +190,7 @@ fn watch(fuzzer: &mut Command) -> Result<(std::process::ExitStatus, u64, String)
     Ok((child.wait()?, ran, coverage))
 }
 
-/// Commits what reaches far: libFuzzer's own selection, the smallest first.
+/// Keeps libFuzzer's own selection of inputs for the committed corpus.
 fn keep(program: &Path, target: &str, corpus: &Path, committed: &Path) -> Result<()> {
     let merged = corpus.with_extension("merged");
     if merged.exists() {
@@ -207,7 +208,7 @@ fn keep(program: &Path, target: &str, corpus: &Path, committed: &Path) -> Result
         })
         .collect::<Result<_>>()?;
     files.sort();
-    // As many small ones as large ones, which reach farther.
+    // Small and large files alike: large ones have more coverage.
     let step = files.len().div_ceil(COMMITTED).max(1);
     let mut kept = 0;
     for (_, path) in files.iter().step_by(step) {

@@ -12,20 +12,20 @@ use serde::Deserialize;
 use crate::paths;
 use crate::tally::Counts;
 
-/// A test program that cargo has built, or a module of the lab's.
+/// A test program that cargo has built, or a module of the lab's tests.
 #[derive(Clone, Debug)]
 pub struct TestProgram {
     pub package: String,
     /// Name of the target: the package's library or binary, or a file in `tests/`.
     pub name: String,
     integration: bool,
-    /// Of a module: its tests, with its name before them.
+    /// The tests of a module, with its name before each.
     tests: Vec<String>,
     executable: PathBuf,
     folder: PathBuf,
 }
 
-/// What cargo says about an artifact (`cargo build --message-format json`, "Artifact messages").
+/// Cargo's message about an artifact (`cargo build --message-format json`, "Artifact messages").
 #[derive(Deserialize)]
 struct Artifact {
     reason: String,
@@ -46,13 +46,13 @@ struct Profile {
     test: bool,
 }
 
-/// Builds everything, the programs that tests start included; the test programs.
+/// Builds the workspace with all programs that tests start; returns the test programs.
 ///
 /// # Errors
-/// If something cannot be built; the compiler has said why.
+/// If the build fails; the compiler has printed why.
 pub fn test_programs() -> Result<Vec<TestProgram>> {
-    // One build: programs and tests apart have dependencies with other features, and most of ours
-    // is built twice.
+    // One build: in two builds, dependencies would have different features, and most of our crates
+    // would be built twice.
     let mut build = paths::cargo()?;
     build.args(["build", "--workspace", "--lib", "--bins", "--examples", "--tests"]);
     let out = build
@@ -62,7 +62,7 @@ pub fn test_programs() -> Result<Vec<TestProgram>> {
     ensure!(out.status.success(), "cargo build: {}", out.status);
     let messages = String::from_utf8_lossy(&out.stdout);
     let built: Vec<_> = messages.lines().filter_map(test_program).collect();
-    ensure!(!built.is_empty(), "cargo has built no tests");
+    ensure!(!built.is_empty(), "cargo built no tests");
     let mut programs = Vec::new();
     for program in built {
         match (&*program.package, &*program.name) {
@@ -102,25 +102,25 @@ impl TestProgram {
         }
     }
 
-    /// Whether its tests need namespaces, root or BPF: those of the lab and of benchmarks do, and
-    /// the fuzzing of XDP programs.
+    /// Whether its tests need namespaces, root or BPF. That is true of the lab's tests, of
+    /// benchmarks, and of the fuzzing of XDP programs.
     pub fn needs_lab(&self) -> bool {
         self.integration
             && (["tests", "bench"].contains(&&*self.package)
                 || self.package == "fuzz" && self.name == "xdp")
     }
 
-    /// Whether its tests need virtual machines in the lab, too.
+    /// Whether its tests also need the lab's virtual machines.
     pub fn needs_vms(&self) -> bool {
         self.needs_lab() && self.name.starts_with("vm")
     }
 
-    /// Whether its tests look at a terminal, too.
+    /// Whether its tests also need a terminal.
     pub fn needs_terminal(&self) -> bool {
         self.needs_lab() && self.name.starts_with("terminal")
     }
 
-    /// Whether its tests start Prometheus, too.
+    /// Whether its tests also start Prometheus.
     pub fn needs_prometheus(&self) -> bool {
         self.needs_lab() && self.name.starts_with("monitor")
     }
@@ -130,17 +130,17 @@ impl TestProgram {
         self.integration && self.package == "c" && self.name == "programs"
     }
 
-    /// Whether its tests start the Python package, too.
+    /// Whether its tests also start the Python package.
     pub fn needs_python(&self) -> bool {
         self.needs_torch() || self.needs_lab() && self.name.starts_with("python")
     }
 
-    /// Whether its tests train with PyTorch, too.
+    /// Whether its tests also train with PyTorch.
     pub fn needs_torch(&self) -> bool {
         self.needs_lab() && self.name.starts_with("train")
     }
 
-    /// Its modules as programs of their own: each is one file.
+    /// Its modules as separate programs; each is one file.
     fn modules(&self) -> Result<Vec<Self>> {
         let mut modules: Vec<Self> = Vec::new();
         for test in self.names()? {
@@ -162,13 +162,13 @@ impl TestProgram {
         Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 
-    /// Runs it with these arguments, as cargo would.
+    /// Its command line with these arguments, in the environment that cargo would give it.
     pub fn command(&self, arguments: &[&str], filter: Option<&str>) -> Command {
         let mut command = Command::new(&self.executable);
         if self.tests.is_empty() {
             command.args(filter);
         } else {
-            // Without any name it would run all.
+            // With an empty list of names it would run all tests.
             let asked =
                 self.tests.iter().filter(|test| filter.is_none_or(|filter| test.contains(filter)));
             command.arg("--exact").arg(&self.name).args(asked);
@@ -177,18 +177,18 @@ impl TestProgram {
         command
     }
 
-    /// How many tests it has.
+    /// The number of its tests.
     pub fn list(&self, filter: Option<&str>) -> Result<u32> {
         let names = if self.tests.is_empty() { self.names()? } else { self.tests.clone() };
         Ok(names.iter().filter(|name| filter.is_none_or(|filter| name.contains(filter))).count()
             as u32)
     }
 
-    /// Runs its tests. Those of the lab are shown one by one, with their seconds; the rest are
-    /// summed up in a line unless something fails.
+    /// Runs its tests. Tests of the lab are shown one by one, with their seconds; others are summed
+    /// up in one line unless one fails.
     ///
     /// # Errors
-    /// If it ends without a report, or not within `timeout`.
+    /// If it ends without a report, or does not end within `timeout`.
     pub fn run(&self, filter: Option<&str>, in_lab: bool, timeout: Duration) -> Result<Counts> {
         let start = Instant::now();
         let arguments: &[&str] =
@@ -227,10 +227,10 @@ impl TestProgram {
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
-                    // Its labs go with it: their janitors see to that.
+                    // Each lab has a janitor that removes it when the process ends.
                     child.kill()?;
                     child.wait()?;
-                    bail!("not done within {} s:\n{text}", timeout.as_secs());
+                    bail!("timed out after {} s:\n{text}", timeout.as_secs());
                 }
             }
         }
@@ -268,13 +268,13 @@ mod tests {
             };
             assert!(
                 all.contains(&format!("\nmod {module};\n")),
-                "tests/tests/all.rs lacks {module}"
+                "tests/tests/all.rs does not list {module}"
             );
         }
     }
 
     #[test]
-    fn test_programs_are_found_in_what_cargo_says() {
+    fn test_programs_are_found_in_cargos_messages() {
         let message = r#"{"reason":"compiler-artifact","package_id":"p","manifest_path":"/w/tests/Cargo.toml",
             "target":{"kind":["test"],"crate_types":["bin"],"name":"lab","src_path":"/w/tests/tests/lab.rs"},
             "profile":{"opt_level":"0","test":true},"features":[],"filenames":[],"executable":"/t/lab-1","fresh":false}"#;

@@ -1,4 +1,4 @@
-//! `cargo xtask lab`: a lab that stands until it is taken down, to play with.
+//! `cargo xtask lab`: a lab for experiments that stays until it is taken down.
 //! `tests/src/bin/netsum-lab.rs` builds it.
 
 use anyhow::Result;
@@ -9,7 +9,7 @@ use crate::{programs, setup};
 /// Arguments of `cargo xtask lab`.
 #[derive(clap::Args, Debug)]
 pub struct LabArgs {
-    /// `up`, `vm`, `down` or `exec`; `--help` shows what they take.
+    /// `up`, `vm`, `down` or `exec`; `--help` shows their arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
 }
@@ -17,7 +17,7 @@ pub struct LabArgs {
 /// Runs `cargo xtask lab`.
 ///
 /// # Errors
-/// What this machine lacks, or what the lab says.
+/// If this machine lacks something, or the lab fails.
 pub fn run(args: &LabArgs) -> Result<()> {
     let has = |word: &str| args.args.iter().any(|arg| arg == word);
     let help = has("--help") || has("-h");

@@ -40,39 +40,39 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Trains a small classifier on four hosts whose gradients are summed inside a Linux bridge.
+    /// Train a small classifier on four hosts, with the gradients summed inside a Linux bridge.
     #[command(disable_help_flag = true)]
     Demo(demo::DemoArgs),
-    /// Runs all tests; says which could not be run, and why.
+    /// Run all tests, and list those that could not run, with the reason.
     Test(test::TestArgs),
-    /// Rebuilds the committed BPF objects; sets up what that takes.
+    /// Rebuild the committed BPF objects; sets up the toolchain.
     BuildEbpf,
-    /// Makes the committed bindings for libibverbs anew; sets up what that takes.
+    /// Regenerate the committed bindings for libibverbs; sets up the toolchain.
     VerbsBindings,
-    /// Network namespaces with hosts and a box, to play with.
+    /// Build network namespaces with hosts and a box, for experiments.
     #[command(disable_help_flag = true)]
     Lab(lab::LabArgs),
-    /// A long run with loss on every link: a million fragments, and every sum compared.
+    /// Run for long with loss on every link: a million fragments, and every sum compared.
     Soak(soak::SoakArgs),
-    /// Measures.
+    /// Run a benchmark.
     Bench(bench::BenchArgs),
-    /// Runs many jobs with faults in the simulator: `--cases N --seed S`.
+    /// Run many jobs with faults in the simulator: `--cases N --seed S`.
     #[command(disable_help_flag = true)]
     Simulate(simulate::SimulateArgs),
-    /// What NetReduce, Blink and Ethereal promise, computed anew: tables and pictures in
-    /// target/papers.
+    /// Compute the results of NetReduce, Blink and Ethereal: tables and pictures in target/papers.
     Papers,
-    /// Runs the pure crates' tests under Miri and AddressSanitizer, where nightly has them.
+    /// Run the pure crates' tests under Miri and AddressSanitizer, if the nightly toolchain has
+    /// them.
     Sanitize,
-    /// Builds the Python package's wheel, with maturin in target/python.
+    /// Build the Python package's wheel, with maturin in target/python.
     Wheel(python::WheelArgs),
-    /// Builds the book into target/book, and checks its links.
+    /// Build the book into target/book, and check its links.
     Book,
-    /// Makes man pages and shell completions of the command line; with `--deb` a Debian package of
-    /// everything, with `--schema` the schemas of its JSON.
+    /// Make the command line's man pages and shell completions; with `--deb`, a Debian package of
+    /// everything; with `--schema`, the schemas of its JSON.
     #[command(disable_help_flag = true)]
     Dist(dist::DistArgs),
-    /// Looks for inputs that break something, guided by coverage.
+    /// Look for inputs that break a parser or a state machine, guided by coverage.
     Fuzz(fuzz::FuzzArgs),
 }
 
@@ -99,18 +99,18 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not the `Debug` form, which adds a backtrace that says nothing to a user.
+            // `Debug` would add a backtrace, which does not help a user.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// A program of its own, so that mdBook is built for the book alone.
+/// Runs a program of its own: mdBook is then built only for the book.
 fn book() -> anyhow::Result<()> {
     let target = paths::target_dir()?.join("book");
     let status =
         paths::cargo()?.args(["run", "-q", "-p", "netsum-book", "--"]).arg(target).status()?;
-    anyhow::ensure!(status.success(), "the book could not be built");
+    anyhow::ensure!(status.success(), "building the book failed, see above");
     Ok(())
 }

@@ -1,22 +1,22 @@
-//! Compares two BPF objects by what the kernel would get: instructions, data and maps. Debug
-//! information may differ.
+//! Compares two BPF objects by what the kernel gets: instructions, data and maps. Debug information
+//! may differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionKind, SymbolKind};
 
-/// One section's bytes and what is to be linked into them: offset, symbol.
+/// A section's bytes and relocations: offset, symbol.
 #[derive(PartialEq, Eq, Default)]
 struct Section {
     bytes: Vec<u8>,
     relocations: BTreeSet<(u64, String)>,
 }
 
-/// Where the objects differ; empty if nowhere.
+/// The differences of the objects.
 ///
 /// # Errors
-/// If one is no object file.
+/// If one is not an object file.
 pub fn differences(old: &[u8], new: &[u8]) -> Result<Vec<String>> {
     let (old, new) =
         (sections(old).context("the old object")?, sections(new).context("the new object")?);
@@ -40,11 +40,11 @@ fn difference(name: &str, old: Option<&Section>, new: Option<&Section>) -> Optio
                 None if old.bytes.len() != new.bytes.len() => {
                     format!("section {name}: {} bytes became {}", old.bytes.len(), new.bytes.len())
                 }
-                None => format!("section {name}: other symbols are linked into it"),
+                None => format!("section {name}: relocations name other symbols"),
             })
         }
-        (Some(_), None) => Some(format!("section {name} is gone")),
-        (None, _) => Some(format!("section {name} is new")),
+        (Some(_), None) => Some(format!("section {name} was removed")),
+        (None, _) => Some(format!("section {name} was added")),
     }
 }
 
@@ -75,7 +75,7 @@ fn sections(file: &[u8]) -> Result<BTreeMap<String, Section>> {
     Ok(sections)
 }
 
-/// What a symbol stands for: its place. Its name may hold a hash of the compiler's.
+/// A symbol's section and address. Its name may contain a hash of the compiler's.
 fn symbol(object: &object::File<'_>, index: object::SymbolIndex) -> Result<String> {
     let symbol = object.symbol_by_index(index)?;
     let place = match symbol.section_index() {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_instruction_shows() {
+    fn a_changed_instruction_is_found() {
         let old = committed();
         let mut new = old.clone();
         let (offset, _) = {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn a_file_of_another_kind_is_refused() {
         assert!(differences(b"nonsense", &committed()).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Where things are, and how other programs are run.
+//! Finds files and programs, and runs commands.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,13 +12,13 @@ pub fn root() -> Result<PathBuf> {
     Ok(xtask.parent().context("xtask's folder has no parent")?.to_owned())
 }
 
-/// Cargo's target folder, which this program itself was built into: `<target>/<profile>/xtask`.
+/// Cargo's target folder, which contains this program: `<target>/<profile>/xtask`.
 pub fn target_dir() -> Result<PathBuf> {
     let me = std::env::current_exe()?;
-    Ok(me.ancestors().nth(2).context("xtask is in no target folder")?.to_owned())
+    Ok(me.ancestors().nth(2).context("xtask is not in a target folder")?.to_owned())
 }
 
-/// Cargo's profile that this program itself was built with.
+/// The cargo profile of this program.
 pub fn profile() -> Result<&'static str> {
     Ok(if std::env::current_exe()?.parent().is_some_and(|folder| folder.ends_with("release")) {
         "release"
@@ -31,16 +31,16 @@ pub fn profile() -> Result<&'static str> {
 pub fn find_program(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
-        // Where Debian has them, and where a bare PATH often does not look.
+        // Debian's folders, which a short PATH may lack.
         .chain(["/usr/sbin", "/sbin", "/usr/bin"].map(Into::into))
         .map(|folder| folder.join(program))
         .find(|p| p.is_file())
 }
 
-/// Cargo, in the workspace's root, as a shell would start it.
+/// Cargo in the workspace's root, with the environment of a shell.
 ///
-/// Some build scripts look at the variables that `cargo run` sets for what it runs (`ring`'s does),
-/// and would run again, and all be built again that is built upon theirs.
+/// Some build scripts depend on variables that `cargo run` sets for its program (`ring`'s does).
+/// They would run again, and everything that depends on them would be rebuilt.
 pub fn cargo() -> Result<Command> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     as_from_a_shell(&mut cargo);
@@ -48,7 +48,7 @@ pub fn cargo() -> Result<Command> {
     Ok(cargo)
 }
 
-/// Takes away what `cargo run` has set.
+/// Removes the variables that `cargo run` has set.
 pub fn as_from_a_shell(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
@@ -61,8 +61,8 @@ pub fn as_from_a_shell(command: &mut Command) {
     }
 }
 
-/// Runs a command to its end and returns what it printed; an error holds the command and the last
-/// lines of what it said.
+/// Runs a command to its end and returns its output; an error contains the command and the last
+/// lines of the output.
 pub fn output(command: &mut Command) -> Result<String> {
     let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
     let line = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");

@@ -1,4 +1,4 @@
-//! The project's other programs, which commands of this one are handed over to.
+//! Hands a command over to another of the project's programs.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -7,13 +7,13 @@ use anyhow::{Context, Result, ensure};
 
 use crate::paths;
 
-/// Builds the programs of some packages as this one has been built, and becomes one of them.
+/// Builds the programs of some packages with this program's profile, and replaces itself by one.
 ///
 /// # Errors
-/// If one cannot be built.
+/// If a package cannot be built.
 pub fn run(program: &str, packages: &[&str], arguments: &[String]) -> Result<()> {
     let folder =
-        std::env::current_exe()?.parent().context("this program is in no folder")?.to_owned();
+        std::env::current_exe()?.parent().context("this program has no folder")?.to_owned();
     let mut cargo = paths::cargo()?;
     cargo
         .args(["build", "--bins", "--profile", paths::profile()?])
@@ -22,7 +22,7 @@ pub fn run(program: &str, packages: &[&str], arguments: &[String]) -> Result<()>
     cargo.args(packages.iter().flat_map(|package| ["--package", package]));
     ensure!(
         cargo.status().context("cannot start cargo")?.success(),
-        "{} cannot be built",
+        "building {} failed, see above",
         packages.join(" and ")
     );
     Err(Command::new(folder.join(program)).args(arguments).exec())

@@ -1,4 +1,4 @@
-//! The Python package: its wheel, and its tests in virtual environments in target/python.
+//! Builds the Python package's wheel, and tests it in virtual environments in target/python.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use crate::paths::{self, find_program, output};
 use crate::setup;
 use crate::tally::{Counts, Tally};
 
-/// Debian's, or another on the path.
+/// Debian's Python, or another on the path.
 const PYTHONS: [&str; 2] = ["/usr/bin/python3", "python3"];
-/// The first whose stable interface has the buffer protocol.
+/// The first version whose stable interface has the buffer protocol.
 const OLDEST: (u32, u32) = (3, 11);
 
 /// Arguments of `cargo xtask wheel`.
 #[derive(clap::Args, Debug)]
 pub struct WheelArgs {
-    /// Where it is put.
+    /// The folder for the wheel.
     #[arg(long, default_value = "target/wheels")]
     out: PathBuf,
 }
@@ -26,7 +26,7 @@ pub struct WheelArgs {
 /// Runs `cargo xtask wheel`.
 ///
 /// # Errors
-/// What is missing, or what the compiler said.
+/// If something is missing, or the build fails.
 pub fn run(args: &WheelArgs) -> Result<()> {
     let python = python()?;
     let wheel = wheel(&python, &tools(&python)?, "release", &paths::root()?.join(&args.out))?;
@@ -58,7 +58,7 @@ fn python() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// The line of a package in the file of locked versions.
+/// A package's line in the file of locked versions.
 fn locked(package: &str) -> Result<String> {
     let file = paths::root()?.join("python/requirements.txt");
     let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
@@ -70,7 +70,7 @@ fn folder(name: &str) -> Result<PathBuf> {
     Ok(paths::target_dir()?.join("python").join(name))
 }
 
-/// Makes a virtual environment with these packages, by pip's arguments.
+/// Makes a virtual environment with these packages, with pip's options.
 fn environment(python: &Path, name: &str, options: &[&str], packages: &[&str]) -> Result<PathBuf> {
     let place = folder(name)?;
     output(Command::new(python).args(["-m", "venv", "--clear"]).args(options).arg(&place))?;
@@ -82,7 +82,7 @@ fn environment(python: &Path, name: &str, options: &[&str], packages: &[&str]) -
     Ok(place.join("bin/python"))
 }
 
-/// maturin, of the locked version.
+/// maturin in its locked version.
 fn tools(python: &Path) -> Result<PathBuf> {
     let (locked, maturin) = (locked("maturin")?, folder("tools")?.join("bin/maturin"));
     let version = output(Command::new(&maturin).arg("--version")).unwrap_or_default();
@@ -95,7 +95,7 @@ fn tools(python: &Path) -> Result<PathBuf> {
 
 /// Builds the wheel into a folder.
 fn wheel(python: &Path, maturin: &Path, profile: &str, out: &Path) -> Result<PathBuf> {
-    // What was built before has the same name, or another version's.
+    // An earlier build leaves a file with the same name, or another version's.
     let built = tempfile::tempdir_in(paths::target_dir()?)?;
     let mut build = Command::new(maturin);
     paths::as_from_a_shell(&mut build);
@@ -110,18 +110,18 @@ fn wheel(python: &Path, maturin: &Path, profile: &str, out: &Path) -> Result<Pat
     ]);
     build.arg("--interpreter").arg(python).arg("--target-dir").arg(paths::target_dir()?);
     output(build.arg("--out").arg(built.path()).current_dir(paths::root()?))?;
-    let made = std::fs::read_dir(built.path())?.next().context("maturin has built no wheel")??;
+    let made = std::fs::read_dir(built.path())?.next().context("maturin built no wheel")??;
     std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
     let place = out.join(made.file_name());
     std::fs::copy(made.path(), &place).with_context(|| place.display().to_string())?;
     Ok(place)
 }
 
-/// Builds the wheel, installs it into fresh environments, and runs its tests there. Whether there
-/// is one for the lab's tests, and why not.
+/// Builds the wheel, installs it into fresh environments, and runs its tests there. Returns an
+/// error if the lab's tests have no environment.
 ///
 /// # Errors
-/// What cannot be had, or has failed.
+/// If something is missing or fails.
 pub fn test(tally: &mut Tally, torch: Torch) -> Result<()> {
     let ready = python().and_then(|python| tools(&python).map(|maturin| (python, maturin)));
     let (python, maturin) = match ready {
@@ -135,7 +135,7 @@ pub fn test(tally: &mut Tally, torch: Torch) -> Result<()> {
         }
     };
     if let Err(reason) = setup::require_torch() {
-        println!("tests with PyTorch will be skipped: {reason:#}");
+        println!("SKIP tests with PyTorch: {reason:#}");
     }
     println!("building the Python package");
     let wheel = match wheel(&python, &maturin, "dev", &folder("wheels")?) {
@@ -162,10 +162,10 @@ pub fn test(tally: &mut Tally, torch: Torch) -> Result<()> {
     first
 }
 
-/// Makes an environment with Debian's PyTorch and this package; its Python.
+/// Makes an environment with Debian's PyTorch and this package; returns its Python.
 ///
 /// # Errors
-/// What is missing, or what the compiler said.
+/// If something is missing, or the build fails.
 pub fn with_torch() -> Result<PathBuf> {
     let python = python()?;
     setup::require_torch()?;
@@ -174,23 +174,23 @@ pub fn with_torch() -> Result<PathBuf> {
     DEBIAN.make(&python, &wheel)
 }
 
-/// Whose PyTorch the tests use.
+/// The PyTorch that the tests use.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Torch {
-    /// Debian's.
+    /// Debian's PyTorch.
     Debian,
-    /// Debian's, and PyPI's of the locked version: several GB, which are kept in
+    /// Debian's, and PyPI's in the locked version: several GB, which are kept in
     /// target/python/torch.
     Pypi,
 }
 
-/// Where the tests are run.
+/// An environment for the tests.
 struct Environment {
     title: &'static str,
     name: &'static str,
-    /// What is installed of PyPI.
+    /// The packages that are installed from PyPI.
     packages: &'static [&'static str],
-    /// Whether Debian's packages are seen there.
+    /// Whether it sees Debian's packages.
     debian: bool,
 }
 
@@ -217,7 +217,7 @@ const PYPI_TORCH: Environment = Environment {
 };
 
 impl Environment {
-    /// Whether it has been made, with these packages: those that are large are not fetched twice.
+    /// Whether it exists with these packages: large ones are not fetched twice.
     fn has(&self, locked: &[String]) -> Result<bool> {
         let pip = folder(self.name)?.join("bin/pip");
         let there =
@@ -225,7 +225,7 @@ impl Environment {
         Ok(locked.iter().all(|package| there.lines().any(|line| line == package)))
     }
 
-    /// Makes it; its Python.
+    /// Makes it; returns its Python.
     fn make(&self, python: &Path, wheel: &Path) -> Result<PathBuf> {
         let wheel = wheel.display().to_string();
         if !self.debian {
@@ -252,7 +252,7 @@ impl Environment {
     }
 }
 
-/// How many tests there are.
+/// The number of tests.
 fn tests() -> u32 {
     let text = |file| {
         let path = paths::root().map(|root| root.join("python/tests").join(file));
@@ -272,12 +272,12 @@ fn unittest(python: &Path, title: &'static str, tally: &mut Tally) {
     }
 }
 
-/// Runs the tests; what they came to, and why some were skipped.
+/// Runs the tests; returns their counts, and why some were skipped.
 fn run_tests(python: &Path) -> Result<(Counts, String)> {
     let out = Command::new(python)
         .args(["-m", "unittest", "--verbose"])
         .current_dir(paths::root()?.join("python/tests"))
-        // Beside the sources nothing is left.
+        // Python must not write into the source folders.
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()?;
     let text = String::from_utf8_lossy(&out.stderr);
@@ -293,7 +293,7 @@ fn run_tests(python: &Path) -> Result<(Counts, String)> {
     Ok((counts, reasons.into_iter().collect::<Vec<_>>().join("; ")))
 }
 
-/// What unittest says at its end.
+/// Parses unittest's summary.
 fn counts(text: &str) -> Option<Counts> {
     let number = |word: &str| {
         let rest = text
@@ -314,7 +314,8 @@ mod tests {
 
     #[test]
     fn reports_of_unittest_are_read() {
-        let text = "..F.s\n======\nFAIL: x\n\nRan 20 tests in 12.123s\n\nFAILED (failures=2, errors=1, skipped=1)\n";
+        let text = "..F.s\n======\nFAIL: x\n\nRan 20 tests in 12.123s\n\nFAILED (failures=2, \
+                    errors=1, skipped=1)\n";
         assert_eq!(counts(text), Some(Counts { passed: 16, failed: 3, ignored: 1 }));
         let text = "\nRan 1 test in 1s\n\nOK\n";
         assert_eq!(counts(text), Some(Counts { passed: 1, failed: 0, ignored: 0 }));

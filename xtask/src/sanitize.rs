@@ -1,5 +1,5 @@
-//! `cargo xtask sanitize`: the pure crates under Miri, and under AddressSanitizer; each where the
-//! nightly toolchain has it.
+//! `cargo xtask sanitize`: runs the pure crates' tests under Miri and AddressSanitizer, if the
+//! nightly toolchain has them.
 
 use std::process::Command;
 use std::time::Instant;
@@ -11,14 +11,14 @@ use crate::paths::output;
 use crate::tally::{Counts, Tally};
 use crate::toolchain::nightly;
 
-/// What Miri can interpret: no sockets, no foreign functions. Property tests and long loops would
-/// take hours.
+/// Tests that Miri can interpret: without sockets and foreign functions. Property tests and long
+/// loops would take hours.
 const MIRI: [&[&str]; 3] = [
     &["--package", "netsum-common", "--lib", "--test", "golden"],
     &["--package", "netsum-rc", "--lib", "--", "packet"],
     &["--package", "netsum-collective", "--lib", "--", "numeric::layout"],
 ];
-/// What runs with instrumented memory accesses: everything that is pure.
+/// Tests that run with instrumented memory accesses: those of all pure crates.
 const ADDRESS: [&[&str]; 2] =
     [&["--package", "netsum-common", "--lib", "--tests"], &["--package", "netsum-rc", "--lib"]];
 
@@ -50,7 +50,7 @@ pub fn run() -> Result<()> {
 }
 
 fn miri_is_there() -> Result<()> {
-    // rustup has a `cargo-miri` of its own, which only says that the component is missing.
+    // rustup's own `cargo-miri` only reports that the component is missing.
     output(nightly("cargo").args(["miri", "--version"])).map(drop).map_err(|_| {
         anyhow::anyhow!(
             "the nightly toolchain has no Miri (`rustup component add --toolchain nightly miri`)"

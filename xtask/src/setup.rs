@@ -1,4 +1,4 @@
-//! What the project's commands need of the machine: looks, and installs what is missing.
+//! Checks what commands need on this machine, and installs what is missing.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::debian::{self, Archive};
 use crate::paths::{self, find_program};
 use crate::vm::{self, Kernel};
 
-/// A program, the Debian package that has it, and what it is for.
+/// A program, its Debian package, and its purpose.
 #[derive(Clone, Copy)]
 struct Tool {
     program: &'static str,
@@ -47,11 +47,11 @@ const VM_TOOLS: [Tool; 4] = [
 const TERMINAL_TOOLS: [Tool; 1] = [Tool {
     program: "tmux",
     package: "tmux",
-    purpose: "is the terminal that `netsum top` is looked at in",
+    purpose: "is the terminal in which `netsum top` is tested",
 }];
 
-/// What netsum is compared with: modules of Debian's own Python, and what peers in virtual
-/// environments need beside them.
+/// Software that netsum is compared with: modules of Debian's own Python, and what peers in virtual
+/// environments need.
 const RIVALS: [Tool; 5] = [
     Tool { program: "mpirun", package: "openmpi-bin", purpose: "starts Open MPI's ranks" },
     TORCH[0],
@@ -78,12 +78,12 @@ const TORCH: [Tool; 2] = [
     Tool {
         program: "/usr/lib/python3/dist-packages/torch/__init__.py",
         package: "python3-torch",
-        purpose: "has Gloo, and trains",
+        purpose: "has Gloo, and trains models",
     },
     Tool {
         program: "/usr/lib/x86_64-linux-gnu/openblas-pthread/libblas.so.3",
         package: "libopenblas0-pthread",
-        purpose: "multiplies PyTorch's matrices, many times as fast as what comes with it",
+        purpose: "multiplies PyTorch's matrices much faster than its default library",
     },
 ];
 
@@ -93,16 +93,16 @@ const NUMPY: [Tool; 1] = [Tool {
     purpose: "has arrays for the Python package to sum",
 }];
 
-/// Where the daemon pins its maps.
+/// The folder in which the daemon pins its maps.
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// Makes the machine ready for the lab.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_lab() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
-        bail!("root is needed: network namespaces and XDP belong to it");
+        bail!("run as root: the lab needs network namespaces and XDP");
     }
     install(&TOOLS)?;
     can_make_namespaces()
@@ -111,7 +111,7 @@ pub fn require_lab() -> Result<()> {
 /// Makes the machine ready for the lab and for XDP programs in it.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_bpf() -> Result<()> {
     require_lab()?;
     mount_bpffs()
@@ -120,24 +120,24 @@ pub fn require_bpf() -> Result<()> {
 /// Makes the machine ready for virtual machines with these kernels in the lab.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_vms(kernels: &[Kernel]) -> Result<()> {
     require_bpf()?;
     if cfg!(not(target_arch = "x86_64")) {
-        bail!("virtual machines of the lab are x86-64, and this machine is not");
+        bail!("the lab's virtual machines need an x86-64 machine");
     }
-    // It is there where VPNs work; containers often lack it.
+    // Machines that use VPNs have it; containers often lack it.
     if !Path::new("/dev/net/tun").exists() {
-        bail!("no /dev/net/tun: this machine has no tap devices");
+        bail!("/dev/net/tun is missing: this machine has no tap devices");
     }
     install(&VM_TOOLS)?;
     vm::prepare(kernels)
 }
 
-/// Makes the machine ready for tests that look at a terminal.
+/// Makes the machine ready for tests in a terminal.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_terminal() -> Result<()> {
     install(&TERMINAL_TOOLS)
 }
@@ -145,7 +145,7 @@ pub fn require_terminal() -> Result<()> {
 /// Makes the machine ready for tests that compile C.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_compiler() -> Result<()> {
     install(&[COMPILER])
 }
@@ -153,7 +153,7 @@ pub fn require_compiler() -> Result<()> {
 /// Makes Debian's Python ready to make virtual environments.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_venv() -> Result<()> {
     install(&[VENV])
 }
@@ -161,7 +161,7 @@ pub fn require_venv() -> Result<()> {
 /// Makes the machine ready for tests of the Python package with Debian's numpy.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_debian_numpy() -> Result<()> {
     install(&NUMPY)
 }
@@ -169,7 +169,7 @@ pub fn require_debian_numpy() -> Result<()> {
 /// Makes the machine ready to train with Debian's PyTorch.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_torch() -> Result<()> {
     install(&TORCH)
 }
@@ -177,7 +177,7 @@ pub fn require_torch() -> Result<()> {
 /// Makes the machine ready for tests that start Prometheus.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_prometheus() -> Result<()> {
     fetch(
         "prometheus",
@@ -190,13 +190,13 @@ pub fn require_prometheus() -> Result<()> {
 /// Makes the machine ready for tests that start etcd.
 ///
 /// # Errors
-/// What is missing and cannot be had.
+/// If something is missing and cannot be installed.
 pub fn require_etcd() -> Result<()> {
     fetch("etcd", "etcd-server", &["etcd"], "tests of fabric managers: about 10 MB")
 }
 
-/// Fetches Debian's package with these programs into a folder of cargo's target folder. It is
-/// unpacked and not installed: to install it would start a service on this machine.
+/// Fetches Debian's package with these programs into a subfolder of the target folder. It is
+/// unpacked and not installed, because installing it would start a service on this machine.
 fn fetch(folder: &str, package: &str, programs: &[&str], purpose: &str) -> Result<()> {
     let target = paths::target_dir()?;
     let (to, bin) = (target.join(folder), Path::new("usr/bin"));
@@ -205,10 +205,10 @@ fn fetch(folder: &str, package: &str, programs: &[&str], purpose: &str) -> Resul
         return Ok(());
     }
     if find_program("apt-get").is_none() {
-        bail!("no {package}, and no apt-get to fetch it");
+        bail!("{package} is missing: install it; apt-get, which could fetch it, is missing too");
     }
     println!("fetching Debian's {package} for {purpose}");
-    // A folder that was interrupted is not taken for a whole one.
+    // An interrupted fetch must not look complete, so it runs in a temporary folder.
     let fetched = tempfile::Builder::new().prefix(&format!("{folder}-")).tempdir_in(&target)?;
     let archive = Archive::open(&fetched.path().join("apt"), &[&debian::codename()?])
         .with_context(|| package.to_owned())?;
@@ -221,8 +221,7 @@ fn fetch(folder: &str, package: &str, programs: &[&str], purpose: &str) -> Resul
     std::fs::rename(unpacked, &to).with_context(|| to.display().to_string())
 }
 
-/// Installs what comparisons with others who all-reduce need, as far as it can be had; says what
-/// cannot.
+/// Installs the software for comparisons as far as possible; prints what cannot be installed.
 pub fn install_rivals() {
     for tool in &RIVALS {
         if let Err(error) = install(std::slice::from_ref(tool)) {
@@ -238,7 +237,7 @@ fn install(tools: &[Tool]) -> Result<()> {
     }
     let packages: Vec<&str> = missing.iter().map(|t| t.package).collect();
     if find_program("apt-get").is_none() {
-        bail!("not installed, and there is no apt-get to install it: {}", packages.join(", "));
+        bail!("install these packages by hand, as apt-get is missing: {}", packages.join(", "));
     }
     for tool in &missing {
         println!(
@@ -260,18 +259,18 @@ fn install(tools: &[Tool]) -> Result<()> {
     };
     let mut install = vec!["install", "--no-install-recommends"];
     install.extend(&packages);
-    // The lists of a fresh machine are missing or old; those of other machines save us the update.
+    // Update the lists only if the first try fails: on a fresh machine they are missing or old.
     apt(&install).or_else(|_| apt(&["update"]).and_then(|()| apt(&install)))
 }
 
 fn can_make_namespaces() -> Result<()> {
-    // In a thread of its own, which takes the namespace with it when it ends.
+    // In a thread of its own: the namespace ends with the thread.
     let tried =
         std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join();
     match tried {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(e)) => bail!("this machine lets us make no network namespaces: {e}"),
-        Err(_) => bail!("this machine lets us make no network namespaces"),
+        Ok(Err(e)) => bail!("this machine does not allow network namespaces: {e}"),
+        Err(_) => bail!("this machine does not allow network namespaces"),
     }
 }
 
@@ -285,7 +284,7 @@ fn mount_bpffs() -> Result<()> {
         return Ok(());
     }
     if !Path::new(BPFFS).is_dir() {
-        bail!("no {BPFFS}: this kernel has no BPF, or /sys is not mounted");
+        bail!("{BPFFS} is missing: this kernel has no BPF, or /sys is not mounted");
     }
     println!("mounting the BPF file system at {BPFFS}: the daemon pins its maps there");
     nix::mount::mount(Some("bpf"), BPFFS, Some("bpf"), nix::mount::MsFlags::empty(), None::<&str>)

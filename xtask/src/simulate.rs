@@ -7,7 +7,7 @@ use crate::paths;
 /// Arguments of `cargo xtask simulate`.
 #[derive(clap::Args, Debug)]
 pub struct SimulateArgs {
-    /// What `netsum-sim` is called with; `--help` shows it.
+    /// Arguments of `netsum-sim`; `--help` shows them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
 }
@@ -15,7 +15,7 @@ pub struct SimulateArgs {
 /// Runs `cargo xtask simulate`.
 ///
 /// # Errors
-/// If it cannot be built, or if anything did not hold in any case.
+/// If the simulator cannot be built, or a case failed.
 pub fn run(args: &SimulateArgs) -> Result<()> {
     let status = paths::cargo()?
         .args([
@@ -32,7 +32,7 @@ pub fn run(args: &SimulateArgs) -> Result<()> {
         .status()
         .context("cannot run cargo")?;
     if !status.success() {
-        bail!("the simulator found something, see above");
+        bail!("the simulator found a failing case, see above");
     }
     Ok(())
 }

@@ -17,47 +17,53 @@ use crate::vm::Kernel;
 /// Arguments of `cargo xtask soak`.
 #[derive(clap::Args, Debug)]
 pub struct SoakArgs {
-    /// Sums of fragments that the box releases before it is over.
+    /// End after the box has released this many sums of fragments.
     #[arg(long, default_value_t = 1_000_000)]
     fragments: u64,
-    /// All-reduces for so long, as 90s, 5m or 1h, over slow links that lose packets, one of which
-    /// goes down again and again, beside a TCP stream. Ctrl-C ends it sooner, with its summary.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10m", value_parser = duration)]
+    /// Run all-reduces for this time (90s, 5m or 1h) over slow links that lose packets, while one
+    /// of them goes down repeatedly, next to a TCP stream. Ctrl-C ends it sooner, with its summary.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10m",
+        value_parser = duration)]
     #[arg(conflicts_with_all = ["fragments", "vm", "boxes"])]
     wire: Option<Duration>,
-    /// Kernels' Soft-RoCE in virtual machines in place of netsum's own hosts: rings of 3 and 4,
+    /// Use kernels' Soft-RoCE in virtual machines instead of netsum's own hosts: rings of 3 and 4,
     /// with and without the box and loss.
     #[arg(long, conflicts_with = "fragments")]
     vm: bool,
-    /// Boxes that are virtual machines: every kernel with every driver, under all that a port can
-    /// meet. Writes the table of the book.
+    /// Use virtual machines as boxes: every kernel with every driver, under everything that a port
+    /// can meet. Writes the book's table.
     #[arg(long, conflicts_with_all = ["fragments", "vm"])]
     boxes: bool,
-    /// With --vm: messages that each rank sends in each ring.
-    #[arg(long, default_value_t = 1000, requires = "vm", value_parser = clap::value_parser!(u32).range(1..))]
+    /// With --vm: the number of messages that each rank sends in each ring.
+    #[arg(long, default_value_t = 1000, requires = "vm", value_parser = clap::value_parser!(u32)
+        .range(1..))]
     messages: u32,
-    /// With --vm: the same for the rings with loss, which take many times as long for each message.
-    #[arg(long, default_value_t = 200, requires = "vm", value_parser = clap::value_parser!(u32).range(1..))]
+    /// With --vm: the same for rings with loss, which take much longer for each message.
+    #[arg(long, default_value_t = 200, requires = "vm", value_parser = clap::value_parser!(u32)
+        .range(1..))]
     with_loss: u32,
-    /// With --vm: the machines' kernel, 6.1, 6.12 or newest; the first two in turn if not given.
+    /// With --vm: the machines' kernel: 6.1, 6.12 or newest. Default: 6.1, then 6.12.
     #[arg(long, requires = "vm")]
     kernel: Option<Kernel>,
-    /// With --vm: so many short rings with loss and a short timer instead, none of which may stand
-    /// still without a reason.
-    #[arg(long, requires = "vm", conflicts_with_all = ["messages", "with_loss"], value_parser = clap::value_parser!(u32).range(1..))]
+    /// With --vm: run this many short rings with loss and a short timer instead; each must proceed,
+    /// or end with a reason.
+    #[arg(long, requires = "vm", conflicts_with_all = ["messages", "with_loss"],
+        value_parser = clap::value_parser!(u32).range(1..))]
     rings: Option<u32>,
     /// With --rings: the queue pairs' timeout, 4.096 us * 2^this.
-    #[arg(long, default_value_t = 14, requires = "rings", value_parser = clap::value_parser!(u8).range(8..=21))]
+    #[arg(long, default_value_t = 14, requires = "rings", value_parser = clap::value_parser!(u8)
+        .range(8..=21))]
     timeout: u8,
-    /// With --rings: packets that are lost, in percent.
-    #[arg(long, default_value_t = 1, requires = "rings", value_parser = clap::value_parser!(u8).range(..=20))]
+    /// With --rings: the lost packets, in percent.
+    #[arg(long, default_value_t = 1, requires = "rings", value_parser = clap::value_parser!(u8)
+        .range(..=20))]
     loss: u8,
 }
 
-/// Runs `cargo xtask soak`: a test of the lab, which is short otherwise.
+/// Runs `cargo xtask soak`: a test of the lab with a longer run than usual.
 ///
 /// # Errors
-/// If a sum is wrong, or anything else that the test checks.
+/// If a sum is wrong, or another check of the test fails.
 pub fn run(args: &SoakArgs) -> Result<()> {
     if args.boxes {
         return boxes();
@@ -99,8 +105,8 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     )
 }
 
-/// In a process group of its own, so that Ctrl-C ends neither ranks nor daemon: its input ends in
-/// place of that.
+/// Runs in a process group of its own: Ctrl-C must not end ranks or daemon. Instead, the end of its
+/// input ends it.
 fn wire(time: Duration) -> Result<()> {
     setup::require_bpf()?;
     let mut command = command("soak", "sums_over_links_that_lose_and_flap_are_right_however_long")?;
@@ -114,16 +120,16 @@ fn wire(time: Duration) -> Result<()> {
     let mut child = command.spawn()?;
     let stdin = child.stdin.take();
     std::thread::spawn(move || {
-        // An error would end the run at once, too.
+        // An error ends the run at once, too.
         let _ = signals.wait();
         drop(stdin);
     });
     let status = child.wait()?;
-    ensure!(status.success(), "the run has failed: {status}");
+    ensure!(status.success(), "the run failed: {status}");
     Ok(())
 }
 
-/// The page with the table.
+/// The book's page with the table.
 const BOXES: &str = "book/text/reference/boxes.md";
 
 fn boxes() -> Result<()> {
@@ -133,13 +139,15 @@ fn boxes() -> Result<()> {
     let file = folder.path().join("boxes.md");
     let test = "a_box_sums_between_network_cards";
     let run = long("vm_box", test, &[("NETSUM_SOAK_BOXES", file.display().to_string())]);
-    // What failed is in the table as well.
+    // The table also has what failed.
     let Ok(table) = fs::read_to_string(&file) else { return run };
     let date = output(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
     let text = format!(
         "# Kernels and drivers that were tried as a box\n\n\
-         Made by `cargo xtask soak --boxes` on {}. Boxes are virtual machines of QEMU, which emulates processors and cards, so times\n\
-         say nothing of real ones. Three hosts add up 200,000 values per all-reduce. \"right\" means: every bit at every host.\n\n{}",
+         Made by `cargo xtask soak --boxes` on {}. Boxes are virtual machines of QEMU, which \
+         emulates processors and cards, so times\n\
+         say nothing of real ones. Three hosts add up 200,000 values per all-reduce. \"right\" \
+         means: every bit at every host.\n\n{}",
         date.trim(),
         table
     );
@@ -147,11 +155,11 @@ fn boxes() -> Result<()> {
     run
 }
 
-/// Runs one test of a program; the environment tells it to take its time.
+/// Runs one test of a program, with an environment that makes it run longer.
 fn long(program: &str, test: &str, env: &[(&str, String)]) -> Result<()> {
     let status =
         command(program, test)?.envs(env.iter().map(|(name, value)| (name, value))).status()?;
-    ensure!(status.success(), "the run has failed: {status}");
+    ensure!(status.success(), "the run failed: {status}");
     Ok(())
 }
 

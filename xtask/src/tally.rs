@@ -1,12 +1,12 @@
-//! Adds up what test programs report, and prints the table.
+//! Adds up the reports of test programs, and prints the table.
 
 use std::iter::Sum;
 use std::time::Duration;
 
-/// Why something is left out that was not asked for.
+/// The reason for tests that were left out on purpose.
 pub const NOT_ASKED_FOR: &str = "not asked for";
 
-/// What a test program reports at its end.
+/// The report of a test program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub passed: u32,
@@ -16,7 +16,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// From the line `test result: ok. 3 passed; 0 failed; 1 ignored; ...` of libtest.
+    /// Parses the line `test result: ok. 3 passed; 0 failed; 1 ignored; ...` of libtest.
     pub fn parse(line: &str) -> Option<Self> {
         let rest = line.trim().strip_prefix("test result: ")?;
         let (_, counts) = rest.split_once(". ")?;
@@ -51,7 +51,7 @@ struct Set {
     reasons: Vec<String>,
 }
 
-/// All sets of tests, in the order in which they came.
+/// All sets of tests, in order of appearance.
 #[derive(Default)]
 pub struct Tally {
     sets: Vec<Set>,
@@ -78,7 +78,7 @@ impl Tally {
         }
     }
 
-    /// Adds a program's report, or why there is none.
+    /// Adds a program's report, or its error.
     pub fn count(&mut self, set: &'static str, what: &str, counts: anyhow::Result<Counts>) {
         match counts {
             Ok(counts) => self.add(set, counts),
@@ -86,7 +86,7 @@ impl Tally {
         }
     }
 
-    /// Adds one failure that no program has reported.
+    /// Adds a failure that a program has not reported itself.
     pub fn fail(&mut self, set: &'static str, what: &str, why: &str) {
         println!("FAILED {what}: {why}");
         self.failures.push(format!("{what}: {}", why.lines().next().unwrap_or_default()));
@@ -107,12 +107,12 @@ impl Tally {
         }
     }
 
-    /// Whether nothing has failed.
+    /// Whether there was no failure.
     pub fn is_success(&self) -> bool {
         self.sets.iter().all(|set| set.failed == 0)
     }
 
-    /// Whether there was nothing to run but what nobody asked for.
+    /// Whether nothing ran except sets that were left out on purpose.
     pub fn is_empty(&self) -> bool {
         self.sets.iter().all(|set| set.passed + set.failed == 0 && set.reasons == [NOT_ASKED_FOR])
     }
@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn reports_of_libtest_are_read() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 7 filtered out; finished in 0.1s";
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 7 filtered \
+                    out; finished in 0.1s";
         assert_eq!(Counts::parse(line), Some(Counts { passed: 12, failed: 3, ignored: 1 }));
         for other in ["test result: ok.", "running 3 tests", "test x ... ok"] {
             assert_eq!(Counts::parse(other), None);

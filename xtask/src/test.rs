@@ -1,8 +1,8 @@
-//! `cargo xtask test`: every test there is, and what could not be run with the reason.
+//! `cargo xtask test`: runs every test, and lists those that could not run, with the reason.
 //!
-//! One build of the whole workspace, then each test program on its own: the pure ones first, then
-//! those that need root and BPF, two of them beside each other. Each of these runs one test at a
-//! time, because they have timeouts of their own and two cores are soon busy.
+//! It builds the whole workspace once, then runs each test program by itself: the pure ones first,
+//! then those that need root and BPF, two at a time. Each of these runs one test at a time, because
+//! the tests have timeouts and there may be only two cores.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -22,24 +22,24 @@ use crate::{paths, python, setup};
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args, Debug)]
 pub struct TestArgs {
-    /// Only tests whose name contains this.
+    /// Run only tests whose names contain this.
     filter: Option<String>,
     /// Do not rebuild the BPF objects.
     #[arg(long)]
     no_rebuild: bool,
-    /// For the daily round: the pure tests, and of the others those that show soonest what is
-    /// broken. Rebuilds no BPF objects.
+    /// Run the pure tests and the most telling tests of the lab. Rebuilds no BPF objects.
     #[arg(long)]
     fast: bool,
-    /// Whose PyTorch the Python package is tested with.
+    /// The PyTorch that the Python package is tested with.
     #[arg(long, value_enum, default_value = "debian")]
     torch: python::Torch,
 }
 
-/// What `--fast` runs in the lab.
+/// The test files of the lab that `--fast` runs.
 const FAST: [&str; 4] = ["programs", "all_reduce", "daemon", "first_packets"];
 
-/// What runs alone: it measures times, floods, or minds what others leave or make on the machine.
+/// Test files that run alone: they measure times, flood, or depend on what other processes leave or
+/// make on the machine.
 const ALONE: [&str; 14] = [
     "benchmarks",
     "congestion",
@@ -57,8 +57,7 @@ const ALONE: [&str; 14] = [
     "timing",
 ];
 
-/// The longest that one test program may take: twice what the slowest does on two cores that others
-/// use too.
+/// The limit for one test program: twice the time of the slowest on two cores that others use too.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Runs `cargo xtask test`.
@@ -69,9 +68,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let start = Instant::now();
     let ready = setup::require_bpf();
     if let Err(reason) = &ready {
-        println!("tests in the lab will be skipped: {reason:#}");
+        println!("SKIP tests in the lab: {reason:#}");
     }
-    // Beside the build for the host: neither keeps both cores busy all the time.
+    // Runs in parallel with the build for the host: neither keeps both cores busy all the time.
     let rebuild = (!args.no_rebuild && !args.fast && args.filter.is_none())
         .then(|| std::thread::spawn(rebuild_objects));
 
@@ -83,7 +82,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
     if filter.is_none()
         && let Err(reason) = setup::require_etcd()
     {
-        println!("the test of two fabric managers will be skipped: {reason:#}");
+        println!("SKIP the test of two fabric managers: {reason:#}");
     }
     for program in pure {
         match program.needs_compiler().then(setup::require_compiler) {
@@ -113,7 +112,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         true if !args.fast => setup::require_torch(),
         _ => Ok(()),
     };
-    // Timings in the lab must not suffer from compilers.
+    // Compilers must not disturb timings in the lab.
     objects(rebuild, &mut tally);
     let is_left_out = |program: &TestProgram| args.fast && !FAST.contains(&program.name.as_str());
     let needs_vms = |program: &&TestProgram| match program.list(filter) {
@@ -124,7 +123,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let vms_ready =
         if lab.iter().any(needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
     let terminal_ready = setup::require_bpf().and_then(|()| setup::require_terminal());
-    // Not for a round that does without.
+    // Only if a test needs it.
     let needs_prometheus = |program: &&TestProgram| {
         program.needs_prometheus()
             && !is_left_out(program)
@@ -172,13 +171,13 @@ pub fn run(args: &TestArgs) -> Result<()> {
         bail!("tests have failed");
     }
     if let Some(filter) = filter.filter(|_| tally.is_empty()) {
-        bail!("no test has {filter:?} in its name");
+        bail!("no test name contains {filter:?}");
     }
     Ok(())
 }
 
-/// Runs programs, two at a time: from the front and from the back, so that two with virtual
-/// machines do not meet.
+/// Runs programs, two at a time, from the front and from the back: that keeps two programs with
+/// virtual machines apart.
 fn side_by_side(programs: Vec<&TestProgram>, run: impl Fn(&TestProgram) + Sync) {
     let programs = Mutex::new(VecDeque::from(programs));
     let rest = || programs.lock().expect("nobody panics here");
@@ -209,7 +208,7 @@ fn doc_tests(tally: &mut Tally) {
     }
 }
 
-/// The rebuilt objects, or why there are none.
+/// The rebuilt objects, or the reason why they are missing.
 enum Rebuilt {
     Objects(Vec<(&'static str, PathBuf)>),
     NoToolchain(String),

@@ -1,4 +1,4 @@
-//! Checks SECURITY.md: every test that it names is there.
+//! Checks SECURITY.md: every test that it names must exist.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn has_test(source: &str, name: &str) -> bool {
     let lines: Vec<&str> = source.lines().map(str::trim).collect();
     let function = format!("fn {name}(");
     let at = lines.iter().position(|l| l.trim_start_matches("async ").starts_with(&function));
-    // Its attributes are right above.
+    // Its attributes are directly above.
     at.is_some_and(|at| {
         let above = lines[..at].iter().rev().take_while(|l| l.starts_with("#["));
         above.into_iter().any(|l| l.contains("test"))
@@ -33,7 +33,7 @@ fn every_test_that_the_threat_model_names_exists() {
             std::fs::read_to_string(root.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
         assert!(has_test(&source, name), "{file} has no test {name}");
     }
-    // Every line of a table of attacks has one.
+    // Every line of a table of attacks names a test.
     let tables = text.split("\n\n").filter(|t| t.starts_with("| what it tries"));
     for line in tables.flat_map(|t| t.lines().skip(2)) {
         assert!(line.contains(".rs::"), "no test: {line}");
@@ -41,7 +41,7 @@ fn every_test_that_the_threat_model_names_exists() {
 }
 
 #[test]
-fn a_function_that_is_no_test_does_not_count() {
+fn a_function_without_a_test_attribute_does_not_count() {
     let source =
         "#[test]\n#[ignore]\nfn one() {}\nfn two() {}\n#[tokio::test]\nasync fn three() {}";
     assert!(has_test(source, "one") && has_test(source, "three"));

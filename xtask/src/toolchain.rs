@@ -1,8 +1,8 @@
-//! What building for BPF takes: a nightly compiler, bpf-linker, and the source of `core`. Sets up
-//! what is missing.
+//! The toolchain for BPF: a nightly compiler, bpf-linker, and the source of `core`. Sets up what is
+//! missing.
 //!
-//! Nothing of it goes further than the target folder, but for a link from the nightly's sysroot to
-//! the source of `core`.
+//! Everything is in the target folder, except for a link from the nightly's sysroot to the source
+//! of `core`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use crate::debian::{self, Archive};
 use crate::paths::{self, output};
 
-/// Has to fit the LLVM of the nightly compiler (22); later ones want an LLVM of their own.
+/// Must fit the LLVM of the nightly compiler (22); later versions want an LLVM of their own.
 const BPF_LINKER: &str = "0.10.3";
 /// The Debian suite whose `rust-src` is close enough to the nightly compiler for `core`.
 const SUITE: &str = "forky";
@@ -28,10 +28,10 @@ pub struct Toolchain {
 }
 
 impl Toolchain {
-    /// Looks for the parts and gets those that are missing.
+    /// Looks for the parts, and fetches those that are missing.
     ///
     /// # Errors
-    /// The part that cannot be had, and why.
+    /// The part that is missing and cannot be fetched, with the reason.
     pub fn set_up() -> Result<Self> {
         let sysroot = output(nightly("rustc").args(["--print", "sysroot"]))
             .context("no nightly Rust (`rustup toolchain install nightly`)")?;
@@ -45,12 +45,11 @@ impl Toolchain {
     }
 }
 
-/// A command of the nightly toolchain, free of what `cargo run` has set for us and meant for
-/// stable.
+/// A command of the nightly toolchain, without the variables that `cargo run` sets for stable.
 pub fn nightly(program: &str) -> Command {
     let mut command = Command::new(program);
     command.arg("+nightly");
-    // A newcomer's nightly must not appear from a mere look at its version.
+    // Asking for a version must not install a nightly toolchain.
     command.env("RUSTUP_AUTO_INSTALL", "0");
     for name in [
         "RUSTUP_TOOLCHAIN",
@@ -107,7 +106,7 @@ fn rust_src(home: &Path, sysroot: &Path) -> Result<PathBuf> {
     println!("linking {} to {}", place.display(), library.display());
     fs::create_dir_all(place.parent().context("sysroot")?)?;
     if place.symlink_metadata().is_ok_and(|m| m.is_symlink()) {
-        // To a workspace that is gone.
+        // A link to a removed workspace.
         fs::remove_file(&place)?;
     }
     std::os::unix::fs::symlink(&library, &place)

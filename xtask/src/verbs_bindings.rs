@@ -1,7 +1,8 @@
-//! `cargo xtask verbs-bindings`: the worker's types and functions of libibverbs, from the header of Debian's rdma-core.
+//! `cargo xtask verbs-bindings`: generates the worker's types and functions of libibverbs from the
+//! header of Debian's rdma-core.
 //!
-//! They are committed, so that building needs neither rdma-core nor clang. The library's interface has been the same since
-//! 2005, so there is no need to run this but for taking in another function.
+//! The result is committed, and building needs neither rdma-core nor clang. The library's interface
+//! has been the same since 2005; run this only to add a function.
 
 use std::fs;
 use std::process::Command;
@@ -14,7 +15,7 @@ use crate::paths::output;
 
 const BINDGEN: &str = "0.73.2";
 
-/// The header, and clang with those of its libraries that not every machine with a compiler has.
+/// The header, and clang with those of its libraries that a machine with a compiler may lack.
 const PACKAGES: [&str; 12] = [
     "libibverbs-dev",
     "libclang1-14",
@@ -35,7 +36,7 @@ const HEADER: &str = "usr/include/infiniband/verbs.h";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const CLANG_HEADERS: &str = "usr/lib/llvm-14/lib/clang/14.0.6/include";
 
-/// What the worker calls. What it reaches by pointers comes with the types.
+/// The functions that the worker calls. Functions behind pointers come with the types.
 const FUNCTIONS: [&str; 21] = [
     "ibv_ack_cq_events",
     "ibv_alloc_pd",
@@ -59,15 +60,15 @@ const FUNCTIONS: [&str; 21] = [
     "ibv_reg_mr",
     "ibv_wc_status_str",
 ];
-/// Types that no function names.
+/// Types that no function mentions.
 const TYPES: &str = "ibv_port_attr|ibv_qp_attr_mask|ibv_access_flags|ibv_wr_opcode";
-/// Types whose inside is of no interest.
+/// Types without visible fields.
 const OPAQUE: &str = "ibv_device|ibv_srq|ibv_ah|ibv_mw.*";
 
-/// Makes the bindings anew.
+/// Regenerates the bindings.
 ///
 /// # Errors
-/// What cannot be had, or bindgen's words.
+/// If something is missing and cannot be fetched, or bindgen fails.
 pub fn run() -> Result<()> {
     let home = paths::target_dir()?.join("verbs-bindings");
     fs::create_dir_all(&home).with_context(|| home.display().to_string())?;
@@ -116,13 +117,16 @@ pub fn run() -> Result<()> {
 
 fn head() -> String {
     format!(
-        "//! Types and functions of libibverbs. Made by `cargo xtask verbs-bindings` with bindgen {BINDGEN} from\n\
+        "//! Types and functions of libibverbs. Made by `cargo xtask verbs-bindings` with bindgen \
+         {BINDGEN} from\n\
          //! infiniband/verbs.h of Debian {SUITE}'s rdma-core, under the second of the licenses that its notice names:\n//!\n"
     )
 }
 
-const ATTRIBUTES: &str = "#![allow(dead_code, missing_docs, non_camel_case_types, unsafe_op_in_unsafe_fn)]\n\
-                          #![allow(clippy::all, clippy::undocumented_unsafe_blocks, reason = \"generated\")]\n";
+const ATTRIBUTES: &str = "#![allow(dead_code, missing_docs, non_camel_case_types, \
+                          unsafe_op_in_unsafe_fn)]\n\
+                          #![allow(clippy::all, clippy::undocumented_unsafe_blocks, reason = \
+                          \"generated\")]\n";
 
 /// A C file's first comment, as Rust's.
 fn notice(text: &str) -> Option<String> {

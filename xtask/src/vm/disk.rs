@@ -1,5 +1,5 @@
-//! The disk of a Debian with systemd, as its installer would leave it: for the package, the unit
-//! and the guide.
+//! The disk of a Debian with systemd, as its installer would leave it. Tests use it for the
+//! package, the unit and the guide.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::{cached, userland::RELEASE};
 use crate::debian;
 use crate::paths::{find_program, output};
 
-/// Packages besides those that every Debian has. `bpftool` shows what is left in the kernel.
+/// Packages besides those that every Debian has. `bpftool` shows what remains in the kernel.
 const PACKAGES: [&str; 9] = [
     "apparmor",
     "bpftool",
@@ -25,16 +25,16 @@ const PACKAGES: [&str; 9] = [
     "udev",
 ];
 
-/// What an installer would write.
+/// Files that an installer would write.
 const FILES: [(&str, &str); 4] = [
     ("etc/fstab", "/dev/vda / ext4 defaults 0 1\n"),
     ("etc/hostname", "box\n"),
     ("etc/hosts", "127.0.0.1 localhost\n127.0.1.1 box\n"),
-    // Without one systemd takes this for its first boot, and enables all that it knows.
+    // Without it systemd takes this for a first boot, and enables all its units.
     ("etc/machine-id", "6e657473756d6e657473756d6e657473\n"),
 ];
 
-/// Room on it; what is not written takes none here.
+/// Its size; blocks that are not written take no space here.
 const SIZE: &str = "1G";
 
 /// Makes the disk, unless it is there.
@@ -59,7 +59,7 @@ pub fn prepare(folder: &Path) -> Result<()> {
     })
 }
 
-/// In a mount namespace of its own, which takes what debootstrap mounts with it.
+/// Runs debootstrap in a mount namespace of its own, which ends debootstrap's mounts.
 fn bootstrap(tree: &Path) -> Result<()> {
     let mut unshare = Command::new("unshare");
     unshare
@@ -71,7 +71,7 @@ fn bootstrap(tree: &Path) -> Result<()> {
         .arg(RELEASE)
         .arg(tree)
         .arg(debian::mirror()?);
-    // Programs of root's, and messages that are looked for.
+    // It needs root's programs, and its messages must be in English.
     unshare.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
     output(&mut unshare).map(drop)
 }

@@ -1,4 +1,4 @@
-//! Debian's kernels and those of their modules that VMs load.
+//! Debian's kernels, and the modules that VMs load.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ const WANTED: [&str; 13] = [
     "ib_uverbs",
     "rdma_ucm",
     "rdma_rxe",
-    // For a box of its own.
+    // For VMs that are boxes.
     "bridge",
     "veth",
     "bonding",
@@ -34,11 +34,11 @@ const WANTED: [&str; 13] = [
     "igb",
 ];
 
-/// Modules that VMs with a disk load besides; and again what they depend on. `crc32c_generic` is no
-/// dependency that ext4 names.
+/// More modules for VMs with a disk; their dependencies are added. ext4 does not name
+/// `crc32c_generic` as a dependency.
 const FOR_DISK: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 
-/// What newer kernels need no module for.
+/// Modules that newer kernels have built in.
 const UNTIL_LINUX_6: [&str; 2] = ["crc32_generic", "crc32c_generic"];
 
 /// Decompresses modules.
@@ -84,7 +84,7 @@ fn suite(kernel: Kernel) -> &'static str {
     }
 }
 
-/// Makes a kernel's folder, unless it is there.
+/// Makes a kernel's folder, unless it exists.
 pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
     let suite = suite(kernel);
     let own = folder.join(kernel.to_string());
@@ -120,8 +120,8 @@ pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
     })
 }
 
-/// The package of a kernel, which another one names; and those with its parts, where it has them
-/// elsewhere (Linux 7 of Debian).
+/// The package of a kernel, which a metapackage names, and those with its parts if they are
+/// separate (Linux 7 of Debian).
 fn packages(archive: &Archive, suite: &str) -> Result<Vec<PathBuf>> {
     let meta =
         archive.download(&[&format!("linux-image-amd64/{suite}")])?.pop().context("no package")?;
@@ -133,7 +133,7 @@ fn packages(archive: &Archive, suite: &str) -> Result<Vec<PathBuf>> {
     Ok(packages)
 }
 
-/// Unpacks what is needed: all modules are 400 MB.
+/// Unpacks only the needed parts: all modules are 400 MB.
 fn unpack_parts(package: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     let mut archive = Command::new("dpkg-deb")
@@ -143,8 +143,8 @@ fn unpack_parts(package: &Path, to: &Path) -> Result<()> {
         .spawn()?;
     let mut tar = Command::new("tar");
     tar.args(["-x", "--wildcards", "-C"]).arg(to).args(PARTS);
-    // Some parts are built into some kernels, of which tar complains; what is really missing is
-    // missed below.
+    // Some kernels have some parts built in, of which tar complains; a part that is really missing
+    // is found below.
     tar.stdin(archive.stdout.take().context("stdout")?).stderr(Stdio::null());
     tar.status().context("cannot start tar")?;
     let status = archive.wait()?;
@@ -152,8 +152,8 @@ fn unpack_parts(package: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a kernel, uncompressed if it can be: to do that itself costs a VM up to half of the time
-/// that it takes to boot. QEMU starts either (PVH).
+/// Writes a kernel, uncompressed if possible: decompressing takes up to half of a VM's boot time.
+/// QEMU starts either (PVH).
 fn write_kernel(image: &[u8], tools: &Path, to: &Path) -> Result<()> {
     match payload(image) {
         Some((program, payload)) => fs::write(to, decompressed(&tools.join(program), payload)?)?,
@@ -162,11 +162,11 @@ fn write_kernel(image: &[u8], tools: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Formats of compressed kernels: how they begin, and the program that knows them.
+/// Formats of compressed kernels: the first bytes, and the program that decompresses them.
 const FORMATS: [(&[u8], &str); 2] = [(b"\xfd7zXZ\0", XZ), (b"\x28\xb5\x2f\xfd", "zstd")];
 
-/// The compressed kernel in an image (Documentation/arch/x86/boot.rst), without the size that
-/// follows, and the program for it.
+/// The compressed kernel in an image (Documentation/arch/x86/boot.rst), without the size at its
+/// end, and the program for it.
 fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     let word =
         |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
@@ -248,7 +248,7 @@ fn decompressed(program: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(out.stdout)
 }
 
-/// The modules that a module depends on, as it says itself.
+/// The dependencies that a module names.
 fn depends(bytes: &[u8]) -> Result<Vec<String>> {
     let file = object::File::parse(bytes)?;
     let info = file.section_by_name(".modinfo").context("no .modinfo")?.data()?;
@@ -261,7 +261,7 @@ fn depends(bytes: &[u8]) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Modules in an order in which each comes behind those that it depends on.
+/// Modules in an order that loads dependencies first.
 fn load_order(
     wanted: &[&str],
     built_in: &[String],
@@ -276,7 +276,7 @@ fn load_order(
         if order.iter().chain(built_in).any(|known| known == module) {
             return Ok(());
         }
-        // Modules do not depend on each other in circles: the kernel could not load them.
+        // Dependencies have no cycles: the kernel could not load such modules.
         for dependency in depends(module)? {
             visit(&dependency, built_in, depends, order)?;
         }
@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_come_behind_what_they_depend_on_once_and_not_if_built_in() {
+    fn modules_come_after_their_dependencies_once_and_not_if_built_in() {
         let depends = |module: &str| {
             let on: &[&str] = match module {
                 "rxe" => &["core", "tunnel", "crc"],

@@ -1,17 +1,17 @@
-//! What the lab's virtual machines boot, made from Debian packages in cargo's target folder:
-//! nothing is installed but QEMU.
+//! Makes the files that the lab's virtual machines boot from Debian packages, in cargo's target
+//! folder. Only QEMU is installed.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! | --- | --- |
 //! | [`userland`] | programs and their libraries |
 //! | [`kernel`] | the kernels and their modules |
-//! | [`programs`] | programs of our own in C |
-//! | [`qemu`] | a newer QEMU than the installed one |
+//! | [`programs`] | our own programs in C |
+//! | [`qemu`] | a QEMU that is newer than the installed one |
 //! | [`disk`] | the disk of a Debian with systemd |
 //!
 //! `tests/src/vm/image.rs` puts the parts together.
 
-// Files of the lab's: this program is built without the lab, to be there soon.
+// Shared with the lab: this program is built without the lab, to build fast.
 #[path = "../../../tests/src/vm/cpio.rs"]
 mod cpio;
 mod disk;
@@ -34,7 +34,7 @@ use crate::paths;
 /// Makes all parts that are missing or were made from something else.
 ///
 /// # Errors
-/// What cannot be had.
+/// If something cannot be fetched or built.
 pub fn prepare(kernels: &[Kernel]) -> Result<()> {
     let folder = paths::target_dir()?.join(FOLDER);
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -48,8 +48,8 @@ pub fn prepare(kernels: &[Kernel]) -> Result<()> {
     Ok(())
 }
 
-/// Makes what is in `folder` from `key`, unless it was made from that before. A note beside it is
-/// written at the end, so what was interrupted is made again.
+/// Makes the content of `folder` from `key`, unless that was done before. A note next to it is
+/// written at the end, so an interrupted run starts again.
 fn cached(folder: &Path, key: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
     let note = folder.join(NOTE);
     if fs::read_to_string(&note).is_ok_and(|made_from| made_from == key) {
@@ -66,7 +66,7 @@ fn cached(folder: &Path, key: &str, make: impl FnOnce() -> Result<()>) -> Result
 /// The first of these folders that has the file.
 fn find(folders: &[PathBuf], name: &str) -> Result<PathBuf> {
     let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists());
-    found.with_context(|| format!("no package has {name}"))
+    found.with_context(|| format!("{name} is not in any of the packages"))
 }
 
 #[cfg(test)]
@@ -74,14 +74,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_made_again_when_their_key_changes_or_making_was_interrupted() {
+    fn parts_are_made_again_when_their_key_changes_or_a_run_was_interrupted() {
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join("part");
         let mut made = 0;
         let mut make = |key: &str, ends_well: bool| {
             let result = cached(&folder, key, || {
                 made += 1;
-                assert!(!folder.join("x").exists(), "what was there is gone");
+                assert!(!folder.join("x").exists(), "the old files were not removed");
                 fs::write(folder.join("x"), key)?;
                 anyhow::ensure!(ends_well, "interrupted");
                 Ok(())

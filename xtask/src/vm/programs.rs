@@ -1,4 +1,4 @@
-//! The project's own programs in C, which run in VMs only: compiled with the headers of the
+//! The project's own programs in C, which run only in VMs, compiled with the headers of the
 //! unpacked packages.
 
 use std::fs;
@@ -18,7 +18,7 @@ const SOURCES: [(&str, &str); 1] = [("verbs-ring", "ring.c")];
 const FLAGS: [&str; 7] =
     ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wl,--allow-shlib-undefined"];
 
-/// Compiles them, unless they are there.
+/// Compiles them, unless they exist.
 pub fn prepare(folder: &Path) -> Result<()> {
     let home = paths::root()?.join("tests/verbs");
     let read = |(_, source): &(&str, &str)| {

@@ -1,5 +1,5 @@
-//! A newer QEMU than Debian 12's own (`qemu` in `tests/src/vm/mod.rs` says why). It runs from its
-//! folder, with the libraries of the one that is installed.
+//! A QEMU that is newer than Debian 12's (`qemu` in `tests/src/vm/mod.rs` says why). It runs from
+//! its folder, with the libraries of the installed one.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const SUITE: &str = "bookworm-backports";
 const PACKAGES: [&str; 4] =
     ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
 
-/// Unpacks it, unless it is there.
+/// Unpacks it, unless it exists.
 pub fn prepare(folder: &Path) -> Result<()> {
     let own = folder.join(QEMU);
     cached(&own, &format!("1 {SUITE} {PACKAGES:?}"), || {

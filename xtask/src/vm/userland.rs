@@ -15,8 +15,8 @@ use object::{Endianness, elf};
 use super::{cached, find};
 use crate::debian::{self, Archive};
 
-/// Packages; those of libraries are there because a program needs them, which is checked. The
-/// compressors are for this machine.
+/// Packages. Libraries are listed because a program needs them, which is checked. The compressors
+/// are for this machine.
 const PACKAGES: [&str; 26] = [
     "busybox-static",
     "ethtool",
@@ -46,10 +46,10 @@ const PACKAGES: [&str; 26] = [
     "zstd",
 ];
 
-/// The release of Debian that they are of, Debian 12.
+/// Their release of Debian, Debian 12.
 pub const RELEASE: &str = "bookworm";
 
-/// Programs that VMs have, in /usr/bin.
+/// Programs in the VMs' /usr/bin.
 const PROGRAMS: [&str; 16] = [
     "ethtool",
     "ib_read_bw",
@@ -73,26 +73,26 @@ const PROGRAMS: [&str; 16] = [
 const LIBRARIES: [&str; 5] =
     ["libc.so.6", "libgcc_s.so.1", "libibverbs.so.1", "libm.so.6", "librdmacm.so.1"];
 
-/// The provider that libibverbs loads, and what tells it to; as in the packages and in VMs.
+/// The provider that libibverbs loads, and its configuration; the paths in packages and in VMs.
 const PROVIDER: &str = "usr/lib/x86_64-linux-gnu/libibverbs";
 const PROVIDERS: &str = "etc/libibverbs.d";
 
-/// Where libraries are in VMs.
+/// The folder of libraries in VMs.
 const LIB: &str = "usr/lib/x86_64-linux-gnu";
-/// What all programs name as their loader.
+/// The loader that all programs name.
 const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
 
-/// Folder of the unpacked packages.
+/// The folder of the unpacked packages.
 pub const UNPACKED: &str = "unpacked";
 
-/// Makes the archive, unless it is there.
+/// Makes the archive, unless it exists.
 pub fn prepare(folder: &Path) -> Result<()> {
     let release = debian::codename()?;
-    // What is compiled here runs there, with the packages' C library; and package names change with
-    // releases.
+    // Programs compiled here run there, with the packages' C library; and package names differ
+    // between releases.
     ensure!(
         release == RELEASE,
-        "they are made of the packages of Debian {RELEASE}, and this machine is {release}"
+        "VMs are made from packages of Debian {RELEASE}, but this machine runs {release}"
     );
     let own = folder.join(UNPACKED);
     let key = format!("1 {RELEASE} {PACKAGES:?} {PROGRAMS:?} {LIBRARIES:?}");
