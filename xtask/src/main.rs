@@ -8,6 +8,7 @@ mod dist;
 mod fuzz;
 mod harness;
 mod lab;
+mod lines;
 mod objects;
 mod papers;
 mod paths;
@@ -72,6 +73,8 @@ enum Command {
     /// everything; with `--schema`, the schemas of its JSON.
     #[command(disable_help_flag = true)]
     Dist(dist::DistArgs),
+    /// Count lines of code, for the product and for everything else.
+    Lines,
     /// Look for inputs that break a parser or a state machine, guided by coverage.
     Fuzz(fuzz::FuzzArgs),
 }
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Command::Wheel(args) => python::run(&args),
         Command::Book => book(),
         Command::Dist(args) => dist::run(&args),
+        Command::Lines => lines::run(),
         Command::Fuzz(args) => fuzz::run(&args),
     };
     match result {
