@@ -47,21 +47,6 @@ pub struct Case {
     pub guarded: bool,
 }
 
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
-
 /// The `n`-th fragment that a rank sends.
 fn value(rank: u32, n: u32) -> u32 {
     (rank + 1).wrapping_mul(0x9e37_79b9) ^ n.wrapping_mul(0x85eb_ca6b)
@@ -336,7 +321,7 @@ impl System {
             for rank in 0..self.ranks {
                 let limit = self.credit(rank);
                 // Only a few at a time: ranks interleave.
-                for _ in 0..self.rng.below(4) {
+                for _ in 0..self.rng.u32(..4) {
                     let n = self.hosts[rank as usize].next;
                     if n < limit {
                         self.send(rank, n);
