@@ -15,7 +15,7 @@ pub mod v1 {
 /// Version of the protocol of a job's ranks, with each other and with the daemon: this API's
 /// messages for workers, the check lanes, the layout of messages, the frames of the bypass
 /// connections. Raise it with every change to any of them.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 /// Header with the number of a manager's election, which all its requests to a box carry.
 pub const ELECTION: &str = "netsum-election";
 /// The release of this build.

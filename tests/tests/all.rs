@@ -28,6 +28,7 @@ mod monitor;
 mod mtu;
 mod operate;
 mod parents;
+mod path;
 mod perf;
 mod planned;
 mod programs;

@@ -166,7 +166,7 @@ fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve_at_the_start
 /// Has nftables drop all that bridges forward in this network namespace: `nft add table bridge f`,
 /// `nft add chain bridge f c { type filter hook forward priority 0; policy drop; }`
 /// (include/uapi/linux/netfilter/nf_tables.h, nfnetlink.h).
-fn drop_what_is_forwarded() {
+pub(crate) fn drop_what_is_forwarded() {
     let attribute = |kind: u16, value: &[u8]| {
         let mut bytes = [(value.len() as u16 + 4).to_ne_bytes(), kind.to_ne_bytes()].concat();
         bytes.extend(value);

@@ -10,6 +10,7 @@ use netsum_common::serial;
 use netsum_common::unmanaged::static_connection;
 
 use super::members::Member;
+use super::path::bypass_sender;
 use super::watch::RingView;
 use super::{Job, JobRing, Rank, State};
 use crate::plane::{FlowSeen, FlowSpec, RingSpec};
@@ -140,11 +141,14 @@ pub fn diagnose(
     wrong_tokens: u64,
     obstacles: &[Defect],
 ) -> Vec<Finding> {
+    // What neighbours tell each other past the box's sums is no flow's data.
+    let is_bypass = |s: &&Stranger| bypass_sender(job, s.src, s.dst, s.qpn).is_some();
+    let strangers: Vec<_> = strangers.iter().filter(|s| !is_bypass(s)).cloned().collect();
     let finding = |defect: &Defect| Finding::of_job(&*defect.found, &*defect.mend);
     let of =
         |fatal: bool| obstacles.iter().filter(move |defect| defect.is_fatal == fatal).map(finding);
     let mut findings: Vec<Finding> = of(true).collect();
-    let job_itself = of_job(job, rings, strangers, wrong_tokens);
+    let job_itself = of_job(job, rings, &strangers, wrong_tokens);
     // What is in the way is the reason why nothing is pending.
     let is_news = |f: &Finding| findings.is_empty() || f.what != IDLE;
     let more: Vec<Finding> = job_itself.into_iter().filter(is_news).collect();
@@ -153,6 +157,7 @@ pub fn diagnose(
     findings
 }
 
+/// What is found where nothing is wrong with a ring.
 const IDLE: &str = "nothing is pending: every sum that ranks have begun has been released";
 
 fn of_job(

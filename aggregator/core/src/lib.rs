@@ -33,6 +33,7 @@ pub mod job;
 pub mod members;
 pub mod membership;
 mod owners;
+pub mod path;
 pub mod plane;
 pub mod pool;
 pub mod port;

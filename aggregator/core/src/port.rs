@@ -65,11 +65,11 @@ pub struct Defect {
     pub mend: String,
 }
 
-pub(crate) fn fatal(found: impl Into<String>, mend: impl Into<String>) -> Defect {
+pub fn fatal(found: impl Into<String>, mend: impl Into<String>) -> Defect {
     Defect { is_fatal: true, found: found.into(), mend: mend.into() }
 }
 
-pub(crate) fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
+pub fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
     Defect { is_fatal: false, ..fatal(found, mend) }
 }
 

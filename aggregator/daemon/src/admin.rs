@@ -503,7 +503,7 @@ impl Admin for AdminService {
             }
         }
         let diagnosis = diagnose::answer(&self.shared, self.netlink.as_ref(), request);
-        Ok(Response::new(diagnosis.await?))
+        Ok(Response::new(diagnosis.await?.0))
     }
 }
 

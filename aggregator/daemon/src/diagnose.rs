@@ -8,6 +8,7 @@ use netsum_common::abi::RingNumber;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
+use netsum_core::path::Evidence;
 use netsum_core::plane::{RingSpec, unmapped};
 use netsum_core::port::Defect;
 use netsum_core::watch::RingEvent;
@@ -18,6 +19,7 @@ use tonic::Status;
 use super::load::{counter_messages, counters, flows_of, view};
 use super::message::{refused, state_message};
 use super::netlink::{Interface, Netlink};
+use super::path;
 use super::state::{Inner, Shared};
 
 /// How often rings that are active are looked at.
@@ -115,12 +117,12 @@ impl Drop for Watching {
     }
 }
 
-/// Watches a job for a while and says why it stands still.
+/// Watches a job for a while and says why it stands still; and what is known of its path.
 pub async fn answer(
     shared: &Shared,
     netlink: Option<&Netlink>,
     request: api::DiagnoseRequest,
-) -> Result<api::Diagnosis, Status> {
+) -> Result<(api::Diagnosis, Evidence), Status> {
     let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
     let watch = Duration::from_millis(request.watch_ms.into());
     if watch > MAX_WATCH {
@@ -151,7 +153,9 @@ pub async fn answer(
         inner.watchers += 1;
         Watching(shared.clone())
     };
+    let strays = path::watch_strays(shared);
     tokio::time::sleep(watch).await;
+    let strays = path::strays(strays);
     let after = interfaces(netlink.cloned()).await?;
     let mut ports = used_ports(&shared.lock(), &request.job);
     let is_known = !ports.is_empty();
@@ -159,11 +163,14 @@ pub async fn answer(
         // A rank that has not joined may be behind any.
         ports.extend(shared.lock().controller.ports().iter().map(|port| port.ifindex));
     }
-    let mut obstacles = obstacles(netlink, &ports).await;
-    obstacles.iter_mut().for_each(|o| o.is_fatal &= is_known);
+    let bridging = obstacles(netlink, &ports).await;
     let inner = shared.lock();
     let strangers = strangers(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
+    let mut evidence = path::evidence(&inner, job, &after, &strays, &strangers);
+    evidence.bridging = bridging;
+    let mut obstacles = evidence.obstacles();
+    obstacles.iter_mut().for_each(|o| o.is_fatal &= is_known);
     let rings = if job.state == State::Active {
         let evidence = |(number, ring): (JobRing, &RingSpec)| {
             ring_evidence(&inner, job, number, ring, &packets, [&before, &after])
@@ -173,7 +180,8 @@ pub async fn answer(
         Vec::new()
     };
     let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
-    let findings = diagnose(job, &rings, &strangers, wrong_tokens, &obstacles).into_iter();
+    let findings = diagnose(job, &rings, &strangers, wrong_tokens, &obstacles);
+    evidence.findings = path::of_ranks(&findings);
     let drops =
         counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
     let diagnosis = api::Diagnosis {
@@ -182,6 +190,7 @@ pub async fn answer(
         ranks: job.spec.ranks,
         rings: rings.iter().map(ring_message).collect(),
         findings: findings
+            .into_iter()
             .map(|f| api::Finding {
                 ring: f.ring.map(|ring| ring.0),
                 rank: f.rank.map(|rank| rank.0),
@@ -194,7 +203,7 @@ pub async fn answer(
     };
     drop(inner);
     drop(watching);
-    Ok(diagnosis)
+    Ok((diagnosis, evidence))
 }
 
 /// The ports of a job's flows.

@@ -7,6 +7,7 @@
 //! | [`admin`] | the administration service |
 //! | [`device`] | what a driver says of a port: ethtool and netdev netlink |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
+//! | `path` | why a job's packets do not arrive, by what came in and how ports are set |
 //! | [`hops`] | next hops of members that this box routes to |
 //! | [`spread`] | flows that are not summed, over uplinks; [`uplinks`]: looks at these |
 //! | [`in_band`] | first packets of jobs that are set up in band |
@@ -53,6 +54,7 @@ pub mod metrics;
 pub mod neighbours;
 pub mod netlink;
 pub mod own;
+mod path;
 pub mod persist;
 pub mod privileges;
 pub mod reload;

@@ -27,6 +27,14 @@ pub struct Tracing {
     id: u64,
 }
 
+impl Tracing {
+    /// What has been noted and is not taken yet, without waiting.
+    pub fn taken(&mut self) -> Vec<api::TracedPacket> {
+        let replies = std::iter::from_fn(|| self.replies.try_recv().ok());
+        replies.flatten().flat_map(|reply| reply.packets).collect()
+    }
+}
+
 impl Stream for Tracing {
     type Item = Reply;
 

@@ -17,6 +17,7 @@ use super::diagnose::{obstacles, used_ports};
 use super::doorman::Peer;
 use super::message::{error_of, job_message, mac_from_text, mac_text, refused, state_message};
 use super::netlink::{Found, Netlink};
+use super::path;
 use super::state::Shared;
 
 /// Longest time that a rank may wait for others.
@@ -68,13 +69,14 @@ pub trait AskBoxes: Send + Sync {
 pub struct WorkerService {
     shared: Shared,
     ports: PortFinder,
+    seen: Arc<tokio::sync::Mutex<path::Seen>>,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl WorkerService {
     pub fn new(shared: Shared, ports: PortFinder) -> Self {
-        Self { shared, ports }
+        Self { shared, ports, seen: Arc::default() }
     }
 
     /// Lets a request through that comes with the job's token.
@@ -437,6 +439,23 @@ impl Worker for WorkerService {
         }
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::AbortReply {}))
+    }
+
+    async fn path(&self, request: Request<api::PathRequest>) -> Answer<api::PathReply> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let netlink = match &self.ports {
+            PortFinder::Bridge(netlink) => Some(netlink),
+            PortFinder::Fixed(_) => None,
+            // Each box knows its own ports alone: `netsum diagnose` asks them all.
+            PortFinder::Boxes(_) => return Ok(Response::new(api::PathReply::default())),
+        };
+        let cause = path::cause(&self.shared, netlink, &self.seen, &r).await?;
+        let reply = cause.map(|d| api::PathReply {
+            cause: format!("{}: {}", d.found, d.mend),
+            certain: d.is_fatal,
+        });
+        Ok(Response::new(reply.unwrap_or_default()))
     }
 }
 

@@ -30,7 +30,7 @@ fn stretch(first: &Position, last: &Position) -> String {
 }
 
 /// A likely reason why a neighbour did not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unanswered {
     /// Nothing.
@@ -43,6 +43,8 @@ pub enum Unanswered {
     Earlier,
     /// A rank at this address sends here as if the list had another order.
     OtherPlace(IpAddr),
+    /// The daemon has named the cause, and what to do.
+    Cause(String),
 }
 
 impl std::fmt::Display for Unanswered {
@@ -64,6 +66,7 @@ impl std::fmt::Display for Unanswered {
                 mtu + 80,
                 mtu + 52,
             ),
+            Self::Cause(cause) => write!(f, ": {cause}"),
             Self::Earlier => f.write_str(
                 ": its process is still in an earlier session: end all ranks, and start them \
                  together",

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use super::network::Connections;
 use super::promise::Promise;
 use crate::control::heartbeat::Heartbeat;
+use crate::control::{Cause, Lack};
 use crate::unshared::Unshared;
 use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, Finished, Outcome, Work};
 use netsum_collective::error::Error;
 use netsum_collective::failback::Failback;
-use netsum_collective::numeric::element::{Data, Owned};
+use netsum_collective::numeric::element::{Data, Owned, Slice};
+use netsum_collective::numeric::layout::CHECK_BYTES;
 use netsum_collective::numeric::memory::Memory;
 use netsum_collective::report::{Mode, Statistics};
 
@@ -23,6 +25,9 @@ pub(super) const POLL: Duration = Duration::from_millis(100);
 const ANSWER: Duration = Duration::from_millis(1);
 /// How long rank 0 waits for the daemon's answer before it continues without.
 const DAEMON: Duration = Duration::from_millis(500);
+/// How long a packet may take on a path that is tested, and a sum. An answer of the daemon takes
+/// some 300 ms, and the cause is to be known within 2 s.
+const PATH: Duration = Duration::from_millis(1400);
 /// How long a rank that leaves waits for others that may still need it.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
@@ -153,32 +158,76 @@ impl Core {
         carried
     }
 
-    /// Waits for the previous rank's hello, at most until `until`; for a packet of the path MTU,
-    /// which the previous rank sends right after it, at most `patience`. `unreachable` receives
-    /// whether small packets arrived. [`Error::Closed`] when `is_wanted` is false.
+    /// Waits for the previous rank's hello and the next rank's acknowledgement, at most until `until`;
+    /// for a packet of the path MTU, which the previous rank sends right after it, at most `patience`.
+    /// Asks the daemon for the cause of a delay; fails at once if waiting cannot help. `unreachable`
+    /// receives what is missing, and since when. [`Error::Closed`] when `is_wanted` is false.
     pub fn meet(
         &mut self,
         until: Instant,
         patience: Duration,
-        unreachable: impl Fn(&dyn Connections, bool) -> Error,
+        unreachable: impl Fn(&dyn Connections, Lack, Instant, Option<Cause>) -> Error,
         is_wanted: impl Fn() -> bool,
     ) -> Result<(), Error> {
+        let begun = Instant::now();
+        let mut asks = false;
         while is_wanted() {
             if let Some(error) = self.engine.failure() {
                 return Err(error.clone());
             }
-            if self.engine.greeted() {
-                return Ok(());
+            let Some(lack) = self.lack() else { return Ok(()) };
+            let mut cause = None;
+            if let Some(heartbeat) = &self.heartbeat {
+                if !asks && begun.elapsed() >= PATH {
+                    asks = true;
+                    heartbeat.ask_why(lack);
+                }
+                cause = heartbeat.cause().filter(|_| asks);
             }
             let small = self.engine.greeted_by_small_packets();
-            if Instant::now() >= small.map_or(until, |since| until.min(since + patience)) {
-                let unreachable = unreachable(&*self.connections, small.is_some());
+            let is_over =
+                Instant::now() >= small.map_or(until, |since| until.min(since + patience));
+            if is_over || cause.as_ref().is_some_and(|cause| cause.is_certain) {
+                let unreachable = unreachable(&*self.connections, lack, begun, cause);
                 self.engine.fail_to_meet(&mut *self.connections, &unreachable);
                 return Err(unreachable);
             }
             self.drive_for(POLL)?;
         }
         Err(Error::Closed)
+    }
+
+    /// What has not arrived yet: full packets from the previous rank, or the next rank's
+    /// acknowledgement of ours. Without a daemon, ranks do not wait for acknowledgements.
+    fn lack(&self) -> Option<Lack> {
+        if !self.engine.greeted() {
+            let by_small = self.engine.greeted_by_small_packets().is_some();
+            return Some(if by_small { Lack::Large } else { Lack::Previous });
+        }
+        (self.heartbeat.is_some() && !self.engine.acknowledged()).then_some(Lack::Acknowledgement)
+    }
+
+    /// Sends a full packet of `mtu` bytes to the box, as all ranks do, and waits for its sum. Without
+    /// one in time the ranks fall back and log why.
+    pub fn test_path(&mut self, mtu: u32, is_wanted: impl Fn() -> bool) -> Result<(), Error> {
+        let begun = Instant::now();
+        let data = vec![0; (mtu as usize - CHECK_BYTES) / 4];
+        self.engine.begin_path_test(PATH);
+        let work = Work::Owned(Box::new(Slice(data)));
+        self.engine.start(Instant::now(), &mut *self.connections, Call::SUM, work)?;
+        self.send_now();
+        let outcome = loop {
+            self.drive_for(LOOK_UP)?;
+            if let Some(outcome) = self.lent.take() {
+                break outcome;
+            }
+            if !is_wanted() {
+                return Err(Error::Closed);
+            }
+        };
+        self.engine.end_path_test();
+        log::debug!("rank {}: path tested in {:.1?}", self.engine.own_name(), begun.elapsed());
+        outcome.map(drop)
     }
 
     /// Drives operations whose data the engine owns. Waits for packets for at most `time`, and

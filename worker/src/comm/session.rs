@@ -14,6 +14,7 @@ use super::network::{Bind, Connections, Network};
 use super::progress::{Wait, sleep_at};
 use super::promise::Promise;
 use super::transport;
+use crate::control::{Cause, Lack};
 use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, MAX_OPEN, Settings};
 use netsum_collective::error::{Error, Unanswered};
@@ -465,7 +466,10 @@ fn establish(
     let Membership { shape, ranks, names, mut heartbeat } = membership;
     let place = names.iter().position(|name| *name == rank).unwrap_or(rank as usize) as u32;
     let previous = (place as usize + ranks.len() - 1) % ranks.len();
-    let (before, ip) = (names[previous], ranks[previous].ip);
+    let next = (place as usize + 1) % ranks.len();
+    let [before, behind] = [previous, next].map(|place| (names[place], ranks[place].ip));
+    // As all ranks have it: the daemon has told them.
+    let tests_path = heartbeat.is_some() && !shape.without_box;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
         let settings = Settings { rank: place, shape, timeout, session: nonce() };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
@@ -487,21 +491,34 @@ fn establish(
         .map_err(|e| Error::Config(format!("cannot duplicate a file descriptor: {e}")))?;
     let patience = timeout.min(config.connect_timeout);
     let is_listed = matches!(config.bootstrap, Bootstrap::Static { .. });
-    let unreachable = |connections: &dyn Connections, by_small: bool| {
+    let unreachable = |connections: &dyn Connections,
+                       lack,
+                       since: Instant,
+                       cause: Option<Cause>| {
+        let ((rank, ip), by_small) =
+            (if lack == Lack::Acknowledgement { behind } else { before }, lack == Lack::Large);
+        let cause = cause.filter(|cause| !cause.text.is_empty());
+        let is_certain = cause.as_ref().is_some_and(|cause| cause.is_certain);
         let stray = connections.stray().filter(|ip| is_listed && ranks.iter().any(|r| r.ip == *ip));
         let why = match stray {
+            _ if cause.is_some() => Unanswered::Cause(cause.map(|c| c.text).unwrap_or_default()),
             _ if by_small => Unanswered::Large(shape.mtu),
             _ if connections.previous_is_in_earlier() => Unanswered::Earlier,
             Some(stray) => Unanswered::OtherPlace(stray),
             None if is_listed => Unanswered::SilentOnList,
             None => Unanswered::Silent,
         };
-        let after = if by_small { patience } else { config.connect_timeout };
-        Error::Unreachable { rank: before, ip, after, why }
+        let after = match by_small {
+            _ if is_certain => Duration::from_millis(since.elapsed().as_millis() as u64),
+            true => patience,
+            false => config.connect_timeout,
+        };
+        Error::Unreachable { rank, ip, after, why }
     };
-    if let Err(error) =
-        core.meet(started + config.connect_timeout, patience, unreachable, is_wanted)
-    {
+    let met = core.meet(started + config.connect_timeout, patience, unreachable, &is_wanted);
+    let tested =
+        met.and_then(|()| if tests_path { core.test_path(shape.mtu, &is_wanted) } else { Ok(()) });
+    if let Err(error) = tested {
         // The others must receive the reason.
         core.linger();
         return Err(error);

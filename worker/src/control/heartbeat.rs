@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Control;
+use super::{Cause, Control, Lack};
 use netsum_collective::error::Error;
 use netsum_collective::failback::Wish;
 
@@ -18,6 +18,8 @@ struct Shared {
     without_box: AtomicBool,
     has_given_up: AtomicBool,
     last: Mutex<Last>,
+    /// Why packets do not arrive, once the daemon has been asked.
+    cause: Mutex<Option<Cause>>,
 }
 
 /// Requests to the thread.
@@ -27,6 +29,8 @@ struct Orders {
     stop: Option<Result<(), String>>,
     /// How many heartbeats have been requested at once.
     asked: u64,
+    /// What this rank lacks and the daemon is to say why.
+    lack: Option<Lack>,
 }
 
 /// The daemon's last answer; the default if it does not answer, because no rank could join then.
@@ -71,7 +75,10 @@ impl Heartbeat {
         let beat = move || {
             let mut unreachable = false;
             let end = loop {
-                let asked = lock(&theirs.orders).asked;
+                let (asked, lack) = {
+                    let mut orders = lock(&theirs.orders);
+                    (orders.asked, orders.lack.take())
+                };
                 let mut wish = Wish::default();
                 let without_box = theirs.without_box.load(Ordering::Relaxed);
                 match control.heartbeat(rank, epoch, without_box, ANSWER.max(period)) {
@@ -94,6 +101,16 @@ impl Heartbeat {
                     }
                 }
                 *lock(&theirs.last) = Last { wish, answered: asked };
+                if let Some(lack) = lack {
+                    let cause = control.path(rank, epoch, lack, ANSWER);
+                    let cause = cause.inspect_err(|e| log::debug!("rank {rank}: {e}"));
+                    if let (Lack::Sum, Ok(Cause { text, .. })) = (lack, &cause)
+                        && !text.is_empty()
+                    {
+                        log::warn!("rank {rank}: the box says why it does not sum: {text}");
+                    }
+                    *lock(&theirs.cause) = cause.ok();
+                }
                 let until = Instant::now() + period;
                 let mut orders = lock(&theirs.orders);
                 while orders.stop.is_none() && orders.asked == asked && Instant::now() < until {
@@ -134,8 +151,20 @@ impl Heartbeat {
     /// Reports to the daemon at once that the ranks have fallen back.
     pub fn without_box(&self) {
         if !self.shared.without_box.swap(true, Ordering::Relaxed) {
-            self.ask();
+            self.ask_why(Lack::Sum);
         }
+    }
+
+    /// Asks the daemon why this rank lacks something.
+    pub fn ask_why(&self, lack: Lack) {
+        let mut orders = lock(&self.shared.orders);
+        (orders.asked, orders.lack) = (orders.asked + 1, Some(lack));
+        self.shared.wake.notify_all();
+    }
+
+    /// The daemon's answer to [`Self::ask_why`].
+    pub fn cause(&self) -> Option<Cause> {
+        lock(&self.shared.cause).clone()
     }
 
     /// The daemon's last wish.

@@ -14,6 +14,7 @@ use std::error::Error as _;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+pub(crate) use netsum_api::v1::path_request::Lack;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_api::v1::{self, JobState};
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
@@ -33,6 +34,15 @@ pub(crate) struct Answer {
     pub wish: Wish,
     /// Why the job has failed, if it has.
     pub failed: Option<String>,
+}
+
+/// Why packets do not arrive.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Cause {
+    /// What is wrong and what to do; empty where the box knows nothing.
+    pub text: String,
+    /// Waiting does not help.
+    pub is_certain: bool,
 }
 
 /// A client of one job.
@@ -234,6 +244,21 @@ impl Control {
             }
             Err(s) => Err(self.error(s.message())),
         }
+    }
+
+    /// Asks why packets of the job do not arrive, as far as the box can tell.
+    pub fn path(
+        &mut self,
+        rank: u32,
+        epoch: u32,
+        lack: Lack,
+        timeout: Duration,
+    ) -> Result<Cause, Error> {
+        let (job, token) = (self.job.clone(), self.token.clone());
+        let request = v1::PathRequest { job, token, rank, epoch, lack: lack.into() };
+        self.call(timeout, |mut c| async move { c.path(request).await })
+            .map(|reply| Cause { text: reply.cause, is_certain: reply.certain })
+            .map_err(|s| self.error(s.message()))
     }
 
     /// Reports that this rank leaves in good order.

@@ -148,11 +148,15 @@ impl Engine {
         self.end(error);
     }
 
-    /// Ends the session because the previous rank's hello has not arrived. `why` is the error that
-    /// this rank's caller gets.
+    /// Ends the session because a neighbour has never answered. `why` is the error that this rank's
+    /// caller gets.
     pub fn fail_to_meet(&mut self, channels: &mut dyn Channels, why: &Error) {
         let reason = format!("rank {} cannot connect: {why}", self.own_name());
-        self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
+        let rank = match why {
+            Error::Unreachable { rank, .. } => *rank,
+            _ => self.name(self.previous()),
+        };
+        self.fail(channels, Error::RankDied { rank, reason });
     }
 
     pub(super) fn on_failure(&mut self, channels: &mut dyn Channels, origin: u32, error: Error) {
@@ -253,7 +257,9 @@ impl Engine {
         }
         let Some(all_started) = self.all_started else { return };
         let idle = now.saturating_duration_since(self.last_progress.max(all_started));
-        if self.summer == Summer::Box && idle >= self.settings.stall() {
+        let stall = self.settings.stall();
+        if self.summer == Summer::Box && idle >= self.hurry.map_or(stall, |hurry| hurry.min(stall))
+        {
             self.fall_back(channels, Reason::Stalled, self.member.rank);
         } else if self.left != 0 && idle >= self.settings.timeout {
             let rank = self.left.trailing_zeros();

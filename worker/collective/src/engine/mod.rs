@@ -172,6 +172,10 @@ pub struct Engine {
     /// When the previous rank's hello arrived, and whether a packet of the path MTU has arrived.
     hello: Option<Instant>,
     greeted: bool,
+    /// The next rank has acknowledged this one's packet of the path MTU.
+    acknowledged: bool,
+    /// While the path is tested: how long the box may take for a sum.
+    hurry: Option<Duration>,
     heard: Instant,
     /// Since when the caller waits for other ranks.
     waiting: Option<Instant>,
@@ -194,6 +198,9 @@ pub struct Engine {
     parts: Vec<Vec<RingPart>>,
     statistics: Statistics,
 }
+
+/// The number of the first frame of the path MTU, which follows the greeting.
+const FULL_SIZE: u64 = 2;
 
 /// Operations that may be open at a time.
 pub const MAX_OPEN: usize = 64;
@@ -228,6 +235,8 @@ impl Engine {
             reconnect: None,
             hello: None,
             greeted: false,
+            acknowledged: false,
+            hurry: None,
             heard: now,
             waiting: None,
             answered: now,
@@ -312,8 +321,9 @@ impl Engine {
             ChannelEvent::Sent { channel: Channel::RingOut(ring), id, data } => {
                 self.give_back(ring, id, data);
             }
-            ChannelEvent::Sent { data, .. } => {
+            ChannelEvent::Sent { id, data, .. } => {
                 self.answered = now;
+                self.acknowledged |= id == FULL_SIZE;
                 self.bypass_outstanding -= 1;
                 self.steps.give(data);
             }
@@ -460,6 +470,23 @@ impl Engine {
     /// Whether the previous rank has said hello, and packets of the path MTU arrive from it.
     pub fn greeted(&self) -> bool {
         self.greeted
+    }
+
+    /// Whether the next rank has acknowledged a packet of the path MTU.
+    pub fn acknowledged(&self) -> bool {
+        self.acknowledged
+    }
+
+    /// During the path test, falls back from the box after `patience` if that is shorter than usual.
+    pub fn begin_path_test(&mut self, patience: Duration) {
+        self.hurry = Some(patience);
+    }
+
+    /// Ends the path test, whose operations do not count in the statistics.
+    pub fn end_path_test(&mut self) {
+        self.hurry = None;
+        let Statistics { fallbacks, unsummed, wrong, .. } = self.statistics;
+        self.statistics = Statistics { fallbacks, unsummed, wrong, ..Statistics::default() };
     }
 
     /// When the previous rank said hello, if no packet of the path MTU has arrived since.

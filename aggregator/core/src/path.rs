@@ -1,0 +1,207 @@
+//! Why a job's packets do not arrive: what each rank lacks, where packets came in, and how ports
+//! are set. Pure.
+
+use std::net::IpAddr;
+
+use super::{HEADROOM, Job, Rank};
+use crate::port::{Defect, PortFacts, bearable, defects, fatal};
+
+/// What a rank has not got in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// Any packet of the previous rank.
+    Previous,
+    /// A packet of the path MTU of the previous rank; smaller ones arrive.
+    Large,
+    /// An acknowledgement of the next rank.
+    Acknowledgement,
+    /// A sum of the box.
+    Sum,
+}
+
+/// A rank's packet that came in by a port that is not the rank's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Stray {
+    pub src: IpAddr,
+    /// The port's name.
+    pub port: String,
+}
+
+/// Ranks whose packets come in by another port than the one that they joined behind.
+pub fn astray(job: &Job, strays: &[Stray], port_name: impl Fn(u32) -> String) -> Vec<Defect> {
+    let mut all: Vec<Defect> = Vec::new();
+    for Stray { src, port } in strays {
+        let Some(flow) = job.flows.iter().find(|flow| flow.src == *src && flow.bears == 0) else {
+            continue;
+        };
+        let (rank, expected) = (job.sender(flow.rank), port_name(flow.ifindex));
+        let defect = fatal(
+            format!(
+                "packets of rank {rank} ({src}) come in by {port}, not {expected}: its host sends them by another card, as with two \
+                 cards in one subnet"
+            ),
+            format!(
+                "route by source address on that host (`ip rule add from {src} table 100`, `ip route add SUBNET dev CARD src {src} \
+                 table 100`, net.ipv4.conf.all.arp_ignore=1 and arp_announce=2), or give each card a subnet of its own"
+            ),
+        );
+        if !all.contains(&defect) {
+            all.push(defect);
+        }
+    }
+    all
+}
+
+/// What is wrong with a job's port, beyond being down: that is seen by what is missing. Sums
+/// `arrive` unless ranks have given the box up.
+pub fn of_port(mtu: u32, facts: &PortFacts, arrive: bool) -> Vec<Defect> {
+    let (name, needed) = (&facts.name, mtu + HEADROOM);
+    let mut all = Vec::new();
+    if facts.mtu < needed {
+        all.push(fatal(
+            format!(
+                "port {name} has an MTU of {}: packets of the job's path MTU, {mtu}, need {needed}",
+                facts.mtu
+            ),
+            format!("ip link set {name} mtu {needed}, or make the job's smaller: netsum job create --mtu"),
+        ));
+    }
+    // Rates and room for larger jobs keep nothing from arriving.
+    let as_it_should =
+        PortFacts { up: true, mtu: u32::MAX, interrupts: Vec::new(), ..facts.clone() };
+    let named = |d: Defect| Defect { found: format!("port {name}: {}", d.found), ..d };
+    all.extend(defects(&as_it_should).into_iter().filter(|d| d.is_fatal || !arrive).map(named));
+    all
+}
+
+/// What is known of a job's path.
+#[derive(Clone, Debug, Default)]
+pub struct Evidence {
+    /// Ranks whose packets come in by another port.
+    pub astray: Vec<Defect>,
+    /// What is wrong with ports, by [`of_port`].
+    pub ports: Vec<Defect>,
+    /// Why the bridge may not forward, by [`crate::bridging::obstacles`].
+    pub bridging: Vec<Defect>,
+    /// Ranks whose packets to the next rank came in, past the box's sums, while it was watched.
+    pub bypass: Vec<Rank>,
+    /// What a diagnosis has found besides, the most likely first.
+    pub findings: Vec<Defect>,
+}
+
+impl Evidence {
+    /// All that is in the way or may be, what is certain first.
+    pub fn obstacles(&self) -> Vec<Defect> {
+        let mut all = [&self.astray[..], &self.ports, &self.bridging].concat();
+        all.sort_by_key(|defect| !defect.is_fatal);
+        all
+    }
+
+    /// Why rank `rank` lacks something of its neighbours in `ring`; fatal, if waiting does not help.
+    pub fn cause(&self, lack: Lack, rank: Rank, ring: &[Rank]) -> Option<Defect> {
+        if let Some(defect) = self.astray.first() {
+            return Some(defect.clone());
+        }
+        let first = |defects: &[Defect]| defects.first().cloned();
+        let place = ring.iter().position(|other| *other == rank)?;
+        let sender = match lack {
+            Lack::Sum => {
+                let fatal = |d: &&Defect| d.is_fatal;
+                let found = self.ports.iter().find(fatal).or(self.bridging.iter().find(fatal));
+                return found.or(self.findings.first()).or(self.ports.first()).cloned();
+            }
+            Lack::Large if !self.ports.is_empty() => return first(&self.ports),
+            Lack::Acknowledgement => ring[(place + 1) % ring.len()],
+            Lack::Previous | Lack::Large => ring[(place + ring.len() - 1) % ring.len()],
+        };
+        // Its packets get as far as the box, and not on: it is no rank that is late.
+        let is_cut = self.bypass.contains(&sender);
+        let Some(obstacle) = first(&self.bridging) else {
+            return is_cut.then(|| {
+                bearable(
+                    format!("packets of rank {sender} come in at the box, and its neighbours do not get through to each other"),
+                    "look at firewalls and at the neighbour tables (`ip neigh`) of both hosts, and at what is between them and the box",
+                )
+            });
+        };
+        // Spanning tree forwards after a while.
+        Some(Defect { is_fatal: is_cut && !obstacle.is_fatal, ..obstacle })
+    }
+}
+
+/// The rank whose packet on a bypass connection this is: from `src` to queue pair `qpn` of `dst`.
+pub fn bypass_sender(job: &Job, src: IpAddr, dst: IpAddr, qpn: u32) -> Option<Rank> {
+    let epoch = job.epoch.as_ref()?;
+    let pairs = epoch.ring.iter().zip(epoch.ring.iter().cycle().skip(1));
+    let of = |rank: &Rank| &epoch.ranks[rank.0 as usize];
+    pairs.map(|(rank, next)| (of(rank), of(next))).find_map(|(rank, next)| {
+        (rank.ip == src && next.ip == dst && next.plain.receive_qpn == qpn).then_some(rank.rank)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RING: [Rank; 3] = [Rank(0), Rank(1), Rank(2)];
+
+    #[test]
+    fn a_cause_is_certain_where_packets_get_to_the_box_and_not_on() {
+        let filter = bearable("chain bridge f c filters forwarded packets", "nft list chain");
+        let mut evidence = Evidence { bridging: vec![filter.clone()], ..Evidence::default() };
+        let certain = |evidence: &Evidence, lack| {
+            evidence.cause(lack, Rank(1), &RING).map(|defect| defect.is_fatal)
+        };
+        assert_eq!(certain(&evidence, Lack::Previous), Some(false), "it may be late");
+        evidence.bypass = vec![Rank(0)];
+        assert_eq!(certain(&evidence, Lack::Previous), Some(true));
+        assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(false), "that is rank 2's");
+        evidence.bypass = vec![Rank(2)];
+        assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(true));
+        // Spanning tree needs time.
+        evidence.bridging = vec![fatal("port a does not forward", "wait")];
+        assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(false));
+        evidence.bridging.clear();
+        assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(false));
+        evidence.bypass.clear();
+        assert_eq!(certain(&evidence, Lack::Acknowledgement), None);
+        // Another card explains everything.
+        evidence.astray = vec![fatal("packets of rank 2 come in by port0, not port3", "route")];
+        for lack in [Lack::Previous, Lack::Large, Lack::Acknowledgement, Lack::Sum] {
+            assert_eq!(certain(&evidence, lack), Some(true));
+        }
+    }
+
+    #[test]
+    fn a_missing_sum_is_the_ports_before_it_is_the_ranks() {
+        let late = bearable("rank 1 has sent nothing", "look at it");
+        let mut evidence = Evidence { findings: vec![late.clone()], ..Evidence::default() };
+        assert_eq!(evidence.cause(Lack::Sum, Rank(1), &RING), Some(late));
+        let veth = PortFacts {
+            name: "port1".into(),
+            driver: "veth".into(),
+            features: Some(3),
+            xdp: true,
+            mtu: 4200,
+            ..PortFacts::default()
+        };
+        evidence.ports = of_port(1024, &veth, true);
+        let cause = evidence.cause(Lack::Sum, Rank(1), &RING).unwrap();
+        assert!(cause.is_fatal && cause.found.starts_with("port port1: "), "{cause:?}");
+        assert!(cause.mend.contains("gro on"), "{cause:?}");
+    }
+
+    #[test]
+    fn a_port_that_is_too_small_for_the_job_is_named() {
+        let port =
+            |mtu| PortFacts { name: "swp1".into(), mtu, features: Some(7), ..PortFacts::default() };
+        assert_eq!(of_port(1024, &port(1024 + HEADROOM), true), []);
+        let found = of_port(1024, &port(1024 + HEADROOM - 1), true);
+        assert!(found.len() == 1 && found[0].is_fatal, "{found:?}");
+        assert!(found[0].found.contains("port swp1 has an MTU of"), "{found:?}");
+        // Tags that the card takes off are a cause only where sums are missing.
+        let tags = PortFacts { rx_vlan: Some(true), ..port(9000) };
+        assert_eq!(of_port(1024, &tags, true), []);
+        assert!(of_port(1024, &tags, false)[0].mend.contains("rxvlan off"));
+    }
+}

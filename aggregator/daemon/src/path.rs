@@ -1,0 +1,140 @@
+//! Gathers the evidence for [`netsum_core::path`].
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use netsum_api::v1 as api;
+use netsum_api::v1::path_request::Lack as Told;
+use netsum_common::counters::Counter;
+use netsum_common::wire::{self, Frame};
+use netsum_core::diagnose::{Finding, Stranger};
+use netsum_core::path::{Evidence, Lack, Stray, astray, bypass_sender, of_port};
+use netsum_core::plane::unmapped;
+use netsum_core::port::{Defect, PortFacts, bearable};
+use netsum_core::{Job, Rank};
+use tonic::Status;
+
+use super::diagnose::answer;
+use super::link::Interface;
+use super::message::refused;
+use super::netlink::Netlink;
+use super::state::{Inner, Shared};
+use super::{device, trace};
+
+/// How long packets are watched for a rank that lacks some. Endpoints send again after 67 ms.
+const WATCH: Duration = Duration::from_millis(250);
+/// All ranks ask at about the same time.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// What was seen of a job last.
+#[derive(Default)]
+pub struct Seen(Option<(String, u32, Instant, Evidence)>);
+
+/// Begins to note packets with ranks' addresses that come in by other ports than the ranks'.
+/// `None`, where too many trace already.
+pub fn watch_strays(shared: &Shared) -> Option<trace::Tracing> {
+    let verdicts = [Counter::WrongPort, Counter::Spoofed].map(|c| c.name().to_owned()).to_vec();
+    trace::begin(shared, &api::TraceRequest { verdicts, ..api::TraceRequest::default() })
+        .inspect_err(|e| log::debug!("cannot watch for packets on wrong ports: {}", e.message()))
+        .ok()
+}
+
+/// What has been noted.
+pub fn strays(tracing: Option<trace::Tracing>) -> Vec<Stray> {
+    let packets = tracing.map(|mut tracing| tracing.taken()).unwrap_or_default();
+    let source = |frame: &[u8]| {
+        let mut headers = Frame::EMPTY;
+        // Also of what cannot be parsed further.
+        let _ = wire::parse_into(frame, &mut headers);
+        unmapped(headers.src_ip)
+    };
+    let strays = packets.into_iter().map(|p| Stray { src: source(&p.frame), port: p.port });
+    let mut known = HashSet::new();
+    strays.filter(|stray| known.insert(stray.clone())).collect()
+}
+
+/// What ports and packets tell of a job's path.
+pub fn evidence(
+    inner: &Inner,
+    job: &Job,
+    interfaces: &[Interface],
+    strays: &[Stray],
+    strangers: &[Stranger],
+) -> Evidence {
+    let ports: HashSet<u32> = job.flows.iter().map(|flow| flow.ifindex).collect();
+    let cpus: Vec<u32> =
+        (0..inner.controller.cpus() as u32).map(|c| inner.plane.cpu_number(c)).collect();
+    let sums_arrive = job.epoch.as_ref().is_none_or(|epoch| !epoch.without_box);
+    let used = interfaces.iter().filter(|l| ports.contains(&l.ifindex));
+    let facts = used.filter_map(|l| match device::facts(l, &cpus) {
+        Ok(facts) => Some(PortFacts { xdp: true, ..facts }),
+        Err(e) => {
+            log::debug!("port {}: {e:#}", l.name);
+            None
+        }
+    });
+    let is_home =
+        |s: &&Stranger| job.flows.iter().any(|flow| flow.src == s.src && flow.ifindex == s.ifindex);
+    let bypass = strangers.iter().filter(is_home);
+    Evidence {
+        astray: astray(job, strays, |ifindex| inner.controller.port_name(ifindex)),
+        ports: facts.flat_map(|facts| of_port(job.spec.mtu, &facts, sums_arrive)).collect(),
+        bypass: bypass.filter_map(|s| bypass_sender(job, s.src, s.dst, s.qpn)).collect(),
+        ..Evidence::default()
+    }
+}
+
+/// Those that blame a rank.
+pub fn of_ranks(findings: &[Finding]) -> Vec<Defect> {
+    let of_rank = |f: &Finding| {
+        f.rank.map(|rank| bearable(format!("rank {rank}: {}", f.what), f.next.clone()))
+    };
+    findings.iter().filter_map(of_rank).collect()
+}
+
+/// Why a rank lacks something. Ranks that ask at the same time are told by what was seen once.
+///
+/// # Errors
+/// If there is no such job.
+pub async fn cause(
+    shared: &Shared,
+    netlink: Option<&Netlink>,
+    seen: &tokio::sync::Mutex<Seen>,
+    request: &api::PathRequest,
+) -> Result<Option<Defect>, Status> {
+    let (job, rank) = (&request.job, Rank(request.rank));
+    let lack = match request.lack() {
+        Told::Sum => Lack::Sum,
+        Told::Previous => Lack::Previous,
+        Told::Large => Lack::Large,
+        Told::Acknowledgement => Lack::Acknowledgement,
+    };
+    let mut seen = seen.lock().await;
+    let is_fresh = |(name, epoch, at, _): &(String, u32, Instant, Evidence)| {
+        name == job && *epoch == request.epoch && at.elapsed() < FRESH
+    };
+    let is_known = seen.0.as_ref().is_some_and(is_fresh);
+    if !is_known {
+        let watch_ms = WATCH.as_millis() as u32;
+        let watched = api::DiagnoseRequest { job: job.clone(), watch_ms };
+        let (_, evidence) = answer(shared, netlink, watched).await?;
+        seen.0 = Some((job.clone(), request.epoch, Instant::now(), evidence));
+    }
+    let Some((.., evidence)) = &seen.0 else { return Ok(None) };
+    let ring = {
+        let inner = shared.lock();
+        let job = inner.controller.job(job).map_err(refused)?;
+        job.epoch.as_ref().filter(|e| e.number == request.epoch).map(|e| e.ring.clone())
+    };
+    let cause = evidence.cause(lack, rank, &ring.unwrap_or_default());
+    if let (false, Some(Defect { found, mend, .. })) = (is_known, &cause) {
+        let what = match lack {
+            Lack::Sum => "no sums of the box",
+            Lack::Previous => "no packets of the rank before it",
+            Lack::Large => "no packets of the path MTU of the rank before it",
+            Lack::Acknowledgement => "no acknowledgements of the rank behind it",
+        };
+        log::warn!(NETSUM_JOB = job, NETSUM_RANK = rank.0; "job {job}: rank {rank} gets {what}: {found}: {mend}");
+    }
+    Ok(cause)
+}
