@@ -27,24 +27,31 @@ pub struct Stray {
     pub port: String,
 }
 
-/// Ranks whose packets come in by another port than the one that they joined behind.
-pub fn astray(job: &Job, strays: &[Stray], port_name: impl Fn(u32) -> String) -> Vec<Defect> {
+/// Ranks whose packets come in by another port than the one that they joined behind. Of flows that
+/// were registered otherwise, [`crate::diagnose`] says so by their last packets. Where a rank is at
+/// home, packets come in from it behind its own port: others may be a stranger's.
+pub fn astray(
+    job: &Job,
+    strays: &[Stray],
+    port_name: impl Fn(u32) -> String,
+    is_home: impl Fn(Rank) -> bool,
+) -> Vec<Defect> {
     let mut all: Vec<Defect> = Vec::new();
-    for Stray { src, port } in strays {
+    for Stray { src, port } in strays.iter().filter(|_| job.epoch.is_some()) {
         let Some(flow) = job.flows.iter().find(|flow| flow.src == *src && flow.bears == 0) else {
             continue;
         };
         let (rank, expected) = (job.sender(flow.rank), port_name(flow.ifindex));
-        let defect = fatal(
+        // Other ranks are told 300 characters of it.
+        let found = fatal(
             format!(
-                "packets of rank {rank} ({src}) come in by {port}, not {expected}: its host sends them by another card, as with two \
-                 cards in one subnet"
+                "packets of rank {rank} ({src}) come in by {port}, not {expected}, as from a host with two cards in one subnet"
             ),
             format!(
-                "route by source address on that host (`ip rule add from {src} table 100`, `ip route add SUBNET dev CARD src {src} \
-                 table 100`, net.ipv4.conf.all.arp_ignore=1 and arp_announce=2), or give each card a subnet of its own"
+                "there `ip rule add from {src} table 100`, routes in it by the right card, arp_ignore=1 and arp_announce=2"
             ),
         );
+        let defect = Defect { is_fatal: !is_home(rank), ..found };
         if !all.contains(&defect) {
             all.push(defect);
         }
@@ -99,9 +106,14 @@ impl Evidence {
 
     /// Why rank `rank` lacks something of its neighbours in `ring`; fatal, if waiting does not help.
     pub fn cause(&self, lack: Lack, rank: Rank, ring: &[Rank]) -> Option<Defect> {
-        if let Some(defect) = self.astray.first() {
+        if let Some(defect) = self.astray.iter().find(|defect| defect.is_fatal) {
             return Some(defect.clone());
         }
+        self.besides(lack, rank, ring).or(self.astray.first().cloned())
+    }
+
+    /// The same, if no rank sends by another card.
+    fn besides(&self, lack: Lack, rank: Rank, ring: &[Rank]) -> Option<Defect> {
         let first = |defects: &[Defect]| defects.first().cloned();
         let place = ring.iter().position(|other| *other == rank)?;
         let sender = match lack {
@@ -165,6 +177,9 @@ mod tests {
         assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(false));
         evidence.bypass.clear();
         assert_eq!(certain(&evidence, Lack::Acknowledgement), None);
+        // A stranger's packets with a rank's address explain nothing.
+        evidence.astray = vec![bearable("packets of rank 2 come in by port0, not port3", "route")];
+        assert_eq!(certain(&evidence, Lack::Previous), Some(false));
         // Another card explains everything.
         evidence.astray = vec![fatal("packets of rank 2 come in by port0, not port3", "route")];
         for lack in [Lack::Previous, Lack::Large, Lack::Acknowledgement, Lack::Sum] {
