@@ -381,8 +381,14 @@ impl System {
                 self.controller.abort(&r.job, &r.token, Rank(r.rank), r.epoch, &r.reason)
             }
             _ => {
-                let sensible =
-                    api::HeartbeatRequest { job, token, rank, epoch, without_box: epoch == 1 };
+                let sensible = api::HeartbeatRequest {
+                    job,
+                    token,
+                    rank,
+                    epoch,
+                    without_box: epoch == 1,
+                    path: epoch,
+                };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
                 let rank = Rank(r.rank);
                 let heard = self.controller.heartbeat(

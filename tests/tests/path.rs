@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::faults::Faults;
 use netsum_lab::netns::{Netns, output};
 use netsum_lab::traffic::ping;
 
@@ -123,6 +124,29 @@ fn a_rank_whose_packets_come_in_by_another_card_is_named() {
     assert!(error.contains(&cause) && error.contains("arp_ignore"), "{error}");
     assert!(millis(&error) < 2000.0, "{error}");
     is_logged(&cluster, &["job cards: rank", &cause]);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_of_a_running_job_test_their_path_again() {
+    let cluster = Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(3) }).unwrap();
+    let job = JobSpec::new("running", 3);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(3)).unwrap();
+    group.all_reduce("i32", 10_000, 1).unwrap();
+    let acknowledged = || {
+        let said = cluster.netsum_json(&["path", "running"]).unwrap();
+        let ranks = said["ranks"].as_array().unwrap().clone();
+        let of = |rank: &serde_json::Value| rank["acknowledged"].as_bool().unwrap();
+        (ranks.iter().map(of).collect::<Vec<_>>(), said)
+    };
+    let (all, said) = acknowledged();
+    assert_eq!(all, [true; 3], "{said:#}");
+    assert!(said["ranks"][0]["packets"].as_u64().unwrap() > 0, "{said:#}");
+    // What rank 2 sends is lost: its packets to rank 0, and its acknowledgements to rank 1.
+    cluster.lab().host(2).set_faults(Faults::loss(1.0), Faults::NONE, 1).unwrap();
+    let (some, said) = acknowledged();
+    assert_eq!(some, [true, false, false], "{said:#}");
 }
 
 #[test]

@@ -26,6 +26,7 @@ unambiguous: `netsum j s`. `help` works behind every object.";
     override_usage = "netsum [OPTIONS] OBJECT COMMAND
        netsum [OPTIONS] batch file FILE
        netsum [OPTIONS] diagnose JOB
+       netsum [OPTIONS] path JOB
        netsum [OPTIONS] top
        netsum [OPTIONS] report JOB -o FILE
        netsum [OPTIONS] trace [--job JOB]
@@ -149,6 +150,13 @@ pub enum Command {
             value_name = "TIME"
         )]
         watch: Duration,
+    },
+    /// Test whether packets get through between a job's ranks. Each rank sends the next one a packet
+    /// of the job's path MTU on the bypass connection, with its next heartbeat; operations continue.
+    /// Shows which were acknowledged, what came from each rank to be summed, and the cause of losses.
+    Path {
+        /// The job.
+        job: String,
     },
     /// Watch jobs, ranks, rings and ports live: throughput, how long sums take, which rank is last.
     /// `q` quits, `?` shows the keys.

@@ -188,7 +188,14 @@ impl Client {
     /// Diagnoses a stalled job.
     pub async fn diagnose(&mut self, job: String, watch_ms: u32) -> Result<api::Diagnosis> {
         log::debug!("Diagnose {job} for {watch_ms} ms");
-        said(self.admin.diagnose(api::DiagnoseRequest { job, watch_ms }).await)
+        said(self.admin.diagnose(api::DiagnoseRequest { job, watch_ms, path: false }).await)
+    }
+
+    /// Whether packets get through between a job's ranks.
+    pub async fn path(&mut self, job: String) -> Result<api::Diagnosis> {
+        log::debug!("Diagnose {job}, with a path test");
+        let request = api::DiagnoseRequest { job, watch_ms: 250, path: true };
+        said(self.admin.diagnose(request).await)
     }
 
     /// Single packets, as they arrive.

@@ -11,7 +11,9 @@ use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
 use crate::view::Programs;
-use crate::{diagnosis, fabric, peers, print, rates, report, spread, tenants, topology, trees};
+use crate::{
+    diagnosis, fabric, path, peers, print, rates, report, spread, tenants, topology, trees,
+};
 
 /// Reads the token from the first line: every user of a machine can see the arguments of a command.
 fn token(mut input: impl BufRead) -> Result<String> {
@@ -146,6 +148,7 @@ pub async fn one(
             let watch_ms = u32::try_from(watch.as_millis()).unwrap_or(u32::MAX);
             diagnosis::diagnosis(out, format, client.diagnose(job, watch_ms).await?)
         }
+        Command::Path { job } => path::path(out, format, client.path(job).await?),
         Command::Report { job, watch, output } => {
             report::run(out, format, client, job, watch, &output).await
         }

@@ -111,6 +111,12 @@ impl From<api::RankDiagnosis> for Rank {
     }
 }
 
+impl From<api::Finding> for Finding {
+    fn from(f: api::Finding) -> Self {
+        Self { ring: f.ring, rank: f.rank, what: f.what, next: f.next }
+    }
+}
+
 impl From<api::Diagnosis> for Diagnosis {
     fn from(d: api::Diagnosis) -> Self {
         let state = d.state().into();
@@ -122,14 +128,12 @@ impl From<api::Diagnosis> for Diagnosis {
             credit: r.credit,
             ranks: r.ranks.into_iter().map(Rank::from).collect(),
         };
-        let finding =
-            |f: api::Finding| Finding { ring: f.ring, rank: f.rank, what: f.what, next: f.next };
         Self {
             job: d.job,
             state,
             ranks: d.ranks,
             rings: d.rings.into_iter().map(ring).collect(),
-            findings: d.findings.into_iter().map(finding).collect(),
+            findings: d.findings.into_iter().map(Finding::from).collect(),
             drops: d.drops.into_iter().map(|c| (c.name, c.value)).collect(),
         }
     }

@@ -15,6 +15,7 @@
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
 //! | [`diagnosis`] | `netsum diagnose` |
+//! | [`path`] | `netsum path` |
 //! | [`trace`] | `netsum trace`; [`capture`]: frames in pcapng and pcap files |
 //! | [`plan`] | `netsum plan` |
 //! | [`peers`] | `netsum flow peers` |
@@ -32,6 +33,7 @@ pub mod fabric;
 pub mod failure;
 pub mod format;
 pub mod layout;
+pub mod path;
 pub mod peers;
 pub mod plan;
 pub mod print;

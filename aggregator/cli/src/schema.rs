@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::check::Checkup;
 use super::diagnosis::Diagnosis;
 use super::fabric::{Fabric, Probe};
+use super::path::Path;
 use super::plan::Plans;
 use super::simulation::Simulation;
 use super::spread::Spread;
@@ -53,6 +54,7 @@ pub fn all() -> Vec<Schema> {
         of::<Topology>("topology.json", "netsum -j fabric topology"),
         of::<Programs>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB, fabric diagnose JOB"),
+        of::<Path>("path.json", "netsum -j path JOB"),
         of::<Written>("report.json", "netsum -j report JOB -o FILE"),
         of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
         of::<Simulation>("simulation.json", "netsum -j simulate FILE"),

@@ -58,6 +58,10 @@ pub struct Epoch {
     pub renew: bool,
     /// Its ranks have given the box up, and sum by themselves to its end.
     pub without_box: bool,
+    /// The number of the last path test that was asked for.
+    pub path: u32,
+    /// That of the last one in which each rank's packet was acknowledged.
+    pub acknowledged: Vec<u32>,
     /// When each was last heard of; `None` when it has left.
     heard: Vec<Option<Instant>>,
 }
@@ -288,6 +292,8 @@ impl Controller {
             ring: order,
             renew: false,
             without_box: false,
+            path: 0,
+            acknowledged: vec![0; forming.ranks.len()],
             heard: vec![Some(now); forming.ranks.len()],
             ranks: forming.ranks.into_values().map(|w| w.address).collect(),
         });
@@ -392,6 +398,24 @@ impl Controller {
         Ok(job)
     }
 
+    /// All ranks of a job that is at work are to test their path again. The test's number; `None`,
+    /// where there are none of netsum's.
+    pub fn ask_for_path(&mut self, name: &str) -> Option<u32> {
+        let epoch = self.jobs.get_mut(name)?.epoch.as_mut()?;
+        epoch.path += 1;
+        Some(epoch.path)
+    }
+
+    /// A rank's packet of this path test has been acknowledged.
+    pub fn path_acknowledged(&mut self, name: &str, rank: Rank, epoch: u32, test: u32) {
+        let current = self.jobs.get_mut(name).and_then(|job| job.epoch.as_mut());
+        if let Some(current) = current.filter(|current| current.number == epoch)
+            && let Some(known) = current.acknowledged.get_mut(rank.0 as usize)
+        {
+            *known = test;
+        }
+    }
+
     /// No boxes sum for the ranks of this epoch. Whether they may begin all the same.
     pub fn goes_without_box(&mut self, name: &str, epoch: u32) -> bool {
         let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.or_ring) else {
@@ -466,7 +490,16 @@ impl Epoch {
     ) -> Self {
         let heard = left.iter().map(|&left| (!left).then_some(now)).collect();
         let ring = if ring.is_empty() { Rank::all(ranks.len() as u32).collect() } else { ring };
-        Self { number, ranks, ring, renew: false, without_box: false, heard }
+        Self {
+            number,
+            ring,
+            renew: false,
+            without_box: false,
+            path: 0,
+            acknowledged: vec![0; ranks.len()],
+            ranks,
+            heard,
+        }
     }
 
     /// When a rank was last heard of; `None` when it has left.

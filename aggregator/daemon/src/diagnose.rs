@@ -154,7 +154,11 @@ pub async fn answer(
         Watching(shared.clone())
     };
     let strays = path::watch_strays(shared);
+    let test = request.path.then(|| shared.lock().controller.ask_for_path(&request.job)).flatten();
     tokio::time::sleep(watch).await;
+    if let Some(test) = test {
+        path::acknowledged(shared, &request.job, test).await;
+    }
     let strays = path::strays(strays);
     let after = interfaces(netlink.cloned()).await?;
     let mut ports = used_ports(&shared.lock(), &request.job);
@@ -199,6 +203,7 @@ pub async fn answer(
                 behind: f.behind.unwrap_or_default(),
             })
             .collect(),
+        path: test.map(|test| path::of_ring(&inner, job, test)).unwrap_or_default(),
         drops: drops.into_iter().filter(|c| c.value > 0 && c.kind == Kind::Drop.name()).collect(),
     };
     drop(inner);

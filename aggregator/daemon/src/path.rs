@@ -23,6 +23,8 @@ use super::{device, trace};
 
 /// How long packets are watched for a rank that lacks some. Endpoints send again after 67 ms.
 const WATCH: Duration = Duration::from_millis(250);
+/// A packet that is not acknowledged for so long is lost again and again.
+const SILENCE: Duration = Duration::from_secs(2);
 /// All ranks ask at about the same time.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -33,35 +35,22 @@ pub struct Seen(Option<(String, u32, Instant, Evidence)>);
 /// Begins to note packets with ranks' addresses that come in by other ports than the ranks'.
 /// `None`, where too many trace already.
 pub fn watch_strays(shared: &Shared) -> Option<trace::Tracing> {
-    let verdicts = [Counter::WrongPort, Counter::Spoofed]
-        .map(|c| c.name().to_owned())
-        .to_vec();
-    trace::begin(
-        shared,
-        &api::TraceRequest {
-            verdicts,
-            ..api::TraceRequest::default()
-        },
-    )
-    .inspect_err(|e| log::debug!("cannot watch for packets on wrong ports: {}", e.message()))
-    .ok()
+    let verdicts = [Counter::WrongPort, Counter::Spoofed].map(|c| c.name().to_owned()).to_vec();
+    trace::begin(shared, &api::TraceRequest { verdicts, ..api::TraceRequest::default() })
+        .inspect_err(|e| log::debug!("cannot watch for packets on wrong ports: {}", e.message()))
+        .ok()
 }
 
 /// What has been noted.
 pub fn strays(tracing: Option<trace::Tracing>) -> Vec<Stray> {
-    let packets = tracing
-        .map(|mut tracing| tracing.taken())
-        .unwrap_or_default();
+    let packets = tracing.map(|mut tracing| tracing.taken()).unwrap_or_default();
     let source = |frame: &[u8]| {
         let mut headers = Frame::EMPTY;
         // Also of what cannot be parsed further.
         let _ = wire::parse_into(frame, &mut headers);
         unmapped(headers.src_ip)
     };
-    let strays = packets.into_iter().map(|p| Stray {
-        src: source(&p.frame),
-        port: p.port,
-    });
+    let strays = packets.into_iter().map(|p| Stray { src: source(&p.frame), port: p.port });
     let mut known = HashSet::new();
     strays.filter(|stray| known.insert(stray.clone())).collect()
 }
@@ -75,9 +64,8 @@ pub fn evidence(
     strangers: &[Stranger],
 ) -> Evidence {
     let ports: HashSet<u32> = job.flows.iter().map(|flow| flow.ifindex).collect();
-    let cpus: Vec<u32> = (0..inner.controller.cpus() as u32)
-        .map(|c| inner.plane.cpu_number(c))
-        .collect();
+    let cpus: Vec<u32> =
+        (0..inner.controller.cpus() as u32).map(|c| inner.plane.cpu_number(c)).collect();
     let sums_arrive = job.epoch.as_ref().is_none_or(|epoch| !epoch.without_box);
     let used = interfaces.iter().filter(|l| ports.contains(&l.ifindex));
     let facts = used.filter_map(|l| match device::facts(l, &cpus) {
@@ -87,38 +75,19 @@ pub fn evidence(
             None
         }
     });
-    let is_home = |s: &&Stranger| {
-        job.flows
-            .iter()
-            .any(|flow| flow.src == s.src && flow.ifindex == s.ifindex)
-    };
+    let is_home =
+        |s: &&Stranger| job.flows.iter().any(|flow| flow.src == s.src && flow.ifindex == s.ifindex);
     let bypass = strangers.iter().filter(is_home);
-    let bypass: Vec<Rank> = bypass
-        .filter_map(|s| bypass_sender(job, s.src, s.dst, s.qpn))
-        .collect();
+    let bypass: Vec<Rank> =
+        bypass.filter_map(|s| bypass_sender(job, s.src, s.dst, s.qpn)).collect();
     let has_contributed = |rank| {
-        let mut flows = job
-            .flows
-            .iter()
-            .filter(|flow| job.sender(flow.rank) == rank);
-        flows.any(|flow| {
-            inner
-                .plane
-                .flow_seen(flow.key())
-                .is_ok_and(|s| s.packets != s.refused)
-        })
+        let mut flows = job.flows.iter().filter(|flow| job.sender(flow.rank) == rank);
+        flows.any(|flow| inner.plane.flow_seen(flow.key()).is_ok_and(|s| s.packets != s.refused))
     };
     let is_home = |rank| bypass.contains(&rank) || has_contributed(rank);
     Evidence {
-        astray: astray(
-            job,
-            strays,
-            |ifindex| inner.controller.port_name(ifindex),
-            is_home,
-        ),
-        ports: facts
-            .flat_map(|facts| of_port(job.spec.mtu, &facts, sums_arrive))
-            .collect(),
+        astray: astray(job, strays, |ifindex| inner.controller.port_name(ifindex), is_home),
+        ports: facts.flat_map(|facts| of_port(job.spec.mtu, &facts, sums_arrive)).collect(),
         bypass,
         ..Evidence::default()
     }
@@ -127,10 +96,43 @@ pub fn evidence(
 /// Those that blame a rank.
 pub fn of_ranks(findings: &[Finding]) -> Vec<Defect> {
     let of_rank = |f: &Finding| {
-        f.rank
-            .map(|rank| bearable(format!("rank {rank}: {}", f.what), f.next.clone()))
+        f.rank.map(|rank| bearable(format!("rank {rank}: {}", f.what), f.next.clone()))
     };
     findings.iter().filter_map(of_rank).collect()
+}
+
+/// Waits until all ranks' packets of a path test are acknowledged: they hear of it with their next
+/// heartbeat.
+pub async fn acknowledged(shared: &Shared, job: &str, test: u32) {
+    let until = Instant::now() + shared.heartbeat + SILENCE;
+    while Instant::now() < until {
+        let is_done = shared.lock().controller.job(job).is_ok_and(|job| {
+            job.epoch.as_ref().is_none_or(|e| e.acknowledged.iter().all(|known| *known >= test))
+        });
+        if is_done {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// How each rank's path to the next is.
+pub fn of_ring(inner: &Inner, job: &Job, test: u32) -> Vec<api::PathOfRank> {
+    let Some(epoch) = &job.epoch else { return Vec::new() };
+    let pairs = epoch.ring.iter().zip(epoch.ring.iter().cycle().skip(1));
+    let of = |(rank, next): (&Rank, &Rank)| {
+        let flows = || job.flows.iter().filter(|flow| job.sender(flow.rank) == *rank);
+        let seen: Vec<_> = flows().filter_map(|f| inner.plane.flow_seen(f.key()).ok()).collect();
+        api::PathOfRank {
+            rank: rank.0,
+            next: next.0,
+            port: flows().next().map(|f| inner.controller.port_name(f.ifindex)).unwrap_or_default(),
+            acknowledged: epoch.acknowledged[rank.0 as usize] >= test,
+            packets: seen.iter().fold(0, |sum, s| sum.wrapping_add(s.packets)),
+            refused: seen.iter().fold(0, |sum, s| sum.wrapping_add(s.refused)),
+        }
+    };
+    pairs.map(of).collect()
 }
 
 /// Why a rank lacks something. Ranks that ask at the same time are told by what was seen once.
@@ -157,23 +159,15 @@ pub async fn cause(
     let is_known = seen.0.as_ref().is_some_and(is_fresh);
     if !is_known {
         let watch_ms = WATCH.as_millis() as u32;
-        let watched = api::DiagnoseRequest {
-            job: job.clone(),
-            watch_ms,
-        };
+        let watched = api::DiagnoseRequest { job: job.clone(), watch_ms, path: false };
         let (_, evidence) = answer(shared, netlink, watched).await?;
         seen.0 = Some((job.clone(), request.epoch, Instant::now(), evidence));
     }
-    let Some((.., evidence)) = &seen.0 else {
-        return Ok(None);
-    };
+    let Some((.., evidence)) = &seen.0 else { return Ok(None) };
     let ring = {
         let inner = shared.lock();
         let job = inner.controller.job(job).map_err(refused)?;
-        job.epoch
-            .as_ref()
-            .filter(|e| e.number == request.epoch)
-            .map(|e| e.ring.clone())
+        job.epoch.as_ref().filter(|e| e.number == request.epoch).map(|e| e.ring.clone())
     };
     let cause = evidence.cause(lack, rank, &ring.unwrap_or_default());
     if let (false, Some(Defect { found, mend, .. })) = (is_known, &cause) {

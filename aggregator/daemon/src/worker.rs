@@ -407,10 +407,12 @@ impl Worker for WorkerService {
             .map_err(refused)?;
         let (state, error) = (state_message(&job.state).into(), error_of(job));
         let epoch = epoch_number(job);
+        let path = job.epoch.as_ref().map_or(0, |epoch| epoch.path);
         let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.renew);
+        inner.controller.path_acknowledged(&r.job, Rank(r.rank), r.epoch, r.path);
         let is_stuck = inner.boxes.as_ref().is_some_and(|boxes| boxes.is_stuck(&r.job));
-        let programs = if is_stuck { 0 } else { inner.programs };
-        Ok(Response::new(api::HeartbeatReply { state, error, epoch, reconnect, programs }))
+        let programs = if is_stuck { 0 } else { inner.programs, path };
+        Ok(Response::new(api::HeartbeatReply { state, error, epoch, reconnect, programs, path }))
     }
 
     async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {

@@ -148,6 +148,7 @@ impl Rank {
             rank: self.rank,
             epoch: self.epoch.load(Ordering::Relaxed),
             without_box,
+            path: 0,
         };
         // Requests fail until the next manager listens.
         loop {

@@ -48,6 +48,8 @@ pub(super) struct Core {
     pub returning: Option<u32>,
     /// Whether a warning about lost small values has been logged.
     pub has_warned: bool,
+    /// The number of the last path test.
+    path: u32,
 }
 
 impl Core {
@@ -69,6 +71,7 @@ impl Core {
             question,
             returning,
             has_warned,
+            path: 0,
         })
     }
 
@@ -126,6 +129,14 @@ impl Core {
         if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.sums_without_box())
         {
             heartbeat.without_box();
+        }
+        if let Some(heartbeat) = &self.heartbeat {
+            if heartbeat.path() != self.path {
+                self.path = heartbeat.path();
+                self.engine.send_full_size(&mut *self.connections);
+            } else if self.path > 0 && self.engine.acknowledged() {
+                heartbeat.path_acknowledged(self.path);
+            }
         }
         if let (Some(heartbeat), Some(error)) = (&self.heartbeat, self.engine.failure())
             && is_news(error)

@@ -1,7 +1,7 @@
 //! The thread that sends heartbeats to the daemon, and receives whether the job has failed or its
 //! ranks are to reconnect.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,6 +16,9 @@ struct Shared {
     wake: Condvar,
     failed: Mutex<Option<String>>,
     without_box: AtomicBool,
+    /// The path test that the daemon has asked for, and the one whose packet was acknowledged.
+    path: AtomicU32,
+    acknowledged: AtomicU32,
     has_given_up: AtomicBool,
     last: Mutex<Last>,
     /// Why packets do not arrive, once the daemon has been asked.
@@ -81,13 +84,15 @@ impl Heartbeat {
                 };
                 let mut wish = Wish::default();
                 let without_box = theirs.without_box.load(Ordering::Relaxed);
-                match control.heartbeat(rank, epoch, without_box, ANSWER.max(period)) {
+                let path = theirs.acknowledged.load(Ordering::Relaxed);
+                match control.heartbeat(rank, epoch, without_box, path, ANSWER.max(period)) {
                     Ok(answer) => {
                         if unreachable {
                             log::info!("rank {rank}: the controller answers again");
                         }
                         unreachable = false;
                         wish = answer.wish;
+                        theirs.path.store(answer.path, Ordering::Relaxed);
                         if member && answer.failed.is_some() {
                             *lock(&theirs.failed) = answer.failed;
                         }
@@ -152,6 +157,18 @@ impl Heartbeat {
     pub fn without_box(&self) {
         if !self.shared.without_box.swap(true, Ordering::Relaxed) {
             self.ask_why(Lack::Sum);
+        }
+    }
+
+    /// Number of the path test that the daemon requested last.
+    pub fn path(&self) -> u32 {
+        self.shared.path.load(Ordering::Relaxed)
+    }
+
+    /// Reports at once that this test's packet was acknowledged.
+    pub fn path_acknowledged(&self, test: u32) {
+        if self.shared.acknowledged.swap(test, Ordering::Relaxed) != test {
+            self.ask();
         }
     }
 

@@ -34,6 +34,8 @@ pub(crate) struct Answer {
     pub wish: Wish,
     /// Why the job has failed, if it has.
     pub failed: Option<String>,
+    /// The number of the path test that it asks for.
+    pub path: u32,
 }
 
 /// Why packets do not arrive.
@@ -220,10 +222,11 @@ impl Control {
         rank: u32,
         epoch: u32,
         without_box: bool,
+        path: u32,
         timeout: Duration,
     ) -> Result<Answer, Error> {
         let (job, token) = (self.job.clone(), self.token.clone());
-        let request = v1::HeartbeatRequest { job, token, rank, epoch, without_box };
+        let request = v1::HeartbeatRequest { job, token, rank, epoch, without_box, path };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
             Ok(reply) => {
                 // After a new start of the box its job waits for ranks, which is not a failure.
@@ -240,7 +243,7 @@ impl Control {
                     }
                     _ => None,
                 };
-                Ok(Answer { wish, failed })
+                Ok(Answer { wish, failed, path: reply.path })
             }
             Err(s) => Err(self.error(s.message())),
         }

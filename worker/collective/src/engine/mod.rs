@@ -172,7 +172,8 @@ pub struct Engine {
     /// When the previous rank's hello arrived, and whether a packet of the path MTU has arrived.
     hello: Option<Instant>,
     greeted: bool,
-    /// The next rank has acknowledged this one's packet of the path MTU.
+    /// The number of the last frame of the path MTU, and whether the next rank has acknowledged it.
+    full_size: u64,
     acknowledged: bool,
     /// While the path is tested: how long the box may take for a sum.
     hurry: Option<Duration>,
@@ -198,9 +199,6 @@ pub struct Engine {
     parts: Vec<Vec<RingPart>>,
     statistics: Statistics,
 }
-
-/// The number of the first frame of the path MTU, which follows the greeting.
-const FULL_SIZE: u64 = 2;
 
 /// Operations that may be open at a time.
 pub const MAX_OPEN: usize = 64;
@@ -235,6 +233,7 @@ impl Engine {
             reconnect: None,
             hello: None,
             greeted: false,
+            full_size: 0,
             acknowledged: false,
             hurry: None,
             heard: now,
@@ -277,7 +276,7 @@ impl Engine {
                 nonce: session,
             },
         );
-        engine.tell(channels, &Frame::FullSize(settings.shape.mtu as usize));
+        engine.send_full_size(channels);
         if let Some(session) = engine.session {
             engine.tell(channels, &Frame::Session(session));
         }
@@ -323,7 +322,7 @@ impl Engine {
             }
             ChannelEvent::Sent { id, data, .. } => {
                 self.answered = now;
-                self.acknowledged |= id == FULL_SIZE;
+                self.acknowledged |= id == self.full_size;
                 self.bypass_outstanding -= 1;
                 self.steps.give(data);
             }
@@ -472,7 +471,13 @@ impl Engine {
         self.greeted
     }
 
-    /// Whether the next rank has acknowledged a packet of the path MTU.
+    /// Sends the next rank a packet of the path MTU.
+    pub fn send_full_size(&mut self, channels: &mut dyn Channels) {
+        self.tell(channels, &Frame::FullSize(self.settings.shape.mtu as usize));
+        (self.full_size, self.acknowledged) = (self.plain_ids, false);
+    }
+
+    /// Whether the next rank has acknowledged the last one.
     pub fn acknowledged(&self) -> bool {
         self.acknowledged
     }

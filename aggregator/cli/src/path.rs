@@ -1,0 +1,70 @@
+//! `netsum path`, as text and JSON.
+
+use std::io::Write;
+
+use netsum_api::v1 as api;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::diagnosis::Finding;
+use super::failure::Result;
+use super::format::Format;
+use super::layout::{BAD, NAME};
+
+/// How packets get through between a job's ranks.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Path {
+    /// The job.
+    pub job: String,
+    /// Its ranks, in the order of the ring; none where they are not netsum's, or not at work.
+    pub ranks: Vec<Rank>,
+    /// What may be in the way, the most likely first.
+    pub findings: Vec<Finding>,
+}
+
+/// A rank's way to the next one.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Rank {
+    /// The rank.
+    pub rank: u32,
+    /// The rank that it sends to.
+    pub next: u32,
+    /// Interface that its packets come in on.
+    pub port: String,
+    /// Its packet of the path MTU was acknowledged.
+    pub acknowledged: bool,
+    /// Data packets that have come to be summed, modulo 2^32.
+    pub packets: u32,
+    /// Those of them that were refused.
+    pub refused: u32,
+}
+
+/// Prints it.
+pub fn path(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Result<()> {
+    let rank = |r: api::PathOfRank| {
+        let api::PathOfRank { rank, next, port, acknowledged, packets, refused } = r;
+        Rank { rank, next, port, acknowledged, packets, refused }
+    };
+    let path = Path {
+        job: d.job,
+        ranks: d.path.into_iter().map(rank).collect(),
+        findings: d.findings.into_iter().map(Finding::from).collect(),
+    };
+    if format.json(out, &path)? {
+        return Ok(());
+    }
+    writeln!(out, "{NAME}{}:{NAME:#} {} ranks tested", path.job, path.ranks.len())?;
+    for Rank { rank, next, port, acknowledged, packets, refused } in &path.ranks {
+        let to_next = if *acknowledged { "acknowledged" } else { "NOT acknowledged" };
+        writeln!(
+            out,
+            "\trank {rank} by {port}: full packet to rank {next} {to_next}  to be summed {packets} ({refused} refused)"
+        )?;
+    }
+    for f in &path.findings {
+        let rank = f.rank.map(|rank| format!("rank {rank}: ")).unwrap_or_default();
+        writeln!(out, "{BAD}*{BAD:#} {rank}{}", f.what)?;
+        writeln!(out, "  next: {}", f.next)?;
+    }
+    Ok(())
+}
