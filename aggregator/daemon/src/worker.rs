@@ -411,7 +411,7 @@ impl Worker for WorkerService {
         let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.renew);
         inner.controller.path_acknowledged(&r.job, Rank(r.rank), r.epoch, r.path);
         let is_stuck = inner.boxes.as_ref().is_some_and(|boxes| boxes.is_stuck(&r.job));
-        let programs = if is_stuck { 0 } else { inner.programs, path };
+        let programs = if is_stuck { 0 } else { inner.programs };
         Ok(Response::new(api::HeartbeatReply { state, error, epoch, reconnect, programs, path }))
     }
 

@@ -228,7 +228,7 @@ impl Core {
         self.engine.start(Instant::now(), &mut *self.connections, Call::SUM, work)?;
         self.send_now();
         let outcome = loop {
-            self.drive_for(LOOK_UP)?;
+            self.drive_for(POLL)?;
             if let Some(outcome) = self.lent.take() {
                 break outcome;
             }

@@ -474,7 +474,7 @@ impl Engine {
     /// Sends the next rank a packet of the path MTU.
     pub fn send_full_size(&mut self, channels: &mut dyn Channels) {
         self.tell(channels, &Frame::FullSize(self.settings.shape.mtu as usize));
-        (self.full_size, self.acknowledged) = (self.plain_ids, false);
+        (self.full_size, self.acknowledged) = (self.bypass_ids, false);
     }
 
     /// Whether the next rank has acknowledged the last one.
