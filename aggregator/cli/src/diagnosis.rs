@@ -252,6 +252,7 @@ mod tests {
                 behind: String::new(),
             }],
             drops: vec![drop],
+            path: Vec::new(),
         }
     }
 
