@@ -356,7 +356,7 @@ mod tests {
             ),
             (
                 &format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine1/p0\""),
-                "no box \"spine1\"",
+                "box \"spine1\" is not in the file",
             ),
             (
                 &format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"leaf0/p0\""),

@@ -1,6 +1,7 @@
 // netsum: all-reduce inside the network. Link with -lnetsum.
 //
-// Every function may be called by any thread. Functions that return a netsum_status leave a text in netsum_error_text().
+// Every function may be called by any thread. Functions that return a netsum_status leave a text in
+// netsum_error_text().
 
 #ifndef NETSUM_H
 #define NETSUM_H
@@ -52,18 +53,18 @@ typedef enum {
   NETSUM_RING = 1,
 } netsum_mode;
 
-// A member of a job. Several threads may use it at once; their calls take turns. All ranks must
-// call for the same operations in the same order, with the same counts, types, roots and
-// operators; where they do not, all get NETSUM_ERROR_MISMATCH. So do the others where one alone
-// gets NETSUM_ERROR_ARGUMENT.
+// A member of a job. Several threads may use it at once; their calls are serialized. All ranks
+// must call the same operations in the same order, with the same counts, types, roots and
+// operators; otherwise all get NETSUM_ERROR_MISMATCH. If only one rank gets NETSUM_ERROR_ARGUMENT,
+// the others get NETSUM_ERROR_MISMATCH, too.
 typedef struct netsum_comm netsum_comm;
 
 // Settings. One thread at a time may use one.
 typedef struct netsum_config netsum_config;
 
-// An operation in flight. It must be given to netsum_wait() once; until that, or
-// netsum_finalize(), has returned, its memory belongs to the operation: another one that would
-// write it, or use what it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
+// An operation in flight. It must be passed to netsum_wait() once. Its memory belongs to the
+// operation until that, or netsum_finalize(), has returned: another operation that would write it,
+// or use what it writes, gets NETSUM_ERROR_ARGUMENT. Several threads may test it.
 typedef struct netsum_work netsum_work;
 
 // Element types.
@@ -161,9 +162,9 @@ netsum_status netsum_reduce(netsum_comm *comm,
                             uint32_t root,
                             netsum_work **work);
 
-// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`.
-// `input` has `count` times as many as there are ranks; its r-th part may be `output`, and
-// otherwise they share no memory. `work` as with netsum_all_reduce().
+// Sums `count` elements for each rank, and writes rank r's part of the sum to rank r's `output`.
+// `input` has `count` elements for each rank; its part for this rank may be `output`, otherwise
+// they must not share memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their elements, which belong to the operation until it is done.
@@ -185,9 +186,9 @@ netsum_status netsum_broadcast(netsum_comm *comm,
                                uint32_t root,
                                netsum_work **work);
 
-// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`,
-// which has room for those of all ranks. `input` may be this rank's part of it, and otherwise they
-// share no memory. `work` as with netsum_all_reduce().
+// Concatenates the `bytes` bytes of each rank's `input` in all ranks' `output`, which has room for
+// those of all ranks. `input` may be this rank's part of `output`, otherwise they must not share
+// memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their bytes, which belong to the operation until it is done.
@@ -260,7 +261,7 @@ netsum_status netsum_wait_for(const netsum_work *work, double seconds, bool *don
 // NULL. Afterwards the memory belongs to the caller, whatever is returned.
 //
 // The caller promises:
-// `work` comes from an operation, and is not used any more; `report` is NULL or points to room.
+// `work` comes from an operation, and is not used afterwards; `report` is NULL or points to room.
 netsum_status netsum_wait(netsum_work *work, netsum_report *report);
 
 #ifdef __cplusplus
