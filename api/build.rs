@@ -1,9 +1,8 @@
-//! Generates the API from its proto file, with protox instead of protoc, which would have to be
-//! installed.
+//! Generates the API from its proto file, with protox, because protoc would have to be installed.
 
-/// Messages that the command line reads as they are.
+/// Messages that the command line parses directly.
 const READ: [&str; 2] = ["CreateJobRequest", "Flow"];
-/// Their options, beyond names and comments.
+/// Their options, besides names and comments.
 const OPTIONS: [(&str, &str); 24] = [
     ("CreateJobRequest.ranks", r#"value_name = "N""#),
     ("CreateJobRequest.dtype", r#"default_value = "i32""#),

@@ -1,4 +1,5 @@
-//! The daemon's services over real sockets, with a data plane that only remembers: no root, no BPF.
+//! The daemon's services over real sockets, with a data plane that only records calls: no root, no
+//! BPF.
 
 mod common;
 
@@ -74,7 +75,7 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
     assert!(told.rings.is_empty() && told.flows.is_empty());
 }
 
-/// A port that is down takes no frame, whoever's it is.
+/// A port that is down takes no frame of any rank.
 #[tokio::test]
 async fn a_held_sum_goes_out_by_another_port_where_the_first_ranks_is_down() {
     let d = Daemon::start().await;
@@ -134,11 +135,11 @@ async fn refusals_reach_the_command_line_in_plain_words() {
         let error = d.netsum(&line).await.unwrap_err();
         assert!(error.contains(expected), "{line}: {error}");
     }
-    // What the data plane refuses fails the job, and says so.
+    // A refusal of the data plane fails the job, with an error.
     let error = d.netsum(&format!("{flow} --qpn 0xbad --port p0")).await.unwrap_err();
     assert!(error.contains("does not like 0xbad"), "{error}");
     assert!(d.netsum("job show train").await.unwrap().contains("failed"));
-    // JSON on the way to a capture file would be lost.
+    // JSON together with a capture file would be lost.
     let (_, result) = d.netsum_both("-j trace --pcap frames.pcapng").await;
     assert_eq!(result.unwrap_err().kind, Kind::Usage);
     let gone =
@@ -193,7 +194,7 @@ async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
     }
     let shown = d.netsum("job show train --show-token").await.unwrap();
     assert!(shown.contains(&in_band), "{shown}");
-    // Nobody can be registered or join in another way.
+    // Registering flows or joining by other means is refused.
     let flow =
         "flow add train --ring 0 --rank 0 --src 10.0.0.1 --dst 10.0.0.2 --psn 1 --qpn 1 --port p0";
     assert!(d.netsum(flow).await.unwrap_err().contains("in band"));
@@ -276,7 +277,7 @@ async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_ma
         "job create train --ranks 2 --mtu 1024 --rings {RINGS} --message-size 4K --in-band --token sesame"
     );
     d.netsum(&job).await.unwrap();
-    // All that the data plane has noted since the last look.
+    // Notes the first packets of all connections at once.
     let connect = async |base_qpn: u32| {
         let places = (0..RINGS).flat_map(|ring| (0..2).map(move |rank| (ring, rank)));
         let packet = |(ring, rank)| {
@@ -300,7 +301,7 @@ async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_ma
         let told = d.told.lock().unwrap();
         (told.made, told.pauses)
     };
-    // All rings of a job are one change of the data plane.
+    // All rings of a job are created by one change of the data plane.
     assert_eq!(d.told.lock().unwrap().changes, 1);
     connect(0x100).await;
     assert_eq!(made_and_paused(), (RINGS, 0));
@@ -323,7 +324,8 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
         assert_eq!((job.state(), job.epoch, job.token.as_str()), (api::JobState::Active, 1, ""));
     }
     assert_eq!(d.told.lock().unwrap().flows.len(), 3);
-    // The ranks that have not left say nothing: the job fails, naming them, and its flows are gone.
+    // The remaining ranks send no heartbeats: the job fails, naming them, and its flows are
+    // removed.
     let leave =
         api::LeaveRequest { job: "train".into(), token: "secret".into(), rank: 0, epoch: 1 };
     d.worker().await.leave(leave).await.unwrap();
@@ -399,7 +401,7 @@ async fn a_rank_whose_process_ended_while_it_waited_may_come_again() {
     tokio::time::timeout(Duration::from_secs(5), until(1)).await.unwrap();
     waits.abort();
     tokio::time::timeout(Duration::from_secs(5), until(0)).await.unwrap();
-    // With other queue pairs, as a new process has them.
+    // With other queue pairs, as in a new process.
     let mut again = join(0, "secret", 5000);
     again.address.as_mut().unwrap().plain.as_mut().unwrap().first_psn = 99;
     let (mut one, mut other) = (d.worker().await, d.worker().await);
@@ -422,7 +424,8 @@ async fn a_socket_left_by_a_killed_daemon_is_replaced_and_a_live_one_is_not() {
     drop(first);
     socket::listen(&path, &Access::default()).unwrap();
 
-    // Of two that begin at once the later one has the place, and the other leaves it alone.
+    // If two daemons start at once, the later one gets the path, and the other does not remove its
+    // file.
     let file = SocketFile::new(path.clone());
     std::fs::remove_file(&path).unwrap();
     let _later = socket::listen(&path, &Access::default()).unwrap();
@@ -502,14 +505,14 @@ async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
         (&lines[1]["port"], &lines[1]["job"], lines.len()),
         (&"p1".into(), &"train".into(), 2)
     );
-    // It has gone, and with it the filter.
+    // The client has disconnected, and the filter is removed with it.
     let start = std::time::Instant::now();
     while d.told.lock().unwrap().tracing.is_some() {
         assert!(start.elapsed() < Duration::from_secs(10), "the data plane goes on tracing");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 
-    // Two at a time: the data plane notes what both want, and tells both of losses.
+    // Two clients at once: the data plane notes what both want, and reports losses to both.
     let shared = d.shared.clone();
     let begin = |verdict: &str, capture: u32| {
         let verdicts = vec![verdict.to_owned()];

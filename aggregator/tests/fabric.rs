@@ -1,4 +1,4 @@
-//! A fabric's manager over boxes whose data planes only remember. No root, no BPF.
+//! A fabric's manager over boxes whose data planes only record calls. No root, no BPF.
 
 mod common;
 
@@ -62,19 +62,19 @@ struct Manager {
 }
 
 impl Manager {
-    /// Of one box.
+    /// A manager of one box.
     async fn of(daemon: &Daemon) -> Self {
         let socket = daemon.folder.path().join("netsum.sock");
         let text = format!("[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n", socket.display());
         Self::with(&text, ["a/p0", "a/p1"], 1).await
     }
 
-    /// By this file; the job's ranks are at these ports.
+    /// A manager with this configuration; the job's ranks are at these ports.
     async fn with(text: &str, ports: [&str; 2], rings: u32) -> Self {
         Self::after(Saved::default(), text, ports, rings).await
     }
 
-    /// The same, after another one that has left this.
+    /// The same, started from another manager's saved state.
     async fn after(saved: Saved, text: &str, ports: [&str; 2], rings: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("fabric.toml");
@@ -102,7 +102,7 @@ impl Manager {
         Self { shared, boxes, task, rings, ports, _folder: folder }
     }
 
-    /// Both ranks join; what they are told.
+    /// Both ranks join; returns their answers.
     async fn join(&self) -> [JoinAnswer; 2] {
         self.join_job("train", self.rings).await
     }
@@ -161,7 +161,7 @@ impl Manager {
         answer
     }
 
-    /// How many of a job's rings each spine has, once boxes have been looked at.
+    /// How many of a job's rings each spine has, once the boxes have been polled.
     async fn trees(&self, job: &str) -> Vec<(String, u32)> {
         let of = || self.boxes.show().jobs.into_iter().find(|of| of.name == job);
         until("its trees are not known", async || of().is_some()).await;
@@ -221,7 +221,7 @@ async fn a_box_sums_when_ranks_are_answered_and_forgets_when_the_job_is_deleted(
     let manager = Manager::of(&daemon).await;
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
     assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"state\":\"active\""));
-    // Who asks again is told the same.
+    // A rank that joins again gets the same answer.
     assert_eq!(manager.join_as(1).await.unwrap(), Ok(1));
     let shown = manager.boxes.show();
     assert!(shown.boxes[0].answers);
@@ -244,7 +244,7 @@ async fn a_job_of_the_same_name_that_somebody_made_by_hand_stays() {
         why.iter().all(|w| w.contains("box a: NAME `train`: there is such a job already")),
         "{why:?}"
     );
-    // Also where a manager looks at what another one has left.
+    // It also stays when a manager cleans up after another one.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"mtu\":512"));
     manager.task.abort();
@@ -267,7 +267,7 @@ async fn a_box_that_is_drained_gets_no_new_rings_and_keeps_those_that_no_other_c
     drain(Some("new fan"));
     let saved: Saved = Store::new(file.clone()).read().unwrap().unwrap();
     assert_eq!(saved.drained["a"], "new fan");
-    // Two looks later.
+    // After two more polls.
     tokio::time::sleep(Duration::from_millis(1200)).await;
     assert_eq!((shown().drain.as_deref(), shown().drained), (Some("new fan"), false));
     let has_job = daemon.netsum("-j job show train").await.unwrap();
@@ -316,7 +316,7 @@ async fn a_box_that_is_not_there_is_left_out_until_it_is() {
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
     let has_job = async |daemon: &Daemon| daemon.netsum("job show train").await.is_ok();
     assert!(has_job(&t).await && !has_job(&s).await);
-    // Then it is above all as well, and its links carry more.
+    // Now it is above all boxes as well, and its links carry more.
     std::os::unix::fs::symlink(path(&s), &socket).unwrap();
     let renew =
         || manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew;
@@ -352,7 +352,7 @@ async fn shares_are_made_beside_other_jobs_and_kept_whoever_comes_and_goes() {
     let manager = Manager::with(&text, ports, 1).await;
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
     assert_eq!(manager.trees("train").await, [("s".to_owned(), 1)]);
-    // The first one's only ring is at s. One of the next one's must be, too.
+    // The first job's only ring is at s. The next job must have a ring there, too.
     let next = api::CreateJobRequest { rings: 4, ..job("next") };
     manager.shared.lock().controller.create_job(job_spec(next).unwrap()).unwrap();
     assert_eq!(manager.join_job("next", 4).await, [Ok(1), Ok(1)]);
@@ -367,7 +367,7 @@ async fn shares_are_made_beside_other_jobs_and_kept_whoever_comes_and_goes() {
     tokio::time::sleep(Duration::from_millis(1200)).await;
     assert!(!renews(&manager, "next"), "the manager is another one");
     assert_eq!(manager.trees("next").await, at(1, 3));
-    // When it is laid out anew, it has half of each.
+    // A new layout gives it half of each.
     manager.delete("next");
     until("it is still there", async || a.netsum("job show next").await.is_err()).await;
     let next = api::CreateJobRequest { rings: 4, ..job("next") };
@@ -427,7 +427,7 @@ async fn what_a_manager_has_left_on_a_box_is_deleted_or_replaced_by_the_next() {
     manager.task.abort();
 }
 
-/// Has a manager stand for this election, and look at its boxes.
+/// Makes a manager the winner of this election, and poll its boxes.
 async fn elected(manager: &Manager, election: u64) {
     manager.boxes.elect(election);
     manager.boxes.look().await;
@@ -477,7 +477,7 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
         client.show_job(request).await.unwrap().into_inner().state(),
         api::JobState::Waiting
     );
-    // Who bears no number is an administrator.
+    // A caller without an election number is an administrator.
     daemon.netsum("job delete by-hand").await.unwrap();
     let saved: Saved = Store::new(file).read().unwrap().unwrap();
     assert_eq!(saved.election, 8, "the box's next daemon knows it");
@@ -491,7 +491,7 @@ async fn a_manager_that_another_has_followed_ends_and_leaves_its_jobs_alone() {
     let (old, new) = (Manager::of(&daemon).await, Manager::of(&daemon).await);
     elected(&old, 7).await;
     elected(&new, 8).await;
-    // A rank that comes to it is told nothing of a job that is another's.
+    // A rank that joins there gets no answer about a job that belongs to the other manager.
     let answers = [old.join_as(0), old.join_as(1)];
     let why = tokio::time::timeout(LATE, old.task).await.unwrap().unwrap();
     assert!(
@@ -588,8 +588,8 @@ async fn a_standby_takes_over_by_an_etcd_that_wants_certificates_and_beside_a_de
     takes_over(true, 0).await;
 }
 
-/// Endpoints of etcd that swallow what they get: one takes connections and never says anything, the
-/// other takes none. Those that were made before keep it from that.
+/// Endpoints of etcd that do not answer: one accepts connections and never replies, the other does
+/// not accept, because connections made before fill its queue.
 struct Swallows {
     listeners: [std::net::TcpListener; 2],
     _waiting: Vec<std::net::TcpStream>,
@@ -612,7 +612,7 @@ impl Swallows {
     }
 }
 
-/// With so many endpoints in front of the right one that swallow packets.
+/// Takes over with this many unresponsive endpoints listed before the right one.
 async fn takes_over(tls: bool, swallowing: usize) {
     let Some(program) = etcd() else {
         println!("SKIP: no program `etcd`, of Debian's package etcd-server");
@@ -672,7 +672,7 @@ async fn takes_over(tls: bool, swallowing: usize) {
         answer.status.success().then(|| String::from_utf8(answer.stdout).unwrap())
     };
     let is_open = async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok();
-    // Nobody leads without etcd.
+    // Without etcd, no manager leads.
     let mut first = manager("first");
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(first.0.try_wait().unwrap().is_none() && !is_open().await, "it does not wait for etcd");
@@ -690,7 +690,7 @@ async fn takes_over(tls: bool, swallowing: usize) {
     println!("the second serves {:.1} s after the first was killed", served.as_secs_f64());
     assert!(served < Duration::from_secs(2 + 1), "more than the lease and a second: {served:?}");
     until("it knows the job", async || ask("second", "job show train").is_some()).await;
-    // One that is told to end does not let the next one wait.
+    // A manager that is stopped does not make the next one wait.
     let mut third = manager("third");
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let ended = Instant::now();
@@ -703,7 +703,7 @@ async fn takes_over(tls: bool, swallowing: usize) {
     );
     assert!(ended.elapsed() < Duration::from_millis(1500), "less than the lease");
     assert!(second.0.wait().unwrap().success());
-    // Without etcd it goes on until its lease has ended, and no longer.
+    // Without etcd it continues until its lease ends, but no longer.
     let lost = Instant::now();
     drop(store);
     tokio::time::sleep(Duration::from_millis(500)).await;

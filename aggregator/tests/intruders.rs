@@ -1,5 +1,5 @@
-//! Strangers on the workers' TCP port: what they may use up, and what they never learn. No root, no
-//! BPF.
+//! Foreign hosts on the workers' TCP port: bounds on what they use, and facts that they never
+//! learn. No root, no BPF.
 
 mod common;
 
@@ -85,7 +85,7 @@ async fn wrong_tokens_use_up_an_addresss_tries_but_not_those_of_a_rank_that_is_i
         "12 guesses with 4 tries a second took {:?}",
         start.elapsed()
     );
-    // Tries come back: who knows the token gets in.
+    // Tries are returned: a client with the right token is admitted.
     let late =
         tokio::time::timeout(LONG, async { d.worker().await.describe(describe("sesame")).await });
     late.await.unwrap().unwrap();
@@ -114,7 +114,7 @@ async fn guesses_cost_a_try_even_if_the_guesser_hangs_up() {
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     let start = Instant::now();
     for i in 0..6 {
-        // A connection for each guess, closed at once after it.
+        // A connection for each guess, closed immediately afterwards.
         d.worker().await.describe(describe(&format!("guess{i}"))).await.unwrap_err();
     }
     assert!(start.elapsed() >= 2 * penalty, "{:?}", start.elapsed());
@@ -131,7 +131,7 @@ async fn connections_that_show_no_token_are_closed() {
     let silent = tcp(&d).await;
     let mut slow = tcp(&d).await;
     slow.write_all(b"PRI * HTT").await.unwrap();
-    // A whole preface and settings, and then nothing.
+    // A complete preface and settings, and then nothing.
     let mut idle = tcp(&d).await;
     idle.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     for stranger in [silent, slow, idle] {
@@ -154,7 +154,7 @@ async fn connections_are_bounded_by_address_and_in_all() {
     }
     closed(tcp(&d).await).await;
     drop(first.pop());
-    // One has left; its place is free as soon as the daemon has noticed.
+    // One has disconnected; its place is free as soon as the daemon has noticed.
     let again = async {
         loop {
             if let Ok(mut worker) = WorkerClient::connect(d.address.clone()).await
@@ -172,11 +172,11 @@ async fn connections_are_bounded_by_address_and_in_all() {
     closed(tcp(&d).await).await;
 }
 
-/// Of the frames with which a server begins: the settings (RFC 9113, 6.5), and by how much it
-/// widens the window of the connection.
+/// Reads a server's first frames: its settings (RFC 9113, 6.5), and how much it widens the
+/// connection's window.
 async fn offers(mut tcp: TcpStream) -> (HashMap<u16, u32>, u32) {
     tcp.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
-    // All that the server says before it answers a ping.
+    // The ping's answer ends them.
     tcp.write_all(b"\0\0\x08\x06\0\0\0\0\0pingpong").await.unwrap();
     let (mut settings, mut wider) = (HashMap::new(), 0);
     loop {
@@ -201,12 +201,12 @@ async fn what_a_connection_may_have_buffered_without_a_token_is_bounded() {
     let (settings, wider) = tokio::time::timeout(LONG, offers(tcp(&d).await)).await.unwrap();
     let of = |number: u16| settings[&number];
     assert_eq!(of(3), MAX_STREAMS, "requests at a time");
-    // What is not said is as RFC 9113 has it: 65535 for windows, 16384 for frames.
+    // Settings not sent have the defaults of RFC 9113: 65535 for windows, 16384 for frames.
     let window = settings.get(&4).copied().unwrap_or(65_535);
     let frame = settings.get(&5).copied().unwrap_or(16_384);
     assert!((window, frame) == (MAX_WINDOW, MAX_FRAME) && of(6) == MAX_HEADERS, "{settings:?}");
     assert_eq!(wider, 0, "the window of the connection stays at 65535");
-    // SECURITY.md says this.
+    // SECURITY.md states this bound.
     let whole = MAX_WINDOW + MAX_STREAMS * (MAX_MESSAGE as u32 + MAX_HEADERS);
     assert!(whole <= 320 << 10, "{whole} bytes of a connection");
 }
@@ -239,7 +239,7 @@ async fn joins_that_are_refused_or_asked_again_leave_nothing() {
         assert_eq!(error.code(), Code::InvalidArgument, "{error}");
     }
     assert_eq!(d.shared.lock().waiting(), 0);
-    // A rank that asks again and again, and hangs up, has one place.
+    // A rank that joins repeatedly, and disconnects, takes one place.
     for _ in 0..20 {
         let mut worker = d.worker().await;
         let mut asked = Box::pin(worker.join(join(0, "sesame", 60_000)));

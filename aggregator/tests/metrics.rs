@@ -1,4 +1,4 @@
-//! The metrics port over a real socket, with a data plane that only remembers.
+//! The metrics port over a real socket, with a data plane that only records calls.
 
 mod common;
 
@@ -40,7 +40,7 @@ async fn a_scrape_is_open_metrics_and_holds_no_secret() {
     assert!(text.contains("netsum_ring_info{job_name=\"train\",ring=\"0\",cpu=\"4\"} 1"), "{text}");
     assert!(!answer.contains("very-secret"));
 
-    // Ranks that are there say how long ago they were heard of.
+    // Ranks that have joined show the age of their last heartbeat.
     let replies = (0..3).map(|rank| {
         let worker = d.worker();
         async move { worker.await.join(join(rank, "very-secret", 5000)).await.unwrap() }
@@ -90,7 +90,7 @@ async fn the_metrics_port_takes_only_what_it_knows() {
 #[tokio::test]
 async fn connections_to_the_metrics_port_are_bounded_and_do_not_last() {
     let d = Daemon::start().await;
-    // Sixteen that say nothing take all places: the next one is hung up on.
+    // Sixteen silent connections take all places: the next one is closed.
     let mut silent = Vec::new();
     for _ in 0..16 {
         silent.push(TcpStream::connect(d.metrics).await.unwrap());

@@ -1,5 +1,5 @@
-//! Workers over TLS, with certificates made here: who gets in, and what the others are told. No
-//! root, no BPF.
+//! Workers over TLS, with certificates made here: which clients are admitted, and the errors of the
+//! others. No root, no BPF.
 
 mod common;
 
@@ -18,11 +18,11 @@ fn address(test: u8) -> IpAddr {
     Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, 240 + test).into()
 }
 
-/// What the daemon says to a rank that TLS and the token have let in: the loopback interface has no
-/// MAC address.
+/// The daemon's error for a rank that TLS and the token have admitted: the loopback interface has
+/// no MAC address.
 const PAST_TLS: &str = "there has no MAC address";
 
-/// Connects as a rank; why it cannot.
+/// Connects as a rank; returns the error.
 async fn refused(d: &Daemon, test: u8, tls: Option<Tls>) -> String {
     let address_of_daemon = d.address.trim_start_matches("http://").to_owned();
     let bootstrap = Bootstrap::Controller {
@@ -69,8 +69,8 @@ async fn workers_need_a_certificate_of_the_right_authority() {
         ),
     ] {
         let error = refused(&d, test, tls).await;
-        // Where the alert stays unread, see `suspicion`, it is known whose certificate it is and
-        // not why.
+        // If the alert stays unread, see `suspicion`, the error names the certificate's owner, but
+        // not the reason.
         let (whose, _) = expected.split_once(':').unwrap_or((expected, ""));
         let unread = error.contains("perhaps the daemon refuses this worker's certificate (");
         assert!(error.contains(expected) || unread && error.contains(whose), "{error}");
@@ -101,7 +101,7 @@ async fn the_daemon_must_be_who_it_says() {
             "{error}"
         );
     }
-    // And one that has no TLS at all.
+    // A daemon without any TLS.
     let d = Daemon::start().await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     let error = refused(&d, 4, Some(Tls { ca: ours.ca(), identity: None })).await;
@@ -134,8 +134,8 @@ fn errors_name_the_file_that_is_wrong() {
     }
 }
 
-/// A manager with this certificate and authority; the ports of the box as it sees them, `None`
-/// where it does not get in.
+/// Runs a manager with this certificate and authority; returns the number of the box's ports that
+/// it sees, or `None` if it is not admitted.
 async fn look(address: &str, cert: &Path, key: &Path, ca: &Path) -> Option<usize> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fabric.toml");

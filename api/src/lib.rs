@@ -1,4 +1,4 @@
-//! Messages, clients and servers of the control API; see `proto/netsum.proto` for what they mean.
+//! Messages, clients and servers of the control API; `proto/netsum.proto` documents them.
 
 #[cfg(feature = "clap")]
 pub mod arguments;
@@ -12,11 +12,11 @@ pub mod v1 {
     tonic::include_proto!("netsum.v1");
 }
 
-/// Version of the protocol of a job's ranks, with each other and with the daemon: this API's
+/// Version of the protocol between a job's ranks, and between them and the daemon: this API's
 /// messages for workers, the check lanes, the layout of messages, the frames of the bypass
 /// connections. Raise it with every change to any of them.
 pub const PROTOCOL: u32 = 4;
-/// Header with the number of a manager's election, which all its requests to a box carry.
+/// Header with a manager's election number, which all its requests to a box carry.
 pub const ELECTION: &str = "netsum-election";
 /// The release of this build.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");

@@ -1,5 +1,5 @@
 //! Certificates and keys for the workers' API over TCP, from PEM files. They are checked at the
-//! start, when an error can name the file; otherwise a connection would fail later.
+//! start, when an error can name the file, instead of at the first connection.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use tonic::transport::{Certificate, Identity};
 /// An error in a file.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{}: cannot be read: {error}", path.display())]
     Read {
         /// The file.
@@ -21,7 +21,7 @@ pub enum TlsError {
         /// Why.
         error: std::io::Error,
     },
-    /// It holds no certificate, or a broken one.
+    /// The file contains no certificate, or a broken one.
     #[error("{}: not a certificate in PEM form: {reason}", path.display())]
     Certificate {
         /// The file.
@@ -29,7 +29,7 @@ pub enum TlsError {
         /// Why not.
         reason: String,
     },
-    /// It holds no private key, or a broken one.
+    /// The file contains no private key, or a broken one.
     #[error("{}: not a private key in PEM form: {reason}", path.display())]
     Key {
         /// The file.
@@ -37,7 +37,7 @@ pub enum TlsError {
         /// Why not.
         reason: String,
     },
-    /// Each is valid, but they are not a pair.
+    /// Both files are valid, but they are not a pair.
     #[error("{}: not the key of the certificate in {}", key.display(), certificate.display())]
     Pair {
         /// File of the certificate.

@@ -1,7 +1,7 @@
 //! The Debian packages: `cargo xtask dist --deb`.
 //!
 //! dpkg-deb makes the archives, from trees that are laid out here. cargo-deb would do the same from
-//! a table in Cargo.toml, but takes minutes to be built where a package is made, or tested.
+//! a table in Cargo.toml, but takes minutes to build wherever a package is made or tested.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,20 +13,20 @@ use object::Object as _;
 
 use crate::{dist, root};
 
-/// What is in a package.
+/// A package's content.
 struct Package {
     name: &'static str,
     program: &'static str,
-    /// From here in the sources to there on the machine.
+    /// Files: path in the sources, path on the machine.
     files: &'static [(&'static str, &'static str)],
-    /// Of those, what an administrator changes: kept by dpkg.
+    /// Those that an administrator changes; dpkg keeps the changes.
     conffiles: &'static [&'static str],
-    /// From `deploy/debian`, and their names in the package.
+    /// Scripts: name in `deploy/debian`, name in the package.
     scripts: &'static [(&'static str, &'static str)],
     fields: &'static str,
 }
 
-/// The box's: daemon and command line.
+/// The package for boxes: daemon and command line.
 const BOX: Package = Package {
     name: "netsum",
     program: "netsum",
@@ -54,7 +54,7 @@ const BOX: Package = Package {
          RoCEv2. This package has the daemon of the box and its command line (netsum).\n",
 };
 
-/// The hosts': nothing of a daemon.
+/// The package for hosts, without a daemon.
 const HOSTS: Package = Package {
     name: "netsum-hosts",
     program: "netsum-perf",
@@ -76,7 +76,7 @@ const HOSTS: Package = Package {
          (libnetsum), and a benchmark that shows whether the box sums (netsum-perf).\n",
 };
 
-/// The hosts' library, by the name that programs ask for.
+/// The hosts' library, under the name that programs load.
 const LIBRARY: &str = "usr/lib/libnetsum.so.1";
 
 /// Makes the packages from the programs in `programs`, or from a release build; returns their
@@ -177,8 +177,8 @@ impl Package {
     }
 }
 
-/// The newest version of the C library whose symbols a program takes: what dpkg-shlibdeps would
-/// find in its `.dynsym`, by the names of the versions.
+/// The newest version of the C library whose symbols a program uses, as dpkg-shlibdeps would
+/// determine: by the names of versions in `.dynstr`.
 fn newest_glibc(program: &[u8]) -> Result<[u32; 2]> {
     use object::ObjectSection as _;
     let file = object::File::parse(program)?;
@@ -186,7 +186,7 @@ fn newest_glibc(program: &[u8]) -> Result<[u32; 2]> {
     let version = |name: &[u8]| {
         let (major, minor) =
             std::str::from_utf8(name).ok()?.strip_prefix("GLIBC_")?.split_once('.')?;
-        // Some have a third number, which no package version knows.
+        // Some have a third number, which package versions do not use.
         Some([major.parse().ok()?, minor.split('.').next()?.parse().ok()?])
     };
     names
@@ -209,7 +209,7 @@ fn install(from: &Path, to: &Path, mode: u32) -> Result<()> {
 fn write(to: &Path, content: &[u8], mode: u32) -> Result<()> {
     let folder = to.parent().context("a path without a folder")?;
     fs::create_dir_all(folder)?;
-    // Whatever the umask is, others may look into these.
+    // All users must be able to read these, regardless of the umask.
     for folder in folder
         .ancestors()
         .take_while(|f| f.metadata().is_ok_and(|m| m.permissions().mode() & 0o777 != 0o755))

@@ -1,4 +1,4 @@
-//! What is made of the command line: man pages and shell completions.
+//! Man pages and shell completions, generated from the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -26,11 +26,10 @@ pub fn completions() -> Result<Vec<(PathBuf, Vec<u8>)>> {
     .collect()
 }
 
-/// The manual: a page for `netsum`, and one for each command under it, in section 8 as bpftool's
-/// are.
+/// The manual: a page for `netsum`, and one for each of its commands, in section 8 like bpftool's.
 pub fn man_pages() -> Result<Vec<(String, Vec<u8>)>> {
     let mut top = without_help(Cli::command());
-    // What `--help` says about exit codes has a section of its own here.
+    // The exit codes in `--help` have a section of their own here.
     let short = top.get_after_help().map(ToString::to_string).unwrap_or_default();
     top = top.after_long_help(short);
     top.build();
@@ -39,7 +38,7 @@ pub fn man_pages() -> Result<Vec<(String, Vec<u8>)>> {
     Ok(pages)
 }
 
-/// A command without `help`, of which there is no page.
+/// A command without `help`, which gets no page.
 fn without_help(command: clap::Command) -> clap::Command {
     command.disable_help_subcommand(true).mut_subcommands(without_help)
 }
@@ -125,7 +124,7 @@ mod tests {
             text("netsum.8").contains(".SH \"EXIT STATUS\"")
                 && text("netsum.8").contains("no daemon answers")
         );
-        // No page refers to one that there is not.
+        // Pages refer only to pages that exist.
         for (name, page) in &pages {
             let text = String::from_utf8_lossy(page).replace('\\', "");
             for word in text.split_whitespace().filter_map(|w| w.strip_suffix("(8)")) {

@@ -1,5 +1,5 @@
-//! The book in `book/text`, made into HTML by mdBook. Pages of the reference are made from what the
-//! programs themselves say, so that they cannot say anything else.
+//! The book in `book/text`, made into HTML by mdBook. Reference pages are generated from the
+//! programs themselves, so they always agree.
 
 pub mod debian;
 pub mod dist;
@@ -32,7 +32,7 @@ const INCLUDED: [&str; 16] = [
     "worker/examples/all_reduce.rs",
 ];
 
-/// Links in those files, and the pages that they are in the book.
+/// Links in those files, and their replacements in the book.
 const LINKS: [(&str, &str); 2] = [
     ("[deploy/netsum.service](deploy/netsum.service)", "`deploy/netsum.service`"),
     ("[deploy/netsum.apparmor](deploy/netsum.apparmor)", "`deploy/netsum.apparmor`"),
@@ -41,11 +41,11 @@ const LINKS: [(&str, &str); 2] = [
 /// Builds the book into a folder, and checks all links in it; returns how many there are.
 ///
 /// # Errors
-/// If mdBook finds fault with the text, or a link leads nowhere; all such links are named.
+/// If mdBook rejects the text, or links are broken; all of these are named.
 pub fn build(out: &Path) -> Result<usize> {
     let root = root()?;
-    // Where pages include files by the same relative paths as in the project, and pages can be
-    // added.
+    // A copy in which pages find included files by the same relative paths as in the project, and
+    // to which pages can be added.
     let copy = tempfile::tempdir()?;
     let book = copy.path().join("book");
     copy_all(&root.join("book/text"), &book.join("text"))?;

@@ -1,4 +1,4 @@
-//! Whether links lead somewhere: to a file of the book, and to a place in it.
+//! Checks that links lead to a file of the book, and to a place in it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// What was found.
+/// The result of a check.
 #[derive(Debug, Default)]
 pub struct Links {
-    /// How many links were looked at.
+    /// Number of links checked.
     pub checked: usize,
-    /// Those that lead nowhere: page and link.
+    /// Broken links: page and link.
     pub broken: Vec<String>,
 }
 
-/// Looks at all links in a folder of HTML pages that stay in it. Addresses elsewhere are not asked:
-/// a test needs no network.
+/// Checks all links within a folder of HTML pages. External addresses are skipped: a test needs no
+/// network.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -25,7 +25,8 @@ pub fn check(folder: &Path) -> Result<Links> {
     read(folder, &mut pages)?;
     let mut links = Links::default();
     for (path, page) in &pages {
-        // Made of all others, with links relative to places where they are not, for printing.
+        // These two are generated from other pages, or served at any path, so their relative links
+        // do not resolve.
         if path.file_name().is_some_and(|name| name == "print.html" || name == "404.html") {
             continue;
         }
@@ -64,7 +65,7 @@ fn read(folder: &Path, pages: &mut HashMap<PathBuf, String>) -> Result<()> {
     Ok(())
 }
 
-/// A path without `.` and `..`, whether or not there is such a file.
+/// A path without `.` and `..`, whether or not the file exists.
 fn normal(path: &Path) -> PathBuf {
     use std::path::Component;
     let mut out = PathBuf::new();

@@ -1,4 +1,4 @@
-//! Pages of the reference that are made from the programs, and from what tests find.
+//! Reference pages that are generated from the programs, and from the results of tests.
 
 use std::fmt::Write as _;
 
@@ -54,7 +54,7 @@ fn counters() -> String {
     text
 }
 
-/// What `python -m conformance --write` has found: a version, then topic, case, Gloo's and netsum's
+/// Results of `python -m conformance --write`: a version, then topic, case, Gloo's and netsum's
 /// outcome.
 const CONFORMANCE: &str = include_str!("../../python/tests/conformance/table.tsv");
 

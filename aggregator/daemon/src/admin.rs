@@ -33,7 +33,7 @@ use super::{diagnose, memory};
 
 mod ports;
 
-/// Answers administration.
+/// The administration service.
 #[derive(Clone)]
 pub struct AdminService {
     shared: Shared,
@@ -45,12 +45,13 @@ pub struct AdminService {
 type Answer<T> = Result<Response<T>, Status>;
 
 impl AdminService {
-    /// A service; without netlink, ports are up with their programs, and have no counters.
+    /// A service. Without netlink, ports count as up with their programs attached, and have no
+    /// counters.
     pub fn new(shared: Shared, netlink: Option<Netlink>, ports: PortFinder) -> Self {
         Self { shared, netlink, ports, started: Instant::now() }
     }
 
-    /// Takes note of the MTUs that the ports have by now.
+    /// Updates the MTUs and routers of all ports.
     async fn look_at_ports(&self) -> Result<(), Status> {
         if let Some(netlink) = &self.netlink {
             let interfaces =
@@ -62,8 +63,8 @@ impl AdminService {
         Ok(())
     }
 
-    /// Everything, for a request that changes something, unless its manager has been followed by
-    /// another.
+    /// Locks the state for a request that changes something, unless a manager elected later has
+    /// called.
     fn order(&self, election: Option<u64>) -> Result<MutexGuard<'_, Inner>, Status> {
         let mut inner = self.shared.lock();
         match election {
@@ -102,7 +103,7 @@ impl AdminService {
         Ok(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true))
     }
 
-    /// Takes flows on, all by one change of the data plane. Those before one that is refused stay.
+    /// Adds flows in one change of the data plane. If one is refused, those before it stay.
     async fn add(
         &self,
         election: Option<u64>,
@@ -129,7 +130,7 @@ impl AdminService {
         added
     }
 
-    /// A flow as the controller knows it.
+    /// Converts a flow to the controller's form.
     async fn flow(&self, f: api::Flow) -> Result<(JobRing, FlowSpec), Status> {
         let src = address("--src", &f.src)?;
         let mut src_mac = match f.src_mac.as_str() {
@@ -150,8 +151,8 @@ impl AdminService {
             let message = format!("--port `{}`: netsum has ports {}", f.port, names.join(", "));
             return Err(Status::invalid_argument(message));
         };
-        // Where this box routes by the port itself, packets have the MAC address of the last router
-        // before it. It is learned where the kernel does not know it.
+        // If this box routes by the port itself, packets carry the MAC address of the last router
+        // before it. If the kernel does not know that address, the box learns it.
         if let Some(way) = way.filter(|way| way.ifindex == port.ifindex) {
             src_mac = src_mac.and(way.mac);
         }
@@ -169,13 +170,13 @@ impl AdminService {
         Ok((JobRing(f.ring), flow))
     }
 
-    /// A job, and its token only for those who ask for it.
+    /// A job as a message. `token` says whether it has the job's token.
     fn job(&self, inner: &Inner, job: &Job, token: bool) -> api::Job {
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
         let mut message =
             job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, token);
         message.tenant.clone_from(&job.spec.tenant);
-        // The box may have learned what was not given.
+        // The box may have learned addresses that were not given.
         for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
             let Ok(seen) = inner.plane.flow_seen(spec.key()) else { continue };
             if let Some(mac) = seen.mac {
@@ -192,7 +193,7 @@ impl AdminService {
     }
 }
 
-/// The election of the manager that asks, if it is one.
+/// The election of the calling manager, or `None` if the caller is not a manager.
 fn election<T>(request: &Request<T>) -> Result<Option<u64>, Status> {
     let Some(value) = request.metadata().get(ELECTION) else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.parse().ok());
@@ -497,7 +498,7 @@ impl Admin for AdminService {
                 let ago = |rank| Some(job.epoch.as_ref()?.heard(rank)?.elapsed());
                 (job.state == State::Active).then(|| Rank::all(job.spec.ranks).map(ago).collect())
             };
-            // Who has not joined, the manager knows itself.
+            // The manager itself knows which ranks have not joined.
             if let Some(heard) = heard {
                 return Ok(Response::new(boxes.diagnose(request, heard).await));
             }

@@ -1,27 +1,27 @@
-//! Which interfaces a configuration means. Pure.
+//! The interfaces that a configuration names. Pure.
 
 use anyhow::{Result, bail};
 
 use super::link::Interface;
 use crate::config::Ports;
 
-/// The interfaces that a configuration means, by their numbers: whoever had a name of it first is
-/// meant under every later name, until it is gone.
+/// The interfaces that a configuration names, by interface number. The first interface found under
+/// a name stays chosen, even if it is renamed, until it is removed.
 #[derive(Clone, Debug)]
 pub struct Chosen {
     ports: Ports,
-    /// The bridge's number, or those of the interfaces in their order; 0 where there is none.
+    /// The bridge's number, or those of the interfaces in order; 0 if it does not exist.
     ifindexes: Vec<u32>,
 }
 
 impl Chosen {
-    /// Before anybody has looked.
+    /// Before the first look at the interfaces.
     pub fn of(ports: Ports) -> Self {
         let names = ports.names().len();
         Self { ports, ifindexes: vec![0; names] }
     }
 
-    /// And those that there are.
+    /// Finds the interfaces, and returns them.
     ///
     /// # Errors
     /// If an interface is missing, or a bridge without ports.
@@ -42,12 +42,12 @@ impl Chosen {
         }
     }
 
-    /// Their numbers as they were found last, or the bridge's; 0 where there is none.
+    /// The numbers found last, of the bridge or of the interfaces; 0 if it does not exist.
     pub fn ifindexes(&self) -> &[u32] {
         &self.ifindexes
     }
 
-    /// Those that there are, out of all interfaces.
+    /// Those that exist, out of all interfaces.
     pub fn find(&mut self, all: &[Interface]) -> Vec<Interface> {
         let of = |ifindex: u32| all.iter().find(|l| l.ifindex == ifindex);
         for (name, ifindex) in self.ports.names().iter().zip(&mut self.ifindexes) {
@@ -64,7 +64,7 @@ impl Chosen {
         }
         let mut found: Vec<Interface> = Vec::new();
         for interface in self.ifindexes.iter().filter_map(|i| of(*i)) {
-            // One may be named twice.
+            // The list may name an interface twice.
             if found.iter().all(|l| l.ifindex != interface.ifindex) {
                 found.push(interface.clone());
             }
@@ -93,7 +93,7 @@ mod tests {
         let mut all = vec![interface(4, &["eth0"], None), interface(5, &["eth1", "other"], None)];
         let (mut chosen, found) = Chosen::new(list, &all).unwrap();
         assert_eq!(numbers(found), [5, 4]);
-        // eth1 gets another name, and another interface gets that.
+        // eth1 is renamed, and another interface takes that name.
         all[1] = interface(5, &["late"], None);
         all.push(interface(6, &["eth1"], None));
         assert_eq!(numbers(chosen.find(&all)), [5, 4]);

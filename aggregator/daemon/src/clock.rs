@@ -8,7 +8,7 @@ fn nanoseconds(clock: ClockId) -> u64 {
     t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
 }
 
-/// What has to be added to CLOCK_MONOTONIC for nanoseconds since 1970.
+/// The offset from CLOCK_MONOTONIC to nanoseconds since 1970.
 pub fn offset() -> u64 {
     nanoseconds(ClockId::CLOCK_REALTIME).wrapping_sub(nanoseconds(ClockId::CLOCK_MONOTONIC))
 }

@@ -21,54 +21,54 @@ pub struct Config {
     pub ports: Ports,
     /// Bytes for the rings of all jobs.
     pub memory: u64,
-    /// CPUs that serve rings; all that are online when empty.
+    /// CPUs that serve rings; all online ones if empty.
     pub cpus: Vec<u32>,
-    /// Packets that may wait for each of them.
+    /// Packets that may wait for each of these CPUs.
     pub cpu_queue: u32,
-    /// Contributions that come in on their ring's CPU are taken there at once, where nothing of
-    /// their connection waits in the queue.
+    /// Whether a contribution that arrives on its ring's CPU is added at once, if no packet of its
+    /// connection waits in the queue.
     pub inline: bool,
-    /// Where workers call; none when `None`.
+    /// Address for workers; `None`: no listener.
     pub workers: Option<SocketAddr>,
-    /// TLS for workers; in clear when `None`.
+    /// TLS for workers; `None`: cleartext.
     pub tls: Option<Tls>,
-    /// Where a fabric's manager calls; none when `None`.
+    /// Address for a fabric's manager; `None`: no listener.
     pub fabric: Option<Fabric>,
     /// Socket for administration.
     pub admin: PathBuf,
-    /// Who may open it.
+    /// Permissions of the socket.
     pub admin_access: Access,
-    /// Ranks are to say that they are alive this often.
+    /// Interval of the ranks' heartbeats.
     pub heartbeat: Duration,
-    /// When none has for so long, the job fails.
+    /// A job fails if none of its ranks has sent a heartbeat for this long.
     pub heartbeat_timeout: Duration,
-    /// Folder in a bpffs for what outlives a daemon that is killed; `None`: nothing does.
+    /// Folder in a bpffs for the maps and programs that outlive a killed daemon; `None`: none do.
     pub pin: Option<PathBuf>,
-    /// File for the jobs that do.
+    /// File for the jobs that outlive it.
     pub state: PathBuf,
     /// File for the jobs that are created again at every start; `None`: none are.
     pub jobs: Option<PathBuf>,
     /// How long sums may wait.
     pub patience: Patience,
-    /// Where Prometheus calls, on a loopback address; nowhere when `None`.
+    /// Loopback address for Prometheus; `None`: no metrics.
     pub metrics: Option<SocketAddr>,
-    /// Uplinks that flows which are not summed are spread over; none are when empty.
+    /// Uplinks over which unsummed flows are spread; empty: none are.
     pub spread: Vec<String>,
-    /// Who may have how much of the pool, by name.
+    /// Each tenant's limits on its share of the pool, by name.
     pub tenants: BTreeMap<String, Limits>,
 }
 
-/// Where the ports come from.
+/// The source of the ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ports {
     /// All ports of a bridge.
     Bridge(String),
-    /// These.
+    /// These interfaces.
     List(Vec<String>),
 }
 
 impl Ports {
-    /// The names in it: the bridge's, or those of the interfaces.
+    /// The bridge's name, or those of the interfaces.
     pub fn names(&self) -> &[String] {
         match self {
             Self::Bridge(name) => std::slice::from_ref(name),
@@ -81,44 +81,44 @@ impl Ports {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Tls {
-    /// The box's certificate, with those that lead to its authority.
+    /// The box's certificate, with its chain to an authority.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Authority of the workers' certificates; without one they need none.
+    /// Authority that signs workers' certificates; `None`: workers need no certificate.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Where a fabric's manager calls. It may do there what an administrator may, so both sides show
+/// Where a fabric's manager connects. It has an administrator's rights there, so both sides show
 /// certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fabric {
     pub address: SocketAddr,
-    /// The box's certificate, with those that lead to its authority.
+    /// The box's certificate, with its chain to an authority.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Authority that signs managers' certificates, and nobody else's.
+    /// Authority that signs only managers' certificates.
     pub ca: PathBuf,
 }
 
-/// Why a configuration is refused: the field, its value, and what would be right.
+/// Why a configuration is refused: the field, its value, and what is expected.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read {0}: {1}")]
     Read(PathBuf, std::io::Error),
-    /// Not TOML, an unknown field, or a value of another type.
+    /// Invalid TOML, an unknown field, or a value of the wrong type.
     #[error("{0}: {1}")]
     Syntax(PathBuf, String),
-    /// A value that cannot be.
+    /// An invalid value.
     #[error("{field} = {value}: {expected}")]
     Value {
         /// The field's name.
         field: &'static str,
         value: String,
-        /// What would be right.
+        /// The expected values.
         expected: String,
     },
 }
@@ -206,7 +206,7 @@ struct Heartbeat {
     timeout_ms: u64,
 }
 
-/// Milliseconds between heartbeats, and until a job ends of whose ranks none is heard.
+/// Milliseconds between heartbeats, and until a job ends if none of its ranks sends one.
 pub const INTERVAL_MS: u64 = 1000;
 const TIMEOUT_MS: u64 = 60_000;
 
@@ -259,9 +259,9 @@ impl Default for Metrics {
     }
 }
 
-/// The most that the kernel takes (`cpu_map_update_elem`, kernel/bpf/cpumap.c). What does not fit
-/// is lost, and go-back-N sends whole windows again for it: with 8 hosts and 2,048 packets in
-/// flight from each, 4,096 overflowed when the CPU was busy for 44 ms.
+/// The kernel's maximum (`cpu_map_update_elem`, kernel/bpf/cpumap.c). Packets that do not fit are
+/// lost, and go-back-N sends whole windows again for them: with 8 hosts and 2,048 packets in flight
+/// from each, 4,096 overflowed when the CPU was busy for 44 ms.
 fn default_cpu_queue() -> u32 {
     16384
 }
@@ -449,8 +449,8 @@ fn tenant((name, section): (String, Tenant)) -> Result<(String, Limits), ConfigE
 }
 
 impl Config {
-    /// The fields in which another configuration differs, and that a daemon looks at when it starts
-    /// alone.
+    /// The fields that differ from another configuration and that a daemon reads only when it
+    /// starts.
     pub fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
         let fields = [
             ("cpus", self.cpus == other.cpus),

@@ -1,5 +1,5 @@
-//! What a driver says of its interface: over generic netlink what XDP can do with it, over
-//! ethtool's ioctl who it is.
+//! What a driver reports about its interface: XDP features over generic netlink, and its identity
+//! over ethtool's ioctl.
 
 use std::fs;
 use std::io;
@@ -15,10 +15,10 @@ use nix::sys::time::TimeVal;
 
 use crate::link::{Interface, attribute};
 
-/// The facts about a port, whose rings these CPUs serve.
+/// Gathers the facts about a port, for rings served by these CPUs.
 ///
 /// # Errors
-/// If the kernel does not answer as every kernel does.
+/// If a query fails, or its answer is malformed.
 pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
     let said = ethtool(interface.ifindex)?;
     Ok(PortFacts {
@@ -33,7 +33,7 @@ pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
         xdp: interface.xdp.is_some(),
         features: features(interface.ifindex)?,
         lro: said.lro,
-        // Whether frames have their tags is decided at a veth's other end.
+        // On a veth, the other end decides whether frames keep their tags.
         rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
         queues: said.queues,
         interrupts: interrupts(
@@ -44,15 +44,14 @@ pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
     })
 }
 
-/// Packets of this MTU fit a page of 4 KiB with the headroom and the administration that every
-/// driver leaves for XDP. Some manage larger ones.
+/// Packets of this MTU fit a page of 4 KiB, beside the headroom and metadata that every driver
+/// reserves for XDP. Some drivers support larger ones.
 const ONE_PAGE_MTU: u32 = 3400;
 
-/// Makes an interface a port by `attach`, if it can be one. An XDP program that is there already is
-/// somebody else's, unless the interface was ours a moment ago.
+/// Makes an interface a port by `attach`, if possible. An XDP program that is already attached
+/// belongs to another application, unless the interface was ours a moment ago.
 ///
-/// # Errors
-/// Why it cannot.
+/// Why the interface cannot be a port.
 pub fn attach(
     interface: &Interface,
     was_ours: bool,
@@ -92,13 +91,13 @@ pub fn attach(
     Err(e.context(why))
 }
 
-/// Says why an interface that should be a port is none.
+/// Logs why a chosen interface cannot be a port.
 pub fn tell_unfit(interface: &Interface, why: &anyhow::Error) {
     let name = &interface.name;
     log::error!(NETSUM_PORT = name; "port {name} does not serve, and ranks behind it are refused: {why:#}");
 }
 
-/// Logs what is wrong with ports that have their programs.
+/// Logs defects of ports that have their programs.
 pub fn tell(interfaces: &[Interface], cpus: &[u32]) {
     for interface in interfaces {
         match facts(interface, cpus) {
@@ -112,8 +111,8 @@ pub fn tell(interfaces: &[Interface], cpus: &[u32]) {
     }
 }
 
-/// The CPUs that serve an interface's interrupts. Drivers name those after the interface, most of
-/// them.
+/// The CPUs that serve an interface's interrupts. Most drivers name their interrupts after the
+/// interface.
 fn interrupts(name: &str, table: &str) -> Vec<String> {
     let of_port = |line: &str| {
         let last = line.split_whitespace().last()?;
@@ -140,8 +139,8 @@ const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 
-/// What XDP can do with an interface, as bits; `None` where the kernel does not know that question
-/// (before Linux 6.3).
+/// An interface's XDP features, as bits; `None` if the kernel does not support the query (before
+/// Linux 6.3).
 fn features(ifindex: u32) -> Result<Option<u64>> {
     let netlink = socket(
         AddressFamily::Netlink,
@@ -180,7 +179,7 @@ fn request(family: u16, command: u8, attribute: u16, value: &[u8]) -> Vec<u8> {
     message
 }
 
-/// The answer's attributes; `None` where there is no such thing.
+/// Returns the answer's attributes; `None` if the kernel does not know the object.
 fn ask(netlink: &OwnedFd, request: &[u8]) -> Result<Option<Vec<u8>>> {
     send(netlink.as_raw_fd(), request, MsgFlags::empty()).context("generic netlink")?;
     let mut answer = vec![0; 16 << 10];
@@ -190,7 +189,7 @@ fn ask(netlink: &OwnedFd, request: &[u8]) -> Result<Option<Vec<u8>>> {
     attributes(&answer).context("generic netlink")
 }
 
-/// The attributes of a message; `None` where it says that there is no such thing.
+/// The attributes of a message; `None` if it reports that the object does not exist.
 fn attributes(message: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let short = || io::Error::other("an answer that is too short");
     let kind =
@@ -205,16 +204,16 @@ fn attributes(message: &[u8]) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(message.get(20..).ok_or_else(short)?.to_vec()))
 }
 
-/// What ethtool's ioctl tells (include/uapi/linux/ethtool.h).
+/// The answers of ethtool's ioctl (include/uapi/linux/ethtool.h).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Ethtool {
-    /// The driver; empty where it does not say.
+    /// The driver; empty if unknown.
     driver: String,
-    /// It joins packets that it receives; `None` where it does not say.
+    /// Whether it joins received packets; `None` if unknown.
     lro: Option<bool>,
-    /// It takes VLAN tags off frames that it receives; `None` where it does not say.
+    /// Whether it takes VLAN tags off received frames; `None` if unknown.
     rx_vlan: Option<bool>,
-    /// Receive queues in use; 0 where it does not say.
+    /// Receive queues in use; 0 if unknown.
     queues: u32,
 }
 
@@ -226,15 +225,15 @@ const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 const ETH_FLAG_LRO: u32 = 1 << 15;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
-/// Asks one of ethtool's questions; `None` where the driver does not answer it.
+/// Sends one ethtool command; `None` if the driver does not support it.
 fn ask_driver(socket: &OwnedFd, ifindex: u32, command: u32) -> Option<[u32; 64]> {
-    // As it is, whatever text that makes.
+    // The name as raw bytes, which need not be UTF-8.
     let name = nix::net::if_::if_indextoname(ifindex).ok()?;
     // struct ethtool_drvinfo has 196 bytes, ethtool_cmd 44, ethtool_channels 36, ethtool_value 8.
-    // Words, because they hold such.
+    // They consist of 32-bit words.
     let mut data = [0u32; 64];
     data[0] = command;
-    // SAFETY: an `ifreq` is all integers and pointers, for which zeros are a value.
+    // SAFETY: an `ifreq` consists of integers and pointers, for which zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.as_bytes_with_nul()) {
         *to = *from as libc::c_char;
@@ -250,7 +249,7 @@ fn questions() -> nix::Result<OwnedFd> {
     socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
 }
 
-/// Bits per second that a port carries, by its driver; 0 where it does not know.
+/// A port's link rate in bits per second, as its driver reports it; 0 if unknown.
 pub fn rate(ifindex: u32) -> u64 {
     let data = questions().ok().and_then(|socket| ask_driver(&socket, ifindex, ETHTOOL_GSET));
     // speed and speed_hi, two bytes each.
@@ -267,7 +266,7 @@ fn half(word: u32) -> u16 {
     u16::from_ne_bytes([a, b])
 }
 
-/// Asks ethtool's questions; what a driver does not answer is left out.
+/// Runs all ethtool queries; facts that a driver does not report are left out.
 fn ethtool(ifindex: u32) -> Result<Ethtool> {
     let socket = questions()?;
     let ask = |command| ask_driver(&socket, ifindex, command);
@@ -320,7 +319,7 @@ mod tests {
         let ifindex = nix::net::if_::if_nametoindex("lo").unwrap();
         assert_eq!(ethtool(ifindex).unwrap().lro, Some(false));
         assert_eq!(ethtool(i32::MAX as u32).unwrap(), Ethtool::default());
-        // Nobody can redirect to the loopback's driver.
+        // The loopback's driver does not support redirects.
         assert_eq!(features(ifindex).unwrap().unwrap_or(0) & 2, 0);
     }
 }

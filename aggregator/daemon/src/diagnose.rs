@@ -1,4 +1,4 @@
-//! Gathers the evidence for [`netsum_core::diagnose`], and keeps the watch.
+//! Gathers the evidence for [`netsum_core::diagnose`], and watches active rings.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ use super::netlink::{Interface, Netlink};
 use super::path;
 use super::state::{Inner, Shared};
 
-/// How often rings that are active are looked at.
+/// Interval at which active rings are checked.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
-/// Longest time that somebody may watch.
+/// Longest time that a client may watch.
 const MAX_WATCH: Duration = Duration::from_secs(60);
 
-/// Looks after all active rings, again and again.
+/// Checks all active rings periodically.
 pub async fn keep_watch(shared: Shared) {
     let mut tick = tokio::time::interval(WATCH_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -37,7 +37,7 @@ pub async fn keep_watch(shared: Shared) {
     }
 }
 
-/// One look at all active rings.
+/// Checks all active rings once.
 fn look(inner: &mut Inner, now: Instant) {
     let active: Vec<(String, JobRing, RingSpec)> = active_rings(inner).collect();
     inner.watch.retain(|id| active.iter().any(|(_, _, ring)| ring.id == id));
@@ -102,7 +102,7 @@ fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, JobRing, RingSpe
     })
 }
 
-/// Removes the note-taking when whoever asked for it goes away.
+/// Ends the noting of unknown connections when the last client that asked for it disconnects.
 struct Watching(Shared);
 
 impl Drop for Watching {
@@ -117,7 +117,8 @@ impl Drop for Watching {
     }
 }
 
-/// Watches a job for a while and says why it stands still; and what is known of its path.
+/// Watches a job for a while, and says why it stands still. Also returns the evidence about its
+/// path.
 pub async fn answer(
     shared: &Shared,
     netlink: Option<&Netlink>,
@@ -164,7 +165,7 @@ pub async fn answer(
     let mut ports = used_ports(&shared.lock(), &request.job);
     let is_known = !ports.is_empty();
     if !is_known {
-        // A rank that has not joined may be behind any.
+        // A rank that has not joined may be behind any port.
         ports.extend(shared.lock().controller.ports().iter().map(|port| port.ifindex));
     }
     let bridging = obstacles(netlink, &ports).await;
@@ -217,7 +218,7 @@ pub fn used_ports(inner: &Inner, job: &str) -> HashSet<u32> {
     flows.iter().map(|flow| flow.ifindex).collect()
 }
 
-/// Why the bridge may not forward between ports.
+/// Why the bridge may not forward between these ports.
 pub async fn obstacles(netlink: Option<&Netlink>, ports: &HashSet<u32>) -> Vec<Defect> {
     let Some(netlink) = netlink else { return Vec::new() };
     netlink.obstacles(ports).await.unwrap_or_else(|e| {
@@ -226,7 +227,7 @@ pub async fn obstacles(netlink: Option<&Netlink>, ports: &HashSet<u32>) -> Vec<D
     })
 }
 
-/// First packets with a token of no job, ever.
+/// Counts first packets whose token matches no job, since the start.
 fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
     Ok(count(&inner.plane.counters(RingNumber::NONE)?, Counter::InBandToken))
 }
@@ -250,7 +251,7 @@ fn ring_evidence(
         let (old, new) = (interface(before), interface(after));
         let port = PortEvidence {
             name: inner.controller.port_name(flow.ifindex),
-            // Without netlink nothing speaks against the port.
+            // Without netlink, the port counts as up.
             up: new.as_ref().is_none_or(|l| l.up),
             received: old
                 .zip(new)
@@ -295,7 +296,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     let ranks = ring.ranks.iter().map(|r| {
         let Rank(member) = r.flow.rank;
         let expected = ring.view.state.expected[member as usize];
-        // The data plane raises it only when the rank's next packet comes.
+        // The data plane raises it only with the rank's next packet.
         let expected = if serial::before(expected, low) { low } else { expected };
         api::RankDiagnosis {
             rank: r.sender.0,

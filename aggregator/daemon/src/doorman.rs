@@ -1,6 +1,6 @@
-//! Who may stay on the workers' TCP port. Whoever reaches it can open connections; few of them, for
-//! a short time, until one of its requests shows the token of a job. A wrong token uses up one of
-//! the few tries that its address has.
+//! The connection limiter of the workers' TCP port. A foreign host that reaches the port can open
+//! only a few connections, for a short time, until one of its requests shows a job's token. Each
+//! wrong token uses up one of the address's few tries.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,18 +17,18 @@ use tokio::time::Sleep;
 use tonic::Status;
 use tonic::transport::server::Connected;
 
-/// What strangers may use up.
+/// Limits for connections that have not shown a token.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time.
+    /// Connections open at once.
     pub connections: usize,
-    /// Connections at a time from one address; each rank has one or two.
+    /// Connections open at once from one address; each rank has one or two.
     pub per_address: usize,
-    /// A connection that has not shown a token for so long is closed.
+    /// Time to show a token before a connection is closed.
     pub patience: Duration,
     /// Wrong tokens from one address within `penalty`.
     pub tries: usize,
-    /// How long a wrong token uses up a try.
+    /// Time until a wrong token's try is returned.
     pub penalty: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Default for Limits {
     }
 }
 
-/// Lets connections in.
+/// Admits connections.
 #[derive(Clone, Debug)]
 pub struct Doorman {
     limits: Limits,
@@ -52,7 +52,7 @@ pub struct Doorman {
     wrong: Arc<Mutex<Lines>>,
 }
 
-/// Lines of the log about one thing: one in [`Lines::INTERVAL`], however often it happens.
+/// Rate limit for log lines about one thing: one per [`Lines::INTERVAL`].
 #[derive(Debug, Default)]
 struct Lines {
     last: Option<Instant>,
@@ -62,7 +62,7 @@ struct Lines {
 impl Lines {
     const INTERVAL: Duration = Duration::from_secs(10);
 
-    /// It has happened once more. If a line is due: how often it has happened without one.
+    /// Counts an event. Returns how many went unlogged if a line is due.
     fn note(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < Self::INTERVAL) {
             self.unsaid += 1;
@@ -80,7 +80,7 @@ struct Address {
 }
 
 impl Doorman {
-    /// Nobody is in.
+    /// Without any connection.
     pub fn new(limits: Limits) -> Self {
         Self { limits, addresses: Arc::default(), wrong: Arc::default() }
     }
@@ -89,7 +89,7 @@ impl Doorman {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a connection in, or closes it.
+    /// Admits a connection, or closes it.
     pub fn admit(&self, tcp: TcpStream) -> Option<Connection> {
         let ip = tcp.peer_addr().ok()?.ip().to_canonical();
         // Answers are small, and ranks wait for them.
@@ -102,7 +102,7 @@ impl Doorman {
             );
             return None;
         }
-        // Whose wrong tokens are forgiven need not be remembered.
+        // Addresses without connections and with all tries left are forgotten.
         addresses
             .retain(|_, a| a.connections > 0 || a.tries.available_permits() < self.limits.tries);
         let address = addresses.entry(ip).or_insert_with(|| Address {
@@ -127,11 +127,11 @@ impl Doorman {
     }
 }
 
-/// Who is at the other end of a connection; with each of its requests.
+/// The other end of a connection; each of its requests carries it.
 #[derive(Clone, Debug)]
 pub struct Peer {
     ip: IpAddr,
-    /// The job whose token it knows.
+    /// The job whose token it has shown.
     proved: Arc<OnceLock<String>>,
     tries: Arc<Semaphore>,
     penalty: Duration,
@@ -140,20 +140,19 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Where it comes from.
+    /// Its address.
     pub fn ip(&self) -> IpAddr {
         self.ip
     }
 
-    /// Checks a token with `check`, if this address has a try left, or when it has one again.
-    /// Whoever knows a job's token needs no try for that job: a rank is not held up by somebody who
-    /// guesses from the same address.
+    /// Checks a token with `check` once this address has a try left. A connection that has shown a
+    /// job's token needs no try for that job, so guesses from the same address do not delay a rank.
     pub async fn authorise(
         &self,
         job: &str,
         check: impl Fn() -> Result<(), Status>,
     ) -> Result<(), Status> {
-        // There may be another job of that name by now.
+        // The job may since have been replaced by another of the same name.
         if self.proved.get().is_some_and(|known| known == job) && check().is_ok() {
             return Ok(());
         }
@@ -176,7 +175,7 @@ impl Peer {
                     None => {}
                 }
                 one_try.forget();
-                // On its own: a guesser who hangs up gets the try back no sooner.
+                // In a task of its own, so hanging up does not return a try earlier.
                 let (tries, penalty) = (self.tries.clone(), self.penalty);
                 tokio::spawn(async move {
                     tokio::time::sleep(penalty).await;
@@ -188,7 +187,7 @@ impl Peer {
     }
 }
 
-/// A connection that was let in.
+/// An admitted connection.
 #[derive(Debug)]
 pub struct Connection {
     tcp: TcpStream,
@@ -211,7 +210,7 @@ impl Connected for Connection {
 }
 
 impl Connection {
-    /// An error once it is too late to show a token.
+    /// Fails once the time to show a token is over.
     fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.peer.proved.get().is_some() {
             self.deadline = None;
@@ -242,7 +241,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        // Whoever does not read what is written must go in time too.
+        // A client that does not read answers has to show a token in time, too.
         self.in_time(cx)?;
         Pin::new(&mut self.tcp).poll_write(cx, buf)
     }

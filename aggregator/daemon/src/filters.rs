@@ -1,4 +1,4 @@
-//! Chains of nftables that see what a bridge forwards (include/uapi/linux/netfilter/nf_tables.h,
+//! The nftables chains that see what a bridge forwards (include/uapi/linux/netfilter/nf_tables.h,
 //! Linux 6.12), and those of iptables-legacy, which nftables does not know.
 
 use anyhow::{Context as _, Result};
@@ -23,10 +23,11 @@ const NFPROTO_BRIDGE: u8 = 7;
 const FORWARD: u32 = 2;
 const DROP: u32 = 0;
 
-/// All there are. Those of IPv4 and of IPv6 count where bridges' frames go `through` them.
+/// Lists all such chains. `through` says whether bridges pass frames to chains of IPv4 and of IPv6;
+/// otherwise these are left out.
 ///
 /// # Errors
-/// What the kernel answers, other than that it has no nftables.
+/// The kernel's error, unless it says that it has no nftables.
 pub async fn filters(through: [bool; 2]) -> Result<Vec<Filter>> {
     let rtnl = Rtnl::open(NETLINK_NETFILTER).context("netfilter")?;
     let kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETCHAIN;
@@ -51,15 +52,15 @@ pub async fn filters(through: [bool; 2]) -> Result<Vec<Filter>> {
     }
     let names = [("iptables", "ip_tables_names", ip), ("ip6tables", "ip6_tables_names", ip6)];
     for (tool, names, _) in names.into_iter().filter(|(.., counts)| *counts) {
-        // There is no such file where the kernel has no iptables, or nobody has used it.
+        // The file does not exist if the kernel lacks iptables, or if it was never used.
         let tables = std::fs::read_to_string(format!("/proc/self/net/{names}")).unwrap_or_default();
         found.extend(legacy(tool, &tables));
     }
     Ok(found)
 }
 
-/// The chains of these tables that see what is forwarded. What their rules and policies are,
-/// iptables alone says.
+/// The chains of these tables that see forwarded packets. Only iptables itself knows their rules
+/// and policies.
 fn legacy(tool: &str, tables: &str) -> Vec<Filter> {
     let forwards = |table: &&str| ["filter", "mangle", "security"].contains(table);
     let filter = |table: &str| Filter {
@@ -70,7 +71,7 @@ fn legacy(tool: &str, tables: &str) -> Vec<Filter> {
     tables.lines().filter(forwards).map(filter).collect()
 }
 
-/// A chain, if it hangs where packets are forwarded.
+/// Parses a chain; `None` unless it hooks into forwarding.
 fn parse(message: &[u8]) -> Option<Filter> {
     let (header, all) = message.split_at_checked(HEADER)?;
     let number = |of: &[u8], kind| Some(u32::from_be_bytes(attribute(of, kind)?.try_into().ok()?));

@@ -1,16 +1,16 @@
-//! Frames to who is at the other end of a port.
+//! Frames to the neighbour at the other end of a port.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 
 use nix::sys::socket::{LinkAddr, MsgFlags, SockaddrLike as _, bind, sendto};
 
-/// The nearest bridge, of whatever kind.
+/// The group address that any kind of bridge takes for itself, and does not forward.
 pub(crate) const NEAREST: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
-/// Bytes of the two addresses and the type.
+/// Bytes of the two addresses and the EtherType.
 pub(crate) const HEADER: usize = 14;
 
-/// Frames of a type at an interface.
+/// The socket address for frames of a type at an interface.
 fn address(ethertype: u16, ifindex: u32) -> io::Result<LinkAddr> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
@@ -27,7 +27,6 @@ fn address(ethertype: u16, ifindex: u32) -> io::Result<LinkAddr> {
     address.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// Sends a frame.
 pub(crate) fn send(
     socket: &impl AsFd,
     ethertype: u16,
@@ -43,7 +42,7 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Has a socket receive what comes in at this interface, and nothing else.
+/// Binds a socket to one EtherType at one interface.
 pub(crate) fn listen(socket: &impl AsFd, ethertype: u16, ifindex: u32) -> io::Result<()> {
     Ok(bind(socket.as_fd().as_raw_fd(), &address(ethertype, ifindex)?)?)
 }

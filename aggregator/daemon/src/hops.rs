@@ -1,5 +1,6 @@
-//! Next hops of members that this box routes to. Packets that the kernel forwards get theirs from
-//! its tables; results do not come by the kernel, so theirs are looked up there, again and again.
+//! Next hops of members that this box routes to. Other packets are forwarded by the kernel, which
+//! finds their next hops itself. Results bypass its forwarding, so their next hops are polled from
+//! its tables.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -15,12 +16,11 @@ use super::message::mac_from_text;
 use super::netlink::{Netlink, Way, ask_for};
 use super::state::Shared;
 
-/// How often it is looked whether rings have begun or next hops are missing, and how often for what
-/// has changed.
+/// Poll intervals: for new rings and missing next hops, and for changes.
 const INTERVAL: Duration = Duration::from_millis(100);
 const CHANGES: Duration = Duration::from_secs(1);
 
-/// Keeps the next hops of all active rings as the kernel's tables have them.
+/// Keeps the next hops of all active rings equal to the kernel's.
 pub async fn keep_hops(shared: Shared, netlink: Netlink) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -39,8 +39,8 @@ pub async fn keep_hops(shared: Shared, netlink: Netlink) {
     }
 }
 
-/// One look. `unknown` are the addresses whose next hop has no MAC address, of which somebody has
-/// been told.
+/// One look. `unknown` holds the addresses whose next hop has no MAC address and that have been
+/// logged.
 async fn look(
     shared: &Shared,
     netlink: &Netlink,
@@ -88,7 +88,7 @@ async fn look(
         }
     }
     let mut inner = shared.lock();
-    // A ring may have become another job's meanwhile.
+    // A ring may have passed to another job meanwhile.
     let now: HashSet<Edge> = inner.edges().collect();
     for (edge, hop) in hops.iter().filter(|(edge, _)| now.contains(edge)) {
         inner.plane.set_hop(edge.to, hop)?;

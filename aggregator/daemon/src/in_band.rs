@@ -1,4 +1,4 @@
-//! Takes what the data plane has noted of first packets to the controller.
+//! Passes the first packets that the data plane has noted to the controller.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,12 +11,10 @@ use netsum_core::{Job, State};
 
 use super::state::{Inner, Shared};
 
-/// How often they are taken. A sender's timer is longer, so that most often its first
-/// retransmission is summed.
+/// Poll interval. A sender's timer is longer, so its first retransmission is usually summed.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Takes first packets to the controller, again and again, while there are jobs that are set up in
-/// band.
+/// Passes first packets to the controller periodically, while some job is set up in band.
 pub async fn keep_listening(shared: Shared) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -30,7 +28,7 @@ pub async fn keep_listening(shared: Shared) {
     }
 }
 
-/// Lines that may still be logged: who has a token can make up as many first packets as there are
+/// Rate limit for log lines: a client with a token can invent as many first packets as there are
 /// numbers.
 struct Lines {
     left: u32,
@@ -38,7 +36,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// So many in a period; enough for the ranks of a large job.
+    /// Lines in a period; enough for the ranks of a large job.
     const MOST: u32 = 200;
     const PERIOD: Duration = Duration::from_secs(10);
 
@@ -46,7 +44,7 @@ impl Lines {
         Self { left: Self::MOST, since: now }
     }
 
-    /// How to log one more line.
+    /// The level at which to log one more line.
     fn level(&mut self, level: log::Level, now: Instant) -> log::Level {
         if now - self.since >= Self::PERIOD {
             *self = Self::new(now);
@@ -61,11 +59,11 @@ impl Lines {
     }
 }
 
-/// Whether a job's rings have released sums since they were made.
+/// Whether a job's rings have released sums since they were created.
 fn has_released(inner: &Inner, job: &Job) -> bool {
     let untouched = |ring: &RingSpec| -> anyhow::Result<bool> {
         let (state, slot) = (inner.plane.ring_state(ring.id)?, inner.plane.slot(ring.id, 0)?);
-        // Indices wrap: then slot 0 holds one that was released.
+        // Indices wrap: after a whole cycle, slot 0 holds a released index.
         Ok(state.low == 0 && !slot.is(Slot::RELEASED))
     };
     job.state == State::Active && !job.rings.iter().all(|ring| untouched(ring).unwrap_or(false))
@@ -85,7 +83,7 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
     }
 }
 
-/// First packets of one job.
+/// Handles the first packets of one job.
 fn take(
     inner: &mut Inner,
     number: RingNumber,
@@ -131,10 +129,10 @@ fn take(
     }
 }
 
-/// Stops the rings of a job that is at work where first packets may make it begin anew, as they may
-/// until it has released a sum. Otherwise one could be released between the question and the end of
-/// the rings: some ranks would have it and not send for it again, others would wait for it. The
-/// rings that were stopped, and whether a sum has been released.
+/// Pauses an active job's rings if these first packets may restart it, which is possible until it
+/// has released a sum. Without the pause, a sum could be released between the check and the end of
+/// the rings: some ranks would have it and not send for it again, and others would wait for it.
+/// Returns the paused rings, and whether a sum has been released.
 fn stop_if_it_may_begin_anew(
     inner: &mut Inner,
     number: RingNumber,

@@ -1,36 +1,36 @@
-//! The daemon: the controller and, around it, the data plane, netlink, clocks and gRPC.
+//! The daemon: the controller, and the data plane, netlink, clocks and gRPC around it.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`config`] | the configuration file |
 //! | [`state`] | controller and data plane behind one lock; carries out actions |
 //! | [`admin`] | the administration service |
-//! | [`device`] | what a driver says of a port: ethtool and netdev netlink |
+//! | [`device`] | what a driver reports about a port, over ethtool and netdev netlink |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
-//! | `path` | why a job's packets do not arrive, by what came in and how ports are set |
+//! | `path` | why a job's packets do not arrive: evidence from traffic and port settings |
 //! | [`hops`] | next hops of members that this box routes to |
-//! | [`spread`] | flows that are not summed, over uplinks; [`uplinks`]: looks at these |
+//! | [`spread`] | spreads unsummed flows over uplinks; [`uplinks`] polls these |
 //! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`worker`] | the workers' service |
-//! | [`memory`] | what the machine has left of it |
-//! | [`message`] | what the controller knows, as the API says it |
-//! | [`doorman`] | what strangers on the workers' TCP port may use up |
-//! | [`socket`] | the administration socket: who may open it |
+//! | [`memory`] | memory that the machine has left for rings |
+//! | [`message`] | the controller's state as messages of the API |
+//! | [`doorman`] | the connection limiter: what foreign hosts can use up on the workers' port |
+//! | [`socket`] | the administration socket, and who may open it |
 //! | [`tls`] | TLS for workers |
-//! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: who gets which |
-//! | `frames` | to who is at the other end of a port |
-//! | [`trains`] | frames in a row, which tell a link's rate |
+//! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: which client gets which |
+//! | `frames` | frames to the neighbour at a port's other end |
+//! | [`trains`] | bandwidth probes, which measure a link's rate |
 //! | [`privileges`] | the capabilities that the daemon keeps |
-//! | [`load`] | how full rings are, and what their jobs have counted |
-//! | [`metrics`] | the same for Prometheus, over HTTP |
-//! | [`netlink`] | interfaces, bridge ports, forwarding table; `rtnl`: how the kernel is asked, [`link`]: what it says of an interface |
-//! | `chosen` | which interfaces a configuration means |
-//! | `filters` | nftables' chains that see what the bridge forwards |
+//! | [`load`] | how full rings are, and their jobs' counters |
+//! | [`metrics`] | metrics for Prometheus, over HTTP |
+//! | [`netlink`] | interfaces and forwarding table; `rtnl` queries, [`link`] parses interfaces |
+//! | `chosen` | the interfaces that a configuration names |
+//! | `filters` | nftables chains that see what the bridge forwards |
 //! | [`own`] | the box's own addresses, which no port may carry |
-//! | [`clock`] | clocks that processes agree on |
-//! | [`persist`] | the state that outlives the daemon, and beginning with it |
-//! | [`reload`] | SIGHUP, and ports that come and go |
-//! | [`manager`] | what systemd is told |
+//! | [`clock`] | clocks that processes share |
+//! | [`persist`] | the state that outlives the daemon, and the start from it |
+//! | [`reload`] | SIGHUP, and ports that are added or removed |
+//! | [`manager`] | notifies systemd |
 //! | [`run`] | `netsum run` |
 
 pub mod admin;

@@ -1,61 +1,62 @@
-//! An interface, out of what the kernel says of it. Pure. What is longer, shorter or newer than
-//! expected is passed over, and text that is not UTF-8 is shown as well as it can be: whoever may
-//! name an interface must not be able to hide one.
+//! Parses an interface from the kernel's message. Pure. Attributes that are longer, shorter or
+//! newer than expected are skipped, and text that is not UTF-8 is shown as well as possible: a user
+//! who may name an interface must not be able to hide it.
 
 use netsum_core::PortInfo;
 use netsum_core::bridging::Bridged;
 use netsum_core::port::mode_without_xdp;
 
-/// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     pub ifindex: u32,
     pub name: String,
-    /// Its other names.
+    /// Its alternative names.
     pub alt_names: Vec<String>,
-    /// What it is, as `ip link add type` has it; empty where it is a card, or nobody says.
+    /// Its type, as in `ip link add type`; empty if it is a card or unknown.
     pub kind: String,
-    /// What it is a part of, by the same names: a bridge, a bond.
+    /// The type of its master, in the same words: a bridge, a bond.
     pub part_of: String,
     pub mac: String,
     /// MTU in bytes.
     pub mtu: u32,
-    /// It is up and has a carrier.
+    /// Whether it is up and has a carrier.
     pub up: bool,
-    /// It is up, with or without a carrier.
+    /// Whether it is up, with or without a carrier.
     pub enabled: bool,
-    /// The bridge that it is a port of.
+    /// The bridge that has it as a port.
     pub bridge: Option<u32>,
-    /// The bond that it is a slave of.
+    /// The bond that has it as a slave.
     pub bond: Option<u32>,
-    /// Of a bond: the mode in which it has no native XDP, and its slaves.
+    /// For a bond: its mode if that has no native XDP, and its slaves.
     pub mode_without_xdp: Option<&'static str>,
     pub slaves: Vec<Self>,
-    /// Of a bridge.
+    /// For a bridge.
     pub settings: BridgeSettings,
-    /// For this MAC address packets come in that this machine routes: its own, or its bridge's.
-    /// `None` where it routes nothing.
+    /// The MAC address to which packets come that this machine routes: its own, or its bridge's.
+    /// `None` if it routes nothing.
     pub router: Option<[u8; 6]>,
-    /// Its bridge sends nothing there by itself: spanning tree says so, or it does not flood there.
+    /// Its bridge sends nothing there by itself, because of spanning tree, or because the port does
+    /// not flood.
     pub blocked: bool,
-    /// What spanning tree does there; empty where it forwards.
+    /// Its spanning tree state; empty if it forwards.
     pub state: &'static str,
-    /// It passes nothing on to other isolated ports; it takes packets of known hosts alone.
+    /// Isolated: it forwards nothing to other isolated ports. Locked: it accepts only packets of
+    /// known hosts.
     pub isolated: bool,
     pub locked: bool,
-    /// The XDP program that is attached: "native" or "skb".
+    /// How an XDP program is attached: "native" or "skb".
     pub xdp: Option<&'static str>,
     /// Bytes and packets received and sent.
     pub counters: [u64; 4],
 }
 
-/// How a bridge is set.
+/// A bridge's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BridgeSettings {
-    /// It runs the spanning tree protocol.
+    /// Whether it runs the spanning tree protocol.
     pub stp: bool,
     pub vlan_filtering: bool,
-    /// Its frames go through iptables.
+    /// Whether it passes frames to iptables.
     pub call_iptables: bool,
 }
 
@@ -74,8 +75,8 @@ const IFLA_BRPORT_ISOLATED: u16 = 33;
 const IFLA_BRPORT_LOCKED: u16 = 39;
 const IFLA_INET_CONF: u16 = 1;
 const IFLA_INET6_CONF: u16 = 2;
-/// States of a bridge's port (include/uapi/linux/if_bridge.h). One that is down is in none of them,
-/// and has its flags.
+/// States of a bridge's port (include/uapi/linux/if_bridge.h). A port that is down has none of
+/// these; its flags show that.
 const BR_STATE_LISTENING: u8 = 1;
 const BR_STATE_LEARNING: u8 = 2;
 const BR_STATE_BLOCKING: u8 = 4;
@@ -84,8 +85,7 @@ pub(super) const HEADER: usize = 16;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
 impl Interface {
-    /// What a message about a link says, behind netlink's header; `None` where it is too short for
-    /// one.
+    /// Parses a message about a link, without netlink's header; `None` if it is too short.
     pub(super) fn parse(message: &[u8]) -> Option<Self> {
         let (header, all) = message.split_at_checked(HEADER)?;
         let flags = number(&header[8..12])? as i32;
@@ -96,7 +96,7 @@ impl Interface {
         let of = |kind: u16| attribute(all, kind);
         let byte = |of: &[u8], kind: u16| attribute(of, kind).and_then(<[u8]>::first).copied();
         let is_on = |kind: u16| byte(data, kind).is_some_and(|value| value != 0);
-        // The first of the settings of IPv4 and of IPv6 is whether packets are forwarded.
+        // The first setting of IPv4 and of IPv6 is whether packets are forwarded.
         let forwards = |family: i32, conf: u16| {
             let conf = attribute(nested(families, family as u16), conf)
                 .and_then(|conf| number(conf.get(..4)?));
@@ -152,7 +152,7 @@ impl Interface {
             xdp: match byte(nested(all, libc::IFLA_XDP), IFLA_XDP_ATTACHED) {
                 None | Some(0) => None,
                 Some(2) => Some("skb"),
-                // In the driver, in the card, or in several places.
+                // In the driver, in the card, or at several of these levels.
                 Some(_) => Some("native"),
             },
             // rx_bytes, rx_packets, tx_bytes, tx_packets.
@@ -161,7 +161,7 @@ impl Interface {
         })
     }
 
-    /// The port, as the controller knows it.
+    /// The port in the controller's form.
     pub fn port(&self) -> PortInfo {
         PortInfo {
             name: self.name.clone(),
@@ -171,14 +171,14 @@ impl Interface {
         }
     }
 
-    /// How its bridge treats it.
+    /// Its bridge's settings for it.
     pub fn bridged(&self) -> Bridged {
         let Self { state, isolated, locked, .. } = *self;
         let bridge = self.bridge.unwrap_or_default();
         Bridged { name: self.name.clone(), bridge, blocked: state, isolated, locked }
     }
 
-    /// Whether this is one of its names.
+    /// Whether it has this name.
     pub fn is_called(&self, name: &str) -> bool {
         self.name == name || self.alt_names.iter().any(|alt| alt == name)
     }
@@ -188,7 +188,7 @@ fn number(bytes: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// A text of the kernel's, which ends with a zero.
+/// A zero-terminated text of the kernel.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
 }
@@ -227,7 +227,7 @@ mod tests {
         all
     }
 
-    /// A port of a bridge as the kernel tells of it, with these names.
+    /// A message of the kernel about a bridge's port with these names.
     fn message(name: &[u8], alt_name: &[u8]) -> Vec<u8> {
         let mut header = vec![0; HEADER];
         header[4..8].copy_from_slice(&7u32.to_ne_bytes());

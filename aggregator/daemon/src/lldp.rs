@@ -1,5 +1,5 @@
-//! LLDP (IEEE 802.1AB): every port says which one it is, and hears which one is at the other end of
-//! its cable. Bridges do not forward these frames.
+//! LLDP (IEEE 802.1AB): every port announces itself, and learns which port is at the other end of
+//! its link. Bridges do not forward these frames.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -16,13 +16,13 @@ use super::neighbours::{Heard, Neighbour};
 use super::netlink::{Interface, Netlink};
 use super::state::Shared;
 
-/// Frames go out this often, and hold for so long: two may be lost.
+/// Interval between frames, and their time to live: two may be lost.
 const INTERVAL: Duration = Duration::from_secs(1);
 const TTL: u16 = 3;
 
 const ETHERTYPE: u16 = 0x88cc;
 
-/// Types of TLVs, and of what is in the first two.
+/// Types of TLVs, and subtypes of the first two.
 const END: u8 = 0;
 const CHASSIS: u8 = 1;
 const PORT: u8 = 2;
@@ -33,23 +33,24 @@ const CHASSIS_LOCAL: u8 = 7;
 const PORT_MAC: u8 = 3;
 const PORT_INTERFACE: u8 = 5;
 
-/// A socket for the frames of all interfaces. To open it takes CAP_NET_RAW.
+/// Opens a socket for the frames of all interfaces; needs CAP_NET_RAW.
 pub fn open() -> Result<Socket> {
     let protocol = Protocol::from(i32::from(ETHERTYPE.to_be()));
     Socket::new(Domain::PACKET, Type::RAW.nonblocking(), Some(protocol))
         .context("LLDP: packet socket (CAP_NET_RAW)")
 }
 
-/// A chassis id for a daemon. It is random: whatever machines of one image have, they have alike.
+/// A chassis id for a daemon. It is random, because machines cloned from one image share every
+/// other identifier.
 pub fn chassis_id() -> io::Result<String> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|e| io::Error::other(e.to_string()))?;
     Ok(format!("{:032x}", u128::from_ne_bytes(id)))
 }
 
-/// Tells and hears on all of netsum's ports. `heard` are those that `netlink` tells of.
+/// Sends and receives frames on all of netsum's ports. `netlink` reports the neighbours in `heard`.
 pub async fn keep_talking(socket: Socket, shared: Shared, netlink: Netlink, heard: Heard) {
-    // SAFETY: the socket owns its descriptor for as long as it lives, and always names the same
+    // SAFETY: the socket owns its descriptor for as long as it lives, and always returns the same
     // one.
     let socket = match unsafe { AsyncFd::register(socket) } {
         Ok(socket) => socket,
@@ -64,7 +65,7 @@ pub async fn keep_talking(socket: Socket, shared: Shared, netlink: Netlink, hear
             _ = tick.tick() => tell(&socket, &shared, &netlink, [&heard.own, &name]).await,
             result = hear(&socket, &heard) => {
                 if let Err(e) = result {
-                    // As where a port is taken down.
+                    // For example, because a port is taken down.
                     log::debug!("LLDP: {e}");
                 }
             }
@@ -83,14 +84,14 @@ async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, mach
         interfaces.into_iter().filter(|l| l.up && ports.contains(&l.ifindex))
     {
         let Some(mac) = mac_from_text(&mac) else { continue };
-        // The next one follows soon.
+        // A lost frame does not matter: the next one follows soon.
         if let Err(e) = send(socket, ETHERTYPE, ifindex, &frame(mac, machine, &name)) {
             log::debug!("LLDP: port {name}: {e}");
         }
     }
 }
 
-/// Takes note of the next frame.
+/// Records the next frame.
 async fn hear(socket: &AsyncFd<Socket>, heard: &Heard) -> io::Result<()> {
     let mut guard = socket.readable().await?;
     let mut frame = [0; 1600];
@@ -105,7 +106,7 @@ async fn hear(socket: &AsyncFd<Socket>, heard: &Heard) -> io::Result<()> {
     Ok(())
 }
 
-/// What a port says of itself, and of its machine: chassis id and name.
+/// A port's announcement: its name, and its machine's chassis id and name.
 fn frame(mac: [u8; 6], [id, chassis]: [&str; 2], port: &str) -> Vec<u8> {
     let mut frame = [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes()].concat();
     let mut add = |kind: u8, head: &[u8], value: &[u8]| {
@@ -123,10 +124,10 @@ fn frame(mac: [u8; 6], [id, chassis]: [&str; 2], port: &str) -> Vec<u8> {
     frame
 }
 
-/// Who has sent a frame; `None` where it is none of LLDP.
+/// Parses a frame's sender; `None` if it is not a valid LLDP frame.
 fn parse(frame: &[u8]) -> Option<Neighbour> {
     let (header, mut rest) = frame.split_at_checked(HEADER)?;
-    // Bridges pass on what is for anybody else.
+    // Bridges forward frames to any other address.
     if header[..6] != NEAREST || header[12..] != ETHERTYPE.to_be_bytes() {
         return None;
     }
@@ -153,14 +154,15 @@ fn parse(frame: &[u8]) -> Option<Neighbour> {
     })
 }
 
-/// What a machine or port calls itself: a MAC address, if it is of that type, or a text.
+/// A chassis or port id: a MAC address, if it has that subtype, or a text.
 fn id(value: &[u8], of_mac: u8) -> Option<String> {
     let (kind, value) = value.split_first()?;
     let mac = value.try_into().ok().filter(|_| *kind == of_mac);
     Some(mac.map_or_else(|| text(value), mac_text))
 }
 
-/// Others than printable characters are strangers' to send, and nobody's to see.
+/// Replaces control characters, which a foreign host may send: logs and terminals must not receive
+/// them.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -1,5 +1,4 @@
-//! How full rings are, and what their jobs have counted: for `netsum ring`, `netsum stats` and the
-//! metrics.
+//! How full rings are, and their jobs' counters: for `netsum ring`, `netsum stats` and the metrics.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +16,13 @@ use super::state::Inner;
 /// How full a ring is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RingLoad {
-    /// The lowest index that has not been released.
+    /// The lowest unreleased index.
     pub low: u32,
-    /// Slots with a sum that has not been released.
+    /// Slots that hold an unreleased sum.
     pub slots_used: u32,
-    /// Fragments that each rank has sent beyond what has been released.
+    /// Fragments that each rank has sent beyond the released ones.
     pub credit_used: Vec<u32>,
-    /// For how long it has stood still with something pending.
+    /// How long the ring has stood still with something pending.
     pub waits: Option<Duration>,
 }
 
@@ -44,7 +43,7 @@ pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow
     })
 }
 
-/// Looks at a ring of a job. One that is not active is empty.
+/// Reads the load of a job's ring. An inactive ring is empty.
 pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<RingLoad> {
     if job.state != State::Active {
         return Ok(RingLoad {
@@ -85,7 +84,7 @@ pub fn counters(
 pub struct Timings {
     /// From first contribution to last.
     pub completion: Histogram,
-    /// The ranks, in their order.
+    /// The ranks, in order.
     pub ranks: Vec<RankTiming>,
 }
 
@@ -95,7 +94,7 @@ impl Timings {
         Self { completion: Histogram::EMPTY, ranks: vec![RankTiming::default(); ranks as usize] }
     }
 
-    /// With those of a ring.
+    /// Adds those of a ring.
     pub fn add(&mut self, inner: &Inner, ring: RingNumber) -> anyhow::Result<()> {
         let timing = inner.plane.timing(ring)?;
         self.completion.merge(&timing.completion);
@@ -111,13 +110,13 @@ pub fn histogram_message(h: &Histogram) -> api::Histogram {
     api::Histogram { counts: h.counts.to_vec(), sum_ns: h.sum_ns }
 }
 
-/// Bytes of payload in a fragment of a full message, on average. The data plane counts fragments,
-/// and the last one of a message may be short.
+/// Average payload bytes per fragment of a full message. The data plane counts fragments, and a
+/// message's last one may be short.
 pub fn fragment_bytes(job: &Job) -> f64 {
     f64::from(job.spec.message_size) / f64::from(job.spec.fragments().0)
 }
 
-/// All counters with their values, which come in the order of the counters' numbers.
+/// Pairs values, in the order of the counters' numbers, with their counters.
 pub(super) fn counter_messages(values: Vec<u64>) -> Vec<api::Counter> {
     let message = |(c, value): (&Counter, u64)| api::Counter {
         name: c.name().into(),

@@ -1,4 +1,4 @@
-//! What the service manager is told, where there is one: systemd, by sd_notify(3).
+//! Notifies systemd, if the daemon runs under it, by sd_notify(3).
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use sd_notify::NotifyState;
 
 use super::state::Shared;
 
-/// The daemon answers.
+/// Reports that the daemon serves requests.
 pub fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
-/// The daemon ends.
+/// Reports that the daemon is stopping.
 pub fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-/// A line for `systemctl status`.
+/// Sets the line in `systemctl status`.
 pub fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }
 
-/// Says again and again that the daemon is alive, if that is waited for: that it gets a turn, and
-/// the lock that every request takes.
+/// Feeds systemd's watchdog, if enabled. Each notification shows that this task is scheduled and
+/// gets the lock that every request takes.
 pub async fn keep_alive(shared: Shared) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval((limit / 4).max(Duration::from_millis(10)));
@@ -34,7 +34,7 @@ pub async fn keep_alive(shared: Shared) {
     }
 }
 
-/// Without a manager nothing happens.
+/// Does nothing without systemd.
 fn tell(state: &[NotifyState]) {
     sd_notify::notify(state)
         .unwrap_or_else(|e| log::warn!("the service manager cannot be told {state:?}: {e}"));

@@ -5,17 +5,18 @@ use std::fs;
 use netsum_core::Controller;
 use netsum_core::size::Size;
 
-/// What rings leave to everybody else, packets that wait for the rings' CPUs among them. The kernel
-/// takes maps from the last page that there is, and then ends some process, such as the daemon.
+/// Memory that rings leave to everything else, including packets that wait for the rings' CPUs. The
+/// kernel allocates maps down to its last page, and then kills some process, such as the daemon.
 const KEPT: u64 = 64 << 20;
 
-/// What counts: free, or freed where somebody needs it.
+/// Counted fields: free memory, and memory that the kernel frees when needed.
 const FIELDS: [&str; 4] = ["MemFree", "Active(file)", "Inactive(file)", "SReclaimable"];
 
-/// Bytes that rings may take beyond what they have; `None` where the kernel does not say.
+/// Bytes that rings may take in addition to what they have; `None` if the kernel does not report
+/// it.
 pub fn available() -> Option<u64> {
-    // Under systemd the daemon sees nothing of /proc but processes (ProcSubset=pid). A kernel
-    // without NUMA has no nodes.
+    // Under systemd (ProcSubset=pid) the daemon sees only processes in /proc, so the nodes in /sys
+    // come first. A kernel without NUMA has no nodes.
     let nodes = fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
     let mut texts: Vec<_> =
         nodes.filter_map(|n| fs::read_to_string(n.path().join("meminfo")).ok()).collect();
@@ -36,12 +37,12 @@ fn usable(text: &str) -> u64 {
     text.lines().filter_map(of_line).sum()
 }
 
-/// Tells the controller how much there is.
+/// Updates the controller's available memory.
 pub fn look(controller: &mut Controller) {
     controller.set_available(available().unwrap_or(u64::MAX));
 }
 
-/// The same, and says so where the machine has less than the configuration promises.
+/// The same, and logs if the machine has less memory than the configuration promises.
 pub fn tell(controller: &mut Controller) {
     look(controller);
     let promised = controller.memory().saturating_sub(controller.memory_used());

@@ -1,4 +1,4 @@
-//! What the controller knows, as the API says it, and the other way round.
+//! Converts the controller's state to the API's messages, and back.
 
 use netsum_api::v1 as api;
 use netsum_common::abi::{Messages, TraceEvent};
@@ -13,7 +13,7 @@ use netsum_core::{Job, JobRing, JobSpec, Rank, Refusal, State, epoch_number, poo
 use netsum_dataplane::Traced;
 use tonic::Status;
 
-/// A refusal as gRPC has it.
+/// Converts a refusal to a gRPC status.
 pub(crate) fn refused(refusal: Refusal) -> Status {
     let message = refusal.to_string();
     match refusal {
@@ -42,7 +42,7 @@ pub fn mac_from_text(text: &str) -> Option<[u8; 6]> {
     let mut mac = [0; 6];
     let mut parts = text.split(':');
     for byte in &mut mac {
-        // `from_str_radix` takes a sign, too.
+        // `from_str_radix` alone would accept a sign.
         let digits =
             parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
         *byte = u8::from_str_radix(digits, 16).ok()?;
@@ -58,7 +58,7 @@ pub(crate) fn state_message(state: &State) -> api::JobState {
     }
 }
 
-/// Why a job has ended; empty where it has not.
+/// Why a job has ended; empty if it has not.
 pub(crate) fn error_of(job: &Job) -> String {
     match &job.state {
         State::Failed(why) => why.clone(),
@@ -66,7 +66,7 @@ pub(crate) fn error_of(job: &Job) -> String {
     }
 }
 
-/// A job for the API; its token only where `secret` says so.
+/// A job as a message. `secret` says whether it has the token.
 pub(crate) fn job_message(
     job: &Job,
     port_name: impl Fn(u32) -> String,
@@ -134,22 +134,22 @@ pub(crate) fn job_message(
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if job.is_in_order() { "in-order" } else { "relaxed" }.into(),
         in_band: spec.in_band,
-        // Whose it is is for administration alone.
+        // The tenant is shown only to administrators.
         ..api::Job::default()
     }
 }
 
-/// A ring, as its job counts it.
+/// A ring, with its number within its job.
 #[derive(Clone, Debug)]
 pub struct RingOfJob {
     pub job: String,
     pub ring: JobRing,
-    /// The job's ranks whose connections its members' are ([`Job::sender`]).
+    /// The ranks whose connections belong to the ring's members ([`Job::sender`]).
     pub senders: Vec<u32>,
 }
 
 impl RingOfJob {
-    /// The rank whose connection a member's is.
+    /// The rank whose connection belongs to a member.
     pub(crate) fn sender(&self, member: u32) -> u32 {
         self.senders.get(member as usize).copied().unwrap_or(member)
     }
@@ -161,12 +161,12 @@ impl RingOfJob {
     }
 }
 
-/// The ranks of a job whose connections its members' are, in order.
+/// The ranks whose connections belong to a job's members, in order.
 pub(crate) fn senders(job: &Job) -> Vec<u32> {
     Rank::all(job.spec.member_count()).map(|member| job.sender(member).0).collect()
 }
 
-/// A traced packet for the API, with `capture` bytes of its frame at the most.
+/// A traced packet as a message, with at most `capture` bytes of its frame.
 pub fn packet_message(
     traced: &Traced,
     clock: u64,
@@ -196,7 +196,7 @@ pub fn packet_message(
 
 fn slot_message(event: &TraceEvent, ring: &RingOfJob) -> api::SlotSeen {
     let is = |flag: u32| event.slot_flags & flag != 0;
-    // What has been released has come from every rank, as the slot machine has it.
+    // As in the slot machine, every rank has contributed to released sums.
     let expected =
         if serial::before(event.expected, event.low) { event.low } else { event.expected };
     api::SlotSeen {
@@ -212,10 +212,10 @@ fn slot_message(event: &TraceEvent, ring: &RingOfJob) -> api::SlotSeen {
     }
 }
 
-/// What a job is to be created with; a token where the request has none.
+/// A new job's properties from a request; without a token there, a random one.
 ///
 /// # Errors
-/// If a word is none of those that there are. The controller looks at numbers.
+/// If a keyword is unknown. The controller checks numbers.
 pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
     let choice = |option: &str, value: &str, yes: &str, no: &str| match value {
         v if v == yes => Ok(true),
@@ -285,8 +285,8 @@ mod tests {
 
     #[test]
     fn members_of_a_ring_have_the_jobs_numbers() {
-        // Of a rack with ranks 4 and 5, and the way up: from the second one, when it and what comes
-        // down have contributed.
+        // A rack with ranks 4 and 5 and an uplink. The packet is rank 5's; rank 5 and the uplink's
+        // total have contributed.
         let ring = RingOfJob { job: "train".into(), ring: JobRing(0), senders: vec![4, 5, 3] };
         let event = TraceEvent {
             time: 0,

@@ -1,24 +1,24 @@
-//! What ports have heard of those at the other ends of their cables.
+//! The neighbours that ports have heard at the other ends of their links.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Who is at the other end of a port's cable.
+/// The port at the other end of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// The port's.
+    /// The port's MAC address.
     pub mac: [u8; 6],
     /// Its machine's LLDP chassis id.
     pub id: String,
-    /// Names of the machine and of the port, as it calls itself.
+    /// Names of the machine and of the port, as announced.
     pub chassis: String,
     pub port: String,
-    /// This holds for so long.
+    /// Time until this expires.
     pub ttl: Duration,
 }
 
-/// What ports have heard, by their interface numbers.
+/// What ports have heard, by interface number.
 #[derive(Clone, Debug)]
 pub struct Heard {
     /// The LLDP chassis id of this daemon.
@@ -27,12 +27,12 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// Nothing so far.
+    /// Empty.
     pub fn new(own: &str) -> Self {
         Self { own: own.into(), by_port: Arc::default() }
     }
 
-    /// Takes note of what a port has heard.
+    /// Records a port's neighbour.
     pub fn set(&self, ifindex: u32, neighbour: Neighbour, now: Instant) {
         self.by_port
             .lock()
@@ -40,8 +40,8 @@ impl Heard {
             .insert(ifindex, (neighbour, now));
     }
 
-    /// A port's neighbour, and how long ago it was heard; `None` where nobody has said anything
-    /// that holds still.
+    /// A port's neighbour, and the time since it was heard; `None` if nothing was heard or it has
+    /// expired.
     pub fn get(&self, ifindex: u32, now: Instant) -> Option<(Neighbour, Duration)> {
         let heard = self.by_port.lock().unwrap_or_else(PoisonError::into_inner);
         let (neighbour, since) = heard.get(&ifindex)?;

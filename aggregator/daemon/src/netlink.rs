@@ -32,9 +32,9 @@ use crate::config::Ports;
 #[derive(Clone)]
 pub struct Netlink {
     rtnl: Rtnl,
-    /// What ports hear; `None` where nobody listens.
+    /// The neighbours that ports hear; `None` without LLDP.
     pub heard: Option<Heard>,
-    /// Sends and hears trains; `None` where nobody does.
+    /// Sends and receives bandwidth probes; `None` without a socket for them.
     pub trains: Option<Trains>,
 }
 
@@ -60,7 +60,7 @@ impl Netlink {
         }
         let is_on = |what: &str| {
             let on = std::fs::read_to_string(format!("/proc/sys/net/bridge/bridge-nf-call-{what}"));
-            // Where nothing of /proc/sys is seen, as by systemd's ProcSubset, it may be on.
+            // If /proc/sys is hidden, as by systemd's ProcSubset, it may be on.
             on.map_or_else(|_| !Path::new("/proc/sys/net").exists(), |on| on.trim() != "0")
         };
         let calls = |l: &Interface| bridges.contains(&l.ifindex) && l.settings.call_iptables;
@@ -73,7 +73,7 @@ impl Netlink {
         Ok(obstacles(&bridged, &filters))
     }
 
-    /// An interface, by its number; `None` where the kernel says that there is none.
+    /// An interface by its number; `None` if the kernel reports that it does not exist.
     async fn interface(&self, ifindex: u32) -> Result<Option<Interface>> {
         match self.rtnl.one(link(ifindex)).await {
             Ok(messages) => Ok(messages.iter().find_map(|m| Interface::parse(&m.bytes))),
@@ -82,7 +82,7 @@ impl Netlink {
         }
     }
 
-    /// The interfaces that a configuration means.
+    /// The interfaces that a configuration names.
     ///
     /// # Errors
     /// If one is missing.
@@ -90,8 +90,8 @@ impl Netlink {
         Chosen::new(ports.clone(), &self.interfaces().await?)
     }
 
-    /// Those that are there at the moment. The kernel is asked for each of these ports that its
-    /// list lacks.
+    /// Those that exist now. If the kernel's list lacks one of these ports, a query of its own
+    /// confirms that.
     pub async fn present(&self, chosen: &mut Chosen, ports: &[u32]) -> Result<Vec<Interface>> {
         let mut all = self.interfaces().await?;
         for ifindex in ports.iter().chain(chosen.ifindexes()).filter(|i| **i != 0) {
@@ -102,7 +102,7 @@ impl Netlink {
         Ok(chosen.find(&completed(all)))
     }
 
-    /// IP and MAC addresses of this machine, of which these are all interfaces.
+    /// IP and MAC addresses of this machine, out of all its interfaces.
     pub async fn own(
         &self,
         interfaces: &[Interface],
@@ -112,7 +112,7 @@ impl Netlink {
         Ok((ips, macs.filter(|mac| *mac != [0; 6]).collect()))
     }
 
-    /// IP addresses of this machine that others can call, and their interfaces' MAC addresses.
+    /// IP addresses of this machine that others can reach, and their interfaces' MAC addresses.
     pub async fn callable(&self) -> Result<Vec<(IpAddr, [u8; 6])>> {
         let interfaces = self.interfaces().await?;
         let mac = |ifindex: u32| {
@@ -138,7 +138,7 @@ impl Netlink {
                 _ => None,
             })
             .collect();
-        // On a point-to-point link the first is the other end's.
+        // On a point-to-point link, the first address belongs to the other end.
         let ip = |a: &AddressAttribute| match a {
             AddressAttribute::Address(ip) | AddressAttribute::Local(ip) => Some(*ip),
             _ => None,
@@ -151,8 +151,7 @@ impl Netlink {
         Ok(messages.iter().filter_map(own).collect())
     }
 
-    /// The gateways of this machine's routes, with their MAC addresses and their places in bridges,
-    /// where these are known.
+    /// The gateways of this machine's routes, with their MAC addresses and bridge ports, if known.
     pub async fn gateways(&self) -> Result<Vec<Gateway>> {
         let mut found = BTreeSet::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -198,13 +197,14 @@ impl Netlink {
         Ok(found.into_iter().map(gateway).collect())
     }
 
-    /// MAC addresses that bridges have seen, and behind which interface.
+    /// MAC addresses that bridges have seen, and their interfaces.
     pub async fn hosts(&self) -> Result<Vec<(u32, [u8; 6])>> {
         let table = self
             .neighbours(AddressFamily::Bridge)
             .await
             .context("the bridge's forwarding table")?;
-        // The interfaces' own are there for ever; the first bit is that of groups.
+        // Permanent entries are the interfaces' own addresses; a set first bit means a group
+        // address.
         let seen = table.iter().filter(|e| e.header.state != NeighbourState::Permanent);
         let host = |e: &NeighbourMessage| {
             mac_of(e).filter(|mac| mac[0] & 1 == 0).map(|mac| (e.header.ifindex, mac))
@@ -213,9 +213,10 @@ impl Netlink {
         Ok(hosts.into_iter().collect())
     }
 
-    /// Where a host is: the interface behind which the bridge has seen its MAC address or, where it
-    /// has not, that of the router by which this machine reaches its IP address; or, of these
-    /// `ports`, the one by which it does so. Waits a second for either to be seen.
+    /// Finds a host's port. First choice is the interface behind which the bridge has seen its MAC
+    /// address. Otherwise it is the interface of the router by which this machine reaches the
+    /// host's IP address, or the one of these `ports` by which it does so. Waits a second for one
+    /// of them to appear.
     pub async fn port_of(&self, mac: [u8; 6], ip: IpAddr, ports: &[u32]) -> Result<Found> {
         let mut router = None;
         for attempt in 0..20 {
@@ -229,8 +230,8 @@ impl Netlink {
             if let Some(ifindex) = behind(mac) {
                 return Ok(Found::Port { ifindex, mac });
             }
-            // A host's own packets come first: a network that this machine has no address in may
-            // seem to be behind its router.
+            // The host's own packets take precedence: a network in which this machine has no
+            // address may seem to be behind its router.
             if attempt >= 4 {
                 let way = self.way_to(ip).await?;
                 router = way.as_ref().map(|way| way.next).filter(|next| *next != ip);
@@ -250,8 +251,8 @@ impl Netlink {
         Ok(Found::Nothing { router })
     }
 
-    /// The interface behind which a neighbour of this machine is, or the router towards an address,
-    /// where it is known.
+    /// The interface behind which a neighbour of this machine, or the router towards an address,
+    /// is; `None` if unknown.
     pub async fn seen_at(&self, ip: IpAddr) -> Result<Option<u32>> {
         let Some(Way { mac: Some(mac), ifindex, .. }) = self.way_to(ip).await? else {
             return Ok(None);
@@ -279,7 +280,7 @@ impl Netlink {
         Ok(messages.iter().filter_map(entry).collect())
     }
 
-    /// How this machine would send to an address; `None` where there is no way.
+    /// The route from this machine to an address; `None` without one.
     pub async fn way_to(&self, ip: IpAddr) -> Result<Option<Way>> {
         let mut question = RouteMessage::default();
         (question.header.address_family, question.header.destination_prefix_length) = match ip {
@@ -289,7 +290,7 @@ impl Netlink {
         question.attributes.push(RouteAttribute::Destination(ip.into()));
         let answer = match self.rtnl.one(RouteNetlinkMessage::GetRoute(question)).await {
             Ok(answer) => answer,
-            // There is none.
+            // There is no route.
             Err(e) if e.raw_os_error().is_some() => return Ok(None),
             Err(e) => return Err(e).with_context(|| format!("the route to {ip}")),
         };
@@ -327,13 +328,13 @@ pub struct Gateway {
     pub ip: IpAddr,
     /// The interface that leads to it.
     pub ifindex: u32,
-    /// Its MAC address, where the kernel knows it.
+    /// Its MAC address, if the kernel knows it.
     pub mac: Option<[u8; 6]>,
-    /// The port of a bridge on which that was seen.
+    /// The bridge port on which that address was seen.
     pub seen_at: Option<u32>,
 }
 
-/// The gateway that a route, or one of its next hops, names, and the interface towards it.
+/// The gateway of a route, or of one of its next hops, and the interface towards it.
 fn gateway(attributes: &[RouteAttribute], mut ifindex: Option<u32>) -> Option<(IpAddr, u32)> {
     let mut next = None;
     for attribute in attributes {
@@ -355,38 +356,37 @@ fn neighbour(ip: IpAddr) -> NeighbourAddress {
     }
 }
 
-/// How a machine sends to an address.
+/// A machine's route to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// By this interface,
+    /// The outgoing interface.
     pub ifindex: u32,
-    /// to this neighbour: the address itself, or a router's.
+    /// The next neighbour: the address itself, or a router.
     pub next: IpAddr,
-    /// The neighbour's MAC address, where the kernel knows it.
+    /// The neighbour's MAC address, if the kernel knows it.
     pub mac: Option<[u8; 6]>,
-    /// The address is one of this machine's.
+    /// Whether the address belongs to this machine.
     pub is_own: bool,
 }
 
-/// What [`Netlink::port_of`] has found.
+/// The result of [`Netlink::port_of`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The host's packets come from here.
+    /// The port that receives the host's packets.
     Port {
         ifindex: u32,
         /// Their MAC address: the host's own, or its router's.
         mac: [u8; 6],
     },
-    /// Not a packet of its own has been seen, nor one of its router's.
+    /// No packet of the host or of its router has been seen.
     Nothing {
         /// The router by which this machine would reach it.
         router: Option<IpAddr>,
     },
 }
 
-/// Has the kernel find out the MAC address of the next hop, as any packet to an address does. This
-/// one is empty, for the discard service (RFC 863). Who cannot be reached is found out by the
-/// caller.
+/// Makes the kernel resolve the next hop's MAC address by sending an empty packet to the discard
+/// service (RFC 863). Errors are ignored, because the caller notices an unreachable address.
 pub fn ask_for(ip: IpAddr) {
     let any: IpAddr =
         if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -400,15 +400,15 @@ fn mac_of(entry: &NeighbourMessage) -> Option<[u8; 6]> {
     })
 }
 
-/// The question for an interface, or for all.
+/// The query for an interface, or for all.
 fn link(ifindex: u32) -> Raw {
     let mut bytes = vec![0; HEADER];
     bytes[4..8].copy_from_slice(&ifindex.to_ne_bytes());
     Raw { kind: libc::RTM_GETLINK, bytes }
 }
 
-/// With what the kernel says of other interfaces: a bridge routes what comes in by its ports, and
-/// what comes in by its slaves is a bond's.
+/// Completes interfaces from each other: a bridge's ports get its router address, and a bond gets
+/// its slaves.
 fn completed(mut all: Vec<Interface>) -> Vec<Interface> {
     for i in 0..all.len() {
         let of_bond = |l: &&Interface| l.bond == Some(all[i].ifindex);
@@ -431,7 +431,7 @@ mod tests {
     async fn a_list_that_nobody_waits_for_any_more_does_not_keep_the_next_from_being_made() {
         let netlink = Netlink::open().unwrap();
         for _ in 0..1000 {
-            // Asked, and dropped at once.
+            // Started, and cancelled at once.
             let mut dropped = Box::pin(netlink.interfaces());
             let _ = tokio::time::timeout(Duration::ZERO, &mut dropped).await;
             drop(dropped);

@@ -1,7 +1,7 @@
-//! Facts about the box itself. Slaves of bonds: their packets are the bond's. Addresses of the box:
-//! nothing that comes in by a port may carry one, or ranks would follow a foreign host's ARP away
-//! from the daemon, and send it their tokens. Addresses of its gateways: each belongs to the port
-//! that the gateway is behind.
+//! Facts about the box itself. Slaves of bonds: their packets belong to the bond. Addresses of the
+//! box: no packet from a port may carry one, or ranks would follow a foreign host's ARP away from
+//! the daemon, and send it their tokens. Addresses of its gateways: each belongs to the port that
+//! the gateway is behind.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,14 +16,14 @@ use super::netlink::{Gateway, Netlink, ask_for};
 use super::rtnl::Changes;
 use super::state::Shared;
 
-/// The longest between two looks, should notices be lost.
+/// Longest time between two looks, in case notices are lost.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Virtual routers have these MAC addresses (RFC 5798, 7.3). They move between ports, and the box
-/// cannot tell one that moves from a host that pretends to.
+/// MAC addresses of virtual routers (RFC 5798, 7.3). They move between ports, and the box cannot
+/// tell one that moves from a host that impersonates it.
 const VIRTUAL: [[u8; 5]; 2] = [[0, 0, 0x5e, 0, 1], [0, 0, 0x5e, 0, 2]];
 
-/// Maps the slaves of bonds, and reserves the addresses that this machine has now, and those of its
+/// Maps the slaves of bonds, and reserves the current addresses of this machine and of its
 /// gateways.
 pub async fn look(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let interfaces = netlink.interfaces().await?;
@@ -43,10 +43,10 @@ pub async fn look(shared: &Shared, netlink: &Netlink) -> Result<()> {
     inner.reserve()
 }
 
-/// The addresses of gateways, by the ports that these are behind. A port that routes leads to its
-/// gateway alone. Where a bridge routes, the port on which it has seen the gateway counts, as long
-/// as it remembers; `ask` keeps that from ending while the gateway is there. Two gateways with one
-/// address, as on links of their own, have no place.
+/// The addresses of gateways, by the ports that they are behind. A port that routes leads only to
+/// its gateway. If a bridge routes, the gateway belongs to the port on which the bridge has seen
+/// it, as long as the bridge remembers it; `ask` refreshes that while the gateway exists. Two
+/// gateways with one address, as on links of their own, get no port.
 fn of_gateways(
     gateways: &[Gateway],
     interfaces: &[Interface],
@@ -60,7 +60,7 @@ fn of_gateways(
         if is_elsewhere || by.is_none_or(|by| by.router.is_none()) {
             continue;
         }
-        // Hosts on another link may have the same one.
+        // Hosts on another link may have the same address.
         let is_of_link = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         if ports.contains(&ifindex) && !is_of_link {
             places.insert(Address::ip(mapped(ip)), ifindex);
@@ -76,7 +76,7 @@ fn of_gateways(
     places
 }
 
-/// Keeps them as they are.
+/// Keeps all of these up to date.
 pub async fn keep(shared: Shared, netlink: Netlink, mut changes: Changes) {
     loop {
         if let Err(e) = look(&shared, &netlink).await {

@@ -21,19 +21,19 @@ use super::netlink::Netlink;
 use super::state::{Inner, Shared};
 use super::{device, trace};
 
-/// How long packets are watched for a rank that lacks some. Endpoints send again after 67 ms.
+/// Time to watch packets for a rank that lacks some. Endpoints retransmit after 67 ms.
 const WATCH: Duration = Duration::from_millis(250);
-/// A packet that is not acknowledged for so long is lost again and again.
+/// A packet that stays unacknowledged for this long is lost repeatedly.
 const SILENCE: Duration = Duration::from_secs(2);
-/// All ranks ask at about the same time.
+/// All ranks ask at about the same time, so one observation serves them all.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// What was seen of a job last.
+/// The last observation of a job.
 #[derive(Default)]
 pub struct Seen(Option<(String, u32, Instant, Evidence)>);
 
-/// Begins to note packets with ranks' addresses that come in by other ports than the ranks'.
-/// `None`, where too many trace already.
+/// Starts noting packets with ranks' addresses that arrive on other ports than the ranks'. `None`
+/// if too many clients trace already.
 pub fn watch_strays(shared: &Shared) -> Option<trace::Tracing> {
     let verdicts = [Counter::WrongPort, Counter::Spoofed].map(|c| c.name().to_owned()).to_vec();
     trace::begin(shared, &api::TraceRequest { verdicts, ..api::TraceRequest::default() })
@@ -41,12 +41,12 @@ pub fn watch_strays(shared: &Shared) -> Option<trace::Tracing> {
         .ok()
 }
 
-/// What has been noted.
+/// The packets noted.
 pub fn strays(tracing: Option<trace::Tracing>) -> Vec<Stray> {
     let packets = tracing.map(|mut tracing| tracing.taken()).unwrap_or_default();
     let source = |frame: &[u8]| {
         let mut headers = Frame::EMPTY;
-        // Also of what cannot be parsed further.
+        // The source is known even if the rest cannot be parsed.
         let _ = wire::parse_into(frame, &mut headers);
         unmapped(headers.src_ip)
     };
@@ -55,7 +55,7 @@ pub fn strays(tracing: Option<trace::Tracing>) -> Vec<Stray> {
     strays.filter(|stray| known.insert(stray.clone())).collect()
 }
 
-/// What ports and packets tell of a job's path.
+/// The evidence about a job's path, from ports and packets.
 pub fn evidence(
     inner: &Inner,
     job: &Job,
@@ -93,7 +93,7 @@ pub fn evidence(
     }
 }
 
-/// Those that blame a rank.
+/// The findings that blame a rank.
 pub fn of_ranks(findings: &[Finding]) -> Vec<Defect> {
     let of_rank = |f: &Finding| {
         f.rank.map(|rank| bearable(format!("rank {rank}: {}", f.what), f.next.clone()))
@@ -101,8 +101,8 @@ pub fn of_ranks(findings: &[Finding]) -> Vec<Defect> {
     findings.iter().filter_map(of_rank).collect()
 }
 
-/// Waits until all ranks' packets of a path test are acknowledged: they hear of it with their next
-/// heartbeat.
+/// Waits until all ranks' packets of a path test are acknowledged. Ranks receive the test with
+/// their next heartbeat.
 pub async fn acknowledged(shared: &Shared, job: &str, test: u32) {
     let until = Instant::now() + shared.heartbeat + SILENCE;
     while Instant::now() < until {
@@ -116,7 +116,7 @@ pub async fn acknowledged(shared: &Shared, job: &str, test: u32) {
     }
 }
 
-/// How each rank's path to the next is.
+/// The state of each rank's path to the next.
 pub fn of_ring(inner: &Inner, job: &Job, test: u32) -> Vec<api::PathOfRank> {
     let Some(epoch) = &job.epoch else { return Vec::new() };
     let pairs = epoch.ring.iter().zip(epoch.ring.iter().cycle().skip(1));
@@ -135,10 +135,10 @@ pub fn of_ring(inner: &Inner, job: &Job, test: u32) -> Vec<api::PathOfRank> {
     pairs.map(of).collect()
 }
 
-/// Why a rank lacks something. Ranks that ask at the same time are told by what was seen once.
+/// Why a rank lacks something. Ranks that ask at the same time share one observation.
 ///
 /// # Errors
-/// If there is no such job.
+/// If the job does not exist.
 pub async fn cause(
     shared: &Shared,
     netlink: Option<&Netlink>,

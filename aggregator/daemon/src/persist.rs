@@ -1,4 +1,4 @@
-//! The files that the controller's state outlives the daemon in, and how a daemon begins with them.
+//! The files in which the controller's state outlives the daemon, and the start from them.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -21,29 +21,29 @@ use super::netlink::Interface;
 use super::spread::Spreader;
 use crate::config::Config;
 
-/// A file. It holds the jobs' tokens and is readable by its owner alone.
+/// A file. It holds the jobs' tokens, so only its owner can read it.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
-    /// Who keeps it in place of the file.
+    /// Receives the text instead of the file.
     keeper: Option<watch::Sender<String>>,
     last: String,
-    /// What was to be written last is not in it.
+    /// Whether the last write failed.
     behind: bool,
 }
 
 impl Store {
-    /// A file that may not be there yet.
+    /// A file, which may not exist yet.
     pub fn new(path: PathBuf) -> Self {
         Self { path, keeper: None, last: String::new(), behind: false }
     }
 
-    /// Elsewhere: somebody is given what has changed, and says what fails.
+    /// A store without a file: `keeper` receives each change, and reports failures itself.
     pub fn kept_by(keeper: watch::Sender<String>) -> Self {
         Self { keeper: Some(keeper), ..Self::new(PathBuf::new()) }
     }
 
-    /// What it holds; `None` when it is not there.
+    /// Its content; `None` if it does not exist.
     pub fn read<T: DeserializeOwned>(&self) -> Result<Option<T>> {
         let text = match fs::read_to_string(&self.path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -52,8 +52,8 @@ impl Store {
         serde_json::from_str(&text).context("not what a netsum of this version writes")
     }
 
-    /// Writes what has changed. Where that fails the file stays as it was, and it is said once,
-    /// with what follows from it.
+    /// Writes changes. If that fails, the file stays as it was, and the failure is logged once,
+    /// with its consequence `then`.
     pub fn keep(&mut self, value: &impl Serialize, then: &str) {
         let before = self.behind;
         let result = self.write(value);
@@ -67,12 +67,12 @@ impl Store {
         }
     }
 
-    /// Whether it should be written again.
+    /// Whether the last write has to be repeated.
     pub fn is_behind(&self) -> bool {
         self.behind
     }
 
-    /// Writes what has changed, all or nothing, also where the machine loses its power.
+    /// Writes changes atomically, even across a power failure.
     fn write(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(value)?;
         if text == self.last {
@@ -99,7 +99,7 @@ impl Store {
         folder.sync_all()
     }
 
-    /// Its folder, which is made if it is not there.
+    /// Its folder, which is created if missing.
     fn folder(&self) -> io::Result<File> {
         let folder =
             self.path.parent().filter(|path| *path != Path::new("")).unwrap_or(Path::new("."));
@@ -119,31 +119,31 @@ impl Store {
     }
 }
 
-/// The file of the jobs that are to be there whenever a daemon starts, as they were created: all
-/// but those that were deleted.
+/// The file of the jobs that every daemon creates at its start, as they were created first: all
+/// except deleted ones.
 #[derive(Debug)]
 pub struct Wanted {
     store: Store,
-    /// Those that could not be created at this start, and stay in the file for the next one.
+    /// Jobs that could not be created at this start, and stay in the file for the next one.
     missing: Vec<JobSpec>,
     /// Its folder, locked as long as the daemon lives.
     _lock: Option<File>,
 }
 
-/// What is in it.
+/// The file's content.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Jobs {
     jobs: Vec<JobSpec>,
 }
 
 impl Wanted {
-    /// Takes hold of the file; what is in it. One that cannot be understood is put aside.
+    /// Opens and locks the file, and returns its jobs. An invalid file is renamed and kept.
     ///
     /// # Errors
-    /// If another daemon holds it.
+    /// If another daemon has it locked.
     pub fn open(path: PathBuf) -> Result<(Self, Vec<JobSpec>)> {
         let store = Store::new(path);
-        // Without a folder nothing can be written either, which is said then.
+        // Without the folder, the first write fails too, and logs that.
         let lock = store.folder().ok();
         if let Some(Err(TryLockError::WouldBlock)) = lock.as_ref().map(File::try_lock) {
             let path = store.path().display();
@@ -164,14 +164,14 @@ impl Wanted {
         Ok((Self { store, missing: Vec::new(), _lock: lock }, read.jobs))
     }
 
-    /// This one is not there, and why.
+    /// Records that a job could not be created, and logs why.
     pub fn is_missing(&mut self, spec: JobSpec, why: &str) {
         let (name, path) = (&spec.name, self.store.path().display());
         log::error!(NETSUM_JOB = name; "job {name} of {path} cannot be created again, and stays there: {why}");
         self.missing.push(spec);
     }
 
-    /// Writes which jobs there are now.
+    /// Writes the current jobs.
     pub fn keep(&mut self, controller: &Controller) {
         self.missing.retain(|spec| controller.job(&spec.name).is_err());
         let jobs = controller.specs().chain(&self.missing).cloned().collect();
@@ -186,35 +186,34 @@ impl Wanted {
     }
 }
 
-/// A data plane with programs on all ports that can have them, and a controller that knows what is
-/// in it.
+/// A data plane with programs on all ports that can have them, and a controller that matches it.
 pub struct Begun {
     pub plane: BpfDataPlane,
     pub spread: Option<Spreader>,
     pub controller: Controller,
-    /// What is still to be done before anybody asks.
+    /// Actions to carry out before the first request.
     pub actions: Vec<Action>,
-    /// Where changes are to be written.
+    /// The store for changes.
     pub store: Option<Store>,
-    /// The highest of a manager that has called.
+    /// The highest election of a manager that has called.
     pub election: u64,
-    /// What one CPU adds, if it has been measured.
+    /// The measured aggregation rate of one CPU.
     pub adds: Option<u64>,
 }
 
-/// Takes hold of what outlives a daemon; `None` where nothing does.
+/// Locks the pinned maps and programs; `None` if nothing is pinned.
 ///
 /// # Errors
-/// If another daemon is at work.
+/// If another daemon is running.
 pub fn hold(config: &Config) -> Result<Option<Pins>> {
     let pins = config.pin.as_ref().map(|dir| Pins::hold(dir, &config.state.with_extension("lock")));
     Ok(pins.transpose()?.flatten())
 }
 
-/// Begins anew, or goes on where a daemon was killed.
+/// Starts from nothing, or continues where a daemon was killed.
 ///
 /// # Errors
-/// If the kernel refuses; nothing that this call has attached is left then.
+/// If the kernel refuses; then nothing that this call attached remains.
 pub fn begin(
     config: &Config,
     pins: Option<Pins>,
@@ -246,7 +245,7 @@ pub fn begin(
     }
     let saved = match pins.find()? {
         Found::Nothing => None,
-        // One that was stopped may have left connections that have ended, and no jobs.
+        // A daemon that was stopped may have left ended connections without any jobs.
         Found::Ours => {
             Some(store.read::<Saved>().map(Option::unwrap_or_default).unwrap_or_else(|e| {
                 log::warn!("{}: {e:#}", store.path().display());
@@ -316,12 +315,12 @@ pub fn begin(
     Ok(Begun { plane, spread, controller, actions, store: Some(store), election, adds })
 }
 
-/// Makes all interfaces ports but `done`, which are, and those that cannot be: these are named.
-/// Ports in `busy` have just been detached, which the kernel carries out a moment after the link's
-/// last descriptor is closed: there it tries for a second.
+/// Makes interfaces ports, except those in `done`, which are ports already. Interfaces that cannot
+/// be ports are logged. Ports in `busy` were just detached, but the kernel detaches only a moment
+/// after the link's last descriptor is closed, so attaching is retried for a second.
 ///
 /// # Errors
-/// If none can be.
+/// If no interface can be a port.
 fn attach(
     plane: &mut BpfDataPlane,
     interfaces: &[Interface],
@@ -392,7 +391,7 @@ mod tests {
         let error = Wanted::open(path.clone()).unwrap_err().to_string();
         assert!(error.contains("another `netsum run` keeps its jobs"), "{error}");
 
-        // What is written first cannot be made.
+        // The temporary file cannot be created, because a folder has its name.
         let new = path.with_extension("new");
         fs::create_dir(&new).unwrap();
         wanted.keep(&controller(&[]));

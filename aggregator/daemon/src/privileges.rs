@@ -1,31 +1,31 @@
-//! The daemon's capabilities: those it needs at work, and no other.
+//! The daemon's capabilities: only those that it needs at work.
 //!
 //! | capability | what for |
 //! | --- | --- |
-//! | CAP_BPF | the maps of a job that is created, among them arrays of maps |
+//! | CAP_BPF | the maps of a new job, among them arrays of maps |
 //! | CAP_NET_ADMIN | their device maps, which lead to the ports |
 //!
-//! Linux asks for CAP_PERFMON too when the programs are loaded, because they do arithmetic on
-//! pointers to packets; not later.
+//! Linux also requires CAP_PERFMON to load the programs, because they do arithmetic on packet
+//! pointers, but not later.
 
 use anyhow::{Context, Result};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// What remains after the start.
+/// The capabilities kept after the start.
 pub const KEPT: [Capability; 2] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN];
 
-/// Raises the soft limit of file descriptors: a ring takes three, seven while it is made, a
-/// connection one.
+/// Raises the soft limit of file descriptors: a ring takes three, or seven while it is created; a
+/// connection takes one.
 pub fn take_descriptors() {
     let limit = Resource::RLIMIT_NOFILE;
     let taken = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
     taken.unwrap_or_else(|e| log::warn!("cannot raise the limit of file descriptors: {e}"));
 }
 
-/// Gives up every other capability for good, and that of getting any by running a program.
-/// Capabilities are each thread's own: to be called while there is one thread only; those it starts
-/// have what it has.
+/// Drops every other capability for good, and with no_new_privs the ability to gain any by running
+/// a program. Capabilities belong to threads, so this must be called while only one thread exists.
+/// Threads started later inherit its capabilities.
 pub fn give_up() -> Result<()> {
     let kept: CapsHashSet = KEPT.into_iter().collect();
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {

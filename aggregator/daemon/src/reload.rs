@@ -1,5 +1,5 @@
-//! What changes while the daemon runs: its configuration, when SIGHUP says so, and its ports, which
-//! come and go.
+//! Changes while the daemon runs: its configuration, on SIGHUP, and ports that are added or
+//! removed.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -16,11 +16,11 @@ use super::netlink::{Interface, Netlink};
 use super::state::{Shared, programs_of_now};
 use crate::config::Config;
 
-/// How often ports are looked for. Ranks that have given the box up try it again after a second: a
-/// port without the program has it by then.
+/// Poll interval for ports. Ranks that have fallen back try the box again after a second; by then a
+/// port that lost its program has it again.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Looks after configuration and ports.
+/// Reloads the configuration, and follows changes of ports.
 pub struct Reloader {
     path: PathBuf,
     config: Config,
@@ -29,13 +29,13 @@ pub struct Reloader {
     netlink: Netlink,
     /// The CPUs that serve rings.
     cpus: Vec<u32>,
-    /// Interfaces that could not be taken, which has been said.
+    /// Interfaces that could not become ports, and have been logged.
     refused: HashSet<u32>,
 }
 
 impl Reloader {
-    /// A daemon runs with this configuration, which was read from a file, and has said that these
-    /// interfaces cannot be ports.
+    /// For a daemon that runs with this configuration, read from a file, and has logged that the
+    /// interfaces in `refused` cannot be ports.
     pub fn new(
         path: PathBuf,
         config: Config,
@@ -48,7 +48,7 @@ impl Reloader {
         Self { path, config, chosen, shared, netlink, cpus, refused }
     }
 
-    /// Goes on for as long as the daemon lives.
+    /// Runs for as long as the daemon lives.
     pub async fn keep(mut self, mut hangup: Signal) {
         let mut tick = tokio::time::interval(INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -112,7 +112,7 @@ impl Reloader {
         Ok(())
     }
 
-    /// Looks after what comes to an end, or goes, without anybody's saying so.
+    /// Cleans up after everything that ends without an event.
     fn tidy(&self) {
         let mut inner = self.shared.lock();
         if let Err(e) = inner.tidy(Instant::now()) {
@@ -124,8 +124,7 @@ impl Reloader {
         }
     }
 
-    /// Attaches to ports that are new or have lost the program, and lets go of those that are not
-    /// there any more.
+    /// Attaches to ports that are new or have lost the program, and releases removed ones.
     fn take(&mut self, interfaces: &[Interface]) {
         let mut inner = self.shared.lock();
         let known = inner.controller.ports().to_vec();
@@ -147,12 +146,13 @@ impl Reloader {
         }
         let attached = inner.plane.attached();
         for interface in interfaces.iter().filter(|l| !is_known(l)) {
-            // It was a port before, and flows that ended then are still kept out.
+            // It was a port before, and still has the program that drops data of flows that ended
+            // then.
             let attached = if interface.xdp.is_some() && attached.contains(&interface.ifindex) {
                 Ok(())
             } else {
                 device::attach(interface, false, || {
-                    // Of an interface that had the number before.
+                    // Detach from a former interface with the same number.
                     inner.plane.detach(interface.ifindex)?;
                     inner.plane.attach(interface.ifindex)
                 })
@@ -170,7 +170,7 @@ impl Reloader {
             }
         }
         for interface in interfaces.iter().filter(|l| is_known(l) && l.xdp.is_none()) {
-            // Without a moment in which contributions could pass.
+            // In one step, so no contribution can pass in between.
             match inner.plane.attach(interface.ifindex) {
                 Ok(()) => {
                     log::warn!(
@@ -198,7 +198,7 @@ impl Reloader {
         }
         if ports != known {
             inner.controller.set_ports(ports);
-            // The next daemon is to know them.
+            // The next daemon has to know them.
             if let Err(e) = inner.carry_out(None, Vec::new()) {
                 log::error!("{}", e.message());
             }

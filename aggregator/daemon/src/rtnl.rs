@@ -1,5 +1,5 @@
-//! Questions to the kernel over netlink. Messages stay as they come: one that nobody understands
-//! takes no other with it.
+//! Queries to the kernel over netlink. Messages are kept raw, so one that cannot be parsed does not
+//! affect the others.
 
 use std::convert::Infallible;
 use std::io;
@@ -19,11 +19,11 @@ use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket as _, SocketAddr};
 use tokio::sync::Mutex;
 
-/// A list that is interrupted is asked for so often, with this pause in between.
+/// Attempts for a list that is interrupted, and the pause between them.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A message: its type, and what is behind its header.
+/// A message: its type, and the bytes after its header.
 #[derive(Clone, Debug)]
 pub struct Raw {
     pub kind: u16,
@@ -61,7 +61,7 @@ impl From<RouteNetlinkMessage> for Raw {
 }
 
 impl Raw {
-    /// What it says; `None` where it cannot be understood.
+    /// Parses it; `None` if that fails.
     pub fn decode(&self) -> Option<RouteNetlinkMessage> {
         let mut header = NetlinkHeader::default();
         header.message_type = self.kind;
@@ -74,8 +74,8 @@ impl Raw {
 #[derive(Clone)]
 pub struct Rtnl {
     handle: ConnectionHandle<Raw>,
-    /// The kernel answers a list that is asked for while another goes out on the same socket with
-    /// EBUSY (`__netlink_dump_start` in net/netlink/af_netlink.c).
+    /// The kernel answers EBUSY if a list is requested while another one is sent on the same socket
+    /// (`__netlink_dump_start` in net/netlink/af_netlink.c).
     one_list: Arc<Mutex<()>>,
 }
 
@@ -83,26 +83,26 @@ impl Rtnl {
     /// Connects to one of netlink's protocols, within a tokio runtime.
     pub fn open(protocol: isize) -> io::Result<Self> {
         let (mut connection, handle, _): (Connection<Raw>, _, _) = new_connection(protocol)?;
-        // It may say that the list was interrupted, or what went wrong.
+        // The final message may report an interruption or an error.
         connection.set_forward_done(true);
         tokio::spawn(connection);
         Ok(Self { handle, one_list: Arc::default() })
     }
 
-    /// The answer to one question, which is no list.
+    /// Returns the answer to a query that is not for a list.
     ///
     /// # Errors
-    /// What the kernel answers in its place, by its number.
+    /// The kernel's error, by its number.
     pub async fn one(&self, question: impl Into<Raw>) -> io::Result<Vec<Raw>> {
         ask(&self.handle, question.into(), 0).await
     }
 
-    /// A whole list. It is taken to its end also where nobody waits for it any more, as for the
-    /// answer to a manager that has heard enough: the next one would be refused. One that changes
-    /// while the kernel makes it may lack anything, and is asked for again.
+    /// Returns a whole list. The list is read to its end even if the caller is cancelled, for
+    /// example because a manager has hung up: otherwise the next list would be refused. A list that
+    /// changes while the kernel generates it may lack entries, and is requested again.
     ///
     /// # Errors
-    /// What the kernel answers; that the list changes all the time.
+    /// The kernel's error, or that the list keeps changing.
     pub async fn list(&self, question: impl Into<Raw>) -> io::Result<Vec<Raw>> {
         let (Self { handle, one_list }, question) = (self.clone(), question.into());
         let whole = tokio::spawn(async move {
@@ -121,7 +121,7 @@ async fn ask(handle: &ConnectionHandle<Raw>, question: Raw, list: u16) -> io::Re
     whole(answer, list != 0).await
 }
 
-/// Asks again while the list changes.
+/// Repeats the query while the list changes.
 async fn until_whole<F: Future<Output = io::Result<Vec<Raw>>>>(
     mut ask: impl FnMut() -> F,
 ) -> io::Result<Vec<Raw>> {
@@ -134,7 +134,7 @@ async fn until_whole<F: Future<Output = io::Result<Vec<Raw>>>>(
     ask().await
 }
 
-/// The messages of an answer, if it has all of them.
+/// The messages of an answer, if it is complete.
 async fn whole(
     answer: impl Stream<Item = NetlinkMessage<Raw>>,
     is_list: bool,
@@ -162,11 +162,11 @@ async fn whole(
     }
 }
 
-/// Notices of what changes.
+/// Notices of changes.
 pub struct Changes(UnboundedReceiver<(NetlinkMessage<Raw>, SocketAddr)>);
 
 impl Changes {
-    /// Those of these groups, from now on.
+    /// Subscribes to these groups.
     pub fn open(groups: &[MulticastGroup]) -> io::Result<Self> {
         let (mut connection, _, changes): (Connection<Raw>, _, _) = new_connection(NETLINK_ROUTE)?;
         let groups = groups.iter().fold(0, |all, group| all | 1 << (*group as u32 - 1));
@@ -175,8 +175,8 @@ impl Changes {
         Ok(Self(changes))
     }
 
-    /// Waits for the next ones, all that there are; false where there will be none. Notices that
-    /// were lost count as one.
+    /// Waits for the next notice, and drains all that have arrived; false if the socket is closed.
+    /// Lost notices count as one.
     pub async fn next(&mut self) -> bool {
         let some = self.0.next().await.is_some();
         while self.0.try_recv().is_ok() {}
@@ -190,8 +190,8 @@ mod tests {
 
     use super::*;
 
-    /// A list of so many messages, whose messages with these numbers the kernel marks; the last is
-    /// its end.
+    /// A list of this many messages, with the interrupted flag on those whose numbers are in
+    /// `marked`; the last one ends the list.
     fn list(messages: u16, marked: &[u16]) -> impl Stream<Item = NetlinkMessage<Raw>> + use<> {
         let marked = marked.to_vec();
         let message = move |kind: u16| {

@@ -38,14 +38,15 @@ use super::{
 };
 use crate::config::Config;
 
-/// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to
-/// the next one.
+/// Runs the daemon until a signal. SIGTERM and SIGINT end its jobs; SIGUSR1 leaves them to the next
+/// daemon.
 ///
-/// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what an earlier
-/// daemon has left, and its jobs; with `detach_now` nothing stays on the ports when this one ends.
+/// `path` is the configuration file, which SIGHUP reads again. `reset` removes everything left by
+/// an earlier daemon, including its jobs. With `detach_now`, the programs leave the ports when this
+/// daemon ends.
 pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Result<()> {
     privileges::take_descriptors();
-    // One thread, and all that takes privileges.
+    // One thread does everything that needs privileges.
     let setup = Builder::new_current_thread().enable_all().build()?;
     let ready = setup.block_on(Ready::new(config, reset))?;
     drop(setup);
@@ -53,14 +54,14 @@ pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Resul
     Builder::new_multi_thread().enable_all().build()?.block_on(ready.run(path, config, detach_now))
 }
 
-/// A daemon that has all it needs, but does not serve yet.
+/// A daemon that has opened everything it needs, but does not serve yet.
 struct Ready {
     chosen: Chosen,
-    /// Of these, those that are ports, and the others' numbers.
+    /// The interfaces that are ports, and the numbers of the others.
     interfaces: Vec<Interface>,
     unfit: HashSet<u32>,
     begun: Begun,
-    /// The jobs that are to be there.
+    /// The jobs to create again.
     wanted: Option<(Wanted, Vec<JobSpec>)>,
     cpus: Vec<u32>,
     admin: std::os::unix::net::UnixListener,
@@ -68,9 +69,9 @@ struct Ready {
     workers: Option<(std::net::TcpListener, Option<ServerTlsConfig>)>,
     fabric: Option<(std::net::TcpListener, ServerTlsConfig)>,
     metrics: Option<std::net::TcpListener>,
-    /// Links are not found without.
+    /// Without it, links are not found.
     lldp: Option<Socket>,
-    /// Nor are their rates measured.
+    /// Without it, links are not measured.
     trains: Option<Socket>,
 }
 
@@ -79,7 +80,7 @@ impl Ready {
         let (chosen, interfaces) = Netlink::open()?.choose(&config.ports).await?;
         let tls =
             config.tls.as_ref().map(|files| tls::server_config("listen.tls", files)).transpose()?;
-        // Of two that start at once, one takes no place of the other's.
+        // The lock comes first: of two daemons that start at once, the second changes nothing.
         let pins = hold(config)?;
         let admin = socket::listen(&config.admin, &config.admin_access)?;
         let _file = SocketFile::new(config.admin.clone());
@@ -154,7 +155,7 @@ impl Ready {
         }
         let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let changes = Changes::open(&groups).context("netlink")?;
-        // Before ranks can call.
+        // Before ranks can connect.
         own::look(&shared, &netlink).await?;
         if let Some(socket) = self.lldp {
             let own = lldp::chassis_id().context("LLDP: a random chassis id")?;
@@ -223,8 +224,8 @@ impl Ready {
             _ = hand_over.recv() => {
                 let inner = shared.lock();
                 if inner.store.is_some() {
-                    // What a request has begun is done and written, under the lock, before the
-                    // runtime ends.
+                    // Requests complete, and write their changes, under this lock, so none is cut
+                    // short when the runtime ends.
                     log::info!("SIGUSR1: ending; {} jobs go on, for the next daemon", inner.controller.jobs().count());
                     manager::stopping();
                     return Ok(());
@@ -271,8 +272,8 @@ impl Ready {
     }
 }
 
-/// Bytes that one of these CPUs adds in a second, by a self-test: with the path MTU that jobs have
-/// by default.
+/// Measures the aggregation rate of one of these CPUs, in bytes per second, with the default path
+/// MTU of jobs.
 fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
     let mtu = largest_mtu(interfaces.iter().map(|l| l.mtu).min()?);
     let adds = speed::adds(mtu).inspect_err(|e| {
@@ -287,28 +288,28 @@ fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
     Some(adds)
 }
 
-/// Where workers call.
+/// The port for workers.
 pub struct WorkerPort {
     pub listener: TcpListener,
-    /// TLS; in clear without.
+    /// TLS; cleartext if `None`.
     pub tls: Option<ServerTlsConfig>,
-    /// What strangers may use up.
+    /// Limits for connections without a token.
     pub limits: Limits,
 }
 
-/// Longest message that a worker has to send; 255 rings take about 5 KB.
+/// Longest message that a worker needs to send; 255 rings take about 5 KB.
 pub const MAX_MESSAGE: usize = 16 << 10;
-/// Requests of one connection at a time, and bytes of their headers.
+/// Concurrent requests per connection, and bytes of their headers.
 pub const MAX_STREAMS: u32 = 8;
 pub const MAX_HEADERS: u32 = 16 << 10;
-/// Bytes of all requests of a connection that wait to be read, and of one frame: the least that
-/// HTTP/2 allows (RFC 9113, 6.9.2 and 4.2).
+/// Bytes of all unread requests of a connection, and of one frame: the minima of HTTP/2 (RFC 9113,
+/// 6.9.2 and 4.2).
 pub const MAX_WINDOW: u32 = (1 << 16) - 1;
 pub const MAX_FRAME: u32 = 1 << 14;
-/// A manager's connection may ask for more at a time.
+/// A manager needs more concurrent requests.
 const MANAGER_STREAMS: u32 = 32;
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// A connection that does not answer a ping is closed.
+/// A connection that does not answer a ping in this time is closed.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 /// Serves both services until one fails.
@@ -355,8 +356,8 @@ pub async fn serve(
     result.context("the control API")
 }
 
-/// Connections as they come. Where one cannot be accepted, most likely for lack of descriptors, it
-/// waits a moment: the kernel offers the same one again at once.
+/// Accepted connections. If accepting fails, most likely for lack of descriptors, it pauses,
+/// because the kernel offers the same connection again at once.
 fn accepted<T>(
     connections: impl Stream<Item = io::Result<T>>,
 ) -> impl Stream<Item = io::Result<T>> {
@@ -379,7 +380,7 @@ pub async fn serve_manager(
 ) {
     let ports = PortFinder::Bridge(netlink.clone());
     let service = AdminServer::new(AdminService::new(shared, Some(netlink), ports));
-    // Who gets past the handshake may stay.
+    // A client that has passed the handshake may stay.
     let limits =
         Limits { connections: 64, per_address: 16, patience: FOREVER, ..Limits::default() };
     let doorman = Doorman::new(limits);
@@ -409,10 +410,10 @@ async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::
     Ok(listener?.into_std()?)
 }
 
-/// Hands the XDP programs' log on to `log`.
+/// Forwards the XDP programs' log to `log`.
 async fn forward_log(logger: Logger) {
     // SAFETY: the logger owns its ring buffer's descriptor for as long as it lives, and always
-    // names the same one.
+    // returns the same one.
     let mut logger = match unsafe { AsyncFd::register(logger) } {
         Ok(logger) => logger,
         Err(e) => return log::warn!("the XDP programs' log cannot be read: {e}"),

@@ -1,4 +1,4 @@
-//! The administration socket. Whoever may open it may do everything: its file's mode and group are
+//! The administration socket. A user who may open it has all rights: the file's mode and group are
 //! the permission.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use nix::unistd::{Gid, Group, chown};
 
-/// Who may administer.
+/// Permissions of the administration socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Mode of the socket's file; to connect takes the right to write.
+    /// Mode of the socket's file; connecting requires write permission.
     pub mode: u32,
-    /// Group of the socket's file; the daemon's own when `None`.
+    /// Group of the socket's file; `None`: the daemon's own.
     pub group: Option<String>,
 }
 
@@ -23,14 +23,14 @@ impl Default for Access {
     }
 }
 
-/// Removes a socket's file when the daemon ends, unless another daemon's has taken its place.
+/// Removes a socket's file when the daemon ends, unless another daemon has replaced it.
 pub struct SocketFile {
     path: PathBuf,
     identity: Option<(u64, i64, i64)>,
 }
 
 impl SocketFile {
-    /// The one that is there now.
+    /// For the socket that exists now.
     pub fn new(path: PathBuf) -> Self {
         let identity = identity(&path);
         Self { path, identity }
@@ -45,13 +45,13 @@ impl Drop for SocketFile {
     }
 }
 
-/// Which file it is: numbers of inodes are used again at once.
+/// Identifies a file; an inode number alone may be reused at once.
 fn identity(path: &Path) -> Option<(u64, i64, i64)> {
     let of = std::fs::symlink_metadata(path).ok()?;
     Some((of.ino(), of.mtime(), of.mtime_nsec()))
 }
 
-/// Listens. A socket that a killed daemon has left is replaced.
+/// Listens. A socket left by a killed daemon is replaced.
 pub fn listen(path: &Path, access: &Access) -> Result<UnixListener> {
     let refused = |what: &str| format!("listen.admin = {path:?}: {what}");
     if let Some(folder) = path.parent() {
@@ -61,7 +61,7 @@ pub fn listen(path: &Path, access: &Access) -> Result<UnixListener> {
     if path.exists() && UnixStream::connect(path).is_ok() {
         bail!(refused("another `netsum run` listens there already"));
     }
-    // Nobody knows the socket by this name: it gets its own once only those can open it who may.
+    // It is bound under a temporary name, and renamed only after its permissions are set.
     let mut unready = path.as_os_str().to_owned();
     unready.push(format!(".{}", std::process::id()));
     let unready = PathBuf::from(unready);

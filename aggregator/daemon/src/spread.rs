@@ -1,6 +1,6 @@
-//! Flows that are not summed, over the uplinks that the configuration names: keeps the program
-//! where hosts' packets come to be routed, tells it which uplinks have a carrier, and answers who
-//! asks. [`uplinks`](super::uplinks) has it look.
+//! Spreads unsummed flows over the uplinks that the configuration names. Attaches the program where
+//! hosts' packets come to be routed, updates which uplinks have a carrier, and answers queries.
+//! [`uplinks`](super::uplinks) calls it periodically.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -15,26 +15,26 @@ use super::chosen::Chosen;
 use super::link::Interface;
 use crate::config::Ports;
 
-/// How often it is added up what flows have sent.
+/// Interval at which the bytes of flows are summed.
 const COUNTS: Duration = Duration::from_secs(1);
 
-/// The uplinks of a box, and its flows by them.
+/// The uplinks of a box, and the flows on them.
 pub struct Spreader {
     spread: Spread,
     names: Vec<String>,
     chosen: Chosen,
-    /// As the program was told, and when.
+    /// The state last given to the program, and when.
     told: (Vec<Uplink>, Option<Instant>),
-    /// What went wrong last, which has been said.
+    /// The last error, which has been logged.
     trouble: String,
 }
 
 impl Spreader {
-    /// Loads the program, where there are uplinks to spread flows over; removes what an earlier
-    /// daemon has left, where there are none.
+    /// Loads the program if there are uplinks to spread flows over; otherwise removes what an
+    /// earlier daemon has left.
     ///
     /// # Errors
-    /// If the kernel does not take it.
+    /// If the kernel does not accept the program.
     pub fn begin(names: &[String], pins: Option<&Pins>) -> Result<Option<Self>> {
         if names.is_empty() {
             pins.map_or(Ok(()), Pins::remove_spread)?;
@@ -45,8 +45,8 @@ impl Spreader {
         Ok(Some(Self { spread, names, chosen, told: Default::default(), trouble: String::new() }))
     }
 
-    /// One look at the interfaces, of which these are the box's ports. What goes wrong is said
-    /// once.
+    /// Updates the program from the interfaces, of which `ports` are the box's. Each error is
+    /// logged once.
     pub fn keep(&mut self, interfaces: Result<Vec<Interface>>, ports: &[u32], now: Instant) {
         let done = interfaces.and_then(|interfaces| self.look(&interfaces, ports, now));
         let trouble = done.map_or_else(|e| format!("{e:#}"), |()| String::new());
@@ -58,7 +58,7 @@ impl Spreader {
 
     fn look(&mut self, interfaces: &[Interface], ports: &[u32], now: Instant) -> Result<()> {
         self.chosen.find(interfaces);
-        // One that is missing keeps its place.
+        // A missing uplink keeps its place.
         let is_up = |ifindex: u32| interfaces.iter().any(|l| l.ifindex == ifindex && l.up);
         let ifindexes = self.chosen.ifindexes();
         let uplinks: Vec<Uplink> =
@@ -78,12 +78,12 @@ impl Spreader {
     /// Detaches the program.
     ///
     /// # Errors
-    /// If the kernel refuses that.
+    /// If the kernel refuses.
     pub fn end(mut self) -> Result<()> {
         self.spread.set_doors(&HashSet::new())
     }
 
-    /// All that is known.
+    /// All uplinks and flows.
     ///
     /// # Errors
     /// If the maps cannot be read.
@@ -106,7 +106,7 @@ impl Spreader {
         Ok(api::Spread { uplinks, flows })
     }
 
-    /// Has a flow go by an uplink, or leaves it to the box.
+    /// Pins a flow to an uplink, or leaves the choice to the box again.
     pub fn pin(&mut self, flow: Ends, uplink: Option<&str>) -> Result<(), Status> {
         let done = match uplink {
             Some(name) => {

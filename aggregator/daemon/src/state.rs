@@ -1,5 +1,5 @@
-//! Controller and data plane behind one lock. Whoever changes the controller carries out its
-//! actions before anybody else sees it.
+//! Controller and data plane behind one lock. A caller that changes the controller carries out the
+//! resulting actions before it releases the lock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::iter::{Peekable, from_fn};
@@ -22,122 +22,122 @@ use super::persist::{Store, Wanted};
 use super::spread::Spreader;
 use super::tracers::Tracers;
 
-/// How often the clock is looked at.
+/// Interval of the controller's ticks.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A manager that is there says so every two seconds.
+/// A manager that has not called for this long counts as gone; it calls every two seconds.
 pub const SILENT: Duration = Duration::from_secs(10);
 
-/// What a rank in `join` waits for.
+/// The answer to a rank's `join`.
 pub type JoinAnswer = Result<u32, Refusal>;
 
-/// Whoever programs other boxes for this daemon, which takes time. Ranks are answered when it is
-/// done.
+/// Programs other boxes for this daemon, which takes time; ranks are answered when it is done.
 pub trait Boxes: Send {
-    /// Flows of this job have changed, or of any where there is no name; these wait for that.
+    /// Reports that flows of this job have changed, or of any job if `None`; these ranks wait for
+    /// that.
     fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>);
-    /// Whether ranks of this job may wait for it at the moment. They cannot say that they are alive
+    /// Whether ranks of this job may be waiting for it at the moment. They cannot send heartbeats
     /// before they are answered.
     fn is_busy(&self, job: &str) -> bool;
-    /// What is known of them.
+    /// The fabric as a message.
     fn show(&self) -> api::Fabric;
-    /// Has a box get no new rings, for this reason; without one it gets them again.
+    /// Drains a box, which then gets no new rings, for this reason; without a reason, ends that.
     ///
     /// # Errors
-    /// If there is no such box, or nothing to take back.
+    /// If the box does not exist, or is not drained.
     fn drain(&mut self, name: &str, reason: Option<String>) -> Result<(), Refusal>;
-    /// Boxes that get none, and why.
+    /// Drained boxes, and why.
     fn drained(&self) -> BTreeMap<String, String>;
     /// Ends of the links that were found.
     fn found(&self) -> Vec<[String; 2]>;
-    /// Has an administrator's word on a link that was found, by one of its ends.
+    /// Accepts a found link, named by one of its ends, for an administrator, or revokes that.
     ///
     /// # Errors
-    /// If there is no such link.
+    /// If the link does not exist.
     fn accept(&mut self, end: &str, revoke: bool) -> Result<(), Refusal>;
     /// Ends of the links that were accepted.
     fn accepted(&self) -> Vec<String>;
-    /// What links carry where that is not what they should, by their lower ends.
+    /// Measured rates that differ from what links should carry, by their lower ends.
     fn measured(&self) -> Vec<Measured>;
-    /// No boxes could sum for this job now: its ranks need not try.
+    /// Whether no boxes could sum for this job now, so its ranks need not try.
     fn is_stuck(&self, job: &str) -> bool;
 }
 
-/// A rank that waits, and the epoch that it is to be told.
+/// A waiting rank, and the epoch in its answer.
 pub struct Waiting {
     pub rank: oneshot::Sender<JoinAnswer>,
     pub epoch: u32,
 }
 
-/// What the daemon knows, shared by its services.
+/// The daemon's state, shared by its services.
 #[derive(Clone)]
 pub struct Shared {
     inner: Arc<Mutex<Inner>>,
-    /// How often ranks are to say that they are alive.
+    /// Interval of the ranks' heartbeats.
     pub heartbeat: Duration,
 }
 
-/// What is behind the lock.
+/// The state behind the lock.
 pub struct Inner {
     pub controller: Controller,
     pub plane: Box<dyn DataPlane>,
     pub reserved: Reserved,
-    /// Next hops as they were last known, by where packets go and the box's MAC address where they
-    /// come in.
+    /// Next hops last known, by the packets' destination and the box's MAC address where they
+    /// arrive.
     pub next_hops: HashMap<(IpAddr, [u8; 6]), Hop>,
-    /// Flows that are not summed, where they are spread over uplinks.
+    /// Spreads unsummed flows, if there are uplinks for that.
     pub spread: Option<Spreader>,
-    /// The other boxes, of a manager.
+    /// For a manager: the other boxes.
     pub boxes: Option<Box<dyn Boxes>>,
-    /// Tells the programs on the ports from those that were there before, of this daemon or
-    /// another: when they were attached.
+    /// The time when the programs were attached, which tells them from earlier ones of this daemon
+    /// or another.
     pub programs: u64,
-    /// Active rings over time.
+    /// Watches active rings.
     pub watch: Watch,
-    /// How many look for unknown connections at the moment.
+    /// Number of clients that watch for unknown connections.
     pub watchers: u32,
-    /// Flows that have ended, over time.
+    /// Tracks flows that have ended.
     pub ended: Ended,
-    /// Who traces packets.
+    /// The clients that trace packets.
     pub tracers: Tracers,
     pub refused_jobs: RefusedJobs,
-    /// Of a manager: its election. Of a box: the highest of a manager that has called.
+    /// At a manager: its election. At a box: the highest election of a manager that has called.
     pub election: u64,
-    /// Bytes that one CPU adds in a second, as far as is known.
+    /// The aggregation rate of one CPU, in bytes per second; `None` if unknown.
     pub adds: Option<u64>,
-    /// Where the controller's state is kept for the next daemon.
+    /// The store of the controller's state for the next daemon.
     pub store: Option<Store>,
-    /// Where the jobs are kept for every start.
+    /// The store of the jobs that every start creates again.
     pub wanted: Option<Wanted>,
     waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
     next_waiter: u64,
 }
 
-/// Addresses that belong somewhere without any flow, by who says so.
+/// Addresses that belong to a port without any flow, by source.
 #[derive(Debug, Default)]
 pub struct Reserved {
     pub the_box: HashMap<Address, u32>,
-    /// Next hops, at the ports of ranks that are behind them.
+    /// Next hops of ranks, at the ports of these ranks.
     pub routers: HashMap<Address, u32>,
     /// Gateways of this machine's routes, at the ports that they are behind.
     pub gateways: HashMap<Address, u32>,
-    /// Ranks behind other boxes, at the ports towards these, and the manager where it is behind a
-    /// port of this box, as a fabric's manager says.
+    /// As a fabric's manager reports: ranks behind other boxes, at the ports towards these, and the
+    /// manager if it is behind a port of this box.
     pub fabric: HashMap<Address, u32>,
-    /// A manager elsewhere, at the port towards it: until it has not called for [`SILENT`]. It may
-    /// then be behind another port, and could not say so.
+    /// A manager elsewhere, at the port towards it. Removed after it has not called for [`SILENT`],
+    /// because it may be behind another port by then, and could not report that.
     pub manager: HashMap<Address, u32>,
-    /// When it called last.
+    /// The time of its last call.
     pub called: Option<Instant>,
 }
 
-/// How many jobs were not created, by reason.
+/// Counts jobs that were not created, by reason.
 #[derive(Clone, Debug, Default)]
 pub struct RefusedJobs([u64; 4]);
 
 impl RefusedJobs {
-    /// A wrong argument; there is one of this name; no room in the pool, the machine or the
-    /// tenant's limits; all else.
+    /// Reasons: an invalid argument; the name exists; not enough memory in the pool or machine, or
+    /// beyond the tenant's limits; anything else.
     const REASONS: [(&str, Option<Code>); 4] = [
         ("invalid", Some(Code::InvalidArgument)),
         ("exists", Some(Code::AlreadyExists)),
@@ -145,7 +145,7 @@ impl RefusedJobs {
         ("failed", None),
     ];
 
-    /// One more, whose creator is told this code.
+    /// Counts one more, refused with this code.
     pub fn count(&mut self, code: Code) {
         let known = Self::REASONS.iter().position(|(_, c)| *c == Some(code));
         self.0[known.unwrap_or(Self::REASONS.len() - 1)] += 1;
@@ -156,14 +156,13 @@ impl RefusedJobs {
     }
 }
 
-/// A number for programs that have just been attached. Never 0.
+/// A number for programs that were just attached. Never 0.
 pub fn programs_of_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
         | 1
 }
 
 impl Shared {
-    /// A daemon's state.
     pub fn new(
         controller: Controller,
         plane: Box<dyn DataPlane>,
@@ -194,12 +193,12 @@ impl Shared {
         Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
     }
 
-    /// Everything, for one request. Nothing that is done under the lock waits for anybody.
+    /// Locks the state for one request. No code may block while it holds the lock.
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the clock, again and again.
+    /// Calls the controller's tick periodically.
     pub async fn keep_time(self) {
         let mut tick = tokio::time::interval(TICK);
         loop {
@@ -221,7 +220,7 @@ impl Shared {
 }
 
 impl Inner {
-    /// A number for a request that will be answered later, and where its answer comes out.
+    /// A number for a request that will be answered later, and the receiver of its answer.
     pub fn waiter(&mut self) -> (u64, oneshot::Receiver<JoinAnswer>) {
         let (sender, receiver) = oneshot::channel();
         self.next_waiter += 1;
@@ -229,47 +228,47 @@ impl Inner {
         (self.next_waiter, receiver)
     }
 
-    /// Nobody waits for this number after all.
+    /// Forgets a request that does not wait after all.
     pub fn forget(&mut self, waiter: u64) {
         self.waiters.remove(&waiter);
     }
 
-    /// Has the data plane know what is reserved.
+    /// Updates the data plane's reserved addresses.
     pub fn reserve(&mut self) -> anyhow::Result<()> {
         let Reserved { the_box, routers, gateways, fabric, manager, .. } = &self.reserved;
         let all = manager.iter().chain(fabric).chain(gateways).chain(routers).chain(the_box);
         self.plane.reserve(all.map(|(address, place)| (*address, *place)).collect())
     }
 
-    /// What members of active rings send each other by this box, where it routes.
+    /// The paths between members of active rings that this box routes.
     pub fn edges(&self) -> impl Iterator<Item = Edge> {
         let active = self.controller.jobs().filter(|job| job.state == State::Active);
         active.flat_map(|job| self.controller.edges(job))
     }
 
-    /// How many requests wait for an answer.
+    /// Number of requests that wait for an answer.
     pub fn waiting(&self) -> usize {
         self.waiters.len()
     }
 
-    /// Carries out actions for a job. What the data plane cannot do fails the job.
+    /// Carries out actions for a job. If the data plane refuses one, the job fails.
     pub fn carry_out(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
         let began = Instant::now();
         let result = self.all(job, actions);
-        // After the deed: a daemon that comes next finds what has not been told and ends the job.
+        // After the actions: the next daemon finds rings that were not saved, and ends their jobs.
         self.keep();
-        // The rings of a large job take seconds, a disk may too, and heartbeats wait for the lock.
+        // A large job's rings, or a disk, can take seconds, and heartbeats wait for the lock.
         self.controller.was_deaf(began.elapsed(), |_| true);
         result
     }
 
-    /// Bytes that all CPUs for rings add in a second, as far as is known.
+    /// The aggregation rate of all CPUs for rings, in bytes per second; `None` if unknown.
     pub fn adds(&self) -> Option<u64> {
         Some(self.adds? * self.controller.cpus() as u64)
     }
 
-    /// Takes note of a manager that has called, by its election. Whether none has called since that
-    /// was elected later.
+    /// Records that a manager has called, by its election. Returns whether no manager elected later
+    /// has called.
     pub fn hear(&mut self, election: u64) -> bool {
         if election > self.election {
             log::info!(
@@ -281,7 +280,7 @@ impl Inner {
         election == self.election
     }
 
-    /// Writes what is to outlive the daemon.
+    /// Writes the state that outlives the daemon.
     fn keep(&mut self) {
         if let Some(store) = &mut self.store {
             let boxes = self
@@ -307,8 +306,8 @@ impl Inner {
         }
     }
 
-    /// Creates the jobs again that are to be there and are not, as after the machine has booted.
-    /// From now on changes are written.
+    /// Creates jobs again that should exist and do not, for example after a boot. From now on
+    /// changes are written.
     pub fn create_again(&mut self, mut wanted: Wanted, jobs: Vec<JobSpec>) {
         for spec in jobs {
             let name = spec.name.clone();
@@ -331,15 +330,14 @@ impl Inner {
         self.keep();
     }
 
-    /// Ends all jobs. Those that are wanted are so at the next start, too.
+    /// Ends all jobs. The file for later starts keeps them.
     pub fn end_all(&mut self) -> Result<(), Status> {
         self.wanted = None;
         let actions = self.controller.end_all();
         self.carry_out(None, actions)
     }
 
-    /// Tries again to write what could not be written, forgets flows that ended long ago, and lets
-    /// go of ports that are none any more and from which nothing must be kept.
+    /// Retries failed writes, forgets flows that ended long ago, and detaches from former ports.
     pub fn tidy(&mut self, now: Instant) -> anyhow::Result<()> {
         if self.store.as_ref().is_some_and(Store::is_behind)
             || self.wanted.as_ref().is_some_and(Wanted::is_behind)
@@ -356,8 +354,8 @@ impl Inner {
         self.detach_if_done()
     }
 
-    /// Detaches from interfaces that are no ports any more, and from which no ended flow's data can
-    /// come.
+    /// Detaches from interfaces that are no longer ports, unless data of ended flows may come from
+    /// them.
     fn detach_if_done(&mut self) -> anyhow::Result<()> {
         let flows = self.plane.ended_flows()?;
         let ports = self.controller.ports();
@@ -391,8 +389,8 @@ impl Inner {
         Err(if no_memory { Status::resource_exhausted(message) } else { Status::internal(message) })
     }
 
-    /// All of them, also where one fails; the first error. Ranks that boxes are still set up for
-    /// wait.
+    /// Carries out all actions, even if one fails; returns the first error. Replies to ranks that
+    /// wait for boxes are moved to `waiting`.
     fn each(&mut self, actions: Vec<Action>, waiting: &mut Vec<Waiting>) -> anyhow::Result<()> {
         let (mut actions, mut result) = (actions.into_iter().peekable(), Ok(()));
         while let Some(action) = actions.next() {
@@ -407,7 +405,7 @@ impl Inner {
         result
     }
 
-    /// Carries out one, and of those that follow the ones that are done in one change with it.
+    /// Carries out one action, together with following ones that fit into the same change.
     fn one(
         &mut self,
         action: Action,
@@ -451,7 +449,7 @@ impl Inner {
             }
             Action::Reply { waiter, result } => {
                 if let Some(sender) = self.waiters.remove(&waiter) {
-                    // A rank that has gone away needs no answer.
+                    // A rank that has disconnected needs no answer.
                     let _ = sender.send(result);
                 }
                 Ok(())

@@ -9,15 +9,15 @@ use tonic::transport::ServerTlsConfig;
 
 use crate::config::{Fabric, Tls};
 
-/// A handshake may take so long.
+/// Longest time for a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Reads and checks the workers' files; a field of the configuration has them.
+/// Reads and checks the files for workers; errors name this field of the configuration.
 pub fn server_config(field: &'static str, files: &Tls) -> Result<ServerTlsConfig> {
     read(field, files)
 }
 
-/// How workers are served, in words.
+/// A description of the workers' TLS, for the log.
 pub fn kind(files: Option<&Tls>) -> &'static str {
     match files {
         None => "without TLS: tokens go in clear",

@@ -1,5 +1,5 @@
-//! `netsum trace`: hands single packets on to whoever wants to see them. The data plane notes
-//! packets while there is a client, and no longer, however that goes away.
+//! `netsum trace`: streams single packets to clients. The data plane notes packets only while a
+//! client is connected, however that connection ends.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,10 +17,10 @@ use super::state::{Inner, Shared};
 use super::tracers::{BATCH, Reply};
 use crate::clock;
 
-/// How often noted packets are taken out; the data plane has room for some ten thousand.
+/// Interval at which noted packets are read; the data plane has room for some ten thousand.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// What one client gets. Dropping it is how the client goes.
+/// A client's stream. Dropping it ends the trace.
 pub struct Tracing {
     replies: mpsc::Receiver<Reply>,
     shared: Shared,
@@ -28,7 +28,7 @@ pub struct Tracing {
 }
 
 impl Tracing {
-    /// What has been noted and is not taken yet, without waiting.
+    /// Noted packets that have not been taken yet, without waiting.
     pub fn taken(&mut self) -> Vec<api::TracedPacket> {
         let replies = std::iter::from_fn(|| self.replies.try_recv().ok());
         replies.flatten().flat_map(|reply| reply.packets).collect()
@@ -52,10 +52,10 @@ impl Drop for Tracing {
     }
 }
 
-/// Begins to trace.
+/// Starts a trace.
 ///
 /// # Errors
-/// If there is no such job, ring or counter, or too many clients trace.
+/// If the job, ring or counter does not exist, or too many clients trace.
 pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, Status> {
     let mut inner = shared.lock();
     let job = match request.job.as_str() {
@@ -79,7 +79,7 @@ pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, St
     Ok(Tracing { replies, shared: shared.clone(), id })
 }
 
-/// Takes packets out while somebody traces.
+/// Reads packets while some client traces.
 async fn pump(shared: Shared) {
     let clock = clock::offset();
     loop {

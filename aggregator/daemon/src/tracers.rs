@@ -1,4 +1,4 @@
-//! Who traces packets, and what each of them gets.
+//! The clients that trace packets, and their replies.
 
 use netsum_api::v1 as api;
 use netsum_common::abi::{RingNumber, TraceEvent};
@@ -10,23 +10,23 @@ use tonic::Status;
 
 use super::message::{RingOfJob, packet_message, refused, senders};
 
-/// Packets in a reply, and taken out under one lock.
+/// Packets in a reply, and read under one lock.
 pub const BATCH: usize = 512;
-/// Replies that may wait for a client; it loses the next ones.
+/// Replies that may wait for a client; further ones are lost to it.
 const REPLIES: usize = 64;
-/// Most clients.
+/// Most clients at once.
 const MAX_CLIENTS: usize = 16;
 
-/// What a client gets, or why it gets no more.
+/// A reply for a client, or why its trace ends.
 pub type Reply = Result<api::TraceReply, Status>;
 
 #[derive(Default)]
 pub struct Tracers {
     clients: Vec<Client>,
     next: u64,
-    /// A task takes packets out.
+    /// Whether a task reads packets.
     pub pumping: bool,
-    /// What the data plane had lost when it was asked last.
+    /// The data plane's count of lost packets at the last read.
     lost: u64,
 }
 
@@ -38,15 +38,15 @@ struct Client {
 }
 
 impl Tracers {
-    /// Nobody does.
+    /// Whether no client traces.
     pub fn is_empty(&self) -> bool {
         self.clients.is_empty()
     }
 
-    /// One more; its number, and where its replies come out.
+    /// Adds a client; returns its number, and the receiver of its replies.
     ///
     /// # Errors
-    /// If too many trace, or the data plane cannot.
+    /// If too many clients trace, or the data plane refuses.
     pub fn add(
         &mut self,
         wanted: Wanted,
@@ -62,7 +62,7 @@ impl Tracers {
             self.lost = plane.trace_lost().map_err(internal)?;
         }
         let (sender, replies) = mpsc::channel(REPLIES);
-        // So that the client knows that it has begun.
+        // Tells the client that the trace has begun.
         sender
             .try_send(Ok(api::TraceReply::default()))
             .map_err(|e| Status::internal(e.to_string()))?;
@@ -76,25 +76,26 @@ impl Tracers {
         Ok((id, replies))
     }
 
-    /// One less.
+    /// Removes a client.
     pub fn remove(&mut self, id: u64, plane: &mut dyn DataPlane) -> anyhow::Result<()> {
         self.clients.retain(|c| c.id != id);
         self.switch(plane)
     }
 
-    /// Tells all why they get no more. A client that ends comes back by [`remove`](Self::remove).
+    /// Ends all traces with this status. A client then calls [`remove`](Self::remove) when it is
+    /// dropped.
     pub fn end_all(&mut self, status: &Status) {
         self.clients.drain(..).for_each(|c| drop(c.replies.try_send(Err(status.clone()))));
     }
 
-    /// Has the data plane note what the clients want by now.
+    /// Updates the data plane's filter to what the clients want now.
     fn switch(&self, plane: &mut dyn DataPlane) -> anyhow::Result<()> {
         let filter =
             (!self.clients.is_empty()).then(|| together(self.clients.iter().map(|c| &c.wanted)));
         plane.trace(filter.as_ref())
     }
 
-    /// One batch; how many packets there were.
+    /// Passes one batch on; returns its number of packets.
     pub fn hand_on(
         &mut self,
         plane: &mut dyn DataPlane,
@@ -133,7 +134,7 @@ impl Tracers {
                 api::TraceReply { packets: std::mem::take(&mut messages), lost: client.lost };
             match client.replies.try_send(Ok(reply)) {
                 Ok(()) => client.lost = 0,
-                // It hears of these with the next reply that it has room for.
+                // The next reply that fits reports these as lost.
                 Err(_) => client.lost += number,
             }
         }

@@ -1,6 +1,6 @@
-//! Trains: frames in a row, from one box to the box at the other end of a cable. How they come in
-//! there tells the link's rate ([`netsum_core::train`]). Bridges do not forward them, and hosts do
-//! not know them.
+//! Bandwidth probes: trains of frames, from one box to the box at a link's other end. Their arrival
+//! times give the link's rate ([`netsum_core::train`]). Bridges do not forward these frames, and
+//! hosts ignore them.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -18,28 +18,27 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::frames::{HEADER, NEAREST, listen, send};
 
-/// IEEE 802 keeps this one for experiments of one's own.
+/// IEEE 802 reserves this EtherType for local experiments.
 const ETHERTYPE: u16 = 0x88b5;
-/// A train's number follows the header.
+/// Bytes of a train's number, which follows the header.
 const NUMBER: usize = 8;
-/// A train that a slow link holds up ends after so long.
+/// Longest time to send a train, if a slow link delays it.
 const LONGEST: Duration = Duration::from_millis(200);
-/// Frames are no longer, whatever the MTU.
+/// Longest frame, regardless of the MTU.
 const FRAME: usize = 9000;
-/// Most frames that are taken note of. Who sends more keeps nobody busy.
+/// Most frames that are recorded. A foreign host that sends more causes no further work.
 const FRAMES: usize = MOST / 1024;
-/// Frames sent in a row before others have their turn.
+/// Frames sent in a row before other tasks have their turn.
 const TURN: usize = 64;
-/// What is full has room again.
+/// Pause until a full queue has room again.
 const SOON: Duration = Duration::from_millis(1);
 
-/// A socket for trains, with room for one. It receives nothing until it listens. To open it takes
-/// CAP_NET_RAW.
+/// Opens a socket with room for one train; needs CAP_NET_RAW. It receives nothing until it listens.
 pub fn open() -> Result<Socket> {
     let nothing = Some(Protocol::from(0));
     let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking(), nothing)
         .context("trains: packet socket (CAP_NET_RAW)")?;
-    // Times are the kernel's: this process may be late.
+    // The kernel takes the times, because this process may be late.
     setsockopt(&socket, sockopt::ReceiveTimestampns, &true).context("trains: times of frames")?;
     // A frame takes more room than its bytes.
     setsockopt(&socket, sockopt::RcvBufForce, &(2 * MOST)).context("trains: buffer")?;
@@ -47,36 +46,34 @@ pub fn open() -> Result<Socket> {
     Ok(socket)
 }
 
-/// The last train that has come in at an interface.
+/// The last train that has arrived at an interface.
 #[derive(Default)]
 struct Arrivals {
     ifindex: u32,
     number: u64,
-    /// When, in nanoseconds, and how many bytes.
+    /// Arrival times in nanoseconds, and bytes.
     frames: Vec<(u64, u32)>,
 }
 
-/// Sends and hears trains.
+/// Sends and receives trains.
 #[derive(Clone)]
 pub struct Trains {
     socket: Arc<Socket>,
     heard: Arc<Mutex<Arrivals>>,
-    /// Two at once would slow each other down.
+    /// Held while sending: two trains at once would slow each other down.
     one: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Trains {
-    /// With a socket of [`open`].
+    /// With a socket from [`open`].
     pub fn new(socket: Socket) -> Self {
         Self { socket: Arc::new(socket), heard: Arc::default(), one: Arc::default() }
     }
 
-    /// What has come in of the last train at an interface, since it was asked for the first time.
-    /// Nobody needs to be awake while a train comes in: that would hold up a sender on the same
-    /// machine.
+    /// The received part of the last train at an interface, since the first call for it. The kernel
+    /// records frames without this process, which would delay a sender on the same machine.
     ///
-    /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn hear(&self, ifindex: u32) -> io::Result<api::Train> {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         if heard.ifindex != ifindex {
@@ -97,11 +94,9 @@ impl Trains {
         Ok(api::Train { number: heard.number, frames, rate })
     }
 
-    /// Sends a train by a port; its rate is what the sender can do at most, whatever the link
-    /// carries.
+    /// Sends a train by a port. Its rate is the sender's maximum, regardless of the link.
     ///
-    /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub async fn send(
         &self,
         ifindex: u32,
@@ -154,13 +149,13 @@ impl Arrivals {
     }
 }
 
-/// The next frame: its interface, its train's number, when it came, and its bytes. `None` where it
-/// is none of a train.
+/// The next frame: its interface, its train's number, its arrival time and its bytes. `None` if it
+/// is not part of a train.
 fn next(socket: &Socket) -> io::Result<Option<(u32, u64, u64, u32)>> {
     let mut head = [0; HEADER + NUMBER];
     let mut parts = [IoSliceMut::new(&mut head)];
     let mut space = cmsg_space!(TimeSpec);
-    // The whole length, of a frame that is cut off.
+    // MSG_TRUNC reports the full length of a truncated frame.
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
     let fd = socket.as_fd().as_raw_fd();
     let (bytes, from, time) = match recvmsg::<LinkAddr>(fd, &mut parts, Some(&mut space), flags) {

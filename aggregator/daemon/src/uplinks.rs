@@ -1,14 +1,13 @@
-//! Looks at the uplinks over which flows are spread.
+//! Polls the uplinks over which flows are spread.
 
 use std::time::{Duration, Instant};
 
 use super::netlink::Netlink;
 use super::state::Shared;
 
-/// How often.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Keeps what the program is told as the machine is.
+/// Updates the program with changes of the machine's interfaces.
 pub async fn keep(shared: Shared, netlink: Netlink) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

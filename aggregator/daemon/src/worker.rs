@@ -1,4 +1,4 @@
-//! The workers' service: what ranks may ask, with their job's token.
+//! The workers' service: requests of ranks, with their job's token.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -23,13 +23,13 @@ use super::state::Shared;
 /// Longest time that a rank may wait for others.
 const MAX_JOIN: Duration = Duration::from_secs(3600);
 
-/// Longest name of a job that there can be, and longest token that is looked at, in bytes.
+/// Longest name of a job, and longest token that is checked, in bytes.
 const MAX_NAME: usize = 64;
 const MAX_TOKEN: usize = 1024;
-/// Characters of a rank's reason to give up that the others are told.
+/// Characters of a rank's abort reason that are passed to the others.
 const MAX_REASON: usize = 300;
 
-/// Finds the port behind which a rank is.
+/// Finds the port that a rank is behind.
 #[derive(Clone)]
 pub enum PortFinder {
     /// In the bridge's forwarding table and, for ranks behind routers, in the box's routes.
@@ -40,11 +40,11 @@ pub enum PortFinder {
     Boxes(Arc<dyn AskBoxes>),
 }
 
-/// Asks other boxes.
+/// Queries other boxes.
 #[tonic::async_trait]
 pub trait AskBoxes: Send + Sync {
-    /// The port behind which a host is, and the MAC address that its packets have there. Boxes may
-    /// take so long to answer.
+    /// The port that a host is behind, and the MAC address that its packets have there. `patience`
+    /// bounds the time that boxes take to answer.
     async fn find(
         &self,
         rank: u32,
@@ -54,9 +54,9 @@ pub trait AskBoxes: Send + Sync {
     ) -> Result<(u32, [u8; 6]), Status>;
     /// The boxes and the hosts below them.
     async fn topology(&self) -> api::Fabric;
-    /// Measures the links between them that no job has its rings on.
+    /// Measures the links between them that no job's rings use.
     async fn measure(&self);
-    /// Why a job that is at work stands still; how long ago each of its ranks was heard of.
+    /// Why a job at work stands still; `heard` is the time since each rank's last heartbeat.
     async fn diagnose(
         &self,
         request: api::DiagnoseRequest,
@@ -79,7 +79,7 @@ impl WorkerService {
         Self { shared, ports, seen: Arc::default() }
     }
 
-    /// Lets a request through that comes with the job's token.
+    /// Checks a request's token.
     async fn authorise(&self, peer: Option<Peer>, job: &str, token: &str) -> Result<(), Status> {
         if job.len() > MAX_NAME || token.len() > MAX_TOKEN {
             return Err(Status::unauthenticated("no such job, or the token is wrong"));
@@ -98,15 +98,15 @@ impl WorkerService {
         Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
     }
 
-    /// Keeps why a rank was refused for those that wait for it.
+    /// Records why a rank was refused, for the ranks that wait for it.
     fn note(&self, job: &str, rank: u32, refusal: Status) -> Status {
         self.shared.lock().controller.note_refused(job, Rank(rank), &printable(refusal.message()));
         refusal
     }
 
-    /// A refusal of a rank's address, with the one that its connection has: several on one host, or
-    /// a box that is reached by another network, are nothing unusual, but a rank with a wrong
-    /// address mostly has the right one there.
+    /// Adds the address of a rank's connection to a refusal of its address. The two may well
+    /// differ, with several addresses on one host or a box reached over another network, but a rank
+    /// with a wrong address mostly has the right one there.
     async fn misplaced(&self, refusal: Status, from: Option<IpAddr>, ip: &str) -> Status {
         let Some(from) = from.filter(|from| from.to_string() != ip) else { return refusal };
         let ifindex = match &self.ports {
@@ -130,7 +130,7 @@ impl WorkerService {
         (way.next != ip).then_some(way.next)
     }
 
-    /// The port behind which a rank is, and the MAC address that its packets have there.
+    /// The port that a rank is behind, and the MAC address that its packets have there.
     async fn port_of(
         &self,
         rank: u32,
@@ -201,7 +201,7 @@ fn connection_message(c: &Connection) -> api::Connection {
     api::Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
 }
 
-/// Refuses a rank that speaks otherwise than this box.
+/// Refuses a rank with another version of the protocol.
 fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
     if protocol == PROTOCOL {
         return Ok(());
@@ -213,7 +213,7 @@ fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
     )))
 }
 
-/// Says so where ranks can hardly reach each other by the box.
+/// Warns if neighbours in the ring may send each other packets that bypass the box.
 fn warn_of_neighbours(controller: &Controller, job: &str) {
     if let Some((rank, next)) = controller.job(job).ok().and_then(Job::neighbours_behind_one_port) {
         let port = controller.port_name(rank.ifindex);
@@ -225,7 +225,7 @@ fn warn_of_neighbours(controller: &Controller, job: &str) {
     }
 }
 
-/// What a rank should know whose packets come with another MAC address than its own.
+/// A warning for a rank whose packets arrive with a MAC address other than its own.
 fn behind_router(address: &RankAddress, mac: [u8; 6]) -> Option<String> {
     (mac != address.mac).then(|| {
         format!(
@@ -236,7 +236,7 @@ fn behind_router(address: &RankAddress, mac: [u8; 6]) -> Option<String> {
     })
 }
 
-/// Why a rank is refused whose connection comes with its router's own address.
+/// Why a rank is refused if its connection has its router's own address.
 fn translated(address: &RankAddress, router: IpAddr) -> String {
     let RankAddress { rank, ip, .. } = address;
     format!(
@@ -244,8 +244,8 @@ fn translated(address: &RankAddress, router: IpAddr) -> String {
     )
 }
 
-/// A rank's question that waits for other ranks. Where nobody waits for its answer any more,
-/// because the rank's process has ended, its place is free.
+/// A rank's request that waits for other ranks. If the request is cancelled, because the rank's
+/// process has ended, its place becomes free.
 struct Waits {
     shared: Shared,
     job: String,
@@ -264,19 +264,19 @@ impl Drop for Waits {
     }
 }
 
-/// Logs what may have been in the way of a job that has ended.
+/// Logs possible causes of an ended job's failure.
 async fn tell_obstacles(netlink: Netlink, ports: HashSet<u32>, job: String) {
     for Defect { found, mend, .. } in obstacles(Some(&netlink), &ports).await {
         log::warn!(NETSUM_JOB = job; "job {job} has ended; possible cause: {found}: {mend}");
     }
 }
 
-/// A request, and who sent it.
+/// A request's sender, and its content.
 fn parts<T>(request: Request<T>) -> (Option<Peer>, T) {
     (request.extensions().get().cloned(), request.into_inner())
 }
 
-/// A text that came from a rank, fit for other people's terminals and logs.
+/// A rank's text, made safe for other users' terminals and logs.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
 }
@@ -356,7 +356,7 @@ impl Worker for WorkerService {
                 }
             };
             let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));
-            // A rank that waits changes nothing that is to be written.
+            // If a rank only waits, nothing has to be written.
             if !actions.is_empty() {
                 inner.carry_out(Some(&r.job), actions)?;
             }
@@ -449,7 +449,7 @@ impl Worker for WorkerService {
         let netlink = match &self.ports {
             PortFinder::Bridge(netlink) => Some(netlink),
             PortFinder::Fixed(_) => None,
-            // Each box knows its own ports alone: `netsum diagnose` asks them all.
+            // Each box knows only its own ports; `netsum diagnose` queries them all.
             PortFinder::Boxes(_) => return Ok(Response::new(api::PathReply::default())),
         };
         let cause = path::cause(&self.shared, netlink, &self.seen, &r).await?;

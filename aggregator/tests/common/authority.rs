@@ -6,7 +6,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd,
 };
 
-/// An authority, with its certificate in `ca.crt` of a folder of its own.
+/// An authority, with its certificate as `ca.crt` in a folder of its own.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: PathBuf,
@@ -28,7 +28,7 @@ impl Authority {
         self.folder.join("ca.crt")
     }
 
-    /// Signs a certificate for a host; its file and that of its key.
+    /// Signs a certificate for a host; returns its file and its key's.
     pub fn sign(&self, name: &str, host: &str, expired: bool) -> (PathBuf, PathBuf) {
         let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);

@@ -1,4 +1,4 @@
-//! A daemon whose services listen on real sockets, with a data plane that only remembers.
+//! A daemon whose services listen on real sockets, with a data plane that only records calls.
 #![allow(dead_code, reason = "each test program uses a part of this")]
 
 pub mod authority;
@@ -37,9 +37,9 @@ use tonic::transport::{Channel, ServerTlsConfig};
 #[derive(Default)]
 pub struct Told {
     pub rings: HashMap<RingNumber, RingSpec>,
-    /// How often rings were made or removed, several at once.
+    /// How often rings were created or removed, several at once counted as one.
     pub changes: u32,
-    /// How many rings were made, and how often rings were paused.
+    /// How many rings were created, and how often rings were paused.
     pub made: u32,
     pub pauses: u32,
     pub flows: HashSet<FlowKey>,
@@ -52,7 +52,7 @@ pub struct Told {
     pub lost: u64,
     pub reserved: HashMap<Address, u32>,
     pub hops: HashMap<HopKey, Hop>,
-    /// Ports that take no frame; slots that have their sums, and those that were sent, by port.
+    /// Ports that take no frame; whether slots have their sums; the sums that were sent, by port.
     pub down: HashSet<u32>,
     pub complete: bool,
     pub sent: Vec<(u32, u32)>,
@@ -136,7 +136,7 @@ impl DataPlane for Remembers {
         Ok(vec![ring.0.into(); Counter::ALL.len()])
     }
     fn timing(&self, ring: RingNumber) -> anyhow::Result<Box<Timing>> {
-        // One sum, for which all have waited for rank 1.
+        // One sum, for which all others have waited for rank 1.
         let mut timing = Box::new(Timing::EMPTY);
         timing.note(0, 0, Part::First, 1_000);
         timing.note(0, 1, Part::Last, 1_000 + 100 * u64::from(ring.0));
@@ -157,7 +157,7 @@ impl DataPlane for Remembers {
         Ok(Slot { index: 0, flags, contributors: 1, len: 1024, checksum: 0, crc: 0 })
     }
     fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen> {
-        // One packet came on each connection to 0x11.
+        // One packet has arrived on each connection to 0x11.
         let sent = key.qpn == 0x11;
         Ok(FlowSeen {
             packets: sent.into(),
@@ -265,13 +265,13 @@ impl Daemon {
         Self { folder, address, told, shared, metrics, metrics_task, task }
     }
 
-    /// Runs a command line; what it prints, or its error.
+    /// Runs a command line; returns its output, or its error.
     pub async fn netsum(&self, line: &str) -> Result<String, String> {
         let (out, result) = self.netsum_both(line).await;
         result.map(|()| out).map_err(|e| e.message)
     }
 
-    /// Runs a command line; what it prints, and whether it failed.
+    /// Runs a command line; returns its output, and whether it failed.
     pub async fn netsum_both(&self, line: &str) -> (String, Result<(), Failure>) {
         let socket = self.folder.path().join("netsum.sock");
         let words = ["netsum", "--socket", socket.to_str().unwrap()]

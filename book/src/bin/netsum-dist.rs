@@ -1,5 +1,5 @@
-//! What is made of the command line: man pages, completions, schemas, and the package. `cargo xtask
-//! dist` runs it.
+//! Generates files from the command line: man pages, completions, schemas, and the packages. `cargo
+//! xtask dist` runs it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Ports, who is behind them, and the trains that measure their cables.
+//! Ports, the hosts behind them, and the bandwidth probes that measure their links.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -24,8 +24,8 @@ impl AdminService {
         trains.ok_or_else(|| Status::failed_precondition("this box has no trains"))
     }
 
-    /// By ports in no bridge comes what routers have sent, by whichever they chose: nothing is
-    /// reserved there.
+    /// Reserves addresses for bridge ports only: a port outside a bridge receives what routers
+    /// send, on a path that they choose.
     pub(super) async fn reserve_for(
         &self,
         request: Request<api::ReserveRequest>,
@@ -72,11 +72,11 @@ impl AdminService {
         };
         let heard = self.netlink.as_ref().and_then(|netlink| netlink.heard.as_ref());
         let ports = self.netlink.as_ref().map(|_| self.shared.lock().controller.ports().to_vec());
-        // Drivers may take their time: nobody waits for them.
+        // Drivers may take their time, so they are queried without the lock.
         let rates: HashMap<u32, u64> =
             ports.iter().flatten().map(|p| (p.ifindex, device::rate(p.ifindex))).collect();
         let mut inner = self.shared.lock();
-        // A manager that has nothing to order says by this that it is there.
+        // A manager without orders shows by this call that it is alive.
         election.map(|election| inner.hear(election));
         let ports = inner.controller.ports().iter().map(|p| {
             let flows = inner

@@ -1,6 +1,5 @@
-//! Metrics by name: base units, `_total` for what counts up, `_info` for what describes. No label
-//! holds a slot, a PSN or a host's address, so that their number is bounded by jobs, rings and
-//! ranks.
+//! Metrics by name: base units, `_total` for counters, `_info` for descriptions. Labels hold no
+//! slot, PSN or host address, so jobs, rings and ranks bound the number of series.
 
 use std::fmt;
 
@@ -21,7 +20,7 @@ use super::tenants;
 /// The text of a scrape, in the OpenMetrics format.
 ///
 /// # Errors
-/// Never, as far as is known.
+/// None are known.
 pub fn text(snapshot: Snapshot) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("netsum");
     registry.register_collector(Box::new(snapshot));
@@ -32,7 +31,7 @@ pub fn text(snapshot: Snapshot) -> Result<String, fmt::Error> {
 
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // A name without samples would be a promise that is not kept.
+        // Families without samples are left out.
         for family in families(self).into_iter().filter(|f| !f.samples.is_empty()) {
             let Family { name, help, unit, kind, samples } = family;
             let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
@@ -64,16 +63,16 @@ fn encode(metric: &mut MetricEncoder<'_>, value: Value) -> fmt::Result {
     }
 }
 
-/// Bounds in seconds, and how many durations are between each and the one before; the last has no
-/// bound.
+/// Bounds in seconds, and the number of durations between each bound and the one before; the last
+/// bucket is unbounded.
 fn buckets(h: &Histogram) -> Vec<(f64, u64)> {
     let bound =
         |b: usize| if b + 1 == BUCKETS { f64::MAX } else { Histogram::bound(b) as f64 / 1e9 };
     h.counts.iter().enumerate().map(|(b, &n)| (bound(b), n)).collect()
 }
 
-/// A label's value as OpenMetrics wants it, which the encoder does not do by itself. An interface's
-/// name may hold quotes.
+/// Escapes a label's value for OpenMetrics, which the encoder does not do. An interface's name may
+/// contain quotes.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -180,7 +179,7 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
 
 const _: () = assert!(SAMPLED == 64, "the help texts say so");
 
-/// Of one fragment index in so many: rates and quantiles are as good as those of all.
+/// Timings cover one fragment index in 64: rates and quantiles are as good as those of all.
 fn of_timings(jobs: &[JobSnapshot]) -> Vec<Family> {
     let completion = |j: &JobSnapshot| {
         (vec![label("job_name", &j.name)], Value::Durations(Box::new(j.timings.completion)))
@@ -193,7 +192,7 @@ fn of_timings(jobs: &[JobSnapshot]) -> Vec<Family> {
     });
     vec![
         Family {
-            // The unit stands in the name alone: not every parser takes one for a histogram.
+            // The unit is only in the name, because some parsers reject units on histograms.
             name: "slot_completion_seconds",
             help: "time from a slot's first contribution to its last, of one fragment index in 64",
             unit: None,
@@ -210,7 +209,7 @@ fn of_timings(jobs: &[JobSnapshot]) -> Vec<Family> {
 }
 
 fn of_counters(s: &Snapshot) -> Vec<Family> {
-    // What belongs to no job has an empty label, which to Prometheus is none.
+    // Counters without a job have an empty label, which Prometheus treats as absent.
     let by_job = || {
         let jobs = s.jobs.iter().map(|j| (j.name.as_str(), &j.counters));
         jobs.chain([("", &s.no_job)])
@@ -228,7 +227,7 @@ fn of_counters(s: &Snapshot) -> Vec<Family> {
             .collect()
     };
     let work = |&c: &Counter| {
-        // Work is done for jobs alone.
+        // Work is counted only for jobs.
         let jobs = of(c).filter(|(job, _)| !job.is_empty());
         let samples = jobs.map(|(job, value)| (vec![label("job_name", job)], value)).collect();
         counter(c.name(), None, c.help().trim(), samples)
@@ -389,9 +388,9 @@ fn of_ports(s: &Snapshot) -> Vec<Family> {
 mod tests {
     use std::time::Duration;
 
-    // The one crate that knows the format's rules for names, units, types and buckets. It is under
-    // the LGPL-3.0, and so for tests alone: nothing that is shipped has it. nom-openmetrics (MIT)
-    // and prometheus-parse (Apache-2.0) take apart lines, no more.
+    // The only crate that knows the format's rules for names, units, types and buckets. It is under
+    // the LGPL-3.0, and used only in tests, so nothing that is shipped contains it. nom-openmetrics
+    // (MIT) and prometheus-parse (Apache-2.0) only split lines.
     use openmetrics_parser::openmetrics::parse_openmetrics;
 
     use super::*;
@@ -475,7 +474,7 @@ mod tests {
             let text = text(snapshot).unwrap();
             parse_openmetrics(&text).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
         }
-        // The parser is one that notices.
+        // The parser detects missing escapes.
         let broken = text(snapshot()).unwrap().replace("odd\\\"", "odd\"");
         assert!(parse_openmetrics(&broken).is_err());
     }

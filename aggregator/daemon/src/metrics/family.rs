@@ -1,11 +1,10 @@
-//! What metrics are made of.
+//! The building blocks of metrics.
 
 use netsum_common::timing::Histogram;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
-/// The label of a job is `job_name`: `job` is Prometheus's own, which it gives to whatever it
-/// scrapes.
+/// A job's label is `job_name`, because Prometheus itself sets `job` on everything it scrapes.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// A value of a sample.
@@ -13,7 +12,7 @@ pub(super) type Labels = Vec<(&'static str, String)>;
 pub(super) enum Value {
     Count(u64),
     Gauge(u64),
-    /// Of seconds, or of a whole.
+    /// In seconds, or a fraction.
     Real(f64),
     Durations(Box<Histogram>),
     Info,

@@ -1,5 +1,5 @@
-//! Reads what the metrics are made of. The lock is taken anew for each ring, so that no rank that
-//! joins waits for a scrape of hundreds of them; a job that goes away in between is left out.
+//! Reads the data for the metrics. The lock is taken again for each ring, to keep a joining rank
+//! from waiting for a scrape of hundreds of rings. A job that ends meanwhile is left out.
 
 use std::time::{Duration, Instant};
 
@@ -13,12 +13,12 @@ use crate::message::senders;
 use crate::netlink::{Interface, Netlink};
 use crate::state::{RefusedJobs, Shared};
 
-/// The box at one moment, or nearly so.
+/// The box at about one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Bytes for the rings of all jobs, and those that are taken.
+    /// Bytes of the pool for all rings, and how many of them are in use.
     pub memory: (u64, u64),
-    /// Counters of packets that belong to no ring.
+    /// Counters of packets without a ring.
     pub no_job: Vec<u64>,
     pub tenants: Vec<TenantView>,
     pub refused_jobs: RefusedJobs,
@@ -29,34 +29,35 @@ pub struct Snapshot {
 #[derive(Clone, Debug)]
 pub struct JobSnapshot {
     pub name: String,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
     pub ranks: u32,
-    /// The rank whose connection each member's is; of a job that this box sums alone, all in order.
+    /// The rank whose connection belongs to each member; all ranks in order if this box sums the
+    /// job alone.
     pub senders: Vec<u32>,
     /// Type of a lane.
     pub dtype: String,
     /// Path MTU in bytes.
     pub mtu: u32,
-    /// How it stands.
+    /// Its state.
     pub state: State,
-    /// Its ranks sum by themselves; and how often they have begun to.
+    /// Whether its ranks sum without the box, and how often they have fallen back.
     pub without_box: (bool, u64),
     /// Bytes of its rings.
     pub memory: u64,
     /// Counters of all its rings, by number.
     pub counters: Vec<u64>,
-    /// Bytes of payload in a fragment of a full message, on average.
+    /// Average payload bytes per fragment of a full message.
     pub fragment_bytes: f64,
-    /// What its rings' maps hold, and how full they are.
+    /// Configuration and load of each ring.
     pub rings: Vec<(RingConfig, RingLoad)>,
     /// Its timed sums.
     pub timings: Timings,
-    /// Ranks that say that they are alive, and how long ago they last did.
+    /// Ranks that send heartbeats, and the time since each one's last.
     pub heard: Vec<(u32, Duration)>,
 }
 
-/// Looks at everything.
+/// Reads everything.
 ///
 /// # Errors
 /// If netlink or the data plane does not answer.
@@ -85,7 +86,7 @@ pub async fn gather(shared: &Shared, netlink: Option<&Netlink>) -> Result<Snapsh
     Ok(snapshot)
 }
 
-/// A job, unless it has gone.
+/// Reads a job; `None` if it has been deleted.
 async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
     let (mut found, rings) = {
         let inner = shared.lock();

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`gather`](mod@gather) | reads the daemon's state, a ring at a time |
 //! | [`families`] | metrics by name, with units and labels; pure. [`tenants`]: those of tenants |
-//! | `family` | what they are made of |
+//! | `family` | the building blocks of metrics |
 
 pub mod families;
 mod family;
@@ -28,14 +28,15 @@ use tokio::sync::Semaphore;
 use super::netlink::Netlink;
 use super::state::Shared;
 
-/// Connections at a time. Whoever comes when all are taken is hung up on.
+/// Connections open at once. Further ones are closed immediately.
 const CONNECTIONS: usize = 16;
-/// Time to send a request, and for a connection as a whole.
+/// Time to send a request's headers, and for a connection as a whole.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(300);
 /// Bytes of a request's headers.
 const MAX_HEADERS: usize = 16 << 10;
-/// <https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>, "Content Type".
+/// <https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>,
+/// "Content Type".
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers scrapes for as long as the daemon lives.
@@ -45,7 +46,7 @@ pub async fn serve(shared: Shared, netlink: Option<Netlink>, listener: TcpListen
         let tcp = match listener.accept().await {
             Ok((tcp, _)) => tcp,
             Err(e) => {
-                // Out of descriptors, most likely; they come back.
+                // Most likely the process is out of descriptors, which will be freed.
                 log::warn!("metrics: {e}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

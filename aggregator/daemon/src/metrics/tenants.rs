@@ -5,12 +5,12 @@ use prometheus_client::registry::Unit;
 
 use super::family::{Family, Value, counter, gauge, info, label};
 
-/// What a tenant has of something.
+/// The amount that a tenant uses.
 type Used = fn(Amount) -> u64;
-/// What it may have; `None` where the pool alone is the limit.
+/// Its limit; `None` if only the pool limits it.
 type Limit = fn(&Limits) -> Option<u64>;
 
-/// How all of them stand.
+/// Metrics of all tenants.
 pub(super) fn families(tenants: &[TenantView]) -> Vec<Family> {
     let labels = |t: &TenantView| vec![label("tenant", &t.name)];
     let described = |t: &TenantView| {
