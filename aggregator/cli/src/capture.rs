@@ -20,7 +20,7 @@ use super::failure::{Failure, Kind, Result};
 
 /// `if_tsresol`: timestamps are nanoseconds.
 const NANOSECONDS: u8 = 9;
-/// `epb_flags`: the packet came in, or goes out.
+/// `epb_flags`: the packet's direction, inbound or outbound.
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 
@@ -34,7 +34,7 @@ impl Writer {
     /// Creates a file, or replaces it; `-` is standard output.
     pub fn create(path: &Path) -> Result<Self> {
         let to: Box<dyn Write> = if path == Path::new("-") {
-            // Not the stream for text, which removes everything that looks like colours.
+            // The standard stream for text would remove byte sequences that look like colours.
             Box::new(io::stdout())
         } else {
             let file = File::create(path);

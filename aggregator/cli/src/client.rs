@@ -139,13 +139,13 @@ impl Client {
         said(self.admin.show_fabric(api::ShowFabricRequest { hosts, measure }).await)
     }
 
-    /// Drains a box, for a reason; without one ends that.
+    /// Drains a box for a reason; without a reason, ends the drain.
     pub async fn drain_box(&mut self, name: String, reason: Option<String>) -> Result<()> {
         log::debug!("DrainBox {name} {reason:?}");
         said(self.admin.drain_box(api::DrainBoxRequest { name, reason }).await).map(drop)
     }
 
-    /// Has a fabric use links with this end that were found; or use them no more.
+    /// Makes a fabric use the discovered links with this end, or stop using them.
     pub async fn accept_link(&mut self, end: String, revoke: bool) -> Result<()> {
         log::debug!("AcceptLink {end} {revoke}");
         said(self.admin.accept_link(api::AcceptLinkRequest { end, revoke }).await).map(drop)

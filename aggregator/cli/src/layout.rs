@@ -13,7 +13,7 @@ pub const GOOD: Style = AnsiColor::Green.on_default();
 pub const FAIR: Style = AnsiColor::Yellow.on_default();
 /// Broken.
 pub const BAD: Style = AnsiColor::Red.on_default();
-/// As it comes.
+/// Without a colour.
 pub const PLAIN: Style = Style::new();
 
 /// A cell of a line.

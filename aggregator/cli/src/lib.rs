@@ -1,12 +1,12 @@
-//! The command line of `netsum`, in bpftool's grammar: an object, then a command. It knows the
-//! daemon by its API alone.
+//! The command line of `netsum`, in bpftool's grammar: an object, then a command. It uses the
+//! daemon only through its API.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`args`] | the grammar |
 //! | [`failure`] | why a command failed, and its exit code |
 //! | [`client`] | the connection to the daemon |
-//! | [`command`] | the commands that ask the daemon one thing |
+//! | [`command`] | the commands that send the daemon one request |
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
 //! | [`format`](mod@format) | text or JSON |
 //! | [`print`](mod@print) | the text of each object; [`layout`]: aligned lines |

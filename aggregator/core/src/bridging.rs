@@ -1,4 +1,4 @@
-//! Why a bridge does not forward between a job's ports. XDP programs sum in spite of it, but
+//! Why a bridge may not forward between a job's ports. The XDP programs sum regardless, but
 //! acknowledgements between hosts are lost.
 
 use crate::port::{Defect, bearable, fatal};
@@ -7,9 +7,8 @@ use crate::port::{Defect, bearable, fatal};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bridged {
     pub name: String,
-    /// Its bridge.
     pub bridge: u32,
-    /// Its spanning tree state; empty where it forwards.
+    /// Its spanning tree state; empty if it forwards.
     pub blocked: &'static str,
     /// It forwards nothing to other isolated ports.
     pub isolated: bool,
@@ -17,18 +16,18 @@ pub struct Bridged {
     pub locked: bool,
 }
 
-/// A chain that sees what the bridge forwards.
+/// A netfilter chain that sees forwarded packets of the bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// As its tool calls it.
+    /// Its name, as its tool prints it.
     pub chain: String,
-    /// The command that shows it.
+    /// The command that lists it.
     pub list: String,
-    /// It drops what none of its rules accepts.
+    /// It drops packets that none of its rules accepts.
     pub drops: bool,
 }
 
-/// All reasons for these ports, the certain one first.
+/// All obstacles between these ports, certain ones first.
 pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
     let mut all = Vec::new();
     for Bridged { name, blocked, .. } in ports.iter().filter(|p| !p.blocked.is_empty()) {

@@ -1,4 +1,5 @@
-//! What a job's rings take of links, CPUs and pools, as plans count: the planner knows no packets.
+//! The demand of a job's rings on links, CPUs and pools, in the planner's terms: the planner does
+//! not know about packets.
 
 use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, Messages};
 use netsum_common::lanes::CHECK_LANES;
@@ -7,7 +8,7 @@ use netsum_common::wire::AROUND;
 use crate::members::Members;
 use crate::{JobSpec, Refusal, tenant};
 
-/// What a ring of a job takes.
+/// The demand of one ring of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Bytes that a link carries for each byte of a vector: with headers (IPv4) and check lanes.
@@ -16,19 +17,19 @@ pub struct Cost {
     pub added: f64,
     /// Bytes of vectors in a window.
     pub window: f64,
-    /// Bytes of slots without any members, and more for each.
+    /// Bytes of slots of a ring without members, and per member.
     pub slots: u64,
     pub slots_per_member: u64,
-    /// So many rings a box can have, and a ring so many members there.
+    /// Most rings of a box, and most members of a ring there.
     pub rings: u32,
     pub members: usize,
 }
 
 impl Cost {
-    /// Of a job with these properties, whoever its ranks are.
+    /// The cost for a job with these properties; it does not depend on the job's ranks.
     ///
     /// # Errors
-    /// If such a job is refused, wherever it is created.
+    /// If every box refuses such a job.
     pub fn new(mtu: u32, message_size: u32, window: Messages) -> Result<Self, Refusal> {
         let spec = JobSpec {
             name: "plan".into(),
@@ -51,10 +52,7 @@ impl Cost {
 }
 
 impl JobSpec {
-    /// What its rings take. Histograms of floats, 196 bytes of a message, are left out.
-    ///
-    /// # Errors
-    /// If such a job is refused, wherever it is created.
+    /// The demand of a ring of the job. Histograms of floats, 196 bytes of a message, are left out.
     pub fn cost(&self) -> Result<Cost, Refusal> {
         let slots = self.check()?;
         let least = CHECK_LANES as u32 * 4;
@@ -100,7 +98,7 @@ mod tests {
         let spec = JobSpec { mtu: 1024, message_size: 65536, ..spec("train", 4) };
         let cost = Cost::new(spec.mtu, spec.message_size, spec.window).unwrap();
         assert_eq!(cost, spec.cost().unwrap());
-        // 64 packets of 1024 bytes and 82 around each, of which 76 bytes are check lanes.
+        // 64 packets of 1024 bytes and 82 bytes around each; 76 bytes in all are check lanes.
         assert_eq!(cost.wire, f64::from(64 * 1106) / 65460.0);
         assert_eq!(cost.added, 65536.0 / 65460.0);
         let small = JobSpec { message_size: 64, ..spec };

@@ -1,4 +1,4 @@
-//! Why does a job stand still? Pure: evidence in, findings out, each with what to do next.
+//! Why a job is stalled. Pure: evidence in, findings out, each with what to do next.
 
 mod lengths;
 
@@ -16,45 +16,45 @@ use super::{Job, JobRing, Rank, State};
 use crate::plane::{FlowSeen, FlowSpec, RingSpec};
 use crate::port::Defect;
 
-/// A port, as it is while the job stands still.
+/// A port, as observed while the job is stalled.
 #[derive(Clone, Debug, Default)]
 pub struct PortEvidence {
     pub name: String,
     /// Whether it is up, with a carrier.
     pub up: bool,
-    /// Packets of any kind that it received while it was watched.
+    /// Packets of any kind that it received during the observation.
     pub received: Option<u64>,
 }
 
-/// What is known of a rank in a ring.
+/// Evidence about a rank in a ring.
 #[derive(Clone, Debug)]
 pub struct RankEvidence {
     pub flow: FlowSpec,
-    /// The rank whose connection it is, by the job's numbers.
+    /// The rank that owns the connection, by the job's numbers.
     pub sender: Rank,
-    /// Which member of the ring here that is.
+    /// The member of the ring here that the flow belongs to.
     pub member: Member,
-    /// What the data plane has seen of it.
+    /// The data plane's record of the flow.
     pub seen: FlowSeen,
-    /// How long ago its last packet came, where that is known.
+    /// How long ago its last packet arrived, if known.
     pub last: Option<Duration>,
-    /// Its packets that came while it was watched.
+    /// Packets that arrived during the observation.
     pub moved: u32,
-    /// How long ago its last heartbeat came, for ranks that joined by themselves.
+    /// How long ago its last heartbeat arrived, for ranks that joined by themselves.
     pub heartbeat: Option<Duration>,
     pub port: PortEvidence,
 }
 
 impl RankEvidence {
-    /// The port of the box that may know why its contribution is missing: nothing here speaks
-    /// against it.
+    /// The port towards the box that may know why the contribution is missing; only if this box
+    /// sees no fault itself.
     fn asks_behind(&self) -> Option<String> {
         let refused = |o: Counter| o.kind() == Kind::Drop && o != Counter::Duplicate;
         let is_clean = self.port.up && !self.seen.last_outcome.is_some_and(refused);
         self.behind().filter(|_| is_clean).map(|_| self.port.name.clone())
     }
 
-    /// The box that its packets come by, if they do.
+    /// The box that its packets come through, if any.
     fn behind(&self) -> Option<String> {
         let port = &self.port.name;
         match self.member {
@@ -65,25 +65,25 @@ impl RankEvidence {
     }
 }
 
-/// What to do where boxes have made the job differently.
+/// Hint for a job whose properties differ between boxes.
 const COMPARE: &str = "compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes";
 
-/// What is known of a ring.
+/// Evidence about a ring.
 #[derive(Clone, Debug)]
 pub struct RingEvidence {
     pub ring: JobRing,
-    /// What it was made with.
+    /// The ring's properties.
     pub spec: RingSpec,
-    /// What the maps say.
+    /// The content of its maps.
     pub view: RingView,
-    /// How long it has stood still with something pending.
+    /// How long it has been stalled with something pending.
     pub waits: Option<Duration>,
     /// Its ranks, in order.
     pub ranks: Vec<RankEvidence>,
 }
 
 impl RingEvidence {
-    /// Who receives what a rank sends.
+    /// The receiver of a rank's packets, as text.
     fn receiver(&self, rank: &RankEvidence) -> String {
         let next = self.after(rank.flow.rank);
         if next.flow.bears != 0 {
@@ -93,34 +93,34 @@ impl RingEvidence {
         }
     }
 
-    /// The member that another sends to.
+    /// The member that `rank` sends to.
     fn after(&self, rank: Rank) -> &RankEvidence {
         &self.ranks[rank.next(self.ranks.len() as u32).0 as usize]
     }
 }
 
-/// A connection that the box does not know, with data on it.
+/// An unknown flow: a connection with data that is not registered.
 #[derive(Clone, Debug)]
 pub struct Stranger {
     pub src: IpAddr,
     pub dst: IpAddr,
     /// The destination's queue pair.
     pub qpn: u32,
-    /// The port that its packets come in on.
+    /// The port at which its packets arrive.
     pub ifindex: u32,
-    /// Data packets while it was watched.
+    /// Data packets during the observation.
     pub packets: u64,
 }
 
-/// Something that explains why the job stands still, or that it does not.
+/// A reason for the stall, or the statement that nothing is pending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The ring, where it is about one.
+    /// The ring, if the finding concerns one.
     pub ring: Option<JobRing>,
-    /// The rank, where it is about one, by the job's numbers.
+    /// The rank, if the finding concerns one, by the job's numbers.
     pub rank: Option<Rank>,
     pub what: String,
-    /// What to do next.
+    /// The next step for the administrator.
     pub next: String,
     /// The port towards another box that may know why.
     pub behind: Option<String>,
@@ -132,8 +132,8 @@ impl Finding {
     }
 }
 
-/// All that the evidence shows; one finding at least. `wrong_tokens` came in first packets while
-/// the job was watched. `obstacles` are between the job's ports.
+/// All findings, at least one. `wrong_tokens` counts first packets with a wrong token during the
+/// observation. `obstacles` are between the job's ports.
 pub fn diagnose(
     job: &Job,
     rings: &[RingEvidence],
@@ -141,7 +141,7 @@ pub fn diagnose(
     wrong_tokens: u64,
     obstacles: &[Defect],
 ) -> Vec<Finding> {
-    // What neighbours tell each other past the box's sums is no flow's data.
+    // Bypass connections are unregistered on purpose.
     let is_bypass = |s: &&Stranger| bypass_sender(job, s.src, s.dst, s.qpn).is_some();
     let strangers: Vec<_> = strangers.iter().filter(|s| !is_bypass(s)).cloned().collect();
     let finding = |defect: &Defect| Finding::of_job(&*defect.found, &*defect.mend);
@@ -149,7 +149,7 @@ pub fn diagnose(
         |fatal: bool| obstacles.iter().filter(move |defect| defect.is_fatal == fatal).map(finding);
     let mut findings: Vec<Finding> = of(true).collect();
     let job_itself = of_job(job, rings, &strangers, wrong_tokens);
-    // What is in the way is the reason why nothing is pending.
+    // An obstacle explains why nothing is pending.
     let is_news = |f: &Finding| findings.is_empty() || f.what != IDLE;
     let more: Vec<Finding> = job_itself.into_iter().filter(is_news).collect();
     findings.extend(more);
@@ -157,7 +157,7 @@ pub fn diagnose(
     findings
 }
 
-/// What is found where nothing is wrong with a ring.
+/// The finding for a ring without a fault.
 const IDLE: &str = "nothing is pending: every sum that ranks have begun has been released";
 
 fn of_job(
@@ -243,7 +243,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
     findings
 }
 
-/// A job set up in band that lacks connections.
+/// A job set up in band with missing connections.
 fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Finding> {
     let missing = job.unclaimed().into_iter();
     let mut findings: Vec<Finding> = missing
@@ -312,9 +312,10 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
             behind: None,
         }];
     }
-    // Who is refused for another length than the first one's may be right.
+    // A rank that is refused because of its length may be right: the first contribution may have
+    // the wrong one.
     let (mut findings, disagree) = lengths::compare(ring);
-    // Who never got through is at fault even where others have not sent anything yet.
+    // A rank whose packets were never accepted is at fault even if other ranks have not sent yet.
     let never = |r: &&RankEvidence| {
         !disagree.contains(&r.flow.rank)
             && !accepted(r, view)
@@ -339,7 +340,7 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
     findings
 }
 
-/// Whether the slot machine has taken a contribution of the rank.
+/// Whether the slot machine has accepted a contribution of the rank.
 fn accepted(rank: &RankEvidence, view: &RingView) -> bool {
     view.state.expected[rank.flow.rank.0 as usize] != 0
         || view.front().is_some_and(|s| s.contributors & 1 << rank.flow.rank.0 != 0)
@@ -352,7 +353,7 @@ fn talks_elsewhere(rank: &RankEvidence, strangers: &[Stranger]) -> bool {
 /// Data that the rank sends to its neighbour on a connection that is not registered.
 fn stranger_of<'a>(rank: &RankEvidence, strangers: &'a [Stranger]) -> Option<&'a Stranger> {
     let flow = &rank.flow;
-    // By which netsum's own ranks tell each other that nobody sums.
+    // On bypass connections netsum's own ranks tell each other that no box sums.
     let plain =
         [rank.sender.0 + 1, 0].map(|receiver| static_connection(receiver, None).receive_qpn.get());
     let strangers = || strangers.iter().filter(|s| !plain.contains(&s.qpn));
@@ -476,7 +477,7 @@ fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, St
     }
 }
 
-/// Its packets come and are refused.
+/// Its packets arrive and are refused.
 fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (String, String) {
     let (flow, seen) = (&rank.flow, &rank.seen);
     let case = Case {
@@ -497,7 +498,7 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
     (format!("{what}{count}"), next)
 }
 
-/// Another box has let through what this one refuses.
+/// The fault if another box accepts what this one refuses.
 fn jobs_differ(rank: &RankEvidence, outcome: Counter, case: &Case<'_>) -> Option<(String, String)> {
     let (behind, &Case { mtu, credit, base_psn, psn, low, accepted, .. }) = (rank.behind()?, case);
     let what = match outcome {
@@ -517,7 +518,7 @@ fn jobs_differ(rank: &RankEvidence, outcome: Counter, case: &Case<'_>) -> Option
     Some((what, COMPARE.to_owned()))
 }
 
-/// A packet of a flow that was refused, and what its flow was registered with.
+/// A refused packet of a flow, and the properties that its flow was registered with.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The flow's port.
@@ -534,11 +535,11 @@ pub struct Case<'a> {
     pub psn: u32,
     /// The ring's lowest index that has not been released.
     pub low: u32,
-    /// A packet of the flow has been taken before.
+    /// A packet of the flow has been accepted before.
     pub accepted: bool,
 }
 
-/// Why packets are refused, and what to do about it, in words that follow the name of a rank.
+/// Why packets are refused, and what to do; the text follows the name of a rank.
 pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
     let &Case { port, src, mtu, credit, base_psn, psn, low, accepted } = case;
     let index = serial::sub(psn, base_psn);
@@ -601,8 +602,8 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
     }
 }
 
-/// Nothing is pending, but a rank sends again and again what was released: results or
-/// acknowledgements get lost.
+/// Nothing is pending, but a rank retransmits fragments whose sums have been released: results or
+/// acknowledgements are lost.
 fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String, String)> {
     let again = matches!(rank.seen.last_outcome, Some(Counter::Replays | Counter::Stale));
     if rank.moved == 0 || !again {
@@ -622,7 +623,7 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
     ))
 }
 
-/// A time for people.
+/// A duration as text.
 pub fn seconds(t: Duration) -> String {
     format!("{:.1} s", t.as_secs_f64())
 }
@@ -638,8 +639,8 @@ mod tests {
     use super::*;
     use crate::members::Group;
 
-    /// Two ranks of a ring where index 8 is the lowest that has not been released, and what became
-    /// of their last packets.
+    /// Two ranks of a ring whose lowest unreleased index is 8, and the PSN and outcome of their
+    /// last packets.
     fn ring(last: [(u32, Counter); 2]) -> RingEvidence {
         let spec = RingSpec {
             id: RingNumber(1),
@@ -711,8 +712,8 @@ mod tests {
                 let _ = writeln!(said, "{}: {}\n  {}", outcome.name(), f.what, f.next);
             }
         }
-        // What the parent refuses does not come down. Ranks that were started without a daemon say
-        // meanwhile that they lack sums.
+        // Sums that the parent refuses do not come down. Meanwhile, ranks that were started without
+        // a daemon report on bypass connections that they lack sums.
         let mut evidence = ring([(7, Counter::Fragments), (8, Counter::Fragments)]);
         evidence.ranks[0].member = Member::Up;
         evidence.ranks[0].seen = FlowSeen::default();
@@ -746,7 +747,7 @@ mod tests {
 
     #[test]
     fn who_has_lost_its_place_is_named_and_nobody_else_is_missed() {
-        // Rank 1 sends a message that nobody else has: all others seem to be late with theirs.
+        // Rank 1 sends a message that no other rank has sent: all others appear to be late.
         let mut evidence = ring([(7, Counter::Replays), (9, Counter::Fragments)]);
         let findings = of_ring(&evidence, &[]);
         assert_eq!(

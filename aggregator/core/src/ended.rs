@@ -1,8 +1,7 @@
-//! Flows whose job has ended, and for how long their data is dropped.
+//! Flows whose job has ended, and how long their data is dropped.
 //!
-//! A sender is not told that its job has ended. It sends on, and again, until its own retries are
-//! used up; then its connection has an error, which is right. So a flow is forgotten when nothing
-//! has come on it for [`LINGER`].
+//! A sender is not told that its job has ended. It retransmits until its retries are used up; then
+//! its connection fails, which is right. A flow is forgotten after [`LINGER`] without a packet.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -11,23 +10,23 @@ use netsum_common::abi::{FlowKey, MAX_ENDED};
 
 use crate::plane::EndedFlow;
 
-/// How long nothing may have come on a flow that has ended before it is forgotten. Longer than any
-/// sender's retries, whose timer is 4.096 us x 2^n, or up to four times that (IBTA 9.7.6.1.3; n is
-/// 14 to 20 as a rule); and than an application computes between two messages: all its connections
-/// would be intact, and let through what it sends next.
+/// How long an ended flow must be silent before it is forgotten. This is longer than any sender's
+/// retries, whose timer is 4.096 us x 2^n, or up to four times that (IBTA 9.7.6.1.3; n is usually
+/// 14 to 20). It is also longer than an application computes between two messages: its connections
+/// would still be intact, and its next data would be forwarded.
 pub const LINGER: Duration = Duration::from_secs(3600);
-/// Most that are kept: all flows may end at once, beside as many connections that waited. Beyond,
-/// those are forgotten on which nothing has come for longest.
+/// Most flows that are kept: all flows may end at once, as may as many waiting connections. Beyond
+/// that, the flows that have been silent longest are forgotten.
 const MOST: usize = MAX_ENDED as usize;
 
-/// What was last seen of them.
+/// The last state of each ended flow.
 #[derive(Debug, Default)]
 pub struct Ended {
     seen: HashMap<FlowKey, (u32, Instant)>,
 }
 
 impl Ended {
-    /// Takes note of what has come on all flows that have ended; those that are to be forgotten.
+    /// Records the packets of all ended flows; returns the flows to forget.
     pub fn observe(&mut self, flows: &[EndedFlow], now: Instant) -> Vec<FlowKey> {
         let before = std::mem::take(&mut self.seen);
         let mut by_age: Vec<(FlowKey, u32, Instant)> = flows
@@ -84,7 +83,7 @@ mod tests {
         let (mut ended, start) = (Ended::default(), Instant::now());
         let mut all: Vec<_> = (0..MAX_FLOWS).map(|q| flow(q, 0)).collect();
         ended.observe(&all, start);
-        // Of another job, in which somebody has made up first packets.
+        // Flows of another job, for which somebody has forged first packets.
         all.extend((MAX_FLOWS..2 * MAX_FLOWS).map(|q| flow(q, 0)));
         let forgotten = ended.observe(&all, start + Duration::from_secs(1));
         assert!(forgotten.is_empty(), "{}", forgotten.len());

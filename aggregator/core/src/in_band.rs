@@ -1,14 +1,14 @@
-//! Jobs that are set up in band: ranks that nobody has told the daemon of show up by the first
-//! packet of their connection.
+//! Jobs that are set up in band: the daemon learns of ranks only by the first packet of each
+//! connection.
 //!
-//! The data plane notes such packets and drops them, so their senders send them again and again.
-//! When the connections of all ranks have shown up, an *epoch* begins: empty rings, these flows.
-//! Connections that are made again show up again; the present epoch goes on until all ranks' have.
-//! Only while it has not released a single sum, so that all ranks still hold all that they have
-//! sent, it begins anew with what shows up: a rank's connection may have been given up before the
-//! others came.
+//! The data plane notes and drops such packets, which makes their senders retransmit them. When the
+//! connections of all ranks have shown up, an *epoch* begins with empty rings and these flows.
+//! Replaced connections show up again; the present epoch continues until those of all ranks have.
+//! Only while the epoch has not released a single sum, and all ranks still hold everything that
+//! they have sent, does it restart with any connection that shows up: a rank may have given up its
+//! connection before the others arrived.
 //!
-//! Who has the job's token can claim a rank, once: where the rank is at work or waits already, a
+//! A holder of the job's token can claim a rank once: if the rank is at work or waits already, a
 //! claim from another address or port is refused.
 
 #[cfg(test)]
@@ -24,22 +24,22 @@ use netsum_common::wire::in_band::dtype_code;
 use super::{Action, Controller, Job, JobRing, JobSpec, Rank, State};
 use crate::plane::{FirstPacket, FlowSpec};
 
-/// A claim whose packet has not come again for so long is of a connection that has gone.
+/// A claim whose packet has not arrived again for this long belongs to a closed connection.
 pub const CLAIM_LIFE: Duration = Duration::from_secs(60);
-/// Refusals that are remembered for whoever asks.
+/// Refusals that are kept for queries.
 const REFUSALS: usize = 8;
 
-/// What a job that is set up in band has seen.
+/// The in-band state of a job.
 #[derive(Clone, Debug, Default)]
 pub struct InBand {
     /// Connections that wait for those of other ranks.
     claims: Claims,
-    /// Those of the present epoch. Empty after a restart of the daemon.
+    /// Connections of the present epoch. Empty after a restart of the daemon.
     present: Claims,
-    /// The last claims that were refused, and why, without repetitions.
+    /// The last refused claims with their reasons, without repetitions.
     refused: VecDeque<String>,
-    /// Connections of the last epoch, by where they go and the first PSN. A late duplicate of
-    /// theirs is no new claim.
+    /// Connections of the last epoch, by destination and first PSN. A late duplicate of their first
+    /// packets is not a new claim.
     ended: Vec<(FlowKey, Psn)>,
 }
 
@@ -52,18 +52,18 @@ struct Claimed {
     seen: Instant,
 }
 
-/// What came of a first packet.
+/// The outcome of a first packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It says nothing new.
+    /// It is known already.
     Known,
-    /// A rank has shown up; others have not.
+    /// Its rank has shown up; others are missing.
     Waits,
-    /// The claim is refused, and why.
+    /// The claim is refused, for this reason.
     Refused(String),
-    /// Ranks contradict the job or each other: it has failed.
+    /// Ranks contradict the job or each other: the job has failed.
     Failed(String),
-    /// All are there, and this epoch begins.
+    /// All ranks have shown up, and this epoch begins.
     Began(u32),
 }
 
@@ -71,14 +71,14 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub job: String,
-    /// What came of each, in their order.
+    /// The outcome of each packet, in their order.
     pub outcomes: Vec<Outcome>,
-    /// What the edge is to do.
+    /// Actions for the caller.
     pub actions: Vec<Action>,
 }
 
 impl InBand {
-    /// Whether this refusal is a new one.
+    /// Records a refusal; returns whether it is new.
     fn refuse(&mut self, why: &str) -> bool {
         if self.refused.iter().any(|known| known == why) {
             return false;
@@ -92,20 +92,20 @@ impl InBand {
 }
 
 impl Controller {
-    /// Whether there is a job that first packets can be of.
+    /// Whether any job accepts first packets.
     pub fn listens_in_band(&self) -> bool {
         self.jobs.values().any(|job| job.spec.in_band)
     }
 
-    /// The job that a first packet is of.
+    /// The job that owns a first packet.
     pub fn job_in_band(&self, number: RingNumber) -> Option<&Job> {
         self.jobs
             .values()
             .find(|job| job.spec.in_band && job.rings.first().is_some_and(|r| r.id == number))
     }
 
-    /// Whether a first packet could make a job begin anew that is at work. Nobody but a rank, from
-    /// its own place, can.
+    /// Whether a first packet could restart the epoch of an active job. Only a rank at its own
+    /// address and port can.
     pub fn may_begin_anew(&self, packet: &FirstPacket) -> bool {
         self.job_in_band(packet.job).is_some_and(|job| {
             job.state == State::Active
@@ -116,9 +116,9 @@ impl Controller {
         })
     }
 
-    /// The data plane has noted first packets of a job. `None` where it has gone. `released`: the
-    /// job's rings have released sums since they were made. However many connections show up at
-    /// once, the rings are made once: that takes long.
+    /// Handles first packets that the data plane has noted for a job; `None` if the job has been
+    /// deleted. `released`: the job's rings have released sums since they were created. Creating
+    /// rings takes long, so they are created at most once per call.
     pub fn first_packets(
         &mut self,
         number: RingNumber,
@@ -150,20 +150,20 @@ impl Controller {
         Some(Answer { job, outcomes, actions })
     }
 
-    /// A connection claims its rank: whether it has done so before. Or what else came of its
-    /// packet.
+    /// A connection claims its rank. Returns whether it had claimed it before, or another outcome
+    /// of its packet.
     fn claim(&mut self, name: &str, packet: &FirstPacket, now: Instant) -> Result<bool, Outcome> {
         let where_from = format!("{} behind {}", packet.src, self.port_name(packet.ifindex));
         let mtu = self.check_mtu(&where_from, self.jobs[name].spec.mtu, packet.ifindex);
         let job = self.jobs.get_mut(name).expect("the job has just been found");
         if job.knows(packet) {
-            // It was on its way, or noted, when its epoch began.
+            // It was under way, or already noted, when its epoch began.
             return Err(Outcome::Known);
         }
         let (ring, rank) = (JobRing(packet.header.ring), packet.header.rank);
         let here = format!("rank {rank} of ring {ring}, {where_from}");
         if (packet.header.message, packet.header.index) != (0, 0) {
-            // The first message's first packet was lost, or comes behind this one.
+            // The first message's first packet was lost, or arrives after this one.
             if packet.header.message < job.spec.window.0 {
                 return Err(Outcome::Known);
             }
@@ -183,13 +183,13 @@ impl Controller {
         let before = job.in_band.claims.insert((ring, Rank(rank)), claimed);
         let again = before.is_some_and(|before| before.packet == *packet);
         if !again && matches!(job.state, State::Failed(_)) {
-            // Somebody has mended something.
+            // A new claim suggests that the cause of the failure has been fixed.
             job.state = State::Waiting;
         }
         Ok(again)
     }
 
-    /// All connections have shown up.
+    /// Begins an epoch: all connections have shown up.
     fn begin_in_band(&mut self, name: &str, all: Claims) -> Result<Vec<Action>, Outcome> {
         let flows = self.jobs[name].claimed_flows(&all);
         let refusal = self.jobs[name]
@@ -208,8 +208,8 @@ impl Controller {
         job.in_band.present = all;
         job.in_band.claims.clear();
         job.in_band.refused.clear();
-        // Rings start empty, whatever was in them. Without flows nothing was; to make them anew
-        // would take longer than the senders' timers.
+        // Rings start empty. Without flows they are empty already, and creating them again would
+        // take longer than the senders' timers.
         let mut actions = if job.flows.is_empty() { Vec::new() } else { job.restart() };
         job.last_epoch += 1;
         job.flows = flows.clone();
@@ -226,7 +226,7 @@ impl FirstPacket {
 }
 
 impl Job {
-    /// What the data plane has to know where the job is set up in band.
+    /// The data plane's entry for a job that is set up in band.
     pub(super) fn listen_in_band(&self) -> Option<Action> {
         let first = self.rings.first().filter(|_| self.spec.in_band)?;
         let JobSpec { ranks, rings, .. } = self.spec;
@@ -235,20 +235,20 @@ impl Job {
         Some(Action::ListenInBand(self.spec.token.in_band(), job))
     }
 
-    /// Whether a first packet is of the present epoch or the one before.
+    /// Whether a first packet belongs to the present epoch or the previous one.
     fn knows(&self, packet: &FirstPacket) -> bool {
         let connection = (packet.key(), packet.psn);
         self.flows.iter().any(|f| (f.key(), f.base_psn) == connection)
             || self.in_band.ended.contains(&connection)
     }
 
-    /// Connections that wait for those of other ranks, and for how long they have not been heard
-    /// of: in order of rings and ranks.
+    /// Connections that wait for those of other ranks, and when each was last seen, in order of
+    /// rings and ranks.
     pub fn claims(&self) -> impl Iterator<Item = (&FirstPacket, Instant)> {
         self.in_band.claims.values().map(|c| (&c.packet, c.seen))
     }
 
-    /// Claims that were refused of late, and why.
+    /// Recently refused claims, with their reasons.
     pub fn refusals(&self) -> impl Iterator<Item = &str> {
         self.in_band.refused.iter().map(String::as_str)
     }
@@ -265,7 +265,7 @@ impl Job {
         all.filter(|place| !self.in_band.claims.contains_key(place)).collect()
     }
 
-    /// Forgets claims of connections that have gone.
+    /// Forgets claims of closed connections.
     pub(super) fn forget_old_claims(&mut self, now: Instant) {
         self.in_band.claims.retain(|_, c| now.saturating_duration_since(c.seen) < CLAIM_LIFE);
     }
@@ -274,8 +274,8 @@ impl Job {
         if self.in_band.refuse(&why) { Outcome::Refused(why) } else { Outcome::Known }
     }
 
-    /// Ranks contradict the job or each other. That ends a job that has not begun; an epoch that is
-    /// at work goes on.
+    /// Ranks contradict the job or each other. A job that has not begun fails; an active epoch
+    /// continues.
     fn contradicted(&mut self, why: String) -> Outcome {
         if self.state == State::Active {
             return self.refused(why);
@@ -285,8 +285,8 @@ impl Job {
         if new { Outcome::Failed(why) } else { Outcome::Known }
     }
 
-    /// A connection for every place, if there are. Before the first sum that may be one of the
-    /// present epoch.
+    /// A connection for every ring and rank, if all are known. Before the first sum, connections of
+    /// the present epoch count too.
     fn all_claims(&self, released: bool) -> Option<Claims> {
         let mut all = self.in_band.claims.clone();
         if self.state == State::Active && !released {
@@ -297,7 +297,7 @@ impl Job {
         (all.len() == self.rings.len() * self.spec.ranks as usize).then_some(all)
     }
 
-    /// Whether what a first packet says of the job is so.
+    /// Checks a first packet's header against the job.
     fn fits(&self, packet: &FirstPacket) -> Result<(), String> {
         let (spec, h) = (&self.spec, &packet.header);
         if h.ranks != spec.ranks {
@@ -342,7 +342,7 @@ impl Job {
         Ok(())
     }
 
-    /// Whether the rank is known to be at another place.
+    /// Why the packet does not come from the rank's known address and port, if so.
     fn is_elsewhere(&self, packet: &FirstPacket) -> Option<String> {
         let h = &packet.header;
         let job_ring = JobRing(h.ring);
@@ -375,7 +375,7 @@ impl Job {
         claims.iter().map(flow).collect()
     }
 
-    /// What the ranks do not agree on, when all are there.
+    /// How the ranks' connections contradict each other, if they do.
     fn disagreement(&self, claims: &Claims) -> Option<String> {
         claims.iter().find_map(|(&(ring, rank), claimed)| {
             let next_rank = rank.next(self.spec.ranks);

@@ -1,4 +1,4 @@
-//! A job: what it was created with, what it has, and how it stands.
+//! A job: its properties, resources and state.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use super::rank::Rank;
 use super::{Action, Refusal, Token, tenant};
 use crate::plane::{FlowSpec, RingSpec};
 
-/// What a job is created with.
+/// The properties that a job is created with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
     pub name: String,
@@ -30,38 +30,38 @@ pub struct JobSpec {
     pub mtu: u32,
     /// Bytes of a message.
     pub message_size: u32,
-    /// Messages that a rank may send without having their sums.
+    /// Messages that a rank may send without their sums.
     pub window: Messages,
     pub rings: u32,
     /// The ICRC of contributions is verified.
     pub verify_icrc: bool,
-    /// Results go out in order, or each when it is complete. Not given: as the ranks that join need
-    /// it.
+    /// Results are released in order, or each when it is complete. `None`: as the joining ranks
+    /// require.
     #[serde(default)]
     pub in_order: Option<bool>,
     /// Ranks show up by the first packets of their connections.
     pub in_band: bool,
-    /// What workers must know.
+    /// The secret that workers must know.
     pub token: Token,
-    /// Whose it is.
+    /// The tenant that owns the job.
     #[serde(default = "default_tenant")]
     pub tenant: String,
-    /// Who contributes here, where boxes are in levels.
+    /// The contributors to this box, if boxes are in levels.
     #[serde(default)]
     pub members: Members,
-    /// Its ranks begin also where no boxes can sum for them.
+    /// Its ranks may begin even if no boxes can sum for them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub or_ring: bool,
 }
 
-/// Bytes of a message, and messages of a window, where nobody says.
+/// Default for the bytes of a message, and for the messages of a window.
 pub const MESSAGE_SIZE: &str = "64KiB";
 pub const WINDOW: u32 = 8;
 
-/// Most ranks of a job over several boxes, each of which has 64 members at most.
+/// Most ranks of a job over several boxes; each box has at most 64 members.
 const MOST_RANKS: u32 = 4096;
 
-/// Whether a text can be the name of a job, or of a tenant.
+/// Whether a text is a valid name for a job or tenant.
 pub fn is_name(text: &str) -> bool {
     let is_possible = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
     (1..=64).contains(&text.len()) && text.chars().all(is_possible)
@@ -77,12 +77,13 @@ impl JobSpec {
         Fragments(self.message_size.div_ceil(self.mtu))
     }
 
-    /// Slots of a ring, had the job this window. `None` where that are too many.
+    /// Slots of a ring for this window; `None` if they are too many.
     pub fn slots_for(&self, window: Messages) -> Option<u32> {
         window.of(self.fragments()).and_then(abi::ring_slots)
     }
 
-    /// What the data plane is to know of each of its rings, which release results `in_order`.
+    /// The data plane's configuration for each of its rings; `in_order`: they release results in
+    /// order.
     pub(super) fn ring_config(&self, slots: u32, in_order: bool) -> RingConfig {
         let credit = self.window.of(self.fragments()).map_or(0, |credit| credit.0);
         let relaxed = if in_order { 0 } else { ring_flags::RELAXED };
@@ -90,7 +91,7 @@ impl JobSpec {
         RingConfig { flags: self.flags() | relaxed, ranks, slots, credit, mtu: self.mtu, cpu: 0 }
     }
 
-    /// Members of each of its rings here.
+    /// Number of members of each ring on this box.
     pub fn member_count(&self) -> u32 {
         self.members.count(self.ranks)
     }
@@ -105,7 +106,7 @@ impl JobSpec {
             | u32::from(self.members.mark(self.ranks)) << ring_flags::MARK
     }
 
-    /// Checks every property; the slots of a ring.
+    /// Checks every property; returns the slots of a ring.
     pub fn check(&self) -> Result<u32, Refusal> {
         let invalid = |message: String| Err(Refusal::Invalid(message));
         if !is_name(&self.name) {
@@ -174,7 +175,7 @@ impl JobSpec {
     }
 }
 
-/// A ring as its job counts it, from 0. A ring's number on the box, over all jobs, is a
+/// A ring's number within its job, from 0. A ring's number on the box, over all jobs, is a
 /// [`RingNumber`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobRing(pub u32);
@@ -185,20 +186,20 @@ impl fmt::Display for JobRing {
     }
 }
 
-/// How a job stands.
+/// State of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// Waits for flows.
+    /// It waits for flows.
     Waiting,
-    /// All flows are there.
+    /// All flows are registered.
     Active,
-    /// Ended by an error.
+    /// It ended with this error.
     Failed(String),
 }
 
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What it was created with.
+    /// Its properties.
     pub spec: JobSpec,
     /// Slots of each ring.
     pub slots: u32,
@@ -206,23 +207,23 @@ pub struct Job {
     pub rings: Vec<RingSpec>,
     /// Registered flows.
     pub flows: Vec<FlowSpec>,
-    /// How it stands.
+    /// Its state.
     pub state: State,
     /// The ranks that have joined and are at work.
     pub epoch: Option<Epoch>,
     /// Number of the last epoch that began.
     pub last_epoch: u32,
-    /// How often its ranks have given the box up, as far as this controller has heard.
+    /// How often its ranks have fallen back from the box, as far as this controller knows.
     pub fall_backs: u64,
     pub(super) forming: Option<Forming>,
     /// Why ranks were refused that have not joined since.
     pub(super) refused: BTreeMap<Rank, String>,
     pub(super) in_band: InBand,
-    /// Flows that it had, the last ones.
+    /// The last flows that it had.
     pub(super) ended: Vec<FlowKey>,
 }
 
-/// Most flows that a job remembers to have had; more where the last ones are as many.
+/// Most ended flows that a job remembers; more if its last epoch had more.
 const MOST_ENDED: usize = 4096;
 
 impl Job {
@@ -247,14 +248,14 @@ impl Job {
         }
     }
 
-    /// The rank whose connection a member's is: its own, the last one of a group, or, of the way
-    /// up, the one before the first here.
+    /// The rank that owns a member's connection: a rank its own, a group its last rank's, and the
+    /// uplink that of the rank before the first one here.
     pub fn sender(&self, member: Rank) -> Rank {
         self.spec.members.sender(member.0, self.spec.ranks).map_or(member, Rank)
     }
 
-    /// The member that is the way up, and the interface by which its rank's packets come that are
-    /// not summed: the first ring's. None as long as that has no such flow.
+    /// The member that is the uplink, and the interface at which unsummed packets of its rank
+    /// arrive: the first ring's. `None` until that ring has such a flow.
     pub(super) fn way_up(&self, flows: &[FlowSpec]) -> Option<(Rank, u32)> {
         self.spec.members.uplink.as_ref()?;
         let up = Rank(self.spec.member_count() - 1);
@@ -262,7 +263,7 @@ impl Job {
         Some((up, flow.ifindex))
     }
 
-    /// The member at a place of its rings.
+    /// The member at this place of its rings.
     pub fn member(&self, place: Rank) -> Member {
         self.spec
             .members
@@ -272,31 +273,31 @@ impl Job {
             .unwrap_or(Member::Rank(place.0))
     }
 
-    /// Its rings, as it counts them.
+    /// Its rings, numbered within the job.
     pub fn numbered_rings(&self) -> impl Iterator<Item = (JobRing, &RingSpec)> {
         (0..).map(JobRing).zip(&self.rings)
     }
 
-    /// One of them.
+    /// The ring with this number.
     pub fn ring(&self, ring: JobRing) -> Result<&RingSpec, Refusal> {
         let last = self.rings.len() - 1;
         let why = || Refusal::Invalid(format!("--ring {ring}: the job has rings 0 to {last}"));
         self.rings.get(ring.0 as usize).ok_or_else(why)
     }
 
-    /// Which of them has this number on the box.
+    /// The job's number for a ring of the box.
     pub fn job_ring(&self, id: RingNumber) -> Option<JobRing> {
         self.numbered_rings().find(|(_, ring)| ring.id == id).map(|(ring, _)| ring)
     }
 
-    /// Interface of each rank in a ring whose flows are all there.
+    /// Interface of each rank in a ring whose flows are all registered.
     fn ports(&self, ring: RingNumber) -> Vec<u32> {
         let port =
             |rank| self.flows.iter().find(|f| f.ring == ring && f.rank == rank).map(|f| f.ifindex);
         Rank::all(self.spec.member_count()).filter_map(port).collect()
     }
 
-    /// The member that another sends to.
+    /// The member that `rank` sends to.
     fn next(&self, rank: Rank) -> Rank {
         let ring = self.epoch.as_ref().map(|epoch| &epoch.ring);
         let place = ring.and_then(|ring| ring.iter().position(|r| *r == rank));
@@ -306,7 +307,7 @@ impl Job {
         }
     }
 
-    /// Neighbours in a ring that are behind one port: what they send each other may never come by
+    /// Neighbours in a ring that are behind one port: their packets to each other may never reach
     /// the box.
     pub fn neighbours_behind_one_port(&self) -> Option<(&FlowSpec, &FlowSpec)> {
         self.flows.iter().find_map(|f| {
@@ -353,12 +354,12 @@ impl Job {
         self.rings.iter().all(|ring| ring.config.flags & ring_flags::RELAXED == 0)
     }
 
-    /// Removes flows, and makes the rings anew for others.
+    /// Removes flows, and creates the rings again, empty.
     pub(super) fn restart(&mut self) -> Vec<Action> {
         self.restart_for(true)
     }
 
-    /// The same for ranks that need results `in_order`, or do not.
+    /// The same for ranks that need results `in_order`, or not.
     pub(super) fn restart_for(&mut self, in_order: bool) -> Vec<Action> {
         let mut actions = self.teardown();
         let config = self.spec.ring_config(self.slots, self.spec.in_order.unwrap_or(in_order));
@@ -367,15 +368,15 @@ impl Job {
         actions
     }
 
-    /// Ends the job with an error; it can be joined again.
+    /// Ends the job with an error; ranks can join it again.
     pub(super) fn fail(&mut self, reason: String) -> Vec<Action> {
         let mut actions = self.dismiss_waiters(&Refusal::NotNow(reason.clone()));
         actions.extend(self.end_epoch(reason));
         actions
     }
 
-    /// Ends what is under way with an error. Ranks that wait for the next epoch already, as one
-    /// that was started again at once, are none of its.
+    /// Ends the present epoch with an error. Ranks that wait for the next epoch already, for
+    /// example after an immediate restart, are not part of it.
     pub(super) fn end_epoch(&mut self, reason: String) -> Vec<Action> {
         self.epoch = None;
         self.state = State::Failed(reason);

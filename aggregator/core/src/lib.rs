@@ -1,28 +1,28 @@
-//! The controller: jobs, their life, and who may have what. Pure: requests and times go in, actions
-//! come out; tokio, netlink, gRPC and BPF are at the edge, in the daemon.
+//! The controller: jobs, their life cycle, and the allocation of resources. Pure: requests and
+//! times are its input, actions its output; tokio, netlink, gRPC and BPF are in the daemon.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `owners` | who owns which address |
+//! | `owners` | which rank owns which address |
 //! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
 //! | [`ended`] | flows whose job has ended |
-//! | [`members`] | who contributes to a box, where boxes are in levels |
+//! | [`members`] | contributors to a box, if boxes are in levels |
 //! | [`membership`] | ranks that join, live and leave |
-//! | [`plane`] | rings and flows, as said to the data plane |
-//! | [`port`] | what a port's driver cannot do |
-//! | [`cost`] | what rings take, as plans count |
+//! | [`plane`] | rings and flows, as passed to the data plane |
+//! | [`port`] | faults of a port |
+//! | [`cost`] | what rings take, for plans |
 //! | [`pool`] | memory, ring numbers and CPUs |
-//! | [`tenant`] | who may have how much of that |
-//! | [`rate`] | bits per second as people write them |
-//! | [`saved`] | what outlives the daemon |
-//! | [`size`] | sizes in bytes as people write them |
+//! | [`tenant`] | tenants' limits for these |
+//! | [`rate`] | bits per second as text |
+//! | [`saved`] | state that outlives the daemon |
+//! | [`size`] | sizes in bytes as text |
 //! | [`token`] | the secret of a job |
-//! | [`trace`] | which packets somebody wants to see |
-//! | [`train`] | what frames in a row say of their link's rate |
+//! | [`trace`] | which packets a client wants to see |
+//! | [`train`] | the rate of a link, from a train of frames |
 //! | [`uplinks`] | the ports towards parent boxes |
-//! | [`watch`] | rings that stand still, over time |
-//! | [`diagnose`] | why a job stands still, in words |
+//! | [`watch`] | stalled rings, over time |
+//! | [`diagnose`] | why a job is stalled, in words |
 
 pub mod bridging;
 pub mod cost;
@@ -75,13 +75,13 @@ pub enum Refusal {
     /// An argument is wrong.
     #[error("{0}")]
     Invalid(String),
-    /// No such job.
+    /// The object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// Already there.
+    /// The object exists already.
     #[error("{0}")]
     Exists(String),
-    /// Too little of something is free.
+    /// Too little of a resource is free.
     #[error("{0}")]
     Exhausted(String),
     #[error("{0}")]
@@ -89,38 +89,38 @@ pub enum Refusal {
     /// The token is wrong.
     #[error("{0}")]
     Denied(String),
-    /// Took too long.
+    /// It took too long.
     #[error("{0}")]
     Late(String),
 }
 
-/// What the edge is to do.
+/// An action for the caller to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make a ring's maps.
+    /// Create a ring's maps.
     CreateRing(RingSpec),
-    /// Set a ring's counters to zero: it is another job's now.
+    /// Set a ring's counters to zero: another job gets the ring.
     ResetCounters(RingNumber),
     /// Register a flow.
     AddFlow(FlowSpec),
     /// Note and drop first packets with a job's token.
     ListenInBand(InBandToken, InBandJob),
-    /// Do so no longer.
+    /// Stop that.
     IgnoreInBand(InBandToken),
-    /// Start a ring; the interface of each rank.
+    /// Start a ring, with the interface of each rank.
     ActivateRing(RingSpec, Vec<u32>),
-    /// Remove a ring, its ports, and end its flows: what still comes on them is dropped.
+    /// Remove a ring and its ports, and end its flows: data that still arrives on them is dropped.
     DeleteRing {
         ring: RingNumber,
         flows: Vec<FlowKey>,
         /// Its ports' interfaces.
         ports: Vec<u32>,
     },
-    /// Forget flows that have ended: their senders are known to be gone.
+    /// Forget ended flows: their senders are known to have stopped.
     ForgetEnded(Vec<FlowKey>),
     /// Answer a rank that waits in `join`.
     Reply {
-        /// The number that the rank's request came with.
+        /// The number of the rank's request.
         waiter: u64,
         /// The epoch that has begun, or why none has.
         result: Result<u32, Refusal>,
@@ -130,27 +130,24 @@ pub enum Action {
 /// A port, as the core needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortInfo {
-    /// Interface name.
     pub name: String,
     pub ifindex: u32,
     /// MTU in bytes.
     pub mtu: u32,
-    /// For this MAC address packets come in that this machine routes. `None` where it routes
-    /// nothing.
+    /// The MAC address of packets that this machine routes; `None` if it does not route there.
     #[serde(default)]
     pub router: Option<[u8; 6]>,
 }
 
-/// Room that a path MTU needs beside itself in a link's MTU: IPv6, UDP, BTH, RETH, immediate data,
+/// Bytes of a link's MTU that a path MTU needs in addition: IPv6, UDP, BTH, RETH, immediate data,
 /// ICRC. A VLAN tag does not count (`xdp_ok_fwd_dev` in include/linux/filter.h).
 pub const HEADROOM: u32 = 40 + 8 + 12 + 16 + 4 + 4;
 
-/// The largest path MTU that a link of this MTU carries; the least one where it carries none.
+/// The largest path MTU that a link with this MTU carries; the smallest one if it carries none.
 pub fn largest_mtu(link: u32) -> u32 {
     abi::MTUS.into_iter().filter(|mtu| mtu + HEADROOM <= link).max().unwrap_or(abi::MTUS[0])
 }
 
-/// The controller's state.
 #[derive(Debug)]
 pub struct Controller {
     jobs: BTreeMap<String, Job>,
@@ -160,27 +157,28 @@ pub struct Controller {
     tenants: BTreeMap<String, Limits>,
     /// Addresses of the box itself.
     own: HashSet<owners::Address>,
-    /// Ports that pass nothing on to each other, with their bridges.
+    /// Isolated ports, with their bridges: the bridge does not forward between them.
     isolated: HashMap<u32, u32>,
-    /// Jobs created, by tenant.
+    /// Number of jobs created since the daemon started, by tenant.
     admitted: BTreeMap<String, u64>,
 }
 
-/// What a member sends to the next one, by a machine that routes.
+/// A member's connection to the next one, routed by this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Edge {
-    /// The next one.
+    /// The next member.
     pub to: HopKey,
-    /// Its address.
+    /// The next member's address.
     pub dst: IpAddr,
-    /// This machine's MAC address where the packets come in.
+    /// This machine's MAC address at the port where the packets arrive.
     pub own: [u8; 6],
-    /// The next one's port.
+    /// The next member's port.
     pub port: Option<u32>,
 }
 
 impl Controller {
-    /// No jobs; `memory` bytes for rings, spread over `cpus` CPUs; one tenant, without limits.
+    /// A controller without jobs: `memory` bytes for rings, spread over `cpus` CPUs, and one tenant
+    /// without limits.
     pub fn new(memory: u64, cpus: u32, heartbeat_timeout: Duration) -> Self {
         Self {
             jobs: BTreeMap::new(),
@@ -213,14 +211,13 @@ impl Controller {
         self.ports = ports;
     }
 
-    /// No rank can have these addresses: the box itself has them.
+    /// Sets the addresses of the box itself: no rank can have these.
     pub fn set_own(&mut self, ips: HashSet<IpAddr>, macs: HashSet<[u8; 6]>) {
         let ips = ips.into_iter().map(owners::Address::Ip);
         self.own = ips.chain(macs.into_iter().map(owners::Address::Mac)).collect();
     }
 
-    /// Ports are gone, of which the controller still knows: jobs with flows there end with an
-    /// error.
+    /// Ports that the controller still knows were removed: jobs with flows there end with an error.
     pub fn ports_gone(&mut self, gone: &[u32]) -> Vec<Action> {
         let mut actions = Vec::new();
         let name = |ifindex| {
@@ -243,31 +240,31 @@ impl Controller {
         self.pool.set_total(memory)
     }
 
-    /// Takes note of the bytes that the machine has left for rings.
+    /// Records how many bytes the machine has left for rings.
     pub fn set_available(&mut self, bytes: u64) {
         self.pool.set_available(bytes);
     }
 
-    /// Changes how long a rank may be silent.
+    /// Changes the heartbeat timeout of ranks.
     pub fn set_heartbeat_timeout(&mut self, timeout: Duration) {
         self.heartbeat_timeout = timeout;
     }
 
-    /// Takes note of the MTUs that interfaces have by now.
+    /// Records the present MTUs of interfaces.
     pub fn set_mtus(&mut self, mtus: impl Iterator<Item = (u32, u32)>) {
         for (ifindex, mtu) in mtus {
             self.ports.iter_mut().filter(|p| p.ifindex == ifindex).for_each(|p| p.mtu = mtu);
         }
     }
 
-    /// Takes note of where this machine routes by now, see [`PortInfo::router`].
+    /// Records where this machine routes now, see [`PortInfo::router`].
     pub fn set_routers(&mut self, routers: impl Iterator<Item = (u32, Option<[u8; 6]>)>) {
         for (ifindex, router) in routers {
             self.ports.iter_mut().filter(|p| p.ifindex == ifindex).for_each(|p| p.router = router);
         }
     }
 
-    /// That packets of a path MTU fit a port, which `who` wants to use.
+    /// Checks that packets of a path MTU fit a port; `who` is named in the refusal.
     fn check_mtu(&self, who: &str, mtu: u32, ifindex: u32) -> Result<(), Refusal> {
         let needed = mtu + HEADROOM;
         match self.ports.iter().find(|p| p.ifindex == ifindex && p.mtu < needed) {
@@ -284,7 +281,7 @@ impl Controller {
         &self.ports
     }
 
-    /// The ports that pass nothing on to each other, with their bridges.
+    /// Sets the isolated ports, with their bridges.
     pub fn set_isolated(&mut self, ports: impl Iterator<Item = (u32, u32)>) {
         self.isolated = ports.collect();
     }
@@ -294,7 +291,7 @@ impl Controller {
         self.ports.iter().find(|p| p.ifindex == ifindex)?.router
     }
 
-    /// What members of a job's rings send to the next one by this machine, where it routes.
+    /// The connections between members of a job's rings that this machine routes.
     pub fn edges<'a>(&'a self, job: &'a Job) -> impl Iterator<Item = Edge> + 'a {
         job.flows.iter().filter_map(|flow| {
             let own = self.router(flow.ifindex)?;
@@ -305,7 +302,7 @@ impl Controller {
         })
     }
 
-    /// A port's name; its number where there is no such port any more.
+    /// A port's name; its number if the port no longer exists.
     pub fn port_name(&self, ifindex: u32) -> String {
         let port = self.ports.iter().find(|p| p.ifindex == ifindex);
         port.map_or_else(|| ifindex.to_string(), |p| p.name.clone())
@@ -324,9 +321,9 @@ impl Controller {
         self.jobs.get_mut(name).ok_or_else(|| no_job(name))
     }
 
-    /// A job, for somebody who must know its token.
+    /// A job, for a caller that must know its token.
     pub fn job_for(&self, name: &str, token: &str) -> Result<&Job, Refusal> {
-        // The same answer for a wrong name and a wrong token: who has neither learns nothing.
+        // A wrong name and a wrong token get the same answer, which reveals nothing.
         let denied = || {
             Refusal::Denied(format!(
                 "job `{name}`: no such job, or the token is wrong; `netsum job show {name} --show-token` on the box prints it"
@@ -340,7 +337,7 @@ impl Controller {
     /// that all ports carry.
     pub fn create_job(&mut self, mut spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         if spec.mtu == 0 {
-            // Without a port: Ethernet's usual MTU.
+            // Without a port: the usual MTU of Ethernet.
             spec.mtu = largest_mtu(self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500));
         }
         spec.check()?;
@@ -359,7 +356,7 @@ impl Controller {
         self.add_job(spec)
     }
 
-    /// Creates a job whose path MTU is known, whatever the ports carry.
+    /// Creates a job whose path MTU is known, without checking the ports.
     fn add_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         let slots = spec.check()?;
         self.check_new(&spec)?;
@@ -375,7 +372,7 @@ impl Controller {
         Ok(actions)
     }
 
-    /// That nothing but room could keep a job from being created.
+    /// Checks everything but room.
     fn check_new(&self, spec: &JobSpec) -> Result<(), Refusal> {
         if self.jobs.contains_key(&spec.name) {
             return Err(Refusal::Exists(format!(
@@ -405,7 +402,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Deletes a job; ranks that wait for it are told.
+    /// Deletes a job; waiting ranks get an error.
     pub fn delete_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
         let mut actions =
@@ -422,8 +419,8 @@ impl Controller {
         names.iter().filter_map(|name| self.delete_job(name).ok()).flatten().collect()
     }
 
-    /// Empties a job's rings and forgets its flows: for an application whose flows were added by
-    /// hand, or came in band, and that connects anew.
+    /// Empties a job's rings and forgets its flows: for an application that reconnects and whose
+    /// flows were added by hand or in band.
     pub fn restart_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
         let job = self.job_mut(name)?;
         if job.epoch.is_some() || job.has_waiters() {
@@ -431,15 +428,14 @@ impl Controller {
                 "job `{name}`: its ranks join by themselves, and begin anew when all have joined again"
             )));
         }
-        // In band, too: connections with the numbers that they had are none of the last epoch's any
-        // more.
+        // This includes the in-band state: connections may use the numbers of the last epoch again.
         job.in_band = in_band::InBand::default();
         job.state = State::Waiting;
         job.last_epoch += 1;
         Ok(job.restart())
     }
 
-    /// Asks the ranks of a job to connect anew, all of them after the same operation.
+    /// Asks all ranks of a job to reconnect after the same operation.
     pub fn renew_job(&mut self, name: &str) -> Result<(), Refusal> {
         let epoch = self.job_mut(name)?.epoch.as_mut();
         let why =
@@ -491,7 +487,7 @@ impl Controller {
         Ok(actions)
     }
 
-    /// Finds the member that a rank's flow is of.
+    /// Finds the member that a rank's flow belongs to.
     fn place(&self, job: &Job, flow: &mut FlowSpec) -> Result<(), Refusal> {
         let (spec, rank) = (&job.spec, flow.rank);
         let invalid = |message: String| Err(Refusal::Invalid(message));
@@ -531,8 +527,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Flows are registered. Jobs that once had the same ones know nothing of these senders, and
-    /// must not have their data let through.
+    /// Flows are registered. Jobs that had the same flows earlier drop them from their records:
+    /// they know nothing of the new senders, and must not let their data through.
     fn take_over(&mut self, flows: &[FlowSpec]) {
         let keys: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
         for job in self.jobs.values_mut() {
@@ -540,7 +536,7 @@ impl Controller {
         }
     }
 
-    /// That no other flow has this destination and queue pair.
+    /// Checks that no other flow has this destination and queue pair.
     fn check_key(&self, flow: &FlowSpec) -> Result<(), Refusal> {
         let taken = self.jobs.values().find(|j| j.flows.iter().any(|f| f.key() == flow.key()));
         match taken {
@@ -554,7 +550,7 @@ impl Controller {
         }
     }
 
-    /// The data plane could not do what it was told for a job.
+    /// The data plane failed to carry out an action for a job.
     pub fn data_plane_failed(&mut self, name: &str, error: &str) -> Vec<Action> {
         match self.jobs.get_mut(name) {
             Some(job) => job.fail(format!("the data plane refused: {error}")),
@@ -562,7 +558,7 @@ impl Controller {
         }
     }
 
-    /// Looks at the clock: ranks that are late to join, or silent.
+    /// Checks timeouts: ranks that are late to join, or silent.
     pub fn tick(&mut self, now: Instant) -> Vec<Action> {
         let timeout = self.heartbeat_timeout;
         self.jobs.values_mut().flat_map(|job| job.tick(now, timeout)).collect()
@@ -573,7 +569,7 @@ fn no_job(name: &str) -> Refusal {
     Refusal::NotFound(format!("NAME `{name}`: no such job"))
 }
 
-/// An epoch that has ended or is under way, for answers to heartbeats.
+/// Number of an epoch that has ended or is active, for answers to heartbeats.
 pub fn epoch_number(job: &Job) -> u32 {
     job.epoch.as_ref().map_or(job.last_epoch, |e: &Epoch| e.number)
 }

@@ -1,9 +1,9 @@
-//! Who contributes to a box's sums, where boxes are in levels.
+//! The contributors to a box's sums, if boxes are in levels.
 //!
-//! A job's ranks keep their numbers, and those below one box are neighbours. So a box's members
-//! follow each other: ranks, and groups of ranks behind boxes below. A group is known by the
-//! connection that leaves it, its last rank's. A box with a parent has one more member, the way up,
-//! behind all others: by it comes the connection of the rank before the first.
+//! A job's ranks keep their numbers, and the ranks below one box are neighbours. So a box's members
+//! are contiguous: ranks, and groups of ranks behind boxes below. The connection that leaves a
+//! group, that of its last rank, identifies it. A box with a parent has one more member behind all
+//! others, the uplink: it receives the connection of the rank before the first one here.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::Refusal;
 use crate::uplinks::Uplinks;
 
-/// Ranks that follow each other.
+/// Contiguous ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Group {
     pub first: u32,
@@ -22,7 +22,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// What their sum bears on the way up.
+    /// The mark that their sum carries upwards.
     fn mark(self) -> u8 {
         mark(self.last - self.first + 1)
     }
@@ -37,22 +37,21 @@ impl fmt::Display for Group {
     }
 }
 
-/// The members of each of a job's rings here. By default all of its ranks.
+/// The members of each of a job's rings on this box; by default all ranks of the job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Members {
     /// Groups of ranks behind boxes below.
     pub groups: Vec<Group>,
-    /// Ranks that are here themselves. `None`: those of no group.
+    /// Ranks directly below this box. `None`: all ranks, or none if there are groups.
     pub ranks: Option<Group>,
     /// The port towards the parent box of each ring.
     pub uplink: Option<Uplinks>,
-    /// The ranks in the order of their connections; empty where that is the order of their numbers.
-    /// What is a range of ranks above is one of places in it.
+    /// The ranks in the order of their connections; empty if that is the order of their numbers.
+    /// Ranges of ranks in other fields are then ranges of places in this list.
     #[serde(default)]
     pub order: Vec<u32>,
 }
 
-/// A member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member {
     Rank(u32),
@@ -62,7 +61,7 @@ pub enum Member {
 }
 
 impl Member {
-    /// What its packets bear ([`crate::plane::FlowSpec::bears`]).
+    /// The mark that its packets carry ([`crate::plane::FlowSpec::bears`]).
     pub fn bears(&self) -> u8 {
         match self {
             Self::Rank(_) => 0,
@@ -82,10 +81,10 @@ impl fmt::Display for Member {
     }
 }
 
-/// Groups from text: `0-3,4-7`.
+/// Parses groups: `0-3,4-7`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// If the text is not a list of groups.
 pub fn groups(option: &str, text: &str) -> Result<Vec<Group>, Refusal> {
     let group = |text: &str| {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
@@ -107,7 +106,7 @@ impl Members {
         *self != Self::default()
     }
 
-    /// All of them, in the order of their connections, for a job of so many ranks.
+    /// All members, in the order of their connections, for a job with this many ranks.
     pub fn list(&self, ranks: u32) -> Vec<Member> {
         let own = match (self.ranks, self.groups.is_empty()) {
             (Some(group), _) => Some(group),
@@ -126,13 +125,13 @@ impl Members {
             .collect()
     }
 
-    /// How many there are.
+    /// The number of members.
     pub fn count(&self, ranks: u32) -> u32 {
         if self.is_part() { self.list(ranks).len() as u32 } else { ranks }
     }
 
-    /// The member whose connection a rank's is, and its place in the ring; `None` where no
-    /// connection of that rank comes here.
+    /// The member that a rank's connection belongs to, with its place in the ring; `None` if no
+    /// connection of that rank reaches this box.
     pub fn of(&self, rank: u32, ranks: u32) -> Option<(u32, Member)> {
         let rank = self.order.iter().position(|r| *r == rank).map_or(rank, |place| place as u32);
         let all = self.list(ranks);
@@ -144,7 +143,7 @@ impl Members {
         found.map(|(place, member)| (place as u32, member))
     }
 
-    /// The rank whose connection is that of the member at this place.
+    /// The rank that owns the connection of the member at this place.
     pub fn sender(&self, place: u32, ranks: u32) -> Option<u32> {
         let all = self.list(ranks);
         let last = match all.get(place as usize)? {
@@ -154,7 +153,7 @@ impl Members {
         Some(self.order.get(last as usize).copied().unwrap_or(last))
     }
 
-    /// What the sum of all members below bears on the way up; 0 where there is none.
+    /// The mark that the sum of all members below carries upwards; 0 without an uplink.
     pub fn mark(&self, ranks: u32) -> u8 {
         match (&self.uplink, self.below(ranks)) {
             (Some(_), Some(below)) => below.mark(),
@@ -169,7 +168,7 @@ impl Members {
         Some(Group { first: below().next()?.0, last: below().next_back()?.1 })
     }
 
-    /// First and last rank of a member below.
+    /// First and last rank of a member below this box.
     fn span(member: &Member) -> (u32, u32) {
         match *member {
             Member::Rank(rank) => (rank, rank),
@@ -178,10 +177,10 @@ impl Members {
         }
     }
 
-    /// That they can be members of one ring of a job.
+    /// Checks that these can be the members of a job's rings.
     ///
     /// # Errors
-    /// Which two contradict each other.
+    /// If two of them contradict each other.
     pub fn check(&self, ranks: u32) -> Result<(), Refusal> {
         if !self.is_part() {
             return Ok(());
@@ -231,8 +230,8 @@ impl Members {
             None if !whole => invalid(format!(
                 "members {first} to {last}: not all of the {ranks} ranks; the others need an --uplink"
             )),
-            // Where this box stops adding, the parent gets the last group's sum in place of all
-            // members'.
+            // If this box stops adding, the parent receives the last group's sum in place of that
+            // of all members.
             Some(uplink) if below.len() > 1 && last.bears() == sum.mark() => invalid(format!(
                 "--groups {last} and --uplink {uplink}: the parent could take the sum of {last} for that of {sum}; the last group may \
                  have two thirds of the ranks below a box at the most"
@@ -313,7 +312,7 @@ mod tests {
         );
         let bears: Vec<u8> = middle.list(16).iter().map(Member::bears).collect();
         assert_eq!((&bears[..], middle.mark(16)), (&[mark(2), mark(2), TOTAL][..], mark(4)));
-        // Alone, a group's sum is that of all.
+        // A single group's sum is that of all.
         members("", "4-7", "swp9").check(16).unwrap();
         assert_eq!(
             (members("", "0-3,4-7", "").mark(8), members("4-7", "", "swp9").mark(8)),

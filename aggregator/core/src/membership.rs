@@ -1,8 +1,8 @@
 //! Ranks that join a job by themselves, live and leave.
 //!
 //! The ranks of a job form an *epoch* together: when all have joined, their flows are registered
-//! and the rings start. Ranks whose connections are no longer of use join again for the next epoch,
-//! which begins with empty rings when all are there.
+//! and the rings start. Ranks that replace their connections join again for the next epoch, which
+//! begins with empty rings when all have joined.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -18,11 +18,11 @@ use crate::plane::FlowSpec;
 /// One end of a rank's connections in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
-    /// Receives from the previous rank.
+    /// Queue pair that receives from the previous rank.
     pub receive_qpn: u32,
-    /// Sends to the next rank.
+    /// Queue pair that sends to the next rank.
     pub send_qpn: u32,
-    /// First PSN sent.
+    /// PSN of the first packet sent.
     pub first_psn: u32,
 }
 
@@ -34,14 +34,14 @@ pub struct RankAddress {
     pub mac: [u8; 6],
     /// Its connections, by ring.
     pub rings: Vec<Connection>,
-    /// Its connections past the box.
+    /// Its bypass connections.
     pub plain: Connection,
-    /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do. The other
-    /// ranks are told.
+    /// Its packets have IPv4 identifications that count up, as those of a kernel or an adapter do.
+    /// The other ranks are told.
     #[serde(default)]
     pub any_ip_id: bool,
-    /// Its endpoint does selective retransmission, and takes results in any order. The other ranks
-    /// are told.
+    /// Its endpoint retransmits selectively, and accepts results in any order. The other ranks are
+    /// told.
     #[serde(default)]
     pub selective: bool,
 }
@@ -52,21 +52,21 @@ pub struct Epoch {
     pub number: u32,
     /// All ranks, in order.
     pub ranks: Vec<RankAddress>,
-    /// The same in the order of their connections: each sends to the next.
+    /// The ranks in the order of their connections: each sends to the next.
     pub ring: Vec<Rank>,
-    /// Its ranks are asked to connect anew: the next epoch is to follow this one.
+    /// Its ranks are asked to reconnect; a new epoch will follow.
     pub renew: bool,
-    /// Its ranks have given the box up, and sum by themselves to its end.
+    /// Its ranks have fallen back from the box, and sum by themselves until it ends.
     pub without_box: bool,
-    /// The number of the last path test that was asked for.
+    /// The number of the last requested path test.
     pub path: u32,
-    /// That of the last one in which each rank's packet was acknowledged.
+    /// For each rank, the number of the last path test in which its packet was acknowledged.
     pub acknowledged: Vec<u32>,
-    /// When each was last heard of; `None` when it has left.
+    /// When each rank's last heartbeat arrived; `None` when it has left.
     heard: Vec<Option<Instant>>,
 }
 
-/// At most so many reasons why ranks were refused are sent to waiting ranks.
+/// Waiting ranks are sent at most this many reasons why other ranks were refused.
 const MOST_REASONS: usize = 3;
 
 /// Ranks that wait for others.
@@ -76,7 +76,7 @@ pub(super) struct Forming {
 }
 
 impl Forming {
-    /// Two hosts with one address. Ranks of one host may have one, where its adapter tells them
+    /// Two hosts with the same address. Ranks of one host may share it if its adapter tells them
     /// apart.
     fn one_address_twice(&self) -> Option<Refusal> {
         let mut known: BTreeMap<IpAddr, &RankAddress> = BTreeMap::new();
@@ -105,23 +105,22 @@ struct Waiting {
 #[derive(Clone, Debug)]
 pub struct Join {
     pub job: String,
-    /// The job's token.
     pub token: Token,
     pub address: RankAddress,
-    /// The port behind which it is.
+    /// The port that it is behind.
     pub ifindex: u32,
-    /// The MAC address of its packets there: its own, or its router's.
+    /// The source MAC address of its packets there: its own, or its router's.
     pub mac: [u8; 6],
-    /// The epoch that it knows of; 0 for none.
+    /// The last epoch that it knows; 0 if none.
     pub epoch: u32,
-    /// When it gives up.
+    /// When the rank stops waiting.
     pub deadline: Instant,
     /// Identifies the request in [`Action::Reply`].
     pub waiter: u64,
 }
 
 impl Controller {
-    /// A rank joins. It is answered when all have.
+    /// A rank joins. It is answered when all have joined.
     pub fn join(&mut self, join: Join, now: Instant) -> Result<Vec<Action>, Refusal> {
         self.job_for(&join.job, join.token.reveal())?;
         self.check_address(&join)?;
@@ -144,7 +143,7 @@ impl Controller {
         if let Some(epoch) = &job.epoch
             && join.epoch <= epoch.number
         {
-            // Asked again, because the answer was lost; or by somebody else.
+            // A repeated request after a lost answer, or another process.
             let known = &epoch.ranks[rank.0 as usize];
             return if *known == join.address {
                 Ok(vec![Action::Reply { waiter: join.waiter, result: Ok(epoch.number) }])
@@ -177,7 +176,7 @@ impl Controller {
         Ok(actions)
     }
 
-    /// Removes a rank that waited for others and has ended.
+    /// Removes a rank whose process ended while it waited for others.
     pub fn withdraw(&mut self, name: &str, rank: Rank, waiter: u64) {
         let Some(job) = self.jobs.get_mut(name) else { return };
         let Some(forming) = &mut job.forming else { return };
@@ -187,7 +186,7 @@ impl Controller {
         }
     }
 
-    /// Keeps why a rank was refused, for the error of ranks that wait for it.
+    /// Records why a rank was refused, for the error of ranks that wait for it.
     pub fn note_refused(&mut self, name: &str, rank: Rank, why: &str) {
         if let Some(job) = self.jobs.get_mut(name).filter(|job| rank.0 < job.spec.ranks) {
             job.refused.insert(rank, why.to_owned());
@@ -239,7 +238,7 @@ impl Controller {
         Ok(())
     }
 
-    /// All ranks are there.
+    /// Begins an epoch: all ranks have joined.
     fn begin(&mut self, name: &str, now: Instant) -> Vec<Action> {
         let Some(job) = self.jobs.get(name) else { return Vec::new() };
         let Some(forming) = &job.forming else { return Vec::new() };
@@ -277,8 +276,7 @@ impl Controller {
             return job.dismiss_waiters(&refusal);
         }
         let Some(forming) = job.forming.take() else { return Vec::new() };
-        // Rings start empty, whatever was in them. One rank that goes back N needs all results in
-        // order.
+        // Rings start empty. A single rank with go-back-N requires all results in order.
         let in_order = forming.ranks.values().any(|w| !w.address.selective);
         let mut actions = job.restart_for(in_order);
         job.last_epoch += 1;
@@ -302,9 +300,9 @@ impl Controller {
         actions
     }
 
-    /// Ranks below one box follow each other, so that one connection leaves it. Rank 0 is the
-    /// first. Ports of several boxes are BOX/PORT; those of one have no such names, and its ranks
-    /// are in order.
+    /// The order of ranks in the ring, from rank 0 on. Ranks below one box follow each other, so
+    /// only one connection leaves the box. Ports of several boxes are named BOX/PORT; on a single
+    /// box, ranks stay in order.
     fn ring_order(&self, forming: &Forming) -> Vec<Rank> {
         let place = |ifindex| {
             let port = self.ports.iter().find(|p| p.ifindex == ifindex)?;
@@ -318,8 +316,8 @@ impl Controller {
         order.into_iter().map(|(_, rank)| rank).collect()
     }
 
-    /// Why neighbours in a ring cannot reach each other over the bridge, if so. What the box routes
-    /// is not bridged.
+    /// Why neighbours in a ring cannot reach each other over the bridge, if so. Routed connections
+    /// do not use the bridge.
     fn kept_apart(&self, flows: &[FlowSpec]) -> Option<Refusal> {
         let bridge = |flow: &FlowSpec| self.isolated.get(&flow.ifindex);
         let apart = |flow: &FlowSpec, next: &FlowSpec| {
@@ -364,7 +362,7 @@ impl Controller {
                 let message = format!("{dst}, queue pair {qpn:#x}: a flow of another job goes there already");
                 return Some(Refusal::Exists(message));
             }
-            // Ranks of one host have one address.
+            // Ranks of one host share an address.
             (!own.insert(f.key())).then(|| {
                 Refusal::Exists(format!(
                     "{dst}, queue pair {qpn:#x}: two ranks of the job say that it is theirs"
@@ -373,7 +371,7 @@ impl Controller {
         })
     }
 
-    /// A rank is alive. How its job stands.
+    /// A rank is alive. Returns its job.
     pub fn heartbeat(
         &mut self,
         name: &str,
@@ -388,9 +386,9 @@ impl Controller {
         if let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch)
             && let Some(heard) = current.heard.get_mut(rank.0 as usize)
         {
-            // Also of one that left to connect anew, could not, and stays.
+            // The rank may have left to reconnect, failed, and stayed.
             let has_left = heard.replace(now).is_none();
-            // All of them do what one does.
+            // All ranks fall back together, so one report counts.
             if without_box && !has_left && !std::mem::replace(&mut current.without_box, true) {
                 job.fall_backs += 1;
             }
@@ -398,15 +396,15 @@ impl Controller {
         Ok(job)
     }
 
-    /// All ranks of a job that is at work are to test their path again. The test's number; `None`,
-    /// where there are none of netsum's.
+    /// Asks all ranks of an active job to test their path again. Returns the test's number; `None`
+    /// if the job has no epoch of netsum's ranks.
     pub fn ask_for_path(&mut self, name: &str) -> Option<u32> {
         let epoch = self.jobs.get_mut(name)?.epoch.as_mut()?;
         epoch.path += 1;
         Some(epoch.path)
     }
 
-    /// A rank's packet of this path test has been acknowledged.
+    /// A rank's packet of this path test was acknowledged.
     pub fn path_acknowledged(&mut self, name: &str, rank: Rank, epoch: u32, test: u32) {
         let current = self.jobs.get_mut(name).and_then(|job| job.epoch.as_mut());
         if let Some(current) = current.filter(|current| current.number == epoch)
@@ -416,7 +414,7 @@ impl Controller {
         }
     }
 
-    /// No boxes sum for the ranks of this epoch. Whether they may begin all the same.
+    /// No box sums for the ranks of this epoch. Returns whether they may begin without one.
     pub fn goes_without_box(&mut self, name: &str, epoch: u32) -> bool {
         let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.or_ring) else {
             return false;
@@ -425,7 +423,8 @@ impl Controller {
         current.map(|current| current.without_box = true).is_some()
     }
 
-    /// No heartbeat of these jobs' ranks could be heard for so long: that is nobody's silence.
+    /// The daemon could not receive heartbeats of these jobs for this long, which does not count as
+    /// silence.
     pub fn was_deaf(&mut self, took: Duration, of: impl Fn(&str) -> bool) {
         let jobs = self.jobs.values_mut().filter(|job| of(&job.spec.name));
         for epoch in jobs.filter_map(|job| job.epoch.as_mut()) {
@@ -433,7 +432,7 @@ impl Controller {
         }
     }
 
-    /// A rank is done. When all are, the job waits for others.
+    /// A rank leaves. When all have left, the job waits for others.
     pub fn leave(
         &mut self,
         name: &str,
@@ -456,12 +455,12 @@ impl Controller {
         job.state = State::Waiting;
         let flows = job.flows.iter().map(FlowSpec::key).collect();
         let mut actions = job.restart();
-        // Who leaves has nothing more to send.
+        // Ranks that have left send no more data.
         actions.push(Action::ForgetEnded(flows));
         Ok(actions)
     }
 
-    /// A rank gives up, and its job with it.
+    /// A rank gives up, and its epoch ends with an error.
     pub fn abort(
         &mut self,
         name: &str,
@@ -480,7 +479,8 @@ impl Controller {
 }
 
 impl Epoch {
-    /// One that began under an earlier daemon. Who has not left is taken for alive from `now` on.
+    /// An epoch that began under an earlier daemon. Ranks that have not left count as alive from
+    /// `now` on.
     pub(super) fn resumed(
         number: u32,
         ranks: Vec<RankAddress>,
@@ -502,7 +502,7 @@ impl Epoch {
         }
     }
 
-    /// When a rank was last heard of; `None` when it has left.
+    /// When a rank's last heartbeat arrived; `None` when it has left.
     pub fn heard(&self, rank: Rank) -> Option<Instant> {
         self.heard.get(rank.0 as usize).copied().flatten()
     }
@@ -518,7 +518,7 @@ impl Job {
         self.forming.is_some()
     }
 
-    /// Tells all that wait that it is in vain.
+    /// Refuses all waiting ranks.
     pub(super) fn dismiss_waiters(&mut self, why: &Refusal) -> Vec<Action> {
         let forming = self.forming.take().map(|f| f.ranks).unwrap_or_default();
         forming
@@ -527,13 +527,13 @@ impl Job {
             .collect()
     }
 
-    /// Answers those whose time is over.
+    /// Answers ranks whose deadline has passed.
     pub(super) fn late_joins(&mut self, now: Instant) -> Vec<Action> {
         let ranks = self.spec.ranks;
         let Some(forming) = &mut self.forming else { return Vec::new() };
         let missing: Vec<Rank> =
             Rank::all(ranks).filter(|r| !forming.ranks.contains_key(r)).collect();
-        // A few: an answer must fit a header.
+        // Only a few: the answer must fit a header.
         let why = missing.iter().filter_map(|rank| self.refused.get(rank)).take(MOST_REASONS);
         let why: String = why.flat_map(|why| ["; refused: ", why]).collect();
         let missing: Vec<String> = missing.iter().map(Rank::to_string).collect();
@@ -560,8 +560,9 @@ impl Job {
         actions
     }
 
-    /// Why the job must end, if each rank that has not left has been silent for too long. While one
-    /// lives, it finds out by itself: with an operation in flight, which is when it matters.
+    /// Why the job must end, if all ranks that have not left have been silent for too long. As long
+    /// as one is alive, it detects dead ranks itself, by an operation in flight, which is when it
+    /// matters.
     pub(super) fn silence(&self, now: Instant, timeout: Duration) -> Option<String> {
         let silent = |heard: &Instant| now.saturating_duration_since(*heard);
         let heard = &self.epoch.as_ref()?.heard;

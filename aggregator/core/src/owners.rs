@@ -1,4 +1,4 @@
-//! Who owns which address: what belongs to a rank on one port, no other may have on another port.
+//! Ownership of addresses: an address of a rank on one port cannot appear on another port.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ pub(super) enum Address {
     Mac([u8; 6]),
 }
 
-/// That an address is behind a port, as the data plane takes it from a flow.
+/// The location of an address behind a port, as the data plane derives it from a flow.
 struct Claim<'a> {
     address: Address,
     ifindex: u32,
@@ -30,8 +30,8 @@ impl Claim<'_> {
     }
 }
 
-/// The addresses of senders, and those of receivers in other boxes' reach. Of several ways up the
-/// first has them.
+/// The addresses of senders, and those of receivers behind other boxes. If a job has several
+/// uplinks, the first one owns such an address.
 fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim<'a>> {
     let by_boxes = flows.iter().filter(|f| f.bears != 0);
     let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
@@ -57,8 +57,8 @@ fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim
 }
 
 impl Controller {
-    /// That these flows, which are all of a job's, place no address behind another port than others
-    /// do.
+    /// Checks that these flows, all flows of a job, do not place an address behind another port
+    /// than other flows do.
     pub(super) fn check_owners(&self, name: &str, flows: &[FlowSpec]) -> Result<(), Refusal> {
         let others =
             self.jobs.values().filter(|j| j.spec.name != name).flat_map(|j| claims(j, &j.flows));

@@ -1,35 +1,34 @@
-//! Why a job's packets do not arrive: what each rank lacks, where packets came in, and how ports
-//! are set. Pure.
+//! Why a job's packets do not arrive: what each rank lacks, where packets arrived, and how ports
+//! are configured. Pure.
 
 use std::net::IpAddr;
 
 use super::{HEADROOM, Job, Rank};
 use crate::port::{Defect, PortFacts, bearable, defects, fatal};
 
-/// What a rank has not got in time.
+/// A kind of packet that a rank has not received in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
     /// Any packet of the previous rank.
     Previous,
-    /// A packet of the path MTU of the previous rank; smaller ones arrive.
+    /// A packet of the full path MTU from the previous rank; smaller ones arrive.
     Large,
     /// An acknowledgement of the next rank.
     Acknowledgement,
-    /// A sum of the box.
+    /// A sum from the box.
     Sum,
 }
 
-/// A rank's packet that came in by a port that is not the rank's.
+/// A rank's packet that arrived at a port that is not the rank's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stray {
     pub src: IpAddr,
-    /// The port's name.
     pub port: String,
 }
 
-/// Ranks whose packets come in by another port than the one that they joined behind. Of flows that
-/// were registered otherwise, [`crate::diagnose`] says so by their last packets. Where a rank is at
-/// home, packets come in from it behind its own port: others may be a stranger's.
+/// Ranks whose packets arrive at another port than the one that they joined behind. For other flows
+/// [`crate::diagnose`] reports this by their last packets. If a rank is at home, its packets also
+/// arrive at its own port; then those at other ports may come from a foreign host.
 pub fn astray(
     job: &Job,
     strays: &[Stray],
@@ -42,7 +41,7 @@ pub fn astray(
             continue;
         };
         let (rank, expected) = (job.sender(flow.rank), port_name(flow.ifindex));
-        // Other ranks are told 300 characters of it.
+        // Other ranks receive at most 300 characters of this.
         let found = fatal(
             format!(
                 "packets of rank {rank} ({src}) come in by {port}, not {expected}, as from a host with two cards in one subnet"
@@ -59,8 +58,8 @@ pub fn astray(
     all
 }
 
-/// What is wrong with a job's port, beyond being down: that is seen by what is missing. Sums
-/// `arrive` unless ranks have given the box up.
+/// Faults of a job's port, except that it is down, which shows in what is missing. `arrive`: sums
+/// arrive, because ranks have not fallen back from the box.
 pub fn of_port(mtu: u32, facts: &PortFacts, arrive: bool) -> Vec<Defect> {
     let (name, needed) = (&facts.name, mtu + HEADROOM);
     let mut all = Vec::new();
@@ -73,7 +72,7 @@ pub fn of_port(mtu: u32, facts: &PortFacts, arrive: bool) -> Vec<Defect> {
             format!("ip link set {name} mtu {needed}, or make the job's smaller: netsum job create --mtu"),
         ));
     }
-    // Rates and room for larger jobs keep nothing from arriving.
+    // Low rates and too little room for larger jobs do not stop packets.
     let as_it_should =
         PortFacts { up: true, mtu: u32::MAX, interrupts: Vec::new(), ..facts.clone() };
     let named = |d: Defect| Defect { found: format!("port {name}: {}", d.found), ..d };
@@ -81,30 +80,30 @@ pub fn of_port(mtu: u32, facts: &PortFacts, arrive: bool) -> Vec<Defect> {
     all
 }
 
-/// What is known of a job's path.
+/// Evidence about a job's path.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
-    /// Ranks whose packets come in by another port.
+    /// Ranks whose packets arrive at another port.
     pub astray: Vec<Defect>,
-    /// What is wrong with ports, by [`of_port`].
+    /// Faults of ports, by [`of_port`].
     pub ports: Vec<Defect>,
     /// Why the bridge may not forward, by [`crate::bridging::obstacles`].
     pub bridging: Vec<Defect>,
-    /// Ranks whose packets to the next rank came in, past the box's sums, while it was watched.
+    /// Ranks whose packets to the next rank arrived on bypass connections during the observation.
     pub bypass: Vec<Rank>,
-    /// What a diagnosis has found besides, the most likely first.
+    /// Other findings of a diagnosis, the most likely first.
     pub findings: Vec<Defect>,
 }
 
 impl Evidence {
-    /// All that is in the way or may be, what is certain first.
+    /// All certain and possible obstacles, certain ones first.
     pub fn obstacles(&self) -> Vec<Defect> {
         let mut all = [&self.astray[..], &self.ports, &self.bridging].concat();
         all.sort_by_key(|defect| !defect.is_fatal);
         all
     }
 
-    /// Why rank `rank` lacks something of its neighbours in `ring`; fatal, if waiting does not help.
+    /// Why `rank` lacks something from its neighbours in `ring`; fatal if waiting does not help.
     pub fn cause(&self, lack: Lack, rank: Rank, ring: &[Rank]) -> Option<Defect> {
         if let Some(defect) = self.astray.iter().find(|defect| defect.is_fatal) {
             return Some(defect.clone());
@@ -126,7 +125,7 @@ impl Evidence {
             Lack::Acknowledgement => ring[(place + 1) % ring.len()],
             Lack::Previous | Lack::Large => ring[(place + ring.len() - 1) % ring.len()],
         };
-        // Its packets get as far as the box, and not on: it is no rank that is late.
+        // The sender's packets reach the box but not the receiver, so the sender is not late.
         let is_cut = self.bypass.contains(&sender);
         let Some(obstacle) = first(&self.bridging) else {
             return is_cut.then(|| {
@@ -136,12 +135,12 @@ impl Evidence {
                 )
             });
         };
-        // Spanning tree forwards after a while.
+        // A port forwards after its spanning tree delay.
         Some(Defect { is_fatal: is_cut && !obstacle.is_fatal, ..obstacle })
     }
 }
 
-/// The rank whose packet on a bypass connection this is: from `src` to queue pair `qpn` of `dst`.
+/// The rank that sent this packet on a bypass connection: from `src` to queue pair `qpn` of `dst`.
 pub fn bypass_sender(job: &Job, src: IpAddr, dst: IpAddr, qpn: u32) -> Option<Rank> {
     let epoch = job.epoch.as_ref()?;
     let pairs = epoch.ring.iter().zip(epoch.ring.iter().cycle().skip(1));
@@ -177,7 +176,7 @@ mod tests {
         assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(false));
         evidence.bypass.clear();
         assert_eq!(certain(&evidence, Lack::Acknowledgement), None);
-        // A stranger's packets with a rank's address explain nothing.
+        // A foreign host's packets with a rank's address explain nothing.
         evidence.astray = vec![bearable("packets of rank 2 come in by port0, not port3", "route")];
         assert_eq!(certain(&evidence, Lack::Previous), Some(false));
         // Another card explains everything.
@@ -214,7 +213,7 @@ mod tests {
         let found = of_port(1024, &port(1024 + HEADROOM - 1), true);
         assert!(found.len() == 1 && found[0].is_fatal, "{found:?}");
         assert!(found[0].found.contains("port swp1 has an MTU of"), "{found:?}");
-        // Tags that the card takes off are a cause only where sums are missing.
+        // VLAN tags that the card strips are a cause only if sums are missing.
         let tags = PortFacts { rx_vlan: Some(true), ..port(9000) };
         assert_eq!(of_port(1024, &tags, true), []);
         assert!(of_port(1024, &tags, false)[0].mend.contains("rxvlan off"));

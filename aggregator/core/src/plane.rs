@@ -1,4 +1,4 @@
-//! What the controller and the data plane say to each other.
+//! Types that the controller and the data plane exchange.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::rank::Rank;
 
-/// A ring as the controller wants it.
+/// A ring, as the controller specifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSpec {
     pub id: RingNumber,
     /// Index into the configured list of CPUs.
     pub cpu: u32,
-    /// What its map is to hold; the data plane adds the CPU, and that it is active.
+    /// The configuration for its map; the data plane adds the CPU and the active flag.
     pub config: RingConfig,
 }
 
-/// A flow as the controller wants it: rank `rank`'s connection to the next rank.
+/// A flow, as the controller specifies it: rank `rank`'s connection to the next rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowSpec {
     pub ring: RingNumber,
@@ -28,7 +28,7 @@ pub struct FlowSpec {
     pub rank: Rank,
     /// PSN of its first packet.
     pub base_psn: Psn,
-    /// Interface that its packets come in on.
+    /// Interface at which its packets arrive.
     pub ifindex: u32,
     /// Sender's address.
     pub src: IpAddr,
@@ -36,10 +36,10 @@ pub struct FlowSpec {
     pub dst: IpAddr,
     /// Receiver's queue pair.
     pub qpn: Qpn,
-    /// Sender's MAC address; learned from the first verified packet when `None`.
+    /// Sender's MAC address; `None`: learned from the first verified packet.
     pub src_mac: Option<[u8; 6]>,
-    /// What its packets bear because they come by another box, above or below
-    /// ([`netsum_common::wire::bears`]). 0 where they do not.
+    /// The mark that its packets carry if they come from another box, above or below
+    /// ([`netsum_common::wire::bears`]); otherwise 0.
     #[serde(default)]
     pub bears: u8,
 }
@@ -51,15 +51,15 @@ impl FlowSpec {
     }
 }
 
-/// A first packet of a connection that is not registered, with the token of a job that is set up in
-/// band.
+/// The first packet of a connection that is not registered, with the token of a job that is set up
+/// in band.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstPacket {
     /// The job's first ring.
     pub job: RingNumber,
-    /// What it begins with.
+    /// The header at its start.
     pub header: JobHeader,
-    /// The interface that it came in on.
+    /// The interface at which it arrived.
     pub ifindex: u32,
     /// Its sender's address.
     pub src: IpAddr,
@@ -72,11 +72,11 @@ pub struct FirstPacket {
     pub psn: Psn,
     /// Length of its payload in bytes.
     pub len: u32,
-    /// It is its message's last packet, too.
+    /// It is also its message's last packet.
     pub only: bool,
 }
 
-/// An address as flow keys hold it: IPv4 in mapped form.
+/// An address in the form of flow keys: IPv4 is mapped to IPv6.
 pub fn mapped(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -84,7 +84,7 @@ pub fn mapped(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// An address from the form that flow keys hold.
+/// An address from that form.
 pub fn unmapped(ip: [u8; 16]) -> IpAddr {
     IpAddr::from(Ipv6Addr::from(ip)).to_canonical()
 }
@@ -93,25 +93,25 @@ pub fn unmapped(ip: [u8; 16]) -> IpAddr {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedFlow {
     pub key: FlowKey,
-    /// The interface that its packets came in on.
+    /// The interface at which its packets arrived.
     pub ifindex: u32,
-    /// Data packets that came on it, modulo 2^32.
+    /// Data packets that arrived on it, modulo 2^32.
     pub packets: u32,
 }
 
-/// What the data plane has seen of a flow.
+/// The data plane's record of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowSeen {
-    /// MAC address that it is bound to, given or learned.
+    /// The MAC address that it is bound to, given or learned.
     pub mac: Option<[u8; 6]>,
-    /// Data packets that came, modulo 2^32.
+    /// Data packets that arrived, modulo 2^32.
     pub packets: u32,
-    /// Those of them that were refused before the slot machine saw them.
+    /// How many of them were refused before they reached the slot machine.
     pub refused: u32,
     pub last_psn: u32,
-    /// What became of the last one; `None` when none has come.
+    /// Outcome of the last packet; `None` before the first.
     pub last_outcome: Option<Counter>,
-    /// PSN and payload length of the last packet that had another length than the first
-    /// contribution to its slot.
+    /// PSN and payload length of the last packet whose length differed from the first contribution
+    /// to its slot.
     pub mismatch: Option<(u32, u32)>,
 }

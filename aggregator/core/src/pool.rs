@@ -1,4 +1,4 @@
-//! What the box has to give: memory, ring numbers, CPUs.
+//! The box's resources: memory, ring numbers, CPUs.
 
 use netsum_common::abi::{self, MAX_RINGS, RingNumber};
 use netsum_common::slot::Slot;
@@ -7,12 +7,12 @@ use super::{JobSpec, Refusal};
 use crate::plane::RingSpec;
 use crate::size::Size;
 
-/// What is left.
+/// The free resources.
 #[derive(Debug)]
 pub struct Pool {
     total: u64,
     used: u64,
-    /// What the machine has left, as far as is known.
+    /// Bytes that the machine has left, as far as known.
     available: u64,
     /// Ring numbers in use, by number.
     rings: [bool; MAX_RINGS as usize],
@@ -25,7 +25,7 @@ pub fn job_memory(spec: &JobSpec, slots: u32) -> u64 {
     abi::ring_memory(slots, spec.mtu, spec.member_count()) * spec.rings as u64
 }
 
-/// The same in words.
+/// The same as text.
 pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
     format!(
         "{} rings x {slots} slots x ({} payload + {} ranks x {} header + {} state) = {}",
@@ -39,7 +39,7 @@ pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
 }
 
 impl Pool {
-    /// Nothing taken.
+    /// A pool with everything free.
     pub fn new(total: u64, cpus: u32) -> Self {
         let load = vec![0; cpus.max(1) as usize];
         Self { total, used: 0, available: u64::MAX, rings: [false; MAX_RINGS as usize], load }
@@ -50,12 +50,12 @@ impl Pool {
         self.load.len()
     }
 
-    /// Bytes in all.
+    /// Total bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Changes the bytes in all.
+    /// Changes the total bytes.
     pub fn set_total(&mut self, total: u64) -> Result<(), Refusal> {
         if total < self.used {
             let (total, used) = (Size(total), Size(self.used));
@@ -67,12 +67,12 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes note of the bytes that the machine has left.
+    /// Records the bytes that the machine has left.
     pub fn set_available(&mut self, available: u64) {
         self.available = available;
     }
 
-    /// Bytes taken.
+    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.used
     }
@@ -82,7 +82,7 @@ impl Pool {
         (self.total - self.used).min(self.available)
     }
 
-    /// That there is what a job needs.
+    /// Checks that the resources for a job are free.
     pub(super) fn check_room(&self, spec: &JobSpec, slots: u32) -> Result<(), Refusal> {
         if job_memory(spec, slots) > self.free() {
             let (free, total) = (Size(self.total - self.used), Size(self.total));
@@ -106,7 +106,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes what a job needs.
+    /// Takes the resources for a job.
     pub fn take(&mut self, spec: &JobSpec, slots: u32) -> Result<Vec<RingSpec>, Refusal> {
         self.check_room(spec, slots)?;
         let free: Vec<u32> =
@@ -123,8 +123,8 @@ impl Pool {
         Ok(rings.collect())
     }
 
-    /// Takes what a job has had already, under an earlier daemon. Its rings may get other CPUs,
-    /// where there are fewer now.
+    /// Takes the resources that a job had under an earlier daemon. Its rings may get other CPUs if
+    /// there are fewer now.
     pub fn take_again(
         &mut self,
         spec: &JobSpec,
@@ -155,7 +155,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes back what a job had.
+    /// Returns the resources of a job.
     pub fn give_back(&mut self, spec: &JobSpec, slots: u32, rings: &[RingSpec]) {
         self.used -= job_memory(spec, slots);
         for ring in rings {

@@ -1,39 +1,39 @@
-//! What a port's driver cannot do, or is set up not to do.
+//! Faults of a port: missing capabilities of its driver, and unsuitable settings.
 
 use crate::HEADROOM;
 
 /// The largest path MTU.
 const MAX_MTU: u32 = 2048;
-/// The least one.
+/// The smallest path MTU.
 const MIN_MTU: u32 = 256;
 
-/// Drivers that send what is redirected on a queue of the CPU's own number, and drop it where they
-/// have none: `i40e_xdp_xmit` (drivers/net/ethernet/intel/i40e/i40e_txrx.c) and `mlx5e_xdp_xmit`
-/// (drivers/net/ethernet/mellanox/mlx5/core/en/xdp.c), both of Linux 6.12.
+/// Drivers that transmit redirected frames on the queue with the CPU's number, and drop them if it
+/// does not exist: `i40e_xdp_xmit` (drivers/net/ethernet/intel/i40e/i40e_txrx.c) and
+/// `mlx5e_xdp_xmit` (drivers/net/ethernet/mellanox/mlx5/core/en/xdp.c), both of Linux 6.12.
 const QUEUE_OF_CPU: [&str; 2] = ["i40e", "mlx5_core"];
 
 const ANOTHER: &str = "connect its hosts to a port whose driver has native XDP with redirects";
 
 /// Bits of `enum netdev_xdp_act` (include/uapi/linux/netdev.h, Linux 6.3).
 pub mod xdp_features {
-    /// Programs run in the driver.
+    /// The driver runs XDP programs.
     pub const BASIC: u64 = 1;
-    /// They may redirect.
+    /// Programs may redirect frames.
     pub const REDIRECT: u64 = 2;
-    /// Frames may be redirected to it.
+    /// Frames may be redirected to the interface.
     pub const NDO_XMIT: u64 = 4;
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct PortFacts {
     pub name: String,
-    /// What it is, and what it is a part of, as `ip link add type` has them; empty for a card.
+    /// Its kind and that of its master, as in `ip link add type`; empty for a card.
     pub kind: String,
     pub part_of: String,
-    /// Of a bond: the mode in which it has no native XDP, and its slaves.
+    /// A bond's mode, if the mode has no native XDP, and a bond's slaves.
     pub mode_without_xdp: Option<&'static str>,
     pub slaves: Vec<Self>,
-    /// Its driver; empty where it does not say.
+    /// Its driver; empty if unknown.
     pub driver: String,
     /// It is up and has a carrier.
     pub up: bool,
@@ -42,26 +42,25 @@ pub struct PortFacts {
     pub xdp: bool,
     /// [`xdp_features`]; `None` before Linux 6.3.
     pub features: Option<u64>,
-    /// The driver joins packets that it receives (large receive offload); `None` where it does not
-    /// say.
+    /// The driver merges received packets (large receive offload); `None` if unknown.
     pub lro: Option<bool>,
-    /// The driver takes VLAN tags off frames that it receives; `None` where it does not say.
+    /// The driver strips VLAN tags of received frames; `None` if unknown.
     pub rx_vlan: Option<bool>,
-    /// Receive queues in use; 0 where the driver does not say.
+    /// Receive queues in use; 0 if unknown.
     pub queues: u32,
-    /// The CPUs that serve its interrupts, by interrupt.
+    /// The CPUs of each of its interrupts.
     pub interrupts: Vec<String>,
     /// The highest number of a CPU that serves rings.
     pub last_cpu: u32,
 }
 
-/// Something that is wrong with a port.
+/// A fault of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Defect {
-    /// netsum will not start, or not sum.
+    /// It keeps netsum from starting or summing.
     pub is_fatal: bool,
     pub found: String,
-    /// How to mend it.
+    /// How to fix it.
     pub mend: String,
 }
 
@@ -73,8 +72,8 @@ pub fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
     Defect { is_fatal: false, ..fatal(found, mend) }
 }
 
-/// The mode of a bond, by its number and that of its transmit hash policy, if it has no native XDP in
-/// it (`bond_xdp_check` in drivers/net/bonding/bond_main.c, Linux 6.12).
+/// The mode of a bond, by the numbers of mode and transmit hash policy, if the mode has no native
+/// XDP (`bond_xdp_check` in drivers/net/bonding/bond_main.c, Linux 6.12).
 pub fn mode_without_xdp(mode: u8, policy: u8) -> Option<&'static str> {
     const VLAN_SRCMAC: u8 = 5;
     match (mode, policy) {
@@ -89,9 +88,9 @@ pub fn mode_without_xdp(mode: u8, policy: u8) -> Option<&'static str> {
     }
 }
 
-/// Why an interface cannot be a port, whatever its driver can: where programs do not see what the
-/// bridge sees. Its kind, and that of what it is a part of, are as `ip link add type` has them; a
-/// bond's mode is [`mode_without_xdp`].
+/// Why an interface cannot be a port with any driver: XDP programs there do not see what the bridge
+/// sees. Its kind and that of its master are as in `ip link add type`; a bond's mode is
+/// [`mode_without_xdp`].
 pub fn unfit(kind: &str, part_of: &str, mode: Option<&str>) -> Option<Defect> {
     match (kind, part_of) {
         ("bond", _) => mode.map(|mode| {
@@ -121,7 +120,7 @@ pub fn unfit(kind: &str, part_of: &str, mode: Option<&str>) -> Option<Defect> {
     }
 }
 
-/// All that is wrong with a port.
+/// All faults of a port.
 pub fn defects(p: &PortFacts) -> Vec<Defect> {
     if let Some(defect) = unfit(&p.kind, &p.part_of, p.mode_without_xdp) {
         return vec![defect];
@@ -150,7 +149,7 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
     if p.kind != "bond" {
         all.extend(of_driver(p));
     }
-    // Its slaves have the program that it has.
+    // A bond's program also runs on its slaves.
     for slave in p.slaves.iter().map(|slave| PortFacts { xdp: p.xdp, ..slave.clone() }) {
         let named = |d: Defect| Defect { found: format!("slave {}: {}", slave.name, d.found), ..d };
         all.extend(of_driver(&slave).into_iter().map(named));
@@ -158,7 +157,7 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
     all
 }
 
-/// What is wrong with a driver, or how it is set.
+/// Faults of a driver, or of its configuration.
 fn of_driver(p: &PortFacts) -> Vec<Defect> {
     let name = &p.name;
     let mut all = Vec::from_iter(xdp(p));
@@ -197,7 +196,7 @@ fn xdp(p: &PortFacts) -> Option<Defect> {
     use xdp_features::{BASIC, NDO_XMIT, REDIRECT};
     let driver = if p.driver.is_empty() { "the driver" } else { &p.driver };
     let Some(features) = p.features else {
-        // It took the program, which is an answer too.
+        // An attached program proves that the driver supports it.
         return (!p.xdp).then(|| {
             bearable(
                 format!("this kernel does not say whether {driver} has native XDP"),

@@ -1,12 +1,12 @@
-//! Bits per second, as people write them.
+//! Bits per second as text.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Deserialize;
 
-/// Bits per second on a link, with all headers from Ethernet's on; as `tc` writes them: `100mbit`,
-/// `2.5gbit`.
+/// Bits per second on a link, including all headers from Ethernet's on; written as by `tc`:
+/// `100mbit`, `2.5gbit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Rate(pub u64);
@@ -14,19 +14,19 @@ pub struct Rate(pub u64);
 impl Rate {
     const UNITS: [(&str, u64); 3] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1000)];
 
-    /// `times` as much, divided by `by`.
+    /// `times` this rate, divided by `by`.
     #[must_use]
     pub fn share(self, times: u32, by: u32) -> Self {
         Self(self.0 * u64::from(times) / u64::from(by))
     }
 
-    /// Seconds that so many bytes take.
+    /// Seconds to transmit this many bytes.
     pub fn seconds(self, bytes: usize) -> f64 {
         bytes as f64 * 8.0 / self.0 as f64
     }
 }
 
-/// Why a text is no rate.
+/// Why a text is not a rate.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(String);

@@ -1,6 +1,6 @@
-//! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who
-//! comes after a daemon that was killed goes on with it. What outlives the machine, too, is less:
-//! what the jobs were created with.
+//! State that outlives the daemon: jobs, with their tokens, rings, flows and ranks. After a daemon
+//! was killed, the next one continues with this state. Less outlives a reboot: only the properties
+//! that jobs were created with.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,33 +21,34 @@ pub struct Saved {
     pub ports: Vec<PortInfo>,
     /// Jobs, by name.
     pub jobs: Vec<SavedJob>,
-    /// Boxes of a fabric that get no new rings, and why.
+    /// Boxes of a fabric that get no new rings, with reasons.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub drained: BTreeMap<String, String>,
-    /// Links between boxes that a manager has found: their ends.
+    /// Links between boxes that a manager has discovered, by their ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<[String; 2]>,
-    /// Ends of links that were found and that administrators have accepted.
+    /// Ends of discovered links that administrators have accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accepted: Vec<String>,
-    /// What links between boxes carry where that is not what they should.
+    /// Links between boxes whose measured rate differs from the nominal one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,
-    /// Of a manager: its election. Of a box: the highest of a manager that has called.
+    /// A manager's election; on a box, the highest election of a manager that has called.
     #[serde(default)]
     pub election: u64,
-    /// Bytes that one of a box's CPUs adds in a second, as it was measured before there were jobs.
+    /// Aggregation rate of one of a box's CPUs in bytes per second, measured before there were
+    /// jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adds: Option<u64>,
 }
 
-/// A link between boxes as it was measured, in bits per second.
+/// A link between boxes with its measured rate, in bits per second.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
     /// Lower end and upper end.
     pub ends: [String; 2],
     pub rate: u64,
-    /// What it should have carried; 0 where nobody knew. Where that is another number by now, it is
+    /// Its nominal rate when it was measured; 0 if unknown. If the nominal rate has changed, it is
     /// another link.
     pub nominal: u64,
 }
@@ -62,18 +63,18 @@ pub struct SavedJob {
     state: State,
     last_epoch: u32,
     epoch: Option<SavedEpoch>,
-    /// Where flows that it had go.
+    /// Destinations of flows that it had.
     #[serde(default)]
     ended: Vec<(IpAddr, u32)>,
 }
 
-/// A ring. All but its number, its CPU and its order follows from the job.
+/// A ring. Everything but its number, CPU and order follows from the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedRing {
     id: RingNumber,
     ranks: u32,
     slots: u32,
-    /// In fragments; the file has its older name.
+    /// Credit in fragments; the file keeps an older name.
     #[serde(rename = "window")]
     credit: u32,
     mtu: u32,
@@ -83,7 +84,7 @@ struct SavedRing {
     in_band: bool,
 }
 
-/// Ranks that are at work.
+/// Ranks of an active epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedEpoch {
     number: u32,
@@ -123,7 +124,8 @@ impl SavedJob {
 }
 
 impl Controller {
-    /// What should outlive the daemon. Ranks that wait for others to join do not: they ask again.
+    /// The state that should outlive the daemon. Ranks that wait for others are not saved: they ask
+    /// again.
     pub fn save(&self) -> Saved {
         let job = |job: &Job| SavedJob {
             spec: job.spec.clone(),
@@ -138,7 +140,7 @@ impl Controller {
                 left: Rank::all(e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
                 ring: e.ring.clone(),
                 renew: e.renew,
-                // Others say so themselves.
+                // Ranks of other jobs report this themselves.
                 without_box: e.without_box && job.spec.or_ring,
             }),
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
@@ -147,27 +149,27 @@ impl Controller {
         Saved { ports: self.ports.clone(), jobs, ..Saved::default() }
     }
 
-    /// What the jobs were created with: enough to create them again.
+    /// The properties that the jobs were created with: enough to create them again.
     pub fn specs(&self) -> impl Iterator<Item = &JobSpec> {
         self.jobs.values().map(|job| &job.spec)
     }
 
-    /// Creates a job again that an earlier controller had: its rings are empty, and may have other
-    /// numbers. Ports are not looked at. At boot some come late, and each rank's is looked at when
-    /// it joins.
+    /// Creates a job of an earlier controller again: its rings are empty, and may have other
+    /// numbers. Ports are not checked here: at boot some appear late, and each rank's port is
+    /// checked when it joins.
     ///
     /// # Errors
-    /// If it does not fit any more, as [`Controller::create_job`] says it.
+    /// If the job no longer fits, as for [`Controller::create_job`].
     pub fn create_again(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         self.add_job(spec)
     }
 
-    /// Takes over what another has saved, into a controller without jobs. The present ports are set
-    /// already. Jobs for which `broken` knows a reason, and those with flows on ports that are
-    /// gone, end with an error.
+    /// Restores saved state into a controller without jobs. The present ports must be set already.
+    /// Jobs for which `broken` returns a reason end with an error, as do jobs with flows on removed
+    /// ports.
     ///
     /// # Errors
-    /// If a job does not fit: not the pool's ring numbers, more memory than there is.
+    /// If a job does not fit: its ring numbers are not in the pool, or it needs too much memory.
     pub fn restore(
         &mut self,
         saved: Saved,

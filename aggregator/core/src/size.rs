@@ -1,4 +1,4 @@
-//! Sizes in bytes as people write them.
+//! Sizes in bytes as text.
 
 use std::fmt;
 use std::str::FromStr;

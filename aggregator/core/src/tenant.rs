@@ -1,4 +1,4 @@
-//! Tenants: who may have how much, and who has how much.
+//! Tenants: their limits and their use.
 
 use std::collections::BTreeMap;
 use std::ops::Add;
@@ -12,7 +12,7 @@ use crate::size::Size;
 /// The tenant of jobs that name none.
 pub const DEFAULT: &str = "default";
 
-/// What a tenant may have; what is `None` is bounded by the pool alone.
+/// Limits of a tenant; `None`: only the pool limits it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     pub jobs: Option<u64>,
@@ -24,7 +24,7 @@ pub struct Limits {
     pub memory: Option<u64>,
 }
 
-/// What somebody has, or wants.
+/// Resources in use, or needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     pub jobs: u64,
@@ -36,19 +36,19 @@ pub struct Amount {
     pub memory: u64,
 }
 
-/// A limit that somebody would exceed.
+/// A limit that would be exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Excess {
-    /// What is limited.
+    /// The limited resource.
     pub what: Resource,
     pub limit: u64,
-    /// What is in use.
+    /// The amount in use.
     pub used: u64,
-    /// What is needed beyond that.
+    /// The amount needed beyond that.
     pub needed: u64,
 }
 
-/// What is limited.
+/// A limited resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     Jobs,
@@ -59,7 +59,7 @@ pub enum Resource {
 }
 
 impl Amount {
-    /// What a job takes whose rings have so many slots each.
+    /// Resources of a job with this many slots in each ring.
     pub fn of(spec: &JobSpec, slots: u32) -> Self {
         Self {
             jobs: 1,
@@ -82,26 +82,26 @@ impl Add for Amount {
     }
 }
 
-/// A tenant, and how it stands.
+/// A tenant's limits and use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantView {
     pub name: String,
-    /// Its limits; `None` where it is not in the configuration any more, but has jobs.
+    /// Its limits; `None` if it has jobs but is no longer in the configuration.
     pub limits: Option<Limits>,
-    /// What its jobs take.
+    /// Resources of its jobs.
     pub used: Amount,
-    /// Its jobs that have been created, since the daemon began.
+    /// Number of its jobs created since the daemon started.
     pub admitted: u64,
 }
 
 impl Controller {
-    /// Changes who may have how much. No job ends by that.
+    /// Changes tenants' limits. Existing jobs continue.
     pub fn set_tenants(&mut self, mut tenants: BTreeMap<String, Limits>) {
         tenants.entry(DEFAULT.to_owned()).or_default();
         self.tenants = tenants;
     }
 
-    /// Every tenant that is configured, or has jobs.
+    /// Every tenant that is configured or has jobs.
     pub fn tenants(&self) -> Vec<TenantView> {
         let of_jobs = self.jobs.values().map(|j| &j.spec.tenant);
         let mut names: Vec<&String> = self.tenants.keys().chain(of_jobs).collect();
@@ -121,8 +121,8 @@ impl Controller {
         jobs.fold(Amount::default(), |sum, j| sum + Amount::of(&j.spec, j.slots))
     }
 
-    /// That its tenant's limits and the pool have room for a job. If not: the limit, what is in
-    /// use, and what would fit.
+    /// Checks that the tenant's limits and the pool have room for a job. The refusal names the
+    /// limit, the use, and what would fit.
     pub(super) fn check_room(&self, spec: &JobSpec, slots: u32) -> Result<(), Refusal> {
         let (limits, used) = (self.tenants.get(&spec.tenant), self.used_by(&spec.tenant));
         let check = |slots| {
@@ -158,7 +158,7 @@ impl Limits {
         ]
     }
 
-    /// The first limit that does not let somebody who has `used` have `needed` too.
+    /// The first limit that `needed` exceeds, given `used`.
     pub fn exceeded(&self, used: Amount, needed: Amount) -> Option<Excess> {
         self.each(used).into_iter().zip(self.each(needed)).find_map(
             |((what, limit, used), (_, _, needed))| {

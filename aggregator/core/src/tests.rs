@@ -1,4 +1,4 @@
-//! The controller without anything around it.
+//! The controller on its own.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::membership::Join;
 use super::*;
 
-/// What tests of the core make jobs of, each with what matters to it.
+/// The spec that tests of the core derive their jobs from.
 pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
     JobSpec {
         name: name.into(),
@@ -181,7 +181,7 @@ fn ranks_are_answered_when_all_have_joined() {
     assert_eq!((&job.state, job.epoch.as_ref().unwrap().number), (&State::Active, 1));
     // Rank 2 sends to rank 0.
     assert_eq!((job.flows[2].dst, job.flows[2].qpn), (IpAddr::from([10, 0, 0, 1]), Qpn::new(4)));
-    // Asked again: the same answer. Another address: refused.
+    // A repeated request gets the same answer; another address is refused.
     assert_eq!(replies(&c.join(join("a", 1, 0, 9, now), now).unwrap()), [(9, true)]);
     let mut other = join("a", 1, 1, 10, now);
     other.address.ip = IpAddr::from([10, 9, 9, 9]);
@@ -283,12 +283,12 @@ fn ranks_whose_ports_are_isolated_from_each_other_are_refused() {
         assert_eq!(replies(&actions), [(0, !refused), (1, !refused)], "{actions:?}");
         leave(&mut c);
     }
-    // The box routes what comes in there.
+    // The box routes packets from these ports.
     c.set_routers([10, 11].map(|ifindex| (ifindex, Some([2; 6]))).into_iter());
     c.join(at(0, 10), now).unwrap();
     assert_eq!(replies(&c.join(at(1, 11), now).unwrap()), [(0, true), (1, true)]);
     leave(&mut c);
-    // Neighbours alone count.
+    // Only neighbours count.
     c.set_routers([10, 11].map(|ifindex| (ifindex, None)).into_iter());
     c.create_job(spec("b", 4)).unwrap();
     c.set_isolated([(10, 1), (12, 1)].into_iter());
@@ -306,7 +306,7 @@ fn silence_while_nobody_could_be_heard_is_nobodys() {
     c.create_job(spec("a", 2)).unwrap();
     c.join(join("a", 0, 0, 1, now), now).unwrap();
     c.join(join("a", 1, 0, 2, now), now).unwrap();
-    // The rings of another job took three seconds.
+    // Creating the rings of another job took three seconds.
     c.was_deaf(Duration::from_secs(3), |_| true);
     assert_eq!(c.tick(now + Duration::from_millis(3900)), []);
     assert!(matches!(c.tick(now + Duration::from_millis(4100))[0], Action::DeleteRing { .. }));
@@ -319,7 +319,7 @@ fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
         c.create_job(spec("a", 2)).unwrap();
         c.join(join("a", 0, 0, 1, now), now).unwrap();
         c.join(join("a", 1, 0, 2, now), now).unwrap();
-        // Rank 1 dies and is started again at once; rank 0 finds out later, or the controller does.
+        // Rank 1 dies and is restarted at once; rank 0 or the controller detects that later.
         assert_eq!(c.join(join("a", 1, 2, 3, now), now).unwrap(), []);
         let actions = if silent {
             c.tick(now + Duration::from_millis(1500))
@@ -334,7 +334,7 @@ fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
         let actions = c.join(join("a", 0, 2, 4, now), now).unwrap();
         assert_eq!(replies(&actions), [(4, true), (3, true)]);
         assert_eq!(c.job("a").unwrap().state, State::Active);
-        // What the first epoch's ranks still say changes nothing.
+        // Late requests from the first epoch's ranks change nothing.
         assert_eq!(c.abort("a", "t", Rank(0), 1, "late").unwrap(), []);
         assert_eq!(c.leave("a", "t", Rank(0), 1).unwrap(), []);
         assert_eq!(c.job("a").unwrap().state, State::Active);
@@ -358,7 +358,7 @@ fn an_application_that_connects_anew_finds_empty_rings() {
             .unwrap();
     }
     assert_eq!(c.job("hand").unwrap().state, State::Active);
-    // Not where ranks join; and not a job that there is not.
+    // Neither in a job whose ranks join, nor in a job that does not exist.
     c.create_job(spec("a", 2)).unwrap();
     c.join(join("a", 0, 0, 1, now), now).unwrap();
     assert!(
@@ -384,7 +384,7 @@ fn ranks_behind_a_router_have_its_mac_address_in_common() {
     let macs: Vec<_> = job.flows.iter().map(|f| (f.ifindex, f.src_mac.unwrap())).collect();
     let own = |rank: u8| (10 + u32::from(rank), [2, 0, 0, 0, 0, rank]);
     assert_eq!(macs, [(10, router), own(1), (10, router), own(3)]);
-    // The router's address is taken, for other ports.
+    // The router's address may not appear at other ports.
     c.create_job(spec("b", 2)).unwrap();
     c.join(join("b", 0, 1, 9, now), now).unwrap();
     let mut second = join("b", 1, 1, 10, now);
@@ -413,13 +413,13 @@ fn results_are_released_as_the_ranks_that_join_need_them() {
         let with = |c: &mut Controller, epoch| {
             c.join(join("a", 0, epoch, 1, now), now).unwrap();
             let mut last = join("a", 1, epoch, 2, now);
-            // What its IP identifications are like has no say.
+            // The kind of IP identifications has no influence.
             (last.address.selective, last.address.any_ip_id) = (selective, selective);
             relaxed(&c.join(last, now).unwrap())
         };
         assert_eq!(with(&mut c, 0), Some(expected), "{order:?} {selective}");
         assert_eq!(c.job("a").unwrap().is_in_order(), !expected);
-        // What another daemon takes over is the same, and the next ranks may be others.
+        // The next daemon restores the same, and the next ranks may differ.
         let mut next = controller();
         next.restore(c.save(), now, |_| None).unwrap();
         assert_eq!(next.job("a").unwrap().is_in_order(), !expected);
@@ -462,7 +462,7 @@ fn a_port_whose_mtu_has_become_too_small_is_refused_by_name() {
     refused(c.create_job(spec("c", 2)), "--mtu 1024: ");
     refused(c.add_flow("a", JobRing(0), flow(1, 2)), "--rank 1: ");
     refused(c.join(join("b", 1, 0, 1, now), now), "rank 1: ");
-    // On other ports life goes on.
+    // Jobs on other ports continue.
     c.add_flow("a", JobRing(0), flow(0, 2)).unwrap();
     c.set_mtus([(11, 1024 + HEADROOM)].into_iter());
     c.add_flow("a", JobRing(0), flow(1, 2)).unwrap();
@@ -485,7 +485,7 @@ fn ranks_whose_connections_cannot_be_are_told_when_the_last_has_joined() {
     type Change = fn(&mut RankAddress);
     let cases: [(Change, &str); 2] = [
         (|a| a.ip = "fd00::2".parse().unwrap(), "not of one family"),
-        // Two processes of one host that chose the same number.
+        // Two processes of one host with the same number.
         (
             |a| {
                 a.mac = join("a", 0, 0, 1, Instant::now()).address.mac;
@@ -599,7 +599,7 @@ fn one_address_on_two_hosts_is_refused_at_all_ranks_also_behind_one_port() {
             && text.contains("NETSUM_IP"),
         "{text}"
     );
-    // Ranks of one host may have one: an adapter tells them apart.
+    // Ranks of one host may share an address if an adapter tells them apart.
     for rank in 0..3 {
         let mut join = join("a", rank, 0, 10 + u64::from(rank), now);
         if rank > 0 {
@@ -612,8 +612,8 @@ fn one_address_on_two_hosts_is_refused_at_all_ranks_also_behind_one_port() {
     }
 }
 
-/// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3; without the
-/// flow of rank 1.
+/// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3. The flow of
+/// rank 1 is missing.
 fn leaf_without_its_last(job: &str, c: &mut Controller) {
     let ranks = Some(members::Group { first: 0, last: 1 });
     let members =
@@ -631,7 +631,7 @@ fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused_with_b
     let error = c.add_flow("a", JobRing(0), to(1)).unwrap_err().to_string();
     let expected = "rank 1: --dst 10.0.0.1 belongs to a rank behind another port already: port p3, and for rank 0 of job `a` port p0";
     assert_eq!(error, expected);
-    // A host that another job has, which would be shut out.
+    // A host of another job, which would be shut out.
     c.create_job(spec("b", 2)).unwrap();
     let b =
         FlowSpec { src: IpAddr::from([10, 0, 0, 9]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
@@ -687,7 +687,7 @@ proptest! {
     #[test]
     fn nothing_leaks_and_no_two_jobs_share_a_ring_or_a_flow(events in prop::collection::vec(events(), 1..60)) {
         let (mut c, mut now) = (controller(), Instant::now());
-        // What the data plane would hold.
+        // The data plane's state.
         let mut rings: HashSet<RingNumber> = HashSet::new();
         let mut flows: HashSet<FlowKey> = HashSet::new();
         let mut waiter = 0;
@@ -740,7 +740,7 @@ proptest! {
     }
 }
 
-/// A second controller as a new daemon would have it, over what the first has saved.
+/// A new daemon's controller, restored from the saved state of `c`.
 fn after_restart(c: &Controller) -> Controller {
     let text = serde_json::to_string(&c.save()).unwrap();
     let mut next = controller();
@@ -764,7 +764,7 @@ fn what_is_saved_works_on_after_a_restart() {
 
     let mut c = after_restart(&c);
     assert_eq!(c.jobs().map(|j| j.spec.name.as_str()).collect::<Vec<_>>(), ["hand", "train"]);
-    // The flow that was missing is added, and the job begins; ring numbers are not given twice.
+    // After the missing flow is added, the job begins; ring numbers are not assigned twice.
     let actions = c.add_flow("hand", JobRing(0), flow(1, 2)).unwrap();
     assert!(
         matches!(&actions[..], [Action::AddFlow(_), Action::ActivateRing(r, _)] if r.id == RingNumber(1)),
@@ -775,7 +775,7 @@ fn what_is_saved_works_on_after_a_restart() {
         matches!(&actions[..], [Action::ResetCounters(RingNumber(3)), Action::CreateRing(_)]),
         "{actions:?}"
     );
-    // Ranks live on and leave as before.
+    // Ranks continue and leave as before.
     assert_eq!(c.heartbeat("train", "t", Rank(0), 1, false, now).unwrap().state, State::Active);
     assert_eq!(c.leave("train", "t", Rank(0), 1).unwrap(), []);
     let mut c = after_restart(&c);
@@ -784,7 +784,7 @@ fn what_is_saved_works_on_after_a_restart() {
         "the other has left before the restart"
     );
     assert_eq!(c.job("train").unwrap().state, State::Waiting);
-    // Who is silent after the restart is found out.
+    // A rank that is silent after the restart is detected.
     let mut c = after_restart(&c);
     c.join(join("train", 0, 1, 3, now), now).unwrap();
     c.join(join("train", 1, 1, 4, now), now).unwrap();
@@ -813,8 +813,8 @@ fn a_job_that_is_created_again_is_empty_and_waits_for_ranks_that_know_a_later_ep
     let kept: Vec<JobSpec> = serde_json::from_str(&text).unwrap();
     assert_eq!(kept.iter().collect::<Vec<_>>(), c.specs().collect::<Vec<_>>());
 
-    // The machine has booted, and no port has come yet; one comes with the MTU that it had before
-    // it was configured.
+    // The machine has booted, and no port exists yet; one appears with its MTU from before it was
+    // configured.
     let mut next = Controller::new(64 << 20, 2, Duration::from_secs(1));
     let actions: Vec<_> =
         kept.clone().into_iter().flat_map(|spec| next.create_again(spec).unwrap()).collect();
@@ -830,7 +830,7 @@ fn a_job_that_is_created_again_is_empty_and_waits_for_ranks_that_know_a_later_ep
     (0..2).for_each(|rank| drop(next.join(join("train", rank, 0, 0, now), now).unwrap()));
     assert_eq!(next.job("train").unwrap().state, State::Active);
 
-    // What does not fit any more says why, and is no job.
+    // A job that no longer fits is refused with the reason, and does not exist.
     let mut small = Controller::new(1 << 10, 2, Duration::from_secs(1));
     let error = small.create_again(kept[0].clone()).unwrap_err().to_string();
     assert!(error.contains("not enough memory for slots"), "{error}");
@@ -879,7 +879,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
     };
     for i in 0..10_000 {
         carry_out(c.create_job(JobSpec { rings: 1, ..spec("a", 2) }).unwrap());
-        // All kinds of ends: nobody joined, one did, all did and one gave up, all left.
+        // All kinds of ends: none joined, one did, all did and one gave up, all left.
         for rank in 0..(i % 3).min(2) {
             carry_out(c.join(join("a", rank, 0, 0, now), now).unwrap());
         }
@@ -925,7 +925,7 @@ fn nobody_can_take_an_address_that_belongs_behind_another_port() {
     for rank in 0..2 {
         c.join(join("a", rank, 0, rank.into(), now), now).unwrap();
     }
-    // Ranks of another job, on ports of their own, but with an address of the first job.
+    // Ranks of another job on ports of their own, but with an address of the first job.
     let join_b = |c: &mut Controller, change: &dyn Fn(&mut Join)| {
         for rank in 0..2 {
             let mut j = join("b", rank, 0, 10 + u64::from(rank), now);
@@ -958,9 +958,9 @@ fn nobody_can_take_an_address_that_belongs_behind_another_port() {
         );
         assert_eq!(c.job("b").unwrap().state, State::Waiting);
     }
-    // The same port is no other one: several ranks live there. And its own addresses are fine.
+    // Several ranks may be behind the same port. And the job's own addresses are fine.
     assert!(replies(&join_b(&mut c, &|_| ())).iter().all(|(_, good)| *good));
-    // By hand the same holds.
+    // The same for flows added by hand.
     c.create_job(spec("c", 2)).unwrap();
     let stolen = FlowSpec { qpn: Qpn::new(7), ifindex: 13, ..flow(0, 2) };
     assert!(matches!(c.add_flow("c", JobRing(0), stolen), Err(Refusal::Exists(_))));
@@ -1016,7 +1016,7 @@ fn the_pool_shrinks_to_what_the_jobs_take_and_no_further() {
     c.create_job(spec("more", 2)).unwrap();
 }
 
-/// What a job of [`small`] takes: 32 slots of 256 + 2 x 112 + 24 bytes.
+/// Memory of a job made by [`small`]: 32 slots of 256 + 2 x 112 + 24 bytes.
 const ONE: u64 = 32 * (256 + 224 + 24);
 
 fn small(name: &str, tenant: &str) -> JobSpec {
@@ -1032,7 +1032,7 @@ fn a_refusal_names_limit_use_and_what_would_fit() {
     c.create_job(JobSpec { rings: 2, ..small("a1", "a") }).unwrap();
     let refused = |c: &mut Controller, spec: JobSpec| c.create_job(spec).unwrap_err().to_string();
     let said = refused(&mut c, JobSpec { rings: 3, ..small("a2", "a") });
-    // No window makes a ring less.
+    // A smaller window does not change the number of rings.
     assert_eq!(said, "tenant `a`: rings limit 4, 2 in use, 3 needed");
     let wide = |window| JobSpec { window: Messages(window), ..small("a2", "a") };
     let said = refused(&mut c, wide(8));
@@ -1066,7 +1066,7 @@ fn a_limit_that_is_lowered_ends_no_job() {
     assert_eq!(said, "tenant `a`: jobs limit 1, 3 in use, 1 needed");
     (0..3).for_each(|i| drop(c.delete_job(&format!("a{i}")).unwrap()));
     c.create_job(small("a3", "a")).unwrap();
-    // Jobs of a tenant that is no more still count.
+    // Jobs of a tenant that is no longer configured still count.
     c.set_tenants(BTreeMap::new());
     let all: Vec<_> =
         c.tenants().into_iter().map(|t| (t.name, t.limits.is_some(), t.used.jobs)).collect();
@@ -1092,11 +1092,11 @@ fn ranks_that_sum_by_themselves_have_fallen_back_once_in_an_epoch() {
     begin(&mut c, 2);
     assert_eq!(beats(&mut c, 0, 1, true), (false, 1), "an epoch that is over");
     assert_eq!(beats(&mut c, 0, 2, true), (true, 2));
-    // The next daemon has not heard of it, and will.
+    // The next daemon does not know of it yet.
     let mut c = after_restart(&c);
     assert_eq!(beats(&mut c, 1, 2, false), (false, 0));
     assert_eq!(beats(&mut c, 1, 2, true), (true, 1));
-    // Who has left says nothing any more.
+    // Heartbeats of ranks that have left do not count.
     begin(&mut c, 3);
     c.leave("train", "t", Rank(0), 3).unwrap();
     assert_eq!(beats(&mut c, 0, 3, true), (false, 1));
@@ -1162,7 +1162,7 @@ fn whoever_deletes_a_job_of_ranks_that_are_gone_knows_all_flows_that_it_had() {
     c.abort("a", "t", Rank(0), 1, "enough").unwrap();
     let had = |c: &Controller| c.job("a").unwrap().ever_had().into_iter().collect::<HashSet<_>>();
     assert_eq!(had(&c).len(), flows.len());
-    // The next daemon knows them, too.
+    // The next daemon also knows them.
     let saved = serde_json::from_str(&serde_json::to_string(&c.save()).unwrap()).unwrap();
     let mut next = Controller::new(64 << 20, 2, Duration::from_secs(1));
     next.set_ports(c.ports().to_vec());
@@ -1179,7 +1179,7 @@ fn what_another_job_has_had_since_is_no_longer_a_jobs_to_forget() {
     c.add_flow("a", JobRing(0), flow(0, 2)).unwrap();
     c.restart_job("a").unwrap();
     assert_eq!(c.job("a").unwrap().ever_had(), [flow(0, 2).key()]);
-    // Its senders may be at work when `a` is known to be gone.
+    // Its senders may be active when those of `a` are known to have stopped.
     c.add_flow("b", JobRing(0), flow(0, 2)).unwrap();
     c.delete_job("b").unwrap();
     assert_eq!(c.job("a").unwrap().ever_had(), []);
@@ -1217,7 +1217,7 @@ fn of_several_ways_up_the_first_has_the_addresses() {
         }
     }
     assert_eq!(c.job("a").unwrap().state, State::Active);
-    // Rank 3's address is at p2 and nowhere else.
+    // Rank 3's address is only at p2.
     c.create_job(spec("b", 4)).unwrap();
     let elsewhere = |ifindex| FlowSpec { ifindex, qpn: Qpn::new(7), ..flow(3, 4) };
     let error = c.add_flow("b", JobRing(0), elsewhere(13)).unwrap_err().to_string();

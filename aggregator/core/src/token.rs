@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-/// A secret. It is not printed by `{:?}`, so that no log can hold it; the state file alone does.
-/// And it is compared in constant time.
+/// A secret. `{:?}` does not print it, which keeps it out of logs; only the state file has it. It
+/// is compared in constant time.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Token(String);
 
 impl Token {
-    /// Whether `guess` is the secret. The time that this takes tells the length alone.
+    /// Whether `guess` is the secret. The time that this takes reveals only the length.
     pub fn is(&self, guess: &str) -> bool {
         self.0.as_bytes().ct_eq(guess.as_bytes()).into()
     }
 
-    /// What packets show of it where a job is set up in band: the first half of a SHA-256. Whoever
-    /// reads it on a wire cannot call the API with it.
+    /// The form in packets of a job that is set up in band: the first half of a SHA-256. A reader
+    /// of packets cannot call the API with it.
     pub fn in_band(&self) -> InBandToken {
         let digest =
             Sha256::new_with_prefix(b"netsum in band\0").chain_update(self.0.as_bytes()).finalize();
@@ -29,7 +29,7 @@ impl Token {
         InBandToken(token)
     }
 
-    /// The secret itself, for those who may see it.
+    /// The secret itself, for callers that may see it.
     pub fn reveal(&self) -> &str {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! Which packets somebody wants to see. Pure.
+//! Filters of packet traces. Pure.
 
 use netsum_common::abi::{
     MAX_CAPTURE, MAX_RINGS, MIN_CAPTURE, RingNumber, TraceEvent, TraceFilter, programs, traced_by,
@@ -7,24 +7,24 @@ use netsum_common::counters::{Counter, Kind};
 
 use super::{Job, JobRing, Rank, Refusal};
 
-/// What one client asks for.
+/// A client's filter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// All when `None`.
+    /// `None`: all rings.
     rings: Option<Vec<RingNumber>>,
     rank: Option<Rank>,
     program: Option<u32>,
-    /// Counters, bit by bit.
+    /// Counters, one bit each.
     counters: u64,
     /// Bytes of each frame.
     pub capture: u32,
 }
 
 impl Wanted {
-    /// All packets of a job, or of the whole box. Nothing else is asked for yet.
+    /// All packets of a job, or of the whole box, without further restrictions.
     ///
     /// # Errors
-    /// If the job has no such ring.
+    /// If the job does not have this ring.
     pub fn new(job: Option<&Job>, ring: Option<JobRing>) -> Result<Self, Refusal> {
         let rings = match (job, ring) {
             (None, None) => None,
@@ -37,16 +37,16 @@ impl Wanted {
         Ok(Self { rings, counters: u64::MAX, capture: MIN_CAPTURE, ..Self::default() })
     }
 
-    /// Of one rank alone.
+    /// Restricts the filter to one rank.
     pub fn of_rank(mut self, rank: Option<Rank>) -> Self {
         self.rank = rank;
         self
     }
 
-    /// What a program has met; any where the name is empty.
+    /// Restricts the filter to packets that a program has met; an empty name means any program.
     ///
     /// # Errors
-    /// If there is no such program.
+    /// If the program does not exist.
     pub fn met_by(mut self, program: &str) -> Result<Self, Refusal> {
         if !program.is_empty() {
             let number = PROGRAMS.iter().position(|&name| name == program).ok_or_else(|| {
@@ -57,10 +57,10 @@ impl Wanted {
         Ok(self)
     }
 
-    /// What was counted by any of these counters, or of these kinds.
+    /// Restricts the filter to packets counted by any of these counters, or of these kinds.
     ///
     /// # Errors
-    /// If there is no such counter or kind.
+    /// If a counter or kind does not exist.
     pub fn counted_by(mut self, names: &[String]) -> Result<Self, Refusal> {
         if !names.is_empty() {
             self.counters =
@@ -69,13 +69,13 @@ impl Wanted {
         Ok(self)
     }
 
-    /// With so many bytes of each frame, as far as that is possible.
+    /// Captures this many bytes of each frame, as far as possible.
     pub fn with_bytes(mut self, capture: u32) -> Self {
         self.capture = capture.clamp(MIN_CAPTURE, MAX_CAPTURE as u32);
         self
     }
 
-    /// Whether a traced packet is one of those.
+    /// Whether a traced packet matches.
     pub fn has(&self, event: &TraceEvent) -> bool {
         self.rings.as_ref().is_none_or(|rings| rings.contains(&RingNumber(event.ring)))
             && self.rank.is_none_or(|rank| event.rank == rank.0)
@@ -84,7 +84,7 @@ impl Wanted {
     }
 }
 
-/// What the data plane is to note for all clients together.
+/// The data plane's filter for all clients together.
 pub fn together<'a>(all: impl IntoIterator<Item = &'a Wanted>) -> TraceFilter {
     let mut filter = TraceFilter::NOTHING;
     for wanted in all {

@@ -1,19 +1,19 @@
-//! What a train of frames says of the link that it has come over: frames that queue before it come
-//! out at its rate.
+//! A link's rate, from a train of frames that came over it (bandwidth probe): frames that queue
+//! before a link leave it at its rate.
 
-/// Bytes that a train has at most.
+/// Most bytes of a train.
 pub const MOST: usize = 2 << 20;
-/// With fewer frames there is no saying.
+/// Least frames for a measurement.
 pub const FEWEST: usize = 64;
-/// Parts, each with a rate of its own.
+/// Parts of a train, each with its own rate.
 const PARTS: usize = 16;
 
-/// Bits per second of the link that a train has come over, by when each of its frames came, in
-/// nanoseconds, and its bytes; `None` where too few have come.
+/// Bits per second of the link that a train came over, from the arrival time of each frame in
+/// nanoseconds, and its bytes; `None` if there are too few frames.
 ///
-/// The first half is not looked at: a token bucket lets what it has saved pass at once. Of the
-/// second half the middle one of the rates of its parts counts, so that neither a sender that was
-/// held up is slow, nor what it makes up for fast.
+/// The first half is ignored: a token bucket passes its saved tokens at once. The result is the
+/// median rate of the parts of the second half, which is robust against a sender that stalls and
+/// then catches up.
 pub fn rate(arrivals: &[(u64, u32)]) -> Option<u64> {
     if arrivals.len() < FEWEST {
         return None;
@@ -23,13 +23,13 @@ pub fn rate(arrivals: &[(u64, u32)]) -> Option<u64> {
     Some(rates[PARTS / 2].midpoint(rates[PARTS / 2 - 1]))
 }
 
-/// Bits per second that a sender can do, by when it has sent each frame: those of the fastest part.
-/// In others it may have been held up.
+/// Bits per second that a sender can reach, from the time at which it sent each frame: the rate of
+/// the fastest part. In others it may have been delayed.
 pub fn fastest(sent: &[(u64, u32)]) -> Option<u64> {
     if sent.len() < FEWEST { None } else { parts(sent).into_iter().max() }
 }
 
-/// Rates of parts in a row.
+/// Rates of consecutive parts.
 fn parts(frames: &[(u64, u32)]) -> Vec<u64> {
     let part = |n: usize| {
         let (from, to) = (n * (frames.len() - 1) / PARTS, (n + 1) * (frames.len() - 1) / PARTS);
@@ -46,8 +46,8 @@ mod tests {
 
     use super::*;
 
-    /// Frames of a train that come over a link: `free` bytes at once, the rest at its rate, each
-    /// late by up to `jitter` ns.
+    /// A train of frames after a link: `free` bytes pass at once, the rest at the link's rate, each
+    /// delayed by a value of `late` in ns.
     fn arrivals(bits: u64, frames: usize, free: u64, late: &[u64]) -> Vec<(u64, u32)> {
         let mut sent = 0u64;
         let mut last = 0;
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn a_pause_of_the_sender_is_no_rate() {
         let mut train = arrivals(1_000_000_000, 1000, 0, &[0]);
-        // It stands still for 20 ms, and what it has been late with comes at once.
+        // The train pauses for 20 ms, and the delayed frames arrive at once.
         let at = train[800].0 + 20_000_000;
         train[800..].iter_mut().for_each(|(time, _)| *time = (*time).max(at));
         let measured = rate(&train).unwrap();
@@ -86,7 +86,7 @@ mod tests {
             late in proptest::collection::vec(0u64..2000, 1..50),
         ) {
             let measured = rate(&arrivals(bits, frames, free, &late)).unwrap() as f64;
-            // A part of the second half has at least 12 frames: 2 us more or less for it.
+            // A part of the second half has at least 12 frames, with an error of 2 us.
             let error = 2e-6 / (12.0 * 1514.0 * 8.0 / bits as f64) + 0.001;
             prop_assert!((measured / bits as f64 - 1.0).abs() <= error.max(0.001), "{measured} of {bits}");
         }

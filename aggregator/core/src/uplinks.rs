@@ -1,5 +1,5 @@
-//! The ways up from a box: ports towards parent boxes. A ring is a tree, so each of a job's rings
-//! has one parent.
+//! A box's uplinks: ports towards parent boxes. A ring is a tree, so each of a job's rings has one
+//! parent.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{JobRing, Refusal};
 
-/// By ring: `swp9`, or of several parents each with its number of rings, in the order of the rings:
-/// `swp9=2,swp10=1`.
+/// The uplink of each ring: `swp9`, or for several parents the number of rings of each, in the
+/// order of the rings: `swp9=2,swp10=1`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Uplinks(Vec<(String, Option<u32>)>);
 
 impl Uplinks {
-    /// The port by which a ring goes up.
+    /// The uplink of a ring.
     pub fn of(&self, ring: JobRing) -> &str {
         let mut end = 0;
         let has = |(_, rings): &&(String, Option<u32>)| {
@@ -25,15 +25,15 @@ impl Uplinks {
         self.0.iter().find(has).map_or("", |(port, _)| port)
     }
 
-    /// All ports. By the first one comes what is not summed, too: a bridge has one way.
+    /// All ports. Unsummed packets also arrive at the first one: a bridge has only one path.
     pub fn ports(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(port, _)| port.as_str())
     }
 
-    /// That each of so many rings has one.
+    /// Checks that each of this many rings has an uplink.
     ///
     /// # Errors
-    /// How many there are.
+    /// If the numbers differ.
     pub fn check(&self, rings: u32) -> Result<(), Refusal> {
         match self.0.iter().map(|(_, rings)| *rings).sum::<Option<u32>>() {
             Some(all) if all != rings => Err(Refusal::Invalid(format!(

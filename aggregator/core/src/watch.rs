@@ -1,9 +1,9 @@
-//! Who keeps a ring waiting: the state of active rings over time. Pure; the edge reads the maps now
-//! and then.
+//! The state of active rings over time, and the ranks that a ring waits for. Pure; the daemon reads
+//! the maps periodically.
 //!
-//! The packet path knows no clock. Whatever has to do with time is seen from here: since when a
-//! ring's lowest unreleased index stands still, and when a packet of each rank last came, as
-//! exactly as the edge looks.
+//! The packet path has no clock. Everything that depends on time is determined here: how long a
+//! ring's lowest unreleased index has not moved, and when each rank's last packet arrived. The
+//! precision is that of the daemon's reads.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,38 +15,37 @@ use netsum_common::slot::{RingState, Slot};
 use crate::Rank;
 use crate::plane::{FlowSeen, RingSpec};
 
-/// How long something may wait.
+/// Timeouts of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// A complete sum that no packet takes along, until the box sends one itself.
+    /// How long a complete sum is held back without a packet to carry it, before the box sends one.
     pub hold: Duration,
-    /// A sum that lacks contributions, until it is reported.
+    /// How long a sum may lack contributions before it is reported.
     pub stall: Duration,
 }
 
-/// What the edge has read of a ring.
+/// A reading of a ring.
 #[derive(Clone, Debug)]
 pub struct RingView {
     /// The ring's state.
     pub state: RingState,
     /// The slot of its lowest unreleased index.
     pub slot: Slot,
-    /// What has come from each rank, in rank order.
+    /// The record of each rank's flow, in rank order.
     pub ranks: Vec<FlowSeen>,
     /// First PSN of each rank.
     pub base_psns: Vec<Psn>,
 }
 
 impl RingView {
-    /// The slot of the lowest unreleased index, if somebody has contributed to that.
+    /// The slot of the lowest unreleased index, if it has a contribution.
     pub fn front(&self) -> Option<&Slot> {
         let slot = &self.slot;
         (slot.is(Slot::USED) && slot.index == self.state.low && !slot.is(Slot::RELEASED))
             .then_some(slot)
     }
 
-    /// Index of the last packet that came from a rank; `None` before the first, or where it is not
-    /// near the ring's.
+    /// Index of a rank's last packet; `None` before the first, or if it is far from the ring's.
     pub fn last_index(&self, rank: usize, credit: u32) -> Option<u32> {
         let seen = &self.ranks[rank];
         seen.last_outcome?;
@@ -55,7 +54,7 @@ impl RingView {
         (distance.unsigned_abs() <= 2 * credit).then_some(index)
     }
 
-    /// Whether some rank has sent what has not been released.
+    /// Whether some rank has sent fragments that have not been released.
     pub fn is_pending(&self, credit: u32) -> bool {
         let sent_beyond = |rank| {
             self.last_index(rank, credit).is_some_and(|i| serial::diff(i, self.state.low) >= 0)
@@ -63,27 +62,27 @@ impl RingView {
         self.front().is_some() || (0..self.ranks.len()).any(sent_beyond)
     }
 
-    /// Fragments that a rank has sent beyond what has been released.
+    /// Fragments that a rank has sent beyond the released ones.
     pub fn credit_used(&self, rank: usize, credit: u32) -> u32 {
         self.last_index(rank, credit)
             .map_or(0, |i| (serial::diff(i, self.state.low) + 1).max(0) as u32)
     }
 
-    /// Slots with a sum that has not been released. Fragments beyond a gap of their rank are not
-    /// counted.
+    /// Slots with an unreleased sum. Fragments beyond a gap of their rank do not count.
     pub fn slots_used(&self) -> u32 {
         let ahead = |&e: &u32| serial::diff(e, self.state.low).max(0) as u32;
         self.state.expected[..self.ranks.len()].iter().map(ahead).max().unwrap_or(0)
     }
 
-    /// The lowest unreleased index has its sum, or its partial sum, and no packet takes that along.
+    /// Whether the lowest unreleased index has its sum, or its partial sum, but no packet to carry
+    /// it.
     pub fn is_held(&self) -> bool {
         self.front()
             .is_some_and(|s| s.is(Slot::COMPLETE) || s.is(Slot::PARTIAL) && !s.is(Slot::SENT))
     }
 
-    /// Members that have not contributed to the lowest unreleased index. The last one, where it is
-    /// the way up, only if the partial sum has been sent.
+    /// Members that have not contributed to the lowest unreleased index. The last member, if it is
+    /// the uplink, counts only after the partial sum has been sent.
     pub fn missing(&self, ring: &RingConfig) -> Vec<Rank> {
         let (contributors, sent) =
             self.front().map_or((0, false), |s| (s.contributors, s.is(Slot::SENT)));
@@ -93,28 +92,28 @@ impl RingView {
     }
 }
 
-/// What somebody should do about a ring.
+/// An event of a ring that requires an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RingEvent {
-    /// A complete sum waits for a packet to go out with.
+    /// A complete sum waits for a packet to carry it.
     Held { slot: u32 },
-    /// The ring has stood still for too long. Told once.
+    /// The ring has been stalled for too long. Reported once.
     Stalled {
         /// Its lowest unreleased index.
         index: u32,
-        /// For how long.
+        /// How long it has been stalled.
         since: Duration,
         /// The ranks that have not contributed.
         missing: Vec<Rank>,
     },
-    /// A ring goes on that was reported.
+    /// A ring that was reported continues.
     Resumed {
-        /// After how long.
+        /// How long it was stalled.
         after: Duration,
     },
 }
 
-/// A ring over time.
+/// A ring's history.
 #[derive(Clone, Debug)]
 struct Track {
     low: u32,
@@ -123,11 +122,11 @@ struct Track {
     reported: bool,
     /// When the box last sent for a held slot.
     sent: Option<Instant>,
-    /// Packets of each rank, and when their number was last seen to change.
+    /// Packets of each rank, and when their number last changed.
     ranks: Vec<(u32, Option<Instant>)>,
 }
 
-/// All active rings over time, by ring number.
+/// The histories of all active rings, by ring number.
 #[derive(Debug)]
 pub struct Watch {
     patience: Patience,
@@ -135,29 +134,29 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Nothing seen yet.
+    /// A watch without any readings.
     pub fn new(patience: Patience) -> Self {
         Self { patience, rings: BTreeMap::new() }
     }
 
-    /// Changes how long something may wait.
+    /// Changes the timeouts.
     pub fn set_patience(&mut self, patience: Patience) {
         self.patience = patience;
     }
 
-    /// Forgets rings other than these.
+    /// Forgets all rings but the active ones.
     pub fn retain(&mut self, active: impl Fn(RingNumber) -> bool) {
         self.rings.retain(|&ring, _| active(ring));
     }
 
-    /// Takes note of a ring, and says what is to be done.
+    /// Records a reading of a ring; returns events.
     pub fn observe(&mut self, ring: &RingSpec, view: &RingView, now: Instant) -> Vec<RingEvent> {
         let track = self.rings.entry(ring.id).or_insert_with(|| Track {
             low: view.state.low,
             pending: None,
             reported: false,
             sent: None,
-            // What came before anybody looked came at an unknown time.
+            // The arrival times of packets before the first reading are unknown.
             ranks: view.ranks.iter().map(|r| (r.packets, None)).collect(),
         });
         for (known, seen) in track.ranks.iter_mut().zip(&view.ranks) {
@@ -196,13 +195,13 @@ impl Watch {
         events
     }
 
-    /// Since when a ring has stood still with something pending.
+    /// Since when a ring has been stalled with something pending.
     pub fn waiting_since(&self, ring: RingNumber) -> Option<Instant> {
         self.rings.get(&ring)?.pending
     }
 
-    /// When a packet of a rank was last seen to come; `None` where that was before anybody looked,
-    /// or never.
+    /// When a rank's last packet was seen; `None` before the first, or if it arrived before the
+    /// first reading.
     pub fn last_packet(&self, ring: RingNumber, rank: Rank) -> Option<Instant> {
         self.rings.get(&ring)?.ranks.get(rank.0 as usize)?.1
     }
@@ -234,8 +233,7 @@ mod tests {
         }
     }
 
-    /// Rank 0 has sent up to `sent`, rank 1 up to `sent` of it; the slot at `low` has
-    /// `contributors`.
+    /// Ranks 0 and 1 have sent up to `sent`; the slot at `low` has `contributors`.
     fn view(low: u32, contributors: u64, sent: [Option<u32>; 2]) -> RingView {
         let complete = if contributors == 3 { Slot::COMPLETE } else { 0 };
         let base_psns = vec![Psn::new(0xff_fffe), Psn::new(100)];
@@ -300,7 +298,7 @@ mod tests {
     #[test]
     fn contributions_behind_a_gap_of_all_ranks_are_pending_too() {
         let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
-        // Index 4 was lost on the way from both, 5 has come from both.
+        // Both ranks' fragments of index 4 were lost; those of 5 arrived.
         let v = view(4, 0, [Some(5), Some(5)]);
         assert_eq!(watch.observe(&ring(), &v, start), []);
         let since = Duration::from_secs(6);

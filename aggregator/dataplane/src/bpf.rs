@@ -1,4 +1,4 @@
-//! The loaded programs and their maps: what all other modules here work on.
+//! The loaded programs and their maps, used by all other modules of this crate.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -24,22 +24,22 @@ use super::pins::Pins;
 pub(super) const ARRAY: u32 = 2;
 pub(super) const DEVMAP: u32 = 14;
 
-/// The programs' log, on its way to `log`.
+/// Forwards the programs' log to `log`.
 pub type Logger = EbpfLogger<&'static dyn log::Log>;
 
-/// How a program hangs on a port.
+/// How a program is attached to a port.
 pub(super) enum Attachment<Id> {
-    /// For as long as this process lives.
+    /// As long as this process lives.
     Owned(Id),
-    /// For as long as its file is in bpffs.
+    /// As long as its file in bpffs exists.
     Pinned(PinnedLink),
 }
 
 /// A port's programs.
 pub(super) struct Port {
-    /// Missing where it could not be attached again.
+    /// `None` if it could not be attached again.
     pub ingress: Option<Attachment<XdpLinkId>>,
-    /// Linux has its kind of attachment since 6.6.
+    /// This kind of attachment exists since Linux 6.6.
     pub guard: Option<Attachment<SchedClassifierLinkId>>,
 }
 
@@ -52,9 +52,10 @@ pub struct BpfDataPlane {
     /// By interface number.
     pub(super) ports: HashMap<u32, Port>,
     pub(super) pins: Option<Pins>,
-    /// Flows that have ended and whose data is dropped.
+    /// Ended flows, whose data is dropped.
     pub(super) ended: HashSet<FlowKey>,
-    /// Addresses that belong somewhere without any flow. Flows that have them do not count.
+    /// Addresses with a fixed place that does not depend on flows; flows that have them are not
+    /// counted.
     pub(super) reserved: HashMap<Address, u32>,
     /// Slaves of bonds, each with its bond.
     pub(super) slaves: HashMap<u32, u32>,
@@ -63,22 +64,23 @@ pub struct BpfDataPlane {
     pub(super) events: RingBuf<MapData>,
 }
 
-/// A ring's inner maps that user space reads and writes. To find them again in their outer maps, by
-/// number, takes CAP_SYS_ADMIN (`bpf_map_get_fd_by_id` in kernel/bpf/syscall.c), which the daemon
-/// has at its start alone.
+/// A ring's inner maps that user space reads and writes. Opening them again by number, from their
+/// outer maps, takes CAP_SYS_ADMIN (`bpf_map_get_fd_by_id` in kernel/bpf/syscall.c), which the
+/// daemon has only at its start.
 pub(super) struct RingMaps {
     /// Index of its CPU in [`BpfDataPlane::cpus`].
     pub cpu: u32,
-    /// Packets of its that were last known to have come to another CPU.
+    /// Number of its packets that had arrived at another CPU, when last read.
     pub strayed: u64,
     pub slots: Array<MapData, Slot>,
     pub headers: Array<MapData, SavedHeader>,
     pub ports: DevMap<MapData>,
 }
 
-/// What the threads of the CPU map are made with.
+/// Settings for the threads of the CPU map.
 pub(super) struct Threads {
-    /// The CPUs that are to serve rings. [`BpfDataPlane::cpus`] has those that do in their places.
+    /// The CPUs that should serve rings; [`BpfDataPlane::cpus`] has those that serve in their
+    /// places.
     pub configured: Vec<u32>,
     pub queue: u32,
     pub aggregate: ProgramFd,
@@ -100,15 +102,15 @@ impl BpfDataPlane {
         guard(&mut self.ebpf)
     }
 
-    /// A map of the object; for benchmarks, whose object has more of them.
+    /// A map of the object; for benchmarks, whose object has more maps.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If there is no map with this name.
     pub fn map_mut(&mut self, name: &str) -> Result<&mut Map> {
         self.ebpf.map_mut(name).with_context(|| format!("the BPF object has no map `{name}`"))
     }
 
-    /// A map to read.
+    /// A map, for reading.
     pub(super) fn map<'a, M: TryFrom<&'a Map, Error = MapError>>(
         &'a self,
         name: &str,
@@ -127,9 +129,9 @@ impl BpfDataPlane {
         Ok(aya::maps::HashMap::try_from(self.ebpf.map_mut(name).with_context(|| name.to_owned())?)?)
     }
 
-    /// Puts inner maps into an outer one, in one call: the kernel waits for all CPUs after each,
-    /// tens of milliseconds (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`; before Linux 6.8
-    /// after each element). From Linux 5.19.
+    /// Stores inner maps in an outer one with a single call: the kernel waits for all CPUs after
+    /// each call, which takes tens of milliseconds (kernel/bpf/syscall.c,
+    /// `maybe_wait_bpf_programs`; before Linux 6.8 after each element). Needs Linux 5.19.
     pub(super) fn put_all(&mut self, outer: &str, inner: &[(RingNumber, OwnedFd)]) -> Result<()> {
         let map = self.ebpf.map_mut(outer).with_context(|| outer.to_owned())?;
         let Map::ArrayOfMaps(map) = map else { bail!("{outer} is no array of maps") };
@@ -147,7 +149,7 @@ impl BpfDataPlane {
         };
         let command = bpf_cmd::BPF_MAP_UPDATE_BATCH;
         // SAFETY: aya has no such call. `keys` and `values` hold `count` entries of the map's
-        // sizes, 4 bytes each, and live until it returns. It writes `batch.count` and nothing else.
+        // sizes, 4 bytes each, and live until it returns. It writes only `batch.count`.
         let done = unsafe {
             libc::syscall(libc::SYS_bpf, command as i32, &raw mut batch, size_of_val(&batch))
         };
@@ -169,9 +171,9 @@ impl BpfDataPlane {
         Ok(self.array(maps::RINGS)?.set(ring.0, config, 0)?)
     }
 
-    /// Returns when no program runs any more that may have seen maps as they were before. To put an
-    /// inner map into its place waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`);
-    /// ring 0 is none.
+    /// Returns when all programs that may have seen the maps' earlier content have ended. Storing
+    /// an inner map waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); ring 0 is not
+    /// used.
     pub(super) fn wait_for_programs(&mut self) -> Result<()> {
         let ports = DevMap::try_from(Map::from_map_data(create(DEVMAP, 8, 1, 0)?)?)?;
         let map = self.ebpf.map_mut(maps::PORTS).context(maps::PORTS)?;
@@ -192,7 +194,7 @@ impl BpfDataPlane {
         outer_map.get(&ring.0, 0).with_context(|| format!("{outer}[{ring}]"))
     }
 
-    /// Sets or clears bits of what is looked at.
+    /// Sets or clears bits of the watch map, which tells programs what to examine.
     pub(super) fn watch(&mut self, bits: u32, on: bool) -> Result<()> {
         let mut watched: Array<_, u32> = self.array(maps::WATCH)?;
         let before = watched.get(&0, 0)?;
@@ -200,7 +202,7 @@ impl BpfDataPlane {
     }
 }
 
-/// A map of a kind that has numbers for keys.
+/// A map whose kind has numbers as keys.
 pub(super) fn create(kind: u32, value: u32, len: u32, flags: u32) -> Result<MapData> {
     Ok(MapData::create(aya_obj::Map::new_from_params(kind, 4, value, len, flags), "inner", None)?)
 }
@@ -217,7 +219,7 @@ pub(super) fn guard(ebpf: &mut Ebpf) -> Result<&mut SchedClassifier> {
     Ok(program.try_into()?)
 }
 
-/// What is in a map, if it is.
+/// `None` if the key is missing.
 pub(super) fn found<T>(result: Result<T, MapError>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

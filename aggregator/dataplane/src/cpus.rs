@@ -3,9 +3,9 @@
 //! The kernel's thread behind an entry of the CPU map is bound to its CPU once, when the entry is
 //! made (kernel/bpf/cpumap.c, `__cpu_map_entry_alloc`). When the CPU goes offline, the scheduler
 //! lets the thread run anywhere, and it stays so when the CPU is back (kernel/sched/core.c,
-//! `select_fallback_rq`). On another CPU than the ring's, `aggregate` drops what comes
-//! (`wrong_cpu`), so that slots have one writer at any time. Here the way is mended: a CPU that is
-//! back gets a new thread, and the rings of one that has gone are served by another.
+//! `select_fallback_rq`). `aggregate` drops packets on another CPU than the ring's (`wrong_cpu`),
+//! so slots have one writer at any time. This module restores service: a CPU that is back gets a
+//! new thread, and another CPU serves the rings of one that is offline.
 
 use anyhow::{Context as _, Result};
 use aya::maps::{CpuMap, PerCpuArray};
@@ -19,8 +19,8 @@ pub fn online_cpus() -> Result<Vec<u32>> {
 }
 
 impl BpfDataPlane {
-    /// Looks whether rings' CPUs are there and their threads at home, and mends what is not; what
-    /// was done, in words.
+    /// Checks that the rings' CPUs are online and their threads run on them, and fixes what is not.
+    /// Returns what was done, as text.
     pub(super) fn look_after_cpus(&mut self) -> Result<Vec<String>> {
         let online = online_cpus()?;
         let mut done = Vec::new();
@@ -63,7 +63,7 @@ impl BpfDataPlane {
         Ok(counters.get(&(ring.0 * COUNTERS + Counter::WrongCpu as u32), 0)?.iter().sum())
     }
 
-    /// Has a CPU serve a ring. Nothing is summed meanwhile, so that two never do.
+    /// Moves a ring to a CPU. The ring is inactive meanwhile, so two CPUs never serve it.
     fn serve_by(&mut self, ring: RingNumber, cpu: u32) -> Result<()> {
         let config = self.ring_config(ring)?;
         if config.ranks == 0 || config.cpu == cpu {
@@ -71,7 +71,7 @@ impl BpfDataPlane {
         }
         self.set_active(ring, false)?;
         let moved = self.move_to(ring, &config, cpu);
-        // Also where it failed: the ring is served as before.
+        // Also after a failure: the ring is then served as before.
         let back = self.set_active(ring, config.flags & ring_flags::ACTIVE != 0);
         moved.and(back)
     }
@@ -82,8 +82,8 @@ impl BpfDataPlane {
         Ok(self.array(maps::RINGS)?.set(ring.0, RingConfig { flags, cpu, ..*config }, 0)?)
     }
 
-    /// Makes a CPU's entry of the CPU map anew, with a thread that is bound there. The old one
-    /// handles what waits for it first.
+    /// Replaces a CPU's entry in the CPU map, with a thread that is bound to the CPU. The old
+    /// thread first handles the packets in its queue.
     pub(super) fn start_thread(&mut self, cpu: u32) -> Result<()> {
         let mut map = CpuMap::try_from(self.ebpf.map_mut(maps::CPUS).context(maps::CPUS)?)?;
         let Threads { queue, aggregate, .. } = &self.threads;
@@ -92,7 +92,7 @@ impl BpfDataPlane {
     }
 }
 
-/// The CPU that is to serve in the place of `configured`, where `present` does now.
+/// The CPU to serve in the place of `configured`, where `present` serves now.
 fn stand_in(configured: u32, present: u32, all: &[u32], online: &[u32]) -> u32 {
     [configured, present]
         .iter()

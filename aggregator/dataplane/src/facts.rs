@@ -1,5 +1,5 @@
-//! What the kernel says about the loaded programs. Nothing here takes a capability: descriptors are
-//! at hand, and what the kernel tells through a program's number alone is left out.
+//! The kernel's information about the loaded programs. This takes no capability: descriptors are
+//! open already, and information that needs a program's number is left out.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
@@ -50,8 +50,8 @@ fn facts(
     })
 }
 
-/// A number in what the kernel says about a descriptor (`bpf_prog_show_fdinfo` in
-/// kernel/bpf/syscall.c); 0 where it is not there.
+/// A number in the kernel's information about a descriptor (`bpf_prog_show_fdinfo` in
+/// kernel/bpf/syscall.c); 0 if it is missing.
 fn field(text: &str, name: &str) -> u64 {
     let value = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
     value.and_then(|v| v.trim().parse().ok()).unwrap_or(0)

@@ -1,9 +1,8 @@
-//! Flows in the data plane: whose addresses are whose, and what becomes of a flow whose job has
-//! ended.
+//! Flows in the data plane: the ownership of addresses, and flows whose job has ended.
 //!
 //! A flow that ends is not removed but replaced, in one step, by an entry without a ring. Its
-//! sender does not know of the end, and sends on at the PSNs that its receiver expects. Passed on,
-//! its data would be taken for sums.
+//! sender does not know of the end, and continues at the PSNs that its receiver expects. If its
+//! data were forwarded, the receiver would take it for sums.
 
 use anyhow::{Context as _, Result, bail};
 use aya::maps::HashMap;
@@ -14,7 +13,7 @@ use netsum_core::plane::{EndedFlow, FlowSeen, FlowSpec, mapped, unmapped};
 use super::bpf::{BpfDataPlane, found, ignore_missing};
 
 impl BpfDataPlane {
-    /// Registers a flow, in place of one that has ended.
+    /// Registers a flow; replaces an ended one with the same key.
     pub(super) fn register(&mut self, flow: &FlowSpec) -> Result<()> {
         let before = self.flow(flow.key())?;
         self.own(Address::ip(mapped(flow.src)), flow.ifindex, flow.bears != 0)
@@ -44,8 +43,8 @@ impl BpfDataPlane {
         before.map_or(Ok(()), |before| self.disown_all(flow.key(), &before))
     }
 
-    /// Where the next member of a ring is behind another box, the receiver of a flow is, too: its
-    /// address belongs to that member's port, so that nobody else acknowledges in its name.
+    /// If the next member of a ring is behind another box, so is a flow's receiver. The receiver's
+    /// address then belongs to that member's port, and no other host can acknowledge in its name.
     pub(super) fn own_receivers(&mut self, ring: RingNumber, ports: &[u32]) -> Result<()> {
         let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let all: Vec<(FlowKey, Flow)> = flows.iter().collect::<Result<_, _>>()?;
@@ -67,9 +66,9 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// What comes on a flow is dropped from now on. Its ring must be inactive and no program be
-    /// under way in it: the next one to end takes this one's place in memory, with another rank. A
-    /// flow that is not there is no error.
+    /// Drops data of a flow from now on. Its ring must be inactive, and no program may still run in
+    /// it: the next flow that ends reuses this one's memory, with another rank. A missing flow is
+    /// not an error.
     pub(super) fn end_flow(&mut self, key: FlowKey) -> Result<()> {
         let Some(flow) = self.flow(key)? else { return Ok(()) };
         self.hash(maps::FLOWS)?.insert(key, Flow { ring: Flow::ENDED, ..flow }, 0)?;
@@ -77,7 +76,7 @@ impl BpfDataPlane {
         self.disown_all(key, &flow)
     }
 
-    /// Drops what comes on a connection that never was a flow, but was about to be one.
+    /// Drops data of a connection that waited to become a flow.
     pub(super) fn end_connection(&mut self, c: &StrangerKey) -> Result<()> {
         let key = FlowKey { dst_ip: c.dst_ip, qpn: c.qpn };
         if self.flow(key)?.is_some() {
@@ -90,7 +89,8 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// Removes a flow, if it is there, and what it owns. What still comes on it passes.
+    /// Removes a flow, if it exists, and its ownership of addresses. Data that still arrives on it
+    /// is forwarded.
     pub fn forget_flow(&mut self, key: FlowKey) -> Result<()> {
         let Some(flow) = self.flow(key)? else { return Ok(()) };
         ignore_missing(self.hash::<FlowKey, Flow>(maps::FLOWS)?.remove(&key))?;
@@ -111,8 +111,8 @@ impl BpfDataPlane {
         found(self.hash::<FlowKey, Flow>(maps::FLOWS)?.get(&key, 0))
     }
 
-    /// An address belongs to one port, for one flow more. Of several ways up to parents that is the
-    /// one whose flow came first; what is not summed comes by that.
+    /// Counts one more flow of an address, which belongs to one port. If it is behind several
+    /// uplinks, the port of the first registered flow owns it; unsummed packets arrive there.
     fn own(&mut self, address: Address, ifindex: u32, by_box: bool) -> Result<()> {
         let reserved = self.reserved.get(&address).copied();
         let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
@@ -138,7 +138,7 @@ impl BpfDataPlane {
         self.watch(watch::RANKS, true)
     }
 
-    /// A flow's addresses have one flow less. One that has ended has none.
+    /// Counts one flow less for each of a flow's addresses. An ended flow is not counted.
     fn disown_all(&mut self, key: FlowKey, flow: &Flow) -> Result<()> {
         if flow.ring == Flow::ENDED {
             return Ok(());

@@ -1,9 +1,9 @@
-//! A packet for a sum that is complete and that no packet takes along.
+//! A packet for a complete sum that is held back because no packet carries it.
 //!
-//! In an in-order ring a sum that was complete before an earlier one waits until some rank sends
-//! that fragment again. A sender that retransmits selectively has no reason to. The daemon then
-//! pretends to be the rank: the fragment once more, with the rank's saved headers. To the slot
-//! machine it is a duplicate, on which the sum goes out.
+//! In an in-order ring a sum that is complete before an earlier one waits until some rank sends its
+//! fragment again. A sender with selective retransmission has no reason to. Therefore the daemon
+//! sends the fragment once more in the rank's place, with the rank's saved headers. The slot
+//! machine sees a duplicate, and releases the sum on it.
 
 use anyhow::{Context as _, Result};
 use aya::programs::{TestRun as _, TestRunAttrs, TestRunOptions};
@@ -14,9 +14,9 @@ use netsum_core::plane::{FlowSpec, RingSpec};
 
 use super::bpf::BpfDataPlane;
 
-/// The fragment whose headers were saved, with a payload of `len` zeros, which nobody adds, and the
-/// right ICRC. `None` where no headers were saved. With an index the job is set up in band, and
-/// messages begin with a header.
+/// The fragment with these saved headers, a payload of `len` zeros, which is not added, and the
+/// right ICRC. `None` if no headers were saved. An `index` is given if the job is set up in band:
+/// then messages begin with a header.
 pub fn duplicate(saved: &SavedHeader, len: usize, index: Option<u32>) -> Option<Vec<u8>> {
     let header: Vec<u8> = saved.words.iter().flat_map(|w| w.to_ne_bytes()).collect();
     let mut frame = header.get(..saved.len as usize).filter(|h| !h.is_empty())?.to_vec();
@@ -36,7 +36,7 @@ pub fn duplicate(saved: &SavedHeader, len: usize, index: Option<u32>) -> Option<
     Some(frame)
 }
 
-/// `struct xdp_md` for a test run of a frame that came in by an interface's first queue
+/// `struct xdp_md` for a test run of a frame that arrived at an interface's first queue
 /// (`include/uapi/linux/bpf.h`).
 pub fn context(frame_len: usize, ifindex: u32) -> Vec<u8> {
     let (data, data_end, data_meta, queue, egress) = (0, frame_len as u32, 0, 0, 0);
@@ -62,20 +62,20 @@ impl BpfDataPlane {
             ))
         };
         let (saved, index, len) = read()?;
-        // The ring's CPU may be about to write them, and headers of two packets would be a packet
-        // that stops the ring.
+        // The ring's CPU may have been writing them, and mixed headers of two packets would make a
+        // packet that stops the ring.
         if read()? != (saved, index, len) {
             return Ok(());
         }
         let index = (ring.config.flags & ring_flags::IN_BAND != 0).then_some(index);
         let frame = duplicate(&saved, (len as usize).min(MAX_MTU), index)
             .context("no headers are saved")?;
-        // One slave of a bond that is up is enough; the kernel refuses others.
+        // One slave of a bond that is up suffices; the kernel refuses others.
         let mut sent = Ok(());
         for ifindex in self.receivers(flow.ifindex) {
             let context = context(frame.len(), ifindex);
-            // A live frame: what the program decides is carried out, and the ring's CPU gets it
-            // like any other.
+            // A live frame: the kernel carries out the program's decision, and the ring's CPU
+            // receives the frame like any other.
             let run = self.program(programs::INGRESS)?.test_run(TestRunOptions {
                 data_in: Some(&frame),
                 ctx_in: Some(&context),
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(duplicate(&saved, 64, None), None);
     }
 
-    /// Headers of a packet over IPv4, all zeros but the opcode.
+    /// Headers of a packet over IPv4; all zeros except the opcode.
     fn saved(opcode: Opcode) -> SavedHeader {
         let mut bytes = [0u8; 13 * 8];
         bytes[14 + 20 + UdpHdr::LEN] = opcode.0;

@@ -18,12 +18,12 @@ impl BpfDataPlane {
         let mut tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         let Some(job) = found(tokens.get(&Token::new(token), 0))? else { return Ok(()) };
         ignore_missing(tokens.remove(&Token::new(token)))?;
-        // Until then some program may find the token and let another connection wait.
+        // Until then a program may still find the token and add a waiting connection.
         self.wait_for_programs()?;
         let waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
         let all: Vec<(StrangerKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
-        // A few of each place's. Whoever has the token can make up as many as there is room for,
-        // and others need that.
+        // Only a few for each ring and rank. A holder of the token can fill the table with forged
+        // connections, and other flows need the room.
         let room = MAX_ENDED.saturating_sub(self.ended.len() as u32);
         let most = (job.ranks * job.rings * 16).min(room) as usize;
         for (n, (c, _)) in all.iter().filter(|(_, number)| *number == job.job.0).enumerate() {
@@ -52,7 +52,7 @@ impl BpfDataPlane {
     }
 }
 
-/// `None` is impossible: the data plane notes nothing but headers.
+/// Always `Some`: the data plane notes only packets with a header.
 fn first_packet(key: &ClaimKey, claim: &Claim) -> Option<FirstPacket> {
     let header: Vec<u8> = claim.header.iter().flat_map(|w| w.to_le_bytes()).collect();
     Some(FirstPacket {

@@ -2,13 +2,16 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `plane` | [`DataPlane`], what the controller asks; tests implement it with something simpler |
-//! | `bpf` | [`BpfDataPlane`], the loaded programs and their maps; `load`: how they get into the kernel |
-//! | `operations` | [`DataPlane`] with aya; `ports`, `rings`, `flows`, `in_band`, `cpus`, `trace`, `facts`: what belongs to each |
-//! | [`held`] | a packet for a sum that no packet takes along |
-//! | [`pins`] | what outlives the daemon; `takeover`: what the next one makes of it |
-//! | [`speed`] | how fast this machine adds |
-//! | [`spread`] | flows that are not summed, over a box's uplinks |
+//! | `plane` | [`DataPlane`], the controller's interface; tests implement a simpler one |
+//! | `bpf` | [`BpfDataPlane`], the loaded programs and their maps |
+//! | `load` | loads the programs into the kernel |
+//! | `operations` | [`DataPlane`] with aya |
+//! | `ports`, `rings`, `flows`, `in_band`, `cpus`, `trace`, `facts` | its parts |
+//! | [`held`] | a packet for a complete sum that no packet carries |
+//! | [`pins`] | what outlives the daemon |
+//! | `takeover` | the next daemon's use of it |
+//! | [`speed`] | this machine's aggregation rate |
+//! | [`spread`] | unsummed flows over a box's uplinks |
 //! | [`replica`] | a second instance, for `netsum simulate` |
 
 mod bpf;

@@ -11,23 +11,23 @@ use netsum_common::abi::{MAX_CPUS, maps, programs, watch};
 use super::bpf::{BpfDataPlane, Threads, guard, ignore_missing, program};
 use super::pins::Pins;
 
-/// Twins of `aggregate` and `egress` that can be test-run.
+/// Variants of `aggregate` and `egress` that can be test-run.
 pub(super) const PROBE_AGGREGATE: &str = "probe_aggregate";
 pub(super) const PROBE_EGRESS: &str = "probe_egress";
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.bpf.o");
 
-/// What to load the programs with.
+/// Options for loading the programs.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// CPUs that serve rings.
     pub cpus: Vec<u32>,
-    /// Packets that may wait for each of them; what comes on top is lost and sent again by its
+    /// Packets that may wait for each of them; further ones are lost, and retransmitted by their
     /// host. At most 16384.
     pub cpu_queue: u32,
-    /// A contribution that comes in on its ring's CPU does not take the way over the queue, where
-    /// nothing of its flow is in it.
+    /// A contribution that arrives on its ring's CPU bypasses the queue if no packet of its flow is
+    /// queued.
     pub inline: bool,
 }
 
@@ -37,8 +37,8 @@ impl BpfDataPlane {
         Self::load_object(OBJECT, options)
     }
 
-    /// [`load`](Self::load), with maps and attachments that outlive this process; those that are
-    /// pinned already are used on.
+    /// [`load`](Self::load), with maps and attachments that outlive this process; existing pins are
+    /// reused.
     pub fn load_pinned(options: &LoadOptions, pins: Pins) -> Result<Self> {
         Self::load_all(OBJECT, options, Some(pins))
     }
@@ -68,12 +68,12 @@ impl BpfDataPlane {
             plane.start_thread(cpu)?;
         }
         plane.take_inline(options.inline)?;
-        // Nobody looks any more who did when an earlier daemon was killed.
+        // Observers of an earlier daemon ended when it was killed.
         plane.watch(watch::STRANGERS | watch::TRACE, false)?;
         Ok(plane)
     }
 
-    /// The twins of programs that can be test-run, and no thread that serves a CPU.
+    /// Loads the test-run variants of the programs, without threads that serve CPUs.
     pub(super) fn load_for_test_runs() -> Result<Self> {
         let mut ebpf = open(OBJECT, None)?;
         load(&mut ebpf, &[programs::EGRESS, PROBE_AGGREGATE, PROBE_EGRESS])?;
@@ -81,7 +81,7 @@ impl BpfDataPlane {
         Self::of(ebpf, &options, None, PROBE_AGGREGATE)
     }
 
-    /// With programs that are loaded; threads are to run `aggregate`.
+    /// Wraps loaded programs; threads will run `aggregate`.
     fn of(
         mut ebpf: Ebpf,
         options: &LoadOptions,
@@ -112,7 +112,7 @@ impl BpfDataPlane {
         })
     }
 
-    /// Whether contributions that come in on their ring's CPU are taken there at once, from now on.
+    /// Sets whether contributions that arrive on their ring's CPU are summed there at once.
     pub fn take_inline(&mut self, wanted: bool) -> Result<()> {
         let program = program(&mut self.ebpf, programs::AGGREGATE_INLINE)?.fd()?.try_clone()?;
         let map = self.ebpf.map_mut(maps::PROGRAMS).context(maps::PROGRAMS)?;
@@ -121,13 +121,13 @@ impl BpfDataPlane {
     }
 }
 
-/// 0 silences the programs; otherwise the numbers of `log` and aya-log agree, 1 for error to 5 for
-/// trace.
+/// 0 silences the programs; otherwise `log` and aya-log use the same numbers, from 1 for error to 5
+/// for trace.
 fn level() -> u8 {
     log::max_level() as usize as u8
 }
 
-/// Makes the maps, or uses those on that are pinned.
+/// Creates the maps, or reuses pinned ones.
 fn open(object: &[u8], pins: Option<&Pins>) -> Result<Ebpf> {
     let level = level();
     let mut loader = EbpfLoader::new();

@@ -1,5 +1,5 @@
-//! [`DataPlane`] with aya: what takes more than a look into a map is done by the module that it
-//! belongs to.
+//! [`DataPlane`] with aya; operations that need more than one map access are in the module that
+//! they belong to.
 
 use std::collections::HashMap;
 

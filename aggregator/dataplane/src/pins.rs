@@ -4,10 +4,10 @@
 //! <dir>/abi-<VERSION>/maps/<name>      the maps; inner maps and programs live with them
 //! <dir>/abi-<VERSION>/links/<ifindex>  the attachment of `ingress` to a port
 //! <dir>/abi-<VERSION>/guards/<ifindex> that of `guard`
-//! <dir>/abi-<VERSION>/spread/<ifindex> that of `spread`, where flows are spread over uplinks
+//! <dir>/abi-<VERSION>/spread/<ifindex> that of `spread`, if flows are spread over uplinks
 //! ```
 //! The ABI's version is in the path: a daemon of another version finds nothing that it could
-//! misread, and sees that there is something.
+//! misread, but sees that pins exist.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -15,28 +15,28 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use netsum_common::abi::{VERSION, maps};
 
-/// Where pins are, held for this daemon alone.
+/// The folder of pins, locked for this daemon.
 #[derive(Debug)]
 pub struct Pins {
     dir: PathBuf,
-    /// Locked as long as the daemon lives, however it ends: the state's, and `dir`.
+    /// Locked until the daemon ends in any way: the state's lock file, and `dir`.
     _locks: [File; 2],
 }
 
-/// What the folder holds.
+/// The content of the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
-    /// What an earlier daemon of the same ABI has left.
+    /// Pins of an earlier daemon with the same ABI.
     Ours,
 }
 
 impl Pins {
-    /// Takes hold of a folder in bpffs; makes it if it is not there. `lock` is a file that tells
-    /// whether another daemon does.
+    /// Locks a folder in bpffs, and creates it if necessary. `lock` is another file that each
+    /// daemon locks.
     ///
     /// # Errors
-    /// If another daemon holds it. `None`, with a warning, where there is no bpffs.
+    /// If another daemon has the lock. `None`, with a warning, if there is no bpffs.
     pub fn hold(dir: &Path, lock: &Path) -> Result<Option<Self>> {
         if let Some(folder) = lock.parent() {
             fs::create_dir_all(folder)
@@ -58,10 +58,10 @@ impl Pins {
         Ok(Some(Self { dir: dir.to_owned(), _locks: [file, folder] }))
     }
 
-    /// Looks for what an earlier daemon has left.
+    /// Looks for pins of an earlier daemon.
     ///
     /// # Errors
-    /// If it is of another ABI version.
+    /// If they have another ABI version.
     pub fn find(&self) -> Result<Found> {
         let own = self.versioned();
         for entry in fs::read_dir(&self.dir)? {
@@ -79,15 +79,15 @@ impl Pins {
         Ok(if complete && self.links_dir().exists() { Found::Ours } else { Found::Nothing })
     }
 
-    /// Makes the folders that pins go into.
+    /// Creates the folders for pins.
     pub fn make(&self) -> Result<()> {
         fs::create_dir_all(self.maps_dir())?;
         fs::create_dir_all(self.guards_dir())?;
         Ok(fs::create_dir_all(self.links_dir())?)
     }
 
-    /// Removes everything, of whatever version; the interfaces that had an attachment. The kernel
-    /// detaches a moment later.
+    /// Removes all pins, of any version; returns the interfaces that had an attachment. The kernel
+    /// detaches them a moment later.
     pub fn clear(&self) -> Result<Vec<u32>> {
         let mut attached = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -99,7 +99,7 @@ impl Pins {
         Ok(attached)
     }
 
-    /// Removes everything, and the folder.
+    /// Removes all pins, and the folder.
     pub fn remove(&self) -> Result<()> {
         self.clear()?;
         Ok(fs::remove_dir(&self.dir)?)
@@ -135,10 +135,10 @@ impl Pins {
         self.versioned().join("spread")
     }
 
-    /// Removes what there is of spread flows.
+    /// Removes the pins of spread flows.
     ///
     /// # Errors
-    /// If it cannot be removed.
+    /// If they cannot be removed.
     pub fn remove_spread(&self) -> Result<()> {
         let files = [maps::SPREAD, maps::SPREAD_UPLINKS].map(|name| self.map(name));
         let links =
@@ -166,7 +166,7 @@ impl Pins {
     }
 }
 
-/// Locks a file or a folder of which there is one for each daemon.
+/// Locks a file or folder that only one daemon may use.
 fn take(file: &File, path: &Path) -> Result<()> {
     file.try_lock().map_err(|e| match e {
         TryLockError::WouldBlock => anyhow!(

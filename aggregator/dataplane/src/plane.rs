@@ -1,4 +1,4 @@
-//! What the controller asks of the data plane, and what that says of itself.
+//! The data plane's interface for the controller, and the types of its answers.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -14,7 +14,7 @@ use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
-/// A ring that is to be removed.
+/// A ring to be removed.
 #[derive(Clone, Debug, Default)]
 pub struct EndedRing {
     pub id: RingNumber,
@@ -23,17 +23,17 @@ pub struct EndedRing {
     pub ports: Vec<u32>,
 }
 
-/// What the controller asks of the data plane.
+/// The data plane's interface for the controller.
 pub trait DataPlane: Send {
-    /// Attaches the programs of a port to an interface, in its driver; again, where somebody has
-    /// detached the ingress program.
+    /// Attaches the programs of a port to an interface, in its driver; also again, if the ingress
+    /// program was detached.
     fn attach(&mut self, ifindex: u32) -> anyhow::Result<()>;
-    /// Detaches it, also where that was attached by an earlier daemon; traffic is bridged as if
-    /// netsum were not there.
+    /// Detaches the programs, including those of an earlier daemon; traffic is bridged as without
+    /// netsum.
     fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
-    /// Makes rings' maps, empty. The rings are not active yet. Their counters go on.
+    /// Creates rings' maps, empty. The rings are not active yet. Their counters keep their values.
     fn create_rings(&mut self, rings: &[RingSpec]) -> anyhow::Result<()>;
-    /// One of them.
+    /// Creates one ring.
     fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()> {
         self.create_rings(std::slice::from_ref(ring))
     }
@@ -43,19 +43,20 @@ pub trait DataPlane: Send {
     fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()>;
     /// Starts a ring: `ports[r]` is the interface of rank r.
     fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> anyhow::Result<()>;
-    /// Notes the next hop to a member, before its ring is activated; again, when it changes.
-    /// Members without one are bridged to.
+    /// Sets the next hop to a member, before its ring is activated; again, when it changes. Traffic
+    /// to members without a next hop is bridged.
     fn set_hop(&mut self, member: HopKey, hop: &Hop) -> anyhow::Result<()>;
-    /// Replaces the addresses that belong somewhere without any flow: by a port's interface, or
-    /// [`Owner::THE_BOX`].
+    /// Replaces the addresses with a fixed place that does not depend on flows: a port's interface,
+    /// or [`Owner::THE_BOX`].
     fn reserve(&mut self, places: HashMap<Address, u32>) -> anyhow::Result<()>;
-    /// Replaces the interfaces that are slaves of bonds, each with its bond's: their packets are the
-    /// bond's.
+    /// Replaces the interfaces that are slaves of bonds, each with its bond: their packets count as
+    /// the bond's.
     fn set_slaves(&mut self, slaves: HashMap<u32, u32>) -> anyhow::Result<()>;
-    /// Removes rings and frees their memory. Their flows have ended: what still comes on them is
-    /// dropped, until they are forgotten or registered again. What is missing already is no error.
+    /// Removes rings and frees their memory. Their flows have ended: data that still arrives on
+    /// them is dropped, until they are forgotten or registered again. A missing ring is not an
+    /// error.
     fn delete_rings(&mut self, rings: &[EndedRing]) -> anyhow::Result<()>;
-    /// One of them.
+    /// Removes one ring.
     fn delete_ring(
         &mut self,
         id: RingNumber,
@@ -64,23 +65,23 @@ pub trait DataPlane: Send {
     ) -> anyhow::Result<()> {
         self.delete_rings(&[EndedRing { id, flows: flows.to_vec(), ports: ports.to_vec() }])
     }
-    /// Forgets flows that have ended. What still comes on them passes, as any stranger's.
+    /// Forgets ended flows. Data that still arrives on them is forwarded, like that of unknown
+    /// flows.
     fn forget_ended(&mut self, flows: &[FlowKey]) -> anyhow::Result<()>;
-    /// The flows that have ended and whose data is dropped.
+    /// The ended flows, whose data is dropped.
     fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>>;
-    /// Stops rings for a moment: what comes is dropped. Returns when no packet is under way in them
-    /// any more.
+    /// Pauses rings: arriving data is dropped. Returns when no packet is under way in them.
     fn pause_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()>;
-    /// Goes on with rings that were stopped.
+    /// Resumes paused rings.
     fn resume_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()>;
-    /// The interfaces that the ingress program is attached to, by this daemon or one before.
+    /// The interfaces that the ingress program is attached to, by this daemon or an earlier one.
     fn attached(&self) -> Vec<u32>;
-    /// Looks whether the CPUs of rings are online and serve them, and mends what is not so; what
-    /// was done, in words.
+    /// Checks that the CPUs of rings are online and serve them, and fixes what is not. Returns what
+    /// was done, as text.
     fn keep_cpus(&mut self) -> anyhow::Result<Vec<String>>;
-    /// Lets go of everything that would outlive this process.
+    /// Removes everything that would outlive this process.
     fn unpin(&mut self) -> anyhow::Result<()>;
-    /// Counters of a ring ([`RingNumber::NONE`]: of packets that belong to none), indexed by
+    /// Counters of a ring ([`RingNumber::NONE`]: of packets that belong to no ring), indexed by
     /// [`Counter`], summed over CPUs.
     fn counters(&self, ring: RingNumber) -> anyhow::Result<Vec<u64>>;
     /// The timed sums of a ring.
@@ -89,38 +90,38 @@ pub trait DataPlane: Send {
     fn ring_state(&self, ring: RingNumber) -> anyhow::Result<RingState>;
     fn slot(&self, ring: RingNumber, slot: u32) -> anyhow::Result<Slot>;
     fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen>;
-    /// Sends the sum of a complete slot of an active ring on its way, as if its rank `flow` had
-    /// sent its fragment again.
+    /// Releases the complete sum in a slot of an active ring, as if the rank of `flow` had sent its
+    /// fragment again.
     fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()>;
-    /// Begins, with a clean sheet, or ends to note connections that the box does not know.
+    /// Starts or stops recording unknown flows; starting clears the record.
     fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()>;
-    /// Connections noted since the watch began, and how many data packets came on each.
+    /// Unknown flows recorded since the start, with the number of data packets of each.
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>>;
-    /// Begins to note and drop first packets with a job's token; again and with other properties,
-    /// if it does already.
+    /// Starts noting and dropping first packets with a job's token; also changes the properties of
+    /// a token that is known already.
     fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> anyhow::Result<()>;
-    /// Passes first packets with this token on, as others. What is missing already is no error.
+    /// Forwards first packets with this token like other packets. A missing token is not an error.
     fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
-    /// Takes out what has been noted of first packets since the last time.
+    /// Takes the first packets noted since the last call.
     fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>>;
-    /// Notes packets from now on, for [`DataPlane::traced`]; or, with `None`, none any more. What
-    /// was noted before is forgotten where it was off.
+    /// Starts tracing packets for [`DataPlane::traced`]; `None` stops it. Starting after a stop
+    /// discards earlier traces.
     fn trace(&mut self, filter: Option<&TraceFilter>) -> anyhow::Result<()>;
-    /// Takes out noted packets, in the order in which they were noted, `most` of them at the most.
+    /// Takes at most `most` traced packets, in the order in which they were traced.
     fn traced(&mut self, most: usize) -> anyhow::Result<Vec<Traced>>;
-    /// Packets, ever, that were to be noted and for which there was no room.
+    /// Total number of packets that could not be traced for lack of room.
     fn trace_lost(&self) -> anyhow::Result<u64>;
-    /// The number of a CPU that serves rings, from its place in the configured list
+    /// The number of a CPU that serves rings, by its place in the configured list
     /// ([`RingSpec::cpu`]).
     fn cpu_number(&self, cpu: u32) -> u32;
-    /// The programs as the kernel has them.
+    /// The programs, as the kernel reports them.
     fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>>;
 }
 
 /// A packet that was traced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traced {
-    /// What a program made of it.
+    /// The program's verdict on it.
     pub event: TraceEvent,
     /// Its first bytes.
     pub frame: Vec<u8>,
@@ -133,39 +134,39 @@ pub struct ProgramFacts {
     pub id: u32,
     /// Its name, one of `netsum_common::abi::programs`.
     pub name: &'static str,
-    /// What the kernel makes of its instructions.
+    /// The kernel's hash of its instructions.
     pub tag: u64,
     /// When it was loaded.
     pub loaded_at: Option<SystemTime>,
-    /// Bytes as the kernel has it.
+    /// Size in bytes as translated by the kernel.
     pub xlated_bytes: u32,
-    /// Bytes of machine code; 0 without JIT.
+    /// Size in bytes of its machine code; 0 without JIT.
     pub jited_bytes: u32,
-    /// Bytes of memory that it locks.
+    /// Locked memory in bytes.
     pub memory: u64,
-    /// Instructions that the verifier went through.
+    /// Instructions that the verifier processed.
     pub verified_instructions: u32,
-    /// How often it has run, and the nanoseconds that it took; 0 unless `kernel.bpf_stats_enabled`
-    /// is set.
+    /// How often it has run, and the total time in nanoseconds; both 0 unless
+    /// `kernel.bpf_stats_enabled` is set.
     pub runs: (u64, u64),
-    /// Where its packets come from.
+    /// The sources of its packets.
     pub attached: Vec<Attached>,
 }
 
-/// Where a program's packets come from.
+/// A source of a program's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
     /// A port, by its interface number.
     Port(u32),
-    /// What is steered to a CPU.
+    /// Packets steered to a CPU.
     Cpu(u32),
-    /// What `ingress` goes on with.
+    /// Tail calls by `ingress`.
     Ingress,
-    /// What is sent by a ring's device map.
+    /// Packets sent by a ring's device map.
     DeviceMap,
 }
 
-/// One counter's value out of what [`DataPlane::counters`] gives.
+/// A counter's value in the result of [`DataPlane::counters`].
 pub fn count(counters: &[u64], counter: Counter) -> u64 {
     counters.get(counter as usize).copied().unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! What hangs on the ports: `ingress`, and behind it `guard`.
+//! The programs attached to ports: `ingress`, and behind it `guard`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,13 +13,14 @@ use netsum_common::abi::{maps, programs};
 use super::bpf::{Attachment, BpfDataPlane, Port, guard, ignore_missing, program};
 
 impl BpfDataPlane {
-    /// Anew, where `ingress` was attached and no longer is. `guard` stays meanwhile.
+    /// Attaches the programs. If `ingress` was detached, it is attached again, and `guard` stays
+    /// meanwhile.
     pub(super) fn attach_port(&mut self, ifindex: u32) -> Result<()> {
         let gone = self.ports.get_mut(&ifindex).and_then(|port| port.ingress.take());
         self.detach_ingress(gone)?;
         let program = program(&mut self.ebpf, programs::INGRESS)?;
-        // Nowhere else: the generic stack's clones of a broadcast share their data, and the first
-        // one's headers would be everybody's.
+        // Only in the driver: in generic mode the clones of a broadcast share their data, and the
+        // first one's headers would be in all of them.
         let id = program.attach_to_if_index(ifindex, XdpMode::Driver)?;
         let ingress = match &self.pins {
             Some(pins) => {
@@ -36,7 +37,7 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// A port without it is a port all the same.
+    /// `None` if it cannot be attached; the port is used without it.
     fn guard(&mut self, ifindex: u32) -> Option<Attachment<SchedClassifierLinkId>> {
         match self.attach_guard(ifindex) {
             Ok(attachment) => Some(attachment),
@@ -57,7 +58,7 @@ impl BpfDataPlane {
         Ok(match &self.pins {
             Some(pins) => {
                 let path = pins.guard(ifindex);
-                // Of an attachment that somebody has detached.
+                // The file of an attachment that was detached.
                 if path.exists() {
                     std::fs::remove_file(&path)?;
                 }
@@ -78,8 +79,8 @@ impl BpfDataPlane {
         detached
     }
 
-    /// Replaces the slaves of bonds: first those that are there, so that no packet of theirs is taken
-    /// for a foreign one meanwhile.
+    /// Replaces the slaves of bonds; adds new ones first, so their packets are never taken for
+    /// foreign ones meanwhile.
     pub(super) fn map_slaves(&mut self, slaves: HashMap<u32, u32>) -> Result<()> {
         let mut map = self.hash::<u32, u32>(maps::SLAVES)?;
         for (slave, bond) in &slaves {
@@ -93,7 +94,8 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// The interfaces by which packets come to a port: itself, or those slaves of a bond.
+    /// The interfaces at which a port's packets arrive: the port itself, or the slaves if it is a
+    /// bond.
     pub(super) fn receivers(&self, port: u32) -> Vec<u32> {
         let slaves = self.slaves.iter().filter(|(_, bond)| **bond == port).map(|(slave, _)| *slave);
         let slaves: Vec<u32> = slaves.collect();
@@ -105,20 +107,20 @@ impl BpfDataPlane {
             Some(Attachment::Owned(link)) => {
                 program(&mut self.ebpf, programs::INGRESS)?.detach(link)?
             }
-            // Without its file the link ends when its last descriptor is closed, which is now.
+            // Without its file the link ends when its last descriptor is closed, which is here.
             Some(Attachment::Pinned(link)) => drop(link.unpin()?),
             None => {}
         }
         Ok(())
     }
 
-    /// Gives pinned attachments the programs of this process, in one step each, without a packet in
-    /// between; the interfaces that have them now.
+    /// Replaces the programs of pinned attachments by those of this process, in one step each and
+    /// without missing a packet. Returns the interfaces.
     pub fn take_over_links(&mut self) -> Result<Vec<u32>> {
         let mut taken = Vec::new();
         let found = self.pins.as_ref().map_or(Vec::new(), |pins| pins.links());
         if let Some(pins) = &self.pins {
-            // A daemon was killed while it detached from a port.
+            // An earlier daemon was killed while it detached from these ports.
             for ifindex in pins.guards().into_iter().filter(|i| !found.contains(i)) {
                 std::fs::remove_file(pins.guard(ifindex))?;
             }
@@ -129,7 +131,7 @@ impl BpfDataPlane {
             let ingress = program(&mut self.ebpf, programs::INGRESS)?;
             let updated = taken_over(&link, |old| {
                 let id = ingress.attach_to_link(XdpLink::try_from(old)?)?;
-                // The file holds the link, too: to be unpinned when the port is detached.
+                // The file keeps the link, too; it is unpinned when the port is detached.
                 ingress.take_link(id)?;
                 Ok(())
             });
@@ -163,7 +165,7 @@ fn taken_over(path: &Path, update: impl FnOnce(FdLink) -> Result<()>) -> Result<
     Ok(PinnedLink::from_pin(path)?)
 }
 
-/// `None` where the interface went away, and another has its number now.
+/// `None` if the interface was deleted; another interface may have its number now.
 fn unless_gone(ifindex: u32, path: &Path, link: Result<PinnedLink>) -> Result<Option<PinnedLink>> {
     match link {
         Ok(link) => Ok(Some(link)),

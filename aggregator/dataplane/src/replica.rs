@@ -1,9 +1,10 @@
-//! A second instance of the programs, with maps of its own and a copy of what the running one has
-//! in its maps: packets can be run through it without a job noticing.
+//! A second instance of the programs, with its own maps and a copy of the running instance's data:
+//! packets can be run through it without affecting any job.
 //!
-//! To load programs and to find maps by their numbers takes root, or CAP_BPF, CAP_NET_ADMIN,
-//! CAP_PERFMON and CAP_SYS_ADMIN, which a daemon at work has given up. So this is for a process of
-//! its own. The copy is read while packets go on: a ring at work is not of one moment.
+//! Loading programs and finding maps by their numbers takes root, or CAP_BPF, CAP_NET_ADMIN,
+//! CAP_PERFMON and CAP_SYS_ADMIN, which a running daemon has given up. So this is for a separate
+//! process. Packets continue while the data is copied: the copy of an active ring may mix several
+//! moments.
 
 use std::collections::HashMap as StdHashMap;
 use std::io::ErrorKind;
@@ -24,10 +25,10 @@ use super::held;
 use super::load::{LoadOptions, OBJECT, PROBE_AGGREGATE, PROBE_EGRESS};
 use super::plane::{DataPlane as _, Traced};
 
-/// The interface that clones leave by in a test run, the loopback interface.
+/// The interface through which clones leave in a test run: the loopback interface.
 pub(super) const LOOPBACK: u32 = 1;
-/// The longest frame that is run: what fits a page beside the kernel's own parts. No result is as
-/// long.
+/// The longest frame that can be run: it must fit a page with the kernel's own parts. Results are
+/// shorter.
 pub const LONGEST: usize = 3400;
 /// XDP verdicts (`include/uapi/linux/bpf.h`).
 pub(super) const XDP_REDIRECT: u32 = 4;
@@ -39,17 +40,17 @@ pub struct Replica {
     flows: Vec<(FlowKey, Flow)>,
 }
 
-/// Members that get a sum: all but the way up.
+/// Members that receive sums: all but the uplink.
 fn receivers(ring: &RingConfig) -> u32 {
     ring.ranks - u32::from(ring.flags & ring_flags::UPLINK != 0)
 }
 
-/// What one program made of a frame.
+/// A program's result for a frame.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// XDP verdict.
     pub action: u32,
-    /// What it counted, and how the slot was afterwards.
+    /// The counters of the frame, and the state of the slot afterwards.
     pub traced: Traced,
 }
 
@@ -61,7 +62,7 @@ impl Live {
         let mut found = StdHashMap::new();
         for info in loaded_programs() {
             let info = match info {
-                // Others' programs go while they are listed.
+                // Other programs may be unloaded while they are listed.
                 Err(ProgramError::SyscallError(e)) if e.io_error.kind() == ErrorKind::NotFound => {
                     continue;
                 }
@@ -104,11 +105,10 @@ impl Live {
 }
 
 impl Replica {
-    /// Loads the programs once more, and copies rings, flows and owners of the running ones, whose
-    /// numbers are given; and unless all is to be `fresh`, what their slots hold and which MAC
-    /// addresses they have learned.
+    /// Loads the programs again, and copies rings, flows and owners of the running ones, which have
+    /// these numbers; unless `fresh`, also the content of slots and the learned MAC addresses.
     ///
-    /// To be called in the network namespace of the ports.
+    /// Must be called in the network namespace of the ports.
     pub fn new(numbers: &[u32], fresh: bool) -> Result<Self> {
         let live = Live::find(numbers)?;
         let configs: Array<_, RingConfig> = live.array(maps::RINGS)?;
@@ -156,8 +156,8 @@ impl Replica {
                 let ports: Vec<u32> = of_ring.iter().map(|f| f.ifindex).collect();
                 self.plane.activate_ring(&spec, &ports)?;
             }
-            // The program that can be test-run has one port only, where the clones go to rank 0, 1,
-            // 2, ... in turn.
+            // The variant for test runs has one port only; its clones go to rank 0, 1, 2, ... in
+            // turn.
             let ranks = std::array::from_fn(|rank| rank as u8);
             let all =
                 EgressPort { count: receivers(config).min(MAX_RANKS as u32), cursor: 0, ranks };
@@ -183,7 +183,7 @@ impl Replica {
         Ok(())
     }
 
-    /// The flows, as they were when they were copied.
+    /// The flows at the time of the copy.
     pub fn flows(&self) -> &[(FlowKey, Flow)] {
         &self.flows
     }
@@ -193,12 +193,12 @@ impl Replica {
         self.rings.get(&ring)
     }
 
-    /// The kernel's tag of `ingress`, which tells whether it is the program that runs.
+    /// The kernel's tag of `ingress`, which shows whether it equals the running program.
     pub fn tag(&mut self) -> Result<u64> {
         Ok(self.plane.program(programs::INGRESS)?.info()?.tag())
     }
 
-    /// Runs a frame that comes in by an interface through `ingress`, `aggregate` and, for each
+    /// Runs a frame that arrives at an interface through `ingress`, `aggregate` and, for each
     /// clone, `egress`, as far as it gets.
     pub fn run(&mut self, frame: &[u8], ifindex: u32) -> Result<Vec<Step>> {
         let (mut steps, mut out) = (Vec::new(), Vec::new());
@@ -214,7 +214,7 @@ impl Replica {
         }
         let tag = out.first_chunk().context("a result shorter than its tag")?;
         // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is
-        // one.
+        // valid.
         let tag: ReleaseTag = unsafe { std::mem::transmute::<[u8; 12], ReleaseTag>(*tag) };
         let clones = match tag.rank {
             ReleaseTag::ALL => self.rings.get(&RingNumber(tag.ring)).map_or(0, receivers),
@@ -226,7 +226,7 @@ impl Replica {
         Ok(steps)
     }
 
-    /// Runs one program; the frame afterwards.
+    /// Runs one program; also returns the resulting frame.
     fn step(&mut self, name: &str, frame: &[u8], ifindex: Option<u32>) -> Result<(Step, Vec<u8>)> {
         let context = ifindex.map(|ifindex| held::context(frame.len(), ifindex));
         let mut out = vec![0; 4096];
@@ -245,7 +245,8 @@ impl Replica {
             })?;
         out.truncate(result.data_size_out as usize);
         let mut events = self.plane.traced(usize::MAX)?;
-        // Where sending failed in the data plane itself there are two: what it was to be, and that.
+        // If the data plane itself fails to send, there are two events: the intended outcome, and
+        // the failure.
         let Some(mut traced) = events.pop() else {
             bail!("`{name}` has dropped the frame without a word: its maps contradict each other")
         };
@@ -265,7 +266,7 @@ fn spec(ring: RingNumber, config: &RingConfig, cpus: &[u32]) -> RingSpec {
     }
 }
 
-/// Copies a map; how many entries it has.
+/// Copies a map; returns its number of entries.
 fn copy_hash<K: aya::Pod, V: aya::Pod>(
     plane: &mut BpfDataPlane,
     live: &Live,
@@ -277,7 +278,7 @@ fn copy_hash<K: aya::Pod, V: aya::Pod>(
     Ok(entries.len())
 }
 
-/// Copies a ring's state, and the slots that are in use, with their sums and headers.
+/// Copies a ring's state, and the used slots with their sums and headers.
 fn copy_slots(
     plane: &mut BpfDataPlane,
     live: &Live,

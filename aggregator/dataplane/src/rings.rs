@@ -1,4 +1,4 @@
-//! Rings in the data plane: their maps, from making to removal.
+//! Rings in the data plane: their maps, from creation to removal.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -16,13 +16,13 @@ use netsum_core::plane::RingSpec;
 use super::bpf::{ARRAY, BpfDataPlane, DEVMAP, RingMaps, create, ignore_missing};
 use super::plane::EndedRing;
 
-/// `BPF_F_INNER_MAP`: the array may differ in length from the outer map's template.
+/// `BPF_F_INNER_MAP`: the array's length may differ from that of the outer map's template.
 const INNER_MAP: u32 = 1 << 12;
 
-/// Rings that are made or removed at once: seven descriptors each.
+/// Rings that are created or removed at once: seven descriptors each.
 const BATCH: usize = 64;
 
-/// Entries of a ring's inner maps.
+/// Numbers of entries in a ring's inner maps.
 struct Sizes {
     slots: u32,
     mtu: u32,
@@ -44,7 +44,8 @@ impl BpfDataPlane {
                     ring.cpu,
                     Sizes { slots, mtu, headers: slots * ranks, ports },
                 ));
-                // First: what is made is found by this and freed, also where not all can be made.
+                // This is first: it identifies the ring's maps, and they are freed even if not all
+                // can be created.
                 self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
                 self.array(maps::STATES)?.set(ring.id.0, RingState::default(), 0)?;
             }
@@ -96,8 +97,8 @@ impl BpfDataPlane {
     }
 
     pub(super) fn end_rings(&mut self, rings: &[EndedRing]) -> Result<()> {
-        // From here on nothing is added. What comes is dropped: by the rings, then by the flows
-        // that have ended.
+        // From here on nothing is added. Arriving data is dropped: by the inactive rings, later by
+        // the ended flows.
         for ring in rings {
             self.set_active(ring.id, false)?;
         }
@@ -107,7 +108,7 @@ impl BpfDataPlane {
         let (mut made, mut ended) = (Vec::new(), Ok(()));
         for EndedRing { id, flows, ports } in rings {
             for key in flows {
-                // All: the ring's number may be another job's next.
+                // All flows, even after an error: another job may get the ring's number next.
                 ended = ended.and(self.end_flow(*key));
             }
             for &ifindex in ports {
@@ -124,8 +125,8 @@ impl BpfDataPlane {
                 made.push((*id, 0, Sizes { slots: 1, mtu, headers: 1, ports: 1 }));
             }
         }
-        // aya has no removal from an array of maps: the smallest maps take the place of the rings'
-        // and free them.
+        // aya cannot remove maps from an array of maps: the smallest possible maps replace the
+        // rings' maps, which frees them.
         for some in made.chunks(BATCH) {
             self.put_maps(some)?;
             for (id, ..) in some {
@@ -136,7 +137,7 @@ impl BpfDataPlane {
         ended
     }
 
-    /// Opens the maps of a ring that an earlier daemon has made. Needs CAP_SYS_ADMIN.
+    /// Opens the maps of a ring that an earlier daemon created. Needs CAP_SYS_ADMIN.
     pub(super) fn open_ring(&mut self, ring: RingNumber, cpu: u32) -> Result<()> {
         let maps = RingMaps {
             cpu,
@@ -149,8 +150,8 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// Empties a ring, keeping its maps: no memory is needed, and nothing waits for all CPUs. It
-    /// begins with index `start` and is not active.
+    /// Empties a ring but keeps its maps: this needs no memory, and does not wait for all CPUs. The
+    /// ring begins with index `start` and is not active.
     pub fn empty_ring(&mut self, ring: &RingSpec, start: u32) -> Result<()> {
         let config = self.config(ring)?;
         self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
@@ -161,7 +162,7 @@ impl BpfDataPlane {
         Ok(self.array(maps::STATES)?.set(ring.id.0, state, 0)?)
     }
 
-    /// Makes rings' inner maps.
+    /// Creates rings' inner maps.
     fn put_maps(&mut self, rings: &[(RingNumber, u32, Sizes)]) -> Result<()> {
         let mut put: BTreeMap<&str, Vec<(RingNumber, OwnedFd)>> = BTreeMap::new();
         let mut made = Vec::new();
@@ -194,7 +195,7 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// What a ring's map holds while it is not active.
+    /// The content of a ring's map while it is not active.
     fn config(&self, ring: &RingSpec) -> Result<RingConfig> {
         let cpu = *self
             .cpus
@@ -204,7 +205,7 @@ impl BpfDataPlane {
     }
 }
 
-/// Whether its last member is the way up to another box.
+/// Whether its last member is the uplink to another box.
 fn has_parent(ring: &RingConfig) -> bool {
     ring.flags & ring_flags::UPLINK != 0
 }

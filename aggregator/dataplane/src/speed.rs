@@ -1,8 +1,8 @@
-//! How fast this machine adds. Contributions go through a second instance of the programs, one by
-//! one, which has maps of its own: no port, no job and no map of a box at work notices.
+//! This machine's aggregation rate. Contributions run one by one through a second instance of the
+//! programs, which has its own maps: ports, jobs and maps of a working box are not affected.
 //!
-//! What finds a contribution's ring, and what drivers and the kernel do around the programs, is not
-//! in it, so a box adds less than this.
+//! The measurement leaves out the search for a contribution's ring, and the work of drivers and
+//! kernel around the programs, so a box's real rate is lower.
 
 use std::time::{Duration, Instant};
 
@@ -22,15 +22,15 @@ use super::load::{PROBE_AGGREGATE, PROBE_EGRESS};
 use super::plane::DataPlane as _;
 use super::replica::{LOOPBACK, XDP_REDIRECT};
 
-/// Contributions are sent for so long.
+/// Length of the measurement.
 const TIME: Duration = Duration::from_millis(50);
-/// Ranks of the ring: as in the benchmarks.
+/// Ranks of the ring, as in the benchmarks.
 const RANKS: u32 = 4;
 const SLOTS: u32 = 256;
 const QPN: u32 = 0x100;
 
-/// Bytes of contributions, of this path MTU, that one CPU adds in a second. It needs what
-/// [`BpfDataPlane::load`] does.
+/// Bytes of contributions that one CPU adds per second, at this path MTU. Needs the same
+/// capabilities as [`BpfDataPlane::load`].
 ///
 /// # Errors
 /// If the kernel refuses the programs, or they do not add.
@@ -49,14 +49,14 @@ pub fn adds(mtu: u32) -> Result<u64> {
     while times.is_empty() || start.elapsed() < TIME {
         times.push(fragment(&mut plane, times.len() as u32, mtu)?);
     }
-    // Interrupts, and others who want the CPU, make some longer.
+    // Interrupts and other processes on the CPU lengthen some times.
     times.sort_unstable();
     let usual = times[times.len() / 2].max(Duration::from_nanos(1));
     Ok((f64::from(RANKS * mtu) / usual.as_secs_f64()) as u64)
 }
 
-/// Has all ranks' contributions to a fragment summed, and the results made; the time in the
-/// programs.
+/// Sums all ranks' contributions to a fragment, and makes the results; returns the time spent in
+/// the programs.
 fn fragment(plane: &mut BpfDataPlane, index: u32, mtu: u32) -> Result<Duration> {
     let (mut time, mut sum) = (Duration::ZERO, Vec::new());
     for rank in 0..RANKS {
@@ -104,12 +104,12 @@ fn flow(ring: &RingSpec, rank: u32) -> FlowSpec {
     }
 }
 
-/// A SEND ONLY of zeros over IPv4, with the right ICRC.
+/// A SEND ONLY packet of zeros over IPv4, with the right ICRC.
 fn frame(rank: u32, index: u32, mtu: u32) -> Option<Vec<u8>> {
     let udp_len = (UdpHdr::LEN + BTH_LEN + mtu as usize + ICRC_LEN) as u16;
     let mut frame = vec![2, 0, 0, 0, 0, 0xff, 2, 0, 0, 0, 0, rank as u8, 8, 0, 0x45, 0];
     frame.extend((Ipv4Hdr::LEN as u16 + udp_len).to_be_bytes());
-    // No identification, not to be cut, and a checksum that nobody looks at.
+    // Identification 0, "don't fragment", and a checksum that is not verified.
     frame.extend([0, 0, 0x40, 0, 64, IPPROTO_UDP, 0, 0]);
     frame.extend([ip(rank), ip(rank + 1)].as_flattened());
     for word in [0xc000, ROCE_PORT, udp_len, 0] {

@@ -1,8 +1,8 @@
-//! Flows that are not summed, spread over the uplinks of a box that routes: the program, its table,
-//! and what uplinks carry.
+//! Unsummed flows, spread over the uplinks of a box that routes: the program, its table, and the
+//! load of uplinks.
 //!
-//! The program chooses for each flow that is new. What flows have sent is added up here, and flows
-//! that send no more are forgotten.
+//! The program chooses an uplink for each new flow. This module adds up what flows have sent, and
+//! forgets idle flows.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ use super::pins::Pins;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/spread.bpf.o");
 
-/// A flow that has sent nothing for so long is forgotten. It may go by another uplink when it does
+/// A flow that has sent nothing for this long is forgotten. It may use another uplink when it sends
 /// again.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -33,16 +33,16 @@ pub struct Spread {
     ebpf: Ebpf,
     /// By interface number.
     doors: HashMap<u32, Attachment<SchedClassifierLinkId>>,
-    /// Where attachments are pinned.
+    /// The folder of pinned attachments.
     pins: Option<PathBuf>,
-    /// The uplinks' interfaces of an earlier daemon, until this one's are known: flows have places
-    /// among those.
+    /// The uplinks' interfaces of an earlier daemon, until this one's are known: the places of
+    /// flows refer to them.
     before: Option<Vec<u32>>,
-    /// What flows had sent when they were last seen to send, and when that was.
+    /// Bytes that flows had sent when they were last active, and when that was.
     seen: HashMap<SpreadKey, (u64, Instant)>,
 }
 
-/// An uplink, as it is asked for.
+/// A requested uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uplink {
     pub ifindex: u32,
@@ -51,10 +51,10 @@ pub struct Uplink {
 }
 
 impl Spread {
-    /// Loads the program. With pins, what an earlier daemon has left is used on.
+    /// Loads the program. With pins, those of an earlier daemon are reused.
     ///
     /// # Errors
-    /// If the kernel does not take it.
+    /// If the kernel refuses it.
     pub fn load(pins: Option<&Pins>) -> Result<Self> {
         pins.map_or(Ok(()), Pins::make)?;
         let mut loader = EbpfLoader::new();
@@ -74,7 +74,7 @@ impl Spread {
         Ok(spread)
     }
 
-    /// Takes over what is pinned.
+    /// Takes over pinned attachments.
     fn take_over(&mut self) -> Result<()> {
         let Some(folder) = &self.pins else { return Ok(()) };
         std::fs::create_dir_all(folder)?;
@@ -89,14 +89,14 @@ impl Spread {
             });
             match taken {
                 Ok(link) => drop(self.doors.insert(ifindex, Attachment::Pinned(link))),
-                // The interface went away.
+                // The interface was deleted.
                 Err(_) => std::fs::remove_file(&path)?,
             }
         }
         Ok(())
     }
 
-    /// The program is attached to these interfaces, and to no other.
+    /// Attaches the program to exactly these interfaces.
     ///
     /// # Errors
     /// If it cannot be attached to one.
@@ -140,8 +140,8 @@ impl Spread {
         }
     }
 
-    /// Adds up what flows have sent, forgets those that send no more, and notes these uplinks. A
-    /// flow's uplink is its place here.
+    /// Adds up what flows have sent, forgets idle flows, and sets the uplinks. A flow refers to its
+    /// uplink by its place in `wanted`.
     ///
     /// # Errors
     /// If there are more than [`MAX_UPLINKS`], or the maps cannot be written.
@@ -176,8 +176,8 @@ impl Spread {
         (0..).zip(&all).try_for_each(|(place, uplink)| Ok(uplinks.set(place, uplink, 0)?))
     }
 
-    /// Gives flows of an earlier daemon their uplinks' places among these. Those whose uplink is
-    /// gone are forgotten.
+    /// Gives flows of an earlier daemon the places of their uplinks in `wanted`. Flows whose uplink
+    /// was removed are forgotten.
     fn renumber(&mut self, wanted: &[Uplink]) -> Result<()> {
         let Some(before) = self.before.take() else { return Ok(()) };
         let place = |old: u32| {
@@ -200,7 +200,7 @@ impl Spread {
         Ok(())
     }
 
-    /// Has a flow go by an uplink, from its next packet on.
+    /// Pins a flow to an uplink, from its next packet on.
     ///
     /// # Errors
     /// If the table is full.
@@ -212,7 +212,7 @@ impl Spread {
         flows.insert(flow.key(), new, 0).context("no room for another flow")
     }
 
-    /// Leaves a flow to the program again.
+    /// Lets the program choose a flow's uplink again.
     ///
     /// # Errors
     /// If the table cannot be written.
@@ -226,7 +226,7 @@ impl Spread {
     /// If the table cannot be read.
     pub fn flows(&mut self) -> Result<Vec<(SpreadKey, SpreadFlow)>> {
         let flows = self.table()?;
-        // One that goes meanwhile is none.
+        // A flow that is removed meanwhile is skipped.
         Ok(flows.iter().filter_map(Result::ok).collect())
     }
 
@@ -242,7 +242,7 @@ impl Spread {
     /// The program, for test runs.
     ///
     /// # Errors
-    /// If the object has none.
+    /// If the object does not contain it.
     pub fn program(&mut self) -> Result<&mut SchedClassifier> {
         program(&mut self.ebpf)
     }
@@ -252,7 +252,7 @@ impl Spread {
     }
 }
 
-/// What tells a flow apart.
+/// The key of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ends {
     pub src: IpAddr,

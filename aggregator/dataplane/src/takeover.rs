@@ -1,4 +1,4 @@
-//! What an earlier daemon has left in the kernel: taken over, or tidied away.
+//! Maps and attachments of an earlier daemon: taken over, or removed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,8 +14,8 @@ use super::bpf::{BpfDataPlane, found, ignore_missing};
 use super::plane::EndedRing;
 
 impl BpfDataPlane {
-    /// Whether a ring and its flows are in the maps as they should be. They are not where a daemon
-    /// was killed while it changed them.
+    /// Whether a ring and its flows are complete in the maps. They are not if a daemon was killed
+    /// while it changed them.
     pub fn is_whole(&mut self, ring: &RingSpec, active: bool, flows: &[FlowSpec]) -> Result<bool> {
         let rings: Array<_, RingConfig> = self.array(maps::RINGS)?;
         let config = rings.get(&ring.id.0, 0)?;
@@ -34,7 +34,7 @@ impl BpfDataPlane {
         }))
     }
 
-    /// Gives a ring's clones the egress program of this process, port by port.
+    /// Replaces the egress program of a ring's clones by that of this process, port by port.
     fn replace_egress(&mut self, ring: RingNumber) -> Result<()> {
         let egress = self.egress.try_clone()?;
         let mut uplinks = DevMap::try_from(self.map_mut(maps::UPLINKS)?)?;
@@ -50,7 +50,8 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// Counts anew whose addresses are whose: a daemon that is killed may have been about to.
+    /// Counts the owners of addresses again: an earlier daemon may have been killed between two
+    /// updates.
     fn count_owners(&mut self) -> Result<()> {
         let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let flows: Vec<(FlowKey, Flow)> = flows.iter().collect::<Result<_, _>>()?;
@@ -83,7 +84,8 @@ impl BpfDataPlane {
         }
         let any = !counted.is_empty();
         for (address, by_port) in counted {
-            // By one of several ways up comes what is not summed, too.
+            // A job with several uplinks receives unsummed packets at the present owner, which
+            // therefore stays.
             let before =
                 found(owners.get(&address, 0))?.and_then(|owner| by_port.get(&owner.ifindex));
             let Some(owner) = before.or_else(|| by_port.values().next()) else { continue };
@@ -92,7 +94,7 @@ impl BpfDataPlane {
         self.watch(watch::RANKS, any)
     }
 
-    /// Keeps what an earlier daemon has reserved until this one says what it reserves.
+    /// Keeps the reserved addresses of an earlier daemon until this one sets its own.
     fn keep_reserved(&mut self) -> Result<()> {
         let owners = self.hash::<Address, Owner>(maps::OWNERS)?;
         let all: Vec<(Address, Owner)> = owners.iter().collect::<Result<_, _>>()?;
@@ -101,7 +103,7 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// Replaces the addresses that belong somewhere without any flow.
+    /// Replaces the addresses with a fixed place that does not depend on flows.
     pub(super) fn set_reserved(&mut self, places: HashMap<Address, u32>) -> Result<()> {
         if places == self.reserved {
             return Ok(());
@@ -110,7 +112,7 @@ impl BpfDataPlane {
         self.count_owners()
     }
 
-    /// Forgets how the clones of other rings than these leave.
+    /// Removes the egress entries of all other rings.
     fn forget_egress(&mut self, rings: &[RingNumber]) -> Result<()> {
         let mut ports = self.hash::<EgressKey, EgressPort>(maps::EGRESS)?;
         let keys: Vec<EgressKey> = ports.keys().collect::<Result<_, _>>()?;
@@ -125,7 +127,7 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// Removes rings other than these, and ends other flows. How many rings there were.
+    /// Removes all other rings, and ends all other flows. Returns how many rings it removed.
     pub fn forget_others(&mut self, rings: &[RingNumber], flows: &[FlowSpec]) -> Result<usize> {
         let known: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
@@ -140,7 +142,7 @@ impl BpfDataPlane {
         }
         self.keep_reserved()?;
         self.count_owners()?;
-        // Those of jobs that go on stay, so that no first packet gets through meanwhile.
+        // Tokens of continuing jobs stay, so no first packet gets through meanwhile.
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         let jobs: Vec<(Token, InBandJob)> = tokens.iter().collect::<Result<_, _>>()?;
         for (token, _) in jobs.iter().filter(|(_, job)| !rings.contains(&job.job)) {

@@ -1,4 +1,4 @@
-//! Traced packets, from the ring buffer that the programs write them to.
+//! Traced packets, from the programs' ring buffer.
 
 use anyhow::Result;
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
@@ -7,12 +7,12 @@ use netsum_common::abi::{TraceEvent, TraceFilter, maps, watch};
 use super::bpf::BpfDataPlane;
 use super::plane::Traced;
 
-/// Switches tracing on, to another filter, or off.
+/// Starts tracing, changes its filter, or stops it.
 pub(super) fn switch(plane: &mut BpfDataPlane, filter: Option<&TraceFilter>) -> Result<()> {
     let Some(filter) = filter else { return plane.watch(watch::TRACE, false) };
     let watched: Array<_, u32> = plane.array(maps::WATCH)?;
     if watched.get(&0, 0)? & watch::TRACE == 0 {
-        // Of those who traced before, and of an earlier daemon.
+        // Events of earlier traces, and of an earlier daemon.
         while plane.events.next().is_some() {}
     }
     plane.array(maps::TRACED)?.set(0, *filter, 0)?;
@@ -29,17 +29,16 @@ pub(super) fn take(events: &mut RingBuf<MapData>, most: usize) -> Vec<Traced> {
     taken
 }
 
-/// Events that there was no room for.
+/// Events lost for lack of room.
 pub(super) fn lost(plane: &BpfDataPlane) -> Result<u64> {
     let lost: PerCpuArray<_, u64> = plane.map(maps::LOST)?;
     Ok(lost.get(&0, 0)?.iter().sum())
 }
 
-/// `None` is impossible: the programs write nothing shorter.
+/// Always `Some`: the programs write nothing shorter.
 fn traced(item: &[u8]) -> Option<Traced> {
     let (head, frame) = item.split_first_chunk::<{ size_of::<TraceEvent>() }>()?;
-    // SAFETY: an event is `repr(C)`, made of integers without padding; every bit pattern is a
-    // value.
+    // SAFETY: an event is `repr(C)`, made of integers without padding; every bit pattern is valid.
     let event = unsafe { head.as_ptr().cast::<TraceEvent>().read_unaligned() };
     let frame = frame.get(..event.captured as usize)?.to_vec();
     Some(Traced { event, frame })
@@ -52,7 +51,8 @@ mod tests {
     #[test]
     fn an_event_ends_where_it_says() {
         let mut bytes = vec![0u8; size_of::<TraceEvent>() + 8];
-        // The ring buffer hands out whole words, and a frame need not be any.
+        // The ring buffer returns whole words, and a frame's length need not be a multiple of
+        // these.
         let captured = std::mem::offset_of!(TraceEvent, captured);
         bytes[captured..captured + 4].copy_from_slice(&5u32.to_ne_bytes());
         bytes[size_of::<TraceEvent>()..].copy_from_slice(&[1, 2, 3, 4, 5, 9, 9, 9]);

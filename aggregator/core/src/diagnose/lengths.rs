@@ -1,5 +1,5 @@
-//! Ranks whose packets of one index differ in length. The first one to come gives the slot its
-//! length, and the others are refused, whoever is wrong.
+//! Ranks whose packets of one index differ in length. The first contribution determines the slot's
+//! length; all others are refused, even if the first one is wrong.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,9 @@ use super::{COMPARE, Finding, RankEvidence, RingEvidence};
 use crate::Rank;
 use crate::members::Member;
 
-/// Compares the lengths of what ranks have sent of the index that their ring waits for: what there
-/// is to say, and the ranks whose lengths are known. Both are empty where all are the same.
+/// Compares the lengths of the packets that ranks have sent for the index that their ring waits
+/// for. Returns findings, and the ranks whose lengths are known; both are empty if all lengths
+/// agree.
 pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
     let Some(slot) = ring.view.front() else { return Default::default() };
     let low = ring.view.state.low;
@@ -19,7 +20,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
         if slot.contributors & 1 << r.flow.rank.0 != 0 {
             return Some(u32::from(slot.len));
         }
-        // Another reason to refuse what came since then is the one that counts now.
+        // A newer refusal for another reason takes precedence.
         let reason = r.seen.last_outcome.filter(|outcome| outcome.kind() == Kind::Drop);
         let still = matches!(reason, None | Some(Counter::LengthMismatch | Counter::Duplicate));
         let of_index = |psn: u32| serial::sub(psn, r.flow.base_psn.get()) == low;
@@ -114,8 +115,8 @@ mod tests {
 
     const LOW: u32 = 7;
 
-    /// A ring that waits for index 7; for each rank the length of its contribution, or of what was
-    /// refused, and at which index.
+    /// A ring that waits for index 7. For each rank: the length of its packet, whether it was
+    /// contributed or refused, and the index of a refused one.
     fn ring(ranks: &[Option<(u32, bool, u32)>]) -> RingEvidence {
         let spec = RingSpec {
             id: RingNumber(1),

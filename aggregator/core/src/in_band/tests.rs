@@ -1,4 +1,4 @@
-//! First packets that come lost, doubled, late, from elsewhere, and that contradict each other.
+//! First packets that are lost, duplicated, late, from elsewhere, or contradict each other.
 
 use std::net::IpAddr;
 
@@ -62,7 +62,7 @@ fn packet(rank: u32, n: u32) -> FirstPacket {
     }
 }
 
-/// What comes of one packet, and what is to be done.
+/// The outcome of one packet, and the resulting actions.
 fn told(c: &mut Controller, packet: FirstPacket, released: bool) -> (Outcome, Vec<Action>) {
     let mut answer = c.first_packets(JOB, &[packet], released, Instant::now()).unwrap();
     assert_eq!(answer.outcomes.len(), 1);
@@ -95,7 +95,7 @@ fn begin(c: &mut Controller, n: u32) -> Vec<Action> {
 fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
     let mut c = with_job();
     for _ in 0..3 {
-        // The same packet comes again and again.
+        // The same packet arrives repeatedly.
         let first = outcome(&mut c, packet(1, 1));
         assert!(matches!(first, Outcome::Waits | Outcome::Known), "{first:?}");
     }
@@ -103,7 +103,7 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
     assert_eq!(outcome(&mut c, packet(2, 1)), Outcome::Waits);
     let (began, actions) = told(&mut c, packet(0, 1), true);
     assert_eq!(began, Outcome::Began(1));
-    // Nothing has been in its rings yet.
+    // Its rings are still empty.
     let [flows @ .., Action::ActivateRing(ring, ports)] = &actions[..] else {
         panic!("{actions:?}")
     };
@@ -122,7 +122,7 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
     }
     let job = c.job("a").unwrap();
     assert_eq!((&job.state, job.last_epoch, job.unclaimed()), (&State::Active, 1, vec![]));
-    // What was under way meanwhile.
+    // Packets that were under way meanwhile.
     assert_eq!(outcome(&mut c, packet(1, 1)), Outcome::Known);
 }
 
@@ -135,7 +135,7 @@ fn later_messages_claim_nothing_but_tell_who_began_too_early() {
         p.psn = p.psn.plus(index);
         p
     };
-    // Within the window: the first message's is on its way again.
+    // Within the window: the first message's packet is being retransmitted.
     assert_eq!(outcome(&mut c, later(0, 1, 64)), Outcome::Known);
     assert_eq!(c.job("a").unwrap().unclaimed().len(), 3);
     refused(&mut c, later(0, 17, 17 * 64), "is at message 17 already");
@@ -147,11 +147,11 @@ fn later_messages_claim_nothing_but_tell_who_began_too_early() {
 fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
     let mut c = with_job();
     begin(&mut c, 1);
-    // One has lost its connection: the others' epoch goes on meanwhile.
+    // One rank has lost its connection; the others' epoch continues meanwhile.
     assert_eq!(outcome(&mut c, packet(1, 2)), Outcome::Waits);
     assert_eq!((&c.job("a").unwrap().state, c.job("a").unwrap().last_epoch), (&State::Active, 1));
     assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), Rank(0)), (JobRing(0), Rank(2))]);
-    // It has lost that, too.
+    // It has lost the new one, too.
     assert_eq!(outcome(&mut c, packet(1, 3)), Outcome::Waits);
     assert_eq!(outcome(&mut c, packet(0, 2)), Outcome::Waits);
     let (began, actions) = told(&mut c, packet(2, 2), true);
@@ -163,7 +163,7 @@ fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
     assert_eq!(*flows, old, "nothing of the old epoch stays");
     let new: Vec<u32> = c.job("a").unwrap().flows.iter().map(|f| f.qpn.get()).collect();
     assert_eq!(new, [0x200, 0x301, 0x202]);
-    // Duplicates of the old connections that have been under way all the while.
+    // Duplicates from the old connections that were under way all the time.
     (0..RANKS).for_each(|rank| assert_eq!(outcome(&mut c, packet(rank, 1)), Outcome::Known));
     assert_eq!(c.job("a").unwrap().last_epoch, 2);
     // The same queue pair with another PSN is another connection.
@@ -176,20 +176,20 @@ fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
 #[test]
 fn before_the_first_sum_a_connection_that_was_made_again_takes_the_place_of_the_one_before() {
     let mut c = with_job();
-    // Rank 2 waited for long, gave its connection up, and the others came before its next one did.
+    // Rank 2 waited too long and gave up its connection; the others arrived before its next one.
     begin(&mut c, 1);
     assert_eq!(told(&mut c, packet(2, 2), false).0, Outcome::Began(2));
     let qpns: Vec<u32> = c.job("a").unwrap().flows.iter().map(|f| f.qpn.get()).collect();
     assert_eq!(qpns, [0x100, 0x101, 0x202]);
-    // A late duplicate of what it gave up.
+    // A late duplicate from the abandoned connection.
     assert_eq!(told(&mut c, packet(2, 1), false).0, Outcome::Known);
-    // They must still agree.
+    // The ranks must still agree.
     let mut wrong = packet(1, 3);
     wrong.header.fragments = 3;
     let (refused, _) = told(&mut c, wrong, false);
     assert!(matches!(&refused, Outcome::Refused(why) if why.contains("3 packets")), "{refused:?}");
     assert_eq!(c.job("a").unwrap().state, State::Active);
-    // After the first sum all have to connect again.
+    // After the first sum all ranks have to reconnect.
     assert_eq!(outcome(&mut c, packet(1, 4)), Outcome::Waits);
 }
 
@@ -210,7 +210,7 @@ fn however_many_connections_are_made_again_at_once_the_rings_are_made_once() {
                 p
             })
             .collect();
-        // One is refused, and does not keep the others from it.
+        // One packet is refused, and does not prevent the epoch.
         packets.push(FirstPacket { ifindex: 14, ..packets[0].clone() });
         let answer = c.first_packets(JOB, &packets, false, Instant::now()).unwrap();
         let [before @ .., last, thief] = &answer.outcomes[..] else { panic!("{answer:?}") };
@@ -231,7 +231,8 @@ fn however_many_connections_are_made_again_at_once_the_rings_are_made_once() {
 fn a_rank_that_waits_or_is_at_work_cannot_be_claimed_from_elsewhere() {
     let thieves = |n| {
         let ip = IpAddr::from([10, 0, 0, 99]);
-        // Another port, with the rank's addresses or its own; the rank's port with another address.
+        // Another port, with the rank's address or a different one; the rank's port with another
+        // address.
         [
             FirstPacket { ifindex: 14, ..packet(1, n) },
             FirstPacket { ifindex: 14, src: ip, ..packet(1, n) },
@@ -246,7 +247,7 @@ fn a_rank_that_waits_or_is_at_work_cannot_be_claimed_from_elsewhere() {
     assert_eq!(c.job("a").unwrap().flows[1].ifindex, 11);
     thieves(3).into_iter().for_each(|p| refused(&mut c, p, "the rank is at work from 10.0.0.2"));
     assert_eq!(c.job("a").unwrap().claims().count(), 0);
-    // Refusals are remembered, some of them.
+    // The last refusals are remembered.
     assert!(c.job("a").unwrap().refusals().any(|why| why.contains("10.0.0.99 behind p4")));
     for i in 0..100 {
         let p = FirstPacket { src: IpAddr::from([10, 0, 1, i]), ..packet(1, 4) };
@@ -279,7 +280,7 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
         matches!(&answer, Outcome::Failed(why) if why.contains("rank 0: address 10.0.0.1 belongs to a rank behind another port")),
         "{answer:?}"
     );
-    // A queue pair of another job, likewise.
+    // The same for a queue pair of another job.
     c.delete_job("b").unwrap();
     c.create_job(JobSpec { in_band: false, ranks: 2, ..spec("b") }).unwrap();
     let same = FlowSpec {
@@ -323,7 +324,7 @@ fn contradictions_fail_the_job_with_the_reason_and_leave_an_epoch_alone() {
         ),
         (change(|p| p.only = true), "says that its message has 64 packets, and sends the only one"),
         (change(|p| p.dst = "fd00::1".parse().unwrap()), "an address of another family"),
-        // Found out when all are there.
+        // Detected only when all are there.
         (
             change(|p| p.header.fragments = 63),
             "begins with a message of 63 packets, and rank 0 with one of 64",
@@ -346,10 +347,10 @@ fn contradictions_fail_the_job_with_the_reason_and_leave_an_epoch_alone() {
         assert_eq!(outcome(&mut c, packet_2.clone()), Outcome::Known, "told once");
         assert_eq!(outcome(&mut c, packet(0, 1)), Outcome::Known);
         assert!(matches!(c.job("a").unwrap().state, State::Failed(_)), "{words}: and stays so");
-        // It has been mended.
+        // The cause has been fixed.
         assert_eq!(outcome(&mut c, packet(2, 1)), Outcome::Began(1), "{words}");
         assert_eq!(c.job("a").unwrap().refusals().count(), 0);
-        // The same while the job is at work: it goes on.
+        // The same while the job is active: its epoch continues.
         let again = FirstPacket { psn: Psn::new(0x55_5555), ..packet_2.clone() };
         match outcome(&mut c, again) {
             Outcome::Waits => {} // what is found out only when all are there
@@ -390,7 +391,7 @@ fn claims_of_connections_that_have_gone_are_forgotten() {
         [(JobRing(0), Rank(0)), (JobRing(0), Rank(2))],
         "rank 1 has come again, rank 0 has not"
     );
-    // The rank's place is free for another host.
+    // Another host can take the rank.
     assert_eq!(
         at_time(&mut c, FirstPacket { src: IpAddr::from([10, 0, 0, 77]), ..packet(0, 2) }, 70),
         Outcome::Waits
@@ -420,7 +421,7 @@ fn jobs_in_band_are_told_from_others() {
         bears: 0,
     };
     assert!(c.add_flow("a", JobRing(0), flow).unwrap_err().to_string().contains("in band"));
-    // A packet that was noted before its job was deleted, and one of a job that is none.
+    // A packet that was noted before its job was deleted, and one of a job that does not exist.
     let actions = c.delete_job("a").unwrap();
     assert!(matches!(actions[0], Action::IgnoreInBand(_)), "{actions:?}");
     assert_eq!(c.first_packets(JOB, &[packet(0, 1)], true, Instant::now()), None);
@@ -448,9 +449,9 @@ fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_goes_on() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
-    /// Senders send their first packets until they are summed; each may be lost or come any number
-    /// of times, any time later, also those of connections that have been given up. The connections
-    /// that all ranks keep end in one epoch.
+    /// Senders retransmit their first packets until they are summed. Each may be lost or arrive any
+    /// number of times, at any later time, also from abandoned connections. The connections that
+    /// all ranks keep end in one epoch.
     #[test]
     fn whatever_is_lost_doubled_or_late_the_last_connections_of_all_form_an_epoch(
         before in prop::collection::vec((0..RANKS, 1u32..4, any::<bool>()), 0..40),
@@ -459,7 +460,7 @@ proptest! {
     ) {
         let mut c = with_job();
         let mut released = false;
-        // What still lives is sent once more at the end.
+        // Live connections send once more at the end.
         let last = last.into_iter().chain(order.iter().copied()).chain(order.iter().copied());
         let last = last.map(|rank| (rank, 9, false));
         for (rank, n, sums) in before.into_iter().chain(last) {
