@@ -1,5 +1,5 @@
-//! A host that belongs to no job and knows all about one: addresses, queue pairs and PSNs. The
-//! frames that it forges.
+//! Forges frames as a host that belongs to no job but knows the addresses, queue pairs and PSNs of
+//! one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use crate::frames::{FrameSpec, lanes};
 use crate::lab::Host;
 use crate::tap::Tap;
 
-/// What arrives at a host, by the number of the host that sends it and the queue pair that it is
-/// for: the last PSN.
+/// The last PSNs that arrived at a host, by the sending host's number and the destination queue
+/// pair.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     pub acks: BTreeMap<(u8, u32), u32>,
     pub data: BTreeMap<(u8, u32), u32>,
-    /// Some frames of data, as they are.
+    /// Some data frames, unchanged.
     pub frames: Vec<Vec<u8>>,
 }
 
 impl Seen {
-    /// Looks on until nothing has arrived for a while.
+    /// Records frames until none has arrived for a while.
     pub fn watch(tap: &Tap) -> Self {
         let mut seen = Self::default();
         while let Ok(frame) = tap.receive(Duration::from_millis(300), |f| wire::parse(f).is_ok()) {
@@ -39,8 +39,8 @@ impl Seen {
         seen
     }
 
-    /// Forged frames to host `to`, with the addresses of those who may send to it: data for every
-    /// queue pair, and every kind of acknowledgement, with PSNs from far behind to far ahead.
+    /// Forged frames to host `to`, with the addresses of its peers as source: data for every queue
+    /// pair, and every kind of acknowledgement, with PSNs from far behind to far ahead.
     pub fn forgeries(&self, to: u8) -> Vec<FrameSpec> {
         let mut forged = Vec::new();
         let jumps = [0, 1, 7, 64, 1 << 20, 1 << 22, (1 << 24) - 1, (1 << 24) - 64];
@@ -63,7 +63,7 @@ impl Seen {
                     Syndrome::Nak(Nak::InvalidRequest),
                     Syndrome::Nak(Nak::RemoteOperation),
                 ] {
-                    // The extended header stands where the payload does.
+                    // The extended header takes the payload's place.
                     let aeth = Aeth { syndrome, msn: psn }.encode().to_vec();
                     let mut spec =
                         FrameSpec { id: 0, ..FrameSpec::send(from + 1, to + 1, qpn, psn, aeth) };
@@ -83,7 +83,7 @@ pub fn from_host(mut spec: FrameSpec, host: u8) -> FrameSpec {
     spec
 }
 
-/// An ARP reply to everybody that `ip` is at the MAC address of `host` (RFC 826).
+/// A broadcast ARP reply that claims `ip` for the MAC address of `host` (RFC 826).
 pub fn arp_claim(ip: [u8; 4], host: &Host) -> Vec<u8> {
     let mac = [2, 0, 0, 0, 0, host.number() as u8 + 1];
     let mut f = [[0xff; 6], mac].concat();
@@ -96,11 +96,11 @@ pub fn arp_claim(ip: [u8; 4], host: &Host) -> Vec<u8> {
     f
 }
 
-/// VLAN tags of a frame, from the outermost on: EtherType and VLAN.
+/// VLAN tags of a frame, outermost first: EtherType and tag control information.
 pub type Tags = &'static [(u16, u16)];
 
-/// Ways to tag a frame, and whether a Linux host without VLANs takes what is behind the tags: tags
-/// of VLAN 0 do not count (`__netif_receive_skb_core` in net/core/dev.c).
+/// Ways to tag a frame, and whether a Linux host without VLANs accepts the frame: Linux ignores
+/// tags of VLAN 0 (`__netif_receive_skb_core` in net/core/dev.c).
 pub const TAGS: [(Tags, bool); 14] = [
     (&[], true),
     (&[(0x8100, 0)], true),
@@ -118,7 +118,7 @@ pub const TAGS: [(Tags, bool); 14] = [
     (&[(0x88a8, 0), (0x8100, 0), (0x88a8, 0), (0x8100, 0), (0x8100, 0)], true),
 ];
 
-/// An untagged frame behind tags.
+/// Inserts tags into an untagged frame.
 pub fn tagged(frame: &[u8], tags: Tags) -> Vec<u8> {
     let tags =
         tags.iter().flat_map(|(kind, vlan)| [kind.to_be_bytes(), vlan.to_be_bytes()].concat());
@@ -127,8 +127,7 @@ pub fn tagged(frame: &[u8], tags: Tags) -> Vec<u8> {
     f
 }
 
-/// An untagged frame in the form of IEEE 802.2 (RFC 1042): a length, LLC, SNAP, and the type behind
-/// them.
+/// Converts an untagged frame to IEEE 802.2 form (RFC 1042): length, LLC, SNAP, and then the type.
 pub fn snap(frame: &[u8]) -> Vec<u8> {
     let mut f = frame.to_vec();
     f.splice(12..12, [0, 0, 0xaa, 0xaa, 3, 0, 0, 0]);
@@ -137,8 +136,8 @@ pub fn snap(frame: &[u8]) -> Vec<u8> {
     f
 }
 
-/// An untagged IPv6 frame with extension headers of these numbers: hop-by-hop options 0, routing 43, of a kind that has been used up,
-/// fragment 44, of a packet that is whole, destination options 60.
+/// Inserts extension headers with these numbers into an untagged IPv6 frame: hop-by-hop options 0,
+/// routing 43 with no segments left, fragment 44 of an unfragmented packet, destination options 60.
 pub fn extended(frame: &[u8], extensions: &[u8]) -> Vec<u8> {
     let (mut f, mut next) = (frame.to_vec(), frame[20]);
     for &number in extensions.iter().rev() {
@@ -157,9 +156,9 @@ pub fn extended(frame: &[u8], extensions: &[u8]) -> Vec<u8> {
     f
 }
 
-/// An untagged frame in two IP fragments: `first` bytes behind the IP header are in the first one,
-/// a multiple of 8. Over IPv6 the headers in `extensions` are before the fragment header, and one
-/// of destination options behind it, where `hidden`.
+/// Splits an untagged frame into two IP fragments. The first has `first` bytes behind the IP
+/// header, a multiple of 8. Over IPv6, the headers in `extensions` precede the fragment header;
+/// with `hidden`, a header of destination options follows it.
 pub fn fragments(frame: &[u8], first: usize, extensions: &[u8], hidden: bool) -> [Vec<u8>; 2] {
     let part = |offset: usize, more: bool| {
         if frame[12] == 8 {
@@ -184,8 +183,8 @@ pub fn fragments(frame: &[u8], first: usize, extensions: &[u8], hidden: bool) ->
     [part(0, true), part(first, false)]
 }
 
-/// A neighbour advertisement from `host` to host number `to`, that the address of host number
-/// `target` is at its own MAC address (RFC 4861, 4.4).
+/// A neighbour advertisement from `host` to host number `to`, which claims the address of host
+/// number `target` for the MAC address of `host` (RFC 4861, 4.4).
 pub fn advertisement(target: u8, to: u8, host: u8) -> Vec<u8> {
     let mut icmp = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
     icmp.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, target + 1]);
@@ -197,8 +196,8 @@ pub fn advertisement(target: u8, to: u8, host: u8) -> Vec<u8> {
     with_checksum(f, 2)
 }
 
-/// An untagged IPv6 frame, without extension headers, with the checksum of its payload at an offset
-/// behind the IP header.
+/// Computes the checksum of the payload of an untagged IPv6 frame without extension headers, and
+/// writes it at an offset behind the IP header.
 pub fn with_checksum(mut frame: Vec<u8>, at: usize) -> Vec<u8> {
     frame[54 + at..56 + at].fill(0);
     let len = (frame.len() - 54) as u16;

@@ -1,5 +1,5 @@
-//! Boxes that are machines of their own: a kernel, cards with a driver, and all that such a box has
-//! to get through.
+//! Tests boxes that are virtual machines: a kernel, network cards with a driver, and the events
+//! that such a box must survive.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -20,28 +20,27 @@ use crate::vm::{Card, NOT_THERE};
 const RANKS: u32 = 3;
 const JOB: &str = "train";
 const LOSS: f64 = 0.01;
-/// Lanes of a vector; and of one whose all-reduce is still going on when something happens to a
-/// port.
+/// Lanes of a vector, and of one whose all-reduce still runs when a port is disturbed.
 const LEN: usize = 200_000;
 const LONG: usize = 4_000_000;
-/// What happens to a port: a command, and what sets it back.
+/// Disturbances of a port: a command, and the command that reverts it.
 const DOWN: [&str; 2] = ["/usr/bin/ip link set port1 down", "/usr/bin/ip link set port1 up"];
 const MTU: [&str; 2] =
     ["/usr/bin/ip link set port1 mtu 2250", "/usr/bin/ip link set port1 mtu 2300"];
 const RESET: [&str; 2] = ["/usr/bin/ethtool -r port1", "true"];
 
-/// A script that does it when the port has received some packets; it fails if no more come after
-/// that.
+/// A script that runs a disturbance when the port has received some packets, and fails if none
+/// arrive afterwards.
 const DISTURB: &str = "f=/sys/class/net/port1/statistics/rx_packets; read from <$f; echo ready; \
     wait_for() { i=0; while read now <$f; [ $now -lt $1 ]; do \
         i=$((i + 1)); [ $i -lt 600 ] || exit 1; /bin/busybox sleep 0.05; done; }; \
     wait_for $((from + 500)); $0 || exit 1; read now <$f; echo $((now - from)); \
     /bin/busybox sleep 0.3; $1; wait_for $((now + 100))";
 
-/// What was found on such a box: a column of the table and what it says.
+/// Results for one box: a column of the table and its text.
 pub type Found = Vec<(&'static str, String)>;
 
-/// The columns of the table, in their order.
+/// The columns of the table, in order.
 pub const COLUMNS: [&str; 12] = [
     "Linux",
     "driver",
@@ -57,7 +56,7 @@ pub const COLUMNS: [&str; 12] = [
     "hosts with Soft-RoCE",
 ];
 
-/// Whether a driver has no native XDP with that kernel: vmxnet3's came with Linux 6.6.
+/// Whether a driver has no native XDP with that kernel: vmxnet3 has it since Linux 6.6.
 pub fn is_without_xdp(kernel: Kernel, card: Card) -> bool {
     (kernel, card) == (Kernel::V6_1, Card::Vmxnet3)
 }
@@ -72,31 +71,31 @@ fn spec(kernel: Kernel, card: Card) -> LabSpec {
     }
 }
 
-/// Has a box sum under all circumstances, hosts being namespaces outside; every sum is compared bit
-/// by bit.
+/// Has a box sum under all circumstances, for hosts that are namespaces outside; compares every sum
+/// bit by bit.
 ///
 /// # Errors
-/// A wrong sum, or one that the box has not made where it should.
+/// If a sum is wrong, or the box has not summed where it should have.
 pub fn try_all(kernel: Kernel, card: Card) -> Result<Found> {
     let mut trial = Trial::start(spec(kernel, card), card)?;
     trial.sums("path MTU 1024", 1024, 0.0)?;
     trial.sums("path MTU 2048, 1 % loss", 2048, LOSS)?;
     trial.interrupts_elsewhere()?;
-    // vmxnet3 of Linux 6.12 hands frames past the XDP program once its link was down: the book's
-    // `platforms.md`.
+    // With Linux 6.12, vmxnet3 lets frames bypass the XDP program after its link was down: see the
+    // book's `platforms.md`.
     if card != Card::Vmxnet3 {
         trial.disturbed("link down, up", DOWN)?;
         trial.disturbed("MTU changed", MTU)?;
     }
-    // Of these drivers only igb negotiates.
+    // Only igb among these drivers negotiates its link.
     if card == Card::Igb {
         trial.disturbed("ethtool -r", RESET)?;
     }
     Ok(trial.found)
 }
 
-/// The same, and what takes longer: hosts in a VLAN, and hosts that are other machines with their
-/// kernels' Soft-RoCE. What has not worked is in the table too, and in `errors`.
+/// Runs [`try_all`] and the slower tests: hosts in a VLAN, and hosts that are virtual machines with
+/// their kernels' Soft-RoCE. Failures are in the table and in `errors`.
 pub fn try_everything(kernel: Kernel, card: Card, errors: &mut Vec<String>) -> Found {
     let mut found = vec![("Linux", kernel.to_string()), ("driver", card.to_string())];
     let mut tried = |column: &'static str, run: &dyn Fn() -> Result<Found>| match run() {
@@ -116,8 +115,8 @@ pub fn try_everything(kernel: Kernel, card: Card, errors: &mut Vec<String>) -> F
     found
 }
 
-/// Once more where a machine has not booted: one of Linux 6.1 stood still for want of a timer,
-/// before it had netsum.
+/// Tries again if a machine has not booted: one with Linux 6.1 once hung for lack of a timer,
+/// before netsum ran on it.
 fn again<T>(run: impl Fn() -> Result<T>) -> Result<T> {
     run().or_else(|error| match format!("{error:#}").contains(NOT_THERE) {
         true => {
@@ -128,10 +127,10 @@ fn again<T>(run: impl Fn() -> Result<T>) -> Result<T> {
     })
 }
 
-/// That a driver without native XDP is refused with a reason.
+/// Checks that a driver without native XDP is refused with a reason.
 ///
 /// # Errors
-/// If it is not.
+/// If it is not refused.
 pub fn refused(kernel: Kernel, card: Card) -> Result<Found> {
     let cluster = Cluster::without_daemon(spec(kernel, card))?;
     let mut found = head(&cluster, card)?;
@@ -142,7 +141,7 @@ pub fn refused(kernel: Kernel, card: Card) -> Result<Found> {
     Ok(found)
 }
 
-/// The kernel's release, and the driver by its own name.
+/// The kernel's release, and the driver's name.
 fn head(cluster: &Cluster, card: Card) -> Result<Found> {
     let release = output(cluster.lab().box_().command("/bin/busybox").args(["uname", "-r"]))?;
     Ok(vec![("Linux", release.trim().to_owned()), ("driver", card.to_string())])
@@ -175,12 +174,12 @@ impl Trial {
         Ok(Self { cluster, card, job, group: None, seed: 0, found })
     }
 
-    /// A job of this path MTU in place of the one that there is.
+    /// Replaces the present job by one with this path MTU.
     fn begin(&mut self, mtu: u32) -> Result<()> {
         if self.group.take().is_some() {
             self.cluster.netsum(&["job", "delete", JOB])?;
         }
-        // The machine is slow: nobody is dead for that.
+        // The machine is slow: short timeouts would declare live ranks dead.
         let patient = Duration::from_secs(60);
         self.job =
             JobSpec { mtu, timeout: patient, connect_timeout: patient, ..JobSpec::new(JOB, RANKS) };
@@ -193,7 +192,7 @@ impl Trial {
         self.group.as_mut().context("no ranks")
     }
 
-    /// An all-reduce of each kind by the box; how long they took.
+    /// Runs an all-reduce of each type by the box; returns how long they took.
     fn reduce(&mut self) -> Result<String> {
         let mut said = String::from("right;");
         for dtype in ["i32", "f32"] {
@@ -231,8 +230,8 @@ impl Trial {
         output(self.cluster.lab().box_().command("/usr/bin/ip").args(arguments)).map(drop)
     }
 
-    /// Has one CPU serve all interrupts of the ports, and then the other: of the two, one serves
-    /// the ring.
+    /// Has one CPU serve all interrupts of the ports, then the other CPU. One of the two also
+    /// serves the ring.
     fn interrupts_elsewhere(&mut self) -> Result<()> {
         let script = "n=0; for irq in $(/bin/busybox awk -F: '/virtio[1-9]|port|Tx|Rx/ {print $1}' /proc/interrupts); do \
                       echo $0 > /proc/irq/$irq/smp_affinity_list && n=$((n + 1)); done; echo $n";
@@ -247,8 +246,8 @@ impl Trial {
         Ok(())
     }
 
-    /// In the middle of an all-reduce something is set at a port, and set back. The sum is right,
-    /// and after it the box sums.
+    /// Disturbs a port in the middle of an all-reduce, and reverts it. The sum must be right, and
+    /// the box must sum afterwards.
     fn disturbed(&mut self, column: &'static str, [happens, back]: [&str; 2]) -> Result<()> {
         self.seed += 1;
         let seed = self.seed;
@@ -267,7 +266,7 @@ impl Trial {
             "{column}, after {} packets: {outcomes:?}",
             said.lines().last().unwrap_or_default()
         );
-        // Ranks that went on without the box try it again after a second.
+        // Ranks that fell back try the box again after a second.
         let mut without = 0;
         while let Err(error) = self.reduce() {
             without += 1;
@@ -290,7 +289,7 @@ impl Trial {
     }
 }
 
-/// `netsum check` before the daemon starts finds no error; the queues of a port.
+/// Checks that `netsum check` finds no error before the daemon starts; returns the port's queues.
 fn check(cluster: &Cluster) -> Result<u32> {
     let mut command = cluster.lab().box_().command(program("netsum")?);
     let said = output(command.args(["--json", "check", "--bridge", "br0"]))?;
@@ -305,8 +304,7 @@ fn check(cluster: &Cluster) -> Result<u32> {
     Ok(queues.trim().parse()?)
 }
 
-/// Hosts and the box are in VLAN 5. Where the driver takes tags off, the daemon says so, and says
-/// what mends it.
+/// Puts hosts and the box into VLAN 5. If the driver strips tags, the daemon reports it with a fix.
 fn in_a_vlan(kernel: Kernel, card: Card) -> Result<String> {
     let mut trial = Trial::start(
         LabSpec { tagged: (0..RANKS as usize).collect(), ..spec(kernel, card) },
@@ -330,7 +328,7 @@ fn in_a_vlan(kernel: Kernel, card: Card) -> Result<String> {
     Ok(if warned { "right with rxvlan off, which netsum asks for" } else { "right" }.into())
 }
 
-/// Kernels' Soft-RoCE on machines of their own.
+/// Runs a ring on virtual machines with their kernels' Soft-RoCE.
 fn stock(kernel: Kernel, card: Card) -> Result<String> {
     let cluster = Cluster::start(LabSpec {
         cables: false,

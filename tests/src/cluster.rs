@@ -1,4 +1,4 @@
-//! A whole netsum in a lab: the daemon on the box, jobs, and ranks on the hosts.
+//! Runs all of netsum in a lab: the daemon on the box, jobs, and ranks on the hosts.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::lab::BoxNode;
 use crate::process::Running;
 use crate::{Lab, LabSpec, janitor, netns};
 
-/// How long anything may take that should be quick.
+/// Timeout for anything that should be quick.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// TCP port of the workers' API on the box.
@@ -41,7 +41,6 @@ pub fn program(name: &str) -> Result<PathBuf> {
 #[derive(Clone, Debug)]
 pub struct JobSpec {
     pub name: String,
-    /// World size.
     pub ranks: u32,
     /// Path MTU in bytes.
     pub mtu: u32,
@@ -52,15 +51,15 @@ pub struct JobSpec {
     pub rings: u32,
     /// `--order`.
     pub order: &'static str,
-    /// After which silence a rank is dead.
+    /// Silence after which a rank is considered dead.
     pub timeout: Duration,
     /// How long ranks wait for each other when they connect.
     pub connect_timeout: Duration,
-    /// How ranks with an RDMA adapter try again; see `netsum_worker::AdapterRetry`.
+    /// Retry settings of ranks with an RDMA adapter; see `netsum_worker::AdapterRetry`.
     pub retry: (u8, u8),
-    /// Ranks that are to send and receive over AF_XDP.
+    /// Ranks that must send and receive over AF_XDP.
     pub xdp: Vec<u32>,
-    /// Ranks begin also where no boxes of a fabric can sum.
+    /// Ranks begin even if no box of a fabric can sum.
     pub or_ring: bool,
 }
 
@@ -83,7 +82,7 @@ impl JobSpec {
         }
     }
 
-    /// `job create` with all of it, as arguments of `netsum`.
+    /// Arguments of `netsum` that create the job.
     pub fn create_arguments(&self) -> Vec<String> {
         let Self { name, ranks, mtu, message_size, window, rings, order, .. } = self;
         let options = [
@@ -101,13 +100,13 @@ impl JobSpec {
         words.chain(self.or_ring.then(|| "--or-ring".to_owned())).collect()
     }
 
-    /// Its layout for the library.
+    /// The job's layout, as the library has it.
     pub fn layout(&self) -> Layout {
         Layout { message_size: self.message_size, window: self.window, rings: self.rings }
     }
 }
 
-/// Where a rank lives: number of the host, and which of its addresses.
+/// Where a rank runs: the host's number, and the index of its address.
 pub type RankHost = (usize, usize);
 
 /// Rank r on host r.
@@ -115,16 +114,16 @@ pub fn one_on_each_host(ranks: u32) -> Vec<RankHost> {
     (0..ranks as usize).map(|host| (host, 0)).collect()
 }
 
-/// How a daemon is run, beyond the usual.
+/// Special settings for starting a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonOptions {
-    /// Further lines of its configuration, of no section.
+    /// Further lines of its configuration that are in no section.
     pub general: String,
     /// Further lines for the section `[listen]` of its configuration.
     pub listen: String,
     /// `RUST_LOG`.
     pub log: Option<String>,
-    /// More arguments to `netsum run`.
+    /// Further arguments to `netsum run`.
     pub arguments: Vec<String>,
     /// A program that starts it, with arguments.
     pub prefix: Vec<String>,
@@ -134,9 +133,9 @@ pub struct DaemonOptions {
 #[derive(Debug)]
 pub struct Cluster {
     daemon: Option<Running>,
-    /// Those on the other boxes, by the boxes' numbers.
+    /// The daemons on the other boxes, by the boxes' numbers.
     others: BTreeMap<usize, Running>,
-    /// Whether jobs outlive a daemon that is killed.
+    /// Whether jobs survive when the daemon is killed.
     pinned: bool,
     /// Whether its jobs are created again at every start.
     kept: bool,
@@ -154,7 +153,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Builds a lab; its box is a plain bridge.
+    /// Builds a lab without a daemon; its box is a plain bridge.
     pub fn without_daemon(spec: LabSpec) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("netsum-lab-").tempdir()?;
         Ok(Self {
@@ -168,43 +167,43 @@ impl Cluster {
         })
     }
 
-    /// From the next start on, the daemon's jobs outlive it when it is killed.
+    /// Makes jobs survive a killed daemon, from the next start on.
     pub fn pin(&mut self) {
         self.pinned = true;
     }
 
-    /// From the next start on, the daemon's jobs are created again at every start.
+    /// Makes the daemon create its jobs again at every start, from the next one on.
     pub fn keep_jobs(&mut self) {
         self.kept = true;
     }
 
-    /// From the next start on, the daemon listens for workers over IPv6.
+    /// Makes the daemon listen for workers over IPv6, from the next start on.
     pub fn listen_over_ipv6(&mut self) {
         self.v6 = true;
     }
 
-    /// Where the daemon listens for workers.
+    /// Address where the daemon listens for workers.
     pub fn workers(&self) -> SocketAddr {
         let box_ = self.lab.box_();
         SocketAddr::new(if self.v6 { box_.ipv6() } else { box_.ip() }, WORKER_PORT)
     }
 
-    /// Where the daemon pins what outlives it. The janitor removes it with the lab.
+    /// Folder for the daemon's pins. The janitor removes it with the lab.
     pub fn pins(&self) -> PathBuf {
         PathBuf::from(janitor::PINS).join(self.lab.prefix())
     }
 
-    /// The file with the jobs that outlive the daemon.
+    /// The state file of jobs that survive the daemon.
     pub fn state_file(&self) -> PathBuf {
         self.folder.path().join("state/state.json")
     }
 
-    /// The file with the jobs that are created again, in a folder of its own.
+    /// The file of jobs that are created again, in a folder of its own.
     pub fn jobs_file(&self) -> PathBuf {
         self.folder.path().join("kept/jobs.json")
     }
 
-    /// The daemon's process; 0 when none runs.
+    /// The daemon's process ID; 0 if it does not run.
     pub fn daemon_pid(&self) -> u32 {
         self.daemon.as_ref().map_or(0, Running::pid)
     }
@@ -224,24 +223,24 @@ impl Cluster {
         self.start_daemon_as(&DaemonOptions::default())
     }
 
-    /// The same, with more arguments to `netsum run`.
+    /// Starts the daemon with further arguments to `netsum run`, and waits until it answers.
     pub fn start_daemon_with(&mut self, arguments: &[&str]) -> Result<()> {
         let arguments = arguments.iter().map(|&a| a.to_owned()).collect();
         self.start_daemon_as(&DaemonOptions { arguments, ..DaemonOptions::default() })
     }
 
-    /// Starts the daemon in a special way and waits until it answers.
+    /// Starts the daemon with special settings, and waits until it answers.
     pub fn start_daemon_as(&mut self, options: &DaemonOptions) -> Result<()> {
         self.daemon = Some(self.run_daemon(None, options)?);
         Ok(())
     }
 
-    /// Starts a daemon on each further box, too.
+    /// Starts a daemon on each other box.
     pub fn start_leaves(&mut self) -> Result<()> {
         self.lab.spec().boxes().try_for_each(|number| self.start_box(Some(number)))
     }
 
-    /// Starts a box's daemon; one that runs there is killed.
+    /// Starts a box's daemon, after killing the one that runs there.
     pub fn start_box(&mut self, number: Option<usize>) -> Result<()> {
         self.kill_box(number)?;
         let daemon = self.run_daemon(number, &DaemonOptions::default())?;
@@ -282,7 +281,7 @@ impl Cluster {
             machine.put(&config, &config.display().to_string())?;
         }
         if self.pinned && self.lab.spec().racks > 0 {
-            // Each box has a folder of its own there, which must be in bpffs.
+            // Each box has a folder of its own in it, which must be in bpffs.
             std::fs::create_dir_all(self.pins())?;
         }
         let netsum = program("netsum")?;
@@ -323,19 +322,19 @@ impl Cluster {
         daemon.success(PATIENCE).map(drop)
     }
 
-    /// Ends the daemon as `systemctl restart` does: its jobs are for the next one.
+    /// Ends the daemon as `systemctl restart` does: the next one continues its jobs.
     pub fn hand_over(&mut self) -> Result<()> {
         let daemon = self.daemon.take().context("no daemon runs")?;
         daemon.signal(Signal::SIGUSR1)?;
         daemon.success(PATIENCE).map(drop)
     }
 
-    /// What the daemon has said so far.
+    /// The daemon's log so far.
     pub fn daemon_log(&self) -> String {
         self.daemon.as_ref().map(Running::stderr).unwrap_or_default()
     }
 
-    /// The folder of the daemon's configuration and socket.
+    /// Folder of the daemon's configuration and socket.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -388,12 +387,12 @@ impl Cluster {
         )
     }
 
-    /// Runs `netsum ARGUMENTS` on the box; what it prints.
+    /// Runs `netsum ARGUMENTS` on the box; returns its output.
     pub fn netsum(&self, arguments: &[&str]) -> Result<String> {
         self.netsum_on(None, arguments)
     }
 
-    /// The same on the box of a rack.
+    /// Runs `netsum ARGUMENTS` on a rack's box; returns its output.
     pub fn netsum_on(&self, rack: Option<usize>, arguments: &[&str]) -> Result<String> {
         let mut command = self.box_of(rack).command(program("netsum")?);
         netns::output(command.arg("--socket").arg(self.file(rack, "netsum.sock")).args(arguments))
@@ -405,7 +404,7 @@ impl Cluster {
         serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
     }
 
-    /// Creates a job with these numbers, and further options; what is said of it.
+    /// Creates a job with these numbers and further options; returns what `netsum` prints.
     pub fn create(&self, name: &str, numbers: &[(&str, u32)], more: &[&str]) -> Result<Value> {
         let numbers: Vec<_> = numbers.iter().map(|(option, n)| (*option, n.to_string())).collect();
         let mut arguments = vec!["job", "create", name];
@@ -413,7 +412,7 @@ impl Cluster {
         self.netsum_json(&[&arguments, more].concat())
     }
 
-    /// Creates a job; its token.
+    /// Creates a job; returns its token.
     pub fn create_job(&self, job: &JobSpec) -> Result<String> {
         let arguments = job.create_arguments();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -444,18 +443,18 @@ impl Cluster {
         self.group(job, Some((controller, token)), places, false)
     }
 
-    /// The same over IPv6.
+    /// Starts the ranks of a job over IPv6 and waits until they are connected.
     pub fn ranks_v6(&self, job: &JobSpec, token: &str, places: &[RankHost]) -> Result<Group> {
         let controller = self.workers().to_string();
         self.group(job, Some((controller, token)), places, true)
     }
 
-    /// Ranks that know of no daemon.
+    /// Starts ranks that do not know of a daemon.
     pub fn ranks_alone(&self, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
         self.group(job, None, places, false)
     }
 
-    /// The same over IPv6.
+    /// Starts ranks over IPv6 that do not know of a daemon.
     pub fn ranks_alone_v6(&self, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
         self.group(job, None, places, true)
     }
@@ -485,7 +484,7 @@ impl Cluster {
             let elsewhere = self.lab.host(place.0).vm().is_some();
             started.push(Started { running, host: place.0, spec, elsewhere });
         }
-        // What the ranks say comes first.
+        // The ranks' errors come first.
         Group::new(job, started).map_err(|e| anyhow!("{e:#}{}", self.daemon_log()))
     }
 

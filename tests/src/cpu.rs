@@ -1,10 +1,11 @@
-//! On which CPU a thread runs: which one a test-run program runs on, and what it takes for its own.
+//! Pins threads to a CPU: a test run executes a program there, and the program sees that CPU as its
+//! own.
 
 use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// The calling thread runs on one CPU, until this is dropped, by the same thread.
+/// Keeps the calling thread on one CPU until the same thread drops this.
 #[derive(Debug)]
 pub struct Pinned {
     before: CpuSet,
@@ -12,7 +13,7 @@ pub struct Pinned {
 
 impl Pinned {
     /// # Errors
-    /// If there is no such CPU, or the process may not use it.
+    /// If the CPU does not exist, or the process may not use it.
     pub fn to(cpu: u32) -> Result<Self> {
         let this = Pid::from_raw(0);
         let before = sched_getaffinity(this).context("the thread's CPUs")?;
@@ -26,7 +27,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Some CPU of those is still there: the thread runs.
+        // If this fails, some CPU of the old set is still online, and the thread runs.
         let _ = sched_setaffinity(Pid::from_raw(0), &self.before);
     }
 }

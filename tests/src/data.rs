@@ -1,12 +1,12 @@
-//! What ranks reduce in tests: made up from rank and seed, so that the test knows it too.
+//! Data that ranks reduce in tests: computed from rank and seed, and so known to the test.
 
-/// Lanes of rank `rank`: any bits, so that sums wrap.
+/// Lanes of a rank: arbitrary bits whose sums wrap.
 pub fn ints(rank: u32, seed: u64, len: usize) -> Vec<i32> {
     let mut state = SplitMix::new(rank, seed);
     (0..len).map(|_| state.next() as i32).collect()
 }
 
-/// Numbers of rank `rank` as gradients are: both signs, magnitudes from 2^-12 to 2^4, some zeros.
+/// Numbers of a rank that resemble gradients: both signs, magnitudes from 2^-12 to 2^4, some zeros.
 pub fn floats(rank: u32, seed: u64, len: usize) -> Vec<f32> {
     let mut state = SplitMix::new(rank, seed);
     (0..len)
@@ -15,7 +15,7 @@ pub fn floats(rank: u32, seed: u64, len: usize) -> Vec<f32> {
             if bits.is_multiple_of(17) {
                 return 0.0;
             }
-            // 2^-24 times 25 signed bits is within -1 to 1.
+            // A signed 25-bit integer times 2^-24 is within -1 to 1.
             let fraction = (bits >> 39) as i32 - (1 << 24);
             fraction as f32 * 2f32.powi(-24) * 2f32.powi((bits >> 8) as i32 % 17 - 12)
         })

@@ -1,4 +1,4 @@
-//! What there is to see of a job that stands still.
+//! Collects data about a stalled job.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,12 +10,13 @@ use crate::cluster::{Cluster, program};
 use crate::process::Running;
 use crate::verbs_ring;
 
-/// How long packets are looked at.
+/// How long packets are traced.
 const WATCH: Duration = Duration::from_secs(4);
-/// How many of them at most.
+/// The most packets to trace.
 const PACKETS: &str = "4000";
 
-/// The box's view of a job, the kernels' of their queue pairs, and all packets of some seconds.
+/// The box's view of a job, the kernels' view of their queue pairs, and the packets of some
+/// seconds.
 pub fn of(cluster: &Cluster, job: &str) -> String {
     let mut text = String::new();
     let mut part = |title: &str, what: Result<String>| {

@@ -1,9 +1,9 @@
-//! Cables that lose, duplicate, reorder, corrupt and mark packets.
+//! Links that lose, duplicate, reorder, corrupt and mark packets.
 //!
-//! A cable is a two-port bridge in a namespace of its own, between a host and its port. Both of its
-//! ends run an XDP program that meddles with what comes in: so both directions can suffer, packet
-//! by packet. On the host itself the way up could not: an XDP program sees only what comes in, and
-//! tc sees GSO packets before they are cut up.
+//! Such a link, a [`Cable`], is a two-port bridge in a namespace of its own, between a host and its
+//! port. Both of its ends run an XDP program on arriving packets, and so both directions can
+//! suffer, packet by packet. On the host itself the upward direction could not: an XDP program sees
+//! only arriving packets, and tc sees GSO packets before they are segmented.
 
 use std::sync::Mutex;
 
@@ -17,28 +17,28 @@ use crate::netns::{Netns, output};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/faults.bpf.o");
 
-/// What can happen to a packet.
+/// Faults of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is lost.
+    /// The packet is lost.
     Loss,
-    /// It comes, and comes again with one of the next eight packets.
+    /// The packet arrives, and arrives again with one of the next eight packets.
     Duplicate,
-    /// It comes behind one of the next eight packets.
+    /// The packet arrives behind one of the next eight packets.
     Reorder,
     /// A bit behind the Ethernet header is flipped.
     Corrupt,
-    /// It is marked: congestion experienced. Only if its sender takes part in ECN.
+    /// The packet is marked as having met congestion, if its sender uses ECN.
     Mark,
 }
 
 impl Fault {
-    /// All that do harm, in the order of their numbers.
+    /// All harmful faults, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Loss, Self::Duplicate, Self::Reorder, Self::Corrupt];
 }
 
-/// Kinds of RoCEv2 packets. Data packets on the way up are contributions; on the way down they are
-/// results. Ranks also talk past the box, in messages of one packet.
+/// Kinds of RoCEv2 packets. Upward data packets are contributions, and downward ones are results.
+/// Ranks also have bypass connections, with messages of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -51,14 +51,14 @@ pub enum Kind {
     /// A message of one packet.
     Only = 1 << 3,
     Ack = 1 << 4,
-    /// A NAK, but no "receiver not ready".
+    /// A NAK other than "receiver not ready".
     Nak = 1 << 5,
     /// A congestion notification.
     Cnp = 1 << 6,
 }
 
-/// Where packets are sent on more slowly than they may come. They do not really wait; what would,
-/// behind `depth` bytes or more, is marked.
+/// A bottleneck that forwards packets more slowly than they may arrive. Packets do not really wait
+/// there; those that would wait behind `depth` bytes or more are marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bottleneck {
     /// Bytes per second.
@@ -73,38 +73,39 @@ const DATA: u32 = Kind::First as u32 | Kind::Middle as u32 | Kind::Last as u32 |
 /// The n-th packet of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nth {
-    /// Which packets are counted.
+    /// The kind that is counted.
     pub kind: Kind,
-    /// From 1.
+    /// Counted from 1.
     pub n: u32,
-    /// How many from there on; 1 for a single packet.
+    /// How many packets in a row; 1 for a single packet.
     pub times: u32,
-    /// What happens to them.
+    /// The fault.
     pub what: Fault,
 }
 
-/// What happens to RoCEv2 packets on one way through a cable. Other packets always pass; in a lab
-/// with a rate all suffer alike.
+/// Faults of RoCEv2 packets in one direction of a link. Other packets always pass; in a lab with a
+/// rate, all packets are treated alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Share of the packets that are lost, 0 to 1; so all rates, and together they are at most 1.
+    /// Share of the packets that are lost, 0 to 1. The other shares are of the same kind, and their
+    /// sum is at most 1.
     pub loss: f64,
-    /// Share that comes twice.
+    /// Share that arrives twice.
     pub duplicate: f64,
-    /// Share that comes late.
+    /// Share that arrives late.
     pub reorder: f64,
     /// Share with a flipped bit.
     pub corrupt: f64,
     /// Share that is marked.
     pub mark: f64,
-    /// Besides, what comes behind too much at a bottleneck is marked.
+    /// A bottleneck that marks packets as well.
     pub bottleneck: Option<Bottleneck>,
-    /// Besides, certain packets.
+    /// Certain packets that suffer a fault as well.
     pub nth: Option<Nth>,
 }
 
 impl Faults {
-    /// Nothing happens.
+    /// Without faults.
     pub const NONE: Self = Self {
         loss: 0.0,
         duplicate: 0.0,
@@ -115,12 +116,12 @@ impl Faults {
         nth: None,
     };
 
-    /// A share of the packets is lost.
+    /// Loses a share of the packets.
     pub const fn loss(rate: f64) -> Self {
         Self { loss: rate, ..Self::NONE }
     }
 
-    /// One kind of fault.
+    /// A share of the packets suffers one fault.
     pub const fn of(fault: Fault, rate: f64) -> Self {
         match fault {
             Fault::Loss => Self { loss: rate, ..Self::NONE },
@@ -131,34 +132,34 @@ impl Faults {
         }
     }
 
-    /// The `n`-th packet of a kind, from 1.
+    /// The `n`-th packet of a kind, from 1, suffers a fault.
     pub const fn nth(kind: Kind, n: u32, what: Fault) -> Self {
         Self { nth: Some(Nth { kind, n, times: 1, what }), ..Self::NONE }
     }
 }
 
-/// What has happened on one way through a cable.
+/// Counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WayCounts {
-    /// RoCEv2 packets that came; in a lab with a rate, all packets.
+    /// RoCEv2 packets that arrived; in a lab with a rate, all packets.
     pub seen: u64,
-    /// Those of them that were lost.
+    /// Packets that were lost.
     pub lost: u64,
-    /// Those that came twice.
+    /// Packets that arrived twice.
     pub duplicated: u64,
-    /// Those that came late.
+    /// Packets that arrived late.
     pub reordered: u64,
-    /// Those with a flipped bit.
+    /// Packets with a flipped bit.
     pub corrupted: u64,
     pub marked: u64,
-    /// Those that were to be marked, and whose senders take no part in ECN.
+    /// Packets that were not marked because their sender does not use ECN.
     pub spared: u64,
-    /// Those of the kind that [`Faults::nth`] looks for.
+    /// Packets of the kind that [`Faults::nth`] counts.
     pub of_kind: u64,
 }
 
 impl WayCounts {
-    /// All faults that do harm.
+    /// All harmful faults.
     pub fn faults(&self) -> u64 {
         self.lost + self.duplicated + self.reordered + self.corrupted
     }
@@ -174,12 +175,12 @@ impl WayCounts {
     }
 }
 
-/// What a cable has done.
+/// Counters of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CableCounts {
-    /// To packets that the host sent.
+    /// Packets from the host.
     pub up: WayCounts,
-    /// To packets for the host.
+    /// Packets to the host.
     pub down: WayCounts,
 }
 
@@ -213,23 +214,24 @@ struct Counts {
 // SAFETY: integers without padding; every bit pattern is a value.
 unsafe impl aya::Pod for Counts {}
 
-/// The cable between a host and its port.
+/// The link between a host and its port.
 #[derive(Debug)]
 pub struct Cable {
     ebpf: Mutex<Ebpf>,
-    /// It has a rate.
+    /// Whether it has a rate.
     queued: bool,
     wire: Netns,
     number: usize,
 }
 
-/// From where packets come, with which programs they come and leave, where they go, and by which
-/// map.
+/// For each direction: the interface where packets arrive, the program on leaving packets, the
+/// interface where they leave, and the device map. The first name is also that of the program on
+/// arriving packets.
 const WAYS: [(&str, &str, &str, &str); 2] =
     [("up", "leave_up", "down", "TO_BOX"), ("down", "leave_down", "up", "TO_HOST")];
 
 impl Cable {
-    /// Starts the programs of host `number`'s cable, which let everything pass yet: to the cable's
+    /// Starts the programs of host `number`'s link, which pass everything at first: to the link's
     /// queues, if it has a rate.
     pub fn new(wire: &Netns, number: usize, queued: bool) -> Result<Self> {
         let mut ebpf =
@@ -242,7 +244,7 @@ impl Cable {
             let program = program.fd()?.try_clone()?;
             let to = wire.ifindex(&format!("{to}{number}"))?;
             let mut devices = DevMap::try_from(ebpf.map_mut(map).context(map)?)?;
-            // Devices are found by number in the namespace of the thread that asks.
+            // Interface indices are resolved in the calling thread's namespace.
             wire.enter(|| (0..2).try_for_each(|key| devices.set(key, to, Some(&program), 0)))?;
             let program: &mut Xdp = ebpf.program_mut(&from).context("a program")?.try_into()?;
             program.load().context(from)?;
@@ -255,12 +257,12 @@ impl Cable {
         Ok(cable)
     }
 
-    /// Nothing at all goes up any more, RoCE or not; or as before.
+    /// Blocks all upward packets, RoCE or not; or restores them.
     pub fn cut_up(&self, cut: bool) -> Result<()> {
         let interface = format!("up{}", self.number);
         let tc = |words: &str| output(self.wire.command("tc").args(words.split(' '))).map(drop);
         if cut {
-            // Nobody listens there.
+            // Packets sent to this device are discarded.
             let away = "action mirred egress redirect dev lo";
             tc(&format!("qdisc add dev {interface} ingress"))?;
             tc(&format!("filter add dev {interface} ingress protocol all u32 match u32 0 0 {away}"))
@@ -269,10 +271,10 @@ impl Cable {
         }
     }
 
-    /// Faults from now on, on the way up and down, chosen by a seed; the counters start anew.
+    /// Sets the faults upward and downward, chosen by a seed, and resets the counters.
     ///
     /// # Errors
-    /// If a rate is not within 0 to 1, or their sum is not.
+    /// If a share or the sum of all is not within 0 to 1.
     pub fn set(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
         for (faults, way) in [(up, 0u32), (down, 1)] {
             let others = faults.duplicate + faults.reorder + faults.corrupt;
@@ -290,7 +292,7 @@ impl Cable {
                 *threshold = (sum * 2f64.powi(32)) as u64;
             }
             ensure!(sum <= 1.0, "shares of {rates:?} are not possible: together 0 to 1");
-            // Not the same packets on both ways.
+            // The directions must not select the same packets.
             let seed = u64::from(seed) << 1 | u64::from(way);
             let (kinds, nth, times, what) = match faults.nth {
                 Some(Nth { kind, n, times, what }) => {
@@ -313,8 +315,8 @@ impl Cable {
         Ok(())
     }
 
-    /// Data packets that the host has sent since [`Cable::set`], which must not have been told of
-    /// an n-th packet.
+    /// Data packets that the host has sent since [`Cable::set`], which must have been called
+    /// without an n-th packet.
     pub fn data_packets(&self) -> Result<u64> {
         let settings: Settings = self.array("SETTINGS", |all| Ok(all.get(&0, 0)?))?;
         ensure!(settings.kinds == u64::from(DATA), "the cable counts packets of other kinds");
@@ -322,7 +324,7 @@ impl Cable {
         Ok(counts.matched)
     }
 
-    /// What it has done since [`Cable::set`].
+    /// The counters since [`Cable::set`].
     pub fn counts(&self) -> Result<CableCounts> {
         let way = |way: u32| -> Result<WayCounts> {
             let Counts { seen, matched: of_kind, done, spared } =

@@ -1,4 +1,4 @@
-//! RoCEv2 frames for tests: built field by field, with the right ICRC unless told otherwise.
+//! RoCEv2 frames for tests: built field by field, with the right ICRC unless a test changes it.
 
 use netsum_common::icrc;
 use netsum_common::wire::{self, Bth, Opcode, Reth};
@@ -111,7 +111,7 @@ impl FrameSpec {
         f
     }
 
-    /// The frame as the box sends it: where there is a UDP checksum it is right.
+    /// The frame as the box sends it: a UDP checksum, if present, is right.
     pub fn build_result(&self) -> Vec<u8> {
         let (mut frame, ip) = (self.build(), self.ip_offset());
         if self.udp_checksum != 0 {
@@ -123,8 +123,7 @@ impl FrameSpec {
     }
 }
 
-/// The UDP checksum that belongs into a frame, pseudo-header and all (RFC 768, RFC 8200, section
-/// 8.1).
+/// The UDP checksum of a frame, with the pseudo-header (RFC 768, RFC 8200, section 8.1).
 pub fn udp_checksum(frame: &[u8], l3: wire::L3, ip: usize) -> u16 {
     let addresses = match l3 {
         wire::L3::V4 => 12..20,
@@ -150,14 +149,14 @@ pub fn ipv4_checksum(header: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Payload of `lanes` lanes that differ from rank to rank and lane to lane.
+/// A payload of `lanes` lanes that differ by rank and position.
 pub fn lanes(rank: u32, lanes: usize) -> Vec<u8> {
     (0..lanes as u32)
         .flat_map(|i| (i.wrapping_mul(0x9e37_79b9) ^ rank.wrapping_mul(0x85eb_ca6b)).to_le_bytes())
         .collect()
 }
 
-/// Lane by lane sum of payloads, wrapping.
+/// Lane-by-lane sum of payloads, wrapping.
 pub fn sum(payloads: &[Vec<u8>]) -> Vec<u8> {
     let mut total = vec![0u32; payloads[0].len() / 4];
     for p in payloads {

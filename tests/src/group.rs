@@ -1,5 +1,5 @@
-//! The ranks of a job, each in a process of its own: what they are started with, told and answer,
-//! and how their results are checked.
+//! The ranks of a job, each in a process of its own: their settings, orders and answers, and the
+//! check of their results.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -15,14 +15,13 @@ use crate::cluster::{Cluster, JobSpec, PATIENCE};
 use crate::data;
 use crate::process::Running;
 
-/// What `netsum-rank` is started with.
+/// Settings with which `netsum-rank` is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankSpec {
     pub rank: u32,
-    /// World size.
     pub ranks: u32,
     pub ip: IpAddr,
-    /// Address of the daemon's API for workers; without one the ranks find each other by `peers`.
+    /// Address of the daemon's API for workers. Without one, the ranks find each other by `peers`.
     pub controller: Option<String>,
     pub job: String,
     pub token: String,
@@ -35,20 +34,20 @@ pub struct RankSpec {
     pub window: u32,
     /// Rings, without a daemon.
     pub rings: u32,
-    /// After which silence a rank is dead, in milliseconds.
+    /// Silence after which a rank is considered dead, in milliseconds.
     pub timeout_ms: u64,
-    /// How long it waits for others when it connects, in milliseconds.
+    /// How long the rank waits for others when it connects, in milliseconds.
     pub connect_timeout_ms: u64,
-    /// How an RDMA adapter tries again.
+    /// Retry settings of an RDMA adapter.
     pub retry: (u8, u8),
-    /// Over AF_XDP; else what there is.
+    /// Use AF_XDP; otherwise the rank uses what is available.
     #[serde(default)]
     pub xdp: bool,
 }
 
 impl RankSpec {
-    /// Rank `rank` of a job, at `peers[rank]`; with the address and the token that lead to a
-    /// daemon, or without one.
+    /// Rank `rank` of a job, at `peers[rank]`. `daemon` has the address of a daemon, if there is
+    /// one, and the job's token.
     pub fn new(job: &JobSpec, rank: usize, peers: &[IpAddr], daemon: Option<(&str, &str)>) -> Self {
         let (controller, token) = daemon.unzip();
         Self {
@@ -70,7 +69,7 @@ impl RankSpec {
         }
     }
 
-    /// The same for the library.
+    /// The same settings for the library.
     pub fn config(&self) -> CommConfig {
         let bootstrap = match &self.controller {
             Some(address) => Bootstrap::Controller {
@@ -97,37 +96,38 @@ impl RankSpec {
     }
 }
 
-/// What `netsum-rank` is told to do.
+/// Orders to `netsum-rank`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Reduce made-up data.
+    /// Reduce generated data.
     AllReduce {
         /// `i32` or `f32`.
         dtype: String,
         len: usize,
-        /// Of the data.
+        /// Seed of the data.
         seed: u64,
-        /// File for the result's bytes; without one, as in another machine, they are in the answer.
+        /// File for the result's bytes. Without one, as in a virtual machine, they are in the
+        /// answer.
         out: Option<PathBuf>,
-        /// Wait for the others first, so that nobody's timer runs while another rank still makes up
-        /// its data.
+        /// Wait for the others first: otherwise a rank's timer runs while another rank still
+        /// generates its data.
         together: bool,
     },
-    /// Reduce several made-up vectors in flight at once.
+    /// Reduce several generated vectors, all in flight at once.
     InFlight {
         /// Type and elements of each.
         operations: Vec<(String, usize)>,
-        /// Of the first one's data; each next one's is one more.
+        /// Seed of the first vector's data; each further vector's seed is one higher.
         seed: u64,
-        /// File for the bytes of all results, in their order.
+        /// File for the bytes of all results, in order.
         out: PathBuf,
     },
-    /// Give the communicator up, and connect a new one to the same job.
+    /// Drop the communicator, and connect a new one to the same job.
     Reconnect,
 }
 
-/// What `netsum-rank` answers.
+/// Answers of `netsum-rank`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -144,46 +144,46 @@ impl Answer {
     }
 }
 
-/// What an operation came to; see `netsum_worker::Report` and `netsum_worker::Statistics`.
+/// Outcome of an operation; see `netsum_worker::Report` and `netsum_worker::Statistics`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// `box` or `ring`.
     pub mode: String,
     /// Sums verified by their check lanes.
     pub verified: u64,
-    /// Packets sent again; 0 over an RDMA adapter, where nobody knows.
+    /// Packets sent again; 0 over an RDMA adapter, which does not report them.
     pub retransmissions: u64,
     pub micros: u64,
-    /// Fall-backs to the ring, since the start.
+    /// Fallbacks to the ring, since the start.
     pub fall_backs: u64,
-    /// Messages that were no right sum, since the start.
+    /// Messages whose sum was wrong, since the start.
     pub wrong: u64,
     /// Packets that had met congestion, since the start.
     pub marked: u64,
-    /// How often all ranks have connected anew, since the start.
+    /// How often all ranks have reconnected, since the start.
     #[serde(default)]
     pub renewals: u64,
-    /// Connections that an adapter gave up and that were started anew, since the start.
+    /// Connections that an adapter gave up and that were restarted, since the start.
     pub restarts: u64,
-    /// What carries the rank's packets.
+    /// The rank's transport.
     pub transport: String,
-    /// The result's bytes in hexadecimal digits, if they were asked for.
+    /// The result's bytes in hexadecimal digits, if requested.
     pub result: Option<String>,
 }
 
-/// The ranks of a job that run.
+/// The running ranks of a job.
 #[derive(Debug)]
 pub struct Group {
     job: JobSpec,
     ranks: Vec<Option<Running>>,
-    /// Each rank's host, and what it was started with.
+    /// Each rank's host and settings.
     homes: Vec<(usize, RankSpec)>,
-    /// Which of them share no files with the test.
+    /// Which ranks share no files with the test.
     elsewhere: Vec<bool>,
     files: u32,
     together: bool,
     folder: TempDir,
-    /// What carries each rank's packets.
+    /// Each rank's transport.
     pub transports: Vec<String>,
 }
 
@@ -193,7 +193,7 @@ pub(crate) struct Started {
     pub running: Running,
     pub host: usize,
     pub spec: RankSpec,
-    /// It shares no files with the test.
+    /// Whether it shares no files with the test.
     pub elsewhere: bool,
 }
 
@@ -228,8 +228,8 @@ impl Group {
         Ok(group)
     }
 
-    /// All-reduces to which the last rank comes late. All of each is within a window, so that all
-    /// of it waits.
+    /// Runs all-reduces that the last rank starts late. Each fits into a window, and so all of it
+    /// waits.
     pub fn work(&mut self, rounds: u64) -> Result<()> {
         for seed in 0..rounds {
             self.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20))?;
@@ -239,13 +239,13 @@ impl Group {
         Ok(())
     }
 
-    /// From now on all ranks wait for each other before each operation, in which nothing is then
-    /// late but the network.
+    /// Makes all ranks wait for each other before each operation. Then only the network can delay
+    /// an operation.
     pub fn start_together(&mut self) {
         self.together = true;
     }
 
-    /// From now on they do not any more.
+    /// Ends the effect of [`Group::start_together`].
     pub fn start_as_told(&mut self) {
         self.together = false;
     }
@@ -256,19 +256,19 @@ impl Group {
         victim.signal(Signal::SIGKILL)
     }
 
-    /// Kills all ranks, and waits for their ends: their addresses are for others then.
+    /// Kills all ranks, and waits until they have ended: then others can use their addresses.
     pub fn end(&mut self) {
         self.ranks.iter_mut().for_each(|rank| drop(rank.take()));
     }
 
-    /// Starts a killed rank again. It answers when all ranks have connected anew.
+    /// Starts a killed rank again. It answers when all ranks have reconnected.
     pub fn start_again(&mut self, cluster: &Cluster, rank: usize) -> Result<()> {
         let (host, spec) = &self.homes[rank];
         self.ranks[rank] = Some(cluster.rank(*host, spec)?);
         Ok(())
     }
 
-    /// Has a rank connect anew.
+    /// Orders a rank to reconnect.
     pub fn order_reconnect(&mut self, rank: usize) -> Result<()> {
         let running = self.ranks[rank].as_mut().context("that rank has gone")?;
         running.say(&serde_json::to_string(&Order::Reconnect)?)
@@ -279,13 +279,13 @@ impl Group {
         serde_json::from_str(&line).with_context(|| line.clone())
     }
 
-    /// Tells all ranks to reduce made-up data, without waiting for them. The files for their
+    /// Orders all ranks to reduce generated data, and does not wait. Returns the files for their
     /// results.
     pub fn order_all_reduce(&mut self, dtype: &str, len: usize, seed: u64) -> Result<Vec<PathBuf>> {
         self.order_all_reduce_last_late(dtype, len, seed, Duration::ZERO)
     }
 
-    /// The same, but the last rank is told so much later.
+    /// The same, but the last rank gets its order with a delay.
     pub fn order_all_reduce_last_late(
         &mut self,
         dtype: &str,
@@ -315,7 +315,7 @@ impl Group {
         Ok(files)
     }
 
-    /// The next answer of every rank that lives.
+    /// The next answer of every live rank.
     pub fn answers(&mut self, timeout: Duration) -> Result<Vec<(usize, Answer)>> {
         let mut answers = Vec::new();
         for (rank, running) in self.ranks.iter_mut().enumerate() {
@@ -327,13 +327,13 @@ impl Group {
         Ok(answers)
     }
 
-    /// All ranks reduce made-up data; every result is compared bit by bit with a sum done here.
+    /// All ranks reduce generated data; compares every result bit by bit with a sum computed here.
     pub fn all_reduce(&mut self, dtype: &str, len: usize, seed: u64) -> Result<Vec<Outcome>> {
         let files = self.order_all_reduce(dtype, len, seed)?;
         self.check_all_reduce(dtype, len, seed, &files)
     }
 
-    /// Waits for what [`Group::order_all_reduce`] has begun, and compares.
+    /// Waits for the operation that [`Group::order_all_reduce`] has started, and compares.
     pub fn check_all_reduce(
         &mut self,
         dtype: &str,
@@ -379,8 +379,8 @@ impl Group {
         Ok(outcomes)
     }
 
-    /// Tells all ranks to reduce several made-up vectors in flight at once, without waiting for
-    /// them. The files for their results.
+    /// Orders all ranks to reduce several generated vectors in flight at once, and does not wait.
+    /// Returns the files for their results.
     pub fn order_in_flight(
         &mut self,
         operations: &[(&str, usize)],
@@ -401,8 +401,8 @@ impl Group {
         Ok(files)
     }
 
-    /// The same, and waits; every result is compared bit by bit with a sum done here. What the last
-    /// operation came to at each rank.
+    /// The same, and waits; compares every result bit by bit with a sum computed here. Returns the
+    /// last operation's outcome at each rank.
     pub fn in_flight(&mut self, operations: &[(&str, usize)], seed: u64) -> Result<Vec<Outcome>> {
         let files = self.order_in_flight(operations, seed)?;
         let mut outcomes = Vec::new();
@@ -427,12 +427,12 @@ impl Group {
         Ok(outcomes)
     }
 
-    /// Process ids of the ranks that live.
+    /// Process IDs of the live ranks.
     pub fn pids(&self) -> impl Iterator<Item = u32> {
         self.ranks.iter().flatten().map(Running::pid)
     }
 
-    /// What the ranks have said on standard error.
+    /// The ranks' standard error.
     pub fn log(&self) -> String {
         self.ranks.iter().flatten().map(Running::stderr).collect()
     }
@@ -454,7 +454,7 @@ fn expected(dtype: &str, len: usize, seed: u64, job: &JobSpec) -> Result<Vec<u8>
     match dtype {
         "i32" => {
             let all: Vec<_> = (0..job.ranks).map(|rank| data::ints(rank, seed, len)).collect();
-            // Nothing but addition: no need to trust the library's own reference.
+            // Plain addition, independent of the library's own reference.
             let sum = (0..len).map(|i| all.iter().fold(0i32, |sum, x| sum.wrapping_add(x[i])));
             Ok(sum.flat_map(i32::to_le_bytes).collect())
         }
@@ -463,7 +463,7 @@ fn expected(dtype: &str, len: usize, seed: u64, job: &JobSpec) -> Result<Vec<u8>
             let slices: Vec<_> = all.iter().map(|x| &x[..]).collect();
             let sum = reference_sum(&slices, &layout);
             for (i, sum) in sum.iter().enumerate() {
-                // The reference in turn must be near the sum in double precision: 8 ranks,
+                // The reference itself must be near the sum in double precision: 8 ranks,
                 // magnitudes below 32.
                 let exact: f64 = all.iter().map(|x| f64::from(x[i])).sum();
                 ensure!((f64::from(*sum) - exact).abs() < 1e-5, "element {i}: {sum}, not {exact}");

@@ -1,4 +1,4 @@
-//! `deploy/GUIDE.md` as tests follow it, and the package that it begins with.
+//! Reads `deploy/GUIDE.md` for tests that follow it, and makes the packages that it begins with.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use crate::cluster::program;
 use crate::netns::output;
 
-/// A block of commands, and whom it is for.
+/// A block of commands, and for whom they are.
 #[derive(Clone, Debug)]
 pub struct Block {
     pub who: String,
@@ -18,7 +18,7 @@ pub struct Block {
 /// The guide's blocks.
 ///
 /// # Errors
-/// If one does not end or is for nobody.
+/// If a block does not end or does not say for whom it is.
 pub fn blocks() -> Result<Vec<Block>> {
     let guide =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/GUIDE.md"))?;
@@ -36,7 +36,7 @@ pub fn blocks() -> Result<Vec<Block>> {
         .collect()
 }
 
-/// Makes the box's Debian package of the programs beside the test's.
+/// Makes the box's Debian package from the programs beside the test's.
 ///
 /// # Errors
 /// As [`packages`].
@@ -44,10 +44,10 @@ pub fn package(folder: &Path) -> Result<PathBuf> {
     packages(folder)?.into_iter().next().context("no package")
 }
 
-/// Makes the Debian packages of the programs beside the test's: the box's, and the hosts'.
+/// Makes the Debian packages of the box and of the hosts from the programs beside the test's.
 ///
 /// # Errors
-/// If they are not built, or there is no dpkg.
+/// If the programs are not built, or dpkg is missing.
 pub fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
     let programs = program("netsum")?;
     let mut dist = Command::new(program("netsum-dist")?);

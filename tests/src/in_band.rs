@@ -1,6 +1,6 @@
-//! An application that knows nothing of netsum but the header that its messages begin with: a ring
-//! of RC queue pairs with a window, over the library's endpoint. Each rank sends to the next, and
-//! receives from the previous one what should be the sum.
+//! An application that knows of netsum only the header of its messages: a ring of RC queue pairs
+//! with a window, over the library's endpoint. Each rank sends to the next, and expects the sum
+//! from the previous one.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use crate::frames::{lanes, sum};
 use crate::lab::Lab;
 use crate::netns::Netns;
 
-/// How long a run may take.
+/// Timeout of all ranks together.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
@@ -30,32 +30,32 @@ pub struct InBandRing {
     pub mtu: u32,
     /// Bytes of the longest messages, with the header.
     pub message_size: u32,
-    /// Messages without a sum.
+    /// Messages that a rank may send before it has their sums.
     pub window: u32,
-    /// RDMA WRITE instead of SEND.
+    /// Use RDMA WRITE instead of SEND.
     pub write: bool,
-    /// Other data with another one.
+    /// Seed of the data.
     pub seed: u32,
-    /// What its messages show.
+    /// The token in its messages.
     pub token: InBandToken,
 }
 
 /// The connections of all ranks, and what is sent on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connections {
-    /// Queue pairs; and whatever they carry is made of this, too.
+    /// First queue pair number. The data depends on it, too.
     pub qpn: u32,
     /// First PSNs.
     pub psn: u32,
 }
 
 impl Connections {
-    /// The `n`-th that are made, with other queue pairs and PSNs each time. PSNs wrap early.
+    /// The `n`-th set of connections, each with other queue pairs and PSNs. PSNs wrap early.
     pub fn new(n: u32) -> Self {
         Self { qpn: 0x1000 * n, psn: serial::sub(0, 40 + 1000 * n) }
     }
 
-    /// Queue pair that rank k-1 sends to.
+    /// Queue pair to which rank k-1 sends.
     pub fn receives(&self, rank: u32) -> u32 {
         self.qpn + 2 * rank
     }
@@ -65,7 +65,7 @@ impl Connections {
     }
 }
 
-/// Where ranks live: one on each host.
+/// Where ranks run: one on each host.
 #[derive(Clone, Debug)]
 pub struct Hosts(Vec<(Netns, IpAddr)>);
 
@@ -75,32 +75,32 @@ impl Hosts {
     }
 }
 
-/// What the ranks that run at the same time share.
+/// State shared by ranks that run at the same time.
 #[derive(Debug)]
 pub struct Others<'a> {
     stop: &'a AtomicBool,
-    /// How many have done their part.
+    /// How many ranks are done.
     done: AtomicUsize,
     ranks: usize,
 }
 
 impl<'a> Others<'a> {
-    /// For so many ranks, which all run until `stop` if not all do their part.
+    /// For `ranks` ranks, which run until `stop` is set or all are done.
     pub fn new(stop: &'a AtomicBool, ranks: usize) -> Self {
         Self { stop, done: AtomicUsize::new(0), ranks }
     }
 }
 
-/// What a rank has got.
+/// Results of a rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Got {
-    /// Right sums, header and all.
+    /// Messages with the right sum and header.
     pub sums: u32,
-    /// Messages as the previous rank has sent them.
+    /// Messages as the previous rank sent them.
     pub unsummed: u32,
-    /// When the first came, after the start.
+    /// Time from the start to the first message.
     pub first: Option<Duration>,
-    /// Packets that it had sent again by then.
+    /// Packets sent again until then.
     pub again: u64,
     /// The endpoint's counters.
     pub stats: Stats,
@@ -112,20 +112,20 @@ impl InBandRing {
         Self { ranks, mtu: 1024, message_size: 16 << 10, window: 2, write: false, seed: 0, token }
     }
 
-    /// Creates its job on the box, which makes its token.
+    /// Creates its job on the box, which generates its token.
     ///
     /// # Errors
-    /// What the daemon says.
+    /// The daemon's error.
     pub fn create(cluster: &Cluster, ranks: u32) -> Result<Self> {
         let mut ring = Self::new(ranks, InBandToken([0; 16]));
         ring.create_job(cluster)?;
         Ok(ring)
     }
 
-    /// The same with other properties.
+    /// Creates its job on the box with this ring's properties, and stores its token.
     ///
     /// # Errors
-    /// What the daemon says.
+    /// The daemon's error.
     pub fn create_job(&mut self, cluster: &Cluster) -> Result<()> {
         let numbers = [
             ("--ranks", self.ranks),
@@ -143,7 +143,7 @@ impl InBandRing {
         Ok(())
     }
 
-    /// Bytes of a message. Not all are equally long.
+    /// Bytes of a message. Lengths differ.
     fn size(&self, message: u32) -> u32 {
         let short = (self.message_size / 2 / 4 * 4 + 4).max(JOB_HEADER_LEN as u32 + 4);
         if message % 3 == 1 { short } else { self.message_size }
@@ -176,11 +176,11 @@ impl InBandRing {
         bytes
     }
 
-    /// Runs a rank on its host until it and the others have received `messages`, and all of their
-    /// own have been acknowledged; or until it is to stop.
+    /// Runs a rank on its host until it and the others have received `messages` messages and all of
+    /// their own have been acknowledged, or until it must stop.
     ///
     /// # Errors
-    /// If a message is neither a right sum nor what the previous rank has sent, or time is up.
+    /// If a message is neither a right sum nor the previous rank's, or time is up.
     pub fn run(
         &self,
         hosts: &Hosts,
@@ -219,7 +219,7 @@ impl InBandRing {
         loop {
             let received = got.sums + got.unsummed;
             while sent < messages && sent < received + self.window {
-                // A WRITE without immediate data would reach nobody here.
+                // The receiver would not notice a WRITE without immediate data here.
                 let immediate = self.write.then_some(sent);
                 endpoint.post_send(out, sent.into(), self.message(c, me, sent), immediate);
                 sent += 1;
@@ -258,7 +258,7 @@ impl InBandRing {
                 if !std::mem::replace(&mut done, true) {
                     others.done.fetch_add(1, Ordering::Relaxed);
                 }
-                // Who is not done may need an acknowledgement again.
+                // A rank that is not done may need an acknowledgement again.
                 if others.done.load(Ordering::Relaxed) == others.ranks {
                     return Ok(got);
                 }
@@ -266,7 +266,7 @@ impl InBandRing {
         }
     }
 
-    /// What a received message is.
+    /// Classifies a received message.
     fn examine(&self, c: Connections, me: u32, number: u32, data: &[u8]) -> Result<Verification> {
         let header = data.first_chunk().context("shorter than a header")?;
         let (finding, expected) = match self.header(me, number).examine(header) {
@@ -286,19 +286,19 @@ impl InBandRing {
         Ok(finding)
     }
 
-    /// Runs all ranks, each for itself. What each has got, in order.
+    /// Runs all ranks, independently. Returns the results of each, in order.
     ///
     /// # Errors
-    /// Of the first rank that has one.
+    /// The error of the first rank that failed.
     pub fn run_all(&self, hosts: &Hosts, c: Connections, messages: u32) -> Result<Vec<Got>> {
         let all: Vec<u32> = (0..self.ranks).collect();
         self.run_some(hosts, c, &all, messages, &AtomicBool::new(false))
     }
 
-    /// The same for some ranks, until they are told to stop.
+    /// Runs some ranks, until `stop` is set or they are done.
     ///
     /// # Errors
-    /// Of the first rank that has one.
+    /// The error of the first rank that failed.
     pub fn run_some(
         &self,
         hosts: &Hosts,

@@ -1,8 +1,8 @@
 //! Cleans up after a lab, however its owner ends: by a drop, a panic, Ctrl-C or `kill -9`.
 //!
 //! The janitor is a shell that waits for the end of a pipe whose other end only the owner holds.
-//! The kernel closes that end whatever happens to the owner, so there is one way to clean up, and
-//! no signal handler that could be missed.
+//! The kernel closes that end however the owner ends, and so there is one way to clean up, without
+//! a signal handler that could be missed.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -12,12 +12,12 @@ use anyhow::{Context, Result};
 
 use crate::netns::RUN_NETNS;
 
-/// Where daemons in a lab may pin, each in a folder named like the lab.
+/// Folder where the daemons of a lab pin, each in a subfolder named like the lab.
 pub const PINS: &str = "/sys/fs/bpf";
 
-/// `$1` is the lab's prefix, `$2` is [`PINS`]. It first ends what still runs in the lab's
-/// namespaces, with a second's time to end by itself, then removes them, and what a test's daemon
-/// has pinned.
+/// `$1` is the lab's prefix, `$2` is [`PINS`]. The script ends programs that still run in the lab's
+/// namespaces, and kills them if they have not ended within a second. Then it removes the
+/// namespaces and the pins of a test's daemon.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP
 read -r word
@@ -44,24 +44,24 @@ pub struct Janitor {
 }
 
 impl Janitor {
-    /// Starts to watch over the namespaces `prefix-*`.
+    /// Starts to watch the namespaces `prefix-*`.
     pub fn start(prefix: &str) -> Result<Self> {
         let shell = Command::new("sh")
             .args(["-c", SCRIPT, "netsum-lab-janitor", prefix, PINS])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Of its own, so that Ctrl-C in the owner's terminal does not reach it.
+            // A process group of its own: Ctrl-C in the owner's terminal must not reach it.
             .process_group(0)
             .spawn()
             .context("cannot start sh")?;
         Ok(Self { shell })
     }
 
-    /// Leaves the lab alone from now on.
+    /// Makes the janitor leave the lab alone.
     pub fn dismiss(mut self) {
         if let Some(mut stdin) = self.shell.stdin.take() {
-            // A janitor that has gone is as good as one that is told to.
+            // A write fails only if the janitor has ended, and then it does nothing either.
             let _ = stdin.write_all(b"keep\n");
         }
     }
@@ -80,7 +80,7 @@ pub fn clean(prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Prefixes of all labs that there are, of any process.
+/// Prefixes of the labs of all processes.
 pub fn labs() -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(RUN_NETNS) else { return Vec::new() };
     let mut labs: Vec<String> = entries
@@ -92,7 +92,7 @@ pub fn labs() -> Vec<String> {
     labs
 }
 
-/// The process that a lab's prefix names: `ns<pid>-<n>`.
+/// The ID of the process in a lab's prefix: `ns<pid>-<n>`.
 pub fn owner(prefix: &str) -> Option<u32> {
     let (pid, number) = prefix.strip_prefix("ns")?.split_once('-')?;
     number.parse::<u32>().ok()?;

@@ -33,52 +33,53 @@ pub const MAX_HOSTS: usize = 64;
 pub struct LabSpec {
     /// Hosts, 1 to 64.
     pub hosts: usize,
-    /// MTU of every link in bytes. A path MTU of 2048 needs about 100 more.
+    /// MTU of every link in bytes. It must exceed a path MTU of 2048 by about 100.
     pub mtu: u32,
     /// Give every host IPv6 addresses as well.
     pub ipv6: bool,
-    /// Addresses on each host, so that it can carry several ranks.
+    /// Addresses on each host; each can belong to a rank.
     pub ips_per_host: usize,
-    /// Put a cable between each host and its port that can lose packets, and more; with a rate only
-    /// lose and mark them, but those of all protocols. Without a rate uplinks have cables, too.
+    /// Put a link that can inject faults (a [`Cable`]) between each host and its port. With a rate
+    /// it can only lose and mark packets, but those of all protocols. Without a rate uplinks have
+    /// such links, too.
     pub cables: bool,
-    /// Bandwidth of every host's link, each way; see [`shape`](crate::topology::shape). As fast as
-    /// the machine if `None`.
+    /// Bandwidth of every host's link, each way; see [`shape`](crate::topology::shape). If `None`,
+    /// links are as fast as the machine.
     pub rate: Option<Rate>,
-    /// With a rate: hosts send over AF_XDP, which passes their interfaces' queues by.
+    /// With a rate: hosts send over AF_XDP, which bypasses their interfaces' queues.
     pub xdp: bool,
-    /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have
-    /// ports that translate.
+    /// Hosts whose frames carry the tag of VLAN 5. The whole lab is in that VLAN then: the ports of
+    /// other hosts translate.
     pub tagged: Vec<usize>,
-    /// Racks: the hosts are spread over as many leaf boxes, one after the other, and the box is the
-    /// spine between these. None if 0.
+    /// Number of racks; 0 for none. The hosts are spread over as many leaf boxes, in order, and the
+    /// box is the spine between these.
     pub racks: usize,
-    /// With racks: boxes between leaves and spine, over which the racks are spread, one after the
-    /// other.
+    /// With racks: boxes between leaves and spine, over which the racks are spread, in order.
     pub pods: usize,
-    /// With racks and no boxes between: boxes route between racks. Ports towards other boxes are in
-    /// no bridge.
+    /// With racks and no boxes between leaves and spine: boxes route between racks. Ports towards
+    /// other boxes are not in a bridge.
     pub routes: bool,
-    /// With racks: spines, each with a link to every leaf. The box is the first. Leaves send
-    /// nothing to the others by themselves.
+    /// With racks: number of spines, each with a link to every leaf. The box is the first. Leaves
+    /// forward no traffic to the others, except what netsum sends there.
     pub spines: usize,
-    /// With racks: bandwidth of each leaf's link to a spine, each way. As fast as the machine if
-    /// `None`.
+    /// With racks: bandwidth of each leaf's link to a spine, each way. If `None`, these links are
+    /// as fast as the machine.
     pub uplink: Option<Rate>,
-    /// Hosts in a network of their own behind host 0, which is their router. They come after all
+    /// Hosts in a network of their own behind host 0, their router. They are numbered after all
     /// others.
     pub routed: usize,
     /// The first hosts are virtual machines with these kernels; the others are namespaces.
     pub vms: Vec<Kernel>,
     /// The box is a virtual machine with this kernel, and its ports are such cards.
     pub box_vm: Option<(Kernel, Card)>,
-    /// That machine is a Debian with systemd, without a bridge: its ports are `eth1` and so on.
+    /// The box's virtual machine is a Debian with systemd and without a bridge: its ports are
+    /// `eth1` and so on.
     pub box_debian: bool,
     /// CPUs of each virtual machine.
     pub vm_cpus: u32,
-    /// Memory of each virtual machine in MiB; as much as is usual for its CPUs if `None`.
+    /// Memory of each virtual machine in MiB; if `None`, an amount that depends on its CPUs.
     pub vm_memory: Option<u32>,
-    /// What the kernel of a box that is a virtual machine is told, beyond the usual.
+    /// Further kernel command line of a box that is a virtual machine.
     pub box_line: String,
     /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
     pub name: Option<String>,
@@ -123,32 +124,32 @@ impl LabSpec {
         Self { hosts, vms: vec![kernel; hosts], ..Self::default() }
     }
 
-    /// The rack that a host is in, if there are any.
+    /// The rack of a host, in a lab with racks.
     pub fn rack(&self, host: usize) -> Option<usize> {
         (self.racks > 0).then(|| host * self.racks / self.hosts)
     }
 
-    /// Boxes with a parent: the leaves, and behind them those between leaves and spine.
+    /// Numbers of the boxes with a parent: the leaves, then those between leaves and spine.
     pub fn below(&self) -> std::ops::Range<usize> {
         0..self.racks + self.pods
     }
 
-    /// The number of such a box's parent, if that is not the spine.
+    /// The number of such a box's parent; `None` if that is the spine.
     pub fn parent(&self, below: usize) -> Option<usize> {
         (below < self.racks && self.pods > 0).then(|| self.racks + below * self.pods / self.racks)
     }
 
-    /// All boxes but the first spine: those below, and behind them further spines.
+    /// Numbers of all boxes but the first spine: those with a parent, then further spines.
     pub fn boxes(&self) -> std::ops::Range<usize> {
         0..self.below().end + self.spines - 1
     }
 
-    /// The number of a spine among these, if it is not the first.
+    /// The number of a spine among these; `None` for the first.
     pub fn spine(&self, number: usize) -> Option<usize> {
         (number > 0).then(|| self.below().end + number - 1)
     }
 
-    /// What a box is called; the first spine has no number.
+    /// The name of a box; `None` is the first spine.
     pub fn box_name(&self, number: Option<usize>) -> String {
         match number.map(|number| number.checked_sub(self.below().end).ok_or(number)) {
             None => "spine0".to_owned(),
@@ -157,7 +158,7 @@ impl LabSpec {
         }
     }
 
-    /// Whether uplinks have cables.
+    /// Whether uplinks can inject faults.
     pub(crate) fn has_long_cables(&self) -> bool {
         self.cables && self.rate.is_none() && self.uplink.is_none()
     }
@@ -172,19 +173,18 @@ impl LabSpec {
         number.map_or("box".to_owned(), |_| self.box_name(number))
     }
 
-    /// Whether something lies between a host and its port, in the namespace `wire`.
+    /// Whether a host's link passes through the namespace `wire`.
     pub(crate) fn has_wire(&self) -> bool {
         self.cables || self.rate.is_some()
     }
 
-    /// Whether there is a namespace `wire`.
+    /// Whether the lab has the namespace `wire`.
     fn has_wires(&self) -> bool {
         self.has_wire() || self.uplink.is_some()
     }
 }
 
-/// A box, hosts and all that runs in them. Everything is removed on drop, and also when the process
-/// ends otherwise.
+/// A box, hosts and all that runs in them. Everything is removed on drop, or when the process ends.
 #[derive(Debug)]
 pub struct Lab {
     spec: LabSpec,
@@ -193,23 +193,23 @@ pub struct Lab {
     boxes: Vec<BoxNode>,
     hosts: Vec<Host>,
     _vlan: Option<Vlan>,
-    // The last field: dropped, and the namespaces with it, after all that lives in them.
+    // The last field: the namespaces are removed after all that lives in them has been dropped.
     janitor: Janitor,
 }
 
-/// The namespace with the bridge; or with the cables to a virtual machine that has it.
+/// The namespace with the bridge, or with the links to a virtual machine that has the bridge.
 #[derive(Debug)]
 pub struct BoxNode {
     netns: Netns,
     vm: Option<Vm>,
-    /// Its number, if it is not the first spine or the only box.
+    /// Its number; `None` for the first spine or the only box.
     number: Option<usize>,
-    /// Those of its uplinks.
+    /// The fault-injecting links of its uplinks.
     cables: Vec<Cable>,
 }
 
-/// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in
-/// it goes into the machine.
+/// A host: a namespace, or a virtual machine. The namespace of a virtual machine is empty, and its
+/// commands run in the machine.
 #[derive(Debug)]
 pub struct Host {
     netns: Netns,
@@ -253,12 +253,12 @@ impl BoxNode {
         IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0xfe))
     }
 
-    /// The virtual machine that it is, if it is one.
+    /// The box's virtual machine, if it is one.
     pub fn vm(&self) -> Option<&Vm> {
         self.vm.as_ref()
     }
 
-    /// A program to be run on the box. It dies with the thread that starts it.
+    /// A command that runs on the box. It dies with the thread that starts it.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         match &self.vm {
             Some(vm) => vm.command(program),
@@ -271,12 +271,12 @@ impl BoxNode {
         format!("port{i}")
     }
 
-    /// A parent's port that leads to a rack, or to a box between.
+    /// A parent's port that leads to a rack, or to a box between leaves and spine.
     pub fn rack_port(&self, rack: usize) -> String {
         format!("rack{rack}")
     }
 
-    /// [`Host::set_faults`] on its uplink to the first spine.
+    /// Calls [`Cable::set`] for its uplink to the first spine.
     ///
     /// # Errors
     /// As there.
@@ -284,7 +284,7 @@ impl BoxNode {
         self.cable(0)?.set(up, down, seed)
     }
 
-    /// The cable of its uplink to a spine.
+    /// The fault-injecting link of its uplink to a spine.
     pub fn cable(&self, spine: usize) -> Result<&Cable> {
         self.cables
             .get(spine)
@@ -315,13 +315,13 @@ impl Host {
         self.number
     }
 
-    /// The virtual machine that it is, if it is one.
+    /// The host's virtual machine, if it is one.
     pub fn vm(&self) -> Option<&Vm> {
         self.vm.as_ref()
     }
 
-    /// A program to be run on the host. It dies with the thread that starts it, so that nothing
-    /// survives its test.
+    /// A command that runs on the host. It dies with the thread that starts it, and so it does not
+    /// survive its test.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         match &self.vm {
             Some(vm) => vm.command(program),
@@ -337,16 +337,15 @@ impl Host {
         }
     }
 
-    /// Meddles with RoCEv2 packets from now on: with those from the host, and those to the host,
-    /// chosen by `seed`.
+    /// Injects faults into RoCEv2 packets from the host and to the host, chosen by `seed`.
     ///
     /// # Errors
-    /// In a lab without cables, or if a rate is not within 0 to 1.
+    /// In a lab without fault-injecting links, or if a rate is not within 0 to 1.
     pub fn set_faults(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
         self.cable()?.set(up, down, seed)
     }
 
-    /// The cable between the host and its port.
+    /// The fault-injecting link between the host and its port.
     pub fn cable(&self) -> Result<&Cable> {
         self.cable.as_ref().context("this lab has no cables: set `cables` in its LabSpec")
     }
@@ -356,7 +355,7 @@ impl Lab {
     /// Builds a lab. Needs root, `ip` and `ethtool`.
     ///
     /// # Errors
-    /// What was wrong with the spec, or what a command said; nothing is left behind then.
+    /// If the spec is invalid or a command fails; nothing is left behind then.
     pub fn new(spec: LabSpec) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         ensure!(
@@ -444,12 +443,12 @@ impl Lab {
         Ok(Self { spec, prefix, box_, boxes, hosts, _vlan, janitor })
     }
 
-    /// What it was built from.
+    /// The spec from which it was built.
     pub fn spec(&self) -> &LabSpec {
         &self.spec
     }
 
-    /// What the names of its namespaces begin with.
+    /// The prefix of its namespaces' names.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -458,8 +457,8 @@ impl Lab {
         &self.box_
     }
 
-    /// The box of a rack; with the numbers behind those of the racks, a box between leaves and
-    /// spine, or a further spine.
+    /// The box of a rack. Numbers beyond the racks are boxes between leaves and spine, and further
+    /// spines.
     pub fn leaf(&self, rack: usize) -> &BoxNode {
         &self.boxes[rack]
     }
@@ -474,10 +473,10 @@ impl Lab {
         self.spec.rack(host).map_or(&self.box_, |rack| self.leaf(rack))
     }
 
-    /// Bytes that leaves have sent to spines, all together; 0 where uplinks have no bandwidth.
+    /// Total bytes that leaves have sent to spines; 0 if uplinks have no bandwidth.
     ///
     /// # Errors
-    /// If `tc` does not say.
+    /// If `tc` does not report them.
     pub fn sent_up(&self) -> Result<u64> {
         if self.spec.uplink.is_none() {
             return Ok(0);
@@ -488,10 +487,10 @@ impl Lab {
             .sum()
     }
 
-    /// Gives all links of a spine another bandwidth; they must have one.
+    /// Changes the bandwidth of all links of a spine, which must have one.
     ///
     /// # Errors
-    /// What `tc` says.
+    /// If `tc` fails.
     pub fn set_uplink_rate(&self, spine: usize, rate: Rate) -> Result<()> {
         let wire = Netns::open(&format!("{}-wire", self.prefix))?;
         let mut uplinks = topology::uplinks(&self.spec).filter(|uplink| uplink.spine == spine);
@@ -506,7 +505,7 @@ impl Lab {
         &self.hosts
     }
 
-    /// Lets the lab stand when this process ends; [`tear_down`] removes it.
+    /// Lets the lab survive this process; [`tear_down`] removes it.
     pub fn keep(mut self) {
         let machines = self.hosts.iter_mut().filter_map(|host| host.vm.as_mut());
         machines.chain(self.box_.vm.as_mut()).for_each(Vm::leave);
@@ -514,7 +513,7 @@ impl Lab {
     }
 }
 
-/// Removes the lab of this prefix with all that runs in it; whether there was one.
+/// Removes the lab with this prefix and all that runs in it. Returns whether it existed.
 pub fn tear_down(prefix: &str) -> Result<bool> {
     let there = janitor::labs().iter().any(|lab| lab == prefix);
     if there {

@@ -2,26 +2,26 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`lab`] | builds it |
+//! | [`lab`] | builds the lab |
 //! | [`netns`] | programs and threads in one namespace |
-//! | [`janitor`] | removes it, however its owner ends |
-//! | [`evidence`] | what there is to see of a job that stands still |
-//! | [`faults`] | cables that lose, duplicate, reorder, corrupt and mark packets |
+//! | [`janitor`] | removes the lab, however its owner ends |
+//! | [`evidence`] | data about a stalled job |
+//! | [`faults`] | links that lose, duplicate, reorder, corrupt and mark packets |
 //! | [`attacker`] | a host that forges frames |
-//! | [`boxes`] | boxes that are virtual machines, and what they get through |
+//! | [`boxes`] | tests of boxes that are virtual machines |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
-//! | [`cpu`] | which CPU a thread runs on |
-//! | [`data`] | what ranks reduce |
+//! | [`cpu`] | pins threads to a CPU |
+//! | [`data`] | data that ranks reduce |
 //! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
-//! | [`guide`] | the guide's commands, and the package |
+//! | [`guide`] | the guide's commands, and the packages |
 //! | [`plane`] | the XDP programs on the box, without a daemon |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
 //! | [`prometheus`] | Prometheus on the box |
 //! | [`racks`] | the XDP programs on leaves and a spine, without daemons |
-//! | [`tap`] | a host that is nothing but frames |
-//! | [`topology`] | VLANs, and hosts behind a router |
+//! | [`tap`] | sends and receives raw frames as a host |
+//! | [`topology`] | bandwidths, racks, VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
 //! | [`train`] | ranks that train with PyTorch |
 //! | [`vm`] | hosts that are virtual machines |
@@ -31,7 +31,7 @@
 //! | module | what runs |
 //! | --- | --- |
 //! | [`group`] | netsum's library, in processes: the program `netsum-rank` |
-//! | [`verbs_ring`] | a stock application over libibverbs, on virtual machines: `verbs/ring.c` |
+//! | [`verbs_ring`] | an application over libibverbs, on virtual machines: `verbs/ring.c` |
 //! | [`udp_ring`] | connections of the library's endpoint, registered by hand |
 //! | [`in_band`] | the same, set up in band |
 //!

@@ -1,5 +1,5 @@
-//! A node of the lab as a machine of its own: its own files too, over those of this machine, which
-//! stay as they are. For what is installed, configured and removed.
+//! Makes a node of the lab a machine with files of its own, over those of this machine, which stay
+//! unchanged. Serves tests that install, configure and remove software.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,11 +11,11 @@ use tempfile::TempDir;
 use crate::netns::{self, Netns};
 use crate::process::Running;
 
-/// A machine. Its files are gone when it is dropped, or the program ends.
+/// A machine. Its files are removed when it is dropped or the program ends.
 #[derive(Debug)]
 pub struct Machine {
     netns: Netns,
-    // It lives in the mount namespace, which goes with it, and has to end before the folder goes.
+    // Holds the mount namespace, and must end before the folder is removed.
     holder: Running,
     folder: TempDir,
 }
@@ -25,7 +25,7 @@ impl Machine {
     /// `/run` and bpffs of its own.
     ///
     /// # Errors
-    /// If the kernel has no overlay file system, or something cannot be mounted.
+    /// If the kernel has no overlay file system, or a mount fails.
     pub fn new(netns: &Netns) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("netsum-machine-").tempdir()?;
         let script = "cd \"$1\"; mkdir upper work root
@@ -43,7 +43,7 @@ impl Machine {
         Ok(Self { netns: netns.clone(), holder, folder })
     }
 
-    /// A shell script to be run in root's home, which ends at the first command that fails.
+    /// A shell script that runs in root's home, and ends at the first command that fails.
     pub fn script(&self, script: &str) -> Command {
         let mut command = self.netns.command("nsenter");
         command
@@ -53,12 +53,12 @@ impl Machine {
         command
     }
 
-    /// Runs a script to its end and returns what it printed; an error holds what it said.
+    /// Runs a script to its end and returns its output; an error contains its messages.
     pub fn run(&self, script: &str) -> Result<String> {
         netns::output(&mut self.script(script))
     }
 
-    /// Where a file of this machine is seen from outside.
+    /// Path from outside to a file of this machine.
     pub fn path(&self, file: &str) -> PathBuf {
         let root = Path::new("/proc").join(self.holder.pid().to_string()).join("root");
         let inside = self.folder.path().join("root");

@@ -1,4 +1,4 @@
-//! A fabric's manager on the spine of a lab with racks.
+//! Runs a fabric's manager on the spine of a lab with racks.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::netns;
 use crate::process::Running;
 use crate::topology::Rate;
 
-/// Beside the workers' API of the spine's own daemon.
+/// Differs from the port of the spine's own daemon.
 const PORT: u16 = 4795;
 
 /// `netsum fabric run`.
@@ -24,15 +24,15 @@ pub struct Manager {
 }
 
 impl Cluster {
-    /// Starts a manager of all boxes, whose daemons run, and waits until it knows their ports.
+    /// Starts a manager of all boxes, whose daemons must run, and waits until it knows their ports.
     ///
     /// # Errors
-    /// What it says when it ends.
+    /// If the manager ends: its output.
     pub fn start_manager(&self) -> Result<Manager> {
         self.manager_with(true, &[])
     }
 
-    /// The same without links in its file.
+    /// The same without links in its file: the manager discovers them.
     ///
     /// # Errors
     /// As there.
@@ -98,7 +98,7 @@ impl Cluster {
         Ok(manager)
     }
 
-    /// Where ranks join it.
+    /// Address where ranks join the manager.
     pub fn manager(&self) -> SocketAddr {
         SocketAddr::new(self.lab().box_().ip(), PORT)
     }
@@ -106,7 +106,7 @@ impl Cluster {
     /// Starts the ranks of a manager's job and waits until they are connected.
     ///
     /// # Errors
-    /// What a rank says.
+    /// A rank's error.
     pub fn ranks_of(&self, manager: &Manager, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
         self.members(manager, job, places, false)
     }
@@ -138,10 +138,10 @@ impl Cluster {
 }
 
 impl Manager {
-    /// Runs `netsum -j ARGUMENTS` on its socket; null where that prints nothing.
+    /// Runs `netsum -j ARGUMENTS` on its socket; null if that prints nothing.
     ///
     /// # Errors
-    /// What the command says.
+    /// The command's error.
     pub fn json(&self, cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
         let text = self.netsum(cluster, &[&["-j"], arguments].concat())?;
         serde_json::from_str(if text.is_empty() { "null" } else { &text })
@@ -151,16 +151,16 @@ impl Manager {
     /// Runs `netsum ARGUMENTS` on its socket.
     ///
     /// # Errors
-    /// What the command says.
+    /// The command's error.
     pub fn netsum(&self, cluster: &Cluster, arguments: &[&str]) -> Result<String> {
         let mut command = cluster.lab().box_().command(program("netsum")?);
         netns::output(command.args(["--socket", &self.socket]).args(arguments))
     }
 
-    /// Creates a job; its token.
+    /// Creates a job; returns its token.
     ///
     /// # Errors
-    /// What the command says.
+    /// The command's error.
     pub fn create(&self, cluster: &Cluster, job: &JobSpec) -> Result<String> {
         let arguments = job.create_arguments();
         let created =
@@ -168,13 +168,13 @@ impl Manager {
         Ok(created["token"].as_str().with_context(|| format!("no token in {created}"))?.to_owned())
     }
 
-    /// What it has said so far.
+    /// The manager's log so far.
     #[must_use]
     pub fn log(&self) -> String {
         self.running.stderr()
     }
 
-    /// Ends it as `kill -9` does.
+    /// Kills it as `kill -9` does.
     ///
     /// # Errors
     /// If it has ended already.

@@ -1,4 +1,4 @@
-//! One network namespace: running programs and threads in it.
+//! Runs programs and threads in a network namespace.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use nix::sched::{CloneFlags, setns};
 
-/// Where `ip netns` keeps its names.
+/// Folder where `ip netns` keeps its names.
 pub const RUN_NETNS: &str = "/run/netns";
 
 /// A named network namespace.
@@ -23,7 +23,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Opens a namespace that `ip netns` knows. An error names it.
+    /// Opens a namespace of `ip netns`. An error names it.
     pub fn open(name: &str) -> Result<Self> {
         let path = PathBuf::from(RUN_NETNS).join(name);
         let handle = File::open(&path).with_context(|| format!("network namespace {name}"))?;
@@ -35,8 +35,8 @@ impl Netns {
         &self.name
     }
 
-    /// A program to be run inside. It dies with the thread that starts it, so that nothing survives
-    /// its test.
+    /// A command that runs inside. It dies with the thread that starts it, and so it does not
+    /// survive its test.
     ///
     /// `/sys` still shows the devices of the namespace in which it was mounted; netlink and sockets
     /// show this one.
@@ -59,7 +59,8 @@ impl Netns {
             }
             io::Result::Ok(())
         };
-        // SAFETY: between fork and exec `enter` makes system calls only: no allocation, no lock.
+        // SAFETY: between fork and exec, `enter` only makes system calls: it does not allocate or
+        // lock.
         unsafe { command.pre_exec(enter) };
         command
     }
@@ -67,7 +68,7 @@ impl Netns {
     /// Runs `work` on a thread that is inside.
     ///
     /// # Panics
-    /// With `work`'s own panic, or if the kernel does not let us in.
+    /// If `work` panics, or if the kernel refuses to enter the namespace.
     pub fn enter<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         let inside = || {
             setns(&*self.handle, CloneFlags::CLONE_NEWNET)
@@ -92,18 +93,18 @@ impl Netns {
             .with_context(|| format!("interface {interface} in network namespace {}", self.name))
     }
 
-    /// Raw descriptor, for `setns` in code of its own.
+    /// Raw descriptor, for callers that use `setns` themselves.
     pub fn raw_fd(&self) -> i32 {
         self.handle.as_raw_fd()
     }
 }
 
-/// Runs a command to its end and returns what it printed; an error holds the command and what it
-/// said.
+/// Runs a command to its end and returns its output; an error contains the command and its
+/// messages.
 pub fn output(command: &mut Command) -> Result<String> {
     let out = command.output().with_context(|| format!("cannot start {command:?}"))?;
     if !out.status.success() {
-        // `netsum -j` prints its error as JSON, where its result would be.
+        // `netsum -j` prints errors as JSON on standard output.
         let said = if out.stderr.is_empty() { &out.stdout } else { &out.stderr };
         anyhow::bail!("{command:?}: {}: {}", out.status, String::from_utf8_lossy(said).trim());
     }

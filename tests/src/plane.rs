@@ -1,5 +1,5 @@
-//! A data plane without a daemon: loaded by the test itself, with flows as [`Bootstrap::Static`]
-//! numbers them.
+//! A data plane without a daemon: the test itself loads it, with flows numbered as for
+//! [`Bootstrap::Static`].
 //!
 //! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
 
@@ -42,7 +42,7 @@ impl<'a> Plane<'a> {
         Ok(())
     }
 
-    /// Detaches them: the box is a plain bridge.
+    /// Detaches the programs: the box is then a plain bridge.
     pub fn detach(&mut self) -> Result<()> {
         for host in 0..self.lab.hosts().len() {
             let port = self.port(host)?;
@@ -86,7 +86,7 @@ impl<'a> Plane<'a> {
                     bears: 0,
                 });
             }
-            // Ports are found by their number, which means something in the box's namespace alone.
+            // Interface indices are only valid in the box's namespace.
             let plane = &mut self.plane;
             self.lab.box_().enter(|| -> Result<()> {
                 plane.create_ring(&ring)?;
@@ -97,7 +97,7 @@ impl<'a> Plane<'a> {
         Ok(())
     }
 
-    /// A counter, summed over all rings and what belongs to none.
+    /// A counter, summed over all rings and the packets of no ring.
     pub fn count(&self, counter: Counter) -> Result<u64> {
         (0..=self.rings)
             .map(RingNumber)

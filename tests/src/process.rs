@@ -1,4 +1,4 @@
-//! Programs that tests start: their output is collected, and they end with the test.
+//! Runs programs for tests: collects their output, and ends them with the test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A program that runs. It is killed on drop.
+/// A running program. It is killed on drop.
 #[derive(Debug)]
 pub struct Running {
     name: String,
@@ -26,12 +26,12 @@ pub struct Running {
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
-    /// What it printed to standard error.
+    /// Its standard error.
     pub stderr: String,
 }
 
 impl Running {
-    /// Starts a program; `name` is for messages.
+    /// Starts a program; `name` appears in messages.
     pub fn start(name: &str, command: &mut Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
@@ -74,7 +74,7 @@ impl Running {
         self.child.id()
     }
 
-    /// What it has printed to standard error so far.
+    /// Its standard error so far.
     pub fn stderr(&self) -> String {
         self.stderr.lock().expect("not poisoned").clone()
     }
@@ -84,13 +84,13 @@ impl Running {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Gives it a line to read.
+    /// Writes a line to its input.
     pub fn say(&mut self, line: &str) -> Result<()> {
         let stdin = self.child.stdin.as_mut().context("its input has been closed")?;
         writeln!(stdin, "{line}").with_context(|| format!("{} does not read", self.name))
     }
 
-    /// Ends its input.
+    /// Closes its input.
     pub fn say_no_more(&mut self) {
         drop(self.child.stdin.take());
     }
@@ -100,10 +100,10 @@ impl Running {
             .with_context(|| format!("{signal} to {}", self.name))
     }
 
-    /// Waits for the next line that it prints.
+    /// Waits for the next line of its output.
     ///
     /// # Errors
-    /// If it does not within `timeout`, or has ended.
+    /// If no line arrives within `timeout`, or the program has ended.
     pub fn line(&mut self, timeout: Duration) -> Result<String> {
         match self.lines.recv_timeout(timeout) {
             Ok(line) => {
@@ -128,7 +128,7 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Errors
-    /// If it is not there within `timeout`. The program is killed then.
+    /// If it does not end within `timeout`. The program is killed then.
     pub fn end(mut self, timeout: Duration) -> Result<Ended> {
         self.say_no_more();
         let deadline = Instant::now() + timeout;
@@ -150,7 +150,7 @@ impl Running {
                 }
             }
         }
-        // Closed outputs mean the end, but for a program that closes them early.
+        // Closed outputs mean that the program ends, unless it closes them early.
         if matches!(self.stderr_ended.recv_timeout(left()), Err(RecvTimeoutError::Timeout)) {
             bail!(
                 "{} has not ended within {timeout:?}:\n{}{}",
@@ -163,7 +163,7 @@ impl Running {
         Ok(Ended { status, stdout: std::mem::take(&mut self.stdout), stderr: self.stderr() })
     }
 
-    /// Waits for its end, which must be a success; what it printed.
+    /// Waits for its end, which must be a success; returns its output.
     pub fn success(self, timeout: Duration) -> Result<String> {
         let name = self.name.clone();
         let ended = self.end(timeout)?;
@@ -176,7 +176,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Harmless for a program that has ended: its id is ours until `wait`.
+        // Harmless if the program has ended: its process ID is not reused before `wait`.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,8 +1,7 @@
-//! The XDP programs, one packet at a time, with BPF_PROG_TEST_RUN.
+//! Runs the XDP programs, one packet at a time, with BPF_PROG_TEST_RUN.
 //!
-//! In a test run the packet has come in on the loopback interface, number 1, and redirects end with
-//! their verdict. The programs for CPU and device maps cannot be test-run; their `probe_` twins
-//! can.
+//! In a test run, packets arrive by the loopback interface, number 1, and redirects end with their
+//! verdict. The programs for CPU and device maps cannot be test-run; their `probe_` twins can.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,23 +18,23 @@ use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, OBJECT, count};
 use crate::cpu::Pinned;
 use crate::frames::{FrameSpec, lanes};
 
-/// The loopback interface, where packets of a test run come in.
+/// The loopback interface, by which packets of a test run arrive.
 pub const LOOPBACK: u32 = 1;
 const RING_CPU: u32 = 0;
 /// First PSN of every rank, unless a test changes it.
 pub const BASE_PSN: u32 = 0x00ff_fff0;
 
-/// Verdicts.
+/// XDP verdict: drop.
 pub const DROP: u32 = 1;
-/// To the bridge.
+/// XDP verdict: pass to the bridge.
 pub const PASS: u32 = 2;
-/// To the ring's CPU, or to ports.
+/// XDP verdict: redirect to the ring's CPU, or to ports.
 pub const REDIRECT: u32 = 4;
 
-/// A verdict of `guard`: to whatever comes behind it (include/uapi/linux/bpf.h).
+/// A verdict of `guard`: continue with the next program (include/uapi/linux/bpf.h).
 const TCX_NEXT: i32 = -1;
 
-/// What a program made of a packet.
+/// Result of running a program on a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// XDP verdict.
@@ -46,7 +45,7 @@ pub struct Outcome {
     pub duration: Duration,
 }
 
-/// Programs with one ring. `ingress` steers all that is of a flow, on whatever CPU; but see
+/// Programs with one ring. `ingress` redirects all packets of a flow to the ring's CPU; but see
 /// [`Bench::at_home`].
 pub struct Bench {
     /// The loaded programs.
@@ -55,18 +54,18 @@ pub struct Bench {
     pub keys: Vec<FlowKey>,
 }
 
-/// A ring of `ranks` with `slots` slots, number 1.
+/// Ring number 1, of `ranks` ranks with `slots` slots.
 pub fn ring(ranks: u32, mtu: u32, slots: u32) -> RingSpec {
     let config = RingConfig { ranks, slots, credit: slots / 2, mtu, ..RingConfig::default() };
     RingSpec { id: RingNumber(1), cpu: 0, config }
 }
 
-/// Address of a rank, as the last byte of its IP and MAC.
+/// Last byte of a rank's IP and MAC addresses.
 pub fn host(rank: u32) -> u8 {
     rank as u8 + 1
 }
 
-/// Queue pair that rank's next neighbour receives on.
+/// Queue pair on which the rank's next neighbour receives.
 pub fn qpn(rank: u32) -> u32 {
     0x100 + rank
 }
@@ -74,7 +73,7 @@ pub fn qpn(rank: u32) -> u32 {
 pub fn fragment(rank: u32, ranks: u32, index: u32, payload: Vec<u8>) -> FrameSpec {
     let psn = (BASE_PSN + index) & 0xff_ffff;
     let spec = FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, payload);
-    // The box does not look whether a checksum is right: it may have been left to the hardware.
+    // The box does not verify UDP checksums, because the hardware may still have to compute them.
     FrameSpec { udp_checksum: 0xabcd * (index % 2) as u16, ..spec }
 }
 
@@ -111,8 +110,7 @@ impl Bench {
         Self::with_object(OBJECT, &["probe_aggregate", "probe_egress"], ring, flows)
     }
 
-    /// Loads another object, with some programs beyond the usual, and starts a ring with these
-    /// flows.
+    /// Loads another object, with further programs, and starts a ring with these flows.
     pub fn with_object(
         object: &[u8],
         programs: &[&str],
@@ -136,8 +134,8 @@ impl Bench {
         Ok(Self { plane, ring, keys })
     }
 
-    /// Rank 0's and rank 1's fragments of a ring of two through `aggregate`, in this order of
-    /// (rank, index), with these verdicts.
+    /// Runs fragments of ranks 0 and 1 of a ring of two through `aggregate`. Each step has rank,
+    /// index and expected verdict.
     pub fn sequence(&mut self, steps: &[(u32, u32, u32)]) -> Result<()> {
         for (i, &(rank, index, action)) in steps.iter().enumerate() {
             let out = self.aggregate(&fragment(rank, 2, index, lanes(rank + index, 64)).build())?;
@@ -151,7 +149,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A packet comes in on the ring's CPU, where `ingress` may take it at once.
+    /// A packet arrives on the ring's CPU, where it may be summed inline.
     pub fn at_home(&mut self, packet: &[u8]) -> Result<Outcome> {
         let _here = Pinned::to(RING_CPU)?;
         self.plane.take_inline(true)?;
@@ -164,8 +162,7 @@ impl Bench {
         self.repeat(program, packet, 1)
     }
 
-    /// Runs a program over a packet several times; the packet is that of the first run, as changed
-    /// by all.
+    /// Runs a program on a packet several times. The packet keeps the changes of all runs.
     pub fn repeat(&mut self, program: &str, packet: &[u8], times: u32) -> Result<Outcome> {
         let mut out = vec![0; 4096];
         let result = self.plane.program(program)?.test_run(TestRunOptions {
@@ -178,7 +175,7 @@ impl Bench {
         Ok(Outcome { action: result.return_value, packet: out, duration: result.duration })
     }
 
-    /// Whether a packet that has come to the kernel by the loopback interface goes on, behind
+    /// Whether `guard` lets a packet pass that reached the kernel by the loopback interface behind
     /// `ingress`; and the time of one run.
     pub fn guard(&mut self, packet: &[u8], times: u32) -> Result<(bool, Duration)> {
         let options =
@@ -197,7 +194,7 @@ impl Bench {
         self.run("probe_egress", packet)
     }
 
-    /// All counters that are not zero, of the ring and of no ring.
+    /// All counters of the ring and of no ring that are not zero.
     pub fn counters(&self) -> Result<Vec<(Counter, u64)>> {
         let (ring, none) =
             (self.plane.counters(self.ring.id)?, self.plane.counters(RingNumber::NONE)?);
@@ -208,8 +205,8 @@ impl Bench {
             .collect())
     }
 
-    /// Starts the ring anew with its maps, which takes much less time than [`Bench::restart`]:
-    /// ranks, slots and path MTU stay.
+    /// Resets the ring and keeps its maps, which is much faster than [`Bench::restart`]: ranks,
+    /// slots and path MTU stay.
     pub fn reset(&mut self, ring: RingSpec) -> Result<()> {
         self.plane.empty_ring(&ring, 0)?;
         self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
@@ -217,7 +214,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Starts the ring anew, with other properties perhaps.
+    /// Creates the ring again, optionally with other properties.
     pub fn restart(&mut self, ring: RingSpec, flows: &[FlowSpec]) -> Result<()> {
         self.plane.delete_ring(self.ring.id, &self.keys, &[LOOPBACK])?;
         self.plane.create_ring(&ring)?;

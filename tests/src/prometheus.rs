@@ -1,4 +1,5 @@
-//! Prometheus on a lab's box, of Debian's package: it scrapes the daemon, and is asked over HTTP.
+//! Runs Prometheus from Debian's package on a lab's box: it scrapes the daemon, and tests query it
+//! over HTTP.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -11,15 +12,15 @@ use serde_json::Value;
 use crate::netns::Netns;
 use crate::process::Running;
 
-/// Where `cargo xtask test` unpacks the package, below cargo's target folder.
+/// Folder below cargo's target folder where `cargo xtask test` unpacks the package.
 const UNPACKED: &str = "prometheus/usr/bin";
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// `prometheus` or `promtool`: as installed, or as unpacked.
+/// Path of `prometheus` or `promtool`, as installed or as unpacked.
 ///
 /// # Errors
-/// If there is none.
+/// If the program is missing.
 pub fn program(name: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let me = std::env::current_exe()?;
@@ -30,19 +31,19 @@ pub fn program(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no program `{name}`: `cargo xtask test` fetches it"))
 }
 
-/// A Prometheus that runs. It is killed on drop.
+/// A running Prometheus. It is killed on drop.
 #[derive(Debug)]
 pub struct Prometheus {
     netns: Netns,
     running: Running,
-    /// When it was started, in seconds since 1970.
+    /// Its start time in seconds since 1970.
     pub started: f64,
 }
 
 impl Prometheus {
     /// Starts it in a namespace, with its data and configuration in `folder`, and waits until it
-    /// answers. It scrapes `target` as the job `netsum`, and evaluates the rules in the file, both
-    /// so often.
+    /// answers. It scrapes `target` as the job `netsum` and evaluates the rules in the file, both
+    /// at the same interval.
     pub fn start(
         netns: &Netns,
         folder: &Path,
@@ -77,18 +78,18 @@ impl Prometheus {
         Ok(prometheus)
     }
 
-    /// What it has complained of.
+    /// Its log.
     pub fn log(&self) -> String {
         self.running.stderr()
     }
 
-    /// The values that an expression has now.
+    /// The present values of an expression.
     pub fn query(&self, expression: &str) -> Result<Vec<Value>> {
         let data = self.api(&format!("query?query={}", escaped(expression)))?;
         Ok(data["result"].as_array().context("no result")?.clone())
     }
 
-    /// The values that it has had since the start.
+    /// The values of an expression since the start.
     pub fn history(&self, expression: &str) -> Result<Vec<Value>> {
         let (start, end) = (self.started, now());
         let data = self.api(&format!(
@@ -98,20 +99,20 @@ impl Prometheus {
         Ok(data["result"].as_array().context("no result")?.clone())
     }
 
-    /// The values of a label in what a selector selects.
+    /// The values of a label in the series of a selector.
     pub fn label_values(&self, label: &str, selector: &str) -> Result<Vec<Value>> {
         let data = self.api(&format!("label/{label}/values?match[]={}", escaped(selector)))?;
         Ok(data.as_array().context("no values")?.clone())
     }
 
-    /// All rules, as `/api/v1/rules` has them.
+    /// All rules, as `/api/v1/rules` returns them.
     pub fn rules(&self) -> Result<Vec<Value>> {
         let data = self.api("rules")?;
         let groups = data["groups"].as_array().context("no groups")?;
         Ok(groups.iter().filter_map(|group| group["rules"].as_array()).flatten().cloned().collect())
     }
 
-    /// Alerts that fire.
+    /// Firing alerts.
     pub fn firing(&self) -> Result<Vec<Value>> {
         let data = self.api("alerts")?;
         let alerts = data["alerts"].as_array().context("no alerts")?;
@@ -129,7 +130,7 @@ impl Prometheus {
         let answer = self.netns.enter(|| -> Result<String> {
             let mut tcp = TcpStream::connect(ADDRESS)?;
             tcp.set_read_timeout(Some(PATIENCE))?;
-            // Of this version there are no chunks.
+            // HTTP/1.0 has no chunked encoding.
             write!(tcp, "GET {path} HTTP/1.0\r\nHost: {ADDRESS}\r\n\r\n")?;
             let mut answer = String::new();
             tcp.read_to_string(&mut answer)?;
@@ -149,7 +150,7 @@ fn now() -> f64 {
         .map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// For a query in a URL (RFC 3986, section 2.1).
+/// Escapes a query for a URL (RFC 3986, section 2.1).
 fn escaped(text: &str) -> String {
     text.bytes()
         .map(|b| {

@@ -1,5 +1,5 @@
-//! The data planes of leaves and a spine without daemons, with flows as [`Bootstrap::Static`]
-//! numbers them.
+//! The data planes of leaves and a spine without daemons, with flows numbered as for
+//! [`Bootstrap::Static`].
 //!
 //! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
 
@@ -21,7 +21,7 @@ use crate::netns::Netns;
 
 /// The programs on all boxes of a lab with racks: one job, a rank on each host.
 pub struct Racks {
-    /// The leaves, those between leaves and spine, and last the spine.
+    /// The leaves, the boxes between leaves and spine, and last the spine.
     boxes: Vec<Loaded>,
 }
 
@@ -32,7 +32,7 @@ struct Loaded {
     netns: Netns,
 }
 
-/// A member of a box's ring: the rank whose connection it is, and the port that this comes in by.
+/// A member of a box's ring: the rank that owns the connection, and the port where it arrives.
 struct Member {
     rank: u32,
     port: String,
@@ -41,7 +41,7 @@ struct Member {
 }
 
 impl Racks {
-    /// Loads and attaches the programs everywhere, and makes the job's rings.
+    /// Loads and attaches the programs on all boxes, and creates the job's rings.
     ///
     /// # Errors
     /// If the kernel refuses any of it.
@@ -49,7 +49,7 @@ impl Racks {
         Self::with(lab, job, relaxed, false)
     }
 
-    /// The same for ranks that have IPv6 addresses, perhaps.
+    /// The same, with IPv6 addresses if `v6`.
     ///
     /// # Errors
     /// As there.
@@ -72,8 +72,7 @@ impl Racks {
             for ring in 0..job.rings {
                 let ring = ring_spec(lab, job, number, &members, relaxed, ring)?;
                 let flows = flows(lab, job, &ring, &members, &ports, v6);
-                // Ports are found by their number, which means something in the box's namespace
-                // alone.
+                // Interface indices are only valid in the box's namespace.
                 node.enter(|| -> Result<()> {
                     plane.create_ring(&ring)?;
                     flows.iter().try_for_each(|flow| plane.add_flow(flow))?;
@@ -87,12 +86,12 @@ impl Racks {
         Ok(racks)
     }
 
-    /// Number of the spine, behind those of the racks.
+    /// The spine's number, the last one.
     pub fn spine(&self) -> usize {
         self.boxes.len() - 1
     }
 
-    /// Starts a box's programs.
+    /// Attaches a box's programs.
     ///
     /// # Errors
     /// If the kernel refuses them.
@@ -101,7 +100,7 @@ impl Racks {
         netns.enter(|| ports.iter().try_for_each(|&port| plane.attach(port)))
     }
 
-    /// Makes a box a plain bridge.
+    /// Detaches a box's programs, which makes it a plain bridge.
     ///
     /// # Errors
     /// If they are not attached.
@@ -119,7 +118,7 @@ impl Racks {
         (0..=MOST_RINGS).map(|ring| Ok(count(&plane.counters(RingNumber(ring))?, counter))).sum()
     }
 
-    /// What all of them have refused because some box does not add.
+    /// Packets that any box has refused because some box does not sum.
     ///
     /// # Errors
     /// As [`Racks::count`].
@@ -127,7 +126,7 @@ impl Racks {
         (0..self.boxes.len()).map(|number| self.count(number, Counter::TotalUnexpected)).sum()
     }
 
-    /// Everything that was counted, for messages.
+    /// All counters, for messages.
     pub fn counted(&self) -> String {
         let all = |number| -> Vec<String> {
             let counts =
@@ -138,10 +137,10 @@ impl Racks {
     }
 }
 
-/// Rings of a job that are counted.
+/// Number of a job's rings whose counters are read.
 const MOST_RINGS: u32 = 4;
 
-/// The boxes whose parent a box is.
+/// The children of a box.
 fn children(lab: &Lab, number: usize) -> Vec<usize> {
     let spec = lab.spec();
     spec.below().filter(|&below| spec.parent(below).unwrap_or(spec.below().end) == number).collect()
@@ -161,7 +160,8 @@ fn ranks_of(lab: &Lab, number: usize) -> Range<u32> {
     first..first + 1 + ranks.count() as u32
 }
 
-/// A box with the members of its ring, in order. The last one is the way up, if it has a parent.
+/// A box with the members of its ring, in order. In a box with a parent, the last one is the
+/// uplink.
 fn members(lab: &Lab, number: usize) -> (&BoxNode, Vec<Member>) {
     let (spine, ranks) = (lab.spec().below().end, lab.spec().hosts as u32);
     let node = if number == spine { lab.box_() } else { lab.leaf(number) };

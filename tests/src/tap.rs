@@ -1,4 +1,4 @@
-//! A host that is nothing but frames: sends any, and shows every frame that arrives.
+//! Sends arbitrary frames as a host, and receives every frame that arrives there.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,7 +18,7 @@ use crate::netns::Netns;
 #[derive(Debug)]
 pub struct Tap {
     socket: Socket,
-    /// What has been received and not been asked for.
+    /// Frames that were received but not requested yet.
     received: Mutex<VecDeque<Vec<u8>>>,
 }
 
@@ -26,7 +26,8 @@ impl Tap {
     pub fn open(netns: &Netns, interface: &str) -> Result<Self> {
         let ifindex = netns.ifindex(interface)?;
         let all = (libc::ETH_P_ALL as u16).to_be();
-        // No protocol until it is bound: nothing of other interfaces.
+        // Without a protocol until it is bound: otherwise it would receive other interfaces'
+        // frames.
         let socket = netns.enter(|| Socket::new(Domain::PACKET, Type::RAW, None))?;
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
@@ -72,10 +73,10 @@ impl Tap {
         Ok(())
     }
 
-    /// The next frame that arrives and that `wanted` wants.
+    /// The next arriving frame for which `wanted` is true.
     ///
     /// # Errors
-    /// If none does within `timeout`.
+    /// If none arrives within `timeout`.
     pub fn receive(&self, timeout: Duration, wanted: impl Fn(&[u8]) -> bool) -> Result<Vec<u8>> {
         let start = Instant::now();
         loop {
@@ -88,7 +89,7 @@ impl Tap {
         }
     }
 
-    /// The next frame as it was on the wire; `None` where there is none now.
+    /// The next frame as it was on the link; `None` if none is waiting.
     fn next(&self) -> Option<Vec<u8>> {
         let mut received = self.received.lock().expect("nobody panics here");
         if received.is_empty() {
@@ -97,11 +98,11 @@ impl Tap {
         received.pop_front()
     }
 
-    /// What comes next: a frame, or several that the kernel has put together; none where it is one
-    /// that goes out.
+    /// Receives a frame, or several that the kernel has coalesced. Returns no frame if it is an
+    /// outgoing one.
     fn receive_some(&self) -> io::Result<Vec<Vec<u8>>> {
         let mut buffer = vec![0u8; VNET_HDR_LEN + (64 << 10) + 128];
-        // Aligned as a control message has to be; room for one with the auxiliary data.
+        // Aligned as a control message must be, with room for the auxiliary data.
         let mut control = [0u64; 8];
         // SAFETY: a structure of integers and pointers; all zeros is a value.
         let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) =
@@ -114,8 +115,7 @@ impl Tap {
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(&control);
-        // SAFETY: all that the message points to lives across the call and has the lengths that it
-        // says.
+        // SAFETY: all that the message points to lives across the call and has the stated lengths.
         let len = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, 0) };
         let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
         if from.sll_pkttype == libc::PACKET_OUTGOING {
@@ -130,7 +130,7 @@ impl Tap {
             GSO_UDP_L4 => datagrams(frame, u16::from_le_bytes(size).into()),
             _ => vec![frame.to_vec()],
         };
-        // SAFETY: the kernel has written the control messages, as long as it says in each header.
+        // SAFETY: the kernel has written the control messages, each as long as its header says.
         let auxiliary = unsafe {
             let header = libc::CMSG_FIRSTHDR(&raw const message);
             let is_it = !header.is_null()
@@ -138,7 +138,7 @@ impl Tap {
                 && (*header).cmsg_type == libc::PACKET_AUXDATA;
             is_it.then(|| libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned())
         };
-        // The kernel takes the tag out of a frame before it shows it.
+        // The kernel removes the tag from a frame before it delivers the frame.
         if let Some(aux) = auxiliary.filter(|aux| aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0) {
             let tag = [aux.tp_vlan_tpid.to_be_bytes(), aux.tp_vlan_tci.to_be_bytes()].concat();
             for frame in &mut frames {
@@ -149,13 +149,13 @@ impl Tap {
     }
 }
 
-/// Length of a `virtio_net_hdr` (include/uapi/linux/virtio_net.h): flags, kind of segmentation, 16
-/// bits of length, of size, and twice 16 of checksum.
+/// Length of a `virtio_net_hdr` (include/uapi/linux/virtio_net.h): flags and segmentation type, one
+/// byte each; header length, segment size, checksum start and checksum offset, 16 bits each.
 const VNET_HDR_LEN: usize = 10;
 /// `VIRTIO_NET_HDR_GSO_UDP_L4`.
 const GSO_UDP_L4: u8 = 5;
 
-/// The frames whose datagrams, of `size` bytes but the last one, the kernel has put into one.
+/// The frames that the kernel has coalesced into one; each datagram but the last has `size` bytes.
 fn datagrams(frame: &[u8], size: usize) -> Vec<Vec<u8>> {
     let (ip, l3) = (wire::EthHdr::LEN, if frame[12] == 8 { wire::L3::V4 } else { wire::L3::V6 });
     let udp = ip + l3.header_len();

@@ -1,5 +1,4 @@
-//! What a lab may have beyond hosts on ports: links with a bandwidth, VLANs, and hosts behind a
-//! router.
+//! Optional parts of a lab: links with a bandwidth, racks, VLANs, and hosts behind a router.
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -14,22 +13,24 @@ use crate::netns::{self, Netns};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/vlan.bpf.o");
 
-/// Gives every host's link a bandwidth, each way.
+/// Limits the bandwidth of every host's link, each way.
 ///
-/// A link is a cable then: two veth pairs in the namespace `wire`, where all that comes out of one
-/// is sent into the other. A token bucket (tc-htb(8)) stands before each way. Towards a host it is
-/// the cable's, as a switch has a queue: what the box sends by XDP would pass a queue of the box's
-/// port by, and a host's AF_XDP socket takes packets before they come to a queue at the receiver.
-/// From a host it is that of the host's interface, as a network card has a queue, which holds
-/// sockets back. What AF_XDP sends passes that by, and a virtual machine's is not ours, so theirs
-/// is the cable's as well (`LabSpec::xdp`). Nothing is lost in these queues.
+/// The link then consists of two veth pairs in the namespace `wire`, where all packets from one are
+/// sent into the other. Each direction passes a token bucket (tc-htb(8)).
 ///
-/// HTB sets its timer once a packet. TBF sets it whenever a packet comes, and on a virtual machine
-/// that was a sixth of all processor time.
+/// Towards a host, the bucket is in the namespace `wire`, like a switch's queue: packets that the
+/// box sends by XDP would bypass a queue of the box's port, and a host's AF_XDP socket takes
+/// packets before they reach a queue at the receiver. From a host, it is at the host's interface,
+/// like a network card's queue, and holds sockets back. AF_XDP bypasses that queue
+/// (`LabSpec::xdp`), and a virtual machine's queue is out of reach; their buckets are in the
+/// namespace `wire` as well. These queues lose nothing.
 ///
-/// A bucket that is full lets 16 KiB pass at once, or what the link carries in a millisecond. With
-/// less of it, a timer that is late on a busy machine would cost bandwidth. Segments that TCP hands
-/// over uncut are no longer than that.
+/// HTB sets its timer once for each packet. TBF sets it whenever a packet arrives, which took a
+/// sixth of all CPU time on a virtual machine.
+///
+/// A full bucket passes 16 KiB at once, or as much as the link carries in a millisecond. With a
+/// smaller bucket, late timers on a busy machine would reduce the bandwidth. Unsegmented packets
+/// from TCP are at most that long.
 pub(crate) fn shape(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
     let wire = Netns::open(&format!("{prefix}-wire"))?;
     for i in 0..spec.hosts {
@@ -47,8 +48,8 @@ pub(crate) fn shape(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
     Ok(())
 }
 
-/// The same between a leaf and a spine. What comes out of a box, XDP has sent: both queues are the
-/// cable's.
+/// The same between a leaf and a spine. Boxes send by XDP, and so both queues are in the namespace
+/// `wire`.
 fn shape_uplink(uplink: &Uplink, spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
     let wire = Netns::open(&format!("{prefix}-wire"))?;
     let (ends, there) = ([uplink.below_end(), uplink.above_end()], uplink.above(spec));
@@ -74,7 +75,7 @@ fn run(netns: &Netns, program: &str, line: &str) -> Result<()> {
     netns::output(netns.command(program).args(line.split(' '))).map(drop)
 }
 
-/// Bytes that a link lets pass at once.
+/// Bytes that a link passes at once.
 fn burst(rate: Rate) -> u64 {
     (rate.0 / 8 / 1000).max(16 << 10)
 }
@@ -91,13 +92,14 @@ fn queue(netns: &Netns, interface: &str, rate: Rate) -> Result<()> {
     run(netns, "tc", &format!("qdisc add dev {interface} parent 1:1 bfifo limit 64mb"))
 }
 
-/// A segment counts with the headers of all its packets, which are less than a tenth of it.
+/// Limits the size of unsegmented packets. The bucket also counts the headers of all their
+/// segments, which are less than a tenth of it.
 fn segments(netns: &Netns, interface: &str, rate: Rate) -> Result<()> {
     let segment = (burst(rate) * 9 / 10).min(65536);
     run(netns, "ip", &format!("link set {interface} gso_max_size {segment} gro_max_size {segment}"))
 }
 
-/// All that comes in by one goes out by the other.
+/// Sends all packets that arrive by one interface out by the other, both ways.
 fn connect(wire: &Netns, [a, b]: [&str; 2], rate: Rate) -> Result<()> {
     for (from, to) in [(a, b), (b, a)] {
         segments(wire, from, rate)?;
@@ -112,14 +114,14 @@ fn connect(wire: &Netns, [a, b]: [&str; 2], rate: Rate) -> Result<()> {
     Ok(())
 }
 
-/// A veth must poll; see `build`.
+/// Makes a veth poll; see `build`.
 fn polls(netns: &Netns, interface: &str) -> Result<()> {
-    // Tags are in the frames, as on a wire.
+    // Tags are in the frames, as on a real link.
     run(netns, "ethtool", &format!("-K {interface} gro on tso off txvlan off"))
 }
 
-/// What puts a lab into VLAN 5: hosts that send and take tagged frames alone, a box that is in the
-/// VLAN, and ports that translate for the hosts that know of no tags.
+/// Puts a lab into VLAN 5: hosts that send and accept only tagged frames, a box in the VLAN, and
+/// ports that translate for hosts without tags.
 #[derive(Debug)]
 pub(crate) struct Vlan {
     /// Detaches its programs on drop.
@@ -145,8 +147,8 @@ impl Vlan {
                     .with_context(|| format!("{interface} of {node}"))?;
                 Ok(())
             };
-        // What goes out of hosts and of boxes themselves is tagged; on a port that translates it is
-        // the other way round. Links between boxes are trunks.
+        // Frames that hosts and boxes send are tagged on the way out; a translating port does the
+        // reverse. Links between boxes are trunks.
         for host in 0..spec.hosts {
             let (node, port) = (format!("h{host}"), format!("port{host}"));
             let tagged = spec.tagged.contains(&host);
@@ -156,7 +158,7 @@ impl Vlan {
             attach(out, node, interface, TcAttachType::Egress)?;
             attach(into, node, interface, TcAttachType::Ingress)?;
         }
-        // A machine has interfaces of its own for that.
+        // A box that is a virtual machine has VLAN interfaces of its own.
         if spec.box_vm.is_none() {
             for node in spec.boxes().map(Some).chain([None]).map(|number| spec.node(number)) {
                 attach("tag", &node, "br0", TcAttachType::Egress)?;
@@ -171,22 +173,22 @@ impl Vlan {
 pub(crate) struct Uplink {
     pub below: usize,
     pub spine: usize,
-    /// Among all.
+    /// Number among all uplinks.
     number: usize,
 }
 
 impl Uplink {
-    /// The number of its cable.
+    /// The number of its fault-injecting link.
     pub fn cable(&self) -> usize {
         MAX_HOSTS + self.number
     }
 
-    /// The end at the leaf of a cable with a bandwidth.
+    /// The end at the leaf of an uplink with a bandwidth.
     fn below_end(&self) -> String {
         format!("below{}", self.number)
     }
 
-    /// Its end at the spine.
+    /// The end at the spine.
     pub fn above_end(&self) -> String {
         format!("above{}", self.number)
     }
@@ -197,19 +199,19 @@ impl Uplink {
         ends.try_for_each(|end| run(wire, "tc", &format!("class change dev {end} {class}")))
     }
 
-    /// The namespace where it ends above.
+    /// The namespace of its upper end.
     fn above(&self, spec: &LabSpec) -> String {
         spec.node(spec.parent(self.below).or(spec.spine(self.spine)))
     }
 }
 
-/// All of them: those to the first spine come first.
+/// All uplinks; those to the first spine come first.
 pub(crate) fn uplinks(spec: &LabSpec) -> impl Iterator<Item = Uplink> {
     let all = (0..spec.spines).flat_map(|spine| spec.below().map(move |below| (spine, below)));
     all.enumerate().map(|(number, (spine, below))| Uplink { below, spine, number })
 }
 
-/// Makes all boxes but the first spine, each a bridge, with its hosts' ports if it is a rack's; and
+/// Makes all boxes but the first spine, each a bridge, with its hosts' ports if it is a leaf; and
 /// the links between them.
 pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
     let node = |name: &str| Netns::open(&format!("{prefix}-{name}"));
@@ -238,7 +240,7 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         let mut lines = veth(&port, &end, spec.mtu, &there);
         lines += &format!("link set {port} master br0\n{}", up(&port));
         if uplink.spine > 0 {
-            // Two ways between leaves are a circle.
+            // Two paths between leaves form a loop.
             lines += &format!(
                 "link set {port} type bridge_slave learning off flood off mcast_flood off bcast_flood off\n"
             );
@@ -258,13 +260,14 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Lays a cable whose end `up` leads to a box: its other end, and a port of that box's parent.
+/// Makes a fault-injecting link between the end `up`, which leads to a box, and a port of that
+/// box's parent.
 fn lay_cable(number: usize, spec: &LabSpec, prefix: &str, parent: &str, port: &str) -> Result<()> {
     let wire = Netns::open(&format!("{prefix}-wire"))?;
     let ends = [format!("up{number}"), format!("down{number}")];
     let mut lines = veth(&ends[1], port, spec.mtu, parent);
     let cable = format!("cable{number}");
-    // LLDP goes by cable.
+    // The link forwards LLDP.
     lines += &format!("link add {cable} {BRIDGE} group_fwd_mask 0x4000\n");
     for end in &ends {
         lines += &format!("link set {end} master {cable}\n{}", up(end));
@@ -273,8 +276,8 @@ fn lay_cable(number: usize, spec: &LabSpec, prefix: &str, parent: &str, port: &s
     ends.iter().try_for_each(|end| polls(&wire, end))
 }
 
-/// Has boxes route between racks, by any spine. All addresses stay in one network: hosts reach
-/// those of other racks by routes to single addresses.
+/// Makes boxes route between racks, over any spine. All addresses stay in one network: hosts have
+/// routes to single addresses in other racks.
 pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
     let node = |name: &str| format!("{prefix}-{name}");
     let (racks, spines) = (0..spec.racks, 0..spec.spines);
@@ -341,12 +344,12 @@ pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// A router asks for neighbours from its link-local address.
+/// A router sends neighbour solicitations from its link-local address.
 fn asks_as_router(interface: &str, end: &str) -> String {
     format!("address add fe80::{end}/64 dev {interface} nodad\n")
 }
 
-/// The ends of a link between leaf and spine that both route: below and above.
+/// Addresses of the lower and upper end of a routed link between leaf and spine.
 fn link_ips(spine: usize, rack: usize) -> [String; 2] {
     ["1", "254"].map(|end| format!("10.{}.{rack}.{end}", 253 - spine))
 }

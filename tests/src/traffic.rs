@@ -1,4 +1,4 @@
-//! Other people's traffic: ping, TCP transfers and floods between namespaces.
+//! Foreign traffic: ping, TCP transfers and floods between namespaces.
 
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
@@ -11,10 +11,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::netns::Netns;
 
-/// Sends ICMP echo requests, one after the answer to the other; the round-trip times.
+/// Sends ICMP echo requests, each after the previous answer; returns the round-trip times.
 ///
 /// # Errors
-/// If one is not answered within `timeout`.
+/// If a request is not answered within `timeout`.
 pub fn ping(from: &Netns, to: IpAddr, count: u16, timeout: Duration) -> Result<Vec<Duration>> {
     from.enter(|| {
         let (domain, protocol, request, reply) = match to {
@@ -22,7 +22,7 @@ pub fn ping(from: &Netns, to: IpAddr, count: u16, timeout: Duration) -> Result<V
             IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6, 128, 129),
         };
         let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
-        // A number of its own, as several pings may run in one namespace.
+        // An identifier of its own: several pings may run in one namespace.
         let id = (std::process::id() as u16).to_be_bytes();
         (0..count).map(|seq| echo(&socket, to, [request, reply], id, seq, timeout)).collect()
     })
@@ -40,7 +40,7 @@ fn echo(
     let mut message = vec![request, 0, 0, 0, id[0], id[1], seq_bytes[0], seq_bytes[1]];
     message.extend((0..56).map(|i| i as u8));
     if to.is_ipv4() {
-        // ICMPv6 has its checksum from the kernel.
+        // The kernel computes the checksum of ICMPv6.
         let sum = internet_checksum(&message).to_be_bytes();
         message[2..4].copy_from_slice(&sum);
     }
@@ -55,7 +55,7 @@ fn echo(
         let Ok((len, _)) = socket.recv_from(&mut buffer) else { continue };
         // SAFETY: the kernel has written `len` bytes.
         let packet: Vec<u8> = buffer[..len].iter().map(|b| unsafe { b.assume_init() }).collect();
-        // IPv4 raw sockets give the IP header too.
+        // IPv4 raw sockets deliver the IP header too.
         let icmp = if to.is_ipv4() { packet.get(20..).unwrap_or_default() } else { &packet };
         if icmp.len() == message.len() && icmp[0] == reply && icmp[4..] == message[4..] {
             return Ok(start.elapsed());
@@ -63,7 +63,7 @@ fn echo(
     }
 }
 
-/// RFC 1071.
+/// The Internet checksum (RFC 1071).
 fn internet_checksum(bytes: &[u8]) -> u16 {
     let mut sum: u32 =
         bytes.chunks(2).map(|c| u32::from(c[0]) << 8 | u32::from(*c.get(1).unwrap_or(&0))).sum();
@@ -73,10 +73,10 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Sends `len` bytes over TCP and compares every one; the bytes per second.
+/// Sends `len` bytes over TCP and compares every one; returns the bytes per second.
 ///
 /// # Errors
-/// If the connection stands still for `timeout`, breaks, or a byte differs.
+/// If the connection stalls for `timeout` or breaks, or a byte differs.
 pub fn tcp_transfer(
     from: &Netns,
     to: &Netns,
@@ -112,8 +112,8 @@ pub fn tcp_transfer(
 }
 
 fn receive(listener: &TcpListener, len: usize, timeout: Duration) -> Result<()> {
-    // A listener has no time-out of its own, but the sender's connect has: it either comes or
-    // reports.
+    // A listener has no timeout, but the sender's connect has one: it either arrives or reports an
+    // error.
     listener.set_nonblocking(true)?;
     let mut ready =
         [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(listener), nix::poll::PollFlags::POLLIN)];
@@ -137,8 +137,8 @@ fn receive(listener: &TcpListener, len: usize, timeout: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Has hosts send UDP packets of `len` bytes to another one as fast as they can; the bytes of
-/// payload per second that arrive in `time`, from the first packet on.
+/// Makes hosts send UDP packets of `len` bytes to another one as fast as they can. Returns the
+/// payload bytes per second that arrive in `time`, from the first packet on.
 ///
 /// # Errors
 /// If nothing arrives within `time`.
@@ -157,7 +157,7 @@ pub fn udp_flood(
         let socket = netns.enter(|| UdpSocket::bind(("0.0.0.0", 0)))?;
         let packet = vec![0; len];
         while !enough.load(Ordering::Relaxed) {
-            // A full queue is what a flood is for.
+            // A flood fills the queue: errors are expected.
             let _ = socket.send_to(&packet, address);
         }
         Ok(())
@@ -182,7 +182,7 @@ pub fn udp_flood(
     })
 }
 
-/// Bytes that repeat only after 16 GiB.
+/// A byte sequence that repeats only after 16 GiB.
 #[derive(Default)]
 struct Pattern {
     word: u32,

@@ -1,4 +1,4 @@
-//! Ranks that train a model with PyTorch, one on each host: `python/examples/train.py`.
+//! Trains a model with PyTorch, with one rank on each host: `python/examples/train.py`.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::Host;
 use crate::cluster::Cluster;
 use crate::process::Running;
 
-/// Until all have loaded PyTorch and found each other, and until a step is done.
+/// Timeout until all ranks have loaded PyTorch and found each other, and for a step.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What is trained.
+/// The model and its training.
 #[derive(Clone, Debug)]
 pub struct TrainSpec {
     /// A Python that has torch and netsum.
@@ -22,41 +22,41 @@ pub struct TrainSpec {
     /// `mlp`, `cnn` or `transformer`.
     pub model: String,
     pub steps: usize,
-    /// For the first weights and the order of the data.
+    /// Seed of the first weights and of the order of the data.
     pub seed: u64,
 }
 
-/// Who sums; a job of the box's has a name and a token.
+/// Which library sums. A job on the box has a name and a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Summer<'a> {
     Gloo,
     /// netsum, as the backend of `torch.distributed`.
     Backend(&'a str, &'a str),
-    /// netsum for the gradients, as a hook, and Gloo for the rest.
+    /// netsum for the gradients, as a hook, and Gloo for everything else.
     Hook(&'a str, &'a str),
 }
 
-/// What came of it.
+/// Results of a training.
 #[derive(Clone, Debug, Default)]
 pub struct Trained {
-    /// Of rank 0's batch, at each step.
+    /// Loss of rank 0's batch, at each step.
     pub loss: Vec<f64>,
-    /// Time of each step, of rank 0's.
+    /// Time of each step at rank 0.
     pub seconds: Vec<f64>,
-    /// Of what was kept back.
+    /// Loss on the test data.
     pub test: f64,
     /// Hash of each rank's weights.
     pub weights: Vec<String>,
-    /// What each rank's communicator has counted, with the hook.
+    /// Statistics of each rank's communicator, with the hook.
     pub statistics: Vec<Value>,
 }
 
-/// The processes, which wait to begin.
+/// The processes, which wait for the start.
 #[derive(Debug)]
 pub struct Trainers {
     ranks: Vec<Running>,
     steps: usize,
-    /// Numbers in the model.
+    /// Number of the model's parameters.
     pub floats: u64,
 }
 
@@ -78,15 +78,15 @@ impl Trainers {
             command.args(["--backend", backend]);
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", hosts.len().to_string());
             command.env("LOCAL_RANK", "0").env("MASTER_ADDR", &first).env("MASTER_PORT", "29500");
-            // A host's name has no address there.
+            // Otherwise Gloo would resolve the host's name, which has no address there.
             command.env("GLOO_SOCKET_IFNAME", Host::INTERFACE);
-            // One core or less for each rank.
+            // At most one core for each rank.
             command.env("OMP_NUM_THREADS", "1").env("PYTHONDONTWRITEBYTECODE", "1");
             if let Some((job, token)) = job {
                 command.env("NETSUM_CONTROLLER", cluster.workers().to_string());
                 command.env("NETSUM_JOB", job).env("NETSUM_TOKEN", token);
             }
-            // Ctrl-C is for who started them all.
+            // Ctrl-C goes to the program that started them.
             command.process_group(0);
             Running::start(&format!("rank {rank}"), &mut command)
         };
@@ -99,10 +99,10 @@ impl Trainers {
         Ok(trainers)
     }
 
-    /// Lets them train. Then they wait to leave, and nothing is on their links.
+    /// Runs the training. Then the ranks wait to leave, and their links are idle.
     ///
     /// # Errors
-    /// What a rank said, or `step`, which is told each step and its loss.
+    /// A rank's error, or that of `step`, which gets each step and its loss.
     pub fn train(&mut self, mut step: impl FnMut(usize, f64) -> Result<()>) -> Result<Trained> {
         self.ranks.iter_mut().try_for_each(|rank| rank.say("begin"))?;
         let mut trained = Trained::default();
@@ -124,14 +124,15 @@ impl Trainers {
         Ok(trained)
     }
 
-    /// Lets them leave, and waits until they have.
+    /// Ends the ranks, and waits until they have ended.
     pub fn leave(self) -> Result<()> {
         let mut ranks = self.ranks;
         ranks.iter_mut().try_for_each(|rank| rank.say("leave"))?;
         ranks.into_iter().try_for_each(|rank| rank.success(PATIENCE).map(drop))
     }
 
-    /// The next line of a rank, which must be of this event. Errors have what the others said.
+    /// The next line of a rank, which must report this event. An error contains the other ranks'
+    /// output.
     fn hear(&mut self, rank: usize, event: &str) -> Result<Value> {
         let heard = self.ranks[rank].line(PATIENCE).and_then(|line| {
             let said: Value = serde_json::from_str(&line).with_context(|| line.clone())?;

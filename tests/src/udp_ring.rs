@@ -1,6 +1,6 @@
-//! An application that knows nothing of netsum but its flows: a ring of RC queue pairs with a
-//! window, over the library's endpoint. As with verbs, all ranks of a host share its address, and
-//! differ by their queue pairs.
+//! An application that knows of netsum only its flows: a ring of RC queue pairs with a window, over
+//! the library's endpoint. As with verbs, all ranks of a host share its address, and differ by
+//! their queue pairs.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::frames::{lanes, sum};
 use crate::netns::Netns;
 use crate::traffic::ping;
 
-/// What the ring does.
+/// Settings of the ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     pub ranks: u32,
@@ -30,7 +30,7 @@ pub struct Load {
     pub messages: u32,
     /// Their length in bytes.
     pub message_size: u32,
-    /// Messages that a rank sends without having their sums.
+    /// Messages that a rank may send before it has their sums.
     pub window: u32,
     /// First PSN of rank 0; that of rank r is r higher.
     pub first_psn: u32,
@@ -38,12 +38,12 @@ pub struct Load {
     pub operation: Operation,
     /// Messages carry their number as immediate data.
     pub immediate: bool,
-    /// The acknowledgement time-out. A long one shows that nothing was lost; a short one ends soon
-    /// when something was.
+    /// The acknowledgement timeout. With a long one, retransmissions hide no loss; with a short
+    /// one, lost packets are soon repaired.
     pub ack_timeout: Duration,
     /// See [`EndpointConfig::cnp_interval`].
     pub cnp_interval: Option<Duration>,
-    /// Ranks leave without a word once they have so many sums, whatever is under way.
+    /// Ranks stop silently once they have this many sums, even with messages in flight.
     pub leave_after: Option<u32>,
 }
 
@@ -65,12 +65,12 @@ impl Load {
         }
     }
 
-    /// Packets of all messages of a rank.
+    /// Packets in all messages of a rank.
     pub fn fragments(&self) -> u64 {
         u64::from(self.messages) * u64::from(self.message_size.div_ceil(self.mtu))
     }
 
-    /// Its ring, as a data plane without a daemon wants it.
+    /// Its ring, for a data plane without a daemon.
     pub fn ring(&self, id: u32) -> Result<RingSpec> {
         let fragments = Fragments(self.message_size.div_ceil(self.mtu));
         let credit = Messages(self.window).of(fragments).context("too many fragments")?;
@@ -107,7 +107,7 @@ impl Load {
         serial::add(self.first_psn, rank)
     }
 
-    /// How long a rank stays when it has all: with a short time-out somebody may still send again.
+    /// How long a finished rank stays: with a short timeout, other ranks may still retransmit.
     fn linger(&self) -> Duration {
         if self.ack_timeout < Duration::from_secs(1) {
             10 * self.ack_timeout
@@ -131,13 +131,14 @@ pub fn send_qpn(rank: u32) -> u32 {
     0x300 + rank
 }
 
-/// Where a rank lives: its host's namespace and address.
+/// Where a rank runs: its host's namespace and address.
 pub type Home<'a> = (&'a Netns, IpAddr);
 
-/// Runs all ranks, rank r at `homes[r]`; what the endpoints have counted, by address in order of
-/// their first ranks.
+/// Runs all ranks, rank r at `homes[r]`; returns the endpoints' counters, by address in the order
+/// of their first ranks.
 ///
 /// # Errors
+/// If a sum is wrong, a connection fails, or it takes more than a minute.
 /// If a sum is wrong, a connection fails, or it takes more than a minute.
 pub fn run(load: Load, homes: &[Home<'_>]) -> Result<Vec<Stats>> {
     ensure!(homes.len() == load.ranks as usize, "{} homes for {} ranks", homes.len(), load.ranks);
@@ -149,8 +150,8 @@ pub fn run(load: Load, homes: &[Home<'_>]) -> Result<Vec<Stats>> {
             None => hosts.push((*home, vec![rank as u32])),
         }
     }
-    // Packets that wait until their next hop's MAC address is known may be overtaken by those
-    // behind them (net/core/neighbour.c, `neigh_update`), which would look like a loss.
+    // Packets that wait for their next hop's MAC address may be overtaken by later ones
+    // (net/core/neighbour.c, `neigh_update`), which would look like a loss.
     for (rank, (netns, _)) in homes.iter().enumerate() {
         ping(netns, ips[(rank + 1) % ips.len()], 1, Duration::from_secs(5))?;
     }
@@ -163,11 +164,12 @@ pub fn run(load: Load, homes: &[Home<'_>]) -> Result<Vec<Stats>> {
     })
 }
 
-/// Loads the programs on the box of a lab, and registers the flows of a ring, number 1, with rank r
-/// on host `places[r]`.
+/// Loads the programs on a lab's box, and registers the flows of a ring, number 1, with rank r on
+/// host `places[r]`.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// If the kernel refuses any of it.
+/// If the kernel refuses any of it.
 pub fn register(lab: &Lab, load: &Load, places: &[usize], v6: bool) -> Result<BpfDataPlane> {
     let ring = load.ring(1)?;
     let port = |host: usize| lab.box_().ifindex(&lab.box_().port(host));
@@ -177,7 +179,7 @@ pub fn register(lab: &Lab, load: &Load, places: &[usize], v6: bool) -> Result<Bp
         let host = lab.host(places[rank as usize]);
         if v6 { host.ipv6(0) } else { host.ip(0) }
     };
-    // Ports are found by their number, which means something in the box's namespace alone.
+    // Interface indices are only valid in the box's namespace.
     lab.box_().enter(|| {
         let mut plane =
             BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 4096, inline: true })?;
@@ -192,7 +194,7 @@ pub fn register(lab: &Lab, load: &Load, places: &[usize], v6: bool) -> Result<Bp
     })
 }
 
-/// A rank at work.
+/// A running rank.
 struct Rank {
     number: u32,
     out: QpId,
@@ -213,8 +215,8 @@ impl Rank {
         out.retry_limit = None;
         out.ack_timeout = load.ack_timeout;
         out.opcode = load.operation;
-        // Through a box an acknowledgement waits for all ranks, and how long one took tells nothing
-        // of the link.
+        // Through a box, an acknowledgement waits for all ranks, and its delay says nothing about
+        // the link.
         out.waits_for_others = true;
         let into = QpConfig::new(
             receive(number),

@@ -1,6 +1,6 @@
-//! The ring of `tests/verbs/ring.c`: an application over libibverbs that knows nothing of netsum.
-//! Ranks on hosts that are no virtual machines are its twin over the library's own endpoint,
-//! `udp-ring`.
+//! Runs the ring of `tests/verbs/ring.c`, an application over libibverbs that does not know of
+//! netsum. Ranks on hosts that are namespaces run `udp-ring`, its counterpart over the library's
+//! own endpoint.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,24 +12,24 @@ use crate::cluster::{Cluster, program};
 use crate::lab::BoxNode;
 use crate::process::Running;
 
-/// How long anything in a virtual machine may take that should be quick.
+/// Timeout in a virtual machine for anything that should be quick.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// With what the ranks send.
+/// The operation with which ranks send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Send,
     SendImmediate,
     /// RDMA WRITE with immediate.
     Write,
-    /// RDMA WRITE, and a SEND of nothing that tells the receiver.
+    /// RDMA WRITE, and an empty SEND that notifies the receiver.
     PlainWrite,
     /// RDMA READ, which the library's own endpoint refuses.
     Read,
 }
 
 impl Operation {
-    /// As the programs call it.
+    /// Its name in the programs' arguments.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -43,18 +43,18 @@ impl Operation {
 
 #[derive(Clone, Debug)]
 pub struct VerbsRingSpec {
-    /// The host that rank r runs on.
+    /// The host of each rank.
     pub hosts: Vec<usize>,
     /// Path MTU in bytes.
     pub mtu: u32,
-    /// Message sizes in bytes, in turn. One alone where the box sums.
+    /// Message sizes in bytes, used in turn. Only one size if the box sums.
     pub sizes: Vec<u32>,
     /// Messages that each rank sends.
     pub messages: u32,
     pub operation: Operation,
-    /// A packet that is not acknowledged is sent again after 4.096 us * 2^this.
+    /// A packet that is not acknowledged is sent again after 4.096 us * 2^`timeout`.
     pub timeout: u8,
-    /// How often, before its sender gives up; 7 for ever (rdma_rxe:
+    /// How often before its sender gives up; 7 means forever (rdma_rxe:
     /// drivers/infiniband/sw/rxe/rxe_comp.c, Linux 6.1).
     pub retry: u8,
     /// Whether its connections are registered with the box, which then sums.
@@ -62,10 +62,10 @@ pub struct VerbsRingSpec {
 }
 
 impl VerbsRingSpec {
-    /// Messages that a rank may have sent without having received as many.
+    /// By how many messages a rank's sends may exceed its receives.
     pub const WINDOW: u32 = 2;
 
-    /// Rank r on host r, 128 KiB messages through the box, and a timer that does not go off on a
+    /// Rank r on host r, 128 KiB messages through the box, and a timer that does not expire on a
     /// busy machine.
     pub fn new(ranks: usize, mtu: u32, operation: Operation, messages: u32) -> Self {
         let hosts = (0..ranks).collect();
@@ -89,31 +89,31 @@ impl VerbsRingSpec {
     }
 }
 
-/// What became of a rank.
+/// Results of a rank.
 #[derive(Clone, Debug, Default)]
 pub struct RankReport {
     /// Messages that it has received.
     pub messages: u64,
-    /// 32-bit lanes of them that were not what they should be.
+    /// 32-bit lanes of these messages that were wrong.
     pub wrong: u64,
-    /// How long it took, in microseconds.
+    /// Its running time in microseconds.
     pub micros: u64,
-    /// Counters of the host's device, or of the library's endpoint, that have moved, and by how
+    /// Counters of the host's device, or of the library's endpoint, that have increased, and by how
     /// much.
     pub counters: BTreeMap<String, u64>,
-    /// Data packets that came from the host, beyond those that it had to send; only in a lab with
-    /// cables.
+    /// Data packets that the host sent in excess of those that it had to send; only in a lab with
+    /// fault-injecting links.
     pub retransmitted: Option<u64>,
 }
 
 impl RankReport {
-    /// By how much a counter has moved.
+    /// By how much a counter has increased.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or_default()
     }
 }
 
-/// Runs a ring. Its connections are registered with `netsum flow add`, as an administrator would.
+/// Runs a ring. Its connections are registered with `netsum flow add`, as by an administrator.
 ///
 /// # Errors
 /// If a rank fails, or is not done within `patience`.
@@ -126,7 +126,7 @@ pub fn run(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Resul
             "not done within {patience:?}\n{}",
             stats(cluster, spec)
         );
-        // When one has failed, the others wait for it in vain.
+        // After one rank has failed, the others would wait in vain.
         if let Some(error) = ring.outcomes().find_map(|outcome| outcome?.error.as_deref()) {
             bail!("{error}\n{}", stats(cluster, spec));
         }
@@ -138,7 +138,7 @@ pub fn run(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Resul
     reports.collect()
 }
 
-/// A ring at work.
+/// A running ring.
 #[derive(Debug)]
 pub struct VerbsRing {
     hosts: Vec<usize>,
@@ -152,14 +152,14 @@ pub struct VerbsRing {
 /// How a rank ended.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What it has received until then.
+    /// Its results until then.
     pub report: RankReport,
-    /// Why it gave up before it had all.
+    /// Why it gave up early.
     pub error: Option<String>,
 }
 
 impl VerbsRing {
-    /// Connects the ranks, registers their connections and lets them go. A rank gives up after
+    /// Connects the ranks, registers their connections and starts them. A rank gives up after
     /// `patience` without a message.
     pub fn start(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Result<Self> {
         let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
@@ -196,7 +196,7 @@ impl VerbsRing {
         })
     }
 
-    /// Waits for `moment` for each rank that is at work, and says whether all are done or have
+    /// Waits for `moment` for each rank that still runs. Returns whether all are done or have
     /// failed.
     pub fn is_over(&mut self, moment: Duration) -> Result<bool> {
         for (rank, outcome) in
@@ -216,12 +216,12 @@ impl VerbsRing {
         Ok(self.outcomes.iter().all(Option::is_some))
     }
 
-    /// How each rank has ended, if it has.
+    /// The outcome of each rank that has ended.
     pub fn outcomes(&self) -> impl Iterator<Item = Option<&Outcome>> {
         self.outcomes.iter().map(Option::as_ref)
     }
 
-    /// Lets go of ranks that are all done or have failed: nobody needs acknowledgements any more.
+    /// Ends the ranks, which must all be done or have failed: then none needs acknowledgements.
     pub fn end(self, cluster: &Cluster) -> Result<Vec<Outcome>> {
         let mut outcomes: Vec<Outcome> = self.outcomes.into_iter().flatten().collect();
         ensure!(outcomes.len() == self.ranks.len(), "ranks are at work");
@@ -276,10 +276,10 @@ fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, patience: Duration) -> Res
     Ok(ranks)
 }
 
-/// Why a rank has failed, if this line says that it has.
+/// The reason why a rank has failed, if this line reports that.
 fn failed(rank: &mut Running, line: &str) -> Option<String> {
     let start = Instant::now();
-    // The reason comes by another way than the line.
+    // The reason arrives on another stream than the line.
     while line.starts_with("failed ")
         && rank.is_running()
         && start.elapsed() < Duration::from_secs(10)
@@ -292,7 +292,7 @@ fn failed(rank: &mut Running, line: &str) -> Option<String> {
 /// Name of the ring's job; it stays until [`forget`], with its counters.
 pub const JOB: &str = "ring";
 
-/// Removes the ring's job, on every box.
+/// Removes the ring's job on every box.
 pub fn forget(cluster: &Cluster) -> Result<()> {
     let mut boxes = (0..cluster.lab().spec().racks).map(Some).chain([None]);
     boxes.try_for_each(|rack| cluster.netsum_on(rack, &["job", "delete", "--gone", JOB]).map(drop))
@@ -305,7 +305,7 @@ fn register(cluster: &Cluster, spec: &VerbsRingSpec, ends: &[Ends]) -> Result<()
         let flows = (0..ends.len()).map(|rank| (rank, port(rank)));
         return register_on(cluster, None, spec, ends, &[], flows);
     }
-    // Each rack's ranks, one after the other.
+    // The racks' ranks, one rack after the other.
     let rack_of = |rank: usize| lab.spec().rack(spec.hosts[rank]);
     let groups: Vec<(usize, usize)> = (0..lab.spec().racks)
         .map(|rack| {
@@ -335,8 +335,7 @@ fn register(cluster: &Cluster, spec: &VerbsRingSpec, ends: &[Ends]) -> Result<()
     register_on(cluster, None, spec, ends, &["--groups", &all], flows)
 }
 
-/// Creates the job on a box, and registers the connections of these ranks, which come by these
-/// ports.
+/// Creates the job on a box, and registers these ranks' connections, which arrive by these ports.
 fn register_on(
     cluster: &Cluster,
     rack: Option<usize>,
@@ -388,11 +387,11 @@ struct Ends {
     gid: String,
     /// Number of the queue pair that receives.
     qpn: String,
-    /// First packet number of the one that sends.
+    /// First PSN of the sending queue pair.
     psn: String,
-    /// What the last rank has to know.
+    /// Data for the previous rank.
     receiving: String,
-    /// What the next rank has to know, besides the GID.
+    /// Data for the next rank, besides the GID.
     sending: String,
 }
 
@@ -412,7 +411,7 @@ impl Ends {
     }
 }
 
-/// From `done messages=M wrong=W ...`, or `failed`.
+/// Parses `done messages=M wrong=W ...`, or `failed`.
 fn report(line: &str) -> Result<RankReport> {
     let value = |key: &str| {
         let found = line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
@@ -439,7 +438,7 @@ fn stats(cluster: &Cluster, spec: &VerbsRingSpec) -> String {
 }
 
 /// Counters of a virtual machine's Soft-RoCE device (drivers/infiniband/sw/rxe/rxe_hw_counters.c);
-/// other hosts have none.
+/// empty for other hosts.
 pub fn hw_counters(host: &Host) -> Result<BTreeMap<String, u64>> {
     if host.vm().is_none() {
         return Ok(BTreeMap::new());
@@ -458,8 +457,8 @@ fn data_packets(host: &Host) -> Result<Option<u64>> {
     host.cable().ok().map(|cable| cable.data_packets()).transpose()
 }
 
-/// A program of others between two hosts: a server on one, and a client on the other that is told
-/// the server's address.
+/// A foreign program between two hosts: a server on one, and a client on the other that gets the
+/// server's address.
 #[derive(Debug)]
 pub struct Stranger {
     what: String,
@@ -468,8 +467,8 @@ pub struct Stranger {
 }
 
 impl Stranger {
-    /// Starts `words` on `server`, and on `client` with the server's address behind it, once the
-    /// server listens on TCP `port`.
+    /// Starts `words` on `server`, and once the server listens on TCP `port`, on `client` with the
+    /// server's address appended.
     pub fn start(server: &Host, client: &Host, port: u16, words: &[&str]) -> Result<Self> {
         let command = |host: &Host| {
             let mut command = host.command(words[0]);
@@ -492,7 +491,7 @@ impl Stranger {
         &self.what
     }
 
-    /// Waits for the end of both, which must be successes; what the client has printed.
+    /// Waits until both have ended successfully; returns the client's output.
     pub fn end(self, patience: Duration) -> Result<String> {
         let said = self.client.success(patience)?;
         self.server.success(patience)?;

@@ -1,18 +1,18 @@
-//! Programs for the lab's cables: they lose, duplicate, reorder, corrupt and mark RoCEv2 packets,
-//! the same ones for the same seed.
+//! Programs for the lab's links: they lose, duplicate, reorder, corrupt and mark RoCEv2 packets.
+//! The same seed selects the same packets.
 //!
-//! Other packets pass: what the loss of an ARP or TCP packet costs is the kernel's business and
-//! would only make tests slow. On a cable with a rate it is what a test asks for. There every
-//! packet can be lost or marked, and goes on through the cable's queue.
+//! Other packets pass: losing ARP or TCP packets would only test the kernel's recovery and make
+//! tests slow. On a link with a rate, tests want loss for all traffic: every packet can be lost or
+//! marked there, and otherwise enters the link's queue.
 //!
-//! A mark says that the packet has met congestion (RFC 3168), and only packets of senders that take
-//! part in ECN get one. A cable has no queue; it counts what would wait in one that is served at a
-//! given rate, and marks what comes behind more than so much.
+//! A mark says that the packet has met congestion (RFC 3168). Only packets of senders that use ECN
+//! can be marked. A link without a rate has no queue: the program counts the bytes that would wait
+//! in a queue served at a given rate, and marks packets that exceed a given depth.
 //!
-//! XDP cannot wait. A packet that is to come later is copied into the *stash*, and leaves with a
-//! later one: that one is broadcast to a device map with the same device twice, and the device
-//! map's program makes the second clone what was stashed. A mark in the EtherType tells it which
-//! packets are such pairs.
+//! XDP cannot wait. A packet to be sent later is copied into the *stash*, and leaves with a later
+//! packet: that one is broadcast to a device map that holds the same device twice, and the device
+//! map's program replaces the second clone by the stashed packet. A bit in the EtherType tells this
+//! program which packets are such pairs.
 #![no_std]
 #![no_main]
 
@@ -30,17 +30,17 @@ use netsum_common::wire::Opcode;
 const PORT: [u8; 2] = 4791u16.to_be_bytes();
 /// `BPF_F_BROADCAST`: to every device in the map.
 const BROADCAST: u64 = 1 << 3;
-/// Offset of the EtherType, and the bit of its first byte that marks a pair: 0x08, 0x86 and 0x81 do
-/// not have it.
+/// Offset of the EtherType, and the bit of its first byte that marks a pair: it is 0 in 0x08, 0x86
+/// and 0x81.
 const ETHERTYPE: usize = 12;
 const PAIR: u8 = 0x40;
-/// Packets that the stash of one way holds, and their most bytes.
+/// Capacity of one direction's stash in packets, and the longest packet in bytes.
 const STASH: u32 = 16;
 const ROOM: usize = 2432;
-/// The most packets by which one comes late.
+/// The most packets by which a packet can be delayed.
 const MAX_LAG: u64 = 8;
 
-/// What can happen to a packet; index into `Settings::thresholds` and `Counts::done`.
+/// Faults; each is an index into `Settings::thresholds` and `Counts::done`.
 const LOSE: usize = 0;
 const DUPLICATE: usize = 1;
 const REORDER: usize = 2;
@@ -50,59 +50,59 @@ const NOTHING: usize = 5;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// What a way through the cable is to do. `netsum_lab::faults` has the same structure.
+/// Settings of one direction. `netsum_lab::faults` has the same structure.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Settings {
-    /// A packet suffers the first fault whose threshold is above its number's hash: shares times
-    /// 2^32, added up.
+    /// A packet suffers the first fault whose threshold exceeds the hash of the packet's number.
+    /// Thresholds are cumulative shares times 2^32.
     thresholds: [u64; 5],
-    /// Chooses other packets.
+    /// Selects other packets.
     seed: u64,
-    /// Kinds of packets among which the n-th is sought, as bits.
+    /// Bit mask of the packet kinds that are counted to find the n-th packet.
     kinds: u64,
-    /// Which of them, from 1.
+    /// The number of the first packet to suffer `what`, from 1.
     nth: u64,
-    /// How many from there on.
+    /// How many packets in a row suffer it.
     times: u64,
-    /// What they suffer.
+    /// The fault.
     what: u64,
-    /// Bytes per second that the bottleneck sends on; 0 for none.
+    /// Rate of the bottleneck in bytes per second; 0 without a bottleneck.
     rate: u64,
-    /// Bytes that may wait there; what comes behind more is marked.
+    /// Bytes that may wait there; packets beyond are marked.
     depth: u64,
 }
 
-/// What a way has done. `netsum_lab::faults` has the same structure.
+/// Counters of one direction. `netsum_lab::faults` has the same structure.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Counts {
-    /// RoCEv2 packets that came.
+    /// RoCEv2 packets that arrived.
     seen: u64,
-    /// Those of `Settings::kinds`.
+    /// Packets of `Settings::kinds`.
     matched: u64,
-    /// Those that suffered each fault.
+    /// Packets that suffered each fault.
     done: [u64; 5],
-    /// Those that were to be marked, and whose senders take no part in ECN.
+    /// Packets that were not marked because their sender does not use ECN.
     spared: u64,
 }
 
-/// The stash of a way: a queue. Its packets are numbered from 0.
+/// State of one direction's stash, a queue. Its packets are numbered from 0.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Queue {
-    /// RoCEv2 packets that came, ever.
+    /// RoCEv2 packets that ever arrived.
     clock: u64,
-    /// The next to be stashed.
+    /// Number of the next packet to be stashed.
     next: u64,
-    /// The next to be sent with another.
+    /// Number of the next stashed packet to be sent with another.
     oldest: u64,
-    /// The next whose clone comes to the device map's program.
+    /// Number of the next stashed packet whose clone reaches the device map's program.
     leaving: u64,
-    /// The first clone of a pair has come there, and the second has not.
+    /// 1 if the first clone of a pair has reached the program, and the second has not.
     half: u64,
-    /// Bytes that would wait in the bottleneck when the last packet had come, and when that was, in
-    /// nanoseconds.
+    /// Bytes that would wait in the bottleneck after the last packet arrived, and its arrival time
+    /// in nanoseconds.
     backlog: u64,
     last: u64,
 }
@@ -111,13 +111,13 @@ pub struct Queue {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Stashed {
-    /// Its time has come when the clock says so.
+    /// The packet is sent when `Queue::clock` reaches this.
     due: u64,
     len: u64,
     bytes: [u8; ROOM],
 }
 
-/// 0: from the host, 1: to the host; so all arrays.
+/// Index 0: from the host; 1: to the host. The other arrays use the same indices.
 #[btf_map]
 static SETTINGS: Array<Settings, 2, 0> = Array::new();
 #[btf_map]
@@ -126,44 +126,44 @@ static COUNTS: Array<Counts, 2, 0> = Array::new();
 static QUEUES: Array<Queue, 2, 0> = Array::new();
 #[btf_map]
 static STASHES: Array<Stashed, { 2 * STASH as usize }, 0> = Array::new();
-/// The cable's end at the box, twice.
+/// The link's end at the box, twice.
 #[btf_map]
 static TO_BOX: DevMap<2> = DevMap::new();
-/// The cable's end at the host, twice.
+/// The link's end at the host, twice.
 #[btf_map]
 static TO_HOST: DevMap<2> = DevMap::new();
 
-/// On the cable's end at the host.
+/// Runs on the link's end at the host.
 #[xdp]
 pub fn up(ctx: XdpContext) -> u32 {
     cable(&ctx, 0)
 }
 
-/// On the cable's end at the box.
+/// Runs on the link's end at the box.
 #[xdp]
 pub fn down(ctx: XdpContext) -> u32 {
     cable(&ctx, 1)
 }
 
-/// On the end at the host of a cable with a rate.
+/// Runs on the end at the host of a link with a rate.
 #[xdp]
 pub fn queued_up(ctx: XdpContext) -> u32 {
     queued(&ctx, 0).unwrap_or(XDP_DROP)
 }
 
-/// On the end at the box of a cable with a rate.
+/// Runs on the end at the box of a link with a rate.
 #[xdp]
 pub fn queued_down(ctx: XdpContext) -> u32 {
     queued(&ctx, 1).unwrap_or(XDP_DROP)
 }
 
-/// On the way out to the box.
+/// Runs on packets that leave towards the box.
 #[xdp(map = "devmap")]
 pub fn leave_up(ctx: XdpContext) -> u32 {
     leave(&ctx, 0).unwrap_or(XDP_DROP)
 }
 
-/// On the way out to the host.
+/// Runs on packets that leave towards the host.
 #[xdp(map = "devmap")]
 pub fn leave_down(ctx: XdpContext) -> u32 {
     leave(&ctx, 1).unwrap_or(XDP_DROP)
@@ -175,7 +175,7 @@ fn cable(ctx: &XdpContext, way: u32) -> u32 {
     faulty(ctx, way, roce).unwrap_or(XDP_DROP)
 }
 
-/// Any packet is lost or marked, or passes to the cable's queue.
+/// Drops, marks or passes any packet to the link's queue.
 #[inline(always)]
 fn queued(ctx: &XdpContext, way: u32) -> Option<u32> {
     let (settings, counts) = (SETTINGS.get(way)?, COUNTS.get_ptr_mut(way)?);
@@ -205,8 +205,8 @@ fn queued(ctx: &XdpContext, way: u32) -> Option<u32> {
 #[inline(always)]
 fn faulty(ctx: &XdpContext, way: u32, roce: Roce) -> Option<u32> {
     let (settings, counts) = (SETTINGS.get(way)?, COUNTS.get_ptr_mut(way)?);
-    // SAFETY: map values. Nobody else writes them while packets come: a veth device has one receive
-    // queue unless told otherwise, and user space writes counters only to start anew.
+    // SAFETY: map values. Nothing else writes them while packets arrive: a veth device has one
+    // receive queue by default, and user space writes counters only to reset them.
     let (counts, queue) = unsafe { (&mut *counts, &mut *QUEUES.get_ptr_mut(way)?) };
     counts.seen += 1;
     queue.clock += 1;
@@ -232,7 +232,7 @@ fn faulty(ctx: &XdpContext, way: u32, roce: Roce) -> Option<u32> {
     let more = mixed(hash);
     let send = match fault {
         LOSE => false,
-        // A duplicate may be the very next packet.
+        // A duplicate may follow its original directly.
         DUPLICATE => {
             if !stash(ctx, way, queue, more % (MAX_LAG + 1)) {
                 fault = NOTHING;
@@ -275,7 +275,8 @@ fn faulty(ctx: &XdpContext, way: u32, roce: Roce) -> Option<u32> {
     if way == 0 { TO_BOX.redirect(0, flags) } else { TO_HOST.redirect(0, flags) }.ok()
 }
 
-/// Copies the packet into the stash, where it stays for `lag` packets; whether there was room.
+/// Copies the packet into the stash, to be sent `lag` packets later. Returns false if the stash is
+/// full.
 #[inline(always)]
 fn stash(ctx: &XdpContext, way: u32, queue: &mut Queue, lag: u64) -> bool {
     if queue.next - queue.leaving >= STASH as u64 {
@@ -288,8 +289,8 @@ fn stash(ctx: &XdpContext, way: u32, queue: &mut Queue, lag: u64) -> bool {
     let place = unsafe { &mut *place };
     // SAFETY: the context is valid.
     let len = unsafe { bpf_xdp_get_buff_len(ctx.ctx) };
-    // No frame is shorter than its header. The verifier of Linux 6.1 does not see that what is not
-    // 0 is at least 1.
+    // Every frame is at least as long as its header. The verifier of Linux 6.1 does not see that a
+    // length that is not 0 is at least 1.
     let len = len.max(14);
     if len > ROOM as u64 {
         return false;
@@ -304,7 +305,7 @@ fn stash(ctx: &XdpContext, way: u32, queue: &mut Queue, lag: u64) -> bool {
     true
 }
 
-/// Whether the oldest stashed packet's time has come.
+/// Whether the oldest stashed packet must be sent now.
 #[inline(always)]
 fn due(way: u32, queue: &Queue) -> bool {
     queue.oldest < queue.next
@@ -313,14 +314,15 @@ fn due(way: u32, queue: &Queue) -> bool {
             .is_some_and(|stashed| stashed.due <= queue.clock)
 }
 
-/// Makes the second clone of a pair what was stashed.
+/// Replaces the second clone of a pair by the stashed packet.
 #[inline(always)]
 fn leave(ctx: &XdpContext, way: u32) -> Option<u32> {
     let [first] = load::<1>(ctx, ETHERTYPE)?;
     if first & PAIR == 0 {
         return Some(XDP_PASS);
     }
-    // SAFETY: a map value; packets leave on the CPU that they came to, before the next ones come.
+    // SAFETY: a map value; a packet leaves on the CPU where it arrived, before the next one
+    // arrives.
     let queue = unsafe { &mut *QUEUES.get_ptr_mut(way)? };
     queue.half ^= 1;
     if queue.half == 1 {
@@ -334,8 +336,8 @@ fn leave(ctx: &XdpContext, way: u32) -> Option<u32> {
     if len > ROOM as u64 {
         return None;
     }
-    // SAFETY: the context is valid; packet pointers are read anew below. The stash has `len` bytes,
-    // as just checked.
+    // SAFETY: the context is valid; packet pointers are read again below. The stash has `len`
+    // bytes, as just checked.
     unsafe {
         let delta = len as i32 - bpf_xdp_get_buff_len(ctx.ctx) as i32;
         if bpf_xdp_adjust_tail(ctx.ctx, delta) != 0
@@ -347,7 +349,7 @@ fn leave(ctx: &XdpContext, way: u32) -> Option<u32> {
     Some(XDP_PASS)
 }
 
-/// Takes a packet into the bottleneck's queue; whether more than its depth waits there.
+/// Adds a packet to the bottleneck's queue. Returns whether the queue now exceeds its depth.
 #[inline(always)]
 fn waits(ctx: &XdpContext, settings: &Settings, queue: &mut Queue) -> bool {
     // SAFETY: helpers without preconditions; the context is valid.
@@ -360,7 +362,7 @@ fn waits(ctx: &XdpContext, settings: &Settings, queue: &mut Queue) -> bool {
     queue.backlog > settings.depth
 }
 
-/// Marks the packet: congestion experienced. False where its sender takes no part in ECN.
+/// Marks the packet: congestion experienced. Returns false if its sender does not use ECN.
 #[inline(always)]
 fn mark(ctx: &XdpContext, ip: usize, v6: bool) -> Option<bool> {
     let [first, second] = load::<2>(ctx, ip)?;
@@ -387,12 +389,12 @@ fn mark(ctx: &XdpContext, ip: usize, v6: bool) -> Option<bool> {
     Some(true)
 }
 
-/// Flips a bit anywhere behind the Ethernet header, which has a check of its own on every real
-/// link.
+/// Flips a bit behind the Ethernet header. A real link protects that header by a check of its own.
 #[inline(always)]
 fn corrupt(ctx: &XdpContext, roce: &Roce, random: u64) -> Option<()> {
     if !roce.v6 {
-        // As hardware sends it, so that the ICRC has to find it and not the receiver's kernel.
+        // As a network card sends it; otherwise the receiver's kernel would find the error before
+        // the ICRC does.
         store(ctx, roce.udp + 6, 0)?;
         store(ctx, roce.udp + 7, 0)?;
     }
@@ -421,7 +423,7 @@ struct Roce {
     kind: u32,
 }
 
-/// UDP to port 4791 over IPv4 without options or over IPv6, behind one VLAN tag or none.
+/// Finds UDP to port 4791 over IPv4 without options or over IPv6, behind at most one VLAN tag.
 #[inline(always)]
 fn roce(ctx: &XdpContext) -> Option<Roce> {
     match load::<2>(ctx, ETHERTYPE)? {
@@ -442,7 +444,7 @@ fn ip_packet(ctx: &XdpContext, ip: usize) -> Option<Roce> {
     (load::<2>(ctx, udp + 2)? == PORT).then(|| Roce { v6, ip, udp, kind: kind(ctx, udp + 8) })
 }
 
-/// From the base transport header at an offset, and the syndrome behind it.
+/// The packet's kind, from the base transport header at an offset and the syndrome behind it.
 #[inline(always)]
 fn kind(ctx: &XdpContext, bth: usize) -> u32 {
     const OTHER: u32 = 1 << 7;

@@ -1,7 +1,7 @@
-//! Programs for the lab's VLAN, at the tc hooks of an interface (Linux 6.6): frames on one side of
-//! it bear the VLAN's tag, those on the other side none. So a host in a VLAN can be had, and a
-//! bridge that translates between tagged and untagged ports, from kernels that have neither VLAN
-//! devices nor VLAN filtering.
+//! Programs for the lab's VLAN, at an interface's tc hooks (Linux 6.6): frames on one side of the
+//! interface carry the VLAN's tag, and frames on the other side do not. They emulate a host in a
+//! VLAN, and a bridge that translates between tagged and untagged ports, on kernels that have
+//! neither VLAN devices nor VLAN filtering.
 #![no_std]
 #![no_main]
 
@@ -11,10 +11,10 @@ use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use netsum_common::wire::ETHERTYPE_VLAN;
 
-/// Number of the VLAN. `netsum_lab::lab` has the same.
+/// VLAN ID; `netsum_lab::lab` has the same number.
 const VLAN: u16 = 5;
 
-/// Gives every frame the VLAN's tag.
+/// Adds the VLAN's tag to every frame.
 #[classifier]
 pub fn tag(ctx: TcContext) -> i32 {
     // SAFETY: the context is valid.
@@ -24,7 +24,7 @@ pub fn tag(ctx: TcContext) -> i32 {
     }
 }
 
-/// Takes the VLAN's tag off every frame; others are not for here.
+/// Removes the VLAN's tag from every frame, and drops frames without it.
 #[classifier]
 pub fn untag(ctx: TcContext) -> i32 {
     // SAFETY: the context is valid.

@@ -1,5 +1,5 @@
-//! A box whose ports are bonds, on this machine: all-reduces that lose slaves, and bonds that cannot
-//! be ports. It is meant for a virtual machine of the lab, whose kernel has bonds.
+//! Tests a box whose ports are bonds, on this machine: all-reduces while slaves fail, and bonds
+//! that cannot be ports. Runs in a virtual machine of the lab, whose kernel has bonds.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::netns::{self, Netns};
 use netsum_lab::{Host, LabSpec};
 
-/// The bonds between hosts and box; one more host has a plain port.
+/// The bonds between hosts and box; one more host has a port without a bond.
 const MODES: [&str; 3] = [
     "active-backup",
     "802.3ad lacp_rate fast xmit_hash_policy layer3+4",
@@ -17,11 +17,11 @@ const MODES: [&str; 3] = [
 ];
 const RANKS: u32 = MODES.len() as u32 + 1;
 const MTU: u32 = 1024;
-/// Takes seconds, with a window of one message.
+/// Takes seconds with a window of one message.
 const LEN: usize = 400_000;
 
 fn main() -> Result<()> {
-    // It is in all namespaces, and ranks would take it for theirs.
+    // Soft-RoCE's device is visible in all namespaces, and ranks would use it.
     netns::output(Command::new("rdma").args(["link", "delete", "rxe0"]))?;
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(RANKS as usize))?;
     for (host, mode) in MODES.iter().enumerate() {
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
         sum(&cluster, &mut group, Some(&format!("port{host}")))?;
         eprintln!("{}: right to the bit without its first slave", MODES[host]);
     }
-    // A slave that has come while the daemon runs is the only one then.
+    // The slave that is added while the daemon runs is then the only one.
     ip(box_, "link set port0 nomaster")?;
     ip(box_, "link set port0 master bond0")?;
     sum(&cluster, &mut group, Some("port0b"))?;
@@ -67,8 +67,8 @@ fn main() -> Result<()> {
     sum(&cluster, &mut group, None)
 }
 
-/// All ranks end with the right sum, by the box; also where one of its interfaces goes down in the
-/// middle.
+/// Checks that all ranks get the right sum from the box, also if the interface `down` goes down in
+/// the middle.
 fn sum(cluster: &Cluster, group: &mut Group, down: Option<&str>) -> Result<()> {
     let released = || cluster.counter(Some("train"), "released");
     let len = if down.is_some() { LEN } else { LEN / 10 };
@@ -79,7 +79,7 @@ fn sum(cluster: &Cluster, group: &mut Group, down: Option<&str>) -> Result<()> {
         let mut done = 0;
         while done < 100 {
             ensure!(start.elapsed() < PATIENCE, "nothing is summed");
-            // To ask takes a process, and so do the sums.
+            // Each query starts a process, which competes with the sums for the CPUs.
             std::thread::sleep(Duration::from_millis(100));
             done = released()? - before;
         }
@@ -94,7 +94,7 @@ fn sum(cluster: &Cluster, group: &mut Group, down: Option<&str>) -> Result<()> {
     down.map_or(Ok(()), |slave| cluster.lab().box_().set_link(slave, true))
 }
 
-/// Makes the link between a host and the box a bond of two at either end.
+/// Replaces the link between a host and the box by a bond of two veths at either end.
 fn bond(cluster: &Cluster, host: usize, mode: &str) -> Result<()> {
     let (box_, host) = (cluster.lab().box_(), cluster.lab().host(host));
     let (i, ip_of_host) = (host.number(), host.ip(0));
@@ -124,7 +124,7 @@ fn bond(cluster: &Cluster, host: usize, mode: &str) -> Result<()> {
     ip(host, &format!("address add {ip_of_host}/16 dev bond0"))
 }
 
-/// A bond that comes to the bridge is no port: the daemon says why, and so does `netsum check`.
+/// Checks that the daemon and `netsum check` refuse a bond added to the bridge, and say why.
 fn refused(cluster: &Cluster, bond: &str, why: &str) -> Result<()> {
     ip(cluster.lab().box_(), &format!("link set {bond} master br0"))?;
     let start = Instant::now();
@@ -140,7 +140,7 @@ fn refused(cluster: &Cluster, bond: &str, why: &str) -> Result<()> {
     ip(cluster.lab().box_(), &format!("link delete {bond}"))
 }
 
-/// `ip` with these words.
+/// Runs `ip` with these words.
 fn ip(node: &Netns, words: &str) -> Result<()> {
     netns::output(node.command("ip").args(words.split(' '))).map(drop)
 }

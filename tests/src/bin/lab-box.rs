@@ -1,8 +1,8 @@
-//! A whole netsum on this machine, on whatever kernel it has: all-reduces by the box, bit by bit,
-//! at several path MTUs, with and without loss.
+//! Tests all-reduces by a box on this machine and its kernel, bit by bit, at several path MTUs,
+//! with and without loss.
 //!
-//! It is meant for a virtual machine of the lab, whose kernel is another one than that of the
-//! machine around it. Prints what `netsum prog` says of the verifier's work.
+//! Runs in a virtual machine of the lab, whose kernel differs from the surrounding machine's.
+//! Prints what `netsum prog` reports of the verifier's work.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const RANKS: u32 = 3;
 const LOSS: f64 = 0.01;
 
 fn main() -> Result<()> {
-    // It is in all namespaces, and ranks would take it for theirs.
+    // Soft-RoCE's device is visible in all namespaces, and ranks would use it.
     netns::output(Command::new("rdma").args(["link", "delete", "rxe0"]))?;
     let cluster =
         Cluster::start(LabSpec { mtu: 2300, cables: true, ..LabSpec::hosts(RANKS as usize) })?;
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     }
     // The second job has a rank that sends and receives over AF_XDP.
     for (mtu, xdp) in [(1024, vec![]), (2048, vec![0])] {
-        // The machine is slow: nobody is dead for that.
+        // The machine is slow: short timeouts would declare live ranks dead.
         let patient = Duration::from_secs(60);
         let job = JobSpec {
             mtu,

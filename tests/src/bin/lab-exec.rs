@@ -1,5 +1,5 @@
-//! Stands here for a program in a VM of the lab: `lab-exec ADDRESS PROGRAM [ARGUMENTS]`, in the
-//! box's network namespace.
+//! Stands for a program in a VM of the lab: `lab-exec ADDRESS PROGRAM [ARGUMENTS]`, in the box's
+//! network namespace.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use netsum_lab::vm::client::{self, Exit};
 use netsum_lab::vm::name_inside;
 use nix::sys::signal::{SigHandler, SigSet, Signal, raise, signal};
 
-/// For what is not the program's own failure; as `timeout` has it.
+/// Exit code for failures that are not the program's own, as with `timeout`.
 const FAILURE: u8 = 125;
 
 fn main() -> ExitCode {
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<Exit> {
-    // Before there are other threads, which inherit it.
+    // Blocked before other threads start, which inherit the mask.
     let signals = client::passed_on();
     signals.thread_block()?;
     let mut arguments = std::env::args().skip(1);
@@ -48,11 +48,11 @@ fn run() -> Result<Exit> {
 /// Ends as the program has ended.
 fn die(number: i32) -> ExitCode {
     if let Ok(which) = Signal::try_from(number) {
-        // SAFETY: no handler of ours is installed, only the default one.
+        // SAFETY: only the default handler is installed.
         let _ = unsafe { signal(which, SigHandler::SigDfl) };
         let _ = SigSet::from(which).thread_unblock();
         let _ = raise(which);
     }
-    // A shell's word for it.
+    // A shell's exit code for it.
     ExitCode::from(128u8.wrapping_add(number as u8))
 }

@@ -1,5 +1,5 @@
-//! `netsum top`'s screen, and a panic when a key is pressed: in the thread that draws, or with the
-//! argument `thread` in another one.
+//! Shows `netsum top`'s screen, and panics when a key is pressed: in the thread that draws, or with
+//! the argument `thread` in another one.
 
 use std::io::Read as _;
 
@@ -16,7 +16,7 @@ fn main() {
     };
     if elsewhere {
         let _ = std::thread::spawn(wait_and_panic).join();
-        // As when nobody asks the daemon any more.
+        // As if the thread that queries the daemon had ended.
         drop(screen);
         std::process::exit(101);
     }

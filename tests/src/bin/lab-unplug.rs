@@ -1,8 +1,8 @@
-//! A whole netsum on this machine, whose CPU 1 serves the rings and goes offline and comes back
-//! again and again.
+//! Tests a box on this machine whose CPU 1 serves the rings, and repeatedly goes offline and
+//! returns.
 //!
-//! It is meant for a virtual machine, and refuses to run elsewhere: taking CPUs offline is nothing
-//! that a test may do to its own.
+//! Runs in a virtual machine and refuses to run elsewhere: a test must not take the CPUs of its own
+//! machine offline.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,11 +14,11 @@ use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, one_on_each_host};
 use netsum_lab::netns;
 
-/// What the lab's agent in a virtual machine is, and nothing else.
+/// This file exists only in a virtual machine of the lab: its agent.
 const AGENT: &str = "/init";
 const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 
-/// How long the CPU is there, and how long it is not.
+/// How long the CPU stays online, and how long offline.
 const HOLD: Duration = Duration::from_millis(700);
 
 fn main() -> Result<()> {
@@ -29,14 +29,14 @@ fn main() -> Result<()> {
             && Path::new(ONLINE).exists(),
         "this is not a virtual machine of the lab with two CPUs"
     );
-    // It is in all namespaces, and ranks would take it for theirs.
+    // Soft-RoCE's device is visible in all namespaces, and ranks would use it.
     netns::output(Command::new("rdma").args(["link", "delete", "rxe0"]))?;
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(3))?;
     cluster.start_daemon_as(&DaemonOptions {
         general: "cpus = [1]\n".into(),
         ..DaemonOptions::default()
     })?;
-    // The machine is slow: nobody is dead for that.
+    // The machine is slow: short timeouts would declare live ranks dead.
     let job = JobSpec {
         timeout: Duration::from_secs(60),
         connect_timeout: Duration::from_secs(60),
@@ -44,7 +44,7 @@ fn main() -> Result<()> {
     };
     let token = cluster.create_job(&job)?;
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(3))?;
-    // With both CPUs there it works.
+    // The box sums while both CPUs are online.
     for seed in 0..3 {
         let outcomes = group.all_reduce("i32", 100_000, seed)?;
         ensure!(outcomes.iter().all(|o| o.mode == "box"), "not even before: {outcomes:?}");
@@ -72,8 +72,8 @@ fn main() -> Result<()> {
                 outcomes[0].fall_backs.to_string(),
                 outcomes.iter().map(|o| o.wrong).sum::<u64>().to_string(),
             ];
-            // The library has found it and done without; who has no check lanes would have taken
-            // it.
+            // The library has detected a wrong sum and recovered; an application without check
+            // lanes would have accepted it.
             ensure!(wrong == "0", "operation {seed}: {wrong} sums of the box were wrong");
             println!("{seed}: {mode}, {} us, {fall_backs} fall-backs", outcomes[0].micros);
             Ok(())

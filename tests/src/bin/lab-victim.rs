@@ -1,5 +1,5 @@
-//! Builds a lab, with `--vm` one with a virtual machine, prints its name and waits to be killed:
-//! for the tests of what is left behind then.
+//! Builds a lab, with `--vm` one that has a virtual machine, prints its name and waits to be
+//! killed, for tests that nothing is left behind.
 
 use netsum_lab::process::Running;
 use netsum_lab::vm::parts::Kernel;
@@ -7,8 +7,8 @@ use netsum_lab::{Lab, LabSpec};
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 fn main() -> anyhow::Result<()> {
-    // Programs that are started in the background, as CI may be, ignore Ctrl-C.
-    // SAFETY: no handler of ours is installed, only the default one.
+    // Programs started in the background, as by CI, may ignore Ctrl-C.
+    // SAFETY: only the default handler is installed.
     unsafe { signal(Signal::SIGINT, SigHandler::SigDfl) }?;
     let with_vm = std::env::args().nth(1).is_some_and(|argument| argument == "--vm");
     let vms = if with_vm { vec![Kernel::default()] } else { Vec::new() };

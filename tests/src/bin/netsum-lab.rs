@@ -1,5 +1,5 @@
-//! A lab that stands until it is taken down, to play with: `cargo xtask lab`, which sees to what it
-//! needs of the machine.
+//! A lab to play with, which stands until it is taken down. `cargo xtask lab` runs it, after
+//! preparing the machine.
 
 use std::os::unix::process::CommandExt;
 
@@ -126,7 +126,7 @@ fn main() -> Result<()> {
             };
             up(spec, args.wait)
         }
-        // Done already.
+        // `cargo xtask lab` has prepared the parts already.
         LabCommand::Vm(args) if args.prepare => Ok(()),
         LabCommand::Vm(args) => {
             let spec = LabSpec {
@@ -158,7 +158,8 @@ fn up(spec: LabSpec, wait: bool) -> Result<()> {
     if janitor::labs().iter().any(|lab| lab == STANDING) {
         bail!("there is a lab already; `cargo xtask lab down` removes it");
     }
-    // While it is built, and with --wait for good, Ctrl-C removes it: the janitor sees to that.
+    // Ctrl-C removes the lab while it is being built, and with --wait also later: the janitor does
+    // that.
     let lab = Lab::new(LabSpec { name: Some(STANDING.to_owned()), ..spec })?;
     println!("{:<14} {:<8} {:<16} address", "namespace", "port", "interface");
     println!("{:<14} {:<8} {:<16} {}", lab.box_().name(), "", BoxNode::BRIDGE, lab.box_().ip());
@@ -198,12 +199,12 @@ fn exec(host: &str, command: &[String]) -> Result<()> {
     })?;
     let number = node.strip_prefix('h').and_then(|number| number.parse::<usize>().ok());
     let mut program = match number {
-        // A VM's namespace is empty.
+        // A VM's namespace does not have the host's interface.
         Some(number) if netns.ifindex(Host::INTERFACE).is_err() => {
             let box_ = Netns::open(&format!("{STANDING}-box"))?;
             vm::command_at(&box_, lab::host_ip(false, number, 0), &command[0])
         }
-        // Its bridge is in the machine.
+        // The bridge is inside the box's virtual machine.
         None if netns.ifindex(BoxNode::BRIDGE).is_err() => {
             vm::command_at(&netns, lab::BOX_AGENT.into(), &command[0])
         }

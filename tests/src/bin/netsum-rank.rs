@@ -1,5 +1,5 @@
-//! A rank for tests: does what it is told on standard input, a JSON object a line, and answers
-//! likewise.
+//! A rank for tests: carries out orders from standard input, one JSON object a line, and answers in
+//! the same form.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -31,7 +31,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Connects, and says how that went; `None` where it did not.
+/// Connects, and reports the result; `None` if it failed.
 fn connect(config: &CommConfig) -> Result<Option<Communicator>> {
     Ok(match Communicator::connect(config.clone()) {
         Ok(communicator) => {
@@ -92,7 +92,7 @@ fn outcome(communicator: &Communicator, report: &Report, result: Option<String>)
     }
 }
 
-/// One in flight.
+/// An all-reduce in flight.
 enum Handle {
     Ints(Pending<Vec<i32>>),
     Floats(Pending<Vec<f32>>),
@@ -113,8 +113,8 @@ impl Handle {
     }
 }
 
-/// Starts all of them, then waits for all of them. The answer is what the last one came to, or the
-/// errors of all, one a line.
+/// Starts all operations, then waits for all. The answer is the last one's outcome, or the errors
+/// of all, one a line.
 fn in_flight(
     communicator: &mut Communicator,
     rank: u32,
@@ -149,7 +149,7 @@ fn in_flight(
     })
 }
 
-/// Reduces; the result, and the slice's bytes.
+/// Reduces; returns the result and the slice's bytes.
 fn reduce<T: Element>(
     communicator: &mut Communicator,
     together: bool,

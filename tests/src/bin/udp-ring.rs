@@ -1,6 +1,6 @@
-//! What `tests/verbs/ring.c` does over libibverbs, over the library's own endpoint: a rank of a
-//! ring that knows nothing of netsum. It takes the same arguments, and speaks the same lines with
-//! whoever launches it.
+//! The counterpart of `tests/verbs/ring.c` over the library's own endpoint instead of libibverbs: a
+//! rank of a ring that does not know of netsum. It takes the same arguments, and exchanges the same
+//! lines with its launcher.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Psn, QpConfig, QpId, Qpn};
 use netsum_worker::udp::UdpDriver;
 
-/// Address of the memory that WRITEs of the previous rank say they are for. There is none: the
-/// endpoint takes them like SENDs.
+/// Address of the memory that the previous rank's WRITEs name. This memory does not exist: the
+/// endpoint receives WRITEs like SENDs.
 const ADDRESS: u64 = 0x10000;
 const RKEY: u32 = 0x77;
 
@@ -23,7 +23,7 @@ enum Op {
     SendImm,
     Write,
     PlainWrite,
-    /// Nothing of its own: the previous rank asks.
+    /// Sends no message: the previous rank reads.
     Read,
 }
 
@@ -97,7 +97,7 @@ impl Options {
         (self.rank + self.ranks - 1) % self.ranks
     }
 
-    /// What a rank's message consists of; `ranks`: of all ranks, added up.
+    /// The payload of a rank's message; of several ranks, their sum.
     fn payload(&self, ranks: std::ops::Range<u32>, message: u32) -> Vec<u8> {
         let size = self.size(message);
         let lane =
@@ -109,7 +109,7 @@ impl Options {
     }
 }
 
-/// Lane i of a rank's message, as ring.c makes it.
+/// Lane i of a rank's message, computed as in ring.c.
 fn lane(rank: u32, message: u32, i: u32) -> u32 {
     let mut x = (rank + 1)
         .wrapping_mul(0x9e37_79b1)
@@ -120,7 +120,7 @@ fn lane(rank: u32, message: u32, i: u32) -> u32 {
     x ^ x >> 12
 }
 
-/// The neighbours' ends, from the line that says where they are.
+/// The neighbours' addresses and queue pairs, from the launcher's line.
 struct Neighbours {
     next: IpAddr,
     next_qpn: Qpn,
@@ -162,7 +162,7 @@ fn from_gid(text: &str) -> Result<IpAddr> {
     Ok(Ipv6Addr::from(number).to_canonical())
 }
 
-/// A number of 24 bits that is different each time.
+/// A random number of 24 bits.
 fn random24() -> u32 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() as u32 & 0xff_ffff
@@ -184,7 +184,7 @@ struct Rank {
     posted: u32,
     sent: u32,
     received: u32,
-    /// A plain WRITE, until the SEND behind it says that it is there.
+    /// A plain WRITE, until the SEND behind it announces the message.
     written: Option<Vec<u8>>,
     wrong: u64,
     first_wrong: u32,
@@ -242,7 +242,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Does what can be done, or waits for a moment. Whether a message came or was acknowledged.
+    /// Makes progress or waits for a moment. Returns whether a message arrived or was acknowledged.
     fn drive(&mut self) -> Result<bool> {
         self.driver.drive(&mut self.endpoint, Instant::now() + Duration::from_millis(10))?;
         let mut progress = false;
@@ -303,7 +303,7 @@ impl Rank {
         ))
     }
 
-    /// Acknowledges what others send again, until nobody needs it any more.
+    /// Acknowledges retransmissions until no rank needs that.
     fn stay(&mut self, lines: &Receiver<String>) -> Result<()> {
         while lines.try_recv() != Err(TryRecvError::Disconnected) {
             self.drive()?;
@@ -323,7 +323,7 @@ fn main() -> Result<()> {
         }
     });
     let driver = UdpDriver::bind(options.ip)?;
-    // A kernel's sender counts the IPv4 identification up.
+    // A kernel's sender increments the IPv4 identification.
     let mut endpoint =
         Endpoint::new(options.ip, EndpointConfig { any_ip_id: true, ..EndpointConfig::default() });
     let (receive_qpn, send_qpn, psn) = (0x200 + options.rank, 0x300 + options.rank, random24());
@@ -335,7 +335,7 @@ fn main() -> Result<()> {
     let mut out =
         QpConfig::new(sends, neighbours.next, neighbours.next_qpn, Psn::new(psn), zero, mtu);
     out.ack_timeout = Duration::from_nanos(4096) * (1 << options.timeout);
-    // Seven is for ever, as rdma_rxe has it.
+    // Seven means forever, as in rdma_rxe.
     out.retry_limit = (options.retry < 7).then_some(options.retry);
     let into = QpConfig::new(
         receives,

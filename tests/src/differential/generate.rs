@@ -1,8 +1,8 @@
-//! From bytes to packets: what a fuzzer, or a generator with a seed, sends through both.
+//! Turns bytes, from a fuzzer or a generator with a seed, into packets for programs and model.
 //!
-//! Most packets are right ones of a registered flow near its window, because a random frame gets no
-//! further than the parser; the rest are spoilt in one or a few places, with the ICRC made right
-//! again or not.
+//! Most packets are valid ones of a registered flow near its window, because a random frame does
+//! not get past the parser. The others are corrupted in one or a few places, with or without a
+//! corrected ICRC.
 
 use std::net::IpAddr;
 
@@ -17,11 +17,10 @@ use netsum_core::plane::{FlowSpec, RingSpec};
 use crate::frames::{FrameSpec, ipv4_checksum, lanes};
 use crate::programs::host;
 
-/// The port of all flows: a bond, as far as the programs know, that the loopback interface is a slave
-/// of.
+/// The port of all flows. To the programs it is a bond, and the loopback interface is its slave.
 pub const BOND: u32 = 4712;
 
-/// A ring that is always there, and what is special about it.
+/// A permanent ring and its special properties.
 #[derive(Clone, Debug)]
 pub struct Setting {
     pub ring: RingSpec,
@@ -30,7 +29,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// What is to be listened for, where the ring's job is set up in band.
+    /// The job to listen for if the ring's job is set up in band.
     pub fn in_band(&self) -> Option<(InBandToken, InBandJob)> {
         let RingSpec { id, config: RingConfig { ranks, flags, .. }, .. } = self.ring;
         let job = InBandJob { job: id, ranks, rings: 1, flags: flags & ICRC_IGNORE };
@@ -38,8 +37,8 @@ impl Setting {
     }
 }
 
-/// Index that a sequence's rings begin with: the usual one, one before the wrap, one where signs
-/// change.
+/// Indices with which a sequence's rings begin: the usual one, one before the wrap, and one where
+/// signs change.
 pub const STARTS: [u32; 3] = [0, serial::MASK - 5, 0x7f_fffa];
 
 /// Rings of all kinds.
@@ -54,7 +53,7 @@ pub fn settings() -> Vec<Setting> {
         cpu,
         config: RingConfig { flags, ..config },
     };
-    /// Whether a rank's connection is over IPv6.
+    /// Whether a rank's connection uses IPv6.
     type OverV6 = fn(u32) -> bool;
     let all: [(RingSpec, OverV6); 12] = [
         (ring(1, 2, 256, 4, 2), |_| false),
@@ -75,7 +74,7 @@ pub fn settings() -> Vec<Setting> {
             let mut flows: Vec<FlowSpec> =
                 (0..ring.config.ranks).map(|rank| flow(&ring, rank, v6(rank))).collect();
             match ring.id.0 {
-                // Behind another port, and its addresses with it.
+                // Behind another port, with addresses of its own.
                 9 => {
                     flows[0].ifindex = 4711;
                     flows[0].src = IpAddr::from([10, 0, 9, 1]);
@@ -107,25 +106,25 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
     }
 }
 
-/// What happens next.
+/// The next event of a sequence.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// A packet comes in by the port and goes on as its verdict says. What it releases leaves with
-    /// the batch, or now.
+    /// A packet arrives by the port and is processed as its verdict says. The packet that it
+    /// releases leaves with the batch, or at once.
     Packet {
         frame: Vec<u8>,
-        /// The batch ends behind it.
+        /// This packet ends the batch.
         last_of_batch: bool,
     },
-    /// The packet that came in so many packets ago comes in once more.
+    /// The packet that arrived this many packets ago arrives again.
     Again(usize),
 }
 
-/// What the generator wants to know of the state so far.
+/// State that the generator needs.
 pub struct Hint {
     /// The lowest index that has not been released.
     pub low: u32,
-    /// For each rank the index behind its last contiguous fragment.
+    /// The index behind each rank's last contiguous fragment.
     pub expected: Vec<u32>,
 }
 
@@ -171,7 +170,7 @@ fn contribution(
         0..=5 => expected,
         8..=9 => hint.low,
         10 => serial::add(expected, u.int_in_range(1..=9)?),
-        // The last one whose slot is still its own, and others that are older.
+        // The last index whose slot is still its own, and older ones.
         6..=7 => serial::sub(hint.low, slots),
         11 => serial::sub(hint.low, u.int_in_range(1..=2 * slots)?),
         12 => serial::add(serial::add(hint.low, window), u.int_in_range(0..=2)?),
@@ -179,11 +178,12 @@ fn contribution(
         14 => serial::add(hint.low, u.int_in_range(0..=window)?),
         _ => u.arbitrary::<u32>()? & serial::MASK,
     };
-    // As long as other ranks' fragments of this index, and as full messages are, mostly.
+    // Usually as long as other ranks' fragments of this index, and as the fragments of full
+    // messages.
     let usual = [mtu, mtu, mtu, 4, mtu / 2 + 4, mtu - 4, 252, 260][(index % 8) as usize].min(mtu);
     let header = u.arbitrary::<u8>()?;
     let len = if header & 0x1f == 0 { u.int_in_range(0..=mtu / 4 + 1)? * 4 } else { usual };
-    // A third of all sums are zeros: their CRC says nothing.
+    // A third of all sums are zeros, whose CRC reveals nothing.
     let seed = serial::add(index, id.0);
     let payload = if index.is_multiple_of(3) {
         vec![0; len as usize]
@@ -208,11 +208,11 @@ fn contribution(
         spec.macs.1 = mac;
     }
     if header & 0x20 != 0 {
-        // At another place in its message a rank's packet is the last one of its ring that counts.
+        // A rank whose packet has another position in its message than the others' stops its ring.
         let any = u.int_in_range(0..=0x7f)?;
         let messages = [Opcode::SEND_ONLY, Opcode(0x05), Opcode(0x0a), Opcode(0x0b)];
         let opcode = if any <= 0x0b { Opcode(any) } else { messages[any as usize % 4] };
-        // All packets of a message but the last are as long as the path MTU, mostly.
+        // Usually all packets of a message but the last are as long as the path MTU.
         if opcode.is_last() || len == mtu || header & 0x80 != 0 {
             spec.bth.opcode = opcode;
         }
@@ -232,8 +232,8 @@ fn contribution(
     Ok(spec)
 }
 
-/// Lets a message begin as in a job that is set up in band; now and then it is of a connection that
-/// is not registered, or the header is not right.
+/// Begins a message as in a job that is set up in band. Sometimes its connection is not registered,
+/// or its header is invalid.
 fn begin_in_band(
     u: &mut Unstructured,
     spec: &mut FrameSpec,
@@ -248,7 +248,7 @@ fn begin_in_band(
         spec.bth.qpn ^= 0x80;
     }
     if kind & 0xc0 == 0 {
-        // Another connection of the same queue pair, perhaps.
+        // May be another connection of the same queue pair.
         spec.bth.psn = u.arbitrary::<u32>()? & serial::MASK;
     }
     let header = JobHeader {
@@ -263,7 +263,7 @@ fn begin_in_band(
     };
     let mut bytes = header.encode();
     if !right {
-        // Lanes 0 and 1, the token, or the index.
+        // Corrupts lanes 0 and 1, the token, or the index.
         let at = *u.choose(&[0usize, 4, 4, 8, 23, 44])?;
         bytes[at] ^= 1 << u.int_in_range(0..=7u8)?;
     }
@@ -273,12 +273,12 @@ fn begin_in_band(
     Ok(())
 }
 
-/// Spoils a frame in a few places.
+/// Corrupts a frame in a few places.
 fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<()> {
     let headers = spec.payload_offset();
     for _ in 0..u.int_in_range(1..=3u8)? {
         match u.int_in_range(0..=13u8)? {
-            // Any byte of the headers, or of all; one bit, or all.
+            // Changes any byte of the headers or of the frame: one bit, or all.
             0..=2 => {
                 let at = u.int_in_range(0..=headers.min(frame.len()) - 1)?;
                 frame[at] ^= 1 << u.int_in_range(0..=7u8)?;
@@ -293,14 +293,14 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
             }
             5 => frame.truncate(u.int_in_range(wire::EthHdr::LEN..=frame.len())?),
             6 => frame.extend(std::iter::repeat_n(0xee, u.int_in_range(1..=64)?)),
-            // Options in an IPv4 header, four bytes at a time.
+            // Adds options to an IPv4 header, four bytes at a time.
             7 if spec.src.len() == 4 && frame.len() > spec.ip_offset() + 20 => {
                 let (ip, words) = (spec.ip_offset(), u.int_in_range(1..=10u8)?);
                 frame[ip] = 0x45 + words;
                 let at = ip + 20;
                 frame.splice(at..at, vec![1; words as usize * 4]);
             }
-            // The length fields of UDP and IP, both alike or one.
+            // Changes the length fields of UDP and IP, both equally or one.
             8 => {
                 let by = u.int_in_range(-12..=12i16)?;
                 let ip = spec.ip_offset();
@@ -315,7 +315,7 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                     }
                 }
             }
-            // One tag more, or three.
+            // Adds one tag, or three.
             9..=10 => {
                 let tags = if u.ratio(3u8, 4u8)? { 1 } else { 3 };
                 for _ in 0..tags {
@@ -326,7 +326,7 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                     );
                 }
             }
-            // Extension headers, or a fragment.
+            // Adds extension headers or a fragment header.
             11 if spec.src.len() == 16 && frame.len() > spec.ip_offset() + 48 => {
                 let (ip, next) = (spec.ip_offset(), frame[spec.ip_offset() + 6]);
                 let extensions: Vec<u8> = (0..u.int_in_range(1..=7u8)?)
@@ -342,7 +342,7 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                     behind = number;
                 }
                 frame[ip + 6] = behind;
-                // As long as it is, or as its first fragment is.
+                // The packet's real length, or that of its first fragment.
                 let len = frame.len() - ip - 40;
                 let len =
                     if u.arbitrary()? { len } else { u.int_in_range(0..=len.min(80))? } as u16;
@@ -358,7 +358,7 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                 }
             }
             _ => {
-                // The opcode; or version and pad count, or the partition.
+                // Changes the opcode; or version and pad count, or the partition key.
                 let field = if u.ratio(3u8, 4u8)? { 0 } else { u.int_in_range(1..=3usize)? };
                 let at = headers - wire::BTH_LEN - spec.bth.opcode.extended_len() + field;
                 if frame.len() > at {
@@ -373,7 +373,7 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
     Ok(())
 }
 
-/// Makes checksum and ICRC right again, as far as the frame can still be read.
+/// Corrects checksum and ICRC, if the frame can still be parsed.
 fn resign(frame: &mut [u8]) {
     let Ok(parsed) = wire::parse(&*frame) else { return };
     if parsed.l3 == wire::L3::V4 {

@@ -1,13 +1,13 @@
-//! The XDP programs against a model of them in user space: every packet of a sequence goes through
-//! both, and verdict, bytes and counters must be the same.
+//! Compares the XDP programs with a model of them in user space: every packet of a sequence goes
+//! through both, and verdict, bytes and counters must match.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`generate`] | from bytes to packets |
-//! | [`model`] | the box as it should be |
+//! | [`model`] | the expected behaviour of the box |
 //!
-//! Needs root and BPF. The programs run one packet at a time, with BPF_PROG_TEST_RUN: as on a box,
-//! a CPU handles a batch of packets before what it redirected leaves.
+//! Needs root and BPF. The programs run one packet at a time, with BPF_PROG_TEST_RUN. As on a box,
+//! a CPU processes a batch of packets before the redirected ones leave.
 
 pub mod generate;
 pub mod model;
@@ -27,9 +27,9 @@ use self::generate::{BOND, Hint, STARTS, Setting, Step};
 use self::model::Model;
 use crate::programs::{Bench, LOOPBACK, Outcome, tag};
 
-/// Longest frame of a test run that can also be redirected: a page without the kernel's own parts.
+/// Longest frame of a test run that can also be redirected: a page without the kernel's overhead.
 const LONGEST: usize = 3000;
-/// Most steps of a sequence.
+/// Most steps in a sequence.
 const STEPS: usize = 600;
 
 /// XDP verdict.
@@ -43,31 +43,31 @@ pub enum Verdict {
     Redirect = 4,
 }
 
-/// What went through.
+/// Packet counts of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Packets that came in.
+    /// Packets that arrived.
     pub packets: u64,
-    /// Of these, packets whose sum went out to all.
+    /// Packets whose sum was sent to all ranks.
     pub released: u64,
-    /// Clones and replays that left, or were dropped on the way out.
+    /// Clones and replays that left, or were dropped in egress.
     pub clones: u64,
 }
 
-/// The programs, and a model of them.
+/// The programs and their model.
 pub struct Differential {
     bench: Bench,
     settings: Vec<Setting>,
     model: Model,
-    /// Counters of the programs that the model of the present sequence does not know of, by ring.
+    /// Counters of the programs before the present sequence, by ring. The model starts at zero.
     before: Vec<Vec<u64>>,
-    /// After every packet, not only at the end.
+    /// Compares after every packet, not only at the end.
     careful: bool,
-    /// What the programs have counted in all sequences, by counter.
+    /// Totals of the programs' counters over all sequences, by counter.
     counted: Vec<u64>,
-    /// The present sequence's packets are traced.
+    /// Whether the present sequence's packets are traced.
     traced: bool,
-    /// They come in on the rings' CPU.
+    /// Whether its packets arrive on the rings' CPU.
     on_rings_cpu: bool,
 }
 
@@ -96,12 +96,12 @@ impl Differential {
     /// Runs a sequence.
     ///
     /// # Errors
-    /// Where program and model disagree: the packet, what it was and what became of it.
+    /// If program and model disagree: names the packet, its kind and its result.
     pub fn run(&mut self, input: &[u8]) -> Result<Summary> {
         match self.sequence(input) {
             Ok(summary) => Ok(summary),
             Err(first) => {
-                // Once more, to find the first packet that makes a difference.
+                // Runs the sequence again to find the first packet that differs.
                 self.careful = true;
                 let again = self.sequence(input);
                 self.careful = false;
@@ -112,19 +112,19 @@ impl Differential {
         }
     }
 
-    /// What the programs have counted so far in sequences that went well.
+    /// The programs' counter, over all sequences without an error.
     pub fn counted(&self, counter: Counter) -> u64 {
         self.counted[counter as usize]
     }
 
     fn sequence(&mut self, input: &[u8]) -> Result<Summary> {
-        // Every other sequence, without a byte of the input for it.
+        // Every other sequence is traced; this takes no byte of the input.
         self.traced = input.len() % 2 == 1;
         self.on_rings_cpu = input.len() / 2 % 2 == 1;
         self.bench.plane.trace(self.traced.then_some(&TraceFilter::ALL))?;
         let mut u = Unstructured::new(input);
         let start = *u.choose(&STARTS)?;
-        // Two rings at a time, so that slots fill up, and that taking one for the other would show.
+        // Only two rings at a time: slots fill up, and confusing the two rings would show.
         let (a, b) = (u.choose_index(self.settings.len())?, u.choose_index(self.settings.len())?);
         let mut few = vec![self.settings[a].clone()];
         few.extend((a != b).then(|| self.settings[b].clone()));
@@ -156,7 +156,7 @@ impl Differential {
             sent.push_front(frame);
             sent.truncate(41);
             waiting.extend(released);
-            // A batch of a CPU map has eight packets at the most.
+            // A CPU map's batch has at most eight packets.
             if last || waiting.len() == 8 {
                 for packet in waiting.drain(..) {
                     summary.released += (tag(&packet).rank == ReleaseTag::ALL) as u64;
@@ -179,7 +179,7 @@ impl Differential {
         Ok(summary)
     }
 
-    /// Both start anew.
+    /// Resets both.
     fn begin(&mut self, start: u32, settings: &[Setting]) -> Result<()> {
         self.model = Model::default();
         let plane = &mut self.bench.plane;
@@ -194,7 +194,7 @@ impl Differential {
                 plane.activate_ring(ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
             }
         }
-        // Flows of rings that this sequence does not have are no flows.
+        // Unregisters the flows of rings that are not in this sequence.
         for setting in &self.settings {
             if settings.iter().all(|s| s.ring.id != setting.ring.id) {
                 setting.flows.iter().try_for_each(|flow| plane.forget_flow(flow.key()))?;
@@ -203,7 +203,7 @@ impl Differential {
                 plane.ignore_in_band(token)?;
             }
         }
-        // Nor are connections that waited in the last sequence.
+        // Removes connections that waited in the last sequence.
         let ended: Vec<_> = plane.ended_flows()?.iter().map(|flow| flow.key).collect();
         plane.forget_ended(&ended)?;
         for (token, job) in settings.iter().filter_map(Setting::in_band) {
@@ -219,7 +219,8 @@ impl Differential {
         Ok(())
     }
 
-    /// Through `ingress`, and through `aggregate` unless it is taken at once; what is to leave.
+    /// Runs `ingress`, and `aggregate` unless the packet is summed inline; returns the packet to be
+    /// sent.
     fn packet(&mut self, frame: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut out = if self.on_rings_cpu {
             self.bench.at_home(frame)?
@@ -244,7 +245,7 @@ impl Differential {
         Ok((expected == Verdict::Redirect).then_some(out.packet))
     }
 
-    /// Through `egress`, once for each clone; how many there were.
+    /// Runs `egress` once for each clone; returns the number of clones.
     fn leave(&mut self, packet: &[u8]) -> Result<u64> {
         let tag = tag(packet);
         let clones = if tag.rank == ReleaseTag::ALL {
@@ -266,8 +267,8 @@ impl Differential {
         Ok(clones as u64)
     }
 
-    /// A program has traced its packet as the model has counted it last, if packets are traced;
-    /// `frame` is what it shows.
+    /// Checks that a program has traced its packet as the model counted it last, if packets are
+    /// traced. `frame` is the packet that the trace shows.
     fn compare_trace(&mut self, program: u32, frame: &[u8], traced: Option<Traced>) -> Result<()> {
         let (ring, counters) = self.model.take_counted();
         if !self.traced {
@@ -295,7 +296,7 @@ impl Differential {
         if event.rank != TraceEvent::NONE {
             let ring = self.model.ring(RingNumber(event.ring));
             let slot = ring.slots[event.index as usize % ring.slots.len()];
-            // That a header has a tag is noted when it is saved.
+            // The program stores whether a header has a tag when it saves the header.
             let flags = |flags: u32| flags & !Slot::TAGGED;
             ensure!(
                 (
@@ -357,7 +358,7 @@ impl Differential {
                     ring.id
                 );
             }
-            // How long things took is no two times the same; how often, is.
+            // Durations vary between runs; their number does not.
             let timing = self.bench.plane.timing(ring.id)?;
             let of_rank = |r: &RankTiming| (r.late.count(), r.last);
             let timed: Vec<_> =
@@ -395,7 +396,7 @@ fn agree(program: &str, out: &Outcome, verdict: Verdict, frame: &[u8]) -> Result
         "{program}: verdict {}, should be {verdict:?}",
         out.action
     );
-    // What is dropped is seen by nobody.
+    // A dropped packet is not visible.
     if verdict != Verdict::Drop && out.packet != frame {
         let at = out.packet.iter().zip(frame).position(|(a, b)| a != b).unwrap_or(frame.len());
         bail!(

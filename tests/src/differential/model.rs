@@ -1,6 +1,6 @@
-//! What the XDP programs should do, over slices: written from `netsum_common` and ARCHITECTURE.md,
-//! without a line of the programs' own code. Sums are added lane by lane, every ICRC is computed
-//! whole, headers are bytes.
+//! A model of the XDP programs over slices: written from `netsum_common` and ARCHITECTURE.md,
+//! without any code of the programs. It adds sums lane by lane, computes every ICRC over the whole
+//! packet, and treats headers as bytes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,17 +24,17 @@ use super::Verdict;
 use super::generate::BOND;
 use crate::frames::udp_checksum;
 
-/// A flow, with what the box has seen of it.
+/// A flow, and what the box has seen of it.
 #[derive(Clone, Debug)]
 struct Flow {
     spec: FlowSpec,
     seen: FlowSeen,
-    /// PSN behind the last contribution that its ring's CPU has taken.
+    /// PSN behind the last contribution that its ring's CPU has accepted.
     next: Option<u32>,
 }
 
-/// The headers that a slot has saved for a rank: the bytes before the payload, and where the IP
-/// header is.
+/// The headers that a slot has saved for a rank: the bytes before the payload, and the offset of
+/// the IP header.
 #[derive(Clone, Debug, Default)]
 struct Saved {
     bytes: Vec<u8>,
@@ -45,16 +45,15 @@ struct Saved {
 #[derive(Clone, Debug)]
 pub struct Ring {
     config: RingConfig,
-    /// As the box should have it.
+    /// The box's expected ring state.
     pub state: RingState,
-    /// As the box should have them.
+    /// The box's expected slots.
     pub slots: Vec<Slot>,
-    /// How many contributions the box should have timed, and how many of them as the last, for each
-    /// rank.
+    /// Expected numbers of timed contributions, and of those that were the last, for each rank.
     pub timed: Vec<(u64, u64)>,
     sums: Vec<Vec<u8>>,
     saved: Vec<Saved>,
-    /// The rank that the next clone is for: all ranks are behind one port.
+    /// The rank that gets the next clone: all ranks are behind one port.
     cursor: u32,
 }
 
@@ -65,36 +64,36 @@ pub struct Model {
     flows: Vec<(FlowKey, Flow)>,
     /// Jobs that are set up in band.
     listening: Vec<(InBandToken, InBandJob)>,
-    /// First packets that the box should have noted, by job, ring and rank: all packets come in by
-    /// one port.
+    /// First packets that the box should have recorded, by job, ring and rank: all packets arrive
+    /// by one port.
     pub claims: BTreeMap<(RingNumber, u32, u32), FirstPacket>,
-    /// Connections that wait, by source, destination and queue pair, and the job.
+    /// Waiting connections, by source, destination and queue pair, with the job.
     waiting: HashMap<([u8; 16], [u8; 16], u32), RingNumber>,
     counters: HashMap<(RingNumber, Counter), u64>,
-    /// The ring that the present packet was counted for, and its counters, bit by bit.
+    /// The ring for which the present packet was counted, and its counters as bits.
     counted: (RingNumber, u64),
 }
 
-/// What a packet is; the box decides about the rest.
+/// A packet's class; the box decides what to do with data.
 enum Class {
     Data(Frame, usize),
     Verdict(Verdict),
 }
 
-/// A first packet of a connection that is not registered, with a header.
+/// A first packet, with a header, of a connection that is not registered.
 enum Look {
-    /// Of no use.
+    /// Cannot be used.
     Count(Counter),
     Job(InBandJob, Frame, usize),
 }
 
 impl Model {
-    /// Looks for first packets of a job from now on.
+    /// Starts to accept first packets of a job.
     pub fn listen(&mut self, token: InBandToken, job: InBandJob) {
         self.listening.push((token, job));
     }
 
-    /// Makes a ring, or makes it anew; `start` is the index that it begins with.
+    /// Creates or resets a ring; `start` is its first index.
     pub fn add_ring(&mut self, spec: &RingSpec, active: bool, start: u32) {
         let mut config = RingConfig { cpu: spec.cpu, ..spec.config };
         if active {
@@ -125,7 +124,7 @@ impl Model {
         &self.rings[&id]
     }
 
-    /// What the box should have seen of a flow.
+    /// The expected statistics of a flow.
     pub fn flow_seen(&self, key: &FlowKey) -> Option<FlowSeen> {
         self.flows.iter().find(|(k, _)| k == key).map(|(_, flow)| flow.seen)
     }
@@ -139,12 +138,12 @@ impl Model {
         self.counted = (ring, self.counted.1 | counter.bit());
     }
 
-    /// What the last program has counted: for which ring, and by which counters. Then forgets it.
+    /// Returns for which ring the last program has counted and by which counters, and resets them.
     pub fn take_counted(&mut self) -> (RingNumber, u64) {
         std::mem::take(&mut self.counted)
     }
 
-    /// What becomes of a packet that has other tags than one of 802.1Q, unless it bears a rank's
+    /// The counter of a packet with tags other than a single 802.1Q tag, unless it carries a rank's
     /// address.
     fn tagged(&self, packet: &[u8]) -> Option<Counter> {
         let tags = tags(packet);
@@ -178,7 +177,7 @@ impl Model {
 
     fn classify(&mut self, packet: &[u8]) -> Class {
         if let Some(counter) = self.tagged(packet) {
-            // Behind such tags the programs look for a rank's address before all else.
+            // Behind three tags, the programs look for a rank's address first.
             let hidden = tags(packet).len() == 3;
             let forged = !hidden && self.bears_foreign(&claimed_addresses(packet));
             let counter = if forged { Counter::Spoofed } else { counter };
@@ -242,7 +241,7 @@ impl Model {
         Class::Verdict(verdict)
     }
 
-    /// A first packet with a header, of no flow.
+    /// Examines the first packet, with a header, of an unknown flow.
     fn look(&self, packet: &[u8]) -> Option<Look> {
         let frame = wire::parse(packet).ok()?;
         let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
@@ -265,9 +264,9 @@ impl Model {
         }
     }
 
-    /// The job for which the connection of a packet of no flow waits.
+    /// The job for which the connection of an unknown flow's packet waits.
     fn waits_for(&self, packet: &[u8]) -> Option<RingNumber> {
-        // Behind other tags or extension headers nobody waits.
+        // Connections behind other tags or extension headers never wait.
         let (Ok(frame) | Err((Reject::IpOptions | Reject::IpFragment, Some(frame)))) =
             wire::parse(packet)
         else {
@@ -310,8 +309,8 @@ impl Model {
         }
     }
 
-    /// A packet comes in by a port, on the rings' CPU or another. `None` where it is taken at once:
-    /// what becomes of it then, is what [`Model::aggregate`] says.
+    /// A packet arrives by a port, on the rings' CPU or another. Returns `None` if it is summed
+    /// inline: then [`Model::aggregate`] decides.
     pub fn ingress(&mut self, packet: &mut [u8], on_rings_cpu: bool) -> Option<Verdict> {
         let look = self.look(packet).filter(|_| !self.is_spoofed(packet));
         if let Some(Look::Job(job, frame, _)) = look {
@@ -330,7 +329,7 @@ impl Model {
         let before = self.counters.clone();
         match self.classify(packet) {
             Class::Verdict(Verdict::Pass) if self.is_spoofed(packet) => {
-                // Counted where it would have been counted otherwise.
+                // Counts it for the ring that it would otherwise have been counted for.
                 let ring = self.counted_since(&before);
                 self.counters = before;
                 self.counted = (RingNumber::NONE, 0);
@@ -343,7 +342,7 @@ impl Model {
                 let (id, ring) = (spec.ring, &self.rings[&spec.ring]);
                 let (low, index) =
                     (ring.state.low, serial::sub(frame.bth.psn, spec.base_psn.get()));
-                // Not before the first index of all.
+                // No index is before the first one.
                 let behind = if index < low { serial::diff(low, index) } else { 0 };
                 let sender = self.check_sender(&frame, flow);
                 let flags = ring.config.flags;
@@ -378,7 +377,7 @@ impl Model {
         }
     }
 
-    /// The ring that a packet has been counted for.
+    /// The ring for which a packet has been counted.
     fn counted_since(&self, before: &HashMap<(RingNumber, Counter), u64>) -> RingNumber {
         let counted = |(key, n): (&(RingNumber, Counter), &u64)| {
             (before.get(key) != Some(n)).then_some(key.0)
@@ -386,7 +385,7 @@ impl Model {
         self.counters.iter().find_map(counted).expect("every packet is counted")
     }
 
-    /// Whether it bears an address of a rank behind another port.
+    /// Whether the packet carries the address of a rank behind another port.
     fn is_spoofed(&self, packet: &[u8]) -> bool {
         self.bears_foreign(&claimed_addresses(packet)) || self.has_foreign_mac(packet)
     }
@@ -421,7 +420,7 @@ impl Model {
         let before = self.counters.clone();
         let (frame, flow) = match self.classify(packet) {
             Class::Verdict(Verdict::Pass) => {
-                // It was steered when it was a flow's.
+                // It was steered when its flow was registered.
                 let ring = self.counted_since(&before);
                 self.counters = before;
                 self.counted = (RingNumber::NONE, 0);
@@ -506,7 +505,7 @@ impl Model {
             }
         }
         let flow = &mut self.flows[at].1;
-        // Nobody has the address of nothing but zeros, so it says that none is known.
+        // No host has the all-zero address, which stands for an unknown one.
         flow.seen.mac = (frame.src_mac != [0; 6]).then_some(frame.src_mac);
         Ok(len)
     }
@@ -612,7 +611,7 @@ impl Model {
         out
     }
 
-    /// A clone of a released packet leaves by the port; the frame on the wire.
+    /// Sends a clone of a released packet by the port; returns the frame on the wire.
     pub fn egress(&mut self, packet: &[u8]) -> (Verdict, Vec<u8>) {
         let tag = crate::programs::tag(packet);
         match self.result(packet, tag) {
@@ -669,7 +668,7 @@ impl Model {
             }
         }
         if ring.config.flags & ring_flags::RELAXED != 0 {
-            // FECN and BECN stay the sender's.
+            // FECN and BECN stay as the sender set them.
             let told = &mut frame[ip + l3.header_len() + 8 + 4];
             *told = *told & 0xc0 | ring.slots[s].tells((to + ranks - 1) % ranks);
         }
@@ -683,7 +682,7 @@ impl Model {
             let checksum = udp_checksum(&frame, l3, ip);
             frame[checksum_at..][..2].copy_from_slice(&checksum.to_be_bytes());
         }
-        // The VLAN is that of the receiver's own packets, the priority the sender's.
+        // The VLAN is that of the receiver's own packets; the priority is the sender's.
         let own = &ring.saved[s * ranks as usize + to as usize];
         let tag =
             |bytes: &[u8]| (u16_at(bytes, 12) == wire::ETHERTYPE_VLAN).then(|| u16_at(bytes, 14));
@@ -702,8 +701,7 @@ impl Model {
     }
 }
 
-/// The types of a frame's tags, three at the most; those of which the frame has what is behind
-/// them.
+/// The types of a frame's tags, at most three.
 fn tags(packet: &[u8]) -> Vec<u16> {
     let mut tags = Vec::new();
     let mut at = wire::EthHdr::LEN - 2;
@@ -717,7 +715,7 @@ fn tags(packet: &[u8]) -> Vec<u16> {
     tags
 }
 
-/// The IP addresses that a frame's sender calls its own.
+/// The IP addresses that a frame claims for its sender.
 fn claimed_addresses(packet: &[u8]) -> Vec<[u8; 16]> {
     let mut ip = wire::EthHdr::LEN;
     let is_tag = |at: usize| {
@@ -734,7 +732,7 @@ fn claimed_addresses(packet: &[u8]) -> Vec<[u8; 16]> {
         Some([0x08, 0x00]) if whole(wire::Ipv4Hdr::LEN) => v4(ip + 12),
         Some([0x86, 0xdd]) if whole(wire::Ipv6Hdr::LEN) => {
             let target = advertised(packet, ip).and_then(|at| v6(at + 8));
-            // Behind extension headers the source counts, too.
+            // The source address also counts behind extension headers.
             let source =
                 v6(ip + 8).filter(|_| target.is_none() || packet[ip + 6] != wire::IPPROTO_ICMPV6);
             return source.into_iter().chain(target).collect();
@@ -744,13 +742,13 @@ fn claimed_addresses(packet: &[u8]) -> Vec<[u8; 16]> {
     claimed.into_iter().collect()
 }
 
-/// Whether it is IPv6 with extension headers.
+/// Whether the frame is IPv6 with extension headers.
 fn is_extended(packet: &[u8]) -> bool {
     let ip = wire::EthHdr::LEN + tags(packet).len() * wire::VlanHdr::LEN;
     u16_at(packet, ip - 2) == wire::ETHERTYPE_IPV6 && matches!(packet[ip + 6], 0 | 43 | 44 | 60)
 }
 
-/// Where a neighbour advertisement is, behind six extension headers at the most.
+/// Offset of a neighbour advertisement, behind at most six extension headers.
 fn advertised(packet: &[u8], ip: usize) -> Option<usize> {
     let end = ip + wire::Ipv6Hdr::LEN + u16_at(packet, ip + 4) as usize;
     let (mut next, mut at) = (packet[ip + 6], ip + wire::Ipv6Hdr::LEN);
@@ -796,13 +794,13 @@ fn is_intact(packet: &[u8], frame: &Frame, len: usize) -> bool {
     u32::from_le_bytes(sent) == right_icrc(packet, frame.l3, frame.ip, end)
 }
 
-/// The ICRC that belongs at `end` of a frame.
+/// The correct ICRC for offset `end` of a frame.
 fn right_icrc(packet: &[u8], l3: L3, ip: usize, end: usize) -> u32 {
     let bth_end = ip + l3.header_len() + UdpHdr::LEN + BTH_LEN;
     icrc::of_frame(packet, l3, ip, bth_end, end - bth_end).expect("the frame holds its headers")
 }
 
-/// Passes a packet on with another PSN. A wrong ICRC stays as wrong as it was.
+/// Passes a packet with another PSN. An ICRC error is preserved.
 fn move_psn(packet: &mut [u8], frame: &Frame, len: usize, by: u32) {
     let icrc_at = frame.payload() + len;
     let old = right_icrc(packet, frame.l3, frame.ip, icrc_at);
@@ -828,7 +826,7 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Sum of the 16-bit words of a header, as its checksum is made of (RFC 1071).
+/// One's complement sum of a header's 16-bit words, from which its checksum is computed (RFC 1071).
 fn ones_complement(header: &[u8]) -> u16 {
     let mut sum: u32 = (0..header.len()).step_by(2).map(|i| u16_at(header, i) as u32).sum();
     while sum > 0xffff {

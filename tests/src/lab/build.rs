@@ -1,8 +1,8 @@
-//! What makes a lab: the lines for `ip`, and the virtual machines.
+//! Builds a lab: the lines for `ip`, and the virtual machines.
 //!
-//! `ip -batch` does the work: one process for each namespace, and each line can be tried by hand.
-//! The same over a netlink crate takes several times the code for links, addresses, bridge options
-//! and namespaces.
+//! `ip -batch` does the work, with one process for each namespace, and each line can be tried by
+//! hand. With a netlink crate, links, addresses, bridge options and namespaces take several times
+//! the code.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -41,8 +41,8 @@ pub(super) fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
     Ok(vms)
 }
 
-/// Starts the virtual machine that is the box, if it is one, and sets up its bridge, unless that is
-/// left to its owner.
+/// Starts the box's virtual machine, if it is one, and sets up its bridge, unless the owner does
+/// that.
 pub(super) fn boot_box(spec: &LabSpec, prefix: &str) -> Result<Option<Vm>> {
     let Some((kernel, card)) = spec.box_vm else { return Ok(None) };
     let box_ = Netns::open(&format!("{prefix}-box"))?;
@@ -84,9 +84,9 @@ pub(super) fn boot_box(spec: &LabSpec, prefix: &str) -> Result<Option<Vm>> {
     Ok(Some(vm))
 }
 
-/// The interface by which the lab reaches a box that is a virtual machine.
+/// The interface through which the lab reaches a box that is a virtual machine.
 const AGENT: &str = "agent";
-/// The machine's address there.
+/// The machine's address on that interface.
 pub const BOX_AGENT: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
 
 /// The line that makes the box's bridge.
@@ -100,7 +100,7 @@ fn box_addresses(spec: &LabSpec) -> String {
     up("br0") + "address add 10.0.0.254/16 dev br0\n" + v6
 }
 
-/// A box's own address: that of the first spine or the only box, or another's.
+/// A box's own address; `None` is the first spine or the only box.
 pub(crate) fn box_ip(number: Option<usize>) -> IpAddr {
     IpAddr::V4(
         number.map_or(Ipv4Addr::new(10, 0, 0, 254), |n| Ipv4Addr::new(10, 0, 253, n as u8 + 1)),
@@ -110,8 +110,8 @@ pub(crate) fn box_ip(number: Option<usize>) -> IpAddr {
 /// Options of a bridge.
 pub(crate) const BRIDGE: &str = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
 
-/// The interface that is the other end of a virtual machine's: the box's port itself, or an end of
-/// the cable.
+/// The other end of a virtual machine's interface: the box's port, or an end of the fault-injecting
+/// link.
 fn tap(spec: &LabSpec, host: usize) -> String {
     format!("{}{host}", if spec.has_wire() { "up" } else { "port" })
 }
@@ -199,7 +199,7 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         box_ += &format!("link set port{i} master {bridge}\n{}", up(&format!("port{i}")));
         if spec.box_vm.is_some() && i < spec.vms.len() {
-            // The way to the agent in that host, which is not by the box.
+            // The route to the agent in that host, which bypasses the box.
             let here = format!("10.0.254.{}", i + 1);
             box_ += &format!("address add {here}/32 dev {bridge}\n");
             box_ += &format!("route add {}/32 dev {bridge} src {here}\n", host_ip(false, i, 0));
@@ -214,7 +214,7 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     ip_batch(Some(&format!("{prefix}-box")), &box_)?;
     topology::racks(spec, prefix)?;
     if spec.box_vm.is_some() {
-        // Each of those addresses is its own bridge's: the machine connects them all.
+        // Each bridge must answer for its own address only: the machine has all of these bridges.
         let file = "/proc/sys/net/ipv4/conf/all/arp_ignore";
         Netns::open(&format!("{prefix}-box"))?.enter(|| std::fs::write(file, "1").context(file))?;
     }
@@ -226,8 +226,8 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
                 String::from("link set lo up\n") + &up("eth0") + &address_lines(spec, i, false);
             ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
         }
-        // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns
-        // that on.
+        // A veth's peer must poll (NAPI), or frames that XDP redirects to it vanish; GRO enables
+        // polling.
         let (mut ends, box_) = (Vec::new(), spec.box_of(i));
         if spec.has_wire() || !is_vm {
             ends.push((&*box_, format!("port{i}")));
@@ -243,18 +243,18 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         for (node, interface) in ends {
             let mut ethtool = Netns::open(&format!("{prefix}-{node}"))?.command("ethtool");
-            // Behind an interface that can cut TCP's segments, a veth hands packets to its CPU's
-            // backlog and does not poll (`veth_skb_is_eligible_for_gro`), so that two CPUs swap
-            // them. A wire swaps nothing.
+            // Behind an interface with TCP segmentation offload, a veth hands packets to its CPU's
+            // backlog and does not poll (`veth_skb_is_eligible_for_gro`). Then two CPUs can reorder
+            // packets, which a real link never does.
             ethtool.args(["-K", &interface, "gro", "on", "tso", "off"]);
             if spec.cables && interface == "eth0" {
-                // A redirect forgets that a checksum has still to be computed: it is there from the
-                // start.
+                // A redirect loses the note that a checksum has still to be computed, and so it is
+                // computed at once.
                 ethtool.args(["tx", "off"]);
             }
             if !spec.tagged.is_empty() {
-                // A wire has tags in the frames; a veth may have them beside the frames, where no
-                // XDP program sees them.
+                // On a real link, tags are in the frames; a veth may keep them beside the frames,
+                // where XDP programs do not see them.
                 ethtool.args(["txvlan", "off"]);
             }
             netns::output(&mut ethtool)?;
@@ -269,7 +269,7 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     if spec.routed > 0 { topology::route(spec, prefix) } else { Ok(()) }
 }
 
-/// The lines that give a host its addresses.
+/// The lines that add a host's addresses.
 pub(crate) fn address_lines(spec: &LabSpec, host: usize, routed: bool) -> String {
     let mut lines = String::new();
     for (ip, len) in addresses(spec, host, routed) {
@@ -279,7 +279,7 @@ pub(crate) fn address_lines(spec: &LabSpec, host: usize, routed: bool) -> String
     lines
 }
 
-/// The lines that make a host's link: a veth pair up to the host's `eth0`, or a tap for QEMU.
+/// The lines that make a host's link: a veth pair with the host's `eth0`, or a tap for QEMU.
 pub(crate) fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
     let (here, mtu) = (tap(spec, i), spec.mtu);
     if i < spec.vms.len() {
@@ -288,26 +288,25 @@ pub(crate) fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
     veth(&here, &format!("eth0 address {}", mac(i)), mtu, &format!("{prefix}-h{i}"))
 }
 
-/// The lines that make a tap device. A window's packets fit into its queue.
+/// The lines that make a tap device. Its queue holds a window's packets.
 fn new_tap(name: &str, options: &str, mtu: u32) -> String {
     format!(
         "tuntap add dev {name} mode tap vnet_hdr{options}\nlink set {name} mtu {mtu} txqueuelen 8192\n"
     )
 }
 
-/// The line that makes a veth pair: `here`, and `there` (a name, perhaps with options) in another
-/// namespace.
+/// The line that makes a veth pair: `here`, and `there` (a name, optionally with options) in
+/// another namespace.
 pub(crate) fn veth(here: &str, there: &str, mtu: u32, namespace: &str) -> String {
     format!("link add {here} mtu {mtu} type veth peer name {there} mtu {mtu} netns {namespace}\n")
 }
 
-/// The lines that start an interface; without link-local addresses, because that is less noise on
-/// the wire.
+/// The lines that start an interface, without a link-local address to reduce unrelated traffic.
 pub(crate) fn up(interface: &str) -> String {
     format!("link set {interface} addrgenmode none\nlink set {interface} up\n")
 }
 
-/// Runs lines of `ip` commands in a namespace, or in ours.
+/// Runs lines of `ip` commands in a namespace, or in the present one.
 pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
     let mut ip = Command::new("ip");
     if let Some(namespace) = namespace {
@@ -316,7 +315,7 @@ pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
     batch(&mut ip, lines).with_context(|| format!("in {}", namespace.unwrap_or("our namespace")))
 }
 
-/// Gives lines of commands to `ip`.
+/// Passes lines of commands to `ip`.
 fn batch(ip: &mut Command, lines: &str) -> Result<()> {
     let mut ip = ip
         .args(["-batch", "-"])
@@ -325,7 +324,7 @@ fn batch(ip: &mut Command, lines: &str) -> Result<()> {
         .stderr(Stdio::piped())
         .spawn()
         .context("cannot start `ip` (Debian package iproute2)")?;
-    // A failed write shows in what `ip` says.
+    // If the write fails, `ip` reports it.
     let _ = ip.stdin.take().map(|mut stdin| stdin.write_all(lines.as_bytes()));
     let out = ip.wait_with_output()?;
     if !out.status.success() {

@@ -1,4 +1,4 @@
-//! Asks the agent in a VM: run this, write that file.
+//! Sends requests to the agent in a VM: to run a program, or to write a file.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,15 +16,15 @@ use super::protocol::{Answer, Kind, PORT, Request, receive, send, send_value, va
 
 /// Bytes in a frame.
 const CHUNK: usize = 64 << 10;
-/// After so many seconds of silence the agent's machine is asked whether it is there.
+/// After this many seconds of silence, the kernel probes whether the agent's machine is alive.
 const ASK: u32 = 10;
 
 /// How a program in a VM has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// With this code.
+    /// It exited with this code.
     Code(i32),
-    /// By this signal.
+    /// This signal killed it.
     Signal(i32),
 }
 
@@ -32,15 +32,14 @@ pub enum Exit {
 pub fn connect(ip: IpAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&SocketAddr::new(ip, PORT), timeout)?;
     stream.set_nodelay(true)?;
-    // A machine that has booted again knows nothing of the connection, and says so when it is
-    // asked.
+    // A machine that has rebooted does not know the connection, and resets it when it is probed.
     setsockopt(&stream, sockopt::KeepAlive, &true)?;
     setsockopt(&stream, sockopt::TcpKeepIdle, &ASK)?;
     Ok(stream)
 }
 
-/// Runs a program with this process's input and outputs. Signals that are blocked in this process
-/// go to the program.
+/// Runs a program with this process's input and outputs. Signals that this process blocks are
+/// forwarded to the program.
 pub fn run(
     agent: TcpStream,
     command: Vec<String>,
@@ -120,7 +119,7 @@ fn answer(agent: &TcpStream) -> Result<Answer> {
     }
 }
 
-/// Signals that a program in a VM gets instead of the program that stands for it here.
+/// Signals that are forwarded to a program in a VM instead of its stand-in here.
 pub fn passed_on() -> SigSet {
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2]
         .into_iter()

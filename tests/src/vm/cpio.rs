@@ -1,8 +1,8 @@
 //! Writes archives that the kernel unpacks as its first file system.
 //!
 //! Format "newc": a header of hexadecimal fields, the name, the contents, each padded to four bytes
-//! (Documentation/driver-api/early-userspace/buffer-format.rst). The kernel takes several archives
-//! one behind the other.
+//! (Documentation/driver-api/early-userspace/buffer-format.rst). The kernel accepts several
+//! concatenated archives.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 
-/// An archive that grows. Parents of what is added are added with it.
+/// An archive to which entries are added. Missing parent folders are added, too.
 #[derive(Debug)]
 pub struct Cpio<W> {
     out: W,
@@ -30,7 +30,7 @@ impl<W: Write> Cpio<W> {
     pub fn directory(&mut self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = path.as_ref();
         self.parents(path)?;
-        // One folder, with or without the slash in front.
+        // The same folder with and without a leading slash.
         if self.directories.insert(path.strip_prefix("/").unwrap_or(path).to_owned()) {
             self.entry(path, DIRECTORY | 0o755, &[])?;
         }
@@ -104,7 +104,7 @@ mod tests {
         cpio.link("/bin", "usr/bin").unwrap();
         let bytes = cpio.finish().unwrap();
         assert_eq!(bytes.len() % 4, 0);
-        // Read as cpio(5) says.
+        // Parses the archive as cpio(5) describes.
         let (mut at, mut found) = (0, Vec::new());
         while at < bytes.len() {
             assert_eq!(&bytes[at..at + 6], b"070701");

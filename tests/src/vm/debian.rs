@@ -1,5 +1,5 @@
-//! A VM that has booted Debian 12 from a disk: systemd, udev, journald, dpkg, as on a machine that
-//! one is given.
+//! A VM that has booted Debian 12 from a disk, with systemd, udev, journald and dpkg, like an
+//! ordinary server.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use anyhow::{Context, Result, bail, ensure};
 use super::Vm;
 use crate::netns::output;
 
-/// What its kernel is told. Cards are named as they are found, not by their places.
+/// Further kernel command line. Cards are named in the order of discovery, not by their slots.
 pub(super) const LINE: &str = " lab_disk=/dev/vda net.ifnames=0";
 
-/// QEMU's arguments for a disk, from which nothing is written back. A machine without one ends
-/// where it would boot again.
+/// QEMU's arguments for a disk whose changes are discarded. A machine without a disk ends instead
+/// of rebooting.
 pub(super) fn disk(image: Option<&Path>) -> Vec<String> {
     match image {
         Some(image) => {
@@ -25,31 +25,31 @@ pub(super) fn disk(image: Option<&Path>) -> Vec<String> {
     }
 }
 
-/// How long it may take to boot on a busy machine; 15 s are usual.
+/// Timeout for booting on a busy machine; 15 s are usual.
 const BOOT: Duration = Duration::from_secs(240);
 
-/// Such a VM.
+/// A VM with Debian.
 #[derive(Clone, Copy, Debug)]
 pub struct Debian<'a>(&'a Vm);
 
 impl<'a> Debian<'a> {
-    /// One that has booted.
+    /// A VM that has booted.
     pub fn of(vm: &'a Vm) -> Self {
         Self(vm)
     }
 
-    /// One that has been started. Waits until it has started all its services.
+    /// A VM that has been started. Waits until it has started all its services.
     ///
     /// # Errors
-    /// What systemd could not start.
+    /// The services that systemd could not start.
     pub fn new(vm: &'a Vm) -> Result<Self> {
         let debian = Self(vm);
         debian.wait()?;
         Ok(debian)
     }
 
-    /// Runs a shell script in root's home, to the first command that fails, and returns what it
-    /// printed; an error holds what it said.
+    /// Runs a shell script in root's home, up to the first command that fails, and returns its
+    /// output; an error contains its messages.
     pub fn run(&self, script: &str) -> Result<String> {
         output(self.0.command("/bin/sh").args(["-euc", script]))
     }
@@ -58,13 +58,13 @@ impl<'a> Debian<'a> {
         Ok(self.run(&format!("systemctl show --value -p {name} {unit}"))?.trim().to_owned())
     }
 
-    /// Boots it again, and waits until it has.
+    /// Reboots the VM, and waits until it has booted.
     ///
     /// # Errors
-    /// What systemd could not start.
+    /// The services that systemd could not start.
     pub fn reboot(&self) -> Result<()> {
         let before = self.boot()?;
-        // The connection ends with the agent, at some moment.
+        // The connection breaks at some moment, when the agent ends.
         drop(self.run("systemctl reboot"));
         let start = Instant::now();
         while self.boot().map_or(true, |id| id == before) {
@@ -78,7 +78,7 @@ impl<'a> Debian<'a> {
         self.wait()
     }
 
-    /// Which of its boots this is.
+    /// The ID of the present boot.
     fn boot(&self) -> Result<String> {
         output(self.0.command("cat").arg("/proc/sys/kernel/random/boot_id"))
     }
@@ -96,10 +96,10 @@ impl<'a> Debian<'a> {
         Ok(())
     }
 
-    /// What the unit has logged since the machine was installed, with priorities: `<3> text`.
+    /// The unit's log since the machine was installed, with priorities: `<3> text`.
     ///
     /// # Errors
-    /// If there is no journal.
+    /// If the VM has no journal.
     pub fn journal(&self, unit: &str) -> Result<String> {
         let lines = self.run(&format!(
             "journalctl -u {unit} --no-pager -o json --output-fields=PRIORITY,MESSAGE"

@@ -1,7 +1,7 @@
-//! What a VM boots: Debian's kernel, and a first file system of Debian's programs, the agent, and
-//! what tests add.
+//! Builds what a VM boots: Debian's kernel, and a first file system of Debian's programs, the
+//! agent, and tests' additions.
 //!
-//! `cargo xtask lab vm --prepare` fetches and unpacks packages; here the parts are put together.
+//! `cargo xtask lab vm --prepare` fetches and unpacks packages; this module combines the parts.
 
 use std::fs;
 use std::io::Write;
@@ -22,13 +22,13 @@ pub struct Image {
     pub kernel: PathBuf,
     /// The first file system.
     pub initramfs: PathBuf,
-    /// The disk that it goes on with.
+    /// The disk from which it boots further.
     pub disk: Option<PathBuf>,
 }
 
 impl Image {
-    /// The image with this kernel, put together anew if a part of it has changed; with a disk that
-    /// has a Debian, or without.
+    /// The image with this kernel, built again if one of its parts has changed; optionally with a
+    /// Debian disk.
     ///
     /// # Errors
     /// If its parts have not been prepared.
@@ -61,7 +61,7 @@ impl Image {
     }
 }
 
-/// The newer QEMU's folder.
+/// The folder of the newer QEMU.
 ///
 /// # Errors
 /// If it has not been prepared.
@@ -72,7 +72,7 @@ pub fn qemu() -> Result<PathBuf> {
     folder.filter(|folder| folder.is_dir()).context("no QEMU for VMs: cargo xtask lab vm --prepare")
 }
 
-/// The folder with what VMs boot from, by the programs' folder.
+/// Finds the folder of what VMs boot from, starting at the programs' folder.
 fn folder(near: &Path) -> Option<PathBuf> {
     near.ancestors().map(|folder| folder.join(FOLDER)).find(|folder| folder.is_dir())
 }
@@ -93,7 +93,7 @@ fn put_together(to: &Path, parts: &[PathBuf], programs: &[PathBuf]) -> Result<()
     }
     cpio.link("/init", "/usr/bin/lab-agent")?;
     cpio.finish()?;
-    // Other processes may be reading the old one.
+    // Other processes may be reading the old file.
     out.persist(to)?;
     Ok(())
 }

@@ -3,15 +3,15 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`image`] | kernel and first file system |
-//! | [`cpio`] | the format of the latter |
-//! | [`parts`] | names of what they are made from |
-//! | [`protocol`] | what the lab and the agent in the VM say to each other |
-//! | [`client`] | the lab's side of it |
+//! | [`cpio`] | the format of the first file system |
+//! | [`parts`] | names of their parts |
+//! | [`protocol`] | messages between the lab and the agent in the VM |
+//! | [`client`] | the lab's side of the protocol |
 //! | [`debian`] | a VM that has booted a Debian with systemd from a disk |
 //!
-//! The agent's side is the program `lab-agent`, the VM's first and only process of its own. A
-//! program in a VM is started by `lab-exec`, which stands for it here: it passes on input, outputs
-//! and signals, and ends as the program ends.
+//! The agent's side is the program `lab-agent`, the VM's first process. The program `lab-exec`
+//! starts a program in a VM and stands for it here: it forwards input, outputs and signals, and
+//! ends as the program ends.
 
 pub mod client;
 pub mod cpio;
@@ -40,27 +40,28 @@ use parts::Kernel;
 pub const QEMU: &str = "qemu-system-x86_64";
 /// Memory of a VM in MiB, for each of its CPUs.
 const MEMORY: u32 = 384;
-/// How long a VM may take to boot: 5 s are usual, but several may boot on a busy machine.
+/// Timeout for booting a VM: 5 s are usual, but several may boot on a busy machine.
 const BOOT: Duration = Duration::from_secs(180);
 
-/// What is said of a VM that has not booted.
+/// Part of the error when a VM has not booted.
 pub const NOT_THERE: &str = "is not there";
 
-/// Network cards that QEMU has, whose Linux drivers take XDP programs.
+/// QEMU's network cards whose Linux drivers accept XDP programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Card {
     /// The Intel 82576, with as many queues as the machine has CPUs.
     Igb,
     #[default]
     VirtioNet,
-    /// From Linux 6.6 on with XDP.
+    /// Has XDP since Linux 6.6.
     Vmxnet3,
 }
 
 impl Card {
     pub const ALL: [Self; 3] = [Self::Igb, Self::VirtioNet, Self::Vmxnet3];
 
-    /// Queues of its tap device: QEMU's 82576 and vmxnet3 share out one queue's packets themselves.
+    /// Queues of its tap device. QEMU's 82576 and vmxnet3 distribute the packets of one queue
+    /// themselves.
     pub const fn queues(self) -> u32 {
         match self {
             Self::VirtioNet => 2,
@@ -88,38 +89,39 @@ impl std::str::FromStr for Card {
     }
 }
 
-/// QEMU 10 emulates several CPUs, and one of them finds the memory map changed by another, as while
-/// firmware runs (QEMU's issue 1921).
+/// Message of a race in QEMU 10: with several CPUs, one finds the memory map changed by another, as
+/// while firmware runs (QEMU's issue 1921).
 const RACE: &str = "iotlb_to_section: Assertion";
 
 #[derive(Clone, Debug)]
 pub struct VmSpec<'a> {
     pub kernel: Kernel,
     pub cpus: u32,
-    /// Its memory in MiB; the usual if `None`.
+    /// Its memory in MiB; if `None`, an amount that depends on its CPUs.
     pub memory: Option<u32>,
-    /// The tap device that is the other end of its cable, and the namespace where that is.
+    /// The tap device at the other end of its link, and the tap's namespace.
     pub tap: (&'a Netns, String),
-    /// From where its agent is reached.
+    /// The namespace from which its agent is reached.
     pub lab: &'a Netns,
     pub mac: String,
     /// MTU of its interface in bytes.
     pub mtu: u32,
-    /// Its other interfaces, which it gets as eth1 and so on: the tap devices at their other ends,
-    /// beside the first one.
+    /// Its other interfaces, eth1 and so on: their tap devices, in the same namespace as the first
+    /// one's.
     pub cards: Option<(Card, Vec<String>)>,
-    /// Its addresses with prefix lengths. The agent is reached by the first.
+    /// Its addresses with prefix lengths. The first one leads to the agent.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Boot the Debian on the disk, and let it boot again; what it writes is gone with the VM.
+    /// Boot the Debian on the disk, and allow reboots. Changes of the disk are discarded with the
+    /// VM.
     pub disk: bool,
-    /// What its kernel is told, beyond the usual.
+    /// Further kernel command line.
     pub line: &'a str,
 }
 
 /// A virtual machine. It is ended on drop.
 #[derive(Debug)]
 pub struct Vm {
-    /// `None` once it has been left alone.
+    /// `None` once it must survive this process.
     qemu: Option<Child>,
     command: Command,
     console: File,
@@ -131,13 +133,13 @@ impl Vm {
     /// Starts a VM, which then boots.
     ///
     /// # Errors
-    /// If there is no image or no QEMU.
+    /// If the image or QEMU is missing.
     pub fn start(spec: &VmSpec) -> Result<Self> {
         let image = Image::of(spec.kernel, spec.disk)?;
         let (netns, tap) = &spec.tap;
         let addresses: Vec<_> =
             spec.addresses.iter().map(|(ip, len)| format!("{ip}/{len}")).collect();
-        // What the kernel does not know, it gives to the agent as environment variables.
+        // The kernel passes unknown parameters to the agent as environment variables.
         let mut line = format!(
             "console=ttyS0 quiet panic=-1 {QUICK} lab_mtu={} lab_addresses={}",
             spec.mtu,
@@ -151,7 +153,7 @@ impl Vm {
         anyhow::ensure!(line.len() < 2048, "too many addresses for a VM: {}", addresses.len());
         let memory = spec.memory.unwrap_or(spec.cpus * MEMORY);
         let console = tempfile::tempfile()?;
-        // A card for PCI Express.
+        // This card needs PCI Express.
         let machine = if matches!(spec.cards, Some((Card::Igb, _))) { "q35" } else { "pc" };
         let mut command = qemu(netns)?;
         command
@@ -177,7 +179,7 @@ impl Vm {
             .stdin(Stdio::null())
             .stdout(console.try_clone()?)
             .stderr(console.try_clone()?)
-            // Ctrl-C in the owner's terminal is for the owner.
+            // Ctrl-C in the owner's terminal must only reach the owner.
             .process_group(0);
         let qemu = command.spawn().with_context(|| format!("cannot start {QEMU}"))?;
         let &(ip, _) = spec.addresses.first().context("a VM needs an address")?;
@@ -187,7 +189,7 @@ impl Vm {
     /// Waits until the VM has booted.
     ///
     /// # Errors
-    /// What it has printed, if it does not.
+    /// The VM's console output, if it does not boot.
     pub fn wait(&mut self) -> Result<()> {
         let (start, mut again) = (Instant::now(), false);
         loop {
@@ -218,12 +220,12 @@ impl Vm {
         }
     }
 
-    /// A program to be run in the VM. It dies with the thread that starts it, so that nothing
-    /// survives its test.
+    /// A command that runs in the VM. It dies with the thread that starts it, and so it does not
+    /// survive its test.
     ///
-    /// One in cargo's target folder is copied into the VM first. Of the environment, only variables
-    /// that begin with `NETSUM_` or `RUST_` go along. `sh` in the VM is busybox, which prefers its
-    /// own commands: say `/usr/bin/ip` in scripts.
+    /// A program in cargo's target folder is first copied into the VM. Only environment variables
+    /// that begin with `NETSUM_` or `RUST_` are passed on. `sh` in the VM is busybox, which prefers
+    /// its own commands: use paths such as `/usr/bin/ip` in scripts.
     ///
     /// # Panics
     /// If `lab-exec` has not been built.
@@ -236,31 +238,31 @@ impl Vm {
         command_at(&self.lab, self.ip, program)
     }
 
-    /// Copies a file into the VM, unless it is there already.
+    /// Copies a file into the VM, unless it already has it.
     pub fn put(&self, from: &Path, to: &str) -> Result<()> {
         let agent = self.lab.enter(|| client::connect(self.ip, Duration::from_secs(10)))?;
         client::put(&agent, from, to)
     }
 
-    /// What the VM has printed on its console.
+    /// The VM's console output.
     pub fn console(&self) -> String {
         let len = self.console.metadata().map_or(0, |m| m.len());
         let mut bytes = vec![0; len as usize];
-        // The offset is shared with QEMU and stays where it is.
+        // QEMU shares the file offset, which must not move.
         let read = self.console.read_at(&mut bytes, 0).unwrap_or(0);
         String::from_utf8_lossy(&bytes[..read]).into_owned()
     }
 
-    /// Lets it run when this process ends.
+    /// Lets it survive this process.
     pub(crate) fn leave(&mut self) {
         self.qemu = None;
     }
 }
 
-/// A newer QEMU than Debian 12's own, from its folder. That one has no Intel 82576. And of two CPUs
-/// it lets one run an instruction that the other has replaced meanwhile: Linux replaces its own
-/// when XDP or tcx is first used, and panicked (`int3` in `__netif_receive_skb_core`). QEMU 8.1
-/// locks code while it translates it.
+/// A newer QEMU than Debian 12's, from its folder. Debian 12's does not emulate the Intel 82576. It
+/// also lets one of two CPUs execute an instruction that the other is replacing: Linux replaces
+/// instructions of its own when XDP or tcx is first used, and panicked (`int3` in
+/// `__netif_receive_skb_core`). QEMU 8.1 locks code while it translates it.
 fn qemu(netns: &Netns) -> Result<Command> {
     let folder = image::qemu()?;
     let mut command = netns.free_command(folder.join("usr/bin").join(QEMU));
@@ -271,18 +273,19 @@ fn qemu(netns: &Netns) -> Result<Command> {
     Ok(command)
 }
 
-/// QEMU's arguments for a machine's other interfaces.
+/// QEMU's arguments for the other interfaces of a machine.
 fn cards(spec: &VmSpec) -> Vec<String> {
     let Some((card, taps)) = &spec.cards else { return Vec::new() };
     let of = |(i, tap): (usize, &String)| {
         let (port, device) = match card {
-            // Its virtual functions take the places beside it: each card has a bus of its own.
+            // The card's virtual functions occupy the neighbouring slots, and so each card needs a
+            // bus of its own.
             Card::Igb => (
                 Some(format!("pcie-root-port,id=bus{i},chassis={i}")),
                 format!("{card},bus=bus{i}"),
             ),
-            // Vectors for the queues of both ways, the control queue and changes of the
-            // configuration.
+            // Vectors for the queues of both directions, the control queue and configuration
+            // changes.
             Card::VirtioNet => {
                 (None, format!("virtio-net-pci,mq=on,vectors={},{PLAIN}", 2 * card.queues() + 2))
             }
@@ -299,27 +302,27 @@ fn cards(spec: &VmSpec) -> Vec<String> {
     taps.iter().enumerate().flat_map(of).collect()
 }
 
-/// What costs time only where the processor is emulated.
+/// Disables what is slow only on an emulated CPU.
 ///
-/// And `no_timer_check`: on a busy machine the emulated timer may not tick while the kernel looks
-/// whether it does, and it panics (arch/x86/kernel/apic/io_apic.c, `check_timer`).
+/// Also sets `no_timer_check`: on a busy machine, the emulated timer may not tick while the kernel
+/// checks it, and the kernel panics (arch/x86/kernel/apic/io_apic.c, `check_timer`).
 const QUICK: &str = "mitigations=off nokaslr cryptomgr.notests no_timer_check";
 
-/// No offloads: every packet that the VM sends is on the wire as it is on the tap.
+/// Disables offloads: every packet of the VM is on the link as it is on the tap.
 const PLAIN: &str = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\
                      host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off";
 
 impl Drop for Vm {
     fn drop(&mut self) {
         if let Some(qemu) = &mut self.qemu {
-            // Harmless for one that has ended: its id is ours until `wait`.
+            // Harmless if the process has ended: its ID is not reused before `wait`.
             let _ = qemu.kill();
             let _ = qemu.wait();
         }
     }
 }
 
-/// A program to be run in the VM with this address, which a namespace reaches. It may outlive the
+/// A command that runs in the VM with this address, reached from a namespace. It may outlive the
 /// thread that starts it.
 ///
 /// # Panics
@@ -335,8 +338,8 @@ fn stand_in(ip: IpAddr, inside: &OsStr, command: impl Fn(&Path) -> Command) -> C
     command
 }
 
-/// The name of a program in a VM, and where it is here if it is to be copied there: whatever is in
-/// cargo's target folder.
+/// The name of a program in a VM, and the path from which it must be copied there: any program in
+/// cargo's target folder is copied.
 pub fn name_inside(given: &str) -> (String, Option<PathBuf>) {
     let ours = || {
         let path = Path::new(given)

@@ -1,5 +1,5 @@
-//! The kernels that VMs can run, and the names of what they boot. `cargo xtask`, which prepares
-//! that, has this file, too.
+//! The kernels that VMs can run, and the names of the files that they boot. `cargo xtask`, which
+//! prepares those files, includes this file, too.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,17 +7,17 @@ use std::str::FromStr;
 /// The kernels that VMs can run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// That of Debian 12.
+    /// The kernel of Debian 12.
     #[default]
     V6_1,
-    /// The last that was made for Debian 12, from its backports.
+    /// The last kernel made for Debian 12, from its backports.
     V6_12,
-    /// That of Debian's testing suite, whose version changes: for what is looked at, not for tests.
+    /// The kernel of Debian's testing suite, whose version changes: for experiments, not for tests.
     Newest,
 }
 
 impl Kernel {
-    /// Those of tests, whose versions stay.
+    /// The kernels of tests, whose versions are fixed.
     pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
     pub const EVERY: [Self; 3] = [Self::V6_1, Self::V6_12, Self::Newest];
 }
@@ -41,25 +41,25 @@ impl FromStr for Kernel {
     }
 }
 
-/// The folder below cargo's target folder with all that VMs boot from.
+/// The folder below cargo's target folder with all files that VMs boot from.
 pub const FOLDER: &str = "vm";
-/// In that folder: archive of Debian's programs.
+/// In [`FOLDER`]: archive of Debian's programs.
 pub const USERLAND: &str = "userland.cpio";
-/// In that folder: programs of the project in C, by name.
+/// In [`FOLDER`]: programs of the project in C, by name.
 pub const PROGRAMS: &str = "programs";
-/// In each of the folders: what it was made from.
+/// In each of the folders: a note of what it was made from.
 pub const NOTE: &str = "made-from";
-/// In that folder: a newer QEMU, as its packages have it.
+/// In [`FOLDER`]: a newer QEMU, unpacked from its packages.
 pub const QEMU: &str = "qemu";
-/// In a kernel's folder therein: archive of its modules.
+/// In a kernel's folder below [`FOLDER`]: archive of its modules.
 pub const MODULES: &str = "modules.cpio";
-/// In a kernel's folder: itself.
+/// In a kernel's folder: the kernel.
 pub const KERNEL: &str = "kernel";
 /// In a kernel's folder: archive of the modules for a disk.
 pub const DISK_MODULES: &str = "disk-modules.cpio";
-/// In that folder: the disk of a Debian with systemd, in a folder of its own.
+/// In [`FOLDER`]: the disk of a Debian with systemd, in a folder of its own.
 pub const DISK: &str = "debian/disk.img";
-/// In the VM: the modules in the order in which they are loaded.
+/// In the VM: the list of modules in load order.
 pub const MODULE_LIST: &str = "/lib/modules/list";
-/// In a VM with a disk: the same of those for the disk.
+/// In a VM with a disk: the same for the disk's modules.
 pub const DISK_MODULE_LIST: &str = "/lib/modules/disk-list";

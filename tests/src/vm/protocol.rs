@@ -1,6 +1,6 @@
-//! What the lab and the agent in a VM say to each other: one TCP connection for each request.
+//! The protocol between the lab and the agent in a VM: one TCP connection for each request.
 //!
-//! Frames: one byte for the kind, four for the length (big endian), then as many bytes.
+//! A frame has one byte for the kind, four for the length (big endian), and as many bytes of data.
 
 use std::io::{self, Read, Write};
 
@@ -12,39 +12,39 @@ pub const PORT: u16 = 4788;
 
 pub const MAX_FRAME: usize = 1 << 20;
 
-/// What the lab wants.
+/// Requests of the lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Runs a program. [`Kind::Input`] and [`Kind::Signal`] follow as they come; if the connection
-    /// ends before the program, it is killed.
+    /// Runs a program. [`Kind::Input`] and [`Kind::Signal`] follow as they arrive; if the
+    /// connection ends before the program, it is killed.
     Run {
         /// Program and arguments.
         command: Vec<String>,
         /// Environment variables besides the agent's own.
         env: Vec<(String, String)>,
     },
-    /// Writes a file, whose bytes follow as [`Kind::Input`], unless [`Answer::Have`] says that it
-    /// is there already.
+    /// Writes a file, whose bytes follow as [`Kind::Input`], unless the agent answers
+    /// [`Answer::Have`].
     Put {
         path: String,
         mode: u32,
-        /// Tells versions of the file apart.
+        /// Distinguishes versions of the file.
         version: String,
     },
 }
 
-/// What the agent answers, as the last frame; before [`Kind::Input`] in case of [`Request::Put`].
+/// The agent's answer, in the last frame; for [`Request::Put`], also before [`Kind::Input`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// The program has ended with this code.
     Exited(i32),
-    /// The program was ended by this signal.
+    /// This signal killed the program.
     Killed(i32),
     /// The request could not be carried out.
     Failed(String),
-    /// This version of the file is there already.
+    /// The VM already has this version of the file.
     Have,
     /// Send the file.
     Send,
@@ -56,13 +56,13 @@ pub enum Answer {
 #[repr(u8)]
 pub enum Kind {
     Request = 1,
-    /// Bytes for the program's input or for a file; none means that there are no more.
+    /// Bytes for the program's input or for a file; an empty frame ends them.
     Input = 2,
     /// A signal for the program: its number, big endian.
     Signal = 3,
-    /// What the program has printed.
+    /// Bytes of the program's standard output.
     Output = 4,
-    /// What the program has printed to standard error.
+    /// Bytes of the program's standard error.
     Errors = 5,
     Answer = 6,
 }
@@ -88,7 +88,7 @@ pub fn send_value(to: impl Write, kind: Kind, value: &impl Serialize) -> io::Res
 /// Reads a frame.
 ///
 /// # Errors
-/// If the other side has ended the connection, or sends no frame.
+/// If the other side has closed the connection, or sends an invalid frame.
 pub fn receive(mut from: impl Read) -> io::Result<(Kind, Vec<u8>)> {
     let mut header = [0; 5];
     from.read_exact(&mut header)?;

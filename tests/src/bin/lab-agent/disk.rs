@@ -1,5 +1,4 @@
-//! Goes on with the system on a disk, as an initial RAM disk does, and has its systemd start the
-//! agent.
+//! Boots the system on a disk, as an initial RAM disk does, and has its systemd start the agent.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,7 +14,7 @@ use nix::unistd::chroot;
 use crate::SERVE;
 use crate::start::{load_all, wait_for};
 
-/// On the kernel's command line: the disk's device.
+/// Parameter on the kernel's command line with the disk's device.
 pub const GIVEN: &str = "lab_disk";
 
 const ROOT: &str = "/disk";
@@ -27,7 +26,7 @@ pub fn boot(disk: &Path) -> Result<()> {
     fs::create_dir_all(ROOT)?;
     mount(Some(disk), ROOT, Some("ext4"), MsFlags::empty(), None::<&str>).context("the disk")?;
     agent(Path::new(ROOT))?;
-    // Its init mounts its own.
+    // The init on the disk mounts these itself.
     for folder in ["/sys", "/proc", "/dev"] {
         umount2(folder, MntFlags::MNT_DETACH).context(folder)?;
     }
@@ -37,7 +36,7 @@ pub fn boot(disk: &Path) -> Result<()> {
     Err(Command::new("/sbin/init").env_clear().exec()).context("/sbin/init")
 }
 
-/// Puts the agent and its unit where nothing of them stays on the disk.
+/// Installs the agent and its unit under `/run`, and leaves the disk unchanged.
 fn agent(root: &Path) -> Result<()> {
     let run = root.join("run");
     mount(

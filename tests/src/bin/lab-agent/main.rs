@@ -1,4 +1,5 @@
-//! The first process in a VM of the lab: gets the machine ready, then runs what the lab asks for.
+//! The first process in a VM of the lab: prepares the machine, then runs the programs that the lab
+//! requests.
 
 mod disk;
 mod serve;
@@ -9,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use nix::unistd::Pid;
 
-/// How the first process starts the second, which has children that it waits for itself.
+/// Argument with which the first process starts the second, which waits for its own children.
 const SERVE: &str = "serve";
 
 fn main() -> Result<()> {
@@ -19,7 +20,7 @@ fn main() -> Result<()> {
     if std::process::id() != 1 {
         bail!("this is the first process of a VM in the lab, and no program to be run by hand");
     }
-    // An error ends the first process, hence the VM; the lab shows its console.
+    // An error ends the first process, and so the VM; the lab shows its console.
     start::up()?;
     if let Some(disk) = std::env::var_os(disk::GIVEN) {
         disk::boot(disk.as_ref())?;
@@ -27,7 +28,7 @@ fn main() -> Result<()> {
     start::soft_roce()?;
     let agent = Command::new("/proc/self/exe").arg(SERVE).spawn().context("the agent")?;
     let agent = Pid::from_raw(agent.id() as i32);
-    // Whose parent has gone is the first process's child.
+    // The first process adopts orphaned processes, and must wait for them.
     loop {
         let status = nix::sys::wait::wait()?;
         if status.pid() == Some(agent) {

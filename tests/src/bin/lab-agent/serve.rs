@@ -1,4 +1,4 @@
-//! Runs programs and writes files for the lab, several at once: a connection for each.
+//! Runs programs and writes files for the lab. Requests run concurrently, one connection each.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufReader, Read, Write};
@@ -18,17 +18,17 @@ use nix::unistd::Pid;
 
 use crate::start::PATH;
 
-/// Answers requests for ever.
+/// Answers requests forever.
 pub fn serve() -> Result<()> {
-    // IPv4 too; or that alone, on a kernel without IPv6.
+    // Accepts IPv4 too, or IPv4 alone on a kernel without IPv6.
     let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
     let listener = TcpListener::bind(&any.map(|ip| SocketAddr::new(ip, PORT))[..])?;
     println!("lab-agent: ready");
     loop {
-        // A connection that ends before it is taken is none.
+        // The peer may have closed the connection before it is accepted.
         let Ok((stream, _)) = listener.accept() else { continue };
         std::thread::spawn(move || {
-            // Whoever has gone needs no answer.
+            // A peer that has disconnected needs no answer.
             let _ = answer(&stream);
         });
     }
@@ -85,7 +85,7 @@ fn run(
     })
 }
 
-/// Waits for the program's end and for all that it has printed.
+/// Waits until the program has ended and all of its output has been sent.
 fn wait(
     child: &mut Child,
     pumps: [std::thread::JoinHandle<()>; 2],
@@ -96,7 +96,7 @@ fn wait(
     child.wait()
 }
 
-/// Sends what the program prints, to its end.
+/// Sends all output of the program.
 fn pump(
     mut from: impl Read + Send + 'static,
     kind: Kind,
@@ -104,7 +104,7 @@ fn pump(
 ) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
-        // Read to the end also when nobody listens: the program is being killed then.
+        // Reads to the end even if the peer is gone: the program is then being killed.
         while let Ok(len @ 1..) = from.read(&mut buffer) {
             let to = to.lock().expect("not poisoned");
             let _ = send(&*to, kind, &buffer[..len]);
@@ -112,10 +112,11 @@ fn pump(
     })
 }
 
-/// Passes input and signals on, until the lab has gone or the program's answer ends the connection.
+/// Forwards input and signals until the lab disconnects or the program's answer ends the
+/// connection.
 fn listen(mut from: BufReader<TcpStream>, stdin: ChildStdin, group: Pid) {
     let (input, lines) = channel();
-    // A program that does not read must not keep signals from it.
+    // A program that does not read its input must still get signals.
     std::thread::spawn(move || feed(stdin, &lines));
     let mut input = Some(input);
     loop {
@@ -138,7 +139,7 @@ fn listen(mut from: BufReader<TcpStream>, stdin: ChildStdin, group: Pid) {
 }
 
 fn feed(mut stdin: ChildStdin, lines: &Receiver<Vec<u8>>) {
-    // The program's input is closed with the last of it.
+    // Closes the program's input after the last line.
     while let Ok(bytes) = lines.recv() {
         if stdin.write_all(&bytes).is_err() {
             return;
@@ -153,7 +154,7 @@ fn put(
     mut from: BufReader<TcpStream>,
     to: &Sender,
 ) -> Result<Answer> {
-    // Next to it, because programs may be started twice and copied once.
+    // The note is beside the program: a program may be started twice but copied once.
     let note =
         path.with_file_name(format!(".{}.version", path.file_name().context("no name")?.display()));
     if path.exists() && fs::read_to_string(&note).is_ok_and(|known| known == version) {
@@ -161,7 +162,7 @@ fn put(
     }
     fs::create_dir_all(path.parent().context("no folder")?)?;
     send_value(&*to.lock().expect("not poisoned"), Kind::Answer, &Answer::Send)?;
-    // Two may be copying it at once.
+    // Two requests may copy the file at once.
     static COPIES: AtomicU32 = AtomicU32::new(0);
     let new = note.with_extension(COPIES.fetch_add(1, Ordering::Relaxed).to_string());
     let mut file = File::create(&new)?;
@@ -174,7 +175,7 @@ fn put(
     }
     file.set_permissions(Permissions::from_mode(mode))?;
     drop(file);
-    // The old one may be running.
+    // The old file may be running.
     fs::rename(&new, path)?;
     fs::write(&note, version)?;
     Ok(Answer::Written)

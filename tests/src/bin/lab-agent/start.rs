@@ -1,4 +1,4 @@
-//! Gets a VM ready: file systems, modules, the interface, and Soft-RoCE on it.
+//! Prepares a VM: file systems, modules, the interface, and Soft-RoCE on it.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,10 +12,10 @@ use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 
-/// For programs that are named without a path: Debian's programs come before busybox's.
+/// Search path for programs named without a path: Debian's programs come before busybox's.
 pub const PATH: &str = "/usr/bin:/bin:/usr/sbin:/sbin";
 
-/// From nothing but the first file system to a host in the lab's network.
+/// Turns a machine that has only the first file system into a host in the lab's network.
 pub fn up() -> Result<()> {
     for (kind, to) in
         [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("devpts", "/dev/pts")]
@@ -23,7 +23,7 @@ pub fn up() -> Result<()> {
         fs::create_dir_all(to).context(to)?;
         mount(Some(kind), to, Some(kind), MsFlags::empty(), None::<&str>).context(to)?;
     }
-    // Not every kernel has it.
+    // Some kernels do not have bpffs.
     if let Err(error) =
         mount(Some("bpf"), "/sys/fs/bpf", Some("bpf"), MsFlags::empty(), None::<&str>)
     {
@@ -32,7 +32,7 @@ pub fn up() -> Result<()> {
     for folder in ["/tmp", "/run", "/root", "/dev/shm"] {
         fs::create_dir_all(folder).context(folder)?;
     }
-    // Does not replace what is there already.
+    // Does not replace existing programs.
     run(Command::new("/bin/busybox").args(["--install", "-s"]).stderr(Stdio::null()))
         .unwrap_or_else(|e| println!("{e:#}"));
     load_all(MODULE_LIST)?;
@@ -40,7 +40,7 @@ pub fn up() -> Result<()> {
     let given = |name: &str| {
         std::env::var(name).with_context(|| format!("{name} on the kernel's command line"))
     };
-    // Without IPv6 there is no such mode.
+    // A kernel without IPv6 does not have this mode.
     let quiet = if Path::new("/proc/net/if_inet6").exists() {
         "link set eth0 addrgenmode none\n"
     } else {
@@ -64,13 +64,13 @@ pub fn up() -> Result<()> {
     Ok(())
 }
 
-/// Soft-RoCE on the host's interface.
+/// Sets up Soft-RoCE on the host's interface.
 pub fn soft_roce() -> Result<()> {
     run(Command::new("/usr/bin/rdma")
         .args(["link", "add", "rxe0", "type", "rxe", "netdev", "eth0"]))
 }
 
-/// Loads the modules that a file names, in its order.
+/// Loads the modules listed in a file, in order.
 pub fn load_all(list: &str) -> Result<()> {
     let modules = fs::read_to_string(list).context(list.to_owned())?;
     modules
@@ -78,7 +78,7 @@ pub fn load_all(list: &str) -> Result<()> {
         .try_for_each(|module| load(Path::new(module)).with_context(|| module.to_owned()))
 }
 
-/// Waits for what a driver makes.
+/// Waits for a file that a driver creates.
 pub fn wait_for(file: &Path) -> Result<()> {
     let start = Instant::now();
     while !file.exists() {
@@ -89,7 +89,7 @@ pub fn wait_for(file: &Path) -> Result<()> {
 }
 
 fn load(module: &Path) -> Result<()> {
-    // It would make one bond by itself.
+    // The module would create a bond by itself.
     let options = if module.ends_with("bonding.ko") { c"max_bonds=0" } else { c"" };
     match finit_module(&File::open(module)?, options, ModuleInitFlags::empty()) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
