@@ -1,5 +1,5 @@
-//! All tests of the lab, in one program: it is built and linked once. `cargo xtask test` runs each
-//! module in a process of its own.
+//! All tests of the lab, in one program that is built and linked once. `cargo xtask test` runs each
+//! module in its own process.
 
 mod all_reduce;
 mod bridge;

@@ -1,5 +1,5 @@
-//! All-reduces through the box, end to end; every result is compared bit by bit with a sum done in
-//! this process.
+//! All-reduces through the box, end to end. Every result is compared bit by bit with a sum computed
+//! in this process.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use netsum_lab::faults::Faults;
 use netsum_lab::traffic::{ping, tcp_transfer};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Room for a path MTU of 2048 with all headers.
+/// Fits a path MTU of 2048 with all headers.
 const LAB_MTU: u32 = 2300;
 
 fn lab(hosts: usize) -> LabSpec {
@@ -31,7 +31,7 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
     }
 }
 
-/// Every path MTU and type, with a job for each MTU.
+/// Every path MTU and type, with one job per MTU.
 fn matrix(ranks: u32) {
     let cluster = Cluster::start(lab(ranks as usize)).unwrap();
     for mtu in [256, 512, 1024, 2048] {
@@ -85,7 +85,7 @@ fn two_jobs_with_several_rings_at_once() {
     let second = JobSpec { rings: 3, mtu: 2048, message_size: 32768, ..JobSpec::new("second", 3) };
     let mut a = start(&cluster, &first);
     let token = cluster.create_job(&second).unwrap();
-    // On addresses of their own, in another order of hosts.
+    // The second job has its own addresses, and its ranks are on the hosts in another order.
     let mut b = cluster.ranks(&second, &token, &[(2, 1), (0, 1), (1, 1)]).unwrap();
     for seed in 0..3 {
         let of_a = a.order_all_reduce("i32", 300_000, seed).unwrap();
@@ -113,7 +113,7 @@ fn two_ranks_on_one_port() {
     let cluster = Cluster::start(LabSpec { ips_per_host: 2, ..lab(2) }).unwrap();
     let job = JobSpec::new("pairs", 4);
     let token = cluster.create_job(&job).unwrap();
-    // Neighbours on different hosts: what one host sends to itself never reaches a box.
+    // Neighbours are on different hosts: packets that a host sends to itself never reach a box.
     let mut group = cluster.ranks(&job, &token, &[(0, 0), (1, 0), (0, 1), (1, 1)]).unwrap();
     for dtype in ["i32", "f32"] {
         assert_box(&group.all_reduce(dtype, 100_000, 4).unwrap(), dtype);
@@ -240,7 +240,7 @@ fn the_box_goes_and_comes_back_between_all_reduces() {
     let mut group = start(&cluster, &job);
     assert_box(&group.all_reduce("i32", 100_000, 1).unwrap(), "before");
     cluster.stop_daemon().unwrap();
-    // A plain bridge now: right sums, by the ranks themselves.
+    // The box is a plain bridge now; the ranks compute the right sums themselves.
     for outcome in group.all_reduce("i32", 100_000, 2).unwrap() {
         assert_eq!((&*outcome.mode, outcome.fall_backs), ("ring", 1), "{outcome:?}");
     }

@@ -1,4 +1,4 @@
-//! The data plane on the ports of a real bridge: frames in at the hosts, frames out at the hosts.
+//! The data plane on the ports of a real bridge. The tests send and receive frames at the hosts.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use netsum_lab::traffic::{ping, tcp_transfer};
 use netsum_lab::{Host, Lab, LabSpec};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Messages are one fragment long here.
+/// Each message has one fragment here.
 const WINDOW: u32 = 8;
 
-/// A lab with programs on its box and a ring of all hosts.
+/// A lab with programs on its box, and a ring over all hosts.
 struct Bridge {
     lab: Lab,
     plane: BpfDataPlane,
@@ -28,7 +28,7 @@ struct Bridge {
 }
 
 impl Bridge {
-    /// A host for each rank.
+    /// Each rank has its own host.
     fn new(ranks: u32, mtu: u32, v6: bool) -> Self {
         Self::placed(&(0..ranks as usize).collect::<Vec<_>>(), mtu, v6)
     }
@@ -61,7 +61,7 @@ impl Bridge {
         Self { lab, plane, ring, ports, taps, v6 }
     }
 
-    /// What rank sends as fragment `index`.
+    /// The fragment `index` that `rank` sends.
     fn fragment(&self, rank: u32, index: u32, lane_count: usize) -> FrameSpec {
         let ranks = self.ring.config.ranks;
         let psn = (BASE_PSN + index) & 0xff_ffff;
@@ -101,7 +101,7 @@ fn is_roce(frame: &[u8]) -> bool {
 fn every_host_gets_every_sum_in_order_with_its_neighbours_headers() {
     for (ranks, mtu, v6) in [(2, 256, false), (3, 512, true), (4, 1024, false), (8, 2048, true)] {
         let bridge = Bridge::new(ranks, mtu, v6);
-        // Windows of fragments; the last one is short.
+        // Several windows of fragments; the last fragment is short.
         let fragments = 4 * WINDOW;
         let len = |index: u32| if index + 1 == fragments { 3 } else { mtu as usize / 4 };
         for first in (0..fragments).step_by(WINDOW as usize) {
@@ -156,7 +156,7 @@ fn ranks_behind_one_port_get_a_result_each() {
                 FrameSpec { payload: sum(&all), id: 0, ..source }.build_result()
             };
             for host in 0..bridge.taps.len() {
-                // In the order of ranks, one for each rank on the host.
+                // Frames arrive in the order of ranks, one for each rank on the host.
                 for rank in (0..ranks).filter(|&r| places[r as usize] == host) {
                     let frame = bridge.taps[host].receive(SECOND, is_roce).unwrap();
                     assert_eq!(frame, expected(rank), "{places:?}, index {index}, rank {rank}");
@@ -177,14 +177,14 @@ fn a_lost_result_is_replayed_to_the_one_that_asks_again() {
     for tap in &bridge.taps {
         tap.receive(SECOND, is_roce).unwrap();
     }
-    // Rank 2 got no acknowledgement from rank 0 and sends again.
+    // Rank 2 got no acknowledgement from rank 0 and retransmits.
     bridge.taps[2].send(&bridge.fragment(2, 0, 64).build()).unwrap();
     let again = bridge.taps[0].receive(SECOND, is_roce).unwrap();
     let all: Vec<_> = (0..3).map(|r| bridge.fragment(r, 0, 64).payload).collect();
     let expected = FrameSpec { payload: sum(&all), id: 0, ..bridge.fragment(2, 0, 64) };
     assert_eq!(again, expected.build());
     assert_eq!(bridge.count(Counter::Replays), 1);
-    // Nobody else was bothered.
+    // The other ranks receive nothing.
     for rank in [1, 2] {
         assert!(bridge.taps[rank].receive(Duration::from_millis(50), is_roce).is_err());
     }
@@ -200,9 +200,9 @@ fn what_is_not_a_flows_data_crosses_the_bridge_untouched() {
     ping(a, bridge.lab.box_().ip(), 3, SECOND).unwrap();
     tcp_transfer(a, b, b.ip(0), 8 << 20, 5 * SECOND).unwrap();
     tcp_transfer(b, a, a.ipv6(0), 1 << 20, 5 * SECOND).unwrap();
-    // The others are full of what has just gone by.
+    // The old taps are full of the TCP traffic.
     bridge.taps = taps(&bridge.lab);
-    // Somebody else's RoCE, checksum, identification and all.
+    // RoCE of an unknown flow, with its own checksum and identification.
     let mut other = FrameSpec::send(1, 2, 0xabc, 77, lanes(7, 64));
     other.udp_checksum = 0x1234;
     // An acknowledgement of the ring's own connection.
@@ -214,14 +214,14 @@ fn what_is_not_a_flows_data_crosses_the_bridge_untouched() {
     }
     assert_eq!(bridge.count(Counter::Fragments), 0);
 
-    // Detached, the ring's data goes through as well.
+    // Without the programs, the ring's data is forwarded as well.
     let data = bridge.fragment(0, 0, 64).build();
     for &port in &bridge.ports {
         bridge.plane.detach(port).unwrap();
     }
     bridge.taps[0].send(&data).unwrap();
     assert_eq!(bridge.taps[1].receive(SECOND, is_roce).unwrap(), data);
-    // Attached again, it is summed.
+    // With the programs attached again, it is summed.
     bridge.lab.box_().enter(|| {
         for &port in &bridge.ports {
             bridge.plane.attach(port).unwrap();

@@ -1,4 +1,5 @@
-//! The lab's cables: they do what they should to the packets that they should, and nothing else.
+//! The lab's emulated links (`cables`) apply their faults to the right packets, and change nothing
+//! else.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -9,18 +10,17 @@ use netsum_lab::tap::Tap;
 use netsum_lab::traffic::{ping, tcp_transfer};
 use netsum_lab::{Host, Lab, LabSpec};
 
-/// RoCEv2's.
+/// RoCEv2's UDP port.
 const PORT: u16 = 4791;
 
-/// Sends numbered packets from host 0 to host 1; those that arrive.
+/// Sends numbered packets from host 0 to host 1, and returns those that arrive.
 fn send(lab: &Lab, packets: u32, v6: bool) -> Vec<u32> {
     let ip = |host: usize| if v6 { lab.host(host).ipv6(0) } else { lab.host(host).ip(0) };
     let socket = |host: usize| lab.host(host).enter(|| UdpSocket::bind((ip(host), PORT))).unwrap();
     let (from, to) = (socket(0), socket(1));
     let mut arrived = Vec::new();
     let mut buffer = [0; 16];
-    // In small lots, so that no socket buffer overflows; the last packet of a lot may be a lost
-    // one.
+    // Small batches keep socket buffers from overflowing. The last packet of a batch may be lost.
     for first in (0..packets).step_by(100) {
         for number in first..packets.min(first + 100) {
             from.send_to(&number.to_be_bytes(), (ip(1), PORT)).unwrap();
@@ -37,7 +37,8 @@ fn lab() -> Lab {
     Lab::new(LabSpec { cables: true, ipv6: true, ..LabSpec::hosts(2) }).unwrap()
 }
 
-/// Five standard deviations of a binomial distribution around its mean, for a tenth of a thousand.
+/// Five standard deviations of a binomial distribution around its mean, for a tenth of 1000
+/// packets.
 const TENTH: std::ops::RangeInclusive<u64> = 53..=147;
 
 #[test]
@@ -72,7 +73,7 @@ fn duplicates_come_once_more_and_soon() {
         let (mut first, mut again) = (Vec::new(), Vec::new());
         for number in arrived {
             if first.contains(&number) {
-                // Those that wait leave one by one, so some wait longer than they would alone.
+                // Duplicates that wait leave one by one, so some wait longer than they would alone.
                 assert!(first.len() as u32 - number <= 20, "{number} again behind {}", first.len());
                 again.push(number);
             } else {
@@ -80,7 +81,7 @@ fn duplicates_come_once_more_and_soon() {
             }
         }
         assert_eq!(first, (0..1000).collect::<Vec<_>>(), "the first time all come in order");
-        // The last of them may still wait for packets to leave with.
+        // The last duplicates may still wait for packets to leave with.
         assert!(
             (up.duplicated - 8..=up.duplicated).contains(&(again.len() as u64)),
             "{up:?}, {again:?}"
@@ -112,7 +113,7 @@ fn late_packets_come_once_and_soon() {
         sorted.dedup();
         assert_eq!(sorted.len(), arrived.len(), "none comes twice");
         assert!(arrived.len() >= 992, "{} of 1000", arrived.len());
-        // What was left in the stash comes with the next packets.
+        // Packets left in the stash arrive with the next packets.
         lab.host(0).set_faults(Faults::NONE, Faults::NONE, 0).unwrap();
         assert_eq!(send(lab, 100, v6).len(), 100 + 1000 - arrived.len());
         seen.push(arrived);
@@ -125,8 +126,8 @@ fn late_packets_come_once_and_soon() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn corrupt_packets_differ_in_one_bit() {
     let lab = lab();
-    // Where the cable ends: a bridge drops what has a wrong IP header, if it is told to look at it
-    // (br_netfilter).
+    // The tap is at the link's end, because a bridge with br_netfilter drops packets with a wrong
+    // IP header.
     let tap = Tap::open(lab.box_(), &lab.box_().port(0)).unwrap();
     let spec = |psn| FrameSpec::send(1, 2, 0x77, psn, vec![0x5a; 256]);
     let from = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
@@ -149,8 +150,8 @@ fn corrupt_packets_differ_in_one_bit() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_nth_packet_of_a_kind_is_hit() {
     let lab = lab();
-    // The numbers that `send` sends look like the opcode of a first packet, from which nothing else
-    // follows.
+    // The numbers that `send` sends begin with a zero byte, the opcode of a first packet. The rest
+    // of the packet does not matter.
     lab.host(0).set_faults(Faults::nth(Kind::First, 5, Fault::Loss), Faults::NONE, 0).unwrap();
     let all_but = |lost: &[u32]| (0..100).filter(|n| !lost.contains(n)).collect::<Vec<u32>>();
     assert_eq!(send(&lab, 100, false), all_but(&[4]));
@@ -169,7 +170,7 @@ fn each_direction_suffers_on_its_own_and_other_traffic_does_not() {
     lab.host(1).set_faults(Faults::NONE, Faults::loss(1.0), 0).unwrap();
     assert_eq!(send(&lab, 50, false), Vec::<u32>::new());
     let counts = lab.host(1).cable().unwrap().counts().unwrap();
-    // Without an n-th packet it watches for, it counts data.
+    // Without an n-th packet to watch for, the link counts data.
     let down = WayCounts { seen: 50, lost: 50, of_kind: 50, ..WayCounts::default() };
     assert_eq!(counts, CableCounts { down, ..CableCounts::default() });
     let counts = lab.host(0).cable().unwrap().counts().unwrap();

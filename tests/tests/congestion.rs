@@ -27,7 +27,7 @@ fn lab() -> Lab {
         .unwrap()
 }
 
-/// A ring of connections through cables. None of them loses anything.
+/// A ring of connections over emulated links, none of which loses a packet.
 struct Ring {
     stats: Vec<Stats>,
     cables: Vec<CableCounts>,
@@ -63,14 +63,14 @@ impl Ring {
         Self::run(&lab, &plane, load, v6)
     }
 
-    /// Contributions that came to the box with a mark.
+    /// Contributions that arrived at the box with a mark.
     fn marked(&self) -> u64 {
         count(&self.counters, Counter::EcnMarked)
     }
 }
 
-/// Every receiver gets exactly the marks of host 0's uplink: in the results those of its data, and
-/// rank 2, which host 0 acknowledges to, those of its acknowledgements.
+/// Every receiver gets exactly the marks of host 0's uplink: the marks of its data arrive in the
+/// results, and those of its acknowledgements at rank 2, to which host 0 sends them.
 fn assert_carried_over(ring: &Ring) {
     let all = ring.cables[0].up.marked;
     let received: Vec<u64> = ring.stats.iter().map(|s| s.ce_received).collect();
@@ -107,7 +107,7 @@ fn marks_of_one_uplink_reach_every_receiver_and_no_other_packet() {
 fn a_bottleneck_marks_what_comes_behind_its_depth() {
     let bottleneck =
         |rate| Faults { bottleneck: Some(Bottleneck { rate, depth: 16 << 10 }), ..Faults::NONE };
-    // The application sends 64 KiB at a time: at 20 MB/s the end of a message comes behind more
+    // The application sends 64 KiB at a time. At 20 MB/s the end of a message queues behind more
     // than 16 KiB.
     let load = Load::new(RANKS);
     let ring = Ring::new(bottleneck(20_000_000), load, false);
@@ -115,7 +115,7 @@ fn a_bottleneck_marks_what_comes_behind_its_depth() {
     println!("{:.1} % of the packets met congestion", share * 100.0);
     assert!(share > 0.1, "{share}");
     assert_carried_over(&ring);
-    // 8 GB/s is more than a host here can send.
+    // No host here can send 8 GB/s.
     let ring = Ring::new(bottleneck(8_000_000_000), load, false);
     assert_eq!(ring.marked(), 0);
     assert_carried_over(&ring);
@@ -161,7 +161,7 @@ fn who_takes_no_part_in_ecn_is_never_marked() {
         let _plane = udp_ring::register(&lab, &load, &PLACES, v6).unwrap();
         let taps: Vec<Tap> =
             lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
-        // ECT(0), none, ECT(1); each with a differentiated service of its own.
+        // ECT(0), not ECT, and ECT(1), each with its own differentiated service.
         let tos = |rank: u32| [0x68 | 2, 0x28, 0x48 | 1][rank as usize];
         let fragment = |rank: u32, index: u32| {
             let (from, to) = (rank as u8 + 1, ((rank + 1) % RANKS) as u8 + 1);
@@ -220,8 +220,8 @@ fn marks_and_notifications_beside_a_job_at_work() {
         .set_faults(Faults { bottleneck: Some(uplink), ..Faults::NONE }, Faults::NONE, 0)
         .unwrap();
 
-    // Notifications from rank 1 to rank 0: for a connection of nobody's, and for one that is a flow
-    // of the job, as where a queue pair both sends and receives.
+    // Notifications from rank 1 to rank 0: for a connection that is not registered, and for one
+    // that is a flow of the job, as where a queue pair both sends and receives.
     let flows = cluster.netsum_json(&["flow", "list", &job.name]).unwrap();
     let to_0 = flows.as_array().unwrap().iter().find(|f| f["dst"] == "10.0.0.1").unwrap();
     let flow = to_0["qpn"].as_u64().unwrap() as u32;
@@ -235,7 +235,7 @@ fn marks_and_notifications_beside_a_job_at_work() {
     let [from, to] = [1, 0].map(|host| Tap::open(lab.host(host), Host::INTERFACE).unwrap());
     let outcomes = std::thread::scope(|s| {
         let notifications = s.spawn(|| {
-            // The ranks' own have another class of service.
+            // The ranks' own notifications have another class of service.
             let is_cnp = |f: &[u8]| {
                 f[15] == 0xc0 && wire::parse(f).is_ok_and(|f| f.bth.opcode == Opcode::CNP)
             };
@@ -274,8 +274,8 @@ fn marks_and_notifications_beside_a_job_at_work() {
     assert!(marked > 100);
 }
 
-/// Bytes per second of TCP and of all-reduces that send from the same host, in a lab whose links
-/// carry so much; and what the host's cable has counted.
+/// Bytes per second of TCP and of all-reduces that send from the same host, in a lab with links of
+/// this rate; and the counts of the host's link.
 fn beside_tcp(rate: &str, uplink: Faults) -> ([f64; 2], WayCounts) {
     let rate = Some(rate.parse().unwrap());
     let spec = LabSpec { cables: true, rate, xdp: true, ..LabSpec::hosts(RANKS as usize + 1) };
@@ -294,7 +294,7 @@ fn beside_tcp(rate: &str, uplink: Faults) -> ([f64; 2], WayCounts) {
         .unwrap();
     }
     const ELEMENTS: usize = 1 << 20;
-    // The next all-reduce begins before the last one's results are compared.
+    // Ranks start the next all-reduce before the results of the last one are compared.
     group.all_reduce("f32", ELEMENTS, 0).unwrap();
     std::thread::scope(|s| {
         let tcp = s.spawn(|| tcp_transfer(from, to, to.ip(0), 32 << 20, 30 * SECOND).unwrap());
@@ -318,17 +318,18 @@ fn beside_tcp(rate: &str, uplink: Faults) -> ([f64; 2], WayCounts) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_link_that_marks_is_shared_with_tcp() {
-    // Of the link, or a little more: so much waits in the cable's queue, too.
+    // The link's rate, or slightly more: packets then also wait in the queue of the emulated link.
     const RATE: u64 = 12_520_000;
     let bottleneck = Bottleneck { rate: RATE, depth: 64 << 10 };
     let uplink = Faults { bottleneck: Some(bottleneck), ..Faults::NONE };
     let ([tcp, ours], counts) = beside_tcp("100mbit", uplink);
     println!("of 12.5 MB/s, TCP had {:.1} and netsum {:.1}; {counts:?}", tcp / 1e6, ours / 1e6);
     let share = ours / (ours + tcp);
-    // Half, where processors cost no time: a sum also waits for the other ranks' part of the round
-    // trip.
+    // The share is half where CPUs cost no time: a sum also waits for the other ranks' part of the
+    // round trip.
     assert!((0.1..0.9).contains(&share), "netsum has a share of {share:.2}");
     assert!(ours + tcp > 0.7 * RATE as f64, "the link is not filled");
-    // Who does not slow down has most of its packets marked, and TCP its least window.
+    // A sender that does not slow down gets most of its packets marked, and TCP shrinks to its
+    // smallest window.
     assert!(counts.marked * 10 < counts.seen, "{counts:?}");
 }

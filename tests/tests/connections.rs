@@ -1,5 +1,5 @@
-//! Reliable connections through the data plane: an application that knows nothing of netsum but its
-//! flows.
+//! Reliable connections through the data plane, of an application that knows nothing of netsum
+//! except its flows.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,8 @@ fn lab(hosts: usize) -> LabSpec {
     LabSpec { mtu: 2300, ipv6: true, ..LabSpec::hosts(hosts) }
 }
 
-/// Runs a load with rank r on host `places[r]`; the endpoints' and the ring's counters.
+/// Runs a load with rank r on host `places[r]`, and returns the counters of the endpoints and of
+/// the ring.
 fn run(lab: &Lab, load: Load, places: &[usize], v6: bool) -> (Vec<Stats>, Vec<u64>, Duration) {
     let plane = udp_ring::register(lab, &load, places, v6).unwrap();
     let home = |&place: &usize| -> Home<'_> {
@@ -32,7 +33,7 @@ fn each_on_its_host(ranks: u32) -> Vec<usize> {
     (0..ranks as usize).collect()
 }
 
-/// No packet was lost, doubled, late or broken.
+/// No packet was lost, duplicated, late or corrupted.
 fn assert_clean(load: &Load, stats: &[Stats], counters: &[u64]) {
     for (host, s) in stats.iter().enumerate() {
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The daemon as the system sees it: its rights, its socket, its log, and workers over TLS.
+//! The daemon as the system sees it: its privileges, its socket, its log, and workers over TLS.
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
@@ -19,7 +19,7 @@ const KEPT: u64 = 1 << 12 | 1 << 39;
 /// A user and a group that own nothing.
 const NOBODY: u32 = 65534;
 
-/// A field of the status of every thread of a process.
+/// Returns a field of the status of every thread of a process.
 fn status(pid: u32, field: &str) -> BTreeSet<String> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     threads
@@ -31,7 +31,8 @@ fn status(pid: u32, field: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// All that a daemon does for a job and at its end, with whatever rights it has.
+/// Everything that a daemon does for a job and at the job's end must work with the privileges that
+/// it has.
 fn works(cluster: &mut Cluster) {
     for name in ["first", "second"] {
         let job = JobSpec { rings: 2, ..JobSpec::new(name, 2) };
@@ -89,10 +90,10 @@ fn the_capabilities_of_the_systemd_unit_are_enough_to_start() {
     works(&mut cluster);
 }
 
-/// `netsum port show` as another user, with a group.
+/// Runs `netsum port show` as another user, with a group.
 fn as_nobody(cluster: &Cluster, gid: u32) -> anyhow::Result<String> {
-    // Where everybody can read it; what the socket's mode forbids must not be forbidden by a
-    // folder's.
+    // The program is in a folder that everybody can read, because the test is about the socket's
+    // mode, not the folder's.
     std::fs::set_permissions(cluster.folder(), Permissions::from_mode(0o755))?;
     let copy = cluster.folder().join("netsum");
     if !copy.exists() {
@@ -147,7 +148,7 @@ fn no_log_holds_a_token() {
     assert!(!log.contains(&token) && !log.contains(wrong));
 }
 
-/// Runs `netsum-perf` on two hosts; with these files of the folder for TLS.
+/// Runs `netsum-perf` on two hosts, with these files of the folder for TLS.
 fn perf(cluster: &Cluster, token: &str, files: &[(&str, &str)]) -> Vec<anyhow::Result<String>> {
     let start = |rank: usize| {
         let host = cluster.lab().host(rank);
@@ -203,7 +204,7 @@ fn a_job_over_tls_with_client_certificates() {
     }
     for refused in perf(&cluster, &token, &good[..1]) {
         let error = format!("{:#}", refused.unwrap_err());
-        // Also where the daemon's alert has stayed unread.
+        // The error says so even if the daemon's TLS alert was not read.
         assert!(error.contains("refuses this worker's certificate (none was given)"), "{error}");
     }
 }

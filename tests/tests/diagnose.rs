@@ -1,5 +1,5 @@
-//! "Why does it hang?": every cause that users meet, brought about in a lab, and what `netsum
-//! diagnose` says of it. And sums that nothing takes along, which the box sends by itself.
+//! "Why does it hang?": a lab produces every cause that users meet, and the tests check what
+//! `netsum diagnose` reports. Also sums that no packet carries, which the box sends by itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use serde_json::Value;
 const SECOND: Duration = Duration::from_secs(1);
 const PAYLOAD: usize = 1024;
 
-/// Queue pair that a rank sends to, and its first PSN.
+/// The queue pair that a rank sends to, and its first PSN.
 fn numbers(rank: u8) -> (u32, u32) {
     (0x100 + u32::from(rank), 0x1000 * (u32::from(rank) + 1))
 }
 
-/// Three ranks, one on each host, that are nothing but frames.
+/// Three ranks, one on each host, that exist only as frames.
 struct TapRing<'a> {
     cluster: &'a Cluster,
     taps: Vec<Tap>,
@@ -67,7 +67,7 @@ impl<'a> TapRing<'a> {
         self.cluster.netsum(&["job", "delete", "app"]).unwrap();
     }
 
-    /// A rank's fragment, as it should be.
+    /// A rank's correct fragment.
     fn fragment(rank: u8, ranks: u8, index: u32) -> FrameSpec {
         let (qpn, psn) = numbers(rank);
         let payload = lanes(u32::from(rank), PAYLOAD / 4);
@@ -78,7 +78,7 @@ impl<'a> TapRing<'a> {
         self.taps[usize::from(host)].send(&frame.build()).unwrap();
     }
 
-    /// Waits until the box has taken in so many contributions.
+    /// Waits until the box has absorbed this many contributions.
     fn taken(&self, fragments: u64) {
         let start = Instant::now();
         while self.cluster.counter(Some("app"), "fragments").unwrap() < fragments {
@@ -87,7 +87,7 @@ impl<'a> TapRing<'a> {
         }
     }
 
-    /// What `netsum diagnose` finds, while host `host` goes on sending `frame`.
+    /// Returns what `netsum diagnose` finds while host `host` keeps sending `frame`.
     fn diagnose_while(&self, host: u8, frame: Option<&FrameSpec>) -> Value {
         let done = AtomicBool::new(false);
         let tap = &self.taps[usize::from(host)];
@@ -105,7 +105,7 @@ impl<'a> TapRing<'a> {
     }
 }
 
-/// That there is one finding, about this rank, with these words.
+/// Asserts that there is one finding, about this rank, with these words.
 fn assert_finding(said: &Value, rank: Option<u8>, words: &[&str]) {
     let findings = said["findings"].as_array().unwrap();
     assert_eq!(findings.len(), 1, "{said:#}");
@@ -118,7 +118,7 @@ fn assert_finding(said: &Value, rank: Option<u8>, words: &[&str]) {
     assert!(!next.is_empty(), "{said:#}");
 }
 
-/// A parent whose job has another path MTU than the leaves'.
+/// A parent has the job with another path MTU than the leaves.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn boxes_that_have_made_a_job_differently_are_named() {
@@ -167,9 +167,9 @@ fn every_cause_of_a_hang_is_named() {
     app.add_flow(1, 3);
     assert_finding(&app.diagnose_while(0, None), Some(2), &["has no flow"]);
     app.add_flow(2, 3);
-    // Nobody has anything to do.
+    // No rank has anything to do.
     assert_finding(&app.diagnose_while(0, None), None, &["nothing is pending"]);
-    // Two ranks have sent, the third never has.
+    // Two ranks have sent; the third never has.
     (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 0)));
     app.taken(2);
     let said = app.diagnose_while(0, None);
@@ -180,7 +180,7 @@ fn every_cause_of_a_hang_is_named() {
     );
     assert_eq!(said["rings"][0]["missing"], serde_json::json!([2]), "{said:#}");
     assert_eq!(said["rings"][0]["ranks"][0]["credit_used"], 1, "{said:#}");
-    // It sends to another queue pair.
+    // Rank 2 sends to another queue pair.
     let mut wrong = TapRing::fragment(2, 3, 0);
     wrong.bth.qpn = 0x777;
     let said = app.diagnose_while(2, Some(&wrong));
@@ -189,7 +189,7 @@ fn every_cause_of_a_hang_is_named() {
         Some(2),
         &["sends to queue pair 0x777 of 10.0.0.1, and 0x102 is registered"],
     );
-    // It sends to another host.
+    // Rank 2 sends to another host.
     let mut wrong = TapRing::fragment(2, 3, 0);
     (wrong.dst, wrong.bth.qpn) = (vec![10, 0, 0, 9], 0x5);
     let said = app.diagnose_while(2, Some(&wrong));
@@ -198,7 +198,7 @@ fn every_cause_of_a_hang_is_named() {
         Some(2),
         &["sends from 10.0.0.3 to 10.0.0.9", "from 10.0.0.3 to 10.0.0.1 is registered"],
     );
-    // Its connection begins elsewhere.
+    // Rank 2's connection begins at another PSN.
     for psn in [0x7000, 0x2ff0] {
         let mut wrong = TapRing::fragment(2, 3, 0);
         wrong.bth.psn = psn;
@@ -206,7 +206,7 @@ fn every_cause_of_a_hang_is_named() {
         let words = format!("other PSNs (last {psn:#x}) than registered (0x3000 and on)");
         assert_finding(&said, Some(2), &[&words]);
     }
-    // Its packets are larger than the path MTU, or smaller than those of the others.
+    // Rank 2's packets are larger than the path MTU, or smaller than those of the others.
     let mut wrong = TapRing::fragment(2, 3, 0);
     wrong.payload = lanes(2, 512);
     assert_finding(
@@ -220,7 +220,7 @@ fn every_cause_of_a_hang_is_named() {
         Some(2),
         &["sends 512 bytes at index 0, where ranks 0, 1 send 1024"],
     );
-    // Another host pretends to be it, or it is behind another port than registered.
+    // Another host pretends to be rank 2, or rank 2 is behind another port than registered.
     let right = TapRing::fragment(2, 3, 0);
     assert_finding(&app.diagnose_while(1, Some(&right)), Some(2), &["another port than port2"]);
     let mut wrong = TapRing::fragment(2, 3, 0);
@@ -240,7 +240,7 @@ fn every_cause_of_a_hang_is_named() {
     };
     assert_finding(&said, Some(2), &["wrong ICRC"]);
     assert!(said["drops"]["rx_icrc_encapsulated"].as_u64() >= Some(1), "{said:#}");
-    // It gets through at last, and stops.
+    // Rank 2's fragment arrives at last, and then rank 2 stops.
     app.send(2, &right);
     app.taken(3);
     (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 1)));
@@ -251,9 +251,9 @@ fn every_cause_of_a_hang_is_named() {
         Some(2),
         &["has sent nothing since PSN 0x3000, ", "index 1 (PSN 0x3001) is missing"],
     );
-    // It sends old packets only: slow, or its new ones get lost.
+    // Rank 2 sends only old packets: it is slow, or its new packets get lost.
     assert_finding(&app.diagnose_while(2, Some(&right)), Some(2), &["is slow or loses packets"]);
-    // It has got no result and sends again and again, while nothing is pending.
+    // Rank 2 received no result and keeps retransmitting, while nothing is pending.
     app.send(2, &TapRing::fragment(2, 3, 1));
     app.taken(6);
     let said = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 1)));
@@ -262,16 +262,16 @@ fn every_cause_of_a_hang_is_named() {
         Some(2),
         &["again and again, whose sum has been released: rank 0 behind port0"],
     );
-    // It ignores its credit: 8 fragments from index 2 on.
+    // Rank 2 ignores its credit: 8 fragments from index 2 on.
     (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 2)));
     app.taken(8);
     let said = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 10)));
     assert_finding(&said, Some(2), &["sends beyond its credit: index 10, and 2 to 9 are open"]);
-    // Its cable is pulled.
+    // Rank 2's link goes down.
     let host = &cluster.lab().hosts()[2];
     netsum_lab::netns::output(host.command("ip").args(["link", "set", "eth0", "down"])).unwrap();
     assert_finding(&app.diagnose_while(0, None), Some(2), &["is behind port2, which is down"]);
-    // The log has told it by itself.
+    // The daemon logs it by itself.
     let start = Instant::now();
     while !cluster.daemon_log().contains("job app: ring 0 stands still at index 2") {
         assert!(start.elapsed() < PATIENCE, "{}", cluster.daemon_log());
@@ -309,7 +309,7 @@ fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
         what.contains("has sent nothing since PSN") && what.contains("its process is alive"),
         "{said:#}"
     );
-    // And it ends, with an error at every rank.
+    // The job ends with an error at every rank.
     for (rank, answer) in group.answers(PATIENCE).unwrap() {
         assert!(matches!(answer, netsum_lab::cluster::Answer::Error(_)), "rank {rank}: {answer:?}");
     }
@@ -321,14 +321,14 @@ fn a_sum_that_nothing_takes_along_is_sent_by_the_box() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     let app = TapRing::new(&cluster);
     app.start(2);
-    // Index 1 is complete before index 0, and nobody sends it again.
+    // Index 1 is complete before index 0, and no rank retransmits it.
     for index in [1, 0] {
         (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 2, index)));
         app.taken(if index == 1 { 2 } else { 4 });
     }
     let expected = sum(&[lanes(0, PAYLOAD / 4), lanes(1, PAYLOAD / 4)]);
     for (host, tap) in app.taps.iter().enumerate() {
-        // What arrives at host r has the headers of rank r-1.
+        // Frames that arrive at host r have the headers of rank r-1.
         let (qpn, psn) = numbers(1 - host as u8);
         let frame = tap
             .receive(PATIENCE, |f| {

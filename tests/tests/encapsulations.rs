@@ -1,5 +1,6 @@
-//! What is around a packet: tags, extension headers, fragments. Which of it Linux hosts look
-//! through, and that the XDP programs let nothing pass in it that they would not let pass without.
+//! Encapsulations of a packet: tags, extension headers, fragments. The tests check which of them
+//! Linux hosts accept, and that the XDP programs pass no packet in them that they would not pass
+//! without.
 
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
@@ -22,7 +23,7 @@ fn data(v6: bool, psn: u32) -> Vec<u8> {
     if v6 { with_checksum(spec.v6().build(), 6) } else { spec.build() }
 }
 
-/// A frame that ends where its IP packet does, and what looks like the rest of it behind.
+/// A frame with bytes behind the end of its IP packet that look like the rest of the packet.
 fn padded(mut frame: Vec<u8>) -> Vec<u8> {
     frame.extend(data(false, 0x1234).split_off(42));
     frame
@@ -31,7 +32,7 @@ fn padded(mut frame: Vec<u8>) -> Vec<u8> {
 /// Ways to send a packet in an IP fragment or behind IPv6 extension headers, as frames.
 type Way = fn(bool, u32) -> Vec<Vec<u8>>;
 
-/// What it is, over IPv6, how, and whether Linux takes it.
+/// Each entry: a name, whether it is over IPv6, how it is made, and whether Linux accepts it.
 const WAYS: [(&str, bool, Way, bool); 17] = [
     ("802.2", false, |v6, psn| vec![snap(&data(v6, psn))], false),
     (
@@ -79,7 +80,7 @@ const WAYS: [(&str, bool, Way, bool); 17] = [
         },
         true,
     ),
-    // Linux 5.11 and later wants all headers in the first one (RFC 8200, 4.5).
+    // Linux 5.11 and later requires all headers in the first fragment (RFC 8200, 4.5).
     (
         "IPv6 without a UDP header",
         true,
@@ -88,7 +89,7 @@ const WAYS: [(&str, bool, Way, bool); 17] = [
     ),
 ];
 
-/// The other way round.
+/// The two fragments in reverse order.
 fn reversed([first, second]: [Vec<u8>; 2]) -> Vec<Vec<u8>> {
     vec![second, first]
 }
@@ -99,7 +100,7 @@ fn what_linux_takes_from_behind_tags_and_extension_headers() {
     let lab = Lab::new(LabSpec { ipv6: true, ..LabSpec::hosts(3) }).unwrap();
     let socket = lab.host(0).enter(|| UdpSocket::bind("[::]:4791").unwrap());
     let tap = Tap::open(lab.host(1), Host::INTERFACE).unwrap();
-    // (what it is, its PSN, whether it is taken)
+    // (what it is, its PSN, whether Linux accepts it)
     let mut cases: Vec<(String, u32, bool)> = Vec::new();
     for (tags, taken) in TAGS {
         for v6 in [false, true] {
@@ -139,7 +140,7 @@ fn linux_believes_neighbour_advertisements_behind_tags_and_extension_headers() {
         ("tagged twice", tagged(&forged, &[(0x88a8, 0), (0x8100, 0)]), true),
         ("behind destination options", extended(&forged, &[60]), true),
         ("behind two headers", extended(&forged, &[0, 60]), true),
-        // RFC 6980.
+        // RFC 6980 forbids fragments in neighbour discovery.
         ("in a fragment", extended(&forged, &[44]), false),
     ] {
         let mut ip = lab.host(0).command("ip");
@@ -156,7 +157,7 @@ fn linux_believes_neighbour_advertisements_behind_tags_and_extension_headers() {
     }
 }
 
-/// A ring of two. Rank 0 is behind `port`; packets come in by the loopback interface.
+/// A ring of two ranks. Rank 0 is behind `port`; packets arrive at the loopback interface.
 fn bench(port: u32, v6: bool) -> Bench {
     let spec = ring(2, 256, 16);
     let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, v6)).collect();
@@ -253,13 +254,13 @@ fn no_tags_and_no_headers_take_a_ranks_address_past_another_port() {
     }
 }
 
-/// What is looked through, and bears nobody's address, passes beside a job.
+/// Encapsulated packets that carry no rank's address pass while a job is registered.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn others_tags_and_headers_pass_beside_a_job() {
     let mut bench = bench(4711, true);
     let stranger = |mut frame: Vec<u8>| {
-        // fd00::3 to fd00::4.
+        // From fd00::3 to fd00::4.
         (frame[37], frame[53], frame[11], frame[5]) = (3, 4, 3, 4);
         frame
     };
@@ -365,8 +366,8 @@ fn data_of_a_flow_that_cannot_be_summed_is_dropped_with_its_reason() {
         );
         assert_eq!(counted(bench, reason), before + 1, "{what}: {:?}", bench.counters().unwrap());
     }
-    // What a first fragment and its UDP header make of the rest is nothing, and a box without flows
-    // is a bridge.
+    // Without its first fragment, which has the UDP header, the rest of a packet is useless, so it
+    // passes. A box without flows is a plain bridge.
     for mut bench in benches {
         assert_eq!(bench.run("ingress", &cut(false, 64)[1]).unwrap().action, PASS);
         bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[LOOPBACK]).unwrap();

@@ -1,5 +1,5 @@
-//! Connections that begin anew in mid-job, while packets of the old ones still arrive: nothing of
-//! before is mixed in.
+//! Ranks replace their connections in mid-job, while packets of the old ones still arrive: no old
+//! data gets into a new sum.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use netsum_lab::{Host, LabSpec};
 
 const RANKS: u32 = 3;
 
-/// Sends frames from their hosts' ports again and again while `work` runs; how many.
+/// Keeps sending frames from their hosts' ports while `work` runs, and returns how many it sent.
 fn meanwhile<R: Send>(
     cluster: &Cluster,
     frames: &[Vec<Vec<u8>>],
@@ -35,7 +35,7 @@ fn meanwhile<R: Send>(
                             sent.fetch_add(1, Ordering::Relaxed);
                         }
                     }
-                    // Late packets, and no flood: with as many as two cores can make, hosts do
+                    // Late packets, not a flood: with as many as two cores can send, hosts do
                     // little but NAK.
                     std::thread::sleep(Duration::from_micros(200));
                 }
@@ -59,7 +59,8 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     let job = JobSpec { timeout: Duration::from_secs(2), ..JobSpec::new("mortal", RANKS) };
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
-    // What the first epoch's connections carry: results have the headers of the rank before.
+    // Records what the first epoch's connections carry. Results have the headers of the previous
+    // rank.
     let taps: Vec<Tap> =
         lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
     let mut old: Vec<Vec<Vec<u8>>> = std::thread::scope(|s| {
@@ -69,8 +70,8 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     });
     old.rotate_left(1);
     assert!(old.iter().all(|frames| frames.len() > 100), "too little was seen");
-    // From now on some packets come late: those that wait in a cable when all is over come in the
-    // next epoch.
+    // From now on some packets are late. Those that wait in a link at the end arrive in the next
+    // epoch.
     for host in lab.hosts() {
         let late = Faults::of(Fault::Reorder, 0.02);
         host.set_faults(late, late, host.number() as u32).unwrap();
@@ -83,7 +84,7 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
         assert!(start.elapsed() < PATIENCE, "nothing is summed");
     }
     group.kill(1).unwrap();
-    // It is there again before the others know that it was gone.
+    // The rank starts again before the others notice that it was killed.
     group.start_again(&cluster, 1).unwrap();
     for rank in [0, 2] {
         let Answer::Error(error) = group.answer(rank, PATIENCE).unwrap() else {
@@ -151,8 +152,7 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     };
     register(first);
     udp_ring::run(first, &homes).unwrap();
-    // Contributions of rank 0 alone, to slots that are free: half of a sum that nobody will ever
-    // finish.
+    // Contributions of rank 0 alone, to free slots: half of a sum that will never be complete.
     let packet = |rank: u32, psn: u32, seed: u32| {
         let to = (rank + 1) % RANKS;
         let spec = FrameSpec::send(
@@ -173,8 +173,8 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     let start = Instant::now();
     while partial() < 32 {
         assert!(start.elapsed() < PATIENCE, "{} partial slots: {}", partial(), slots());
-        // The others may have left later than rank 0, and then these complete what they have sent:
-        // the next are free.
+        // The other ranks may have left later than rank 0. Then these frames complete sums to which
+        // the others have contributed, and the next slots are free.
         let low = slots()["rings"][0]["low"].as_u64().unwrap() as u32;
         for index in low..low + 64 {
             tap.send(&packet(0, first.psn(0) + index, 0xbad)).unwrap();
@@ -189,7 +189,7 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     assert_eq!(partial(), 0);
     let second = Load { first_psn: 0x80_0000, leave_after: None, ..first };
     register(second);
-    // What the first connections sent comes again, for the same queue pairs.
+    // Packets of the first connections arrive again, for the same queue pairs.
     let old: Vec<Vec<Vec<u8>>> = (0..RANKS)
         .map(|rank| {
             (0..22 * 64)
@@ -201,7 +201,7 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     let late =
         || ["credit_violation", "stale"].map(|name| cluster.counter(Some("anew"), name).unwrap());
     let before = late();
-    // Who waits for a sum while packets of before keep the hosts busy may have to ask again.
+    // While old packets keep the hosts busy, a rank that waits for a sum may have to retransmit.
     let second = Load { ack_timeout: Duration::from_millis(200), ..second };
     let (stats, sent) = meanwhile(&cluster, &old, || udp_ring::run(second, &homes).unwrap());
     let released = cluster.counter(Some("anew"), "released").unwrap();

@@ -1,4 +1,4 @@
-//! Ranks join a manager of several boxes as they join one.
+//! Ranks join a manager of several boxes in the same way as a single box.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 const JOB: &str = "train";
 
-/// Two leaves with two hosts each, and spines, each with a daemon.
+/// Two leaves with two hosts each, and spines, each with its own daemon.
 fn fabric(spines: usize) -> Cluster {
     fabric_of(LabSpec { spines, ..LabSpec::default() }, false)
 }
@@ -31,7 +31,7 @@ fn fabric_of(spec: LabSpec, pinned: bool) -> Cluster {
     cluster
 }
 
-/// A host at a leaf without ranks, in the names of ranks at others.
+/// A host at a leaf without ranks sends in the names of ranks at other leaves.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
@@ -62,14 +62,14 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
         let first = tap.receive(PATIENCE, |f| f == own || forged.iter().any(|g| g == f)).unwrap();
         assert_eq!(first, own, "a forged frame has come by");
     }
-    // What ranks send themselves goes everywhere.
+    // Packets that ranks themselves send reach all hosts.
     for rank in 0..4 {
         let frame = broadcast(rank, 3);
         Tap::open(cluster.lab().host(rank.into()), Host::INTERFACE).unwrap().send(&frame).unwrap();
         taps[0].receive(PATIENCE, |f| f == frame).unwrap_or_else(|e| panic!("rank {rank}: {e:#}"));
     }
     work(&mut group, 2);
-    // They are free again when the job is over.
+    // The addresses are free again when the job is over.
     drop(group);
     let start = Instant::now();
     let claim = arp_claim([10, 0, 0, 1], stranger);
@@ -78,7 +78,7 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
     }
 }
 
-/// The manager is on the spine: ranks at leaves call it, and send it their tokens.
+/// The manager is on the spine. Ranks at leaves connect to it, and send it their tokens.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_managers_address_is_nobody_elses_at_any_box() {
@@ -113,8 +113,8 @@ fn the_managers_address_is_nobody_elses_at_any_box() {
     work(&mut group, 1);
 }
 
-/// Leaves' ports are named like a switch's, and the one that comes first by its letters is not the
-/// one by which the bridge sends what is not summed.
+/// The leaves' ports have names like a switch's. The port that comes first alphabetically is not
+/// the one through which the bridge sends unsummed traffic.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn links_that_are_found_are_used_as_the_bridge_uses_them_whatever_their_names() {
@@ -183,7 +183,7 @@ fn links_of_boxes_of_one_image_are_found_and_no_others() {
     work(&mut group, 1);
 }
 
-/// Right sums by the boxes, of two kinds.
+/// Checks that the boxes compute right sums, of two types.
 fn work(group: &mut Group, seed: u64) {
     for (dtype, len) in [("f32", 30_000), ("i32", 50_000), ("f32", 1_000)] {
         let outcomes = group.all_reduce(dtype, len, seed).unwrap();
@@ -228,11 +228,11 @@ fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
             (shown["boxes"].as_array().unwrap(), shown["links"].as_array().unwrap());
         boxes.len() == 3 && boxes.iter().all(sums) && links.iter().all(|link| link["up"] == true)
     };
-    // What it shows is from its last look.
+    // `fabric show` reports what the manager saw at its last poll.
     wait("fabric show has three boxes at work", all_sum);
     let ports = &manager.json(&cluster, &["job", "show", JOB]).unwrap()["flows"];
     assert!(ports.to_string().contains("leaf1/port"), "{ports}");
-    // Without the manager boxes go on, and the next one takes the job over.
+    // Without the manager the boxes continue, and the next manager takes the job over.
     manager.kill().unwrap();
     work(&mut group, 2);
     let manager = cluster.start_manager().unwrap();
@@ -271,19 +271,19 @@ fn ranks_of_two_racks_in_turns_send_one_copy_up_and_keep_their_numbers() {
     assert!(errors.lines().all(|why| why.contains("rank 1 died")), "{errors}");
 }
 
-/// What ranks have been through.
+/// The sums of the ranks, and how long they took.
 #[derive(Debug, Default)]
 struct Seen {
     sums: u64,
-    /// Those without the boxes.
+    /// Sums without the boxes.
     without: u64,
-    /// The longest sum.
+    /// The duration of the longest sum.
     pause: Duration,
     all: Duration,
 }
 
-/// Sums until it is `done`, which hears of each sum whether it came from the boxes, and when. All
-/// of them are right.
+/// Runs all-reduces until `done` returns true. `done` gets, for each sum, whether it came from the
+/// boxes, and the time since the start. Every sum is right.
 fn work_until(
     group: &mut Group,
     log: impl Fn() -> String,
@@ -299,7 +299,8 @@ fn work_until(
         seen.sums += 1;
         seen.without += u64::from(!by_boxes);
         seen.all = start.elapsed();
-        // Ranks may wait before an operation, too: what they say of its time is not all.
+        // Ranks may also wait before an operation, so the time that they report does not cover the
+        // whole pause.
         seen.pause = seen.pause.max(called.elapsed());
         if done(by_boxes, seen.all) {
             return seen;
@@ -309,14 +310,14 @@ fn work_until(
     }
 }
 
-/// Sums until the boxes have a part in them again.
+/// Runs all-reduces until the boxes sum again.
 fn until_boxes(what: &str, group: &mut Group, log: impl Fn() -> String) -> Seen {
     let seen = work_until(group, log, |by_boxes, _| by_boxes);
     println!("{what}: {seen:.1?}");
     seen
 }
 
-/// Sums for so long.
+/// Runs all-reduces for this long.
 fn work_for(what: &str, group: &mut Group, log: impl Fn() -> String, time: Duration) -> Seen {
     let seen = work_until(group, log, |_, elapsed| elapsed > time);
     println!("{what}: {seen:.1?}");
@@ -331,7 +332,7 @@ fn a_leaf_that_has_lost_its_jobs_gets_them_again() {
     let job = JobSpec::new(JOB, 4);
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     work(&mut group, 1);
-    // Its programs go with it: nothing is pinned.
+    // Killing the daemon also removes its programs: nothing is pinned.
     cluster.start_box(Some(1)).unwrap();
     let seen = until_boxes("leaf1 killed and started", &mut group, || manager.log());
     assert!(
@@ -351,7 +352,8 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
     let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     work(&mut group, 1);
-    // Sums go on, all by the boxes, until the ranks have connected anew; the longest.
+    // Runs all-reduces, all by the boxes, until the ranks have reconnected, and returns the
+    // duration of the longest.
     let mut pause = |command: &[&str]| {
         let renewals = |outcomes: &[Outcome]| outcomes.iter().map(|o| o.renewals).min();
         let (mut longest, mut seed) = (Duration::ZERO, 0);
@@ -426,7 +428,7 @@ fn a_job_that_no_boxes_can_sum_is_refused_or_begins_by_itself_when_asked_to() {
     assert!(group.log().contains("no boxes sum job anyway now"), "{}", group.log());
     let shown = manager.netsum(&cluster, &["fabric", "job", "show", "anyway"]).unwrap();
     assert!(shown.contains("no boxes sum it"), "{shown}");
-    // It is not tried in vain meanwhile.
+    // Meanwhile no failback is tried in vain.
     let seen = work_for("no box is free", &mut group, || manager.log(), Duration::from_secs(4));
     assert!(seen.without == seen.sums && seen.pause < Duration::from_secs(1), "{seen:?}");
     manager.json(&cluster, &["fabric", "undrain", "spine0"]).unwrap();
@@ -459,7 +461,7 @@ fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
         "{}",
         manager.log()
     );
-    // And apart again.
+    // When the link is up again, both spines get rings again.
     cluster.lab().spine(1).set_link("rack1", true).unwrap();
     let start = Instant::now();
     while members(spine1).is_err() {
@@ -497,7 +499,7 @@ fn a_spine_that_is_killed_with_its_programs_is_left_out_until_it_is_there() {
     println!("spread again after {:.1} s", start.elapsed().as_secs_f64());
     work(&mut group, 3);
 
-    // By the first one comes what is not summed, so jobs cannot do without it.
+    // The first spine carries the traffic that is not summed, so jobs depend on it.
     cluster.kill_box(None).unwrap();
     let seen = work_for("spine0 killed", &mut group, || manager.log(), 10 * SECOND);
     assert!(seen.without > 0 && seen.pause < 5 * SECOND, "{seen:?}\n{}", manager.log());
@@ -508,7 +510,7 @@ fn a_spine_that_is_killed_with_its_programs_is_left_out_until_it_is_there() {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A job of two rings at work.
+/// A running job with two rings.
 fn at_work(cluster: &Cluster) -> (Manager, Group) {
     let manager = cluster.start_manager().unwrap();
     let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
@@ -517,7 +519,7 @@ fn at_work(cluster: &Cluster) -> (Manager, Group) {
     (manager, group)
 }
 
-/// Why the job stands still.
+/// The causes why the job is stalled.
 fn causes(cluster: &Cluster, manager: &Manager) -> String {
     manager.netsum(cluster, &["fabric", "diagnose", JOB]).unwrap()
 }
@@ -540,7 +542,7 @@ fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends(
     let outcomes = group.check_all_reduce("i32", 50_000, 1, &files).unwrap();
     assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
 
-    // The ranks' acknowledgements go by the first spine.
+    // The ranks' acknowledgements go through the first spine.
     let cable = cluster.lab().leaf(1).cable(1).unwrap();
     cable.set(Faults::loss(1.0), Faults::NONE, 1).unwrap();
     let files = group.order_all_reduce("i32", 50_000, 2).unwrap();
@@ -575,7 +577,7 @@ fn a_link_that_carries_one_direction_alone_ends_no_job() {
         cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
         until_boxes("mended", &mut group, log);
     }
-    // All that the ranks tell each other goes by the first spine.
+    // All unsummed traffic between the ranks goes through the first spine.
     let cable = cluster.lab().leaf(1).cable(0).unwrap();
     let files = group.order_all_reduce("i32", 8_000_000, 1).unwrap();
     std::thread::sleep(SECOND / 8);
@@ -680,7 +682,7 @@ fn a_parent_that_is_slow_makes_all_wait_and_no_sum_wrong() {
     work_for("links of spine1 at 1 Mb/s", &mut group, log, 5 * SECOND);
     cluster.lab().set_uplink_rate(1, rate("100mbit").unwrap()).unwrap();
     until_boxes("fast again", &mut group, log);
-    // A daemon that gets no processor at all: packets do not need it.
+    // A daemon that gets no CPU time at all: the packet path does not need the daemon.
     let spine1 = cluster.lab().spec().spine(1);
     cluster.signal_box(spine1, Signal::SIGSTOP).unwrap();
     let seen = work_for("the daemon of spine1 stands still", &mut group, log, 5 * SECOND);
@@ -702,8 +704,8 @@ fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
             JobSpec { rings, mtu: 2048, message_size: 16384, window: 8, ..JobSpec::new(name, 2) };
         cluster.ranks_of(&manager, &job, &hosts.map(|host| (host, 0))).unwrap()
     };
-    // Its only ring goes by spine0, where all goes that is not summed. So must one of the next
-    // one's rings.
+    // The first job's only ring goes through spine0, like all traffic that is not summed. One of
+    // the second job's rings must do the same.
     let mut first = ranks(JOB, 1, [0, 2]);
     let mut second = ranks("next", 8, [1, 3]);
     work(&mut first, 1);
@@ -722,7 +724,7 @@ fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
     };
     assert_eq!((rings(JOB), rings("next")), (vec![at(0, 1)], vec![at(0, 1), at(1, 7)]));
 
-    // Both at work: about two seconds.
+    // Both jobs run at the same time, for about two seconds.
     let files = [
         first.order_all_reduce("i32", 1_500_000, 2).unwrap(),
         second.order_all_reduce("i32", 6_000_000, 2).unwrap(),
@@ -740,7 +742,8 @@ fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
         let took = outcomes.iter().map(|o| o.micros).max().unwrap() as f64 / 1e6;
         println!("{job}: {took:.2} s, {:.1} MB/s", bytes / took / 1e6);
     }
-    // The plan has it avoid spine0; what goes up to spine1 is the second job's alone.
+    // The plan makes the second job avoid spine0. All traffic up to spine1 belongs to the second
+    // job.
     let tree = |spine: usize| next["trees"][spine].clone();
     let planned = [0, 1].map(|spine| tree(spine)["planned"].as_f64().unwrap());
     assert!(planned[0] < 0.01 && planned[1] > 0.99, "{text}");
@@ -748,7 +751,7 @@ fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
     assert!(up(1) > 3.0 * up(0) / 2.0 && up(1) > 5e6, "{text}");
     manager.kill().unwrap();
 
-    // Neither the first one's end nor another manager changes its shares.
+    // Neither the first job's end nor another manager changes the second job's shares.
     let manager = cluster.start_manager_with_rates(&rates).unwrap();
     drop(first);
     let is_there =
@@ -791,7 +794,7 @@ fn boxes_and_manager_start_again_in_any_order() {
     manager.kill().unwrap();
     work_for("neither leaf0 nor manager", &mut group, String::new, 2 * SECOND);
     let manager = cluster.start_manager().unwrap();
-    // Nobody waits for ranks that cannot join.
+    // Ranks do not wait for ranks that cannot join.
     let seen = work_for("a manager without leaf0", &mut group, || manager.log(), 12 * SECOND);
     assert!(seen.pause < 2 * SECOND, "{seen:?}\n{}\n{}", group.log(), manager.log());
     cluster.start_box(Some(0)).unwrap();

@@ -1,6 +1,6 @@
-//! The whole of netsum under faults of the network: every result is compared bit by bit with a sum
-//! done in this process, every cable must have done what it was told to, and the box's counters
-//! must tell the same story.
+//! The whole of netsum under network faults. Every result is compared bit by bit with a sum
+//! computed in this process, every emulated link must have applied its faults, and the box's
+//! counters must agree.
 
 use netsum_common::counters::Counter;
 use netsum_common::unmanaged::static_connection;
@@ -10,7 +10,7 @@ use netsum_lab::faults::{CableCounts, Fault, Faults, Kind, Nth, WayCounts};
 use netsum_lab::plane::Plane;
 use serde_json::Value;
 
-/// Where the cables meddle.
+/// The direction in which the links inject faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Up,
@@ -39,14 +39,14 @@ fn start(cluster: &Cluster, job: &JobSpec) -> Group {
     cluster.ranks(job, &token, &one_on_each_host(job.ranks)).unwrap()
 }
 
-/// The same faults on all cables, each with a seed of its own.
+/// Sets the same faults on all links, each with its own seed.
 fn set_faults(cluster: &Cluster, up: Faults, down: Faults, seed: u32) {
     for host in cluster.lab().hosts() {
         host.set_faults(up, down, seed * 64 + host.number() as u32).unwrap();
     }
 }
 
-/// What all cables have done, up and down.
+/// The counts of all links, up and down.
 fn counts(cluster: &Cluster) -> [WayCounts; 2] {
     let mut sum = [WayCounts::default(); 2];
     for host in cluster.lab().hosts() {
@@ -74,7 +74,7 @@ impl Counters {
         self.0[name].as_u64().unwrap_or_else(|| panic!("no counter {name} in {}", self.0))
     }
 
-    /// How much a counter has grown since.
+    /// How much a counter has grown since `before`.
     fn since(&self, before: &Self, name: &str) -> u64 {
         self.get(name) - before.get(name)
     }
@@ -89,7 +89,7 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
     }
 }
 
-/// What no fault of a network may lead to.
+/// Counters that no network fault may raise.
 const NEVER: [&str; 7] = [
     "credit_violation",
     "internal_error",
@@ -103,7 +103,8 @@ const NEVER: [&str; 7] = [
 fn assert_plausible(before: &Counters, after: &Counters, ranks: u32, what: &str) {
     let grown = |name| after.since(before, name);
     assert!(grown("released") > 0, "{what}");
-    // Every contribution was added once, and every sum was released once, whatever came twice.
+    // Every contribution was added once, and every sum was released once, even if a packet arrived
+    // twice.
     assert_eq!(grown("fragments"), u64::from(ranks) * grown("released"), "{what}: {}", after.0);
     assert_eq!(grown("completed"), grown("released"), "{what}: {}", after.0);
     for name in NEVER {
@@ -160,10 +161,10 @@ fn matrix(ranks: u32, order: &'static str) {
             if direction.up() {
                 let seen = match fault {
                     Fault::Loss | Fault::Reorder if order == "in-order" => grown("out_of_sequence"),
-                    // All receivers ask for it, so all ranks but the one that lost it send it
+                    // All receivers ask for it, so all ranks except the one that lost it send it
                     // twice.
                     Fault::Loss => grown("duplicate_request") + grown("replay"),
-                    // Whoever keeps what comes early need not ask.
+                    // A receiver that keeps early packets need not ask.
                     Fault::Reorder => 1,
                     Fault::Duplicate => {
                         grown("duplicate_request") + grown("replay") + grown("stale")
@@ -200,7 +201,7 @@ fn every_fault_in_every_direction_with_four_ranks() {
     matrix(4, "auto");
 }
 
-/// Single packets of one host's cable, on both its ways.
+/// Faults on single packets of one host's link, in both directions.
 struct Surgery<'a> {
     plane: Plane<'a>,
     group: Group,
@@ -210,7 +211,7 @@ struct Surgery<'a> {
 
 impl<'a> Surgery<'a> {
     const RANKS: u32 = 3;
-    /// 8 messages of 15 full fragments, and the last of them with less.
+    /// 8 messages of 15 full fragments, and a shorter last fragment.
     const LEN: usize = 8 * (16_384 / 4 - 4) - 300;
     const MESSAGES: u32 = 8;
 
@@ -223,8 +224,8 @@ impl<'a> Surgery<'a> {
         Self { plane, group, cluster, seed: 0 }
     }
 
-    /// One all-reduce with faults on the cable of host 0. What the cable did, and how much the
-    /// counters have grown.
+    /// Runs one all-reduce with faults on the link of host 0. Returns what the link did, and how
+    /// much the counters grew.
     fn operate(
         &mut self,
         up: Faults,
@@ -273,7 +274,7 @@ fn single_packets_of_each_kind() {
             (Kind::Last, 3),
             (Kind::First, Surgery::MESSAGES),
         ];
-        // The very last packet has none behind it that would show that it is missing.
+        // No packet follows the very last one to reveal that it is missing.
         let data = data.into_iter().chain([
             (Kind::Last, Surgery::MESSAGES),
             (Kind::Ack, 1),
@@ -284,8 +285,8 @@ fn single_packets_of_each_kind() {
             let what = format!("{fault:?} of {kind:?} {n}");
             let (up, grown) = surgery.operate(nth, Faults::NONE);
             assert_eq!((up.up.of(fault), up.up.faults(), up.down.faults()), (1, 1, 0), "{what} up");
-            // One that comes late may be taken inline, before those that have overtaken it leave
-            // the queue: then there is no gap.
+            // A late packet may be summed inline before the packets that overtook it leave the
+            // queue. Then there is no gap.
             let mended = fault == Fault::Reorder && grown(Counter::Inline) > 0;
             let leaves_gap = matches!(fault, Fault::Loss | Fault::Reorder) && !mended;
             if leaves_gap && matches!(kind, Kind::First | Kind::Middle) {
@@ -299,8 +300,8 @@ fn single_packets_of_each_kind() {
             );
         }
         // A lost contribution makes the next rank send a NAK, a lost result this one. On a busy
-        // machine a sender's timer may be faster than that rank: then there is none, but not five
-        // times in a row.
+        // machine the sender's timer may fire before the rank sends its NAK, but not five times in
+        // a row.
         let gap = Faults::nth(Kind::Middle, 20, Fault::Loss);
         let nak = Faults::nth(Kind::Nak, 1, fault);
         let on_the_way_down = (0..5).any(|_| {
@@ -323,8 +324,8 @@ fn single_packets_of_each_kind() {
 fn a_packet_is_lost_again_each_time_that_it_is_resent() {
     let cluster = lossy_lab();
     let mut surgery = Surgery::new(&cluster);
-    // There is one last message of the operation, and its last packet comes alone when it is sent
-    // again.
+    // The operation has a single last message, and when its last packet is retransmitted, it is
+    // sent alone.
     let nth = Nth { kind: Kind::Last, n: Surgery::MESSAGES, times: 3, what: Fault::Loss };
     let nth = Faults { nth: Some(nth), ..Faults::NONE };
     let (counts, _) = surgery.operate(nth, Faults::NONE);
@@ -336,8 +337,8 @@ fn a_packet_is_lost_again_each_time_that_it_is_resent() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn psns_wrap_within_a_message_and_packets_suffer_there() {
-    // The n-th packet from 0 has PSN 0, and is in the middle of a message of 16, of which 14 are
-    // neither first nor last.
+    // The n-th packet from 0 has PSN 0. It is in the middle of a message of 16 packets, of which 14
+    // are neither first nor last.
     let wrap = |rank: u32| {
         let n = (1 << 24) - static_connection(rank, Some(0)).first_psn.get();
         let (message, fragment) = (n / 16, n % 16);
@@ -345,21 +346,21 @@ fn psns_wrap_within_a_message_and_packets_suffer_there() {
         message * 14 + fragment
     };
     for fault in Fault::ALL {
-        // PSNs 0xfffffe to 1, of what rank 0 sends and of what it receives, which has the PSNs of
-        // the rank before it.
+        // PSNs 0xfffffe to 1, in what rank 0 sends and in what it receives. Received packets have
+        // the PSNs of the previous rank.
         let around = |rank| Nth { kind: Kind::Middle, n: wrap(rank) - 2, times: 4, what: fault };
         let faults = |rank| Faults { nth: Some(around(rank)), ..Faults::NONE };
-        // A lab for each, because connections wrap once.
+        // Each case has its own lab, because connections wrap only once.
         let cluster = lossy_lab();
         let mut surgery = Surgery::new(&cluster);
         let (counts, _) = surgery.operate(faults(0), faults(Surgery::RANKS - 1));
         assert_eq!((counts.up.of(fault), counts.down.of(fault)), (4, 4), "{fault:?}");
-        // Whoever has not understood an acknowledgement behind the wrap has no window left by now.
+        // A rank that misread an acknowledgement behind the wrap has no window left by now.
         (0..2).for_each(|_| drop(surgery.operate(Faults::NONE, Faults::NONE)));
     }
 }
 
-/// Loss of 1 % on every link both ways, until the box has released `fragments` sums.
+/// Loss of 1 % on every link in both directions, until the box has released `fragments` sums.
 fn long_run(ranks: u32, mtu: u32, fragments: u64) {
     let cluster = cluster(ranks);
     let job = JobSpec { mtu, ..JobSpec::new("long", ranks) };
@@ -404,7 +405,7 @@ fn long_run(ranks: u32, mtu: u32, fragments: u64) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_long_run_at_one_percent_loss() {
-    // `cargo xtask soak` sets it.
+    // `cargo xtask soak` sets this variable.
     let fragments = std::env::var("NETSUM_SOAK_FRAGMENTS").map_or(20_000, |n| n.parse().unwrap());
     long_run(4, 1024, fragments);
 }

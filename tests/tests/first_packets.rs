@@ -1,5 +1,5 @@
 //! Jobs that are set up in band, in the XDP programs, packet by packet: which first packets are
-//! noted, and that messages of registered connections begin as they must.
+//! noted, and that messages of registered connections must begin with a header.
 
 use netsum_common::abi::{InBandJob, RingNumber, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
@@ -44,7 +44,7 @@ fn first(header: JobHeader, qpn: u32, psn: u32) -> FrameSpec {
     spec
 }
 
-/// A job that waits: its ring has no flow yet.
+/// A waiting job: its ring has no flow yet.
 fn waiting() -> Bench {
     let mut bench = ended();
     bench.plane.forget_ended(&bench.keys.clone()).unwrap();
@@ -60,7 +60,7 @@ fn ended() -> Bench {
     bench
 }
 
-/// A job that is at work.
+/// A running job.
 fn at_work() -> Bench {
     let mut bench = Bench::new(in_band_ring(), false).unwrap();
     bench.plane.listen_in_band(TOKEN, job()).unwrap();
@@ -89,7 +89,7 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                 let mut spec = first(header(1, 0, 0), 0x4711, 0x12_3456);
                 (spec.bth.opcode, spec.vlan) = (opcode, vlan);
                 let spec = if v6 { spec.v6() } else { spec };
-                // It comes again and again.
+                // The same packet arrives repeatedly.
                 (0..3).for_each(|_| {
                     assert_eq!(both(&mut bench, &spec.build()), [REDIRECT, DROP], "{opcode:?}")
                 });
@@ -111,7 +111,8 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                 };
                 assert_eq!(bench.plane.first_packets().unwrap(), [expected]);
                 assert_eq!(bench.plane.first_packets().unwrap(), []);
-                // What comes behind it does not pass either; what comes on other connections does.
+                // Later packets of this connection do not pass either; packets of other connections
+                // do.
                 let mut middle = spec.clone();
                 middle.bth.opcode = Opcode::SEND_MIDDLE;
                 let mut spoilt = spec.clone();
@@ -133,7 +134,7 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                 ] {
                     assert_eq!(bench.run("ingress", &other.build()).unwrap().action, PASS);
                 }
-                // Until the job has gone, and the connection.
+                // This lasts until both the job and the connection have ended.
                 let another = InBandJob { job: RingNumber(2), ..job() };
                 bench.plane.listen_in_band(InBandToken([1; 16]), another).unwrap();
                 bench.plane.ignore_in_band(TOKEN).unwrap();
@@ -166,7 +167,7 @@ fn what_is_not_a_jobs_first_packet_passes() {
     options.splice(34..34, [1, 1, 1, 0]);
     options[14] = 0x46;
     options[17] += 4;
-    // Whatever has a wrong token is counted as such; the rest is anybody's data.
+    // A frame with a wrong token or version is counted as such; the rest are ordinary data.
     let cases = [
         ("another token", change(|s| s.payload[8] ^= 1), Counter::InBandToken),
         ("another token's end", change(|s| s.payload[23] ^= 0x80), Counter::InBandToken),
@@ -189,7 +190,7 @@ fn what_is_not_a_jobs_first_packet_passes() {
         assert_eq!(bench.aggregate(&frame).unwrap().action, DROP, "{what}: nothing passes there");
     }
     assert_eq!(bench.plane.first_packets().unwrap(), []);
-    // Nor is one where there is no such job.
+    // Without such a job, no first packet is noted either.
     bench.plane.ignore_in_band(TOKEN).unwrap();
     bench.plane.ignore_in_band(TOKEN).unwrap();
     assert_eq!(both(&mut bench, &spec.build()), [PASS, DROP]);
@@ -216,7 +217,8 @@ fn a_first_packet_that_is_not_whole_claims_nothing() {
     let mut bench = waiting();
     let right = first(header(1, 0, 0), 0x4711, 5);
     for at in [0, 30, 49, 53, 54 + 28, 54 + 44, 600] {
-        // The MAC address is not covered, nor is what the frame is found by; all else is.
+        // The ICRC covers neither the MAC address nor the fields by which the frame is found; it
+        // covers everything else.
         let mut frame = right.build();
         frame[at] ^= 1;
         let verdict = both(&mut bench, &frame);
@@ -233,17 +235,17 @@ fn a_first_packet_that_is_not_whole_claims_nothing() {
         }
     }
     assert_eq!(counted(&bench, Counter::BadIcrc), 6);
-    // Nor does it stop another connection that it seems to be of: the queue pair's last byte is
-    // number 49.
+    // Nor does the spoilt frame stop the other connection that it seems to belong to: byte 49 is
+    // the last byte of the QPN.
     let mut other = right.clone();
     (other.bth.qpn, other.bth.opcode) = (0x4710, Opcode::SEND_MIDDLE);
     assert_eq!(bench.run("ingress", &other.build()).unwrap().action, PASS);
-    // Longer than a clone can be.
+    // A packet that is too long to be cloned.
     let mut long = right.clone();
     long.payload.resize(2052, 0);
     assert_eq!(both(&mut bench, &long.build()), [REDIRECT, DROP]);
     assert_eq!(counted(&bench, Counter::Oversized), 1);
-    // Where the job says so, the ICRC is not looked at.
+    // The ICRC is not checked if the job says so.
     bench
         .plane
         .listen_in_band(TOKEN, InBandJob { flags: ring_flags::ICRC_IGNORE, ..job() })
@@ -271,7 +273,7 @@ fn a_flood_of_first_packets_takes_one_place_for_each_rank_and_port() {
         assert_eq!(bench.aggregate(&spec.build()).unwrap().action, DROP);
     }
     let noted = bench.plane.first_packets().unwrap();
-    // Rings 0 and others, ranks 0 to 2 and others.
+    // Ring 0 or another ring, with ranks 0 to 2 or another rank.
     assert_eq!(noted.len(), 2 * (RANKS as usize + 1), "{noted:?}");
     assert!(
         noted.iter().all(|p| p.header.message == 0),
@@ -279,8 +281,8 @@ fn a_flood_of_first_packets_takes_one_place_for_each_rank_and_port() {
     );
 }
 
-/// Who has one job's token takes no place from others when that job ends: neither from flows that
-/// are to come, nor from those that have ended.
+/// A host with one job's token takes no places from others when that job ends: neither from future
+/// flows nor from flows that have ended.
 #[test]
 #[ignore = "needs root and BPF"]
 fn a_flood_of_first_packets_ends_no_more_connections_than_its_job_could_have() {
@@ -300,7 +302,7 @@ fn a_flood_of_first_packets_ends_no_more_connections_than_its_job_could_have() {
     assert!((1..=16 * RANKS as usize).contains(&places), "{places}");
 }
 
-/// A rank's packet with an index of a registered connection.
+/// A rank's packet with this index, on a registered connection.
 fn packet(rank: u32, index: u32, opcode: Opcode, begins: Option<JobHeader>) -> FrameSpec {
     let mut spec = first(header(rank, 0, 0), qpn(rank), BASE_PSN + index);
     spec.bth.opcode = opcode;
@@ -353,7 +355,7 @@ fn a_message_of_a_registered_connection_must_say_its_index_and_another_connectio
         send(&mut bench, &packet(0, 0, Opcode::SEND_FIRST, Some(header(0, 0, 0)))),
         [REDIRECT, DROP]
     );
-    // No header, half of one, one of another token, of another version.
+    // No header, half a header, a header with another token, and one with another version.
     let mut short = packet(1, 0, Opcode::SEND_ONLY, Some(header(1, 0, 0)));
     short.payload.truncate(40);
     let mut token = header(1, 0, 7);
@@ -371,8 +373,8 @@ fn a_message_of_a_registered_connection_must_say_its_index_and_another_connectio
     assert_eq!(counted(&bench, Counter::InBandHeader), 4);
     assert_eq!(counted(&bench, Counter::Fragments), 1, "none was added");
     assert_eq!(bench.plane.first_packets().unwrap(), []);
-    // The same queue pair with other PSNs, whatever the ring thinks of those: beyond the credit,
-    // stale, within the window.
+    // The same queue pair with other PSNs, wherever they are for the ring: beyond the credit,
+    // stale, or within the window.
     for jump in [5000, 0x80_0000, 0xff_ff00, 1] {
         let mut again = packet(1, jump, Opcode::SEND_FIRST, Some(header(1, 0, 0)));
         again.bth.psn &= 0xff_ffff;
@@ -383,7 +385,7 @@ fn a_message_of_a_registered_connection_must_say_its_index_and_another_connectio
     }
     assert_eq!(counted(&bench, Counter::InBandFirst), 4);
     assert_eq!(counted(&bench, Counter::Fragments), 1, "none was added");
-    // What comes behind a message's first packet has no header.
+    // The later packets of a message have no header.
     assert_eq!(send(&mut bench, &packet(0, 1, Opcode::SEND_LAST, None)), [REDIRECT, DROP]);
     assert_eq!(counted(&bench, Counter::Fragments), 2);
 }
@@ -392,7 +394,8 @@ fn a_message_of_a_registered_connection_must_say_its_index_and_another_connectio
 #[ignore = "needs root and BPF"]
 fn what_the_box_sends_for_a_held_sum_begins_as_it_must() {
     let mut bench = at_work();
-    // Rank 0 lacks nothing; what the others have lost holds the sum.
+    // Rank 0 has lost nothing. The sum is held back because the other ranks' earlier packets are
+    // missing.
     bench.aggregate(&packet(0, 0, Opcode::SEND_FIRST, Some(header(0, 0, 0))).build()).unwrap();
     bench.aggregate(&packet(0, 1, Opcode::SEND_LAST, None).build()).unwrap();
     let specs: Vec<_> = (0..RANKS)
@@ -419,8 +422,8 @@ fn what_the_box_sends_for_a_held_sum_begins_as_it_must() {
 #[test]
 #[ignore = "needs root and BPF"]
 fn a_first_packet_with_another_ranks_address_is_spoofed_on_any_other_port() {
-    // The ranks of a job that is at work are behind another port than the one that packets come in
-    // by here.
+    // The ranks of the running job are registered behind another port than the one at which packets
+    // arrive here.
     let ring = in_band_ring();
     let mac = |rank| Some([2, 0, 0, 0, 0, host(rank)]);
     let flows: Vec<_> = (0..RANKS)

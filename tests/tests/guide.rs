@@ -1,5 +1,5 @@
-//! `deploy/GUIDE.md`, followed word by word: the package is installed on machines of a lab, and an
-//! all-reduce runs. `vm_systemd.rs` follows it where there is systemd.
+//! Follows `deploy/GUIDE.md` word by word: installs the package on machines of a lab and runs an
+//! all-reduce. `vm_systemd.rs` follows the guide where there is systemd.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A line of the unit that is installed.
+/// A line of the installed unit.
 fn unit(machine: &Machine, key: &str) -> String {
     let unit =
         std::fs::read_to_string(machine.path("/usr/lib/systemd/system/netsum.service")).unwrap();
@@ -21,7 +21,7 @@ fn unit(machine: &Machine, key: &str) -> String {
     line.unwrap_or_else(|| panic!("no {key} in the unit")).to_owned()
 }
 
-/// What systemd does when it starts the unit, but for the sandbox.
+/// Does what systemd does when it starts the unit, except for the sandbox.
 fn start(machine: &Machine) -> Running {
     let script = format!(
         "mkdir -p /run/{}; exec {}",
@@ -41,7 +41,7 @@ fn start(machine: &Machine) -> Running {
     daemon
 }
 
-/// Two cards without a bridge, as a machine has them that is to become a box.
+/// Leaves two cards without a bridge, as on a machine that is to become a box.
 fn without_bridge(box_: &Netns) {
     output(box_.command("ip").args(["link", "delete", "br0"])).unwrap();
     for (port, card) in [("port0", "eth1"), ("port1", "eth2")] {
@@ -92,7 +92,7 @@ fn the_guide_leads_to_an_all_reduce() {
                 let host = &hosts[usize::from(who == "host1")];
                 ranks.push(Running::start(&who, &mut host.script(&commands)).unwrap());
                 if ranks.len() == 2 {
-                    // The table is rank 0's to print.
+                    // Rank 0 prints the table.
                     let tables =
                         ranks.drain(..).map(|rank: Running| rank.success(PATIENCE).unwrap());
                     let table = tables.collect::<Vec<_>>().swap_remove(0);
@@ -106,10 +106,10 @@ fn the_guide_leads_to_an_all_reduce() {
                     summed = true;
                 }
             }
-            // What takes systemd.
+            // This needs systemd.
             "box boot" => {}
             "box remove" => {
-                // What the package's prerm has systemd do.
+                // Do what the package's prerm has systemd do.
                 let daemon: Running = daemon.take().unwrap();
                 daemon.signal(Signal::SIGTERM).unwrap();
                 daemon.success(PATIENCE).unwrap();

@@ -1,6 +1,6 @@
-//! Jobs that are set up in band, by an application that is not netsum's: the daemon is told of no
-//! connection, and learns them from first packets. These get lost, doubled, late and spoilt, come
-//! from elsewhere, or do not come at all.
+//! Jobs that an application other than netsum sets up in band. The daemon is told of no connection,
+//! and learns them from first packets. These get lost, duplicated, late and corrupted, come from
+//! elsewhere, or do not come at all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ fn assert_sums(got: &[Got], messages: u32) {
     }
 }
 
-/// `netsum -j job show app` as soon as it is so.
+/// Returns `netsum -j job show app` as soon as the condition holds.
 fn wait_for(cluster: &Cluster, what: &str, so: impl Fn(&Value) -> bool) -> Value {
     let start = Instant::now();
     loop {
@@ -105,7 +105,7 @@ fn a_first_packet_may_be_lost_doubled_late_or_spoilt() {
     let kinds = [(16384, Kind::First), (1000, Kind::Only)];
     for (message_size, kind) in kinds {
         for what in Fault::ALL {
-            // Of one rank, and of all; once, and time and again.
+            // Faults of one rank and of all ranks; once and several times.
             for (faulty, times) in [(1..2, 1), (0..4, 1), (0..4, 3)] {
                 let mut app =
                     InBandRing { message_size, ..InBandRing::new(4, InBandToken([0; 16])) };
@@ -168,8 +168,8 @@ fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_
     let hosts = Hosts::of(cluster.lab());
     let app = InBandRing::create(&cluster, 3).unwrap();
     let first = Connections::new(1);
-    // Other queue pairs and PSNs; the same queue pairs with PSNs behind, ahead, far away; all with
-    // other data.
+    // Other queue pairs and PSNs; the same queue pairs with PSNs behind, ahead and far away; all
+    // with other data.
     let again = [
         Connections::new(2),
         Connections { psn: first.psn + 1, ..first },
@@ -178,7 +178,7 @@ fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_
         Connections { psn: 0x80_1000, qpn: 0x7777 },
     ];
     for (c, epoch) in [&[first][..], &again].concat().into_iter().zip(1..) {
-        // Stopped in the middle: messages 20 and 21 of all ranks are in slots, in part.
+        // The ranks stop in the middle: slots hold parts of messages 20 and 21 of all ranks.
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let ranks = scope.spawn(|| app.run_some(&hosts, c, &[0, 1, 2], 100_000, &stop));
@@ -199,15 +199,15 @@ fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_
     assert_eq!(cluster.counter(Some("app"), "internal_error").unwrap(), 0);
 }
 
-/// The box cannot tell such a run from the first one's retransmissions, so somebody has to say that
-/// it is another.
+/// The box cannot tell such a session from the first one's retransmissions, so an administrator has
+/// to restart the job.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn after_a_restart_a_run_with_the_same_numbers_gets_its_own_sums() {
     let cluster = cluster(3, false);
     let hosts = Hosts::of(cluster.lab());
     let mut app = InBandRing::create(&cluster, 3).unwrap();
-    // Shorter than a window: the slots still hold all of it.
+    // The session is shorter than a window, so the slots still hold all of it.
     assert_sums(&app.run_all(&hosts, Connections::new(1), 2).unwrap(), 2);
     cluster.netsum(&["job", "restart", "app"]).unwrap();
     app.seed = 1;
@@ -241,7 +241,7 @@ fn who_connects_again_alone_waits_for_the_others_and_is_named() {
             said.contains("rank 1: has connected again (queue pair 0x2004 of 10.0.0.3)"),
             "{said}"
         );
-        // The others notice, and do the same.
+        // The other ranks notice, and connect again too.
         stop.store(true, Ordering::Relaxed);
         let got = others.join().unwrap().unwrap();
         assert!(got.iter().all(|g| g.unsummed == 0), "{got:?}");
@@ -260,7 +260,7 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
     let app = InBandRing::create(&cluster, 3).unwrap();
     let mut wrong = app.clone();
     wrong.token.0[5] ^= 1;
-    // The box is a bridge to them, and they can tell.
+    // The box is a plain bridge to these ranks, and they can tell.
     let got = wrong.run_all(&hosts, Connections::new(1), 10).unwrap();
     assert!(got.iter().all(|g| (g.sums, g.unsummed) == (0, 10)), "{got:?}");
     assert!(cluster.counter(None, "in_band_wrong_token").unwrap() >= 30);
@@ -294,7 +294,7 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
             "nothing has reached a receiver: {got:?}"
         );
     });
-    // Rank 1 is there, with a wrong token.
+    // Rank 1 is running, with a wrong token.
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| wrong.run_some(&hosts, Connections::new(3), &[1], 10, &stop));
@@ -373,7 +373,7 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
     let app = InBandRing::create(&cluster, 3).unwrap();
     let stranger = Tap::open(cluster.lab().host(STRANGER), Host::INTERFACE).unwrap();
     let theirs = Connections::new(9);
-    // Claims for all ranks in the stranger's own name, and in the ranks'.
+    // Claims for all ranks, in the foreign host's own name and in the ranks' names.
     let claims: Vec<Vec<u8>> = (0..3)
         .flat_map(|rank| {
             let forged = first_packet(&app, theirs, rank, |_| ());
@@ -388,8 +388,8 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
             app.run_some(&hosts, Connections::new(1), &[0, 1], 300, &AtomicBool::new(false))
         });
         wait_for(&cluster, "two claims", |job| unclaimed(job) == [2]);
-        // Those that wait. (The third rank's place is anybody's who has the token, once, so it is
-        // left alone.)
+        // Claims for the ranks that already wait. (The test leaves the third rank's place alone,
+        // because anybody with the token can take it, once.)
         for (claim, words) in [
             (0, "rank 0 of ring 0, 10.0.0.4 behind port3: 10.0.0.1 waits as this rank already"),
             (1, "rank 0 of ring 0, 10.0.0.1 behind port3: 10.0.0.1 waits as this rank already"),
@@ -404,7 +404,7 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
             app.run_some(&hosts, Connections::new(1), &[2], 300, &AtomicBool::new(false))
         });
         wait_for(&cluster, "the epoch", |job| job["state"] == "active");
-        // All that are at work, as often as can be.
+        // All claims for the running ranks, as often as possible.
         let attacker = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 attack();
@@ -431,8 +431,8 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
                 > 0
         );
     });
-    // A job that begins: an address that belongs behind another port cannot be claimed for this
-    // one.
+    // For a job that begins, an address that belongs behind another port cannot be claimed for this
+    // port.
     let mut other = InBandRing { message_size: 2048, ..InBandRing::new(2, InBandToken([0; 16])) };
     let name =
         cluster.netsum_json(&["job", "create", "other", "--in-band", "--ranks", "2"]).unwrap();
@@ -462,7 +462,7 @@ fn a_flood_of_first_packets_keeps_no_job_from_its_sums() {
     let cluster = cluster(4, false);
     let hosts = Hosts::of(cluster.lab());
     let app = InBandRing::create(&cluster, 3).unwrap();
-    // With the token of another job, for ranks and rings of all kinds, and with no token at all.
+    // With the token of another job, for ranks and rings of all kinds, and without any token.
     let other = token_of(
         &cluster.netsum_json(&["job", "create", "other", "--in-band", "--ranks", "64"]).unwrap(),
     );
@@ -508,7 +508,8 @@ fn no_first_packet_gets_through_while_the_daemon_is_killed_and_started_again() {
     let app = InBandRing::create(&cluster, 3).unwrap();
     let hosts = Hosts::of(cluster.lab());
     for n in 1..3 {
-        // Killed before all have shown up: the last one shows up while no daemon runs.
+        // The daemon is killed before all ranks have appeared. The last one appears while no daemon
+        // runs.
         let c = Connections::new(n);
         let stop = AtomicBool::new(false);
         let others = Others::new(&stop, 3);
@@ -521,7 +522,7 @@ fn no_first_packet_gets_through_while_the_daemon_is_killed_and_started_again() {
             ranks.push(start(2));
             std::thread::sleep(Duration::from_millis(300));
             cluster.start_daemon().unwrap();
-            // And once more while the job is at work.
+            // The daemon is killed once more while the job is running.
             wait_for(&cluster, "the epoch", |job| job["epoch"] == n);
             cluster.kill_daemon().unwrap();
             std::thread::sleep(Duration::from_millis(50));

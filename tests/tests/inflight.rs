@@ -1,5 +1,5 @@
-//! All-reduces in flight through the box: every sum is compared bit by bit, and every handle comes
-//! to an end.
+//! All-reduces in flight through the box. Every sum is compared bit by bit, and every handle
+//! completes.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, PATIENCE, one_on_each
 use netsum_lab::faults::Faults;
 
 const RANKS: u32 = 4;
-/// Mixed types; less than a packet, and more than the window.
+/// Mixed types; lengths from less than a packet to more than the window.
 const OPERATIONS: [(&str, usize); 12] = [
     ("f32", 100),
     ("i32", 1),

@@ -1,5 +1,5 @@
-//! The XDP program `ingress` with BPF_PROG_TEST_RUN: what it steers, passes and refuses, and whose
-//! addresses are a rank's.
+//! The XDP program `ingress` with BPF_PROG_TEST_RUN: what it steers, passes and refuses, and how it
+//! protects the addresses of ranks.
 
 use std::collections::HashMap;
 
@@ -47,7 +47,7 @@ fn what_comes_in_by_a_slave_is_the_bonds_for_as_long_as_it_is_a_slave() {
     let data = fragment(0, 2, 0, lanes(0, 64));
     let mut ack = data.clone();
     ack.bth.opcode = Opcode::ACK;
-    // ARP behind two tags, which is looked into elsewhere: rank 0's address.
+    // ARP behind two tags, with rank 0's address.
     let arp = [
         0,
         1,
@@ -95,7 +95,8 @@ fn what_comes_in_by_a_slave_is_the_bonds_for_as_long_as_it_is_a_slave() {
     for expected in [(Counter::WrongPort, 3), (Counter::Steered, 1), (Counter::Spoofed, 6)] {
         assert!(counters.contains(&expected), "{expected:?}: {counters:?}");
     }
-    // A packet for a sum that waits is sent as if it came in by a slave: not all of them are there.
+    // The packet for a held-back sum is sent as if it arrived at a slave of the bond. Not all of
+    // the slaves exist here.
     bench.plane.set_slaves(HashMap::from([(LOOPBACK, BOND), (4712, BOND)])).unwrap();
     assert_eq!(bench.aggregate(&data.build()).unwrap().action, DROP);
     bench.plane.send_held(&spec, 0, &FlowSpec { ifindex: BOND, ..flow(&spec, 0, false) }).unwrap();
@@ -113,7 +114,7 @@ fn what_comes_on_a_flow_whose_job_has_ended_is_dropped_until_it_is_forgotten_or_
     for _ in 0..3 {
         assert_eq!(bench.run("ingress", &data.build()).unwrap().action, DROP);
     }
-    // What was steered a moment before; and what can be taken for no data.
+    // A packet that was steered a moment before, and a packet that cannot be taken for data.
     assert_eq!(bench.aggregate(&data.build()).unwrap().action, DROP);
     assert_eq!(bench.run("ingress", &ack.build()).unwrap().action, PASS);
     let box_wide = bench.plane.counters(RingNumber::NONE).unwrap();
@@ -122,7 +123,7 @@ fn what_comes_on_a_flow_whose_job_has_ended_is_dropped_until_it_is_forgotten_or_
     assert_eq!(ended.len(), 2);
     assert!(ended.iter().any(|f| (f.key, f.ifindex, f.packets) == (key, LOOPBACK, 3)), "{ended:?}");
 
-    // Its addresses are nobody's any more, and its numbers free for another job.
+    // The flows' addresses are free again, and their numbers are free for another job.
     bench.plane.create_ring(&spec).unwrap();
     let elsewhere = FlowSpec { ifindex: 4711, ..flow(&spec, 0, false) };
     bench.plane.add_flow(&elsewhere).unwrap();
@@ -162,7 +163,7 @@ fn ingress_steers_data_of_flows_and_passes_the_rest() {
 fn what_comes_in_on_the_rings_cpu_is_taken_at_once_unless_an_earlier_packet_may_wait_for_it() {
     let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
     let frame = |rank: u32, index: u32| fragment(rank, 2, index, lanes(rank + index, 64)).build();
-    // Nothing is known of the flow: something of it may be in the queue.
+    // Nothing is known of the flow yet, so a packet of it may be in the queue.
     assert_eq!(bench.at_home(&frame(0, 0)).unwrap().action, REDIRECT);
     assert_eq!(bench.aggregate(&frame(0, 0)).unwrap().action, DROP);
     let steered = |bench: &Bench| {
@@ -171,7 +172,7 @@ fn what_comes_in_on_the_rings_cpu_is_taken_at_once_unless_an_earlier_packet_may_
             .map(|c| counters.iter().find(|(of, _)| *of == c).map_or(0, |c| c.1))
     };
     assert_eq!(steered(&bench), [1, 0]);
-    // The next one is taken, unless that is not wanted, and on this CPU only.
+    // The next packet is summed inline, unless inline is off, and only on this CPU.
     assert_eq!(bench.run("ingress", &frame(0, 1)).unwrap().action, REDIRECT);
     bench.plane.take_inline(true).unwrap();
     {
@@ -180,18 +181,18 @@ fn what_comes_in_on_the_rings_cpu_is_taken_at_once_unless_an_earlier_packet_may_
     }
     assert_eq!(bench.at_home(&frame(0, 1)).unwrap().action, DROP);
     assert_eq!(steered(&bench), [3, 1]);
-    // 2 is in the queue, as far as anybody knows; so 3 is queued behind it, and 2 taken when it
-    // comes again.
+    // Packet 2 may be in the queue, as far as `ingress` knows. So packet 3 is queued behind it, and
+    // packet 2 is summed inline when it arrives again.
     assert_eq!(bench.at_home(&frame(0, 3)).unwrap().action, REDIRECT);
     assert_eq!(bench.at_home(&frame(0, 2)).unwrap().action, DROP);
     assert_eq!(steered(&bench), [4, 2]);
-    // It is summed and released just as on the other way.
+    // The inline packet is summed and released as through the CPU map.
     assert_eq!(bench.aggregate(&frame(1, 0)).unwrap().action, REDIRECT);
     let out = bench.at_home(&frame(1, 1)).unwrap();
     assert_eq!(out.action, REDIRECT);
     assert_eq!(tag(&out.packet).index, 1);
     assert_eq!(bench.plane.ring_state(RingNumber(1)).unwrap().low, 2);
-    // What is not intact, is not taken; what comes behind it waits its turn again.
+    // A corrupted packet is not accepted, and the packet behind it goes through the queue again.
     let mut broken = frame(1, 2);
     *broken.last_mut().unwrap() ^= 1;
     assert_eq!(bench.at_home(&broken).unwrap().action, DROP);
@@ -209,7 +210,8 @@ fn ingress_keeps_recorded_packets_and_wrong_senders_off_the_rings_cpu() {
         bench.sequence(&[(0, index, DROP), (1, index, REDIRECT)]).unwrap();
     }
     let before = bench.counters().unwrap();
-    // 10 is next: slot 1 holds 9, and slot 2 still 2, whose result could be asked for.
+    // Index 10 is next. Slot 1 holds index 9; slot 2 still holds index 2, whose result may be
+    // requested.
     for (index, action) in [(0, PASS), (1, PASS), (2, REDIRECT), (9, REDIRECT)] {
         let mut spec = fragment(0, 2, index, lanes(9, 64));
         let out = bench.run("ingress", &spec.build()).unwrap();
@@ -235,7 +237,8 @@ fn ingress_keeps_recorded_packets_and_wrong_senders_off_the_rings_cpu() {
 #[test]
 #[ignore = "needs root and BPF"]
 fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
-    // As of a flow that was registered with a PSN too high: its receiver waits for just these.
+    // Packets like those of a flow that was registered with too high a PSN: its receiver waits for
+    // exactly these.
     let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
     for (ran, behind) in [(0, 1), (0, 9), (0, 1 << 20), (30, 1), (30, 9), (30, 1 << 20)] {
         let done = bench.plane.ring_state(RingNumber(1)).unwrap().low;
@@ -267,7 +270,8 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
     let mut bench = Bench::with_flows(spec, flows).unwrap();
     let first = bench.run("ingress", &fragment(0, 2, GAP_PSN_AHEAD, lanes(9, 64)).build()).unwrap();
     assert_eq!(first.action, REDIRECT, "nothing has come that another box could have moved");
-    // Neither one rank's own nor the sum of fewer is taken for what a box has added up.
+    // The total of another box is expected, so a single rank's contribution and the sum of fewer
+    // ranks are refused.
     let mut contribution = fragment(0, 2, 0, lanes(9, 64));
     for (bears, refused) in [(0, 1), (mark(2), 2), (mark(4), 2)] {
         contribution.bth.ecn = bears;
@@ -290,7 +294,7 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
             "{by:#x}: as every contribution"
         );
     }
-    // What is data to its receiver does not pass on either.
+    // Packets that their receiver would take for data do not pass either.
     for by in [0, 1, 1 << 20, GAP_PSN_AHEAD / 2, GAP_PSN_AHEAD + 100, serial::sub(0, 1)] {
         assert_eq!(bench.run("ingress", &at(0, by)).unwrap().action, REDIRECT, "{by:#x}");
     }
@@ -303,7 +307,7 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
 #[ignore = "needs root and BPF"]
 fn an_address_of_a_rank_passes_on_its_own_port_alone() {
     let spec = ring(2, 256, 16);
-    // Rank 0 is behind `port`; packets come in by the loopback interface.
+    // Rank 0 is behind `port`; packets arrive at the loopback interface.
     let flows = |port: u32, v6: bool| {
         let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, v6)).collect();
         flows[0].ifindex = port;
@@ -333,7 +337,7 @@ fn an_address_of_a_rank_passes_on_its_own_port_alone() {
         frame.resize(60, 0);
         frame
     };
-    // A neighbour advertisement: from an address of its own, for somebody else's.
+    // A neighbour advertisement, sent from its own address for another host's address.
     let advertisement = |target: u8| {
         let mut frame = other(true, stranger, stranger).build();
         frame[20] = 58;
@@ -374,7 +378,7 @@ fn an_address_of_a_rank_passes_on_its_own_port_alone() {
         assert_eq!(spoofed(&bench) - before, u64::from(!passes), "{what}");
         bench.restart(spec.clone(), &flows(LOOPBACK, v6)).unwrap();
         assert_eq!(bench.run("ingress", &packet).unwrap().action, PASS, "{what} on its own port");
-        // Once the job has gone, the address is anybody's.
+        // When the job is gone, the address is free.
         bench.restart(spec.clone(), &flows(4711, v6)).unwrap();
         bench
             .plane
@@ -400,7 +404,7 @@ fn an_address_is_a_ranks_until_its_last_flow_has_gone() {
     second.id = RingNumber(2);
     bench.plane.create_ring(&second).unwrap();
     let again = FlowSpec { ring: RingNumber(2), qpn: Qpn::new(0x4711), ..flows[0].clone() };
-    // Registered twice is registered once.
+    // Registering a flow twice has the effect of registering it once.
     bench.plane.add_flow(&again).unwrap();
     bench.plane.add_flow(&again).unwrap();
     let elsewhere =
@@ -427,8 +431,8 @@ fn behind_ingress_a_guard_drops_what_must_not_pass() {
         frame.bth.psn = serial::add(frame.bth.psn, by);
         frame
     };
-    // Where nothing has been taken, nothing can have been moved: a flow that was registered with a
-    // wrong PSN.
+    // `ingress` cannot have moved a PSN before it accepted a packet of the flow: the flow was
+    // registered with a wrong PSN.
     for by in [0, 1 << 21, GAP_PSN_AHEAD, 1 << 23, serial::sub(0, STALE_PSN_BEHIND)] {
         assert!(
             !bench.guard(&moved(by).build(), 1).unwrap().0,
@@ -437,18 +441,18 @@ fn behind_ingress_a_guard_drops_what_must_not_pass() {
     }
     assert_eq!(bench.aggregate(&moved(0).build()).unwrap().action, DROP);
     let mut passes = |f: &FrameSpec| bench.guard(&f.build(), 1).unwrap().0;
-    // An application that has connected anew, with the same queue pair.
+    // An application that reconnected with the same queue pair.
     for by in [1 << 21, 3 << 21, 1 << 23, 5 << 21, 7 << 21] {
         assert!(!passes(&moved(by)), "{by:#x} ahead of what was taken last");
     }
-    // What `ingress` lets through: strangers' packets, acknowledgements, data with a PSN that is
-    // none.
+    // `ingress` passes these: packets of unknown flows, acknowledgements, and data with a moved
+    // PSN.
     assert!(passes(&FrameSpec::send(50, 51, 9, 0, lanes(0, 64))));
     let mut ack = fragment(0, 2, 0, vec![]);
     ack.bth.opcode = Opcode::ACK;
     assert!(passes(&ack));
     assert!(passes(&moved(GAP_PSN_AHEAD)) && passes(&moved(serial::sub(0, STALE_PSN_BEHIND))));
-    // And what it does not.
+    // `ingress` does not pass these.
     for index in [0, 1, 15, serial::sub(0, 100)] {
         assert!(!passes(&moved(index)), "a contribution, index {index}");
     }
@@ -485,7 +489,7 @@ fn nothing_is_summed_of_roce_v1_or_of_other_addresses_of_a_rank() {
     let v1 = in_roce_v1(&data);
     assert_eq!(bench.run("ingress", &from_another.build()).unwrap().action, DROP);
     assert!(bench.counters().unwrap().contains(&(Counter::WrongSourceIp, 1)));
-    // Other people's, which their receivers' queue pairs do not take: as without a box.
+    // Foreign packets that no queue pair of their receivers accepts: they pass as without a box.
     for frame in [to_another.build(), v1] {
         let out = bench.run("ingress", &frame).unwrap();
         assert_eq!((out.action, out.packet), (PASS, frame));
@@ -493,7 +497,7 @@ fn nothing_is_summed_of_roce_v1_or_of_other_addresses_of_a_rank() {
     let steered = bench.counters().unwrap().iter().any(|(c, _)| *c == Counter::Steered);
     assert!(!steered && bench.plane.ring_state(RingNumber(1)).unwrap().low == 0);
 
-    // From another port than the rank's.
+    // The same from another port than the rank's.
     let spec = ring(2, 256, 16);
     let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, false)).collect();
     (flows[0].ifindex, flows[0].src_mac) = (4711, Some(data.macs.1));
@@ -503,7 +507,7 @@ fn nothing_is_summed_of_roce_v1_or_of_other_addresses_of_a_rank() {
     for (spoofed, frame) in [
         (true, to_another.build()),
         (true, in_roce_v1(&data)),
-        // Its MAC address is its own, and the box does not look into a GRH.
+        // The frame has its sender's own MAC address, and the box does not look into a GRH.
         (false, in_roce_v1(&own_mac)),
     ] {
         let action = if spoofed { DROP } else { PASS };

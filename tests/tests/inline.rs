@@ -1,5 +1,5 @@
-//! Contributions that are summed where they come in, beside those that go over the CPU map: nothing
-//! overtakes anything.
+//! Contributions that are summed inline, together with others that go through the CPU map: no
+//! packet overtakes another.
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, one_on_each_host};
@@ -9,7 +9,8 @@ use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, one_on_each_host};
 fn flows_stay_in_order_while_ranks_wander_between_cpus() {
     const RANKS: u32 = 4;
     let cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
-    // One ring, so one of the CPUs: more ranks than CPUs are at home on it now, and now on another.
+    // The ring has one CPU. There are more ranks than CPUs, so each rank is on this CPU at one time
+    // and on another one later.
     let job = JobSpec::new("wander", RANKS);
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
@@ -20,7 +21,7 @@ fn flows_stay_in_order_while_ranks_wander_between_cpus() {
     let counter = |name| cluster.counter(Some("wander"), name).unwrap();
     let (inline, steered) = (counter("inline"), counter("steered"));
     assert!(inline > 100 && steered > 100, "{inline} inline, {steered} steered");
-    // Nothing is lost in this lab, so a gap would be an order that was not kept.
+    // This lab loses no packets, so a gap would mean packets out of order.
     assert_eq!(counter("out_of_sequence"), 0, "{inline} inline, {steered} steered");
 }
 

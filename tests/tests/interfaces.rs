@@ -1,5 +1,4 @@
-//! Interfaces as they are found: with odd names and other ones later, and some that cannot be
-//! ports.
+//! Interfaces as found on real machines: odd names, renamed ones, and some that cannot be ports.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -16,11 +15,11 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
 
-/// What `caf\u{e9}` is in Latin-1, and how it is shown.
+/// `caf\u{e9}` in Latin-1, and how it is shown.
 const LATIN: &[u8] = b"caf\xe9";
 const SHOWN: &str = "caf\u{fffd}";
 
-/// `ip` in the box, with these words and perhaps one that is not UTF-8.
+/// Runs `ip` in the box, with these words and optionally one that is not UTF-8.
 fn ip(cluster: &Cluster, words: &str, last: &[u8]) {
     let words =
         words.split(' ').map(OsStr::new).chain((!last.is_empty()).then(|| OsStr::from_bytes(last)));
@@ -72,7 +71,7 @@ fn names_and_aliases_end_no_job_whatever_they_are_and_become() {
     wait_for_ports(&cluster, &["first", "port1"]);
     ip(&cluster, "link set br0 name", b"\xe9");
     ip(&cluster, "link property add dev box altname br0", b"");
-    // By its other name: its own is the one that is not UTF-8.
+    // From here on the bridge is known by its alternative names, because its own name is not UTF-8.
     ip(&cluster, "link property del dev port1 altname", LATIN);
     ip(&cluster, "link set port1 name", LATIN);
     wait_for_ports(&cluster, &["first", SHOWN]);
@@ -81,7 +80,7 @@ fn names_and_aliases_end_no_job_whatever_they_are_and_become() {
     assert!(!log.contains("gone") && !log.contains("ERROR"), "{log}");
     assert!(log.lines().all(|line| line.len() < 1000), "{log}");
 
-    // The next daemon finds the bridge by its other name, and all ports.
+    // The next daemon finds the bridge by its alternative name, and all ports.
     cluster.kill_daemon().unwrap();
     cluster.start_daemon().unwrap();
     let log = cluster.daemon_log();
@@ -91,7 +90,7 @@ fn names_and_aliases_end_no_job_whatever_they_are_and_become() {
     assert!(check.contains("port first") && check.contains(&format!("port {SHOWN}")), "{check}");
 }
 
-/// Waits until the daemon has said of an interface, in one line, why it is no port.
+/// Waits until the daemon has logged, in one line, why an interface cannot be a port.
 fn wait_for_line(cluster: &Cluster, name: &str, why: &str) {
     let start = Instant::now();
     let said = || {
@@ -163,7 +162,8 @@ fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve_at_the_start
     are_named(&cluster);
 }
 
-/// Has nftables drop all that bridges forward in this network namespace: `nft add table bridge f`,
+/// Makes nftables drop all packets that bridges forward in this network namespace:
+/// `nft add table bridge f`,
 /// `nft add chain bridge f c { type filter hook forward priority 0; policy drop; }`
 /// (include/uapi/linux/netfilter/nf_tables.h, nfnetlink.h).
 pub(crate) fn drop_what_is_forwarded() {
@@ -173,7 +173,7 @@ pub(crate) fn drop_what_is_forwarded() {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
     };
-    // Flags: a request that creates; NLM_F_ACK for the last of the batch.
+    // The flags are a request that creates, and NLM_F_ACK for the last message of the batch.
     let message = |kind: u16, flags: u16, family: u8, resource: u8, attributes: &[u8]| {
         let mut bytes = (20 + attributes.len() as u32).to_ne_bytes().to_vec();
         bytes.extend([kind.to_ne_bytes(), flags.to_ne_bytes()].concat());
@@ -228,7 +228,7 @@ fn what_keeps_the_bridge_from_passing_packets_on_is_named() {
     );
     ip(&cluster, "link set port1 type bridge_slave state 3", b"");
 
-    // In mid-job.
+    // The same in mid-job.
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
     sum(&mut group);
     assert!(diagnosis().contains("nothing is pending"), "{}", diagnosis());

@@ -1,4 +1,4 @@
-//! IPv6 alone, and the addresses that kernel hosts have by themselves.
+//! IPv6 only, and the addresses that kernels assign by themselves.
 
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn a_network_without_ipv4() {
     assert_eq!((&flows[0]["src"], &flows[0]["dst"]), (&"fd00::1".into(), &"fd00::2".into()));
 }
 
-/// A host whose kernel prefers addresses that expire, which has just been given an address.
+/// A host whose kernel prefers temporary addresses, and which has just been given an address.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_takes_an_address_that_stays_and_waits_until_it_may() {
@@ -62,7 +62,7 @@ fn a_rank_takes_an_address_that_stays_and_waits_until_it_may() {
     let stays: IpAddr = "fd00:7::1".parse().unwrap();
     let chosen = || host.enter(|| netsum_worker::addresses::towards("[fd00:7::2]:9").unwrap());
     assert_eq!(chosen(), stays);
-    // Also when the temporary one has been checked, too.
+    // The same when the kernel has also checked the temporary address.
     let until = std::time::Instant::now() + PATIENCE;
     while !ip("-6 address show dev eth0 tentative").is_empty() {
         assert!(std::time::Instant::now() < until, "{}", ip("-6 address show dev eth0"));
@@ -75,7 +75,7 @@ fn a_rank_takes_an_address_that_stays_and_waits_until_it_may() {
     assert_ne!(usual, stays, "the kernel does not prefer the temporary one");
     assert_eq!(chosen(), stays);
     assert_eq!(host.enter(netsum_worker::addresses::reachable).last(), Some(&stays));
-    // One that is still checked cannot be bound.
+    // An address that is still tentative cannot be bound.
     ip("address add fd00:7::9/64 dev eth0");
     assert!(ip("-6 address show dev eth0").contains("tentative"), "the kernel checks nothing");
     host.enter(|| netsum_worker::udp::UdpDriver::bind("fd00:7::9".parse().unwrap())).unwrap();
@@ -84,13 +84,13 @@ fn a_rank_takes_an_address_that_stays_and_waits_until_it_may() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn link_local_addresses_are_summed_like_others() {
-    // A kernel's GID 0. netsum's own ranks do not take one.
+    // The GID 0 of a kernel. netsum's own ranks do not use it.
     let cluster = Cluster::start(LabSpec { ipv6: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
     let lab = cluster.lab();
     let load = Load { message_size: 1024, window: 8, ..Load::new(RANKS) };
     let job = JobSpec { message_size: 1024, ..JobSpec::new("local", RANKS) };
     cluster.create_job(&job).unwrap();
-    // From the MAC address (RFC 4291, appendix A).
+    // The address follows from the MAC address (RFC 4291, appendix A).
     let gid = |rank: u32| Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, rank as u16 + 1);
     let next = |rank: u32| (rank + 1) % RANKS;
     for rank in 0..RANKS {
@@ -126,7 +126,7 @@ fn link_local_addresses_are_summed_like_others() {
             assert_eq!(got, expected.build_result(), "index {index}, rank {rank}");
         }
     }
-    // netsum's own ranks say what they need instead.
+    // netsum's own ranks refuse it, and report what they need.
     let peers = (0..2).map(|rank| IpAddr::V6(gid(rank))).collect();
     let bootstrap = netsum_worker::Bootstrap::Static {
         peers,

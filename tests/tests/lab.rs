@@ -16,7 +16,7 @@ use crate::parents::sent;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Namespaces whose names begin so.
+/// Namespaces whose names begin with this prefix.
 fn namespaces(prefix: &str) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(RUN_NETNS) else { return Vec::new() };
     entries
@@ -85,7 +85,7 @@ fn leaves_have_a_link_to_every_spine_and_nothing_circles() {
     for to in [1, 4, 15] {
         ping(lab.host(0), lab.host(to).ip(0), 2, SECOND).unwrap();
     }
-    // Nobody has that address, so all are asked for it.
+    // No host has that address, so every host is asked for it.
     ping(lab.host(0), "10.0.0.77".parse().unwrap(), 1, SECOND / 20).unwrap_err();
     let by = |spine| sent(lab.leaf(0), &BoxNode::uplink(spine));
     assert!((1..10_000).contains(&by(0)) && by(1) == 0, "{} {}", by(0), by(1));
@@ -99,11 +99,11 @@ fn labs_are_independent_of_each_other_and_gone_after_drop() {
     assert_ne!(a.prefix(), b.prefix());
     let prefix = a.prefix().to_owned();
     assert_eq!(namespaces(&prefix).len(), 3);
-    // Something runs inside, and belongs to nobody.
+    // A process runs inside that no handle owns.
     let mut sleeper = a.host(0).free_command("sleep").arg("1000").spawn().unwrap();
     drop(a);
     assert_eq!(namespaces(&prefix), Vec::<String>::new());
-    // It is asked to end before it is killed.
+    // The process gets SIGTERM before it would be killed.
     assert_eq!(sleeper.wait().unwrap().signal(), Some(Signal::SIGTERM as i32));
     ping(b.host(0), b.host(1).ip(0), 1, SECOND).unwrap();
 }
@@ -122,7 +122,7 @@ fn a_panic_leaves_nothing() {
     assert_eq!(namespaces(&receive.recv().unwrap()), Vec::<String>::new());
 }
 
-/// Starts a process that builds a lab; the process and the lab's prefix.
+/// Starts a process that builds a lab, and returns it with the lab's prefix.
 fn start_victim() -> (Running, String) {
     let mut victim =
         Running::start("victim", &mut Command::new(env!("CARGO_BIN_EXE_lab-victim"))).unwrap();
@@ -146,7 +146,7 @@ fn signals_leave_nothing_not_even_sigkill() {
 #[test]
 #[ignore = "needs root: cargo xtask test"]
 fn a_lab_whose_owner_and_janitor_are_gone_is_removed_by_the_next() {
-    // No process has an id that large: the kernel's limit is 2^22.
+    // No process has such a large id: the kernel's limit is 2^22.
     let name = "ns99999999-7";
     let lab = Lab::new(LabSpec { name: Some(name.to_owned()), ..LabSpec::hosts(1) }).unwrap();
     assert_eq!(janitor::owner(name), Some(99_999_999));

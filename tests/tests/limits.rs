@@ -1,4 +1,4 @@
-//! What a box may lack, and what the daemon makes of it.
+//! Boxes that lack something, and how the daemon reacts.
 
 use std::path::{Path, PathBuf};
 
@@ -6,8 +6,7 @@ use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, one_on_each_host};
 use netsum_lab::netns::output;
 
-/// A daemon that begins with this script, in a mount namespace of its own; folders are `$1` and so
-/// on.
+/// A daemon that starts with this script, in its own mount namespace. Folders are `$1` and so on.
 fn after(script: &str, folders: &[&Path]) -> DaemonOptions {
     let script = format!("{script}; shift {}; exec \"$@\"", folders.len());
     let words = ["unshare", "--mount", "sh", "-euc", &script, "sh"].map(str::to_owned);
@@ -38,7 +37,7 @@ fn without_bpffs_locked_memory_and_ipv6_it_works_and_says_what_it_lacks() {
     for host in cluster.lab().hosts() {
         host.enter(|| std::fs::write(no_ipv6, "1")).unwrap();
     }
-    // Mounts of it may lie on one another.
+    // Several mounts of it may be stacked.
     let script =
         "umount -l /sys/fs/bpf; while umount -l /sys/fs/bpf 2>/dev/null; do :; done; ulimit -l 4";
     cluster.start_daemon_as(&after(script, &[])).unwrap();
@@ -67,7 +66,7 @@ fn a_full_disk_leaves_the_last_state_and_is_written_to_when_there_is_room() {
     let folder = state.parent().unwrap();
     let disk = "mkdir -p \"$1\"; mount -t tmpfs -o size=16k tmpfs \"$1\"";
     cluster.start_daemon_as(&after(disk, &[folder])).unwrap();
-    // As the daemon sees it.
+    // The path as the daemon sees it.
     let inside = |path: &Path| {
         let root = PathBuf::from(format!("/proc/{}/root", cluster.daemon_pid()));
         root.join(path.strip_prefix("/").unwrap())

@@ -13,7 +13,7 @@ use netsum_lab::{Host, LabSpec};
 
 const RANKS: u32 = 3;
 const SECOND: Duration = Duration::from_secs(1);
-/// Takes most of a second, with a window as small as that of [`Busy`].
+/// This length takes most of a second, with a window as small as that of [`Busy`].
 const LEN: usize = 4_000_000;
 
 /// A job in the middle of an all-reduce.
@@ -51,7 +51,7 @@ impl Busy {
         self.cluster.counter(Some(&self.job.name), "released").unwrap()
     }
 
-    /// Takes a link down, and waits until that stops the sums.
+    /// Takes a link down, and waits until the sums stop.
     fn down(&self, netns: &Netns, interface: &str) -> Instant {
         let down = Instant::now();
         netns.set_link(interface, false).unwrap();
@@ -73,7 +73,7 @@ impl Busy {
         down
     }
 
-    /// All ranks end with the right sum; who summed, and how long it took.
+    /// Checks that all ranks end with the right sum. Returns each rank's mode, and the time.
     fn right(&mut self) -> (Vec<String>, Duration) {
         let outcomes =
             self.group.check_all_reduce("i32", LEN, 1, &self.files).unwrap_or_else(|e| {
@@ -85,7 +85,7 @@ impl Busy {
         (outcomes.into_iter().map(|o| o.mode).collect(), time)
     }
 
-    /// All ranks end with an error; the errors, by rank.
+    /// Checks that all ranks end with an error. Returns the errors by rank.
     fn errors(&mut self) -> Vec<String> {
         let answers = self.group.answers(PATIENCE).unwrap();
         assert_eq!(answers.len(), RANKS as usize);
@@ -97,8 +97,7 @@ impl Busy {
     }
 }
 
-/// Where the path of rank 1 is cut, and what with: the box's port, the host's interface, or the
-/// bridge with all paths.
+/// Cuts the path of rank 1 at the box's port, at the host's interface, or all paths at the bridge.
 const CUTS: [&str; 3] = ["port", "host", "bridge"];
 
 fn cut(cluster: &Cluster, what: &str) -> (Netns, String) {
@@ -110,12 +109,12 @@ fn cut(cluster: &Cluster, what: &str) -> (Netns, String) {
     }
 }
 
-/// Cuts for `hold`; the modes of the ranks, which all have the right sum.
+/// Cuts the path for `hold`, and returns the modes of the ranks, which all have the right sum.
 fn interrupted(what: &str, timeout: Duration, hold: Duration) -> Vec<String> {
     let mut busy = Busy::start(timeout, false);
     let (netns, interface) = cut(&busy.cluster, what);
     let down = busy.down(&netns, &interface);
-    // What happens meanwhile is what is tested.
+    // The test is about this interval, so it waits for a fixed time.
     std::thread::sleep(hold);
     netns.set_link(&interface, true).unwrap();
     let up = down.elapsed();
@@ -138,7 +137,7 @@ fn a_link_that_comes_up_again_soon_costs_only_time() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_link_that_comes_up_before_its_rank_is_given_up_costs_the_box_at_most() {
-    // Longer than three tenths of the time-out, after which ranks sum themselves.
+    // Longer than three tenths of the timeout, after which ranks sum themselves.
     assert_eq!(interrupted("port", 5 * SECOND, 5 * SECOND / 2), ["ring"; RANKS as usize]);
 }
 
@@ -162,7 +161,7 @@ fn a_link_that_stays_down_is_an_error_that_names_the_rank_behind_it() {
             }
         }
     };
-    // Each in a lab of its own, and all at once: they wait for time-outs.
+    // Each case runs in its own lab, all at once, because they wait for timeouts.
     std::thread::scope(|scope| {
         CUTS.iter().for_each(|what| drop(scope.spawn(move || cut_off(what))))
     });
@@ -171,8 +170,8 @@ fn a_link_that_stays_down_is_an_error_that_names_the_rank_behind_it() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_host_that_loses_its_address_with_its_link_is_an_error() {
-    // Linux takes IPv6 addresses away with the link (`keep_addr_on_down`), and nobody gives them
-    // back here.
+    // Linux removes IPv6 addresses when the link goes down (`keep_addr_on_down`), and nothing
+    // restores them here.
     let mut busy = Busy::start(2 * SECOND, true);
     let (netns, interface) = cut(&busy.cluster, "host");
     let down = busy.down(&netns, &interface);
@@ -183,7 +182,7 @@ fn a_host_that_loses_its_address_with_its_link_is_an_error() {
     assert!(errors[1].contains("rank 1 itself may be cut off"), "{errors:?}");
 }
 
-/// While an interface comes up it takes packets before its XDP program is there again.
+/// An interface that comes up accepts packets before its XDP program is attached again.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_port_that_goes_down_and_up_lets_no_contribution_through() {
@@ -201,7 +200,7 @@ fn a_port_that_goes_down_and_up_lets_no_contribution_through() {
         let flow = load.flow(0, rank, 0, at(rank), at((rank + 1) % RANKS));
         cluster.add_flow("flap", &flow, &lab.box_().port(rank as usize)).unwrap();
     }
-    // Rank 1's alone: no sum is ever complete, and nothing is to come to rank 2.
+    // Only rank 1 contributes: no sum is ever complete, and rank 2 must receive nothing.
     let frame = FrameSpec::send(2, 3, udp_ring::receive_qpn(2), load.psn(1), lanes(1, 256)).build();
     let (from, to) = (
         Tap::open(lab.host(1), Host::INTERFACE).unwrap(),
@@ -212,7 +211,7 @@ fn a_port_that_goes_down_and_up_lets_no_contribution_through() {
         let sender = scope.spawn(|| {
             let mut sent = 0u64;
             while !over.load(Ordering::Relaxed) {
-                // While the port is down there is no carrier.
+                // There is no carrier while the port is down.
                 sent += u64::from(from.send(&frame).is_ok());
             }
             sent

@@ -1,4 +1,4 @@
-//! What is measured of boxes and of the links between them, and what plans and rings make of that.
+//! Measurements of boxes and of the links between them, and how plans and rings use them.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ fn links(cluster: &Cluster, manager: &Manager) -> Vec<Value> {
     manager.json(cluster, &["fabric", "topology"]).unwrap()["links"].as_array().unwrap().clone()
 }
 
-/// What each link was measured to carry, by spine, in Mb/s.
+/// The measured rate of each link, by spine, in Mb/s.
 fn measure(cluster: &Cluster, manager: &Manager) -> Vec<Vec<Option<u64>>> {
     let start = Instant::now();
     let shown = manager.netsum(cluster, &["fabric", "probe", "--measure"]).unwrap();
@@ -54,7 +54,7 @@ fn measure(cluster: &Cluster, manager: &Manager) -> Vec<Vec<Option<u64>>> {
 }
 
 fn are_about(measured: &[Option<u64>], rate: u64) -> bool {
-    // What the test takes for an error: 5 %.
+    // The tolerance of the test is 5 %.
     measured.len() == 2 && measured.iter().all(|m| m.is_some_and(|m| m.abs_diff(rate) * 20 <= rate))
 }
 
@@ -65,7 +65,7 @@ fn trees(cluster: &Cluster, manager: &Manager) -> Vec<(String, u64)> {
     job["trees"].as_array().unwrap().iter().map(tree).collect()
 }
 
-/// Sums until the job has these trees.
+/// Runs all-reduces until the job has these trees.
 fn until(group: &mut Group, cluster: &Cluster, manager: &Manager, expected: &[(&str, u64)]) {
     let start = Instant::now();
     for seed in 0.. {
@@ -98,7 +98,7 @@ fn links_are_measured_and_rings_are_shared_out_by_that() {
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     until(&mut group, &cluster, &manager, &[("spine0", 6), ("spine1", 1)]);
 
-    // Where the job's rings are, nobody measures; elsewhere its rings come once it is worth it.
+    // Links with the job's rings are not measured. Rings move to other links once that is worth it.
     shape(&cluster, &[40, 100, 400]);
     let measured = measure(&cluster, &manager);
     assert!(are_about(&measured[2], 400), "{measured:?}");
@@ -112,7 +112,7 @@ fn links_are_measured_and_rings_are_shared_out_by_that() {
     );
     until(&mut group, &cluster, &manager, &[("spine0", 3), ("spine1", 1), ("spine2", 3)]);
 
-    // The next manager knows, and the job stays as it is.
+    // The next manager knows the measurements, and the job stays as it is.
     manager.kill().unwrap();
     let manager = cluster.start_manager().unwrap();
     until(&mut group, &cluster, &manager, &[("spine0", 3), ("spine1", 1), ("spine2", 3)]);
@@ -141,7 +141,8 @@ fn links_as_fast_as_the_machine_keep_their_nominal_rates() {
         }
     };
     (0..3).for_each(|_| all_nominal());
-    // A queue of the port itself holds its sender back, or loses what does not fit, one way.
+    // A queue of the port itself holds its sender back, or loses packets that do not fit, in one
+    // direction.
     let leaf = cluster.lab().leaf(0);
     let tc = |arguments: &str| {
         let words = arguments.split_whitespace();
@@ -165,7 +166,7 @@ fn a_box_says_what_it_adds_and_the_next_daemon_measures_nothing_beside_jobs() {
         cluster.netsum_json(&["prog", "show"]).unwrap()["aggregation_rate"].as_u64().unwrap()
     };
     let before = adds(&cluster);
-    // No machine adds less than 10 MB/s, or more than 100 GB/s.
+    // Every machine adds at least 10 MB/s and at most 100 GB/s.
     assert!((10_000_000..100_000_000_000).contains(&before), "{before}");
     let manager = cluster.start_manager().unwrap();
     let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();

@@ -1,5 +1,5 @@
-//! The shipped rules and the shipped dashboard in a real Prometheus: it scrapes a box on which
-//! everything goes wrong that an alert is about, each alert fires, and no panel is empty.
+//! The shipped rules and the shipped dashboard in a real Prometheus. It scrapes a box on which
+//! everything goes wrong that has an alert; each alert fires, and no panel is empty.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use serde_json::Value;
 const METRICS: &str = "127.0.0.1:4792";
 /// How often Prometheus scrapes and evaluates.
 const EVERY: Duration = Duration::from_millis(250);
-/// What a minute of the shipped rules is here; see [`hurried`].
+/// The time that stands for a minute of the shipped rules; see [`hurried`].
 const MINUTE: Duration = Duration::from_millis(500);
 /// How long an alert may take to fire.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Alerts that are not brought about here: the daemon attaches a program again within a second.
+/// Alerts that this test does not cause: the daemon attaches a program again within a second.
 const LEFT_OUT: [&str; 1] = ["NetsumPortWithoutProgram"];
 
 fn root() -> PathBuf {
@@ -33,8 +33,8 @@ fn shipped(file: &str) -> String {
     std::fs::read_to_string(root().join("deploy").join(file)).unwrap()
 }
 
-/// The shipped rules for a short test: a minute in a window (`[5m]`) or behind `for:` is half a
-/// second. All else is as shipped.
+/// The shipped rules for a short test: a minute in a window (`[5m]`) or behind `for:` becomes half
+/// a second. Everything else is as shipped.
 fn hurried(rules: &str) -> String {
     [1, 5].into_iter().fold(rules.to_owned(), |text, minutes| {
         let (long, short) = (format!("{minutes}m"), format!("{}ms", minutes * MINUTE.as_millis()));
@@ -64,9 +64,9 @@ fn the_rules_pass_promtool_and_no_alert_is_without_a_test() {
     }
 }
 
-/// A box, and Prometheus that looks at it.
+/// A box, and a Prometheus that scrapes it.
 struct Watched {
-    // Dropped, and so ended, before the lab.
+    // It must be dropped, and so ended, before the lab.
     prometheus: Prometheus,
     cluster: Cluster,
 }
@@ -75,10 +75,10 @@ impl Watched {
     fn start() -> Self {
         let spec = LabSpec { cables: true, ips_per_host: 4, ..LabSpec::hosts(4) };
         let mut cluster = Cluster::without_daemon(spec).unwrap();
-        // A namespace begins without loopback.
+        // In a new namespace the loopback interface is down.
         cluster.lab().box_().set_link("lo", true).unwrap();
         let tenants = "[tenants.default]\njobs = 3\nmemory = \"8MiB\"\n[tenants.filler]\n";
-        // Ranks that are killed fail their job soon.
+        // The job of killed ranks fails soon.
         let tenants = format!("{tenants}[heartbeat]\ntimeout-ms = 5000\n");
         let listen =
             format!("[metrics]\nlisten = \"{METRICS}\"\n[pool]\nmemory = \"8MiB\"\n{tenants}");
@@ -95,7 +95,7 @@ impl Watched {
         self.cluster.ranks(job, &token, places).unwrap()
     }
 
-    /// Does something until all of these alerts have fired, each with these labels.
+    /// Does `work` until all of these alerts have fired, each with these labels.
     fn until_fire(&self, alerts: &[(&str, &[(&str, &str)])], mut work: impl FnMut(u64)) {
         let start = Instant::now();
         let mut missing = alerts.to_vec();
@@ -131,7 +131,7 @@ impl Watched {
     }
 }
 
-/// A job whose rank 1 never sends anything, on the hosts' last addresses.
+/// Creates a job whose rank 1 never sends anything, on the hosts' last addresses.
 fn stuck(cluster: &Cluster) {
     let create =
         ["job", "create", "stuck", "--ranks", "2", "--message-size", "4096", "--window", "2"];
@@ -152,7 +152,7 @@ fn stuck(cluster: &Cluster) {
     Tap::open(cluster.lab().host(0), "eth0").unwrap().send(&frame.build()).unwrap();
 }
 
-/// Takes most of the box's memory.
+/// Fills most of the box's memory.
 fn fill(cluster: &Cluster) {
     let create = |n: u32| {
         let name = format!("filler{n}");
@@ -168,7 +168,7 @@ fn every_alert_fires_when_it_should_and_no_panel_is_empty() {
     let train = JobSpec { rings: 2, ..JobSpec::new("train", 3) };
     let mut group = watched.group(&train, &one_on_each_host(3));
 
-    // All is well.
+    // Everything works.
     group.start_together();
     let start = Instant::now();
     while start.elapsed() < 14 * MINUTE {
@@ -180,8 +180,8 @@ fn every_alert_fires_when_it_should_and_no_panel_is_empty() {
     let empty: Vec<_> = panels.iter().filter(|p| p.queries.iter().all(|(_, full)| !full)).collect();
     assert!(empty.is_empty(), "{empty:#?}");
 
-    // A job that stands still; one of which rank 0 and rank 1 are on one host, so that their data
-    // never comes by the box; and a rank that is late.
+    // A stalled job; a job whose ranks 0 and 1 are on one host, which keeps their data away from
+    // the box; and a rank that is late.
     stuck(&watched.cluster);
     let past = JobSpec { timeout: Duration::from_secs(3), ..JobSpec::new("past", 3) };
     let mut past_box = watched.group(&past, &[(0, 1), (0, 2), (1, 1)]);
@@ -198,7 +198,7 @@ fn every_alert_fires_when_it_should_and_no_panel_is_empty() {
         },
     );
 
-    // A burst of loss on a cable, which also flips bits; and somebody who sends with another's
+    // A burst of loss on a link, which also flips bits; and a host that sends with another's
     // address.
     group.start_together();
     let lossy = Faults { corrupt: 0.02, ..Faults::loss(0.05) };
@@ -220,7 +220,7 @@ fn every_alert_fires_when_it_should_and_no_panel_is_empty() {
     );
     watched.cluster.lab().host(1).set_faults(Faults::NONE, Faults::NONE, 1).unwrap();
 
-    // A port without a host, a rank that is killed, a full pool.
+    // A port without a host, a killed rank, and a full pool.
     watched.cluster.lab().box_().set_link("port3", false).unwrap();
     past_box.kill(2).unwrap();
     fill(&watched.cluster);
@@ -246,9 +246,9 @@ fn every_alert_fires_when_it_should_and_no_panel_is_empty() {
     rules_are_well(&watched.prometheus);
 }
 
-/// Each rule could be evaluated, and each alert but those that are left out has fired.
+/// Checks that each rule could be evaluated, and that each alert has fired, except those left out.
 fn rules_are_well(prometheus: &Prometheus) {
-    // Not the history, which has steps: the last alert has fired just now.
+    // `count_over_time` instead of a range query, which has steps: the last alert has just fired.
     let fired = prometheus.query("count_over_time(ALERTS{alertstate=\"firing\"}[10m])").unwrap();
     let fired: BTreeSet<&str> =
         fired.iter().filter_map(|a| a["metric"]["alertname"].as_str()).collect();
@@ -279,7 +279,7 @@ struct Panel {
     queries: Vec<(String, bool)>,
 }
 
-/// A query as Grafana fills it in.
+/// Fills in a query's variables as Grafana does.
 fn filled(text: &str) -> String {
     text.replace("$__rate_interval", "2s").replace("$job", ".*").replace("$instance", ".*")
 }
@@ -301,7 +301,7 @@ fn panels(prometheus: &Prometheus) -> Vec<Panel> {
     dashboard["panels"].as_array().unwrap().iter().map(panel).collect()
 }
 
-/// Each query of each panel has had a value at some time, and so has each variable.
+/// Checks that each query of each panel has had a value at some time, and so has each variable.
 fn dashboard_has_data(prometheus: &Prometheus) {
     let panels = panels(prometheus);
     let queries = || panels.iter().flat_map(|panel| &panel.queries);

@@ -1,4 +1,4 @@
-//! Path MTUs that do not fit: refused with the reason, before anybody waits for a sum.
+//! Path MTUs that do not fit are refused with the reason, before any rank waits for a sum.
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
@@ -25,7 +25,7 @@ fn what_the_box_cannot_broadcast_or_a_port_not_carry_is_refused_at_once() {
     refused(create(1500), &["--mtu 1500", "256, 512, 1024 or 2048"]);
     create(2048).unwrap();
     set_mtu(lab.box_(), "port1", 1107);
-    // Ports are looked at when it matters, not only when the daemon started.
+    // Ports are checked when a job is created, not only when the daemon starts.
     refused(
         create(1024),
         &["--mtu 1024", "port port1 has an MTU of 1107", "at least 1108 is needed"],
@@ -68,7 +68,7 @@ fn a_rank_whose_port_or_interface_is_too_small_is_told_when_it_joins() {
         let error =
             format!("{:#}", cluster.ranks(&impatient, &token, &one_on_each_host(2)).unwrap_err());
         assert!(expected.iter().all(|part| error.contains(part)), "{error}");
-        // The other one is told who is missing.
+        // The other rank is told which one is missing.
         assert!(error.contains("missing: 1"), "{error}");
     }
 }
@@ -83,8 +83,8 @@ fn a_port_whose_packets_do_not_fit_a_page_is_refused_when_the_daemon_starts() {
     );
 }
 
-/// Nobody is told: a bridge drops what its port does not carry, as many a hop does whose ICMP is
-/// filtered.
+/// The bridge drops packets that its port cannot carry and tells no host, like many a hop whose
+/// ICMP is filtered.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_path_that_swallows_large_packets_is_named_when_the_ranks_connect() {

@@ -1,5 +1,5 @@
-//! What an administrator sees: the command line against its schemas, and the metrics against
-//! parsers and the dashboard.
+//! The administrator's view: the command line is checked against its schemas, and the metrics
+//! against parsers and the dashboard.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
@@ -20,10 +20,10 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A daemon with metrics, a job at work and another one that waits.
+/// A daemon with metrics, a running job and a waiting one.
 fn busy() -> (Cluster, Group) {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
-    // A namespace begins without loopback.
+    // In a new namespace the loopback interface is down.
     cluster.lab().box_().set_link("lo", true).unwrap();
     let limits = "[tenants.default]\njobs = 9\nrings = 20\nslots = 100000\nmemory = \"128MiB\"\n";
     let listen = format!("[metrics]\nlisten = \"127.0.0.1:4792\"\n{limits}");
@@ -36,7 +36,7 @@ fn busy() -> (Cluster, Group) {
     (cluster, group)
 }
 
-/// `netsum` on the box, with whatever it says and ends with.
+/// Runs `netsum` on the box, and returns its output and exit status.
 fn netsum(cluster: &Cluster, line: &str) -> Output {
     let mut command: Command = cluster.lab().box_().command(program("netsum").unwrap());
     command.env("NETSUM_SOCKET", cluster.socket()).args(line.split_whitespace()).output().unwrap()
@@ -82,7 +82,7 @@ fn all_json_is_what_its_schema_says() {
     ] {
         let validator = validator(schema);
         for option in ["-j", "-p"] {
-            // What changes something does so once.
+            // Commands that change something do so only once.
             if option == "-p" && (code == 4 || line.contains(" create ") || line.contains(" add "))
             {
                 continue;
@@ -101,8 +101,8 @@ fn all_json_is_what_its_schema_says() {
     }
 }
 
-/// That the schema is no empty one: with the first field of the first object gone, or of another
-/// type, it says no.
+/// Asserts that the schema is not empty: it rejects a value whose first object lacks its first
+/// field, or has it with another type.
 fn without_a_field_it_is_refused(validator: &jsonschema::Validator, value: &Value, line: &str) {
     let mut broken = value.clone();
     let object = match &mut broken {
@@ -155,7 +155,7 @@ fn exit_codes_and_prefixes_are_as_the_manual_says() {
     assert_eq!(netsum(&cluster, "job").status.code(), Some(5));
 }
 
-/// What `/metrics` says.
+/// Returns the text of `/metrics`.
 fn scrape(cluster: &Cluster) -> String {
     let answer = cluster.lab().box_().enter(|| {
         let mut tcp = TcpStream::connect("127.0.0.1:4792").unwrap();
@@ -186,7 +186,7 @@ fn samples(text: &str) -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn metrics_count_what_the_command_line_shows() {
-    // The daemon has given up all capabilities but two by now.
+    // By now the daemon has dropped all capabilities but two.
     let (cluster, mut group) = busy();
     for line in [
         "job create train --ranks 2",
@@ -265,7 +265,7 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
     for panel in dashboard["panels"].as_array().unwrap() {
         for target in panel["targets"].as_array().unwrap() {
             let expression = target["expr"].as_str().unwrap();
-            // As Grafana fills it in.
+            // The variables are filled in as by Grafana.
             let filled = expression
                 .replace("$__rate_interval", "1m")
                 .replace("$job", ".*")
@@ -298,7 +298,7 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
     }
 }
 
-/// The metrics that an expression selects, with the labels that it does so by.
+/// The metrics that an expression selects, with the labels that it uses for that.
 fn selectors(expression: &promql_parser::parser::Expr) -> Vec<(String, Vec<String>)> {
     use promql_parser::parser::{Expr, VectorSelector};
     let selected = |s: &VectorSelector| {
@@ -318,7 +318,7 @@ fn selectors(expression: &promql_parser::parser::Expr) -> Vec<(String, Vec<Strin
     }
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 fn wait_until(cluster: &Cluster, what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -351,7 +351,7 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     };
     sums(&mut group);
 
-    // A port comes, and a job runs over it.
+    // A port is added, and a job runs over it.
     bridge(&cluster, &["master", "br0"]);
     let xdp = |cluster: &Cluster| {
         let ports = cluster.netsum_json(&["port", "show"]).unwrap();
@@ -366,7 +366,7 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     sums(&mut late_group);
     sums(&mut group);
 
-    // The configuration: nonsense, too little, and enough.
+    // The configuration is invalid, then too small, then large enough.
     let file = cluster.folder().join("netsum.toml");
     let text = std::fs::read_to_string(&file).unwrap();
     let hang_up = |cluster: &Cluster, text: &str, expected: &str| {
@@ -385,13 +385,13 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     let out = netsum(&cluster, big);
     assert_eq!(out.status.code(), Some(0), "{out:?}");
 
-    // A port goes: its job ends with the reason, the other one goes on.
+    // A port is removed: its job ends with the reason, and the other job continues.
     bridge(&cluster, &["nomaster"]);
     wait_until(&cluster, "the port has gone", || xdp(&cluster).is_none());
     let shown = cluster.netsum_json(&["job", "show", "late"]).unwrap();
     assert_eq!(shown["error"], format!("rank 1: its port {late_port} is gone"), "{shown:#}");
-    // What its host still sends is kept out, should it come back, until somebody knows that the
-    // host has ended.
+    // If the port returns, packets that its host still sends are dropped until an administrator
+    // says that the host has ended.
     let links = |cluster: &Cluster, which: &[&str]| {
         output(cluster.lab().box_().command("ip").args(["link", "show"]).args(which)).unwrap()
     };
@@ -425,8 +425,8 @@ fn a_check_finds_what_is_wrong_with_a_box_and_changes_nothing() {
     let report = look();
     assert!(found(&report, "programs")[0].contains("accepts netsum's programs"), "{report:#}");
     assert!(found(&report, "BPF compiler")[0].starts_with("\"ok\""), "{report:#}");
-    // A kernel with br_netfilter has frames of every bridge go through iptables, until it is told
-    // not to.
+    // A kernel with br_netfilter passes frames of every bridge through iptables, unless that is
+    // turned off.
     let filter = Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables");
     if cluster.lab().box_().enter(|| filter.exists()) {
         assert!(found(&report, "bridge br0")[0].contains("go through iptables"), "{report:#}");

@@ -4,7 +4,7 @@ use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
 use netsum_lab::lab::BoxNode;
 use netsum_lab::{LabSpec, netns};
 
-/// Bytes that a leaf has sent by a port.
+/// Bytes that a leaf has sent through a port.
 pub fn sent(leaf: &BoxNode, port: &str) -> u64 {
     let text =
         netns::output(leaf.command("ip").args(["-s", "-j", "link", "show", "dev", port])).unwrap();
@@ -52,7 +52,7 @@ fn each_parent_gets_the_bytes_of_its_rings() {
             "rack {rack}: {first} bytes to the first parent, {second} to the second: {:.3}",
             first / second
         );
-        // Acknowledgements, of all rings, go by the first.
+        // Acknowledgements of all rings go through the first uplink.
         assert!((1.95..2.2).contains(&(first / second)), "{first} {second}");
     }
 }

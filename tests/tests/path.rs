@@ -1,4 +1,4 @@
-//! Paths on which half of the packets get through: the cause is named within 2 s, at the ranks, in
+//! Paths on which half of the packets get through: the cause is named within 2 s, by the ranks, in
 //! the daemon's log and by `netsum diagnose`.
 
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ fn is_logged(cluster: &Cluster, words: &[&str]) {
     }
 }
 
-/// What is between "did not answer within " and the unit, in ms.
+/// The number between "did not answer within " and the unit, in ms.
 fn millis(error: &str) -> f64 {
     let (_, after) =
         error.split_once("did not answer within ").unwrap_or_else(|| panic!("{error}"));
@@ -44,7 +44,7 @@ fn a_filter_between_neighbours_is_named_before_the_first_sum() {
     let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
     let job = JobSpec::new("filtered", 3);
     let token = cluster.create_job(&job).unwrap();
-    // The neighbours know each other's MAC addresses: what is lost is RoCE alone.
+    // The neighbours know each other's MAC addresses, so only RoCE is lost.
     let hosts = cluster.lab().hosts();
     for (host, next) in hosts.iter().zip(hosts.iter().cycle().skip(1)) {
         ping(host, next.ip(0), 1, PATIENCE).unwrap();
@@ -143,7 +143,7 @@ fn ranks_of_a_running_job_test_their_path_again() {
     let (all, said) = acknowledged();
     assert_eq!(all, [true; 3], "{said:#}");
     assert!(said["ranks"][0]["packets"].as_u64().unwrap() > 0, "{said:#}");
-    // What rank 2 sends is lost: its packets to rank 0, and its acknowledgements to rank 1.
+    // The packets of rank 2 are lost: its data to rank 0, and its acknowledgements to rank 1.
     cluster.lab().host(2).set_faults(Faults::loss(1.0), Faults::NONE, 1).unwrap();
     let (some, said) = acknowledged();
     assert_eq!(some, [true, false, false], "{said:#}");

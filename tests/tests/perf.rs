@@ -1,4 +1,4 @@
-//! `netsum-perf` and the command line of `netsum`, as their users call them.
+//! `netsum-perf` and the command line of `netsum`, called as by their users.
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, WORKER_PORT, program};
@@ -16,7 +16,7 @@ fn netsum_perf_prints_a_row_for_each_size_and_finds_no_sum_wrong() {
     }
 }
 
-/// All ranks measure, with some more options.
+/// All ranks measure, with these additional options.
 fn measure(cluster: &Cluster, job: &JobSpec, token: &str, more: &str) {
     let mut ranks = Vec::new();
     for rank in 0..4 {
@@ -73,13 +73,13 @@ fn refusals_name_the_argument_and_what_would_be_right() {
             Ok(printed) => panic!("`netsum {command}` is not refused: {printed}"),
             Err(error) => error.to_string(),
         };
-        // Behind the command itself, which holds the words anyway.
+        // Only the text behind the command is searched: the command itself contains the words.
         let said = error.split_once("exit status").map_or(&*error, |(_, said)| said);
         for word in words {
             assert!(said.contains(word), "`netsum {command}` does not say {word}: {said}");
         }
     }
-    // Nothing of all that is left behind.
+    // The refused commands leave nothing behind.
     let jobs = cluster.netsum_json(&["job", "list"]).unwrap();
     assert!(!jobs.to_string().contains("new") && jobs.to_string().contains("there"), "{jobs}");
 }

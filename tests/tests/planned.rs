@@ -1,5 +1,5 @@
-//! What `netsum plan` promises, `job create` grants and ranks reach, on links so slow that CPUs are
-//! idle.
+//! `job create` grants and ranks reach the rates that `netsum plan` promises, on links so slow that
+//! CPUs are idle.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ fn job(name: &str, ranks: u32, mtu: u32, rings: u32) -> JobSpec {
     JobSpec { mtu, message_size: 64 << 10, window: 8, rings, ..JobSpec::new(name, ranks) }
 }
 
-/// The plan of jobs such as those, in a network.
+/// The plan of a job when such jobs are already running, in a network.
 fn plan(cluster: &Cluster, topology: &str, mtu: u32, jobs: &[&str]) -> Vec<Value> {
     let file = cluster.folder().join("planned.toml");
     std::fs::write(&file, topology).unwrap();
@@ -46,7 +46,7 @@ fn is_near(reached: f64, plan: &Value) {
     assert!((0.9..1.1).contains(&(reached / promised)), "{reached} B/s, {promised} promised");
 }
 
-/// Hosts h0, h1, .. around a box of two CPUs, which add so many bytes in a second together.
+/// Hosts h0, h1 and so on around a box with two CPUs and this aggregation rate.
 fn rack(hosts: usize, rate: Rate, adds: u64, pool: u64) -> String {
     let mut text =
         format!("[[box]]\nname = \"leaf\"\nadds = {adds}.0\ncpus = 2\nslots = {pool}.0\n");
@@ -62,7 +62,7 @@ fn rack(hosts: usize, rate: Rate, adds: u64, pool: u64) -> String {
 fn a_plan_for_one_box_is_granted_and_reached() {
     let rate = Rate(25 * MBIT);
     let cluster = Cluster::start(LabSpec { rate: Some(rate), ..LabSpec::hosts(4) }).unwrap();
-    // Four members of 2.9 MB/s each: with 8 MB/s a CPU it takes both.
+    // Four members send 2.9 MB/s each: at 8 MB/s per CPU, that takes both CPUs.
     let plan = plan(&cluster, &rack(4, rate, 16_000_000, 64 << 20), 1024, &[]).remove(0);
     assert_eq!(rings(&plan), 2);
     let token = cluster.create_job(&job("train", 4, 1024, rings(&plan))).unwrap();
@@ -113,7 +113,7 @@ fn a_pool_has_room_for_what_is_planned_and_for_no_more() {
         cluster.stop_daemon().unwrap();
         seen.push(counts);
     }
-    // With four members 1.5 MiB a ring, with two 1.2.
+    // A ring with four members takes 1.5 MiB, and one with two takes 1.2 MiB.
     assert_eq!(seen, [[0, 0], [1, 0], [1, 1]], "rings of both by the pool");
 }
 
@@ -134,7 +134,7 @@ fn a_plan_for_two_spines_is_granted_and_reached() {
     cluster.start_daemon().unwrap();
     cluster.start_leaves().unwrap();
     let manager = cluster.start_manager_with_rates(&rates).unwrap();
-    // Boxes know hosts by what these have sent.
+    // Boxes learn hosts from the packets that these send.
     let hosts = cluster.lab().hosts();
     for (n, host) in hosts.iter().enumerate() {
         ping(host, hosts[(n + 1) % 4].ip(0), 1, PATIENCE).unwrap();
@@ -155,7 +155,8 @@ fn a_plan_for_two_spines_is_granted_and_reached() {
 
     let job = job("train", 4, 2048, rings(&plan));
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
-    // Until all windows are on their way it takes a tenth of a second: that is little of seven.
+    // It takes a tenth of a second until all windows are full, which is little compared with seven
+    // seconds.
     let bytes = 24 << 20;
     let outcomes = group.all_reduce("i32", bytes / 4, 1).unwrap();
     assert!(outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0), "{outcomes:?}");

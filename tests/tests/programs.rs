@@ -12,8 +12,8 @@ use netsum_dataplane::DataPlane;
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, flow, fragment, ring, tag};
 
-/// What egress should make of a rank's saved headers and a sum, for a receiver with a VLAN tag or
-/// none.
+/// The packet that egress should make from a rank's saved headers and a sum, for a receiver with or
+/// without a VLAN tag.
 fn expected(source: &FrameSpec, payload: Vec<u8>, ce: bool, vlan: Option<u16>) -> Vec<u8> {
     let tos = if ce && source.tos & 3 != 0 { source.tos | 3 } else { source.tos };
     let vlan = match (source.vlan, vlan) {
@@ -23,7 +23,7 @@ fn expected(source: &FrameSpec, payload: Vec<u8>, ce: bool, vlan: Option<u16>) -
     FrameSpec { payload, id: 0, tos, vlan, ..source.clone() }.build_result()
 }
 
-/// All ranks contribute; checks every verdict, the sum, and what each rank is sent.
+/// All ranks contribute. Checks every verdict, the sum, and the packet for each rank.
 fn all_reduce(bench: &mut Bench, specs: &[FrameSpec], ce: bool) {
     let total = sum(&specs.iter().map(|s| s.payload.clone()).collect::<Vec<_>>());
     let last = specs.len() - 1;
@@ -118,8 +118,8 @@ fn two_to_sixty_four_ranks() {
 #[test]
 #[ignore = "needs root and BPF"]
 fn ranks_with_different_headers_get_their_own() {
-    // Rank 0 is tagged, rank 1 sends WRITE ONLY with immediate, rank 2 plain SENDs: egress has to
-    // move the packet's head.
+    // Rank 0 is tagged, rank 1 sends WRITE ONLY with immediate, and rank 2 sends plain SENDs:
+    // egress has to move the packet's head.
     let mut bench = Bench::new(ring(3, 1024, 64), false).unwrap();
     for index in 0..6 {
         let mut specs: Vec<_> =
@@ -134,8 +134,8 @@ fn ranks_with_different_headers_get_their_own() {
 #[ignore = "needs root and BPF"]
 fn results_are_in_the_vlan_of_their_receivers_own_packets() {
     let mut bench = Bench::new(ring(3, 2048, 64), false).unwrap();
-    // Every neighbour and itself: no tag, a tag with and without priority, another VLAN, a priority
-    // alone.
+    // Every tag next to every other and to itself: no tag, a tag with and without priority, another
+    // VLAN, a priority alone.
     let tags = [None, Some(5), Some(0x6005), Some(0x2007), Some(0x6000)];
     for v6 in [false, true] {
         let ring = ring(3, 2048, 256);
@@ -164,7 +164,7 @@ fn congestion_marks_are_carried_over() {
     let mut bench = Bench::new(ring(3, 1024, 64), false).unwrap();
     let mut specs: Vec<_> = (0..3).map(|rank| fragment(rank, 3, 0, lanes(rank, 256))).collect();
     specs[1].tos |= 3;
-    specs[2].tos = 0x20; // takes no part in ECN and must not be marked
+    specs[2].tos = 0x20; // not ECN-capable, so it must not be marked
     all_reduce(&mut bench, &specs, true);
     let specs: Vec<_> = (0..3).map(|rank| fragment(rank, 3, 1, lanes(rank, 256))).collect();
     all_reduce(&mut bench, &specs, false);
@@ -213,11 +213,11 @@ fn duplicates_are_never_added_twice_and_finished_ones_are_replayed() {
 #[ignore = "needs root and BPF"]
 fn results_leave_in_order_and_gaps_make_the_receiver_nak() {
     let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
-    // Rank 0 loses 0. Its 1 and 2 go on so that their receiver NAKs (gaps of 1 and 2); its 3 does
-    // not.
+    // Rank 0 loses packet 0. Its packets 1 and 2 are forwarded, and their receiver NAKs (gaps of 1
+    // and 2); packet 3 is not.
     bench.sequence(&[(1, 0, DROP), (1, 1, DROP), (1, 2, DROP), (1, 3, DROP)]).unwrap();
     for (index, action) in [(1u32, PASS), (2, PASS), (3, DROP)] {
-        // These complete their slots, whose sums must wait.
+        // These complete their slots, whose sums are held back.
         let mut spec = fragment(0, 2, index, lanes(index, 64));
         let out = bench.aggregate(&spec.build()).unwrap();
         assert_eq!(out.action, action, "index {index}");
@@ -231,7 +231,7 @@ fn results_leave_in_order_and_gaps_make_the_receiver_nak() {
     assert!(
         counters.contains(&(Counter::Held, 3)) && counters.contains(&(Counter::OutOfSequence, 3))
     );
-    // It goes back: each packet is the vehicle of a release.
+    // Rank 0 goes back: each of its packets carries a released sum.
     bench
         .sequence(&[(0, 0, REDIRECT), (0, 1, REDIRECT), (0, 2, REDIRECT), (0, 3, REDIRECT)])
         .unwrap();
@@ -277,7 +277,8 @@ fn stale_retransmissions_pass_and_credit_violations_do_not() {
         (PASS, stale.build()),
         "slot 1 holds 9: a duplicate to any receiver"
     );
-    // The window is 4: index 14 would need credit that cannot exist, 13 is the last.
+    // The window is 4, so index 13 is the last with credit: index 14 would need credit that cannot
+    // exist.
     bench
         .sequence(&[(0, 10, DROP), (0, 11, DROP), (0, 12, DROP), (0, 13, DROP), (0, 14, DROP)])
         .unwrap();
@@ -306,7 +307,8 @@ fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
     let mut total = fragment(2, 3, 0, lanes(9, 64));
     total.bth.ecn = TOTAL;
     assert_eq!(bench.aggregate(&total.build()).unwrap().action, REDIRECT);
-    // With the total's ICRC and mark over the partial sum, nobody but the ICRC would tell.
+    // The packet would carry the partial sum under the total's ICRC and mark, and only the ICRC
+    // would reveal that.
     assert_eq!(bench.egress(&again.packet).unwrap().action, DROP);
     let again = bench.aggregate(&data(1)).unwrap();
     let up = bench.egress(&again.packet).unwrap();
@@ -316,11 +318,11 @@ fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
 #[test]
 #[ignore = "needs root and BPF"]
 fn a_replay_that_waits_while_its_slot_is_taken_does_not_leave_as_a_later_fragment() {
-    // Rank 0 misses an acknowledgement and goes back: its 0 again, and 1 and 2, which are new, come
-    // in one batch of the CPU map. What the batch redirects leaves at its end, when 2 has the slot
-    // of 0.
+    // Rank 0 misses an acknowledgement and goes back: its old packet 0 arrives in one batch of the
+    // CPU map with its new packets 1 and 2. Packets that the batch redirects leave at its end, when
+    // index 2 has the slot of index 0.
     let mut bench = Bench::new(ring(2, 256, 2), false).unwrap();
-    // Sums of nothing but zeros: their CRC state is that of a slot whose CRC is not known yet.
+    // The sums are all zeros, so their CRC state is that of a slot whose CRC is not known yet.
     let zeros = |rank, index| fragment(rank, 2, index, vec![0; 256]).build();
     assert_eq!(bench.aggregate(&zeros(0, 0)).unwrap().action, DROP);
     assert_eq!(bench.aggregate(&zeros(1, 0)).unwrap().action, REDIRECT);
@@ -346,7 +348,7 @@ fn relaxed_rings_release_as_they_complete() {
     let mut bench = Bench::new(ring, false).unwrap();
     bench
         .sequence(&[
-            // Past a gap, once: its receiver NAKs.
+            // Forwarded past a gap, once: its receiver NAKs.
             (0, 1, PASS),
             (1, 0, DROP),
             (1, 1, REDIRECT),
@@ -380,10 +382,10 @@ fn icrc_is_not_verified_where_the_job_says_so() {
     );
 }
 
-/// What is done to a good contribution, the verdict and the counter that follow.
+/// A case: its name, a change to a good contribution, the verdict and the counter that follow.
 type Case = (&'static str, fn(&mut Vec<u8>), u32, Counter);
 
-/// Rewrites the ICRC, so that a change is refused for its own sake.
+/// Rewrites the ICRC: a changed packet is then refused for the change, not for its ICRC.
 fn resign(f: &mut [u8]) {
     let Ok(frame) = wire::parse(&*f) else { return };
     let end = f.len() - 4;
@@ -615,7 +617,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
         (
             "no payload",
             |f| {
-                f[42] = Opcode::SEND_MIDDLE.0; // A whole message of nothing stops the ring.
+                f[42] = Opcode::SEND_MIDDLE.0; // An empty message stops the ring.
                 f.drain(54..54 + 256);
                 f[16..18].copy_from_slice(&44u16.to_be_bytes());
                 f[38..40].copy_from_slice(&24u16.to_be_bytes());
@@ -652,8 +654,8 @@ fn bad_input_is_counted_by_reason_and_never_added() {
     ];
     let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
     for (i, (what, change, action, counter)) in cases.iter().enumerate() {
-        // A good contribution of rank 1 shows rank 1's MAC address and opens the slot; rank 0's is
-        // spoilt.
+        // A good contribution of rank 1 shows rank 1's MAC address and opens the slot; rank 0's
+        // contribution is spoilt.
         let index = i as u32;
         let good = fragment(0, 2, index, lanes(0, 64));
         assert_eq!(
@@ -661,13 +663,13 @@ fn bad_input_is_counted_by_reason_and_never_added() {
             DROP
         );
         if i == 0 {
-            // Rank 0's MAC address is known from now on.
+            // From now on rank 0's MAC address is known.
             assert_eq!(bench.plane.flow_seen(bench.keys[0]).unwrap().mac, None);
         }
         let before = bench.counters().unwrap();
         let mut bad = good.build();
         change(&mut bad);
-        // What is nobody's data does not come as far as the ring's CPU.
+        // Packets of unknown flows do not reach the ring's CPU.
         let passes = *action == PASS;
         let out = if passes { bench.run("ingress", &bad) } else { bench.aggregate(&bad) }.unwrap();
         let counters = bench.counters().unwrap();
@@ -691,7 +693,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
                 "not learned from a bad packet"
             );
         }
-        // Nothing was added, nothing is disturbed: the good one completes the sum.
+        // Nothing was added and nothing is disturbed: the good packet completes the sum.
         let done = bench.aggregate(&good.build()).unwrap();
         assert_eq!(done.action, REDIRECT, "after {what}: {:?}", bench.counters().unwrap());
         assert_eq!(done.packet[54..54 + 256], sum(&[lanes(0, 64), lanes(1, 64)]), "after {what}");
@@ -720,14 +722,14 @@ fn a_packet_that_is_not_its_messages_last_must_be_full() {
     };
     for (index, opcode) in (0..=0x0b).filter(|&o| !Opcode(o).is_last()).enumerate() {
         let index = index as u32;
-        // It comes first, and does not take the slot.
+        // It arrives first, and does not take the slot.
         assert_eq!(bench.aggregate(&packet(0, index, opcode, 63).build()).unwrap().action, DROP);
         let specs: Vec<_> = (0..3).map(|rank| packet(rank, index, opcode, 64)).collect();
         all_reduce(&mut bench, &specs, false);
     }
     assert!(bench.counters().unwrap().contains(&(Counter::ShortFragment, 4)));
-    // The last packet of a message may have any length. What was refused is noted, for `netsum
-    // diagnose`.
+    // The last packet of a message may have any length. The refused packet is noted for
+    // `netsum diagnose`.
     assert_eq!(bench.aggregate(&packet(0, 4, 4, 3).build()).unwrap().action, DROP);
     assert_eq!(bench.aggregate(&packet(1, 4, 4, 64).build()).unwrap().action, DROP);
     let seen = bench.plane.flow_seen(bench.keys[1]).unwrap();
@@ -739,14 +741,14 @@ fn count(bench: &Bench, counter: Counter) -> u64 {
     bench.counters().unwrap().iter().find(|(c, _)| *c == counter).map_or(0, |(_, count)| *count)
 }
 
-/// What rdma_rxe sends when its timer goes off after an acknowledgement of a message's last packet
-/// has overtaken its retransmission (seen on Linux 6.1): a message of nothing with the next one's
+/// rdma_rxe does this when its timer fires after an acknowledgement of a message's last packet has
+/// overtaken its retransmission (seen on Linux 6.1): it sends an empty message with the next one's
 /// first PSN, and then all data one PSN late.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
     let four = [Opcode::SEND_FIRST, Opcode::SEND_MIDDLE, Opcode::SEND_MIDDLE, Opcode::SEND_LAST];
-    // The data of `of` at another index.
+    // The data of index `of`, sent with index `at`.
     let data = |rank: u32, of: u32, opcode: Opcode, at: u32| {
         let mut spec = fragment(rank, 2, at, lanes(rank + 2 * of, 64));
         spec.bth.opcode = opcode;
@@ -758,8 +760,8 @@ fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
         spec.bth.opcode = Opcode::SEND_ONLY;
         spec.build()
     };
-    // Whether the message of nothing gets to the box, and whether rank 0's packets of index 5 and 6
-    // did, before it lost its place.
+    // Whether the empty message reaches the box, and whether rank 0's packets with index 5 and 6
+    // did before it lost its place.
     for (shown, sent) in [(true, &[4][..]), (true, &[4, 6]), (false, &[4, 5]), (false, &[4])] {
         let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
         for index in 0..4 {
@@ -776,7 +778,8 @@ fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
         if shown {
             assert_eq!(bench.aggregate(&empty(4)).unwrap().action, DROP);
         }
-        // Late by one, and at the next attempt by a message: in place as far as anybody can see.
+        // The data is late by one packet, and at the next attempt by a whole message, which looks
+        // in place.
         for index in 5..8 {
             let opcode = four[index as usize % 4 - 1];
             assert_eq!(

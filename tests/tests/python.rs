@@ -16,8 +16,8 @@ fn of_project(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// Starts a rank with what torchrun would set, and where the box is. Its address it finds by
-/// itself.
+/// Starts a rank with the variables that torchrun would set, and with the box's address. The rank
+/// finds its own address by itself.
 fn start(
     cluster: &Cluster,
     case: &str,
@@ -95,7 +95,7 @@ fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
     }
 }
 
-/// The daemon is stopped when the ranks have agreed to connect anew, and before they join again.
+/// The daemon is stopped after the ranks have agreed to reconnect, and before they join again.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn who_waits_while_ranks_connect_anew_is_in_time_and_hears_ctrl_c() {
@@ -112,12 +112,12 @@ fn who_waits_while_ranks_connect_anew_is_in_time_and_hears_ctrl_c() {
     };
     all_say(&mut ranks, "ready");
     cluster.netsum(&["job", "reconnect", "held"]).unwrap();
-    // Rank 0 hears of it.
+    // Rank 0 learns of it.
     std::thread::sleep(Duration::from_secs(1));
     let sent = || cluster.counter(Some("held"), "fragments").unwrap();
     let before = sent();
     ranks[0].say("go on").unwrap();
-    // By then it has the other's consent.
+    // By then rank 0 has the other rank's consent.
     while sent() == before {}
     let daemon = Pid::from_raw(cluster.daemon_pid().cast_signed());
     kill(daemon, Signal::SIGSTOP).unwrap();
@@ -164,7 +164,8 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_all() {
     }
 }
 
-/// A rank that cannot be where it says is told at once, with the address that the box sees.
+/// A rank that claims an address where it cannot be is refused at once, with the address that the
+/// box sees.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn an_address_that_is_not_behind_the_box_is_refused_with_the_one_that_is() {
@@ -173,7 +174,8 @@ fn an_address_that_is_not_behind_the_box_is_refused_with_the_one_that_is() {
     let (host, box_) = (cluster.lab().host(1), cluster.lab().box_());
     let ip = |mut command: Command, line: &str| output(command.args(line.split(' '))).unwrap();
     let port = box_.port(1);
-    // Of another network, of no interface with a MAC address, and one that the box has, too.
+    // An address of another network, one of an interface without a MAC address, and one that the
+    // box has, too.
     ip(host.command("ip"), "link add mgmt0 type veth peer name mgmt1");
     ip(host.command("ip"), "link set mgmt0 up");
     ip(host.command("ip"), "address add 192.168.7.2/24 dev mgmt0");
@@ -193,7 +195,7 @@ fn an_address_that_is_not_behind_the_box_is_refused_with_the_one_that_is() {
         let said = rank.success(PATIENCE).unwrap();
         let words = ["ControllerError", "rank 1", address, what, &seen];
         assert!(words.iter().all(|word| said.contains(word)), "{words:?}: {said}");
-        // The bridge is watched for a second; a rank that is missing is waited for for a minute.
+        // The bridge is watched for a second. A missing rank would be waited for for a minute.
         assert!(started.elapsed() < PATIENCE / 2, "{address}: {:?}", started.elapsed());
     }
 }

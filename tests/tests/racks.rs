@@ -1,4 +1,5 @@
-//! Boxes in levels: leaves add up what comes from their hosts, and a spine what comes from them.
+//! Boxes in levels: leaves sum the contributions of their hosts, and a spine sums those of the
+//! leaves.
 
 use std::time::{Duration, Instant};
 
@@ -50,7 +51,7 @@ fn one_copy_of_a_rack_goes_up_and_every_sum_is_right() {
     }
 }
 
-/// A machine with a bridge for its containers is a rack, and its network card the uplink.
+/// A machine with a bridge for its containers is a rack, and its network card is the uplink.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn of_four_ranks_on_a_machine_one_copy_leaves_it() {
@@ -101,8 +102,8 @@ fn one_percent_loss_in_each_direction() {
     assert!(boxes.count(boxes.spine(), Counter::Moved).unwrap() > 0, "{}", boxes.counted());
 }
 
-/// One percent of the packets is lost each way, on hosts' links and uplinks alike; every sum is
-/// right.
+/// One percent of the packets is lost in each direction, on hosts' links and uplinks alike. Every
+/// sum is right.
 fn all_reduce_with_losses(spec: LabSpec, len: usize) -> (Cluster, Racks) {
     let ranks = spec.hosts as u32;
     let what = format!("{} racks, {} pods", spec.racks, spec.pods);
@@ -166,7 +167,7 @@ fn three_levels_with_loss_on_all_links() {
     }
 }
 
-/// All-reduces of a rank on each of four hosts in two racks.
+/// Runs all-reduces with one rank on each of four hosts in two racks.
 fn all_reduce(spec: LabSpec, v6: bool, loss: f64, len: usize) {
     let what = format!("tagged: {:?}, IPv6: {v6}, loss: {loss}", spec.tagged);
     let cluster = Cluster::without_daemon(spec).unwrap();
@@ -203,12 +204,12 @@ fn racks_over_ipv6() {
     }
 }
 
-/// On a trunk between the boxes.
+/// The trunk is between the boxes.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn racks_in_a_vlan() {
-    // All; and of those that send up, and those that get what comes down, the one, the other, both,
-    // none.
+    // All ranks are tagged; or, on the connections between the racks, the senders, the receivers,
+    // or both on one and neither on the other.
     for (tagged, v6) in [
         (&[0, 1, 2, 3][..], false),
         (&[0, 1, 2, 3], true),
@@ -228,13 +229,14 @@ fn racks_in_a_vlan() {
 fn nobody_acknowledges_in_the_name_of_a_rank_in_another_rack() {
     let cluster = Cluster::without_daemon(LabSpec { racks: 2, ..LabSpec::hosts(4) }).unwrap();
     let boxes = Racks::new(cluster.lab(), &JobSpec::new("forged", 4), false).unwrap();
-    // Host 0 is in rack 0, rank 2 is not: its connection from rank 1 leaves the rack. And on the
-    // spine nobody else in rack 0, or behind it.
+    // Host 0 is in rack 0 and sends in the names of ranks 2 and 3, which are behind the spine. Rank
+    // 2's connection from rank 1 leaves the rack.
     let tap = Tap::open(cluster.lab().host(0), Host::INTERFACE).unwrap();
     let forged = |rank: u8| {
         let mut spec = FrameSpec::send(rank + 1, 2, 0x10_0403, 7, Vec::new());
         spec.bth = Bth::new(Opcode::ACK, 0x10_0403, 7);
-        // Not known to the box, which would be enough to refuse it.
+        // The box does not know this MAC address. A known one would be reason enough to refuse the
+        // frame.
         let mut frame = spec.build();
         frame[6..12].copy_from_slice(&[2, 0, 0, 0, 9, 9]);
         frame
@@ -250,15 +252,15 @@ fn nobody_acknowledges_in_the_name_of_a_rank_in_another_rack() {
     }
 }
 
-/// Ranks at work over two racks, and a box that goes away in the middle of an all-reduce: the hosts
-/// sum themselves.
+/// A box loses its programs in the middle of an all-reduce over two racks: the hosts sum
+/// themselves.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_leaf_or_the_spine_goes_in_the_middle_and_no_job_ends() {
     torn(&LabSpec { racks: 2, ..LabSpec::hosts(4) }, &[0, 1, 2]);
 }
 
-/// What a box between lets through is neither its own sum nor a total.
+/// Packets that a middle box lets through are neither its own sum nor a total.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_box_between_leaves_and_spine_goes_in_the_middle_and_no_sum_is_wrong() {
@@ -285,19 +287,19 @@ fn torn(spec: &LabSpec, boxes: &[usize]) {
         let outcomes = group
             .check_all_reduce("i32", len, seed, &files)
             .unwrap_or_else(|e| panic!("{e:#}\n{}", what(&boxes, &group)));
-        // Each element was compared. A message that has sums in front and one rank's data behind is
-        // found by its check lanes, as "wrong", and summed by the ring.
+        // Every element was compared. A message with sums in front and one rank's data behind fails
+        // its check lanes, counts as "wrong", and is summed by the ring.
         assert!(
             outcomes.iter().all(|o| o.mode == "ring"),
             "{outcomes:?}\n{}",
             what(&boxes, &group)
         );
         assert!(spec.pods == 0 || outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
-        // Of a leaf that lets everything through its hosts may hear first.
+        // If a leaf lets everything through, its hosts may notice first.
         let refused = boxes.refused().unwrap() > refused_before;
         assert!(refused || spec.pods == 0, "{}", what(&boxes, &group));
         boxes.attach(gone).unwrap();
-        // Right in any case; ranks without a daemon have nobody who tells them that the boxes sum
+        // The sums are right in any case. Ranks without a daemon are not told that the boxes sum
         // again.
         let outcomes = group.all_reduce("f32", 100_000, seed).unwrap();
         assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}\n{}", what(&boxes, &group));
@@ -332,7 +334,7 @@ fn an_uplink_is_down_for_a_while_and_no_job_ends() {
     }
 }
 
-/// Boxes with a daemon each, which know of each other what an administrator tells them.
+/// Boxes with their own daemons, which know of each other only what an administrator configures.
 fn by_hand(spec: LabSpec) -> Cluster {
     let mut cluster = Cluster::start(spec).unwrap();
     cluster.start_leaves().unwrap();

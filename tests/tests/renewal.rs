@@ -1,5 +1,5 @@
-//! Ranks that connect anew while their job is at work, and so come back to a box that they have
-//! given up: every sum stays right.
+//! Ranks that reconnect while their job is running, and so return to a box that they had given up:
+//! every sum stays right.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -17,12 +17,12 @@ const RANKS: u32 = 3;
 const SECOND: Duration = Duration::from_secs(1);
 const JOB: &str = "anew";
 
-/// A job at work, which outlives the daemon.
+/// A running job, which outlives the daemon.
 fn start(timeout: Duration) -> (Cluster, Group) {
     start_with(timeout, 5 * SECOND)
 }
 
-/// The same, with a time after which the daemon takes silent ranks for gone.
+/// The same, with the time after which the daemon takes silent ranks for gone.
 fn start_with(timeout: Duration, heartbeat: Duration) -> (Cluster, Group) {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(RANKS as usize)).unwrap();
     cluster.pin();
@@ -50,7 +50,7 @@ fn epoch(cluster: &Cluster) -> u64 {
     cluster.netsum_json(&["job", "show", JOB]).unwrap()["epoch"].as_u64().unwrap()
 }
 
-/// A few sums, right and by the box; what the ranks say of the last.
+/// A few sums, right and by the box. Returns the outcomes of the last.
 fn work(group: &mut Group, seed: u64) -> Vec<Outcome> {
     let mut all = Vec::new();
     for (dtype, len) in [("f32", 30_000), ("i32", 100), ("i32", 50_000)] {
@@ -67,7 +67,7 @@ fn work(group: &mut Group, seed: u64) -> Vec<Outcome> {
     all
 }
 
-/// Works until the ranks have connected anew for the n-th time.
+/// Works until the ranks have reconnected for the n-th time.
 fn work_until(cluster: &Cluster, group: &mut Group, renewals: u64) {
     let begun = Instant::now();
     for seed in 0.. {
@@ -105,7 +105,7 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
         .lines()
         .filter(|line| line.contains("reconnected over"))
         .for_each(|line| println!("{line}"));
-    // Once for each time that they were asked.
+    // They have reconnected once for each request.
     for seed in 10..14 {
         assert!(work(&mut group, seed).iter().all(|o| o.renewals == 3));
     }
@@ -162,7 +162,7 @@ fn a_daemon_that_is_killed_before_the_ranks_have_connected_anew_still_has_them_d
     start_daemon(&mut cluster, 5 * SECOND);
     work_until(&cluster, &mut group, 1);
     ask_to_renew(&cluster);
-    // Rank 0 hears of it.
+    // Rank 0 learns of it.
     std::thread::sleep(SECOND / 2);
     let files = group.order_all_reduce("i32", 50_000, 3).unwrap();
     cluster.kill_daemon().unwrap();
@@ -176,7 +176,7 @@ fn a_daemon_that_is_killed_before_the_ranks_have_connected_anew_still_has_them_d
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_that_dies_while_all_connect_anew_is_named() {
-    // Each in a lab of its own, and all at once: they wait for time-outs.
+    // Each case runs in its own lab, all at once, because they wait for timeouts.
     std::thread::scope(|scope| {
         for delay in [0, 20, 60, 120, 300] {
             scope.spawn(move || dies_after(Duration::from_millis(delay)));
@@ -184,7 +184,7 @@ fn a_rank_that_dies_while_all_connect_anew_is_named() {
     });
 }
 
-/// A rank dies so long after the operation with which they connect anew has begun.
+/// A rank dies this long after the start of the operation with which the ranks reconnect.
 fn dies_after(delay: Duration) {
     let (cluster, mut group) = start(2 * SECOND);
     ask_to_renew(&cluster);
@@ -198,29 +198,29 @@ fn dies_after(delay: Duration) {
     let second = group.answers(PATIENCE).unwrap();
     assert!(begin.elapsed() < 10 * SECOND, "{:?}", begin.elapsed());
     for ((rank, first), (_, second)) in first.into_iter().zip(second) {
-        // The sums of the operation after which they connect anew are there, or not.
+        // The operation after which the ranks reconnect may have completed or not.
         let Answer::Error(error) = (if matches!(first, Answer::Error(_)) { first } else { second })
         else {
             panic!("rank {rank}: no error")
         };
         println!("killed after {delay:?}, rank {rank} in {:.1?}: {error}", begin.elapsed());
-        // Whose time was over a moment before is missing, too.
+        // A rank whose timeout ended a moment earlier is listed as missing, too.
         let missing = error.split("missing: ").nth(1).is_some_and(|who| who.contains('1'));
         assert!(error.contains("rank 1") || missing, "rank {rank}: {error}");
     }
 }
 
-/// Ranks that have been asked to connect anew, and could not join because the daemon was killed at
-/// that moment.
+/// Ranks that were asked to reconnect, and could not join because the daemon was killed at that
+/// moment.
 fn joined_in_vain() -> (Cluster, Group) {
     let (mut cluster, mut group) = start(2 * SECOND);
     ask_to_renew(&cluster);
-    // Rank 0 hears of it.
+    // Rank 0 learns of it.
     std::thread::sleep(SECOND / 2);
     let files = std::thread::scope(|s| {
         let cluster = &mut cluster;
         s.spawn(move || {
-            // The ranks have agreed by then, and wait for the last one.
+            // By then the ranks have agreed, and wait for the last one.
             std::thread::sleep(SECOND / 2);
             cluster.kill_daemon().unwrap();
         });
@@ -252,15 +252,15 @@ fn ranks_that_cannot_join_again_go_on_and_try_later() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_that_could_not_join_again_outlive_their_job() {
     let (mut cluster, mut group) = joined_in_vain();
-    // As if the daemon had been killed before it told the file what it had told the maps: the next
-    // one ends the job.
+    // As if the daemon was killed after it had changed the maps and before it had changed the file:
+    // the next daemon ends the job.
     let text = std::fs::read_to_string(cluster.state_file()).unwrap();
     let mut state: serde_json::Value = serde_json::from_str(&text).unwrap();
     state["jobs"][0]["flows"][0]["base_psn"] = 1.into();
     std::fs::write(cluster.state_file(), state.to_string()).unwrap();
     start_daemon(&mut cluster, 5 * SECOND);
     assert_eq!(cluster.netsum_json(&["job", "show", JOB]).unwrap()["state"], "failed");
-    // They join it again.
+    // The ranks join the job again.
     go_on(&cluster, &mut group, |outcomes| {
         outcomes.iter().all(|o| o.mode == "box" && o.renewals == 1)
     });
@@ -274,17 +274,17 @@ fn ranks_are_back_on_the_box_when_a_port_that_was_down_is_up() {
     let released = || cluster.counter(Some(JOB), "released").unwrap();
     let begun = released() + 500;
     let files = group.order_all_reduce("i32", 8_000_000, 2).unwrap();
-    // Ranks that have not all begun wait for the others, whoever sums.
+    // Until all ranks have begun, they wait for each other, whether or not the box sums.
     while released() < begun {}
     box_.set_link(&port, false).unwrap();
-    // Longer than three tenths of the time-out, after which ranks sum themselves.
+    // Longer than three tenths of the timeout, after which ranks sum themselves.
     std::thread::sleep(5 * SECOND / 2);
     box_.set_link(&port, true).unwrap();
     assert!(all_by("ring", &group.check_all_reduce("i32", 8_000_000, 2, &files).unwrap()));
     back_on_the_box(&cluster, &mut group, 1, Instant::now());
 }
 
-/// Takes the programs off the ports, as if their links had never been pinned.
+/// Detaches the programs from the ports, as if their links had never been pinned.
 fn detach(cluster: &Cluster) {
     for version in std::fs::read_dir(cluster.pins()).unwrap() {
         let version = version.unwrap().path();
@@ -294,7 +294,7 @@ fn detach(cluster: &Cluster) {
             }
         }
     }
-    // The kernel does it a moment later.
+    // The kernel detaches them a moment later.
     let begun = Instant::now();
     let links = || netns::output(cluster.lab().box_().command("ip").args(["-d", "link"])).unwrap();
     while links().contains("prog/xdp") {
@@ -302,18 +302,17 @@ fn detach(cluster: &Cluster) {
     }
 }
 
-/// `bpf(2)`, with the attributes' first words.
+/// `bpf(2)`, with the first words of the attributes.
 fn bpf(command: libc::c_int, attributes: [u64; 2]) -> Result<i32, std::io::Error> {
-    // SAFETY: the kernel reads no further than the size that it is given, and both commands write
-    // nothing.
+    // SAFETY: the kernel reads no more than the given size, and both commands write nothing.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), size_of_val(&attributes))
     };
     if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result as i32) }
 }
 
-/// What `bpftool link detach` does: the program is off the port, and its link is still held by the
-/// daemon.
+/// Does what `bpftool link detach` does: the program is off the port, and the daemon still holds
+/// its link.
 fn force_off(cluster: &Cluster, port: &str) {
     const OBJ_GET: libc::c_int = 7;
     const LINK_DETACH: libc::c_int = 34;
@@ -324,7 +323,7 @@ fn force_off(cluster: &Cluster, port: &str) {
     let pin = version.path().join("links").join(shown.split(':').next().unwrap());
     let path = CString::new(pin.into_os_string().into_encoded_bytes()).unwrap();
     let link = bpf(OBJ_GET, [path.as_ptr() as u64, 0]).unwrap();
-    // SAFETY: nobody else has this descriptor.
+    // SAFETY: nothing else owns this descriptor.
     let link = unsafe { OwnedFd::from_raw_fd(link) };
     bpf(LINK_DETACH, [link.as_raw_fd() as u64, 0]).unwrap();
 }
@@ -351,7 +350,7 @@ fn a_program_that_somebody_detaches_is_attached_again_and_the_ranks_notice_nothi
         assert!(off.elapsed() < 2 * SECOND, "{}", cluster.daemon_log());
     }
     println!("attached again after {:.2?}", off.elapsed());
-    // Meanwhile the port's contributions have been dropped, and their sender sends them again.
+    // Meanwhile the port's contributions were dropped, and their sender retransmits them.
     assert!(
         all_by("box", &group.check_all_reduce("i32", LEN, 2, &files).unwrap()),
         "{}",
@@ -368,7 +367,7 @@ fn a_program_that_somebody_detaches_is_attached_again_and_the_ranks_notice_nothi
     assert_eq!(epoch(&cluster), 1);
 }
 
-/// One all-reduce after the other, all right, until `enough` says so to what the ranks say.
+/// Runs one all-reduce after the other, all right, until `enough` accepts the outcomes.
 fn go_on(cluster: &Cluster, group: &mut Group, mut enough: impl FnMut(&[Outcome]) -> bool) {
     let begun = Instant::now();
     for seed in 0.. {
@@ -390,8 +389,8 @@ fn all_by(mode: &str, outcomes: &[Outcome]) -> bool {
     outcomes.iter().all(|o| o.mode == mode)
 }
 
-/// Works until all are back on the box, for the n-th time: within two seconds, and said once by
-/// each rank.
+/// Works until all ranks are back on the box for the n-th time: within two seconds, and each rank
+/// logs it once.
 fn back_on_the_box(cluster: &Cluster, group: &mut Group, times: u64, since: Instant) {
     go_on(cluster, group, |outcomes| all_by("box", outcomes));
     let took = since.elapsed();
@@ -417,13 +416,13 @@ fn ranks_are_back_on_a_box_that_is_detached_and_attached_again() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(RANKS as usize)).unwrap();
     cluster.pin();
     cluster.start_daemon().unwrap();
-    // One over other sockets than the others.
+    // One rank uses other sockets than the others.
     let job = JobSpec { rings: 2, xdp: vec![1], ..JobSpec::new(JOB, RANKS) };
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
     work(&mut group, 1);
-    // In the middle of an all-reduce, and between two.
-    // For longer than ranks wait, which is four times as long the second time within a minute.
+    // The daemon is killed in the middle of an all-reduce, and between two. The box stays away for
+    // longer than ranks wait, which is four times as long the second time within a minute.
     for (times, in_the_middle, gone) in [(1, true, 3 * SECOND / 2), (2, false, 5 * SECOND)] {
         let files = group.order_all_reduce("i32", 4_000_000, times).unwrap();
         if !in_the_middle {
@@ -464,7 +463,7 @@ fn ranks_come_back_to_a_box_that_was_replaced_once_it_has_their_job() {
     work(&mut group, 1);
     cluster.kill_daemon().unwrap();
     go_on(&cluster, &mut group, |outcomes| all_by("ring", outcomes));
-    // It knows nothing of them.
+    // The daemon does not know the ranks.
     cluster.start_daemon().unwrap();
     let begun = Instant::now();
     go_on(&cluster, &mut group, |outcomes| {
@@ -486,7 +485,7 @@ fn a_box_that_their_data_never_comes_by_is_tried_ever_more_rarely() {
     let cluster = Cluster::start(LabSpec { ips_per_host: 2, ..LabSpec::hosts(2) }).unwrap();
     let job = JobSpec::new(JOB, 3);
     let token = cluster.create_job(&job).unwrap();
-    // What rank 0 sends rank 1 stays on their host.
+    // Data from rank 0 to rank 1 stays on their host.
     let mut group = cluster.ranks(&job, &token, &[(0, 0), (0, 1), (1, 0)]).unwrap();
     let (begun, mut tries, mut longest) = (Instant::now(), Vec::new(), 0);
     go_on(&cluster, &mut group, |outcomes| {

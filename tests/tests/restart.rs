@@ -1,5 +1,5 @@
-//! Daemons that are killed, and what the next one finds: jobs go on, and end with a reason where
-//! they cannot.
+//! Daemons that are killed, and what the next daemon finds: jobs continue, or end with a reason
+//! where they cannot.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn xdp_ports(cluster: &Cluster) -> usize {
     links.matches("prog/xdp").count()
 }
 
-/// The number of the egress program by which the first ring's clones leave, and that of the
+/// The id of the egress program through which the first ring's clones leave, and that of the
 /// daemon's own.
 fn egress_programs(cluster: &Cluster) -> (u64, u64) {
     let path = cluster.pins().join(format!("abi-{VERSION}/maps/{}", maps::PORTS));
@@ -51,7 +51,7 @@ fn egress_programs(cluster: &Cluster) -> (u64, u64) {
     (at_work.into(), shown["programs"][0]["id"].as_u64().unwrap())
 }
 
-/// Waits until the job stands so.
+/// Waits until the job has this state.
 fn wait_for_state(cluster: &Cluster, job: &str, state: &str) -> Value {
     let start = Instant::now();
     loop {
@@ -73,14 +73,14 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
     assert_box(&group.all_reduce("f32", 50_000, 1).unwrap());
     let before = cluster.counter(Some("train"), "fragments").unwrap();
 
-    // In the middle of an operation.
+    // The daemon is killed in the middle of an operation.
     let files = group.order_all_reduce("i32", 4_000_000, 2).unwrap();
     cluster.kill_daemon().unwrap();
     assert_box(&group.check_all_reduce("i32", 4_000_000, 2, &files).unwrap());
     assert_eq!(xdp_ports(&cluster), 3);
-    // Without a daemon.
+    // An operation without a daemon.
     assert_box(&group.all_reduce("f32", 50_000, 3).unwrap());
-    // With the next one, which takes over in the middle of another.
+    // The next daemon takes over in the middle of another operation.
     let files = group.order_all_reduce("i32", 4_000_000, 4).unwrap();
     cluster.start_daemon().unwrap();
     assert_box(&group.check_all_reduce("i32", 4_000_000, 4, &files).unwrap());
@@ -97,7 +97,7 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
         "counters go on: {before}, {fragments}"
     );
 
-    // The ranks talk to the new daemon: a death is noticed, and named.
+    // The ranks are connected to the new daemon: it notices a death, and names the rank.
     group.order_all_reduce("f32", 1000, 6).unwrap();
     group.answers(PATIENCE).unwrap();
     group.kill(1).unwrap();
@@ -107,8 +107,7 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
         assert!(error.contains("rank 1"), "rank {rank}: {error}");
     }
 
-    // And an end as it should be leaves nothing, once those that did not leave are known to be
-    // gone.
+    // A regular end leaves nothing behind, once the ranks that did not leave are known to be gone.
     cluster.netsum(&["job", "delete", "--gone", "train"]).unwrap();
     cluster.stop_daemon().unwrap();
     assert!(!cluster.pins().exists() && !cluster.state_file().exists());
@@ -141,7 +140,7 @@ fn a_job_that_waits_has_empty_rings_after_a_takeover_whatever_its_state_file_say
     let mut cluster = pinned(2);
     cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
     cluster.kill_daemon().unwrap();
-    // As after a session that the file does not know of.
+    // As after a session that the state file does not know.
     let map = |name: &str| {
         let path = cluster.pins().join(format!("abi-{VERSION}/maps/{name}"));
         Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap()
@@ -164,11 +163,11 @@ fn a_job_that_waits_has_empty_rings_after_a_takeover_whatever_its_state_file_say
 fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
     let mut cluster = pinned(2);
     cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
-    // While its daemon is at work, whatever state another one is given.
+    // Another daemon cannot start while the first one is running, whatever state file it is given.
     let lock = cluster.state_file().with_extension("other");
     let error = Pins::hold(&cluster.pins(), &lock).unwrap_err().to_string();
     assert!(error.contains("another `netsum run` is at work with"), "{error}");
-    // Of another version.
+    // Maps of another version.
     cluster.kill_daemon().unwrap();
     let other = cluster.pins().join("abi-999");
     std::fs::create_dir(&other).unwrap();
@@ -182,7 +181,7 @@ fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
     cluster.start_daemon_with(&["--reset"]).unwrap();
     assert!(!other.exists());
     assert_eq!(cluster.netsum_json(&["job", "list"]).unwrap(), serde_json::json!([]));
-    // Maps without a state file: the jobs are gone, and it begins anew.
+    // Maps without a state file: the jobs are gone, and the daemon starts over.
     cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
     cluster.kill_daemon().unwrap();
     std::fs::remove_file(cluster.state_file()).unwrap();
@@ -192,7 +191,7 @@ fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
         "{}",
         cluster.daemon_log()
     );
-    // A state file that is none.
+    // An invalid state file.
     cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
     cluster.kill_daemon().unwrap();
     std::fs::write(cluster.state_file(), "{}").unwrap();
@@ -212,7 +211,7 @@ fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
     let mut group = start(&cluster, &JobSpec { timeout: 3 * SECOND, ..JobSpec::new("half", 2) });
     group.all_reduce("i32", 1000, 1).unwrap();
     cluster.kill_daemon().unwrap();
-    // As if the daemon had been killed before it told the file what it had told the maps.
+    // As if the daemon was killed after it had changed the maps and before it had changed the file.
     let text = std::fs::read_to_string(cluster.state_file()).unwrap();
     let mut state: Value = serde_json::from_str(&text).unwrap();
     state["jobs"][0]["flows"][0]["base_psn"] = 1.into();
@@ -223,7 +222,7 @@ fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
         shown["error"].as_str().unwrap().contains("was killed while it changed the job"),
         "{shown:#}"
     );
-    // Its ranks get an error, or the right sum from a ring; no wrong one.
+    // Its ranks get an error or the right sum from a ring, but not a wrong sum.
     let files = group.order_all_reduce("i32", 1000, 2).unwrap();
     if let Err(error) = group.check_all_reduce("i32", 1000, 2, &files) {
         assert!(error.to_string().contains("the daemon was started again"), "{error:#}");
@@ -243,7 +242,7 @@ fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
     for (rank, answer) in group.answers(PATIENCE).unwrap() {
         assert!(matches!(answer, Answer::Error(_)), "rank {rank}: {answer:?}");
     }
-    // Its hosts may still be sending: the programs stay, and drop that.
+    // Its hosts may still be sending: the programs stay, and drop their packets.
     cluster.stop_daemon().unwrap();
     assert!(cluster.pins().exists());
     assert_eq!(xdp_ports(&cluster), 2);
@@ -264,7 +263,7 @@ fn jobs_that_come_and_go_leave_no_map_behind() {
     let cluster = pinned(2);
     let descriptors =
         || std::fs::read_dir(format!("/proc/{}/fd", cluster.daemon_pid())).unwrap().count();
-    // Of a size that no other test has: 2 x 3 x 171 fragments are 1026, rounded up to 2048 slots.
+    // A size that no other test has: 2 x 3 x 171 fragments are 1026, rounded up to 2048 slots.
     let job = JobSpec { mtu: 512, message_size: 171 * 512, window: 3, ..JobSpec::new("brief", 2) };
     let sums = || {
         let infos = aya::maps::loaded_maps().flatten();
@@ -295,7 +294,7 @@ fn jobs_that_come_and_go_leave_no_map_behind() {
 fn a_guard_that_was_left_without_its_port_is_replaced() {
     let mut cluster = pinned(2);
     cluster.kill_daemon().unwrap();
-    // As of a daemon that was killed while it detached from a port.
+    // As if a daemon was killed while it detached from a port.
     let box_ = cluster.lab().box_();
     let left = box_.ifindex(&box_.port(1)).unwrap();
     let pins = cluster.pins().join(format!("abi-{VERSION}"));
@@ -308,7 +307,7 @@ fn a_guard_that_was_left_without_its_port_is_replaced() {
     assert_eq!(xdp_ports(&cluster), 2);
     assert!(!cluster.daemon_log().contains("has no guard"), "{}", cluster.daemon_log());
 
-    // Where there cannot be one, nobody is told that there is.
+    // If a guard cannot be attached, the daemon does not claim that there is one.
     cluster.kill_daemon().unwrap();
     let guard = pins.join("guards").join(left.to_string());
     std::fs::remove_file(&guard).unwrap();
@@ -322,7 +321,7 @@ fn a_guard_that_was_left_without_its_port_is_replaced() {
     assert_eq!(guarded["attached"].as_array().unwrap().len(), 1, "{guarded:#}");
 }
 
-/// A lab with a daemon whose jobs are created again.
+/// A lab with a daemon that creates its jobs again after a boot.
 fn kept(hosts: usize, options: &DaemonOptions) -> Cluster {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(hosts)).unwrap();
     cluster.pin();
@@ -336,7 +335,7 @@ fn jobs(cluster: &Cluster) -> Vec<String> {
     listed.as_array().unwrap().iter().map(|job| job["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// All-reduces, each of which is right, until the box sums.
+/// Runs all-reduces, each of which is right, until the box sums.
 fn until_box(cluster: &Cluster, group: &mut Group) {
     let start = Instant::now();
     for seed in 100.. {
@@ -368,11 +367,11 @@ fn jobs_that_were_not_deleted_are_created_again_and_their_ranks_come_back() {
     assert!(cluster.daemon_log().contains("job train is created again, with empty rings"));
     assert_eq!(jobs(&cluster), ["idle", "train"]);
     until_box(&cluster, &mut group);
-    // The next one takes them over, and creates nothing.
+    // The next daemon takes the jobs over, and creates nothing.
     cluster.kill_daemon().unwrap();
     cluster.start_daemon().unwrap();
     assert!(!cluster.daemon_log().contains("created again"));
-    // As a boot leaves it: no map, no program, no state, and for a while a plain bridge.
+    // As after a boot: no map, no program, no state, and for a while a plain bridge.
     let files = group.order_all_reduce("i32", 4_000_000, 3).unwrap();
     cluster.kill_daemon().unwrap();
     std::fs::remove_dir_all(cluster.pins()).unwrap();
@@ -383,7 +382,7 @@ fn jobs_that_were_not_deleted_are_created_again_and_their_ranks_come_back() {
     until_box(&cluster, &mut group);
     drop(group);
 
-    // Who wants none of it says so.
+    // `--reset` discards the jobs.
     cluster.kill_daemon().unwrap();
     cluster.start_daemon_with(&["--reset"]).unwrap();
     assert_eq!(jobs(&cluster), [""; 0]);
@@ -396,7 +395,7 @@ fn jobs_that_were_not_deleted_are_created_again_and_their_ranks_come_back() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_full_disk_leaves_the_jobs_that_it_has_and_gets_the_others_later() {
-    // The disk is the daemon's alone.
+    // Only the daemon uses the disk.
     let mount =
         "mkdir \"$1\"; mount -t tmpfs -o size=16k,mode=700 tmpfs \"$1\"; shift; exec \"$@\"";
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();

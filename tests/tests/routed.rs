@@ -1,4 +1,4 @@
-//! Boxes that route between racks: results for the next rack get the headers that a router would
+//! Boxes that route between racks: results for the next rack have the headers that a router would
 //! have given them.
 
 use std::time::Duration;
@@ -35,7 +35,8 @@ fn racks_sum_over_a_spine_that_routes() {
             cluster.daemon_log()
         );
     }
-    // Rank 2 is the first of its rack: what it gets was routed three times. Rank 1 sits beside rank 0.
+    // Rank 2 is the first of its rack: its packets were routed three times. Rank 1 is in the rack
+    // of rank 0.
     for (rank, hops) in [(2, 3), (1, 0)] {
         let tap = Tap::open(cluster.lab().host(rank), Host::INTERFACE).unwrap();
         let frame = std::thread::scope(|s| {

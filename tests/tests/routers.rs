@@ -1,4 +1,5 @@
-//! Ranks behind a router: their packets have its MAC address, and so have results for them.
+//! Ranks behind a router: their packets have the router's MAC address, and so have the results for
+//! them.
 
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use netsum_lab::udp_ring::{self, Home, Load};
 use netsum_lab::{Host, LabSpec};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Host 0 is the router, 1 and 2 are at the bridge like it, 3 is a stranger there, 4 and 5 are
-/// behind the router.
+/// Host 0 is the router. Hosts 1 and 2 are at the bridge like the router, host 3 is a foreign host
+/// there, and hosts 4 and 5 are behind the router.
 const STRANGER: usize = 3;
 const PLACES: [RankHost; 4] = [(4, 0), (1, 0), (5, 0), (2, 0)];
 const ROUTER: &str = "02:00:00:00:00:01";
@@ -30,7 +31,7 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
     }
 }
 
-/// MAC addresses and TTL of the results that a host gets meanwhile.
+/// MAC addresses and TTL of the results that a host receives meanwhile.
 fn results(
     host: &Host,
     expected: usize,
@@ -73,7 +74,8 @@ fn two_hosts_behind_one_router_join_a_job() {
         for dtype in ["i32", "f32"] {
             assert_box(&group.all_reduce(dtype, 200_000, 4).unwrap(), dtype);
         }
-        // The box knows the ranks behind the router by its address, and the others by their own.
+        // The box knows the ranks behind the router by the router's address, and the others by
+        // their own.
         let flows = cluster.netsum_json(&["flow", "list", "routed"]).unwrap();
         let flows: Vec<_> = flows.as_array().unwrap().iter().collect();
         let bound: Vec<_> = flows
@@ -85,8 +87,8 @@ fn two_hosts_behind_one_router_join_a_job() {
             [("port0", ROUTER), ("port1", &*own(1)), ("port0", ROUTER), ("port2", &*own(2))];
         assert_eq!(bound, expected);
 
-        // Results as the hosts get them: rank 1's come with the headers of rank 0, once routed, and
-        // rank 2's with those of rank 1, which the router behind the box makes its own.
+        // The results as the hosts receive them. Rank 1's have the headers of rank 0, routed once.
+        // Rank 2's have those of rank 1, into which the router behind the box puts its own address.
         let mut order = || assert_box(&group.all_reduce("i32", 50_000, 5).unwrap(), "watched");
         let at_the_bridge = results(lab.host(1), 50, &mut order);
         assert!(
@@ -99,7 +101,7 @@ fn two_hosts_behind_one_router_join_a_job() {
     }
 }
 
-/// Also while there is no job: ranks are still to call by it.
+/// The address is protected even while there is no job, because ranks will call through it.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_gateway_of_a_box_that_routes_is_kept_for_its_port() {
@@ -190,7 +192,7 @@ fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
     let flows = cluster.netsum_json(&["flow", "list", "routed"]).unwrap();
     let qpn = |rank: usize| flows[rank]["qpn"].as_u64().unwrap() as u32;
     let count = |name: &str| cluster.counter(None, name).unwrap();
-    // From host `from` of a network to host 1, on rank 0's connection.
+    // A frame from host `from` of a network to host 1, on rank 0's connection.
     let forged = |net: u8, from: u8, source: [u8; 6]| {
         let spec = FrameSpec::send(from + 1, 2, qpn(0), 0, lanes(9, 256));
         FrameSpec { macs: (mac(1), source), src: vec![10, net, 0, from + 1], ..spec }
@@ -205,8 +207,8 @@ fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
             assert!(start.elapsed() < 5 * SECOND, "{what}: {counter} does not grow");
         }
     };
-    // At another port: the router's MAC address, and the address of a rank behind it; on a
-    // connection of nobody's.
+    // At another port: the router's MAC address, and the address of a rank behind it, on a
+    // connection that is not registered.
     let other = |spec: FrameSpec| {
         let bth = wire::Bth { qpn: 0x77, ..spec.bth };
         FrameSpec { bth, ..spec }
@@ -214,8 +216,8 @@ fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
     grows("spoofed", "MAC", &mut || send(&stranger, other(forged(0, STRANGER as u8, mac(0)))));
     grows("spoofed", "IP", &mut || send(&stranger, other(forged(100, 4, mac(STRANGER as u8)))));
     grows("wrong_port", "data", &mut || send(&stranger, forged(100, 4, mac(0))));
-    // Behind the router, or the router itself: another source address than the rank's, or not the
-    // router's MAC address.
+    // Behind the router, or at the router itself: another source address than the rank's, or a MAC
+    // address other than the router's.
     let router = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
     grows("wrong_source_ip", "a neighbour", &mut || send(&router, forged(100, 9, mac(0))));
     grows("wrong_source_mac", "past the router", &mut || send(&router, forged(100, 4, mac(8))));
@@ -235,7 +237,8 @@ fn a_rank_behind_a_router_that_the_box_does_not_know_is_refused_by_name() {
             netsum_lab::netns::output(ip.arg("route").args(line.split(' '))).unwrap();
         }
     };
-    // The daemon hears from the host's first address; the rank is at its second one.
+    // The daemon receives the call from the host's first address, but the rank is at its second
+    // one.
     let refused = |expected: &str| {
         let error = cluster.ranks(&job, &token, &[(2, 1), (1, 0)]).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("missing: 0"), "{error}");

@@ -1,5 +1,5 @@
-//! Hosts that are in no job, or in another one, attack a job that runs: every sum stays right, bit
-//! by bit.
+//! Hosts that are in no job, or in another one, attack a running job: every sum stays right, bit by
+//! bit.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::tap::Tap;
 use netsum_lab::{Host, LabSpec};
 
-/// The host that is in no job; ranks are on those before it.
+/// The foreign host, which is in no job. The ranks are on the hosts before it.
 const STRANGER: usize = 3;
 const LEN: usize = 500_000;
 
-/// A job of three ranks, and a stranger on a fourth port.
+/// A job of three ranks, and a foreign host on a fourth port.
 struct Siege {
     group: Group,
     seen: Vec<Seen>,
@@ -26,7 +26,7 @@ impl Siege {
         Self::over(false)
     }
 
-    /// Over IPv4 or IPv6.
+    /// The same, over IPv4 or IPv6.
     fn over(v6: bool) -> Self {
         let spec = LabSpec { ipv6: v6, ..LabSpec::hosts(STRANGER + 1) };
         let mut cluster = Cluster::without_daemon(spec).unwrap();
@@ -41,16 +41,16 @@ impl Siege {
             cluster.ranks(&job, &token, &places)
         };
         let mut group = ranks.unwrap();
-        // What is measured is the network, and not how long ranks take to make up their data.
+        // The test measures the network, not the time in which ranks make up their data.
         group.start_together();
         let taps: Vec<Tap> = (0..STRANGER)
             .map(|h| Tap::open(cluster.lab().host(h), Host::INTERFACE).unwrap())
             .collect();
-        // The attacker's knowledge, as only those at the ranks' hosts could have it.
+        // The attacker's knowledge, which really only the ranks' hosts have.
         let seen = std::thread::scope(|s| {
             let watchers: Vec<_> = taps.iter().map(|tap| s.spawn(|| Seen::watch(tap))).collect();
             assert_box(&group.all_reduce("i32", LEN, 0).unwrap());
-            // Quiet, but for keep-alives: the watchers must not wait for those.
+            // The hosts are quiet except for keep-alives, for which the watchers must not wait.
             watchers.into_iter().map(|w| w.join().unwrap()).collect()
         });
         Self { group, seen, cluster }
@@ -60,7 +60,7 @@ impl Siege {
         Tap::open(self.cluster.lab().host(host), Host::INTERFACE).unwrap()
     }
 
-    /// All-reduces while a host sends these frames, again and again; the last outcomes.
+    /// Runs all-reduces while a host keeps sending these frames. Returns the last outcomes.
     fn besiege(&mut self, host: usize, frames: &[Vec<u8>]) -> Vec<Outcome> {
         let tap = self.tap(host);
         let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -72,7 +72,7 @@ impl Siege {
                         tap.send(frame).unwrap();
                         sent.fetch_add(1, Ordering::Relaxed);
                     }
-                    // Time for others on a machine with few cores.
+                    // This leaves time for others on a machine with few cores.
                     std::thread::yield_now();
                 }
             });
@@ -85,7 +85,7 @@ impl Siege {
                         LEN,
                         seed,
                     )?;
-                    // Each frame at least twice, while the job is at work.
+                    // Each frame is sent at least twice while the job is running.
                     if sent.load(Ordering::Relaxed) > 2 * frames.len() as u64
                         && start.elapsed() > Duration::from_millis(500)
                     {
@@ -101,12 +101,12 @@ impl Siege {
         })
     }
 
-    /// A counter of the job and of packets that belong to none.
+    /// A counter of the job and of packets outside any job.
     fn count(&self, name: &str) -> u64 {
         self.cluster.counter(None, name).unwrap()
     }
 
-    /// All frames that the stranger can forge in the names of ranks.
+    /// All frames that the foreign host can forge in the names of ranks.
     fn forgeries(&self) -> Vec<FrameSpec> {
         (0..STRANGER).flat_map(|rank| self.seen[rank].forgeries(rank as u8)).collect()
     }
@@ -154,7 +154,7 @@ fn forged_frames_with_a_ranks_ip_or_mac_alone_are_dropped() {
     assert!(siege.count("wrong_port") > 0 && siege.count("spoofed") > 0);
 }
 
-/// All that can be forged, with the stranger's MAC address, which is nobody's.
+/// All frames that can be forged, with the foreign host's own MAC address, which is not a rank's.
 fn in_its_own_frames(siege: &Siege, v6: bool) -> Vec<Vec<u8>> {
     let stranger = siege.cluster.lab().host(STRANGER);
     let mut frames: Vec<Vec<u8>> = siege
@@ -184,7 +184,7 @@ fn forgeries_behind_tags_and_extension_headers_reach_nobody() {
             let six = plain.iter().filter(|f| v6 && f[12] == 0x86);
             frames.extend(six.map(|f| extended(f, extensions)));
         }
-        // Those of the family that the job is not of are not for its addresses.
+        // Frames of the other address family do not concern the job's addresses.
         frames.retain(|f| v6 || !f.windows(2).any(|w| w == [0x86, 0xdd]));
         frames.retain(|f| !v6 || !f.windows(4).any(|w| w == [0x08, 0x06, 0, 1]));
         let taps: Vec<Tap> = (0..STRANGER).map(|host| siege.tap(host)).collect();
@@ -232,8 +232,8 @@ fn what_a_stranger_sends_in_its_own_name_is_not_taken_for_a_ranks() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn replayed_frames_change_no_sum_wherever_they_come_from() {
     let mut siege = Siege::new();
-    // Word by word what was on the wire: from the stranger's port, and from that of the rank which
-    // had sent it.
+    // Recorded packets, byte by byte: sent from the foreign host's port, and from the port of the
+    // rank that had sent them.
     let frames: Vec<Vec<u8>> = siege.seen.iter().flat_map(|s| s.frames.clone()).collect();
     assert!(frames.len() > 100, "{} frames were seen", frames.len());
     let outcomes = siege.besiege(STRANGER, &frames);
@@ -256,8 +256,8 @@ fn a_stranger_cannot_take_a_ranks_address_over() {
     let stranger = siege.cluster.lab().host(STRANGER);
     let claims: Vec<Vec<u8>> = (0..STRANGER as u8)
         .flat_map(|rank| {
-            // By ARP, and by frames from the rank's MAC address, from which a bridge learns where
-            // it is.
+            // By ARP, and by frames with the rank's MAC address, from which a bridge learns where
+            // the rank is.
             let mut learned = FrameSpec::send(rank + 1, 99, 7, 7, lanes(0, 64)).build();
             learned[..6].fill(0xff);
             [arp_claim([10, 0, 0, rank + 1], stranger), learned]
@@ -325,7 +325,7 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
     let round = AtomicU64::new(0);
     let arrives = |frames: &[Vec<u8>]| -> Vec<String> {
         frames.iter().for_each(|frame| tap.send(frame).unwrap());
-        // One under the stranger's own address comes behind all of them.
+        // A frame with the foreign host's own address follows all of them.
         let psn = round.fetch_add(1, Ordering::Relaxed) as u32;
         let last = FrameSpec::send(STRANGER as u8 + 1, 1, 0x77, psn, lanes(1, 64)).build();
         tap.send(&last).unwrap();
@@ -341,7 +341,7 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
         }
     };
     assert_eq!(arrives(&frames), [""; 0], "nothing in the box's name comes in by a port");
-    // An address that the box gets later is its own, too.
+    // An address that the box gets later is protected, too.
     let later = arp_claim([10, 0, 0, 253], stranger);
     let mut ip = siege.cluster.lab().box_().command("ip");
     netsum_lab::netns::output(ip.args(["address", "add", "10.0.0.253/16", "dev", "br0"])).unwrap();
@@ -349,7 +349,8 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
     while !arrives(std::slice::from_ref(&later)).is_empty() {
         assert!(Instant::now() < end, "the box's new address is taken over");
     }
-    // Nor without a job, when ranks are still to call; a daemon that takes over knows it at once.
+    // The frames do not arrive without a job either, when ranks are still to join. A daemon that
+    // takes over protects the addresses at once.
     siege.cluster.netsum(&["job", "delete", "besieged"]).unwrap();
     assert_eq!(arrives(&frames), [""; 0], "without a job");
     siege.cluster.kill_daemon().unwrap();
@@ -374,7 +375,7 @@ fn addresses_are_free_again_when_a_job_has_gone() {
     siege.besiege(STRANGER, &forged);
     siege.cluster.netsum(&["job", "delete", "besieged"]).unwrap();
     let (before, tap, target) = (siege.count("spoofed"), siege.tap(STRANGER), siege.tap(0));
-    // The machine has moved to another port, say.
+    // As if the machine had moved to another port.
     let moved = FrameSpec::send(2, 1, 0x77, 7, lanes(0, 64)).build();
     tap.send(&moved).unwrap();
     target.receive(Duration::from_secs(1), |f| f == moved).expect("a plain bridge passes it on");
@@ -399,7 +400,7 @@ fn addresses_stay_a_ranks_while_the_daemon_is_killed_and_started_again() {
     target.receive(Duration::from_secs(1), |f| f == moved).expect("a plain bridge passes it on");
 }
 
-/// Ends a flood, also when the test has failed.
+/// Ends a flood, even if the test has failed.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -408,8 +409,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// All-reduces while a host sends these frames as fast as it can: seconds of one, least of some;
-/// frames per second; and who summed at last.
+/// Runs all-reduces while a host sends these frames as fast as it can. Returns the shortest time in
+/// seconds, the frames per second, and the last mode.
 fn flood(
     siege: &mut Siege,
     host: usize,
@@ -443,7 +444,7 @@ fn flood(
     })
 }
 
-/// Prints what a flood beside a job costs the job; SECURITY.md has the figures.
+/// Prints what a flood costs a running job; SECURITY.md has the figures.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn floods_slow_a_job_down_but_do_no_harm() {
@@ -474,7 +475,7 @@ fn floods_slow_a_job_down_but_do_no_harm() {
         ("data of the job's flows, the stranger's port", STRANGER, "eth0", strange, "wrong_port"),
         ("data with a wrong ICRC, rank 0's own port", 0, "eth0", broken, "rx_icrc_encapsulated"),
     ] {
-        // A job that has fallen back to its ring stays there: each flood meets a new one.
+        // A job that has fallen back to its ring stays there, so each flood gets a new job.
         let mut siege = Siege::new();
         let frames = frames(&siege);
         let (least, rate, mode) = flood(&mut siege, host, interface, &frames);

@@ -1,5 +1,5 @@
-//! Hosts behind slow links that lose nothing: the links are as slow as they should be, each way,
-//! and nothing is sent again, however long the queues in front of what hosts send.
+//! Hosts behind slow links that lose nothing: the links have the right rate in each direction, and
+//! nothing is retransmitted, however long the hosts' send queues are.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn lab(hosts: u32, rate: &str) -> Cluster {
     Cluster::start(LabSpec { mtu: 2300, rate, ..LabSpec::hosts(hosts as usize) }).unwrap()
 }
 
-/// All-reduces of so many bytes each; packets that were sent again.
+/// Runs all-reduces of these sizes in bytes, and returns the number of retransmitted packets.
 fn sent_again(group: &mut Group, mode: &str, sizes: &[usize], what: &str) -> u64 {
     group.start_together();
     let (mut again, mut micros) = (0, 0);
@@ -51,18 +51,18 @@ fn by_the_box(hosts: u32, rate: &str, windows: &[u32], sizes: &[usize]) {
     }
 }
 
-/// Sums by the ranks' own ring, which know of no box.
+/// Sums by the ranks' own ring, without a box.
 fn by_the_ring(hosts: u32, rate: &str, window: u32, sizes: &[usize]) {
     let cluster = lab(hosts, rate);
     let job = JobSpec { message_size: 64 * KIB, window, ..JobSpec::new("ring", hosts) };
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(hosts)).unwrap();
     let what = format!("{rate}, {hosts} hosts, own ring, window {window}");
-    // Until it falls back, all is sent to be summed by a box.
+    // Until the ranks fall back, they send everything to be summed by a box.
     group.all_reduce("i32", 1000, 1).unwrap();
     assert_eq!(sent_again(&mut group, "ring", sizes, &what), 0, "{what}");
 }
 
-/// Neither for a dead rank, nor for a box that does not sum.
+/// The ranks suspect neither a dead rank nor a box that does not sum.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_message_that_takes_longer_than_the_timeout_is_taken_for_nothing_else() {
@@ -87,8 +87,7 @@ fn without_a_rate_nothing_is_sent_again_either() {
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(4)).unwrap();
     group.start_together();
     // A rank that gets no CPU for longer than its neighbour's timer looks like a lost packet. That
-    // is no fault of the network's, and on a machine that is busy otherwise it happens; but not
-    // three times in a row.
+    // is not the network's fault, and happens on a busy machine, but not three times in a row.
     let clean = (0..3).any(|attempt| {
         (0..5).all(|seed| {
             let outcomes = group.all_reduce("f32", 1_000_000, seed).unwrap();
@@ -113,8 +112,8 @@ fn without_a_rate_nothing_is_sent_again_either() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_flood_arrives_at_the_rate_and_no_more() {
     for (text, rate) in [("100mbit", 100e6), ("250mbit", 250e6)] {
-        // One sender fills its own link, two of them fill the receiver's. Queues stay full, so each
-        // in a lab of its own.
+        // One sender fills its own link, two senders fill the receiver's. Queues stay full, so each
+        // case has its own lab.
         for senders in [1, 2] {
             let spec = LabSpec { rate: Some(text.parse().unwrap()), ..LabSpec::hosts(senders + 1) };
             let lab = Lab::new(spec).unwrap();
@@ -124,7 +123,7 @@ fn a_flood_arrives_at_the_rate_and_no_more() {
                 tcp_transfer(from[0], first, first.ip(0), rate as usize / 16, 10 * SECOND).unwrap();
             let tcp = tcp * 8.0 / rate;
             let udp = udp_flood(&from, first, first.ip(0), 1428, SECOND).unwrap();
-            // With 42 bytes of headers.
+            // The rate includes 42 bytes of headers.
             let udp = udp * 8.0 / rate * 1470.0 / 1428.0;
             println!("{text}, {senders} senders: {udp:.3} of it by UDP, {tcp:.3} by TCP");
             assert!(
@@ -181,7 +180,7 @@ fn links_with_a_rate_lose_and_mark_packets_of_all_protocols() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn results_come_at_the_rate_too() {
     let cluster = lab(4, "100mbit");
-    // Contributions come as fast as they can then.
+    // Then contributions arrive as fast as possible.
     for host in cluster.lab().hosts() {
         output(host.command("tc").args(["qdisc", "del", "dev", Host::INTERFACE, "root"])).unwrap();
     }
@@ -193,7 +192,7 @@ fn results_come_at_the_rate_too() {
         let outcomes = group.all_reduce("f32", 4 * MIB / 4, 1).unwrap();
         let millis = outcomes.iter().map(|o| o.micros).min().unwrap() / 1000;
         println!("{name}: 4 MiB in {millis} ms");
-        // 4 MiB at 100 Mb/s.
+        // 4 MiB at 100 Mb/s take at least this long.
         assert!(millis >= 335, "{name}: 4 MiB in {millis} ms");
         assert!(outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0), "{name}: {outcomes:?}");
     }

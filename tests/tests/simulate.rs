@@ -1,5 +1,5 @@
-//! `netsum simulate` of jobs that are set up in band, of tagged frames and of IPv6: each frame
-//! comes to the end that it would on the box, with the right words.
+//! `netsum simulate` with jobs that are set up in band, tagged frames and IPv6: each frame has the
+//! outcome that it would have on the box, with the right words.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,7 +13,7 @@ use netsum_lab::in_band::{Connections, Hosts, InBandRing};
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 use serde_json::{Value, json};
 
-/// What becomes of frames in a pcap file, as JSON that its schema knows.
+/// The outcomes of frames in a pcap file, as JSON that is checked against its schema.
 fn simulate(cluster: &Cluster, frames: &[Vec<u8>], options: &[&str]) -> Value {
     let path = cluster.folder().join("frames.pcap");
     let mut writer = PcapWriter::new(File::create(&path).unwrap()).unwrap();
@@ -70,7 +70,7 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     let mut spoilt = one[0].build();
     *spoilt.last_mut().unwrap() ^= 1;
 
-    // Nobody has shown up yet.
+    // No rank has appeared yet.
     let frames = [
         zero[0].build(),
         zero[1].build(),
@@ -112,14 +112,14 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     let job = cluster.netsum_json(&["job", "show", "app"]).unwrap();
     assert_eq!(job["in_band"]["claims"], json!([]), "the daemon has not heard of them: {job:#}");
 
-    // At work, as its connections have shown up by themselves.
+    // The job is running: its connections were learned in band.
     let got = app.run_all(&Hosts::of(cluster.lab()), c, 10).unwrap();
     assert!(got.iter().all(|g| (g.sums, g.unsummed) == (10, 0)), "{got:?}");
     let before = cluster.counter(Some("app"), "fragments").unwrap();
     let n = zero.len();
     let mut frames = built(&[zero.clone(), one.clone()].concat());
     frames.push(one[0].build());
-    // And from the same queue pair with another PSN: the rank connects anew.
+    // The last frame is from the same queue pair with another PSN: the rank reconnects.
     frames.push(packets(&app, Connections { psn: c.psn + 50, ..c }, 0)[0].build());
     let said = simulate(&cluster, &frames, &["--fresh"]);
     let expected = [vec!["absorbed"; n], vec!["released"; n], vec!["replayed", "dropped"]].concat();
@@ -128,7 +128,7 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     assert!(all(&said, "job").iter().all(|job| *job == "app"), "{said:#}");
     let last = said["frames"].as_array().unwrap().last().unwrap();
     assert!(last["reason"].as_str().unwrap().contains("it begins a connection"), "{last:#}");
-    // As the slots of the job are, these have long been released.
+    // With the slots of the running job: these packets were released long ago.
     let said = simulate(&cluster, &frames[..1], &[]);
     assert!(["replayed", "passed"].contains(&all(&said, "outcome")[0]), "{said:#}");
     assert_eq!(
@@ -138,7 +138,7 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     );
 }
 
-/// A job of two ranks that are nothing but frames, with these addresses.
+/// A job of two ranks that exist only as frames, with these addresses.
 fn by_hand(cluster: &Cluster, name: &str, ips: [&str; 2]) {
     let numbers = [("--ranks", 2), ("--mtu", 1024), ("--message-size", 4096), ("--window", 2)];
     cluster.create(name, &numbers, &[]).unwrap();
@@ -165,8 +165,8 @@ fn tagged(spec: FrameSpec) -> FrameSpec {
     FrameSpec { vlan: Some(5), ..spec }
 }
 
-/// Fragments of both ranks, tagged or not, an ACK, a spoilt one and one again, and what they come
-/// to.
+/// Fragments of both ranks, tagged or not, an ACK, a corrupted fragment and a duplicate, and their
+/// outcomes.
 fn check_fragments(cluster: &Cluster, of: impl Fn(u8, u32) -> FrameSpec) {
     let mut ack = of(0, 0);
     ack.bth.opcode = Opcode::ACK;
@@ -199,7 +199,7 @@ fn check_fragments(cluster: &Cluster, of: impl Fn(u8, u32) -> FrameSpec) {
         steps.iter().filter_map(|s| Some((s["to"].as_u64()?, s["verdict"].clone()))).collect();
     assert_eq!(to, [(0, json!(["results"])), (1, json!(["results"]))], "{said:#}");
     assert_eq!(frame(4)["reason"], "rank 1: its packets have a wrong ICRC", "{said:#}");
-    // By another port it is nobody's.
+    // At another port than its rank's, the frame is refused.
     let said = simulate(cluster, &frames[..1], &["--port", "port1"]);
     assert!(all(&said, "reason")[0].contains("come in on another port than port0"), "{said:#}");
 }
@@ -210,11 +210,12 @@ fn frames_with_a_vlan_tag() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     by_hand(&cluster, "app", ["10.0.0.1", "10.0.0.2"]);
     check_fragments(&cluster, |rank, index| tagged(fragment(rank, index)));
-    // Where a bridge translates, one of them is not.
+    // Where a bridge translates tags, only one of the ranks is tagged.
     check_fragments(&cluster, |rank, index| {
         if rank == 1 { tagged(fragment(1, index)) } else { fragment(0, index) }
     });
-    // What is no RoCE is known behind its tag, too, and comes in where its sender is.
+    // Other protocols than RoCE are recognised behind their tags, too, and arrive at their sender's
+    // port.
     let mut arp = vec![0xff; 64];
     arp[12..18].copy_from_slice(&[0x81, 0, 0, 5, 8, 6]);
     arp[32..36].copy_from_slice(&[10, 0, 0, 2]);
@@ -248,7 +249,7 @@ fn frames_of_ipv6() {
         ["absorbed", "passed"],
         "nobody has registered the IPv4 one: {said:#}"
     );
-    // A neighbour advertisement for a rank's address passes on the rank's own port alone.
+    // A neighbour advertisement for a rank's address passes at the rank's own port only.
     let mut advertisement = fragment(1, 0).v6().build();
     advertisement[20] = wire::IPPROTO_ICMPV6;
     advertisement[54..62].copy_from_slice(&[136, 0, 0, 0, 0x60, 0, 0, 0]);

@@ -1,5 +1,5 @@
-//! All-reduces without an end over links that are slow, lose packets and go down, beside somebody's
-//! TCP: every sum right, nothing stands still, nothing grows.
+//! Endless all-reduces over links that are slow, lose packets and go down, beside a TCP transfer:
+//! every sum is right, nothing stalls, nothing grows.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -15,41 +15,41 @@ use netsum_lab::{LabSpec, evidence};
 const SECOND: Duration = Duration::from_secs(1);
 const RANKS: u32 = 4;
 const RATE: &str = "250mbit";
-/// Share of all packets that each link loses, each way.
+/// The share of all packets that each link loses in each direction.
 const LOSS: f64 = 0.001;
 const JOB: &str = "soak";
-/// Elements: less than a packet, some packets, some messages, and several windows.
+/// Lengths in elements: less than a packet, some packets, some messages, and several windows.
 const LENGTHS: [usize; 4] = [100, 5000, 100_000, 500_000];
-/// How long the flapping link is down: for a time that connections outlast, and for one after which
-/// ranks sum themselves (three tenths of their time-out).
+/// How long the flapping link is down: once for a time that connections outlast, and once for a
+/// time after which ranks sum themselves (three tenths of their timeout).
 const DOWN: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(3500)];
 const UP: Duration = Duration::from_secs(4);
-/// The longest that an all-reduce may take. The link is down for 3.5 s; and within their time-out
-/// of 10 s ranks fall back or connect anew.
+/// The longest time that an all-reduce may take. The link is down for 3.5 s, and ranks fall back or
+/// reconnect within their timeout of 10 s.
 const LONGEST: Duration = Duration::from_secs(20);
-/// What the daemon and each rank may have more of in the end than after the first time that the
-/// link was down for long, in KiB.
+/// By how much the memory of the daemon and of each rank may grow from the first long down time of
+/// the link to the end, in KiB.
 const GROWTH: u64 = 8 << 10;
 
-/// Sums, and what became of them.
+/// All-reduces, and their outcomes.
 #[derive(Debug, Default)]
 struct Sums {
     by_box: u64,
     by_ring: u64,
-    /// Of vectors, at each rank.
+    /// Bytes of vectors, at each rank.
     bytes: u64,
     again: u64,
     slowest: Duration,
-    /// All-reduces that took longer than they may.
+    /// All-reduces that took longer than allowed.
     hangs: Vec<String>,
 }
 
-/// An all-reduce that ranks have been told to do: which, of what type and length, and the files for
-/// its results.
+/// An all-reduce that the ranks were told to do: its number, type and length, and the files for its
+/// results.
 struct Told(u64, &'static str, usize, Vec<PathBuf>);
 
 impl Told {
-    /// Types and lengths in turn.
+    /// Uses types and lengths in turn.
     fn tell(group: &mut Group, number: u64) -> Result<Self> {
         let len = LENGTHS[number as usize % LENGTHS.len()];
         let dtype = ["i32", "f32"][number as usize / LENGTHS.len() % 2];
@@ -80,7 +80,7 @@ impl Sums {
     }
 }
 
-/// Memory of a process that is its own, in KiB: `RssAnon` of proc(5).
+/// The private memory of a process, in KiB: `RssAnon` of proc(5).
 fn memory(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line =
@@ -88,18 +88,18 @@ fn memory(pid: u32) -> Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Memory of the daemon and of each rank.
+/// The memory of the daemon and of each rank.
 fn memories(cluster: &Cluster, group: &Group) -> Result<Vec<u64>> {
     std::iter::once(cluster.daemon_pid()).chain(group.pids()).map(memory).collect()
 }
 
-/// Packets that links have lost.
+/// Packets that the links have lost.
 fn lost(cluster: &Cluster) -> Result<u64> {
     let counts = cluster.lab().hosts().iter().map(|host| host.cable()?.counts());
     counts.map(|counts| counts.map(|c| c.up.lost + c.down.lost)).sum()
 }
 
-/// Waits, but not when it is over.
+/// Waits, but ends early when `over` is set.
 fn wait(time: Duration, over: &AtomicBool) {
     let begun = Instant::now();
     while begun.elapsed() < time && !over.load(Ordering::Relaxed) {
@@ -107,7 +107,7 @@ fn wait(time: Duration, over: &AtomicBool) {
     }
 }
 
-/// Works for so long, or until `over`; prints what came of it.
+/// Works for this long, or until `over`, and prints the result.
 fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
     let hosts = RANKS as usize + 1;
     let rate = Some(RATE.parse()?);
@@ -127,7 +127,7 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
                 break;
             }
             lab.box_().set_link(&lab.box_().port(1), false)?;
-            // Never left down: the ranks are still at work.
+            // The link always comes up again, because the ranks are still at work.
             std::thread::sleep(*down);
             lab.box_().set_link(&lab.box_().port(1), true)?;
             flaps.fetch_add(1, Ordering::Relaxed);
@@ -150,8 +150,8 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
             let mut told = Told::tell(&mut group, 0)?;
             while !over.load(Ordering::Relaxed) && begun.elapsed() < time {
                 number += 1;
-                // All that ranks ever need has been needed by then. They have nothing to do while
-                // they are looked at.
+                // By then the ranks have needed all the memory that they ever need. They are idle
+                // while it is measured.
                 let is_warm =
                     flaps.load(Ordering::Relaxed) >= 2 && number >= 2 * LENGTHS.len() as u64;
                 if first.is_none() && is_warm {
@@ -160,7 +160,7 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
                     told = Told::tell(&mut group, number)?;
                     continue;
                 }
-                // Ranks go on while results are compared.
+                // Ranks continue while results are compared.
                 let next = Told::tell(&mut group, number)?;
                 sums.add(&mut group, &std::mem::replace(&mut told, next))?;
                 if said.elapsed() > 30 * SECOND {
@@ -216,7 +216,7 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn sums_over_links_that_lose_and_flap_are_right_however_long() {
-    // `cargo xtask soak --wire` sets it, and closes the input when it is enough.
+    // `cargo xtask soak --wire` sets the variable, and closes the input to end the test.
     let long = std::env::var("NETSUM_SOAK_WIRE").ok().map(|seconds| seconds.parse().unwrap());
     static OVER: AtomicBool = AtomicBool::new(false);
     if long.is_some() {

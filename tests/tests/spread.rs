@@ -19,15 +19,15 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const SPINES: usize = 3;
-/// Packets of a flow, and bytes in each.
+/// Packets of a flow, and bytes in each packet.
 const PACKETS: usize = 3000;
 const LEN: usize = 1000;
-/// Verdicts: to whatever comes behind, and by an uplink (include/uapi/linux/bpf.h).
+/// Verdicts: pass to the next program, and redirect to an uplink (include/uapi/linux/bpf.h).
 const NEXT: i32 = -1;
 const REDIRECT: i32 = 7;
 
-/// Two leaves with two hosts each, and a link from either to each of three spines. All route. ECMP
-/// takes ports into account.
+/// Two leaves with two hosts each, and a link from each leaf to each of three spines. All boxes
+/// route. ECMP takes ports into account.
 fn cluster() -> Cluster {
     let spec = LabSpec { racks: 2, routes: true, spines: SPINES, ipv6: true, ..LabSpec::hosts(4) };
     let cluster = Cluster::without_daemon(spec).unwrap();
@@ -44,7 +44,7 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// What a leaf has sent by each uplink.
+/// Bytes that a leaf has sent through each uplink.
 fn sent(leaf: &BoxNode) -> [u64; SPINES] {
     let links = output(leaf.command("ip").args(["-j", "-s", "link"])).unwrap();
     let links: serde_json::Value = serde_json::from_str(&links).unwrap();
@@ -60,7 +60,7 @@ fn ip(host: &Host, v6: bool) -> IpAddr {
     if v6 { host.ipv6(0) } else { host.ip(0) }
 }
 
-/// A flow from the first rack to the second one.
+/// A flow from the first rack to the second.
 struct Sender {
     socket: UdpSocket,
     to: SocketAddr,
@@ -74,7 +74,8 @@ fn sender(lab: &Lab, flow: usize, port: u16, packets: usize, v6: bool) -> (Sende
     (Sender { socket, to: SocketAddr::new(ends.dst, ROCE_PORT), packets }, ends)
 }
 
-/// Sends all of them at the same time; what the first leaf has sent of it by each uplink.
+/// Runs all senders at the same time. Returns the bytes that the first leaf has sent for them
+/// through each uplink.
 fn send(lab: &Lab, mut senders: Vec<Sender>) -> [u64; SPINES] {
     let receivers: Vec<UdpSocket> = [2, 3]
         .iter()
@@ -109,7 +110,7 @@ fn send(lab: &Lab, mut senders: Vec<Sender>) -> [u64; SPINES] {
     std::array::from_fn(|spine| after[spine] - before[spine])
 }
 
-/// How much more the fullest uplink carries than the mean one.
+/// By how much the fullest uplink exceeds the mean.
 fn excess(bytes: [u64; SPINES]) -> f64 {
     let mean = bytes.iter().sum::<u64>() as f64 / SPINES as f64;
     bytes.iter().max().copied().unwrap() as f64 / mean - 1.0
@@ -120,7 +121,7 @@ fn even(bytes: [u64; SPINES]) -> bool {
     most - least <= most / 100
 }
 
-/// The flows as they are cut, each piece with a port of its own from a first one on.
+/// The flows in pieces, each of which has its own port, from `first` on.
 fn senders(lab: &Lab, first: u16, pieces: &[Piece], v6: bool) -> Vec<(Sender, Ends)> {
     let all = (first..).zip(pieces);
     all.map(|(port, piece)| sender(lab, piece.flow, port, PACKETS / piece.of, v6)).collect()
@@ -198,7 +199,7 @@ fn flows_that_nobody_has_pinned_go_by_the_uplink_with_the_least_bytes() {
         println!("6 flows at once, IPv6 {v6}: {bytes:?}");
         assert!(even(bytes), "{bytes:?}");
     }
-    // One flow more, and when it has sent, two that are half as long: each goes by another uplink.
+    // One more flow, and after it two more of the same length: each takes another uplink.
     let one = |port, packets| vec![sender(cluster.lab(), 0, port, packets, false).0];
     let first = send(cluster.lab(), one(0xc200, 2 * PACKETS));
     std::thread::sleep(Duration::from_millis(1200));
@@ -222,7 +223,7 @@ fn the_flows_of_a_spine_that_fails_move_and_the_rest_stay() {
         let before = by_port(&cluster);
         let (name, spine) = (BoxNode::uplink(lost), cluster.lab().spine(lost));
         [0, 1].iter().for_each(|&rack| spine.set_link(&spine.rack_port(rack), false).unwrap());
-        // The other leaf's kernel and this one's daemon look for carriers.
+        // Time for the other leaf's kernel and this leaf's daemon to notice the lost carrier.
         std::thread::sleep(Duration::from_millis(300));
         let bytes = send(cluster.lab(), all());
         let after = by_port(&cluster);
@@ -236,7 +237,7 @@ fn the_flows_of_a_spine_that_fails_move_and_the_rest_stay() {
             assert_eq!(moved, !stays(port), "{port}: {before:?}, {after:?}");
             assert_ne!(after[port], name);
         }
-        // Two more by each of the others: 6 over 2.
+        // Each of the other uplinks carries one more flow: 6 over 2.
         println!("IPv6 {v6}, without {name}: {bytes:?}");
         let left: Vec<u64> = (0..SPINES).filter(|&n| n != lost).map(|n| bytes[n]).collect();
         assert!(bytes[lost] < 2000 && left[0].abs_diff(left[1]) <= left[0] / 100, "{bytes:?}");
@@ -253,7 +254,7 @@ fn flows_keep_their_uplinks_when_the_daemon_is_killed_and_nothing_is_left_when_i
     let all = |cluster: &Cluster| {
         senders(cluster.lab(), 0xc400, &pieces, false).into_iter().map(|s| s.0).collect()
     };
-    // Not as the box would choose.
+    // Pinned to another uplink than the box would choose.
     let flows = senders(cluster.lab(), 0xc400, &pieces, false);
     flows.iter().for_each(|(_, ends)| pin(&cluster, ends, 2));
     drop(flows);
@@ -273,7 +274,7 @@ fn flows_keep_their_uplinks_when_the_daemon_is_killed_and_nothing_is_left_when_i
         assert!(start.elapsed() < PATIENCE, "pins are left");
         std::thread::sleep(Duration::from_millis(20));
     }
-    // The kernel's hash for these: not one uplink for all.
+    // The kernel's hash places these flows: not all on one uplink.
     std::thread::sleep(Duration::from_millis(200));
     let bytes = send(
         cluster.lab(),
@@ -285,14 +286,14 @@ fn flows_keep_their_uplinks_when_the_daemon_is_killed_and_nothing_is_left_when_i
     assert!(bytes[0] > 2000 || bytes[1] > 2000, "{bytes:?}");
 }
 
-/// The program in the first leaf, one packet at a time, with all uplinks.
+/// The program in the first leaf, with all uplinks, one packet at a time.
 struct Bench<'a> {
     lab: &'a Lab,
     spread: Spread,
 }
 
 impl Bench<'_> {
-    /// Verdict, the packet afterwards, and the time of one run.
+    /// Returns the verdict, the packet afterwards, and the time of one run.
     fn run(&mut self, packet: &[u8], times: u32) -> (i32, Vec<u8>, Duration) {
         let mut out = vec![0; 4096];
         let options = TestRunOptions {
@@ -318,8 +319,8 @@ fn bench(lab: &Lab) -> Bench<'_> {
     Bench { lab, spread }
 }
 
-/// From host 0 to host 2, to the MAC address of the loopback interface, by which packets of a test
-/// run come.
+/// A packet from host 0 to host 2, to the MAC address of the loopback interface, at which packets
+/// of a test run arrive.
 fn packet(v6: bool) -> FrameSpec {
     let spec = FrameSpec::send(1, 3, 0x77, 0, lanes(0, 256));
     let spec = FrameSpec { macs: ([0; 6], [2, 0, 0, 0, 0, 1]), ..spec };
@@ -368,7 +369,7 @@ fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
             others.push(("a later fragment", changed(&|f| f[21] = 1)));
             others.push(("nobody's address", changed(&|f| f[30] = 77)));
         }
-        // A test run takes no frame without a whole IP header.
+        // A test run accepts only frames with a whole IP header.
         others.extend((udp..udp + 8).map(|len| ("a short one", good[..len].to_vec())));
         for (what, frame) in &others {
             let (verdict, out, _) = bench.run(frame, 1);
@@ -405,7 +406,7 @@ fn a_full_table_leaves_new_flows_to_the_kernel() {
     };
     let known = packet(false).build();
     assert_eq!(bench.run(&known, 1).0, REDIRECT);
-    // Each run of a repetition takes one from the TTL.
+    // Each repeated run decrements the TTL.
     let old = |v6| {
         let mut frame = packet(v6).build();
         frame[if v6 { 21 } else { 22 }] = 255;

@@ -1,4 +1,4 @@
-//! Many jobs of several tenants on one box: limits, refusals, and all of them at once in the data
+//! Many jobs of several tenants on one box: limits, refusals, and all jobs at once in the data
 //! plane.
 
 use std::collections::BTreeMap;
@@ -21,12 +21,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// Bytes on the box of a job of [`SHAPE`]: 16 slots of 1024 bytes, two headers and their state.
+/// Bytes on the box for a job of [`SHAPE`]: 16 slots of 1024 bytes, two headers and their state.
 const ONE: u64 = 16 * (1024 + 2 * 112 + 24);
 const SHAPE: [&str; 6] = ["--ranks", "2", "--message-size", "4K", "--window", "2"];
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A daemon with room for so many jobs, and further sections in its configuration.
+/// A daemon with room for this many jobs, and further sections in its configuration.
 fn start(spec: LabSpec, room: u64, sections: &str) -> Cluster {
     let mut cluster = Cluster::without_daemon(spec).unwrap();
     let listen = format!("[pool]\nmemory = \"{}\"\n{sections}", room * ONE);
@@ -34,7 +34,7 @@ fn start(spec: LabSpec, room: u64, sections: &str) -> Cluster {
     cluster
 }
 
-/// `netsum job create NAME`, with the shape that all have here; why it was refused.
+/// Runs `netsum job create NAME` with the common shape. The error says why the job was refused.
 fn create(lab: &Lab, socket: &str, name: &str, options: &[&str]) -> Result<Value, String> {
     let mut command = lab.box_().command(program("netsum").unwrap());
     command.args(["--socket", socket, "-j", "job", "create", name]).args(SHAPE).args(options);
@@ -115,7 +115,7 @@ fn jobs_of_four_tenants_that_try_again_fill_the_box_and_never_a_limit() {
                         }
                     };
                     assert_eq!(created["tenant"], tenant);
-                    // Who has a job has an address to itself: there are as many as places.
+                    // Each job has its own address: there are as many addresses as places.
                     let k =
                         addresses.lock().unwrap().pop().expect("more jobs than there is room for");
                     reduce(lab.hosts(), controller, &name, created["token"].as_str().unwrap(), k);
@@ -174,7 +174,7 @@ fn a_job_that_does_not_fit_is_refused_until_there_is_room() {
     cluster.netsum(&["job", "delete", "first"]).unwrap();
     create("second", &[]).unwrap();
 
-    // Limits that are read again.
+    // The daemon reads the limits again.
     let file = cluster.folder().join("netsum.toml");
     let text = std::fs::read_to_string(&file).unwrap();
     let hang_up = |text: &str| {
@@ -203,7 +203,7 @@ fn a_job_that_does_not_fit_is_refused_until_there_is_room() {
 }
 
 const JOBS: u32 = 64;
-/// Fragments of a message; a ring has twice as many slots.
+/// Fragments per message; a ring has twice as many slots.
 const FRAGMENTS: u32 = 4;
 const MTU: usize = 256;
 
@@ -246,8 +246,8 @@ fn sixty_four_jobs_are_active_at_once() {
 
     let taps: Vec<Tap> =
         lab.hosts().iter().map(|host| Tap::open(host, Host::INTERFACE).unwrap()).collect();
-    // Three messages: every slot is used again. A message is sent when the sum of the one before
-    // has come.
+    // Three messages reuse every slot. A message is sent when the sum of the previous one has
+    // arrived.
     for message in 0..3 {
         let indices = message * FRAGMENTS..(message + 1) * FRAGMENTS;
         for index in indices.clone() {
@@ -260,7 +260,7 @@ fn sixty_four_jobs_are_active_at_once() {
         }
         for (receiver, tap) in taps.iter().enumerate() {
             let sender = 1 - receiver as u32;
-            // Results of a ring come in order; those of different rings as they like.
+            // Results of one ring arrive in order; those of different rings arrive in any order.
             let mut next = vec![message * FRAGMENTS; JOBS as usize];
             for _ in 0..JOBS * FRAGMENTS {
                 let is_result = |f: &[u8]| wire::parse(f).is_ok_and(|p| p.bth.opcode.is_rc_data());

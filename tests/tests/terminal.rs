@@ -1,5 +1,5 @@
-//! `netsum top` in a real terminal, which is tmux's: a job at work, keys, a daemon that goes and
-//! comes back, and a terminal that is as it was before.
+//! `netsum top` in a real terminal, which tmux provides: a running job, keys, a daemon that stops
+//! and starts again, and a terminal that is restored at the end.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use netsum_lab::netns::output;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A terminal, with a shell in it that runs `netsum top` and then says how it ended.
+/// A terminal with a shell that runs `netsum top` and then prints its exit status.
 struct Terminal {
     folder: PathBuf,
 }
@@ -23,11 +23,11 @@ impl Terminal {
         Self::with(cluster.folder(), &command, size)
     }
 
-    /// A shell that runs something else.
+    /// A shell that runs another command.
     fn with(folder: &Path, command: &str, (width, height): (u16, u16)) -> Self {
         let terminal = Self { folder: folder.join(format!("terminal-{width}")) };
         std::fs::create_dir(&terminal.folder).unwrap();
-        // Its number is that of the inner shell.
+        // `exec` gives the command the inner shell's pid.
         let script = format!(
             "cd {}; stty -g > before; sh -c 'echo $$ > pid; exec {command}'; \
              echo ended with $?; stty -g > after; touch over; exec sleep 600",
@@ -74,7 +74,7 @@ impl Terminal {
         output(self.tmux().args(["send-keys", key])).unwrap();
     }
 
-    /// Waits for a text on the screen; the screen.
+    /// Waits for a text on the screen, and returns the screen.
     fn wait_for(&self, text: &str) -> String {
         self.wait(text, |screen| screen.contains(text))
     }
@@ -91,12 +91,12 @@ impl Terminal {
         }
     }
 
-    /// It has ended well, and the terminal is as it was.
+    /// Checks that it ended without an error, and that the terminal is restored.
     fn is_restored(&self) {
         self.is_restored_by("ended with 0");
     }
 
-    /// It has ended like that, and the terminal is as it was; what it shows then.
+    /// Checks that it ended with this status and that the terminal is restored. Returns the screen.
     fn is_restored_by(&self, end: &str) -> String {
         let screen = self.wait("the end", |screen| screen.contains(end) && self.has("over"));
         assert!(!screen.contains("netsum top"), "its screen is still there:\n{screen}");
@@ -147,7 +147,7 @@ fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
     });
     println!("{screen}");
 
-    // Sorted by throughput, train is above idle.
+    // Sorted by throughput, `train` is above `idle`.
     terminal.press("s");
     let screen = terminal.wait_for("sorted by Gb/s");
     assert!(screen.find("train").unwrap() < screen.find("idle").unwrap(), "{screen}");
@@ -166,7 +166,7 @@ fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
     terminal.press("Escape");
     terminal.wait_for("sorted by Gb/s");
 
-    // The daemon goes, and comes back.
+    // The daemon stops, and starts again.
     cluster.stop_daemon().unwrap();
     let screen = terminal.wait_for("no daemon for");
     assert!(screen.contains("train"), "what was there stays in sight:\n{screen}");

@@ -1,5 +1,5 @@
-//! How long sums take and who is last: as the XDP programs note it, and as it is shown of a job at
-//! work.
+//! How long sums take and which rank is last: as noted by the XDP programs, and as shown for a
+//! running job.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use serde_json::Value;
 const DROP: u32 = 1;
 const REDIRECT: u32 = 4;
 
-/// Rank's fragment with an index goes through `aggregate`.
+/// Sends a rank's fragment with this index through `aggregate`.
 fn contribute(bench: &mut Bench, rank: u32, index: u32) -> u32 {
     let psn = (BASE_PSN + index) & 0xff_ffff;
     let ranks = bench.ring.config.ranks;
@@ -31,7 +31,8 @@ fn timing(bench: &Bench) -> Box<Timing> {
     bench.plane.timing(bench.ring.id).unwrap()
 }
 
-/// How often each of the first three ranks contributed to a timed sum, and was the last.
+/// How often each of the first three ranks contributed to a timed sum, and how often it was the
+/// last.
 fn counts(bench: &Bench) -> [(u64, u64); 3] {
     let timing = timing(bench);
     [0, 1, 2].map(|r| (timing.ranks[r].late.count(), timing.ranks[r].last))
@@ -44,12 +45,12 @@ fn a_sum_is_timed_from_its_first_contribution_to_its_last() {
     let pause = Duration::from_millis(30);
     assert_eq!(contribute(&mut bench, 1, 0), DROP);
     std::thread::sleep(pause);
-    // A duplicate is no contribution, and the first one's time stays.
+    // A duplicate does not count as a contribution, and the first one's time stays.
     assert_eq!(contribute(&mut bench, 1, 0), DROP);
     assert_eq!(contribute(&mut bench, 2, 0), DROP);
     std::thread::sleep(pause);
     assert_eq!(contribute(&mut bench, 0, 0), REDIRECT);
-    // A replay is none either.
+    // A replay does not count either.
     assert_eq!(contribute(&mut bench, 0, 0), REDIRECT);
     assert_eq!(counts(&bench), [(1, 1), (1, 0), (1, 0)]);
     let timing = timing(&bench);
@@ -66,7 +67,7 @@ fn a_sum_is_timed_from_its_first_contribution_to_its_last() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn one_index_in_so_many_is_timed_and_no_ring_takes_anothers() {
     let mut bench = Bench::new(ring(3, 256, 512), false).unwrap();
-    // Of each block one, and each time an earlier one.
+    // One index of each block is timed, at a place that is one earlier than in the block before.
     assert!([0, 2 * SAMPLED - 1, 3 * SAMPLED - 2].into_iter().all(is_sampled));
     for index in 0..3 * SAMPLED - 1 {
         (0..3).for_each(|rank| {
@@ -83,7 +84,7 @@ fn one_index_in_so_many_is_timed_and_no_ring_takes_anothers() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_complete_sum_that_waits_for_an_earlier_one_is_timed_when_it_is_complete() {
     let mut bench = Bench::new(ring(3, 256, 512), false).unwrap();
-    // Rank 2 has lost what comes before.
+    // Rank 2 has lost the earlier packets.
     let next = 2 * SAMPLED - 1;
     for index in 0..=next {
         contribute(&mut bench, 0, index);
@@ -98,7 +99,7 @@ fn a_complete_sum_that_waits_for_an_earlier_one_is_timed_when_it_is_complete() {
     }
     let timing = timing(&bench);
     assert_eq!((timing.completion.count(), timing.ranks[2].last), (2, 2));
-    // Only index 0, which it came late for, took long.
+    // Only index 0, for which rank 2 was late, took long.
     assert!(timing.completion.sum_ns - took >= 20_000_000 && took < 20_000_000, "{took}");
 }
 
@@ -115,7 +116,7 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
     let stats = cluster.netsum_json(&["stats", "train"]).unwrap();
     let timing = &stats["timing"];
     let timed = timing["completion"]["count"].as_u64().unwrap();
-    // Each index once, on both rings.
+    // Each index counts once, on both rings.
     let expected = stats["completed"].as_u64().unwrap() / u64::from(SAMPLED);
     assert!(timed.abs_diff(expected) <= 2, "{stats:#}");
     let last = |timing: &Value, rank: usize| timing["ranks"][rank]["last"].as_u64().unwrap();
@@ -134,13 +135,13 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
         "of the box there is none"
     );
 
-    // Pinned, as all else.
+    // The timing is pinned like the other maps.
     cluster.kill_daemon().unwrap();
     cluster.start_daemon().unwrap();
     let after = cluster.netsum_json(&["stats", "train"]).unwrap();
     assert!(after["timing"]["completion"]["count"].as_u64().unwrap() >= timed, "{after:#}");
 
-    // A report of a job at work.
+    // A report of a running job.
     let file = cluster.folder().join("report.html");
     let name = file.display().to_string();
     let netsum = program("netsum").unwrap();

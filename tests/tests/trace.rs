@@ -1,5 +1,5 @@
-//! `netsum trace` and `netsum simulate` against a daemon at work: lines and capture files agree
-//! with the counters, tracing ends with who asked for it, and a simulation leaves no trace in jobs.
+//! `netsum trace` and `netsum simulate` against a running daemon: lines and capture files agree
+//! with the counters, tracing ends with its client, and a simulation changes nothing in jobs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,14 +20,14 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use serde_json::Value;
 
-/// `netsum ARGUMENTS` on the box, left running.
+/// Starts `netsum ARGUMENTS` on the box.
 fn start(cluster: &Cluster, arguments: &[&str]) -> Running {
     let mut command = cluster.lab().box_().command(program("netsum").unwrap());
     command.args(["--socket", &cluster.socket()]).args(arguments);
     Running::start("netsum trace", &mut command).unwrap()
 }
 
-/// The same for `trace`; it has begun.
+/// Starts `netsum trace`, and waits until it has begun.
 fn trace(cluster: &Cluster, arguments: &[&str]) -> Running {
     let tracing = start(cluster, &[&["trace"], arguments].concat());
     wait_until("it traces", || tracing.stderr().contains("netsum: tracing"));
@@ -42,7 +42,7 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Has a trace end as Ctrl-C does; what it said of losses.
+/// Interrupts a trace as Ctrl-C does, and returns what it reports of losses.
 fn interrupt(tracing: Running) -> String {
     tracing.signal(Signal::SIGINT).unwrap();
     let ended = tracing.end(PATIENCE).unwrap();
@@ -50,7 +50,7 @@ fn interrupt(tracing: Running) -> String {
     ended.stderr
 }
 
-/// What the daemon's programs look at beyond the work, as their map says.
+/// Flags of the daemon's programs, from their map: what they watch besides their work.
 fn watched(cluster: &Cluster) -> u32 {
     let programs = cluster.netsum_json(&["prog", "show", "ingress"]).unwrap();
     let id = programs["programs"][0]["id"].as_u64().unwrap() as u32;
@@ -67,7 +67,7 @@ fn is_traced(cluster: &Cluster) -> bool {
     watched(cluster) & watch::TRACE != 0
 }
 
-/// All counters that are not zero, of a job or of the box. How long sums took stands beside them.
+/// All counters of a job or of the box that are not zero, without the times of sums.
 fn counters(cluster: &Cluster, job: Option<&str>) -> BTreeMap<String, u64> {
     let stats = cluster.netsum_json(&[&["stats"][..], job.as_slice()].concat()).unwrap();
     let counters = stats.as_object().unwrap().iter().filter(|(name, _)| *name != "timing");
@@ -75,7 +75,8 @@ fn counters(cluster: &Cluster, job: Option<&str>) -> BTreeMap<String, u64> {
     all.filter(|(_, n)| *n > 0).collect()
 }
 
-/// The same of a job, once it rests: a rank's timer may have sent something again at the end.
+/// The counters of a job once it is idle, because a rank's timer may cause retransmissions at the
+/// end.
 fn settled(cluster: &Cluster, job: &str) -> BTreeMap<String, u64> {
     let mut last = counters(cluster, Some(job));
     wait_until("the job rests", || {
@@ -86,13 +87,13 @@ fn settled(cluster: &Cluster, job: &str) -> BTreeMap<String, u64> {
     last
 }
 
-/// What has been counted between two readings.
+/// The growth of the counters between two readings.
 fn growth(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let grown = after.iter().map(|(name, n)| (name.clone(), n - before.get(name).unwrap_or(&0)));
     grown.filter(|(_, n)| *n > 0).collect()
 }
 
-/// Frames of a pcapng file with their comments.
+/// The frames of a pcapng file with their comments.
 fn commented(path: &Path) -> Vec<(Vec<u8>, String)> {
     let mut reader = PcapNgReader::new(File::open(path).unwrap()).unwrap();
     let mut packets = Vec::new();
@@ -160,14 +161,14 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
         if !parsed.bth.opcode.is_rc_data() {
             continue;
         }
-        // As they came and as they leave, all frames have the right ICRC.
+        // All frames have the right ICRC, as received and as sent.
         let len = parsed.data_len(frame.len()).unwrap();
         let icrc =
             netsum_common::icrc::of_frame(frame, parsed.l3, parsed.ip, parsed.payload(), len);
         assert_eq!(frame[parsed.payload() + len..][..4], icrc.unwrap().to_le_bytes(), "{comment}");
     }
 
-    // The same as lines of JSON, of one rank and one verdict, until there are enough.
+    // The same as lines of JSON, for one rank and one verdict, until there are enough.
     let lines = trace(
         &cluster,
         &["-j", "--job", "train", "--rank", "1", "--verdict", "fragments", "-c", "20"],
@@ -190,7 +191,7 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
         last = index;
     }
     assert_eq!(text.lines().count(), 20);
-    // And as text.
+    // The same as text.
     let lines =
         trace(&cluster, &["--job", "train", "--ring", "0", "--program", "egress", "--count", "3"]);
     group.all_reduce("i32", 1000, 4).unwrap();
@@ -227,8 +228,8 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     other.end(PATIENCE).unwrap();
     wait_until("it is off", || !is_traced(&cluster));
 
-    // A daemon that is killed leaves its programs at work, which go on tracing, and its clients
-    // hear of it.
+    // A killed daemon leaves its programs running, and they continue to trace; its clients are
+    // told.
     cluster.create_job(&JobSpec::new("train", 2)).unwrap();
     let tracing = trace(&cluster, &[]);
     cluster.kill_daemon().unwrap();
@@ -247,7 +248,7 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     cluster.stop_daemon().unwrap();
 }
 
-/// A pcap file of frames.
+/// Writes frames into a pcap file.
 fn pcap(path: PathBuf, frames: &[Vec<u8>]) -> PathBuf {
     let mut writer = PcapWriter::new(File::create(&path).unwrap()).unwrap();
     for (i, frame) in (0..).zip(frames) {
@@ -257,7 +258,7 @@ fn pcap(path: PathBuf, frames: &[Vec<u8>]) -> PathBuf {
     path
 }
 
-/// A job of two ranks that are nothing but frames.
+/// A job of two ranks that exist only as frames.
 fn app(cluster: &Cluster) {
     let properties = ["--ranks", "2", "--mtu", "1024", "--message-size", "4096", "--window", "2"];
     cluster.netsum(&[&["job", "create", "app"][..], &properties].concat()).unwrap();
@@ -308,7 +309,7 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     let file = pcap(cluster.folder().join("frames.pcap"), &frames);
     let file = file.to_str().unwrap();
     let before = (counters(&cluster, None), cluster.netsum(&["slot", "show", "app"]).unwrap());
-    // A job at work all the while.
+    // Another job is running all the while.
     let files = group.order_all_reduce("i32", 300_000, 2).unwrap();
     let said = cluster.netsum_json(&["simulate", file]).unwrap();
     group.check_all_reduce("i32", 300_000, 2, &files).unwrap();
@@ -344,7 +345,7 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
         frame(8)["steps"][1]["verdict"],
         serde_json::json!(["fragments", "out_of_sequence", "gap_forwarded"])
     );
-    // The job of the frames has not seen them.
+    // The frames have changed nothing in their job.
     assert_eq!(cluster.netsum(&["slot", "show", "app"]).unwrap(), before.1);
     assert_eq!(counters(&cluster, Some("app")), BTreeMap::new());
     let grown = growth(&before.0, &counters(&cluster, None));
@@ -353,12 +354,12 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
         "{grown:?}"
     );
 
-    // By another port it is another matter; and text says the same.
+    // The outcome at another port differs, and the text agrees with the JSON.
     let text = cluster.netsum(&["simulate", file, "--port", "port1"]).unwrap();
     assert!(text.contains("rank 0: its packets come in on another port than port0"), "{text}");
     assert!(text.contains("8 frames: absorbed 1  dropped 6  passed 1"), "{text}");
 
-    // What the running job has in its slots counts: rank 0's fragment is there already.
+    // The slots of the running job count: rank 0's fragment is already there.
     let tap = netsum_lab::tap::Tap::open(cluster.lab().host(0), "eth0").unwrap();
     tap.send(&fragment(0, 0).build()).unwrap();
     wait_until("the box has it", || counters(&cluster, Some("app")).contains_key("fragments"));
@@ -374,7 +375,7 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
         outcomes(&["--fresh"]),
         serde_json::json!({"absorbed": 1, "dropped": 2, "passed": 3, "released": 1, "replayed": 1})
     );
-    // And its sum is in there: the other rank gets both.
+    // The sum includes it: the other rank receives both.
     let other = netsum_lab::tap::Tap::open(cluster.lab().host(1), "eth0").unwrap();
     other.send(&fragment(1, 0).build()).unwrap();
     let expected = sum(&[lanes(0, 256), lanes(1, 256)]);
@@ -409,7 +410,7 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
     assert!(said.contains(" 0 events were lost"), "{said}");
 
     let said = cluster.netsum_json(&["simulate", file.to_str().unwrap(), "--fresh"]).unwrap();
-    // No frame of a file comes in on a CPU of a ring.
+    // Frames of a file never arrive on the CPU of a ring.
     let came: u64 = ["steered", "inline"].iter().filter_map(|&name| live.get(name)).sum();
     assert_eq!(said["counters"]["steered"].as_u64(), Some(came), "{}", said["counters"]);
     for name in ["fragments", "completed", "released"] {
@@ -432,7 +433,7 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
                 let has = |name: &str| {
                     frame["steps"][1]["verdict"].as_array().unwrap().contains(&name.into())
                 };
-                // A rank that waits for its turn on a busy machine sends again.
+                // A rank that is delayed on a busy machine retransmits.
                 let outcomes = if has("fragments") {
                     ["absorbed", "released"]
                 } else {

@@ -1,5 +1,5 @@
-//! Tracing in the XDP programs, packet by packet (BPF_PROG_TEST_RUN): nothing while it is off, and
-//! the right things otherwise.
+//! Tracing in the XDP programs, packet by packet (BPF_PROG_TEST_RUN): no event while it is off, and
+//! the right events while it is on.
 
 use netsum_common::abi::{
     EVENTS_BYTES, MAX_CAPTURE, MIN_CAPTURE, TraceEvent, TraceFilter, traced_by,
@@ -20,7 +20,7 @@ fn events(bench: &mut Bench) -> Vec<Traced> {
     bench.plane.traced(usize::MAX).unwrap()
 }
 
-/// The one event that a program has written.
+/// The only event that a program has written.
 fn event(bench: &mut Bench) -> Traced {
     let mut all = events(bench);
     assert_eq!(all.len(), 1, "{all:?}");
@@ -66,15 +66,16 @@ fn nothing_is_traced_while_nobody_does_and_every_program_is_while_somebody_does(
         traced.iter().all(|t| (t.event.ring, t.event.index, t.event.ifindex) == (1, 1, LOOPBACK))
     );
     assert!(traced.is_sorted_by_key(|t| t.event.time));
-    // Nothing has come of this index yet; then the first, then the second, which releases it.
+    // The contributors, in turn: none yet for this index; then the first rank; then the second,
+    // which releases the sum.
     let slots: Vec<_> =
         traced.iter().map(|t| (t.event.contributors, t.event.low, t.event.slot_index)).collect();
     assert_eq!(slots, [(0, 1, 0), (1, 1, 1), (3, 2, 1), (3, 2, 1)]);
     let whole_message = Slot::FIRST | Slot::LAST;
     let released = Slot::USED | Slot::COMPLETE | Slot::RELEASED;
     assert_eq!(traced[2].event.slot_flags, released | whole_message);
-    // The frame is the one that came, though the program has put sum and tag into it; at egress,
-    // the one that leaves.
+    // The traced frame is the one received, although the program has put sum and tag into it; at
+    // egress it is the one sent.
     assert_eq!(traced[2].frame, fragment(1, 2, 1)[..MIN_CAPTURE as usize]);
     assert_eq!(traced[3].frame, left.packet[..MIN_CAPTURE as usize]);
     assert_eq!(traced[3].event.len as usize, left.packet.len());
@@ -94,7 +95,7 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
         bench.aggregate(frame).unwrap();
         event(bench).event
     };
-    // Past a gap of one: forwarded, so that its receiver NAKs.
+    // A packet behind a gap of one is forwarded, and its receiver NAKs.
     let gap = aggregate(&mut bench, &fragment(0, 2, 1));
     assert_eq!(
         gap.counters,
@@ -115,7 +116,7 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
     *spoilt.last_mut().unwrap() ^= 1;
     let bad = aggregate(&mut bench, &spoilt);
     assert_eq!((bad.counters, bad.rank, bad.index), (Counter::BadIcrc.bit(), 0, 2));
-    // On the way in: an acknowledgement of a flow, and what is of none.
+    // At ingress: an acknowledgement of a flow, and packets without a flow.
     let mut ack = FrameSpec::send(host(0), host(1), qpn(0), 5, vec![0; 4]);
     ack.bth.opcode = netsum_common::wire::Opcode::ACK;
     bench.run("ingress", &ack.build()).unwrap();
@@ -127,7 +128,7 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
     bench.run("ingress", &[0; 60]).unwrap();
     let short = event(&mut bench);
     assert_eq!((short.event.counters, &short.frame[..]), (Counter::NotRoce.bit(), &[0; 60][..]));
-    // A replay whose slot has gone on meanwhile.
+    // A replay whose slot was reused meanwhile.
     bench.egress(&[0xff; 100]).unwrap();
     let lost = event(&mut bench).event;
     assert_eq!(
@@ -158,7 +159,7 @@ fn filters_leave_out_rings_and_verdicts_and_frames_are_whole_if_wanted() {
     bench.run("ingress", &[0; 60]).unwrap();
     bench.aggregate(&long).unwrap();
     assert_eq!(event(&mut bench).frame, long);
-    // More than there is room for.
+    // The frame is longer than a capture can be.
     filter.rings = [1, 0, 0, 0];
     bench.plane.trace(Some(&filter)).unwrap();
     bench.run("ingress", &[7; 3000]).unwrap();

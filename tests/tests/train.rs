@@ -1,4 +1,4 @@
-//! PyTorch trains on hosts of the lab, and the box sums its gradients. `cargo xtask test` makes
+//! PyTorch trains on hosts of the lab, and the box sums its gradients. `cargo xtask test` creates
 //! target/python/debian.
 
 use std::path::Path;
@@ -9,8 +9,8 @@ use netsum_lab::train::{Summer, TrainSpec, Trained, Trainers};
 
 const RANKS: usize = 4;
 const STEPS: usize = 40;
-/// How far losses may be apart: floats are summed in another order, and rounded otherwise. 2.4e-7
-/// is usual.
+/// How far losses may differ: floats are summed in another order, and rounded otherwise. 2.4e-7 is
+/// usual.
 const CLOSE: f64 = 1e-5;
 
 fn train(cluster: &Cluster, summer: Summer<'_>) -> Trained {
@@ -45,8 +45,8 @@ fn pytorch_learns_the_same_by_the_box_as_by_gloo_and_the_same_bits_each_time() {
     let backend = train(&cluster, Summer::Backend("train", &token));
     assert_eq!(first.loss, second.loss);
     assert_eq!(first.weights, second.weights);
-    // The hook's average, and sums that PyTorch divides, are the same where the number of ranks is
-    // a power of two.
+    // The hook averages, and PyTorch divides the backend's sums; the results are equal because the
+    // number of ranks is a power of two.
     assert_eq!(first.weights, backend.weights);
     let apart = first.loss.iter().zip(&gloo.loss).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     println!("losses are {apart:.1e} apart at most; {} and {}", first.weights[0], gloo.weights[0]);

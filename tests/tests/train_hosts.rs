@@ -1,5 +1,5 @@
-//! Ranks of PyTorch on several hosts find one another without a box, or are told at once why not.
-//! `cargo xtask test` makes target/python/debian.
+//! Ranks of PyTorch on several hosts find each other without a box, or are told at once why not.
+//! `cargo xtask test` creates target/python/debian.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ fn of_project(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// The program of a rank, to be run by `command`.
+/// The program of a rank, started through `command`.
 fn rank(mut command: Command, method: &str, rank: usize) -> Command {
     let python = of_project("target/python/debian/bin/python");
     assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
@@ -32,7 +32,7 @@ fn rank(mut command: Command, method: &str, rank: usize) -> Command {
     command
 }
 
-/// What one rank on each host prints.
+/// The output of one rank on each host.
 fn run(lab: &Lab, method: &str, more: impl Fn(usize, &mut Command)) -> Vec<String> {
     let start = |number: usize| {
         let mut command = rank(lab.host(number).command("env"), method, number);
@@ -43,19 +43,19 @@ fn run(lab: &Lab, method: &str, more: impl Fn(usize, &mut Command)) -> Vec<Strin
     ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect()
 }
 
-/// A store at rank 0.
+/// The address of a store at rank 0.
 fn tcp(host: &str) -> String {
     format!("tcp://{host}:29500")
 }
 
-/// That each rank has summed at its host's address.
+/// Asserts that each rank has summed at its host's address.
 fn summed(lab: &Lab, said: &[String]) {
     for (number, said) in said.iter().enumerate() {
         assert_eq!(said.trim(), format!("summed at {}", lab.host(number).ip(0)));
     }
 }
 
-/// That all have been told the same.
+/// Asserts that all ranks got the same refusal.
 fn refused(said: &[String], words: &[&str]) {
     assert!(
         said[0].starts_with("refused: ") && said.iter().all(|other| *other == said[0]),
@@ -99,7 +99,7 @@ fn a_master_whose_own_name_is_a_loopback_address() {
     let lab = Lab::new(LabSpec::hosts(RANKS)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let start = |number: usize| {
-        // As Debian's installer has it.
+        // As Debian's installer writes it.
         let own = if number == 0 { "127.0.1.1".to_owned() } else { lab.host(0).ip(0).to_string() };
         let hosts = folder.path().join(number.to_string());
         std::fs::write(&hosts, format!("127.0.0.1 localhost\n{own} master-of-ranks\n")).unwrap();
@@ -120,7 +120,7 @@ fn a_master_whose_own_name_is_a_loopback_address() {
 fn addresses_that_other_machines_do_not_reach_are_refused_at_all_ranks() {
     let lab = Lab::new(LabSpec::hosts(RANKS)).unwrap();
     let master = tcp(&lab.host(0).ip(0).to_string());
-    // As two containers have it, each behind its machine.
+    // As with two containers, each behind its machine.
     for host in lab.hosts() {
         output(host.command("ip").args([
             "address",

@@ -1,4 +1,5 @@
-//! PyTorch goes on training when the box is gone. `cargo xtask test` makes target/python/debian.
+//! PyTorch continues training when the box is gone. `cargo xtask test` creates
+//! target/python/debian.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,7 @@ fn python() -> PathBuf {
     python
 }
 
-/// By the hook, beside Gloo: the daemon dies between two steps, of which the ranks know nothing.
+/// With the hook, beside Gloo: the daemon dies between two steps, and the ranks do not know of it.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_hook_goes_on_by_the_ring_when_the_daemon_dies_in_mid_training() {
@@ -40,8 +41,8 @@ fn the_hook_goes_on_by_the_ring_when_the_daemon_dies_in_mid_training() {
     }
 }
 
-/// By the backend: all that it does goes through the box, and what that cannot goes between the
-/// ranks by Gloo.
+/// With the backend: all of its work goes through the box, and work that the box cannot do goes
+/// between the ranks through Gloo.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_backend_finds_the_box_and_goes_on_without_it() {

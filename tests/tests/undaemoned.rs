@@ -1,4 +1,4 @@
-//! Ranks and the data plane without a daemon between them: what the box can do to ranks.
+//! Ranks and the data plane without a daemon: what the box can do to ranks.
 
 use netsum_common::counters::Counter;
 use netsum_lab::LabSpec;
@@ -24,7 +24,7 @@ fn the_box_is_detached_and_attached_again_between_all_reduces() {
     plane.detach().unwrap();
     assert_eq!(modes(&group.all_reduce("f32", 100_000, 2).unwrap()), ["ring"; 3]);
     plane.attach().unwrap();
-    // Right in any case; ranks that have once changed to their ring may stay with it.
+    // The sums are right in any case; ranks that have once changed to their ring may stay with it.
     for outcome in group.all_reduce("f32", 100_000, 3).unwrap() {
         assert_eq!((outcome.wrong, outcome.fall_backs), (0, 1), "{outcome:?}");
     }
@@ -80,12 +80,12 @@ fn one_percent_loss_in_each_direction() {
     }
 }
 
-/// Queue pairs and PSNs follow from the list of ranks, so a second run has those of the first,
-/// whose sums the box still holds.
+/// QPNs and PSNs follow from the list of ranks, so a second session has those of the first, whose
+/// sums the box still holds.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_second_run_without_a_restart_takes_no_sum_of_the_first() {
-    // So few messages that the slots still hold them; and so many that they hold later ones.
+    // So few messages that the slots still hold them, and so many that the slots hold later ones.
     for (first, dtype) in [(1000, "i32"), (40, "f32"), (200_000, "i32")] {
         let cluster = Cluster::without_daemon(LabSpec::hosts(3)).unwrap();
         let job = JobSpec::new("again", 3);
@@ -97,7 +97,7 @@ fn a_second_run_without_a_restart_takes_no_sum_of_the_first() {
         assert_eq!(modes(&group.all_reduce(dtype, first, 1).unwrap()), ["box"; 3]);
         drop(group);
         let mut group = cluster.ranks_alone(&job, &places).unwrap();
-        // Each outcome is compared with the right sum.
+        // Each outcome has been compared with the right sum.
         let outcomes = group.all_reduce(dtype, first.min(1000), 2).unwrap();
         println!("{first} {dtype}: {outcomes:?}");
         assert_eq!(modes(&outcomes), ["ring"; 3]);

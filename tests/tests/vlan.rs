@@ -1,4 +1,4 @@
-//! Hosts in a VLAN: their frames are tagged, or a bridge tags them.
+//! Hosts in a VLAN: the hosts tag their frames, or a bridge does.
 
 use netsum_common::wire;
 use netsum_lab::cluster::{Cluster, JobSpec, Outcome, PATIENCE, one_on_each_host};
@@ -15,7 +15,7 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
     }
 }
 
-/// All-reduces of a rank on each host, some of which are tagged; the cluster is as it was then.
+/// Runs all-reduces with one rank on each host, some of which are tagged. Returns the cluster.
 fn all_reduce(spec: LabSpec, v6: bool, len: usize, faults: Faults) -> Cluster {
     let what = format!("tagged: {:?}, IPv6: {v6}", spec.tagged);
     let cluster = Cluster::start(spec).unwrap();
@@ -61,7 +61,7 @@ fn all_hosts_are_tagged() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn tagged_and_untagged_hosts_where_the_bridge_translates() {
-    // Each kind of neighbour: both tagged, one of them, the other one, none.
+    // Each kind of neighbours: both tagged, only the first, only the second, neither.
     for (tagged, v6) in [(&[0, 1][..], false), (&[0, 2], true), (&[3], false)] {
         all_reduce(lab(tagged, false), v6, 200_000, Faults::NONE);
     }
@@ -72,8 +72,8 @@ fn tagged_and_untagged_hosts_where_the_bridge_translates() {
 fn tagged_hosts_with_loss_both_ways() {
     for tagged in [&[0, 1, 2, 3][..], &[1, 2]] {
         // Linux 6.18 drops batches (UDP_SEGMENT) that get a tag where the interface computes no
-        // checksums, as on a cable: all comes by single packets that are sent again, some 250 KB in
-        // four seconds.
+        // checksums, as on an emulated link. Everything arrives in single, retransmitted packets,
+        // about 250 KB in four seconds.
         let cluster = all_reduce(lab(tagged, true), false, 50_000, Faults::loss(0.04));
         for host in cluster.lab().hosts() {
             let counts = host.cable().unwrap().counts().unwrap();

@@ -1,4 +1,4 @@
-//! The lab's virtual machines: they boot, run programs, and leave nothing.
+//! The lab's virtual machines: they boot, run programs, and leave nothing behind.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -58,7 +58,7 @@ fn addresses_devices_and_kernels(lab: &Lab) {
         assert!(uname.starts_with(release), "{uname}");
         let link = said(host, &["ip", "link", "show", "eth0"]);
         assert!(link.contains("mtu 2300") && link.contains(&host.mac()), "{link}");
-        // GID 1 is the IPv4 address; the largest path MTU that fits into the link's.
+        // GID 1 is the IPv4 address; the MTU is the largest path MTU that fits into the link's.
         let device = said(host, &["ibv_devinfo", "-v", "-d", "rxe0"]);
         let gid = format!("GID[  1]:\t\t::ffff:{}, RoCE v2", host.ip(0));
         assert!(device.contains(&gid) && device.contains("active_mtu:\t\t2048"), "{device}");
@@ -77,7 +77,7 @@ fn input_outputs_and_exit_codes_come_through(vm: &Host) {
     let ended = end(vm, &["no-such-program"]);
     assert_eq!(ended.status.code(), Some(125));
     assert!(ended.stderr.contains("cannot start no-such-program"), "{}", ended.stderr);
-    // More than fits into any buffer on the way, and bytes that are no text.
+    // More than fits into any buffer on the way, and bytes that are not text.
     let out = vm.command("head").args(["-c", "5000000", "/dev/zero"]).output().unwrap();
     assert!(out.status.success() && out.stdout == vec![0; 5_000_000]);
     let env =
@@ -115,7 +115,7 @@ fn files_are_copied_once_for_each_version(vm: &Host) {
         put();
         assert_eq!(said(vm, &["cat", "/data/x"]), contents);
     }
-    // One of cargo's target folder, which runs there with the C library of the packages.
+    // A program of cargo's target folder, which runs there with the C library of the packages.
     let perf = program("netsum-perf").unwrap().display().to_string();
     let modified = |_| said(vm, &["stat", "-c", "%i", "/lab/netsum-perf"]);
     let inodes = [(); 2].map(|()| said(vm, &[&perf, "--help"])).map(modified);

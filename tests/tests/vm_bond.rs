@@ -1,4 +1,4 @@
-//! Bonds as ports of the box: in a virtual machine, because this machine's kernel may have none.
+//! Bonds as ports of the box: in a virtual machine, because this machine's kernel may lack bonding.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The box on other kernels than this machine's, and behind network cards: in virtual machines.
+//! The box on other kernels than this machine's, and with network cards: in virtual machines.
 
 use std::time::Duration;
 
@@ -27,10 +27,11 @@ fn every_kernel_takes_the_programs_and_sums_with_them() {
     }
 }
 
-/// Every kernel with a card. `cargo xtask soak --boxes` tries each with each, and more.
+/// Every kernel, with one card each. `cargo xtask soak --boxes` tries each kernel with each card,
+/// and more.
 const TRIED: [(Kernel, Card); 2] = [(Kernel::V6_1, Card::Igb), (Kernel::V6_12, Card::VirtioNet)];
 
-/// Hosts outside, and a box whose ports are cards with drivers of their own.
+/// The hosts are outside, and the box's ports are cards with their own drivers.
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn a_box_sums_between_network_cards() {

@@ -1,5 +1,5 @@
 //! A box that loses the CPU which serves its rings, and gets it back: in a virtual machine, because
-//! a test takes no CPU from its own.
+//! a test must not take a CPU from its own machine.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use netsum_lab::{Lab, LabSpec};
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn a_job_lives_through_the_loss_of_its_rings_cpu() {
-    // The box and its hosts are all inside.
+    // The box and its hosts are all inside the virtual machine.
     let lab = Lab::new(LabSpec { vm_cpus: 2, ..LabSpec::vms(1, Kernel::V6_12) }).unwrap();
     let machine = lab.host(0).vm().unwrap();
     for name in ["netsum", "netsum-rank"] {

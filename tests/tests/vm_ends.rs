@@ -1,5 +1,5 @@
-//! Stock hosts at work when their job ends: no rank may take another's data for a sum, and each
-//! must be told by its own connection.
+//! Stock hosts in the middle of a job that ends: no rank may take another's data for a sum, and
+//! each must learn of the end from its own connection.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use netsum_lab::netns;
 use netsum_lab::verbs_ring::{self, JOB, Operation, Outcome, VerbsRing, VerbsRingSpec};
 use netsum_lab::vm::parts::Kernel;
 
-/// After which silence an application gives up by itself: many times what its connections take.
+/// The silence after which an application gives up by itself: many times what its connections take.
 const SILENCE: Duration = Duration::from_secs(30);
-/// After which all ranks must have given up.
+/// The time after which all ranks must have given up.
 const BOUND: Duration = Duration::from_secs(90);
 
-/// A ring that takes long enough to be ended in its midst. Its senders give up after seven times
+/// A ring that runs long enough to be ended in the middle. Its senders give up after seven times
 /// 0.5 s.
 fn spec() -> VerbsRingSpec {
     VerbsRingSpec {
@@ -25,7 +25,7 @@ fn spec() -> VerbsRingSpec {
     }
 }
 
-/// Starts a ring, and waits until some of its sums are through.
+/// Starts a ring, and waits until some of its sums are released.
 fn in_mid_run(cluster: &Cluster) -> VerbsRing {
     let ring = VerbsRing::start(cluster, &spec(), SILENCE).unwrap();
     let start = Instant::now();
@@ -37,7 +37,7 @@ fn in_mid_run(cluster: &Cluster) -> VerbsRing {
     ring
 }
 
-/// How its ranks end.
+/// The outcomes of its ranks.
 fn outcomes(cluster: &Cluster, mut ring: VerbsRing) -> Vec<Outcome> {
     let start = Instant::now();
     while !ring.is_over(Duration::from_millis(200)).unwrap() {
@@ -46,7 +46,7 @@ fn outcomes(cluster: &Cluster, mut ring: VerbsRing) -> Vec<Outcome> {
     ring.end(cluster).unwrap()
 }
 
-/// What is not as it must be when a job has ended in mid-run.
+/// Deviations from what must happen when a job has ended in mid-run.
 fn complaints(case: &str, outcomes: &[Outcome]) -> Vec<String> {
     let mut all = Vec::new();
     for (rank, Outcome { report, error }) in outcomes.iter().enumerate() {
@@ -73,7 +73,7 @@ fn complaints(case: &str, outcomes: &[Outcome]) -> Vec<String> {
     all
 }
 
-/// A whole ring, every sum of which must be right.
+/// Runs a whole ring, every sum of which must be right.
 fn a_whole_ring(cluster: &Cluster) {
     for report in
         verbs_ring::run(cluster, &VerbsRingSpec { messages: 20, ..spec() }, BOUND).unwrap()
@@ -94,7 +94,7 @@ fn no_stock_host_takes_data_for_sums_when_its_job_ends() {
     cluster.pin();
     cluster.start_daemon().unwrap();
     let mut wrong = Vec::new();
-    // Packets that were dropped because their job has ended.
+    // Packets dropped because their job has ended.
     let ended = |cluster: &Cluster| cluster.counter(None, "job_ended").unwrap_or_default();
 
     let ring = in_mid_run(&cluster);
@@ -107,8 +107,9 @@ fn no_stock_host_takes_data_for_sums_when_its_job_ends() {
     let ring = in_mid_run(&cluster);
     let port = cluster.lab().box_().port(1);
     ip(&cluster, &["link", "set", "dev", &port, "nomaster"]);
-    // The machine behind it is asked over the same port, so that must come back before anything is
-    // known of its rank. All connections have given up by then, or may not go on.
+    // The daemon probes the machine behind the port over the same port, so the port must return
+    // before anything is known of its rank. By then all connections have given up, or must not
+    // continue.
     std::thread::sleep(Duration::from_secs(8));
     ip(&cluster, &["link", "set", "dev", &port, "master", "br0"]);
     wrong.extend(complaints("a port leaves the bridge", &outcomes(&cluster, ring)));
@@ -134,7 +135,7 @@ fn no_stock_host_takes_data_for_sums_when_its_job_ends() {
     if !ip(&cluster, &["link", "show", "dev", &port]).contains("prog/xdp") {
         wrong.push("SIGTERM: the port has no program any more".into());
     }
-    // The next daemon has no job of the last one, and takes its ports over.
+    // The next daemon does not know the last one's job, and takes its ports over.
     cluster.start_daemon().unwrap();
     a_whole_ring(&cluster);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -1,4 +1,4 @@
-//! A box that has little: memory, no IPv6, a clock that jumps, and AppArmor.
+//! A box with little memory, without IPv6, with a clock that jumps, and with AppArmor.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,10 @@ use serde_json::Value;
 /// The machine is emulated.
 const PATIENCE: Duration = Duration::from_secs(60);
 const TOKEN: &str = "a-token-of-all-jobs";
-/// What the kernel does not have is less, in KiB.
+/// The tolerance for memory that the kernel itself uses, in KiB.
 const NEARLY: u64 = 16 << 10;
 
-/// The box, and since when.
+/// The box, and the time of its start.
 struct Site {
     cluster: Cluster,
     began: Instant,
@@ -29,8 +29,8 @@ impl Site {
             box_vm: Some((Kernel::V6_1, Card::VirtioNet)),
             vm_cpus: 2,
             vm_memory: Some(512),
-            // Maps are put into their places after a grace period of RCU each, which take long in
-            // an emulator.
+            // Each map is put into its place after a grace period of RCU, which takes long in an
+            // emulator.
             box_line: "ipv6.disable=1 rcupdate.rcu_expedited=1".into(),
             ips_per_host: 4,
             ..LabSpec::hosts(2)
@@ -43,7 +43,7 @@ impl Site {
         output(sh.args(["sh", "-euc", script])).unwrap()
     }
 
-    /// KiB that the machine has left.
+    /// The available memory of the machine, in KiB.
     fn available(&self) -> u64 {
         self.shell(
             "while read name value rest; do [ $name != MemAvailable: ] || echo $value; done < /proc/meminfo",
@@ -53,7 +53,7 @@ impl Site {
         .unwrap()
     }
 
-    /// Lines of a batch file, all of which succeed.
+    /// Runs lines of a batch file, all of which succeed.
     fn batch(&self, lines: impl Iterator<Item = String>) {
         let file = self.cluster.folder().join("commands");
         std::fs::write(&file, lines.collect::<String>()).unwrap();
@@ -62,7 +62,7 @@ impl Site {
         self.cluster.netsum(&["batch", "file", &to]).unwrap_or_else(|e| panic!("{e:#}"));
     }
 
-    /// Why the daemon does not do it.
+    /// Runs a command that the daemon refuses, and returns the reason.
     fn refused(&self, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
         let said = format!("{:#}", self.cluster.netsum(&words).unwrap_err());
@@ -80,7 +80,7 @@ impl Site {
 }
 
 fn job(number: u32) -> JobSpec {
-    // The machine is slow: nobody is dead for that.
+    // The machine is slow, which must not make a rank count as dead.
     let rings = if number == 63 { 3 } else { 4 };
     JobSpec {
         rings,
@@ -90,7 +90,7 @@ fn job(number: u32) -> JobSpec {
     }
 }
 
-/// The ranks of a job, at each host's address of this number.
+/// The ranks of a job, at the address with this number on each host.
 fn ranks(site: &Site, number: u32, address: usize) -> Group {
     site.cluster.ranks(&job(number), TOKEN, &[(0, address), (1, address)]).unwrap()
 }
@@ -107,7 +107,7 @@ fn sums(groups: &mut [Group], seed: u64) {
     }
 }
 
-/// 64 jobs and every ring that there is, at once.
+/// 64 jobs with all the rings that there are, at once.
 fn all_rings(site: &Site) {
     let before = site.available();
     site.batch(
@@ -138,7 +138,8 @@ fn all_rings(site: &Site) {
     assert!(left < NEARLY, "{left} KiB are not given back");
 }
 
-/// Forward and back, by hours and by years, in the middle of all-reduces: nobody notices.
+/// The clock jumps forward and back, by hours and by years, in the middle of all-reduces: no rank
+/// notices.
 fn the_clock_jumps(site: &Site, groups: &mut Vec<Group>) {
     let epochs = || -> Vec<Value> {
         let jobs = site.cluster.netsum_json(&["job", "show"]).unwrap();
@@ -160,7 +161,7 @@ fn the_clock_jumps(site: &Site, groups: &mut Vec<Group>) {
     }
     sums(groups, 2);
     assert_eq!(epochs(), before);
-    // A rank that joins now knows its token, and is known.
+    // A rank that joins now is accepted with its token.
     groups.push(ranks(site, 32, 3));
     sums(groups, 3);
     let log = site.cluster.daemon_log();
@@ -168,7 +169,7 @@ fn the_clock_jumps(site: &Site, groups: &mut Vec<Group>) {
     site.done("the clock has jumped");
 }
 
-/// More jobs than the machine has memory for, where the configuration would allow them.
+/// More jobs than the machine has memory for, although the configuration would allow them.
 fn more_than_there_is(site: &Site) {
     let said =
         site.refused("job create too-large --ranks 2 --window 32 --message-size 1M --rings 4");
@@ -191,7 +192,7 @@ fn more_than_there_is(site: &Site) {
     assert_eq!(killed, "");
 }
 
-/// Without IPv6 there is no such listener, and that is said.
+/// Without IPv6 the daemon cannot listen at an IPv6 address, and its error says so.
 fn without_ipv6(site: &Site) {
     let config = site.cluster.folder().join("other.toml");
     std::fs::write(
@@ -221,14 +222,14 @@ fn a_box_with_little_memory_without_ipv6_whose_clock_jumps_serves_255_rings() {
     let log = site.cluster.daemon_log();
     assert!(log.contains("pool.memory: 4.0 GiB are free for jobs, but the machine has "), "{log}");
     site.done(&format!("the daemon runs, {} KiB taken", before - site.available()));
-    // Since Linux 5.11 maps are not counted for it: those of the daemon alone are more.
+    // Since Linux 5.11 maps do not count towards this limit: those of the daemon alone exceed it.
     let limit = site.shell("grep 'Max locked memory' /proc/$(/bin/busybox pidof netsum)/limits");
     assert!(limit.contains(" 8388608 "), "{limit}");
     all_rings(&site);
     more_than_there_is(&site);
 }
 
-/// With this variable set what takes a Debian with systemd is done too.
+/// This variable enables the part that takes a Debian with systemd.
 const MORE: &str = "NETSUM_SYSTEMD_LONG";
 
 /// The bridge, its ports and the daemon, as in the guide.
@@ -237,8 +238,8 @@ const SET_UP: &str = "ip link add br0 type bridge
     ip link set br0 up; ip address add 10.0.0.254/16 dev br0
     systemctl start netsum; systemctl reload netsum";
 
-/// Shell commands under the daemon's profile, each of which must fail; and what the kernel says of
-/// that.
+/// Shell commands under the daemon's profile, each of which must fail; and what the kernel logs
+/// about them.
 const FORBIDDEN: [(&str, &str); 4] = [
     ("echo > /etc/x", "name=\"/etc/x\""),
     ("cat /etc/shadow", "name=\"/etc/shadow\""),
@@ -284,7 +285,7 @@ fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
     run(&format!("netsum {} --token {TOKEN}", job.create_arguments().join(" ")));
     let mut group = vec![cluster.ranks(&job, TOKEN, &one_on_each_host(2)).unwrap()];
     sums(&mut group, 1);
-    // Taken over, by a daemon that needs what the first one did not.
+    // Another daemon takes over, which needs rights that the first one did not.
     run("systemctl restart netsum; netsum job show train; netsum stats train");
     assert_eq!(run(profile).trim(), "netsum (enforce)");
     sums(&mut group, 2);
@@ -292,7 +293,7 @@ fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
     println!("{}", debian.journal("netsum").unwrap());
 
     for (command, said) in FORBIDDEN {
-        // The shell is bound by what the daemon may not do, and has what it needs to try.
+        // The shell has the same restrictions as the daemon, and the rights that it needs to try.
         let tried = format!("aa-exec -p netsum-tries -- /bin/sh -c '{command}'");
         run(&format!(
             "sed 's/^profile netsum /profile netsum-tries /; s|^  /usr/bin/netsum mr,|&\\n  /{{,usr/}}bin/* mrix,|' \

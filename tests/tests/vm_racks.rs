@@ -1,4 +1,4 @@
-//! Stock kernels' Soft-RoCE behind two leaves and a spine, which are joined by hand.
+//! Stock kernels' Soft-RoCE behind two leaves and a spine, which are configured by hand.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Hosts that are not ours: kernels' Soft-RoCE (rdma_rxe) and an application over libibverbs,
-//! through the box.
+//! Foreign implementations as hosts: kernels' Soft-RoCE (rdma_rxe) and an application over
+//! libibverbs, through the box.
 
 mod mixed;
 
@@ -12,21 +12,21 @@ use netsum_lab::verbs_ring::{self, JOB, Operation, RankReport, Stranger, VerbsRi
 use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{Lab, LabSpec};
 
-/// Loss of the runs with loss, on every link and each way.
+/// The loss of the runs with loss, on every link in each direction.
 const LOSS: f64 = 0.01;
 
-/// 0.5 s (4.096 us * 2^17): what is lost last waits for that. With 67 ms (14) and this loss, on a
-/// busy machine, rdma_rxe ended four of fourteen rings through the box with an error, and none of
-/// six without it; the book's `inside/soft-roce.md` says how.
+/// 0.5 s (4.096 us * 2^17), the delay when the last packet is lost. With 67 ms (14) and this loss,
+/// on a busy machine, rdma_rxe ended four of fourteen rings through the box with an error, and none
+/// of six without it; the book's `inside/soft-roce.md` says how.
 const TIMEOUT: u8 = 17;
 
-/// How long a ring may take: many times what is usual, because emulated machines are slow on busy
-/// ones.
+/// How long a ring may take: many times the usual time, because emulated machines are slow on busy
+/// hosts.
 fn patience(spec: &VerbsRingSpec) -> Duration {
     Duration::from_secs(60) + spec.messages * Duration::from_secs(2)
 }
 
-/// Counters that move when a packet was lost, came twice or too early.
+/// Counters that rise when a packet was lost, duplicated or early.
 const TROUBLE: [&str; 4] =
     ["rcvd_seq_err", "out_of_seq_request", "duplicate_request", "completer_retry_err"];
 
@@ -71,7 +71,8 @@ fn undisturbed(cluster: &Cluster, spec: &VerbsRingSpec) -> Vec<RankReport> {
     reports
 }
 
-/// Runs a ring while every link loses packets, each way; also the number of those.
+/// Runs a ring while every link loses packets in each direction. Also returns the number of lost
+/// packets.
 fn with_loss(cluster: &Cluster, spec: &VerbsRingSpec) -> (Vec<RankReport>, u64) {
     let hosts = cluster.lab().hosts();
     for host in hosts {
@@ -90,7 +91,7 @@ fn with_loss(cluster: &Cluster, spec: &VerbsRingSpec) -> (Vec<RankReport>, u64) 
     (reports, lost)
 }
 
-/// What is run: a little, or by `cargo xtask soak --vm` all.
+/// The extent of a test: a little, or everything with `cargo xtask soak --vm`.
 struct Extent {
     kernels: Vec<Kernel>,
     messages: u32,
@@ -116,7 +117,7 @@ impl Extent {
             with_loss: with_loss.parse().unwrap(),
             kernels: kernels.split(',').map(|kernel| kernel.parse().unwrap()).collect(),
             messages: messages.parse().unwrap(),
-            // Each with each, but for the operation.
+            // All pairs of ranks and path MTU, two with each operation.
             rings: vec![(3, 1024, Send), (4, 2048, Send), (3, 2048, Write), (4, 1024, Write)],
         }
     }
@@ -187,15 +188,16 @@ fn traffic_of_others_passes_untouched_beside_a_ring() {
     for counter in Counter::ALL.iter().filter(|counter| counter.kind() == Kind::Drop) {
         assert_eq!(cluster.counter(None, counter.name()).unwrap(), 0, "{}", counter.name());
     }
-    // Three of perftest, 20 times 64 packets each; besides acknowledgements and the other two.
+    // Three perftest programs with 20 times 64 packets each. Acknowledgements and the other two
+    // programs add to that.
     let others = cluster.counter(None, "no_flow").unwrap();
     assert!(others > 3 * 20 * 64, "others have sent {others} packets");
 }
 
-/// perftest and the examples of libibverbs, all at the same time.
+/// Runs perftest and the examples of libibverbs, all at the same time.
 fn strangers(lab: &Lab) {
     let perftest = ["-d", "rxe0", "-x", "1", "-F", "-n", "20", "-s", "65536"];
-    // `-c` looks at what has arrived.
+    // `-c` checks the received data.
     let pingpong = ["-d", "rxe0", "-g", "1", "-n", "100"];
     let programs = [
         ("ib_send_bw", &perftest[..], &[][..]),
@@ -215,12 +217,11 @@ fn strangers(lab: &Lab) {
     for stranger in started {
         let what = stranger.what().to_owned();
         let said = stranger.end(Duration::from_secs(120)).unwrap();
-        // "65536  20  peak  average  rate" of perftest; "100 iters in ..." of the others.
+        // perftest prints "65536  20  peak  average  rate"; the others print "100 iters in ...".
         let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let done = words.into_iter().any(|words| match words[..] {
-            // A rate of 0.00 has been seen: perftest divides by the processor's frequency, which it
-            // finds out by itself, and the processor is emulated. That data has come by is counted
-            // at the box.
+            // A rate of 0.00 has been seen: perftest divides by the CPU frequency, which it
+            // measures itself, and the CPU is emulated. The box counts the data that has passed.
             ["65536", "20", _, average, ..] => average.parse::<f64>().is_ok(),
             ["100", "iters", "in", ..] => true,
             _ => false,

@@ -1,5 +1,5 @@
-//! Rings of stock hosts, one after the other, under loss and with a timer that goes off often: none
-//! may stand still without a reason that is known, and whatever happens, no sum may be wrong.
+//! Rings of stock hosts, one after the other, under loss and with a timer that fires often: a ring
+//! may stall only for a known reason, and no sum may ever be wrong.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -12,23 +12,23 @@ use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{LabSpec, evidence};
 use nix::sys::signal::Signal;
 
-/// How long nothing may be released before a ring counts as one that stands still.
+/// How long nothing may be released before a ring counts as stalled.
 const STILL: Duration = Duration::from_secs(30);
 
 /// Loss towards the hosts, towards the box, and both.
 const WAYS: [(&str, bool, bool); 3] =
     [("down", false, true), ("up", true, false), ("both", true, true)];
 
-/// What a variable says, or a few of what there could be many.
+/// The value of a variable, or a default that keeps the test short.
 fn variable(name: &str, otherwise: u32) -> u32 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
 }
 
-/// How long where a sender has lost its place: then nothing can go on.
+/// The same limit once a sender has lost its place: then the ring cannot continue.
 const LOST: Duration = Duration::from_secs(5);
 
-/// Runs until it is over, or a rank has failed, for which the others would wait in vain, or it has
-/// stood still.
+/// Runs until the ring ends, a rank fails, for which the others would wait in vain, or the ring
+/// stalls.
 fn until_it_stands(cluster: &Cluster, ring: &mut VerbsRing) -> Result<(), String> {
     let (mut released, mut since) = (0, Instant::now());
     let failed =
@@ -82,7 +82,7 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
         let start = Instant::now();
         let mut ring = VerbsRing::start(&cluster, &spec, Duration::from_secs(240)).unwrap();
         if let Err(evidence) = until_it_stands(&cluster, &mut ring) {
-            // rdma_rxe's own fault, which must be known by name.
+            // This is rdma_rxe's own fault, which must be known by name.
             let named = evidence.contains("has lost its place");
             println!(
                 "{n:>4} {way:<4} stands still{}",
@@ -118,7 +118,7 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
             }
         }
         println!("{n:>4} {way:<4} {:>5.1} s", start.elapsed().as_secs_f64());
-        // Ranks that are at work are ended.
+        // This ends ranks that are still running.
         drop(ring);
         verbs_ring::forget(&cluster).unwrap();
     }

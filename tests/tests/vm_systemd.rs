@@ -1,5 +1,5 @@
-//! The package on a Debian 12 with systemd, in a virtual machine: what the unit, the package's
-//! scripts and the guide are for.
+//! The package on a Debian 12 with systemd, in a virtual machine: tests the unit, the package's
+//! scripts and the guide.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 const TOKEN: &str = "a-token-that-no-log-has";
 
-/// A box that is a Debian with systemd, two hosts, and the package.
+/// A box that runs Debian with systemd, two hosts, and the package.
 struct Site {
     cluster: Cluster,
     package: PathBuf,
@@ -39,8 +39,8 @@ impl Site {
             vm_cpus: 2,
             ..LabSpec::hosts(2)
         };
-        // Both take their time. What is in the lab dies with the thread that starts it: that is
-        // this one.
+        // Both take long. The lab's processes die with the thread that starts them, so this thread
+        // starts the lab.
         let (package, cluster) = std::thread::scope(|s| {
             let package = s.spawn(|| guide::package(folder.path()).unwrap());
             let cluster = Cluster::without_daemon(spec).unwrap();
@@ -66,7 +66,7 @@ impl Site {
         Debian::of(vm).run(script).unwrap_or_else(|e| panic!("{e:#}\n{}", self.journal()))
     }
 
-    /// Runs the guide's commands on both hosts, with the programs that the package has; rank 0's
+    /// Runs the guide's commands on both hosts, with the programs of the package. Returns rank 0's
     /// output.
     fn on_hosts(&self, commands: [&str; 2]) -> String {
         let folder = program("netsum-perf").unwrap().parent().unwrap().display().to_string();
@@ -80,12 +80,12 @@ impl Site {
         said[0].clone()
     }
 
-    /// What the unit has logged, with priorities.
+    /// The log of the unit, with priorities.
     fn journal(&self) -> String {
         Debian::of(self.cluster.lab().box_().vm().unwrap()).journal("netsum").unwrap()
     }
 
-    /// Waits until the unit has logged this as often.
+    /// Waits until the unit has logged this text so many times.
     fn wait_for_log(&self, text: &str, times: usize) {
         self.wait(text, || self.journal().matches(text).count() >= times);
     }
@@ -102,14 +102,14 @@ impl Site {
         }
     }
 
-    /// Says how far it has come.
+    /// Prints the progress.
     fn done(&self, what: &str) {
         println!("{:6.1} s  {what}", self.began.elapsed().as_secs_f64());
     }
 }
 
 fn job() -> JobSpec {
-    // The machine is slow: nobody is dead for that.
+    // The machine is slow, which must not make a rank count as dead.
     JobSpec { timeout: PATIENCE, connect_timeout: PATIENCE, ..JobSpec::new("train", 2) }
 }
 
@@ -117,7 +117,7 @@ fn create_job(site: &Site, job: &JobSpec) {
     site.run(&format!("netsum {} --token {TOKEN}", job.create_arguments().join(" ")));
 }
 
-/// All of the guide but the end: a daemon at work, and the guide's own job is done.
+/// All of the guide except its end: the daemon is running, and the guide's own job is done.
 fn follow_the_guide(site: &Site) {
     let (mut first, mut said) = (None, String::new());
     for Block { who, commands } in blocks().unwrap() {
@@ -134,39 +134,39 @@ fn follow_the_guide(site: &Site) {
             _ => said = site.run(&commands),
         }
         if commands.starts_with("netsum port show") {
-            // At once: the unit has not been called started before the daemon answers.
+            // No wait is needed: systemd reports the unit as started only when the daemon answers.
             assert!(said.contains("eth1") && said.contains("eth2"), "{said}");
         }
         site.done(commands.lines().next().unwrap());
     }
 }
 
-/// What the ranks work on while something is done to the box: some seconds' worth.
+/// The length of the ranks' all-reduce while something is done to the box: it takes some seconds.
 const LONG: usize = 3_000_000;
 
-/// How long they should be at work where the box must not be done first.
+/// How long the all-reduce should take where the box must not finish it first.
 const AT_WORK: Duration = Duration::from_secs(10);
 
-/// With this variable set what takes minutes is done too.
+/// This variable enables the parts that take minutes.
 const MORE: &str = "NETSUM_SYSTEMD_LONG";
 
-/// A job at work through all that comes.
+/// A job that runs through all of the following.
 struct Work<'a> {
     site: &'a Site,
     group: Group,
     seed: u64,
-    /// Elements in a second, of the fastest all-reduce yet.
+    /// Elements per second of the fastest all-reduce so far.
     speed: f64,
 }
 
 impl Work<'_> {
     /// Something happens to the box in the middle of an all-reduce, and every element is right.
-    /// What the ranks say.
+    /// Returns the outcomes.
     fn through(&mut self, what: &str, happens: impl FnOnce(&Site)) -> Vec<Outcome> {
         self.through_all(what, LONG, happens)
     }
 
-    /// The same, with so many elements.
+    /// The same, with this many elements.
     fn through_all(&mut self, what: &str, len: usize, happens: impl FnOnce(&Site)) -> Vec<Outcome> {
         self.seed += 1;
         let files = self.group.order_all_reduce("i32", len, self.seed).unwrap();
@@ -183,7 +183,7 @@ impl Work<'_> {
         outcomes
     }
 
-    /// The same, with elements enough that the box cannot be done before. It is given up.
+    /// The same, with too many elements for the box to finish first. The ranks give the box up.
     fn through_without_box(&mut self, what: &str, happens: impl FnOnce(&Site)) {
         let len = (self.speed * AT_WORK.as_secs_f64()) as usize;
         for o in self.through_all(what, len, happens) {
@@ -191,7 +191,7 @@ impl Work<'_> {
         }
     }
 
-    /// Nobody but the box has summed.
+    /// Only the box has summed.
     fn unnoticed(&mut self, what: &str, happens: impl FnOnce(&Site)) {
         let falls = self.short().fall_backs;
         for o in self.through(what, happens) {
@@ -205,13 +205,13 @@ impl Work<'_> {
         assert_eq!(self.short().fall_backs, falls);
     }
 
-    /// A small one; what rank 0 says of it.
+    /// Runs a small all-reduce, and returns rank 0's outcome.
     fn short(&mut self) -> Outcome {
         self.seed += 1;
         self.group.all_reduce("f32", 20_000, self.seed).unwrap().swap_remove(0)
     }
 
-    /// Small ones until the box sums.
+    /// Runs small all-reduces until the box sums.
     fn until_box(&mut self, what: &str) {
         let start = Instant::now();
         while self.short().mode != "box" {
@@ -235,7 +235,7 @@ impl Work<'_> {
     }
 }
 
-/// What the sandbox keeps from the daemon, tried from its own mount namespace.
+/// Tries, from the daemon's own mount namespace, what the sandbox must prevent.
 fn the_sandbox_is_closed(site: &Site) {
     let security = site.run("systemd-analyze security --no-pager netsum");
     let left: Vec<_> =
@@ -256,7 +256,7 @@ fn the_sandbox_is_closed(site: &Site) {
     site.done("sandbox");
 }
 
-/// A configuration that is right is read again, one that is wrong is not, and who asks is told.
+/// A valid configuration is read again and an invalid one is not, which `systemctl status` reports.
 fn reload(work: &mut Work) {
     const FILE: &str = "/etc/netsum/netsum.toml";
     work.unnoticed("systemctl reload", |site| {
@@ -320,9 +320,9 @@ fn repacked(package: &Path) -> PathBuf {
     newer
 }
 
-/// A job lives through a restart, and a daemon that does nothing any more is replaced.
+/// A job survives a restart, and a hanging daemon is replaced.
 fn restart_and_watchdog(work: &mut Work) {
-    // Like the unit's, but sooner.
+    // The same limit as in the unit, but shorter.
     let limit = Duration::from_secs(5);
     let mut started = Instant::now();
     work.unnoticed("systemctl restart", |site| {
@@ -334,7 +334,7 @@ fn restart_and_watchdog(work: &mut Work) {
         ));
         started = Instant::now();
     });
-    // It is alive for longer than that.
+    // The daemon stays alive for longer than that.
     std::thread::sleep((limit + Duration::from_secs(2)).saturating_sub(started.elapsed()));
     assert_eq!(work.site.run("systemctl show --value -p NRestarts netsum").trim(), "0");
     work.unnoticed("kill -STOP", |site| {
@@ -346,11 +346,11 @@ fn restart_and_watchdog(work: &mut Work) {
     });
     let journal = work.site.run("journalctl -u netsum --no-pager");
     assert!(journal.contains("Watchdog timeout"), "{journal}");
-    // The daemon that is at work keeps the limit.
+    // The running daemon keeps the limit.
     work.site.run("rm -r /run/systemd/system/netsum.service.d; systemctl daemon-reload");
 }
 
-/// `systemctl stop` ends the job: the ranks go on by themselves, and come back when the next start
+/// `systemctl stop` ends the job: the ranks continue by themselves, and return when the next start
 /// has created it again.
 fn stop_and_start(work: &mut Work) {
     work.through_without_box("systemctl stop", |site| {
@@ -363,14 +363,14 @@ fn stop_and_start(work: &mut Work) {
     work.until_box("stopped and started");
 }
 
-/// The machine boots in the middle of an all-reduce. Nobody does anything, and the same ranks are
-/// back on the box.
+/// The machine reboots in the middle of an all-reduce. Without any intervention, the same ranks
+/// return to the box.
 fn reboot(work: &mut Work) {
     let site = work.site;
-    // Ranks do not hear each other while the box boots.
+    // Ranks do not reach each other while the box boots.
     let patient = JobSpec { name: "patient".into(), timeout: 5 * PATIENCE / 2, ..job() };
     create_job(site, &patient);
-    // Addresses are for one rank at a time.
+    // An address can have only one rank at a time.
     work.group.end();
     work.group = site.cluster.ranks(&patient, TOKEN, &one_on_each_host(2)).unwrap();
     work.unnoticed("all-reduce of patient ranks", |_| {});
@@ -398,8 +398,8 @@ fn reboot(work: &mut Work) {
     );
 }
 
-/// Records have the journal's own priorities, no time of their own and no token, and say what they
-/// are about.
+/// Records have the journal's own priorities, no time of their own and no token, and name their
+/// job.
 fn the_journal(site: &Site) {
     let journal = site.journal();
     for level in [
@@ -415,7 +415,7 @@ fn the_journal(site: &Site) {
         assert!(!lines.contains(TOKEN));
         lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    // Of this job, and of nothing else.
+    // Records of this job only.
     let (train, all) = (of("-u netsum NETSUM_JOB=train"), of("-u netsum"));
     let says = |record: &serde_json::Value, what| {
         record["MESSAGE"].as_str().is_some_and(|m| m.contains(what))
@@ -434,14 +434,14 @@ fn the_journal(site: &Site) {
         "{created}"
     );
     assert_eq!(of("-u netsum NETSUM_JOB=trial").len(), 2, "created and deleted");
-    // What a process says that has ended when journald reads it.
+    // The output of a process that has ended before journald reads it.
     site.run("systemd-run --quiet --wait --collect --unit netsum-fails netsum run --config /nowhere || true");
     let last = of("-u netsum-fails -p err");
     assert!(last.iter().any(|r| says(r, "cannot read /nowhere: No such file")), "{last:?}");
     site.done("journal");
 }
 
-/// All files that are not of the moment.
+/// All files except those that change all the time.
 fn files(site: &Site) -> BTreeSet<String> {
     let changing = [
         "/var/log",
@@ -460,12 +460,12 @@ fn files(site: &Site) -> BTreeSet<String> {
     all.lines().filter(ours).map(str::to_owned).collect()
 }
 
-/// Programs on network interfaces, and what is pinned.
+/// Programs on network interfaces, and pinned objects.
 fn in_the_kernel(site: &Site) -> String {
     site.run("bpftool prog show | grep -E ' (xdp|sched_cls) ' || true; ls /sys/fs/bpf; ip link | grep -o xdp || true; ls -d /run/netsum* || true; getent passwd | grep netsum || true")
 }
 
-/// The end: removed in the middle of a job, and purged.
+/// The end: the package is removed in the middle of a job, and purged.
 fn removed(mut work: Work, before: &BTreeSet<String>) {
     work.through("apt-get remove", |site| {
         site.run("apt-get -y remove netsum");
@@ -485,7 +485,7 @@ fn removed(mut work: Work, before: &BTreeSet<String>) {
     site.run("apt-get -y purge netsum");
     let left: Vec<String> = files(site).difference(before).cloned().collect();
     assert_eq!(left, [""; 0]);
-    // Exit code 1 where there is none.
+    // The exit code is 1 where there is nothing to list.
     let known = site
         .run("systemctl list-unit-files 'netsum*' --no-legend || true; dpkg -s netsum 2> /dev/null || true");
     assert_eq!(known, "");

@@ -1,4 +1,4 @@
-//! Ranks that use a kernel's Soft-RoCE by libibverbs: in virtual machines, through the box.
+//! Ranks that use a kernel's Soft-RoCE through libibverbs: in virtual machines, through the box.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use netsum_lab::faults::{Fault, Faults};
 use netsum_lab::process::Running;
 use netsum_lab::vm::parts::Kernel;
 
-/// Hosts that are virtual machines; one more is a namespace.
+/// Hosts that are virtual machines; one more host is a namespace.
 const VMS: usize = 3;
 
-/// All in one test: to boot takes longer than everything else.
+/// Everything is in one test, because booting takes longer than all the rest.
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn ranks_with_an_adapter_sum_by_the_box_and_without_it() {
@@ -97,9 +97,9 @@ fn loss(cluster: &Cluster) {
     faults(Faults::NONE);
 }
 
-/// The adapter gives up long before the last rank comes.
+/// The adapter gives up long before the last rank arrives.
 fn slow_rank(cluster: &Cluster) {
-    // 16.8 ms, and once more.
+    // 16.8 ms, with one retry.
     let job = JobSpec { retry: (12, 1), ..JobSpec::new("slow", VMS as u32) };
     let mut group = ranks(cluster, &job, &[0, 1, 2]);
     let files = group.order_all_reduce_last_late("f32", 50_000, 2, Duration::from_secs(1)).unwrap();
@@ -111,7 +111,7 @@ fn slow_rank(cluster: &Cluster) {
         group.log()
     );
     let restarts: Vec<u64> = outcomes.iter().map(|o| o.restarts).collect();
-    // Those that came in time.
+    // The ranks that were in time.
     assert!(restarts[0] > 2 && restarts[1] > 2, "{restarts:?}");
     reduce(cluster, &mut group, "after a slow rank", 10_000, "box");
 }
@@ -156,7 +156,7 @@ fn perf(cluster: &Cluster) {
     assert!(table.contains("# wrong elements: 0;"), "{table}");
     let rows: Vec<&str> = table.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(rows.len(), 4, "{table}");
-    // Sums by the box; packets that the kernel sends again are the kernel's business.
+    // The box sums. Retransmissions are up to the kernel, so the table says N/A.
     assert!(rows.iter().all(|row| row.contains(" box ") && row.ends_with("N/A")), "{table}");
 }
 
@@ -178,7 +178,7 @@ fn refusals(cluster: &Cluster) {
         let ip = Running::start("ip", ip.args(["link", "set", "eth0", "mtu", mtu])).unwrap();
         ip.success(PATIENCE).unwrap();
     };
-    // Enough for packets, but Soft-RoCE keeps more free.
+    // Enough for the packets, but Soft-RoCE reserves more.
     interface_mtu("2100");
     refused("--transport verbs", "adapter rxe0: path MTU 2048: port 1 has 1024 at the most");
     interface_mtu("2200");

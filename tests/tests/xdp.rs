@@ -1,4 +1,4 @@
-//! Ranks whose packets go past the kernel's network stack, over AF_XDP sockets.
+//! Ranks whose packets bypass the kernel's network stack through AF_XDP sockets.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use netsum_lab::{Host, LabSpec, netns};
 const XDP: &str = "AF_XDP, copy mode";
 const UDP: &str = "UDP";
 
-/// Summed by the box, and right, over these transports.
+/// Asserts that the box summed, that the sums are right, and that the ranks used these transports.
 fn assert_box(outcomes: &[Outcome], transports: &[&str]) {
     assert_eq!(outcomes.len(), transports.len());
     for (rank, (outcome, transport)) in outcomes.iter().zip(transports).enumerate() {
@@ -67,7 +67,8 @@ fn the_box_sums_for_ranks_over_af_xdp() {
             let outcomes = reduce(&cluster, &mut group, dtype, len, seed);
             assert_box(&outcomes, &[XDP; 4]);
         }
-        // All went by the sockets: had the kernel's stack got them, nobody would have read them.
+        // All packets went through the sockets: packets in the kernel's stack would have had no
+        // reader.
         assert!(cluster.lab().hosts().iter().all(has_program));
     }
 }
@@ -84,8 +85,8 @@ fn ranks_of_a_job_may_differ() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_over_af_xdp_may_be_behind_a_router() {
-    // Host 0 is the router, 4 and 5 are behind it. Whoever gets packets from it sends some to it,
-    // too: that is how the lab's router learns IPv6 neighbours.
+    // Host 0 is the router, and hosts 4 and 5 are behind it. Every rank that receives packets from
+    // the router also sends to it: that is how the lab's router learns IPv6 neighbours.
     let spec = LabSpec { mtu: 2300, ipv6: true, routed: 2, ..LabSpec::hosts(4) };
     let cluster = Cluster::start(spec).unwrap();
     for v6 in [false, true] {
@@ -93,7 +94,7 @@ fn a_rank_over_af_xdp_may_be_behind_a_router() {
     }
 }
 
-/// Ranks 1 and 2 over AF_XDP, the others over UDP.
+/// Ranks 1 and 2 use AF_XDP, the others UDP.
 fn mixed(cluster: &Cluster, places: &[RankHost], v6: bool) {
     let name = if v6 { "six" } else { "four" };
     let job = JobSpec { xdp: vec![1, 2], ..JobSpec::new(name, places.len() as u32) };
@@ -161,7 +162,7 @@ fn a_rank_that_is_killed_leaves_no_program_behind() {
         assert!(start.elapsed() < PATIENCE, "the program is still there");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The queue is free for the next one, at once.
+    // The queue is free for the next socket at once.
     drop(group);
     let next = JobSpec { xdp: vec![0, 1], ..JobSpec::new("next", 2) };
     let mut group = self::start(&cluster, &next, &one_on_each_host(2));
@@ -183,7 +184,8 @@ fn an_interface_has_one_rank_over_af_xdp() {
     assert!(error.contains("eth0 has an XDP program already"), "{error}");
 }
 
-/// A rank of `netsum-perf` on the first host that may do nothing but this; what it says.
+/// Runs a rank of `netsum-perf` on the first host with only these capabilities, and returns its
+/// output.
 fn perf_with(cluster: &Cluster, capabilities: &str) -> String {
     let host = cluster.lab().host(0);
     let mut setpriv: Command = host.command("setpriv");
@@ -211,7 +213,7 @@ fn capabilities_that_are_missing_are_named() {
     let said = perf_with(&cluster, "-all,+net_raw,+net_admin");
     assert!(said.contains("lacks CAP_BPF"), "{said}");
     assert!(!has_program(cluster.lab().host(0)));
-    // No more than these are needed: the other rank is all that is missing.
+    // No more capabilities are needed: only the other rank is missing.
     let said = perf_with(&cluster, "-all,+net_raw,+net_admin,+bpf");
     assert!(said.contains("did not answer"), "{said}");
 }

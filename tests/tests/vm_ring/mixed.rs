@@ -1,16 +1,16 @@
-//! The library's own endpoint among kernels' hosts: in one ring with them through the box, as
-//! sender and receiver; and connected to them without the box, in all that it can do.
+//! The library's own endpoint together with kernels' hosts: in one ring through the box, as sender
+//! and receiver; and connected to them without the box, with every operation that it supports.
 
 use netsum_lab::cluster::Cluster;
 use netsum_lab::verbs_ring::{self, Operation, VerbsRingSpec};
 
 use super::{patience, undisturbed, with_loss};
 
-/// Virtual machines, one with each kernel, and hosts that are none.
+/// Virtual machines, one with each kernel, and hosts that are namespaces.
 const VMS: [usize; 2] = [0, 1];
 const NAMESPACES: [usize; 2] = [4, 5];
 
-/// Rings where each kind of host sends to each.
+/// Rings in which each kind of host sends to each.
 pub fn rings(cluster: &Cluster) {
     let [a, b] = VMS;
     let [c, d] = NAMESPACES;
@@ -27,13 +27,14 @@ pub fn rings(cluster: &Cluster) {
     }
 }
 
-/// A kernel's host and the library's endpoint send to each other past the box: each size, path MTU
-/// and operation, in both directions at the same time.
+/// A kernel's host and the library's endpoint send to each other without the box: each size, path
+/// MTU and operation, in both directions at the same time.
 pub fn pairs(cluster: &Cluster) {
     use Operation::{PlainWrite, Send, SendImmediate, Write};
     for (vm, mtu) in VMS.into_iter().cycle().zip([256, 1024, 2048]) {
         for operation in [Send, SendImmediate, Write, PlainWrite] {
-            // Nothing, less than a word, one packet nearly and just and not quite, and many.
+            // Empty, less than a word, one packet minus one byte, exactly one, one packet plus one
+            // byte, and many.
             let sizes = vec![0, 1, 6, mtu - 1, mtu, mtu + 1, 3 * mtu, 40_000];
             let hosts = vec![vm, NAMESPACES[0]];
             let messages = sizes.len() as u32;
@@ -45,7 +46,7 @@ pub fn pairs(cluster: &Cluster) {
             };
             undisturbed(cluster, &spec);
             if mtu == 1024 {
-                // Enough packets that some are lost.
+                // Enough packets to lose some.
                 let (reports, lost) =
                     with_loss(cluster, &VerbsRingSpec { messages: 4 * messages, ..spec });
                 let again: Vec<_> =
@@ -56,7 +57,8 @@ pub fn pairs(cluster: &Cluster) {
             }
         }
     }
-    // What it does not do, it refuses: a kernel that asks is told, and does not ask for ever.
+    // The endpoint refuses unsupported operations: a kernel that requests one gets an error, and
+    // does not retry forever.
     let hosts = vec![VMS[0], NAMESPACES[0]];
     let spec =
         VerbsRingSpec { hosts, summed: false, ..VerbsRingSpec::new(2, 1024, Operation::Read, 1) };
