@@ -134,8 +134,8 @@ def arguments():
             (ctypes.py_object * 2)("x", None),
             records,
         ):
-            raises(bad, "Python's objects", comm.broadcast, x, 0)
-            raises(bad, "Python's objects", comm.all_gather, numpy.zeros(1000), x)
+            raises(bad, "Python objects", comm.broadcast, x, 0)
+            raises(bad, "Python objects", comm.all_gather, numpy.zeros(1000), x)
         comm.broadcast(numpy.zeros(3, dtype=[("O", "i4"), ("what", "f4")]), 0)
         x = numpy.ones(100_000, dtype=f)
         raises(bad, "share memory", comm.all_reduce, [x, x])

@@ -109,7 +109,7 @@ class Settings(unittest.TestCase):
 
     def test_what_is_missing_is_named(self):
         self.refused(netsum.ConfigError, "torchrun")
-        self.refused(ValueError, "no box: NETSUM_CONTROLLER", rank=0, ranks=2)
+        self.refused(ValueError, "set NETSUM_CONTROLLER", rank=0, ranks=2)
         self.refused(
             netsum.ConfigError, "netsum job create", rank=0, ranks=2, controller="127.0.0.1:1"
         )
