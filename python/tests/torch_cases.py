@@ -979,7 +979,7 @@ def uneven():
             [[torch.zeros(2)] * ranks],
             [torch.zeros(1)],
         )
-        raises(netsum.ArgumentError, "root 9: 0 to", group.broadcast, torch.zeros(1), 9)
+        raises(netsum.ArgumentError, "root 9: must be 0 to", group.broadcast, torch.zeros(1), 9)
         # The group's own methods.
         group.broadcast(x := torch.full((2,), float(rank)), 1).wait()
         group.allreduce(y := torch.ones(2), dist.ReduceOp.MAX).wait()

@@ -429,7 +429,7 @@ fn a_check_finds_what_is_wrong_with_a_box_and_changes_nothing() {
     // turned off.
     let filter = Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables");
     if cluster.lab().box_().enter(|| filter.exists()) {
-        assert!(found(&report, "bridge br0")[0].contains("go through iptables"), "{report:#}");
+        assert!(found(&report, "bridge br0")[0].contains("pass iptables"), "{report:#}");
         cluster.lab().box_().enter(|| std::fs::write(filter, "0")).unwrap();
     }
     let report = look();

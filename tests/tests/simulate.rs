@@ -102,7 +102,7 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     );
     let frame = |number: usize| &said["frames"][number - 1];
     for (number, reason) in
-        [(1, "it begins a connection of the job"), (2, "waits until those of all ranks have")]
+        [(1, "it begins a connection of the job"), (2, "waits for those of the other ranks")]
     {
         assert!(frame(number)["reason"].as_str().unwrap().contains(reason), "{said:#}");
         assert_eq!(frame(number)["next"], "", "nothing is wrong: {said:#}");

@@ -180,7 +180,7 @@ fn refusals(cluster: &Cluster) {
     };
     // Enough for the packets, but Soft-RoCE reserves more.
     interface_mtu("2100");
-    refused("--transport verbs", "adapter rxe0: path MTU 2048: port 1 has 1024 at the most");
+    refused("--transport verbs", "adapter rxe0: path MTU 2048: port 1 supports at most 1024");
     interface_mtu("2200");
 }
 

@@ -181,7 +181,7 @@ fn an_interface_has_one_rank_over_af_xdp() {
     };
     let token = cluster.create_job(&job).unwrap();
     let error = cluster.ranks(&job, &token, &places).unwrap_err().to_string();
-    assert!(error.contains("eth0 has an XDP program already"), "{error}");
+    assert!(error.contains("eth0 already has an XDP program"), "{error}");
 }
 
 /// Runs a rank of `netsum-perf` on the first host with only these capabilities, and returns its

@@ -23,12 +23,16 @@ pub enum Lack {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stray {
     pub src: IpAddr,
+    /// The address and queue pair that it is for, if it is RoCEv2.
+    pub to: Option<(IpAddr, u32)>,
     pub port: String,
 }
 
 /// Ranks whose packets arrive at another port than the one that they joined behind. For other flows
-/// [`crate::diagnose`] reports this by their last packets. If a rank is at home, its packets also
-/// arrive at its own port; then those at other ports may come from a foreign host.
+/// [`crate::diagnose`] reports this by their last packets. Any host can send packets with a rank's
+/// address. The cause is fatal only if they are for the next rank's bypass connection, whose random
+/// queue pair number a foreign host does not know, and the rank is not at home: then its packets
+/// also arrive at its own port.
 pub fn astray(
     job: &Job,
     strays: &[Stray],
@@ -36,7 +40,7 @@ pub fn astray(
     is_home: impl Fn(Rank) -> bool,
 ) -> Vec<Defect> {
     let mut all: Vec<Defect> = Vec::new();
-    for Stray { src, port } in strays.iter().filter(|_| job.epoch.is_some()) {
+    for Stray { src, to, port } in strays.iter().filter(|_| job.epoch.is_some()) {
         let Some(flow) = job.flows.iter().find(|flow| flow.src == *src && flow.bears == 0) else {
             continue;
         };
@@ -50,7 +54,8 @@ pub fn astray(
                 "there `ip rule add from {src} table 100`, routes in it by the right card, arp_ignore=1 and arp_announce=2"
             ),
         );
-        let defect = Defect { is_fatal: !is_home(rank), ..found };
+        let is_its_own = to.is_some_and(|(dst, qpn)| bypass_sender(job, *src, dst, qpn).is_some());
+        let defect = Defect { is_fatal: is_its_own && !is_home(rank), ..found };
         if !all.contains(&defect) {
             all.push(defect);
         }
@@ -122,7 +127,10 @@ impl Evidence {
                 return found.or(self.findings.first()).or(self.ports.first()).cloned();
             }
             Lack::Large if !self.ports.is_empty() => return first(&self.ports),
-            Lack::Acknowledgement => ring[(place + 1) % ring.len()],
+            // The next rank may be late, and the acknowledgement comes with a retransmission.
+            Lack::Acknowledgement => {
+                return self.bridging.first().map(|d| Defect { is_fatal: false, ..d.clone() });
+            }
             Lack::Previous | Lack::Large => ring[(place + ring.len() - 1) % ring.len()],
         };
         // The sender's packets reach the box but not the receiver, so the sender is not late.
@@ -164,18 +172,18 @@ mod tests {
             evidence.cause(lack, Rank(1), &RING).map(|defect| defect.is_fatal)
         };
         assert_eq!(certain(&evidence, Lack::Previous), Some(false), "it may be late");
+        evidence.bypass = vec![Rank(2)];
+        assert_eq!(certain(&evidence, Lack::Previous), Some(false), "that is rank 2's");
+        assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(false), "it may be resent late");
         evidence.bypass = vec![Rank(0)];
         assert_eq!(certain(&evidence, Lack::Previous), Some(true));
-        assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(false), "that is rank 2's");
-        evidence.bypass = vec![Rank(2)];
-        assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(true));
         // Spanning tree needs time.
         evidence.bridging = vec![fatal("port a does not forward", "wait")];
-        assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(false));
+        assert_eq!(certain(&evidence, Lack::Previous), Some(false));
         evidence.bridging.clear();
-        assert_eq!(certain(&evidence, Lack::Acknowledgement), Some(false));
+        assert_eq!(certain(&evidence, Lack::Previous), Some(false));
         evidence.bypass.clear();
-        assert_eq!(certain(&evidence, Lack::Acknowledgement), None);
+        assert_eq!(certain(&evidence, Lack::Previous), None);
         // A foreign host's packets with a rank's address explain nothing.
         evidence.astray = vec![bearable("packets of rank 2 come in by port0, not port3", "route")];
         assert_eq!(certain(&evidence, Lack::Previous), Some(false));

@@ -191,6 +191,26 @@ fn ranks_are_answered_when_all_have_joined() {
 }
 
 #[test]
+fn a_rank_is_on_a_wrong_card_only_by_packets_that_foreign_hosts_cannot_send() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 2)).unwrap();
+    for rank in 0..2 {
+        c.join(join("a", rank, 0, 1 + u64::from(rank), now), now).unwrap();
+    }
+    let job = c.job("a").unwrap();
+    let [src, dst] = [1, 2].map(|n| IpAddr::from([10, 0, 0, n]));
+    let is_fatal = |to, at_home| {
+        let stray = path::Stray { src, to, port: "p3".into() };
+        path::astray(job, &[stray], |_| "p0".into(), |_| at_home)[0].is_fatal
+    };
+    // Rank 1 receives on the bypass connection at queue pair 24.
+    assert!(is_fatal(Some((dst, 24)), false));
+    assert!(!is_fatal(Some((dst, 24)), true), "its own packets come in at its port");
+    assert!(!is_fatal(Some((dst, 25)), false), "a guess");
+    assert!(!is_fatal(None, false), "ARP");
+}
+
+#[test]
 fn another_epoch_starts_with_empty_rings() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 2)).unwrap();

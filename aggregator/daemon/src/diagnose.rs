@@ -163,6 +163,7 @@ pub async fn answer(
     let strays = path::strays(strays);
     let after = interfaces(netlink.cloned()).await?;
     let mut ports = used_ports(&shared.lock(), &request.job);
+    let facts = path::facts(shared, &ports, &after).await;
     let is_known = !ports.is_empty();
     if !is_known {
         // A rank that has not joined may be behind any port.
@@ -172,7 +173,7 @@ pub async fn answer(
     let inner = shared.lock();
     let strangers = strangers(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
-    let mut evidence = path::evidence(&inner, job, &after, &strays, &strangers);
+    let mut evidence = path::evidence(&inner, job, &facts, &strays, &strangers);
     evidence.bridging = bridging;
     let mut obstacles = evidence.obstacles();
     obstacles.iter_mut().for_each(|o| o.is_fatal &= is_known);

@@ -191,7 +191,11 @@ impl Netlink {
             let seen = |e: &&NeighbourMessage| {
                 mac.is_some() && mac_of(e) == mac && e.header.state != NeighbourState::Permanent
             };
-            let seen_at = table.iter().find(seen).map(|e| e.header.ifindex);
+            let mut seen_at: Vec<u32> =
+                table.iter().filter(seen).map(|e| e.header.ifindex).collect();
+            seen_at.dedup();
+            // A switch with one MAC address on several ports, in VLANs of their own, has no place.
+            let seen_at = (seen_at.len() == 1).then(|| seen_at[0]);
             Gateway { ip, ifindex, mac, seen_at }
         };
         Ok(found.into_iter().map(gateway).collect())
@@ -330,7 +334,7 @@ pub struct Gateway {
     pub ifindex: u32,
     /// Its MAC address, if the kernel knows it.
     pub mac: Option<[u8; 6]>,
-    /// The bridge port on which that address was seen.
+    /// The bridge port on which that address was seen, if it is only one.
     pub seen_at: Option<u32>,
 }
 

@@ -19,9 +19,9 @@ use super::state::Shared;
 /// Longest time between two looks, in case notices are lost.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// MAC addresses of virtual routers (RFC 5798, 7.3). They move between ports, and the box cannot
-/// tell one that moves from a host that impersonates it.
-const VIRTUAL: [[u8; 5]; 2] = [[0, 0, 0x5e, 0, 1], [0, 0, 0x5e, 0, 2]];
+/// MAC addresses of virtual routers: VRRP (RFC 5798, 7.3) and HSRP (RFC 2281, 2). They move between
+/// ports, and the box cannot tell one that moves from a host that impersonates it.
+const VIRTUAL: [[u8; 5]; 3] = [[0, 0, 0x5e, 0, 1], [0, 0, 0x5e, 0, 2], [0, 0, 0x0c, 7, 0xac]];
 
 /// Maps the slaves of bonds, and reserves the current addresses of this machine and of its
 /// gateways.

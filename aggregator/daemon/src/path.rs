@@ -44,37 +44,52 @@ pub fn watch_strays(shared: &Shared) -> Option<trace::Tracing> {
 /// The packets noted.
 pub fn strays(tracing: Option<trace::Tracing>) -> Vec<Stray> {
     let packets = tracing.map(|mut tracing| tracing.taken()).unwrap_or_default();
-    let source = |frame: &[u8]| {
+    let stray = |frame: &[u8], port: String| {
         let mut headers = Frame::EMPTY;
         // The source is known even if the rest cannot be parsed.
-        let _ = wire::parse_into(frame, &mut headers);
-        unmapped(headers.src_ip)
+        let is_roce = wire::parse_into(frame, &mut headers).is_ok();
+        let to = is_roce.then(|| (unmapped(headers.dst_ip), headers.bth.qpn));
+        Stray { src: unmapped(headers.src_ip), to, port }
     };
-    let strays = packets.into_iter().map(|p| Stray { src: source(&p.frame), port: p.port });
+    let strays = packets.into_iter().map(|p| stray(&p.frame, p.port));
     let mut known = HashSet::new();
     strays.filter(|stray| known.insert(stray.clone())).collect()
+}
+
+/// What drivers tell of a job's ports. They may take seconds, so not under the daemon's lock.
+pub async fn facts(
+    shared: &Shared,
+    ports: &HashSet<u32>,
+    interfaces: &[Interface],
+) -> Vec<PortFacts> {
+    let cpus: Vec<u32> = {
+        let inner = shared.lock();
+        (0..inner.controller.cpus() as u32).map(|c| inner.plane.cpu_number(c)).collect()
+    };
+    let used: Vec<Interface> =
+        interfaces.iter().filter(|l| ports.contains(&l.ifindex)).cloned().collect();
+    let ask = move || {
+        let facts = used.iter().filter_map(|l| match device::facts(l, &cpus) {
+            Ok(facts) => Some(PortFacts { xdp: true, ..facts }),
+            Err(e) => {
+                log::debug!("port {}: {e:#}", l.name);
+                None
+            }
+        });
+        facts.collect()
+    };
+    tokio::task::spawn_blocking(ask).await.unwrap_or_default()
 }
 
 /// The evidence about a job's path, from ports and packets.
 pub fn evidence(
     inner: &Inner,
     job: &Job,
-    interfaces: &[Interface],
+    facts: &[PortFacts],
     strays: &[Stray],
     strangers: &[Stranger],
 ) -> Evidence {
-    let ports: HashSet<u32> = job.flows.iter().map(|flow| flow.ifindex).collect();
-    let cpus: Vec<u32> =
-        (0..inner.controller.cpus() as u32).map(|c| inner.plane.cpu_number(c)).collect();
     let sums_arrive = job.epoch.as_ref().is_none_or(|epoch| !epoch.without_box);
-    let used = interfaces.iter().filter(|l| ports.contains(&l.ifindex));
-    let facts = used.filter_map(|l| match device::facts(l, &cpus) {
-        Ok(facts) => Some(PortFacts { xdp: true, ..facts }),
-        Err(e) => {
-            log::debug!("port {}: {e:#}", l.name);
-            None
-        }
-    });
     let is_home =
         |s: &&Stranger| job.flows.iter().any(|flow| flow.src == s.src && flow.ifindex == s.ifindex);
     let bypass = strangers.iter().filter(is_home);
@@ -87,7 +102,7 @@ pub fn evidence(
     let is_home = |rank| bypass.contains(&rank) || has_contributed(rank);
     Evidence {
         astray: astray(job, strays, |ifindex| inner.controller.port_name(ifindex), is_home),
-        ports: facts.flat_map(|facts| of_port(job.spec.mtu, &facts, sums_arrive)).collect(),
+        ports: facts.iter().flat_map(|facts| of_port(job.spec.mtu, facts, sums_arrive)).collect(),
         bypass,
         ..Evidence::default()
     }
@@ -107,7 +122,7 @@ pub async fn acknowledged(shared: &Shared, job: &str, test: u32) {
     let until = Instant::now() + shared.heartbeat + SILENCE;
     while Instant::now() < until {
         let is_done = shared.lock().controller.job(job).is_ok_and(|job| {
-            job.epoch.as_ref().is_none_or(|e| e.acknowledged.iter().all(|known| *known >= test))
+            job.epoch.as_ref().is_none_or(|e| e.acknowledged.iter().all(|known| *known == test))
         });
         if is_done {
             break;
@@ -127,7 +142,7 @@ pub fn of_ring(inner: &Inner, job: &Job, test: u32) -> Vec<api::PathOfRank> {
             rank: rank.0,
             next: next.0,
             port: flows().next().map(|f| inner.controller.port_name(f.ifindex)).unwrap_or_default(),
-            acknowledged: epoch.acknowledged[rank.0 as usize] >= test,
+            acknowledged: epoch.acknowledged[rank.0 as usize] == test,
             packets: seen.iter().fold(0, |sum, s| sum.wrapping_add(s.packets)),
             refused: seen.iter().fold(0, |sum, s| sum.wrapping_add(s.refused)),
         }
@@ -152,6 +167,14 @@ pub async fn cause(
         Told::Large => Lack::Large,
         Told::Acknowledgement => Lack::Acknowledgement,
     };
+    {
+        // Only a rank of the present epoch has a path, and may cost an observation.
+        let inner = shared.lock();
+        let epoch = inner.controller.job(job).map_err(refused)?.epoch.as_ref();
+        if epoch.is_none_or(|e| e.number != request.epoch || !e.ring.contains(&rank)) {
+            return Ok(None);
+        }
+    }
     let mut seen = seen.lock().await;
     let is_fresh = |(name, epoch, at, _): &(String, u32, Instant, Evidence)| {
         name == job && *epoch == request.epoch && at.elapsed() < FRESH

@@ -57,9 +57,13 @@ impl Failback {
         Self { programs: 0, since: now, wait: FIRST, due: None, rest: None }
     }
 
-    /// All ranks have connected.
-    pub fn connected(&mut self, now: Instant) {
+    /// All ranks have connected, with these programs at the box. The path test has used them, so a
+    /// wrong sum of it is theirs.
+    pub fn connected(&mut self, now: Instant, programs: u64) {
         (self.since, self.due, self.rest) = (now, None, None);
+        if programs != 0 {
+            self.programs = programs;
+        }
     }
 
     /// The ranks could not join, and keep their connections.
@@ -126,7 +130,7 @@ mod tests {
         while ms < 1_500_000 {
             if way.is_due(at(start, ms), wish, standing) {
                 tries.push(ms);
-                way.connected(at(start, ms));
+                way.connected(at(start, ms), 0);
                 assert!(!way.is_due(at(start, ms), wish, Trusted));
                 ms += lasts;
             }
@@ -182,6 +186,10 @@ mod tests {
         assert_eq!(tries(way, start, NONE, Wrong, 0), [0; 0]);
         assert_eq!(tries(way, start, ANOTHER, Wrong, 0)[0], 1000);
         assert!(way.is_due(at(start, 100), ASKED, Wrong));
+        // A path test can find the first sum of a session wrong.
+        let mut way = Failback::new(start);
+        way.connected(start, THERE.programs);
+        assert_eq!(tries(way, start, THERE, Wrong, 0), [0; 0]);
     }
 
     #[test]

@@ -181,7 +181,7 @@ impl Core {
         is_wanted: impl Fn() -> bool,
     ) -> Result<(), Error> {
         let begun = Instant::now();
-        let mut asks = false;
+        let mut asked = None;
         while is_wanted() {
             if let Some(error) = self.engine.failure() {
                 return Err(error.clone());
@@ -189,11 +189,11 @@ impl Core {
             let Some(lack) = self.lack() else { return Ok(()) };
             let mut cause = None;
             if let Some(heartbeat) = &self.heartbeat {
-                if !asks && begun.elapsed() >= PATH {
-                    asks = true;
+                if asked != Some(lack) && begun.elapsed() >= PATH {
+                    asked = Some(lack);
                     heartbeat.ask_why(lack);
                 }
-                cause = heartbeat.cause().filter(|_| asks);
+                cause = heartbeat.cause(lack);
             }
             let small = self.engine.greeted_by_small_packets();
             let is_over =
@@ -223,7 +223,10 @@ impl Core {
     pub fn test_path(&mut self, mtu: u32, is_wanted: impl Fn() -> bool) -> Result<(), Error> {
         let begun = Instant::now();
         let data = vec![0; (mtu as usize - CHECK_BYTES) / 4];
-        self.engine.begin_path_test(PATH);
+        // An adapter retransmits after up to four times its timeout, and counts no packets here.
+        if self.connections.traffic().is_some() {
+            self.engine.begin_path_test(PATH);
+        }
         let work = Work::Owned(Box::new(Slice(data)));
         self.engine.start(Instant::now(), &mut *self.connections, Call::SUM, work)?;
         self.send_now();
@@ -322,6 +325,11 @@ impl Core {
             }
         }
         !self.engine.waits_for_consent()
+    }
+
+    /// The number of the box's programs, as the daemon reported it last.
+    pub fn programs(&self) -> u64 {
+        self.heartbeat.as_ref().map_or(0, |heartbeat| heartbeat.wish().programs)
     }
 
     /// Whether a reconnect is due and the daemon answers: without it no rank could join. `None`

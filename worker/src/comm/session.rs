@@ -100,7 +100,8 @@ impl Session {
         let (network, membership) = join(&config, Bind::Now, Patience::Short)?;
         let (shape, title, core) = establish(&config, started, network, membership, || true)?;
         log::info!("rank {}: connected over {title}", config.rank);
-        let (before, failback) = (Statistics::default(), Failback::new(Instant::now()));
+        let (before, mut failback) = (Statistics::default(), Failback::new(Instant::now()));
+        failback.connected(Instant::now(), core.programs());
         let (core, reconnecting, queue, broken) = (Some(core), None, VecDeque::new(), None);
         Ok(Self { config, shape, title, core, reconnecting, queue, before, failback, broken })
     }
@@ -269,7 +270,7 @@ impl Session {
         match established {
             Ok((shape, title, core)) => {
                 self.before.reconnects += 1;
-                self.failback.connected(Instant::now());
+                self.failback.connected(Instant::now(), core.programs());
                 (self.shape, self.title, self.core) = (shape, title, Some(core));
             }
             Err(error) => self.broken = Some(error),
@@ -497,7 +498,9 @@ fn establish(
                        cause: Option<Cause>| {
         let ((rank, ip), by_small) =
             (if lack == Lack::Acknowledgement { behind } else { before }, lack == Lack::Large);
-        let cause = cause.filter(|cause| !cause.text.is_empty());
+        // A possible cause does not tell why a rank is silent: it may not have started.
+        let cause =
+            cause.filter(|c| !c.text.is_empty() && (c.is_certain || lack == Lack::Acknowledgement));
         let is_certain = cause.as_ref().is_some_and(|cause| cause.is_certain);
         let stray = connections.stray().filter(|ip| is_listed && ranks.iter().any(|r| r.ip == *ip));
         let why = match stray {

@@ -21,8 +21,8 @@ struct Shared {
     acknowledged: AtomicU32,
     has_given_up: AtomicBool,
     last: Mutex<Last>,
-    /// Why packets do not arrive, once the daemon has been asked.
-    cause: Mutex<Option<Cause>>,
+    /// What a rank lacked when the daemon was last asked, and why.
+    cause: Mutex<Option<(Lack, Cause)>>,
 }
 
 /// Requests to the thread.
@@ -114,7 +114,7 @@ impl Heartbeat {
                     {
                         log::warn!("rank {rank}: the box says why it does not sum: {text}");
                     }
-                    *lock(&theirs.cause) = cause.ok();
+                    *lock(&theirs.cause) = cause.ok().map(|cause| (lack, cause));
                 }
                 let until = Instant::now() + period;
                 let mut orders = lock(&theirs.orders);
@@ -179,9 +179,9 @@ impl Heartbeat {
         self.shared.wake.notify_all();
     }
 
-    /// The daemon's answer to [`Self::ask_why`].
-    pub fn cause(&self) -> Option<Cause> {
-        lock(&self.shared.cause).clone()
+    /// The daemon's answer to [`Self::ask_why`], if that was about the same lack.
+    pub fn cause(&self, lack: Lack) -> Option<Cause> {
+        lock(&self.shared.cause).clone().filter(|(asked, _)| *asked == lack).map(|(_, cause)| cause)
     }
 
     /// The daemon's last wish.

@@ -167,7 +167,8 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
     assert!(
-        text.contains(&format!("rank 0 has version {}", VERSION - 1)) && text.contains("all must run the same netsum"),
+        text.contains(&format!("rank 0 has version {}", VERSION - 1))
+            && text.contains("all must run the same netsum"),
         "{text}"
     );
     let mut rank = Rank::new();

@@ -257,7 +257,7 @@ impl Sim {
             self.aggregator.swallow();
         }
         self.connected.push(self.elapsed());
-        self.failback.connected(self.now);
+        self.failback.connected(self.now, 0);
         for (rank, host) in self.hosts.iter_mut().enumerate() {
             let session = self.connected.len() as u64;
             (host.stack, host.engine) = connect(&self.spec, self.now, rank as u32, &all, session);
