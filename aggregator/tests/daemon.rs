@@ -88,7 +88,8 @@ async fn a_held_sum_goes_out_by_another_port_where_the_first_ranks_is_down() {
     for (rank, qpn) in [(0, "0x21"), (1, "0x22")] {
         let (src, dst) = (rank + 1, 2 - rank);
         let flow = format!(
-            "flow add train --ring 0 --rank {rank} --src 10.0.0.{src} --dst 10.0.0.{dst} --psn 1 --qpn {qpn} --port p{rank}"
+            "flow add train --ring 0 --rank {rank} --src 10.0.0.{src} --dst 10.0.0.{dst} --psn 1 \
+             --qpn {qpn} --port p{rank}"
         );
         d.netsum(&flow).await.unwrap();
     }
@@ -274,7 +275,8 @@ async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_ma
     const RINGS: u32 = 16;
     let d = Daemon::start().await;
     let job = format!(
-        "job create train --ranks 2 --mtu 1024 --rings {RINGS} --message-size 4K --in-band --token sesame"
+        "job create train --ranks 2 --mtu 1024 --rings {RINGS} --message-size 4K --in-band \
+         --token sesame"
     );
     d.netsum(&job).await.unwrap();
     // Notes the first packets of all connections at once.

@@ -203,7 +203,8 @@ async fn a_host_that_two_boxes_have_seen_is_refused_with_both() {
     std::fs::write(&file, boxes.concat()).unwrap();
     let boxes = Boxes::new(&Config::read(&file).unwrap()).unwrap();
     let error = boxes.find(3, [2; 6], [10, 0, 0, 1].into(), LATE).await.unwrap_err();
-    let why = "rank 3: MAC address 02:02:02:02:02:02 of 10.0.0.1 is behind a/p0 and b/p0: a host must be behind one port";
+    let why = "rank 3: MAC address 02:02:02:02:02:02 of 10.0.0.1 is behind a/p0 and b/p0: a host \
+        must be behind one port";
     assert!(error.message().starts_with(why), "{error}");
 }
 
@@ -656,7 +657,8 @@ async fn takes_over(tls: bool, swallowing: usize) {
         let admin = path(&format!("{name}.sock"));
         let file = path(&format!("{name}.toml"));
         let text = format!(
-            "workers = \"127.0.0.1:{port}\"\nadmin = {admin:?}\n[etcd]\nendpoints = {endpoints:?}\nlease-s = 2\n{lines}[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n",
+            "workers = \"127.0.0.1:{port}\"\nadmin = {admin:?}\n[etcd]\nendpoints = \
+             {endpoints:?}\nlease-s = 2\n{lines}[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n",
             socket.display()
         );
         std::fs::write(&file, text).unwrap();

@@ -140,7 +140,8 @@ async fn look(address: &str, cert: &Path, key: &Path, ca: &Path) -> Option<usize
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fabric.toml");
     let text = format!(
-        "[tls]\ncert = {cert:?}\nkey = {key:?}\nca = {ca:?}\n[[box]]\nname = \"a\"\naddress = \"https://{address}\"\n"
+        "[tls]\ncert = {cert:?}\nkey = {key:?}\nca = {ca:?}\n[[box]]\nname = \"a\"\naddress = \
+         \"https://{address}\"\n"
     );
     std::fs::write(&file, text).unwrap();
     let boxes =

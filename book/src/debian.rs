@@ -49,7 +49,8 @@ const BOX: Package = Package {
         "/etc/sysctl.d/50-netsum.conf",
     ],
     scripts: &[("postinst", "postinst"), ("prerm", "prerm"), ("postrm", "postrm")],
-    fields: "Recommends: iproute2, ethtool\nSuggests: netsum-hosts\nDescription: all-reduce inside the network: the box\n \
+    fields: "Recommends: iproute2, ethtool\nSuggests: netsum-hosts\nDescription: all-reduce \
+        inside the network: the box\n \
          XDP programs on a bridge add up the gradients that hosts send each other over\n \
          RoCEv2. This package has the daemon of the box and its command line (netsum).\n",
 };
@@ -70,7 +71,8 @@ const HOSTS: Package = Package {
     ],
     conffiles: &["/etc/sysctl.d/50-netsum-hosts.conf"],
     scripts: &[("hosts-postinst", "postinst"), ("hosts-triggers", "triggers")],
-    fields: "Suggests: libibverbs1, ibverbs-providers\nDescription: all-reduce inside the network: its hosts\n \
+    fields: "Suggests: libibverbs1, ibverbs-providers\nDescription: all-reduce inside the \
+        network: its hosts\n \
          Hosts send each other gradients over RoCEv2, and a box with netsum adds them up on\n \
          the way. This package has what a host needs: its kernel's settings, the library for C\n \
          (libnetsum), and a benchmark that shows whether the box sums (netsum-perf).\n",
@@ -133,7 +135,8 @@ impl Package {
             install(&programs.join("libnetsum.so"), &library, 0o644)?;
             strip(&library)?;
             std::os::unix::fs::symlink("libnetsum.so.1", tree.join("usr/lib/libnetsum.so"))?;
-            let text = "Name: netsum\nDescription: all-reduce inside the network\nLibs: -lnetsum\nVersion: ";
+            let text = "Name: netsum\nDescription: all-reduce inside the network\nLibs: \
+                -lnetsum\nVersion: ";
             let text = format!("{text}{}\n", env!("CARGO_PKG_VERSION"));
             write(&tree.join("usr/lib/pkgconfig/netsum.pc"), text.as_bytes(), 0o644)?;
         } else {
@@ -163,8 +166,10 @@ impl Package {
         let folder = tree.join("DEBIAN");
         let [major, minor] = self.newest_glibc(tree)?;
         let text = format!(
-            "Package: {}\nVersion: {version}\nArchitecture: {arch}\nSection: net\nPriority: optional\n\
-             Maintainer: the netsum authors <netsum@localhost>\nDepends: libc6 (>= {major}.{minor}), libgcc-s1\n{}",
+            "Package: {}\nVersion: {version}\nArchitecture: {arch}\nSection: net\nPriority: \
+             optional\n\
+             Maintainer: the netsum authors <netsum@localhost>\nDepends: libc6 (>= \
+             {major}.{minor}), libgcc-s1\n{}",
             self.name, self.fields
         );
         write(&folder.join("control"), text.as_bytes(), 0o644)?;

@@ -67,7 +67,8 @@ fn page(
             ("NO_COLOR", "no colours, also on a terminal"),
             (
                 "RUST_LOG",
-                "what is logged to standard error, or by a service to the journal, as env_logger(3) takes it",
+                "what is logged to standard error, or by a service to the journal, as \
+                 env_logger(3) takes it",
             ),
         ] {
             roff.control("TP", []);

@@ -97,8 +97,10 @@ mod tests {
         fs::create_dir(folder.path().join("a")).unwrap();
         fs::write(folder.path().join("x.css"), "").unwrap();
         fs::write(folder.path().join("a/b.html"), "<h2 id=\"here\">b</h2>").unwrap();
-        let page = "<a href=\"a/b.html#here\"></a> <a href=\"a/../x.css\"></a> <a href=\"#top\"></a> <p id=\"top\">\
-                    <a href=\"https://example.org/nothing\"></a> <img src=\"none.svg\"> <a href=\"a/b.html#there\"></a>";
+        let page = "<a href=\"a/b.html#here\"></a> <a href=\"a/../x.css\"></a> <a \
+            href=\"#top\"></a> <p id=\"top\">\
+                    <a href=\"https://example.org/nothing\"></a> <img src=\"none.svg\"> <a \
+                    href=\"a/b.html#there\"></a>";
         fs::write(folder.path().join("index.html"), page).unwrap();
         let links = check(folder.path()).unwrap();
         assert_eq!(links.broken, ["index.html: a/b.html#there", "index.html: none.svg"]);

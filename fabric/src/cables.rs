@@ -122,7 +122,8 @@ impl Cables {
         }
         if !self.memory.keys().flatten().any(|known| known == end) {
             return Err(format!(
-                "no link with the end {end} was found: `netsum fabric probe` shows what ports receive"
+                "no link with the end {end} was found: `netsum fabric probe` shows what ports \
+                 receive"
             ));
         }
         self.accepted.insert(end.clone());
@@ -151,7 +152,8 @@ impl Cables {
         }
         if let Some(end) = ends.iter().find(|end| self.hosts.contains(end)) {
             return Some(format!(
-                "ranks of a job were behind {end}, so it is not an uplink: if it is now, `netsum fabric \
+                "ranks of a job were behind {end}, so it is not an uplink: if it is now, `netsum \
+                 fabric \
                  accept {end}`"
             ));
         }
@@ -161,7 +163,8 @@ impl Cables {
         let confirmed = self.trust == Trust::Found || ends.iter().any(is_named);
         (!confirmed).then(|| {
             format!(
-                "unconfirmed, and not used: hosts can forge LLDP. Name an end in `uplinks`, or `netsum fabric accept {}`",
+                "unconfirmed, and not used: hosts can forge LLDP. Name an end in `uplinks`, or \
+                 `netsum fabric accept {}`",
                 ends[0]
             )
         })
@@ -256,7 +259,8 @@ impl Cables {
         for names in alike.difference(&self.alike) {
             log::error!(
                 "boxes {names}: their daemons have the same LLDP chassis id, so their links cannot \
-                 be distinguished; remove the box that is in the file twice, or restart `netsum run` \
+                 be distinguished; remove the box that is in the file twice, or restart `netsum \
+                 run` \
                  on a cloned machine"
             );
         }
@@ -764,7 +768,8 @@ mod tests {
             cables
         };
         let mut proposed = with(&["b/*", "a/up2"]);
-        let why = "unconfirmed, and not used: hosts can forge LLDP. Name an end in `uplinks`, or `netsum fabric accept a/up`";
+        let why = "unconfirmed, and not used: hosts can forge LLDP. Name an end in `uplinks`, or \
+            `netsum fabric accept a/up`";
         assert_eq!(state(&proposed), [is("a/up s/1", false, why)]);
         assert!(proposed.all()[0].is_unused, "nothing goes by it");
         assert_eq!(proposed.unmeasured(|cable| cable.carries, |_| false), []);

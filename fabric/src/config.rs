@@ -335,7 +335,8 @@ mod tests {
             (&format!("uplinks = [\"rack*/p\"]\n{GOOD}"), "uplinks rack*/p: there is no box"),
             (
                 &format!(
-                    "uplinks = [\"*/p\"]\n{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/p0\""
+                    "uplinks = [\"*/p\"]\n{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \
+                     \"spine0/p0\""
                 ),
                 "with [[link]] all links are typed",
             ),

@@ -233,7 +233,8 @@ impl Trial {
     /// Has one CPU serve all interrupts of the ports, then the other CPU. One of the two also
     /// serves the ring.
     fn interrupts_elsewhere(&mut self) -> Result<()> {
-        let script = "n=0; for irq in $(/bin/busybox awk -F: '/virtio[1-9]|port|Tx|Rx/ {print $1}' /proc/interrupts); do \
+        let script = "n=0; for irq in $(/bin/busybox awk -F: '/virtio[1-9]|port|Tx|Rx/ \
+            {print $1}' /proc/interrupts); do \
                       echo $0 > /proc/irq/$irq/smp_affinity_list && n=$((n + 1)); done; echo $n";
         let mut moved = 0;
         for cpu in ["0", "1"] {

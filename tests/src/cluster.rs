@@ -381,7 +381,8 @@ impl Cluster {
             _ => String::new(),
         };
         format!(
-            "{ports}\n{spread}{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}\"\n",
+            "{ports}\n{spread}{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \
+             \"{}\"\nworkers = \"{}\"\n",
             self.file(rack, "netsum.sock").display(),
             rack.map_or(self.workers(), |_| SocketAddr::new(self.box_of(rack).ip(), WORKER_PORT))
         )

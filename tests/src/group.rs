@@ -368,7 +368,8 @@ impl Group {
             let wrong: Vec<usize> = (0..len).filter(|&i| got[i] != expected[i]).collect();
             if let Some(&first) = wrong.first() {
                 bail!(
-                    "rank {rank}, {dtype}: {} of {len} elements are wrong; element {first} has the bits {:02x?}, not {:02x?}",
+                    "rank {rank}, {dtype}: {} of {len} elements are wrong; element {first} has \
+                     the bits {:02x?}, not {:02x?}",
                     wrong.len(),
                     got[first],
                     expected[first]

@@ -383,7 +383,8 @@ impl Lab {
         );
         ensure!(
             spec.pods <= spec.racks && (spec.pods == 0 || spec.uplink.is_none()),
-            "{} boxes between {} racks and a spine: each needs a rack, and uplinks without a bandwidth",
+            "{} boxes between {} racks and a spine: each needs a rack, and uplinks without a \
+             bandwidth",
             spec.pods,
             spec.racks
         );

@@ -30,7 +30,8 @@ impl Machine {
         let folder = tempfile::Builder::new().prefix("netsum-machine-").tempdir()?;
         let script = "cd \"$1\"; mkdir upper work root
             mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work root; cd root
-            mount --rbind /dev dev; mount -t proc proc proc; mount -t sysfs sysfs sys; mount -t bpf bpf sys/fs/bpf
+            mount --rbind /dev dev; mount -t proc proc proc; mount -t sysfs sysfs sys; mount -t \
+            bpf bpf sys/fs/bpf
             mount -t tmpfs tmpfs run; echo ready; exec cat";
         let mut unshare = netns.command("unshare");
         unshare

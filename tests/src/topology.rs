@@ -242,7 +242,8 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         if uplink.spine > 0 {
             // Two paths between leaves form a loop.
             lines += &format!(
-                "link set {port} type bridge_slave learning off flood off mcast_flood off bcast_flood off\n"
+                "link set {port} type bridge_slave learning off flood off mcast_flood off \
+                 bcast_flood off\n"
             );
         }
         ip_batch(Some(below.name()), &lines)?;

@@ -479,7 +479,8 @@ impl Stranger {
         let running = Running::start(&format!("{what}, server"), &mut command(server))?;
         // LISTEN is state 0A in /proc/net/tcp.
         let listening = format!(
-            "until grep -qi ':{port:04x} [0-9a-f:]* 0a ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done"
+            "until grep -qi ':{port:04x} [0-9a-f:]* 0a ' /proc/net/tcp /proc/net/tcp6; do sleep \
+             0.1; done"
         );
         Running::start("wait", server.command("sh").args(["-c", &listening]))?.success(PATIENCE)?;
         let ip = server.ip(0).to_string();

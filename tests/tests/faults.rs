@@ -393,7 +393,8 @@ fn long_run(ranks: u32, mtu: u32, fragments: u64) {
         assert!((0.007..0.013).contains(&share), "{way:?}");
     }
     println!(
-        "{ranks} ranks, path MTU {mtu}, 1% loss each way: {} sums released, {} contributions, {} packets lost, {again} \
+        "{ranks} ranks, path MTU {mtu}, 1% loss each way: {} sums released, {} contributions, {} \
+         packets lost, {again} \
          sent again, {verified} message sums verified, 0 wrong, {seed} all-reduces in {:.1?}",
         after.since(&before, "released"),
         after.since(&before, "fragments"),

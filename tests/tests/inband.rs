@@ -91,7 +91,8 @@ fn an_application_is_summed_that_nobody_has_registered() {
         let before: u64 = got.iter().map(|g| g.again).sum();
         let again: u64 = got.iter().map(|g| g.stats.retransmissions).sum();
         println!(
-            "{ranks} ranks, path MTU {mtu}: first sum after {first:?}; sent again {before} packets before, {} afterwards",
+            "{ranks} ranks, path MTU {mtu}: first sum after {first:?}; sent again {before} \
+             packets before, {} afterwards",
             again - before
         );
     }

@@ -54,7 +54,8 @@ fn all_json_is_what_its_schema_says() {
     let file = cluster.folder().join("commands");
     std::fs::write(&file, "port show\njob delete idle\njob show gone\n").unwrap();
     let batch = format!("batch file {}", file.display());
-    let flow = "flow add by-hand --ring 0 --rank 0 --port port0 --src 10.0.0.9 --dst 10.0.0.8 --qpn 9 --psn 9";
+    let flow = "flow add by-hand --ring 0 --rank 0 --port port0 --src 10.0.0.9 --dst 10.0.0.8 \
+        --qpn 9 --psn 9";
     for (line, schema, code) in [
         ("job show", "jobs.json", 0),
         ("job create by-hand --ranks 2", "job.json", 0),

@@ -184,7 +184,8 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
     let last = memories(&cluster, &group);
     let Sums { by_box, by_ring, bytes, again, slowest, hangs } = &sums;
     println!(
-        "{RANKS} ranks, {RATE}, {} % lost each way, {:.0?}: {} all-reduces, {by_box} by the box and {by_ring} by the ring",
+        "{RANKS} ranks, {RATE}, {} % lost each way, {:.0?}: {} all-reduces, {by_box} by the box \
+         and {by_ring} by the ring",
         LOSS * 100.0,
         begun.elapsed(),
         by_box + by_ring
@@ -197,7 +198,8 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
     );
     println!("slowest all-reduce {slowest:.1?}, {} took longer than {LONGEST:?}", hangs.len());
     println!(
-        "KiB of daemon and ranks: {first:?} after the first flaps, {last:?} in the end; {GROWTH} more are allowed"
+        "KiB of daemon and ranks: {first:?} after the first flaps, {last:?} in the end; {GROWTH} \
+         more are allowed"
     );
     if let Err(error) = worked {
         bail!("{error:#}\n{}{}{}", evidence::of(&cluster, JOB), group.log(), cluster.daemon_log());

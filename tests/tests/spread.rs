@@ -431,7 +431,8 @@ fn a_full_table_leaves_new_flows_to_the_kernel() {
         bench.run(&FrameSpec { macs: ([9; 6], [2; 6]), ..packet(false) }.build(), 100_000).2;
     let v6 = time_of(&mut bench, true);
     println!(
-        "a packet: {empty:?} with 1 flow, {full:?} with {MAX_SPREAD}; over IPv6 {v6:?}; not for this machine {others:?}"
+        "a packet: {empty:?} with 1 flow, {full:?} with {MAX_SPREAD}; over IPv6 {v6:?}; not for \
+         this machine {others:?}"
     );
 }
 

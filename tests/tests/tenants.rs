@@ -229,7 +229,8 @@ fn sixty_four_jobs_are_active_at_once() {
             let ip = |rank: u32| -> IpAddr { lab.host(rank as usize).ip(0) };
             writeln!(
                 commands,
-                "flow add j{job} --ring 0 --rank {rank} --port port{rank} --src {} --dst {} --qpn {} --psn {job}",
+                "flow add j{job} --ring 0 --rank {rank} --port port{rank} --src {} --dst {} --qpn \
+                 {} --psn {job}",
                 ip(rank),
                 ip(1 - rank),
                 qpn(job, rank)

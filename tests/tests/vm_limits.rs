@@ -46,7 +46,8 @@ impl Site {
     /// The available memory of the machine, in KiB.
     fn available(&self) -> u64 {
         self.shell(
-            "while read name value rest; do [ $name != MemAvailable: ] || echo $value; done < /proc/meminfo",
+            "while read name value rest; do [ $name != MemAvailable: ] || echo $value; done < \
+             /proc/meminfo",
         )
         .trim()
         .parse()
@@ -149,7 +150,8 @@ fn the_clock_jumps(site: &Site, groups: &mut Vec<Group>) {
     let files = groups[0].order_all_reduce("i32", 1_000_000, 7).unwrap();
     for hours in [3, -6, 24 * 365 * 10, -24 * 365 * 20] {
         site.shell(&format!(
-            "/bin/busybox date -s @$(($(/bin/busybox date +%s) + {hours} * 3600)); /bin/busybox sleep 0.3"
+            "/bin/busybox date -s @$(($(/bin/busybox date +%s) + {hours} * 3600)); /bin/busybox \
+             sleep 0.3"
         ));
     }
     for outcome in groups[0].check_all_reduce("i32", 1_000_000, 7, &files).unwrap() {
@@ -296,7 +298,8 @@ fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
         // The shell has the same restrictions as the daemon, and the rights that it needs to try.
         let tried = format!("aa-exec -p netsum-tries -- /bin/sh -c '{command}'");
         run(&format!(
-            "sed 's/^profile netsum /profile netsum-tries /; s|^  /usr/bin/netsum mr,|&\\n  /{{,usr/}}bin/* mrix,|' \
+            "sed 's/^profile netsum /profile netsum-tries /; s|^  /usr/bin/netsum \
+             mr,|&\\n  /{{,usr/}}bin/* mrix,|' \
              /etc/apparmor.d/netsum | apparmor_parser -r
              if {tried} 2> /dev/null; then exit 1; fi"
         ));
@@ -307,9 +310,8 @@ fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
         );
     }
     drop(group);
-    run(
-        "systemctl stop netsum; apt-get -y purge netsum; ! grep '^netsum ' /sys/kernel/security/apparmor/profiles",
-    );
+    run("systemctl stop netsum; apt-get -y purge netsum; ! grep '^netsum ' \
+         /sys/kernel/security/apparmor/profiles");
     assert!(
         run("ls /etc/apparmor.d/*netsum* /etc/apparmor.d/*/netsum 2> /dev/null || true").is_empty()
     );

@@ -140,8 +140,10 @@ fn stock_hosts_get_every_sum_with_and_without_loss() {
     let cluster =
         Cluster::start(LabSpec { vms, mtu: 2300, cables: true, ..LabSpec::hosts(6) }).unwrap();
     println!(
-        "\n{messages} messages of 128 KiB from each rank, {messages_with_loss} with loss; kernels {}; each ring through the box, and without it from neighbour\n\
-         to neighbour. lost: packets, at {:.0} % on every link and each way. again: data packets sent again by all ranks, and\n\
+        "\n{messages} messages of 128 KiB from each rank, {messages_with_loss} with loss; kernels \
+         {}; each ring through the box, and without it from neighbour\n\
+         to neighbour. lost: packets, at {:.0} % on every link and each way. again: data packets \
+         sent again by all ranks, and\n\
          their share of those that there were to send.",
         kernels.iter().map(Kernel::to_string).collect::<Vec<_>>().join(" and "),
         LOSS * 100.0
@@ -158,7 +160,8 @@ fn stock_hosts_get_every_sum_with_and_without_loss() {
             assert!(lost > 0 && again > 0, "this was to be with loss: {reports:?}");
             let share = 100.0 * again as f64 / (ranks as u64 * lossy.packets()) as f64;
             println!(
-                "{ranks:>5} {mtu:>4} {:<9} {what:<6} {lossless:>7.1} {lost:>9} {:>7.1} {again:>9} {share:>6.1} %",
+                "{ranks:>5} {mtu:>4} {:<9} {what:<6} {lossless:>7.1} {lost:>9} {:>7.1} {again:>9} \
+                 {share:>6.1} %",
                 format!("{operation:?}"),
                 seconds(&reports)
             );

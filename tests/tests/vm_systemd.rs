@@ -247,7 +247,8 @@ fn the_sandbox_is_closed(site: &Site) {
     );
     let writable = site.run(
         "inside=\"nsenter --mount --target $(systemctl show --value -p MainPID netsum)\"
-        for file in /etc/netsum/x /etc/x /run/x /run/systemd/system/x /sys/kernel/mm/ksm/run /usr/bin/x /var/lib/x; do
+        for file in /etc/netsum/x /etc/x /run/x /run/systemd/system/x /sys/kernel/mm/ksm/run \
+        /usr/bin/x /var/lib/x; do
             $inside sh -c \": >> $file\" 2> /dev/null && echo $file
         done
         $inside systemctl is-active netsum 2> /dev/null || true",
@@ -435,7 +436,10 @@ fn the_journal(site: &Site) {
     );
     assert_eq!(of("-u netsum NETSUM_JOB=trial").len(), 2, "created and deleted");
     // The output of a process that has ended before journald reads it.
-    site.run("systemd-run --quiet --wait --collect --unit netsum-fails netsum run --config /nowhere || true");
+    site.run(
+        "systemd-run --quiet --wait --collect --unit netsum-fails netsum run --config \
+        /nowhere || true",
+    );
     let last = of("-u netsum-fails -p err");
     assert!(last.iter().any(|r| says(r, "cannot read /nowhere: No such file")), "{last:?}");
     site.done("journal");
@@ -462,7 +466,10 @@ fn files(site: &Site) -> BTreeSet<String> {
 
 /// Programs on network interfaces, and pinned objects.
 fn in_the_kernel(site: &Site) -> String {
-    site.run("bpftool prog show | grep -E ' (xdp|sched_cls) ' || true; ls /sys/fs/bpf; ip link | grep -o xdp || true; ls -d /run/netsum* || true; getent passwd | grep netsum || true")
+    site.run(
+        "bpftool prog show | grep -E ' (xdp|sched_cls) ' || true; ls /sys/fs/bpf; ip link | \
+        grep -o xdp || true; ls -d /run/netsum* || true; getent passwd | grep netsum || true",
+    )
 }
 
 /// The end: the package is removed in the middle of a job, and purged.
@@ -486,8 +493,10 @@ fn removed(mut work: Work, before: &BTreeSet<String>) {
     let left: Vec<String> = files(site).difference(before).cloned().collect();
     assert_eq!(left, [""; 0]);
     // The exit code is 1 where there is nothing to list.
-    let known = site
-        .run("systemctl list-unit-files 'netsum*' --no-legend || true; dpkg -s netsum 2> /dev/null || true");
+    let known = site.run(
+        "systemctl list-unit-files 'netsum*' --no-legend || true; dpkg -s netsum 2> \
+            /dev/null || true",
+    );
     assert_eq!(known, "");
     site.done("purged");
 }

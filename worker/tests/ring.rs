@@ -351,9 +351,8 @@ fn a_rank_that_never_comes_is_named_by_all_others() {
     });
     assert!(matches!(errors[0], Error::Unreachable { rank: 2, .. }), "{:?}", errors[0]);
     // Rank 1 is connected with rank 0, and gets its error.
-    assert!(
-        matches!(&errors[1], Error::RankDied { rank: 2, reason } if reason.contains("rank 0 cannot connect"))
-    );
+    assert!(matches!(&errors[1], Error::RankDied { rank: 2, reason } if reason.contains("rank 0 \
+            cannot connect")));
     assert!(started.elapsed() < Duration::from_secs(3), "sooner than by the timeout");
 }
 

@@ -422,7 +422,8 @@ Trace single packets and what the box did with each: prints one line for every p
 packet passes, until interrupted.
 
 `ingress` sees a contribution on its port, and steers, drops or forwards it. `aggregate` checks \
-and adds it on its ring's CPU. `egress` sees every clone of a result, with the frame that leaves. The \
+and adds it on its ring's CPU. `egress` sees every clone of a result, with the frame that leaves. \
+The \
 verdict is the names of the counters that counted the packet there, so it agrees with `netsum \
 stats`. Ring and slot are shown as they were right after the packet: the lowest index that has not \
 been released (low), how many ranks have contributed (has), and how many fragments of the rank are \

@@ -58,7 +58,8 @@ pub fn path(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Result<(
         let to_next = if *acknowledged { "acknowledged" } else { "NOT acknowledged" };
         writeln!(
             out,
-            "\trank {rank} by {port}: full packet to rank {next} {to_next}  to be summed {packets} ({refused} refused)"
+            "\trank {rank} by {port}: full packet to rank {next} {to_next}  to be summed \
+             {packets} ({refused} refused)"
         )?;
     }
     for f in &path.findings {

@@ -328,7 +328,8 @@ mod tests {
 
     fn names() -> BTreeMap<String, String> {
         ethers(
-            "2:0:0:0:0:1 host0\n02:00:00:00:00:02 host1 # a\n\n02:00:00:00:00:03 host2\n02:00:00:00:00:04 host3",
+            "2:0:0:0:0:1 host0\n02:00:00:00:00:02 host1 # a\n\n02:00:00:00:00:03 \
+             host2\n02:00:00:00:00:04 host3",
         )
     }
 

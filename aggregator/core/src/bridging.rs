@@ -33,7 +33,8 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
     for Bridged { name, blocked, .. } in ports.iter().filter(|p| !p.blocked.is_empty()) {
         all.push(fatal(
             format!("port {name} does not forward: its spanning tree state is {blocked}"),
-            "wait until it forwards; without loops `ip link set BRIDGE type bridge stp_state 0 forward_delay 0`",
+            "wait until it forwards; without loops `ip link set BRIDGE type bridge stp_state 0 \
+             forward_delay 0`",
         ));
     }
     let isolated = |port: &&Bridged| port.isolated;
@@ -51,9 +52,13 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
     }
     for Bridged { name, .. } in ports.iter().filter(|p| p.locked) {
         all.push(bearable(
-            format!("port {name} is locked: it drops packets of hosts that are not in the forwarding table"),
             format!(
-                "bridge fdb replace MAC dev {name} master static, or bridge link set dev {name} locked off"
+                "port {name} is locked: it drops packets of hosts that are not in the \
+                forwarding table"
+            ),
+            format!(
+                "bridge fdb replace MAC dev {name} master static, or bridge link set dev {name} \
+                 locked off"
             ),
         ));
     }

@@ -66,7 +66,8 @@ impl RankEvidence {
 }
 
 /// Hint for a job whose properties differ between boxes.
-const COMPARE: &str = "compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes";
+const COMPARE: &str = "compare `netsum job show` here and there: path MTU, message size and \
+    window must be the same on all boxes";
 
 /// Evidence about a ring.
 #[derive(Clone, Debug)]
@@ -170,7 +171,8 @@ fn of_job(
         State::Failed(why) => {
             return vec![Finding::of_job(
                 format!("the job has ended with an error: {why}"),
-                "mend the cause and let all ranks connect again; `netsum job delete` frees its memory",
+                "mend the cause and let all ranks connect again; `netsum job delete` frees its \
+                 memory",
             )];
         }
         State::Waiting if job.spec.in_band => return not_shown_up(job, strangers, wrong_tokens),
@@ -214,10 +216,10 @@ fn waiting(job: &Job) -> Vec<Finding> {
                 ring: None,
                 rank: Some(rank),
                 what: "has not joined".into(),
-                next:
-                    "start it, or look at its log for why it cannot reach the box; applications that are not \
+                next: "start it, or look at its log for why it cannot reach the box; applications \
+                     that are not \
                        netsum's need `netsum flow add` instead"
-                        .into(),
+                    .into(),
                 behind: None,
             })
             .collect();
@@ -251,7 +253,8 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
             ring: Some(ring),
             rank: Some(rank),
             what: "has not shown up: no first packet of its connection has come".into(),
-            next: "start it, or look whether its messages begin with the job's header and pass this box"
+            next: "start it, or look whether its messages begin with the job's header and pass \
+                this box"
                 .into(),
             behind: None,
         })
@@ -273,7 +276,8 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
     findings.extend(strangers.iter().map(|s| {
         Finding::of_job(
             format!(
-                "{} sends to queue pair {:#x} of {}, {} packets while it was watched: none of them a first packet with the job's header",
+                "{} sends to queue pair {:#x} of {}, {} packets while it was watched: none of \
+                 them a first packet with the job's header",
                 s.src, s.qpn, s.dst, s.packets
             ),
             "if it is a rank, its messages must begin with the header; otherwise nothing",
@@ -380,7 +384,8 @@ fn missing_rank(
         let neighbour = ring.after(flow.rank);
         if neighbour.flow.ifindex == flow.ifindex {
             next = format!(
-                "{} is behind {}, too: what they send each other does not come by the box; number the ranks so that neighbours are \
+                "{} is behind {}, too: what they send each other does not come by the box; number \
+                 the ranks so that neighbours are \
                  behind different ports",
                 ring.receiver(rank),
                 port.name
@@ -397,7 +402,8 @@ fn missing_rank(
         Some(Counter::Stale) if rank.moved > 0 => refused(ring, rank, Counter::Stale),
         _ if rank.moved > 0 => (
             format!(
-                "is slow or loses packets: {} packets came while it was watched, index {low} (PSN {psn:#x}) did not",
+                "is slow or loses packets: {} packets came while it was watched, index {low} (PSN \
+                 {psn:#x}) did not",
                 rank.moved
             ),
             format!("look at losses between it and {}, and at its own statistics", port.name),
@@ -415,11 +421,13 @@ fn missing_rank(
             };
             (
                 format!(
-                    "has sent nothing since PSN {:#x}, {ago}; index {low} (PSN {psn:#x}) is missing{alive}{quiet}",
+                    "has sent nothing since PSN {:#x}, {ago}; index {low} (PSN {psn:#x}) is \
+                     missing{alive}{quiet}",
                     seen.last_psn
                 ),
                 rank.behind().map_or(
-                    "look whether it is still computing, has stopped, or its packets get lost before the box"
+                    "look whether it is still computing, has stopped, or its packets get lost \
+                     before the box"
                         .into(),
                     |behind| format!("ask `netsum diagnose` of {behind}"),
                 ),
@@ -465,7 +473,8 @@ fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, St
                 rank.behind().map_or_else(
                     || {
                         format!(
-                            "look whether it runs, whether its packets get to {} (tcpdump -i {} udp port 4791), and whether it is behind \
+                            "look whether it runs, whether its packets get to {} (tcpdump -i {} \
+                             udp port 4791), and whether it is behind \
                              another port",
                             port.name, port.name
                         )
@@ -546,7 +555,9 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
     match outcome {
         Counter::BadIcrc => (
             "its packets have a wrong ICRC".into(),
-            "look for whatever changes packets between it and the box; `netsum job create --icrc ignore` takes them as they are".into(),
+            "look for whatever changes packets between it and the box; `netsum job create --icrc \
+             ignore` takes them as they are"
+                .into(),
         ),
         Counter::WrongPort => (
             format!("its packets come in on another port than {port}"),
@@ -558,22 +569,30 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
         ),
         Counter::WrongSourceMac => (
             "packets for its connection come from another MAC address than its first did".into(),
-            "register the flow again if the host or its router has changed; or somebody pretends to be this rank".into(),
+            "register the flow again if the host or its router has changed; or somebody pretends \
+             to be this rank"
+                .into(),
         ),
         Counter::Oversized => (
             format!("its packets are larger than the job's path MTU of {mtu}"),
             format!("set its path MTU to {mtu}, or create the job with its own"),
         ),
         Counter::LayoutMismatch => (
-            "has lost its place: it has sent a packet of another place in its message than the other ranks have at that PSN, or an empty \
+            "has lost its place: it has sent a packet of another place in its message than the \
+             other ranks have at that PSN, or an empty \
              one, so its data is not what its PSNs say and the ring has stopped"
                 .into(),
-            "connect all ranks anew after `netsum job restart`, with the same message size; where it is Linux's Soft-RoCE (rdma_rxe), which does \
-             so when it sends again while acknowledgements are on their way, give its queue pairs a longer timeout (17 is 0.5 s)"
+            "connect all ranks anew after `netsum job restart`, with the same message size; where \
+             it is Linux's Soft-RoCE (rdma_rxe), which does \
+             so when it sends again while acknowledgements are on their way, give its queue pairs \
+             a longer timeout (17 is 0.5 s)"
                 .into(),
         ),
         Counter::ShortFragment => (
-            format!("its packets are shorter than the job's path MTU of {mtu}, and not the last of their messages"),
+            format!(
+                "its packets are shorter than the job's path MTU of {mtu}, and not the last \
+                of their messages"
+            ),
             format!("set its path MTU to {mtu}, or create the job with its own"),
         ),
         Counter::LengthMismatch => (
@@ -582,13 +601,18 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
         ),
         Counter::CreditViolation | Counter::Stale if !accepted => (
             format!(
-                "its first packets have other PSNs (last {psn:#x}) than registered ({base_psn:#x} and on)"
+                "its first packets have other PSNs (last {psn:#x}) than registered ({base_psn:#x} \
+                 and on)"
             ),
-            "`netsum job restart`, and register the flows again with the first PSNs of the connections".into(),
+            "`netsum job restart`, and register the flows again with the first PSNs of the \
+             connections"
+                .into(),
         ),
         Counter::CreditViolation => (
-            format!("sends beyond its credit: index {index}, and {low} to {} are open",
-                serial::sub(serial::add(low, credit), 1)),
+            format!(
+                "sends beyond its credit: index {index}, and {low} to {} are open",
+                serial::sub(serial::add(low, credit), 1)
+            ),
             "let it wait for sums before it goes on: at most --window messages at a time".into(),
         ),
         Counter::Stale => (
@@ -612,12 +636,15 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
     let (next, receiver) = (ring.after(rank.flow.rank), ring.receiver(rank));
     Some((
         format!(
-            "sends PSN {:#x} again and again, whose sum has been released: {receiver} behind {} does not acknowledge it",
+            "sends PSN {:#x} again and again, whose sum has been released: {receiver} behind {} \
+             does not acknowledge it",
             rank.seen.last_psn, next.port.name
         ),
         format!(
-            "look whether results get from {} to {receiver} and its acknowledgements back to {}; if the application was started again with \
-             the queue pairs and PSNs that it had: `netsum job restart` first, or it may get sums of its last run",
+            "look whether results get from {} to {receiver} and its acknowledgements back to {}; \
+             if the application was started again with \
+             the queue pairs and PSNs that it had: `netsum job restart` first, or it may get sums \
+             of its last run",
             next.port.name, rank.port.name
         ),
     ))

@@ -168,7 +168,8 @@ impl Controller {
                 return Err(Outcome::Known);
             }
             let why = format!(
-                "{here}: is at message {} already, and its first was never seen: it must connect again",
+                "{here}: is at message {} already, and its first was never seen: it must connect \
+                 again",
                 packet.header.message
             );
             return Err(job.refused(why));
@@ -330,7 +331,8 @@ impl Job {
         }
         if h.fragments > spec.fragments().0 {
             return Err(format!(
-                "says that its message has {} packets, the job's messages of {} bytes have {} at the most",
+                "says that its message has {} packets, the job's messages of {} bytes have {} at \
+                 the most",
                 h.fragments,
                 spec.message_size,
                 spec.fragments()
@@ -383,13 +385,15 @@ impl Job {
             let (own, first) = (&claimed.packet, &claims.get(&(ring, Rank(0)))?.packet);
             if own.dst != next.src {
                 return Some(format!(
-                    "rank {rank} of ring {ring} sends to {}, and rank {next_rank} is {}: each rank's connection must go to the next rank",
+                    "rank {rank} of ring {ring} sends to {}, and rank {next_rank} is {}: each \
+                     rank's connection must go to the next rank",
                     own.dst, next.src
                 ));
             }
             (own.header.fragments != first.header.fragments).then(|| {
                 format!(
-                    "rank {rank} of ring {ring} begins with a message of {} packets, and rank 0 with one of {}",
+                    "rank {rank} of ring {ring} begins with a message of {} packets, and rank 0 \
+                     with one of {}",
                     own.header.fragments, first.header.fragments
                 )
             })

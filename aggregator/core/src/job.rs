@@ -123,7 +123,9 @@ impl JobSpec {
         self.members.uplink.as_ref().map_or(Ok(()), |uplink| uplink.check(self.rings))?;
         if self.in_band && self.members.is_part() {
             return invalid(
-                "--in-band with --members, --groups or --uplink: this box sees only some of the ranks".into(),
+                "--in-band with --members, --groups or --uplink: this box sees only some of the \
+                 ranks"
+                    .into(),
             );
         }
         match self.dtype.as_str() {
@@ -138,7 +140,9 @@ impl JobSpec {
         }
         if self.mtu == 4096 {
             return invalid(
-                "--mtu 4096: the kernel clones a broadcast packet into one page, 2048 is the largest".into(),
+                "--mtu 4096: the kernel clones a broadcast packet into one page, 2048 is the \
+                 largest"
+                    .into(),
             );
         }
         if !abi::MTUS.contains(&self.mtu) {
@@ -158,14 +162,16 @@ impl JobSpec {
         }
         if self.in_band && self.in_order == Some(false) {
             return invalid(
-                "--in-band with --order relaxed: receivers that take packets in any order would take some that come \
+                "--in-band with --order relaxed: receivers that take packets in any order would \
+                 take some that come \
                  before all ranks are there, and that nobody has summed"
                     .into(),
             );
         }
         self.slots_for(self.window).ok_or_else(|| {
             Refusal::Invalid(format!(
-                "--window {} with --message-size {}: 2 x {} x {} slots in a ring, at most {MAX_SLOTS} are possible",
+                "--window {} with --message-size {}: 2 x {} x {} slots in a ring, at most \
+                 {MAX_SLOTS} are possible",
                 self.window,
                 self.message_size,
                 self.window,

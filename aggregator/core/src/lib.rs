@@ -269,7 +269,8 @@ impl Controller {
         let needed = mtu + HEADROOM;
         match self.ports.iter().find(|p| p.ifindex == ifindex && p.mtu < needed) {
             Some(port) => Err(Refusal::Invalid(format!(
-                "{who}: port {} has an MTU of {}; for a path MTU of {mtu} and {HEADROOM} bytes of headers at least {needed} is \
+                "{who}: port {} has an MTU of {}; for a path MTU of {mtu} and {HEADROOM} bytes of \
+                 headers at least {needed} is \
                  needed",
                 port.name, port.mtu
             ))),
@@ -326,7 +327,8 @@ impl Controller {
         // A wrong name and a wrong token get the same answer, which reveals nothing.
         let denied = || {
             Refusal::Denied(format!(
-                "job `{name}`: no such job, or the token is wrong; `netsum job show {name} --show-token` on the box prints it"
+                "job `{name}`: no such job, or the token is wrong; `netsum job show {name} \
+                 --show-token` on the box prints it"
             ))
         };
         let job = self.jobs.get(name).ok_or_else(denied)?;
@@ -425,7 +427,8 @@ impl Controller {
         let job = self.job_mut(name)?;
         if job.epoch.is_some() || job.has_waiters() {
             return Err(Refusal::NotNow(format!(
-                "job `{name}`: its ranks join by themselves, and begin anew when all have joined again"
+                "job `{name}`: its ranks join by themselves, and begin anew when all have joined \
+                 again"
             )));
         }
         // This includes the in-band state: connections may use the numbers of the last epoch again.
@@ -507,18 +510,21 @@ impl Controller {
             let (uplink, is_up) = (uplinks.of(ring), member == Member::Up);
             if is_up && uplink != port {
                 return invalid(format!(
-                    "--rank {rank} --port {port}: its connection comes down from the parent, by --uplink {uplink}"
+                    "--rank {rank} --port {port}: its connection comes down from the parent, by \
+                     --uplink {uplink}"
                 ));
             }
             if !is_up && uplinks.ports().any(|uplink| uplink == port) {
                 return invalid(format!(
-                    "--rank {rank} --port {port}: that is the --uplink, and rank {rank} is a member below"
+                    "--rank {rank} --port {port}: that is the --uplink, and rank {rank} is a \
+                     member below"
                 ));
             }
             let first = uplinks.of(JobRing(0));
             if is_up && uplink != first && job.way_up(&job.flows).is_none() {
                 return invalid(format!(
-                    "--ring {ring} --rank {rank}: the flow of ring 0 is needed before; by its --uplink {first} comes what is not summed"
+                    "--ring {ring} --rank {rank}: the flow of ring 0 is needed before; by its \
+                     --uplink {first} comes what is not summed"
                 ));
             }
         }

@@ -213,7 +213,8 @@ impl Members {
             }
             if start != end + 1 {
                 return invalid(format!(
-                    "members {} and {}: ranks between them are missing; those below one box follow each other",
+                    "members {} and {}: ranks between them are missing; those below one box \
+                     follow each other",
                     pair[0], pair[1]
                 ));
             }
@@ -225,15 +226,18 @@ impl Members {
         let whole = sum.first == 0 && sum.last + 1 == ranks;
         match &self.uplink {
             Some(uplink) if whole => invalid(format!(
-                "--uplink {uplink}: all {ranks} ranks are below this box, so nothing is left for a parent to add"
+                "--uplink {uplink}: all {ranks} ranks are below this box, so nothing is left for \
+                 a parent to add"
             )),
             None if !whole => invalid(format!(
-                "members {first} to {last}: not all of the {ranks} ranks; the others need an --uplink"
+                "members {first} to {last}: not all of the {ranks} ranks; the others need an \
+                 --uplink"
             )),
             // If this box stops adding, the parent receives the last group's sum in place of that
             // of all members.
             Some(uplink) if below.len() > 1 && last.bears() == sum.mark() => invalid(format!(
-                "--groups {last} and --uplink {uplink}: the parent could take the sum of {last} for that of {sum}; the last group may \
+                "--groups {last} and --uplink {uplink}: the parent could take the sum of {last} \
+                 for that of {sum}; the last group may \
                  have two thirds of the ranks below a box at the most"
             )),
             _ if all.len() < 2 || all.len() > MAX_RANKS => {
@@ -348,7 +352,8 @@ mod tests {
                 "",
                 "0,1-4",
                 "swp9",
-                "--groups 1-4 and --uplink swp9: the parent could take the sum of 1-4 for that of 0-4",
+                "--groups 1-4 and --uplink swp9: the parent could take the sum of 1-4 for that of \
+                 0-4",
             ),
         ] {
             let error = members(ranks, groups, uplink).check(8).unwrap_err().to_string();

@@ -84,7 +84,8 @@ impl Forming {
             let first = *known.entry(address.ip).or_insert(address);
             (first.mac != address.mac).then(|| {
                 Refusal::Exists(format!(
-                    "rank {} and rank {} have one address, {}, on two hosts: set NETSUM_IP there to addresses of their own",
+                    "rank {} and rank {} have one address, {}, on two hosts: set NETSUM_IP there \
+                     to addresses of their own",
                     first.rank, address.rank, address.ip
                 ))
             })
@@ -333,7 +334,8 @@ impl Controller {
             .find_map(|flow| Some((flow, flows.iter().find(|next| apart(flow, next))?)))?;
         let [one, other] = [flow, next].map(|flow| self.port_name(flow.ifindex));
         Some(Refusal::NotNow(format!(
-            "rank {} is behind port {one} and rank {} behind port {other}, which are isolated from each other: \
+            "rank {} is behind port {one} and rank {} behind port {other}, which are isolated \
+             from each other: \
              bridge link set dev {one} isolated off, and so {other}",
             flow.rank, next.rank
         )))
@@ -354,12 +356,16 @@ impl Controller {
             let qpn = f.qpn.get();
             if src.is_ipv4() != dst.is_ipv4() {
                 let message = format!(
-                    "rank {rank}: its address {src} and the next rank's, {dst}, are not of one family"
+                    "rank {rank}: its address {src} and the next rank's, {dst}, are not of one \
+                     family"
                 );
                 return Some(Refusal::Invalid(message));
             }
             if others.contains(&f.key()) {
-                let message = format!("{dst}, queue pair {qpn:#x}: a flow of another job goes there already");
+                let message = format!(
+                    "{dst}, queue pair {qpn:#x}: a flow of another job goes \
+                    there already"
+                );
                 return Some(Refusal::Exists(message));
             }
             // Ranks of one host share an address.

@@ -87,7 +87,8 @@ impl Controller {
         let what = claim.what();
         let [here, there] = [claim, other].map(|c| self.port_name(c.ifindex));
         format!(
-            "rank {}: {what} belongs to a rank behind another port already: port {here}, and for rank {} of job `{}` port {there}",
+            "rank {}: {what} belongs to a rank behind another port already: port {here}, and for \
+             rank {} of job `{}` port {there}",
             job.sender(flow.rank),
             other.job.sender(other.flow.rank),
             other.job.spec.name

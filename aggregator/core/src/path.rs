@@ -48,10 +48,12 @@ pub fn astray(
         // Other ranks receive at most 300 characters of this.
         let found = fatal(
             format!(
-                "packets of rank {rank} ({src}) come in by {port}, not {expected}, as from a host with two cards in one subnet"
+                "packets of rank {rank} ({src}) come in by {port}, not {expected}, as from a host \
+                 with two cards in one subnet"
             ),
             format!(
-                "there `ip rule add from {src} table 100`, routes in it by the right card, arp_ignore=1 and arp_announce=2"
+                "there `ip rule add from {src} table 100`, routes in it by the right card, \
+                 arp_ignore=1 and arp_announce=2"
             ),
         );
         let is_its_own = to.is_some_and(|(dst, qpn)| bypass_sender(job, *src, dst, qpn).is_some());
@@ -74,7 +76,10 @@ pub fn of_port(mtu: u32, facts: &PortFacts, arrive: bool) -> Vec<Defect> {
                 "port {name} has an MTU of {}: packets of the job's path MTU, {mtu}, need {needed}",
                 facts.mtu
             ),
-            format!("ip link set {name} mtu {needed}, or make the job's smaller: netsum job create --mtu"),
+            format!(
+                "ip link set {name} mtu {needed}, or make the job's smaller: netsum job \
+                create --mtu"
+            ),
         ));
     }
     // Low rates and too little room for larger jobs do not stop packets.
@@ -138,8 +143,12 @@ impl Evidence {
         let Some(obstacle) = first(&self.bridging) else {
             return is_cut.then(|| {
                 bearable(
-                    format!("packets of rank {sender} come in at the box, and its neighbours do not get through to each other"),
-                    "look at firewalls and at the neighbour tables (`ip neigh`) of both hosts, and at what is between them and the box",
+                    format!(
+                        "packets of rank {sender} come in at the box, and its neighbours do \
+                        not get through to each other"
+                    ),
+                    "look at firewalls and at the neighbour tables (`ip neigh`) of both hosts, \
+                     and at what is between them and the box",
                 )
             });
         };

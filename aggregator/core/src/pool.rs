@@ -92,7 +92,8 @@ impl Pool {
                 String::new()
             };
             return Err(Refusal::Exhausted(format!(
-                "not enough memory for slots: {}; {free} of {total} are free{machine}; a smaller --window, --message-size or --rings \
+                "not enough memory for slots: {}; {free} of {total} are free{machine}; a smaller \
+                 --window, --message-size or --rings \
                  needs less",
                 memory_in_words(spec, slots)
             )));

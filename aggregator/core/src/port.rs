@@ -169,14 +169,16 @@ fn of_driver(p: &PortFacts) -> Vec<Defect> {
     }
     if p.rx_vlan == Some(true) {
         all.push(bearable(
-            "VLAN tags are taken off before XDP sees them: a job whose hosts are in a VLAN gets no sums",
+            "VLAN tags are taken off before XDP sees them: a job whose hosts are in a VLAN gets \
+             no sums",
             format!("ethtool -K {name} rxvlan off, if its hosts are in VLANs"),
         ));
     }
     if QUEUE_OF_CPU.contains(&&*p.driver) && (1..=p.last_cpu).contains(&p.queues) {
         all.push(fatal(
             format!(
-                "{} has {} queues, and drops what CPU {} redirects to it: it sends on the queue of a CPU's number",
+                "{} has {} queues, and drops what CPU {} redirects to it: it sends on the queue \
+                 of a CPU's number",
                 p.driver, p.queues, p.last_cpu
             ),
             format!("ethtool -L {name} combined {}, or `cpus` below {}", p.last_cpu + 1, p.queues),
@@ -218,7 +220,8 @@ fn xdp(p: &PortFacts) -> Option<Defect> {
     if p.xdp {
         return Some(fatal(found, ANOTHER));
     }
-    let mend = "some drivers take redirected frames only with a program of their own attached: start the daemon and look again";
+    let mend = "some drivers take redirected frames only with a program of their own attached: \
+        start the daemon and look again";
     Some(bearable(found, mend))
 }
 

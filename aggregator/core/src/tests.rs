@@ -649,7 +649,8 @@ fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused_with_b
     leaf_without_its_last("a", &mut c);
     let to = |last: u8| FlowSpec { dst: IpAddr::from([10, 0, 0, last]), ..flow(1, 4) };
     let error = c.add_flow("a", JobRing(0), to(1)).unwrap_err().to_string();
-    let expected = "rank 1: --dst 10.0.0.1 belongs to a rank behind another port already: port p3, and for rank 0 of job `a` port p0";
+    let expected = "rank 1: --dst 10.0.0.1 belongs to a rank behind another port already: port \
+        p3, and for rank 0 of job `a` port p0";
     assert_eq!(error, expected);
     // A host of another job, which would be shut out.
     c.create_job(spec("b", 2)).unwrap();
@@ -1243,7 +1244,8 @@ fn of_several_ways_up_the_first_has_the_addresses() {
     let error = c.add_flow("b", JobRing(0), elsewhere(13)).unwrap_err().to_string();
     assert!(
         error.contains(
-            "belongs to a rank behind another port already: port p3, and for rank 3 of job `a` port p2"
+            "belongs to a rank behind another port already: port p3, and for rank 3 of job `a` \
+             port p2"
         ),
         "{error}"
     );

@@ -88,7 +88,8 @@ mod tests {
             let measured = rate(&arrivals(bits, frames, free, &late)).unwrap() as f64;
             // A part of the second half has at least 12 frames, with an error of 2 us.
             let error = 2e-6 / (12.0 * 1514.0 * 8.0 / bits as f64) + 0.001;
-            prop_assert!((measured / bits as f64 - 1.0).abs() <= error.max(0.001), "{measured} of {bits}");
+            prop_assert!((measured / bits as f64 - 1.0).abs() <= error.max(0.001), "{measured} of \
+                {bits}");
         }
 
         #[test]

@@ -58,7 +58,8 @@ impl FromStr for Uplinks {
         let all: Option<Vec<_>> = each.iter().map(one).collect();
         all.map(Self).ok_or_else(|| {
             Refusal::Invalid(format!(
-                "--uplink {text}: of several ports each has its number of rings, like swp9=2,swp10=1"
+                "--uplink {text}: of several ports each has its number of rings, like \
+                 swp9=2,swp10=1"
             ))
         })
     }

@@ -71,7 +71,8 @@ impl AdminService {
             Some(theirs) if !inner.hear(theirs) => {
                 let now = inner.election;
                 let why = format!(
-                    "a manager of election {theirs} gives no orders here: one of election {now} has called"
+                    "a manager of election {theirs} gives no orders here: one of election {now} \
+                     has called"
                 );
                 Err(Status::aborted(why))
             }
@@ -257,7 +258,8 @@ impl Admin for AdminService {
         let name = request.into_inner().name;
         let actions = inner.controller.restart_job(&name).map_err(refused)?;
         inner.carry_out(Some(&name), actions)?;
-        log::info!(NETSUM_JOB = name; "job {name} restarted: its rings are empty and wait for flows");
+        log::info!(NETSUM_JOB = name; "job {name} restarted: its rings are empty and wait for \
+            flows");
         Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, false)))
     }
 

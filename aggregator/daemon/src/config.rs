@@ -275,7 +275,8 @@ fn default_xdp() -> String {
 }
 
 /// `dev_map_redirect_clone` (kernel/bpf/devmap.c, Linux 6.18) clones a `sk_buff` without its data.
-const NO_SKB: &str = "in the generic stack the copies of a sum share their headers, so all but one rank would lose it: \
+const NO_SKB: &str = "in the generic stack the copies of a sum share their headers, so all but \
+    one rank would lose it: \
                       use ports whose drivers have native XDP";
 
 impl Config {
@@ -499,9 +500,11 @@ mod tests {
     #[test]
     fn what_only_a_start_can_change_is_named() {
         let old = parse("bridge = \"br0\"").unwrap();
-        let live = "bridge = \"br1\"\n[tenants.a]\njobs = 1\n[pool]\nmemory = \"1MiB\"\n[watch]\nstall-ms = 9\n[heartbeat]\ntimeout-ms = 9000";
+        let live = "bridge = \"br1\"\n[tenants.a]\njobs = 1\n[pool]\nmemory = \
+            \"1MiB\"\n[watch]\nstall-ms = 9\n[heartbeat]\ntimeout-ms = 9000";
         assert!(old.needs_restart(&parse(live).unwrap()).is_empty());
-        let start = "bridge = \"br0\"\ninline = false\n[listen]\nadmin-mode = \"0660\"\n[metrics]\nlisten = \"127.0.0.1:1\"";
+        let start = "bridge = \"br0\"\ninline = false\n[listen]\nadmin-mode = \
+            \"0660\"\n[metrics]\nlisten = \"127.0.0.1:1\"";
         assert_eq!(
             old.needs_restart(&parse(start).unwrap()),
             ["inline", "listen.admin-mode, listen.admin-group", "metrics.listen"]
@@ -536,7 +539,8 @@ mod tests {
             ("bridge = \"br0\"\n[listen]\nadmin-mode = \"rw\"", "listen.admin-mode = \"rw\""),
             ("bridge = \"br0\"\n[listen.tls]\ncert = \"c\"", "missing field `key`"),
             (
-                "bridge = \"br0\"\n[listen]\nworkers = \"none\"\ntls = { cert = \"c\", key = \"k\" }",
+                "bridge = \"br0\"\n[listen]\nworkers = \"none\"\ntls = \
+                 { cert = \"c\", key = \"k\" }",
                 "listen.tls",
             ),
             (

@@ -84,7 +84,8 @@ pub fn attach(
     }
     if interface.mtu > ONE_PAGE_MTU {
         why += &format!(
-            "; a packet has to fit a page, and the port has an MTU of {}: {ONE_PAGE_MTU} always fits",
+            "; a packet has to fit a page, and the port has an MTU of {}: {ONE_PAGE_MTU} always \
+             fits",
             interface.mtu
         );
     }
@@ -94,7 +95,8 @@ pub fn attach(
 /// Logs why a chosen interface cannot be a port.
 pub fn tell_unfit(interface: &Interface, why: &anyhow::Error) {
     let name = &interface.name;
-    log::error!(NETSUM_PORT = name; "port {name} does not serve, and ranks behind it are refused: {why:#}");
+    log::error!(NETSUM_PORT = name; "port {name} does not serve, and ranks behind it are refused: \
+        {why:#}");
 }
 
 /// Logs defects of ports that have their programs.

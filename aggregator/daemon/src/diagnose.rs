@@ -47,7 +47,8 @@ fn look(inner: &mut Inner, now: Instant) {
         let view = match view(inner, &ring, &flows) {
             Ok(view) => view,
             Err(e) => {
-                log::error!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring {number} cannot be looked at: {e:#}");
+                log::error!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring {number} \
+                    cannot be looked at: {e:#}");
                 continue;
             }
         };
@@ -56,7 +57,8 @@ fn look(inner: &mut Inner, now: Instant) {
                 RingEvent::Held { slot } => {
                     log::debug!(
                         NETSUM_JOB = job, NETSUM_RING = number.0;
-                        "job {job}: ring {number}: slot {slot} is complete and nothing takes it along"
+                        "job {job}: ring {number}: slot {slot} is complete and nothing takes it \
+                         along"
                     );
                     // A port that is down takes no frame.
                     let mut sent = inner.plane.send_held(&ring, slot, &flows[0]);
@@ -66,7 +68,8 @@ fn look(inner: &mut Inner, now: Instant) {
                     if let Err(e) = sent {
                         log::error!(
                             NETSUM_JOB = job, NETSUM_RING = number.0;
-                            "job {job}: ring {number}: slot {slot} is held and cannot be sent: {e:#}"
+                            "job {job}: ring {number}: slot {slot} is held and cannot be sent: \
+                             {e:#}"
                         );
                     }
                 }
@@ -83,13 +86,15 @@ fn look(inner: &mut Inner, now: Instant) {
                     let numbers = missing.map(|r| r.to_string()).collect::<Vec<_>>().join(", ");
                     log::warn!(
                         NETSUM_JOB = job, NETSUM_RING = number.0, NETSUM_RANK = numbers;
-                        "job {job}: ring {number} stands still at index {index} for {:.1} s; missing: rank {}; try `netsum diagnose {job}`",
+                        "job {job}: ring {number} stands still at index {index} for {:.1} s; \
+                         missing: rank {}; try `netsum diagnose {job}`",
                         since.as_secs_f64(),
                         ranks.join(", rank ")
                     );
                 }
                 RingEvent::Resumed { after } => {
-                    log::info!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring {number} goes on after {:.1} s", after.as_secs_f64());
+                    log::info!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring \
+                        {number} goes on after {:.1} s", after.as_secs_f64());
                 }
             }
         }

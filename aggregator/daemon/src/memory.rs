@@ -48,7 +48,8 @@ pub fn tell(controller: &mut Controller) {
     let promised = controller.memory().saturating_sub(controller.memory_used());
     if let Some(available) = available().filter(|available| *available < promised) {
         log::warn!(
-            "pool.memory: {} are free for jobs, but the machine has {} left for rings, beside {} that it keeps; jobs that need more are \
+            "pool.memory: {} are free for jobs, but the machine has {} left for rings, beside {} \
+             that it keeps; jobs that need more are \
              refused",
             Size(promised),
             Size(available),
@@ -63,8 +64,10 @@ mod tests {
 
     #[test]
     fn what_is_free_or_can_be_freed_counts() {
-        let node = "Node 0 MemTotal:        1000 kB\nNode 0 MemFree:          100 kB\nNode 0 Active(file):      20 kB\n\
-                    Node 0 Inactive(file):     3 kB\nNode 0 Active(anon):    500 kB\nNode 0 SReclaimable:       4 kB\n";
+        let node = "Node 0 MemTotal:        1000 kB\nNode 0 MemFree:          100 kB\nNode 0 \
+            Active(file):      20 kB\n\
+                    Node 0 Inactive(file):     3 kB\nNode 0 Active(anon):    500 kB\nNode 0 \
+                    SReclaimable:       4 kB\n";
         assert_eq!(usable(node), 127 << 10);
         assert_eq!(usable(&node.replace("Node 0 ", "")), 127 << 10);
         assert_eq!(usable("Node 0 HugePages_Free: 7\nnonsense\n"), 0);

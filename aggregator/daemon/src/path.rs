@@ -200,7 +200,8 @@ pub async fn cause(
             Lack::Large => "no packets of the path MTU of the rank before it",
             Lack::Acknowledgement => "no acknowledgements of the rank behind it",
         };
-        log::warn!(NETSUM_JOB = job, NETSUM_RANK = rank.0; "job {job}: rank {rank} gets {what}: {found}: {mend}");
+        log::warn!(NETSUM_JOB = job, NETSUM_RANK = rank.0; "job {job}: rank {rank} gets {what}: \
+            {found}: {mend}");
     }
     Ok(cause)
 }

@@ -148,7 +148,8 @@ impl Wanted {
         if let Some(Err(TryLockError::WouldBlock)) = lock.as_ref().map(File::try_lock) {
             let path = store.path().display();
             bail!(
-                "{path}: another `netsum run` keeps its jobs in this folder; give this one `restart.jobs` of its own"
+                "{path}: another `netsum run` keeps its jobs in this folder; give this one \
+                 `restart.jobs` of its own"
             );
         }
         let read = store.read().map(Option::<Jobs>::unwrap_or_default).unwrap_or_else(|e| {
@@ -167,7 +168,8 @@ impl Wanted {
     /// Records that a job could not be created, and logs why.
     pub fn is_missing(&mut self, spec: JobSpec, why: &str) {
         let (name, path) = (&spec.name, self.store.path().display());
-        log::error!(NETSUM_JOB = name; "job {name} of {path} cannot be created again, and stays there: {why}");
+        log::error!(NETSUM_JOB = name; "job {name} of {path} cannot be created again, and stays \
+            there: {why}");
         self.missing.push(spec);
     }
 
@@ -309,7 +311,8 @@ pub fn begin(
     })?;
     let ended = plane.ended_flows()?.len();
     log::info!(
-        "taken over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job has ended",
+        "taken over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job \
+         has ended",
         taken.len()
     );
     Ok(Begun { plane, spread, controller, actions, store: Some(store), election, adds })

@@ -317,10 +317,12 @@ impl Inner {
             match self.controller.create_again(spec.clone()) {
                 Ok(actions) => match self.carry_out(Some(&name), actions) {
                     Ok(()) => {
-                        log::info!(NETSUM_JOB = name; "job {name} is created again, with empty rings")
+                        log::info!(NETSUM_JOB = name; "job {name} is created again, with empty \
+                            rings")
                     }
                     Err(e) => {
-                        log::error!(NETSUM_JOB = name; "job {name} is created again, and cannot begin: {}", e.message())
+                        log::error!(NETSUM_JOB = name; "job {name} is created again, and cannot \
+                            begin: {}", e.message())
                     }
                 },
                 Err(refusal) => wanted.is_missing(spec, &refusal.to_string()),

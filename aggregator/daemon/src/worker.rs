@@ -117,7 +117,8 @@ impl WorkerService {
         let port = inner.controller.ports().iter().find(|p| Some(p.ifindex) == ifindex);
         let by = port.map(|p| format!(" by port {}", p.name)).unwrap_or_default();
         let text = format!(
-            "{}; its connection comes from {from}{by}: set NETSUM_IP to its address behind one of the box's ports",
+            "{}; its connection comes from {from}{by}: set NETSUM_IP to its address behind one of \
+             the box's ports",
             refusal.message()
         );
         Status::new(refusal.code(), text)
@@ -164,12 +165,14 @@ impl WorkerService {
             Found::Port { ifindex, mac } => (ifindex, mac),
             Found::Nothing { router: None } => {
                 return refused(format!(
-                    "the bridge has not seen {of} on any port; a rank behind a router is found by the box's route to it"
+                    "the bridge has not seen {of} on any port; a rank behind a router is found by \
+                     the box's route to it"
                 ));
             }
             Found::Nothing { router: Some(router) } => {
                 return refused(format!(
-                    "the bridge has not seen {of} on any port, nor that of {router}, the box's router on the way there"
+                    "the bridge has not seen {of} on any port, nor that of {router}, the box's \
+                     router on the way there"
                 ));
             }
         };
@@ -208,7 +211,8 @@ fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
     }
     let theirs = printable(if release.is_empty() { "before 0.1" } else { release });
     Err(Status::failed_precondition(format!(
-        "rank {rank} runs netsum {theirs} (protocol {protocol}) and the box netsum {RELEASE} (protocol {PROTOCOL}): \
+        "rank {rank} runs netsum {theirs} (protocol {protocol}) and the box netsum {RELEASE} \
+         (protocol {PROTOCOL}): \
          they do not understand each other; install the same release on both"
     )))
 }
@@ -219,7 +223,8 @@ fn warn_of_neighbours(controller: &Controller, job: &str) {
         let port = controller.port_name(rank.ifindex);
         log::warn!(
             NETSUM_JOB = job, NETSUM_PORT = port;
-            "job {job}: ranks {} and {} are neighbours behind port {port}: what they send each other may never come by the box",
+            "job {job}: ranks {} and {} are neighbours behind port {port}: what they send each \
+             other may never come by the box",
             rank.rank, next.rank
         );
     }
@@ -229,7 +234,8 @@ fn warn_of_neighbours(controller: &Controller, job: &str) {
 fn behind_router(address: &RankAddress, mac: [u8; 6]) -> Option<String> {
     (mac != address.mac).then(|| {
         format!(
-            "the box knows {} only by the router {}: it cannot tell this rank from other hosts behind that router, which can forge its packets",
+            "the box knows {} only by the router {}: it cannot tell this rank from other hosts \
+             behind that router, which can forge its packets",
             address.ip,
             mac_text(mac)
         )
@@ -240,7 +246,10 @@ fn behind_router(address: &RankAddress, mac: [u8; 6]) -> Option<String> {
 fn translated(address: &RankAddress, router: IpAddr) -> String {
     let RankAddress { rank, ip, .. } = address;
     format!(
-        "rank {rank}: its address is {ip}, and its connection comes from {router}, the router towards it: addresses are translated (NAT, masquerade) there, and RoCE does not work through that. Exempt packets between {ip} and the box's network from it; or, if the rank runs on the router itself, set NETSUM_IP={router}"
+        "rank {rank}: its address is {ip}, and its connection comes from {router}, the router \
+         towards it: addresses are translated (NAT, masquerade) there, and RoCE does not work \
+         through that. Exempt packets between {ip} and the box's network from it; or, if the rank \
+         runs on the router itself, set NETSUM_IP={router}"
     )
 }
 

@@ -52,7 +52,8 @@ impl BpfDataPlane {
                 self.start_thread(cpu)?;
             }
             done.push(format!(
-                "{strayed} packets came to another CPU than their ring's: its thread was started anew"
+                "{strayed} packets came to another CPU than their ring's: its thread was started \
+                 anew"
             ));
         }
         Ok(done)

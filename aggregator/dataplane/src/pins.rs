@@ -47,7 +47,8 @@ impl Pins {
         let parent = dir.parent().unwrap_or(dir);
         if !is_bpffs(parent) {
             log::warn!(
-                "pin = {dir:?}: {} is no bpffs (mount -t bpf bpf /sys/fs/bpf), so the jobs end with this daemon",
+                "pin = {dir:?}: {} is no bpffs (mount -t bpf bpf /sys/fs/bpf), so the jobs end \
+                 with this daemon",
                 parent.display()
             );
             return Ok(None);
@@ -68,8 +69,10 @@ impl Pins {
             let path = entry?.path();
             if path != own {
                 bail!(
-                    "{} was left by a netsum of another version, and this one (ABI {VERSION}) cannot take it over; \
-                     the hosts' traffic goes on through it. Run that version again, or start with --reset: it is \
+                    "{} was left by a netsum of another version, and this one (ABI {VERSION}) \
+                     cannot take it over; \
+                     the hosts' traffic goes on through it. Run that version again, or start with \
+                     --reset: it is \
                      detached, its jobs end, and their hosts go on with an ordinary ring",
                     path.display()
                 );
@@ -170,7 +173,8 @@ impl Pins {
 fn take(file: &File, path: &Path) -> Result<()> {
     file.try_lock().map_err(|e| match e {
         TryLockError::WouldBlock => anyhow!(
-            "another `netsum run` is at work with {}; give this one a `pin`, `state` and `jobs` of its own",
+            "another `netsum run` is at work with {}; give this one a `pin`, `state` and `jobs` \
+             of its own",
             path.display()
         ),
         TryLockError::Error(e) => anyhow!("cannot lock {}: {e}", path.display()),

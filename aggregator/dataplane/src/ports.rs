@@ -43,7 +43,8 @@ impl BpfDataPlane {
             Ok(attachment) => Some(attachment),
             Err(e) => {
                 log::warn!(
-                    "interface {ifindex} has no guard (Linux 6.6): if it loses its XDP program, contributions pass unsummed: {e:#}"
+                    "interface {ifindex} has no guard (Linux 6.6): if it loses its XDP program, \
+                     contributions pass unsummed: {e:#}"
                 );
                 None
             }

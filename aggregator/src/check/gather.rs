@@ -138,19 +138,23 @@ mod tests {
 
     #[test]
     fn of_the_verifiers_log_the_reason_is_left() {
-        let error = "the BPF_PROG_LOAD syscall returned Permission denied (os error 13). Verifier output: 0: R1=ctx(off=0)\n\
-                     invalid access to map value\nR3 min value is outside\nverification time 66402 usec\n\
+        let error = "the BPF_PROG_LOAD syscall returned Permission denied (os error 13). Verifier \
+            output: 0: R1=ctx(off=0)\n\
+                     invalid access to map value\nR3 min value is outside\nverification time \
+                     66402 usec\n\
                      stack depth 0+72\nprocessed 4016 insns\n: Permission denied (os error 13)";
         assert_eq!(
             without_log(error),
-            "the BPF_PROG_LOAD syscall returned Permission denied (os error 13): R3 min value is outside"
+            "the BPF_PROG_LOAD syscall returned Permission denied (os error 13): R3 min value is \
+             outside"
         );
         assert_eq!(without_log("no such file"), "no such file");
     }
 
     #[test]
     fn the_limit_of_locked_memory_is_found_if_there_is_one() {
-        let limits = "Limit  Soft  Hard  Units\nMax locked memory         8388608              8388608              bytes\n";
+        let limits = "Limit  Soft  Hard  Units\nMax locked \
+            memory         8388608              8388608              bytes\n";
         assert_eq!(memlock(limits), Some(8 << 20));
         assert_eq!(memlock(&limits.replace("8388608", "unlimited")), None);
     }

@@ -98,7 +98,8 @@ fn machine(facts: &Facts) -> Vec<Finding> {
         Some(Err(why)) => error(
             "programs",
             why,
-            "the kernel must be Linux 6.1 or newer, with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF",
+            "the kernel must be Linux 6.1 or newer, with CONFIG_BPF_SYSCALL and \
+             CONFIG_DEBUG_INFO_BTF",
         ),
         None if facts.root => {
             warning("programs", "not tried", "stop the running daemon, and check again")

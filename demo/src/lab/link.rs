@@ -53,7 +53,8 @@ mod tests {
     use super::*;
 
     const TABLE: &str = "Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo \
+ colls carrier compressed
     lo:       7       1    0    0    0     0          0         0        7       1    0    0    0     0       0          0
   eth0:    1234      12    0    1    0     0          0         0     5678      34    0    0    0     0       0          0
  eth00: 99 9 9 9 9 9 9 9 99 9 9 9 9 9 9 9

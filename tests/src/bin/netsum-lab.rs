@@ -195,7 +195,10 @@ fn up(spec: LabSpec, wait: bool) -> Result<()> {
 fn exec(host: &str, command: &[String]) -> Result<()> {
     let node = if host.parse::<u8>().is_ok() { format!("h{host}") } else { host.to_owned() };
     let netns = Netns::open(&format!("{STANDING}-{node}")).with_context(|| {
-        format!("no host `{host}`: h0, h1 ..., box, or with racks leaf0 ... and spine1 ..., after `cargo xtask lab up`")
+        format!(
+            "no host `{host}`: h0, h1 ..., box, or with racks leaf0 ... and spine1 ..., after \
+            `cargo xtask lab up`"
+        )
     })?;
     let number = node.strip_prefix('h').and_then(|number| number.parse::<usize>().ok());
     let mut program = match number {

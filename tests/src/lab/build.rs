@@ -291,7 +291,8 @@ pub(crate) fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
 /// The lines that make a tap device. Its queue holds a window's packets.
 fn new_tap(name: &str, options: &str, mtu: u32) -> String {
     format!(
-        "tuntap add dev {name} mode tap vnet_hdr{options}\nlink set {name} mtu {mtu} txqueuelen 8192\n"
+        "tuntap add dev {name} mode tap vnet_hdr{options}\nlink set {name} mtu {mtu} txqueuelen \
+         8192\n"
     )
 }
 

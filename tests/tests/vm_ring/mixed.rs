@@ -21,7 +21,8 @@ pub fn rings(cluster: &Cluster) {
         undisturbed(cluster, &spec);
         let (_, lost) = with_loss(cluster, &spec);
         println!(
-            "mixed ring of hosts {:?}, {mtu}, {operation:?}: every sum is right, also with {lost} packets lost",
+            "mixed ring of hosts {:?}, {mtu}, {operation:?}: every sum is right, also with {lost} \
+             packets lost",
             spec.hosts
         );
     }
@@ -52,7 +53,8 @@ pub fn pairs(cluster: &Cluster) {
                 let again: Vec<_> =
                     reports.iter().map(|report| report.retransmitted.unwrap_or_default()).collect();
                 println!(
-                    "{operation:?} between a kernel and the endpoint: {lost} packets lost, sent again: {again:?}"
+                    "{operation:?} between a kernel and the endpoint: {lost} packets lost, sent \
+                     again: {again:?}"
                 );
             }
         }

@@ -14,10 +14,13 @@ const STYLE: &str = "
 :root { color-scheme: light dark; --page: #ffffff; --text: #1a1a1a; --faint: #666666; --line: #d0d0d0; --mark: #fff3dc; }
 body { background: var(--page); color: var(--text); font: 15px/1.45 sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.5em; margin-bottom: 0; } h2 { font-size: 1.15em; margin: 2em 0 0.3em; }
-p, figcaption { color: var(--faint); margin: 0.3em 0; } p.said { color: var(--text); font-weight: bold; }
+p, figcaption { color: var(--faint); margin: 0.3em 0; } p.said \
+{ color: var(--text); font-weight: bold; }
 figure { margin: 0; } svg { max-width: 100%; height: auto; display: block; }
-table { border-collapse: collapse; margin: 0.6em 0; } th { text-align: left; font-weight: normal; color: var(--faint); }
-th, td { padding: 0.15em 1.2em 0.15em 0; border-bottom: 1px solid var(--line); } td.n, th.n { text-align: right; }
+table { border-collapse: collapse; margin: 0.6em 0; } th \
+{ text-align: left; font-weight: normal; color: var(--faint); }
+th, td { padding: 0.15em 1.2em 0.15em 0; border-bottom: 1px solid var(--line); } td.n, th.n \
+{ text-align: right; }
 tr.straggler td { background: var(--mark); } .scroll { overflow-x: auto; }
 @media (prefers-color-scheme: dark) {
 :root { --page: #16181c; --text: #e4e4e4; --faint: #a0a0a0; --line: #3a3d42; --mark: #43340f; }
@@ -198,7 +201,8 @@ pub fn page(report: &WatchedJob) -> Result<String> {
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <title>netsum: job {name}</title>\n<style>{style}}}\n</style>\n</head>\n<body>\n\
-         <h1>Job {name}</h1>\n<p>watched for {:.1} s from {}, by netsum {}</p>\n{}{}{}{}</body>\n</html>\n",
+         <h1>Job {name}</h1>\n<p>watched for {:.1} s from {}, by netsum \
+         {}</p>\n{}{}{}{}</body>\n</html>\n",
         report.seconds,
         humantime::format_rfc3339_seconds(began),
         env!("CARGO_PKG_VERSION"),

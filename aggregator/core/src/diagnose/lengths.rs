@@ -210,7 +210,8 @@ mod tests {
             rank.port.name = format!("swp{}", first / 4 + 1);
         }
         let (findings, _) = compare(&evidence);
-        let what = "ranks send different lengths at index 7: 512 bytes by ranks 4-7 behind swp2, 1024 bytes by ranks 0-3 behind swp1; who \
+        let what = "ranks send different lengths at index 7: 512 bytes by ranks 4-7 behind swp2, \
+            1024 bytes by ranks 0-3 behind swp1; who \
                     is wrong cannot be told";
         assert_eq!((&*findings[0].what, &*findings[0].next), (what, COMPARE));
         let mut third = evidence.ranks[0].clone();
@@ -220,7 +221,8 @@ mod tests {
         third.sender = Rank(8);
         evidence.ranks.push(third);
         let (findings, _) = compare(&evidence);
-        let what = "the box behind swp2 (ranks 4-7) sends 512 bytes at index 7, where ranks 0-3 behind swp1, 8 send 1024";
+        let what = "the box behind swp2 (ranks 4-7) sends 512 bytes at index 7, where ranks 0-3 \
+            behind swp1, 8 send 1024";
         assert_eq!((&*findings[0].what, &*findings[0].next), (what, COMPARE));
     }
 

@@ -321,7 +321,8 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
         gauge(
             "rank_credit_used_fragments",
             None,
-            "fragments that a rank has sent beyond what has been released; the last rank of a job has the least",
+            "fragments that a rank has sent beyond what has been released; the last rank of a job \
+             has the least",
             credit_used,
         ),
         gauge(

@@ -398,7 +398,8 @@ mod tests {
             let at_limit = quantise(scale, &x).iter().filter(|q| q.abs() == scale.limit).count();
             let bound = (f64::from(ranks) + at_limit as f64) * scale.inverse() * 0.5
                 + f64::from(f32::EPSILON) * exact.abs() + f64::from(f32::MIN_POSITIVE) * 1e-7;
-            prop_assert!((f64::from(result[0]) - exact).abs() <= bound * (1.0 + 1e-9), "{} {exact} {bound}", result[0]);
+            prop_assert!((f64::from(result[0]) - exact).abs() <= bound * (1.0 + 1e-9), "{} \
+                {exact} {bound}", result[0]);
         }
     }
 }

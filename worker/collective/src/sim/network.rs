@@ -235,7 +235,8 @@ impl Network {
             let what = if lost { "lost " } else { "" };
             let at = now - self.start;
             log::trace!(
-                "{at:?} {what}{direction:?} {rank} {class:?} {nth}: {opcode:#x} to {qpn:#x} PSN {psn:#x}"
+                "{at:?} {what}{direction:?} {rank} {class:?} {nth}: {opcode:#x} to {qpn:#x} PSN \
+                 {psn:#x}"
             );
         }
         if lost {

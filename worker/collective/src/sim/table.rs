@@ -72,11 +72,13 @@ fn table() -> String {
     let packets = RANKS_TIMES_OPERATIONS * 4 * MESSAGE / 1024;
     let _ = writeln!(
         out,
-        "{RANKS_TIMES_OPERATIONS} / ranks all-reduces of {} KiB; path MTU 1024, messages of {} KiB, \
+        "{RANKS_TIMES_OPERATIONS} / ranks all-reduces of {} KiB; path MTU 1024, messages of {} \
+         KiB, \
          window 2; links of 8 Gb/s and 10 us,\n\
          loss on each link in each direction. The box's jobs send {packets} data packets in all; \
          the ring's 2 (N-1)/N times as\n\
-         many. again: packets sent again, by all ranks and by the worst; t/o: timeouts; ms: for one \
+         many. again: packets sent again, by all ranks and by the worst; t/o: timeouts; ms: for \
+         one \
          all-reduce.\n",
         LENGTH * 4 / 1024,
         MESSAGE / 1024,
@@ -124,7 +126,8 @@ fn levels(ranks: u32) -> [&'static [usize]; 3] {
 fn table_of_levels() -> String {
     const SEEDS: u64 = 2;
     let mut out = String::from(
-        "The same jobs below one box, below leaves and a spine, and below leaves, boxes between, and \
+        "The same jobs below one box, below leaves and a spine, and below leaves, boxes between, \
+         and \
          a spine. Each link loses as much, also\n\
          those between boxes, which take no time. Means of 2 seeds. again: packets sent again, in \
          percent of those needed; ms: for one\n\
@@ -184,7 +187,8 @@ fn table_of_single_losses() -> String {
     const RANKS: u32 = 16;
     const NTH: u32 = 40;
     let mut out = String::from(
-        "16 ranks as above, and one lost packet. again: packets that all ranks together send again; \
+        "16 ranks as above, and one lost packet. again: packets that all ranks together send \
+         again; \
          us: time that it adds to all\n\
          all-reduces. A lost NAK is the first one of each rank.\n\n",
     );
