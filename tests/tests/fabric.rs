@@ -425,7 +425,7 @@ fn a_job_that_no_boxes_can_sum_is_refused_or_begins_by_itself_when_asked_to() {
             );
         }
     }
-    assert!(group.log().contains("no boxes sum job anyway now"), "{}", group.log());
+    assert!(group.log().contains("no box sums job anyway now"), "{}", group.log());
     let shown = manager.netsum(&cluster, &["fabric", "job", "show", "anyway"]).unwrap();
     assert!(shown.contains("no boxes sum it"), "{shown}");
     // Meanwhile no failback is tried in vain.

@@ -82,7 +82,7 @@ fn one_of_several_addresses_is_chosen_where_another_rank_has_one() {
     let second = lab.host(1).ip(1).to_string();
     refused(
         &run(&lab, &file("none"), |_, _| ()),
-        &["rank 0: which of its addresses", &second[..5], "NETSUM_IP"],
+        &["rank 0: it is not known which of its addresses", &second[..5], "NETSUM_IP"],
     );
     let said = run(&lab, &file("one"), |rank, command| {
         if rank == 1 {

@@ -80,7 +80,12 @@ pub fn attach(
     let number = e.chain().find_map(|c| c.downcast_ref::<io::Error>()?.raw_os_error());
     let mut why = String::from("cannot attach");
     if number == Some(libc::EOPNOTSUPP) {
-        why += ": its driver has no native XDP";
+        // Linux before 6.3 does not tell which slave.
+        let slaves: Vec<_> = slaves.iter().map(|slave| format!("slave {}", slave.name)).collect();
+        why += &match &slaves[..] {
+            [] => ": its driver has no native XDP".to_owned(),
+            some => format!(": it has a slave without native XDP among {}", some.join(", ")),
+        };
     }
     if interface.mtu > ONE_PAGE_MTU {
         why += &format!(

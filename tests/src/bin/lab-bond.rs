@@ -59,11 +59,13 @@ fn main() -> Result<()> {
     eprintln!("right to the bit by a slave that has come later");
 
     ip(box_, "link add cast type bond mode broadcast")?;
-    refused(&cluster, "cast", "a bond whose mode has no native XDP: broadcast")?;
+    refused(&cluster, "cast", "a bond whose mode has no native XDP: broadcast", true)?;
     ip(box_, "link add tagged link port3 type vlan id 9")?;
     ip(box_, "link add poor type bond mode active-backup")?;
     ip(box_, "link set tagged master poor")?;
-    refused(&cluster, "poor", "slave tagged")?;
+    // Linux tells since 6.3 what drivers can do; before, only an attempt shows it.
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    refused(&cluster, "poor", "slave tagged", !release.starts_with("6.1."))?;
     sum(&cluster, &mut group, None)
 }
 
@@ -124,8 +126,9 @@ fn bond(cluster: &Cluster, host: usize, mode: &str) -> Result<()> {
     ip(host, &format!("address add {ip_of_host}/16 dev bond0"))
 }
 
-/// Checks that the daemon and `netsum check` refuse a bond added to the bridge, and say why.
-fn refused(cluster: &Cluster, bond: &str, why: &str) -> Result<()> {
+/// Checks that the daemon, and `netsum check` if it can know, refuse a bond added to the bridge, and
+/// say why.
+fn refused(cluster: &Cluster, bond: &str, why: &str, is_known: bool) -> Result<()> {
     ip(cluster.lab().box_(), &format!("link set {bond} master br0"))?;
     let start = Instant::now();
     let said = |text: &str| text.lines().any(|l| l.contains(bond) && l.contains(why));
@@ -133,8 +136,11 @@ fn refused(cluster: &Cluster, bond: &str, why: &str) -> Result<()> {
         ensure!(start.elapsed() < PATIENCE, "{bond}: {}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
-    let check = cluster.netsum(&["check", "--bridge", "br0"]).err().context("check is content")?;
-    ensure!(said(&check.to_string()), "{bond}: {check}");
+    if is_known {
+        let check = cluster.netsum(&["check", "--bridge", "br0"]).err();
+        let check = check.context("check is content")?;
+        ensure!(said(&check.to_string()), "{bond}: {check}");
+    }
     let ports = cluster.netsum(&["port", "show"])?;
     ensure!(!ports.contains(bond), "{ports}");
     ip(cluster.lab().box_(), &format!("link delete {bond}"))
