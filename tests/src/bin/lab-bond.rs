@@ -48,9 +48,9 @@ fn main() -> Result<()> {
         ensure!(count == 0, "{counter}: {count}\n{}", cluster.netsum(&["stats"])?);
     }
     let box_ = cluster.lab().box_();
-    for host in 0..MODES.len() {
+    for (host, mode) in MODES.iter().enumerate() {
         sum(&cluster, &mut group, Some(&format!("port{host}")))?;
-        eprintln!("{}: right to the bit without its first slave", MODES[host]);
+        eprintln!("{mode}: right to the bit without its first slave");
     }
     // The slave that is added while the daemon runs is then the only one.
     ip(box_, "link set port0 nomaster")?;

@@ -6,9 +6,9 @@
 //! So the receiver NAKs at once only where the box shows whose loss it is:
 //!
 //! - A packet after a gap between its sender and the box is moved ahead ([`GAP_PSN_AHEAD`]), or is
-//! a sum marked [`PAST_GAP`].
+//!   a sum marked [`PAST_GAP`].
 //! - A sum marked [`IN_ORDER`] is sent after all others: missing ones were lost between box and
-//! receiver.
+//!   receiver.
 //!
 //! Other gaps are NAKed after a while. If the missing packets do not arrive, the NAK is repeated.
 
