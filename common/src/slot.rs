@@ -5,7 +5,7 @@
 //! A rank sends message m+W only after it received the sum of m (W = window). So when any rank
 //! sends m+2W it holds the sum of m+W, hence every rank has sent m+W, hence every rank holds the
 //! sum of m. With at least 2 W F slots (F fragments in a message) a fragment therefore never meets
-//! sum of m. With at least 2 W F slots (F fragments in a message) a fragment therefore never meets
+//! a slot that is still needed.
 //!
 //! ## Why the box can check the credit
 //! Let `low` be the lowest index that has not been released. A rank that sends in message m+W holds
