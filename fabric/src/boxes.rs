@@ -23,7 +23,6 @@ use crate::diagnosis::{self, Said};
 use crate::hosts::{Hosts, TWICE};
 use crate::layout::Ways;
 use crate::measured::Carries;
-use crate::program::Place;
 use crate::share::Speeds;
 
 /// Limit of remembered hosts.
@@ -117,6 +116,14 @@ fn carries(down: &HashSet<End>, Cable { link, carries, .. }: &Cable) -> bool {
 pub struct Seen {
     pub jobs: Vec<api::Job>,
     pub ports: Vec<PortInfo>,
+}
+
+/// Where the manager is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Behind(End),
+    /// It runs on a box.
+    On(String),
 }
 
 impl Boxes {

@@ -31,6 +31,7 @@ pub mod layout;
 pub mod measure;
 pub mod measured;
 pub mod nowhere;
+pub mod own;
 pub mod program;
 pub mod run;
 pub mod share;

@@ -1,7 +1,6 @@
 //! Programs the boxes as the controller wants, one change after the other, and checks that they
 //! stay so.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +9,6 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use netsum_api::v1 as api;
 use netsum_core::saved::Measured;
 use netsum_core::{Job, Refusal, State};
-use netsum_daemon::message::mac_text;
 use netsum_daemon::netlink::Netlink;
 use netsum_daemon::state::{Shared, Waiting};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -19,16 +17,14 @@ use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status};
 
 use crate::boxes::{Boxes, Seen};
-use crate::config::End;
 use crate::layout::{self, Layout, OURS, Order, Ways};
+use crate::own::{AGAIN, Own, reservations};
 use crate::share::{self, AtWork, Candidate, Share};
 
 /// Time within which ranks that left to reconnect join again.
 const ANEW: Duration = Duration::from_secs(10);
 /// Poll interval of the boxes.
 const LOOK: Duration = Duration::from_millis(500);
-/// Repeat interval of reservations: a restarted box has none.
-const AGAIN: Duration = Duration::from_secs(2);
 
 /// The flows of a job have changed, or those of any.
 pub struct Change {
@@ -138,39 +134,7 @@ pub struct Programmer {
     unknown: BTreeSet<String>,
     /// Reservations of each box, with the time of the last order.
     reserved: HashMap<String, (Vec<api::Reservation>, Instant)>,
-    /// This machine's addresses, and where each is: they are reserved, too.
-    own: Option<Netlink>,
-    own_places: BTreeMap<String, Place>,
-    own_looked: Option<Instant>,
-}
-
-/// Where the manager is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    Behind(End),
-    /// It runs on a box.
-    On(String),
-}
-
-/// What a box is to reserve: addresses of ranks that are behind other boxes, and of the manager.
-fn reservations<'a>(
-    at: &str,
-    ways: &Ways,
-    ranks: impl Iterator<Item = (&'a String, &'a End)>,
-    own: &BTreeMap<String, Place>,
-) -> Vec<api::Reservation> {
-    let one = |address: &String, port: &str, lapses| api::Reservation {
-        address: address.clone(),
-        port: port.to_owned(),
-        lapses,
-    };
-    let towards = |of: &str| ways.towards(at, of).filter(|_| of != at);
-    let ranks = ranks.filter_map(|(address, end)| Some(one(address, towards(&end.of)?, false)));
-    let own = own.iter().filter_map(|(address, place)| match place {
-        Place::Behind(end) if end.of == at => Some(one(address, &end.port, false)),
-        Place::Behind(End { of, .. }) | Place::On(of) => Some(one(address, towards(of)?, true)),
-    });
-    ranks.chain(own).collect()
+    own: Option<Own>,
 }
 
 /// The required state of a job.
@@ -202,8 +166,6 @@ impl Programmer {
             unknown,
             reserved: HashMap::new(),
             own: None,
-            own_places: BTreeMap::new(),
-            own_looked: None,
         };
         // A box that is being drained may still sum any of them.
         let at: Vec<String> = programmer.unknown.iter().cloned().collect();
@@ -227,36 +189,7 @@ impl Programmer {
     /// Makes boxes reserve this machine's addresses for the ports by which it calls.
     #[must_use]
     pub fn reserving_own(self, netlink: Netlink) -> Self {
-        Self { own: Some(netlink), ..self }
-    }
-
-    /// Finds where this machine's addresses are. An address whose place is unknown keeps its last
-    /// place, so nobody else can take it meanwhile.
-    async fn look_for_own(&mut self) {
-        let Some(netlink) = &self.own else { return };
-        if self.own_looked.is_some_and(|at| at.elapsed() < AGAIN) {
-            return;
-        }
-        let own = match netlink.callable().await {
-            Ok(own) => own,
-            Err(e) => return log::warn!("addresses of this machine: {e:#}"),
-        };
-        self.own_looked = Some(Instant::now());
-        let (mut places, mut by_mac) = (BTreeMap::new(), HashMap::new());
-        for (ip, mac) in own {
-            let place = match by_mac.entry(mac) {
-                Entry::Occupied(place) => place.into_mut(),
-                Entry::Vacant(place) => place.insert(self.boxes.place_of(mac).await),
-            };
-            // A box's own MAC addresses come by all its links.
-            let is_behind = matches!(place, Some(Place::Behind(_)));
-            for address in [Some(ip.to_string()), is_behind.then(|| mac_text(mac))] {
-                let Some(address) = address else { continue };
-                let before = self.own_places.get(&address);
-                place.as_ref().or(before).map(|place| places.insert(address, place.clone()));
-            }
-        }
-        self.own_places = places;
+        Self { own: Some(Own::new(netlink)), ..self }
     }
 
     /// The pending changes.
@@ -511,14 +444,17 @@ impl Programmer {
     /// Reserves the addresses of all ranks that are behind other boxes, including those of a job
     /// that is about to start: nobody can take them over there.
     async fn reserve(&mut self, new: Option<&Layout>) {
-        self.look_for_own().await;
+        if let Some(own) = &mut self.own {
+            own.look(&self.boxes).await;
+        }
+        let own = self.own.as_ref().map(Own::places);
         let ways = self.boxes.ways();
         let layouts: Vec<&Layout> =
             self.told.values().map(|told| &told.layout).chain(new).collect();
         let mut answers = JoinSet::new();
         for api::FabricBox { name, .. } in self.boxes.show().boxes {
             let ranks = layouts.iter().flat_map(|layout| &layout.addresses);
-            let all = reservations(&name, &ways, ranks, &self.own_places);
+            let all = reservations(&name, &ways, ranks, own);
             let is_told = |(told, at): &(Vec<_>, Instant)| *told == all && at.elapsed() < AGAIN;
             if self.boxes.is_silent(&name) || self.reserved.get(&name).is_some_and(is_told) {
                 continue;
@@ -765,34 +701,4 @@ fn is_lost(order: &Order, name: &str, seen: &HashMap<String, Seen>) -> bool {
     let Some(job) = seen.jobs.iter().find(is_it) else { return true };
     let has: HashSet<_> = job.flows.iter().map(connection).collect();
     !order.flows.iter().all(|flow| has.contains(&connection(flow)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Link;
-
-    #[test]
-    fn the_managers_addresses_are_kept_for_the_ports_by_which_it_calls() {
-        let end = |text: &str| End::try_from(text.to_owned()).unwrap();
-        let link = |below, above| Link { below: end(below), above: end(above), rate: None };
-        let links = [link("a/up", "s/1"), link("b/up", "s/2")];
-        let first = links.iter().map(|link| (link.below.of.clone(), link.clone())).collect();
-        let ways = Ways { links: links.to_vec(), first, ..Ways::default() };
-        let at = |at: &str, place: Place| {
-            let own = BTreeMap::from([("10.0.0.9".to_owned(), place)]);
-            let ranks = ("10.0.0.1".to_owned(), end("b/p0"));
-            let ranks = [(&ranks.0, &ranks.1)].into_iter();
-            let all = reservations(at, &ways, ranks, &own).into_iter();
-            all.map(|r| format!("{} {} {}", r.address, r.port, r.lapses)).collect::<Vec<_>>()
-        };
-        let rank = "10.0.0.1 up false";
-        let behind = Place::Behind(end("a/p7"));
-        assert_eq!(at("a", behind.clone()), [rank, "10.0.0.9 p7 false"]);
-        assert_eq!(at("b", behind.clone()), ["10.0.0.9 up true"]);
-        assert_eq!(at("s", behind), ["10.0.0.1 2 false", "10.0.0.9 1 true"]);
-        let on = Place::On("s".into());
-        assert_eq!(at("a", on.clone()), [rank, "10.0.0.9 up true"]);
-        assert_eq!(at("s", on), ["10.0.0.1 2 false"], "its own, which it reserves by itself");
-    }
 }

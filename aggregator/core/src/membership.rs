@@ -413,7 +413,8 @@ impl Controller {
     /// A rank's packet of this path test was acknowledged.
     pub fn path_acknowledged(&mut self, name: &str, rank: Rank, epoch: u32, test: u32) {
         let current = self.jobs.get_mut(name).and_then(|job| job.epoch.as_mut());
-        if let Some(current) = current.filter(|current| current.number == epoch)
+        // A report above the last test is about one that an earlier daemon asked for.
+        if let Some(current) = current.filter(|e| e.number == epoch && test <= e.path)
             && let Some(known) = current.acknowledged.get_mut(rank.0 as usize)
         {
             *known = test;

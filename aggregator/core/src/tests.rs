@@ -191,6 +191,21 @@ fn ranks_are_answered_when_all_have_joined() {
 }
 
 #[test]
+fn a_path_test_is_not_done_by_a_report_of_before_a_restart() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 2)).unwrap();
+    for rank in 0..2 {
+        c.join(join("a", rank, 0, 1 + u64::from(rank), now), now).unwrap();
+    }
+    let test = c.ask_for_path("a").unwrap();
+    let acknowledged = |c: &Controller| c.job("a").unwrap().epoch.as_ref().unwrap().acknowledged[0];
+    c.path_acknowledged("a", Rank(0), 1, test + 4);
+    assert!(acknowledged(&c) < test);
+    c.path_acknowledged("a", Rank(0), 1, test);
+    assert_eq!(acknowledged(&c), test);
+}
+
+#[test]
 fn a_rank_is_on_a_wrong_card_only_by_packets_that_foreign_hosts_cannot_send() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 2)).unwrap();

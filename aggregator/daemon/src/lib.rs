@@ -34,6 +34,7 @@
 //! | [`run`] | `netsum run` |
 
 pub mod admin;
+mod cause;
 mod chosen;
 pub mod clock;
 pub mod config;

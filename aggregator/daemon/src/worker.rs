@@ -13,11 +13,11 @@ use netsum_core::port::Defect;
 use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress, epoch_number};
 use tonic::{Request, Response, Status};
 
+use super::cause;
 use super::diagnose::{obstacles, used_ports};
 use super::doorman::Peer;
 use super::message::{error_of, job_message, mac_from_text, mac_text, refused, state_message};
 use super::netlink::{Found, Netlink};
-use super::path;
 use super::state::Shared;
 
 /// Longest time that a rank may wait for others.
@@ -69,7 +69,7 @@ pub trait AskBoxes: Send + Sync {
 pub struct WorkerService {
     shared: Shared,
     ports: PortFinder,
-    seen: Arc<tokio::sync::Mutex<path::Seen>>,
+    seen: Arc<tokio::sync::Mutex<cause::Seen>>,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -461,7 +461,7 @@ impl Worker for WorkerService {
             // Each box knows only its own ports; `netsum diagnose` queries them all.
             PortFinder::Boxes(_) => return Ok(Response::new(api::PathReply::default())),
         };
-        let cause = path::cause(&self.shared, netlink, &self.seen, &r).await?;
+        let cause = cause::cause(&self.shared, netlink, &self.seen, &r).await?;
         let reply = cause.map(|d| api::PathReply {
             cause: format!("{}: {}", d.found, d.mend),
             certain: d.is_fatal,

@@ -1,9 +1,12 @@
 //! Engine, connections and heartbeat of one session, in one place for the thread that drives.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::time::TimeSpec;
 
 use super::network::Connections;
 use super::promise::Promise;
@@ -30,6 +33,16 @@ const DAEMON: Duration = Duration::from_millis(500);
 const PATH: Duration = Duration::from_millis(1400);
 /// How long a rank that leaves waits for others that may still need it.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
+
+/// A descriptor to wait at, if any, and the longest time to wait.
+pub(super) type Wait = (Option<Arc<Unshared<OwnedFd>>>, Duration);
+
+/// Waits until the descriptor is readable or the time is over; a signal also ends the wait.
+/// Releases the descriptor, which a reconnect waits for.
+pub(super) fn sleep_at((fd, wait): Wait) {
+    let mut fds: Vec<_> = fd.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    let _ = nix::poll::ppoll(&mut fds, Some(TimeSpec::from_duration(wait)), None);
+}
 
 /// One session.
 pub(super) struct Core {

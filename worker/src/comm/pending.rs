@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::core::sleep_at;
 use super::driver_lock::DriverLock;
 use super::forked;
-use super::progress::sleep_at;
 use super::promise::{Promise, Settlement};
 use super::session::Session;
 use netsum_collective::error::Error;

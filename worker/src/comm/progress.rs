@@ -1,7 +1,7 @@
 //! The progress thread drives a session between the application's calls.
 
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,21 +12,10 @@ use nix::sys::time::TimeSpec;
 
 use super::driver_lock::DriverLock;
 use super::session::Session;
-use crate::unshared::Unshared;
 
 /// How long the thread leaves the connections alone when a call has ended: much less than any
 /// timeout.
 const PAUSE: Duration = Duration::from_micros(500);
-
-/// A descriptor to wait at, if any, and the longest time to wait.
-pub(super) type Wait = (Option<Arc<Unshared<OwnedFd>>>, Duration);
-
-/// Waits until the descriptor is readable or the time is over; a signal also ends the wait.
-/// Releases the descriptor, which a reconnect waits for.
-pub(super) fn sleep_at((fd, wait): Wait) {
-    let mut fds: Vec<_> = fd.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-    let _ = nix::poll::ppoll(&mut fds, Some(TimeSpec::from_duration(wait)), None);
-}
 
 /// A session, and the thread that drives it between calls.
 pub(super) struct Driven {

@@ -92,7 +92,10 @@ impl Heartbeat {
                         }
                         unreachable = false;
                         wish = answer.wish;
-                        theirs.path.store(answer.path, Ordering::Relaxed);
+                        // A daemon that was restarted counts from the start.
+                        if theirs.path.swap(answer.path, Ordering::Relaxed) > answer.path {
+                            theirs.acknowledged.store(0, Ordering::Relaxed);
+                        }
                         if member && answer.failed.is_some() {
                             *lock(&theirs.failed) = answer.failed;
                         }

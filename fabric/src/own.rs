@@ -1,0 +1,113 @@
+//! Addresses that boxes reserve for the ports behind which they are: those of ranks at other boxes,
+//! and the manager's own.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use netsum_api::v1 as api;
+use netsum_daemon::message::mac_text;
+use netsum_daemon::netlink::Netlink;
+
+use crate::boxes::{Boxes, Place};
+use crate::config::End;
+use crate::layout::Ways;
+
+/// Repeat interval of reservations: a restarted box has none.
+pub const AGAIN: Duration = Duration::from_secs(2);
+
+/// This machine's addresses, and where each is.
+pub struct Own {
+    netlink: Netlink,
+    places: BTreeMap<String, Place>,
+    looked: Option<Instant>,
+}
+
+impl Own {
+    pub fn new(netlink: Netlink) -> Self {
+        Self { netlink, places: BTreeMap::new(), looked: None }
+    }
+
+    pub fn places(&self) -> &BTreeMap<String, Place> {
+        &self.places
+    }
+
+    /// Finds where the addresses are. An address whose place is unknown keeps its last place, so
+    /// nobody else can take it meanwhile.
+    pub async fn look(&mut self, boxes: &Boxes) {
+        if self.looked.is_some_and(|at| at.elapsed() < AGAIN) {
+            return;
+        }
+        let own = match self.netlink.callable().await {
+            Ok(own) => own,
+            Err(e) => return log::warn!("addresses of this machine: {e:#}"),
+        };
+        self.looked = Some(Instant::now());
+        let (mut places, mut by_mac) = (BTreeMap::new(), HashMap::new());
+        for (ip, mac) in own {
+            let place = match by_mac.entry(mac) {
+                Entry::Occupied(place) => place.into_mut(),
+                Entry::Vacant(place) => place.insert(boxes.place_of(mac).await),
+            };
+            // A box's own MAC addresses come by all its links.
+            let is_behind = matches!(place, Some(Place::Behind(_)));
+            for address in [Some(ip.to_string()), is_behind.then(|| mac_text(mac))] {
+                let Some(address) = address else { continue };
+                let before = self.places.get(&address);
+                place.as_ref().or(before).map(|place| places.insert(address, place.clone()));
+            }
+        }
+        self.places = places;
+    }
+}
+
+/// What a box is to reserve: addresses of ranks that are behind other boxes, and of the manager.
+pub fn reservations<'a>(
+    at: &str,
+    ways: &Ways,
+    ranks: impl Iterator<Item = (&'a String, &'a End)>,
+    own: Option<&BTreeMap<String, Place>>,
+) -> Vec<api::Reservation> {
+    let one = |address: &String, port: &str, lapses| api::Reservation {
+        address: address.clone(),
+        port: port.to_owned(),
+        lapses,
+    };
+    let towards = |of: &str| ways.towards(at, of).filter(|_| of != at);
+    let ranks = ranks.filter_map(|(address, end)| Some(one(address, towards(&end.of)?, false)));
+    let own = own.into_iter().flatten().filter_map(|(address, place)| match place {
+        Place::Behind(end) if end.of == at => Some(one(address, &end.port, false)),
+        Place::Behind(End { of, .. }) | Place::On(of) => Some(one(address, towards(of)?, true)),
+    });
+    ranks.chain(own).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Link;
+
+    #[test]
+    fn the_managers_addresses_are_kept_for_the_ports_by_which_it_calls() {
+        let end = |text: &str| End::try_from(text.to_owned()).unwrap();
+        let link = |below, above| Link { below: end(below), above: end(above), rate: None };
+        let links = [link("a/up", "s/1"), link("b/up", "s/2")];
+        let first = links.iter().map(|link| (link.below.of.clone(), link.clone())).collect();
+        let ways = Ways { links: links.to_vec(), first, ..Ways::default() };
+        let at = |at: &str, place: Place| {
+            let own = BTreeMap::from([("10.0.0.9".to_owned(), place)]);
+            let ranks = ("10.0.0.1".to_owned(), end("b/p0"));
+            let ranks = [(&ranks.0, &ranks.1)].into_iter();
+            let all = reservations(at, &ways, ranks, Some(&own)).into_iter();
+            all.map(|r| format!("{} {} {}", r.address, r.port, r.lapses)).collect::<Vec<_>>()
+        };
+        let rank = "10.0.0.1 up false";
+        let behind = Place::Behind(end("a/p7"));
+        assert_eq!(at("a", behind.clone()), [rank, "10.0.0.9 p7 false"]);
+        assert_eq!(at("b", behind.clone()), ["10.0.0.9 up true"]);
+        assert_eq!(at("s", behind), ["10.0.0.1 2 false", "10.0.0.9 1 true"]);
+        let on = Place::On("s".into());
+        assert_eq!(at("a", on.clone()), [rank, "10.0.0.9 up true"]);
+        assert_eq!(at("s", on), ["10.0.0.1 2 false"], "its own, which it reserves by itself");
+    }
+}
