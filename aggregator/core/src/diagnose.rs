@@ -171,7 +171,7 @@ fn of_job(
         State::Failed(why) => {
             return vec![Finding::of_job(
                 format!("the job has ended with an error: {why}"),
-                "mend the cause and let all ranks connect again; `netsum job delete` frees its \
+                "fix the cause and reconnect all ranks; `netsum job delete` frees its \
                  memory",
             )];
         }
@@ -262,7 +262,7 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
     findings.extend(job.refusals().map(|why| {
         Finding::of_job(
             format!("a first packet was refused: {why}"),
-            "mend what it says, and connect again",
+            "fix what it says, and reconnect",
         )
     }));
     if wrong_tokens > 0 {
@@ -582,7 +582,7 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
              other ranks have at that PSN, or an empty \
              one, so its data is not what its PSNs say and the ring has stopped"
                 .into(),
-            "connect all ranks anew after `netsum job restart`, with the same message size; where \
+            "reconnect all ranks after `netsum job restart`, with the same message size; where \
              it is Linux's Soft-RoCE (rdma_rxe), which does \
              so when it sends again while acknowledgements are on their way, give its queue pairs \
              a longer timeout (17 is 0.5 s)"
@@ -613,7 +613,7 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
                 "sends beyond its credit: index {index}, and {low} to {} are open",
                 serial::sub(serial::add(low, credit), 1)
             ),
-            "let it wait for sums before it goes on: at most --window messages at a time".into(),
+            "let it wait for sums before it continues: at most --window messages at a time".into(),
         ),
         Counter::Stale => (
             format!("sends index {index} again, which all others are past, and not index {low}"),
@@ -621,7 +621,7 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
         ),
         other => (
             format!("its packets are refused: {}", other.help().trim()),
-            "mend its packets; `netsum stats` counts them by reason".into(),
+            "fix its packets; `netsum stats` counts them by reason".into(),
         ),
     }
 }

@@ -427,7 +427,7 @@ impl Controller {
         let job = self.job_mut(name)?;
         if job.epoch.is_some() || job.has_waiters() {
             return Err(Refusal::NotNow(format!(
-                "job `{name}`: its ranks join by themselves, and begin anew when all have joined \
+                "job `{name}`: its ranks join by themselves, and start again when all have joined \
                  again"
             )));
         }

@@ -271,7 +271,7 @@ impl Admin for AdminService {
         let name = request.into_inner().name;
         inner.controller.renew_job(&name).map_err(refused)?;
         inner.carry_out(None, Vec::new())?;
-        log::info!(NETSUM_JOB = name; "job {name}: its ranks are asked to connect anew");
+        log::info!(NETSUM_JOB = name; "job {name}: its ranks are asked to reconnect");
         Ok(Response::new(api::ReconnectJobReply {}))
     }
 

@@ -94,7 +94,7 @@ fn look(inner: &mut Inner, now: Instant) {
                 }
                 RingEvent::Resumed { after } => {
                     log::info!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring \
-                        {number} goes on after {:.1} s", after.as_secs_f64());
+                        {number} continues after {:.1} s", after.as_secs_f64());
                 }
             }
         }
@@ -117,7 +117,7 @@ impl Drop for Watching {
         if inner.watchers == 0
             && let Err(e) = inner.plane.watch_strangers(false)
         {
-            log::error!("the data plane goes on noting unknown connections: {e:#}");
+            log::error!("the data plane still notes unknown connections: {e:#}");
         }
     }
 }

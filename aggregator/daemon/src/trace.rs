@@ -47,7 +47,7 @@ impl Drop for Tracing {
     fn drop(&mut self) {
         let Inner { tracers, plane, .. } = &mut *self.shared.lock();
         if let Err(e) = tracers.remove(self.id, plane.as_mut()) {
-            log::error!("the data plane goes on tracing packets: {e:#}");
+            log::error!("the data plane still traces packets: {e:#}");
         }
     }
 }

@@ -53,7 +53,7 @@ impl BpfDataPlane {
             }
             done.push(format!(
                 "{strayed} packets came to another CPU than their ring's: its thread was started \
-                 anew"
+                 again"
             ));
         }
         Ok(done)

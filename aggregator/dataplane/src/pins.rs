@@ -71,7 +71,7 @@ impl Pins {
                 bail!(
                     "{} was left by a netsum of another version, and this one (ABI {VERSION}) \
                      cannot take it over; \
-                     the hosts' traffic goes on through it. Run that version again, or start with \
+                     the hosts' traffic still passes through it. Run that version again, or start with \
                      --reset: it is \
                      detached, its jobs end, and their hosts go on with an ordinary ring",
                     path.display()
