@@ -49,10 +49,10 @@ const BOX: Package = Package {
         "/etc/sysctl.d/50-netsum.conf",
     ],
     scripts: &[("postinst", "postinst"), ("prerm", "prerm"), ("postrm", "postrm")],
-    fields: "Recommends: iproute2, ethtool\nSuggests: netsum-hosts\nDescription: all-reduce \
-        inside the network: the box\n \
-         XDP programs on a bridge add up the gradients that hosts send each other over\n \
-         RoCEv2. This package has the daemon of the box and its command line (netsum).\n",
+    fields: "Recommends: iproute2, ethtool\nSuggests: netsum-hosts\nDescription: all-reduce inside \
+        the network: the box\n XDP programs on a bridge add up the gradients that hosts send each \
+        other over\n RoCEv2. This package has the daemon of the box and its command line \
+        (netsum).\n",
 };
 
 /// The package for hosts, without a daemon.
@@ -71,11 +71,10 @@ const HOSTS: Package = Package {
     ],
     conffiles: &["/etc/sysctl.d/50-netsum-hosts.conf"],
     scripts: &[("hosts-postinst", "postinst"), ("hosts-triggers", "triggers")],
-    fields: "Suggests: libibverbs1, ibverbs-providers\nDescription: all-reduce inside the \
-        network: its hosts\n \
-         Hosts send each other gradients over RoCEv2, and a box with netsum adds them up on\n \
-         the way. This package has what a host needs: its kernel's settings, the library for C\n \
-         (libnetsum), and a benchmark that shows whether the box sums (netsum-perf).\n",
+    fields: "Suggests: libibverbs1, ibverbs-providers\nDescription: all-reduce inside the network: \
+        its hosts\n Hosts send each other gradients over RoCEv2, and a box with netsum adds them \
+        up on\n the way. This package has what a host needs: its kernel's settings, the library \
+        for C\n (libnetsum), and a benchmark that shows whether the box sums (netsum-perf).\n",
 };
 
 /// The hosts' library, under the name that programs load.

@@ -176,8 +176,8 @@ impl Summary {
         let _ = writeln!(
             out,
             "  [2] each way: steps x 2(N-1) messages of floats/N floats, N = {}, in packets of {} \
-             bytes with\n      \
-             {HEADERS} bytes of headers; no acknowledgements, which the measured numbers have",
+             bytes with\n      {HEADERS} bytes of headers; no acknowledgements, which the measured \
+             numbers have",
             self.hosts, self.mtu
         );
     }

@@ -259,8 +259,7 @@ impl Cables {
             log::error!(
                 "boxes {names}: their daemons have the same LLDP chassis id, so their links cannot \
                  be distinguished; remove the box that is in the file twice, or restart `netsum \
-                 run` \
-                 on a cloned machine"
+                 run` on a cloned machine"
             );
         }
         self.alike = alike;

@@ -32,10 +32,10 @@ const RESET: [&str; 2] = ["/usr/bin/ethtool -r port1", "true"];
 /// A script that runs a disturbance when the port has received some packets, and fails if none
 /// arrive afterwards.
 const DISTURB: &str = "f=/sys/class/net/port1/statistics/rx_packets; read from <$f; echo ready; \
-    wait_for() { i=0; while read now <$f; [ $now -lt $1 ]; do \
-        i=$((i + 1)); [ $i -lt 600 ] || exit 1; /bin/busybox sleep 0.05; done; }; \
-    wait_for $((from + 500)); $0 || exit 1; read now <$f; echo $((now - from)); \
-    /bin/busybox sleep 0.3; $1; wait_for $((now + 100))";
+    wait_for() \
+    { i=0; while read now <$f; [ $now -lt $1 ]; do i=$((i + 1)); [ $i -lt 600 ] || exit 1; /bin/busybox sleep 0.05; done; }; \
+    wait_for $((from + 500)); $0 || exit 1; read now <$f; echo $((now - from)); /bin/busybox sleep \
+    0.3; $1; wait_for $((now + 100))";
 
 /// Results for one box: a column of the table and its text.
 pub type Found = Vec<(&'static str, String)>;
@@ -233,9 +233,9 @@ impl Trial {
     /// Has one CPU serve all interrupts of the ports, then the other CPU. One of the two also
     /// serves the ring.
     fn interrupts_elsewhere(&mut self) -> Result<()> {
-        let script = "n=0; for irq in $(/bin/busybox awk -F: '/virtio[1-9]|port|Tx|Rx/ \
-            {print $1}' /proc/interrupts); do \
-                      echo $0 > /proc/irq/$irq/smp_affinity_list && n=$((n + 1)); done; echo $n";
+        let script = "n=0; for irq in $(/bin/busybox awk -F: '/virtio[1-9]|port|Tx|Rx/ {print $1}' \
+            /proc/interrupts); do echo $0 > /proc/irq/$irq/smp_affinity_list && n=$((n + 1)); \
+            done; echo $n";
         let mut moved = 0;
         for cpu in ["0", "1"] {
             let mut shell = self.cluster.lab().box_().command("/bin/busybox");

@@ -394,8 +394,8 @@ fn long_run(ranks: u32, mtu: u32, fragments: u64) {
     }
     println!(
         "{ranks} ranks, path MTU {mtu}, 1% loss each way: {} sums released, {} contributions, {} \
-         packets lost, {again} \
-         sent again, {verified} message sums verified, 0 wrong, {seed} all-reduces in {:.1?}",
+         packets lost, {again} sent again, {verified} message sums verified, 0 wrong, {seed} \
+         all-reduces in {:.1?}",
         after.since(&before, "released"),
         after.since(&before, "fragments"),
         up.lost + down.lost,

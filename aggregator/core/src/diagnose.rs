@@ -217,8 +217,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
                 rank: Some(rank),
                 what: "has not joined".into(),
                 next: "start it, or look at its log for why it cannot reach the box; applications \
-                     that are not \
-                       netsum's need `netsum flow add` instead"
+                     that are not netsum's need `netsum flow add` instead"
                     .into(),
                 behind: None,
             })
@@ -385,8 +384,7 @@ fn missing_rank(
         if neighbour.flow.ifindex == flow.ifindex {
             next = format!(
                 "{} is behind {}, too: what they send each other does not come by the box; number \
-                 the ranks so that neighbours are \
-                 behind different ports",
+                 the ranks so that neighbours are behind different ports",
                 ring.receiver(rank),
                 port.name
             );
@@ -474,8 +472,7 @@ fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, St
                     || {
                         format!(
                             "look whether it runs, whether its packets get to {} (tcpdump -i {} \
-                             udp port 4791), and whether it is behind \
-                             another port",
+                             udp port 4791), and whether it is behind another port",
                             port.name, port.name
                         )
                     },
@@ -579,13 +576,12 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
         ),
         Counter::LayoutMismatch => (
             "has lost its place: it has sent a packet of another place in its message than the \
-             other ranks have at that PSN, or an empty \
-             one, so its data is not what its PSNs say and the ring has stopped"
+             other ranks have at that PSN, or an empty one, so its data is not what its PSNs say \
+             and the ring has stopped"
                 .into(),
-            "reconnect all ranks after `netsum job restart`, with the same message size; where \
-             it is Linux's Soft-RoCE (rdma_rxe), which does \
-             so when it sends again while acknowledgements are on their way, give its queue pairs \
-             a longer timeout (17 is 0.5 s)"
+            "reconnect all ranks after `netsum job restart`, with the same message size; where it \
+             is Linux's Soft-RoCE (rdma_rxe), which does so when it sends again while \
+             acknowledgements are on their way, give its queue pairs a longer timeout (17 is 0.5 s)"
                 .into(),
         ),
         Counter::ShortFragment => (
@@ -642,9 +638,8 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
         ),
         format!(
             "look whether results get from {} to {receiver} and its acknowledgements back to {}; \
-             if the application was started again with \
-             the queue pairs and PSNs that it had: `netsum job restart` first, or it may get sums \
-             of its last run",
+             if the application was started again with the queue pairs and PSNs that it had: \
+             `netsum job restart` first, or it may get sums of its last run",
             next.port.name, rank.port.name
         ),
     ))

@@ -163,8 +163,7 @@ impl JobSpec {
         if self.in_band && self.in_order == Some(false) {
             return invalid(
                 "--in-band with --order relaxed: receivers that take packets in any order would \
-                 take some that come \
-                 before all ranks are there, and that nobody has summed"
+                 take some that come before all ranks are there, and that nobody has summed"
                     .into(),
             );
         }

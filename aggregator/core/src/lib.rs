@@ -270,8 +270,7 @@ impl Controller {
         match self.ports.iter().find(|p| p.ifindex == ifindex && p.mtu < needed) {
             Some(port) => Err(Refusal::Invalid(format!(
                 "{who}: port {} has an MTU of {}; for a path MTU of {mtu} and {HEADROOM} bytes of \
-                 headers at least {needed} is \
-                 needed",
+                 headers at least {needed} is needed",
                 port.name, port.mtu
             ))),
             None => Ok(()),

@@ -237,8 +237,8 @@ impl Members {
             // of all members.
             Some(uplink) if below.len() > 1 && last.bears() == sum.mark() => invalid(format!(
                 "--groups {last} and --uplink {uplink}: the parent could take the sum of {last} \
-                 for that of {sum}; the last group may \
-                 have two thirds of the ranks below a box at the most"
+                 for that of {sum}; the last group may have two thirds of the ranks below a box at \
+                 the most"
             )),
             _ if all.len() < 2 || all.len() > MAX_RANKS => {
                 invalid(format!("{} members: 2 to {MAX_RANKS} are possible", all.len()))

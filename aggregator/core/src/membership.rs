@@ -334,9 +334,8 @@ impl Controller {
             .find_map(|flow| Some((flow, flows.iter().find(|next| apart(flow, next))?)))?;
         let [one, other] = [flow, next].map(|flow| self.port_name(flow.ifindex));
         Some(Refusal::NotNow(format!(
-            "rank {} is behind port {one} and rank {} behind port {other}, which are isolated \
-             from each other: \
-             bridge link set dev {one} isolated off, and so {other}",
+            "rank {} is behind port {one} and rank {} behind port {other}, which are isolated from \
+             each other: bridge link set dev {one} isolated off, and so {other}",
             flow.rank, next.rank
         )))
     }

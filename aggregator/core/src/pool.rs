@@ -93,8 +93,7 @@ impl Pool {
             };
             return Err(Refusal::Exhausted(format!(
                 "not enough memory for slots: {}; {free} of {total} are free{machine}; a smaller \
-                 --window, --message-size or --rings \
-                 needs less",
+                 --window, --message-size or --rings needs less",
                 memory_in_words(spec, slots)
             )));
         }

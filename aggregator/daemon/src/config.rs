@@ -275,9 +275,8 @@ fn default_xdp() -> String {
 }
 
 /// `dev_map_redirect_clone` (kernel/bpf/devmap.c, Linux 6.18) clones a `sk_buff` without its data.
-const NO_SKB: &str = "in the generic stack the copies of a sum share their headers, so all but \
-    one rank would lose it: \
-                      use ports whose drivers have native XDP";
+const NO_SKB: &str = "in the generic stack the copies of a sum share their headers, so all but one \
+    rank would lose it: use ports whose drivers have native XDP";
 
 impl Config {
     /// Reads and checks a file.

@@ -49,8 +49,7 @@ pub fn tell(controller: &mut Controller) {
     if let Some(available) = available().filter(|available| *available < promised) {
         log::warn!(
             "pool.memory: {} are free for jobs, but the machine has {} left for rings, beside {} \
-             that it keeps; jobs that need more are \
-             refused",
+             that it keeps; jobs that need more are refused",
             Size(promised),
             Size(available),
             Size(KEPT)

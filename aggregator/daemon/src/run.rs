@@ -247,9 +247,8 @@ impl Ready {
         {
             log::warn!(
                 "{senders} connections may still be at work: the programs stay on the ports and \
-                 drop their data, so that nobody \
-                 takes it for a sum. The next `netsum run` takes them over; `rm -r {}` detaches \
-                 them",
+                 drop their data, so that nobody takes it for a sum. The next `netsum run` takes \
+                 them over; `rm -r {}` detaches them",
                 pin.display()
             );
             return ended;

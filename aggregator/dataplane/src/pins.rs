@@ -70,10 +70,9 @@ impl Pins {
             if path != own {
                 bail!(
                     "{} was left by a netsum of another version, and this one (ABI {VERSION}) \
-                     cannot take it over; \
-                     the hosts' traffic still passes through it. Run that version again, or start with \
-                     --reset: it is \
-                     detached, its jobs end, and their hosts go on with an ordinary ring",
+                     cannot take it over; the hosts' traffic still passes through it. Run that \
+                     version again, or start with --reset: it is detached, its jobs end, and their \
+                     hosts go on with an ordinary ring",
                     path.display()
                 );
             }

@@ -284,10 +284,9 @@ impl Rank {
         let stats = self.endpoint.stats();
         say(&format!(
             "{word} messages={} wrong={} first_wrong={} micros={} sent_packets={} \
-             retransmissions={} naks_sent={} \
-             packet_seq_err={} local_ack_timeout={} duplicate_request={} out_of_sequence={} \
-             rx_icrc_encapsulated={} \
-             discarded={} ce_received={}",
+             retransmissions={} naks_sent={} packet_seq_err={} local_ack_timeout={} \
+             duplicate_request={} out_of_sequence={} rx_icrc_encapsulated={} discarded={} \
+             ce_received={}",
             self.received,
             self.wrong,
             self.first_wrong,

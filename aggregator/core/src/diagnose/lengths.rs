@@ -211,8 +211,7 @@ mod tests {
         }
         let (findings, _) = compare(&evidence);
         let what = "ranks send different lengths at index 7: 512 bytes by ranks 4-7 behind swp2, \
-            1024 bytes by ranks 0-3 behind swp1; who \
-                    is wrong cannot be told";
+            1024 bytes by ranks 0-3 behind swp1; who is wrong cannot be told";
         assert_eq!((&*findings[0].what, &*findings[0].next), (what, COMPARE));
         let mut third = evidence.ranks[0].clone();
         third.flow.rank = Rank(2);

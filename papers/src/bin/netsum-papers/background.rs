@@ -68,11 +68,10 @@ pub fn run() -> Result<(String, String)> {
         ["flows go by", "collective"].into_iter().chain(loads.iter().map(String::as_str)).collect();
     let text = format!(
         "256 hosts below 16 leaves, 16 spines, links of 100 Gb/s, no oversubscription, 64 MB a \
-         host. The other jobs' load is one flow from each host to a host below the next leaf; \
-         the column gives its rate as a part of the link's. A flow that asks for no more than its \
-         fair share of a link gets what it asks for. Boxes keep up with their links: for netsum a \
-         leaf adds {:.1} GB/s, \
-         which takes {:.0} cores that add {} GB/s each.\n\n{}",
+         host. The other jobs' load is one flow from each host to a host below the next leaf; the \
+         column gives its rate as a part of the link's. A flow that asks for no more than its fair \
+         share of a link gets what it asks for. Boxes keep up with their links: for netsum a leaf \
+         adds {:.1} GB/s, which takes {:.0} cores that add {} GB/s each.\n\n{}",
         adds / 1e9,
         (adds / CORE).ceil(),
         CORE / 1e9,

@@ -79,11 +79,10 @@ pub fn run() -> Result<(String, String)> {
     ];
     let text = format!(
         "The gain is the all-reduce rate of trees divided by that of NCCL's rings, with all links \
-         at their nominal rates. NCCL sums over PCIe in a set whose NVLinks form no ring; \
-         both do in a set that NVLinks do not connect. The mean is geometric. The paper's \
-         abstract: up to 8 times NCCL, measured. PCIe is slower in a real machine than its \
-         nominal rate, \
-         and so is NCCL.\n\n{}",
+         at their nominal rates. NCCL sums over PCIe in a set whose NVLinks form no ring; both do \
+         in a set that NVLinks do not connect. The mean is geometric. The paper's abstract: up to \
+         8 times NCCL, measured. PCIe is slower in a real machine than its nominal rate, and so is \
+         NCCL.\n\n{}",
         table(&head, &rows)
     );
     Ok((

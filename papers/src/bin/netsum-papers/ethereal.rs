@@ -141,11 +141,10 @@ pub fn run() -> Result<(String, String)> {
     let text = format!(
         "Links of 100 Gb/s, no oversubscription, 1 us for each hop, routing that avoids failed \
          links. The flows are fluid; with ECMP, ends of flows within 1 % of the time are taken \
-         together. \
-         Times of rings and trees with ECMP are the mean of 8 seeds. The paper's abstract: up to \
-         30 % less time than spraying and 40 % less than REPS, in a packet simulation. Spraying \
-         and REPS lose that time \
-         to queues and reordering, which a fluid model does not have.\n\n{}",
+         together. Times of rings and trees with ECMP are the mean of 8 seeds. The paper's \
+         abstract: up to 30 % less time than spraying and 40 % less than REPS, in a packet \
+         simulation. Spraying and REPS lose that time to queues and reordering, which a fluid \
+         model does not have.\n\n{}",
         table(&head, &rows)
     );
     Ok((text, chart("All-to-all, 256 hosts, 64 MB a host", "2 ^ failed links", "ms", &curves)?))

@@ -45,12 +45,10 @@ pub fn run() -> Result<(String, String)> {
     ];
     let text = format!(
         "Machines of 8 GPUs, 12.5 GB/s between them, 256 MB. The gain is the time of a flat ring \
-         of machines divided by that of the hierarchical sum; \
-         the inequality says where it is above 1 if latency is ignored. The paper's limit is 2 (P \
-         - 1) / P. It assumes that links inside machines take no time, so it is too high by their \
-         time; \
-         and it ignores latency, so the gain exceeds it where the ring's many steps take \
-         long.\n\n{}",
+         of machines divided by that of the hierarchical sum; the inequality says where it is \
+         above 1 if latency is ignored. The paper's limit is 2 (P - 1) / P. It assumes that links \
+         inside machines take no time, so it is too high by their time; and it ignores latency, so \
+         the gain exceeds it where the ring's many steps take long.\n\n{}",
         table(&head, &rows)
     );
     let title = "Hierarchical sums compared with a flat ring, by the rate inside machines (1 us)";
