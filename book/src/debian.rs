@@ -31,7 +31,7 @@ const BOX: Package = Package {
     name: "netsum",
     program: "netsum",
     files: &[
-        ("aggregator/netsum.example.toml", "etc/netsum/netsum.toml"),
+        ("netsum/netsum.example.toml", "etc/netsum/netsum.toml"),
         ("deploy/netsum.apparmor", "etc/apparmor.d/netsum"),
         ("deploy/netsum.sysctl", "etc/sysctl.d/50-netsum.conf"),
         ("deploy/netsum.service", "usr/lib/systemd/system/netsum.service"),
@@ -92,7 +92,7 @@ pub fn build(programs: Option<&Path>, out: &Path) -> Result<Vec<PathBuf>> {
                     "build",
                     "--release",
                     "-p",
-                    "netsum-aggregator",
+                    "netsum",
                     "-p",
                     "netsum-worker",
                     "-p",

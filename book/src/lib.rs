@@ -16,7 +16,7 @@ use mdbook_driver::MDBook;
 const INCLUDED: [&str; 16] = [
     "SECURITY.md",
     "CHANGELOG.md",
-    "aggregator/netsum.example.toml",
+    "netsum/netsum.example.toml",
     "api/proto/netsum.proto",
     "deploy/GUIDE.md",
     "deploy/kubernetes/Dockerfile",

@@ -43,7 +43,7 @@ fn netsum(cluster: &Cluster, line: &str) -> Output {
 }
 
 fn validator(file: &str) -> jsonschema::Validator {
-    let text = std::fs::read_to_string(root().join("aggregator/schema").join(file)).unwrap();
+    let text = std::fs::read_to_string(root().join("netsum/schema").join(file)).unwrap();
     jsonschema::draft202012::new(&serde_json::from_str(&text).unwrap()).unwrap()
 }
 

@@ -23,7 +23,7 @@ fn simulate(cluster: &Cluster, frames: &[Vec<u8>], options: &[&str]) -> Value {
     drop(writer);
     let said =
         cluster.netsum_json(&[&["simulate", path.to_str().unwrap()], options].concat()).unwrap();
-    let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../aggregator/schema/simulation.json");
+    let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../netsum/schema/simulation.json");
     let schema = serde_json::from_str(&std::fs::read_to_string(schema).unwrap()).unwrap();
     let validator = jsonschema::draft202012::new(&schema).unwrap();
     let errors: Vec<String> = validator.iter_errors(&said).map(|e| e.to_string()).collect();

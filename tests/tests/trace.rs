@@ -122,7 +122,7 @@ fn verdicts<'a>(comments: impl Iterator<Item = &'a String>) -> BTreeMap<String, 
 }
 
 fn validator(file: &str) -> jsonschema::Validator {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../aggregator/schema").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../netsum/schema").join(file);
     let text = std::fs::read_to_string(path).unwrap();
     jsonschema::draft202012::new(&serde_json::from_str(&text).unwrap()).unwrap()
 }

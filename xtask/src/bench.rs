@@ -201,14 +201,7 @@ fn bench(program: &str, arguments: &[String]) -> Result<(String, ExitStatus)> {
     // The programs that it starts are built with it.
     let mut build = paths::cargo()?;
     build.args(["build", "--quiet", "--release", "--bins"]);
-    build.args([
-        "--package",
-        "netsum-bench",
-        "--package",
-        "netsum-aggregator",
-        "--package",
-        "netsum-worker",
-    ]);
+    build.args(["--package", "netsum-bench", "--package", "netsum", "--package", "netsum-worker"]);
     ensure!(build.status().context("cargo")?.success(), "building the benchmark failed, see above");
     let path = paths::target_dir()?.join("release").join(program);
     let mut command = Command::new(path);

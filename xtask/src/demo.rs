@@ -31,5 +31,5 @@ pub fn run(args: DemoArgs) -> Result<()> {
         arguments.extend(["--python".to_owned(), python::with_torch()?.display().to_string()]);
     }
     arguments.extend(rest);
-    programs::run("netsum-demo", &["netsum-aggregator", "netsum-demo"], &arguments)
+    programs::run("netsum-demo", &["netsum", "netsum-demo"], &arguments)
 }

@@ -8,12 +8,13 @@ use anyhow::Result;
 use crate::paths;
 
 /// Folders of the product. Everything else is tests, benchmarks, tools and documentation.
-const PRODUCT: [&str; 9] = [
+const PRODUCT: [&str; 10] = [
     "aggregator",
     "aggregator-ebpf",
     "api",
     "common",
     "fabric",
+    "netsum",
     "plan",
     "python/netsum",
     "python/src",

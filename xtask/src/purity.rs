@@ -62,7 +62,7 @@ fn crates_without_io_do_not_depend_on_crates_with_io() {
 
 #[test]
 fn each_crate_of_the_box_depends_only_on_what_its_job_needs() {
-    let of_netsum = crates_of("netsum-aggregator");
+    let of_netsum = crates_of("netsum");
     for (package, others) in APART {
         let crates = crates_of(package);
         assert_eq!(crates[0], package);

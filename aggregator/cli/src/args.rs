@@ -42,7 +42,7 @@ unambiguous: `netsum j s`. `help` works behind every object.";
         format!("{AFTER_HELP}\n\nExit status:\n  {}", EXIT_STATUS.replace('\n', "\n  "))
 )]
 pub struct Cli {
-    /// Print JSON; aggregator/schema has its schemas.
+    /// Print JSON; netsum/schema has its schemas.
     #[arg(short = 'j', long, global = true)]
     pub json: bool,
     /// Print indented JSON.

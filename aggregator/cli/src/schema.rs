@@ -1,5 +1,5 @@
 //! The schemas of the printed JSON, generated from the printed types. `cargo xtask dist --schema`
-//! writes them to `aggregator/schema`; a test compares them.
+//! writes them to `netsum/schema`; a test compares them.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -22,7 +22,7 @@ use super::view::{
 /// A schema, and the file that has it.
 #[derive(Debug)]
 pub struct Schema {
-    /// The file in `aggregator/schema`.
+    /// The file in `netsum/schema`.
     pub file: &'static str,
     /// JSON Schema, draft 2020-12.
     pub schema: Value,

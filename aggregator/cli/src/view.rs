@@ -1,4 +1,4 @@
-//! The JSON that is printed: `aggregator/schema` is generated from these types. Scripts rely on the
+//! The JSON that is printed: `netsum/schema` is generated from these types. Scripts rely on the
 //! names here.
 
 use std::collections::BTreeMap;

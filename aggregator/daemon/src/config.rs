@@ -483,7 +483,7 @@ mod tests {
 
     #[test]
     fn the_example_is_what_it_says_about_defaults() {
-        let example = parse(include_str!("../../netsum.example.toml")).unwrap();
+        let example = parse(include_str!("../../../netsum/netsum.example.toml")).unwrap();
         assert_eq!(example, parse("bridge = \"br0\"").unwrap());
     }
 

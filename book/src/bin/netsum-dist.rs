@@ -16,7 +16,7 @@ struct DistArgs {
     /// Where the man pages and completions go; target/dist by default.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// Write the JSON schemas to aggregator/schema instead.
+    /// Write the JSON schemas to netsum/schema instead.
     #[arg(long, conflicts_with = "out")]
     schema: bool,
     /// Make the Debian packages: the box's, which has all this, the daemon, its unit and a
@@ -31,7 +31,7 @@ struct DistArgs {
 fn main() -> Result<()> {
     let args = DistArgs::parse();
     if args.schema {
-        let folder = root()?.join("aggregator/schema");
+        let folder = root()?.join("netsum/schema");
         fs::create_dir_all(&folder)?;
         for s in schema::all() {
             write(&folder.join(s.file), schema::text(&s.schema).as_bytes())?;

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use clap::Parser as _;
-use netsum_aggregator::execute;
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_cli::Cli;
@@ -30,6 +29,7 @@ use netsum_daemon::socket::{self, Access};
 use netsum_daemon::state::Shared;
 use netsum_daemon::worker::PortFinder;
 use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
+use netsum_program::execute;
 use tokio::net::TcpListener;
 use tonic::transport::{Channel, ServerTlsConfig};
 

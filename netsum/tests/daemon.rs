@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use common::{Daemon, Told, join};
-use netsum_aggregator::execute;
 use netsum_api::v1 as api;
 use netsum_cli::Cli;
 use netsum_cli::failure::Kind;
@@ -21,6 +20,7 @@ use netsum_core::plane::FirstPacket;
 use netsum_daemon::socket::{self, Access, SocketFile};
 use netsum_daemon::trace;
 use netsum_dataplane::Traced;
+use netsum_program::execute;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
 

@@ -414,9 +414,7 @@ async fn what_a_manager_has_left_on_a_box_is_deleted_or_replaced_by_the_next() {
                 .chain(["--token".to_owned(), "fabric other".to_owned()]);
         let cli = <netsum_cli::Cli as clap::Parser>::try_parse_from(cli).unwrap();
         async {
-            netsum_aggregator::execute(cli, &mut anstream::StripStream::new(Vec::new()))
-                .await
-                .unwrap()
+            netsum_program::execute(cli, &mut anstream::StripStream::new(Vec::new())).await.unwrap()
         }
     };
     left("old").await;
