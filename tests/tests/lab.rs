@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use netsum_lab::cluster::program;
 use netsum_lab::lab::{BoxNode, tear_down};
 use netsum_lab::netns::{RUN_NETNS, output};
 use netsum_lab::process::Running;
@@ -125,7 +126,7 @@ fn a_panic_leaves_nothing() {
 /// Starts a process that builds a lab, and returns it with the lab's prefix.
 fn start_victim() -> (Running, String) {
     let mut victim =
-        Running::start("victim", &mut Command::new(env!("CARGO_BIN_EXE_lab-victim"))).unwrap();
+        Running::start("victim", &mut Command::new(program("lab-victim").unwrap())).unwrap();
     let prefix = victim.line(10 * SECOND).unwrap();
     assert_eq!(namespaces(&prefix).len(), 3);
     (victim, prefix)

@@ -126,8 +126,7 @@ fn files_are_copied_once_for_each_version(vm: &Host) {
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn a_vm_whose_owner_is_killed_while_it_boots_is_gone() {
     let victim =
-        Running::start("victim", Command::new(env!("CARGO_BIN_EXE_lab-victim")).arg("--vm"))
-            .unwrap();
+        Running::start("victim", Command::new(program("lab-victim").unwrap()).arg("--vm")).unwrap();
     let prefix = format!("ns{}-0", victim.pid());
     let pids = || {
         let Ok(box_) = Netns::open(&format!("{prefix}-box")) else { return Vec::new() };

@@ -1,5 +1,5 @@
 //! `cargo xtask lab`: a lab for experiments that stays until it is taken down.
-//! `tests/src/bin/netsum-lab.rs` builds it.
+//! `lab/src/bin/netsum-lab.rs` builds it.
 
 use anyhow::Result;
 

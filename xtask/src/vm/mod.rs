@@ -9,14 +9,14 @@
 //! | [`qemu`] | a QEMU that is newer than the installed one |
 //! | [`disk`] | the disk of a Debian with systemd |
 //!
-//! `tests/src/vm/image.rs` puts the parts together.
+//! `lab/src/vm/image.rs` puts the parts together.
 
 // Shared with the lab: this program is built without the lab, to build fast.
-#[path = "../../../tests/src/vm/cpio.rs"]
+#[path = "../../../lab/src/vm/cpio.rs"]
 mod cpio;
 mod disk;
 mod kernel;
-#[path = "../../../tests/src/vm/parts.rs"]
+#[path = "../../../lab/src/vm/parts.rs"]
 mod parts;
 mod programs;
 mod qemu;
@@ -39,7 +39,7 @@ pub fn prepare(kernels: &[Kernel]) -> Result<()> {
     let folder = paths::target_dir()?.join(FOLDER);
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     userland::prepare(&folder).context("the programs for VMs")?;
-    programs::prepare(&folder).context("the programs in tests/verbs")?;
+    programs::prepare(&folder).context("the programs in lab/verbs")?;
     qemu::prepare(&folder).context("QEMU")?;
     disk::prepare(&folder).context("the disk of a Debian for VMs")?;
     for &kernel in kernels {

@@ -12,7 +12,7 @@ use super::{cached, userland};
 use crate::paths;
 use crate::paths::output;
 
-/// Names, and sources in the folder `tests/verbs`.
+/// Names, and sources in the folder `lab/verbs`.
 const SOURCES: [(&str, &str); 1] = [("verbs-ring", "ring.c")];
 
 const FLAGS: [&str; 7] =
@@ -20,7 +20,7 @@ const FLAGS: [&str; 7] =
 
 /// Compiles them, unless they exist.
 pub fn prepare(folder: &Path) -> Result<()> {
-    let home = paths::root()?.join("tests/verbs");
+    let home = paths::root()?.join("lab/verbs");
     let read = |(_, source): &(&str, &str)| {
         let path = home.join(source);
         fs::read_to_string(&path).with_context(|| path.display().to_string())

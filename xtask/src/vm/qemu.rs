@@ -1,4 +1,4 @@
-//! A QEMU that is newer than Debian 12's (`qemu` in `tests/src/vm/mod.rs` says why). It runs from
+//! A QEMU that is newer than Debian 12's (`qemu` in `lab/src/vm/mod.rs` says why). It runs from
 //! its folder, with the libraries of the installed one.
 
 use std::path::Path;

@@ -184,7 +184,7 @@ pub struct CableCounts {
     pub down: WayCounts,
 }
 
-/// `Settings` of tests/ebpf/src/faults.rs.
+/// `Settings` of lab/ebpf/src/faults.rs.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Settings {
@@ -201,7 +201,7 @@ struct Settings {
 // SAFETY: integers without padding; every bit pattern is a value.
 unsafe impl aya::Pod for Settings {}
 
-/// `Counts` of tests/ebpf/src/faults.rs.
+/// `Counts` of lab/ebpf/src/faults.rs.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Counts {

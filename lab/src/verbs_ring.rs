@@ -1,4 +1,4 @@
-//! Runs the ring of `tests/verbs/ring.c`, an application over libibverbs that does not know of
+//! Runs the ring of `lab/verbs/ring.c`, an application over libibverbs that does not know of
 //! netsum. Ranks on hosts that are namespaces run `udp-ring`, its counterpart over the library's
 //! own endpoint.
 

@@ -1,4 +1,4 @@
-//! The counterpart of `tests/verbs/ring.c` over the library's own endpoint instead of libibverbs: a
+//! The counterpart of `lab/verbs/ring.c` over the library's own endpoint instead of libibverbs: a
 //! rank of a ring that does not know of netsum. It takes the same arguments, and exchanges the same
 //! lines with its launcher.
 

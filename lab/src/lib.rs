@@ -35,8 +35,7 @@
 //! | [`udp_ring`] | connections of the library's endpoint, registered by hand |
 //! | [`in_band`] | the same, set up in band |
 //!
-//! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test`
-//! runs them.
+//! The tests that run in it are in `tests/`.
 
 pub mod attacker;
 pub mod boxes;
