@@ -14,10 +14,12 @@ use netsum_lab::{Host, LabSpec};
 
 const RANKS: u32 = 3;
 
-/// Keeps sending frames from their hosts' ports while `work` runs, and returns how many it sent.
+/// Sends frames from their hosts' ports while `work` runs, at most `rounds` times each, and returns
+/// how many it sent.
 fn meanwhile<R: Send>(
     cluster: &Cluster,
     frames: &[Vec<Vec<u8>>],
+    rounds: u32,
     work: impl FnOnce() -> R + Send,
 ) -> (R, u64) {
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -27,7 +29,7 @@ fn meanwhile<R: Send>(
     std::thread::scope(|s| {
         s.spawn(|| {
             let longest = frames.iter().map(Vec::len).max().unwrap_or(0);
-            while !stop.load(Ordering::Relaxed) {
+            for _ in (0..rounds).take_while(|_| !stop.load(Ordering::Relaxed)) {
                 for i in 0..longest {
                     for (tap, frames) in taps.iter().zip(frames) {
                         if let Some(frame) = frames.get(i) {
@@ -106,7 +108,7 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
 
     let ended = || cluster.counter(None, "job_ended").unwrap();
     let before = ended();
-    let (outcomes, sent) = meanwhile(&cluster, &old, || {
+    let (outcomes, sent) = meanwhile(&cluster, &old, u32::MAX, || {
         let mut outcomes = Vec::new();
         let start = Instant::now();
         for seed in 2.. {
@@ -203,7 +205,9 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     let before = late();
     // While old packets keep the hosts busy, a rank that waits for a sum may have to retransmit.
     let second = Load { ack_timeout: Duration::from_millis(200), ..second };
-    let (stats, sent) = meanwhile(&cluster, &old, || udp_ring::run(second, &homes).unwrap());
+    // Each old packet costs a NAK and retransmissions, so a flood without an end would hold up the
+    // sums for minutes on a busy machine.
+    let (stats, sent) = meanwhile(&cluster, &old, 20, || udp_ring::run(second, &homes).unwrap());
     let released = cluster.counter(Some("anew"), "released").unwrap();
     println!("{sent} packets of the first connections came late: {before:?} to {:?}", late());
     assert!(sent > 100 && late().iter().sum::<u64>() > before.iter().sum::<u64>());
