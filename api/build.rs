@@ -12,9 +12,12 @@ const OPTIONS: [(&str, &str); 24] = [
     ),
     (
         "CreateJobRequest.message_size",
-        r#"default_value = netsum_core::job::MESSAGE_SIZE, value_name = "BYTES", value_parser = bytes"#,
+        r#"default_value = netsum_common::defaults::MESSAGE_SIZE, value_name = "BYTES", value_parser = bytes"#,
     ),
-    ("CreateJobRequest.window", r#"default_value_t = netsum_core::job::WINDOW, value_name = "W""#),
+    (
+        "CreateJobRequest.window",
+        r#"default_value_t = netsum_common::defaults::WINDOW, value_name = "W""#,
+    ),
     ("CreateJobRequest.rings", r#"default_value_t = 1, value_name = "R""#),
     ("CreateJobRequest.icrc", r#"default_value = "verify""#),
     ("CreateJobRequest.order", r#"default_value = "auto""#),
@@ -22,7 +25,7 @@ const OPTIONS: [(&str, &str); 24] = [
     ("CreateJobRequest.token", r#"default_value = """#),
     (
         "CreateJobRequest.tenant",
-        r#"default_value = netsum_core::tenant::DEFAULT, value_name = "TENANT""#,
+        r#"default_value = netsum_common::defaults::TENANT, value_name = "TENANT""#,
     ),
     ("CreateJobRequest.members", r#"default_value = "", value_name = "RANKS""#),
     ("CreateJobRequest.groups", r#"default_value = "", value_name = "RANKS,..""#),

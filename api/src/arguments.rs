@@ -2,7 +2,7 @@
 
 use std::num::{NonZero, ParseIntError};
 
-use netsum_core::size::Size;
+use netsum_common::size::{NotASize, Size};
 
 /// A number, decimal or hexadecimal.
 ///
@@ -21,7 +21,7 @@ pub(crate) fn mtu(text: &str) -> Result<u32, ParseIntError> {
     if text == "auto" { Ok(0) } else { text.parse().map(NonZero::<u32>::get) }
 }
 
-pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn bytes(text: &str) -> Result<u64, NotASize> {
     text.parse().map(|Size(bytes)| bytes)
 }
 

@@ -1,8 +1,6 @@
 //! The book in `book/text`, made into HTML by mdBook. Reference pages are generated from the
 //! programs themselves, so they always agree.
 
-pub mod debian;
-pub mod dist;
 pub mod links;
 mod reference;
 
@@ -68,7 +66,7 @@ pub fn build(out: &Path) -> Result<usize> {
 }
 
 /// The project's folder.
-pub fn root() -> Result<&'static Path> {
+fn root() -> Result<&'static Path> {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the book's folder has no parent")
 }
 

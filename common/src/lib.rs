@@ -14,7 +14,8 @@
 //! | [`timing`] | how long sums take, and which rank they wait for |
 //! | [`lanes`] | the check lanes of verified sums |
 //! | [`unmanaged`] | connection numbers without a daemon |
-//! | [`live`] | shared by a benchmark and its programs |
+//! | [`size`] | sizes in bytes as text |
+//! | [`defaults`] | defaults of a job |
 //!
 //! Nothing here may read a clock, a socket or a map.
 #![cfg_attr(not(test), no_std)]
@@ -24,14 +25,15 @@ extern crate alloc;
 
 pub mod abi;
 pub mod counters;
+pub mod defaults;
 pub mod icrc;
 pub mod lanes;
 pub mod limits;
-pub mod live;
 pub mod ring;
 #[cfg(feature = "test-support")]
 pub mod ring_box;
 pub mod serial;
+pub mod size;
 pub mod slot;
 pub mod timing;
 pub mod unmanaged;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Parser as _;
 use netsum_cli::Cli;
-use netsum_core::size::Size;
+use netsum_common::size::Size;
 use netsum_daemon::config::{Config, Ports};
 use netsum_daemon::message::{mac_from_text, mac_text};
 

@@ -116,7 +116,7 @@ async fn refusals_reach_the_command_line_in_plain_words() {
             "--icrc maybe: verify or ignore is possible",
         ),
         ("job create a --ranks two".into(), "invalid value 'two' for '--ranks <N>'"),
-        ("job create a --ranks 2 --message-size huge".into(), "`huge` is no size"),
+        ("job create a --ranks 2 --message-size huge".into(), "a number like 65536"),
         (
             "job create a --ranks 2 --message-size 5G".into(),
             "--message-size 5.0 GiB: less than 4 GiB is possible",

@@ -1,5 +1,4 @@
-//! `cargo xtask dist`: man pages, completions, schemas, and the Debian package. `book/src/dist.rs`
-//! makes them.
+//! `cargo xtask dist`: man pages, completions, schemas, and the Debian package: `deploy/src`.
 
 use anyhow::Result;
 
@@ -18,5 +17,5 @@ pub struct DistArgs {
 /// # Errors
 /// If a file cannot be written.
 pub fn run(args: &DistArgs) -> Result<()> {
-    programs::run("netsum-dist", &["netsum-book"], &args.args)
+    programs::run("netsum-dist", &["netsum-dist"], &args.args)
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use netsum_api::arguments::number;
 use netsum_api::v1 as api;
+use netsum_common::size::Size;
 use netsum_core::members::{self, Group};
-use netsum_core::size::Size;
 
 use super::failure::EXIT_STATUS;
 
@@ -401,10 +401,10 @@ pub struct PlanArgs {
     #[arg(long, default_value_t = 1024, value_name = "BYTES")]
     pub mtu: u32,
     /// Largest message of the jobs; with the window it determines the slots of a ring.
-    #[arg(long, default_value = netsum_core::job::MESSAGE_SIZE, value_name = "SIZE")]
+    #[arg(long, default_value = netsum_common::defaults::MESSAGE_SIZE, value_name = "SIZE")]
     pub message_size: Size,
     /// Messages of a window, in each ring.
-    #[arg(long, default_value_t = netsum_core::job::WINDOW, value_name = "W")]
+    #[arg(long, default_value_t = netsum_common::defaults::WINDOW, value_name = "W")]
     pub window: u32,
     /// Bytes that each job sums, to compute the bytes of each tree.
     #[arg(long, default_value = "64MiB", value_name = "SIZE")]

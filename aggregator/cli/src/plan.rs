@@ -210,7 +210,7 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
             ),
         }
         for tree in &plan.trees {
-            let bytes = netsum_core::size::Size(tree.bytes);
+            let bytes = netsum_common::size::Size(tree.bytes);
             entry.attributes(
                 2,
                 vec![
@@ -247,8 +247,8 @@ mod tests {
     fn planned(jobs: &[&str], dot: bool) -> Result<String> {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../plan/examples/two-racks.toml");
         let jobs = jobs.iter().map(|&job| job.into()).collect();
-        let bytes = netsum_core::size::Size(64 << 20);
-        let (mtu, message_size, window) = (1024, netsum_core::size::Size(64 << 10), 8);
+        let bytes = netsum_common::size::Size(64 << 20);
+        let (mtu, message_size, window) = (1024, netsum_common::size::Size(64 << 10), 8);
         let args = PlanArgs {
             topology: file.into(),
             jobs,

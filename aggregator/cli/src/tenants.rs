@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use netsum_api::v1 as api;
-use netsum_core::size::Size;
+use netsum_common::size::Size;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -2,11 +2,12 @@
 //! not know about packets.
 
 use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, Messages};
+use netsum_common::defaults;
 use netsum_common::lanes::CHECK_LANES;
 use netsum_common::wire::AROUND;
 
 use crate::members::Members;
-use crate::{JobSpec, Refusal, tenant};
+use crate::{JobSpec, Refusal};
 
 /// The demand of one ring of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +44,7 @@ impl Cost {
             in_order: None,
             in_band: false,
             token: String::new().into(),
-            tenant: tenant::DEFAULT.into(),
+            tenant: defaults::TENANT.into(),
             members: Members::default(),
             or_ring: false,
         };

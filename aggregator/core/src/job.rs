@@ -15,7 +15,7 @@ use super::in_band::InBand;
 use super::members::{Member, Members};
 use super::membership::{Epoch, Forming};
 use super::rank::Rank;
-use super::{Action, Refusal, Token, tenant};
+use super::{Action, Refusal, Token};
 use crate::plane::{FlowSpec, RingSpec};
 
 /// The properties that a job is created with.
@@ -54,10 +54,6 @@ pub struct JobSpec {
     pub or_ring: bool,
 }
 
-/// Default for the bytes of a message, and for the messages of a window.
-pub const MESSAGE_SIZE: &str = "64KiB";
-pub const WINDOW: u32 = 8;
-
 /// Most ranks of a job over several boxes; each box has at most 64 members.
 const MOST_RANKS: u32 = 4096;
 
@@ -68,7 +64,7 @@ pub fn is_name(text: &str) -> bool {
 }
 
 fn default_tenant() -> String {
-    tenant::DEFAULT.to_owned()
+    netsum_common::defaults::TENANT.to_owned()
 }
 
 impl JobSpec {

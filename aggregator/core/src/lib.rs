@@ -16,7 +16,6 @@
 //! | [`tenant`] | tenants' limits for these |
 //! | [`rate`] | bits per second as text |
 //! | [`saved`] | state that outlives the daemon |
-//! | [`size`] | sizes in bytes as text |
 //! | [`token`] | the secret of a job |
 //! | [`trace`] | which packets a client wants to see |
 //! | [`train`] | the rate of a link, from a train of frames |
@@ -40,7 +39,6 @@ pub mod port;
 mod rank;
 pub mod rate;
 pub mod saved;
-pub mod size;
 pub mod tenant;
 #[cfg(test)]
 mod tests;
@@ -185,7 +183,10 @@ impl Controller {
             pool: Pool::new(memory, cpus),
             ports: Vec::new(),
             heartbeat_timeout,
-            tenants: BTreeMap::from([(tenant::DEFAULT.to_owned(), Limits::default())]),
+            tenants: BTreeMap::from([(
+                netsum_common::defaults::TENANT.to_owned(),
+                Limits::default(),
+            )]),
             own: HashSet::new(),
             isolated: HashMap::new(),
             admitted: BTreeMap::new(),

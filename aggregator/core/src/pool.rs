@@ -5,7 +5,7 @@ use netsum_common::slot::Slot;
 
 use super::{JobSpec, Refusal};
 use crate::plane::RingSpec;
-use crate::size::Size;
+use netsum_common::size::Size;
 
 /// The free resources.
 #[derive(Debug)]

@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Add;
 
 use netsum_common::abi::Messages;
+use netsum_common::defaults;
+use netsum_common::size::Size;
 
 use super::pool::job_memory;
 use super::{Controller, JobSpec, Refusal};
-use crate::size::Size;
-
-/// The tenant of jobs that name none.
-pub const DEFAULT: &str = "default";
 
 /// Limits of a tenant; `None`: only the pool limits it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,7 +95,7 @@ pub struct TenantView {
 impl Controller {
     /// Changes tenants' limits. Existing jobs continue.
     pub fn set_tenants(&mut self, mut tenants: BTreeMap<String, Limits>) {
-        tenants.entry(DEFAULT.to_owned()).or_default();
+        tenants.entry(defaults::TENANT.to_owned()).or_default();
         self.tenants = tenants;
     }
 

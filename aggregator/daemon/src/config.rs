@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use netsum_common::abi::MAX_UPLINKS;
+use netsum_common::size::Size;
 use netsum_core::job::is_name;
-use netsum_core::size::Size;
 use netsum_core::tenant::Limits;
 use netsum_core::watch::Patience;
 use serde::Deserialize;

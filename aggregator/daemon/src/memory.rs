@@ -2,8 +2,8 @@
 
 use std::fs;
 
+use netsum_common::size::Size;
 use netsum_core::Controller;
-use netsum_core::size::Size;
 
 /// Memory that rings leave to everything else, including packets that wait for the rings' CPUs. The
 /// kernel allocates maps down to its last page, and then kills some process, such as the daemon.

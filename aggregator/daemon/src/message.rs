@@ -3,13 +3,14 @@
 use netsum_api::v1 as api;
 use netsum_common::abi::{Messages, TraceEvent};
 use netsum_common::counters::of_bits;
+use netsum_common::defaults;
 use netsum_common::serial;
+use netsum_common::size::Size;
 use netsum_common::slot::Slot;
 use netsum_core::members::{self, Member, Members};
 use netsum_core::plane::{FirstPacket, FlowSpec};
-use netsum_core::size::Size;
 use netsum_core::trace::program_name;
-use netsum_core::{Job, JobRing, JobSpec, Rank, Refusal, State, epoch_number, pool, tenant};
+use netsum_core::{Job, JobRing, JobSpec, Rank, Refusal, State, epoch_number, pool};
 use netsum_dataplane::Traced;
 use tonic::Status;
 
@@ -241,7 +242,7 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         rings: r.rings,
         in_band: r.in_band,
         token: if r.token.is_empty() { token()? } else { r.token }.into(),
-        tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
+        tenant: if r.tenant.is_empty() { defaults::TENANT.to_owned() } else { r.tenant },
         members: members(&r.members, &r.groups, &r.uplink, &r.ring_order)?,
         or_ring: r.or_ring,
     })

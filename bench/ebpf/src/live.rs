@@ -13,20 +13,23 @@ use aya_ebpf::programs::XdpContext;
 use netsum_aggregator_ebpf::packet::Packet;
 use netsum_aggregator_ebpf::payload::{self, Op, SumAddress};
 use netsum_aggregator_ebpf::{maps, on_port};
-use netsum_common::live::{LIVE_RANKS, LiveFrame, LiveReceiver, LiveSender, PAYLOADS, RING};
+use netsum_common::abi::MAX_RANKS;
 use netsum_common::{icrc, serial};
 
+use crate::shared::{LiveFrame, LiveReceiver, LiveSender, PAYLOADS};
 use crate::{PAYLOAD, payload_len};
 
 #[btf_map]
-static LIVE_FRAMES: Array<LiveFrame, LIVE_RANKS> = Array::new();
+static LIVE_FRAMES: Array<LiveFrame, MAX_RANKS> = Array::new();
 #[btf_map]
 static LIVE_SENDER: Array<LiveSender, 1> = Array::new();
 #[btf_map]
 static LIVE_RECEIVER: Array<LiveReceiver, 1> = Array::new();
 #[btf_map]
-static LIVE_PORTS: DevMap<LIVE_RANKS> = DevMap::new();
+static LIVE_PORTS: DevMap<MAX_RANKS> = DevMap::new();
 
+/// Ring whose contributions are sent.
+const RING: u32 = 1;
 /// `BPF_F_BROADCAST`.
 const BROADCAST: u64 = 1 << 3;
 /// The last word of the headers: a byte of flags and the PSN.

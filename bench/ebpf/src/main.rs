@@ -9,6 +9,7 @@
 #![feature(asm_experimental_arch)]
 
 mod live;
+mod shared;
 
 use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::macros::xdp;

@@ -10,7 +10,7 @@ use netsum_bench::contest::report::{picture, tables};
 use netsum_bench::contest::start::Who;
 use netsum_bench::contest::wire::{Part, Progress, wanted, without_missing};
 use netsum_bench::keep::Keep;
-use netsum_core::size::Size;
+use netsum_common::size::Size;
 use netsum_lab::cluster::JobSpec;
 
 /// Measure all-reduces of f32 in a lab whose links have a bandwidth each way: netsum and its peers,

@@ -23,7 +23,6 @@ use aya::programs::xdp::XdpMode as AyaMode;
 use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions};
 use netsum_common::abi::{FlowKey, RingNumber, maps, programs, ring_flags};
 use netsum_common::counters::Counter;
-use netsum_common::live::{self, LiveFrame, LiveReceiver, LiveSender, PAYLOADS};
 use netsum_common::serial::{Psn, Qpn};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, count, held};
@@ -31,11 +30,23 @@ use nix::sched::CpuSet;
 use nix::unistd::Pid;
 use serde::Serialize;
 
+use shared::{LiveFrame, LiveReceiver, LiveSender, PAYLOADS};
+
 use super::{OBJECT, Settings, USUAL_RANKS, cpu, gbps};
 use netsum_lab::cpu::Pinned;
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{LOOPBACK, flow, host, qpn, ring};
 use netsum_lab::{Host, Lab, LabSpec};
+
+#[path = "../../ebpf/src/shared.rs"]
+mod shared;
+
+// SAFETY: `repr(C)`, Copy, 'static, integers without implicit padding; every bit pattern is a value.
+unsafe impl aya::Pod for LiveFrame {}
+// SAFETY: as above.
+unsafe impl aya::Pod for LiveSender {}
+// SAFETY: as above.
+unsafe impl aya::Pod for LiveReceiver {}
 
 /// The sender's CPU, and the ring's.
 const SENDER_CPU: u32 = 0;
@@ -304,11 +315,11 @@ impl Live {
             let to = host((rank + 1) % ranks);
             let frame = FrameSpec::send(host(rank), to, qpn(rank), 0, payload.clone()).build();
             let template = template(&frame).context("a frame without headers")?;
-            Array::try_from(self.plane.map_mut(live::maps::FRAMES)?)?.set(rank, template, 0)?;
+            Array::try_from(self.plane.map_mut(shared::maps::FRAMES)?)?.set(rank, template, 0)?;
         }
         let (plane, ports) = (&mut self.plane, &self.ports[..ranks as usize]);
         self.lab.box_().enter(|| -> Result<()> {
-            let mut clones = DevMap::try_from(plane.map_mut(live::maps::PORTS)?)?;
+            let mut clones = DevMap::try_from(plane.map_mut(shared::maps::PORTS)?)?;
             for (rank, &port) in ports.iter().enumerate() {
                 clones.set(rank as u32, port, None, 0)?;
             }
@@ -346,12 +357,12 @@ impl Live {
         let plane = &mut self.plane;
         self.lab.box_().enter(|| plane.activate_ring(&spec, &ports))?;
         let credit = (IN_FLIGHT / spec.config.ranks).min(WINDOW);
-        Array::try_from(self.plane.map_mut(live::maps::SENDER)?)?.set(
+        Array::try_from(self.plane.map_mut(shared::maps::SENDER)?)?.set(
             0,
             LiveSender { credit, ..LiveSender::default() },
             0,
         )?;
-        Array::try_from(self.plane.map_mut(live::maps::RECEIVER)?)?.set(
+        Array::try_from(self.plane.map_mut(shared::maps::RECEIVER)?)?.set(
             0,
             LiveReceiver::default(),
             0,
@@ -385,7 +396,7 @@ impl Live {
     fn drained(&mut self, way: Way, start: Instant) -> Result<(u64, Duration)> {
         let (spec, _) = self.ring.clone().context("the ring was not made")?;
         let sender: Array<_, LiveSender> =
-            Array::try_from(self.plane.map_mut(live::maps::SENDER)?)?;
+            Array::try_from(self.plane.map_mut(shared::maps::SENDER)?)?;
         let sent = sender.get(&0, 0)?.sent;
         // Some ranks may not have sent the last fragment.
         let whole = sent / u64::from(spec.config.ranks);
@@ -395,7 +406,7 @@ impl Live {
             let counters = self.plane.counters(spec.id)?;
             let of = |counter| count(&counters, counter);
             let receiver: Array<_, LiveReceiver> =
-                Array::try_from(self.plane.map_mut(live::maps::RECEIVER)?)?;
+                Array::try_from(self.plane.map_mut(shared::maps::RECEIVER)?)?;
             let done = match way {
                 way if way.is_summed() => {
                     // Frames for every rank have passed egress, too.

@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
+use netsum_common::size::Size;
 use netsum_common::timing::Histogram;
-use netsum_core::size::Size;
 
 use super::WatchedJob;
 use super::plot::{self, COLOURS, Result};

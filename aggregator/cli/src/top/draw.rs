@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use netsum_core::size::Size;
+use netsum_common::size::Size;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize as _};

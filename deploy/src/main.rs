@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use netsum_book::{debian, dist, root};
 use netsum_cli::schema;
+
+mod debian;
+mod dist;
 
 /// Man pages, shell completions, the schemas of the JSON, and the Debian package.
 #[derive(clap::Parser, Debug)]
@@ -62,6 +64,11 @@ fn main() -> Result<()> {
     println!("{} man pages: {}", pages.len(), man.display());
     println!("completions for bash, zsh and fish: {}", completions.display());
     Ok(())
+}
+
+/// The project's folder.
+fn root() -> Result<&'static Path> {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("this folder has no parent")
 }
 
 fn write(path: &Path, content: &[u8]) -> Result<()> {

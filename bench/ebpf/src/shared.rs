@@ -1,7 +1,4 @@
-//! Shared by the benchmark of live frames and its XDP programs. It is not part of the box's ABI
-//! ([`crate::abi`]): the daemon's object does not contain it.
-
-use crate::abi::MAX_RANKS;
+//! Shared by the benchmark of live frames, which includes this file, and its XDP programs.
 
 /// Names of the maps.
 pub mod maps {
@@ -15,12 +12,8 @@ pub mod maps {
     pub const PORTS: &str = "LIVE_PORTS";
 }
 
-/// Ring whose contributions are sent.
-pub const RING: u32 = 1;
 /// Ring whose slot 0 has the payload that every contribution gets.
 pub const PAYLOADS: u32 = 2;
-/// Most ranks.
-pub const LIVE_RANKS: usize = MAX_RANKS;
 
 /// A rank's untagged IPv4 SEND with PSN 0, without its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,14 +66,3 @@ const _: () = {
     assert!(size_of::<LiveSender>() == 64);
     assert!(size_of::<LiveReceiver>() == 64);
 };
-
-#[cfg(feature = "user")]
-mod pod {
-    // SAFETY: `repr(C)`, Copy, 'static, integers without implicit padding; every bit pattern is a
-    // value.
-    unsafe impl aya::Pod for super::LiveFrame {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::LiveSender {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::LiveReceiver {}
-}

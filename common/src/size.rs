@@ -1,28 +1,38 @@
 //! Sizes in bytes as text.
 
-use std::fmt;
-use std::str::FromStr;
+use core::fmt;
+use core::str::FromStr;
 
 /// A number of bytes; `64K`, `64KiB` and `65536` are the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Size(pub u64);
 
-impl FromStr for Size {
-    type Err = String;
+/// The text is not a size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NotASize;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let error =
-            || format!("`{text}` is no size: a number like 65536, 64K, 64KiB or 1MiB is expected");
+impl fmt::Display for NotASize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number like 65536, 64K, 64KiB or 1MiB is expected")
+    }
+}
+
+impl core::error::Error for NotASize {}
+
+impl FromStr for Size {
+    type Err = NotASize;
+
+    fn from_str(text: &str) -> Result<Self, NotASize> {
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let number: u64 = text[..digits].parse().map_err(|_| error())?;
+        let number: u64 = text[..digits].parse().map_err(|_| NotASize)?;
         let shift = match &text[digits..] {
             "" | "B" => 0,
             "K" | "k" | "KiB" => 10,
             "M" | "MiB" => 20,
             "G" | "GiB" => 30,
-            _ => return Err(error()),
+            _ => return Err(NotASize),
         };
-        number.checked_mul(1 << shift).map(Self).ok_or_else(error)
+        number.checked_mul(1 << shift).map(Self).ok_or(NotASize)
     }
 }
 

@@ -1,0 +1,8 @@
+//! Defaults of a job.
+
+/// Size of a message.
+pub const MESSAGE_SIZE: &str = "64KiB";
+/// Messages of a rank in flight.
+pub const WINDOW: u32 = 8;
+/// The tenant of jobs that do not name one.
+pub const TENANT: &str = "default";
