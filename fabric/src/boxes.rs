@@ -11,7 +11,6 @@ use netsum_api::{PROTOCOL, RELEASE};
 use netsum_core::saved::Measured;
 use netsum_core::{PortInfo, Refusal};
 use netsum_daemon::message::{mac_from_text, mac_text};
-use netsum_daemon::worker::AskBoxes;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::{Code, Response, Status};
@@ -116,6 +115,15 @@ fn carries(down: &HashSet<End>, Cable { link, carries, .. }: &Cable) -> bool {
 pub struct Seen {
     pub jobs: Vec<api::Job>,
     pub ports: Vec<PortInfo>,
+}
+
+/// The ports of all boxes. Those of silent ones stay as they were before.
+pub fn ports(seen: &HashMap<String, Seen>, before: &[PortInfo]) -> Vec<PortInfo> {
+    let silent = |name: &str| name.split_once('/').is_some_and(|(of, _)| !seen.contains_key(of));
+    let mut ports: Vec<_> = seen.values().flat_map(|s| s.ports.clone()).collect();
+    ports.extend(before.iter().filter(|p| silent(&p.name)).cloned());
+    ports.sort_unstable_by_key(|p| p.ifindex);
+    ports
 }
 
 /// Where the manager is.
@@ -498,7 +506,7 @@ impl Boxes {
         // A box that is busy with a large job answers late.
         let mut answers = self.ask(patience, move |mut c| {
             let request = request.clone();
-            async move { c.find_port(request).await }
+            async move { c.agent.find_port(request).await }
         });
         let (mut why, mut found) = (String::new(), BTreeMap::new());
         let mut until = Instant::now() + patience;
@@ -527,9 +535,13 @@ impl Boxes {
             let (name, mut client) = (name.clone(), client.clone());
             looks.spawn(async move {
                 let both = async {
-                    let ports =
-                        client.list_ports(api::ListPortsRequest::default()).await?.into_inner();
-                    let jobs = client.list_jobs(api::ListJobsRequest {}).await?.into_inner().jobs;
+                    let ports = client
+                        .agent
+                        .list_ports(api::ListPortsRequest::default())
+                        .await?
+                        .into_inner();
+                    let jobs =
+                        client.jobs.list_jobs(api::ListJobsRequest {}).await?.into_inner().jobs;
                     Ok::<_, Status>((ports, jobs))
                 };
                 let late = |_| Err(Status::deadline_exceeded(format!("not within {PATIENCE:?}")));
@@ -605,21 +617,13 @@ impl Boxes {
         self.known().cables.look(said, Instant::now().into_std());
         seen
     }
-}
 
-impl Speeds for Boxes {
-    fn rate(&self, port: &End) -> u64 {
-        self.known().cables.rate(port)
-    }
-
-    fn adds(&self, of: &str) -> Option<(u64, u32)> {
-        self.known().adds.get(of).copied()
-    }
-}
-
-#[tonic::async_trait]
-impl AskBoxes for Boxes {
-    async fn find(
+    /// The port that a host is behind, and the MAC address that its packets have there. `patience`
+    /// bounds the time that boxes take to answer.
+    ///
+    /// # Errors
+    /// If it is behind no port, or behind several.
+    pub async fn find(
         &self,
         rank: u32,
         mac: [u8; 6],
@@ -660,12 +664,13 @@ impl AskBoxes for Boxes {
         }
     }
 
-    async fn topology(&self) -> api::Fabric {
+    /// The boxes and the hosts below them.
+    pub async fn topology(&self) -> api::Fabric {
         self.look().await;
         let mut fabric = self.show();
         let request = api::ListPortsRequest { hosts: true };
         let mut answers =
-            self.ask(PATIENCE, move |mut c| async move { c.list_ports(request).await });
+            self.ask(PATIENCE, move |mut c| async move { c.agent.list_ports(request).await });
         while let Some(Ok((name, answer))) = answers.join_next().await {
             let ports = answer.map(|reply| reply.ports).unwrap_or_default().into_iter();
             let hosts = ports.filter(|port| !self.is_link(&name, &port.name)).flat_map(|p| {
@@ -682,7 +687,8 @@ impl AskBoxes for Boxes {
         fabric
     }
 
-    async fn measure(&self) {
+    /// Measures the links that no job's rings use.
+    pub async fn measure(&self) {
         let links = {
             let known = self.known();
             let carry = known.cables.all().into_iter().filter(|cable| known.carries(cable));
@@ -691,7 +697,8 @@ impl AskBoxes for Boxes {
         self.measure_links(links).await;
     }
 
-    async fn diagnose(
+    /// Why a job at work stands still; `heard` is the time since each rank's last heartbeat.
+    pub async fn diagnose(
         &self,
         request: api::DiagnoseRequest,
         heard: Vec<Option<Duration>>,
@@ -705,7 +712,7 @@ impl AskBoxes for Boxes {
         let patience = PATIENCE + Duration::from_millis(request.watch_ms.into());
         let mut answers = self.ask(patience, move |mut c| {
             let request = request.clone();
-            async move { c.diagnose(request).await }
+            async move { c.jobs.diagnose(request).await }
         });
         let mut said: Vec<Said> = Vec::new();
         while let Some(Ok((name, answer))) = answers.join_next().await {
@@ -721,6 +728,16 @@ impl AskBoxes for Boxes {
             state,
             ..diagnosis::merge(&said, &self.known().links(), heard)
         }
+    }
+}
+
+impl Speeds for Boxes {
+    fn rate(&self, port: &End) -> u64 {
+        self.known().cables.rate(port)
+    }
+
+    fn adds(&self, of: &str) -> Option<(u64, u32)> {
+        self.known().adds.get(of).copied()
     }
 }
 

@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use hyper_util::rt::TokioIo;
 use netsum_api::ELECTION;
 use netsum_api::tls::{authority, identity};
-use netsum_api::v1::admin_client::AdminClient;
+use netsum_api::v1::agent_client::AgentClient;
+use netsum_api::v1::jobs_client::JobsClient;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Uri};
@@ -27,8 +28,15 @@ pub const CONNECT: Duration = Duration::from_secs(1);
 /// Timeout of an order: the rings of a large job take longer.
 pub const ORDERS: Duration = Duration::from_secs(30);
 
-/// A box's administration.
-pub type Client = AdminClient<InterceptedService<Channel, Election>>;
+/// A connection whose requests carry the manager's election.
+type Connection = InterceptedService<Channel, Election>;
+
+/// A box.
+#[derive(Clone)]
+pub struct Client {
+    pub jobs: JobsClient<Connection>,
+    pub agent: AgentClient<Connection>,
+}
 
 /// Adds the manager's election to all requests to a box, once there is one.
 #[derive(Clone, Default)]
@@ -60,7 +68,8 @@ impl Interceptor for Election {
 /// # Errors
 /// If a certificate, key or address cannot be used.
 pub fn connect(b: &BoxConfig, tls: Option<&Tls>, election: Election) -> Result<Client> {
-    Ok(AdminClient::with_interceptor(channel(b, tls)?, election))
+    let connection = InterceptedService::new(channel(b, tls)?, election);
+    Ok(Client { jobs: JobsClient::new(connection.clone()), agent: AgentClient::new(connection) })
 }
 
 fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {

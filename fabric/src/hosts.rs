@@ -82,7 +82,7 @@ async fn answer(
             let (name, mut client) = (name.clone(), client.clone());
             let request = api::FindHostsRequest { macs: macs.clone() };
             answers.spawn(async move {
-                let reply = timeout(patience, client.find_hosts(request)).await.ok()?.ok()?;
+                let reply = timeout(patience, client.agent.find_hosts(request)).await.ok()?.ok()?;
                 Some((name, reply.into_inner().hosts))
             });
         }

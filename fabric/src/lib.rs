@@ -11,13 +11,14 @@
 //! | [`layout`] | which box adds up what: pure |
 //! | [`share`] | how many of its rings use which parent: pure |
 //! | [`measured`] | evaluation of a link's bandwidth probes: pure; [`measure`]: sends them |
-//! | [`nowhere`] | the data plane of a machine without ports |
+//! | [`orders`] | the controller's executor: actions become orders to boxes |
 //! | [`diagnosis`] | merges boxes' diagnoses of a job: pure |
 //! | [`client`] | connections to the boxes |
 //! | [`boxes`] | the known state of the boxes, and their ports |
 //! | [`hosts`] | finds the ports that hosts are behind |
 //! | [`program`] | programs the boxes as the controller wants |
 //! | [`etcd`] | leader election of managers, and their state |
+//! | [`service`] | the service for boxes and links |
 //! | [`run`] | `netsum fabric run` |
 
 pub mod boxes;
@@ -30,8 +31,9 @@ pub mod hosts;
 pub mod layout;
 pub mod measure;
 pub mod measured;
-pub mod nowhere;
+pub mod orders;
 pub mod own;
 pub mod program;
 pub mod run;
+pub mod service;
 pub mod share;

@@ -50,13 +50,14 @@ impl Boxes {
         let mut sender = self.client(&from.of).ok_or_else(no_box)?;
         let mut receiver = self.client(&to.of).ok_or_else(no_box)?;
         let listen = api::HearTrainRequest { port: to.port.clone() };
-        within(receiver.hear_train(listen.clone())).await?;
+        within(receiver.agent.hear_train(listen.clone())).await?;
         let request = api::SendTrainRequest { port: from.port.clone(), bytes };
-        let sent = within(sender.send_train(request)).await?.train.unwrap_or_default();
+        let sent = within(sender.agent.send_train(request)).await?.train.unwrap_or_default();
         let (mut heard, mut idle, end) = (api::Train::default(), 0, Instant::now() + LONGEST);
         while heard.frames < sent.frames && idle < IDLE && Instant::now() < end {
             sleep(ASK).await;
-            let now = within(receiver.hear_train(listen.clone())).await?.train.unwrap_or_default();
+            let now =
+                within(receiver.agent.hear_train(listen.clone())).await?.train.unwrap_or_default();
             if now.number == sent.number && now.frames > heard.frames {
                 (heard, idle) = (now, 0);
             } else {

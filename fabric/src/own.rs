@@ -3,11 +3,12 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
 use netsum_daemon::message::mac_text;
-use netsum_daemon::netlink::Netlink;
+use nix::ifaddrs::getifaddrs;
 
 use crate::boxes::{Boxes, Place};
 use crate::config::End;
@@ -17,17 +18,13 @@ use crate::layout::Ways;
 pub const AGAIN: Duration = Duration::from_secs(2);
 
 /// This machine's addresses, and where each is.
+#[derive(Default)]
 pub struct Own {
-    netlink: Netlink,
     places: BTreeMap<String, Place>,
     looked: Option<Instant>,
 }
 
 impl Own {
-    pub fn new(netlink: Netlink) -> Self {
-        Self { netlink, places: BTreeMap::new(), looked: None }
-    }
-
     pub fn places(&self) -> &BTreeMap<String, Place> {
         &self.places
     }
@@ -38,9 +35,9 @@ impl Own {
         if self.looked.is_some_and(|at| at.elapsed() < AGAIN) {
             return;
         }
-        let own = match self.netlink.callable().await {
+        let own = match callable() {
             Ok(own) => own,
-            Err(e) => return log::warn!("addresses of this machine: {e:#}"),
+            Err(e) => return log::warn!("addresses of this machine: {e}"),
         };
         self.looked = Some(Instant::now());
         let (mut places, mut by_mac) = (BTreeMap::new(), HashMap::new());
@@ -59,6 +56,28 @@ impl Own {
         }
         self.places = places;
     }
+}
+
+/// IP addresses of this machine that others can reach, and their interfaces' MAC addresses.
+fn callable() -> nix::Result<Vec<(IpAddr, [u8; 6])>> {
+    let (mut ips, mut macs) = (Vec::new(), HashMap::new());
+    for interface in getifaddrs()? {
+        let Some(address) = interface.address else { continue };
+        // An address may have a label, like `eth0:1`.
+        let name = interface.interface_name.split(':').next().unwrap_or_default().to_owned();
+        if let Some(mac) = address.as_link_addr().and_then(|link| link.addr()) {
+            macs.insert(name, mac);
+        } else if let Some(ip) = address.as_sockaddr_in() {
+            let ip = ip.ip();
+            ips.extend((!ip.is_loopback() && !ip.is_link_local()).then_some((name, ip.into())));
+        } else if let Some(ip) = address.as_sockaddr_in6() {
+            let ip = ip.ip();
+            let is_callable = !ip.is_loopback() && !ip.is_unicast_link_local();
+            ips.extend(is_callable.then_some((name, ip.into())));
+        }
+    }
+    let mac = |name: &String| macs.get(name).copied().filter(|mac| *mac != [0; 6]);
+    Ok(ips.into_iter().filter_map(|(name, ip)| Some((ip, mac(&name)?))).collect())
 }
 
 /// What a box is to reserve: addresses of ranks that are behind other boxes, and of the manager.

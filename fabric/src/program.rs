@@ -2,22 +2,20 @@
 //! stay so.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use netsum_api::v1 as api;
-use netsum_core::saved::Measured;
 use netsum_core::{Job, Refusal, State};
-use netsum_daemon::netlink::Netlink;
-use netsum_daemon::state::{Shared, Waiting};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status};
 
-use crate::boxes::{Boxes, Seen};
+use crate::boxes::{Boxes, Seen, ports};
 use crate::layout::{self, Layout, OURS, Order, Ways};
+use crate::orders::{Change, Joined, Pending, Shared};
 use crate::own::{AGAIN, Own, reservations};
 use crate::share::{self, AtWork, Candidate, Share};
 
@@ -25,70 +23,6 @@ use crate::share::{self, AtWork, Candidate, Share};
 const ANEW: Duration = Duration::from_secs(10);
 /// Poll interval of the boxes.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// The flows of a job have changed, or those of any.
-pub struct Change {
-    job: Option<String>,
-    waiting: Vec<Waiting>,
-}
-
-/// Sends changes to [`Programmer`].
-pub struct Changes {
-    pub to: UnboundedSender<Change>,
-    pub boxes: Arc<Boxes>,
-    pub busy: Busy,
-}
-
-/// The jobs of pending changes; `None` stands for all.
-pub type Busy = Arc<Mutex<Vec<Option<String>>>>;
-
-fn lock(busy: &Busy) -> MutexGuard<'_, Vec<Option<String>>> {
-    busy.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl netsum_daemon::state::Boxes for Changes {
-    fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>) {
-        lock(&self.busy).push(job.map(str::to_owned));
-        // The receiver is gone when the manager ends.
-        let _ = self.to.send(Change { job: job.map(str::to_owned), waiting });
-    }
-
-    fn is_busy(&self, job: &str) -> bool {
-        lock(&self.busy).iter().any(|of| of.as_ref().is_none_or(|of| of == job))
-    }
-
-    fn show(&self) -> api::Fabric {
-        self.boxes.show()
-    }
-
-    fn drain(&mut self, name: &str, reason: Option<String>) -> Result<(), Refusal> {
-        self.boxes.drain(name, reason)
-    }
-
-    fn drained(&self) -> BTreeMap<String, String> {
-        self.boxes.drained()
-    }
-
-    fn found(&self) -> Vec<[String; 2]> {
-        self.boxes.found()
-    }
-
-    fn accept(&mut self, end: &str, revoke: bool) -> Result<(), Refusal> {
-        self.boxes.accept(end, revoke)
-    }
-
-    fn accepted(&self) -> Vec<String> {
-        self.boxes.accepted()
-    }
-
-    fn measured(&self) -> Vec<Measured> {
-        self.boxes.measured()
-    }
-
-    fn is_stuck(&self, job: &str) -> bool {
-        self.boxes.is_stuck(job)
-    }
-}
 
 /// The orders of a job that boxes have received.
 struct Told {
@@ -119,7 +53,7 @@ impl Told {
 pub struct Programmer {
     shared: Shared,
     boxes: Arc<Boxes>,
-    busy: Busy,
+    pending: Pending,
     told: BTreeMap<String, Told>,
     /// Jobs that no boxes could sum when their ranks joined, and that started nevertheless.
     by_ring: HashMap<String, Members>,
@@ -151,13 +85,14 @@ impl Programmer {
     /// Starts with boxes that are already programmed as the controller wants: it took over from
     /// another manager, or has no jobs.
     pub fn new(shared: Shared, boxes: Arc<Boxes>, seen: &HashMap<String, Seen>) -> Self {
+        let pending = shared.lock().executor.pending();
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
         let (told, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
         let (by_ring, taken_over) = (HashMap::new(), HashMap::new());
         let mut programmer = Self {
             shared,
             boxes,
-            busy: Arc::default(),
+            pending,
             told,
             by_ring,
             taken_over,
@@ -188,13 +123,8 @@ impl Programmer {
 
     /// Makes boxes reserve this machine's addresses for the ports by which it calls.
     #[must_use]
-    pub fn reserving_own(self, netlink: Netlink) -> Self {
-        Self { own: Some(Own::new(netlink)), ..self }
-    }
-
-    /// The pending changes.
-    pub fn busy(&self) -> Busy {
-        self.busy.clone()
+    pub fn reserving_own(self) -> Self {
+        Self { own: Some(Own::default()), ..self }
     }
 
     /// Carries changes out, until their senders end or boxes follow another manager; returns why.
@@ -207,7 +137,7 @@ impl Programmer {
                 change = changes.recv() => match change {
                     Some(change) => {
                         self.carry_out(change).await;
-                        lock(&self.busy).remove(0);
+                        self.pending.done();
                     }
                     None => return "all senders of orders have ended".into(),
                 },
@@ -337,7 +267,7 @@ impl Programmer {
             })
     }
 
-    async fn carry_out(&mut self, Change { job, waiting }: Change) {
+    async fn carry_out(&mut self, Change { job, joined }: Change) {
         let names = job.map_or_else(|| self.names(), |name| BTreeSet::from([name]));
         let mut refusal = None;
         for name in names {
@@ -385,7 +315,7 @@ impl Programmer {
                     .unwrap_or_else(|e| log::error!("{}", e.message()));
             }
         }
-        for Waiting { rank, epoch } in waiting {
+        for Joined { rank, epoch } in joined {
             // The rank's caller may have gone.
             let _ = rank.send(refusal.clone().map_or(Ok(epoch), Err));
         }
@@ -463,7 +393,7 @@ impl Programmer {
             let boxes = self.boxes.clone();
             answers.spawn(async move {
                 let request = api::ReserveRequest { reservations: all.clone() };
-                let done = boxes.order(&name, client.reserve(request)).await;
+                let done = boxes.order(&name, client.agent.reserve(request)).await;
                 (name, all, done.map(drop))
             });
         }
@@ -491,16 +421,19 @@ impl Programmer {
         };
         let mut client =
             self.boxes.client(at).with_context(|| format!("box {at} does not exist"))?;
-        if let Err(status) = self.boxes.order(at, client.create_job(order.job.clone())).await {
+        if let Err(status) = self.boxes.order(at, client.jobs.create_job(order.job.clone())).await {
             let is_there = status.code() == Code::AlreadyExists;
             if !is_there || !self.try_delete(at, name, false).await.unwrap_or(false) {
                 return Err(failed(status));
             }
-            self.boxes.order(at, client.create_job(order.job.clone())).await.map_err(failed)?;
+            self.boxes
+                .order(at, client.jobs.create_job(order.job.clone()))
+                .await
+                .map_err(failed)?;
         }
         self.leftover.remove(&(at.clone(), name.clone()));
         let request = api::AddFlowsRequest { job: name.clone(), flows: order.flows.clone() };
-        self.boxes.order(at, client.add_flows(request)).await.map_err(failed)?;
+        self.boxes.order(at, client.agent.add_flows(request)).await.map_err(failed)?;
         Ok(())
     }
 
@@ -527,7 +460,7 @@ impl Programmer {
         let mut client =
             self.boxes.client(at).with_context(|| format!("box {at} does not exist"))?;
         let question = api::ShowJobRequest { name: name.to_owned(), show_token: true };
-        let there = self.boxes.order(at, client.show_job(question)).await;
+        let there = self.boxes.order(at, client.jobs.show_job(question)).await;
         match there.map(tonic::Response::into_inner) {
             Ok(job) if !job.token.starts_with(OURS) => return Ok(false),
             Ok(_) => {}
@@ -535,7 +468,7 @@ impl Programmer {
             Err(status) => bail!("box {at}: {}", status.message()),
         }
         let request = api::DeleteJobRequest { name: name.to_owned(), gone };
-        match self.boxes.order(at, client.delete_job(request)).await {
+        match self.boxes.order(at, client.jobs.delete_job(request)).await {
             Err(status) if status.code() != Code::NotFound => {
                 bail!("box {at}: {}", status.message())
             }
@@ -562,13 +495,8 @@ impl Programmer {
         self.boxes.are_empty(|at| {
             seen.get(at).is_some_and(|seen| seen.jobs.is_empty()) && !come_back(at)
         });
-        let mut ports: Vec<_> = seen.values().flat_map(|s| s.ports.clone()).collect();
         let mut inner = self.shared.lock();
-        // Those of silent boxes stay as they were.
-        let silent =
-            |name: &str| name.split_once('/').is_some_and(|(of, _)| !seen.contains_key(of));
-        ports.extend(inner.controller.ports().iter().filter(|p| silent(&p.name)).cloned());
-        ports.sort_unstable_by_key(|p| p.ifindex);
+        let ports = ports(&seen, inner.controller.ports());
         inner.controller.set_ports(ports);
         let at_work = inner.controller.jobs().filter(|job| job.state == State::Active);
         let at_work = at_work.flat_map(|job| job.flows.iter().map(|flow| flow.ifindex));

@@ -5,28 +5,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use netsum_api::v1::manager_server::ManagerServer;
 use netsum_core::Controller;
 use netsum_core::saved::Saved;
-use netsum_core::watch::Patience;
 use netsum_daemon::config::INTERVAL_MS;
 use netsum_daemon::doorman::Limits;
-use netsum_daemon::netlink::Netlink;
 use netsum_daemon::persist::Store;
-use netsum_daemon::run::{WorkerPort, serve};
+use netsum_daemon::serve::{WorkerPort, serve};
 use netsum_daemon::socket::{self, Access, SocketFile};
-use netsum_daemon::state::Shared;
 use netsum_daemon::tls;
-use netsum_daemon::worker::PortFinder;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
+use tonic::service::Routes;
 
-use crate::boxes::Boxes;
+use crate::boxes::{Boxes, ports};
 use crate::config::Config;
 use crate::etcd::{Leading, lead};
-use crate::nowhere::Nowhere;
-use crate::program::{Changes, Programmer};
+use crate::orders::{Orders, Shared};
+use crate::program::Programmer;
+use crate::service::ManagerBackend;
 
 const HEARTBEAT: Duration = Duration::from_millis(INTERVAL_MS);
 /// A job ends when none of its ranks has been heard for this time. It is shorter than at a box:
@@ -34,8 +33,6 @@ const HEARTBEAT: Duration = Duration::from_millis(INTERVAL_MS);
 const DEAD: Duration = Duration::from_secs(10);
 /// Timeout for giving the lease back.
 const LEAVE: Duration = Duration::from_secs(3);
-/// Disables a timer that has no use here.
-const NEVER: Duration = Duration::from_secs(3600);
 /// The boxes manage memory and CPUs: they refuse jobs that do not fit.
 const MEMORY: u64 = 1 << 40;
 const CPUS: u32 = 64;
@@ -72,16 +69,13 @@ pub async fn run(config: &Config) -> Result<()> {
     }
     controller.set_ports(saved.ports.clone());
     let actions = controller.restore(saved, Instant::now(), |_| None).map_err(|e| anyhow!(e))?;
-    let patience = Patience { hold: NEVER, stall: NEVER };
-    let shared = Shared::new(controller, Box::new(Nowhere), HEARTBEAT, patience);
-    let programmer = Programmer::new(shared.clone(), boxes.clone(), &seen)
-        .reserving_own(Netlink::open().context("netlink")?);
-    let busy = programmer.busy();
-    let (changes, received) = mpsc::unbounded_channel();
+    controller.set_ports(ports(&seen, controller.ports()));
+    let (orders, changes) = Orders::new(boxes.clone());
+    let shared = Shared::new(controller, orders, HEARTBEAT);
+    let programmer = Programmer::new(shared.clone(), boxes.clone(), &seen).reserving_own();
     {
         let mut inner = shared.lock();
         (inner.store, inner.election) = (Some(store), election);
-        inner.boxes = Some(Box::new(Changes { to: changes, boxes: boxes.clone(), busy }));
         inner.carry_out(None, actions).map_err(|e| anyhow!("{}", e.message()))?;
         let is_behind = inner.store.as_ref().is_some_and(Store::is_behind);
         ensure!(
@@ -113,7 +107,9 @@ pub async fn run(config: &Config) -> Result<()> {
         config.admin.display()
     );
     let workers = WorkerPort { listener, tls, limits: Limits::default() };
-    let mut programming = tokio::spawn(programmer.run(received));
+    let backend = ManagerBackend::new(shared.clone(), boxes);
+    let routes = Routes::new(ManagerServer::new(backend.clone()));
+    let mut programming = tokio::spawn(programmer.run(changes));
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let led = async {
@@ -123,7 +119,7 @@ pub async fn run(config: &Config) -> Result<()> {
         }
     };
     let ended = tokio::select! {
-        result = serve(shared.clone(), None, PortFinder::Boxes(boxes), admin, Some(workers)) => result,
+        result = serve(backend, routes, admin, Some(workers)) => result,
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
         why = led => Err(anyhow!(why?)),

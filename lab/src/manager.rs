@@ -85,14 +85,11 @@ impl Cluster {
         )?;
         let mut manager = Manager { running, socket };
         let start = Instant::now();
-        while manager
-            .json(self, &["port", "show"])
-            .ok()
-            .and_then(|v| Some(v.as_array()?.is_empty()))
-            != Some(false)
-        {
+        let has_seen =
+            |fabric: Value| Some(fabric["boxes"].as_array()?.iter().any(|b| b["answers"] == true));
+        while manager.json(self, &["fabric", "show"]).ok().and_then(has_seen) != Some(true) {
             ensure!(manager.running.is_running(), "the manager has ended: {}", manager.log());
-            ensure!(start.elapsed() < PATIENCE, "the manager knows no ports: {}", manager.log());
+            ensure!(start.elapsed() < PATIENCE, "no box answers the manager: {}", manager.log());
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         Ok(manager)

@@ -257,9 +257,10 @@ async fn ranks_that_join_again_have_the_next_hops_that_were_known() {
         known.push(d.told.lock().unwrap().hops.values().all(|hop| hop.dst == dst));
         {
             let mut inner = d.shared.lock();
-            let edges: Vec<_> = inner.edges().collect();
+            let edges: Vec<_> = inner.controller.edges().collect();
             let hop = Hop { own, dst: [2, 0, 0, 0, 0, 7], src: own };
-            inner.next_hops = edges.iter().map(|edge| ((edge.dst, edge.own), hop)).collect();
+            inner.executor.next_hops =
+                edges.iter().map(|edge| ((edge.dst, edge.own), hop)).collect();
         }
         for rank in 0..2 {
             let leave =

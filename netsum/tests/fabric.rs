@@ -8,26 +8,27 @@ use std::time::{Duration, Instant};
 use common::authority::Authority;
 use common::{Daemon, join};
 use netsum_api::v1 as api;
+use netsum_api::v1::manager_server::ManagerServer;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_core::membership::Join;
 use netsum_core::saved::Saved;
-use netsum_core::watch::Patience;
 use netsum_core::{Connection, Controller, Rank, RankAddress, State};
 use netsum_daemon::config::Tls;
 use netsum_daemon::doorman::Limits;
 use netsum_daemon::message::job_spec;
 use netsum_daemon::persist::Store;
-use netsum_daemon::run::{WorkerPort, serve};
+use netsum_daemon::serve::{WorkerPort, serve};
 use netsum_daemon::socket::{self, Access};
-use netsum_daemon::state::{JoinAnswer, Shared};
 use netsum_daemon::tls::server_config;
-use netsum_daemon::worker::{AskBoxes as _, PortFinder};
+use netsum_daemon::waiters::JoinAnswer;
 use netsum_fabric::boxes::Boxes;
 use netsum_fabric::config::Config;
-use netsum_fabric::nowhere::Nowhere;
-use netsum_fabric::program::{Changes, Programmer};
-use tokio::sync::{mpsc, oneshot};
+use netsum_fabric::orders::{Orders, Shared};
+use netsum_fabric::program::Programmer;
+use netsum_fabric::service::ManagerBackend;
+use tokio::sync::oneshot;
 use tonic::Code;
+use tonic::service::Routes;
 use tonic::transport::{ClientTlsConfig, Endpoint};
 
 const LATE: Duration = Duration::from_secs(20);
@@ -92,12 +93,9 @@ impl Manager {
             let job = api::CreateJobRequest { rings, ..job("train") };
             controller.create_job(job_spec(job).unwrap()).unwrap();
         }
-        let patience = Patience { hold: LATE, stall: LATE };
-        let shared = Shared::new(controller, Box::new(Nowhere), LATE, patience);
+        let (orders, changes) = Orders::new(boxes.clone());
+        let shared = Shared::new(controller, orders, LATE);
         let programmer = Programmer::new(shared.clone(), boxes.clone(), &boxes_seen);
-        let (to, changes) = mpsc::unbounded_channel();
-        let changed = Changes { to, boxes: boxes.clone(), busy: programmer.busy() };
-        shared.lock().boxes = Some(Box::new(changed));
         let task = tokio::spawn(programmer.run(changes));
         Self { shared, boxes, task, rings, ports, _folder: folder }
     }
@@ -120,7 +118,7 @@ impl Manager {
 
     fn join_to(&self, job: &str, rings: u32, rank: u32) -> oneshot::Receiver<JoinAnswer> {
         let mut inner = self.shared.lock();
-        let (waiter, answer) = inner.waiter();
+        let (waiter, answer) = inner.waiters.add();
         let a = join(rank, "sesame", 1000).address.unwrap();
         let connection = |c: netsum_api::v1::Connection| Connection {
             receive_qpn: c.receive_qpn,
@@ -258,9 +256,8 @@ async fn a_box_that_is_drained_gets_no_new_rings_and_keeps_those_that_no_other_c
     let file = daemon.folder.path().join("fabric.json");
     manager.shared.lock().store = Some(Store::new(file.clone()));
     let drain = |reason: Option<&str>| {
-        let mut inner = manager.shared.lock();
-        inner.boxes.as_mut().unwrap().drain("a", reason.map(str::to_owned)).unwrap();
-        inner.carry_out(None, Vec::new()).unwrap();
+        manager.boxes.drain("a", reason.map(str::to_owned)).unwrap();
+        manager.shared.lock().carry_out(None, Vec::new()).unwrap();
     };
     let shown = || manager.boxes.show().boxes.remove(0);
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
@@ -443,6 +440,7 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
     let name = || "by-hand".to_owned();
     daemon.netsum("job create by-hand --ranks 2 --mtu 512").await.unwrap();
     client
+        .jobs
         .reconnect_job(api::ReconnectJobRequest { name: name() })
         .await
         .expect_err("nobody has joined");
@@ -455,16 +453,20 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
         ..Default::default()
     };
     let refused = [
-        client.create_job(job("other")).await.map(drop),
-        client.delete_job(api::DeleteJobRequest { name: name(), gone: true }).await.map(drop),
-        client.restart_job(api::RestartJobRequest { name: name() }).await.map(drop),
-        client.reconnect_job(api::ReconnectJobRequest { name: name() }).await.map(drop),
+        client.jobs.create_job(job("other")).await.map(drop),
+        client.jobs.delete_job(api::DeleteJobRequest { name: name(), gone: true }).await.map(drop),
+        client.jobs.restart_job(api::RestartJobRequest { name: name() }).await.map(drop),
+        client.jobs.reconnect_job(api::ReconnectJobRequest { name: name() }).await.map(drop),
         client
+            .agent
             .add_flow(api::AddFlowRequest { job: name(), flow: Some(flow.clone()) })
             .await
             .map(drop),
-        client.add_flows(api::AddFlowsRequest { job: name(), flows: vec![flow] }).await.map(drop),
-        client.drain_box(api::DrainBoxRequest { name: "a".into(), reason: None }).await.map(drop),
+        client
+            .agent
+            .add_flows(api::AddFlowsRequest { job: name(), flows: vec![flow] })
+            .await
+            .map(drop),
     ];
     let why = "a manager of election 7 gives no orders here: one of election 8 has called";
     for result in refused {
@@ -473,7 +475,7 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
     }
     let request = api::ShowJobRequest { name: name(), show_token: false };
     assert_eq!(
-        client.show_job(request).await.unwrap().into_inner().state(),
+        client.jobs.show_job(request).await.unwrap().into_inner().state(),
         api::JobState::Waiting
     );
     // A caller without an election number is an administrator.
@@ -519,8 +521,9 @@ async fn ranks_join_at_a_manager_over_tls() {
     let admin = socket::listen(&folder.path().join("fabric.sock"), &Access::default()).unwrap();
     let admin = tokio::net::UnixListener::from_std(admin).unwrap();
     let workers = WorkerPort { listener, tls: Some(tls), limits: Limits::default() };
-    let finder = PortFinder::Boxes(manager.boxes.clone());
-    let serving = tokio::spawn(serve(manager.shared.clone(), None, finder, admin, Some(workers)));
+    let backend = ManagerBackend::new(manager.shared.clone(), manager.boxes.clone());
+    let routes = Routes::new(ManagerServer::new(backend.clone()));
+    let serving = tokio::spawn(serve(backend, routes, admin, Some(workers)));
 
     let rank = async |rank: u32, identity: Option<(std::path::PathBuf, std::path::PathBuf)>| {
         let mut config =

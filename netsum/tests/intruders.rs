@@ -10,7 +10,7 @@ use common::{Daemon, join};
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_daemon::doorman::Limits;
-use netsum_daemon::run::{MAX_FRAME, MAX_HEADERS, MAX_MESSAGE, MAX_STREAMS, MAX_WINDOW};
+use netsum_daemon::serve::{MAX_FRAME, MAX_HEADERS, MAX_MESSAGE, MAX_STREAMS, MAX_WINDOW};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::Code;
@@ -238,18 +238,18 @@ async fn joins_that_are_refused_or_asked_again_leave_nothing() {
         let error = d.worker().await.join(join(7, "sesame", 60_000)).await.unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument, "{error}");
     }
-    assert_eq!(d.shared.lock().waiting(), 0);
+    assert_eq!(d.shared.lock().waiters.count(), 0);
     // A rank that joins repeatedly, and disconnects, takes one place.
     for _ in 0..20 {
         let mut worker = d.worker().await;
         let mut asked = Box::pin(worker.join(join(0, "sesame", 60_000)));
-        while d.shared.lock().waiting() == 0 {
+        while d.shared.lock().waiters.count() == 0 {
             let _ = tokio::time::timeout(Duration::from_millis(5), &mut asked).await;
         }
     }
-    assert_eq!(d.shared.lock().waiting(), 1);
+    assert_eq!(d.shared.lock().waiters.count(), 1);
     d.netsum("job delete train").await.unwrap();
-    assert_eq!(d.shared.lock().waiting(), 0);
+    assert_eq!(d.shared.lock().waiters.count(), 0);
 }
 
 #[tokio::test]
@@ -268,7 +268,7 @@ async fn a_rank_of_a_release_that_does_not_fit_is_told_both() {
     ] {
         assert!(error.message().contains(&part), "{error}");
     }
-    assert_eq!(d.shared.lock().waiting(), 0);
+    assert_eq!(d.shared.lock().waiters.count(), 0);
 }
 
 #[tokio::test]

@@ -161,9 +161,14 @@ async fn a_box_takes_orders_of_its_own_fabrics_manager_alone() {
     let address = listener.local_addr().unwrap();
     let fabric = config::Fabric { address, cert, key, ca: ours.ca() };
     let tls = tls::fabric_config(&fabric).unwrap();
-    let netlink = netsum_daemon::netlink::Netlink::open().unwrap();
-    let task =
-        tokio::spawn(netsum_daemon::run::serve_manager(d.shared.clone(), netlink, listener, tls));
+    let network =
+        netsum_daemon::network::Network::Kernel(netsum_daemon::netlink::Netlink::open().unwrap());
+    let task = tokio::spawn(netsum_daemon::listen::serve_manager(
+        d.shared.clone(),
+        network,
+        listener,
+        tls,
+    ));
     let address = address.to_string();
 
     let (cert, key) = ours.sign("manager", "manager", false);

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use hyper_util::rt::TokioIo;
 use netsum_api::v1 as api;
-use netsum_api::v1::admin_client::AdminClient;
+use netsum_api::v1::agent_client::AgentClient;
+use netsum_api::v1::jobs_client::JobsClient;
+use netsum_api::v1::manager_client::ManagerClient;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Response, Status, Streaming};
 use tower::service_fn;
@@ -16,12 +18,34 @@ use super::failure::{Failure, Kind, Result};
 
 /// A connection to the daemon's administration socket.
 pub struct Client {
-    admin: AdminClient<Channel>,
+    jobs: JobsClient<Channel>,
+    /// Only a box answers.
+    agent: AgentClient<Channel>,
+    /// Only a manager answers.
+    manager: ManagerClient<Channel>,
 }
 
 /// The daemon's answer, without gRPC's own words.
 fn said<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
     answer.map(Response::into_inner).map_err(failure)
+}
+
+/// The answer of a daemon that may lack the service: then `otherwise` says where it is.
+fn said_by<T>(answer: std::result::Result<Response<T>, Status>, otherwise: &str) -> Result<T> {
+    match answer {
+        Err(status) if status.code() == Code::Unimplemented => {
+            Err(Failure::new(Kind::Refused, otherwise))
+        }
+        answer => said(answer),
+    }
+}
+
+fn said_by_box<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
+    said_by(answer, "this daemon is a manager's; a box has a --socket of its own")
+}
+
+fn said_by_manager<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
+    said_by(answer, "this daemon is a box's; a manager has a --socket of its own")
 }
 
 /// Why the daemon did not do what was requested.
@@ -80,80 +104,87 @@ impl Client {
                 Failure::new(Kind::NoDaemon, message)
             }
         })?;
-        Ok(Self { admin: AdminClient::new(channel) })
+        Ok(Self {
+            jobs: JobsClient::new(channel.clone()),
+            agent: AgentClient::new(channel.clone()),
+            manager: ManagerClient::new(channel),
+        })
     }
 
     pub async fn create_job(&mut self, request: api::CreateJobRequest) -> Result<api::Job> {
         log::debug!("CreateJob {}", request.name);
-        said(self.admin.create_job(request).await)
+        said(self.jobs.create_job(request).await)
     }
 
     pub async fn list_tenants(&mut self) -> Result<Vec<api::Tenant>> {
         log::debug!("ListTenants");
-        Ok(said(self.admin.list_tenants(api::ListTenantsRequest {}).await)?.tenants)
+        Ok(said(self.jobs.list_tenants(api::ListTenantsRequest {}).await)?.tenants)
     }
 
     pub async fn list_jobs(&mut self) -> Result<Vec<api::Job>> {
         log::debug!("ListJobs");
-        Ok(said(self.admin.list_jobs(api::ListJobsRequest {}).await)?.jobs)
+        Ok(said(self.jobs.list_jobs(api::ListJobsRequest {}).await)?.jobs)
     }
 
     /// A job; with its token if requested.
     pub async fn show_job(&mut self, name: String, show_token: bool) -> Result<api::Job> {
         log::debug!("ShowJob {name}");
-        said(self.admin.show_job(api::ShowJobRequest { name, show_token }).await)
+        said(self.jobs.show_job(api::ShowJobRequest { name, show_token }).await)
     }
 
     pub async fn delete_job(&mut self, name: String, gone: bool) -> Result<()> {
         log::debug!("DeleteJob {name}");
-        said(self.admin.delete_job(api::DeleteJobRequest { name, gone }).await).map(drop)
+        said(self.jobs.delete_job(api::DeleteJobRequest { name, gone }).await).map(drop)
     }
 
     /// Empties a job's rings and forgets its flows.
     pub async fn restart_job(&mut self, name: String) -> Result<api::Job> {
         log::debug!("RestartJob {name}");
-        said(self.admin.restart_job(api::RestartJobRequest { name }).await)
+        said(self.jobs.restart_job(api::RestartJobRequest { name }).await)
     }
 
     /// Has a job's ranks reconnect.
     pub async fn reconnect_job(&mut self, name: String) -> Result<()> {
         log::debug!("ReconnectJob {name}");
-        said(self.admin.reconnect_job(api::ReconnectJobRequest { name }).await).map(drop)
+        said(self.jobs.reconnect_job(api::ReconnectJobRequest { name }).await).map(drop)
     }
 
     /// Registers a flow; returns the job with it.
     pub async fn add_flow(&mut self, job: String, flow: api::Flow) -> Result<api::Job> {
         log::debug!("AddFlow {job} {flow:?}");
-        said(self.admin.add_flow(api::AddFlowRequest { job, flow: Some(flow) }).await)
+        let answer = self.agent.add_flow(api::AddFlowRequest { job, flow: Some(flow) }).await;
+        said_by(answer, "flows are added at boxes: at a manager ranks join")
     }
 
     pub async fn list_ports(&mut self) -> Result<Vec<api::Port>> {
         log::debug!("ListPorts");
-        Ok(said(self.admin.list_ports(api::ListPortsRequest::default()).await)?.ports)
+        Ok(said_by_box(self.agent.list_ports(api::ListPortsRequest::default()).await)?.ports)
     }
 
     /// The boxes of a fabric; with the hosts below them if requested; `measure` measures links
     /// first.
     pub async fn show_fabric(&mut self, hosts: bool, measure: bool) -> Result<api::Fabric> {
         log::debug!("ShowFabric");
-        said(self.admin.show_fabric(api::ShowFabricRequest { hosts, measure }).await)
+        said_by_manager(self.manager.show_fabric(api::ShowFabricRequest { hosts, measure }).await)
     }
 
     /// Drains a box for a reason; without a reason, ends the drain.
     pub async fn drain_box(&mut self, name: String, reason: Option<String>) -> Result<()> {
         log::debug!("DrainBox {name} {reason:?}");
-        said(self.admin.drain_box(api::DrainBoxRequest { name, reason }).await).map(drop)
+        said_by_manager(self.manager.drain_box(api::DrainBoxRequest { name, reason }).await)
+            .map(drop)
     }
 
     /// Makes a fabric use the discovered links with this end, or stop using them.
     pub async fn accept_link(&mut self, end: String, revoke: bool) -> Result<()> {
         log::debug!("AcceptLink {end} {revoke}");
-        said(self.admin.accept_link(api::AcceptLinkRequest { end, revoke }).await).map(drop)
+        said_by_manager(self.manager.accept_link(api::AcceptLinkRequest { end, revoke }).await)
+            .map(drop)
     }
 
     pub async fn show_spread(&mut self) -> Result<api::Spread> {
         log::debug!("ShowSpread");
-        said(self.admin.show_spread(api::ShowSpreadRequest {}).await)
+        said_by_box(self.agent.show_spread(api::ShowSpreadRequest {}).await)
     }
 
     /// Pins a flow to an uplink; without one the box chooses.
@@ -161,7 +192,7 @@ impl Client {
         log::debug!("PinFlow {flow:?} {uplink:?}");
         let Ends { src, src_port, dst } = flow;
         let request = api::PinFlowRequest { src, src_port: src_port.into(), dst, uplink };
-        said(self.admin.pin_flow(request).await).map(drop)
+        said_by_box(self.agent.pin_flow(request).await).map(drop)
     }
 
     /// Used slots of a job.
@@ -171,43 +202,44 @@ impl Client {
         ring: Option<u32>,
     ) -> Result<api::ShowSlotsReply> {
         log::debug!("ShowSlots {job}");
-        said(self.admin.show_slots(api::ShowSlotsRequest { job, ring }).await)
+        said_by_box(self.agent.show_slots(api::ShowSlotsRequest { job, ring }).await)
     }
 
     /// Rings of a job, or of all when `job` is empty.
     pub async fn list_rings(&mut self, job: String) -> Result<Vec<api::Ring>> {
         log::debug!("ListRings {job}");
-        Ok(said(self.admin.list_rings(api::ListRingsRequest { job }).await)?.rings)
+        Ok(said_by_box(self.agent.list_rings(api::ListRingsRequest { job }).await)?.rings)
     }
 
     pub async fn list_programs(&mut self) -> Result<api::ListProgramsReply> {
         log::debug!("ListPrograms");
-        said(self.admin.list_programs(api::ListProgramsRequest {}).await)
+        said_by_box(self.agent.list_programs(api::ListProgramsRequest {}).await)
     }
 
     /// Diagnoses a stalled job.
     pub async fn diagnose(&mut self, job: String, watch_ms: u32) -> Result<api::Diagnosis> {
         log::debug!("Diagnose {job} for {watch_ms} ms");
-        said(self.admin.diagnose(api::DiagnoseRequest { job, watch_ms, path: false }).await)
+        said(self.jobs.diagnose(api::DiagnoseRequest { job, watch_ms, path: false }).await)
     }
 
     /// Whether packets get through between a job's ranks.
     pub async fn path(&mut self, job: String) -> Result<api::Diagnosis> {
         log::debug!("Diagnose {job}, with a path test");
         let request = api::DiagnoseRequest { job, watch_ms: 250, path: true };
-        said(self.admin.diagnose(request).await)
+        said(self.jobs.diagnose(request).await)
     }
 
     /// Single packets, as they arrive.
     pub async fn trace(&mut self, request: api::TraceRequest) -> Result<Traces> {
         log::debug!("Trace {request:?}");
-        Ok(Traces(said(self.admin.trace(request).await)?))
+        let answer = self.agent.trace(request).await;
+        said_by(answer, "the manager receives no packets: trace at a box").map(Traces)
     }
 
     /// Counters and load of a job, or of the whole box if `job` is empty.
     pub async fn stats(&mut self, job: String) -> Result<api::StatsReply> {
         log::debug!("Stats {job}");
-        said(self.admin.stats(api::StatsRequest { job }).await)
+        said_by_box(self.agent.stats(api::StatsRequest { job }).await)
     }
 }
 

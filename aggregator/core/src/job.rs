@@ -1,6 +1,6 @@
 //! A job: its properties, resources and state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -247,6 +247,11 @@ impl Job {
             in_band,
             ended,
         }
+    }
+
+    /// The interfaces at which its flows arrive.
+    pub fn flow_ports(&self) -> HashSet<u32> {
+        self.flows.iter().map(|flow| flow.ifindex).collect()
     }
 
     /// The rank that owns a member's connection: a rank its own, a group its last rank's, and the

@@ -292,15 +292,18 @@ impl Controller {
         self.ports.iter().find(|p| p.ifindex == ifindex)?.router
     }
 
-    /// The connections between members of a job's rings that this machine routes.
-    pub fn edges<'a>(&'a self, job: &'a Job) -> impl Iterator<Item = Edge> + 'a {
-        job.flows.iter().filter_map(|flow| {
-            let own = self.router(flow.ifindex)?;
-            let next = flow.rank.next(job.spec.member_count());
-            let of_next = job.flows.iter().find(|f| f.ring == flow.ring && f.rank == next);
-            let to = HopKey { ring: flow.ring, member: next.0 };
-            Some(Edge { to, dst: flow.dst, own, port: of_next.map(|f| f.ifindex) })
-        })
+    /// The connections between members of active rings that this machine routes.
+    pub fn edges(&self) -> impl Iterator<Item = Edge> {
+        let active = self.jobs.values().filter(|job| job.state == State::Active);
+        active.flat_map(move |job| job.flows.iter().filter_map(move |flow| self.edge(job, flow)))
+    }
+
+    fn edge(&self, job: &Job, flow: &FlowSpec) -> Option<Edge> {
+        let own = self.router(flow.ifindex)?;
+        let next = flow.rank.next(job.spec.member_count());
+        let of_next = job.flows.iter().find(|f| f.ring == flow.ring && f.rank == next);
+        let to = HopKey { ring: flow.ring, member: next.0 };
+        Some(Edge { to, dst: flow.dst, own, port: of_next.map(|f| f.ifindex) })
     }
 
     /// A port's name; its number if the port no longer exists.

@@ -9,10 +9,10 @@ use netsum_core::path::{Evidence, Lack};
 use netsum_core::port::Defect;
 use tonic::Status;
 
+use super::agent::Shared;
 use super::diagnose::answer;
 use super::message::refused;
-use super::netlink::Netlink;
-use super::state::Shared;
+use super::network::Network;
 
 /// Time to watch packets for a rank that lacks some. Endpoints retransmit after 67 ms.
 const WATCH: Duration = Duration::from_millis(250);
@@ -29,7 +29,7 @@ pub struct Seen(Option<(String, u32, Instant, Evidence)>);
 /// If the job does not exist.
 pub async fn cause(
     shared: &Shared,
-    netlink: Option<&Netlink>,
+    network: &Network,
     seen: &tokio::sync::Mutex<Seen>,
     request: &api::PathRequest,
 ) -> Result<Option<Defect>, Status> {
@@ -56,7 +56,7 @@ pub async fn cause(
     if !is_known {
         let watch_ms = WATCH.as_millis() as u32;
         let watched = api::DiagnoseRequest { job: job.clone(), watch_ms, path: false };
-        let (_, evidence) = answer(shared, netlink, watched).await?;
+        let (_, evidence) = answer(shared, network, watched).await?;
         seen.0 = Some((job.clone(), request.epoch, Instant::now(), evidence));
     }
     let Some((.., evidence)) = &seen.0 else { return Ok(None) };

@@ -1,6 +1,6 @@
 //! Gathers the evidence for [`netsum_core::diagnose`], and watches active rings.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
@@ -10,22 +10,20 @@ use netsum_common::serial;
 use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use netsum_core::path::Evidence;
 use netsum_core::plane::{RingSpec, unmapped};
-use netsum_core::port::Defect;
 use netsum_core::watch::RingEvent;
 use netsum_core::{Job, JobRing, Rank, State};
 use netsum_dataplane::count;
 use tonic::Status;
 
+use super::agent::{Inner, Shared};
+use super::link::Interface;
 use super::load::{counter_messages, counters, flows_of, view};
-use super::message::{refused, state_message};
-use super::netlink::{Interface, Netlink};
+use super::message::{diagnosis_message, refused};
+use super::network::Network;
 use super::path;
-use super::state::{Inner, Shared};
 
 /// Interval at which active rings are checked.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
-/// Longest time that a client may watch.
-const MAX_WATCH: Duration = Duration::from_secs(60);
 
 /// Checks all active rings periodically.
 pub async fn keep_watch(shared: Shared) {
@@ -40,7 +38,7 @@ pub async fn keep_watch(shared: Shared) {
 /// Checks all active rings once.
 fn look(inner: &mut Inner, now: Instant) {
     let active: Vec<(String, JobRing, RingSpec)> = active_rings(inner).collect();
-    inner.watch.retain(|id| active.iter().any(|(_, _, ring)| ring.id == id));
+    inner.executor.watch.retain(|id| active.iter().any(|(_, _, ring)| ring.id == id));
     for (job, number, ring) in active {
         let Ok(found) = inner.controller.job(&job) else { continue };
         let flows = flows_of(found, ring.id);
@@ -52,7 +50,7 @@ fn look(inner: &mut Inner, now: Instant) {
                 continue;
             }
         };
-        for event in inner.watch.observe(&ring, &view, now) {
+        for event in inner.executor.watch.observe(&ring, &view, now) {
             match event {
                 RingEvent::Held { slot } => {
                     log::debug!(
@@ -61,9 +59,9 @@ fn look(inner: &mut Inner, now: Instant) {
                          along"
                     );
                     // A port that is down takes no frame.
-                    let mut sent = inner.plane.send_held(&ring, slot, &flows[0]);
+                    let mut sent = inner.executor.plane.send_held(&ring, slot, &flows[0]);
                     for flow in &flows[1..] {
-                        sent = sent.or_else(|_| inner.plane.send_held(&ring, slot, flow));
+                        sent = sent.or_else(|_| inner.executor.plane.send_held(&ring, slot, flow));
                     }
                     if let Err(e) = sent {
                         log::error!(
@@ -113,9 +111,9 @@ struct Watching(Shared);
 impl Drop for Watching {
     fn drop(&mut self) {
         let mut inner = self.0.lock();
-        inner.watchers -= 1;
-        if inner.watchers == 0
-            && let Err(e) = inner.plane.watch_strangers(false)
+        inner.executor.watchers -= 1;
+        if inner.executor.watchers == 0
+            && let Err(e) = inner.executor.plane.watch_strangers(false)
         {
             log::error!("the data plane still notes unknown connections: {e:#}");
         }
@@ -126,22 +124,12 @@ impl Drop for Watching {
 /// path.
 pub async fn answer(
     shared: &Shared,
-    netlink: Option<&Netlink>,
+    network: &Network,
     request: api::DiagnoseRequest,
 ) -> Result<(api::Diagnosis, Evidence), Status> {
     let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
     let watch = Duration::from_millis(request.watch_ms.into());
-    if watch > MAX_WATCH {
-        let message = format!("--watch {}: at most {} s", request.watch_ms, MAX_WATCH.as_secs());
-        return Err(Status::invalid_argument(message));
-    }
-    let interfaces = |netlink: Option<Netlink>| async move {
-        match netlink {
-            Some(netlink) => netlink.interfaces().await.map_err(internal),
-            None => Ok(Vec::new()),
-        }
-    };
-    let before = interfaces(netlink.cloned()).await?;
+    let before = network.interfaces().await.map_err(internal)?;
     let mut packets: HashMap<(RingNumber, Rank), u32> = HashMap::new();
     let tokens_before;
     let watching = {
@@ -150,13 +138,13 @@ pub async fn answer(
         for flow in inner.controller.job(&request.job).map_err(refused)?.flows.clone() {
             packets.insert(
                 (flow.ring, flow.rank),
-                inner.plane.flow_seen(flow.key()).map_err(internal)?.packets,
+                inner.executor.plane.flow_seen(flow.key()).map_err(internal)?.packets,
             );
         }
-        if inner.watchers == 0 {
-            inner.plane.watch_strangers(true).map_err(internal)?;
+        if inner.executor.watchers == 0 {
+            inner.executor.plane.watch_strangers(true).map_err(internal)?;
         }
-        inner.watchers += 1;
+        inner.executor.watchers += 1;
         Watching(shared.clone())
     };
     let strays = path::watch_strays(shared);
@@ -166,15 +154,16 @@ pub async fn answer(
         path::acknowledged(shared, &request.job, test).await;
     }
     let strays = path::strays(strays);
-    let after = interfaces(netlink.cloned()).await?;
-    let mut ports = used_ports(&shared.lock(), &request.job);
+    let after = network.interfaces().await.map_err(internal)?;
+    let mut ports =
+        shared.lock().controller.job(&request.job).map(Job::flow_ports).unwrap_or_default();
     let facts = path::facts(shared, &ports, &after).await;
     let is_known = !ports.is_empty();
     if !is_known {
         // A rank that has not joined may be behind any port.
         ports.extend(shared.lock().controller.ports().iter().map(|port| port.ifindex));
     }
-    let bridging = obstacles(netlink, &ports).await;
+    let bridging = network.obstacles(&ports).await;
     let inner = shared.lock();
     let strangers = strangers(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
@@ -195,47 +184,21 @@ pub async fn answer(
     evidence.findings = path::of_ranks(&findings);
     let drops =
         counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
+    let rings = rings.iter().map(ring_message).collect();
     let diagnosis = api::Diagnosis {
-        job: request.job,
-        state: state_message(&job.state).into(),
-        ranks: job.spec.ranks,
-        rings: rings.iter().map(ring_message).collect(),
-        findings: findings
-            .into_iter()
-            .map(|f| api::Finding {
-                ring: f.ring.map(|ring| ring.0),
-                rank: f.rank.map(|rank| rank.0),
-                what: f.what,
-                next: f.next,
-                behind: f.behind.unwrap_or_default(),
-            })
-            .collect(),
+        rings,
         path: test.map(|test| path::of_ring(&inner, job, test)).unwrap_or_default(),
         drops: drops.into_iter().filter(|c| c.value > 0 && c.kind == Kind::Drop.name()).collect(),
+        ..diagnosis_message(job, findings)
     };
     drop(inner);
     drop(watching);
     Ok((diagnosis, evidence))
 }
 
-/// The ports of a job's flows.
-pub fn used_ports(inner: &Inner, job: &str) -> HashSet<u32> {
-    let flows = inner.controller.job(job).map(|job| &job.flows[..]).unwrap_or_default();
-    flows.iter().map(|flow| flow.ifindex).collect()
-}
-
-/// Why the bridge may not forward between these ports.
-pub async fn obstacles(netlink: Option<&Netlink>, ports: &HashSet<u32>) -> Vec<Defect> {
-    let Some(netlink) = netlink else { return Vec::new() };
-    netlink.obstacles(ports).await.unwrap_or_else(|e| {
-        log::warn!("cannot read whether the bridge forwards between ports: {e:#}");
-        Vec::new()
-    })
-}
-
 /// Counts first packets whose token matches no job, since the start.
 fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
-    Ok(count(&inner.plane.counters(RingNumber::NONE)?, Counter::InBandToken))
+    Ok(count(&inner.executor.plane.counters(RingNumber::NONE)?, Counter::InBandToken))
 }
 
 fn ring_evidence(
@@ -265,7 +228,7 @@ fn ring_evidence(
         };
         let known = packets.get(&(flow.ring, flow.rank)).copied().unwrap_or(0);
         RankEvidence {
-            last: inner.watch.last_packet(ring.id, flow.rank).map(ago),
+            last: inner.executor.watch.last_packet(ring.id, flow.rank).map(ago),
             moved: seen.packets.wrapping_sub(known),
             heartbeat: job.epoch.as_ref().and_then(|e| e.heard(flow.rank)).map(ago),
             sender: job.sender(flow.rank),
@@ -276,13 +239,17 @@ fn ring_evidence(
         }
     });
     let ranks = ranks.collect();
-    let waits =
-        inner.watch.waiting_since(ring.id).map(ago).filter(|_| view.is_pending(ring.config.credit));
+    let waits = inner
+        .executor
+        .watch
+        .waiting_since(ring.id)
+        .map(ago)
+        .filter(|_| view.is_pending(ring.config.credit));
     Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, ranks })
 }
 
 fn strangers(inner: &Inner) -> anyhow::Result<Vec<Stranger>> {
-    let noted = inner.plane.strangers()?;
+    let noted = inner.executor.plane.strangers()?;
     Ok(noted
         .into_iter()
         .map(|(key, packets)| Stranger {

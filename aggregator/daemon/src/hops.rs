@@ -12,9 +12,9 @@ use netsum_common::abi::{Address, Hop};
 use netsum_core::Edge;
 use netsum_core::plane::mapped;
 
+use super::agent::Shared;
 use super::message::mac_from_text;
 use super::netlink::{Netlink, Way, ask_for};
-use super::state::Shared;
 
 /// Poll intervals: for new rings and missing next hops, and for changes.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -28,7 +28,7 @@ pub async fn keep_hops(shared: Shared, netlink: Netlink) {
     let mut unknown = HashSet::new();
     loop {
         tick.tick().await;
-        let edges: Vec<Edge> = shared.lock().edges().collect();
+        let edges: Vec<Edge> = shared.lock().controller.edges().collect();
         if edges == last && unknown.is_empty() && at.elapsed() < CHANGES {
             continue;
         }
@@ -50,9 +50,9 @@ async fn look(
     unknown.retain(|ip| edges.iter().any(|edge| edge.dst == *ip));
     if edges.is_empty() {
         let mut inner = shared.lock();
-        inner.next_hops.clear();
-        inner.reserved.routers.clear();
-        return inner.reserve();
+        inner.executor.next_hops.clear();
+        inner.executor.reserved.routers.clear();
+        return inner.executor.reserve();
     }
     let interfaces = netlink.interfaces().await?;
     let mac = |ifindex: u32| {
@@ -89,11 +89,12 @@ async fn look(
     }
     let mut inner = shared.lock();
     // A ring may have passed to another job meanwhile.
-    let now: HashSet<Edge> = inner.edges().collect();
+    let now: HashSet<Edge> = inner.controller.edges().collect();
     for (edge, hop) in hops.iter().filter(|(edge, _)| now.contains(edge)) {
-        inner.plane.set_hop(edge.to, hop)?;
+        inner.executor.plane.set_hop(edge.to, hop)?;
     }
-    inner.next_hops = hops.into_iter().map(|(edge, hop)| ((edge.dst, edge.own), hop)).collect();
-    inner.reserved.routers = routers;
-    inner.reserve()
+    inner.executor.next_hops =
+        hops.into_iter().map(|(edge, hop)| ((edge.dst, edge.own), hop)).collect();
+    inner.executor.reserved.routers = routers;
+    inner.executor.reserve()
 }

@@ -9,7 +9,7 @@ use netsum_core::in_band::Outcome;
 use netsum_core::plane::{FirstPacket, RingSpec};
 use netsum_core::{Job, State};
 
-use super::state::{Inner, Shared};
+use super::agent::{Inner, Shared};
 
 /// Poll interval. A sender's timer is longer, so its first retransmission is usually summed.
 const INTERVAL: Duration = Duration::from_millis(10);
@@ -62,7 +62,8 @@ impl Lines {
 /// Whether a job's rings have released sums since they were created.
 fn has_released(inner: &Inner, job: &Job) -> bool {
     let untouched = |ring: &RingSpec| -> anyhow::Result<bool> {
-        let (state, slot) = (inner.plane.ring_state(ring.id)?, inner.plane.slot(ring.id, 0)?);
+        let (state, slot) =
+            (inner.executor.plane.ring_state(ring.id)?, inner.executor.plane.slot(ring.id, 0)?);
         // Indices wrap: after a whole cycle, slot 0 holds a released index.
         Ok(state.low == 0 && !slot.is(Slot::RELEASED))
     };
@@ -70,7 +71,7 @@ fn has_released(inner: &Inner, job: &Job) -> bool {
 }
 
 fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
-    let packets = match inner.plane.first_packets() {
+    let packets = match inner.executor.plane.first_packets() {
         Ok(packets) => packets,
         Err(e) => return log::error!("first packets cannot be read: {e:#}"),
     };
@@ -124,7 +125,7 @@ fn take(
     {
         log::error!(NETSUM_JOB = job; "job {job}: {}", e.message());
     }
-    if !began && let Err(e) = inner.plane.resume_rings(&paused) {
+    if !began && let Err(e) = inner.executor.plane.resume_rings(&paused) {
         log::error!(NETSUM_JOB = job; "job {job}: its rings cannot go on: {e:#}");
     }
 }
@@ -147,7 +148,7 @@ fn stop_if_it_may_begin_anew(
     }
     let rings = inner.controller.job_in_band(number).map_or(&[][..], |job| &job.rings);
     let rings: Vec<RingNumber> = rings.iter().map(|ring| ring.id).collect();
-    if let Err(e) = inner.plane.pause_rings(&rings) {
+    if let Err(e) = inner.executor.plane.pause_rings(&rings) {
         let numbers: Vec<u32> = rings.iter().map(|ring| ring.0).collect();
         log::error!("rings {numbers:?} cannot be stopped: {e:#}");
     }

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`config`] | the configuration file |
 //! | [`state`] | controller and data plane behind one lock; carries out actions |
-//! | [`admin`] | the administration service |
+//! | [`jobs`] | the service for jobs |
 //! | [`device`] | what a driver reports about a port, over ethtool and netdev netlink |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | `path` | why a job's packets do not arrive: evidence from traffic and port settings |
@@ -33,7 +33,8 @@
 //! | [`manager`] | notifies systemd |
 //! | [`run`] | `netsum run` |
 
-pub mod admin;
+pub mod agent;
+pub mod backend;
 mod cause;
 mod chosen;
 pub mod clock;
@@ -41,11 +42,14 @@ pub mod config;
 pub mod device;
 pub mod diagnose;
 pub mod doorman;
+pub mod executor;
 mod filters;
 mod frames;
 pub mod hops;
 pub mod in_band;
+pub mod jobs;
 pub mod link;
+pub mod listen;
 pub mod lldp;
 pub mod load;
 pub mod manager;
@@ -54,6 +58,7 @@ pub mod message;
 pub mod metrics;
 pub mod neighbours;
 pub mod netlink;
+pub mod network;
 pub mod own;
 mod path;
 pub mod persist;
@@ -61,6 +66,8 @@ pub mod privileges;
 pub mod reload;
 mod rtnl;
 pub mod run;
+pub mod serve;
+pub mod service;
 pub mod socket;
 pub mod spread;
 pub mod state;
@@ -69,4 +76,5 @@ pub mod trace;
 pub mod tracers;
 pub mod trains;
 mod uplinks;
+pub mod waiters;
 pub mod worker;

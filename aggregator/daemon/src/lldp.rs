@@ -10,11 +10,11 @@ use nix::sys::socket::{LinkAddr, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::unix::AsyncFd;
 
+use super::agent::Shared;
 use super::frames::{HEADER, NEAREST, send};
 use super::message::{mac_from_text, mac_text};
 use super::neighbours::{Heard, Neighbour};
 use super::netlink::{Interface, Netlink};
-use super::state::Shared;
 
 /// Interval between frames, and their time to live: two may be lost.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use netsum_core::watch::RingView;
 use netsum_core::{Job, State};
 use netsum_dataplane::count;
 
-use super::state::Inner;
+use super::agent::Inner;
 
 /// How full a ring is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,11 +34,14 @@ pub(super) fn flows_of(job: &Job, ring: RingNumber) -> Vec<FlowSpec> {
 }
 
 pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow::Result<RingView> {
-    let state = inner.plane.ring_state(ring.id)?;
+    let state = inner.executor.plane.ring_state(ring.id)?;
     Ok(RingView {
-        slot: inner.plane.slot(ring.id, state.low & (ring.config.slots - 1))?,
+        slot: inner.executor.plane.slot(ring.id, state.low & (ring.config.slots - 1))?,
         state,
-        ranks: flows.iter().map(|f| inner.plane.flow_seen(f.key())).collect::<Result<_, _>>()?,
+        ranks: flows
+            .iter()
+            .map(|f| inner.executor.plane.flow_seen(f.key()))
+            .collect::<Result<_, _>>()?,
         base_psns: flows.iter().map(|f| f.base_psn).collect(),
     })
 }
@@ -53,7 +56,7 @@ pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<Ri
     }
     let view = view(inner, ring, &flows_of(job, ring.id))?;
     let pending = view.is_pending(ring.config.credit);
-    let waits = inner.watch.waiting_since(ring.id).filter(|_| pending);
+    let waits = inner.executor.watch.waiting_since(ring.id).filter(|_| pending);
     Ok(RingLoad {
         low: view.state.low,
         slots_used: view.slots_used(),
@@ -71,7 +74,7 @@ pub fn counters(
 ) -> anyhow::Result<Vec<u64>> {
     let mut totals = vec![0; Counter::ALL.len()];
     for ring in rings {
-        let values = inner.plane.counters(ring)?;
+        let values = inner.executor.plane.counters(ring)?;
         for (total, &c) in totals.iter_mut().zip(Counter::ALL) {
             *total += count(&values, c);
         }
@@ -96,7 +99,7 @@ impl Timings {
 
     /// Adds those of a ring.
     pub fn add(&mut self, inner: &Inner, ring: RingNumber) -> anyhow::Result<()> {
-        let timing = inner.plane.timing(ring)?;
+        let timing = inner.executor.plane.timing(ring)?;
         self.completion.merge(&timing.completion);
         for (sum, of_ring) in self.ranks.iter_mut().zip(&timing.ranks) {
             sum.last += of_ring.last;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-use super::state::Shared;
+use super::agent::Shared;
 
 /// Reports that the daemon serves requests.
 pub fn ready() {

@@ -7,6 +7,7 @@ use netsum_common::defaults;
 use netsum_common::serial;
 use netsum_common::size::Size;
 use netsum_common::slot::Slot;
+use netsum_core::diagnose::Finding;
 use netsum_core::members::{self, Member, Members};
 use netsum_core::plane::{FirstPacket, FlowSpec};
 use netsum_core::trace::program_name;
@@ -15,7 +16,7 @@ use netsum_dataplane::Traced;
 use tonic::Status;
 
 /// Converts a refusal to a gRPC status.
-pub(crate) fn refused(refusal: Refusal) -> Status {
+pub fn refused(refusal: Refusal) -> Status {
     let message = refusal.to_string();
     match refusal {
         Refusal::Invalid(_) => Status::invalid_argument(message),
@@ -51,7 +52,7 @@ pub fn mac_from_text(text: &str) -> Option<[u8; 6]> {
     parts.next().is_none().then_some(mac)
 }
 
-pub(crate) fn state_message(state: &State) -> api::JobState {
+pub fn state_message(state: &State) -> api::JobState {
     match state {
         State::Waiting => api::JobState::Waiting,
         State::Active => api::JobState::Active,
@@ -60,7 +61,7 @@ pub(crate) fn state_message(state: &State) -> api::JobState {
 }
 
 /// Why a job has ended; empty if it has not.
-pub(crate) fn error_of(job: &Job) -> String {
+pub fn error_of(job: &Job) -> String {
     match &job.state {
         State::Failed(why) => why.clone(),
         _ => String::new(),
@@ -68,7 +69,7 @@ pub(crate) fn error_of(job: &Job) -> String {
 }
 
 /// A job as a message. `secret` says whether it has the token.
-pub(crate) fn job_message(
+pub fn job_message(
     job: &Job,
     port_name: impl Fn(u32) -> String,
     heartbeat_ms: u32,
@@ -140,6 +141,24 @@ pub(crate) fn job_message(
     }
 }
 
+/// The causes of a job's stall as a message.
+pub fn diagnosis_message(job: &Job, findings: Vec<Finding>) -> api::Diagnosis {
+    let finding = |f: Finding| api::Finding {
+        ring: f.ring.map(|ring| ring.0),
+        rank: f.rank.map(|rank| rank.0),
+        what: f.what,
+        next: f.next,
+        behind: f.behind.unwrap_or_default(),
+    };
+    api::Diagnosis {
+        job: job.spec.name.clone(),
+        state: state_message(&job.state).into(),
+        ranks: job.spec.ranks,
+        findings: findings.into_iter().map(finding).collect(),
+        ..api::Diagnosis::default()
+    }
+}
+
 /// A ring, with its number within its job.
 #[derive(Clone, Debug)]
 pub struct RingOfJob {
@@ -163,7 +182,7 @@ impl RingOfJob {
 }
 
 /// The ranks whose connections belong to a job's members, in order.
-pub(crate) fn senders(job: &Job) -> Vec<u32> {
+pub fn senders(job: &Job) -> Vec<u32> {
     Rank::all(job.spec.member_count()).map(|member| job.sender(member).0).collect()
 }
 

@@ -112,21 +112,6 @@ impl Netlink {
         Ok((ips, macs.filter(|mac| *mac != [0; 6]).collect()))
     }
 
-    /// IP addresses of this machine that others can reach, and their interfaces' MAC addresses.
-    pub async fn callable(&self) -> Result<Vec<(IpAddr, [u8; 6])>> {
-        let interfaces = self.interfaces().await?;
-        let mac = |ifindex: u32| {
-            mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac)
-                .filter(|mac| *mac != [0; 6])
-        };
-        let addresses = self.addresses().await?.into_iter();
-        let all = addresses.filter(|(_, ip)| match ip {
-            IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
-            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
-        });
-        Ok(all.filter_map(|(ifindex, ip)| Some((ip, mac(ifindex)?))).collect())
-    }
-
     /// IP addresses of this machine, and the interfaces that have them.
     async fn addresses(&self) -> Result<Vec<(u32, IpAddr)>> {
         let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());

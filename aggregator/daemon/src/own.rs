@@ -11,10 +11,10 @@ use anyhow::Result;
 use netsum_common::abi::{Address, Owner};
 use netsum_core::plane::mapped;
 
+use super::agent::Shared;
 use super::link::Interface;
 use super::netlink::{Gateway, Netlink, ask_for};
 use super::rtnl::Changes;
-use super::state::Shared;
 
 /// Longest time between two looks, in case notices are lost.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -36,11 +36,11 @@ pub async fn look(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let gateways = netlink.gateways().await?;
     let mut inner = shared.lock();
     let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
-    inner.reserved.gateways = of_gateways(&gateways, &interfaces, &ports, ask_for);
-    inner.plane.set_slaves(slaves)?;
-    inner.reserved.the_box = own.map(|address| (address, Owner::THE_BOX)).collect();
+    inner.executor.reserved.gateways = of_gateways(&gateways, &interfaces, &ports, ask_for);
+    inner.executor.plane.set_slaves(slaves)?;
+    inner.executor.reserved.the_box = own.map(|address| (address, Owner::THE_BOX)).collect();
     inner.controller.set_own(ips, macs);
-    inner.reserve()
+    inner.executor.reserve()
 }
 
 /// The addresses of gateways, by the ports that they are behind. A port that routes leads only to

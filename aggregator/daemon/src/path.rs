@@ -12,8 +12,8 @@ use netsum_core::plane::unmapped;
 use netsum_core::port::{Defect, PortFacts, bearable};
 use netsum_core::{Job, Rank};
 
+use super::agent::{Inner, Shared};
 use super::link::Interface;
-use super::state::{Inner, Shared};
 use super::{device, trace};
 
 /// A packet that stays unacknowledged for this long is lost repeatedly.
@@ -51,7 +51,7 @@ pub async fn facts(
 ) -> Vec<PortFacts> {
     let cpus: Vec<u32> = {
         let inner = shared.lock();
-        (0..inner.controller.cpus() as u32).map(|c| inner.plane.cpu_number(c)).collect()
+        (0..inner.controller.cpus() as u32).map(|c| inner.executor.plane.cpu_number(c)).collect()
     };
     let used: Vec<Interface> =
         interfaces.iter().filter(|l| ports.contains(&l.ifindex)).cloned().collect();
@@ -84,7 +84,9 @@ pub fn evidence(
         bypass.filter_map(|s| bypass_sender(job, s.src, s.dst, s.qpn)).collect();
     let has_contributed = |rank| {
         let mut flows = job.flows.iter().filter(|flow| job.sender(flow.rank) == rank);
-        flows.any(|flow| inner.plane.flow_seen(flow.key()).is_ok_and(|s| s.packets != s.refused))
+        flows.any(|flow| {
+            inner.executor.plane.flow_seen(flow.key()).is_ok_and(|s| s.packets != s.refused)
+        })
     };
     let is_home = |rank| bypass.contains(&rank) || has_contributed(rank);
     Evidence {
@@ -124,7 +126,8 @@ pub fn of_ring(inner: &Inner, job: &Job, test: u32) -> Vec<api::PathOfRank> {
     let pairs = epoch.ring.iter().zip(epoch.ring.iter().cycle().skip(1));
     let of = |(rank, next): (&Rank, &Rank)| {
         let flows = || job.flows.iter().filter(|flow| job.sender(flow.rank) == *rank);
-        let seen: Vec<_> = flows().filter_map(|f| inner.plane.flow_seen(f.key()).ok()).collect();
+        let seen: Vec<_> =
+            flows().filter_map(|f| inner.executor.plane.flow_seen(f.key()).ok()).collect();
         api::PathOfRank {
             rank: rank.0,
             next: next.0,

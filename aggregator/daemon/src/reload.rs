@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use tokio::signal::unix::Signal;
 
+use super::agent::{Inner, Shared};
 use super::chosen::Chosen;
 use super::device;
+use super::executor::programs_of_now;
 use super::manager;
 use super::memory;
 use super::netlink::{Interface, Netlink};
-use super::state::{Shared, programs_of_now};
 use crate::config::Config;
 
 /// Poll interval for ports. Ranks that have fallen back try the box again after a second; by then a
@@ -97,7 +98,7 @@ impl Reloader {
             memory::tell(&mut inner.controller);
             inner.controller.set_heartbeat_timeout(new.heartbeat_timeout);
             inner.controller.set_tenants(new.tenants.clone());
-            inner.watch.set_patience(new.patience);
+            inner.executor.watch.set_patience(new.patience);
         }
         let waits = self.config.needs_restart(&new);
         if !waits.is_empty() {
@@ -114,11 +115,13 @@ impl Reloader {
 
     /// Cleans up after everything that ends without an event.
     fn tidy(&self) {
-        let mut inner = self.shared.lock();
-        if let Err(e) = inner.tidy(Instant::now()) {
+        let mut guard = self.shared.lock();
+        guard.keep_again();
+        let Inner { controller, executor, .. } = &mut *guard;
+        if let Err(e) = executor.tidy(controller, Instant::now()) {
             log::error!("flows that have ended: {e:#}");
         }
-        match inner.plane.keep_cpus() {
+        match executor.plane.keep_cpus() {
             Ok(done) => done.iter().for_each(|line| log::warn!("{line}")),
             Err(e) => log::error!("CPUs that serve rings: {e:#}"),
         }
@@ -144,7 +147,7 @@ impl Reloader {
                 log::info!(NETSUM_PORT = port.name; "port {} is called {} now", before.name, port.name);
             }
         }
-        let attached = inner.plane.attached();
+        let attached = inner.executor.plane.attached();
         for interface in interfaces.iter().filter(|l| !is_known(l)) {
             // It was a port before, and still has the program that drops data of flows that ended
             // then.
@@ -153,8 +156,8 @@ impl Reloader {
             } else {
                 device::attach(interface, false, || {
                     // Detach from a former interface with the same number.
-                    inner.plane.detach(interface.ifindex)?;
-                    inner.plane.attach(interface.ifindex)
+                    inner.executor.plane.detach(interface.ifindex)?;
+                    inner.executor.plane.attach(interface.ifindex)
                 })
             };
             match attached {
@@ -171,7 +174,7 @@ impl Reloader {
         }
         for interface in interfaces.iter().filter(|l| is_known(l) && l.xdp.is_none()) {
             // In one step, so no contribution can pass in between.
-            match inner.plane.attach(interface.ifindex) {
+            match inner.executor.plane.attach(interface.ifindex) {
                 Ok(()) => {
                     log::warn!(
                         NETSUM_PORT = interface.name;
@@ -179,7 +182,7 @@ impl Reloader {
                         interface.name
                     );
                     self.refused.remove(&interface.ifindex);
-                    inner.programs = programs_of_now();
+                    inner.executor.programs = programs_of_now();
                 }
                 Err(e) if self.refused.insert(interface.ifindex) => {
                     log::error!(NETSUM_PORT = interface.name; "port {}: {e:#}", interface.name)

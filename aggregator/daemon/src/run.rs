@@ -3,11 +3,8 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use netsum_api::v1::admin_server::AdminServer;
-use netsum_api::v1::worker_server::WorkerServer;
 use netsum_core::{Controller, JobSpec, largest_mtu};
 use netsum_dataplane::{Logger, online_cpus, speed};
 use rtnetlink::MulticastGroup;
@@ -16,25 +13,24 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tokio_stream::{Stream, StreamExt as _};
-use tonic::transport::{Server, ServerTlsConfig};
+use tonic::transport::ServerTlsConfig;
 
-use super::admin::AdminService;
+use super::agent::{Agent, Shared};
 use super::chosen::Chosen;
-use super::doorman::{Doorman, Limits};
-use super::netlink::{Interface, Netlink};
+use super::doorman::Limits;
+use super::link::Interface;
+use super::listen::{serve, serve_manager};
+use super::netlink::Netlink;
+use super::network::Network;
 use super::persist::{Begun, Wanted, begin, hold};
 use super::reload::Reloader;
 use super::rtnl::Changes;
+use super::serve::WorkerPort;
 use super::socket::{self, SocketFile};
 use super::spread::Spreader;
-use super::state::Shared;
 use super::trains::{self, Trains};
-use super::worker::{PortFinder, WorkerService};
 use super::{
-    device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, own, privileges,
-    tls, uplinks,
+    device, hops, lldp, manager, memory, metrics, neighbours, own, privileges, tls, uplinks,
 };
 use crate::config::Config;
 
@@ -142,12 +138,13 @@ impl Ready {
         if let Some(logger) = plane.take_logger() {
             tokio::spawn(forward_log(logger));
         }
-        let shared = Shared::new(controller, Box::new(plane), config.heartbeat, config.patience);
+        let agent = Agent::new(Box::new(plane), config.patience);
+        let shared = Shared::new(controller, agent, config.heartbeat);
         {
             let mut inner = shared.lock();
             memory::tell(&mut inner.controller);
-            (inner.store, inner.election, inner.spread, inner.adds) =
-                (store, election, spread, adds);
+            (inner.store, inner.election) = (store, election);
+            (inner.executor.spread, inner.executor.adds) = (spread, adds);
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
             if let Some((wanted, jobs)) = self.wanted {
                 inner.create_again(wanted, jobs);
@@ -179,15 +176,16 @@ impl Ready {
             }
             None => None,
         };
+        let network = Network::Kernel(netlink.clone());
         if let Some((listener, tls)) = self.fabric {
             log::info!("the fabric's manager on {}", listener.local_addr()?);
             let listener = TcpListener::from_std(listener)?;
-            tokio::spawn(serve_manager(shared.clone(), netlink.clone(), listener, tls));
+            tokio::spawn(serve_manager(shared.clone(), network.clone(), listener, tls));
         }
         if let Some(listener) = self.metrics {
             log::info!("metrics on http://{}/metrics", listener.local_addr()?);
             let listener = TcpListener::from_std(listener)?;
-            tokio::spawn(metrics::serve(shared.clone(), Some(netlink.clone()), listener));
+            tokio::spawn(metrics::serve(shared.clone(), network.clone(), listener));
         }
         let admin = UnixListener::from_std(self.admin)?;
 
@@ -212,7 +210,7 @@ impl Ready {
         }
         manager::ready();
         let ended = tokio::select! {
-            result = serve(shared.clone(), Some(netlink.clone()), PortFinder::Bridge(netlink), admin, workers) => result,
+            result = serve(shared.clone(), network, admin, workers) => result,
             _ = terminate.recv() => {
                 log::info!("SIGTERM: ending");
                 Ok(())
@@ -237,11 +235,11 @@ impl Ready {
         manager::stopping();
         reloader.abort();
         let mut inner = shared.lock();
-        if let Some(Err(e)) = inner.spread.take().map(Spreader::end) {
+        if let Some(Err(e)) = inner.executor.spread.take().map(Spreader::end) {
             log::error!("spread flows: {e:#}");
         }
         inner.end_all().unwrap_or_else(|e| log::error!("jobs: {e:#}"));
-        let senders = inner.plane.ended_flows()?.len();
+        let senders = inner.executor.plane.ended_flows()?.len();
         if let Some(pin) =
             config.pin.as_ref().filter(|_| inner.store.is_some() && senders > 0 && !detach_now)
         {
@@ -258,12 +256,12 @@ impl Ready {
                 "detached: what {senders} connections may still send reaches its receivers unsummed"
             );
         }
-        for ifindex in inner.plane.attached() {
-            if let Err(e) = inner.plane.detach(ifindex) {
+        for ifindex in inner.executor.plane.attached() {
+            if let Err(e) = inner.executor.plane.detach(ifindex) {
                 log::error!("interface {ifindex}: {e:#}");
             }
         }
-        if let Err(e) = inner.plane.unpin() {
+        if let Err(e) = inner.executor.plane.unpin() {
             log::error!("pins: {e:#}");
         }
         if let Some(store) = inner.store.take() {
@@ -287,117 +285,6 @@ fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
         cpus.len()
     );
     Some(adds)
-}
-
-/// The port for workers.
-pub struct WorkerPort {
-    pub listener: TcpListener,
-    /// TLS; cleartext if `None`.
-    pub tls: Option<ServerTlsConfig>,
-    /// Limits for connections without a token.
-    pub limits: Limits,
-}
-
-/// Longest message that a worker needs to send; 255 rings take about 5 KB.
-pub const MAX_MESSAGE: usize = 16 << 10;
-/// Concurrent requests per connection, and bytes of their headers.
-pub const MAX_STREAMS: u32 = 8;
-pub const MAX_HEADERS: u32 = 16 << 10;
-/// Bytes of all unread requests of a connection, and of one frame: the minima of HTTP/2 (RFC 9113,
-/// 6.9.2 and 4.2).
-pub const MAX_WINDOW: u32 = (1 << 16) - 1;
-pub const MAX_FRAME: u32 = 1 << 14;
-/// A manager needs more concurrent requests.
-const MANAGER_STREAMS: u32 = 32;
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// A connection that does not answer a ping in this time is closed.
-const KEEP_ALIVE: Duration = Duration::from_secs(20);
-
-/// Serves both services until one fails.
-pub async fn serve(
-    shared: Shared,
-    netlink: Option<Netlink>,
-    ports: PortFinder,
-    admin: UnixListener,
-    workers: Option<WorkerPort>,
-) -> Result<()> {
-    let time = tokio::spawn(shared.clone().keep_time());
-    let watch = tokio::spawn(diagnose::keep_watch(shared.clone()));
-    let listening = tokio::spawn(in_band::keep_listening(shared.clone()));
-    let admin = Server::builder()
-        .add_service(AdminServer::new(AdminService::new(shared.clone(), netlink, ports.clone())))
-        .serve_with_incoming(accepted(UnixListenerStream::new(admin)));
-    let result = match workers {
-        Some(WorkerPort { listener, tls, limits }) => {
-            let doorman = Doorman::new(limits);
-            let connections = accepted(TcpListenerStream::new(listener))
-                .filter_map(move |tcp| doorman.admit(tcp.ok()?).map(Ok::<_, io::Error>));
-            let mut server = Server::builder()
-                .max_concurrent_streams(MAX_STREAMS)
-                .initial_stream_window_size(MAX_WINDOW)
-                .initial_connection_window_size(MAX_WINDOW)
-                .max_frame_size(MAX_FRAME)
-                .http2_max_header_list_size(MAX_HEADERS)
-                .http2_keepalive_interval(Some(KEEP_ALIVE))
-                .http2_keepalive_timeout(Some(KEEP_ALIVE));
-            if let Some(tls) = tls {
-                server = server.tls_config(tls).context("listen.tls")?;
-            }
-            let service = WorkerService::new(shared, ports);
-            let workers = server
-                .add_service(WorkerServer::new(service).max_decoding_message_size(MAX_MESSAGE))
-                .serve_with_incoming(connections);
-            tokio::try_join!(admin, workers).map(|_| ())
-        }
-        None => admin.await,
-    };
-    time.abort();
-    watch.abort();
-    listening.abort();
-    result.context("the control API")
-}
-
-/// Accepted connections. If accepting fails, most likely for lack of descriptors, it pauses,
-/// because the kernel offers the same connection again at once.
-fn accepted<T>(
-    connections: impl Stream<Item = io::Result<T>>,
-) -> impl Stream<Item = io::Result<T>> {
-    let wait = async |connection: io::Result<T>| {
-        if let Err(e) = &connection {
-            log::warn!("a connection cannot be accepted: {e}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        connection
-    };
-    connections.then(wait).filter(Result::is_ok)
-}
-
-/// Serves administration to a fabric's manager.
-pub async fn serve_manager(
-    shared: Shared,
-    netlink: Netlink,
-    listener: TcpListener,
-    tls: ServerTlsConfig,
-) {
-    let ports = PortFinder::Bridge(netlink.clone());
-    let service = AdminServer::new(AdminService::new(shared, Some(netlink), ports));
-    // A client that has passed the handshake may stay.
-    let limits =
-        Limits { connections: 64, per_address: 16, patience: FOREVER, ..Limits::default() };
-    let doorman = Doorman::new(limits);
-    let connections = accepted(TcpListenerStream::new(listener))
-        .filter_map(move |tcp| tcp.ok().and_then(|tcp| doorman.admit(tcp)).map(Ok::<_, io::Error>));
-    let served = async {
-        let mut server = Server::builder()
-            .max_concurrent_streams(MANAGER_STREAMS)
-            .http2_max_header_list_size(MAX_HEADERS)
-            .http2_keepalive_interval(Some(KEEP_ALIVE))
-            .tls_config(tls)?;
-        server.add_service(service).serve_with_incoming(connections).await
-    };
-    if let Err(e) = served.await {
-        log::error!("listen.fabric: {e}: no manager can call any more");
-    }
 }
 
 async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::TcpListener> {
@@ -430,21 +317,5 @@ async fn forward_log(logger: Logger) {
         if let Err(e) = result {
             return log::warn!("the XDP programs' log cannot be read: {e}");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_connection_that_cannot_be_accepted_is_no_end_and_no_busy_loop() {
-        let started = std::time::Instant::now();
-        let none_left = || Err(io::Error::from_raw_os_error(libc::EMFILE));
-        let mut connections =
-            std::pin::pin!(accepted(tokio_stream::iter([none_left(), none_left(), Ok(1), Ok(2)])));
-        assert_eq!(connections.next().await.unwrap().unwrap(), 1);
-        assert!(started.elapsed() >= Duration::from_millis(200));
-        assert_eq!(connections.next().await.unwrap().unwrap(), 2);
     }
 }

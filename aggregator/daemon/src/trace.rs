@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
 
+use super::agent::{Agent, Inner, Shared};
 use super::message::refused;
-use super::state::{Inner, Shared};
 use super::tracers::{BATCH, Reply};
 use crate::clock;
 
@@ -45,7 +45,7 @@ impl Stream for Tracing {
 
 impl Drop for Tracing {
     fn drop(&mut self) {
-        let Inner { tracers, plane, .. } = &mut *self.shared.lock();
+        let Agent { tracers, plane, .. } = &mut self.shared.lock().executor;
         if let Err(e) = tracers.remove(self.id, plane.as_mut()) {
             log::error!("the data plane still traces packets: {e:#}");
         }
@@ -70,7 +70,7 @@ pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, St
         .counted_by(&request.verdicts)
         .map_err(refused)?
         .with_bytes(request.capture);
-    let Inner { tracers, plane, .. } = &mut *inner;
+    let Agent { tracers, plane, .. } = &mut inner.executor;
     let (id, replies) = tracers.add(wanted, plane.as_mut())?;
     if !std::mem::replace(&mut tracers.pumping, true) {
         tokio::spawn(pump(shared.clone()));
@@ -84,7 +84,8 @@ async fn pump(shared: Shared) {
     let clock = clock::offset();
     loop {
         let full = {
-            let Inner { tracers, plane, controller, .. } = &mut *shared.lock();
+            let Inner { executor: Agent { tracers, plane, .. }, controller, .. } =
+                &mut *shared.lock();
             if tracers.is_empty() {
                 tracers.pumping = false;
                 return;

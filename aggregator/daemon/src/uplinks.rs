@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::agent::Shared;
 use super::netlink::Netlink;
-use super::state::Shared;
 
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -16,7 +16,7 @@ pub async fn keep(shared: Shared, netlink: Netlink) {
         let interfaces = netlink.interfaces().await;
         let mut inner = shared.lock();
         let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
-        let Some(spreader) = &mut inner.spread else { return };
+        let Some(spreader) = &mut inner.executor.spread else { return };
         spreader.keep(interfaces, &ports, Instant::now());
     }
 }

@@ -1,23 +1,18 @@
 //! The workers' service: requests of ranks, with their job's token.
 
-use std::collections::HashSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_server::Worker;
 use netsum_api::{PROTOCOL, RELEASE};
 use netsum_core::membership::Join;
-use netsum_core::port::Defect;
 use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress, epoch_number};
 use tonic::{Request, Response, Status};
 
-use super::cause;
-use super::diagnose::{obstacles, used_ports};
 use super::doorman::Peer;
+use super::executor::{Backend, Executor, Place};
 use super::message::{error_of, job_message, mac_from_text, mac_text, refused, state_message};
-use super::netlink::{Found, Netlink};
 use super::state::Shared;
 
 /// Longest time that a rank may wait for others.
@@ -29,54 +24,21 @@ const MAX_TOKEN: usize = 1024;
 /// Characters of a rank's abort reason that are passed to the others.
 const MAX_REASON: usize = 300;
 
-/// Finds the port that a rank is behind.
-#[derive(Clone)]
-pub enum PortFinder {
-    /// In the bridge's forwarding table and, for ranks behind routers, in the box's routes.
-    Bridge(Netlink),
-    /// By MAC address, without a bridge; for tests and benchmarks.
-    Fixed(Arc<dyn Fn([u8; 6]) -> Option<u32> + Send + Sync>),
-    /// At one of several boxes.
-    Boxes(Arc<dyn AskBoxes>),
-}
-
-/// Queries other boxes.
-#[tonic::async_trait]
-pub trait AskBoxes: Send + Sync {
-    /// The port that a host is behind, and the MAC address that its packets have there. `patience`
-    /// bounds the time that boxes take to answer.
-    async fn find(
-        &self,
-        rank: u32,
-        mac: [u8; 6],
-        ip: IpAddr,
-        patience: Duration,
-    ) -> Result<(u32, [u8; 6]), Status>;
-    /// The boxes and the hosts below them.
-    async fn topology(&self) -> api::Fabric;
-    /// Measures the links between them that no job's rings use.
-    async fn measure(&self);
-    /// Why a job at work stands still; `heard` is the time since each rank's last heartbeat.
-    async fn diagnose(
-        &self,
-        request: api::DiagnoseRequest,
-        heard: Vec<Option<Duration>>,
-    ) -> api::Diagnosis;
-}
-
 /// Answers workers.
 #[derive(Clone)]
-pub struct WorkerService {
-    shared: Shared,
-    ports: PortFinder,
-    seen: Arc<tokio::sync::Mutex<cause::Seen>>,
+pub struct WorkerService<B> {
+    backend: B,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
-impl WorkerService {
-    pub fn new(shared: Shared, ports: PortFinder) -> Self {
-        Self { shared, ports, seen: Arc::default() }
+impl<B: Backend> WorkerService<B> {
+    pub fn new(backend: B) -> Self {
+        Self { backend }
+    }
+
+    fn shared(&self) -> &Shared<B::Executor> {
+        self.backend.shared()
     }
 
     /// Checks a request's token.
@@ -84,7 +46,8 @@ impl WorkerService {
         if job.len() > MAX_NAME || token.len() > MAX_TOKEN {
             return Err(Status::unauthenticated("no such job, or the token is wrong"));
         }
-        let check = || self.shared.lock().controller.job_for(job, token).map(drop).map_err(refused);
+        let check =
+            || self.shared().lock().controller.job_for(job, token).map(drop).map_err(refused);
         match peer {
             Some(peer) => peer.authorise(job, check).await,
             None => check(),
@@ -92,15 +55,19 @@ impl WorkerService {
     }
 
     fn job(&self, name: &str, token: &str) -> Result<api::Job, Status> {
-        let inner = self.shared.lock();
+        let inner = self.shared().lock();
         let job = inner.controller.job_for(name, token).map_err(refused)?;
-        let heartbeat = self.shared.heartbeat.as_millis() as u32;
+        let heartbeat = self.shared().heartbeat.as_millis() as u32;
         Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
     }
 
     /// Records why a rank was refused, for the ranks that wait for it.
     fn note(&self, job: &str, rank: u32, refusal: Status) -> Status {
-        self.shared.lock().controller.note_refused(job, Rank(rank), &printable(refusal.message()));
+        self.shared().lock().controller.note_refused(
+            job,
+            Rank(rank),
+            &printable(refusal.message()),
+        );
         refusal
     }
 
@@ -109,89 +76,14 @@ impl WorkerService {
     /// with a wrong address mostly has the right one there.
     async fn misplaced(&self, refusal: Status, from: Option<IpAddr>, ip: &str) -> Status {
         let Some(from) = from.filter(|from| from.to_string() != ip) else { return refusal };
-        let ifindex = match &self.ports {
-            PortFinder::Bridge(netlink) => netlink.seen_at(from).await.ok().flatten(),
-            _ => None,
-        };
-        let inner = self.shared.lock();
-        let port = inner.controller.ports().iter().find(|p| Some(p.ifindex) == ifindex);
-        let by = port.map(|p| format!(" by port {}", p.name)).unwrap_or_default();
+        let port = self.backend.port_seen(from).await;
+        let by = port.map(|port| format!(" by port {port}")).unwrap_or_default();
         let text = format!(
             "{}; its connection comes from {from}{by}: set NETSUM_IP to its address behind one of \
              the box's ports",
             refusal.message()
         );
         Status::new(refusal.code(), text)
-    }
-
-    /// The router by which this box sends to an address.
-    async fn router_of(&self, ip: IpAddr) -> Option<IpAddr> {
-        let PortFinder::Bridge(netlink) = &self.ports else { return None };
-        let way = netlink.way_to(ip).await.ok().flatten()?;
-        (way.next != ip).then_some(way.next)
-    }
-
-    /// The port that a rank is behind, and the MAC address that its packets have there.
-    async fn port_of(
-        &self,
-        rank: u32,
-        address: &RankAddress,
-        patience: Duration,
-    ) -> Result<(u32, [u8; 6]), Status> {
-        let netlink = match &self.ports {
-            PortFinder::Fixed(find) => {
-                let port = find(address.mac).ok_or_else(|| Status::not_found("no such host"))?;
-                return Ok((port, address.mac));
-            }
-            PortFinder::Bridge(netlink) => netlink,
-            PortFinder::Boxes(boxes) => {
-                return boxes.find(rank, address.mac, address.ip, patience).await;
-            }
-        };
-        let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
-        if netlink.way_to(address.ip).await.map_err(internal)?.is_some_and(|way| way.is_own) {
-            return Err(Status::failed_precondition(format!(
-                "rank {rank}: {} is an address of the box itself",
-                address.ip
-            )));
-        }
-        let ports: Vec<u32> =
-            self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
-        let found = netlink.port_of(address.mac, address.ip, &ports).await.map_err(internal)?;
-        let interfaces = netlink.interfaces().await.map_err(internal)?;
-        let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
-        let of = format!("MAC address {} of {}", mac_text(address.mac), address.ip);
-        let (ifindex, mac) = match found {
-            Found::Port { ifindex, mac } => (ifindex, mac),
-            Found::Nothing { router: None } => {
-                return refused(format!(
-                    "the bridge has not seen {of} on any port; a rank behind a router is found by \
-                     the box's route to it"
-                ));
-            }
-            Found::Nothing { router: Some(router) } => {
-                return refused(format!(
-                    "the bridge has not seen {of} on any port, nor that of {router}, the box's \
-                     router on the way there"
-                ));
-            }
-        };
-        let mut inner = self.shared.lock();
-        let isolated = interfaces.iter().filter(|l| l.isolated);
-        inner.controller.set_isolated(isolated.filter_map(|l| Some((l.ifindex, l.bridge?))));
-        inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
-        inner.controller.set_routers(interfaces.iter().map(|l| (l.ifindex, l.router)));
-        if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
-            Ok((ifindex, mac))
-        } else {
-            let of = if mac == address.mac {
-                of
-            } else {
-                format!("{}, the router of {},", mac_text(mac), address.ip)
-            };
-            let name = interfaces.iter().find(|l| l.ifindex == ifindex).map_or("?", |l| &l.name);
-            refused(format!("{of} is behind {name}, which is none of netsum's ports"))
-        }
     }
 }
 
@@ -254,28 +146,21 @@ fn translated(address: &RankAddress, router: IpAddr) -> String {
 
 /// A rank's request that waits for other ranks. If the request is cancelled, because the rank's
 /// process has ended, its place becomes free.
-struct Waits {
-    shared: Shared,
+struct Waits<E: Executor> {
+    shared: Shared<E>,
     job: String,
     rank: Rank,
     waiter: u64,
     is_over: bool,
 }
 
-impl Drop for Waits {
+impl<E: Executor> Drop for Waits<E> {
     fn drop(&mut self) {
         if !self.is_over {
             let mut inner = self.shared.lock();
-            inner.forget(self.waiter);
+            inner.waiters.take(self.waiter);
             inner.controller.withdraw(&self.job, self.rank, self.waiter);
         }
-    }
-}
-
-/// Logs possible causes of an ended job's failure.
-async fn tell_obstacles(netlink: Netlink, ports: HashSet<u32>, job: String) {
-    for Defect { found, mend, .. } in obstacles(Some(&netlink), &ports).await {
-        log::warn!(NETSUM_JOB = job; "job {job} has ended; possible cause: {found}: {mend}");
     }
 }
 
@@ -290,7 +175,7 @@ fn printable(text: &str) -> String {
 }
 
 #[tonic::async_trait]
-impl Worker for WorkerService {
+impl<B: Backend> Worker for WorkerService<B> {
     async fn describe(&self, request: Request<api::DescribeRequest>) -> Answer<api::Job> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
@@ -338,27 +223,24 @@ impl Worker for WorkerService {
         };
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
         let deadline = Instant::now() + wait;
-        let (ifindex, mac) = match self.port_of(rank, &address, wait).await {
-            Ok(found) => found,
+        let Place { ifindex, mac, router } = match self.backend.find(rank, &address, wait).await {
+            Ok(place) => place,
             Err(status) => return Err(note(self.misplaced(status, from, &a.ip).await)),
         };
-        if mac != address.mac
-            && let Some(router) = self.router_of(address.ip).await
-            && from == Some(router)
-        {
+        if let Some(router) = router.filter(|by| mac != address.mac && from == Some(*by)) {
             return Err(note(Status::failed_precondition(translated(&address, router))));
         }
         let warnings = behind_router(&address, mac).into_iter().collect();
         let (mut waiting, receiver) = {
-            let mut inner = self.shared.lock();
-            let (waiter, receiver) = inner.waiter();
+            let mut inner = self.shared().lock();
+            let (waiter, receiver) = inner.waiters.add();
             let now = Instant::now();
             let (job, token) = (r.job.clone(), r.token.as_str().into());
             let join = Join { job, token, address, ifindex, mac, epoch: r.epoch, deadline, waiter };
             let actions = match inner.controller.join(join, now) {
                 Ok(actions) => actions,
                 Err(refusal) => {
-                    inner.forget(waiter);
+                    inner.waiters.take(waiter);
                     drop(inner);
                     return Err(note(refused(refusal)));
                 }
@@ -371,14 +253,14 @@ impl Worker for WorkerService {
             if begins {
                 warn_of_neighbours(&inner.controller, &r.job);
             }
-            let (shared, job) = (self.shared.clone(), r.job.clone());
+            let (shared, job) = (self.shared().clone(), r.job.clone());
             (Waits { shared, job, rank: Rank(rank), waiter, is_over: false }, receiver)
         };
         let answer = receiver.await;
         waiting.is_over = true;
         let epoch =
             answer.map_err(|_| Status::unavailable("the daemon is stopping"))?.map_err(refused)?;
-        let inner = self.shared.lock();
+        let inner = self.shared().lock();
         let job = inner.controller.job_for(&r.job, &r.token).map_err(refused)?;
         let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {
             return Err(Status::failed_precondition(format!(
@@ -397,7 +279,7 @@ impl Worker for WorkerService {
             selective: a.selective,
         });
         let (ranks, without_box) = (ranks.collect(), job.spec.or_ring && current.without_box);
-        let heartbeat = self.shared.heartbeat.as_millis() as u32;
+        let heartbeat = self.shared().heartbeat.as_millis() as u32;
         let job = Some(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false));
         Ok(Response::new(api::JoinReply { job, ranks, without_box, warnings }))
     }
@@ -408,7 +290,7 @@ impl Worker for WorkerService {
     ) -> Answer<api::HeartbeatReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        let mut inner = self.shared.lock();
+        let mut inner = self.shared().lock();
         let job = inner
             .controller
             .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, r.without_box, Instant::now())
@@ -418,15 +300,14 @@ impl Worker for WorkerService {
         let path = job.epoch.as_ref().map_or(0, |epoch| epoch.path);
         let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.renew);
         inner.controller.path_acknowledged(&r.job, Rank(r.rank), r.epoch, r.path);
-        let is_stuck = inner.boxes.as_ref().is_some_and(|boxes| boxes.is_stuck(&r.job));
-        let programs = if is_stuck { 0 } else { inner.programs };
+        let programs = inner.executor.programs(&r.job);
         Ok(Response::new(api::HeartbeatReply { state, error, epoch, reconnect, programs, path }))
     }
 
     async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        let mut inner = self.shared.lock();
+        let mut inner = self.shared().lock();
         let actions =
             inner.controller.leave(&r.job, &r.token, Rank(r.rank), r.epoch).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
@@ -436,16 +317,14 @@ impl Worker for WorkerService {
     async fn abort(&self, request: Request<api::AbortRequest>) -> Answer<api::AbortReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        let mut inner = self.shared.lock();
-        let ports = used_ports(&inner, &r.job);
+        let mut inner = self.shared().lock();
+        let ports = inner.controller.job(&r.job).map(Job::flow_ports).unwrap_or_default();
         let actions = inner
             .controller
             .abort(&r.job, &r.token, Rank(r.rank), r.epoch, &printable(&r.reason))
             .map_err(refused)?;
-        if let PortFinder::Bridge(netlink) = &self.ports
-            && !actions.is_empty()
-        {
-            tokio::spawn(tell_obstacles(netlink.clone(), ports, r.job.clone()));
+        if !actions.is_empty() {
+            self.backend.job_aborted(r.job.clone(), ports);
         }
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::AbortReply {}))
@@ -454,18 +333,7 @@ impl Worker for WorkerService {
     async fn path(&self, request: Request<api::PathRequest>) -> Answer<api::PathReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        let netlink = match &self.ports {
-            PortFinder::Bridge(netlink) => Some(netlink),
-            PortFinder::Fixed(_) => None,
-            // Each box knows only its own ports; `netsum diagnose` queries them all.
-            PortFinder::Boxes(_) => return Ok(Response::new(api::PathReply::default())),
-        };
-        let cause = cause::cause(&self.shared, netlink, &self.seen, &r).await?;
-        let reply = cause.map(|d| api::PathReply {
-            cause: format!("{}: {}", d.found, d.mend),
-            certain: d.is_fatal,
-        });
-        Ok(Response::new(reply.unwrap_or_default()))
+        self.backend.path(r).await.map(Response::new)
     }
 }
 

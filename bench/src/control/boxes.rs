@@ -8,15 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use netsum_core::watch::Patience;
 use netsum_core::{Controller, PortInfo};
-use netsum_daemon::run::serve;
+use netsum_daemon::agent::{Agent, Shared};
+use netsum_daemon::listen::serve;
+use netsum_daemon::network::Network;
 use netsum_daemon::socket::{self, Access};
-use netsum_daemon::state::Shared;
-use netsum_daemon::worker::PortFinder;
-use netsum_fabric::nowhere::Nowhere;
 use tokio::net::UnixListener;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
+use super::nowhere::Nowhere;
 use super::ranks::mac;
 
 /// A box. Dropping it ends it and its connections.
@@ -38,7 +38,8 @@ impl FakeBox {
         let port = |(ifindex, name)| PortInfo { name, ifindex, mtu: 1500, router: None };
         controller.set_ports((1..).zip(names).map(port).collect());
         let patience = Patience { hold: Duration::from_secs(10), stall: Duration::from_secs(10) };
-        let shared = Shared::new(controller, Box::new(Nowhere), Duration::from_secs(1), patience);
+        let agent = Agent::new(Box::new(Nowhere), patience);
+        let shared = Shared::new(controller, agent, Duration::from_secs(1));
         let find = move |wanted| {
             let place = hosts.iter().position(|&host| mac(host) == wanted)?;
             Some(place as u32 + 1)
@@ -51,7 +52,7 @@ impl FakeBox {
                 let Ok(admin) = UnixListener::from_std(admin) else { return };
                 tokio::select! {
                     _ = ended => {}
-                    _ = serve(shared, None, PortFinder::Fixed(Arc::new(find)), admin, None) => {}
+                    _ = serve(shared, Network::Fixed(Arc::new(find)), admin, None) => {}
                 }
             });
         };

@@ -4,6 +4,7 @@
 
 mod boxes;
 mod manager;
+mod nowhere;
 mod ranks;
 
 use std::fmt::{self, Display};

@@ -22,12 +22,13 @@ use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 use netsum_core::watch::Patience;
 use netsum_core::{Controller, PortInfo};
+use netsum_daemon::agent::{Agent, Shared};
 use netsum_daemon::doorman::Limits;
+use netsum_daemon::listen::serve;
 use netsum_daemon::metrics;
-use netsum_daemon::run::{WorkerPort, serve};
+use netsum_daemon::network::Network;
+use netsum_daemon::serve::WorkerPort;
 use netsum_daemon::socket::{self, Access};
-use netsum_daemon::state::Shared;
-use netsum_daemon::worker::PortFinder;
 use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
 use netsum_program::execute;
 use tokio::net::TcpListener;
@@ -250,18 +251,18 @@ impl Daemon {
         controller.set_ports((0..3).map(port).collect());
         let patience =
             Patience { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
-        let plane = Box::new(Remembers(told.clone()));
-        let shared = Shared::new(controller, plane, Duration::from_millis(200), patience);
+        let agent = Agent::new(Box::new(Remembers(told.clone())), patience);
+        let shared = Shared::new(controller, agent, Duration::from_millis(200));
         let admin = socket::listen(&folder.path().join("netsum.sock"), &Access::default()).unwrap();
         let admin = tokio::net::UnixListener::from_std(admin).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", tcp.local_addr().unwrap());
         let workers = WorkerPort { listener: tcp, tls, limits };
-        let ports = PortFinder::Fixed(Arc::new(|_| Some(10)));
-        let task = tokio::spawn(serve(shared.clone(), None, ports, admin, Some(workers)));
+        let network = Network::Fixed(Arc::new(|_| Some(10)));
+        let task = tokio::spawn(serve(shared.clone(), network.clone(), admin, Some(workers)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let metrics = listener.local_addr().unwrap();
-        let metrics_task = tokio::spawn(metrics::serve(shared.clone(), None, listener));
+        let metrics_task = tokio::spawn(metrics::serve(shared.clone(), network, listener));
         Self { folder, address, told, shared, metrics, metrics_task, task }
     }
 

@@ -8,10 +8,12 @@ use netsum_common::abi::{RingConfig, RingNumber};
 use netsum_core::tenant::TenantView;
 use netsum_core::{Job, Rank, State, pool};
 
+use crate::agent::Shared;
+use crate::link::Interface;
 use crate::load::{RingLoad, Timings, counters, fragment_bytes, ring_load};
 use crate::message::senders;
-use crate::netlink::{Interface, Netlink};
-use crate::state::{RefusedJobs, Shared};
+use crate::network::Network;
+use crate::state::RefusedJobs;
 
 /// The box at about one moment.
 #[derive(Clone, Debug, Default)]
@@ -61,11 +63,8 @@ pub struct JobSnapshot {
 ///
 /// # Errors
 /// If netlink or the data plane does not answer.
-pub async fn gather(shared: &Shared, netlink: Option<&Netlink>) -> Result<Snapshot> {
-    let interfaces = match netlink {
-        Some(netlink) => netlink.interfaces().await?,
-        None => Vec::new(),
-    };
+pub async fn gather(shared: &Shared, network: &Network) -> Result<Snapshot> {
+    let interfaces = network.interfaces().await?;
     let (mut snapshot, names) = {
         let inner = shared.lock();
         let ports: Vec<u32> = inner.controller.ports().iter().map(|p| p.ifindex).collect();
@@ -105,7 +104,7 @@ async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
             found.timings.add(&inner, ring.id)?;
             let mut load = ring_load(&inner, job, &ring)?;
             load.credit_used.truncate(ring.config.ranks as usize);
-            let cpu = inner.plane.cpu_number(ring.cpu);
+            let cpu = inner.executor.plane.cpu_number(ring.cpu);
             found.rings.push((RingConfig { cpu, ..ring.config }, load));
         }
         tokio::task::yield_now().await;

@@ -25,8 +25,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::netlink::Netlink;
-use super::state::Shared;
+use super::agent::Shared;
+use super::network::Network;
 
 /// Connections open at once. Further ones are closed immediately.
 const CONNECTIONS: usize = 16;
@@ -40,7 +40,7 @@ const MAX_HEADERS: usize = 16 << 10;
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers scrapes for as long as the daemon lives.
-pub async fn serve(shared: Shared, netlink: Option<Netlink>, listener: TcpListener) {
+pub async fn serve(shared: Shared, network: Network, listener: TcpListener) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let tcp = match listener.accept().await {
@@ -53,10 +53,10 @@ pub async fn serve(shared: Shared, netlink: Option<Netlink>, listener: TcpListen
             }
         };
         let Ok(place) = places.clone().try_acquire_owned() else { continue };
-        let (shared, netlink) = (shared.clone(), netlink.clone());
+        let (shared, network) = (shared.clone(), network.clone());
         tokio::spawn(async move {
             let _place = place;
-            let talk = tokio::time::timeout(LONGEST, converse(tcp, shared, netlink));
+            let talk = tokio::time::timeout(LONGEST, converse(tcp, shared, network));
             if let Ok(Err(e)) = talk.await {
                 log::debug!("metrics: {e}");
             }
@@ -64,10 +64,10 @@ pub async fn serve(shared: Shared, netlink: Option<Netlink>, listener: TcpListen
     }
 }
 
-async fn converse(tcp: TcpStream, shared: Shared, netlink: Option<Netlink>) -> hyper::Result<()> {
+async fn converse(tcp: TcpStream, shared: Shared, network: Network) -> hyper::Result<()> {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (shared, netlink) = (shared.clone(), netlink.clone());
-        async move { Ok::<_, Infallible>(answer(request, &shared, netlink.as_ref()).await) }
+        let (shared, network) = (shared.clone(), network.clone());
+        async move { Ok::<_, Infallible>(answer(request, &shared, &network).await) }
     });
     hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -80,12 +80,12 @@ async fn converse(tcp: TcpStream, shared: Shared, netlink: Option<Netlink>) -> h
 async fn answer(
     request: Request<Incoming>,
     shared: &Shared,
-    netlink: Option<&Netlink>,
+    network: &Network,
 ) -> Response<Full<Bytes>> {
     let plain = "text/plain; charset=utf-8";
     let (status, kind, text) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/metrics") => {
-            let text = match gather::gather(shared, netlink).await {
+            let text = match gather::gather(shared, network).await {
                 Ok(snapshot) => families::text(snapshot).map_err(anyhow::Error::from),
                 Err(e) => Err(e),
             };

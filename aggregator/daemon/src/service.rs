@@ -1,107 +1,49 @@
-//! The administration service.
+//! The service for a box's data plane and ports.
 
 use std::net::IpAddr;
-use std::sync::MutexGuard;
 use std::time::{Instant, SystemTime};
 
-use netsum_api::ELECTION;
 use netsum_api::v1 as api;
-use netsum_api::v1::admin_server::Admin;
+use netsum_api::v1::agent_server::Agent;
 use netsum_common::abi::{self, RingNumber};
 use netsum_common::counters::Counter;
 use netsum_common::serial::{self, Psn, Qpn};
 use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_core::tenant::{Limits, TenantView};
-use netsum_core::{Action, Job, JobRing, Rank, State};
+use netsum_core::{Job, JobRing, Rank, State};
 use netsum_dataplane::spread::Ends;
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
+use super::agent::{Inner, Shared};
+use super::backend::BoxBackend;
+use super::executor::Backend as _;
+use super::jobs::{election, shown};
 use super::load::{
     Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load,
 };
-use super::message::{
-    job_message, job_spec, mac_from_text, mac_text, refused, senders, state_message,
-};
-use super::netlink::Netlink;
-use super::state::{Inner, Shared};
+use super::message::{mac_from_text, refused, senders, state_message};
 use super::trace;
-use super::worker::PortFinder;
-use super::{diagnose, memory};
 
 mod ports;
 
-/// The administration service.
+/// The service for the data plane and the ports.
 #[derive(Clone)]
-pub struct AdminService {
-    shared: Shared,
-    netlink: Option<Netlink>,
-    ports: PortFinder,
+pub struct AgentService {
+    backend: BoxBackend,
     started: Instant,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
-impl AdminService {
-    /// A service. Without netlink, ports count as up with their programs attached, and have no
-    /// counters.
-    pub fn new(shared: Shared, netlink: Option<Netlink>, ports: PortFinder) -> Self {
-        Self { shared, netlink, ports, started: Instant::now() }
+impl AgentService {
+    pub fn new(backend: BoxBackend) -> Self {
+        Self { backend, started: Instant::now() }
     }
 
-    /// Updates the MTUs and routers of all ports.
-    async fn look_at_ports(&self) -> Result<(), Status> {
-        if let Some(netlink) = &self.netlink {
-            let interfaces =
-                netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?;
-            let mut inner = self.shared.lock();
-            inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
-            inner.controller.set_routers(interfaces.iter().map(|l| (l.ifindex, l.router)));
-        }
-        Ok(())
-    }
-
-    /// Locks the state for a request that changes something, unless a manager elected later has
-    /// called.
-    fn order(&self, election: Option<u64>) -> Result<MutexGuard<'_, Inner>, Status> {
-        let mut inner = self.shared.lock();
-        match election {
-            Some(theirs) if !inner.hear(theirs) => {
-                let now = inner.election;
-                let why = format!(
-                    "a manager of election {theirs} gives no orders here: one of election {now} \
-                     has called"
-                );
-                Err(Status::aborted(why))
-            }
-            _ => Ok(inner),
-        }
-    }
-
-    async fn create(&self, request: Request<api::CreateJobRequest>) -> Result<api::Job, Status> {
-        let (election, request) = (election(&request)?, request.into_inner());
-        let spec = job_spec(request)?;
-        if spec.or_ring && !matches!(self.ports, PortFinder::Boxes(_)) {
-            return Err(Status::invalid_argument(
-                "--or-ring: only a fabric's manager chooses boxes",
-            ));
-        }
-        let name = spec.name.clone();
-        self.look_at_ports().await?;
-        let mut inner = self.order(election)?;
-        if inner.boxes.is_none() {
-            memory::look(&mut inner.controller);
-        }
-        let actions = inner.controller.create_job(spec).map_err(refused)?;
-        if let Err(error) = inner.carry_out(None, actions) {
-            let actions = inner.controller.delete_job(&name).map_err(refused)?;
-            inner.carry_out(None, actions)?;
-            return Err(error);
-        }
-        log::info!(NETSUM_JOB = name; "job {name} created");
-        Ok(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true))
+    fn shared(&self) -> &Shared {
+        self.backend.shared()
     }
 
     /// Adds flows in one change of the data plane. If one is refused, those before it stay.
@@ -111,16 +53,12 @@ impl AdminService {
         job: &str,
         flows: Vec<api::Flow>,
     ) -> Result<(), Status> {
-        self.look_at_ports().await?;
+        self.backend.refresh_ports().await?;
         let mut specs = Vec::new();
         for flow in flows {
             specs.push(self.flow(flow).await);
         }
-        let mut inner = self.order(election)?;
-        if inner.boxes.is_some() {
-            let why = "flows are added at boxes: at a manager ranks join";
-            return Err(Status::failed_precondition(why));
-        }
+        let mut inner = self.shared().order(election)?;
         let mut actions = Vec::new();
         let mut add = |(ring, flow): (JobRing, FlowSpec)| {
             actions.extend(inner.controller.add_flow(job, ring, flow).map_err(refused)?);
@@ -142,11 +80,8 @@ impl AdminService {
                 ))
             })?),
         };
-        let way = match &self.netlink {
-            Some(netlink) => netlink.way_to(src).await.map_err(internal)?,
-            None => None,
-        };
-        let inner = self.shared.lock();
+        let way = self.backend.network.way_to(src).await.map_err(internal)?;
+        let inner = self.shared().lock();
         let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
             let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();
             let message = format!("--port `{}`: netsum has ports {}", f.port, names.join(", "));
@@ -170,37 +105,6 @@ impl AdminService {
         };
         Ok((JobRing(f.ring), flow))
     }
-
-    /// A job as a message. `token` says whether it has the job's token.
-    fn job(&self, inner: &Inner, job: &Job, token: bool) -> api::Job {
-        let heartbeat = self.shared.heartbeat.as_millis() as u32;
-        let mut message =
-            job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, token);
-        message.tenant.clone_from(&job.spec.tenant);
-        // The box may have learned addresses that were not given.
-        for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
-            let Ok(seen) = inner.plane.flow_seen(spec.key()) else { continue };
-            if let Some(mac) = seen.mac {
-                flow.src_mac = mac_text(mac);
-            }
-            flow.seen = Some(api::FlowSeen {
-                packets: seen.packets,
-                refused: seen.refused,
-                last_psn: seen.last_outcome.map(|_| seen.last_psn),
-                last_outcome: seen.last_outcome.map(|c| c.name().into()).unwrap_or_default(),
-            });
-        }
-        message
-    }
-}
-
-/// The election of the calling manager, or `None` if the caller is not a manager.
-fn election<T>(request: &Request<T>) -> Result<Option<u64>, Status> {
-    let Some(value) = request.metadata().get(ELECTION) else { return Ok(None) };
-    let number = value.to_str().ok().and_then(|text| text.parse().ok());
-    number
-        .map(Some)
-        .ok_or_else(|| Status::invalid_argument(format!("{ELECTION}: {value:?} is no number")))
 }
 
 fn not_spread() -> Status {
@@ -221,79 +125,18 @@ fn of_24_bits(option: &str, number: u32) -> Result<u32, Status> {
 }
 
 #[tonic::async_trait]
-impl Admin for AdminService {
-    async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
-        let result = self.create(request).await;
-        result
-            .map(Response::new)
-            .inspect_err(|why| self.shared.lock().refused_jobs.count(why.code()))
-    }
-
-    async fn list_tenants(
-        &self,
-        _: Request<api::ListTenantsRequest>,
-    ) -> Answer<api::ListTenantsReply> {
-        let tenants = self.shared.lock().controller.tenants();
-        Ok(Response::new(api::ListTenantsReply {
-            tenants: tenants.into_iter().map(tenant_message).collect(),
-        }))
-    }
-
-    async fn delete_job(
-        &self,
-        request: Request<api::DeleteJobRequest>,
-    ) -> Answer<api::DeleteJobReply> {
-        let mut inner = self.order(election(&request)?)?;
-        let api::DeleteJobRequest { name, gone } = request.into_inner();
-        let flows = inner.controller.job(&name).map(Job::ever_had);
-        let mut actions = inner.controller.delete_job(&name).map_err(refused)?;
-        actions.extend(flows.ok().filter(|_| gone).map(Action::ForgetEnded));
-        inner.carry_out(None, actions)?;
-        log::info!(NETSUM_JOB = name; "job {name} deleted");
-        Ok(Response::new(api::DeleteJobReply {}))
-    }
-
-    async fn restart_job(&self, request: Request<api::RestartJobRequest>) -> Answer<api::Job> {
-        let mut inner = self.order(election(&request)?)?;
-        let name = request.into_inner().name;
-        let actions = inner.controller.restart_job(&name).map_err(refused)?;
-        inner.carry_out(Some(&name), actions)?;
-        log::info!(NETSUM_JOB = name; "job {name} restarted: its rings are empty and wait for \
-            flows");
-        Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, false)))
-    }
-
-    async fn reconnect_job(
-        &self,
-        request: Request<api::ReconnectJobRequest>,
-    ) -> Answer<api::ReconnectJobReply> {
-        let mut inner = self.order(election(&request)?)?;
-        let name = request.into_inner().name;
-        inner.controller.renew_job(&name).map_err(refused)?;
-        inner.carry_out(None, Vec::new())?;
-        log::info!(NETSUM_JOB = name; "job {name}: its ranks are asked to reconnect");
-        Ok(Response::new(api::ReconnectJobReply {}))
-    }
-
-    async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Answer<api::ListJobsReply> {
-        let inner = self.shared.lock();
-        let jobs = inner.controller.jobs().map(|j| self.job(&inner, j, false)).collect();
-        Ok(Response::new(api::ListJobsReply { jobs }))
-    }
-
-    async fn show_job(&self, request: Request<api::ShowJobRequest>) -> Answer<api::Job> {
-        let r = request.into_inner();
-        let inner = self.shared.lock();
-        let job = inner.controller.job(&r.name).map_err(refused)?;
-        Ok(Response::new(self.job(&inner, job, r.show_token)))
-    }
-
+impl Agent for AgentService {
     async fn add_flow(&self, request: Request<api::AddFlowRequest>) -> Answer<api::Job> {
         let (election, r) = (election(&request)?, request.into_inner());
         let f = r.flow.ok_or_else(|| Status::invalid_argument("flow: missing"))?;
         self.add(election, &r.job, vec![f]).await?;
-        let inner = self.shared.lock();
-        Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
+        let inner = self.shared().lock();
+        Ok(Response::new(shown(
+            &inner,
+            self.shared().heartbeat,
+            inner.controller.job(&r.job).map_err(refused)?,
+            false,
+        )))
     }
 
     async fn add_flows(
@@ -331,53 +174,20 @@ impl Admin for AdminService {
         self.train_heard(request).await
     }
 
-    async fn show_fabric(&self, request: Request<api::ShowFabricRequest>) -> Answer<api::Fabric> {
-        if let (true, PortFinder::Boxes(boxes)) = (request.get_ref().measure, &self.ports) {
-            boxes.measure().await;
-        }
-        if let (true, PortFinder::Boxes(boxes)) = (request.get_ref().hosts, &self.ports) {
-            return Ok(Response::new(boxes.topology().await));
-        }
-        let fabric = self.shared.lock().boxes.as_ref().map(|boxes| boxes.show());
-        fabric.map(Response::new).ok_or_else(no_manager)
-    }
-
-    async fn drain_box(
-        &self,
-        request: Request<api::DrainBoxRequest>,
-    ) -> Answer<api::DrainBoxReply> {
-        let mut inner = self.order(election(&request)?)?;
-        let api::DrainBoxRequest { name, reason } = request.into_inner();
-        inner.boxes.as_mut().ok_or_else(no_manager)?.drain(&name, reason).map_err(refused)?;
-        inner.carry_out(None, Vec::new())?;
-        Ok(Response::new(api::DrainBoxReply {}))
-    }
-
-    async fn accept_link(
-        &self,
-        request: Request<api::AcceptLinkRequest>,
-    ) -> Answer<api::AcceptLinkReply> {
-        let mut inner = self.order(election(&request)?)?;
-        let api::AcceptLinkRequest { end, revoke } = request.into_inner();
-        inner.boxes.as_mut().ok_or_else(no_manager)?.accept(&end, revoke).map_err(refused)?;
-        inner.carry_out(None, Vec::new())?;
-        Ok(Response::new(api::AcceptLinkReply {}))
-    }
-
     async fn show_spread(&self, _: Request<api::ShowSpreadRequest>) -> Answer<api::Spread> {
-        let mut inner = self.shared.lock();
-        let shown = inner.spread.as_mut().ok_or_else(not_spread)?.show();
+        let mut inner = self.shared().lock();
+        let shown = inner.executor.spread.as_mut().ok_or_else(not_spread)?.show();
         shown.map(Response::new).map_err(|e| Status::internal(format!("{e:#}")))
     }
 
     async fn pin_flow(&self, request: Request<api::PinFlowRequest>) -> Answer<api::PinFlowReply> {
-        let mut inner = self.order(election(&request)?)?;
+        let mut inner = self.shared().order(election(&request)?)?;
         let api::PinFlowRequest { src, src_port, dst, uplink } = request.into_inner();
         let src_port = u16::try_from(src_port).map_err(|_| {
             Status::invalid_argument(format!("port {src_port}: UDP has 16 bits for it"))
         })?;
         let flow = Ends { src: address("src", &src)?, dst: address("dst", &dst)?, src_port };
-        inner.spread.as_mut().ok_or_else(not_spread)?.pin(flow, uplink.as_deref())?;
+        inner.executor.spread.as_mut().ok_or_else(not_spread)?.pin(flow, uplink.as_deref())?;
         Ok(Response::new(api::PinFlowReply {}))
     }
 
@@ -400,7 +210,7 @@ impl Admin for AdminService {
         request: Request<api::ShowSlotsRequest>,
     ) -> Answer<api::ShowSlotsReply> {
         let r = request.into_inner();
-        let inner = self.shared.lock();
+        let inner = self.shared().lock();
         let job = inner.controller.job(&r.job).map_err(refused)?;
         let wanted = r.ring.map(JobRing);
         wanted.map_or(Ok(()), |ring| job.ring(ring).map(drop)).map_err(refused)?;
@@ -409,16 +219,18 @@ impl Admin for AdminService {
         for (ring, spec) in
             job.numbered_rings().filter(|(ring, _)| wanted.is_none_or(|w| w == *ring))
         {
-            let state = inner.plane.ring_state(spec.id).map_err(internal)?;
+            let state = inner.executor.plane.ring_state(spec.id).map_err(internal)?;
             reply.rings.push(api::RingState {
                 ring: ring.0,
-                cpu: inner.plane.cpu_number(spec.cpu),
+                cpu: inner.executor.plane.cpu_number(spec.cpu),
                 slots: spec.config.slots,
                 low: state.low,
                 expected: state.expected[..spec.config.ranks as usize].to_vec(),
                 ranks: senders.clone(),
             });
-            for (i, slot) in inner.plane.slots(spec.id).map_err(internal)?.iter().enumerate() {
+            for (i, slot) in
+                inner.executor.plane.slots(spec.id).map_err(internal)?.iter().enumerate()
+            {
                 if slot.is(Slot::USED) {
                     reply.slots.push(slot_message(ring, i as u32, slot, &senders));
                 }
@@ -429,7 +241,7 @@ impl Admin for AdminService {
 
     async fn stats(&self, request: Request<api::StatsRequest>) -> Answer<api::StatsReply> {
         let name = request.into_inner().job;
-        let inner = self.shared.lock();
+        let inner = self.shared().lock();
         let mut jobs = Vec::new();
         if name.is_empty() {
             for job in inner.controller.jobs() {
@@ -457,7 +269,7 @@ impl Admin for AdminService {
         request: Request<api::ListRingsRequest>,
     ) -> Answer<api::ListRingsReply> {
         let name = request.into_inner().job;
-        let inner = self.shared.lock();
+        let inner = self.shared().lock();
         let jobs: Vec<&Job> = match name.as_str() {
             "" => inner.controller.jobs().collect(),
             name => vec![inner.controller.job(name).map_err(refused)?],
@@ -475,43 +287,21 @@ impl Admin for AdminService {
         &self,
         _: Request<api::ListProgramsRequest>,
     ) -> Answer<api::ListProgramsReply> {
-        let inner = self.shared.lock();
-        let programs = inner.plane.programs().map_err(internal)?;
+        let inner = self.shared().lock();
+        let programs = inner.executor.plane.programs().map_err(internal)?;
         let programs = programs.into_iter().map(|p| program_message(&inner, p)).collect();
         Ok(Response::new(api::ListProgramsReply {
             programs,
             abi: abi::VERSION,
-            aggregation_rate: inner.adds(),
+            aggregation_rate: inner.executor.adds(&inner.controller),
         }))
     }
 
     type TraceStream = trace::Tracing;
 
     async fn trace(&self, request: Request<api::TraceRequest>) -> Answer<Self::TraceStream> {
-        Ok(Response::new(trace::begin(&self.shared, &request.into_inner())?))
+        Ok(Response::new(trace::begin(self.shared(), &request.into_inner())?))
     }
-
-    async fn diagnose(&self, request: Request<api::DiagnoseRequest>) -> Answer<api::Diagnosis> {
-        let request = request.into_inner();
-        if let PortFinder::Boxes(boxes) = &self.ports {
-            let heard = {
-                let inner = self.shared.lock();
-                let job = inner.controller.job(&request.job).map_err(refused)?;
-                let ago = |rank| Some(job.epoch.as_ref()?.heard(rank)?.elapsed());
-                (job.state == State::Active).then(|| Rank::all(job.spec.ranks).map(ago).collect())
-            };
-            // The manager itself knows which ranks have not joined.
-            if let Some(heard) = heard {
-                return Ok(Response::new(boxes.diagnose(request, heard).await));
-            }
-        }
-        let diagnosis = diagnose::answer(&self.shared, self.netlink.as_ref(), request);
-        Ok(Response::new(diagnosis.await?.0))
-    }
-}
-
-fn no_manager() -> Status {
-    Status::failed_precondition("this daemon is a box's; a manager has a --socket of its own")
 }
 
 fn internal(error: anyhow::Error) -> Status {
@@ -558,7 +348,7 @@ fn ring_message(
         job: job.spec.name.clone(),
         ring: job_ring.0,
         id: ring.id.0,
-        cpu: inner.plane.cpu_number(ring.cpu),
+        cpu: inner.executor.plane.cpu_number(ring.cpu),
         active: job.state == State::Active,
         ranks: ring.config.ranks,
         mtu: ring.config.mtu,
@@ -570,23 +360,6 @@ fn ring_message(
         credit_used: load.credit_used,
         waits_ms: load.waits.map(|t| t.as_millis() as u64),
     })
-}
-
-fn tenant_message(t: TenantView) -> api::Tenant {
-    let configured = t.limits.is_some();
-    let Limits { jobs, rings, slots, memory } = t.limits.unwrap_or_default();
-    api::Tenant {
-        name: t.name,
-        configured,
-        jobs_limit: jobs,
-        rings_limit: rings,
-        slots_limit: slots,
-        memory_limit: memory,
-        jobs: t.used.jobs,
-        rings: t.used.rings,
-        slots: t.used.slots,
-        memory: t.used.memory,
-    }
 }
 
 fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {

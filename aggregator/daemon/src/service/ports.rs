@@ -9,17 +9,17 @@ use netsum_core::PortInfo;
 use netsum_core::plane::mapped;
 use tonic::{Request, Response, Status};
 
-use super::{AdminService, Answer, address, election, internal};
+use super::{AgentService, Answer, address, internal};
+use crate::agent::Inner;
 use crate::device;
+use crate::jobs::election;
 use crate::message::{mac_from_text, mac_text};
 use crate::netlink::{Found, Netlink};
-use crate::state::Inner;
 use crate::trains::Trains;
-use crate::worker::PortFinder;
 
-impl AdminService {
+impl AgentService {
     fn trains(&self) -> Result<(&Netlink, &Trains), Status> {
-        let netlink = self.netlink.as_ref();
+        let netlink = self.backend.network.netlink();
         let trains = netlink.and_then(|netlink| Some((netlink, netlink.trains.as_ref()?)));
         trains.ok_or_else(|| Status::failed_precondition("this box has no trains"))
     }
@@ -31,10 +31,7 @@ impl AdminService {
         request: Request<api::ReserveRequest>,
     ) -> Answer<api::ReserveReply> {
         let (election, wanted) = (election(&request)?, request.into_inner().reservations);
-        let interfaces = match &self.netlink {
-            Some(netlink) => netlink.interfaces().await.map_err(internal)?,
-            None => Vec::new(),
-        };
+        let interfaces = self.backend.network.interfaces().await.map_err(internal)?;
         let bridged = |port: &str| {
             let port = interfaces.iter().find(|l| l.name == port && l.bridge.is_some())?;
             Some(port.ifindex)
@@ -48,10 +45,10 @@ impl AdminService {
             let places = if *lapses { &mut manager } else { &mut places };
             bridged(port).map(|ifindex| places.insert(key, ifindex));
         }
-        let mut inner = self.order(election)?;
-        (inner.reserved.fabric, inner.reserved.manager) = (places, manager);
-        inner.reserved.called = Some(Instant::now());
-        inner.reserve().map_err(internal)?;
+        let mut inner = self.shared().order(election)?;
+        (inner.executor.reserved.fabric, inner.executor.reserved.manager) = (places, manager);
+        inner.executor.reserved.called = Some(Instant::now());
+        inner.executor.reserve().map_err(internal)?;
         Ok(Response::new(api::ReserveReply {}))
     }
 
@@ -60,22 +57,18 @@ impl AdminService {
         request: Request<api::ListPortsRequest>,
     ) -> Answer<api::ListPortsReply> {
         let election = election(&request)?;
-        let hosts = match self.netlink.as_ref().filter(|_| request.get_ref().hosts) {
+        let netlink = self.backend.network.netlink();
+        let hosts = match netlink.filter(|_| request.get_ref().hosts) {
             Some(netlink) => netlink.hosts().await.map_err(internal)?,
             None => Vec::new(),
         };
-        let interfaces = match &self.netlink {
-            Some(netlink) => {
-                netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?
-            }
-            None => Vec::new(),
-        };
-        let heard = self.netlink.as_ref().and_then(|netlink| netlink.heard.as_ref());
-        let ports = self.netlink.as_ref().map(|_| self.shared.lock().controller.ports().to_vec());
+        let interfaces = self.backend.network.interfaces().await.map_err(internal)?;
+        let heard = netlink.and_then(|netlink| netlink.heard.as_ref());
+        let ports = netlink.map(|_| self.shared().lock().controller.ports().to_vec());
         // Drivers may take their time, so they are queried without the lock.
         let rates: HashMap<u32, u64> =
             ports.iter().flatten().map(|p| (p.ifindex, device::rate(p.ifindex))).collect();
-        let mut inner = self.shared.lock();
+        let mut inner = self.shared().lock();
         // A manager without orders shows by this call that it is alive.
         election.map(|election| inner.hear(election));
         let ports = inner.controller.ports().iter().map(|p| {
@@ -95,8 +88,8 @@ impl AdminService {
                     .filter(|(i, _)| *i == p.ifindex)
                     .map(|(_, mac)| mac_text(*mac))
                     .collect(),
-                up: self.netlink.is_none(),
-                xdp: if self.netlink.is_none() { "native".into() } else { String::new() },
+                up: netlink.is_none(),
+                xdp: if netlink.is_none() { "native".into() } else { String::new() },
                 ..api::Port::default()
             };
             if let Some(interface) = interfaces.iter().find(|l| l.ifindex == p.ifindex) {
@@ -126,7 +119,7 @@ impl AdminService {
             election: inner.election,
             listens: heard.is_some(),
             chassis_id: heard.map(|heard| heard.own.to_string()).unwrap_or_default(),
-            aggregation_rate: inner.adds(),
+            aggregation_rate: inner.executor.adds(&inner.controller),
             cpus: Some(inner.controller.cpus() as u32),
             macs: interfaces.iter().map(|l| l.mac.clone()).filter(|mac| !mac.is_empty()).collect(),
         }))
@@ -140,7 +133,7 @@ impl AdminService {
         let (netlink, trains) = self.trains()?;
         let interfaces = netlink.interfaces().await.map_err(internal)?;
         let port = {
-            let inner = self.order(election)?;
+            let inner = self.shared().order(election)?;
             let port = port(&inner, &request.port)?;
             if inner
                 .controller
@@ -173,7 +166,7 @@ impl AdminService {
         let (election, request) = (election(&request)?, request.into_inner());
         let (_, trains) = self.trains()?;
         let port = {
-            let inner = self.order(election)?;
+            let inner = self.shared().order(election)?;
             port(&inner, &request.port)?.ifindex
         };
         let train =
@@ -190,22 +183,12 @@ impl AdminService {
             .ok_or_else(|| Status::invalid_argument("mac: six bytes in hex are needed"))?;
         let ip = address("ip", &r.ip)?;
         let ports: Vec<u32> =
-            self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
-        let (ifindex, mac) = match &self.ports {
-            PortFinder::Fixed(find) => {
-                (find(mac).ok_or_else(|| Status::not_found(format!("{ip} is on no port")))?, mac)
-            }
-            PortFinder::Bridge(netlink) => {
-                match netlink.port_of(mac, ip, &ports).await.map_err(internal)? {
-                    Found::Port { ifindex, mac } => (ifindex, mac),
-                    Found::Nothing { .. } => {
-                        return Err(Status::not_found(format!("{ip} is on no port")));
-                    }
-                }
-            }
-            PortFinder::Boxes(_) => return Err(Status::unimplemented("no bridge here")),
+            self.shared().lock().controller.ports().iter().map(|p| p.ifindex).collect();
+        let found = self.backend.network.port_of(mac, ip, &ports).await.map_err(internal)?;
+        let Found::Port { ifindex, mac } = found else {
+            return Err(Status::not_found(format!("{ip} is on no port")));
         };
-        let inner = self.shared.lock();
+        let inner = self.shared().lock();
         let port = inner.controller.ports().iter().find(|p| p.ifindex == ifindex);
         let port =
             port.ok_or_else(|| Status::not_found(format!("{ip} is on none of netsum's ports")))?;
@@ -217,18 +200,8 @@ impl AdminService {
         request: Request<api::FindHostsRequest>,
     ) -> Answer<api::FindHostsReply> {
         let macs = request.into_inner().macs;
-        let seen: HashMap<String, u32> = match &self.ports {
-            PortFinder::Bridge(netlink) => {
-                let hosts = netlink.hosts().await.map_err(internal)?;
-                hosts.into_iter().map(|(ifindex, mac)| (mac_text(mac), ifindex)).collect()
-            }
-            PortFinder::Fixed(find) => {
-                let at = |text: &String| Some((text.clone(), find(mac_from_text(text)?)?));
-                macs.iter().filter_map(at).collect()
-            }
-            PortFinder::Boxes(_) => HashMap::new(),
-        };
-        let inner = self.shared.lock();
+        let seen = self.backend.network.hosts(&macs).await.map_err(internal)?;
+        let inner = self.shared().lock();
         let ports: HashMap<u32, &String> =
             inner.controller.ports().iter().map(|p| (p.ifindex, &p.name)).collect();
         let host = |mac: String| {

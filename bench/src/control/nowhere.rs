@@ -1,4 +1,4 @@
-//! The data plane of a machine without ports.
+//! The data plane of a box that has only an API.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 use netsum_dataplane::{DataPlane, EndedRing, ProgramFacts, Traced};
 
-/// Accepts no packets. The boxes carry out what the controller wants, see [`crate::program`].
+/// Does nothing.
 pub struct Nowhere;
 
 impl DataPlane for Nowhere {

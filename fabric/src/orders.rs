@@ -1,0 +1,125 @@
+//! The manager as the controller's executor: actions become orders to boxes, which
+//! [`program`](crate::program) gives.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use netsum_core::plane::{FlowSeen, FlowSpec};
+use netsum_core::saved::Saved;
+use netsum_core::{Action, Controller, JobSpec, Refusal};
+use netsum_daemon::executor::{Executor, programs_of_now};
+use netsum_daemon::state;
+use netsum_daemon::waiters::{JoinAnswer, Waiters};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+
+use crate::boxes::Boxes;
+
+/// The state of a manager: the controller, and its orders as executor.
+pub type Shared = state::Shared<Orders>;
+
+/// The flows of a job have changed, or those of any.
+pub struct Change {
+    pub job: Option<String>,
+    pub joined: Vec<Joined>,
+}
+
+/// A rank that is answered when the change has been carried out, and the epoch in its answer.
+pub struct Joined {
+    pub rank: oneshot::Sender<JoinAnswer>,
+    pub epoch: u32,
+}
+
+/// The jobs of changes that are not carried out yet; `None` stands for all.
+#[derive(Clone, Default)]
+pub struct Pending(Arc<Mutex<Vec<Option<String>>>>);
+
+impl Pending {
+    fn jobs(&self) -> MutexGuard<'_, Vec<Option<String>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first one has been carried out.
+    pub fn done(&self) {
+        self.jobs().remove(0);
+    }
+}
+
+/// Turns actions into changes for [`Programmer`](crate::program::Programmer).
+pub struct Orders {
+    changes: UnboundedSender<Change>,
+    pending: Pending,
+    boxes: Arc<Boxes>,
+    /// Stands for the programs of all boxes.
+    programs: u64,
+}
+
+impl Orders {
+    /// Orders for these boxes, and the receiver of the changes.
+    pub fn new(boxes: Arc<Boxes>) -> (Self, UnboundedReceiver<Change>) {
+        let (changes, receiver) = unbounded_channel();
+        let (pending, programs) = (Pending::default(), programs_of_now());
+        (Self { changes, pending, boxes, programs }, receiver)
+    }
+
+    pub fn pending(&self) -> Pending {
+        self.pending.clone()
+    }
+}
+
+impl Executor for Orders {
+    fn carry_out(
+        &mut self,
+        _: &Controller,
+        waiters: &mut Waiters,
+        job: Option<&str>,
+        actions: Vec<Action>,
+    ) -> anyhow::Result<()> {
+        let (mut is_change, mut joined) = (false, Vec::new());
+        for action in actions {
+            log::debug!("{action:?}");
+            match action {
+                Action::Reply { waiter, result: Ok(epoch) } => {
+                    joined.extend(waiters.take(waiter).map(|rank| Joined { rank, epoch }));
+                }
+                Action::Reply { waiter, result } => waiters.answer(waiter, result),
+                Action::ActivateRing(..) | Action::DeleteRing { .. } => is_change = true,
+                // Boxes do this with their own part of the job.
+                _ => {}
+            }
+        }
+        if is_change || !joined.is_empty() {
+            let job = job.map(str::to_owned);
+            self.pending.jobs().push(job.clone());
+            // The receiver is gone when the manager ends.
+            let _ = self.changes.send(Change { job, joined });
+        }
+        Ok(())
+    }
+
+    fn admit(&self, _: &mut Controller, spec: &JobSpec) -> Result<(), Refusal> {
+        if spec.in_band {
+            let why = "--in-band: set-up in band does not work over several boxes";
+            return Err(Refusal::Invalid(why.into()));
+        }
+        Ok(())
+    }
+
+    fn is_busy(&self, job: &str) -> bool {
+        self.pending.jobs().iter().any(|of| of.as_ref().is_none_or(|of| of == job))
+    }
+
+    fn programs(&self, job: &str) -> u64 {
+        if self.boxes.is_stuck(job) { 0 } else { self.programs }
+    }
+
+    fn flow_seen(&self, _: &FlowSpec) -> Option<FlowSeen> {
+        None
+    }
+
+    fn save(&self, saved: &mut Saved) {
+        saved.drained = self.boxes.drained();
+        saved.found = self.boxes.found();
+        saved.accepted = self.boxes.accepted();
+        saved.measured = self.boxes.measured();
+    }
+}
