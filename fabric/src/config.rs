@@ -16,7 +16,7 @@ pub struct Config {
     #[serde(default = "default_workers")]
     pub workers: SocketAddr,
     /// TLS for them; plain text without it.
-    pub workers_tls: Option<netsum_daemon::config::Tls>,
+    pub workers_tls: Option<netsum_controller::tls::Tls>,
     /// Socket for administration.
     #[serde(default = "default_admin")]
     pub admin: PathBuf,

@@ -138,7 +138,7 @@ pub fn lay_out(
     let trees = tops.map(|o| (o.at.clone(), o.job.rings)).collect();
     let mut addresses = BTreeMap::new();
     for flow in &job.flows {
-        let mac = flow.src_mac.map(netsum_daemon::message::mac_text);
+        let mac = flow.src_mac.map(netsum_controller::message::mac_text);
         for (address, end) in [flow.src.to_string()]
             .into_iter()
             .chain(mac)
@@ -342,7 +342,7 @@ fn flow_message(job: &Job, flow: &FlowSpec, port: &str) -> api::Flow {
         dst: flow.dst.to_string(),
         qpn: flow.qpn.get(),
         psn: flow.base_psn.get(),
-        src_mac: flow.src_mac.map(netsum_daemon::message::mac_text).unwrap_or_default(),
+        src_mac: flow.src_mac.map(netsum_controller::message::mac_text).unwrap_or_default(),
         seen: None,
     }
 }
@@ -383,7 +383,7 @@ mod tests {
             tenant: "default".into(),
             ..api::CreateJobRequest::default()
         };
-        controller.create_job(netsum_daemon::message::job_spec(request).unwrap()).unwrap();
+        controller.create_job(netsum_controller::message::job_spec(request).unwrap()).unwrap();
         let now = Instant::now();
         for rank in 0..ends.len() as u32 {
             let connection = |n: u32| Connection {
@@ -523,7 +523,7 @@ mod tests {
                     router: None,
                 };
                 box_.set_ports((1..).zip(&names).map(port).collect());
-                let spec = netsum_daemon::message::job_spec(order.job.clone()).unwrap();
+                let spec = netsum_controller::message::job_spec(order.job.clone()).unwrap();
                 box_.create_job(spec).unwrap_or_else(|e| panic!("{order:?}: {e}"));
                 for f in &order.flows {
                     let flow = FlowSpec {

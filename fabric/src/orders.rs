@@ -3,12 +3,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use netsum_controller::executor::{Executor, programs_of_now};
+use netsum_controller::state;
+use netsum_controller::waiters::{JoinAnswer, Waiters};
 use netsum_core::plane::{FlowSeen, FlowSpec};
 use netsum_core::saved::Saved;
 use netsum_core::{Action, Controller, JobSpec, Refusal};
-use netsum_daemon::executor::{Executor, programs_of_now};
-use netsum_daemon::state;
-use netsum_daemon::waiters::{JoinAnswer, Waiters};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
-use netsum_daemon::message::mac_text;
+use netsum_controller::message::mac_text;
 use nix::ifaddrs::getifaddrs;
 
 use crate::boxes::{Boxes, Place};

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use netsum_api::v1::manager_server::ManagerServer;
+use netsum_controller::limiter::Limits;
+use netsum_controller::serve::{WorkerPort, serve};
+use netsum_controller::socket::{self, Access, SocketFile};
+use netsum_controller::state::HEARTBEAT;
+use netsum_controller::store::Store;
+use netsum_controller::tls;
 use netsum_core::Controller;
 use netsum_core::saved::Saved;
-use netsum_daemon::config::INTERVAL_MS;
-use netsum_daemon::doorman::Limits;
-use netsum_daemon::persist::Store;
-use netsum_daemon::serve::{WorkerPort, serve};
-use netsum_daemon::socket::{self, Access, SocketFile};
-use netsum_daemon::tls;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -27,7 +27,6 @@ use crate::orders::{Orders, Shared};
 use crate::program::Programmer;
 use crate::service::ManagerBackend;
 
-const HEARTBEAT: Duration = Duration::from_millis(INTERVAL_MS);
 /// A job ends when none of its ranks has been heard for this time. It is shorter than at a box:
 /// rings at several boxes wait for it.
 const DEAD: Duration = Duration::from_secs(10);
@@ -44,7 +43,7 @@ const CPUS: u32 = 64;
 /// If it cannot listen, or cannot read the state of the last one.
 #[tokio::main]
 pub async fn run(config: &Config) -> Result<()> {
-    netsum_daemon::privileges::take_descriptors();
+    netsum_controller::serve::take_descriptors();
     let boxes = Arc::new(Boxes::new(config)?);
     let mut controller = Controller::new(MEMORY, CPUS, DEAD);
     let (saved, store, leading) = state(config).await?;

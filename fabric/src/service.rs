@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use netsum_api::v1 as api;
 use netsum_api::v1::manager_server::Manager;
+use netsum_controller::backend::{Backend, Place};
+use netsum_controller::message::{diagnosis_message, refused};
 use netsum_core::diagnose::diagnose;
 use netsum_core::{Rank, RankAddress, State};
-use netsum_daemon::executor::{Backend, Place};
-use netsum_daemon::message::{diagnosis_message, refused};
 use tonic::{Request, Response, Status};
 
 use crate::boxes::Boxes;

@@ -10,12 +10,12 @@ use netsum_api::v1 as api;
 use netsum_common::abi::{FlowKey, MAX_RINGS, RingNumber};
 use netsum_common::serial::{MASK, Psn, Qpn};
 use netsum_common::wire::{InBandToken, JobHeader};
+use netsum_controller::message::{job_spec, mac_from_text};
 use netsum_core::in_band::Outcome;
 use netsum_core::membership::Join;
 use netsum_core::plane::{FirstPacket, FlowSpec, RingSpec};
 use netsum_core::pool::job_memory;
 use netsum_core::{Action, Connection, Controller, JobRing, PortInfo, Rank, RankAddress, State};
-use netsum_daemon::message::{job_spec, mac_from_text};
 use prost::Message;
 
 /// Runs a sequence of requests.

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use clap::Parser as _;
+use netsum_agent::config::{Config, Ports};
 use netsum_cli::Cli;
 use netsum_common::size::Size;
-use netsum_daemon::config::{Config, Ports};
-use netsum_daemon::message::{mac_from_text, mac_text};
+use netsum_controller::message::{mac_from_text, mac_text};
 
 /// Parses a text.
 pub fn run(input: &[u8]) {

@@ -4,11 +4,11 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use netsum_agent::config::Config;
+use netsum_agent::run;
 use netsum_cli::args::FabricCommand;
 use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::{Cli, Command};
-use netsum_daemon::config::Config;
-use netsum_daemon::run;
 use netsum_program::execute;
 use netsum_program::journal::Journal;
 

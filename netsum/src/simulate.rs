@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use netsum_agent::packet::{RingOfJob, packet_message};
 use netsum_api::v1 as api;
 use netsum_cli::args::SimulateArgs;
 use netsum_cli::capture::{self, Captured};
@@ -21,7 +22,6 @@ use netsum_core::JobRing;
 use netsum_core::diagnose::{Case, explain};
 use netsum_core::plane::unmapped;
 use netsum_core::trace::program_name;
-use netsum_daemon::message::{RingOfJob, packet_message};
 use netsum_dataplane::replica::{LONGEST, Replica, Step};
 
 /// XDP verdicts (`include/uapi/linux/bpf.h`).

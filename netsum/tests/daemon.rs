@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use common::{Daemon, Told, join};
+use netsum_agent::trace;
 use netsum_api::v1 as api;
 use netsum_cli::Cli;
 use netsum_cli::failure::Kind;
@@ -16,9 +17,8 @@ use netsum_common::counters::Counter;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::slot::Slot;
 use netsum_common::wire::{InBandToken, JobHeader};
+use netsum_controller::socket::{self, Access, SocketFile};
 use netsum_core::plane::FirstPacket;
-use netsum_daemon::socket::{self, Access, SocketFile};
-use netsum_daemon::trace;
 use netsum_dataplane::Traced;
 use netsum_program::execute;
 use serde_json::{Value, json};

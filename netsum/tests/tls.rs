@@ -8,8 +8,8 @@ use std::path::Path;
 
 use common::Daemon;
 use common::authority::Authority;
-use netsum_daemon::config;
-use netsum_daemon::{doorman::Limits, tls};
+use netsum_agent::config;
+use netsum_controller::{limiter::Limits, tls};
 use netsum_worker::{Bootstrap, CommConfig, Communicator, Tls};
 
 /// An address of 127.0.0.0/8 that no other test and no other test run uses at the same time.
@@ -41,7 +41,7 @@ async fn workers_need_a_certificate_of_the_right_authority() {
     let ours = Authority::new(folder.path(), "ours");
     let theirs = Authority::new(folder.path(), "theirs");
     let (cert, key) = ours.sign("box", "127.0.0.1", false);
-    let files = config::Tls { cert, key, client_ca: Some(ours.ca()) };
+    let files = tls::Tls { cert, key, client_ca: Some(ours.ca()) };
     let d =
         Daemon::with(Limits::default(), Some(tls::server_config("listen.tls", &files).unwrap()))
             .await;
@@ -88,7 +88,7 @@ async fn the_daemon_must_be_who_it_says() {
         (1, "old", "127.0.0.1", true, "certificate expired"),
     ] {
         let (cert, key) = ours.sign(name, host, expired);
-        let files = config::Tls { cert, key, client_ca: None };
+        let files = tls::Tls { cert, key, client_ca: None };
         let d = Daemon::with(
             Limits::default(),
             Some(tls::server_config("listen.tls", &files).unwrap()),
@@ -128,7 +128,7 @@ fn errors_name_the_file_that_is_wrong() {
         (&cert, &key, Some(&key), "listen.tls.client-ca"),
         (&cert, &key, Some(&broken), "broken.pem: not a certificate"),
     ] {
-        let files = config::Tls { cert: cert.clone(), key: key.clone(), client_ca: ca.cloned() };
+        let files = tls::Tls { cert: cert.clone(), key: key.clone(), client_ca: ca.cloned() };
         let error = format!("{:#}", tls::server_config("listen.tls", &files).expect_err(expected));
         assert!(error.contains(expected) && error.starts_with("listen.tls"), "{error}");
     }
@@ -160,15 +160,11 @@ async fn a_box_takes_orders_of_its_own_fabrics_manager_alone() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let fabric = config::Fabric { address, cert, key, ca: ours.ca() };
-    let tls = tls::fabric_config(&fabric).unwrap();
+    let tls = netsum_agent::listen::manager_tls(&fabric).unwrap();
     let network =
-        netsum_daemon::network::Network::Kernel(netsum_daemon::netlink::Netlink::open().unwrap());
-    let task = tokio::spawn(netsum_daemon::listen::serve_manager(
-        d.shared.clone(),
-        network,
-        listener,
-        tls,
-    ));
+        netsum_agent::network::Network::Kernel(netsum_agent::netlink::Netlink::open().unwrap());
+    let task =
+        tokio::spawn(netsum_agent::listen::serve_manager(d.shared.clone(), network, listener, tls));
     let address = address.to_string();
 
     let (cert, key) = ours.sign("manager", "manager", false);

@@ -428,10 +428,10 @@ fn the_journal(site: &Site) {
     let created = train.iter().find(|r| says(r, "job train created")).unwrap();
     assert_eq!(
         (&created["TARGET"], &created["PRIORITY"]),
-        (&"netsum_daemon::admin".into(), &"5".into())
+        (&"netsum_controller::jobs".into(), &"5".into())
     );
     assert!(
-        created["CODE_FILE"].as_str().is_some_and(|file| file.ends_with("src/admin.rs")),
+        created["CODE_FILE"].as_str().is_some_and(|file| file.ends_with("src/jobs.rs")),
         "{created}"
     );
     assert_eq!(of("-u netsum NETSUM_JOB=trial").len(), 2, "created and deleted");

@@ -30,10 +30,12 @@ const IO: [&str; 14] = [
 ];
 
 /// Pairs that must stay apart: a crate, and crates that it must not depend on.
-const APART: [(&str, &[&str]); 3] = [
+const APART: [(&str, &[&str]); 5] = [
     ("netsum-dataplane", &["tokio", "tonic", "prost", "hyper", "rtnetlink", "netsum-api", "clap"]),
-    ("netsum-cli", &["aya", "aya-obj", "rtnetlink", "netsum-dataplane", "netsum-daemon"]),
-    ("netsum-daemon", &["plotters", "ratatui", "schemars", "clap", "netsum-cli"]),
+    ("netsum-cli", &["aya", "aya-obj", "rtnetlink", "netsum-dataplane", "netsum-controller"]),
+    ("netsum-controller", &["aya", "aya-obj", "rtnetlink", "netsum-dataplane", "clap"]),
+    ("netsum-fabric", &["aya", "aya-obj", "rtnetlink", "netsum-dataplane", "netsum-agent"]),
+    ("netsum-agent", &["plotters", "ratatui", "schemars", "clap", "netsum-cli", "netsum-fabric"]),
 ];
 
 /// All dependencies of a crate, without those of its tests and its build, with default features.

@@ -6,12 +6,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use netsum_agent::agent::{Agent, Shared};
+use netsum_agent::listen::serve;
+use netsum_agent::network::Network;
+use netsum_controller::socket::{self, Access};
 use netsum_core::watch::Patience;
 use netsum_core::{Controller, PortInfo};
-use netsum_daemon::agent::{Agent, Shared};
-use netsum_daemon::listen::serve;
-use netsum_daemon::network::Network;
-use netsum_daemon::socket::{self, Access};
 use tokio::net::UnixListener;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use netsum_daemon::config::{Config, Ports};
-use netsum_daemon::device;
-use netsum_daemon::netlink::Netlink;
+use netsum_agent::config::{Config, Ports};
+use netsum_agent::device;
+use netsum_agent::netlink::Netlink;
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, online_cpus};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 

@@ -11,10 +11,10 @@ pub mod judge;
 use std::io::Write;
 use std::path::Path;
 
+use netsum_agent::config::{Config, Ports};
 use netsum_cli::check::{Checkup, Finding, Level, print};
 use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::format::Format;
-use netsum_daemon::config::{Config, Ports};
 
 /// Inspects this machine, and the ports of a configuration or a bridge; prints the findings.
 ///

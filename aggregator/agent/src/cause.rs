@@ -1,0 +1,80 @@
+//! Answers ranks that ask why packets of their job do not arrive.
+
+use std::time::{Duration, Instant};
+
+use netsum_api::v1 as api;
+use netsum_api::v1::path_request::Lack as Told;
+use netsum_controller::message::refused;
+use netsum_core::Rank;
+use netsum_core::path::{Evidence, Lack};
+use netsum_core::port::Defect;
+use tonic::Status;
+
+use super::agent::Shared;
+use super::diagnose::answer;
+use super::network::Network;
+
+/// Time to watch packets for a rank that lacks some. Endpoints retransmit after 67 ms.
+const WATCH: Duration = Duration::from_millis(250);
+/// All ranks ask at about the same time, so one observation serves them all.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// The last observation of a job.
+#[derive(Default)]
+pub struct Seen(Option<(String, u32, Instant, Evidence)>);
+
+/// Why a rank lacks something. Ranks that ask at the same time share one observation.
+///
+/// # Errors
+/// If the job does not exist.
+pub async fn cause(
+    shared: &Shared,
+    network: &Network,
+    seen: &tokio::sync::Mutex<Seen>,
+    request: &api::PathRequest,
+) -> Result<Option<Defect>, Status> {
+    let (job, rank) = (&request.job, Rank(request.rank));
+    let lack = match request.lack() {
+        Told::Sum => Lack::Sum,
+        Told::Previous => Lack::Previous,
+        Told::Large => Lack::Large,
+        Told::Acknowledgement => Lack::Acknowledgement,
+    };
+    {
+        // Only a rank of the present epoch has a path, and may cost an observation.
+        let inner = shared.lock();
+        let epoch = inner.controller.job(job).map_err(refused)?.epoch.as_ref();
+        if epoch.is_none_or(|e| e.number != request.epoch || !e.ring.contains(&rank)) {
+            return Ok(None);
+        }
+    }
+    let mut seen = seen.lock().await;
+    let is_fresh = |(name, epoch, at, _): &(String, u32, Instant, Evidence)| {
+        name == job && *epoch == request.epoch && at.elapsed() < FRESH
+    };
+    let is_known = seen.0.as_ref().is_some_and(is_fresh);
+    if !is_known {
+        let watch_ms = WATCH.as_millis() as u32;
+        let watched = api::DiagnoseRequest { job: job.clone(), watch_ms, path: false };
+        let (_, evidence) = answer(shared, network, watched).await?;
+        seen.0 = Some((job.clone(), request.epoch, Instant::now(), evidence));
+    }
+    let Some((.., evidence)) = &seen.0 else { return Ok(None) };
+    let ring = {
+        let inner = shared.lock();
+        let job = inner.controller.job(job).map_err(refused)?;
+        job.epoch.as_ref().filter(|e| e.number == request.epoch).map(|e| e.ring.clone())
+    };
+    let cause = evidence.cause(lack, rank, &ring.unwrap_or_default());
+    if let (false, Some(Defect { found, mend, .. })) = (is_known, &cause) {
+        let what = match lack {
+            Lack::Sum => "no sums of the box",
+            Lack::Previous => "no packets of the rank before it",
+            Lack::Large => "no packets of the path MTU of the rank before it",
+            Lack::Acknowledgement => "no acknowledgements of the rank behind it",
+        };
+        log::warn!(NETSUM_JOB = job, NETSUM_RANK = rank.0; "job {job}: rank {rank} gets {what}: \
+            {found}: {mend}");
+    }
+    Ok(cause)
+}

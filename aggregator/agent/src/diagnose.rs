@@ -1,0 +1,298 @@
+//! Gathers the evidence for [`netsum_core::diagnose`], and watches active rings.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use netsum_api::v1 as api;
+use netsum_common::abi::RingNumber;
+use netsum_common::counters::{Counter, Kind};
+use netsum_common::serial;
+use netsum_controller::message::{diagnosis_message, refused};
+use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
+use netsum_core::path::Evidence;
+use netsum_core::plane::{RingSpec, unmapped};
+use netsum_core::watch::RingEvent;
+use netsum_core::{Job, JobRing, Rank, State};
+use netsum_dataplane::count;
+use tonic::Status;
+
+use super::agent::{Inner, Shared};
+use super::link::Interface;
+use super::load::{counter_messages, counters, flows_of, view};
+use super::network::Network;
+use super::path;
+
+/// Interval at which active rings are checked.
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Checks all active rings periodically.
+pub async fn keep_watch(shared: Shared) {
+    let mut tick = tokio::time::interval(WATCH_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        look(&mut shared.lock(), Instant::now());
+    }
+}
+
+/// Checks all active rings once.
+fn look(inner: &mut Inner, now: Instant) {
+    let active: Vec<(String, JobRing, RingSpec)> = active_rings(inner).collect();
+    inner.executor.watch.retain(|id| active.iter().any(|(_, _, ring)| ring.id == id));
+    for (job, number, ring) in active {
+        let Ok(found) = inner.controller.job(&job) else { continue };
+        let flows = flows_of(found, ring.id);
+        let view = match view(inner, &ring, &flows) {
+            Ok(view) => view,
+            Err(e) => {
+                log::error!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring {number} \
+                    cannot be looked at: {e:#}");
+                continue;
+            }
+        };
+        for event in inner.executor.watch.observe(&ring, &view, now) {
+            match event {
+                RingEvent::Held { slot } => {
+                    log::debug!(
+                        NETSUM_JOB = job, NETSUM_RING = number.0;
+                        "job {job}: ring {number}: slot {slot} is complete and nothing takes it \
+                         along"
+                    );
+                    // A port that is down takes no frame.
+                    let mut sent = inner.executor.plane.send_held(&ring, slot, &flows[0]);
+                    for flow in &flows[1..] {
+                        sent = sent.or_else(|_| inner.executor.plane.send_held(&ring, slot, flow));
+                    }
+                    if let Err(e) = sent {
+                        log::error!(
+                            NETSUM_JOB = job, NETSUM_RING = number.0;
+                            "job {job}: ring {number}: slot {slot} is held and cannot be sent: \
+                             {e:#}"
+                        );
+                    }
+                }
+                RingEvent::Stalled { index, since, missing } => {
+                    let Ok(found) = inner.controller.job(&job) else { continue };
+                    let ranks: Vec<String> = missing
+                        .iter()
+                        .map(|&r| {
+                            let psn = flows[r.0 as usize].base_psn.plus(index).get();
+                            format!("{} (PSN {psn:#x})", found.sender(r))
+                        })
+                        .collect();
+                    let missing = missing.iter().map(|&r| found.sender(r));
+                    let numbers = missing.map(|r| r.to_string()).collect::<Vec<_>>().join(", ");
+                    log::warn!(
+                        NETSUM_JOB = job, NETSUM_RING = number.0, NETSUM_RANK = numbers;
+                        "job {job}: ring {number} stands still at index {index} for {:.1} s; \
+                         missing: rank {}; try `netsum diagnose {job}`",
+                        since.as_secs_f64(),
+                        ranks.join(", rank ")
+                    );
+                }
+                RingEvent::Resumed { after } => {
+                    log::info!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring \
+                        {number} continues after {:.1} s", after.as_secs_f64());
+                }
+            }
+        }
+    }
+}
+
+fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, JobRing, RingSpec)> {
+    inner.controller.jobs().filter(|j| j.state == State::Active).flat_map(|j| {
+        j.numbered_rings().map(|(number, ring)| (j.spec.name.clone(), number, ring.clone()))
+    })
+}
+
+/// Ends the noting of unknown connections when the last client that asked for it disconnects.
+struct Watching(Shared);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let mut inner = self.0.lock();
+        inner.executor.watchers -= 1;
+        if inner.executor.watchers == 0
+            && let Err(e) = inner.executor.plane.watch_strangers(false)
+        {
+            log::error!("the data plane still notes unknown connections: {e:#}");
+        }
+    }
+}
+
+/// Watches a job for a while, and says why it stands still. Also returns the evidence about its
+/// path.
+pub async fn answer(
+    shared: &Shared,
+    network: &Network,
+    request: api::DiagnoseRequest,
+) -> Result<(api::Diagnosis, Evidence), Status> {
+    let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
+    let watch = Duration::from_millis(request.watch_ms.into());
+    let before = network.interfaces().await.map_err(internal)?;
+    let mut packets: HashMap<(RingNumber, Rank), u32> = HashMap::new();
+    let tokens_before;
+    let watching = {
+        let mut inner = shared.lock();
+        tokens_before = wrong_tokens(&inner).map_err(internal)?;
+        for flow in inner.controller.job(&request.job).map_err(refused)?.flows.clone() {
+            packets.insert(
+                (flow.ring, flow.rank),
+                inner.executor.plane.flow_seen(flow.key()).map_err(internal)?.packets,
+            );
+        }
+        if inner.executor.watchers == 0 {
+            inner.executor.plane.watch_strangers(true).map_err(internal)?;
+        }
+        inner.executor.watchers += 1;
+        Watching(shared.clone())
+    };
+    let strays = path::watch_strays(shared);
+    let test = request.path.then(|| shared.lock().controller.ask_for_path(&request.job)).flatten();
+    tokio::time::sleep(watch).await;
+    if let Some(test) = test {
+        path::acknowledged(shared, &request.job, test).await;
+    }
+    let strays = path::strays(strays);
+    let after = network.interfaces().await.map_err(internal)?;
+    let mut ports =
+        shared.lock().controller.job(&request.job).map(Job::flow_ports).unwrap_or_default();
+    let facts = path::facts(shared, &ports, &after).await;
+    let is_known = !ports.is_empty();
+    if !is_known {
+        // A rank that has not joined may be behind any port.
+        ports.extend(shared.lock().controller.ports().iter().map(|port| port.ifindex));
+    }
+    let bridging = network.obstacles(&ports).await;
+    let inner = shared.lock();
+    let strangers = strangers(&inner).map_err(internal)?;
+    let job = inner.controller.job(&request.job).map_err(refused)?;
+    let mut evidence = path::evidence(&inner, job, &facts, &strays, &strangers);
+    evidence.bridging = bridging;
+    let mut obstacles = evidence.obstacles();
+    obstacles.iter_mut().for_each(|o| o.is_fatal &= is_known);
+    let rings = if job.state == State::Active {
+        let evidence = |(number, ring): (JobRing, &RingSpec)| {
+            ring_evidence(&inner, job, number, ring, &packets, [&before, &after])
+        };
+        job.numbered_rings().map(evidence).collect::<Result<Vec<_>, _>>().map_err(internal)?
+    } else {
+        Vec::new()
+    };
+    let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
+    let findings = diagnose(job, &rings, &strangers, wrong_tokens, &obstacles);
+    evidence.findings = path::of_ranks(&findings);
+    let drops =
+        counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
+    let rings = rings.iter().map(ring_message).collect();
+    let diagnosis = api::Diagnosis {
+        rings,
+        path: test.map(|test| path::of_ring(&inner, job, test)).unwrap_or_default(),
+        drops: drops.into_iter().filter(|c| c.value > 0 && c.kind == Kind::Drop.name()).collect(),
+        ..diagnosis_message(job, findings)
+    };
+    drop(inner);
+    drop(watching);
+    Ok((diagnosis, evidence))
+}
+
+/// Counts first packets whose token matches no job, since the start.
+fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
+    Ok(count(&inner.executor.plane.counters(RingNumber::NONE)?, Counter::InBandToken))
+}
+
+fn ring_evidence(
+    inner: &Inner,
+    job: &Job,
+    number: JobRing,
+    ring: &RingSpec,
+    packets: &HashMap<(RingNumber, Rank), u32>,
+    [before, after]: [&Vec<Interface>; 2],
+) -> anyhow::Result<RingEvidence> {
+    let now = Instant::now();
+    let flows = flows_of(job, ring.id);
+    let view = view(inner, ring, &flows)?;
+    let ago = |t: Instant| now.saturating_duration_since(t);
+    let ranks = flows.into_iter().zip(&view.ranks).map(|(flow, &seen)| {
+        let interface = |interfaces: &[Interface]| {
+            interfaces.iter().find(|l| l.ifindex == flow.ifindex).cloned()
+        };
+        let (old, new) = (interface(before), interface(after));
+        let port = PortEvidence {
+            name: inner.controller.port_name(flow.ifindex),
+            // Without netlink, the port counts as up.
+            up: new.as_ref().is_none_or(|l| l.up),
+            received: old
+                .zip(new)
+                .map(|(old, new)| new.counters[1].saturating_sub(old.counters[1])),
+        };
+        let known = packets.get(&(flow.ring, flow.rank)).copied().unwrap_or(0);
+        RankEvidence {
+            last: inner.executor.watch.last_packet(ring.id, flow.rank).map(ago),
+            moved: seen.packets.wrapping_sub(known),
+            heartbeat: job.epoch.as_ref().and_then(|e| e.heard(flow.rank)).map(ago),
+            sender: job.sender(flow.rank),
+            member: job.member(flow.rank),
+            seen,
+            port,
+            flow,
+        }
+    });
+    let ranks = ranks.collect();
+    let waits = inner
+        .executor
+        .watch
+        .waiting_since(ring.id)
+        .map(ago)
+        .filter(|_| view.is_pending(ring.config.credit));
+    Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, ranks })
+}
+
+fn strangers(inner: &Inner) -> anyhow::Result<Vec<Stranger>> {
+    let noted = inner.executor.plane.strangers()?;
+    Ok(noted
+        .into_iter()
+        .map(|(key, packets)| Stranger {
+            src: unmapped(key.src_ip),
+            dst: unmapped(key.dst_ip),
+            qpn: key.qpn,
+            ifindex: key.ifindex,
+            packets,
+        })
+        .collect())
+}
+
+fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
+    let low = ring.view.state.low;
+    let missing =
+        if ring.waits.is_some() { ring.view.missing(&ring.spec.config) } else { Vec::new() };
+    let ranks = ring.ranks.iter().map(|r| {
+        let Rank(member) = r.flow.rank;
+        let expected = ring.view.state.expected[member as usize];
+        // The data plane raises it only with the rank's next packet.
+        let expected = if serial::before(expected, low) { low } else { expected };
+        api::RankDiagnosis {
+            rank: r.sender.0,
+            port: r.port.name.clone(),
+            port_up: r.port.up,
+            expected,
+            expected_psn: r.flow.base_psn.plus(expected).get(),
+            credit_used: ring.view.credit_used(member as usize, ring.spec.config.credit),
+            packets: r.seen.packets,
+            refused: r.seen.refused,
+            last_psn: r.seen.last_outcome.map(|_| r.seen.last_psn),
+            last_outcome: r.seen.last_outcome.map(|c| c.name().into()).unwrap_or_default(),
+            last_ms: r.last.map(|t| t.as_millis() as u64),
+            heartbeat_ms: r.heartbeat.map(|t| t.as_millis() as u64),
+            missing: missing.contains(&r.flow.rank),
+        }
+    });
+    api::RingDiagnosis {
+        ring: ring.ring.0,
+        low,
+        waits_ms: ring.waits.map(|t| t.as_millis() as u64),
+        credit: ring.spec.config.credit,
+        ranks: ranks.collect(),
+        missing: missing.into_iter().map(|rank| ring.ranks[rank.0 as usize].sender.0).collect(),
+    }
+}

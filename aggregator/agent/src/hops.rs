@@ -1,0 +1,100 @@
+//! Next hops of members that this box routes to. Other packets are forwarded by the kernel, which
+//! finds their next hops itself. Results bypass its forwarding, so their next hops are polled from
+//! its tables.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use netsum_common::abi::{Address, Hop};
+use netsum_controller::message::mac_from_text;
+use netsum_core::Edge;
+use netsum_core::plane::mapped;
+
+use super::agent::Shared;
+use super::netlink::{Netlink, Way, ask_for};
+
+/// Poll intervals: for new rings and missing next hops, and for changes.
+const INTERVAL: Duration = Duration::from_millis(100);
+const CHANGES: Duration = Duration::from_secs(1);
+
+/// Keeps the next hops of all active rings equal to the kernel's.
+pub async fn keep_hops(shared: Shared, netlink: Netlink) {
+    let mut tick = tokio::time::interval(INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut last, mut at) = (Vec::new(), Instant::now());
+    let mut unknown = HashSet::new();
+    loop {
+        tick.tick().await;
+        let edges: Vec<Edge> = shared.lock().controller.edges().collect();
+        if edges == last && unknown.is_empty() && at.elapsed() < CHANGES {
+            continue;
+        }
+        if let Err(e) = look(&shared, &netlink, &edges, &mut unknown).await {
+            log::error!("next hops: {e:#}");
+        }
+        (last, at) = (edges, Instant::now());
+    }
+}
+
+/// One look. `unknown` holds the addresses whose next hop has no MAC address and that have been
+/// logged.
+async fn look(
+    shared: &Shared,
+    netlink: &Netlink,
+    edges: &[Edge],
+    unknown: &mut HashSet<IpAddr>,
+) -> Result<()> {
+    unknown.retain(|ip| edges.iter().any(|edge| edge.dst == *ip));
+    if edges.is_empty() {
+        let mut inner = shared.lock();
+        inner.executor.next_hops.clear();
+        inner.executor.reserved.routers.clear();
+        return inner.executor.reserve();
+    }
+    let interfaces = netlink.interfaces().await?;
+    let mac = |ifindex: u32| {
+        mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac)
+            .filter(|mac| *mac != [0; 6])
+    };
+    let (mut ways, mut routers, mut hops) = (HashMap::new(), HashMap::new(), HashMap::new());
+    for &edge in edges {
+        let Edge { dst, port, .. } = edge;
+        let way = match ways.entry(dst) {
+            Entry::Occupied(way) => *way.get(),
+            Entry::Vacant(place) => *place.insert(netlink.way_to(dst).await?),
+        };
+        match way {
+            Some(Way { mac: Some(next), ifindex, next: hop, .. }) => {
+                unknown.remove(&dst);
+                if let Some(port) = port.filter(|_| hop != dst) {
+                    routers.insert(Address::ip(mapped(hop)), port);
+                }
+                if let Some(src) = mac(ifindex) {
+                    hops.insert(edge, Hop { own: edge.own, dst: next, src });
+                }
+            }
+            Some(Way { mac: None, next, .. }) => {
+                ask_for(dst);
+                if unknown.insert(dst) {
+                    log::debug!(
+                        "no MAC address of {next} is known, by which this box would route to {dst}"
+                    );
+                }
+            }
+            None => {}
+        }
+    }
+    let mut inner = shared.lock();
+    // A ring may have passed to another job meanwhile.
+    let now: HashSet<Edge> = inner.controller.edges().collect();
+    for (edge, hop) in hops.iter().filter(|(edge, _)| now.contains(edge)) {
+        inner.executor.plane.set_hop(edge.to, hop)?;
+    }
+    inner.executor.next_hops =
+        hops.into_iter().map(|(edge, hop)| ((edge.dst, edge.own), hop)).collect();
+    inner.executor.reserved.routers = routers;
+    inner.executor.reserve()
+}

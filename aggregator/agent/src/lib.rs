@@ -1,0 +1,70 @@
+//! The agent of a box: carries a controller's actions out in the data plane, and knows this
+//! machine. With the controller (`netsum-controller`) in one process it is `netsum run`.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`run`] | `netsum run`; [`begin`]: the start, where a daemon was killed |
+//! | [`config`] | the configuration file |
+//! | [`agent`] | the controller's executor: its actions, in the data plane |
+//! | [`backend`] | what the controller's services want to know of this machine |
+//! | [`listen`] | serves workers, administrators and the fabric's manager |
+//! | [`service`] | the service for data plane and ports |
+//! | [`network`] | interfaces and hosts, by [`netlink`] or, in tests, without |
+//! | [`netlink`] | interfaces and forwarding table; `rtnl` queries, [`link`] parses interfaces |
+//! | `chosen` | the interfaces that a configuration names |
+//! | `filters` | nftables chains that see what the bridge forwards |
+//! | [`device`] | what a driver reports about a port, over ethtool and netdev netlink |
+//! | [`own`] | the box's own addresses, which no port may carry |
+//! | [`hops`] | next hops of members that this box routes to |
+//! | [`lldp`] | which port is linked to which; [`neighbours`]: what ports have heard |
+//! | [`trains`] | bandwidth probes, which measure a link's rate; `frames` sends their frames |
+//! | [`spread`] | spreads unsummed flows over uplinks; `uplinks` polls these |
+//! | [`in_band`] | first packets of jobs that are set up in band |
+//! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
+//! | `path`, `cause` | why a job's packets do not arrive |
+//! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: which client gets which |
+//! | [`packet`] | these as messages of the API |
+//! | [`load`] | how full rings are, and their jobs' counters |
+//! | [`metrics`] | metrics for Prometheus, over HTTP |
+//! | [`memory`] | memory that the machine has left for rings |
+//! | [`privileges`] | the capabilities that the daemon keeps |
+//! | [`reload`] | SIGHUP, and ports that are added or removed |
+//! | [`systemd`] | notifies systemd |
+//! | [`clock`] | clocks that processes share |
+
+pub mod agent;
+pub mod backend;
+pub mod begin;
+mod cause;
+mod chosen;
+pub mod clock;
+pub mod config;
+pub mod device;
+pub mod diagnose;
+mod filters;
+mod frames;
+pub mod hops;
+pub mod in_band;
+pub mod link;
+pub mod listen;
+pub mod lldp;
+pub mod load;
+pub mod memory;
+pub mod metrics;
+pub mod neighbours;
+pub mod netlink;
+pub mod network;
+pub mod own;
+pub mod packet;
+mod path;
+pub mod privileges;
+pub mod reload;
+mod rtnl;
+pub mod run;
+pub mod service;
+pub mod spread;
+pub mod systemd;
+pub mod trace;
+pub mod tracers;
+pub mod trains;
+mod uplinks;

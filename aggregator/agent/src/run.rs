@@ -1,0 +1,320 @@
+//! `netsum run`.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use netsum_controller::limiter::Limits;
+use netsum_controller::serve::{WorkerPort, take_descriptors};
+use netsum_controller::socket::{self, SocketFile};
+use netsum_controller::store::Wanted;
+use netsum_controller::tls;
+use netsum_core::{Controller, JobSpec, largest_mtu};
+use netsum_dataplane::{Logger, online_cpus, speed};
+use rtnetlink::MulticastGroup;
+use socket2::Socket;
+use tokio::io::unix::AsyncFd;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+use tonic::transport::ServerTlsConfig;
+
+use super::agent::{Agent, Shared};
+use super::begin::{Begun, begin, hold};
+use super::chosen::Chosen;
+use super::link::Interface;
+use super::listen::{manager_tls, serve, serve_manager};
+use super::netlink::Netlink;
+use super::network::Network;
+use super::reload::Reloader;
+use super::rtnl::Changes;
+use super::spread::Spreader;
+use super::trains::{self, Trains};
+use super::{device, hops, lldp, memory, metrics, neighbours, own, privileges, systemd, uplinks};
+use crate::config::Config;
+
+/// Runs the daemon until a signal. SIGTERM and SIGINT end its jobs; SIGUSR1 leaves them to the next
+/// daemon.
+///
+/// `path` is the configuration file, which SIGHUP reads again. `reset` removes everything left by
+/// an earlier daemon, including its jobs. With `detach_now`, the programs leave the ports when this
+/// daemon ends.
+pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Result<()> {
+    take_descriptors();
+    // One thread does everything that needs privileges.
+    let setup = Builder::new_current_thread().enable_all().build()?;
+    let ready = setup.block_on(Ready::new(config, reset))?;
+    drop(setup);
+    privileges::give_up()?;
+    Builder::new_multi_thread().enable_all().build()?.block_on(ready.run(path, config, detach_now))
+}
+
+/// A daemon that has opened everything it needs, but does not serve yet.
+struct Ready {
+    chosen: Chosen,
+    /// The interfaces that are ports, and the numbers of the others.
+    interfaces: Vec<Interface>,
+    unfit: HashSet<u32>,
+    begun: Begun,
+    /// The jobs to create again.
+    wanted: Option<(Wanted, Vec<JobSpec>)>,
+    cpus: Vec<u32>,
+    admin: std::os::unix::net::UnixListener,
+    _file: SocketFile,
+    workers: Option<(std::net::TcpListener, Option<ServerTlsConfig>)>,
+    fabric: Option<(std::net::TcpListener, ServerTlsConfig)>,
+    metrics: Option<std::net::TcpListener>,
+    /// Without it, links are not found.
+    lldp: Option<Socket>,
+    /// Without it, links are not measured.
+    trains: Option<Socket>,
+}
+
+impl Ready {
+    async fn new(config: &Config, reset: bool) -> Result<Self> {
+        let (chosen, interfaces) = Netlink::open()?.choose(&config.ports).await?;
+        let tls =
+            config.tls.as_ref().map(|files| tls::server_config("listen.tls", files)).transpose()?;
+        // The lock comes first: of two daemons that start at once, the second changes nothing.
+        let pins = hold(config)?;
+        let admin = socket::listen(&config.admin, &config.admin_access)?;
+        let _file = SocketFile::new(config.admin.clone());
+        let workers = match config.workers {
+            Some(address) => Some((listen("listen.workers", address).await?, tls)),
+            None => None,
+        };
+        let fabric = match &config.fabric {
+            Some(fabric) => {
+                Some((listen("listen.fabric.address", fabric.address).await?, manager_tls(fabric)?))
+            }
+            None => None,
+        };
+        let metrics = match config.metrics {
+            Some(address) => Some(listen("metrics.listen", address).await?),
+            None => None,
+        };
+        let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
+        let mut controller =
+            Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
+        controller.set_tenants(config.tenants.clone());
+        let mut wanted = config.jobs.clone().map(Wanted::open).transpose()?;
+        if let Some((_, jobs)) = wanted.as_mut().filter(|_| reset) {
+            jobs.clear();
+        }
+        let mut begun = begin(config, pins, &cpus, &interfaces, reset, controller)?;
+        let ports = begun.controller.ports();
+        let (fit, unfit): (Vec<_>, Vec<_>) =
+            interfaces.into_iter().partition(|l| ports.iter().any(|p| p.ifindex == l.ifindex));
+        let (interfaces, unfit) = (fit, unfit.iter().map(|l| l.ifindex).collect());
+        begun.adds = begun.adds.or_else(|| measure(&cpus, &interfaces));
+        device::tell(&interfaces, &cpus);
+        let lldp = lldp::open()
+            .inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
+        let lldp = lldp.ok();
+        let trains =
+            trains::open().inspect_err(|e| log::warn!("{e:#}: links are not measured")).ok();
+        Ok(Self {
+            chosen,
+            interfaces,
+            unfit,
+            begun,
+            wanted,
+            cpus,
+            admin,
+            _file,
+            workers,
+            fabric,
+            metrics,
+            lldp,
+            trains,
+        })
+    }
+
+    async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
+        let Begun { mut plane, spread, controller, actions, store, election, adds } = self.begun;
+        let mut netlink = Netlink::open()?;
+        if let Some(logger) = plane.take_logger() {
+            tokio::spawn(forward_log(logger));
+        }
+        let agent = Agent::new(Box::new(plane), config.patience);
+        let shared = Shared::new(controller, agent, config.heartbeat);
+        {
+            let mut inner = shared.lock();
+            memory::tell(&mut inner.controller);
+            (inner.store, inner.election) = (store, election);
+            (inner.executor.spread, inner.executor.adds) = (spread, adds);
+            inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
+            if let Some((wanted, jobs)) = self.wanted {
+                inner.create_again(wanted, jobs);
+            }
+        }
+        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let changes = Changes::open(&groups).context("netlink")?;
+        // Before ranks can connect.
+        own::look(&shared, &netlink).await?;
+        if let Some(socket) = self.lldp {
+            let own = lldp::chassis_id().context("LLDP: a random chassis id")?;
+            let heard = neighbours::Heard::new(&own);
+            netlink.heard = Some(heard.clone());
+            tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
+        }
+        netlink.trains = self.trains.map(Trains::new);
+        let names: Vec<&str> = self.interfaces.iter().map(|l| l.name.as_str()).collect();
+        log::info!("ports {}; {} CPUs for rings", names.join(", "), self.cpus.len());
+        log::info!("administration on {}", config.admin.display());
+        let workers = match self.workers {
+            Some((listener, tls)) => {
+                log::info!(
+                    "workers on {}, {}",
+                    listener.local_addr()?,
+                    tls::kind(config.tls.as_ref())
+                );
+                let listener = TcpListener::from_std(listener)?;
+                Some(WorkerPort { listener, tls, limits: Limits::default() })
+            }
+            None => None,
+        };
+        let network = Network::Kernel(netlink.clone());
+        if let Some((listener, tls)) = self.fabric {
+            log::info!("the fabric's manager on {}", listener.local_addr()?);
+            let listener = TcpListener::from_std(listener)?;
+            tokio::spawn(serve_manager(shared.clone(), network.clone(), listener, tls));
+        }
+        if let Some(listener) = self.metrics {
+            log::info!("metrics on http://{}/metrics", listener.local_addr()?);
+            let listener = TcpListener::from_std(listener)?;
+            tokio::spawn(metrics::serve(shared.clone(), network.clone(), listener));
+        }
+        let admin = UnixListener::from_std(self.admin)?;
+
+        let reloader = Reloader::new(
+            path.to_owned(),
+            config.clone(),
+            self.chosen,
+            self.unfit,
+            shared.clone(),
+            netlink.clone(),
+            self.cpus,
+        );
+        let reloader = tokio::spawn(reloader.keep(signal(SignalKind::hangup())?));
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hand_over = signal(SignalKind::user_defined1())?;
+        tokio::spawn(systemd::keep_alive(shared.clone()));
+        tokio::spawn(own::keep(shared.clone(), netlink.clone(), changes));
+        tokio::spawn(hops::keep_hops(shared.clone(), netlink.clone()));
+        if !config.spread.is_empty() {
+            tokio::spawn(uplinks::keep(shared.clone(), netlink.clone()));
+        }
+        systemd::ready();
+        let ended = tokio::select! {
+            result = serve(shared.clone(), network, admin, workers) => result,
+            _ = terminate.recv() => {
+                log::info!("SIGTERM: ending");
+                Ok(())
+            }
+            _ = interrupt.recv() => {
+                log::info!("SIGINT: ending");
+                Ok(())
+            }
+            _ = hand_over.recv() => {
+                let inner = shared.lock();
+                if inner.store.is_some() {
+                    // Requests complete, and write their changes, under this lock, so none is cut
+                    // short when the runtime ends.
+                    log::info!("SIGUSR1: ending; {} jobs go on, for the next daemon", inner.controller.jobs().count());
+                    systemd::stopping();
+                    return Ok(());
+                }
+                log::info!("SIGUSR1: ending, with all jobs, because nothing is pinned");
+                Ok(())
+            }
+        };
+        systemd::stopping();
+        reloader.abort();
+        let mut inner = shared.lock();
+        if let Some(Err(e)) = inner.executor.spread.take().map(Spreader::end) {
+            log::error!("spread flows: {e:#}");
+        }
+        inner.end_all().unwrap_or_else(|e| log::error!("jobs: {e:#}"));
+        let senders = inner.executor.plane.ended_flows()?.len();
+        if let Some(pin) =
+            config.pin.as_ref().filter(|_| inner.store.is_some() && senders > 0 && !detach_now)
+        {
+            log::warn!(
+                "{senders} connections may still be at work: the programs stay on the ports and \
+                 drop their data, so that nobody takes it for a sum. The next `netsum run` takes \
+                 them over; `rm -r {}` detaches them",
+                pin.display()
+            );
+            return ended;
+        }
+        if senders > 0 {
+            log::warn!(
+                "detached: what {senders} connections may still send reaches its receivers unsummed"
+            );
+        }
+        for ifindex in inner.executor.plane.attached() {
+            if let Err(e) = inner.executor.plane.detach(ifindex) {
+                log::error!("interface {ifindex}: {e:#}");
+            }
+        }
+        if let Err(e) = inner.executor.plane.unpin() {
+            log::error!("pins: {e:#}");
+        }
+        if let Some(store) = inner.store.take() {
+            store.remove().with_context(|| store.path().display().to_string())?;
+        }
+        ended
+    }
+}
+
+/// Measures the aggregation rate of one of these CPUs, in bytes per second, with the default path
+/// MTU of jobs.
+fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
+    let mtu = largest_mtu(interfaces.iter().map(|l| l.mtu).min()?);
+    let adds = speed::adds(mtu).inspect_err(|e| {
+        log::warn!("how much this box adds could not be measured, and limits no plan: {e:#}")
+    });
+    let adds = adds.ok()?;
+    log::info!(
+        "adds {} MB/s with each of {} CPUs, at path MTU {mtu}",
+        adds / 1_000_000,
+        cpus.len()
+    );
+    Some(adds)
+}
+
+async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::TcpListener> {
+    let listener = TcpListener::bind(address).await.map_err(|e| {
+        let hint = match e.raw_os_error() {
+            Some(libc::EAFNOSUPPORT) if address.is_ipv6() => "; this kernel has no IPv6",
+            _ => "",
+        };
+        anyhow::Error::new(e).context(format!("{field} = \"{address}\": cannot listen{hint}"))
+    });
+    Ok(listener?.into_std()?)
+}
+
+/// Forwards the XDP programs' log to `log`.
+async fn forward_log(logger: Logger) {
+    // SAFETY: the logger owns its ring buffer's descriptor for as long as it lives, and always
+    // returns the same one.
+    let mut logger = match unsafe { AsyncFd::register(logger) } {
+        Ok(logger) => logger,
+        Err(e) => return log::warn!("the XDP programs' log cannot be read: {e}"),
+    };
+    loop {
+        let result: io::Result<()> = async {
+            let mut guard = logger.readable_mut().await?;
+            guard.get_inner_mut().flush();
+            guard.clear_ready();
+            Ok(())
+        }
+        .await;
+        if let Err(e) = result {
+            return log::warn!("the XDP programs' log cannot be read: {e}");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The connection limiter of the workers' TCP port. A foreign host that reaches the port can open
+//! only a few connections, for a short time, until one of its requests shows a job's token. Each
+//! wrong token uses up one of the address's few tries.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Sleep;
+use tonic::Status;
+use tonic::transport::server::Connected;
+
+/// Limits for connections that have not shown a token.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections open at once.
+    pub connections: usize,
+    /// Connections open at once from one address; each rank has one or two.
+    pub per_address: usize,
+    /// Time to show a token before a connection is closed.
+    pub patience: Duration,
+    /// Wrong tokens from one address within `penalty`.
+    pub tries: usize,
+    /// Time until a wrong token's try is returned.
+    pub penalty: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 4096,
+            per_address: 192,
+            patience: Duration::from_secs(10),
+            tries: 16,
+            penalty: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Admits connections.
+#[derive(Clone, Debug)]
+pub struct ConnectionLimiter {
+    limits: Limits,
+    addresses: Arc<Mutex<HashMap<IpAddr, Address>>>,
+    wrong: Arc<Mutex<Lines>>,
+}
+
+/// Rate limit for log lines about one thing: one per [`Lines::INTERVAL`].
+#[derive(Debug, Default)]
+struct Lines {
+    last: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Lines {
+    const INTERVAL: Duration = Duration::from_secs(10);
+
+    /// Counts an event. Returns how many went unlogged if a line is due.
+    fn note(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) < Self::INTERVAL) {
+            self.unsaid += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
+
+#[derive(Debug)]
+struct Address {
+    connections: usize,
+    tries: Arc<Semaphore>,
+}
+
+impl ConnectionLimiter {
+    /// Without any connection.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, addresses: Arc::default(), wrong: Arc::default() }
+    }
+
+    fn addresses(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Address>> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Admits a connection, or closes it.
+    pub fn admit(&self, tcp: TcpStream) -> Option<Connection> {
+        let ip = tcp.peer_addr().ok()?.ip().to_canonical();
+        // Answers are small, and ranks wait for them.
+        tcp.set_nodelay(true).ok()?;
+        let mut addresses = self.addresses();
+        if addresses.values().map(|a| a.connections).sum::<usize>() >= self.limits.connections {
+            log::debug!(
+                "connection from {ip} closed: there are {} already",
+                self.limits.connections
+            );
+            return None;
+        }
+        // Addresses without connections and with all tries left are forgotten.
+        addresses
+            .retain(|_, a| a.connections > 0 || a.tries.available_permits() < self.limits.tries);
+        let address = addresses.entry(ip).or_insert_with(|| Address {
+            connections: 0,
+            tries: Arc::new(Semaphore::new(self.limits.tries)),
+        });
+        if address.connections >= self.limits.per_address {
+            log::debug!("connection from {ip} closed: it has {} already", address.connections);
+            return None;
+        }
+        address.connections += 1;
+        let (tries, penalty) = (address.tries.clone(), self.limits.penalty);
+        let peer = Peer { ip, proved: Arc::default(), tries, penalty, wrong: self.wrong.clone() };
+        let deadline = Some(Box::pin(tokio::time::sleep(self.limits.patience)));
+        Some(Connection { tcp, deadline, peer, limiter: self.clone() })
+    }
+
+    fn leave(&self, ip: IpAddr) {
+        if let Some(address) = self.addresses().get_mut(&ip) {
+            address.connections -= 1;
+        }
+    }
+}
+
+/// The other end of a connection; each of its requests carries it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    ip: IpAddr,
+    /// The job whose token it has shown.
+    proved: Arc<OnceLock<String>>,
+    tries: Arc<Semaphore>,
+    penalty: Duration,
+    /// Wrong tokens of all addresses.
+    wrong: Arc<Mutex<Lines>>,
+}
+
+impl Peer {
+    /// Its address.
+    pub fn ip(&self) -> IpAddr {
+        self.ip
+    }
+
+    /// Checks a token with `check` once this address has a try left. A connection that has shown a
+    /// job's token needs no try for that job, so guesses from the same address do not delay a rank.
+    pub async fn authorise(
+        &self,
+        job: &str,
+        check: impl Fn() -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        // The job may since have been replaced by another of the same name.
+        if self.proved.get().is_some_and(|known| known == job) && check().is_ok() {
+            return Ok(());
+        }
+        let one_try: SemaphorePermit<'_> =
+            self.tries.acquire().await.map_err(|_| {
+                Status::resource_exhausted("too many wrong tokens from this address")
+            })?;
+        let result = check();
+        match &result {
+            Ok(()) => drop(self.proved.set(job.to_owned())),
+            Err(_) => {
+                let due =
+                    self.wrong.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now());
+                match due {
+                    Some(0) => log::warn!("{}: a wrong token, or no such job", self.ip),
+                    Some(more) => log::warn!(
+                        "{}: a wrong token, or no such job; {more} more since the last such line",
+                        self.ip
+                    ),
+                    None => {}
+                }
+                one_try.forget();
+                // In a task of its own, so hanging up does not return a try earlier.
+                let (tries, penalty) = (self.tries.clone(), self.penalty);
+                tokio::spawn(async move {
+                    tokio::time::sleep(penalty).await;
+                    tries.add_permits(1);
+                });
+            }
+        }
+        result
+    }
+}
+
+/// An admitted connection.
+#[derive(Debug)]
+pub struct Connection {
+    tcp: TcpStream,
+    deadline: Option<Pin<Box<Sleep>>>,
+    peer: Peer,
+    limiter: ConnectionLimiter,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.limiter.leave(self.peer.ip);
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl Connection {
+    /// Fails once the time to show a token is over.
+    fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.peer.proved.get().is_some() {
+            self.deadline = None;
+        }
+        if let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no token was shown in time"));
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.in_time(cx)?;
+        Pin::new(&mut self.tcp).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        // A client that does not read answers has to show a token in time, too.
+        self.in_time(cx)?;
+        Pin::new(&mut self.tcp).poll_write(cx, buf)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.in_time(cx)?;
+        Pin::new(&mut self.tcp).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.in_time(cx)?;
+        Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_tokens_make_one_line_in_an_interval_with_their_number() {
+        let (mut lines, begin) = (Lines::default(), Instant::now());
+        let after = |ms: u32| begin + ms * Duration::from_millis(1);
+        let said: Vec<u64> = (0..9_000).filter_map(|ms| lines.note(after(ms))).collect();
+        assert_eq!(said, [0]);
+        assert_eq!(lines.note(after(10_000)), Some(8_999));
+        assert_eq!(lines.note(after(10_001)), None);
+        assert_eq!(lines.note(after(20_000)), Some(1));
+    }
+}

@@ -1,0 +1,257 @@
+//! The files in which the controller's state outlives the daemon.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use netsum_core::{Controller, JobSpec};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+/// A file. It holds the jobs' tokens, so only its owner can read it.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    /// Receives the text instead of the file.
+    keeper: Option<watch::Sender<String>>,
+    last: String,
+    /// Whether the last write failed.
+    behind: bool,
+}
+
+impl Store {
+    /// A file, which may not exist yet.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, keeper: None, last: String::new(), behind: false }
+    }
+
+    /// A store without a file: `keeper` receives each change, and reports failures itself.
+    pub fn kept_by(keeper: watch::Sender<String>) -> Self {
+        Self { keeper: Some(keeper), ..Self::new(PathBuf::new()) }
+    }
+
+    /// Its content; `None` if it does not exist.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<Option<T>> {
+        let text = match fs::read_to_string(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text?,
+        };
+        serde_json::from_str(&text).context("not what a netsum of this version writes")
+    }
+
+    /// Writes changes. If that fails, the file stays as it was, and the failure is logged once,
+    /// with its consequence `then`.
+    pub fn keep(&mut self, value: &impl Serialize, then: &str) {
+        let before = self.behind;
+        let result = self.write(value);
+        self.behind = result.is_err();
+        match result {
+            Ok(()) if before => log::info!("{}: written again", self.path.display()),
+            Err(e) if !before => {
+                log::error!("{}: cannot be written: {e:#}; {then}", self.path.display())
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether the last write has to be repeated.
+    pub fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Writes changes atomically, even across a power failure.
+    fn write(&mut self, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string(value)?;
+        if text == self.last {
+            return Ok(());
+        }
+        if let Some(keeper) = &self.keeper {
+            keeper.send_replace(text.clone());
+            self.last = text;
+            return Ok(());
+        }
+        let new = self.path.with_extension("new");
+        self.replace(&new, &text).inspect_err(|_| drop(fs::remove_file(&new)))?;
+        self.last = text;
+        Ok(())
+    }
+
+    fn replace(&self, new: &Path, text: &str) -> io::Result<()> {
+        let folder = self.folder()?;
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(new, &self.path)?;
+        folder.sync_all()
+    }
+
+    /// Its folder, which is created if missing.
+    fn folder(&self) -> io::Result<File> {
+        let folder =
+            self.path.parent().filter(|path| *path != Path::new("")).unwrap_or(Path::new("."));
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        File::open(folder)
+    }
+
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The file of the jobs that every daemon creates at its start, as they were created first: all
+/// except deleted ones.
+#[derive(Debug)]
+pub struct Wanted {
+    store: Store,
+    /// Jobs that could not be created at this start, and stay in the file for the next one.
+    missing: Vec<JobSpec>,
+    /// Its folder, locked as long as the daemon lives.
+    _lock: Option<File>,
+}
+
+/// The file's content.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Jobs {
+    jobs: Vec<JobSpec>,
+}
+
+impl Wanted {
+    /// Opens and locks the file, and returns its jobs. An invalid file is renamed and kept.
+    ///
+    /// # Errors
+    /// If another daemon has it locked.
+    pub fn open(path: PathBuf) -> Result<(Self, Vec<JobSpec>)> {
+        let store = Store::new(path);
+        // Without the folder, the first write fails too, and logs that.
+        let lock = store.folder().ok();
+        if let Some(Err(TryLockError::WouldBlock)) = lock.as_ref().map(File::try_lock) {
+            let path = store.path().display();
+            bail!(
+                "{path}: another `netsum run` keeps its jobs in this folder; give this one \
+                 `restart.jobs` of its own"
+            );
+        }
+        let read = store.read().map(Option::<Jobs>::unwrap_or_default).unwrap_or_else(|e| {
+            let aside = store.path().with_extension("bad");
+            let path = store.path().display();
+            log::error!(
+                "{path}: {e:#}; no job is created again; the file is {} now",
+                aside.display()
+            );
+            fs::rename(store.path(), &aside).unwrap_or_else(|e| log::error!("{path}: {e}"));
+            Jobs::default()
+        });
+        Ok((Self { store, missing: Vec::new(), _lock: lock }, read.jobs))
+    }
+
+    /// Records that a job could not be created, and logs why.
+    pub fn is_missing(&mut self, spec: JobSpec, why: &str) {
+        let (name, path) = (&spec.name, self.store.path().display());
+        log::error!(NETSUM_JOB = name; "job {name} of {path} cannot be created again, and stays \
+            there: {why}");
+        self.missing.push(spec);
+    }
+
+    /// Writes the current jobs.
+    pub fn keep(&mut self, controller: &Controller) {
+        self.missing.retain(|spec| controller.job(&spec.name).is_err());
+        let jobs = controller.specs().chain(&self.missing).cloned().collect();
+        self.store.keep(
+            &Jobs { jobs },
+            "if the machine boots now, jobs are missing, or others are there",
+        );
+    }
+
+    pub fn is_behind(&self) -> bool {
+        self.store.is_behind()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn spec(name: &str, window: u32) -> JobSpec {
+        serde_json::from_value(serde_json::json!({
+            "name": name, "ranks": 2, "dtype": "i32", "mtu": 1024, "message_size": 16384, "window": window, "rings": 1,
+            "verify_icrc": true, "in_band": false, "token": "secret"
+        }))
+        .unwrap()
+    }
+
+    fn controller(jobs: &[JobSpec]) -> Controller {
+        let mut controller = Controller::new(1 << 20, 1, Duration::from_secs(1));
+        jobs.iter().for_each(|spec| drop(controller.create_again(spec.clone()).unwrap()));
+        controller
+    }
+
+    #[test]
+    fn what_is_wanted_is_its_owners_alone_and_outlives_what_cannot_be_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("of/its/own/jobs.json");
+        let (mut wanted, jobs) = Wanted::open(path.clone()).unwrap();
+        assert_eq!(jobs, []);
+        wanted.keep(&controller(&[spec("a", 2)]));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        let error = Wanted::open(path.clone()).unwrap_err().to_string();
+        assert!(error.contains("another `netsum run` keeps its jobs"), "{error}");
+
+        // The temporary file cannot be created, because a folder has its name.
+        let new = path.with_extension("new");
+        fs::create_dir(&new).unwrap();
+        wanted.keep(&controller(&[]));
+        assert!(wanted.is_behind());
+        drop(wanted);
+        let (mut wanted, jobs) = Wanted::open(path.clone()).unwrap();
+        assert_eq!(jobs, [spec("a", 2)]);
+        wanted.keep(&controller(&[]));
+        fs::remove_dir(&new).unwrap();
+        wanted.keep(&controller(&[spec("b", 2)]));
+        assert!(!wanted.is_behind() && !new.exists());
+        assert!(fs::read_to_string(&path).unwrap().contains("\"b\""));
+    }
+
+    #[test]
+    fn a_job_that_does_not_fit_stays_in_the_file_until_there_is_another_of_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jobs.json");
+        let (mut wanted, _) = Wanted::open(path.clone()).unwrap();
+        wanted.is_missing(spec("large", 100), "not enough memory");
+        wanted.keep(&controller(&[spec("a", 2)]));
+        assert_eq!(names(&path), ["a", "large"]);
+        wanted.keep(&controller(&[spec("large", 2)]));
+        assert_eq!(names(&path), ["large"]);
+        wanted.keep(&controller(&[]));
+        assert_eq!(names(&path), [""; 0]);
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        let file: Jobs = Store::new(path.to_owned()).read().unwrap().unwrap();
+        file.jobs.into_iter().map(|spec| spec.name).collect()
+    }
+
+    #[test]
+    fn a_file_that_is_none_is_put_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jobs.json");
+        fs::write(&path, "{\"jobs\": [").unwrap();
+        let (_, jobs) = Wanted::open(path.clone()).unwrap();
+        assert_eq!(jobs, []);
+        assert!(!path.exists() && path.with_extension("bad").exists());
+    }
+}

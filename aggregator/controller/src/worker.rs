@@ -1,0 +1,367 @@
+//! The workers' service: requests of ranks, with their job's token.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use netsum_api::v1 as api;
+use netsum_api::v1::worker_server::Worker;
+use netsum_api::{PROTOCOL, RELEASE};
+use netsum_core::membership::Join;
+use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress, epoch_number};
+use tonic::{Request, Response, Status};
+
+use super::backend::{Backend, Place};
+use super::executor::Executor;
+use super::limiter::Peer;
+use super::message::{error_of, job_message, mac_from_text, mac_text, refused, state_message};
+use super::state::Shared;
+
+/// Longest time that a rank may wait for others.
+const MAX_JOIN: Duration = Duration::from_secs(3600);
+
+/// Longest name of a job, and longest token that is checked, in bytes.
+const MAX_NAME: usize = 64;
+const MAX_TOKEN: usize = 1024;
+/// Characters of a rank's abort reason that are passed to the others.
+const MAX_REASON: usize = 300;
+
+/// Answers workers.
+#[derive(Clone)]
+pub struct WorkerService<B> {
+    backend: B,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl<B: Backend> WorkerService<B> {
+    pub fn new(backend: B) -> Self {
+        Self { backend }
+    }
+
+    fn shared(&self) -> &Shared<B::Executor> {
+        self.backend.shared()
+    }
+
+    /// Checks a request's token.
+    async fn authorise(&self, peer: Option<Peer>, job: &str, token: &str) -> Result<(), Status> {
+        if job.len() > MAX_NAME || token.len() > MAX_TOKEN {
+            return Err(Status::unauthenticated("no such job, or the token is wrong"));
+        }
+        let check =
+            || self.shared().lock().controller.job_for(job, token).map(drop).map_err(refused);
+        match peer {
+            Some(peer) => peer.authorise(job, check).await,
+            None => check(),
+        }
+    }
+
+    fn job(&self, name: &str, token: &str) -> Result<api::Job, Status> {
+        let inner = self.shared().lock();
+        let job = inner.controller.job_for(name, token).map_err(refused)?;
+        let heartbeat = self.shared().heartbeat.as_millis() as u32;
+        Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
+    }
+
+    /// Records why a rank was refused, for the ranks that wait for it.
+    fn note(&self, job: &str, rank: u32, refusal: Status) -> Status {
+        self.shared().lock().controller.note_refused(
+            job,
+            Rank(rank),
+            &printable(refusal.message()),
+        );
+        refusal
+    }
+
+    /// Adds the address of a rank's connection to a refusal of its address. The two may well
+    /// differ, with several addresses on one host or a box reached over another network, but a rank
+    /// with a wrong address mostly has the right one there.
+    async fn misplaced(&self, refusal: Status, from: Option<IpAddr>, ip: &str) -> Status {
+        let Some(from) = from.filter(|from| from.to_string() != ip) else { return refusal };
+        let port = self.backend.port_seen(from).await;
+        let by = port.map(|port| format!(" by port {port}")).unwrap_or_default();
+        let text = format!(
+            "{}; its connection comes from {from}{by}: set NETSUM_IP to its address behind one of \
+             the box's ports",
+            refusal.message()
+        );
+        Status::new(refusal.code(), text)
+    }
+}
+
+fn connection(c: Option<api::Connection>, what: &str) -> Result<Connection, Status> {
+    let c = c.ok_or_else(|| Status::invalid_argument(format!("{what}: missing")))?;
+    Ok(Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn })
+}
+
+fn connection_message(c: &Connection) -> api::Connection {
+    api::Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
+}
+
+/// Refuses a rank with another version of the protocol.
+fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
+    if protocol == PROTOCOL {
+        return Ok(());
+    }
+    let theirs = printable(if release.is_empty() { "before 0.1" } else { release });
+    Err(Status::failed_precondition(format!(
+        "rank {rank} runs netsum {theirs} (protocol {protocol}) and the box netsum {RELEASE} \
+         (protocol {PROTOCOL}): they do not understand each other; install the same release on both"
+    )))
+}
+
+/// Warns if neighbours in the ring may send each other packets that bypass the box.
+fn warn_of_neighbours(controller: &Controller, job: &str) {
+    if let Some((rank, next)) = controller.job(job).ok().and_then(Job::neighbours_behind_one_port) {
+        let port = controller.port_name(rank.ifindex);
+        log::warn!(
+            NETSUM_JOB = job, NETSUM_PORT = port;
+            "job {job}: ranks {} and {} are neighbours behind port {port}: what they send each \
+             other may never come by the box",
+            rank.rank, next.rank
+        );
+    }
+}
+
+/// A warning for a rank whose packets arrive with a MAC address other than its own.
+fn behind_router(address: &RankAddress, mac: [u8; 6]) -> Option<String> {
+    (mac != address.mac).then(|| {
+        format!(
+            "the box knows {} only by the router {}: it cannot tell this rank from other hosts \
+             behind that router, which can forge its packets",
+            address.ip,
+            mac_text(mac)
+        )
+    })
+}
+
+/// Why a rank is refused if its connection has its router's own address.
+fn translated(address: &RankAddress, router: IpAddr) -> String {
+    let RankAddress { rank, ip, .. } = address;
+    format!(
+        "rank {rank}: its address is {ip}, and its connection comes from {router}, the router \
+         towards it: addresses are translated (NAT, masquerade) there, and RoCE does not work \
+         through that. Exempt packets between {ip} and the box's network from it; or, if the rank \
+         runs on the router itself, set NETSUM_IP={router}"
+    )
+}
+
+/// A rank's request that waits for other ranks. If the request is cancelled, because the rank's
+/// process has ended, its place becomes free.
+struct Waits<E: Executor> {
+    shared: Shared<E>,
+    job: String,
+    rank: Rank,
+    waiter: u64,
+    is_over: bool,
+}
+
+impl<E: Executor> Drop for Waits<E> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let mut inner = self.shared.lock();
+            inner.waiters.take(self.waiter);
+            inner.controller.withdraw(&self.job, self.rank, self.waiter);
+        }
+    }
+}
+
+/// A request's sender, and its content.
+fn parts<T>(request: Request<T>) -> (Option<Peer>, T) {
+    (request.extensions().get().cloned(), request.into_inner())
+}
+
+/// A rank's text, made safe for other users' terminals and logs.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
+}
+
+#[tonic::async_trait]
+impl<B: Backend> Worker for WorkerService<B> {
+    async fn describe(&self, request: Request<api::DescribeRequest>) -> Answer<api::Job> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        self.job(&r.job, &r.token).map(Response::new)
+    }
+
+    async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinReply> {
+        let (peer, r) = parts(request);
+        let from = peer.as_ref().map(Peer::ip);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let a = r.address.ok_or_else(|| Status::invalid_argument("address: missing"))?;
+        let rank = a.rank;
+        let note = |refusal| self.note(&r.job, rank, refusal);
+        fits(rank, r.protocol, &r.release).map_err(note)?;
+        let invalid = |what: &str, value: &str, expected: &str| {
+            Status::invalid_argument(format!("rank {rank}: {what} `{value}`: {expected}"))
+        };
+        let address = RankAddress {
+            rank: Rank(rank),
+            ip: a
+                .ip
+                .parse()
+                .map_err(|_| invalid("ip", &a.ip, "an IPv4 or IPv6 address is needed"))?,
+            mac: match mac_from_text(&a.mac) {
+                Some(mac) => mac,
+                None if a.mac.is_empty() => {
+                    let no_mac = format!(
+                        "rank {rank}: the interface with {} there has no MAC address",
+                        a.ip
+                    );
+                    return Err(note(
+                        self.misplaced(Status::failed_precondition(no_mac), from, &a.ip).await,
+                    ));
+                }
+                None => return Err(invalid("mac", &a.mac, "six bytes in hex are needed")),
+            },
+            rings: a
+                .rings
+                .into_iter()
+                .map(|c| connection(Some(c), "rings"))
+                .collect::<Result<_, _>>()?,
+            plain: connection(a.plain, "plain")?,
+            any_ip_id: a.any_ip_id,
+            selective: a.selective,
+        };
+        let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
+        let deadline = Instant::now() + wait;
+        let Place { ifindex, mac, router } = match self.backend.find(rank, &address, wait).await {
+            Ok(place) => place,
+            Err(status) => return Err(note(self.misplaced(status, from, &a.ip).await)),
+        };
+        if let Some(router) = router.filter(|by| mac != address.mac && from == Some(*by)) {
+            return Err(note(Status::failed_precondition(translated(&address, router))));
+        }
+        let warnings = behind_router(&address, mac).into_iter().collect();
+        let (mut waiting, receiver) = {
+            let mut inner = self.shared().lock();
+            let (waiter, receiver) = inner.waiters.add();
+            let now = Instant::now();
+            let (job, token) = (r.job.clone(), r.token.as_str().into());
+            let join = Join { job, token, address, ifindex, mac, epoch: r.epoch, deadline, waiter };
+            let actions = match inner.controller.join(join, now) {
+                Ok(actions) => actions,
+                Err(refusal) => {
+                    inner.waiters.take(waiter);
+                    drop(inner);
+                    return Err(note(refused(refusal)));
+                }
+            };
+            let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));
+            // If a rank only waits, nothing has to be written.
+            if !actions.is_empty() {
+                inner.carry_out(Some(&r.job), actions)?;
+            }
+            if begins {
+                warn_of_neighbours(&inner.controller, &r.job);
+            }
+            let (shared, job) = (self.shared().clone(), r.job.clone());
+            (Waits { shared, job, rank: Rank(rank), waiter, is_over: false }, receiver)
+        };
+        let answer = receiver.await;
+        waiting.is_over = true;
+        let epoch =
+            answer.map_err(|_| Status::unavailable("the daemon is stopping"))?.map_err(refused)?;
+        let inner = self.shared().lock();
+        let job = inner.controller.job_for(&r.job, &r.token).map_err(refused)?;
+        let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {
+            return Err(Status::failed_precondition(format!(
+                "job `{}` has ended before it began",
+                r.job
+            )));
+        };
+        let in_ring = current.ring.iter().map(|rank| &current.ranks[rank.0 as usize]);
+        let ranks = in_ring.map(|a| api::RankAddress {
+            rank: a.rank.0,
+            ip: a.ip.to_string(),
+            mac: mac_text(a.mac),
+            rings: a.rings.iter().map(connection_message).collect(),
+            plain: Some(connection_message(&a.plain)),
+            any_ip_id: a.any_ip_id,
+            selective: a.selective,
+        });
+        let (ranks, without_box) = (ranks.collect(), job.spec.or_ring && current.without_box);
+        let heartbeat = self.shared().heartbeat.as_millis() as u32;
+        let job = Some(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false));
+        Ok(Response::new(api::JoinReply { job, ranks, without_box, warnings }))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<api::HeartbeatRequest>,
+    ) -> Answer<api::HeartbeatReply> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let mut inner = self.shared().lock();
+        let job = inner
+            .controller
+            .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, r.without_box, Instant::now())
+            .map_err(refused)?;
+        let (state, error) = (state_message(&job.state).into(), error_of(job));
+        let epoch = epoch_number(job);
+        let path = job.epoch.as_ref().map_or(0, |epoch| epoch.path);
+        let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.renew);
+        inner.controller.path_acknowledged(&r.job, Rank(r.rank), r.epoch, r.path);
+        let programs = inner.executor.programs(&r.job);
+        Ok(Response::new(api::HeartbeatReply { state, error, epoch, reconnect, programs, path }))
+    }
+
+    async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let mut inner = self.shared().lock();
+        let actions =
+            inner.controller.leave(&r.job, &r.token, Rank(r.rank), r.epoch).map_err(refused)?;
+        inner.carry_out(Some(&r.job), actions)?;
+        Ok(Response::new(api::LeaveReply {}))
+    }
+
+    async fn abort(&self, request: Request<api::AbortRequest>) -> Answer<api::AbortReply> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let mut inner = self.shared().lock();
+        let ports = inner.controller.job(&r.job).map(Job::flow_ports).unwrap_or_default();
+        let actions = inner
+            .controller
+            .abort(&r.job, &r.token, Rank(r.rank), r.epoch, &printable(&r.reason))
+            .map_err(refused)?;
+        if !actions.is_empty() {
+            self.backend.job_aborted(r.job.clone(), ports);
+        }
+        inner.carry_out(Some(&r.job), actions)?;
+        Ok(Response::new(api::AbortReply {}))
+    }
+
+    async fn path(&self, request: Request<api::PathRequest>) -> Answer<api::PathReply> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        self.backend.path(r).await.map(Response::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_is_known_by_its_router_alone_is_warned() {
+        let c = || Connection { receive_qpn: 1, send_qpn: 2, first_psn: 3 };
+        let address = RankAddress {
+            rank: Rank(0),
+            ip: [10, 0, 0, 1].into(),
+            mac: [2, 0, 0, 0, 0, 1],
+            rings: vec![c()],
+            plain: c(),
+            any_ip_id: false,
+            selective: true,
+        };
+        assert_eq!(behind_router(&address, address.mac), None);
+        let warning = behind_router(&address, [2, 0, 0, 0, 0, 9]).unwrap();
+        assert!(
+            warning.starts_with("the box knows 10.0.0.1 only by the router 02:00:00:00:00:09"),
+            "{warning}"
+        );
+        let why = translated(&address, [10, 0, 0, 9].into());
+        let expected = "rank 0: its address is 10.0.0.1, and its connection comes from 10.0.0.9";
+        assert!(why.starts_with(expected), "{why}");
+    }
+}
