@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::authority::Authority;
-use common::{Daemon, join};
+use common::{Daemon, join, netsum_at};
 use netsum_api::v1 as api;
 use netsum_api::v1::manager_server::ManagerServer;
 use netsum_api::v1::worker_client::WorkerClient;
+use netsum_cli::failure::Kind;
 use netsum_controller::limiter::Limits;
 use netsum_controller::message::job_spec;
 use netsum_controller::serve::{WorkerPort, serve};
@@ -542,6 +543,45 @@ async fn ranks_join_at_a_manager_over_tls() {
     let (first, second) = tokio::join!(rank(0, first), rank(1, second));
     assert_eq!((first.unwrap().ranks.len(), second.unwrap().ranks.len()), (2, 2));
     assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"state\":\"active\""));
+    serving.abort();
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_for_the_other_role_is_refused_with_the_role() {
+    let daemon = Daemon::start().await;
+    let manager = Manager::of(&daemon).await;
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("fabric.sock");
+    let admin = socket::listen(&socket, &Access::default()).unwrap();
+    let admin = tokio::net::UnixListener::from_std(admin).unwrap();
+    let backend = ManagerBackend::new(manager.shared.clone(), manager.boxes.clone());
+    let routes = Routes::new(ManagerServer::new(backend.clone()));
+    let serving = tokio::spawn(serve(backend, routes, admin, None));
+    let at_manager = async |line: &str| {
+        let (_, result) = netsum_at(&socket, line).await;
+        result.map_err(|failure| (failure.kind, failure.message.clone()))
+    };
+    let refused = |why: &str| Err((Kind::Refused, why.to_owned()));
+    at_manager("job show train").await.unwrap();
+    at_manager("diagnose train").await.unwrap();
+    at_manager("fabric show").await.unwrap();
+    for line in ["port show", "ring show", "slot show train", "prog show", "stats", "spread show"] {
+        let why = "this daemon is a manager's; a box has a --socket of its own";
+        assert_eq!(at_manager(line).await, refused(why), "{line}");
+    }
+    let flow = "flow add train --ring 0 --rank 0 --port p0 --src 10.0.0.1 --dst 10.0.0.2 --qpn 1 \
+        --psn 0";
+    let why = "flows are added at boxes: at a manager ranks join";
+    assert_eq!(at_manager(flow).await, refused(why));
+    let why = "the manager receives no packets: trace at a box";
+    assert_eq!(at_manager("trace --count 1").await, refused(why));
+    let why = "--in-band: set-up in band does not work over several boxes";
+    assert_eq!(at_manager("job create b --ranks 2 --in-band").await, refused(why));
+    for line in ["fabric show", "fabric drain a --reason fan", "fabric accept a/p0"] {
+        let error = daemon.netsum(line).await.unwrap_err();
+        assert_eq!(error, "this daemon is a box's; a manager has a --socket of its own", "{line}");
+    }
     serving.abort();
     manager.task.abort();
 }

@@ -4,6 +4,7 @@
 pub mod authority;
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -274,17 +275,7 @@ impl Daemon {
 
     /// Runs a command line; returns its output, and whether it failed.
     pub async fn netsum_both(&self, line: &str) -> (String, Result<(), Failure>) {
-        let socket = self.folder.path().join("netsum.sock");
-        let words = ["netsum", "--socket", socket.to_str().unwrap()]
-            .into_iter()
-            .chain(line.split_whitespace());
-        let cli = match Cli::try_parse_from(words) {
-            Ok(cli) => cli,
-            Err(e) => return (String::new(), Err(Failure::new(Kind::Usage, e.to_string()))),
-        };
-        let mut out = anstream::StripStream::new(Vec::new());
-        let result = execute(cli, &mut out).await;
-        (String::from_utf8(out.into_inner()).unwrap(), result)
+        netsum_at(&self.folder.path().join("netsum.sock"), line).await
     }
 
     pub async fn worker(&self) -> WorkerClient<Channel> {
@@ -297,6 +288,19 @@ impl Drop for Daemon {
         self.task.abort();
         self.metrics_task.abort();
     }
+}
+
+/// Runs a command line at a socket; returns its output, and whether it failed.
+pub async fn netsum_at(socket: &Path, line: &str) -> (String, Result<(), Failure>) {
+    let words =
+        ["netsum", "--socket", socket.to_str().unwrap()].into_iter().chain(line.split_whitespace());
+    let cli = match Cli::try_parse_from(words) {
+        Ok(cli) => cli,
+        Err(e) => return (String::new(), Err(Failure::new(Kind::Usage, e.to_string()))),
+    };
+    let mut out = anstream::StripStream::new(Vec::new());
+    let result = execute(cli, &mut out).await;
+    (String::from_utf8(out.into_inner()).unwrap(), result)
 }
 
 pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
