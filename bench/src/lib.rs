@@ -4,9 +4,7 @@
 //! | --- | --- |
 //! | [`dataplane`] | the cost of the data plane, packet by packet and with live frames |
 //! | [`contest`] | netsum compared with its peers |
-//! | [`scaling`] | all-reduces with more ranks, rings, jobs, credit, and larger messages |
-//! | [`trees`] | a job over spines whose links differ in rate |
-//! | [`control`] | a fabric manager with many boxes and ranks |
+//! | [`control`] | a fabric manager with many boxes and ranks; the call that starts an operation |
 //! | [`keep`] | files of figures |
 //! | [`plot`] | pictures of figures |
 //!
@@ -17,5 +15,3 @@ pub mod control;
 pub mod dataplane;
 pub mod keep;
 pub mod plot;
-pub mod scaling;
-pub mod trees;

@@ -73,75 +73,20 @@ fn the_data_plane_is_measured_from_single_packets_to_live_frames() {
 }
 
 #[test]
-#[ignore = "needs root and BPF: cargo xtask test"]
-fn scaling_is_measured_with_several_ranks_and_jobs() {
-    let (text, report) = run("bench-scaling", &["--only", "ranks,jobs"]);
-    let rows = report.as_array().unwrap();
-    let found: Vec<(&str, u64, &str)> = rows
-        .iter()
-        .map(|r| {
-            (r["curve"].as_str().unwrap(), r["x"].as_u64().unwrap(), r["name"].as_str().unwrap())
-        })
-        .collect();
-    let expected = [
-        ("ranks", 2, "netsum"),
-        ("ranks", 2, "netsum-ring"),
-        ("ranks", 4, "netsum"),
-        ("ranks", 4, "netsum-ring"),
-        ("jobs", 1, "netsum"),
-        ("jobs", 2, "netsum"),
-    ];
-    assert_eq!(found, expected, "{text}");
-    for row in rows {
-        positive(row, &["algbw_gbps", "latency_us", "operations"]);
-        assert_eq!(row["astray"], 0, "{row}");
-    }
-}
-
-#[test]
-#[ignore = "needs root and BPF: cargo xtask test"]
-fn rings_over_unequal_spines_follow_the_plan() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("json");
-    let mut command = Command::new(program("bench-plan").unwrap());
-    command.args(["--rates", "40mbit,20mbit", "--bytes", "1048576", "--repeat", "1", "--json"]);
-    let text = output(command.arg(&file)).unwrap();
-    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    let rings: Vec<_> =
-        figures.as_array().unwrap().iter().map(|row| row["rings"].to_string()).collect();
-    assert_eq!(rings, ["[2,1]", "[1,1]", "[1]"], "{text}");
-    assert!(text.contains("planned 67 %"), "{text}");
-    for row in figures.as_array().unwrap() {
-        positive(row, &["rate", "of_bound"]);
-        // The bound ignores headers, so the rate cannot exceed it.
-        assert!(row["of_bound"].as_f64().unwrap() < 1.02, "{text}");
-    }
-}
-
-#[test]
 #[ignore = "needs the program `netsum`: cargo xtask test"]
-fn a_fabric_managers_cost_is_measured_and_jobs_avoid_a_dead_spine() {
+fn a_managers_cost_and_starts_of_operations_are_measured() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("json");
     let mut command = Command::new(program("bench-control").unwrap());
     command.args([
-        "--leaves", "4", "--spines", "2", "--jobs", "2", "--ranks", "8", "--rings", "2", "--json",
+        "--leaves", "4", "--spines", "2", "--jobs", "2", "--ranks", "8", "--rings", "2",
+        "--rounds", "1", "--json",
     ]);
     let text = output(command.arg(&file)).unwrap();
     let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    assert_eq!(figures.as_array().unwrap().len(), 1, "{text}");
-    positive(&figures[0], &["admit", "restart", "recover", "memory"]);
-}
-
-#[test]
-#[ignore = "needs the program `bench-start`: cargo xtask test"]
-fn starting_an_operation_is_measured_with_a_waiting_thread_and_a_late_rank() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("json");
-    let mut command = Command::new(program("bench-start").unwrap());
-    let text = output(command.args(["--rounds", "1", "--json"]).arg(&file)).unwrap();
-    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    let rows = figures.as_array().unwrap();
+    assert_eq!(rows(&figures, "manager").len(), 1, "{text}");
+    positive(&figures["manager"][0], &["admit", "restart", "recover", "memory"]);
+    let rows = rows(&figures, "start");
     let cases: Vec<String> = rows
         .iter()
         .map(|row| format!("{} {} {}", row["waiter"], row["late"], row["starts"]))

@@ -10,12 +10,11 @@ use netsum_lab::cluster::JobSpec;
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn netsum_takes_part_with_and_without_its_box() {
     let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
-    let order = Order { together: true, ..Order::of(400_000, 3) };
+    let order = Order { len: 100_000, iters: 3, setting: 0 };
     let rounds = [Who::Box, Who::Xdp, Who::Ring { offload: true }].map(|who| {
         let mut contestant =
             start(who, &job, Wire { mtu: 2152, rate: Link(None), loss: 0.0, uplinks: None })
                 .unwrap();
-        contestant.run(&Order { float: false, ..order }).unwrap();
         let round = contestant.run(&order).unwrap();
         assert_eq!((round.answer.micros.len(), round.answer.astray), (3, 0), "{who:?}");
         round

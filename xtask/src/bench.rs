@@ -35,32 +35,8 @@ enum What {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// Measure bandwidth and latency of all-reduces while ranks, rings, jobs, window or message
-    /// size change, one at a time. About five minutes.
-    Scaling {
-        /// Use fewer points and a smaller vector.
-        #[arg(long)]
-        quick: bool,
-        /// Also write figures and a picture, with machine and kernel, to
-        /// benchmarks/scaling.{txt,json,svg}.
-        #[arg(long)]
-        save: bool,
-        /// Arguments of the benchmark itself; `-- --help` lists them.
-        #[arg(last = true)]
-        arguments: Vec<String>,
-    },
     /// Measure the conversion of a message at a rank, next to a copy.
     Numeric,
-    /// Measure how long the call that starts an operation takes, with and without another thread
-    /// that waits, and with a late rank. Two minutes.
-    Start {
-        /// Also write figures, with machine and kernel, to benchmarks/start.{txt,json}.
-        #[arg(long)]
-        save: bool,
-        /// Arguments of the benchmark itself; `-- --help` lists them.
-        #[arg(last = true)]
-        arguments: Vec<String>,
-    },
     /// Measure all-reduces on links with a bandwidth: netsum with and without its box, and its
     /// peers, in turns, each in a lab of its own. About 35 minutes. Installs missing peers.
     Wire {
@@ -75,10 +51,6 @@ enum What {
     /// Measure the same with 8 hosts in 2 and 4 racks. A spine connects the racks' boxes, over
     /// uplinks that carry all, half or a quarter of what a rack's hosts send. About 13 minutes.
     Racks {
-        /// Measure spines with links of 200, 100 and 50 Mb/s instead: a job with one tree, with
-        /// equal shares, and with planned shares. A minute.
-        #[arg(long)]
-        plan: bool,
         /// Also write figures and a picture, with machine and kernel, to
         /// benchmarks/racks.{txt,json,svg}.
         #[arg(long)]
@@ -89,7 +61,8 @@ enum What {
     },
     /// Measure a fabric manager with many boxes and ranks: the time to admit them, to recover after
     /// it was killed, and to lay all jobs out again when a spine has died. Boxes and ranks have no
-    /// data plane. A minute.
+    /// data plane. Also measure how long the call that starts an operation takes, with and without
+    /// another thread that waits, and with a late rank. Five minutes.
     Control {
         /// Also write figures, with machine and kernel, to benchmarks/control.{txt,json}.
         #[arg(long)]
@@ -125,13 +98,6 @@ pub fn run(args: BenchArgs) -> Result<()> {
             }
             recorded("dataplane", arguments, save)
         }
-        What::Scaling { quick, save, mut arguments } => {
-            setup::require_bpf()?;
-            if quick {
-                arguments.push("--quick".to_owned());
-            }
-            recorded("scaling", arguments, save)
-        }
         What::Numeric => {
             let mut cargo = paths::cargo()?;
             cargo.args([
@@ -146,7 +112,6 @@ pub fn run(args: BenchArgs) -> Result<()> {
             ensure!(status.success(), "the benchmark failed: {status}");
             Ok(())
         }
-        What::Start { save, arguments } => recorded("start", arguments, save),
         What::Wire { save, arguments } => {
             setup::require_bpf()?;
             // A peer that cannot be installed is named by the benchmark.
@@ -159,11 +124,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
             }
             recorded("control", arguments, save)
         }
-        What::Racks { plan: true, save, arguments } => {
-            setup::require_bpf()?;
-            recorded("plan", arguments, save)
-        }
-        What::Racks { plan: false, save, mut arguments } => {
+        What::Racks { save, mut arguments } => {
             setup::require_bpf()?;
             setup::install_rivals();
             arguments.splice(0..0, RACKS.map(str::to_owned));
@@ -174,13 +135,11 @@ pub fn run(args: BenchArgs) -> Result<()> {
 
 /// Runs the benchmark `bench-NAME`, and saves its output, figures and picture if asked to.
 fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
-    let command = if name == "plan" { "racks --plan" } else { name };
-    let said = [format!("$ cargo xtask bench {command} --save")].into_iter();
+    let said = [format!("$ cargo xtask bench {name} --save")].into_iter();
     let said = said.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
     let said = said.collect::<Vec<_>>().join(" ");
     if save {
-        let is_drawn = !matches!(name, "control" | "plan" | "start");
-        let kinds: &[&str] = if is_drawn { &["json", "svg"] } else { &["json"] };
+        let kinds: &[&str] = if name != "control" { &["json", "svg"] } else { &["json"] };
         for kind in kinds {
             let path = paths::root()?.join(RECORDS).join(format!("{name}.{kind}"));
             arguments.extend([format!("--{kind}"), path.display().to_string()]);

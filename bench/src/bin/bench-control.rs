@@ -1,8 +1,9 @@
-//! A fabric manager with many boxes and ranks: `cargo xtask bench control`.
+//! A fabric manager with many boxes and ranks, and the call that starts an operation: `cargo xtask
+//! bench control`.
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use netsum_bench::control::{HEAD, Size, measure};
+use netsum_bench::control::{HEAD, Size, measure, start};
 
 #[derive(Parser)]
 struct Args {
@@ -11,6 +12,9 @@ struct Args {
     /// Also measure a half and a quarter of the jobs and leaves.
     #[arg(long)]
     smaller: bool,
+    /// Rounds of starts of operations, for each case.
+    #[arg(long, default_value_t = 50)]
+    rounds: usize,
     /// Also write the figures to this file.
     #[arg(long)]
     json: Option<std::path::PathBuf>,
@@ -34,6 +38,8 @@ fn main() -> Result<()> {
         println!("{figures}");
         all.push(figures);
     }
+    println!();
+    let all = serde_json::json!({ "manager": all, "start": start::table(args.rounds)? });
     if let Some(path) = args.json {
         let json = serde_json::to_string_pretty(&all)? + "\n";
         std::fs::write(&path, json).with_context(|| path.display().to_string())?;

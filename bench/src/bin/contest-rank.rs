@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use netsum_bench::contest::cost::busy_now;
 use netsum_bench::contest::{Answer, Order};
 use netsum_lab::cluster::RankSpec;
-use netsum_worker::{Communicator, Element, Mode};
+use netsum_worker::{Communicator, Mode};
 
 fn main() -> Result<()> {
     env_logger::init();
@@ -20,11 +20,7 @@ fn main() -> Result<()> {
     println!("ready");
     for line in std::io::stdin().lock().lines() {
         let order: Order = serde_json::from_str(&line?)?;
-        let answer = if order.float {
-            reduce(&mut comm, &order, wanted, |x| x as f32)?
-        } else {
-            reduce(&mut comm, &order, wanted, |x| x as i32)?
-        };
+        let answer = reduce(&mut comm, &order, wanted)?;
         let mut out = std::io::stdout().lock();
         writeln!(out, "{}", serde_json::to_string(&answer)?)?;
         out.flush()?;
@@ -32,13 +28,9 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn reduce<T: Element + PartialEq>(
-    comm: &mut Communicator,
-    order: &Order,
-    wanted: Mode,
-    number: impl Fn(u32) -> T,
-) -> Result<Answer> {
+fn reduce(comm: &mut Communicator, order: &Order, wanted: Mode) -> Result<Answer> {
     let (rank, ranks) = (comm.rank(), comm.ranks());
+    let number = |x: u32| x as f32;
     // Neighbouring elements differ, so a sum of the wrong elements is found.
     let element = |i: usize| (i % 1021) as u32;
     let mut buffer = vec![number(0); order.len];
@@ -52,9 +44,7 @@ fn reduce<T: Element + PartialEq>(
     };
     for _ in 0..order.iters {
         buffer.iter_mut().enumerate().for_each(|(i, x)| *x = number(element(i) * (rank + 1)));
-        if order.together {
-            comm.all_reduce(&mut [number(1)])?;
-        }
+        comm.all_reduce(&mut [number(1)])?;
         let before = busy_now()?;
         let report = comm.all_reduce(&mut buffer)?;
         let busy =

@@ -7,7 +7,6 @@
 //! | [`start`] | netsum by its box and by its ring, and its peers |
 //! | [`plan`] | the default measurements of `bench wire` |
 //! | [`wire`] | rounds of all contestants in turns, each at its best setting |
-//! | [`jobs`] | several jobs of netsum at the same time |
 //! | [`cost`] | CPU time of the whole machine, bytes on the links |
 //! | [`report`] | the results as a table, JSON and a picture |
 //!
@@ -15,7 +14,6 @@
 //! noise affects all of them alike.
 
 pub mod cost;
-pub mod jobs;
 pub mod link;
 pub mod plan;
 pub mod report;
@@ -38,24 +36,13 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// An order to all ranks of a contestant, as a line of JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Order {
-    /// Elements, of four bytes.
+    /// Elements: 32-bit floats.
     pub len: usize,
-    /// Whether the elements are 32-bit floats; else they are 32-bit integers.
-    pub float: bool,
-    /// The number of all-reduces, one after the other.
+    /// The number of all-reduces, one after the other. The ranks wait for each other before each
+    /// one: a time does not include another rank's delay.
     pub iters: u32,
-    /// The ranks wait for each other before each all-reduce; a time then does not include another
-    /// rank's delay.
-    pub together: bool,
     /// The number of the contestant's setting.
     pub setting: usize,
-}
-
-impl Order {
-    /// All-reduces of this many bytes, as floats, without pauses.
-    pub fn of(bytes: usize, iters: u32) -> Self {
-        Self { len: bytes / 4, float: true, iters, together: false, setting: 0 }
-    }
 }
 
 /// A rank's answer.
@@ -141,25 +128,6 @@ impl Contestant {
     /// If a rank ends or gives a wrong answer, if a sum was wrong, or if the links carried too
     /// little.
     pub fn run(&mut self, order: &Order) -> Result<Round> {
-        let (answers, cost) = self.carry_out(order)?;
-        Ok(Round { answer: self.merge(order, &answers)?, cost })
-    }
-
-    /// Runs an order at all ranks of several jobs at the same time. The ranks are listed by job,
-    /// `ranks` of each. Returns a round for each job, each with the cost of all.
-    ///
-    /// # Errors
-    /// As [`Contestant::run`].
-    pub fn run_jobs(&mut self, order: &Order, ranks: u32) -> Result<Vec<Round>> {
-        let (answers, cost) = self.carry_out(order)?;
-        answers
-            .chunks(ranks as usize)
-            .map(|of_job| Ok(Round { answer: self.merge(order, of_job)?, cost }))
-            .collect()
-    }
-
-    /// All ranks' answers, and the cost.
-    fn carry_out(&mut self, order: &Order) -> Result<(Vec<Answer>, Cost)> {
         let before = Cost::now(&self.cluster)?;
         for rank in &mut self.ranks {
             rank.say(&serde_json::to_string(order)?)?;
@@ -173,7 +141,7 @@ impl Contestant {
         }
         let cost = Cost::now(&self.cluster)?.since(&before);
         cost.carried(4 * order.len as u64 * u64::from(order.iters)).with_context(|| self.name)?;
-        Ok((answers, cost))
+        Ok(Round { answer: self.merge(order, &answers)?, cost })
     }
 
     /// The times of the slowest rank, and the counts of all.

@@ -131,7 +131,7 @@ class OneCclId(ctypes.Structure):
 
 
 class OneCcl:
-    FLOAT, INT, SUM = 7, 2, 0
+    FLOAT, SUM = 7, 0
 
     def __init__(self, rank, ranks, file):
         import numpy
@@ -168,9 +168,8 @@ class OneCcl:
         self.reduce(self.numbers.zeros(1, dtype="float32"), 0)
 
     def reduce(self, buffer, setting):
-        kind = self.FLOAT if buffer.dtype == self.numbers.float32 else self.INT
         at = buffer.ctypes.data
-        self.call("onecclAllReduce", at, at, len(buffer), kind, self.SUM, self.comm, None)
+        self.call("onecclAllReduce", at, at, len(buffer), self.FLOAT, self.SUM, self.comm, None)
 
     def of_all(self, micros, wrong):
         return micros, wrong
@@ -196,7 +195,7 @@ def main():
         # Neighbouring elements differ, so a sum of the wrong elements is found. In blocks, because
         # vectors are large.
         block = 1021 << 8
-        dtype = comm.numbers.float32 if order["float"] else comm.numbers.int32
+        dtype = comm.numbers.float32
         pattern = comm.numbers.arange(block, dtype=dtype) % 1021
         own, right = pattern * (comm.rank + 1), pattern * (comm.ranks * (comm.ranks + 1) // 2)
         buffer = comm.numbers.empty(length, dtype=dtype)
@@ -205,8 +204,7 @@ def main():
         for _ in range(order["iters"]):
             for part in blocks:
                 buffer[part] = own[: part.stop - part.start]
-            if order["together"]:
-                comm.barrier()
+            comm.barrier()
             before, start = busy(), time.perf_counter()
             comm.reduce(buffer, order["setting"])
             micros.append((time.perf_counter() - start) * 1e6)

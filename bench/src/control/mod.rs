@@ -6,6 +6,7 @@ mod boxes;
 mod manager;
 mod nowhere;
 mod ranks;
+pub mod start;
 
 use std::fmt::{self, Display};
 use std::path::Path;

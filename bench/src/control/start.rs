@@ -1,13 +1,11 @@
-//! The cost of starting an operation: `cargo xtask bench start`. Two ranks over loopback, without a
-//! box.
+//! The cost of starting an operation: two ranks over loopback, without a box.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use clap::Parser;
+use anyhow::Result;
 use netsum_worker::{Bootstrap, CommConfig, Communicator, Error};
 use serde::Serialize;
 
@@ -19,18 +17,9 @@ const PACE: Duration = Duration::from_millis(4);
 const LATE: Duration = Duration::from_secs(1);
 const ELEMENTS: usize = 4096;
 
-#[derive(Parser)]
-struct Args {
-    /// Rounds of each case.
-    #[arg(long, default_value_t = 50)]
-    rounds: usize,
-    /// Also write the figures to this file.
-    #[arg(long)]
-    json: Option<std::path::PathBuf>,
-}
-
+/// The time of the call that starts an operation.
 #[derive(Serialize)]
-struct Row {
+pub struct Row {
     /// Whether another thread waits for the operations.
     waiter: bool,
     /// Whether the other rank is late.
@@ -102,9 +91,11 @@ fn measure(row: &mut Row, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-fn main() -> Result<()> {
-    env_logger::init();
-    let args = Args::parse();
+/// Measures all cases, and prints them.
+///
+/// # Errors
+/// If the ranks do not connect, or an operation fails.
+pub fn table(rounds: usize) -> Result<Vec<Row>> {
     println!(
         "Starting an all-reduce of {} KiB, {OPERATIONS} times, {PACE:?} apart; 2 ranks over \
          loopback, us.\n",
@@ -114,7 +105,7 @@ fn main() -> Result<()> {
     let mut rows = Vec::new();
     for (waiter, late) in [(false, false), (true, false), (false, true), (true, true)] {
         let mut row = Row { waiter, late, starts: 0, p50_us: 0.0, p99_us: 0.0, most_us: 0.0 };
-        measure(&mut row, args.rounds)?;
+        measure(&mut row, rounds)?;
         let Row { starts, p50_us, p99_us, most_us, .. } = row;
         let (waiter, late) =
             (if waiter { "yes" } else { "no" }, if late { "1 s late" } else { "in time" });
@@ -123,9 +114,5 @@ fn main() -> Result<()> {
         );
         rows.push(row);
     }
-    if let Some(path) = args.json {
-        let json = serde_json::to_string_pretty(&rows)? + "\n";
-        std::fs::write(&path, json).with_context(|| path.display().to_string())?;
-    }
-    Ok(())
+    Ok(rows)
 }
