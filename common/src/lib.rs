@@ -8,7 +8,6 @@
 //! | [`limits`] | limits of ranks, rings, slots and other resources |
 //! | [`ring`] | a ring as user space sets it up |
 //! | [`slot`] | the slot state machine |
-//! | `ring_box` | a box around it in memory; with the feature `test-support` |
 //! | [`abi`] | map keys and values, the interface of kernel and user space |
 //! | [`counters`] | every counter, with its name and meaning |
 //! | [`timing`] | how long sums take, and which rank they wait for |
@@ -20,9 +19,6 @@
 //! Nothing here may read a clock, a socket or a map.
 #![cfg_attr(not(test), no_std)]
 
-#[cfg(feature = "test-support")]
-extern crate alloc;
-
 pub mod abi;
 pub mod counters;
 pub mod defaults;
@@ -30,8 +26,6 @@ pub mod icrc;
 pub mod lanes;
 pub mod limits;
 pub mod ring;
-#[cfg(feature = "test-support")]
-pub mod ring_box;
 pub mod serial;
 pub mod size;
 pub mod slot;

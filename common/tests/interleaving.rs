@@ -61,13 +61,15 @@ struct Model {
     egress: Egress,
     /// Whatever a slot still holds is replayed, also what nobody can lack.
     replays_all: bool,
+    /// This rank ignores its credit, and what it takes itself does not matter.
+    rogue: Option<u32>,
 }
 
 impl Model {
     fn new(ranks: u32, credit: u32, relaxed: bool, egress: Egress) -> Self {
         let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
         let ring = RingConfig { flags, ranks, slots: 2 * credit, credit, mtu: 256, cpu: 0 };
-        Self { ring, messages: 2 * credit + 2, queue: 2, egress, replays_all: false }
+        Self { ring, messages: 2 * credit + 2, queue: 2, egress, replays_all: false, rogue: None }
     }
 
     /// The fragments of a rank. The first sum of each slot is nothing but zeros, whose CRC is 0, as
@@ -107,7 +109,7 @@ impl Model {
             Output::Replay => next..next + 1,
             Output::Stale => {
                 assert!(
-                    state.received[next] > index,
+                    state.received[next] > index || self.rogue == Some(next as u32),
                     "who gets a stale fragment must have its sum"
                 );
                 0..0
@@ -155,9 +157,18 @@ impl Model {
         let mut finished = false;
         while let Some(state) = todo.pop() {
             let mut next = Vec::new();
+            let lacks = |rank: &u32| {
+                let received = state.received[*rank as usize];
+                self.rogue != Some(*rank) && state.ring.low() > received + self.ring.credit
+            };
+            if let Some(rank) = (0..self.ring.ranks).find(lacks) {
+                return Err(format!("rank {rank} lacks what is no longer replayed: {state:?}"));
+            }
             for rank in 0..self.ring.ranks {
                 // Everything that it may have sent so far, again or for the first time.
-                let end = (state.received[rank as usize] + self.ring.credit).min(self.messages);
+                let credit =
+                    if self.rogue == Some(rank) { self.messages } else { self.ring.credit };
+                let end = (state.received[rank as usize] + credit).min(self.messages);
                 next.extend((0..end).filter_map(|index| self.arrive(&state, rank, index)));
             }
             for receiver in 0..state.received.len() {
@@ -166,7 +177,7 @@ impl Model {
                 if let Some((psn, payload)) = arrived
                     && psn == state.received[receiver]
                 {
-                    if payload != self.sum(psn) {
+                    if payload != self.sum(psn) && self.rogue != Some(receiver as u32) {
                         return Err(format!(
                             "rank {receiver} takes {payload} for {psn}: {state:?}"
                         ));
@@ -235,4 +246,20 @@ fn egress_on_another_cpu_than_the_rings_would_not_be_safe() {
     let model = Model { replays_all: true, ..Model::new(2, 1, false, Egress::ChecksElsewhere) };
     let wrong = model.explore().unwrap_err();
     assert!(wrong.contains("takes 0 for"), "{wrong}");
+}
+
+#[test]
+fn a_rank_that_ignores_its_credit_spoils_no_sum_of_others() {
+    for (ranks, credit, relaxed) in [(2, 1, false), (2, 1, true), (3, 1, false), (3, 1, true)] {
+        let rogue = Model { rogue: Some(0), ..Model::new(ranks, credit, relaxed, Egress::Checks) };
+        rogue.explore().unwrap();
+    }
+}
+
+#[test]
+#[should_panic(expected = "who gets a stale fragment must have its sum")]
+fn with_credit_for_all_slots_such_a_rank_takes_a_slot_that_others_need() {
+    let mut model = Model { rogue: Some(0), ..Model::new(3, 1, true, Egress::Checks) };
+    model.ring.slots = 1;
+    model.explore().unwrap();
 }

@@ -3,7 +3,6 @@
 //! | target | input | compared with |
 //! | --- | --- | --- |
 //! | [`parser`] | frames, headers, ICRC | a naive parser and CRC |
-//! | [`slots`] | the slot machine, with arbitrary ranks | its rules without slots |
 //! | [`rc`] | two endpoints with a lossy network or a forger | the posted messages, in order |
 //! | [`config`] | the daemon's configuration, numbers, command lines | their printed form |
 //! | [`api`] | requests to the daemon, as bytes and as messages | the data plane's orders |
@@ -19,7 +18,6 @@ pub mod files;
 pub mod parser;
 pub mod rc;
 pub mod seeded;
-pub mod slots;
 mod targets;
 pub mod xdp;
 
@@ -35,7 +33,6 @@ pub use targets::{TARGETS, Target};
 pub fn start(name: &str) -> anyhow::Result<Run> {
     Ok(match name {
         "parser" => Box::new(parser::run),
-        "slots" => Box::new(slots::run),
         "rc" => Box::new(rc::run),
         "config" => Box::new(config::run),
         "api" => Box::new(api::run),

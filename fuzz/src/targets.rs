@@ -7,9 +7,8 @@ pub struct Target {
     pub longest: usize,
 }
 
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 5] = [
     Target { name: "parser", longest: 400 },
-    Target { name: "slots", longest: 1000 },
     Target { name: "rc", longest: 600 },
     Target { name: "config", longest: 400 },
     Target { name: "api", longest: 600 },

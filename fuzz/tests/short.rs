@@ -17,11 +17,6 @@ fn parser() {
 }
 
 #[test]
-fn slots() {
-    short("slots");
-}
-
-#[test]
 fn rc() {
     short("rc");
 }

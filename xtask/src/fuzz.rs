@@ -26,7 +26,7 @@ const COMMITTED: usize = 40;
 /// Arguments of `cargo xtask fuzz`.
 #[derive(clap::Args, Debug)]
 pub struct FuzzArgs {
-    /// The target: parser, slots, rc, config, api or xdp (needs root). Default: all, one after the
+    /// The target: parser, rc, config, api or xdp (needs root). Default: all, one after the
     /// other.
     target: Option<String>,
     /// The time for each target: `90`, `90s`, `5m` or `1h`.

@@ -71,6 +71,11 @@ impl Ring {
         self.slots.iter_mut().for_each(|(_, flags, ..)| *flags &= !of_gaps);
     }
 
+    /// The lowest index that has not been released.
+    pub fn low(&self) -> u32 {
+        self.low
+    }
+
     /// The slot for an index, and its sum.
     pub fn at(&self, index: u32) -> (Slot, u32) {
         let at = index as usize % self.slots.len();

@@ -5,12 +5,14 @@
 //! | --- | --- |
 //! | [`generate`] | from bytes to packets |
 //! | [`model`] | the expected behaviour of the box |
+//! | `rules` | the part of it that decides about a fragment |
 //!
 //! Needs root and BPF. The programs run one packet at a time, with BPF_PROG_TEST_RUN. As on a box,
 //! a CPU processes a batch of packets before the redirected ones leave.
 
 pub mod generate;
 pub mod model;
+mod rules;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 

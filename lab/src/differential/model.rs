@@ -10,7 +10,7 @@ use netsum_common::abi::{
 use netsum_common::counters::Counter;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::slot::{
-    self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot,
+    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot,
 };
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{
@@ -20,8 +20,8 @@ use netsum_common::{icrc, serial, timing};
 use netsum_core::Rank;
 use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, RingSpec, mapped};
 
-use super::Verdict;
 use super::generate::BOND;
+use super::{Verdict, rules};
 use crate::frames::udp_checksum;
 
 /// A flow, and what the box has seen of it.
@@ -522,16 +522,12 @@ impl Model {
         let ring = self.rings.get_mut(&id).expect("a flow's ring");
         let config = ring.config;
         let s = (index % config.slots) as usize;
-        if config.flags & ring_flags::RELAXED != 0 {
-            let slots = &ring.slots;
-            slot::advance_low(&config, &mut ring.state, |i| Some(slots[i as usize]));
-        }
         let op = frame.bth.opcode;
         let first = if op.is_first() { Slot::FIRST } else { 0 };
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
         let fragment =
             Fragment { rank, index, len: len as u32, ce: frame.ce, total: false, bounds };
-        let verdict = slot::on_fragment(&config, &mut ring.state, &mut ring.slots[s], fragment);
+        let verdict = rules::decide(&config, &mut ring.state, &mut ring.slots, fragment);
         let flow = &mut self.flows[flow].1;
         if verdict.counter != Counter::CreditViolation {
             flow.next = Some(serial::add(frame.bth.psn, 1));

@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots};
-use netsum_common::ring_box::{RingBox, passes_with};
 use netsum_common::serial;
 use netsum_common::slot::{Fragment, Output, Slot};
 use netsum_common::wire::{AROUND, Bth, ROCE_PORT, TOTAL, mark};
 
 use super::network::Speed;
+use super::ring_box::{RingBox, passes_with};
 use super::rng::Rng;
 use crate::numeric::reference::add_lanes;
 use crate::queue_pairs::RankNumbers;

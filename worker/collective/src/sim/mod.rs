@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | [`rng`], [`vector`] | random numbers; data |
 //! | [`network`] | links and their faults |
-//! | [`aggregator`] | the box |
+//! | [`aggregator`], [`ring_box`] | the box; its side of one ring |
 //! | [`job`] | hosts, network, box and clock |
 //! | [`inflight`] | several operations in flight |
 //! | [`reconnect`] | ranks that reconnect together |
@@ -25,6 +25,7 @@ mod job;
 mod network;
 #[cfg(test)]
 mod reconnect;
+mod ring_box;
 mod rng;
 mod scenario;
 #[cfg(test)]

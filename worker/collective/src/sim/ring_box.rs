@@ -1,19 +1,15 @@
-//! A box's side of one ring in memory, for simulators and tests: the slot machine, and the headers
+//! A box's side of one ring in memory, for the simulator: the slot machine, and the headers
 //! and sums that its caller moves.
 //!
 //! A connection is named after the member that sends on it, and leads to the next one. Where there
 //! is a parent, the way up is the last member: the connection of the member before it leads up, and
 //! its own leads to the first member.
 
-use alloc::borrow::ToOwned;
-use alloc::vec;
-use alloc::vec::Vec;
-
-use crate::counters::Counter;
-use crate::limits::MAX_RANKS;
-use crate::ring::{RingConfig, ring_flags};
-use crate::serial;
-use crate::slot::{
+use netsum_common::counters::Counter;
+use netsum_common::limits::MAX_RANKS;
+use netsum_common::ring::{RingConfig, ring_flags};
+use netsum_common::serial;
+use netsum_common::slot::{
     Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, Verdict,
     advance_low, on_fragment,
 };
