@@ -2,16 +2,16 @@
 
 /// Lanes of a rank: arbitrary bits whose sums wrap.
 pub fn ints(rank: u32, seed: u64, len: usize) -> Vec<i32> {
-    let mut state = SplitMix::new(rank, seed);
-    (0..len).map(|_| state.next() as i32).collect()
+    let mut rng = generator(rank, seed);
+    (0..len).map(|_| rng.i32(..)).collect()
 }
 
 /// Numbers of a rank that resemble gradients: both signs, magnitudes from 2^-12 to 2^4, some zeros.
 pub fn floats(rank: u32, seed: u64, len: usize) -> Vec<f32> {
-    let mut state = SplitMix::new(rank, seed);
+    let mut rng = generator(rank, seed);
     (0..len)
         .map(|_| {
-            let bits = state.next();
+            let bits = rng.u64(..);
             if bits.is_multiple_of(17) {
                 return 0.0;
             }
@@ -22,21 +22,8 @@ pub fn floats(rank: u32, seed: u64, len: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014).
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn new(rank: u32, seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x1000_0001).wrapping_add(u64::from(rank) << 48))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
+fn generator(rank: u32, seed: u64) -> fastrand::Rng {
+    fastrand::Rng::with_seed(seed ^ u64::from(rank) << 48)
 }
 
 #[cfg(test)]

@@ -152,7 +152,7 @@ fn spoil(rng: &mut Rng, from: IpAddr, to: IpAddr, datagram: &mut Vec<u8>) {
 /// Messages in both directions, over the wrap, between ends with different settings. Packets are
 /// late by up to 100 ms, duplicates too; lists are random; buffers are not there in time.
 fn attack(seed: u64) {
-    let mut rng = Rng(seed ^ 0xa77a);
+    let mut rng = Rng::new(seed ^ 0xa77a);
     let mut rate = |worst: u64| if rng.below(2) == 0 { rng.below(worst) } else { 0 };
     let faults =
         Faults { loss: rate(200), duplicate: rate(100), reorder: rate(200), corrupt: rate(50) };

@@ -8,13 +8,12 @@ use netsum_rc::{Psn, Qpn};
 
 /// The QPN and PSN allocator.
 pub(crate) struct NumberAllocator {
-    state: u64,
     used: Vec<Qpn>,
 }
 
 /// A random number that distinguishes this session's sums from all others.
 pub(crate) fn nonce() -> u64 {
-    // RandomState is seeded by the system.
+    // RandomState is seeded by the system, and differs at every call.
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u32(0);
     hasher.finish()
@@ -22,16 +21,12 @@ pub(crate) fn nonce() -> u64 {
 
 impl NumberAllocator {
     pub fn new() -> Self {
-        Self { state: nonce(), used: Vec::new() }
+        Self { used: Vec::new() }
     }
 
     /// Any PSN.
-    pub fn psn(&mut self) -> Psn {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Psn::new((z ^ z >> 31) as u32)
+    pub fn psn(&self) -> Psn {
+        Psn::new(nonce() as u32)
     }
 
     /// Excludes 0 and 1, which are special, and all ones, which means multicast.

@@ -67,7 +67,7 @@ impl Opened {
 /// The connections of a job, the bypass connection first.
 fn pairs(shape: &JobShape, allocator: &mut NumberAllocator) -> Vec<Pair> {
     let window = shape.layout.window as usize;
-    let mut pair = |out, into, send, receive| Pair {
+    let pair = |out, into, send, receive| Pair {
         out,
         into,
         first_psn: allocator.psn(),
