@@ -626,7 +626,7 @@ async fn a_standby_takes_the_jobs_over_when_the_leader_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_standby_takes_over_by_an_etcd_that_wants_certificates_and_beside_a_dead_endpoint() {
+async fn a_standby_takes_over_by_etcd_with_certificates_and_a_dead_endpoint() {
     takes_over(true, 0).await;
 }
 

@@ -348,7 +348,7 @@ fn headers_are_summed_like_all_lanes_so_that_receivers_can_tell() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_message_of_a_registered_connection_must_say_its_index_and_another_connection_is_noted() {
+fn messages_of_registered_connections_carry_their_index_and_others_are_noted() {
     let mut bench = at_work();
     let send = |bench: &mut Bench, spec: &FrameSpec| both(bench, &spec.build());
     assert_eq!(

@@ -164,7 +164,7 @@ fn set_up_and_sums_survive_faults_of_all_kinds_everywhere() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_the_old() {
+fn new_connections_begin_an_epoch_whose_sums_have_no_old_data() {
     let cluster = cluster(3, false);
     let hosts = Hosts::of(cluster.lab());
     let app = InBandRing::create(&cluster, 3).unwrap();

@@ -109,7 +109,7 @@ fn wait_for_line(cluster: &Cluster, name: &str, why: &str) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve_at_the_start_as_later() {
+fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(4)).unwrap();
     cluster.pin();
     ip(&cluster, "link set port2 nomaster", b"");

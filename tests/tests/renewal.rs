@@ -155,7 +155,7 @@ fn ranks_connect_anew_while_operations_are_in_flight() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_daemon_that_is_killed_before_the_ranks_have_connected_anew_still_has_them_do_so() {
+fn ranks_reconnect_after_a_daemon_was_killed_before_they_had() {
     let (mut cluster, mut group) = start(10 * SECOND);
     ask_to_renew(&cluster);
     cluster.kill_daemon().unwrap();

@@ -659,7 +659,7 @@ fn leaf_without_its_last(job: &str, c: &mut Controller) {
 }
 
 #[test]
-fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused_with_both_sides() {
+fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused() {
     let mut c = controller();
     leaf_without_its_last("a", &mut c);
     let to = |last: u8| FlowSpec { dst: IpAddr::from([10, 0, 0, last]), ..flow(1, 4) };
@@ -682,7 +682,7 @@ fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused_with_b
 }
 
 #[test]
-fn a_flow_from_where_another_jobs_receiver_is_behind_the_parent_is_refused_and_its_job_goes_on() {
+fn a_flow_from_where_another_jobs_receiver_is_behind_the_parent_is_refused() {
     let mut c = controller();
     leaf_without_its_last("a", &mut c);
     c.add_flow("a", JobRing(0), flow(1, 4)).unwrap();

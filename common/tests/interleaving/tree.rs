@@ -286,7 +286,7 @@ impl Tree {
 }
 
 #[test]
-fn whatever_arrives_whenever_in_two_levels_every_total_is_right_and_every_slot_is_given_back() {
+fn every_total_is_right_and_every_slot_is_released_in_two_levels() {
     // Ranks of each leaf, window, fragments of a message, fragments in all, order, states. Slots
     // are used again in all but the last.
     for (ranks, window, fragments, total, relaxed, states) in [

@@ -142,7 +142,7 @@ fn a_box_that_is_silent_or_has_just_started_is_given_time() {
 }
 
 #[test]
-fn boxes_of_one_image_have_links_of_their_own_and_those_that_say_they_are_one_are_named() {
+fn boxes_of_one_image_have_links_of_their_own_or_are_named() {
     let (mut cables, now) = (cables(&[]), Instant::now());
     let mut said = answers(&[
         ("a", &[("up", "s/1")]),

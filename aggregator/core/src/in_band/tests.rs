@@ -174,7 +174,7 @@ fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
 }
 
 #[test]
-fn before_the_first_sum_a_connection_that_was_made_again_takes_the_place_of_the_one_before() {
+fn a_new_connection_replaces_the_old_one_before_the_first_sum() {
     let mut c = with_job();
     // Rank 2 waited too long and gave up its connection; the others arrived before its next one.
     begin(&mut c, 1);
