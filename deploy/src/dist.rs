@@ -114,7 +114,7 @@ mod tests {
             "netsum-job.8",
             "netsum-job-create.8",
             "netsum-stats.8",
-            "netsum-batch-file.8",
+            "netsum-slot-show.8",
         ] {
             assert!(
                 text(name).contains(".SH NAME") && text(name).contains(".SH SYNOPSIS"),

@@ -13,12 +13,11 @@ pub mod simulate;
 
 use std::io::Write;
 
-use netsum_cli::args::BatchCommand;
 use netsum_cli::client::Client;
 use netsum_cli::command::one;
 use netsum_cli::failure::{Failure, Result};
 use netsum_cli::format::Format;
-use netsum_cli::{Cli, Command, batch, plan, top, trace, view};
+use netsum_cli::{Cli, Command, plan, top, trace, view};
 
 /// Runs a command other than `run`, and prints the daemon's answer.
 ///
@@ -44,9 +43,6 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
         }
         let mut client = Client::connect(&cli.socket).await?;
         match cli.command {
-            Command::Batch(BatchCommand::File { file }) => {
-                batch::file(&file, format, &mut client, out).await
-            }
             Command::Trace(args) => trace::run(args, format, &mut client, out).await,
             Command::Simulate(args) => simulate::run(args, format, &mut client, out).await,
             command => one(command, format, &mut client, out).await,

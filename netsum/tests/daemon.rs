@@ -562,7 +562,6 @@ async fn exit_codes_tell_usage_refusal_absence_and_no_daemon_apart() {
         ("stats --interval 1s nobody", Kind::NotFound),
         ("port show eth9", Kind::NotFound),
         ("prog show gone", Kind::NotFound),
-        ("batch file /nowhere/commands", Kind::Failed),
     ] {
         let (out, result) = d.netsum_both(line).await;
         let failure = result.expect_err(line);
@@ -583,57 +582,6 @@ async fn exit_codes_tell_usage_refusal_absence_and_no_daemon_apart() {
     let gone =
         Cli::try_parse_from(["netsum", "--socket", "/nowhere/netsum.sock", "job", "list"]).unwrap();
     assert_eq!(execute(gone, &mut Vec::new()).await.unwrap_err().kind, Kind::NoDaemon);
-}
-
-#[tokio::test]
-async fn a_batch_goes_on_until_a_line_fails() {
-    let d = Daemon::start().await;
-    let file = d.folder.path().join("commands");
-    let write = |text: &str| std::fs::write(&file, text).unwrap();
-    let line = format!("batch file {}", file.display());
-    write(
-        "# two jobs\njob create one --ranks 2 # a comment\n\njob create two --ranks 2\njob show\n",
-    );
-    let out = d.netsum(&line).await.unwrap();
-    assert!(
-        out.contains("\tmemory") && out.contains("\none: waiting") && out.contains("two: waiting"),
-        "{out}"
-    );
-    write("job del one\njob show one\njob del two\n");
-    let (_, result) = d.netsum_both(&line).await;
-    let failure = result.unwrap_err();
-    assert_eq!(failure.kind, Kind::NotFound);
-    assert!(failure.message.contains("commands:2: NAME `one`: no such job"), "{failure}");
-    assert!(d.netsum("job show two").await.is_ok(), "nothing behind the line that failed");
-    write("port show\njob delete two\njob show two\nport show\n");
-    let (out, result) = d.netsum_both(&format!("-j {line}")).await;
-    assert_eq!(result.unwrap_err().kind, Kind::NotFound);
-    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(said.as_array().unwrap().len(), 3, "{said}");
-    assert_eq!(
-        (&said[0]["command"], &said[0]["output"][2]["name"]),
-        (&serde_json::json!(["port", "show"]), &"p2".into())
-    );
-    assert_eq!(
-        (said[1].get("output"), &said[2]["error"]),
-        (None, &"NAME `two`: no such job".into())
-    );
-    for (text, expected) in [
-        ("job 'x", "commands:1: a quote is not closed"),
-        ("port show\njob shwo", "commands:2: unrecognized subcommand 'shwo'"),
-        ("batch file x", "a batch cannot be in a batch"),
-        ("run --config x", "`run` cannot be in a batch"),
-        ("stats --interval 1s", "`stats --interval` cannot be in a batch"),
-        ("-j port show", "unexpected argument '-j'"),
-    ] {
-        write(text);
-        let (_, result) = d.netsum_both(&line).await;
-        let failure = result.unwrap_err();
-        assert!(
-            failure.kind == Kind::Usage && failure.message.contains(expected),
-            "{text}: {failure}"
-        );
-    }
 }
 
 #[tokio::test]

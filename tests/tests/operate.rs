@@ -51,9 +51,6 @@ fn validator(file: &str) -> jsonschema::Validator {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn all_json_is_what_its_schema_says() {
     let (cluster, _group) = busy();
-    let file = cluster.folder().join("commands");
-    std::fs::write(&file, "port show\njob delete idle\njob show gone\n").unwrap();
-    let batch = format!("batch file {}", file.display());
     let flow = "flow add by-hand --ring 0 --rank 0 --port port0 --src 10.0.0.9 --dst 10.0.0.8 \
         --qpn 9 --psn 9";
     for (line, schema, code) in [
@@ -71,13 +68,11 @@ fn all_json_is_what_its_schema_says() {
         ("stats", "stats.json", 0),
         ("stats train", "stats.json", 0),
         ("stats --interval 50ms --count 1", "rates.json", 0),
-        ("report train --for 100ms -o /dev/null", "report.json", 0),
         ("prog show", "progs.json", 0),
         ("tenant show", "tenants.json", 0),
         ("tenant show default", "tenants.json", 0),
         ("diagnose train --watch 100ms", "diagnosis.json", 0),
         ("diagnose idle --watch 100ms", "diagnosis.json", 0),
-        (&batch, "batch.json", 4),
         ("job show nobody", "error.json", 4),
         ("job create train --ranks 2", "error.json", 3),
     ] {
@@ -132,7 +127,6 @@ fn exit_codes_and_prefixes_are_as_the_manual_says() {
         ("help", 0),
         ("job help", 0),
         ("stats help", 0),
-        ("batch help", 0),
         ("s", 2),
         ("nonsense", 2),
         ("", 2),

@@ -221,26 +221,23 @@ fn payload(job: u32, rank: u32, index: u32) -> Vec<u8> {
 fn sixty_four_jobs_are_active_at_once() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     let lab = cluster.lab();
-    let mut commands = String::new();
+    let netsum = |line: String| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        cluster.netsum(&words).unwrap();
+    };
     for job in 0..JOBS {
-        writeln!(commands, "job create j{job} --ranks 2 --mtu {MTU} --message-size 1K --window 1")
-            .unwrap();
+        netsum(format!("job create j{job} --ranks 2 --mtu {MTU} --message-size 1K --window 1"));
         for rank in 0..2 {
             let ip = |rank: u32| -> IpAddr { lab.host(rank as usize).ip(0) };
-            writeln!(
-                commands,
+            netsum(format!(
                 "flow add j{job} --ring 0 --rank {rank} --port port{rank} --src {} --dst {} --qpn \
                  {} --psn {job}",
                 ip(rank),
                 ip(1 - rank),
                 qpn(job, rank)
-            )
-            .unwrap();
+            ));
         }
     }
-    let file = cluster.folder().join("commands");
-    std::fs::write(&file, commands).unwrap();
-    cluster.netsum(&["batch", "file", file.to_str().unwrap()]).unwrap();
     let jobs = cluster.netsum_json(&["job", "show"]).unwrap();
     let active = jobs.as_array().unwrap().iter().filter(|j| j["state"] == "active").count();
     assert_eq!(active, JOBS as usize);
@@ -298,8 +295,6 @@ fn sixty_four_jobs_are_active_at_once() {
             counter.name()
         );
     }
-    let deletes: String = (0..JOBS).map(|job| format!("job delete j{job}\n")).collect();
-    std::fs::write(&file, deletes).unwrap();
-    cluster.netsum(&["batch", "file", file.to_str().unwrap()]).unwrap();
+    (0..JOBS).for_each(|job| netsum(format!("job delete j{job}")));
     assert_eq!(tenants(&cluster)["default"]["memory"]["used"], 0);
 }

@@ -1,18 +1,15 @@
 //! How long sums take and which rank is last: as noted by the XDP programs, and as shown for a
 //! running job.
 
-use std::process::Command;
 use std::time::Duration;
 
 use netsum_common::abi::RingNumber;
 use netsum_common::timing::{SAMPLED, Timing, is_sampled};
 use netsum_dataplane::DataPlane as _;
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host, program};
+use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
 use netsum_lab::frames::{FrameSpec, lanes};
-use netsum_lab::process::Running;
 use netsum_lab::programs::{BASE_PSN, Bench, host, qpn, ring};
-use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::Value;
 
 const DROP: u32 = 1;
@@ -140,44 +137,4 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
     cluster.start_daemon().unwrap();
     let after = cluster.netsum_json(&["stats", "train"]).unwrap();
     assert!(after["timing"]["completion"]["count"].as_u64().unwrap() >= timed, "{after:#}");
-
-    // A report of a running job.
-    let file = cluster.folder().join("report.html");
-    let name = file.display().to_string();
-    let netsum = program("netsum").unwrap();
-    let mut report = Command::new(netsum);
-    report
-        .env("NETSUM_SOCKET", cluster.socket())
-        .args(["report", "train", "--for", "2s", "-o", &name]);
-    let before = cluster.counter(Some("train"), "fragments").unwrap();
-    let mut watching = Running::start("report", &mut report).unwrap();
-    while watching.is_running() {
-        group.work(1).unwrap();
-    }
-    let said = watching.success(PATIENCE).unwrap();
-    assert!(said.contains("2.0 s of job train"), "{said}");
-    let counted = cluster.counter(Some("train"), "fragments").unwrap() - before;
-    let page = std::fs::read_to_string(&file).unwrap();
-    let options = ParsingOptions { allow_dtd: true, ..ParsingOptions::default() };
-    let document = Document::parse_with_options(&page, options).unwrap();
-    let table = |id: &str| -> Vec<Vec<String>> {
-        let table = document.descendants().find(|n| n.attribute("id") == Some(id)).unwrap();
-        let cells = |row: Node<'_, '_>| -> Vec<String> {
-            row.children()
-                .filter(|n| n.has_tag_name("td"))
-                .map(|n| n.text().unwrap().to_owned())
-                .collect()
-        };
-        table.children().filter(|n| n.has_tag_name("tr")).skip(1).map(cells).collect()
-    };
-    let fragments: u64 = table("counters")[0][1].parse().unwrap();
-    assert!(fragments > 0 && fragments <= counted, "{fragments} of {counted}");
-    let sums: u64 = table("completion").iter().map(|row| row[1].parse::<u64>().unwrap()).sum();
-    let expected = fragments / 3 / u64::from(SAMPLED);
-    assert!(sums.abs_diff(expected) <= 16, "{sums} timed of {fragments} fragments");
-    assert_eq!(table("ranks").iter().map(|row| row[1].parse::<u64>().unwrap()).sum::<u64>(), sums);
-    assert!(page.contains("The others wait for rank 2"), "{page}");
-    let mut wrong = Command::new(program("netsum").unwrap());
-    wrong.env("NETSUM_SOCKET", cluster.socket()).args(["report", "nobody", "-o", &name]);
-    assert_eq!(wrong.output().unwrap().status.code(), Some(4));
 }

@@ -54,13 +54,12 @@ impl Site {
         .unwrap()
     }
 
-    /// Runs lines of a batch file, all of which succeed.
-    fn batch(&self, lines: impl Iterator<Item = String>) {
-        let file = self.cluster.folder().join("commands");
-        std::fs::write(&file, lines.collect::<String>()).unwrap();
-        let to = file.display().to_string();
-        self.cluster.lab().box_().vm().unwrap().put(&file, &to).unwrap();
-        self.cluster.netsum(&["batch", "file", &to]).unwrap_or_else(|e| panic!("{e:#}"));
+    /// Runs commands, all of which succeed.
+    fn all(&self, lines: impl Iterator<Item = String>) {
+        for line in lines {
+            let words: Vec<&str> = line.split(' ').collect();
+            self.cluster.netsum(&words).unwrap_or_else(|e| panic!("{line}: {e:#}"));
+        }
     }
 
     /// Runs a command that the daemon refuses, and returns the reason.
@@ -111,12 +110,10 @@ fn sums(groups: &mut [Group], seed: u64) {
 /// 64 jobs with all the rings that there are, at once.
 fn all_rings(site: &Site) {
     let before = site.available();
-    site.batch(
-        (0..63).map(|i| format!("{} --token {TOKEN}\n", job(i).create_arguments().join(" "))),
-    );
+    site.all((0..63).map(|i| format!("{} --token {TOKEN}", job(i).create_arguments().join(" "))));
     let said = site.refused("job create one-more --ranks 2 --rings 4");
     assert!(said.contains("--rings 4: 3 of 255 rings are free"), "{said}");
-    site.batch([format!("{} --token {TOKEN}\n", job(63).create_arguments().join(" "))].into_iter());
+    site.all([format!("{} --token {TOKEN}", job(63).create_arguments().join(" "))].into_iter());
     let said = site.refused("job create one-more --ranks 2 --window 1");
     assert!(said.contains("--rings 1: 0 of 255 rings are free"), "{said}");
     let jobs = site.cluster.netsum_json(&["job", "show"]).unwrap();
@@ -133,7 +130,7 @@ fn all_rings(site: &Site) {
     site.done("summed");
     the_clock_jumps(site, &mut groups);
     drop(groups);
-    site.batch((0..64).map(|i| format!("job delete job{i}\n")));
+    site.all((0..64).map(|i| format!("job delete job{i}")));
     site.done("deleted");
     let left = before - site.available().min(before);
     assert!(left < NEARLY, "{left} KiB are not given back");
@@ -188,7 +185,7 @@ fn more_than_there_is(site: &Site) {
     });
     site.done(&format!("{created:?} jobs of 40 MiB"));
     assert!(site.available() > 40 << 10, "nobody else has memory");
-    site.batch((0..created.unwrap()).map(|i| format!("job delete large{i}\n")));
+    site.all((0..created.unwrap()).map(|i| format!("job delete large{i}")));
     let killed =
         site.shell("/bin/busybox dmesg | /bin/busybox grep -iE 'out of memory|oom-kill' || true");
     assert_eq!(killed, "");

@@ -35,7 +35,7 @@ const APART: [(&str, &[&str]); 5] = [
     ("netsum-cli", &["aya", "aya-obj", "rtnetlink", "netsum-dataplane", "netsum-controller"]),
     ("netsum-controller", &["aya", "aya-obj", "rtnetlink", "netsum-dataplane", "clap"]),
     ("netsum-fabric", &["aya", "aya-obj", "rtnetlink", "netsum-dataplane", "netsum-agent"]),
-    ("netsum-agent", &["plotters", "ratatui", "schemars", "clap", "netsum-cli", "netsum-fabric"]),
+    ("netsum-agent", &["ratatui", "schemars", "clap", "netsum-cli", "netsum-fabric"]),
 ];
 
 /// All dependencies of a crate, without those of its tests and its build, with default features.

@@ -24,11 +24,9 @@ unambiguous: `netsum j s`. `help` works behind every object.";
     version,
     infer_subcommands = true,
     override_usage = "netsum [OPTIONS] OBJECT COMMAND
-       netsum [OPTIONS] batch file FILE
        netsum [OPTIONS] diagnose JOB
        netsum [OPTIONS] path JOB
        netsum [OPTIONS] top
-       netsum [OPTIONS] report JOB -o FILE
        netsum [OPTIONS] trace [--job JOB]
        netsum [OPTIONS] simulate FILE
        netsum [OPTIONS] check [--config FILE]
@@ -60,20 +58,6 @@ pub struct Cli {
         value_name = "PATH"
     )]
     pub socket: PathBuf,
-    /// The object and its command.
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-/// A line of a batch file: the command line without its options.
-#[derive(Parser, Debug)]
-#[command(
-    name = "netsum",
-    no_binary_name = true,
-    infer_subcommands = true,
-    disable_version_flag = true
-)]
-pub struct Line {
     /// The object and its command.
     #[command(subcommand)]
     pub command: Command,
@@ -166,18 +150,6 @@ pub enum Command {
         #[arg(long)]
         fabric: bool,
     },
-    /// Watch a job for a while and write an HTML report: throughput, how long sums take, how late
-    /// each rank is and which is last, drops by reason.
-    Report {
-        /// The job.
-        job: String,
-        /// How long to watch, like 500ms or 1min.
-        #[arg(long = "for", default_value = "10s", value_parser = interval, value_name = "TIME")]
-        watch: Duration,
-        /// The file; `-` is standard output.
-        #[arg(short = 'o', long, value_name = "FILE")]
-        output: PathBuf,
-    },
     /// Trace single packets and what the box did with each: prints one line for every program that
     /// a packet passes, until interrupted.
     #[command(long_about = TRACE_HELP)]
@@ -200,9 +172,6 @@ pub enum Command {
     /// and bottlenecks. Needs no daemon.
     #[command(long_about = PLAN_HELP)]
     Plan(PlanArgs),
-    /// Run many commands at once.
-    #[command(subcommand)]
-    Batch(BatchCommand),
     /// Manage several boxes as one: run and query the manager that ranks join at.
     #[command(subcommand)]
     Fabric(FabricCommand),
@@ -668,16 +637,6 @@ pub enum ProgCommand {
     },
 }
 
-/// Source of a batch.
-#[derive(Subcommand, Debug)]
-pub enum BatchCommand {
-    /// Run the commands of a file, one per line, until one fails. `#` starts a comment.
-    File {
-        /// The file; `-` is standard input.
-        file: PathBuf,
-    },
-}
-
 /// Two names with `=` between them.
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -715,7 +674,6 @@ mod tests {
     #[test]
     fn the_grammar_is_consistent() {
         Cli::command().debug_assert();
-        Line::command().debug_assert();
     }
 
     #[test]

@@ -11,9 +11,7 @@ use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
 use crate::view::Programs;
-use crate::{
-    diagnosis, fabric, path, peers, print, rates, report, spread, tenants, topology, trees,
-};
+use crate::{diagnosis, fabric, path, peers, print, rates, spread, tenants, topology, trees};
 
 /// Reads the token from the first line: every user of a machine can see the arguments of a command.
 fn token(mut input: impl BufRead) -> Result<String> {
@@ -38,14 +36,13 @@ pub async fn one(
     match command {
         Command::Run { .. }
         | Command::Fabric(FabricCommand::Run { .. })
-        | Command::Batch(_)
         | Command::Check { .. }
         | Command::Plan(_)
         | Command::Top { .. }
         | Command::Trace(_)
         | Command::Simulate(_) => {
-            let message = "`run`, `fabric run`, `batch`, `check`, `plan`, `top`, `trace` and \
-                           `simulate` stand alone";
+            let message = "`run`, `fabric run`, `check`, `plan`, `top`, `trace` and `simulate` \
+                           stand alone";
             Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(mut job)) } => {
@@ -149,9 +146,6 @@ pub async fn one(
             diagnosis::diagnosis(out, format, client.diagnose(job, watch_ms).await?)
         }
         Command::Path { job } => path::path(out, format, client.path(job).await?),
-        Command::Report { job, watch, output } => {
-            report::run(out, format, client, job, watch, &output).await
-        }
         Command::Stats { command: Some(StatsCommand::Show(show)), .. }
         | Command::Stats { command: None, show } => stats(show, format, client, out).await,
     }

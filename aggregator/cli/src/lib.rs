@@ -13,17 +13,15 @@
 //! | [`fabric`] | `netsum fabric show`; [`topology`]: `netsum fabric topology` |
 //! | [`tenants`] | `netsum tenant show` |
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
-//! | [`top`] | `netsum top`; [`report`]: `netsum report` |
+//! | [`top`] | `netsum top` |
 //! | [`diagnosis`] | `netsum diagnose` |
 //! | [`path`] | `netsum path` |
 //! | [`trace`] | `netsum trace`; [`capture`]: frames in pcapng and pcap files |
 //! | [`plan`] | `netsum plan` |
 //! | [`peers`] | `netsum flow peers` |
-//! | [`batch`] | `netsum batch` |
 //! | [`check`], [`simulation`] | what `netsum check` and `netsum simulate` print |
 
 pub mod args;
-pub mod batch;
 pub mod capture;
 pub mod check;
 pub mod client;
@@ -38,7 +36,6 @@ pub mod peers;
 pub mod plan;
 pub mod print;
 pub mod rates;
-pub mod report;
 pub mod schema;
 pub mod simulation;
 pub mod spread;

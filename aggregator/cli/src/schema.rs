@@ -15,9 +15,7 @@ use super::spread::Spread;
 use super::tenants::Tenant;
 use super::topology::Topology;
 use super::trace::Packet;
-use super::view::{
-    BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Written,
-};
+use super::view::{Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats};
 
 /// A schema, and the file that has it.
 #[derive(Debug)]
@@ -55,11 +53,9 @@ pub fn all() -> Vec<Schema> {
         of::<Programs>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB, fabric diagnose JOB"),
         of::<Path>("path.json", "netsum -j path JOB"),
-        of::<Written>("report.json", "netsum -j report JOB -o FILE"),
         of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
         of::<Simulation>("simulation.json", "netsum -j simulate FILE"),
         of::<Plans>("plan.json", "netsum -j plan --topology FILE"),
-        of::<Vec<BatchEntry>>("batch.json", "netsum -j batch file FILE"),
         of::<Checkup>("check.json", "netsum -j check"),
         of::<Error>("error.json", "netsum -j, any command that fails"),
     ]

@@ -1,4 +1,4 @@
-//! Timed sums, as `netsum stats`, `top` and `report` show them: which rank is last, and how late.
+//! Timed sums, as `netsum stats` and `top` show them: which rank is last, and how late.
 //! Pure except for the printing.
 
 use std::io::Write;

@@ -521,15 +521,6 @@ pub struct JobRates {
     pub credit_used: u32,
 }
 
-/// A file that was written.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Written {
-    /// Its path.
-    pub file: String,
-    /// Seconds for which the job was watched.
-    pub seconds: f64,
-}
-
 /// Why a command failed.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Error {
@@ -537,17 +528,4 @@ pub struct Error {
     pub error: String,
     /// The exit code.
     pub exit: u8,
-}
-
-/// A command of a batch and its result.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct BatchEntry {
-    /// The words of its line.
-    pub command: Vec<String>,
-    /// The command's own output; null if it has none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub output: Option<serde_json::Value>,
-    /// Why it failed; the batch ends there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
 }
