@@ -99,6 +99,7 @@ pub fn run() -> Result<()> {
                 "prettyplease",
             ])
             .args(["--no-prepend-enum-name", "--no-derive-debug", "--no-doc-comments"])
+            .arg("--no-layout-tests")
             .args(["--disable-header-comment", "--", "-I"])
             .arg(root.join("usr/include"))
             .arg("-isystem")

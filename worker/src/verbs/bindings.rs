@@ -63,30 +63,6 @@ pub struct ibv_gid__bindgen_ty_1 {
     pub subnet_prefix: __be64,
     pub interface_id: __be64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_gid__bindgen_ty_1",
-    ][::std::mem::size_of::<ibv_gid__bindgen_ty_1>() - 16usize];
-    [
-        "Alignment of ibv_gid__bindgen_ty_1",
-    ][::std::mem::align_of::<ibv_gid__bindgen_ty_1>() - 8usize];
-    [
-        "Offset of field: ibv_gid__bindgen_ty_1::subnet_prefix",
-    ][::std::mem::offset_of!(ibv_gid__bindgen_ty_1, subnet_prefix) - 0usize];
-    [
-        "Offset of field: ibv_gid__bindgen_ty_1::interface_id",
-    ][::std::mem::offset_of!(ibv_gid__bindgen_ty_1, interface_id) - 8usize];
-};
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_gid"][::std::mem::size_of::<ibv_gid>() - 16usize];
-    ["Alignment of ibv_gid"][::std::mem::align_of::<ibv_gid>() - 8usize];
-    ["Offset of field: ibv_gid::raw"][::std::mem::offset_of!(ibv_gid, raw) - 0usize];
-    [
-        "Offset of field: ibv_gid::global",
-    ][::std::mem::offset_of!(ibv_gid, global) - 0usize];
-};
 pub const IBV_ATOMIC_NONE: ibv_atomic_cap = 0;
 pub const IBV_ATOMIC_HCA: ibv_atomic_cap = 1;
 pub const IBV_ATOMIC_GLOB: ibv_atomic_cap = 2;
@@ -135,131 +111,6 @@ pub struct ibv_device_attr {
     pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_device_attr"][::std::mem::size_of::<ibv_device_attr>() - 232usize];
-    ["Alignment of ibv_device_attr"][::std::mem::align_of::<ibv_device_attr>() - 8usize];
-    [
-        "Offset of field: ibv_device_attr::fw_ver",
-    ][::std::mem::offset_of!(ibv_device_attr, fw_ver) - 0usize];
-    [
-        "Offset of field: ibv_device_attr::node_guid",
-    ][::std::mem::offset_of!(ibv_device_attr, node_guid) - 64usize];
-    [
-        "Offset of field: ibv_device_attr::sys_image_guid",
-    ][::std::mem::offset_of!(ibv_device_attr, sys_image_guid) - 72usize];
-    [
-        "Offset of field: ibv_device_attr::max_mr_size",
-    ][::std::mem::offset_of!(ibv_device_attr, max_mr_size) - 80usize];
-    [
-        "Offset of field: ibv_device_attr::page_size_cap",
-    ][::std::mem::offset_of!(ibv_device_attr, page_size_cap) - 88usize];
-    [
-        "Offset of field: ibv_device_attr::vendor_id",
-    ][::std::mem::offset_of!(ibv_device_attr, vendor_id) - 96usize];
-    [
-        "Offset of field: ibv_device_attr::vendor_part_id",
-    ][::std::mem::offset_of!(ibv_device_attr, vendor_part_id) - 100usize];
-    [
-        "Offset of field: ibv_device_attr::hw_ver",
-    ][::std::mem::offset_of!(ibv_device_attr, hw_ver) - 104usize];
-    [
-        "Offset of field: ibv_device_attr::max_qp",
-    ][::std::mem::offset_of!(ibv_device_attr, max_qp) - 108usize];
-    [
-        "Offset of field: ibv_device_attr::max_qp_wr",
-    ][::std::mem::offset_of!(ibv_device_attr, max_qp_wr) - 112usize];
-    [
-        "Offset of field: ibv_device_attr::device_cap_flags",
-    ][::std::mem::offset_of!(ibv_device_attr, device_cap_flags) - 116usize];
-    [
-        "Offset of field: ibv_device_attr::max_sge",
-    ][::std::mem::offset_of!(ibv_device_attr, max_sge) - 120usize];
-    [
-        "Offset of field: ibv_device_attr::max_sge_rd",
-    ][::std::mem::offset_of!(ibv_device_attr, max_sge_rd) - 124usize];
-    [
-        "Offset of field: ibv_device_attr::max_cq",
-    ][::std::mem::offset_of!(ibv_device_attr, max_cq) - 128usize];
-    [
-        "Offset of field: ibv_device_attr::max_cqe",
-    ][::std::mem::offset_of!(ibv_device_attr, max_cqe) - 132usize];
-    [
-        "Offset of field: ibv_device_attr::max_mr",
-    ][::std::mem::offset_of!(ibv_device_attr, max_mr) - 136usize];
-    [
-        "Offset of field: ibv_device_attr::max_pd",
-    ][::std::mem::offset_of!(ibv_device_attr, max_pd) - 140usize];
-    [
-        "Offset of field: ibv_device_attr::max_qp_rd_atom",
-    ][::std::mem::offset_of!(ibv_device_attr, max_qp_rd_atom) - 144usize];
-    [
-        "Offset of field: ibv_device_attr::max_ee_rd_atom",
-    ][::std::mem::offset_of!(ibv_device_attr, max_ee_rd_atom) - 148usize];
-    [
-        "Offset of field: ibv_device_attr::max_res_rd_atom",
-    ][::std::mem::offset_of!(ibv_device_attr, max_res_rd_atom) - 152usize];
-    [
-        "Offset of field: ibv_device_attr::max_qp_init_rd_atom",
-    ][::std::mem::offset_of!(ibv_device_attr, max_qp_init_rd_atom) - 156usize];
-    [
-        "Offset of field: ibv_device_attr::max_ee_init_rd_atom",
-    ][::std::mem::offset_of!(ibv_device_attr, max_ee_init_rd_atom) - 160usize];
-    [
-        "Offset of field: ibv_device_attr::atomic_cap",
-    ][::std::mem::offset_of!(ibv_device_attr, atomic_cap) - 164usize];
-    [
-        "Offset of field: ibv_device_attr::max_ee",
-    ][::std::mem::offset_of!(ibv_device_attr, max_ee) - 168usize];
-    [
-        "Offset of field: ibv_device_attr::max_rdd",
-    ][::std::mem::offset_of!(ibv_device_attr, max_rdd) - 172usize];
-    [
-        "Offset of field: ibv_device_attr::max_mw",
-    ][::std::mem::offset_of!(ibv_device_attr, max_mw) - 176usize];
-    [
-        "Offset of field: ibv_device_attr::max_raw_ipv6_qp",
-    ][::std::mem::offset_of!(ibv_device_attr, max_raw_ipv6_qp) - 180usize];
-    [
-        "Offset of field: ibv_device_attr::max_raw_ethy_qp",
-    ][::std::mem::offset_of!(ibv_device_attr, max_raw_ethy_qp) - 184usize];
-    [
-        "Offset of field: ibv_device_attr::max_mcast_grp",
-    ][::std::mem::offset_of!(ibv_device_attr, max_mcast_grp) - 188usize];
-    [
-        "Offset of field: ibv_device_attr::max_mcast_qp_attach",
-    ][::std::mem::offset_of!(ibv_device_attr, max_mcast_qp_attach) - 192usize];
-    [
-        "Offset of field: ibv_device_attr::max_total_mcast_qp_attach",
-    ][::std::mem::offset_of!(ibv_device_attr, max_total_mcast_qp_attach) - 196usize];
-    [
-        "Offset of field: ibv_device_attr::max_ah",
-    ][::std::mem::offset_of!(ibv_device_attr, max_ah) - 200usize];
-    [
-        "Offset of field: ibv_device_attr::max_fmr",
-    ][::std::mem::offset_of!(ibv_device_attr, max_fmr) - 204usize];
-    [
-        "Offset of field: ibv_device_attr::max_map_per_fmr",
-    ][::std::mem::offset_of!(ibv_device_attr, max_map_per_fmr) - 208usize];
-    [
-        "Offset of field: ibv_device_attr::max_srq",
-    ][::std::mem::offset_of!(ibv_device_attr, max_srq) - 212usize];
-    [
-        "Offset of field: ibv_device_attr::max_srq_wr",
-    ][::std::mem::offset_of!(ibv_device_attr, max_srq_wr) - 216usize];
-    [
-        "Offset of field: ibv_device_attr::max_srq_sge",
-    ][::std::mem::offset_of!(ibv_device_attr, max_srq_sge) - 220usize];
-    [
-        "Offset of field: ibv_device_attr::max_pkeys",
-    ][::std::mem::offset_of!(ibv_device_attr, max_pkeys) - 224usize];
-    [
-        "Offset of field: ibv_device_attr::local_ca_ack_delay",
-    ][::std::mem::offset_of!(ibv_device_attr, local_ca_ack_delay) - 226usize];
-    [
-        "Offset of field: ibv_device_attr::phys_port_cnt",
-    ][::std::mem::offset_of!(ibv_device_attr, phys_port_cnt) - 227usize];
-};
 pub const IBV_MTU_256: ibv_mtu = 1;
 pub const IBV_MTU_512: ibv_mtu = 2;
 pub const IBV_MTU_1024: ibv_mtu = 3;
@@ -299,77 +150,6 @@ pub struct ibv_port_attr {
     pub flags: u8,
     pub port_cap_flags2: u16,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_port_attr"][::std::mem::size_of::<ibv_port_attr>() - 52usize];
-    ["Alignment of ibv_port_attr"][::std::mem::align_of::<ibv_port_attr>() - 4usize];
-    [
-        "Offset of field: ibv_port_attr::state",
-    ][::std::mem::offset_of!(ibv_port_attr, state) - 0usize];
-    [
-        "Offset of field: ibv_port_attr::max_mtu",
-    ][::std::mem::offset_of!(ibv_port_attr, max_mtu) - 4usize];
-    [
-        "Offset of field: ibv_port_attr::active_mtu",
-    ][::std::mem::offset_of!(ibv_port_attr, active_mtu) - 8usize];
-    [
-        "Offset of field: ibv_port_attr::gid_tbl_len",
-    ][::std::mem::offset_of!(ibv_port_attr, gid_tbl_len) - 12usize];
-    [
-        "Offset of field: ibv_port_attr::port_cap_flags",
-    ][::std::mem::offset_of!(ibv_port_attr, port_cap_flags) - 16usize];
-    [
-        "Offset of field: ibv_port_attr::max_msg_sz",
-    ][::std::mem::offset_of!(ibv_port_attr, max_msg_sz) - 20usize];
-    [
-        "Offset of field: ibv_port_attr::bad_pkey_cntr",
-    ][::std::mem::offset_of!(ibv_port_attr, bad_pkey_cntr) - 24usize];
-    [
-        "Offset of field: ibv_port_attr::qkey_viol_cntr",
-    ][::std::mem::offset_of!(ibv_port_attr, qkey_viol_cntr) - 28usize];
-    [
-        "Offset of field: ibv_port_attr::pkey_tbl_len",
-    ][::std::mem::offset_of!(ibv_port_attr, pkey_tbl_len) - 32usize];
-    [
-        "Offset of field: ibv_port_attr::lid",
-    ][::std::mem::offset_of!(ibv_port_attr, lid) - 34usize];
-    [
-        "Offset of field: ibv_port_attr::sm_lid",
-    ][::std::mem::offset_of!(ibv_port_attr, sm_lid) - 36usize];
-    [
-        "Offset of field: ibv_port_attr::lmc",
-    ][::std::mem::offset_of!(ibv_port_attr, lmc) - 38usize];
-    [
-        "Offset of field: ibv_port_attr::max_vl_num",
-    ][::std::mem::offset_of!(ibv_port_attr, max_vl_num) - 39usize];
-    [
-        "Offset of field: ibv_port_attr::sm_sl",
-    ][::std::mem::offset_of!(ibv_port_attr, sm_sl) - 40usize];
-    [
-        "Offset of field: ibv_port_attr::subnet_timeout",
-    ][::std::mem::offset_of!(ibv_port_attr, subnet_timeout) - 41usize];
-    [
-        "Offset of field: ibv_port_attr::init_type_reply",
-    ][::std::mem::offset_of!(ibv_port_attr, init_type_reply) - 42usize];
-    [
-        "Offset of field: ibv_port_attr::active_width",
-    ][::std::mem::offset_of!(ibv_port_attr, active_width) - 43usize];
-    [
-        "Offset of field: ibv_port_attr::active_speed",
-    ][::std::mem::offset_of!(ibv_port_attr, active_speed) - 44usize];
-    [
-        "Offset of field: ibv_port_attr::phys_state",
-    ][::std::mem::offset_of!(ibv_port_attr, phys_state) - 45usize];
-    [
-        "Offset of field: ibv_port_attr::link_layer",
-    ][::std::mem::offset_of!(ibv_port_attr, link_layer) - 46usize];
-    [
-        "Offset of field: ibv_port_attr::flags",
-    ][::std::mem::offset_of!(ibv_port_attr, flags) - 47usize];
-    [
-        "Offset of field: ibv_port_attr::port_cap_flags2",
-    ][::std::mem::offset_of!(ibv_port_attr, port_cap_flags2) - 48usize];
-};
 pub const IBV_WC_SUCCESS: ibv_wc_status = 0;
 pub const IBV_WC_LOC_LEN_ERR: ibv_wc_status = 1;
 pub const IBV_WC_LOC_QP_OP_ERR: ibv_wc_status = 2;
@@ -438,54 +218,6 @@ pub union ibv_wc__bindgen_ty_1 {
     pub imm_data: __be32,
     pub invalidated_rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_wc__bindgen_ty_1",
-    ][::std::mem::size_of::<ibv_wc__bindgen_ty_1>() - 4usize];
-    [
-        "Alignment of ibv_wc__bindgen_ty_1",
-    ][::std::mem::align_of::<ibv_wc__bindgen_ty_1>() - 4usize];
-    [
-        "Offset of field: ibv_wc__bindgen_ty_1::imm_data",
-    ][::std::mem::offset_of!(ibv_wc__bindgen_ty_1, imm_data) - 0usize];
-    [
-        "Offset of field: ibv_wc__bindgen_ty_1::invalidated_rkey",
-    ][::std::mem::offset_of!(ibv_wc__bindgen_ty_1, invalidated_rkey) - 0usize];
-};
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_wc"][::std::mem::size_of::<ibv_wc>() - 48usize];
-    ["Alignment of ibv_wc"][::std::mem::align_of::<ibv_wc>() - 8usize];
-    ["Offset of field: ibv_wc::wr_id"][::std::mem::offset_of!(ibv_wc, wr_id) - 0usize];
-    ["Offset of field: ibv_wc::status"][::std::mem::offset_of!(ibv_wc, status) - 8usize];
-    [
-        "Offset of field: ibv_wc::opcode",
-    ][::std::mem::offset_of!(ibv_wc, opcode) - 12usize];
-    [
-        "Offset of field: ibv_wc::vendor_err",
-    ][::std::mem::offset_of!(ibv_wc, vendor_err) - 16usize];
-    [
-        "Offset of field: ibv_wc::byte_len",
-    ][::std::mem::offset_of!(ibv_wc, byte_len) - 20usize];
-    [
-        "Offset of field: ibv_wc::qp_num",
-    ][::std::mem::offset_of!(ibv_wc, qp_num) - 28usize];
-    [
-        "Offset of field: ibv_wc::src_qp",
-    ][::std::mem::offset_of!(ibv_wc, src_qp) - 32usize];
-    [
-        "Offset of field: ibv_wc::wc_flags",
-    ][::std::mem::offset_of!(ibv_wc, wc_flags) - 36usize];
-    [
-        "Offset of field: ibv_wc::pkey_index",
-    ][::std::mem::offset_of!(ibv_wc, pkey_index) - 40usize];
-    ["Offset of field: ibv_wc::slid"][::std::mem::offset_of!(ibv_wc, slid) - 42usize];
-    ["Offset of field: ibv_wc::sl"][::std::mem::offset_of!(ibv_wc, sl) - 44usize];
-    [
-        "Offset of field: ibv_wc::dlid_path_bits",
-    ][::std::mem::offset_of!(ibv_wc, dlid_path_bits) - 45usize];
-};
 pub const IBV_ACCESS_LOCAL_WRITE: ibv_access_flags = 1;
 pub const IBV_ACCESS_REMOTE_WRITE: ibv_access_flags = 2;
 pub const IBV_ACCESS_REMOTE_READ: ibv_access_flags = 4;
@@ -502,28 +234,12 @@ pub type ibv_access_flags = ::std::os::raw::c_uint;
 pub struct ibv_mw_bind_info {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 32usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_mw_bind_info"][::std::mem::size_of::<ibv_mw_bind_info>() - 32usize];
-    [
-        "Alignment of ibv_mw_bind_info",
-    ][::std::mem::align_of::<ibv_mw_bind_info>() - 8usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_pd {
     pub context: *mut ibv_context,
     pub handle: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_pd"][::std::mem::size_of::<ibv_pd>() - 16usize];
-    ["Alignment of ibv_pd"][::std::mem::align_of::<ibv_pd>() - 8usize];
-    [
-        "Offset of field: ibv_pd::context",
-    ][::std::mem::offset_of!(ibv_pd, context) - 0usize];
-    ["Offset of field: ibv_pd::handle"][::std::mem::offset_of!(ibv_pd, handle) - 8usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_mr {
@@ -535,24 +251,6 @@ pub struct ibv_mr {
     pub lkey: u32,
     pub rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_mr"][::std::mem::size_of::<ibv_mr>() - 48usize];
-    ["Alignment of ibv_mr"][::std::mem::align_of::<ibv_mr>() - 8usize];
-    [
-        "Offset of field: ibv_mr::context",
-    ][::std::mem::offset_of!(ibv_mr, context) - 0usize];
-    ["Offset of field: ibv_mr::pd"][::std::mem::offset_of!(ibv_mr, pd) - 8usize];
-    ["Offset of field: ibv_mr::addr"][::std::mem::offset_of!(ibv_mr, addr) - 16usize];
-    [
-        "Offset of field: ibv_mr::length",
-    ][::std::mem::offset_of!(ibv_mr, length) - 24usize];
-    [
-        "Offset of field: ibv_mr::handle",
-    ][::std::mem::offset_of!(ibv_mr, handle) - 32usize];
-    ["Offset of field: ibv_mr::lkey"][::std::mem::offset_of!(ibv_mr, lkey) - 36usize];
-    ["Offset of field: ibv_mr::rkey"][::std::mem::offset_of!(ibv_mr, rkey) - 40usize];
-};
 pub const IBV_MW_TYPE_1: ibv_mw_type = 1;
 pub const IBV_MW_TYPE_2: ibv_mw_type = 2;
 pub type ibv_mw_type = ::std::os::raw::c_uint;
@@ -562,11 +260,6 @@ pub type ibv_mw_type = ::std::os::raw::c_uint;
 pub struct ibv_mw {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 32usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_mw"][::std::mem::size_of::<ibv_mw>() - 32usize];
-    ["Alignment of ibv_mw"][::std::mem::align_of::<ibv_mw>() - 8usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_global_route {
@@ -576,28 +269,6 @@ pub struct ibv_global_route {
     pub hop_limit: u8,
     pub traffic_class: u8,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_global_route"][::std::mem::size_of::<ibv_global_route>() - 24usize];
-    [
-        "Alignment of ibv_global_route",
-    ][::std::mem::align_of::<ibv_global_route>() - 8usize];
-    [
-        "Offset of field: ibv_global_route::dgid",
-    ][::std::mem::offset_of!(ibv_global_route, dgid) - 0usize];
-    [
-        "Offset of field: ibv_global_route::flow_label",
-    ][::std::mem::offset_of!(ibv_global_route, flow_label) - 16usize];
-    [
-        "Offset of field: ibv_global_route::sgid_index",
-    ][::std::mem::offset_of!(ibv_global_route, sgid_index) - 20usize];
-    [
-        "Offset of field: ibv_global_route::hop_limit",
-    ][::std::mem::offset_of!(ibv_global_route, hop_limit) - 21usize];
-    [
-        "Offset of field: ibv_global_route::traffic_class",
-    ][::std::mem::offset_of!(ibv_global_route, traffic_class) - 22usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_ah_attr {
@@ -609,32 +280,6 @@ pub struct ibv_ah_attr {
     pub is_global: u8,
     pub port_num: u8,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_ah_attr"][::std::mem::size_of::<ibv_ah_attr>() - 32usize];
-    ["Alignment of ibv_ah_attr"][::std::mem::align_of::<ibv_ah_attr>() - 8usize];
-    [
-        "Offset of field: ibv_ah_attr::grh",
-    ][::std::mem::offset_of!(ibv_ah_attr, grh) - 0usize];
-    [
-        "Offset of field: ibv_ah_attr::dlid",
-    ][::std::mem::offset_of!(ibv_ah_attr, dlid) - 24usize];
-    [
-        "Offset of field: ibv_ah_attr::sl",
-    ][::std::mem::offset_of!(ibv_ah_attr, sl) - 26usize];
-    [
-        "Offset of field: ibv_ah_attr::src_path_bits",
-    ][::std::mem::offset_of!(ibv_ah_attr, src_path_bits) - 27usize];
-    [
-        "Offset of field: ibv_ah_attr::static_rate",
-    ][::std::mem::offset_of!(ibv_ah_attr, static_rate) - 28usize];
-    [
-        "Offset of field: ibv_ah_attr::is_global",
-    ][::std::mem::offset_of!(ibv_ah_attr, is_global) - 29usize];
-    [
-        "Offset of field: ibv_ah_attr::port_num",
-    ][::std::mem::offset_of!(ibv_ah_attr, port_num) - 30usize];
-};
 pub const IBV_QPT_RC: ibv_qp_type = 2;
 pub const IBV_QPT_UC: ibv_qp_type = 3;
 pub const IBV_QPT_UD: ibv_qp_type = 4;
@@ -652,26 +297,6 @@ pub struct ibv_qp_cap {
     pub max_recv_sge: u32,
     pub max_inline_data: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_qp_cap"][::std::mem::size_of::<ibv_qp_cap>() - 20usize];
-    ["Alignment of ibv_qp_cap"][::std::mem::align_of::<ibv_qp_cap>() - 4usize];
-    [
-        "Offset of field: ibv_qp_cap::max_send_wr",
-    ][::std::mem::offset_of!(ibv_qp_cap, max_send_wr) - 0usize];
-    [
-        "Offset of field: ibv_qp_cap::max_recv_wr",
-    ][::std::mem::offset_of!(ibv_qp_cap, max_recv_wr) - 4usize];
-    [
-        "Offset of field: ibv_qp_cap::max_send_sge",
-    ][::std::mem::offset_of!(ibv_qp_cap, max_send_sge) - 8usize];
-    [
-        "Offset of field: ibv_qp_cap::max_recv_sge",
-    ][::std::mem::offset_of!(ibv_qp_cap, max_recv_sge) - 12usize];
-    [
-        "Offset of field: ibv_qp_cap::max_inline_data",
-    ][::std::mem::offset_of!(ibv_qp_cap, max_inline_data) - 16usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_qp_init_attr {
@@ -683,34 +308,6 @@ pub struct ibv_qp_init_attr {
     pub qp_type: ibv_qp_type,
     pub sq_sig_all: ::std::os::raw::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_qp_init_attr"][::std::mem::size_of::<ibv_qp_init_attr>() - 64usize];
-    [
-        "Alignment of ibv_qp_init_attr",
-    ][::std::mem::align_of::<ibv_qp_init_attr>() - 8usize];
-    [
-        "Offset of field: ibv_qp_init_attr::qp_context",
-    ][::std::mem::offset_of!(ibv_qp_init_attr, qp_context) - 0usize];
-    [
-        "Offset of field: ibv_qp_init_attr::send_cq",
-    ][::std::mem::offset_of!(ibv_qp_init_attr, send_cq) - 8usize];
-    [
-        "Offset of field: ibv_qp_init_attr::recv_cq",
-    ][::std::mem::offset_of!(ibv_qp_init_attr, recv_cq) - 16usize];
-    [
-        "Offset of field: ibv_qp_init_attr::srq",
-    ][::std::mem::offset_of!(ibv_qp_init_attr, srq) - 24usize];
-    [
-        "Offset of field: ibv_qp_init_attr::cap",
-    ][::std::mem::offset_of!(ibv_qp_init_attr, cap) - 32usize];
-    [
-        "Offset of field: ibv_qp_init_attr::qp_type",
-    ][::std::mem::offset_of!(ibv_qp_init_attr, qp_type) - 52usize];
-    [
-        "Offset of field: ibv_qp_init_attr::sq_sig_all",
-    ][::std::mem::offset_of!(ibv_qp_init_attr, sq_sig_all) - 56usize];
-};
 pub const IBV_QP_STATE: ibv_qp_attr_mask = 1;
 pub const IBV_QP_CUR_STATE: ibv_qp_attr_mask = 2;
 pub const IBV_QP_EN_SQD_ASYNC_NOTIFY: ibv_qp_attr_mask = 4;
@@ -777,89 +374,6 @@ pub struct ibv_qp_attr {
     pub alt_timeout: u8,
     pub rate_limit: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_qp_attr"][::std::mem::size_of::<ibv_qp_attr>() - 144usize];
-    ["Alignment of ibv_qp_attr"][::std::mem::align_of::<ibv_qp_attr>() - 8usize];
-    [
-        "Offset of field: ibv_qp_attr::qp_state",
-    ][::std::mem::offset_of!(ibv_qp_attr, qp_state) - 0usize];
-    [
-        "Offset of field: ibv_qp_attr::cur_qp_state",
-    ][::std::mem::offset_of!(ibv_qp_attr, cur_qp_state) - 4usize];
-    [
-        "Offset of field: ibv_qp_attr::path_mtu",
-    ][::std::mem::offset_of!(ibv_qp_attr, path_mtu) - 8usize];
-    [
-        "Offset of field: ibv_qp_attr::path_mig_state",
-    ][::std::mem::offset_of!(ibv_qp_attr, path_mig_state) - 12usize];
-    [
-        "Offset of field: ibv_qp_attr::qkey",
-    ][::std::mem::offset_of!(ibv_qp_attr, qkey) - 16usize];
-    [
-        "Offset of field: ibv_qp_attr::rq_psn",
-    ][::std::mem::offset_of!(ibv_qp_attr, rq_psn) - 20usize];
-    [
-        "Offset of field: ibv_qp_attr::sq_psn",
-    ][::std::mem::offset_of!(ibv_qp_attr, sq_psn) - 24usize];
-    [
-        "Offset of field: ibv_qp_attr::dest_qp_num",
-    ][::std::mem::offset_of!(ibv_qp_attr, dest_qp_num) - 28usize];
-    [
-        "Offset of field: ibv_qp_attr::qp_access_flags",
-    ][::std::mem::offset_of!(ibv_qp_attr, qp_access_flags) - 32usize];
-    [
-        "Offset of field: ibv_qp_attr::cap",
-    ][::std::mem::offset_of!(ibv_qp_attr, cap) - 36usize];
-    [
-        "Offset of field: ibv_qp_attr::ah_attr",
-    ][::std::mem::offset_of!(ibv_qp_attr, ah_attr) - 56usize];
-    [
-        "Offset of field: ibv_qp_attr::alt_ah_attr",
-    ][::std::mem::offset_of!(ibv_qp_attr, alt_ah_attr) - 88usize];
-    [
-        "Offset of field: ibv_qp_attr::pkey_index",
-    ][::std::mem::offset_of!(ibv_qp_attr, pkey_index) - 120usize];
-    [
-        "Offset of field: ibv_qp_attr::alt_pkey_index",
-    ][::std::mem::offset_of!(ibv_qp_attr, alt_pkey_index) - 122usize];
-    [
-        "Offset of field: ibv_qp_attr::en_sqd_async_notify",
-    ][::std::mem::offset_of!(ibv_qp_attr, en_sqd_async_notify) - 124usize];
-    [
-        "Offset of field: ibv_qp_attr::sq_draining",
-    ][::std::mem::offset_of!(ibv_qp_attr, sq_draining) - 125usize];
-    [
-        "Offset of field: ibv_qp_attr::max_rd_atomic",
-    ][::std::mem::offset_of!(ibv_qp_attr, max_rd_atomic) - 126usize];
-    [
-        "Offset of field: ibv_qp_attr::max_dest_rd_atomic",
-    ][::std::mem::offset_of!(ibv_qp_attr, max_dest_rd_atomic) - 127usize];
-    [
-        "Offset of field: ibv_qp_attr::min_rnr_timer",
-    ][::std::mem::offset_of!(ibv_qp_attr, min_rnr_timer) - 128usize];
-    [
-        "Offset of field: ibv_qp_attr::port_num",
-    ][::std::mem::offset_of!(ibv_qp_attr, port_num) - 129usize];
-    [
-        "Offset of field: ibv_qp_attr::timeout",
-    ][::std::mem::offset_of!(ibv_qp_attr, timeout) - 130usize];
-    [
-        "Offset of field: ibv_qp_attr::retry_cnt",
-    ][::std::mem::offset_of!(ibv_qp_attr, retry_cnt) - 131usize];
-    [
-        "Offset of field: ibv_qp_attr::rnr_retry",
-    ][::std::mem::offset_of!(ibv_qp_attr, rnr_retry) - 132usize];
-    [
-        "Offset of field: ibv_qp_attr::alt_port_num",
-    ][::std::mem::offset_of!(ibv_qp_attr, alt_port_num) - 133usize];
-    [
-        "Offset of field: ibv_qp_attr::alt_timeout",
-    ][::std::mem::offset_of!(ibv_qp_attr, alt_timeout) - 134usize];
-    [
-        "Offset of field: ibv_qp_attr::rate_limit",
-    ][::std::mem::offset_of!(ibv_qp_attr, rate_limit) - 136usize];
-};
 pub const IBV_WR_RDMA_WRITE: ibv_wr_opcode = 0;
 pub const IBV_WR_RDMA_WRITE_WITH_IMM: ibv_wr_opcode = 1;
 pub const IBV_WR_SEND: ibv_wr_opcode = 2;
@@ -881,16 +395,6 @@ pub struct ibv_sge {
     pub length: u32,
     pub lkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_sge"][::std::mem::size_of::<ibv_sge>() - 16usize];
-    ["Alignment of ibv_sge"][::std::mem::align_of::<ibv_sge>() - 8usize];
-    ["Offset of field: ibv_sge::addr"][::std::mem::offset_of!(ibv_sge, addr) - 0usize];
-    [
-        "Offset of field: ibv_sge::length",
-    ][::std::mem::offset_of!(ibv_sge, length) - 8usize];
-    ["Offset of field: ibv_sge::lkey"][::std::mem::offset_of!(ibv_sge, lkey) - 12usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_send_wr {
@@ -911,21 +415,6 @@ pub union ibv_send_wr__bindgen_ty_1 {
     pub imm_data: __be32,
     pub invalidate_rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_1",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_1",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_1::imm_data",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_1, imm_data) - 0usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_1::invalidate_rkey",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_1, invalidate_rkey) - 0usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union ibv_send_wr__bindgen_ty_2 {
@@ -939,22 +428,6 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
     pub remote_addr: u64,
     pub rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_1",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_1>() - 16usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_2__bindgen_ty_1",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_1>() - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_1::remote_addr",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_1, remote_addr)
-        - 0usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_1::rkey",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_1, rkey) - 8usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
@@ -963,29 +436,6 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
     pub swap: u64,
     pub rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_2",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_2>() - 32usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_2__bindgen_ty_2",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_2>() - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_2::remote_addr",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, remote_addr)
-        - 0usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_2::compare_add",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, compare_add)
-        - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_2::swap",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, swap) - 16usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_2::rkey",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, rkey) - 24usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
@@ -993,44 +443,6 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
     pub remote_qpn: u32,
     pub remote_qkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_3",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_3>() - 16usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_2__bindgen_ty_3",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_3>() - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_3::ah",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_3, ah) - 0usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_3::remote_qpn",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_3, remote_qpn)
-        - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_3::remote_qkey",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_3, remote_qkey)
-        - 12usize];
-};
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_2",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_2>() - 32usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_2",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_2>() - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2::rdma",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2, rdma) - 0usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2::atomic",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2, atomic) - 0usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_2::ud",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_2, ud) - 0usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union ibv_send_wr__bindgen_ty_3 {
@@ -1041,31 +453,6 @@ pub union ibv_send_wr__bindgen_ty_3 {
 pub struct ibv_send_wr__bindgen_ty_3__bindgen_ty_1 {
     pub remote_srqn: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_3__bindgen_ty_1",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_3__bindgen_ty_1>() - 4usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_3__bindgen_ty_1",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_3__bindgen_ty_1>() - 4usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_3__bindgen_ty_1::remote_srqn",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_3__bindgen_ty_1, remote_srqn)
-        - 0usize];
-};
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_3",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_3",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_3::xrc",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_3, xrc) - 0usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union ibv_send_wr__bindgen_ty_4 {
@@ -1079,25 +466,6 @@ pub struct ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
     pub rkey: u32,
     pub bind_info: ibv_mw_bind_info,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_4__bindgen_ty_1",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_1>() - 48usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_4__bindgen_ty_1",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_1>() - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_4__bindgen_ty_1::mw",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_1, mw) - 0usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_4__bindgen_ty_1::rkey",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_1, rkey) - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_4__bindgen_ty_1::bind_info",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_1, bind_info)
-        - 16usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_send_wr__bindgen_ty_4__bindgen_ty_2 {
@@ -1105,68 +473,6 @@ pub struct ibv_send_wr__bindgen_ty_4__bindgen_ty_2 {
     pub hdr_sz: u16,
     pub mss: u16,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_4__bindgen_ty_2",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_2>() - 16usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_4__bindgen_ty_2",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_2>() - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_4__bindgen_ty_2::hdr",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_2, hdr) - 0usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_4__bindgen_ty_2::hdr_sz",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_2, hdr_sz) - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_4__bindgen_ty_2::mss",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_2, mss) - 10usize];
-};
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ibv_send_wr__bindgen_ty_4",
-    ][::std::mem::size_of::<ibv_send_wr__bindgen_ty_4>() - 48usize];
-    [
-        "Alignment of ibv_send_wr__bindgen_ty_4",
-    ][::std::mem::align_of::<ibv_send_wr__bindgen_ty_4>() - 8usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_4::bind_mw",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_4, bind_mw) - 0usize];
-    [
-        "Offset of field: ibv_send_wr__bindgen_ty_4::tso",
-    ][::std::mem::offset_of!(ibv_send_wr__bindgen_ty_4, tso) - 0usize];
-};
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_send_wr"][::std::mem::size_of::<ibv_send_wr>() - 128usize];
-    ["Alignment of ibv_send_wr"][::std::mem::align_of::<ibv_send_wr>() - 8usize];
-    [
-        "Offset of field: ibv_send_wr::wr_id",
-    ][::std::mem::offset_of!(ibv_send_wr, wr_id) - 0usize];
-    [
-        "Offset of field: ibv_send_wr::next",
-    ][::std::mem::offset_of!(ibv_send_wr, next) - 8usize];
-    [
-        "Offset of field: ibv_send_wr::sg_list",
-    ][::std::mem::offset_of!(ibv_send_wr, sg_list) - 16usize];
-    [
-        "Offset of field: ibv_send_wr::num_sge",
-    ][::std::mem::offset_of!(ibv_send_wr, num_sge) - 24usize];
-    [
-        "Offset of field: ibv_send_wr::opcode",
-    ][::std::mem::offset_of!(ibv_send_wr, opcode) - 28usize];
-    [
-        "Offset of field: ibv_send_wr::send_flags",
-    ][::std::mem::offset_of!(ibv_send_wr, send_flags) - 32usize];
-    [
-        "Offset of field: ibv_send_wr::wr",
-    ][::std::mem::offset_of!(ibv_send_wr, wr) - 40usize];
-    [
-        "Offset of field: ibv_send_wr::qp_type",
-    ][::std::mem::offset_of!(ibv_send_wr, qp_type) - 72usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_recv_wr {
@@ -1175,45 +481,18 @@ pub struct ibv_recv_wr {
     pub sg_list: *mut ibv_sge,
     pub num_sge: ::std::os::raw::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_recv_wr"][::std::mem::size_of::<ibv_recv_wr>() - 32usize];
-    ["Alignment of ibv_recv_wr"][::std::mem::align_of::<ibv_recv_wr>() - 8usize];
-    [
-        "Offset of field: ibv_recv_wr::wr_id",
-    ][::std::mem::offset_of!(ibv_recv_wr, wr_id) - 0usize];
-    [
-        "Offset of field: ibv_recv_wr::next",
-    ][::std::mem::offset_of!(ibv_recv_wr, next) - 8usize];
-    [
-        "Offset of field: ibv_recv_wr::sg_list",
-    ][::std::mem::offset_of!(ibv_recv_wr, sg_list) - 16usize];
-    [
-        "Offset of field: ibv_recv_wr::num_sge",
-    ][::std::mem::offset_of!(ibv_recv_wr, num_sge) - 24usize];
-};
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_mw_bind {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 48usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_mw_bind"][::std::mem::size_of::<ibv_mw_bind>() - 48usize];
-    ["Alignment of ibv_mw_bind"][::std::mem::align_of::<ibv_mw_bind>() - 8usize];
-};
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_srq {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 128usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_srq"][::std::mem::size_of::<ibv_srq>() - 128usize];
-    ["Alignment of ibv_srq"][::std::mem::align_of::<ibv_srq>() - 8usize];
-};
 #[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
@@ -1230,40 +509,6 @@ pub struct ibv_qp {
     pub cond: pthread_cond_t,
     pub events_completed: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_qp"][::std::mem::size_of::<ibv_qp>() - 160usize];
-    ["Alignment of ibv_qp"][::std::mem::align_of::<ibv_qp>() - 8usize];
-    [
-        "Offset of field: ibv_qp::context",
-    ][::std::mem::offset_of!(ibv_qp, context) - 0usize];
-    [
-        "Offset of field: ibv_qp::qp_context",
-    ][::std::mem::offset_of!(ibv_qp, qp_context) - 8usize];
-    ["Offset of field: ibv_qp::pd"][::std::mem::offset_of!(ibv_qp, pd) - 16usize];
-    [
-        "Offset of field: ibv_qp::send_cq",
-    ][::std::mem::offset_of!(ibv_qp, send_cq) - 24usize];
-    [
-        "Offset of field: ibv_qp::recv_cq",
-    ][::std::mem::offset_of!(ibv_qp, recv_cq) - 32usize];
-    ["Offset of field: ibv_qp::srq"][::std::mem::offset_of!(ibv_qp, srq) - 40usize];
-    [
-        "Offset of field: ibv_qp::handle",
-    ][::std::mem::offset_of!(ibv_qp, handle) - 48usize];
-    [
-        "Offset of field: ibv_qp::qp_num",
-    ][::std::mem::offset_of!(ibv_qp, qp_num) - 52usize];
-    ["Offset of field: ibv_qp::state"][::std::mem::offset_of!(ibv_qp, state) - 56usize];
-    [
-        "Offset of field: ibv_qp::qp_type",
-    ][::std::mem::offset_of!(ibv_qp, qp_type) - 60usize];
-    ["Offset of field: ibv_qp::mutex"][::std::mem::offset_of!(ibv_qp, mutex) - 64usize];
-    ["Offset of field: ibv_qp::cond"][::std::mem::offset_of!(ibv_qp, cond) - 104usize];
-    [
-        "Offset of field: ibv_qp::events_completed",
-    ][::std::mem::offset_of!(ibv_qp, events_completed) - 152usize];
-};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_comp_channel {
@@ -1271,22 +516,6 @@ pub struct ibv_comp_channel {
     pub fd: ::std::os::raw::c_int,
     pub refcnt: ::std::os::raw::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_comp_channel"][::std::mem::size_of::<ibv_comp_channel>() - 16usize];
-    [
-        "Alignment of ibv_comp_channel",
-    ][::std::mem::align_of::<ibv_comp_channel>() - 8usize];
-    [
-        "Offset of field: ibv_comp_channel::context",
-    ][::std::mem::offset_of!(ibv_comp_channel, context) - 0usize];
-    [
-        "Offset of field: ibv_comp_channel::fd",
-    ][::std::mem::offset_of!(ibv_comp_channel, fd) - 8usize];
-    [
-        "Offset of field: ibv_comp_channel::refcnt",
-    ][::std::mem::offset_of!(ibv_comp_channel, refcnt) - 12usize];
-};
 #[repr(C)]
 pub struct ibv_cq {
     pub context: *mut ibv_context,
@@ -1299,54 +528,18 @@ pub struct ibv_cq {
     pub comp_events_completed: u32,
     pub async_events_completed: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_cq"][::std::mem::size_of::<ibv_cq>() - 128usize];
-    ["Alignment of ibv_cq"][::std::mem::align_of::<ibv_cq>() - 8usize];
-    [
-        "Offset of field: ibv_cq::context",
-    ][::std::mem::offset_of!(ibv_cq, context) - 0usize];
-    [
-        "Offset of field: ibv_cq::channel",
-    ][::std::mem::offset_of!(ibv_cq, channel) - 8usize];
-    [
-        "Offset of field: ibv_cq::cq_context",
-    ][::std::mem::offset_of!(ibv_cq, cq_context) - 16usize];
-    [
-        "Offset of field: ibv_cq::handle",
-    ][::std::mem::offset_of!(ibv_cq, handle) - 24usize];
-    ["Offset of field: ibv_cq::cqe"][::std::mem::offset_of!(ibv_cq, cqe) - 28usize];
-    ["Offset of field: ibv_cq::mutex"][::std::mem::offset_of!(ibv_cq, mutex) - 32usize];
-    ["Offset of field: ibv_cq::cond"][::std::mem::offset_of!(ibv_cq, cond) - 72usize];
-    [
-        "Offset of field: ibv_cq::comp_events_completed",
-    ][::std::mem::offset_of!(ibv_cq, comp_events_completed) - 120usize];
-    [
-        "Offset of field: ibv_cq::async_events_completed",
-    ][::std::mem::offset_of!(ibv_cq, async_events_completed) - 124usize];
-};
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_ah {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 24usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_ah"][::std::mem::size_of::<ibv_ah>() - 24usize];
-    ["Alignment of ibv_ah"][::std::mem::align_of::<ibv_ah>() - 8usize];
-};
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_device {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 664usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_device"][::std::mem::size_of::<ibv_device>() - 664usize];
-    ["Alignment of ibv_device"][::std::mem::align_of::<ibv_device>() - 8usize];
-};
 #[repr(C)]
 #[derive(Debug)]
 pub struct _compat_ibv_port_attr {
@@ -1482,107 +675,6 @@ pub struct ibv_context_ops {
         unsafe extern "C" fn() -> *mut ::std::os::raw::c_void,
     >,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_context_ops"][::std::mem::size_of::<ibv_context_ops>() - 256usize];
-    ["Alignment of ibv_context_ops"][::std::mem::align_of::<ibv_context_ops>() - 8usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_query_device",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_query_device) - 0usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_query_port",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_query_port) - 8usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_alloc_pd",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_alloc_pd) - 16usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_dealloc_pd",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_dealloc_pd) - 24usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_reg_mr",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_reg_mr) - 32usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_rereg_mr",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_rereg_mr) - 40usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_dereg_mr",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_dereg_mr) - 48usize];
-    [
-        "Offset of field: ibv_context_ops::alloc_mw",
-    ][::std::mem::offset_of!(ibv_context_ops, alloc_mw) - 56usize];
-    [
-        "Offset of field: ibv_context_ops::bind_mw",
-    ][::std::mem::offset_of!(ibv_context_ops, bind_mw) - 64usize];
-    [
-        "Offset of field: ibv_context_ops::dealloc_mw",
-    ][::std::mem::offset_of!(ibv_context_ops, dealloc_mw) - 72usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_create_cq",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_create_cq) - 80usize];
-    [
-        "Offset of field: ibv_context_ops::poll_cq",
-    ][::std::mem::offset_of!(ibv_context_ops, poll_cq) - 88usize];
-    [
-        "Offset of field: ibv_context_ops::req_notify_cq",
-    ][::std::mem::offset_of!(ibv_context_ops, req_notify_cq) - 96usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_cq_event",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_cq_event) - 104usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_resize_cq",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_resize_cq) - 112usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_destroy_cq",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_destroy_cq) - 120usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_create_srq",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_create_srq) - 128usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_modify_srq",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_modify_srq) - 136usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_query_srq",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_query_srq) - 144usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_destroy_srq",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_destroy_srq) - 152usize];
-    [
-        "Offset of field: ibv_context_ops::post_srq_recv",
-    ][::std::mem::offset_of!(ibv_context_ops, post_srq_recv) - 160usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_create_qp",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_create_qp) - 168usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_query_qp",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_query_qp) - 176usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_modify_qp",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_modify_qp) - 184usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_destroy_qp",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_destroy_qp) - 192usize];
-    [
-        "Offset of field: ibv_context_ops::post_send",
-    ][::std::mem::offset_of!(ibv_context_ops, post_send) - 200usize];
-    [
-        "Offset of field: ibv_context_ops::post_recv",
-    ][::std::mem::offset_of!(ibv_context_ops, post_recv) - 208usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_create_ah",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_create_ah) - 216usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_destroy_ah",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_destroy_ah) - 224usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_attach_mcast",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_attach_mcast) - 232usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_detach_mcast",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_detach_mcast) - 240usize];
-    [
-        "Offset of field: ibv_context_ops::_compat_async_event",
-    ][::std::mem::offset_of!(ibv_context_ops, _compat_async_event) - 248usize];
-};
 #[repr(C)]
 pub struct ibv_context {
     pub device: *mut ibv_device,
@@ -1593,32 +685,6 @@ pub struct ibv_context {
     pub mutex: pthread_mutex_t,
     pub abi_compat: *mut ::std::os::raw::c_void,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ibv_context"][::std::mem::size_of::<ibv_context>() - 328usize];
-    ["Alignment of ibv_context"][::std::mem::align_of::<ibv_context>() - 8usize];
-    [
-        "Offset of field: ibv_context::device",
-    ][::std::mem::offset_of!(ibv_context, device) - 0usize];
-    [
-        "Offset of field: ibv_context::ops",
-    ][::std::mem::offset_of!(ibv_context, ops) - 8usize];
-    [
-        "Offset of field: ibv_context::cmd_fd",
-    ][::std::mem::offset_of!(ibv_context, cmd_fd) - 264usize];
-    [
-        "Offset of field: ibv_context::async_fd",
-    ][::std::mem::offset_of!(ibv_context, async_fd) - 268usize];
-    [
-        "Offset of field: ibv_context::num_comp_vectors",
-    ][::std::mem::offset_of!(ibv_context, num_comp_vectors) - 272usize];
-    [
-        "Offset of field: ibv_context::mutex",
-    ][::std::mem::offset_of!(ibv_context, mutex) - 280usize];
-    [
-        "Offset of field: ibv_context::abi_compat",
-    ][::std::mem::offset_of!(ibv_context, abi_compat) - 320usize];
-};
 pub struct Verbs {
     __library: ::libloading::Library,
     pub ibv_wc_status_str: unsafe extern "C" fn(
