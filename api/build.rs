@@ -3,9 +3,8 @@
 /// Messages that the command line parses directly.
 const READ: [&str; 2] = ["CreateJobRequest", "Flow"];
 /// Their options, besides names and comments.
-const OPTIONS: [(&str, &str); 24] = [
+const OPTIONS: [(&str, &str); 23] = [
     ("CreateJobRequest.ranks", r#"value_name = "N""#),
-    ("CreateJobRequest.dtype", r#"default_value = "i32""#),
     (
         "CreateJobRequest.mtu",
         r#"default_value = "auto", hide_default_value = true, value_name = "BYTES", value_parser = mtu"#,

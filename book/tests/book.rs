@@ -10,7 +10,7 @@ fn the_book_is_whole() {
     for (name, words) in [
         ("reference/counters.html", "credit_violation"),
         ("reference/cli.html", "netsum job create"),
-        ("reference/config.html", "hold-ms"),
+        ("reference/config.html", "stall-ms"),
         ("reference/conformance.html", "FSDP2"),
         ("reference/api.html", "service Worker"),
         ("howto/deploy.html", "netsum check --bridge br0"),

@@ -315,7 +315,6 @@ fn request(job: &Job, ring: &[Rank]) -> api::CreateJobRequest {
     api::CreateJobRequest {
         name: spec.name.clone(),
         ranks: spec.ranks,
-        dtype: spec.dtype.clone(),
         mtu: spec.mtu,
         message_size: spec.message_size.into(),
         window: spec.window.0,
@@ -372,7 +371,6 @@ mod tests {
         let request = api::CreateJobRequest {
             name: "train".into(),
             ranks: ends.len() as u32,
-            dtype: "i32".into(),
             mtu: 1024,
             message_size: 4096,
             window: 2,

@@ -180,7 +180,6 @@ impl System {
         let sensible = api::CreateJobRequest {
             name: name(u)?,
             ranks: number(u, &[2, 3, 64])?,
-            dtype: "i32".into(),
             mtu: number(u, &[256, 1024])?,
             message_size: number(u, &[1024, 64, 65536])?.into(),
             window: number(u, &[1, 2, 16])?,

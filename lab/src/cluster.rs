@@ -87,7 +87,6 @@ impl JobSpec {
         let Self { name, ranks, mtu, message_size, window, rings, order, .. } = self;
         let options = [
             ("--ranks", ranks.to_string()),
-            ("--dtype", "i32".to_owned()),
             ("--mtu", mtu.to_string()),
             ("--message-size", message_size.to_string()),
             ("--window", window.to_string()),

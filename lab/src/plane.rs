@@ -9,7 +9,7 @@ use netsum_common::counters::Counter;
 use netsum_common::unmanaged::static_connection;
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, count};
+use netsum_dataplane::{BpfDataPlane, DataPlane, count};
 
 use crate::Lab;
 use crate::cluster::{JobSpec, RankHost};
@@ -24,8 +24,7 @@ pub struct Plane<'a> {
 impl<'a> Plane<'a> {
     /// Loads the programs; [`Plane::attach`] starts them.
     pub fn load(lab: &'a Lab) -> Result<Self> {
-        let plane =
-            BpfDataPlane::load(&LoadOptions { cpus: vec![0, 1], cpu_queue: 4096, inline: true })?;
+        let plane = BpfDataPlane::load(&[0, 1])?;
         Ok(Self { lab, plane, rings: 0 })
     }
 

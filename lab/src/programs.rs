@@ -13,7 +13,7 @@ use netsum_common::counters::Counter;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, OBJECT, count};
+use netsum_dataplane::{BpfDataPlane, DataPlane, OBJECT, count};
 
 use crate::cpu::Pinned;
 use crate::frames::{FrameSpec, lanes};
@@ -117,10 +117,8 @@ impl Bench {
         ring: RingSpec,
         flows: Vec<FlowSpec>,
     ) -> Result<Self> {
-        let mut plane = BpfDataPlane::load_object(
-            object,
-            &LoadOptions { cpus: vec![RING_CPU], cpu_queue: 64, inline: false },
-        )?;
+        let mut plane = BpfDataPlane::load_object(object, &[RING_CPU])?;
+        plane.set_inline(false)?;
         for name in programs {
             plane.program(name)?.load()?;
         }
@@ -152,9 +150,9 @@ impl Bench {
     /// A packet arrives on the ring's CPU, where it may be summed inline.
     pub fn at_home(&mut self, packet: &[u8]) -> Result<Outcome> {
         let _here = Pinned::to(RING_CPU)?;
-        self.plane.take_inline(true)?;
+        self.plane.set_inline(true)?;
         let out = self.run(programs::INGRESS, packet);
-        self.plane.take_inline(false)?;
+        self.plane.set_inline(false)?;
         out
     }
 

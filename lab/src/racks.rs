@@ -12,7 +12,7 @@ use netsum_common::unmanaged::static_connection;
 use netsum_common::wire::{TOTAL, mark};
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, count};
+use netsum_dataplane::{BpfDataPlane, DataPlane, count};
 
 use crate::Lab;
 use crate::cluster::JobSpec;
@@ -62,13 +62,7 @@ impl Racks {
                 .map(|member| node.ifindex(&member.port))
                 .collect::<Result<Vec<_>>>()?;
             let netns = Netns::open(node.name())?;
-            let mut plane = node.enter(|| {
-                BpfDataPlane::load(&LoadOptions {
-                    cpus: vec![0, 1],
-                    cpu_queue: 16384,
-                    inline: true,
-                })
-            })?;
+            let mut plane = node.enter(|| BpfDataPlane::load(&[0, 1]))?;
             for ring in 0..job.rings {
                 let ring = ring_spec(lab, job, number, &members, relaxed, ring)?;
                 let flows = flows(lab, job, &ring, &members, &ports, v6);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber};
 use netsum_common::serial;
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions};
+use netsum_dataplane::{BpfDataPlane, DataPlane};
 use netsum_worker::rc::{
     Endpoint, EndpointConfig, Event, Operation, Psn, QpConfig, QpId, Qpn, Stats,
 };
@@ -181,8 +181,7 @@ pub fn register(lab: &Lab, load: &Load, places: &[usize], v6: bool) -> Result<Bp
     };
     // Interface indices are only valid in the box's namespace.
     lab.box_().enter(|| {
-        let mut plane =
-            BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 4096, inline: true })?;
+        let mut plane = BpfDataPlane::load(&[1])?;
         all.iter().try_for_each(|&port| plane.attach(port))?;
         plane.create_ring(&ring)?;
         for rank in 0..load.ranks {

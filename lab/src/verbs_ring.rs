@@ -348,7 +348,7 @@ fn register_on(
     cluster.netsum_on(
         rack,
         &[
-            &["job", "create", JOB, "--dtype", "i32", "--ranks", &text(ends.len() as u32)][..],
+            &["job", "create", JOB, "--ranks", &text(ends.len() as u32)][..],
             &["--mtu", &text(spec.mtu), "--message-size", &text(spec.sizes[0])],
             &["--window", &text(VerbsRingSpec::WINDOW)],
             members,

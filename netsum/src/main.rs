@@ -18,12 +18,8 @@ fn main() -> ExitCode {
     let daemon =
         matches!(cli.command, Command::Run { .. } | Command::Fabric(FabricCommand::Run { .. }));
     let level = if daemon { "info" } else { "warn" };
-    let mut logger =
-        env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level));
-    if cli.debug {
-        logger.filter_module("netsum", log::LevelFilter::Debug);
-    }
-    let logger = logger.build();
+    let filter = env_logger::Env::default().default_filter_or(level);
+    let logger = env_logger::Builder::from_env(filter).build();
     log::set_max_level(logger.filter());
     let journal = if daemon { Journal::open(logger) } else { Err(logger) };
     let to_journal = journal.is_ok();

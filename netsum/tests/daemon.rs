@@ -28,7 +28,7 @@ use tokio_stream::StreamExt as _;
 async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
     let d = Daemon::start().await;
     let made = d
-        .netsum("job create train --ranks 2 --dtype i32 --mtu 1024 --message-size 4K --window 2")
+        .netsum("job create train --ranks 2 --mtu 1024 --message-size 4K --window 2")
         .await
         .unwrap();
     assert!(

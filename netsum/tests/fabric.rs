@@ -39,7 +39,6 @@ fn job(name: &str) -> api::CreateJobRequest {
     api::CreateJobRequest {
         name: name.into(),
         ranks: 2,
-        dtype: "i32".into(),
         mtu: 1024,
         message_size: 4096,
         window: 2,

@@ -6,7 +6,7 @@ use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, L3};
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, count};
+use netsum_dataplane::{BpfDataPlane, DataPlane, count};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, flow, host, qpn, ring};
 use netsum_lab::tap::Tap;
@@ -43,9 +43,7 @@ impl Bridge {
         let ports: Vec<u32> = places.iter().map(|&host| every_port[host]).collect();
         let ring = ring(ranks, mtu, 2 * WINDOW);
         let plane = lab.box_().enter(|| {
-            let mut plane =
-                BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 2048, inline: true })
-                    .unwrap();
+            let mut plane = BpfDataPlane::load(&[1]).unwrap();
             for &port in &every_port {
                 plane.attach(port).unwrap();
             }

@@ -339,7 +339,7 @@ fn contradictions_fail_the_job_with_the_reason_until_they_are_mended() {
     type Change = fn(&mut JobHeader);
     let wrong: [(Change, &str); 4] = [
         (|h| h.ranks = 3, "says that there are 3 ranks, the job has 2"),
-        (|h| h.dtype = 2, "sends data type 2, the job's is i32"),
+        (|h| h.dtype = 2, "sends data type 2: 1 (i32)"),
         (|h| h.fragments = 20, "says that its message has 20 packets, the job's messages"),
         (|h| h.fragments = 15, "begins with a message of 15 packets, and rank 0 with one of 16"),
     ];

@@ -174,7 +174,7 @@ fn packets_on_the_rings_cpu_are_taken_at_once_unless_an_earlier_one_may_wait() {
     assert_eq!(steered(&bench), [1, 0]);
     // The next packet is summed inline, unless inline is off, and only on this CPU.
     assert_eq!(bench.run("ingress", &frame(0, 1)).unwrap().action, REDIRECT);
-    bench.plane.take_inline(true).unwrap();
+    bench.plane.set_inline(true).unwrap();
     {
         let _elsewhere = Pinned::to(1).unwrap();
         assert_eq!(bench.run("ingress", &frame(0, 1)).unwrap().action, REDIRECT);

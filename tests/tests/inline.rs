@@ -2,7 +2,7 @@
 //! packet overtakes another.
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, one_on_each_host};
+use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
@@ -23,18 +23,4 @@ fn flows_stay_in_order_while_ranks_wander_between_cpus() {
     assert!(inline > 100 && steered > 100, "{inline} inline, {steered} steered");
     // This lab loses no packets, so a gap would mean packets out of order.
     assert_eq!(counter("out_of_sequence"), 0, "{inline} inline, {steered} steered");
-}
-
-#[test]
-#[ignore = "needs root and BPF: cargo xtask test"]
-fn it_can_be_switched_off() {
-    let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
-    let options = DaemonOptions { general: "inline = false\n".into(), ..DaemonOptions::default() };
-    cluster.start_daemon_as(&options).unwrap();
-    let job = JobSpec::new("queued", 2);
-    let token = cluster.create_job(&job).unwrap();
-    let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
-    group.all_reduce("i32", 100_000, 1).unwrap();
-    assert_eq!(cluster.counter(Some("queued"), "inline").unwrap(), 0);
-    assert!(cluster.counter(Some("queued"), "steered").unwrap() > 0);
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use std::os::fd::AsRawFd as _;
 
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _};
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::group::Group;
@@ -121,8 +121,7 @@ fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve() {
 
     let port2 = cluster.lab().box_().ifindex("port2").unwrap();
     let _foreign = cluster.lab().box_().enter(|| {
-        let options = LoadOptions { cpus: vec![0], cpu_queue: 64, inline: true };
-        let mut plane = BpfDataPlane::load(&options).unwrap();
+        let mut plane = BpfDataPlane::load(&[0]).unwrap();
         plane.attach(port2).unwrap();
         plane
     });

@@ -9,7 +9,7 @@ use netsum_controller::store::Store;
 use netsum_core::saved::{Saved, SavedJob};
 use netsum_core::{Action, Controller, PortInfo};
 use netsum_dataplane::pins::{Found, Pins};
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _};
 
 use super::device;
 use super::link::Interface;
@@ -52,10 +52,8 @@ pub fn begin(
     reset: bool,
     mut controller: Controller,
 ) -> Result<Begun> {
-    let options =
-        LoadOptions { cpus: cpus.to_vec(), cpu_queue: config.cpu_queue, inline: config.inline };
     let Some(pins) = pins else {
-        let mut plane = BpfDataPlane::load(&options)?;
+        let mut plane = BpfDataPlane::load(cpus)?;
         controller.set_ports(attach(&mut plane, interfaces, &[], &[])?);
         let spread = Spreader::begin(&config.spread, None)?;
         return Ok(Begun {
@@ -87,7 +85,7 @@ pub fn begin(
         old.extend(pins.clear()?);
         store.remove()?;
         let spread = Spreader::begin(&config.spread, Some(&pins))?;
-        let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
+        let mut plane = BpfDataPlane::load_pinned(cpus, pins)?;
         match attach(&mut plane, interfaces, &[], &old) {
             Ok(ports) => controller.set_ports(ports),
             Err(e) => {
@@ -107,7 +105,7 @@ pub fn begin(
     };
 
     let spread = Spreader::begin(&config.spread, Some(&pins))?;
-    let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
+    let mut plane = BpfDataPlane::load_pinned(cpus, pins)?;
     let taken = plane.take_over_links()?;
     controller.set_ports(attach(&mut plane, interfaces, &taken, &[])?);
     let rings: Vec<RingNumber> =

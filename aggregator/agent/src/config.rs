@@ -12,7 +12,7 @@ use netsum_controller::state::HEARTBEAT;
 use netsum_controller::tls::Tls;
 use netsum_core::job::is_name;
 use netsum_core::tenant::Limits;
-use netsum_core::watch::Patience;
+use netsum_core::watch::{HOLD, Patience};
 use serde::Deserialize;
 
 /// A configuration that has been checked.
@@ -24,11 +24,6 @@ pub struct Config {
     pub memory: u64,
     /// CPUs that serve rings; all online ones if empty.
     pub cpus: Vec<u32>,
-    /// Packets that may wait for each of these CPUs.
-    pub cpu_queue: u32,
-    /// Whether a contribution that arrives on its ring's CPU is added at once, if no packet of its
-    /// connection waits in the queue.
-    pub inline: bool,
     /// Address for workers; `None`: no listener.
     pub workers: Option<SocketAddr>,
     /// TLS for workers; `None`: cleartext.
@@ -121,12 +116,6 @@ struct File {
     pool: Pool,
     #[serde(default)]
     cpus: Vec<u32>,
-    #[serde(default = "default_cpu_queue")]
-    cpu_queue: u32,
-    #[serde(default = "default_inline")]
-    inline: bool,
-    #[serde(default = "default_xdp")]
-    xdp: String,
     #[serde(default)]
     spread: Vec<String>,
     #[serde(default)]
@@ -207,13 +196,12 @@ impl Default for Heartbeat {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 struct Watch {
-    hold_ms: u64,
     stall_ms: u64,
 }
 
 impl Default for Watch {
     fn default() -> Self {
-        Self { hold_ms: 200, stall_ms: 5_000 }
+        Self { stall_ms: 5_000 }
     }
 }
 
@@ -246,25 +234,6 @@ impl Default for Metrics {
         Self { listen: "none".into() }
     }
 }
-
-/// The kernel's maximum (`cpu_map_update_elem`, kernel/bpf/cpumap.c). Packets that do not fit are
-/// lost, and go-back-N sends whole windows again for them: with 8 hosts and 2,048 packets in flight
-/// from each, 4,096 overflowed when the CPU was busy for 44 ms.
-fn default_cpu_queue() -> u32 {
-    16384
-}
-
-fn default_inline() -> bool {
-    true
-}
-
-fn default_xdp() -> String {
-    "native".into()
-}
-
-/// `dev_map_redirect_clone` (kernel/bpf/devmap.c, Linux 6.18) clones a `sk_buff` without its data.
-const NO_SKB: &str = "in the generic stack the copies of a sum share their headers, so all but one \
-    rank would lose it: use ports whose drivers have native XDP";
 
 impl Config {
     /// Reads and checks a file.
@@ -313,14 +282,6 @@ impl Config {
                 );
             }
         };
-        if !(64..=16384).contains(&file.cpu_queue) {
-            return refuse("cpu-queue", &file.cpu_queue, "64 to 16384 packets are possible");
-        }
-        match file.xdp.as_str() {
-            "native" => {}
-            "skb" => return refuse("xdp", &file.xdp, NO_SKB),
-            _ => return refuse("xdp", &file.xdp, "\"native\" is possible"),
-        }
         let workers = match file.listen.workers.as_str() {
             "none" => None,
             address => match address.parse() {
@@ -384,10 +345,7 @@ impl Config {
             },
         };
         let tenants = file.tenants.into_iter().map(tenant).collect::<Result<_, _>>()?;
-        let Watch { hold_ms, stall_ms } = file.watch;
-        if hold_ms == 0 {
-            return refuse("watch.hold-ms", &hold_ms, "at least 1");
-        }
+        let Watch { stall_ms } = file.watch;
         if stall_ms == 0 {
             return refuse("watch.stall-ms", &stall_ms, "at least 1");
         }
@@ -395,8 +353,6 @@ impl Config {
             ports,
             memory,
             cpus: file.cpus,
-            cpu_queue: file.cpu_queue,
-            inline: file.inline,
             workers,
             tls: file.listen.tls,
             fabric: file.listen.fabric,
@@ -407,10 +363,7 @@ impl Config {
             pin,
             state: file.restart.state,
             jobs,
-            patience: Patience {
-                hold: Duration::from_millis(hold_ms),
-                stall: Duration::from_millis(stall_ms),
-            },
+            patience: Patience { hold: HOLD, stall: Duration::from_millis(stall_ms) },
             metrics,
             spread: file.spread,
             tenants,
@@ -442,8 +395,6 @@ impl Config {
     pub fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
         let fields = [
             ("cpus", self.cpus == other.cpus),
-            ("cpu-queue", self.cpu_queue == other.cpu_queue),
-            ("inline", self.inline == other.inline),
             ("listen.workers", self.workers == other.workers),
             ("listen.tls", self.tls == other.tls),
             ("listen.fabric", self.fabric == other.fabric),
@@ -490,11 +441,11 @@ mod tests {
         let live = "bridge = \"br1\"\n[tenants.a]\njobs = 1\n[pool]\nmemory = \
             \"1MiB\"\n[watch]\nstall-ms = 9\n[heartbeat]\ntimeout-ms = 9000";
         assert!(old.needs_restart(&parse(live).unwrap()).is_empty());
-        let start = "bridge = \"br0\"\ninline = false\n[listen]\nadmin-mode = \
+        let start = "bridge = \"br0\"\ncpus = [1]\n[listen]\nadmin-mode = \
             \"0660\"\n[metrics]\nlisten = \"127.0.0.1:1\"";
         assert_eq!(
             old.needs_restart(&parse(start).unwrap()),
-            ["inline", "listen.admin-mode, listen.admin-group", "metrics.listen"]
+            ["cpus", "listen.admin-mode, listen.admin-group", "metrics.listen"]
         );
     }
 
@@ -514,9 +465,6 @@ mod tests {
             ("", "bridge"),
             ("bridge = \"br0\"\nports = [\"p0\"]", "not both"),
             ("ports = []", "ports = []: at least one"),
-            ("bridge = \"br0\"\nxdp = \"fast\"", "xdp = \"fast\": \"native\" is possible"),
-            ("bridge = \"br0\"\nxdp = \"skb\"", "xdp = \"skb\": in the generic stack the copies"),
-            ("bridge = \"br0\"\ncpu-queue = 1", "cpu-queue = 1: 64 to 16384"),
             ("bridge = \"br0\"\n[pool]\nmemory = \"lots\"", "pool.memory = \"lots\""),
             ("bridge = \"br0\"\n[listen]\nworkers = \"here\"", "listen.workers = \"here\""),
             (
@@ -557,7 +505,6 @@ mod tests {
                 "bridge = \"br0\"\n[restart]\njobs = \"/run/netsum/state.jobs\"",
                 "restart.jobs = \"/run/netsum/state.jobs\": a file of its own",
             ),
-            ("bridge = \"br0\"\n[watch]\nhold-ms = 0", "watch.hold-ms = 0: at least 1"),
             (
                 "bridge = \"br0\"\n[heartbeat]\ntimeout-ms = 5",
                 "heartbeat.timeout-ms = 5: at least twice",

@@ -46,9 +46,6 @@ pub struct Cli {
     /// Print indented JSON.
     #[arg(short = 'p', long, global = true)]
     pub pretty: bool,
-    /// Log each request on standard error.
-    #[arg(short = 'd', long, global = true)]
-    pub debug: bool,
     /// The daemon's administration socket.
     #[arg(
         long,

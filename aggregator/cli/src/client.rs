@@ -83,7 +83,6 @@ fn io_error<'a>(mut error: &'a (dyn std::error::Error + 'static)) -> Option<&'a 
 
 impl Client {
     pub async fn connect(socket: &Path) -> Result<Self> {
-        log::debug!("connecting to {}", socket.display());
         let path = socket.to_owned();
         let connect = service_fn(move |_: Uri| {
             let path = path.clone();
@@ -112,84 +111,70 @@ impl Client {
     }
 
     pub async fn create_job(&mut self, request: api::CreateJobRequest) -> Result<api::Job> {
-        log::debug!("CreateJob {}", request.name);
         said(self.jobs.create_job(request).await)
     }
 
     pub async fn list_tenants(&mut self) -> Result<Vec<api::Tenant>> {
-        log::debug!("ListTenants");
         Ok(said(self.jobs.list_tenants(api::ListTenantsRequest {}).await)?.tenants)
     }
 
     pub async fn list_jobs(&mut self) -> Result<Vec<api::Job>> {
-        log::debug!("ListJobs");
         Ok(said(self.jobs.list_jobs(api::ListJobsRequest {}).await)?.jobs)
     }
 
     /// A job; with its token if requested.
     pub async fn show_job(&mut self, name: String, show_token: bool) -> Result<api::Job> {
-        log::debug!("ShowJob {name}");
         said(self.jobs.show_job(api::ShowJobRequest { name, show_token }).await)
     }
 
     pub async fn delete_job(&mut self, name: String, gone: bool) -> Result<()> {
-        log::debug!("DeleteJob {name}");
         said(self.jobs.delete_job(api::DeleteJobRequest { name, gone }).await).map(drop)
     }
 
     /// Empties a job's rings and forgets its flows.
     pub async fn restart_job(&mut self, name: String) -> Result<api::Job> {
-        log::debug!("RestartJob {name}");
         said(self.jobs.restart_job(api::RestartJobRequest { name }).await)
     }
 
     /// Has a job's ranks reconnect.
     pub async fn reconnect_job(&mut self, name: String) -> Result<()> {
-        log::debug!("ReconnectJob {name}");
         said(self.jobs.reconnect_job(api::ReconnectJobRequest { name }).await).map(drop)
     }
 
     /// Registers a flow; returns the job with it.
     pub async fn add_flow(&mut self, job: String, flow: api::Flow) -> Result<api::Job> {
-        log::debug!("AddFlow {job} {flow:?}");
         let answer = self.agent.add_flow(api::AddFlowRequest { job, flow: Some(flow) }).await;
         said_by(answer, "flows are added at boxes: at a manager ranks join")
     }
 
     pub async fn list_ports(&mut self) -> Result<Vec<api::Port>> {
-        log::debug!("ListPorts");
         Ok(said_by_box(self.agent.list_ports(api::ListPortsRequest::default()).await)?.ports)
     }
 
     /// The boxes of a fabric; with the hosts below them if requested; `measure` measures links
     /// first.
     pub async fn show_fabric(&mut self, hosts: bool, measure: bool) -> Result<api::Fabric> {
-        log::debug!("ShowFabric");
         said_by_manager(self.manager.show_fabric(api::ShowFabricRequest { hosts, measure }).await)
     }
 
     /// Drains a box for a reason; without a reason, ends the drain.
     pub async fn drain_box(&mut self, name: String, reason: Option<String>) -> Result<()> {
-        log::debug!("DrainBox {name} {reason:?}");
         said_by_manager(self.manager.drain_box(api::DrainBoxRequest { name, reason }).await)
             .map(drop)
     }
 
     /// Makes a fabric use the discovered links with this end, or stop using them.
     pub async fn accept_link(&mut self, end: String, revoke: bool) -> Result<()> {
-        log::debug!("AcceptLink {end} {revoke}");
         said_by_manager(self.manager.accept_link(api::AcceptLinkRequest { end, revoke }).await)
             .map(drop)
     }
 
     pub async fn show_spread(&mut self) -> Result<api::Spread> {
-        log::debug!("ShowSpread");
         said_by_box(self.agent.show_spread(api::ShowSpreadRequest {}).await)
     }
 
     /// Pins a flow to an uplink; without one the box chooses.
     pub async fn pin_flow(&mut self, flow: Ends, uplink: Option<String>) -> Result<()> {
-        log::debug!("PinFlow {flow:?} {uplink:?}");
         let Ends { src, src_port, dst } = flow;
         let request = api::PinFlowRequest { src, src_port: src_port.into(), dst, uplink };
         said_by_box(self.agent.pin_flow(request).await).map(drop)
@@ -201,44 +186,37 @@ impl Client {
         job: String,
         ring: Option<u32>,
     ) -> Result<api::ShowSlotsReply> {
-        log::debug!("ShowSlots {job}");
         said_by_box(self.agent.show_slots(api::ShowSlotsRequest { job, ring }).await)
     }
 
     /// Rings of a job, or of all when `job` is empty.
     pub async fn list_rings(&mut self, job: String) -> Result<Vec<api::Ring>> {
-        log::debug!("ListRings {job}");
         Ok(said_by_box(self.agent.list_rings(api::ListRingsRequest { job }).await)?.rings)
     }
 
     pub async fn list_programs(&mut self) -> Result<api::ListProgramsReply> {
-        log::debug!("ListPrograms");
         said_by_box(self.agent.list_programs(api::ListProgramsRequest {}).await)
     }
 
     /// Diagnoses a stalled job.
     pub async fn diagnose(&mut self, job: String, watch_ms: u32) -> Result<api::Diagnosis> {
-        log::debug!("Diagnose {job} for {watch_ms} ms");
         said(self.jobs.diagnose(api::DiagnoseRequest { job, watch_ms, path: false }).await)
     }
 
     /// Whether packets get through between a job's ranks.
     pub async fn path(&mut self, job: String) -> Result<api::Diagnosis> {
-        log::debug!("Diagnose {job}, with a path test");
         let request = api::DiagnoseRequest { job, watch_ms: 250, path: true };
         said(self.jobs.diagnose(request).await)
     }
 
     /// Single packets, as they arrive.
     pub async fn trace(&mut self, request: api::TraceRequest) -> Result<Traces> {
-        log::debug!("Trace {request:?}");
         let answer = self.agent.trace(request).await;
         said_by(answer, "the manager receives no packets: trace at a box").map(Traces)
     }
 
     /// Counters and load of a job, or of the whole box if `job` is empty.
     pub async fn stats(&mut self, job: String) -> Result<api::StatsReply> {
-        log::debug!("Stats {job}");
         said_by_box(self.agent.stats(api::StatsRequest { job }).await)
     }
 }

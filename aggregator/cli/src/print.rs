@@ -39,7 +39,6 @@ fn job_entry(j: &Job) -> Entry {
         name(&j.name),
         state(j.state),
         attribute("ranks", j.ranks),
-        attribute("dtype", &j.dtype),
         attribute("mtu", j.mtu),
         attribute("message", j.message_size),
         attribute("window", j.window),
@@ -392,7 +391,6 @@ mod tests {
         api::Job {
             name: "train".into(),
             ranks: 2,
-            dtype: "i32".into(),
             mtu: 1024,
             message_size: 65536,
             window: 2,

@@ -54,8 +54,6 @@ pub struct Job {
     pub tenant: String,
     /// Ranks.
     pub ranks: u32,
-    /// Type of the numbers that the box adds.
-    pub dtype: String,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// Bytes of the largest message.
@@ -140,7 +138,6 @@ impl From<api::Job> for Job {
             error: j.error,
             tenant: j.tenant,
             ranks: j.ranks,
-            dtype: j.dtype,
             mtu: j.mtu,
             message_size: j.message_size,
             window: j.window,

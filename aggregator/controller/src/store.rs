@@ -187,7 +187,7 @@ mod tests {
 
     fn spec(name: &str, window: u32) -> JobSpec {
         serde_json::from_value(serde_json::json!({
-            "name": name, "ranks": 2, "dtype": "i32", "mtu": 1024, "message_size": 16384, "window": window, "rings": 1,
+            "name": name, "ranks": 2, "mtu": 1024, "message_size": 16384, "window": window, "rings": 1,
             "verify_icrc": true, "in_band": false, "token": "secret"
         }))
         .unwrap()

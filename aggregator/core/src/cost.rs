@@ -35,7 +35,6 @@ impl Cost {
         let spec = JobSpec {
             name: "plan".into(),
             ranks: 2,
-            dtype: "i32".into(),
             mtu,
             message_size,
             window,

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::abi::{FlowKey, InBandJob, RingNumber, ring_flags};
 use netsum_common::serial::Psn;
-use netsum_common::wire::in_band::dtype_code;
+use netsum_common::wire::in_band::DTYPE_I32;
 
 use super::{Action, Controller, Job, JobRing, JobSpec, Rank, State};
 use crate::plane::{FirstPacket, FlowSpec};
@@ -313,8 +313,8 @@ impl Job {
         if h.ring >= spec.rings {
             return Err(format!("the job has rings 0 to {}", spec.rings - 1));
         }
-        if Some(h.dtype) != dtype_code(&spec.dtype) {
-            return Err(format!("sends data type {}, the job's is {}", h.dtype, spec.dtype));
+        if h.dtype != DTYPE_I32 {
+            return Err(format!("sends data type {}: {DTYPE_I32} (i32) is possible", h.dtype));
         }
         if packet.len > spec.mtu || !packet.only && packet.len != spec.mtu {
             return Err(format!(

@@ -24,8 +24,6 @@ pub struct JobSpec {
     pub name: String,
     /// Ranks, 2 to 64.
     pub ranks: u32,
-    /// Type of a lane: "i32".
-    pub dtype: String,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// Bytes of a message.
@@ -123,16 +121,6 @@ impl JobSpec {
                  ranks"
                     .into(),
             );
-        }
-        match self.dtype.as_str() {
-            "i32" => {}
-            "f32" => {
-                return invalid(
-                    "--dtype f32: the box adds i32; hosts turn f32 into i32 with a common scale"
-                        .into(),
-                );
-            }
-            other => return invalid(format!("--dtype {other}: i32 is possible")),
         }
         if self.mtu == 4096 {
             return invalid(

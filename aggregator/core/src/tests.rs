@@ -17,7 +17,6 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
     JobSpec {
         name: name.into(),
         ranks,
-        dtype: "i32".into(),
         mtu: 1024,
         message_size: 65536,
         window: Messages(2),
@@ -124,7 +123,6 @@ fn refusals_name_the_argument_and_what_would_be_right() {
         change(&mut s);
         cases.push((s, expected));
     };
-    push(|s| s.dtype = "f32".into(), "--dtype f32: the box adds i32");
     push(|s| s.mtu = 4096, "--mtu 4096: the kernel clones a broadcast packet into one page");
     push(|s| s.mtu = 1000, "--mtu 1000: 256, 512, 1024 or 2048");
     push(|s| s.mtu = 2048, "--mtu 2048: port p0 has an MTU of 1500");

@@ -15,6 +15,9 @@ use netsum_common::slot::{RingState, Slot};
 use crate::Rank;
 use crate::plane::{FlowSeen, RingSpec};
 
+/// How long a complete sum is held back, usually.
+pub const HOLD: Duration = Duration::from_millis(200);
+
 /// Timeouts of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {

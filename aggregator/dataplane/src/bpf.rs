@@ -82,7 +82,6 @@ pub(super) struct Threads {
     /// The CPUs that should serve rings; [`BpfDataPlane::cpus`] has those that serve in their
     /// places.
     pub configured: Vec<u32>,
-    pub queue: u32,
     pub aggregate: ProgramFd,
 }
 

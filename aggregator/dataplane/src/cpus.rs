@@ -12,7 +12,13 @@ use aya::maps::{CpuMap, PerCpuArray};
 use netsum_common::abi::{RingConfig, RingNumber, maps, ring_flags};
 use netsum_common::counters::{COUNTERS, Counter};
 
-use super::bpf::{BpfDataPlane, Threads};
+use super::bpf::BpfDataPlane;
+
+/// Packets that may wait for a CPU: the kernel's maximum (`cpu_map_update_elem`,
+/// kernel/bpf/cpumap.c). Packets that do not fit are lost, and go-back-N sends whole windows again
+/// for them: with 8 hosts and 2,048 packets in flight from each, 4,096 overflowed when the CPU was
+/// busy for 44 ms.
+const QUEUE: u32 = 16384;
 
 pub fn online_cpus() -> Result<Vec<u32>> {
     aya::util::online_cpus().map_err(|(what, e)| anyhow::anyhow!("{what}: {e}"))
@@ -87,9 +93,8 @@ impl BpfDataPlane {
     /// thread first handles the packets in its queue.
     pub(super) fn start_thread(&mut self, cpu: u32) -> Result<()> {
         let mut map = CpuMap::try_from(self.ebpf.map_mut(maps::CPUS).context(maps::CPUS)?)?;
-        let Threads { queue, aggregate, .. } = &self.threads;
-        map.set(cpu, *queue, Some(aggregate), 0)
-            .with_context(|| format!("CPU {cpu} cannot serve rings (queue of {queue})"))
+        map.set(cpu, QUEUE, Some(&self.threads.aggregate), 0)
+            .with_context(|| format!("CPU {cpu} cannot serve rings (queue of {QUEUE})"))
     }
 }
 

@@ -34,5 +34,5 @@ mod trace;
 
 pub use bpf::{BpfDataPlane, Logger};
 pub use cpus::online_cpus;
-pub use load::{LoadOptions, OBJECT};
+pub use load::OBJECT;
 pub use plane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced, count};

@@ -18,38 +18,25 @@ pub(super) const PROBE_EGRESS: &str = "probe_egress";
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.bpf.o");
 
-/// Options for loading the programs.
-#[derive(Clone, Debug)]
-pub struct LoadOptions {
-    /// CPUs that serve rings.
-    pub cpus: Vec<u32>,
-    /// Packets that may wait for each of them; further ones are lost, and retransmitted by their
-    /// host. At most 16384.
-    pub cpu_queue: u32,
-    /// A contribution that arrives on its ring's CPU bypasses the queue if no packet of its flow is
-    /// queued.
-    pub inline: bool,
-}
-
 impl BpfDataPlane {
-    /// Loads the programs and starts their CPUs. Needs CAP_BPF and CAP_NET_ADMIN.
-    pub fn load(options: &LoadOptions) -> Result<Self> {
-        Self::load_object(OBJECT, options)
+    /// Loads the programs and starts the CPUs that serve rings. Needs CAP_BPF and CAP_NET_ADMIN.
+    pub fn load(cpus: &[u32]) -> Result<Self> {
+        Self::load_object(OBJECT, cpus)
     }
 
     /// [`load`](Self::load), with maps and attachments that outlive this process; existing pins are
     /// reused.
-    pub fn load_pinned(options: &LoadOptions, pins: Pins) -> Result<Self> {
-        Self::load_all(OBJECT, options, Some(pins))
+    pub fn load_pinned(cpus: &[u32], pins: Pins) -> Result<Self> {
+        Self::load_all(OBJECT, cpus, Some(pins))
     }
 
     /// [`load`](Self::load) with another object that has the same maps and programs.
-    pub fn load_object(object: &[u8], options: &LoadOptions) -> Result<Self> {
-        Self::load_all(object, options, None)
+    pub fn load_object(object: &[u8], cpus: &[u32]) -> Result<Self> {
+        Self::load_all(object, cpus, None)
     }
 
-    fn load_all(object: &[u8], options: &LoadOptions, pins: Option<Pins>) -> Result<Self> {
-        if options.cpus.is_empty() {
+    fn load_all(object: &[u8], cpus: &[u32], pins: Option<Pins>) -> Result<Self> {
+        if cpus.is_empty() {
             bail!("no CPU is given to serve rings");
         }
         let mut ebpf = open(object, pins.as_ref())?;
@@ -60,14 +47,14 @@ impl BpfDataPlane {
         guard(&mut ebpf)?.load().with_context(|| {
             format!("the kernel does not take the program `{}`", programs::GUARD)
         })?;
-        let mut plane = Self::of(ebpf, options, pins, programs::AGGREGATE)?;
-        for &cpu in &options.cpus {
+        let mut plane = Self::of(ebpf, cpus, pins, programs::AGGREGATE)?;
+        for &cpu in cpus {
             if cpu >= MAX_CPUS {
                 bail!("CPU {cpu} is out of range: at most {}", MAX_CPUS - 1);
             }
             plane.start_thread(cpu)?;
         }
-        plane.take_inline(options.inline)?;
+        plane.set_inline(!is_realtime())?;
         // Observers of an earlier daemon ended when it was killed.
         plane.watch(watch::STRANGERS | watch::TRACE, false)?;
         Ok(plane)
@@ -77,17 +64,11 @@ impl BpfDataPlane {
     pub(super) fn load_for_test_runs() -> Result<Self> {
         let mut ebpf = open(OBJECT, None)?;
         load(&mut ebpf, &[programs::EGRESS, PROBE_AGGREGATE, PROBE_EGRESS])?;
-        let options = LoadOptions { cpus: vec![0], cpu_queue: 1, inline: false };
-        Self::of(ebpf, &options, None, PROBE_AGGREGATE)
+        Self::of(ebpf, &[0], None, PROBE_AGGREGATE)
     }
 
     /// Wraps loaded programs; threads will run `aggregate`.
-    fn of(
-        mut ebpf: Ebpf,
-        options: &LoadOptions,
-        pins: Option<Pins>,
-        aggregate: &str,
-    ) -> Result<Self> {
+    fn of(mut ebpf: Ebpf, cpus: &[u32], pins: Option<Pins>, aggregate: &str) -> Result<Self> {
         let logger = if level() > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
         let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
         let aggregate = program(&mut ebpf, aggregate)?.fd()?.try_clone()?;
@@ -96,12 +77,8 @@ impl BpfDataPlane {
             ebpf,
             logger,
             egress,
-            cpus: options.cpus.clone(),
-            threads: Threads {
-                configured: options.cpus.clone(),
-                queue: options.cpu_queue,
-                aggregate,
-            },
+            cpus: cpus.to_vec(),
+            threads: Threads { configured: cpus.to_vec(), aggregate },
             ports: HashMap::new(),
             pins,
             ended: HashSet::new(),
@@ -113,12 +90,19 @@ impl BpfDataPlane {
     }
 
     /// Sets whether contributions that arrive on their ring's CPU are summed there at once.
-    pub fn take_inline(&mut self, wanted: bool) -> Result<()> {
+    pub fn set_inline(&mut self, wanted: bool) -> Result<()> {
         let program = program(&mut self.ebpf, programs::AGGREGATE_INLINE)?.fd()?.try_clone()?;
         let map = self.ebpf.map_mut(maps::PROGRAMS).context(maps::PROGRAMS)?;
         let mut array = ProgramArray::try_from(map)?;
         if wanted { Ok(array.set(0, &program, 0)?) } else { ignore_missing(array.clear_index(&0)) }
     }
+}
+
+/// On PREEMPT_RT, softirqs of one CPU may run at the same time (Linux 6.18, without
+/// `PREEMPT_RT_NEEDS_BH_LOCK`): then a ring's slots would have two writers.
+fn is_realtime() -> bool {
+    let version = std::fs::read_to_string("/proc/sys/kernel/version");
+    version.is_ok_and(|version| version.contains("PREEMPT_RT"))
 }
 
 /// 0 silences the programs; otherwise `log` and aya-log use the same numbers, from 1 for error to 5

@@ -22,7 +22,7 @@ use netsum_core::plane::RingSpec;
 
 use super::bpf::{BpfDataPlane, program};
 use super::held;
-use super::load::{LoadOptions, OBJECT, PROBE_AGGREGATE, PROBE_EGRESS};
+use super::load::{OBJECT, PROBE_AGGREGATE, PROBE_EGRESS};
 use super::plane::{DataPlane as _, Traced};
 
 /// The interface through which clones leave in a test run: the loopback interface.
@@ -125,10 +125,8 @@ impl Replica {
         if cpus.is_empty() {
             cpus.push(0);
         }
-        let mut plane = BpfDataPlane::load_object(
-            OBJECT,
-            &LoadOptions { cpus: cpus.clone(), cpu_queue: 64, inline: false },
-        )?;
+        let mut plane = BpfDataPlane::load_object(OBJECT, &cpus)?;
+        plane.set_inline(false)?;
         for name in [PROBE_AGGREGATE, PROBE_EGRESS] {
             program(&mut plane.ebpf, name)?.load().with_context(|| format!("program `{name}`"))?;
         }

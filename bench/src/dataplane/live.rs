@@ -25,7 +25,7 @@ use netsum_common::abi::{FlowKey, RingNumber, maps, programs, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, count, held};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, count, held};
 use nix::sched::CpuSet;
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -225,10 +225,7 @@ struct Live {
 impl Live {
     fn new(ranks: u32) -> Result<Self> {
         let lab = Lab::new(LabSpec { mtu: 2152, ..LabSpec::hosts(ranks as usize) })?;
-        let mut plane = BpfDataPlane::load_object(
-            OBJECT,
-            &LoadOptions { cpus: vec![RING_CPU], cpu_queue: QUEUE, inline: true },
-        )?;
+        let mut plane = BpfDataPlane::load_object(OBJECT, &[RING_CPU])?;
         for name in [
             "live_ingress",
             "live_ingress_drop",

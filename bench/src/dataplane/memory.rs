@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::{MapType, loaded_maps};
 use netsum_common::abi::{self, Fragments, Messages};
 use netsum_common::wire::{BTH_LEN, EthHdr, Ipv4Hdr, MAX_HEADERS, UdpHdr};
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _};
 use serde::Serialize;
 
 use super::Settings;
@@ -56,8 +56,7 @@ impl Row {
 
 /// Makes rings and reads the size of their maps.
 pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
-    let mut plane =
-        BpfDataPlane::load(&LoadOptions { cpus: vec![0], cpu_queue: 64, inline: false })?;
+    let mut plane = BpfDataPlane::load(&[0])?;
     let mut rows = Vec::new();
     for &ranks in &settings.ranks {
         for &mtu in &settings.mtus {

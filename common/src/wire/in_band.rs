@@ -60,7 +60,7 @@ pub const fn beginning(b: [u8; 8]) -> Beginning {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JobHeader {
-    /// Data type, see [`dtype_code`], with the two bytes above it.
+    /// Data type, [`DTYPE_I32`], with the two bytes above it.
     pub dtype: u32,
     /// The job.
     pub token: InBandToken,
@@ -78,13 +78,8 @@ pub struct JobHeader {
     pub index: u32,
 }
 
-/// The number of a data type in the header.
-pub const fn dtype_code(name: &str) -> Option<u32> {
-    match name.as_bytes() {
-        b"i32" => Some(1),
-        _ => None,
-    }
-}
+/// Data type of the numbers that the box adds.
+pub const DTYPE_I32: u32 = 1;
 
 impl JobHeader {
     /// Nothing but magic and version.

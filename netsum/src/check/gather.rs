@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use netsum_agent::config::{Config, Ports};
 use netsum_agent::device;
 use netsum_agent::netlink::Netlink;
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, online_cpus};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, online_cpus};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::judge::{BridgeFacts, Facts};
@@ -58,8 +58,7 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
 /// Whether the kernel accepts the programs, and compiles them; they are not attached, and are
 /// unloaded when this returns.
 fn load() -> Result<bool, String> {
-    let options = LoadOptions { cpus: vec![0], cpu_queue: 64, inline: true };
-    let jited = BpfDataPlane::load(&options)
+    let jited = BpfDataPlane::load(&[0])
         .and_then(|plane| Ok(plane.programs()?.iter().all(|program| program.jited_bytes > 0)));
     jited.map_err(|e| without_log(&format!("{e:#}")))
 }

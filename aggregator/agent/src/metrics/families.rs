@@ -120,7 +120,6 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
             label("job_name", &j.name),
             label("tenant", &j.tenant),
             label("ranks", j.ranks),
-            label("dtype", &j.dtype),
             label("mtu", j.mtu),
             label("rings", j.rings.len()),
         ]
@@ -426,7 +425,6 @@ mod tests {
             tenant: "vision".into(),
             ranks: 2,
             senders: vec![0, 1],
-            dtype: "i32".into(),
             mtu: 1024,
             state: State::Active,
             without_box: (true, 3),

@@ -37,8 +37,6 @@ pub struct JobSnapshot {
     /// The rank whose connection belongs to each member; all ranks in order if this box sums the
     /// job alone.
     pub senders: Vec<u32>,
-    /// Type of a lane.
-    pub dtype: String,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// Its state.
@@ -123,7 +121,6 @@ fn without_rings(job: &Job) -> JobSnapshot {
         tenant: job.spec.tenant.clone(),
         ranks: job.spec.member_count(),
         senders: senders(job),
-        dtype: job.spec.dtype.clone(),
         mtu: job.spec.mtu,
         state: job.state.clone(),
         without_box: (job.epoch.as_ref().is_some_and(|epoch| epoch.without_box), job.fall_backs),

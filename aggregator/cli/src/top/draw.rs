@@ -329,9 +329,8 @@ fn facts(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
     }
     lines.push(
         format!(
-            " ranks {}  {}  mtu {}  message {}  window {}  rings {}  {}",
+            " ranks {}  mtu {}  message {}  window {}  rings {}  {}",
             j.ranks,
-            j.dtype,
             j.mtu,
             Size(j.message_size.into()),
             j.window,

@@ -393,7 +393,6 @@ pub(crate) mod tests {
         let job = |name: &str, ranks: u32, state: api::JobState| api::Job {
             name: name.into(),
             ranks,
-            dtype: "i32".into(),
             mtu: 1024,
             message_size: 65_536,
             window: 2,

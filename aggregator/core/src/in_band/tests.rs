@@ -311,7 +311,7 @@ fn contradictions_fail_the_job_with_the_reason_and_leave_an_epoch_alone() {
         (change(|p| p.header.ranks = 4), "says that there are 4 ranks, the job has 3"),
         (change(|p| p.header.rank = 3), "the job has ranks 0 to 2"),
         (change(|p| p.header.ring = 1), "the job has rings 0 to 0"),
-        (change(|p| p.header.dtype = 2), "sends data type 2, the job's is i32"),
+        (change(|p| p.header.dtype = 2), "sends data type 2: 1 (i32)"),
         (change(|p| p.header.dtype = 0x101), "sends data type 257"),
         (change(|p| p.len = 512), "its packets carry 512 bytes, the job's path MTU is 1024"),
         (change(|p| (p.len, p.only, p.header.fragments) = (2048, true, 1)), "carry 2048 bytes"),
