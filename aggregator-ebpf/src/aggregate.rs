@@ -104,12 +104,7 @@ fn count(c: &Contribution, flow: &mut Flow, verdict: Packed) {
         (flow.mismatch_psn, flow.mismatch_len) = (c.frame.bth.psn, c.len as u32);
     }
     maps::count_number(ring, verdict.counter());
-    if verdict.gap() {
-        maps::count(ring, Counter::OutOfSequence);
-    }
-    if c.frame.ce {
-        maps::count(ring, Counter::EcnMarked);
-    }
+    verdict.further(c.frame.ce, |counter| maps::count(ring, counter));
 }
 
 #[inline(always)]
@@ -153,18 +148,12 @@ fn sum(
         payload::apply(ctx, Op::Load, at, len, address)?;
     }
     if verdict.completed() {
-        if !verdict.counts(Counter::Totals) {
-            maps::count(address.ring, Counter::Completed);
-        }
         slot.crc = payload::crc(ctx, at, len, 0)?;
         let own =
             Packet::new(ctx).load::<UDP_CHECKSUM_LEN>(c.frame.bth_offset() - UDP_CHECKSUM_LEN)?;
         // Also if it is 0: a total replaces a partial sum, which may have had one.
         slot.checksum =
             if own == [0; UDP_CHECKSUM_LEN] { 0 } else { payload::checksum(ctx, at, len)? };
-        if verdict.is_held() {
-            maps::count(address.ring, Counter::Held);
-        }
     }
     Some(())
 }

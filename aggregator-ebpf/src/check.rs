@@ -8,7 +8,7 @@ use netsum_common::slot;
 use netsum_common::wire::{Bytes, Frame, ICRC_LEN, bears};
 
 use crate::Way;
-use crate::classify::{from_its_sender, reason};
+use crate::classify::from_its_sender;
 use crate::packet::Packet;
 use crate::trace::Party;
 use crate::{in_band, maps, payload};
@@ -70,7 +70,7 @@ pub fn check(
                 ring_stop(flow.ring.0, flow.rank);
                 return Err(Counter::LayoutMismatch);
             }
-            return Err(reason(reject));
+            return Err(reject.counter());
         }
     };
     if len > ring.mtu as usize || len > MAX_MTU {

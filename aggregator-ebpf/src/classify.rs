@@ -63,11 +63,11 @@ pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
         Err(
             reject @ (Reject::Forged | Reject::VlanTags | Reject::Ipv6Extensions | Reject::Hidden),
         ) => {
-            found.counter = reason(reject);
+            found.counter = reject.counter();
             return Class::Refuse;
         }
         Err(reject) => {
-            found.counter = reason(reject);
+            found.counter = reject.counter();
             if reject == Reject::TruncatedHeaders {
                 return Class::Pass;
             }
@@ -144,27 +144,6 @@ pub fn is_spoofed(port: u32, frame: &Frame) -> bool {
         return true;
     }
     maps::owner(&Address::ip(frame.src_ip)).is_some_and(|owner| !maps::is_port(port, owner.ifindex))
-}
-
-/// The counter of a reject reason.
-#[inline(always)]
-pub fn reason(reject: Reject) -> Counter {
-    match reject {
-        Reject::NotRoce => Counter::NotRoce,
-        Reject::TruncatedHeaders => Counter::TruncatedHeaders,
-        Reject::Truncated => Counter::Truncated,
-        Reject::IpOptions => Counter::IpOptions,
-        Reject::IpFragment => Counter::IpFragment,
-        Reject::VlanTags => Counter::VlanTags,
-        Reject::Ipv6Extensions => Counter::Ipv6Extensions,
-        Reject::Hidden => Counter::Hidden,
-        Reject::Forged => Counter::Spoofed,
-        Reject::UdpLength => Counter::BadUdpLength,
-        Reject::Version => Counter::BadVersion,
-        Reject::Pkey => Counter::BadPkey,
-        Reject::Pad => Counter::BadPad,
-        Reject::PayloadLength => Counter::BadPayloadLength,
-    }
 }
 
 /// Counts a refused packet and, at debug level, logs it.

@@ -41,7 +41,7 @@ use netsum_common::serial;
 use netsum_common::slot::STALE_PSN_BEHIND;
 use netsum_common::wire::Bytes as _;
 
-use classify::{Class, Found, classify, from_its_sender, is_moved, is_spoofed, reason, refused};
+use classify::{Class, Found, classify, from_its_sender, is_moved, is_spoofed, refused};
 use packet::Packet;
 
 /// Added to the PSN of a stale packet.
@@ -99,7 +99,7 @@ fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u3
     found.counter = match len {
         Ok(len) if len > MAX_MTU => Counter::Oversized,
         Ok(_) => Counter::Stale,
-        Err(reject) => reason(reject),
+        Err(reject) => reject.counter(),
     };
     seen_here(flow, found);
     match len {

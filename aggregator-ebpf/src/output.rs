@@ -19,7 +19,6 @@ use crate::{maps, trace};
 pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) -> u32 {
     let Contribution { frame, ring, len, party } = *c;
     if verdict.output_is(Output::Gap) {
-        maps::count(party.ring, Counter::GapForwarded);
         return forward_past_gap(
             ctx,
             frame,
@@ -36,12 +35,8 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) ->
     // The uplink is the last member, and receives no totals.
     let last = ring.ranks - 1;
     let receiver = if verdict.output_is(Output::Release) {
-        maps::count(party.ring, Counter::Released);
         ReleaseTag::ALL as u32
     } else if verdict.output_is(Output::Up) {
-        if !verdict.counts(Counter::SentUpAgain) {
-            maps::count(party.ring, Counter::Partials);
-        }
         last | if slot.is(Slot::COMPLETE) { ReleaseTag::TOTAL as u32 } else { 0 }
     } else {
         let end = if ring.flags & ring_flags::UPLINK == 0 { ring.ranks } else { last };

@@ -315,32 +315,39 @@ impl Packed {
         self.completed() && !self.output_is(Output::Release) && !self.output_is(Output::Up)
     }
 
-    /// The counters that count a fragment with this verdict, bit by bit; `ce` is its congestion
-    /// mark. Where its result cannot be sent that is counted on top.
+    /// Calls `count` for each counter of a fragment with this verdict besides
+    /// [`counter`](Self::counter); `ce` is its congestion mark. If its result cannot be sent, that
+    /// is counted as well.
     #[inline(always)]
-    pub const fn counters(self, ce: bool) -> u64 {
-        let mut bits = 1 << self.counter();
+    pub fn further(self, ce: bool, mut count: impl FnMut(Counter)) {
         if self.gap() {
-            bits |= Counter::OutOfSequence.bit();
+            count(Counter::OutOfSequence);
         }
         if ce {
-            bits |= Counter::EcnMarked.bit();
+            count(Counter::EcnMarked);
         }
         if self.completed() && !self.counts(Counter::Totals) {
-            bits |= Counter::Completed.bit();
+            count(Counter::Completed);
         }
         if self.is_held() {
-            bits |= Counter::Held.bit();
+            count(Counter::Held);
         }
         if self.output_is(Output::Release) {
-            bits |= Counter::Released.bit();
+            count(Counter::Released);
         }
         if self.output_is(Output::Gap) {
-            bits |= Counter::GapForwarded.bit();
+            count(Counter::GapForwarded);
         }
         if self.output_is(Output::Up) && !self.counts(Counter::SentUpAgain) {
-            bits |= Counter::Partials.bit();
+            count(Counter::Partials);
         }
+    }
+
+    /// All its counters, bit by bit.
+    #[inline(always)]
+    pub fn counters(self, ce: bool) -> u64 {
+        let mut bits = 1 << self.counter();
+        self.further(ce, |counter| bits |= counter.bit());
         bits
     }
 }

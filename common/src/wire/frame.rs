@@ -6,6 +6,7 @@ use core::mem::offset_of;
 
 use super::extensions;
 use super::*;
+use crate::counters::Counter;
 use crate::slot::Slot;
 
 /// Lowest of the three flags of an IPv4 header.
@@ -235,6 +236,29 @@ pub enum Reject {
     Pad,
     /// Payload that is empty, or not a multiple of 4 bytes.
     PayloadLength,
+}
+
+impl Reject {
+    /// The counter of packets with this defect.
+    #[inline(always)]
+    pub const fn counter(self) -> Counter {
+        match self {
+            Self::NotRoce => Counter::NotRoce,
+            Self::TruncatedHeaders => Counter::TruncatedHeaders,
+            Self::Truncated => Counter::Truncated,
+            Self::IpOptions => Counter::IpOptions,
+            Self::IpFragment => Counter::IpFragment,
+            Self::VlanTags => Counter::VlanTags,
+            Self::Ipv6Extensions => Counter::Ipv6Extensions,
+            Self::Hidden => Counter::Hidden,
+            Self::Forged => Counter::Spoofed,
+            Self::UdpLength => Counter::BadUdpLength,
+            Self::Version => Counter::BadVersion,
+            Self::Pkey => Counter::BadPkey,
+            Self::Pad => Counter::BadPad,
+            Self::PayloadLength => Counter::BadPayloadLength,
+        }
+    }
 }
 
 /// Finds the RoCEv2 headers of a frame.

@@ -231,7 +231,7 @@ impl Model {
         };
         let ring = self.flows[flow].1.spec.ring;
         let (verdict, counter) = match rejected {
-            Some(reject) => (Verdict::Drop, counter_of(reject)),
+            Some(reject) => (Verdict::Drop, reject.counter()),
             None if frame.bth.opcode.is_rc_data() => return Class::Data(frame, flow),
             None if frame.bth.opcode.is_other_data() => (Verdict::Drop, Counter::OtherData),
             None if frame.bth.opcode.is_known() => (Verdict::Pass, Counter::NotData),
@@ -356,7 +356,7 @@ impl Model {
                                 (Verdict::Pass, Counter::Stale)
                             }
                             Ok(_) => (Verdict::Drop, Counter::Oversized),
-                            Err(reject) => (Verdict::Drop, counter_of(reject)),
+                            Err(reject) => (Verdict::Drop, reject.counter()),
                         }
                     }
                     Ok(()) if on_rings_cpu && self.flows[flow].1.next == Some(frame.bth.psn) => {
@@ -477,7 +477,7 @@ impl Model {
                     self.rings.get_mut(&ring).expect("a flow's ring").state.stopped = rank.0 + 1;
                     return Err(Counter::LayoutMismatch);
                 }
-                return Err(counter_of(reject));
+                return Err(reject.counter());
             }
         };
         if len > config.mtu as usize || len > MAX_MTU {
@@ -762,25 +762,6 @@ fn advertised(packet: &[u8], ip: usize) -> Option<usize> {
     }
     (next == wire::IPPROTO_ICMPV6 && packet.get(at) == Some(&wire::NEIGHBOUR_ADVERTISEMENT))
         .then_some(at)
-}
-
-fn counter_of(reject: Reject) -> Counter {
-    match reject {
-        Reject::NotRoce => Counter::NotRoce,
-        Reject::TruncatedHeaders => Counter::TruncatedHeaders,
-        Reject::Truncated => Counter::Truncated,
-        Reject::IpOptions => Counter::IpOptions,
-        Reject::IpFragment => Counter::IpFragment,
-        Reject::VlanTags => Counter::VlanTags,
-        Reject::Ipv6Extensions => Counter::Ipv6Extensions,
-        Reject::Hidden => Counter::Hidden,
-        Reject::Forged => Counter::Spoofed,
-        Reject::UdpLength => Counter::BadUdpLength,
-        Reject::Version => Counter::BadVersion,
-        Reject::Pkey => Counter::BadPkey,
-        Reject::Pad => Counter::BadPad,
-        Reject::PayloadLength => Counter::BadPayloadLength,
-    }
 }
 
 /// Whether a packet with a payload of `len` bytes has the right ICRC.
