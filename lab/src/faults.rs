@@ -14,6 +14,10 @@ use aya::programs::Xdp;
 use aya::programs::xdp::XdpMode;
 
 use crate::netns::{Netns, output};
+use layout::{Counts, Settings};
+
+#[path = "../ebpf/src/layout.rs"]
+mod layout;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/faults.bpf.o");
 
@@ -184,34 +188,9 @@ pub struct CableCounts {
     pub down: WayCounts,
 }
 
-/// `Settings` of lab/ebpf/src/faults.rs.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Settings {
-    thresholds: [u64; 5],
-    seed: u64,
-    kinds: u64,
-    nth: u64,
-    times: u64,
-    what: u64,
-    rate: u64,
-    depth: u64,
-}
-
 // SAFETY: integers without padding; every bit pattern is a value.
 unsafe impl aya::Pod for Settings {}
-
-/// `Counts` of lab/ebpf/src/faults.rs.
-#[derive(Clone, Copy, Default)]
-#[repr(C)]
-struct Counts {
-    seen: u64,
-    matched: u64,
-    done: [u64; 5],
-    spared: u64,
-}
-
-// SAFETY: integers without padding; every bit pattern is a value.
+// SAFETY: as above.
 unsafe impl aya::Pod for Counts {}
 
 /// The link between a host and its port.

@@ -16,6 +16,8 @@
 #![no_std]
 #![no_main]
 
+mod layout;
+
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::btf_maps::{Array, DevMap};
 use aya_ebpf::helpers::{
@@ -25,6 +27,8 @@ use aya_ebpf::helpers::{
 use aya_ebpf::macros::{btf_map, xdp};
 use aya_ebpf::programs::XdpContext;
 use netsum_common::wire::Opcode;
+
+use layout::{Counts, Settings};
 
 /// RoCEv2's UDP port, as on the wire.
 const PORT: [u8; 2] = 4791u16.to_be_bytes();
@@ -49,43 +53,6 @@ const MARK: usize = 4;
 const NOTHING: usize = 5;
 
 const SECOND: u64 = 1_000_000_000;
-
-/// Settings of one direction. `netsum_lab::faults` has the same structure.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct Settings {
-    /// A packet suffers the first fault whose threshold exceeds the hash of the packet's number.
-    /// Thresholds are cumulative shares times 2^32.
-    thresholds: [u64; 5],
-    /// Selects other packets.
-    seed: u64,
-    /// Bit mask of the packet kinds that are counted to find the n-th packet.
-    kinds: u64,
-    /// The number of the first packet to suffer `what`, from 1.
-    nth: u64,
-    /// How many packets in a row suffer it.
-    times: u64,
-    /// The fault.
-    what: u64,
-    /// Rate of the bottleneck in bytes per second; 0 without a bottleneck.
-    rate: u64,
-    /// Bytes that may wait there; packets beyond are marked.
-    depth: u64,
-}
-
-/// Counters of one direction. `netsum_lab::faults` has the same structure.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct Counts {
-    /// RoCEv2 packets that arrived.
-    seen: u64,
-    /// Packets of `Settings::kinds`.
-    matched: u64,
-    /// Packets that suffered each fault.
-    done: [u64; 5],
-    /// Packets that were not marked because their sender does not use ECN.
-    spared: u64,
-}
 
 /// State of one direction's stash, a queue. Its packets are numbered from 0.
 #[derive(Clone, Copy)]
