@@ -2,7 +2,47 @@
 
 /// Messages that the command line parses directly.
 const READ: [&str; 2] = ["CreateJobRequest", "Flow"];
-/// Their options, besides names and comments.
+/// Messages that the command line prints as JSON, with their comments as descriptions.
+const PRINTED: [&str; 12] = [
+    "Job",
+    "ListProgramsReply",
+    "Place",
+    "Port",
+    "Program",
+    "Ring",
+    "RingState",
+    "ShowSlotsReply",
+    "Slot",
+    "Spread",
+    "SpreadFlow",
+    "SpreadUplink",
+];
+/// What serde must know of their fields. The command line adds the skipped ones in other forms.
+const FIELDS: [(&str, &str); 22] = [
+    ("Job.state", "skip"),
+    ("Job.flows", "skip"),
+    ("Job.token", "skip"),
+    ("Job.heartbeat_ms", "skip"),
+    ("Job.in_band", "skip"),
+    ("Job.in_band_token", "skip"),
+    ("Job.claims", "skip"),
+    ("Job.unclaimed", "skip"),
+    ("Job.refusals", "skip"),
+    ("Job.members", r#"skip_serializing_if = "Vec::is_empty""#),
+    ("Job.uplink", r#"skip_serializing_if = "String::is_empty""#),
+    ("Port.hosts", "skip"),
+    ("Port.rate", "skip"),
+    ("Port.neighbour", "skip"),
+    ("Port.blocked", "skip"),
+    ("Program.kind", r#"rename = "type""#),
+    ("Program.xlated_bytes", r#"rename = "bytes_xlated""#),
+    ("Program.jited_bytes", r#"rename = "bytes_jited""#),
+    ("Program.memory", r#"rename = "bytes_memlock""#),
+    ("Program.verified_instructions", r#"rename = "verified_insns""#),
+    ("Program.runs", r#"rename = "run_cnt""#),
+    ("Program.run_ns", r#"rename = "run_time_ns""#),
+];
+/// Options of what the command line parses, besides names and comments.
 const OPTIONS: [(&str, &str); 23] = [
     ("CreateJobRequest.ranks", r#"value_name = "N""#),
     (
@@ -45,7 +85,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(["proto/netsum.proto"], ["proto"])?;
     let mut builder = tonic_prost_build::configure();
-    if cfg!(feature = "clap") {
+    if cfg!(feature = "cli") {
+        for message in PRINTED {
+            let derive = "#[derive(serde::Serialize, schemars::JsonSchema)]";
+            builder = builder.type_attribute(message, derive);
+        }
+        for (field, option) in FIELDS {
+            builder = builder.field_attribute(field, format!("#[serde({option})]"));
+        }
         for message in READ {
             builder = builder.type_attribute(message, "#[derive(clap::Args)]");
         }

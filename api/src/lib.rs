@@ -1,13 +1,13 @@
 //! Messages, clients and servers of the control API; `proto/netsum.proto` documents them.
 
-#[cfg(feature = "clap")]
+#[cfg(feature = "cli")]
 pub mod arguments;
 pub mod tls;
 
 /// Version 1 of the API.
 pub mod v1 {
     #![allow(clippy::all, reason = "generated")]
-    #[cfg(feature = "clap")]
+    #[cfg(feature = "cli")]
     use crate::arguments::{bytes, mtu, number};
     tonic::include_proto!("netsum.v1");
 }

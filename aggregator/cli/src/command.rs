@@ -10,7 +10,6 @@ use crate::args::{
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
-use crate::view::Programs;
 use crate::{diagnosis, fabric, path, peers, print, rates, spread, tenants, topology, trees};
 
 /// Reads the token from the first line: every user of a machine can see the arguments of a command.
@@ -136,7 +135,7 @@ pub async fn one(
         }
         Command::Prog { command } => {
             let wanted = command.and_then(|ProgCommand::Show { program }| program);
-            let mut programs = Programs::from(client.list_programs().await?);
+            let mut programs = client.list_programs().await?;
             programs.programs = only(programs.programs, "NAME", wanted, |p| &p.name)?;
             print::programs(out, format, programs)
         }

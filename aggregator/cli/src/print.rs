@@ -9,7 +9,7 @@ use super::failure::Result;
 use super::format::Format;
 use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
 use super::timing::{self, Sums};
-use super::view::{Flow, InBand, Job, Port, Programs, Ring, Slots, State, Stats};
+use super::view::{Flow, InBand, Job, State, Stats};
 
 /// A job's state in its colour.
 pub(super) fn state(state: State) -> Cell {
@@ -185,11 +185,10 @@ pub fn flows(out: &mut impl Write, format: Format, jobs: Vec<api::Job>) -> Resul
 }
 
 pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Result<()> {
-    let rings: Vec<Ring> = rings.into_iter().map(Ring::from).collect();
     if format.json(out, &rings)? {
         return Ok(());
     }
-    let entry = |r: &Ring| {
+    let entry = |r: &api::Ring| {
         let mut entry = Entry::new(vec![
             name(format!("{} ring {}", r.job, r.ring)),
             if r.active { styled("active", GOOD) } else { styled("inactive", FAIR) },
@@ -218,11 +217,10 @@ pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Res
 }
 
 pub fn ports(out: &mut impl Write, format: Format, ports: Vec<api::Port>) -> Result<()> {
-    let ports: Vec<Port> = ports.into_iter().map(Port::from).collect();
     if format.json(out, &ports)? {
         return Ok(());
     }
-    let entry = |p: &Port| {
+    let entry = |p: &api::Port| {
         let xdp = match p.xdp.as_str() {
             "" => styled("xdp none", BAD),
             xdp => attribute("xdp", xdp),
@@ -249,8 +247,7 @@ pub fn ports(out: &mut impl Write, format: Format, ports: Vec<api::Port>) -> Res
 }
 
 /// Slots of a job that are in use.
-pub fn slots(out: &mut impl Write, format: Format, reply: api::ShowSlotsReply) -> Result<()> {
-    let all = Slots::from(reply);
+pub fn slots(out: &mut impl Write, format: Format, all: api::ShowSlotsReply) -> Result<()> {
     if format.json(out, &all)? {
         return Ok(());
     }
@@ -296,7 +293,11 @@ pub fn slots(out: &mut impl Write, format: Format, reply: api::ShowSlotsReply) -
     Ok(())
 }
 
-pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Result<()> {
+pub fn programs(
+    out: &mut impl Write,
+    format: Format,
+    programs: api::ListProgramsReply,
+) -> Result<()> {
     if format.json(out, &programs)? {
         return Ok(());
     }
@@ -305,7 +306,7 @@ pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Res
         let loaded = std::time::UNIX_EPOCH + std::time::Duration::from_secs(p.loaded_at);
         let mut entry = Entry::new(vec![
             plain(format!("{}:", p.id)),
-            plain(&p.r#type),
+            plain(&p.kind),
             styled(&p.name, NAME),
             attribute("tag", &p.tag),
             attribute("abi", programs.abi),
@@ -314,14 +315,14 @@ pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Res
         entry.attributes(
             0,
             vec![
-                attribute("xlated", format!("{}B", p.bytes_xlated)),
-                if p.bytes_jited == 0 {
+                attribute("xlated", format!("{}B", p.xlated_bytes)),
+                if p.jited_bytes == 0 {
                     styled("not jited", FAIR)
                 } else {
-                    attribute("jited", format!("{}B", p.bytes_jited))
+                    attribute("jited", format!("{}B", p.jited_bytes))
                 },
-                attribute("memlock", format!("{}B", p.bytes_memlock)),
-                attribute("verified", format!("{} insns", p.verified_insns)),
+                attribute("memlock", format!("{}B", p.memory)),
+                attribute("verified", format!("{} insns", p.verified_instructions)),
             ],
         );
         if let Some(rate) =
@@ -329,10 +330,9 @@ pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Res
         {
             entry.attributes(0, vec![attribute("aggregation rate", speed(rate as f64))]);
         }
-        if p.run_cnt > 0 {
-            let mean = p.run_time_ns as f64 / p.run_cnt as f64;
-            let runs =
-                format!("run_time_ns {}  run_cnt {}  {mean:.0} ns a run", p.run_time_ns, p.run_cnt);
+        if p.runs > 0 {
+            let mean = p.run_ns as f64 / p.runs as f64;
+            let runs = format!("run_time_ns {}  run_cnt {}  {mean:.0} ns a run", p.run_ns, p.runs);
             entry.attributes(1, vec![plain(runs)]);
         }
         let attached = if p.attached.is_empty() { "nothing".into() } else { p.attached.join(", ") };

@@ -1,6 +1,7 @@
 //! The schemas of the printed JSON, generated from the printed types. `cargo xtask dist --schema`
 //! writes them to `netsum/schema`; a test compares them.
 
+use netsum_api::v1 as api;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
@@ -11,11 +12,10 @@ use super::fabric::{Fabric, Probe};
 use super::path::Path;
 use super::plan::Plans;
 use super::simulation::Simulation;
-use super::spread::Spread;
 use super::tenants::Tenant;
 use super::topology::Topology;
 use super::trace::Packet;
-use super::view::{Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats};
+use super::view::{Error, Flow, Job, Rates, Stats};
 
 /// A schema, and the file that has it.
 #[derive(Debug)]
@@ -38,19 +38,19 @@ pub fn all() -> Vec<Schema> {
     vec![
         of::<Job>("job.json", "netsum -j job create, job show JOB, flow add"),
         of::<Vec<Job>>("jobs.json", "netsum -j job show"),
-        of::<Vec<Ring>>("rings.json", "netsum -j ring show"),
+        of::<Vec<api::Ring>>("rings.json", "netsum -j ring show"),
         of::<Vec<Flow>>("flows.json", "netsum -j flow show"),
-        of::<Slots>("slots.json", "netsum -j slot show JOB"),
-        of::<Vec<Port>>("ports.json", "netsum -j port show"),
+        of::<api::ShowSlotsReply>("slots.json", "netsum -j slot show JOB"),
+        of::<Vec<api::Port>>("ports.json", "netsum -j port show"),
         of::<Stats>("stats.json", "netsum -j stats: counters by name"),
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
         of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
-        of::<Spread>("spread.json", "netsum -j spread show"),
+        of::<api::Spread>("spread.json", "netsum -j spread show"),
         of::<Fabric>("fabric.json", "netsum -j fabric show"),
         of::<super::trees::Job>("fabric-job.json", "netsum -j fabric job show"),
         of::<Vec<Probe>>("probe.json", "netsum -j fabric probe"),
         of::<Topology>("topology.json", "netsum -j fabric topology"),
-        of::<Programs>("progs.json", "netsum -j prog show"),
+        of::<api::ListProgramsReply>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB, fabric diagnose JOB"),
         of::<Path>("path.json", "netsum -j path JOB"),
         of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_files_are_what_is_printed() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../schema");
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../netsum/schema");
         let mut files: Vec<String> = std::fs::read_dir(&folder)
             .unwrap()
             .map(|e| e.unwrap().file_name().into_string().unwrap())

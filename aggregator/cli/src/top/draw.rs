@@ -404,7 +404,7 @@ fn ranks_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow, line: usize) {
 
 fn rings_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
     let shown = area.height.saturating_sub(2) as usize;
-    let of_ring = |r: &crate::view::Ring| {
+    let of_ring = |r: &netsum_api::v1::Ring| {
         let waits =
             r.waits_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
         Row::new(vec![

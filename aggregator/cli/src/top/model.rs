@@ -7,7 +7,7 @@ use netsum_api::v1 as api;
 use crate::peers::senders;
 use crate::rates;
 use crate::timing::Sums;
-use crate::view::{Job, JobRates, Rates, Ring};
+use crate::view::{Job, JobRates, Rates};
 
 /// Seconds of a graph's history.
 pub const HISTORY: usize = 240;
@@ -85,7 +85,7 @@ pub struct JobRow {
     pub sums: Sums,
     /// Received gigabits per second, the newest last.
     pub history: VecDeque<f64>,
-    pub rings: Vec<Ring>,
+    pub rings: Vec<api::Ring>,
 }
 
 impl JobRow {
@@ -228,8 +228,7 @@ impl Model {
             });
             row.job = Job::from(job.clone());
             row.rates = by_job.remove(&Some(job.name.clone()));
-            row.rings =
-                new.rings.iter().filter(|r| r.job == job.name).cloned().map(Ring::from).collect();
+            row.rings = new.rings.iter().filter(|r| r.job == job.name).cloned().collect();
             if let Some(rates) = &row.rates {
                 push(&mut row.history, rates.gbps_in, HISTORY);
             }
