@@ -120,18 +120,7 @@ pub enum Command {
         command: Option<TenantCommand>,
     },
     /// Diagnose a stalled job: watch it for a moment, say why it stands still and what to do next.
-    Diagnose {
-        /// The job.
-        job: String,
-        /// How long to watch, like 500ms or 2s.
-        #[arg(
-            long,
-            default_value = "1s",
-            value_parser = humantime::parse_duration,
-            value_name = "TIME"
-        )]
-        watch: Duration,
-    },
+    Diagnose(DiagnoseArgs),
     /// Test whether packets get through between a job's ranks. Each rank sends the next one a packet
     /// of the job's path MTU on the bypass connection, with its next heartbeat; operations continue.
     /// Shows which were acknowledged, what came from each rank to be summed, and the cause of losses.
@@ -191,6 +180,21 @@ pub enum Command {
     },
 }
 
+/// `netsum diagnose` and `netsum fabric diagnose`.
+#[derive(Args, Debug)]
+pub struct DiagnoseArgs {
+    /// The job.
+    pub job: String,
+    /// How long to watch, like 500ms or 2s.
+    #[arg(
+        long,
+        default_value = "1s",
+        value_parser = humantime::parse_duration,
+        value_name = "TIME"
+    )]
+    pub watch: Duration,
+}
+
 /// Commands of a fabric's manager.
 #[derive(Subcommand, Debug)]
 pub enum FabricCommand {
@@ -248,18 +252,7 @@ pub enum FabricCommand {
         command: FabricJobCommand,
     },
     /// Diagnose a stalled job: query each of its boxes, and name the rank, the box or the link.
-    Diagnose {
-        /// The job.
-        job: String,
-        /// How long to watch, like 500ms or 2s.
-        #[arg(
-            long,
-            default_value = "1s",
-            value_parser = humantime::parse_duration,
-            value_name = "TIME"
-        )]
-        watch: Duration,
-    },
+    Diagnose(DiagnoseArgs),
     /// End a drain: the box gets new rings again.
     Undrain {
         /// The box.

@@ -4,8 +4,8 @@ use std::io::{BufRead, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::args::{
-    Command, FabricCommand, FabricJobCommand, FlowCommand, JobCommand, PortCommand, ProgCommand,
-    RingCommand, ShowStats, SlotCommand, SpreadCommand, StatsCommand, TenantCommand,
+    Command, DiagnoseArgs, FabricCommand, FabricJobCommand, FlowCommand, JobCommand, PortCommand,
+    ProgCommand, RingCommand, ShowStats, SlotCommand, SpreadCommand, StatsCommand, TenantCommand,
 };
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
@@ -139,8 +139,8 @@ pub async fn one(
             programs.programs = only(programs.programs, "NAME", wanted, |p| &p.name)?;
             print::programs(out, format, programs)
         }
-        Command::Diagnose { job, watch }
-        | Command::Fabric(FabricCommand::Diagnose { job, watch }) => {
+        Command::Diagnose(DiagnoseArgs { job, watch })
+        | Command::Fabric(FabricCommand::Diagnose(DiagnoseArgs { job, watch })) => {
             let watch_ms = u32::try_from(watch.as_millis()).unwrap_or(u32::MAX);
             diagnosis::diagnosis(out, format, client.diagnose(job, watch_ms).await?)
         }

@@ -158,7 +158,7 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         frame.render_widget(Paragraph::new(text).block(block("jobs".into())), area);
         return;
     }
-    let mut columns: Vec<(&str, u16)> = vec![
+    let mut columns: Vec<(&'static str, u16)> = vec![
         ("job", 14),
         ("state", 7),
         ("ranks", 5),
@@ -170,8 +170,7 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     if wide {
         columns.extend([("out Gb/s", 8), ("replay/s", 8), ("drop/s", 8)]);
     }
-    let taken: u16 = columns.iter().map(|(_, width)| width + 1).sum();
-    let graph = area.width.saturating_sub(taken + 2).max(4);
+    let graph = graph_width(&columns, area);
     let row = |row: &&JobRow| {
         let rates = row.rates.as_ref();
         let rate = |value: Option<f64>, digits: usize| match value {
@@ -196,22 +195,33 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         cells.push(Cell::from(spark(&row.history, graph)).cyan());
         Row::new(cells)
     };
-    let titles = columns.iter().enumerate().map(|(i, (title, _))| match i {
-        0 | 1 => Cell::from(*title),
-        _ => right((*title).into()),
-    });
-    let titles = titles.chain([Cell::from(format!("last {graph} s"))]);
-    let widths = columns
-        .iter()
-        .map(|(_, width)| Constraint::Length(*width))
-        .chain([Constraint::Length(graph)]);
-    let table = Table::new(rows.iter().map(row), widths)
-        .header(Row::new(titles).dim())
-        .column_spacing(1)
+    let table = graph_table(&columns, 2, graph, rows.iter().map(row))
         .row_highlight_style(Style::new().reversed())
         .block(block("jobs".into()));
     let mut selected = TableState::new().with_selected(model.selected().map(|(at, _)| at));
     frame.render_stateful_widget(table, area, &mut selected);
+}
+
+/// What columns with titles of these widths leave to a graph behind them.
+fn graph_width(columns: &[(&str, u16)], area: Rect) -> u16 {
+    let taken: u16 = columns.iter().map(|(_, width)| width + 1).sum();
+    area.width.saturating_sub(taken + 2).max(4)
+}
+
+/// A table with these columns, of which the first `texts` are not numbers, and a graph.
+fn graph_table<'a>(
+    columns: &[(&'static str, u16)],
+    texts: usize,
+    graph: u16,
+    rows: impl Iterator<Item = Row<'a>>,
+) -> Table<'a> {
+    let titles = columns
+        .iter()
+        .enumerate()
+        .map(|(i, (title, _))| if i < texts { Cell::from(*title) } else { right((*title).into()) });
+    let titles = titles.chain([Cell::from(format!("last {graph} s"))]);
+    let widths = columns.iter().map(|(_, width)| *width).chain([graph]).map(Constraint::Length);
+    Table::new(rows, widths).header(Row::new(titles).dim()).column_spacing(1)
 }
 
 /// The rank that is last, and how often; in colour if the others wait for it.
@@ -227,7 +237,7 @@ fn last(row: &JobRow) -> Cell<'static> {
 
 fn ports_table(frame: &mut Frame<'_>, area: Rect, ports: &[PortRow]) {
     let wide = area.width >= WIDE;
-    let mut columns: Vec<(&str, u16)> = vec![
+    let mut columns: Vec<(&'static str, u16)> = vec![
         ("port", 15),
         ("state", 5),
         ("xdp", 6),
@@ -239,8 +249,7 @@ fn ports_table(frame: &mut Frame<'_>, area: Rect, ports: &[PortRow]) {
     if wide {
         columns.extend([("flows", 5), ("mtu", 5)]);
     }
-    let taken: u16 = columns.iter().map(|(_, width)| width + 1).sum();
-    let graph = area.width.saturating_sub(taken + 2).max(4);
+    let graph = graph_width(&columns, area);
     let row = |row: &PortRow| {
         let p = &row.port;
         let mut cells = vec![
@@ -258,25 +267,13 @@ fn ports_table(frame: &mut Frame<'_>, area: Rect, ports: &[PortRow]) {
         cells.push(Cell::from(spark(&row.history, graph)).cyan());
         Row::new(cells)
     };
-    let titles = columns.iter().enumerate().map(|(i, (title, _))| match i {
-        0..=2 => Cell::from(*title),
-        _ => right((*title).into()),
-    });
-    let titles = titles.chain([Cell::from(format!("last {graph} s"))]);
-    let widths = columns
-        .iter()
-        .map(|(_, width)| Constraint::Length(*width))
-        .chain([Constraint::Length(graph)]);
     let shown = (area.height.saturating_sub(2)) as usize;
     let title = match ports.len().checked_sub(shown).filter(|&hidden| hidden > 0) {
         Some(hidden) => format!("ports, and {hidden} more"),
         None => "ports".into(),
     };
-    let table = Table::new(ports.iter().take(shown).map(row), widths)
-        .header(Row::new(titles).dim())
-        .column_spacing(1)
-        .block(block(title));
-    frame.render_widget(table, area);
+    let rows = ports.iter().take(shown).map(row);
+    frame.render_widget(graph_table(&columns, 3, graph, rows).block(block(title)), area);
 }
 
 fn detail(frame: &mut Frame<'_>, area: Rect, row: &JobRow, line: usize) {
