@@ -5,7 +5,7 @@ use netsum_common::abi::{Flow, MAX_MTU, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot;
-use netsum_common::wire::{Bytes, Frame, ICRC_LEN, bears};
+use netsum_common::wire::{Bytes, Frame, ICRC_LEN, has_mark};
 
 use crate::Way;
 use crate::classify::from_its_sender;
@@ -59,7 +59,7 @@ pub fn check(
     from_its_sender(ctx, frame, flow)?;
     // Data of a single rank, of an incomplete group, or a partial sum instead of the total: some
     // box no longer adds.
-    if flow.bears != 0 && !bears(frame.bth.ecn, flow.bears) {
+    if flow.mark != 0 && !has_mark(frame.bth.ecn, flow.mark) {
         return Err(Counter::TotalUnexpected);
     }
     let len = match frame.data_len(p.len()) {

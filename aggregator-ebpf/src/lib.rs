@@ -75,7 +75,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 seen_here(flow, &found);
                 return refuse(ctx, traced_by::INGRESS, &found);
             }
-            if flow.bears != 0 && is_moved(flow, &found.frame) {
+            if flow.mark != 0 && is_moved(flow, &found.frame) {
                 found.counter = Counter::Moved;
                 return pass(ctx, traced_by::INGRESS, &found);
             }

@@ -129,9 +129,10 @@ pub struct Flow {
     pub src_mac: [u8; 6],
     /// 1 if user space has set `src_mac`, 0 if it is learned.
     pub mac_given: u8,
-    /// Mark that its packets must carry if another box forwards them ([`crate::wire::bears`]); that
-    /// box may have moved a PSN ([`crate::slot::is_moved`]). 0 otherwise.
-    pub bears: u8,
+    /// Mark that its packets must carry if another box forwards them
+    /// ([`crate::wire::has_mark`]); that box may have moved a PSN ([`crate::slot::is_moved`]). 0
+    /// otherwise.
+    pub mark: u8,
     /// Data packets received, whatever their outcome. The ring's CPU writes this and the following
     /// fields; diagnosis reads them.
     pub packets: u32,
@@ -167,7 +168,7 @@ impl Flow {
         src_ip: [0; 16],
         src_mac: [0; 6],
         mac_given: 0,
-        bears: 0,
+        mark: 0,
         packets: 0,
         refused: 0,
         last_psn: 0,

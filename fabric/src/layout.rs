@@ -533,7 +533,7 @@ mod tests {
                         dst: f.dst.parse().unwrap(),
                         qpn: Qpn::new(f.qpn),
                         src_mac: None,
-                        bears: 0,
+                        mark: 0,
                     };
                     let added = box_.add_flow("train", JobRing(f.ring), flow);
                     added.unwrap_or_else(|e| panic!("{f:?} of {order:?}: {e}"));

@@ -240,7 +240,7 @@ impl System {
         // The daemon refuses numbers of more than 24 bits.
         let (Some(qpn), 0..=MASK) = (Qpn::checked(f.qpn), f.psn) else { return Ok(()) };
         let (ring, rank, base_psn) = (RingNumber::NONE, Rank(f.rank), Psn::new(f.psn));
-        let flow = FlowSpec { ring, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac, bears: 0 };
+        let flow = FlowSpec { ring, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac, mark: 0 };
         let answer = self.controller.add_flow(&r.job, JobRing(f.ring), flow);
         self.answered(answer);
         Ok(())

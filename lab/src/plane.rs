@@ -82,7 +82,7 @@ impl<'a> Plane<'a> {
                     dst: ip(next),
                     qpn: static_connection(next, Some(ring_of_job)).receive_qpn,
                     src_mac: None,
-                    bears: 0,
+                    mark: 0,
                 });
             }
             // Interface indices are only valid in the box's namespace.

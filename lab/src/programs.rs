@@ -94,7 +94,7 @@ pub fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
         dst: ip((rank + 1) % ring.config.ranks),
         qpn: Qpn::new(qpn(rank)),
         src_mac: None,
-        bears: 0,
+        mark: 0,
     }
 }
 

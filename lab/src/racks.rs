@@ -36,8 +36,8 @@ struct Loaded {
 struct Member {
     rank: u32,
     port: String,
-    /// See [`FlowSpec::bears`].
-    bears: u8,
+    /// See [`FlowSpec::mark`].
+    mark: u8,
 }
 
 impl Racks {
@@ -161,21 +161,17 @@ fn members(lab: &Lab, number: usize) -> (&BoxNode, Vec<Member>) {
     let node = if number == spine { lab.box_() } else { lab.leaf(number) };
     let group = |below: &usize| {
         let group = ranks_of(lab, *below);
-        Member {
-            rank: group.end - 1,
-            port: node.rack_port(*below),
-            bears: mark(group.len() as u32),
-        }
+        Member { rank: group.end - 1, port: node.rack_port(*below), mark: mark(group.len() as u32) }
     };
     let mut members: Vec<_> = children(lab, number).iter().map(group).collect();
     let below = ranks_of(lab, number);
     if members.is_empty() {
-        let rank = |rank: u32| Member { rank, port: node.port(rank as usize), bears: 0 };
+        let rank = |rank: u32| Member { rank, port: node.port(rank as usize), mark: 0 };
         members = below.clone().map(rank).collect();
     }
     if number != spine {
         let before = (below.start + ranks - 1) % ranks;
-        members.push(Member { rank: before, port: BoxNode::UPLINK.to_owned(), bears: TOTAL });
+        members.push(Member { rank: before, port: BoxNode::UPLINK.to_owned(), mark: TOTAL });
     }
     (node, members)
 }
@@ -233,7 +229,7 @@ fn flows(
             dst: ip(next),
             qpn: static_connection(next, of_job).receive_qpn,
             src_mac: None,
-            bears: member.bears,
+            mark: member.mark,
         }
     };
     members.iter().zip(ports).enumerate().map(flow).collect()

@@ -98,7 +98,7 @@ impl Load {
             dst,
             qpn: Qpn::new(receive_qpn((rank + 1) % self.ranks)),
             src_mac: None,
-            bears: 0,
+            mark: 0,
         }
     }
 

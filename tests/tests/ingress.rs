@@ -266,18 +266,18 @@ fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
 fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
     let spec = ring(2, 256, 8);
     let mut flows: Vec<FlowSpec> = (0..2).map(|rank| flow(&spec, rank, false)).collect();
-    flows[0].bears = mark(4);
+    flows[0].mark = mark(4);
     let mut bench = Bench::with_flows(spec, flows).unwrap();
     let first = bench.run("ingress", &fragment(0, 2, GAP_PSN_AHEAD, lanes(9, 64)).build()).unwrap();
     assert_eq!(first.action, REDIRECT, "nothing has come that another box could have moved");
     // The total of another box is expected, so a single rank's contribution and the sum of fewer
     // ranks are refused.
     let mut contribution = fragment(0, 2, 0, lanes(9, 64));
-    for (bears, refused) in [(0, 1), (mark(2), 2), (mark(4), 2)] {
-        contribution.bth.ecn = bears;
+    for (carried, refused) in [(0, 1), (mark(2), 2), (mark(4), 2)] {
+        contribution.bth.ecn = carried;
         assert_eq!(bench.aggregate(&contribution.build()).unwrap().action, DROP);
         let counters = bench.counters().unwrap();
-        assert!(counters.contains(&(Counter::TotalUnexpected, refused)), "{bears}: {counters:?}");
+        assert!(counters.contains(&(Counter::TotalUnexpected, refused)), "{carried}: {counters:?}");
     }
     bench.sequence(&[(1, 0, REDIRECT)]).unwrap();
     let at = |rank, by: u32| {

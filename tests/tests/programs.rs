@@ -296,7 +296,7 @@ fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
     let mut spec = ring(3, 256, 8);
     spec.config.flags = ring_flags::UPLINK | u32::from(mark(2)) << ring_flags::MARK;
     let mut flows: Vec<FlowSpec> = (0..3).map(|rank| flow(&spec, rank, false)).collect();
-    flows[2].bears = TOTAL;
+    flows[2].mark = TOTAL;
     let mut bench = Bench::with_flows(spec, flows).unwrap();
     let data = |rank| fragment(rank, 3, 0, lanes(rank, 64)).build();
     let said = |packet: &[u8]| wire::parse(packet).unwrap().bth.ecn;

@@ -101,7 +101,7 @@ impl AgentService {
             qpn: Qpn::new(of_24_bits("--qpn", f.qpn)?),
             base_psn: Psn::new(of_24_bits("--psn", f.psn)?),
             src_mac,
-            bears: 0,
+            mark: 0,
         };
         Ok((JobRing(f.ring), flow))
     }

@@ -87,7 +87,7 @@ impl RingEvidence {
     /// The receiver of a rank's packets, as text.
     fn receiver(&self, rank: &RankEvidence) -> String {
         let next = self.after(rank.flow.rank);
-        if next.flow.bears != 0 {
+        if next.flow.mark != 0 {
             format!("{} behind another box", rank.flow.dst)
         } else {
             format!("rank {}", next.sender)
@@ -691,7 +691,7 @@ mod tests {
                 dst: [10, 0, 0, 2 - rank as u8].into(),
                 qpn: Qpn::new(17),
                 src_mac: None,
-                bears: 0,
+                mark: 0,
             },
             sender: Rank(rank),
             member: Member::Rank(rank),

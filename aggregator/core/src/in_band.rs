@@ -371,7 +371,7 @@ impl Job {
                 dst,
                 qpn,
                 src_mac: Some(src_mac),
-                bears: 0,
+                mark: 0,
             }
         };
         claims.iter().map(flow).collect()

@@ -532,7 +532,7 @@ impl Controller {
             }
         }
         flow.rank = Rank(number);
-        flow.bears = member.bears();
+        flow.mark = member.mark();
         Ok(())
     }
 

@@ -61,8 +61,8 @@ pub enum Member {
 }
 
 impl Member {
-    /// The mark that its packets carry ([`crate::plane::FlowSpec::bears`]).
-    pub fn bears(&self) -> u8 {
+    /// The mark that its packets carry ([`crate::plane::FlowSpec::mark`]).
+    pub fn mark(&self) -> u8 {
         match self {
             Self::Rank(_) => 0,
             Self::Group(group) => group.mark(),
@@ -235,7 +235,7 @@ impl Members {
             )),
             // If this box stops adding, the parent receives the last group's sum in place of that
             // of all members.
-            Some(uplink) if below.len() > 1 && last.bears() == sum.mark() => invalid(format!(
+            Some(uplink) if below.len() > 1 && last.mark() == sum.mark() => invalid(format!(
                 "--groups {last} and --uplink {uplink}: the parent could take the sum of {last} \
                  for that of {sum}; the last group may have two thirds of the ranks below a box at \
                  the most"
@@ -314,8 +314,8 @@ mod tests {
             (middle.of(7, 16).map(|m| m.0), middle.of(3, 16)),
             (Some(1), Some((2, Member::Up)))
         );
-        let bears: Vec<u8> = middle.list(16).iter().map(Member::bears).collect();
-        assert_eq!((&bears[..], middle.mark(16)), (&[mark(2), mark(2), TOTAL][..], mark(4)));
+        let marks: Vec<u8> = middle.list(16).iter().map(Member::mark).collect();
+        assert_eq!((&marks[..], middle.mark(16)), (&[mark(2), mark(2), TOTAL][..], mark(4)));
         // A single group's sum is that of all.
         members("", "4-7", "swp9").check(16).unwrap();
         assert_eq!(

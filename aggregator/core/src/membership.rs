@@ -260,7 +260,7 @@ impl Controller {
                     dst: next.address.ip,
                     qpn: Qpn::new(next.address.rings[r].receive_qpn),
                     src_mac: Some(w.mac),
-                    bears: 0,
+                    mark: 0,
                 });
             }
         }

@@ -41,7 +41,7 @@ pub fn astray(
 ) -> Vec<Defect> {
     let mut all: Vec<Defect> = Vec::new();
     for Stray { src, to, port } in strays.iter().filter(|_| job.epoch.is_some()) {
-        let Some(flow) = job.flows.iter().find(|flow| flow.src == *src && flow.bears == 0) else {
+        let Some(flow) = job.flows.iter().find(|flow| flow.src == *src && flow.mark == 0) else {
             continue;
         };
         let (rank, expected) = (job.sender(flow.rank), port_name(flow.ifindex));

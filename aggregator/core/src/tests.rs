@@ -50,7 +50,7 @@ fn flow(rank: u32, ranks: u32) -> FlowSpec {
         dst: ip((rank + 1) % ranks),
         qpn: Qpn::new(100 + rank),
         src_mac: None,
-        bears: 0,
+        mark: 0,
     }
 }
 
@@ -600,12 +600,12 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     let [Action::AddFlow(last), Action::ActivateRing(_, ports)] = &actions[..] else {
         panic!("{actions:?}")
     };
-    assert_eq!((last.rank, last.bears, &ports[..]), (Rank(1), 0, &[10, 11, 13][..]));
+    assert_eq!((last.rank, last.mark, &ports[..]), (Rank(1), 0, &[10, 11, 13][..]));
     let job = c.job("a").unwrap();
     assert!(
         job.flows
             .iter()
-            .any(|f| f.rank == Rank(2) && f.bears == TOTAL && job.sender(f.rank) == Rank(1))
+            .any(|f| f.rank == Rank(2) && f.mark == TOTAL && job.sender(f.rank) == Rank(1))
     );
     let error = c.create_job(JobSpec { in_band: true, ..spec }).unwrap_err().to_string();
     assert!(error.contains("only some of the ranks"), "{error}");
@@ -701,7 +701,7 @@ fn the_state_file_has_plain_numbers() {
     let flow = FlowSpec { ring: RingNumber(3), ..flow(0, 2) };
     let text = r#"{"ring":3,"rank":0,"base_psn":5,"ifindex":10,"src":"10.0.0.1","dst":"10.0.0.2","qpn":100,"src_mac":null}"#;
     let written = serde_json::to_string(&flow).unwrap();
-    assert_eq!(written, text.replace("null}", "null,\"bears\":0}"));
+    assert_eq!(written, text.replace("null}", "null,\"mark\":0}"));
     assert_eq!(serde_json::from_str::<FlowSpec>(text).unwrap(), flow);
     assert_eq!(serde_json::to_value(spec("a", 2)).unwrap()["window"], 2);
 }

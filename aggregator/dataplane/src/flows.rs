@@ -16,10 +16,10 @@ impl BpfDataPlane {
     /// Registers a flow; replaces an ended one with the same key.
     pub(super) fn register(&mut self, flow: &FlowSpec) -> Result<()> {
         let before = self.flow(flow.key())?;
-        self.own(Address::ip(mapped(flow.src)), flow.ifindex, flow.bears != 0)
+        self.own(Address::ip(mapped(flow.src)), flow.ifindex, flow.mark != 0)
             .with_context(|| flow.src.to_string())?;
         if let Some(mac) = flow.src_mac
-            && let Err(error) = self.own(Address::mac(mac), flow.ifindex, flow.bears != 0)
+            && let Err(error) = self.own(Address::mac(mac), flow.ifindex, flow.mark != 0)
         {
             self.disown(Address::ip(mapped(flow.src)), flow.ifindex)?;
             return Err(error.context(format!("MAC address of {}", flow.src)));
@@ -32,7 +32,7 @@ impl BpfDataPlane {
             src_ip: mapped(flow.src),
             src_mac: flow.src_mac.unwrap_or_default(),
             mac_given: flow.src_mac.is_some().into(),
-            bears: flow.bears,
+            mark: flow.mark,
             ..Flow::NOTHING
         };
         if let Err(error) = self.hash(maps::FLOWS)?.insert(flow.key(), value, 0) {
@@ -51,7 +51,7 @@ impl BpfDataPlane {
         let of_ring = || all.iter().filter(|(_, flow)| flow.ring == ring);
         for &(key, flow) in of_ring().filter(|(_, flow)| flow.dst_ifindex == 0) {
             let next = (flow.rank as usize + 1) % ports.len();
-            if of_ring().any(|(_, other)| other.rank as usize == next && other.bears != 0) {
+            if of_ring().any(|(_, other)| other.rank as usize == next && other.mark != 0) {
                 let dst_ifindex = ports[next];
                 self.own(Address::ip(key.dst_ip), dst_ifindex, true)
                     .with_context(|| unmapped(key.dst_ip).to_string())?;

@@ -100,7 +100,7 @@ fn flow(ring: &RingSpec, rank: u32) -> FlowSpec {
         dst: ip(rank + 1).into(),
         qpn: Qpn::new(QPN + rank),
         src_mac: None,
-        bears: 0,
+        mark: 0,
     }
 }
 

@@ -159,7 +159,7 @@ pub const fn mark(ranks: u32) -> u8 {
 /// Whether a packet carries the required mark if another box forwards it: that of a group, or
 /// [`TOTAL`].
 #[inline(always)]
-pub const fn bears(ecn: u8, wanted: u8) -> bool {
+pub const fn has_mark(ecn: u8, wanted: u8) -> bool {
     ecn & (if wanted == TOTAL { TOTAL } else { MARK }) == wanted
 }
 

@@ -102,7 +102,7 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
         dst: ip((rank + 1) % ring.config.ranks),
         qpn: Qpn::new(ring.id.0 << 8 | rank),
         src_mac: None,
-        bears: 0,
+        mark: 0,
     }
 }
 

@@ -179,7 +179,7 @@ impl Model {
         if let Some(counter) = self.tagged(packet) {
             // Behind three tags, the programs look for a rank's address first.
             let hidden = tags(packet).len() == 3;
-            let forged = !hidden && self.bears_foreign(&claimed_addresses(packet));
+            let forged = !hidden && self.has_foreign_address(&claimed_addresses(packet));
             let counter = if forged { Counter::Spoofed } else { counter };
             self.count(RingNumber::NONE, counter);
             let pass = counter == Counter::NotRoce;
@@ -387,10 +387,10 @@ impl Model {
 
     /// Whether the packet carries the address of a rank behind another port.
     fn is_spoofed(&self, packet: &[u8]) -> bool {
-        self.bears_foreign(&claimed_addresses(packet)) || self.has_foreign_mac(packet)
+        self.has_foreign_address(&claimed_addresses(packet)) || self.has_foreign_mac(packet)
     }
 
-    fn bears_foreign(&self, addresses: &[[u8; 16]]) -> bool {
+    fn has_foreign_address(&self, addresses: &[[u8; 16]]) -> bool {
         let mut away =
             self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != BOND);
         away.any(|spec| addresses.contains(&mapped(spec.src)))

@@ -152,7 +152,7 @@ mod tests {
                 dst: ip,
                 qpn: Qpn::new(1),
                 src_mac: None,
-                bears: 0,
+                mark: 0,
             };
             let (sender, member) = (flow.rank, Member::Rank(rank as u32));
             RankEvidence {
