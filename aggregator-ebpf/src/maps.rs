@@ -239,25 +239,25 @@ pub fn slot(ring: u32, slot: u32) -> Option<*mut Slot> {
     SLOTS.get(ring)?.get_ptr_mut(slot)
 }
 
-/// A slot's sum, in a ring with path MTU 256.
+/// A slot's sum, in a ring with sums of 256 bytes.
 #[inline(always)]
 pub fn sum_256(ring: u32, slot: u32) -> Option<*mut [u64; 32]> {
     SUMS_256.get(ring)?.get_ptr_mut(slot)
 }
 
-/// A slot's sum, in a ring with path MTU 512.
+/// A slot's sum, in a ring with sums of 512 bytes.
 #[inline(always)]
 pub fn sum_512(ring: u32, slot: u32) -> Option<*mut [u64; 64]> {
     SUMS_512.get(ring)?.get_ptr_mut(slot)
 }
 
-/// A slot's sum, in a ring with path MTU 1024.
+/// A slot's sum, in a ring with sums of 1024 bytes.
 #[inline(always)]
 pub fn sum_1024(ring: u32, slot: u32) -> Option<*mut [u64; 128]> {
     SUMS_1024.get(ring)?.get_ptr_mut(slot)
 }
 
-/// A slot's sum, in a ring with path MTU 2048.
+/// A slot's sum, in a ring with sums of 2048 bytes.
 #[inline(always)]
 pub fn sum_2048(ring: u32, slot: u32) -> Option<*mut [u64; 256]> {
     SUMS_2048.get(ring)?.get_ptr_mut(slot)

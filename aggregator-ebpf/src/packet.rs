@@ -29,13 +29,19 @@ impl Packet {
         if p + N > self.end { None } else { Some(p) }
     }
 
-    /// Like [`Packet::at`], for loops over lanes: the compiler must not know where the pointer
+    /// Like [`Packet::at`], for loops over words: the compiler must not know where the pointer
     /// comes from, or it turns the comparison into arithmetic on the packet's end, which the
     /// verifier prohibits.
     #[inline(always)]
-    pub fn lane(&self, offset: usize) -> Option<*mut u32> {
+    pub fn word<const N: usize>(&self, offset: usize) -> Option<usize> {
         let p = opaque(self.data + offset);
-        if p + 4 > self.end { None } else { Some(p as *mut u32) }
+        if p + N > self.end { None } else { Some(p) }
+    }
+
+    /// The word of four bytes.
+    #[inline(always)]
+    pub fn lane(&self, offset: usize) -> Option<*mut u32> {
+        self.word::<4>(offset).map(|p| p as *mut u32)
     }
 
     /// Overwrites bytes at an offset.

@@ -1,4 +1,4 @@
-//! Copies, adds and checks payloads, one cell of 256 bytes at a time, the rest lane by lane.
+//! Copies, adds and checks payloads, one cell of 256 bytes at a time, the rest in smaller pieces.
 //!
 //! The verifier needs a constant bound for every loop, and for every cell its own comparison with
 //! the packet's end. The loops are in *global functions*: the verifier processes such a function
@@ -9,7 +9,7 @@
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::helpers::bpf_csum_diff;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{CELL_LEN, MAX_MTU};
+use netsum_common::abi::{CELL_LEN, MAX_MTU, MTU_STEP, sum_size};
 use netsum_common::icrc::{self, Chorba, Lagged};
 use netsum_common::serial;
 use netsum_common::wire::{BTH_LEN, Bytes as _, Frame, ICRC_LEN, Ipv4Hdr, L3, MAX_HEADERS, UdpHdr};
@@ -21,6 +21,10 @@ const MAX_CELLS: usize = MAX_MTU / CELL_LEN;
 /// IPv4, UDP and base transport headers.
 const HEADERS_V4: usize = Ipv4Hdr::LEN + UdpHdr::LEN + BTH_LEN;
 const CELL_LANES: usize = CELL_LEN / 4;
+/// What is left behind the last cell is processed in groups, then lane by lane. Path MTUs are
+/// multiples of a group.
+const GROUP_LEN: usize = MTU_STEP as usize;
+const GROUP_LANES: usize = GROUP_LEN / 4;
 /// From this length on [`Lagged`] is faster, by `cargo xtask bench dataplane`.
 const LAGGED_LEN: usize = 3 * CELL_LEN;
 
@@ -87,7 +91,7 @@ fn returned(state: u64) -> Option<u32> {
 #[inline(always)]
 pub fn apply(ctx: &XdpContext, op: Op, at: usize, len: usize, sum: &SumAddress) -> Option<()> {
     // One number: a global function takes at most five arguments.
-    let packed = sum.mtu.trailing_zeros() << 24 | (at as u32) << 16 | len as u32;
+    let packed = (sum_size(sum.mtu) as u32) << 24 | (at as u32) << 16 | len as u32;
     let result = match op {
         Op::Store => payload_store(ctx.ctx, packed, sum.ring, sum.slot),
         Op::Add => payload_add(ctx.ctx, packed, sum.ring, sum.slot),
@@ -318,14 +322,20 @@ extern "C" fn payload_checksum(ctx: *mut xdp_md, at: u32, len: u32) -> u64 {
     }
     let (at, lanes) = (at + (len & !(CELL_LEN - 1)), len % CELL_LEN / 4);
     let mut i = 0;
-    while i < CELL_LANES {
-        if i >= lanes {
+    while i < CELL_LANES / 2 {
+        if i >= lanes / 2 {
             break;
         }
-        let Some(lane) = p.lane(at + i * 4) else { return FAILED };
+        let Some(at) = p.word::<8>(at + i * 8) else { return FAILED };
+        // SAFETY: eight bytes from `at` on are inside the packet.
+        let word = unsafe { word(at, 0) };
+        sum += (word & 0xffff_ffff) + (word >> 32);
+        i += 1;
+    }
+    if lanes % 2 != 0 {
+        let Some(lane) = p.lane(at + i * 8) else { return FAILED };
         // SAFETY: four bytes from `lane` on are inside the packet.
         sum += unsafe { lane.read_unaligned() } as u64;
-        i += 1;
     }
     fold(sum) as u64
 }
@@ -347,14 +357,14 @@ macro_rules! global {
             const OP: u8 = Op::$op as u8;
             let p = Packet::new(&XdpContext::new(ctx));
             let (at, len) = (bounded(packed >> 16, OFFSET_MASK), (packed & LEN_MASK) as usize);
-            // Separate maps by path MTU: a slot takes only as much memory as its payload, in one
+            // Separate maps by size: a slot takes little more memory than its payload, in one
             // look-up.
             let done = match packed >> 24 {
-                8 => maps::sum_256(ring, slot)
+                0 => maps::sum_256(ring, slot)
                     .and_then(|s| apply_to::<OP, 1, 256>(&p, at, len, s.cast())),
-                9 => maps::sum_512(ring, slot)
+                1 => maps::sum_512(ring, slot)
                     .and_then(|s| apply_to::<OP, 2, 512>(&p, at, len, s.cast())),
-                10 => maps::sum_1024(ring, slot)
+                2 => maps::sum_1024(ring, slot)
                     .and_then(|s| apply_to::<OP, 4, 1024>(&p, at, len, s.cast())),
                 _ => maps::sum_2048(ring, slot)
                     .and_then(|s| apply_to::<OP, 8, 2048>(&p, at, len, s.cast())),
@@ -397,17 +407,23 @@ fn crc_cells(p: &Packet, offset: usize, len: usize, mut chorba: Chorba) -> Optio
 
 #[inline(always)]
 fn crc_tail(p: &Packet, offset: usize, lanes: usize, mut state: u32) -> Option<u32> {
+    let words = lanes / 2;
     let mut i = 0;
-    while i < CELL_LANES {
-        if i >= lanes {
+    while i < CELL_LANES / 2 {
+        if i >= words {
             break;
         }
-        let at = p.lane(offset + i * 4)?;
-        // SAFETY: four bytes from `at` on are inside the packet.
-        state = icrc::step4(state, unsafe { at.read_unaligned() });
+        let at = p.word::<8>(offset + i * 8)?;
+        // SAFETY: eight bytes from `at` on are inside the packet.
+        state = icrc::step8(state, unsafe { word(at, 0) });
         i += 1;
     }
-    Some(state)
+    if lanes % 2 == 0 {
+        return Some(state);
+    }
+    let at = p.lane(offset + i * 8)?;
+    // SAFETY: four bytes from `at` on are inside the packet.
+    Some(icrc::step4(state, unsafe { at.read_unaligned() }))
 }
 
 /// An operation on a payload and a slot's cells.
@@ -432,22 +448,22 @@ impl Op {
     }
 }
 
-/// The operation on a sum of `CELLS` cells, `MTU` bytes.
+/// The operation on a sum of `CELLS` cells, `SIZE` bytes.
 #[inline(always)]
-fn apply_to<const OP: u8, const CELLS: usize, const MTU: usize>(
+fn apply_to<const OP: u8, const CELLS: usize, const SIZE: usize>(
     p: &Packet,
     offset: usize,
     len: usize,
     sum: *mut u64,
 ) -> Option<()> {
     let op = const { Op::from_number(OP) };
-    if len == MTU {
-        let from = p.at::<MTU>(offset)?;
+    if len == SIZE {
+        let from = p.at::<SIZE>(offset)?;
         let mut i = 0;
         while i < CELLS {
-            // SAFETY: the packet has `MTU` bytes from `from` on, and the sum as many.
+            // SAFETY: the packet has `SIZE` bytes from `from` on, and the sum as many.
             unsafe { apply_cell(op, sum as usize + i * CELL_LEN, from + i * CELL_LEN) };
-            // Kept as a loop: unrolled for every path MTU it would not fit the processor's cache of
+            // Kept as a loop: unrolled for every size it would not fit the processor's cache of
             // decoded instructions.
             i = opaque(i + 1);
         }
@@ -464,18 +480,31 @@ fn apply_to<const OP: u8, const CELLS: usize, const MTU: usize>(
         unsafe { apply_cell(op, sum as usize + i * CELL_LEN, from) };
         i += 1;
     }
-    let lanes = len % CELL_LEN / 4;
-    if lanes == 0 {
+    if len % CELL_LEN == 0 {
         return Some(());
     }
     if cells >= CELLS {
         return None;
     }
     let offset = offset + (len & !(CELL_LEN - 1));
-    // SAFETY: cell `cells` is one of the sum's.
-    let cell = unsafe { sum.cast::<u32>().add(cells * CELL_LANES) };
+    let cell = sum as usize + cells * CELL_LEN;
+    let groups = len % CELL_LEN / GROUP_LEN;
     let mut i = 0;
-    while i < CELL_LANES {
+    while i < CELL_LEN / GROUP_LEN - 1 {
+        if i >= groups {
+            break;
+        }
+        let from = p.at::<GROUP_LEN>(offset + i * GROUP_LEN)?;
+        // SAFETY: cell `cells` is one of the sum's, and the packet has a whole group from `from` on.
+        unsafe { apply_group(op, cell + i * GROUP_LEN, from) };
+        i += 1;
+    }
+    let lanes = len % CELL_LEN / 4;
+    // The compiler must not put it together with the cell's offset, of which the verifier knows the
+    // bound.
+    let mut i = opaque(groups * GROUP_LANES) & (CELL_LANES - 1);
+    let mut count = 0;
+    while count < GROUP_LANES {
         if i >= lanes {
             break;
         }
@@ -483,7 +512,7 @@ fn apply_to<const OP: u8, const CELLS: usize, const MTU: usize>(
         // SAFETY: lane `i` is below the cell's 64 lanes, and four bytes from `at` on are inside the
         // packet.
         unsafe {
-            let lane = cell.add(i);
+            let lane = (cell as *mut u32).add(i);
             match op {
                 Op::Store => lane.write(at.read_unaligned()),
                 Op::Load => at.write_unaligned(lane.read()),
@@ -491,6 +520,7 @@ fn apply_to<const OP: u8, const CELLS: usize, const MTU: usize>(
             }
         }
         i += 1;
+        count += 1;
     }
     Some(())
 }
@@ -499,21 +529,31 @@ fn apply_to<const OP: u8, const CELLS: usize, const MTU: usize>(
 /// `cell` must be a map value's cell, and a cell of the packet must start at `at`.
 #[inline(always)]
 unsafe fn apply_cell(op: Op, cell: usize, at: usize) {
+    unrolled!(G in 0 1 2 3 => {
+        // SAFETY: the caller's promise.
+        unsafe { apply_group(op, cell + G * GROUP_LEN, at + G * GROUP_LEN) }
+    });
+}
+
+/// # Safety
+/// `group` must be a map value's group, and a group of the packet must start at `at`.
+#[inline(always)]
+unsafe fn apply_group(op: Op, group: usize, at: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         match op {
-            Op::Store => copy_cell(cell, at),
-            Op::Load => copy_cell(at, cell),
-            Op::Add => add_cell(cell, at),
+            Op::Store => copy_group(group, at),
+            Op::Load => copy_group(at, group),
+            Op::Add => add_group(group, at),
         }
     }
 }
 
 /// # Safety
-/// A cell must be readable at `from` and writable at `to`.
+/// A group must be readable at `from` and writable at `to`.
 #[inline(always)]
-unsafe fn copy_cell(to: usize, from: usize) {
-    unrolled!(I in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 => {
+unsafe fn copy_group(to: usize, from: usize) {
+    unrolled!(I in 0 1 2 3 4 5 6 7 => {
         // SAFETY: the caller's promise.
         unsafe { (to as *mut u64).add(I).write_unaligned(word(from, I)) }
     });
@@ -524,15 +564,15 @@ unsafe fn copy_cell(to: usize, from: usize) {
 #[repr(C, packed)]
 struct Lane(u32);
 
-/// Adds 64 lanes, four at a time: the loads of a group do not wait for the stores of the one
-/// before. Volatile, because the compiler's own order is a fifth slower.
+/// Adds 16 lanes, four at a time: the loads of four do not wait for the stores of those before.
+/// Volatile, because the compiler's own order is a fifth slower.
 ///
 /// # Safety
-/// A cell must be readable at `from` and writable at `to`, which is a map value and so aligned.
+/// A group must be readable at `from` and writable at `to`, which is a map value and so aligned.
 #[inline(always)]
-unsafe fn add_cell(to: usize, from: usize) {
+unsafe fn add_group(to: usize, from: usize) {
     let (to, from) = (to as *mut u32, from as *const Lane);
-    unrolled!(I in 0 4 8 12 16 20 24 28 32 36 40 44 48 52 56 60 => {
+    unrolled!(I in 0 4 8 12 => {
         // SAFETY: the caller's promise.
         unsafe {
             let a0 = to.add(I).read_volatile();

@@ -26,8 +26,8 @@ pub mod maps {
     pub const STATES: &str = "STATES";
     /// Array of maps, ring to array of [`crate::slot::Slot`].
     pub const SLOTS: &str = "SLOTS";
-    /// Arrays of maps by path MTU, in the order of [`super::MTUS`]: ring to array of sums, each as
-    /// long as the path MTU, in little-endian words as on the wire.
+    /// Arrays of maps, in the order of [`super::SUM_SIZES`]: ring to array of sums, in little-endian
+    /// words as on the wire.
     pub const SUMS: [&str; 4] = ["SUMS_256", "SUMS_512", "SUMS_1024", "SUMS_2048"];
     /// Array of maps, ring to array of [`super::SavedHeader`], `slot * ranks + rank`.
     pub const HEADERS: &str = "HEADERS";
@@ -589,11 +589,11 @@ const _: () = {
     assert!(crate::counters::COUNTERS <= 64);
 };
 
-/// Memory of a ring on the box in bytes: slots x (payload + ranks x saved headers), and the slots'
+/// Memory of a ring on the box in bytes: slots x (sum + ranks x saved headers), and the slots'
 /// own state.
 pub const fn ring_memory(slots: u32, mtu: u32, ranks: u32) -> u64 {
     slots as u64
-        * (mtu as u64
+        * (sum_len(mtu) as u64
             + ranks as u64 * size_of::<SavedHeader>() as u64
             + size_of::<crate::slot::Slot>() as u64)
 }

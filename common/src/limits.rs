@@ -33,8 +33,37 @@ pub const MAX_CPUS: u32 = 256;
 pub const CELL_LEN: usize = 256;
 /// The largest path MTU: a broadcast clone has to fit a page.
 pub const MAX_MTU: usize = 2048;
-/// Path MTUs that a job may have.
-pub const MTUS: [u32; 4] = [256, 512, 1024, 2048];
+/// The smallest path MTU.
+pub const MIN_MTU: u32 = 256;
+/// Path MTUs are multiples of this. Queue pairs of adapters take only powers of two (IBTA 9.3.3.2).
+pub const MTU_STEP: u32 = 64;
+/// Sizes of sums, each in maps of its own: a ring takes the smallest that fits its path MTU.
+pub const SUM_SIZES: [u32; 4] = [256, 512, 1024, 2048];
+const _: () = assert!(SUM_SIZES[0] == MIN_MTU && SUM_SIZES[3] as usize == MAX_MTU);
+
+/// Bytes of a sum in a ring of this path MTU.
+pub const fn sum_len(mtu: u32) -> u32 {
+    SUM_SIZES[sum_size(mtu)]
+}
+
+/// Whether a job may have this path MTU.
+pub const fn is_mtu(mtu: u32) -> bool {
+    mtu >= MIN_MTU && mtu as usize <= MAX_MTU && mtu.is_multiple_of(MTU_STEP)
+}
+
+/// Index into [`SUM_SIZES`] for a ring of this path MTU.
+#[inline(always)]
+pub const fn sum_size(mtu: u32) -> usize {
+    if mtu <= SUM_SIZES[0] {
+        0
+    } else if mtu <= SUM_SIZES[1] {
+        1
+    } else if mtu <= SUM_SIZES[2] {
+        2
+    } else {
+        3
+    }
+}
 /// Most slaves of bonds on a box.
 pub const MAX_SLAVES: u32 = 1024;
 /// Most uplinks that a box spreads flows over.

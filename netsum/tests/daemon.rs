@@ -33,7 +33,7 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
         .unwrap();
     assert!(
         made.contains("train: waiting")
-            && made.contains("16 slots x (1024 payload + 2 ranks x 112 header"),
+            && made.contains("16 slots x (1024 sum + 2 ranks x 112 header"),
         "{made}"
     );
     let flow = "flow add train --ring 0 --port p1 --qpn 0x11 --psn 255";
@@ -588,7 +588,7 @@ async fn exit_codes_tell_usage_refusal_absence_and_no_daemon_apart() {
 async fn a_job_that_does_not_fit_is_refused_with_what_would() {
     let d = Daemon::start().await;
     // 5.1 of 8 MiB.
-    let large = "--ranks 2 --message-size 256K --window 4 --rings 2";
+    let large = "--ranks 2 --mtu 1024 --message-size 256K --window 4 --rings 2";
     d.netsum(&format!("job create first {large}")).await.unwrap();
     let (_, refused) = d.netsum_both(&format!("job create second {large}")).await;
     let refused = refused.unwrap_err();

@@ -34,7 +34,7 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
 /// Every path MTU and type, with one job per MTU.
 fn matrix(ranks: u32) {
     let cluster = Cluster::start(lab(ranks as usize)).unwrap();
-    for mtu in [256, 512, 1024, 2048] {
+    for mtu in [256, 512, 1024, 1408, 2048] {
         let job = JobSpec { mtu, ..JobSpec::new(&format!("mtu-{mtu}"), ranks) };
         let mut group = start(&cluster, &job);
         for (seed, len) in [(1, 1), (2, 1000), (3, 150_001)] {

@@ -22,7 +22,7 @@ fn what_the_box_cannot_broadcast_or_a_port_not_carry_is_refused_at_once() {
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     };
     refused(create(4096), &["--mtu 4096", "one page", "2048 is the largest"]);
-    refused(create(1500), &["--mtu 1500", "256, 512, 1024 or 2048"]);
+    refused(create(1500), &["--mtu 1500", "a multiple of 64, 256 to 2048"]);
     create(2048).unwrap();
     set_mtu(lab.box_(), "port1", 1107);
     // Ports are checked when a job is created, not only when the daemon starts.

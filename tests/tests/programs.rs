@@ -60,7 +60,7 @@ fn all_reduce(bench: &mut Bench, specs: &[FrameSpec], ce: bool) {
 fn every_header_variant_and_length_is_summed() {
     let mut bench = Bench::new(ring(3, 2048, 64), false).unwrap();
     for v6 in [false, true] {
-        for mtu in [256, 512, 1024, 2048] {
+        for mtu in [256, 512, 1024, 1408, 2048] {
             let ring = ring(3, mtu, 64);
             let flows: Vec<_> = (0..3).map(|r| flow(&ring, r, v6)).collect();
             bench.restart(ring, &flows).unwrap();

@@ -73,11 +73,11 @@ fn whole_job(j: &Job) -> Entry {
     let header = size_of::<netsum_common::abi::SavedHeader>();
     let slot = size_of::<netsum_common::slot::Slot>();
     let memory = format!(
-        "memory {}: {} rings x {} slots x ({} payload + {} ranks x {header} header + {slot} state)",
+        "memory {}: {} rings x {} slots x ({} sum + {} ranks x {header} header + {slot} state)",
         Size(j.memory),
         j.rings,
         j.slots,
-        j.mtu,
+        netsum_common::limits::sum_len(j.mtu),
         j.connections() / j.rings
     );
     entry.attributes(2, vec![plain(memory)]);

@@ -129,8 +129,14 @@ impl JobSpec {
                     .into(),
             );
         }
-        if !abi::MTUS.contains(&self.mtu) {
-            return invalid(format!("--mtu {}: 256, 512, 1024 or 2048 is possible", self.mtu));
+        if !abi::is_mtu(self.mtu) {
+            return invalid(format!(
+                "--mtu {}: a multiple of {}, {} to {}, is possible",
+                self.mtu,
+                abi::MTU_STEP,
+                abi::MIN_MTU,
+                abi::MAX_MTU
+            ));
         }
         if self.message_size < 64 || !self.message_size.is_multiple_of(4) {
             return invalid(format!(

@@ -143,7 +143,13 @@ pub const HEADROOM: u32 = 40 + 8 + 12 + 16 + 4 + 4;
 
 /// The largest path MTU that a link with this MTU carries; the smallest one if it carries none.
 pub fn largest_mtu(link: u32) -> u32 {
-    abi::MTUS.into_iter().filter(|mtu| mtu + HEADROOM <= link).max().unwrap_or(abi::MTUS[0])
+    let room = link.saturating_sub(HEADROOM).clamp(abi::MIN_MTU, abi::MAX_MTU as u32);
+    room / abi::MTU_STEP * abi::MTU_STEP
+}
+
+/// The largest path MTU of that link for queue pairs of adapters, which take powers of two.
+pub fn largest_ibta_mtu(link: u32) -> u32 {
+    1 << largest_mtu(link).ilog2()
 }
 
 #[derive(Debug)]
@@ -339,11 +345,13 @@ impl Controller {
     }
 
     /// Creates a job and reserves its memory, if there is room. A path MTU of 0 becomes the largest
-    /// that all ports carry.
+    /// that all ports carry, a power of two if the job is set up in band.
     pub fn create_job(&mut self, mut spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         if spec.mtu == 0 {
             // Without a port: the usual MTU of Ethernet.
-            spec.mtu = largest_mtu(self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500));
+            let link = self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500);
+            // Applications that know nothing of netsum have queue pairs of adapters.
+            spec.mtu = if spec.in_band { largest_ibta_mtu(link) } else { largest_mtu(link) };
         }
         spec.check()?;
         let is_there = |name: &&str| self.ports.iter().any(|p| p.name == *name);

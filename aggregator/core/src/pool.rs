@@ -28,9 +28,9 @@ pub fn job_memory(spec: &JobSpec, slots: u32) -> u64 {
 /// The same as text.
 pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
     format!(
-        "{} rings x {slots} slots x ({} payload + {} ranks x {} header + {} state) = {}",
+        "{} rings x {slots} slots x ({} sum + {} ranks x {} header + {} state) = {}",
         spec.rings,
-        spec.mtu,
+        abi::sum_len(spec.mtu),
         spec.member_count(),
         size_of::<abi::SavedHeader>(),
         size_of::<Slot>(),

@@ -1,11 +1,11 @@
 //! Faults of a port: missing capabilities of its driver, and unsuitable settings.
 
-use crate::HEADROOM;
+use netsum_common::abi::{self, MIN_MTU};
+
+use crate::{HEADROOM, largest_mtu};
 
 /// The largest path MTU.
-const MAX_MTU: u32 = 2048;
-/// The smallest path MTU.
-const MIN_MTU: u32 = 256;
+const MAX_MTU: u32 = abi::MAX_MTU as u32;
 
 /// Drivers that transmit redirected frames on the queue with the CPU's number, and drop them if it
 /// does not exist: `i40e_xdp_xmit` (drivers/net/ethernet/intel/i40e/i40e_txrx.c) and
@@ -137,9 +137,8 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
         let mend = format!("ip link set {name} mtu {}", MAX_MTU + HEADROOM);
         all.push(fatal(format!("MTU {}: too small for any job", p.mtu), mend));
     } else if p.mtu < MAX_MTU + HEADROOM {
-        let fits = netsum_common::abi::MTUS.iter().filter(|&m| m + HEADROOM <= p.mtu).max();
         all.push(bearable(
-            format!("MTU {}: path MTU {} at the most", p.mtu, fits.copied().unwrap_or(MIN_MTU)),
+            format!("MTU {}: path MTU {} at the most", p.mtu, largest_mtu(p.mtu)),
             format!(
                 "ip link set {name} mtu {} for path MTU {MAX_MTU}, at the hosts too",
                 MAX_MTU + HEADROOM
@@ -267,7 +266,7 @@ mod tests {
             );
         };
         one(after(|p| p.up = false), true, "ip link set eth1 up");
-        one(after(|p| p.mtu = 1500), false, "path MTU 1024 at the most");
+        one(after(|p| p.mtu = 1500), false, "path MTU 1408 at the most");
         one(after(|p| p.mtu = 300), true, "too small for any job");
         one(after(|p| p.lro = Some(true)), true, "ethtool -K eth1 lro off");
         one(after(|p| p.rx_vlan = Some(true)), false, "ethtool -K eth1 rxvlan off");

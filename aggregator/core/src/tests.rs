@@ -124,7 +124,7 @@ fn refusals_name_the_argument_and_what_would_be_right() {
         cases.push((s, expected));
     };
     push(|s| s.mtu = 4096, "--mtu 4096: the kernel clones a broadcast packet into one page");
-    push(|s| s.mtu = 1000, "--mtu 1000: 256, 512, 1024 or 2048");
+    push(|s| s.mtu = 1000, "--mtu 1000: a multiple of 64, 256 to 2048");
     push(|s| s.mtu = 2048, "--mtu 2048: port p0 has an MTU of 1500");
     push(|s| s.message_size = 1022, "--message-size 1022: a multiple of 4");
     push(|s| s.window = Messages(0), "--window 0");
@@ -469,16 +469,19 @@ fn a_path_mtu_that_is_not_given_is_the_largest_that_all_ports_carry() {
         c.create_job(JobSpec { mtu: 0, ..spec(name, 2) })?;
         Ok::<_, Refusal>(c.job(name)?.spec.mtu)
     };
-    assert_eq!(made_with("usual", [1500, 1500]), Ok(1024));
+    assert_eq!(made_with("usual", [1500, 1500]), Ok(1408));
     assert_eq!(made_with("jumbo", [9000, 9000]), Ok(2048));
-    assert_eq!(made_with("mixed", [9000, 1500]), Ok(1024));
+    assert_eq!(made_with("mixed", [9000, 1500]), Ok(1408));
     assert_eq!(made_with("exact", [2048 + HEADROOM, 2048 + HEADROOM]), Ok(2048));
-    assert_eq!(made_with("one-short", [2048 + HEADROOM - 1, 9000]), Ok(1024));
+    assert_eq!(made_with("one-short", [2048 + HEADROOM - 1, 9000]), Ok(1984));
     let none = made_with("none", [300, 9000]).unwrap_err().to_string();
     assert!(none.starts_with("--mtu 256: port p0 has an MTU of 300"), "{none}");
     let mut without_ports = Controller::new(1 << 30, 2, Duration::from_secs(1));
     without_ports.create_job(JobSpec { mtu: 0, ..spec("a", 2) }).unwrap();
-    assert_eq!(without_ports.job("a").unwrap().spec.mtu, 1024);
+    assert_eq!(without_ports.job("a").unwrap().spec.mtu, 1408);
+    // Applications have queue pairs of adapters.
+    without_ports.create_job(JobSpec { mtu: 0, in_band: true, ..spec("b", 2) }).unwrap();
+    assert_eq!(without_ports.job("b").unwrap().spec.mtu, 1024);
 }
 
 #[test]

@@ -13,9 +13,9 @@ use anyhow::{Context as _, Result, bail};
 use aya::maps::{Array, ArrayOfMaps, HashMap, MapData, MapInfo};
 use aya::programs::{ProgramError, TestRun as _, TestRunOptions, loaded_programs};
 use netsum_common::abi::{
-    Address, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS, MTUS, Owner,
+    Address, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS, Owner,
     ReleaseTag, RingConfig, RingNumber, SavedHeader, StrangerKey, Token, TraceFilter, maps,
-    programs, ring_flags, watch,
+    programs, ring_flags, sum_size, watch,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_core::plane::RingSpec;
@@ -300,23 +300,22 @@ fn copy_slots(
             used.push(slot);
         }
     }
-    match config.mtu {
-        256 => copy_sums::<256>(plane, live, ring, &used),
-        512 => copy_sums::<512>(plane, live, ring, &used),
-        1024 => copy_sums::<1024>(plane, live, ring, &used),
-        2048 => copy_sums::<2048>(plane, live, ring, &used),
-        other => bail!("no map for path MTU {other}"),
+    match sum_size(config.mtu) {
+        0 => copy_sums::<256>(plane, live, ring, &used),
+        1 => copy_sums::<512>(plane, live, ring, &used),
+        2 => copy_sums::<1024>(plane, live, ring, &used),
+        _ => copy_sums::<2048>(plane, live, ring, &used),
     }
 }
 
-fn copy_sums<const MTU: usize>(
+fn copy_sums<const SIZE: usize>(
     plane: &BpfDataPlane,
     live: &Live,
     ring: RingNumber,
     used: &[u32],
 ) -> Result<()> {
-    let index = MTUS.iter().position(|&m| m as usize == MTU).context("a path MTU of the ABI")?;
-    let sums: Array<MapData, [u8; MTU]> = live.inner(maps::SUMS[index], ring)?;
-    let mut own: Array<MapData, [u8; MTU]> = plane.inner(maps::SUMS[index], ring)?;
+    let map = maps::SUMS[sum_size(SIZE as u32)];
+    let sums: Array<MapData, [u8; SIZE]> = live.inner(map, ring)?;
+    let mut own: Array<MapData, [u8; SIZE]> = plane.inner(map, ring)?;
     used.iter().try_for_each(|slot| Ok(own.set(*slot, sums.get(slot, 0)?, 0)?))
 }

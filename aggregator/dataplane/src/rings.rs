@@ -6,8 +6,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use anyhow::{Context as _, Result, bail};
 use aya::maps::{Array, DevMap, Map, MapData};
 use netsum_common::abi::{
-    self, EgressKey, EgressPort, Hop, HopKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig,
-    RingNumber, SavedHeader, maps, ring_flags,
+    self, EgressKey, EgressPort, Hop, HopKey, MAX_MTU, MAX_RANKS, MAX_RINGS, MIN_MTU, MTU_STEP,
+    RingConfig, RingNumber, SavedHeader, maps, ring_flags,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -167,15 +167,13 @@ impl BpfDataPlane {
         let mut put: BTreeMap<&str, Vec<(RingNumber, OwnedFd)>> = BTreeMap::new();
         let mut made = Vec::new();
         for (ring, cpu, Sizes { slots, mtu, headers, ports }) in rings {
-            let mtus = abi::MTUS.iter().position(|m| m == mtu);
-            let sums = maps::SUMS[mtus.with_context(|| format!("no map for path MTU {mtu}"))?];
             let array = |size, len| create(ARRAY, size, len, INNER_MAP);
             let slots_map = array(size_of::<Slot>() as u32, *slots)?;
             let headers_map = array(size_of::<SavedHeader>() as u32, *headers)?;
             let ports_map = create(DEVMAP, 8, *ports, 0)?;
             for (outer, map) in [
                 (maps::SLOTS, &slots_map),
-                (sums, &array(*mtu, *slots)?),
+                (maps::SUMS[abi::sum_size(*mtu)], &array(abi::sum_len(*mtu), *slots)?),
                 (maps::HEADERS, &headers_map),
                 (maps::PORTS, &ports_map),
             ] {
@@ -223,8 +221,8 @@ fn check(&RingSpec { id, config: ring, .. }: &RingSpec) -> Result<()> {
     {
         bail!("{} slots: a power of two, at least twice the credit of {}", ring.slots, ring.credit);
     }
-    if !abi::MTUS.contains(&ring.mtu) {
-        bail!("path MTU {}: one of {:?}, at most {MAX_MTU}", ring.mtu, abi::MTUS);
+    if !abi::is_mtu(ring.mtu) {
+        bail!("path MTU {}: a multiple of {MTU_STEP}, {MIN_MTU} to {MAX_MTU}", ring.mtu);
     }
     Ok(())
 }

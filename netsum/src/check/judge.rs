@@ -279,6 +279,6 @@ mod tests {
         );
         one(after(|f| f.bridge.as_mut().unwrap().stp = true), Warning, "stp_state 0");
         one(of_port(|p| p.up = false), Error, "ip link set eth1 up");
-        one(of_port(|p| p.mtu = 1500), Warning, "path MTU 1024 at the most");
+        one(of_port(|p| p.mtu = 1500), Warning, "path MTU 1408 at the most");
     }
 }

@@ -1,11 +1,17 @@
 //! Job properties that all ranks must agree on.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
+
+use netsum_common::limits::{MIN_MTU, MTU_STEP};
 
 use crate::numeric::layout::{CHECK_BYTES, Layout};
 
 /// The largest window.
 pub const MAX_WINDOW: u32 = 1024;
+
+/// Path MTUs, all multiples of [`MTU_STEP`]. A box takes up to half of the largest.
+const MTUS: RangeInclusive<u32> = MIN_MTU..=4096;
 
 /// Bytes of the smallest message: check lanes and an element.
 const LEAST_MESSAGE: u32 = CHECK_BYTES as u32 + 4;
@@ -46,8 +52,9 @@ impl JobShape {
         if !(1..=64).contains(&self.ranks) {
             return Err(format!("ranks {}: 1 to 64", self.ranks));
         }
-        if ![256, 512, 1024, 2048, 4096].contains(&self.mtu) {
-            return Err(format!("mtu {}: 256, 512, 1024, 2048 or 4096", self.mtu));
+        if !MTUS.contains(&self.mtu) || !self.mtu.is_multiple_of(MTU_STEP) {
+            let (least, most) = MTUS.into_inner();
+            return Err(format!("mtu {}: a multiple of {MTU_STEP}, {least} to {most}", self.mtu));
         }
         if message_size % 4 != 0 || !(LEAST_MESSAGE..=1 << 24).contains(&message_size) {
             return Err(format!(

@@ -127,7 +127,7 @@ impl Endpoint {
 
     /// Creates a queue pair that may send and receive at once.
     pub fn add_qp(&mut self, c: QpConfig) -> Result<QpId, SetupError> {
-        if !c.mtu.is_power_of_two() || !(256..=4096).contains(&c.mtu) {
+        if !c.mtu.is_multiple_of(4) || !(256..=4096).contains(&c.mtu) {
             return Err(SetupError::Mtu(c.mtu));
         }
         if c.remote.is_ipv4() != self.local.is_ipv4() {

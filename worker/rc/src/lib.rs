@@ -206,8 +206,9 @@ pub enum SetupError {
     /// The number is in use.
     #[error("queue pair {:#x} exists already", .0.get())]
     Exists(Qpn),
-    /// Not a power of two from 256 to 4096.
-    #[error("path MTU {0}: must be 256, 512, 1024, 2048 or 4096")]
+    /// Not a multiple of 4 from 256 to 4096. Between endpoints of this crate, the path MTU need not
+    /// be one of IBTA's.
+    #[error("path MTU {0}: must be a multiple of 4, 256 to 4096")]
     Mtu(usize),
     /// One address is IPv4, the other IPv6.
     #[error("{remote} is not of the address family of {local}")]

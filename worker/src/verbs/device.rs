@@ -382,6 +382,14 @@ impl Device {
     }
 
     fn check_mtu(&self, mtu: u32) -> io::Result<()> {
+        if !mtu.is_power_of_two() {
+            let text = format!(
+                "path MTU {mtu}: adapters take 256, 512, 1024, 2048 or 4096: create the job with \
+                 `--mtu {}`",
+                1 << mtu.ilog2()
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         // SAFETY: all fields are numbers, for which zero is a value.
         let mut port: ibv::ibv_port_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the library fills the first part of the structure, as it was when its symbol got

@@ -121,8 +121,7 @@ impl XdpDriver {
     pub fn prepare(&mut self, mtu: usize, peers: &[IpAddr]) -> Result<(), XdpError> {
         let most = ROOM - headers_len(self.local) - OVERHEAD - EXTENDED;
         if mtu > most {
-            // Path MTUs are powers of two.
-            return Err(XdpError::Mtu { mtu, most: 1 << most.ilog2() });
+            return Err(XdpError::Mtu { mtu, most });
         }
         for peer in peers {
             self.neighbours.next_hop(*peer).map_err(|e| XdpError::NoWay(e.to_string()))?;
