@@ -85,6 +85,10 @@ fn send(lab: &Lab, mut senders: Vec<Sender>) -> [u64; SPINES] {
     receivers.iter().for_each(|r| r.set_nonblocking(true).unwrap());
     let (before, mut received, mut total) = (sent(lab.leaf(0)), 0, 0);
     let mut buffer = [0; LEN];
+    let mut arrived = || -> usize {
+        let all = receivers.iter();
+        all.map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count()).sum()
+    };
     let packet = [0; LEN];
     while senders.iter().any(|s| s.packets > 0) {
         for sender in senders.iter_mut().filter(|s| s.packets > 0) {
@@ -95,16 +99,13 @@ fn send(lab: &Lab, mut senders: Vec<Sender>) -> [u64; SPINES] {
         if total % 16 == 0 {
             std::thread::sleep(Duration::from_micros(200));
         }
-        received += receivers
-            .iter()
-            .map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count())
-            .sum::<usize>();
+        received += arrived();
     }
-    std::thread::sleep(Duration::from_millis(50));
-    received += receivers
-        .iter()
-        .map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count())
-        .sum::<usize>();
+    let start = Instant::now();
+    while received < total && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+        received += arrived();
+    }
     let after = sent(lab.leaf(0));
     assert_eq!(received, total, "packets were lost: {before:?}, {after:?}");
     std::array::from_fn(|spine| after[spine] - before[spine])
