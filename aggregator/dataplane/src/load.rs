@@ -101,8 +101,9 @@ impl BpfDataPlane {
 /// On PREEMPT_RT, softirqs of one CPU may run at the same time (Linux 6.18, without
 /// `PREEMPT_RT_NEEDS_BH_LOCK`): then a ring's slots would have two writers.
 fn is_realtime() -> bool {
-    let version = std::fs::read_to_string("/proc/sys/kernel/version");
-    version.is_ok_and(|version| version.contains("PREEMPT_RT"))
+    // A unit with `ProcSubset=pid` has no /proc/sys. What cannot be known counts as one.
+    let kernel = nix::sys::utsname::uname();
+    kernel.map_or(true, |kernel| kernel.version().to_string_lossy().contains("PREEMPT_RT"))
 }
 
 /// 0 silences the programs; otherwise `log` and aya-log use the same numbers, from 1 for error to 5
