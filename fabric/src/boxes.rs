@@ -611,7 +611,13 @@ impl Boxes {
                     let ports = ports.into_iter().map(info).collect();
                     seen.insert(name, Seen { jobs, ports });
                 }
-                Err(status) => self.was_silent(&name, &status),
+                Err(status) => {
+                    if status.code() == Code::Unimplemented {
+                        // A box before protocol 5 has no service of this name.
+                        self.known().look_at_version(&name, 0, "");
+                    }
+                    self.was_silent(&name, &status);
+                }
             }
         }
         self.known().cables.look(said, Instant::now().into_std());
