@@ -35,7 +35,7 @@ pub const CELL_LEN: usize = 256;
 pub const MAX_MTU: usize = 2048;
 /// The smallest path MTU.
 pub const MIN_MTU: u32 = 256;
-/// Path MTUs are multiples of this. Queue pairs of adapters take only powers of two (IBTA 9.3.3.2).
+/// Path MTUs are multiples of this. Adapters take only powers of two (`enum ibv_mtu` of libibverbs).
 pub const MTU_STEP: u32 = 64;
 /// Sizes of sums, each in maps of its own: a ring takes the smallest that fits its path MTU.
 pub const SUM_SIZES: [u32; 4] = [256, 512, 1024, 2048];

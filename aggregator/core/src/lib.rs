@@ -345,13 +345,13 @@ impl Controller {
     }
 
     /// Creates a job and reserves its memory, if there is room. A path MTU of 0 becomes the largest
-    /// that all ports carry, a power of two if the job is set up in band.
+    /// of adapters that all ports carry.
     pub fn create_job(&mut self, mut spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         if spec.mtu == 0 {
             // Without a port: the usual MTU of Ethernet.
             let link = self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500);
-            // Applications that know nothing of netsum have queue pairs of adapters.
-            spec.mtu = if spec.in_band { largest_ibta_mtu(link) } else { largest_mtu(link) };
+            // Ranks may have adapters.
+            spec.mtu = largest_ibta_mtu(link);
         }
         spec.check()?;
         let is_there = |name: &&str| self.ports.iter().any(|p| p.name == *name);

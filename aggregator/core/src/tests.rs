@@ -469,19 +469,18 @@ fn a_path_mtu_that_is_not_given_is_the_largest_that_all_ports_carry() {
         c.create_job(JobSpec { mtu: 0, ..spec(name, 2) })?;
         Ok::<_, Refusal>(c.job(name)?.spec.mtu)
     };
-    assert_eq!(made_with("usual", [1500, 1500]), Ok(1408));
+    assert_eq!(made_with("usual", [1500, 1500]), Ok(1024));
     assert_eq!(made_with("jumbo", [9000, 9000]), Ok(2048));
-    assert_eq!(made_with("mixed", [9000, 1500]), Ok(1408));
+    assert_eq!(made_with("mixed", [9000, 1500]), Ok(1024));
     assert_eq!(made_with("exact", [2048 + HEADROOM, 2048 + HEADROOM]), Ok(2048));
-    assert_eq!(made_with("one-short", [2048 + HEADROOM - 1, 9000]), Ok(1984));
+    assert_eq!(made_with("one-short", [2048 + HEADROOM - 1, 9000]), Ok(1024));
     let none = made_with("none", [300, 9000]).unwrap_err().to_string();
     assert!(none.starts_with("--mtu 256: port p0 has an MTU of 300"), "{none}");
     let mut without_ports = Controller::new(1 << 30, 2, Duration::from_secs(1));
     without_ports.create_job(JobSpec { mtu: 0, ..spec("a", 2) }).unwrap();
-    assert_eq!(without_ports.job("a").unwrap().spec.mtu, 1408);
-    // Applications have queue pairs of adapters.
-    without_ports.create_job(JobSpec { mtu: 0, in_band: true, ..spec("b", 2) }).unwrap();
-    assert_eq!(without_ports.job("b").unwrap().spec.mtu, 1024);
+    assert_eq!(without_ports.job("a").unwrap().spec.mtu, 1024);
+    let steps = [largest_mtu(300), largest_mtu(1500), largest_mtu(2131), largest_mtu(9000)];
+    assert_eq!(steps, [256, 1408, 1984, 2048]);
 }
 
 #[test]
@@ -1151,7 +1150,9 @@ fn ranks_are_asked_to_connect_anew_until_they_have() {
         c.join(join("train", 0, epoch, 1, now), now).unwrap();
         c.join(join("train", 1, epoch, 2, now), now).unwrap();
     };
-    assert!(matches!(c.renew_job("train"), Err(Refusal::NotNow(why)) if why.contains("no ranks")));
+    assert!(
+        matches!(c.renew_job("train"), Err(Refusal::NotNow(why)) if why.contains("no ranks"))
+    );
     assert!(matches!(c.renew_job("other"), Err(Refusal::NotFound(_))));
     begin(&mut c, 0);
     assert!(!asked(&mut c, 1));

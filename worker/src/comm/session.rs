@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::allocator::nonce;
 use super::bootstrap::{Membership, Patience, bootstrap, control};
-use super::config::{Bootstrap, CommConfig, Transport};
+use super::config::{Bootstrap, CommConfig};
 use super::core::{Core, LINGER, Wait, sleep_at};
 use super::driver_lock::DriverGuard;
 use super::network::{Bind, Connections, Network};
@@ -363,16 +363,8 @@ type Joined = (Box<dyn Network>, Membership);
 /// Finds the job and the other ranks.
 fn join(config: &CommConfig, when: Bind, patience: Patience) -> Result<Joined, Error> {
     let mut network = transport::open(config, when)?;
-    match bootstrap(config, &mut *network, patience) {
-        // For example, adapters do not take the job's path MTU.
-        Err(error @ Error::Adapter { .. }) if config.transport == Transport::Auto => {
-            log::warn!("rank {}: {error}: using UDP instead", config.rank);
-            network = transport::open_udp(config.ip, when)?;
-            let membership = bootstrap(config, &mut *network, patience)?;
-            Ok((network, membership))
-        }
-        membership => Ok((network, membership?)),
-    }
+    let membership = bootstrap(config, &mut *network, patience)?;
+    Ok((network, membership))
 }
 
 /// Joins again and replaces the connections, as all ranks do at this moment. If they cannot join,

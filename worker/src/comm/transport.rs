@@ -47,7 +47,7 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
     }
 }
 
-pub(super) fn open_udp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
+fn open_udp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
     Ok(Box::new(SocketNetwork::udp(ip, when)?))
 }
 

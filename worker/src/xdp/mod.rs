@@ -121,7 +121,7 @@ impl XdpDriver {
     pub fn prepare(&mut self, mtu: usize, peers: &[IpAddr]) -> Result<(), XdpError> {
         let most = ROOM - headers_len(self.local) - OVERHEAD - EXTENDED;
         if mtu > most {
-            return Err(XdpError::Mtu { mtu, most });
+            return Err(XdpError::Mtu { mtu, most: most / 64 * 64 });
         }
         for peer in peers {
             self.neighbours.next_hop(*peer).map_err(|e| XdpError::NoWay(e.to_string()))?;
