@@ -7,103 +7,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use netsum_core::plane::FlowSpec;
-use netsum_worker::Layout;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::group::Started;
 pub use crate::group::{Answer, Group, Order, Outcome, RankSpec, to_hex};
+pub use crate::job::JobSpec;
 use crate::lab::BoxNode;
 use crate::process::Running;
+pub use crate::process::{PATIENCE, program};
 use crate::{Lab, LabSpec, janitor, netns};
-
-/// Timeout for anything that should be quick.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// TCP port of the workers' API on the box.
 pub const WORKER_PORT: u16 = 4790;
-
-/// One of the project's programs, beside the test programs in cargo's target folder.
-///
-/// # Errors
-/// If it has not been built.
-pub fn program(name: &str) -> Result<PathBuf> {
-    let me = std::env::current_exe()?;
-    // <target>/<profile>/deps/<test>, or <target>/<profile>/<program>.
-    let found =
-        me.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
-    found.with_context(|| {
-        format!("no program `{name}` near {}: run `cargo build --workspace`", me.display())
-    })
-}
-
-#[derive(Clone, Debug)]
-pub struct JobSpec {
-    pub name: String,
-    pub ranks: u32,
-    /// Path MTU in bytes.
-    pub mtu: u32,
-    /// Message size in bytes.
-    pub message_size: u32,
-    /// Window in messages.
-    pub window: u32,
-    pub rings: u32,
-    /// `--order`.
-    pub order: &'static str,
-    /// Silence after which a rank is considered dead.
-    pub timeout: Duration,
-    /// How long ranks wait for each other when they connect.
-    pub connect_timeout: Duration,
-    /// Retry settings of ranks with an RDMA adapter; see `netsum_worker::AdapterRetry`.
-    pub retry: (u8, u8),
-    /// Ranks that must send and receive over AF_XDP.
-    pub xdp: Vec<u32>,
-    /// Ranks begin even if no box of a fabric can sum.
-    pub or_ring: bool,
-}
-
-impl JobSpec {
-    /// A job of `ranks` ranks, and defaults for the rest.
-    pub fn new(name: &str, ranks: u32) -> Self {
-        Self {
-            name: name.to_owned(),
-            ranks,
-            mtu: 1024,
-            message_size: 16384,
-            window: 8,
-            rings: 1,
-            order: "auto",
-            timeout: Duration::from_secs(10),
-            connect_timeout: Duration::from_secs(20),
-            retry: (17, 7),
-            xdp: Vec::new(),
-            or_ring: false,
-        }
-    }
-
-    /// Arguments of `netsum` that create the job.
-    pub fn create_arguments(&self) -> Vec<String> {
-        let Self { name, ranks, mtu, message_size, window, rings, order, .. } = self;
-        let options = [
-            ("--ranks", ranks.to_string()),
-            ("--mtu", mtu.to_string()),
-            ("--message-size", message_size.to_string()),
-            ("--window", window.to_string()),
-            ("--rings", rings.to_string()),
-            ("--order", (*order).to_owned()),
-        ];
-        let words = ["job", "create", name].map(str::to_owned).into_iter();
-        let words =
-            words.chain(options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]));
-        words.chain(self.or_ring.then(|| "--or-ring".to_owned())).collect()
-    }
-
-    /// The job's layout, as the library has it.
-    pub fn layout(&self) -> Layout {
-        Layout { message_size: self.message_size, window: self.window, rings: self.rings }
-    }
-}
 
 /// Where a rank runs: the host's number, and the index of its address.
 pub type RankHost = (usize, usize);
@@ -488,8 +405,13 @@ impl Cluster {
         Group::new(job, started).map_err(|e| anyhow!("{e:#}{}", self.daemon_log()))
     }
 
+    /// Starts a killed rank again. It answers when all ranks have reconnected.
+    pub fn start_again(&self, group: &mut Group, rank: usize) -> Result<()> {
+        group.start_again(rank, |host, spec| self.rank(host, spec))
+    }
+
     /// Starts a rank's process on a host.
-    pub(crate) fn rank(&self, host: usize, spec: &RankSpec) -> Result<Running> {
+    fn rank(&self, host: usize, spec: &RankSpec) -> Result<Running> {
         let mut command = self.lab.host(host).command(program("netsum-rank")?);
         command.arg(serde_json::to_string(spec)?).env("RUST_LOG", log_level());
         Running::start(&format!("{} rank {}", spec.job, spec.rank), &mut command)

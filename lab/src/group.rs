@@ -11,9 +11,9 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use crate::cluster::{Cluster, JobSpec, PATIENCE};
 use crate::data;
-use crate::process::Running;
+use crate::job::JobSpec;
+use crate::process::{PATIENCE, Running};
 
 /// Settings with which `netsum-rank` is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -261,10 +261,15 @@ impl Group {
         self.ranks.iter_mut().for_each(|rank| drop(rank.take()));
     }
 
-    /// Starts a killed rank again. It answers when all ranks have reconnected.
-    pub fn start_again(&mut self, cluster: &Cluster, rank: usize) -> Result<()> {
+    /// Starts a killed rank again, by a function that starts one on a host. It answers when all
+    /// ranks have reconnected.
+    pub(crate) fn start_again(
+        &mut self,
+        rank: usize,
+        start: impl FnOnce(usize, &RankSpec) -> Result<Running>,
+    ) -> Result<()> {
         let (host, spec) = &self.homes[rank];
-        self.ranks[rank] = Some(cluster.rank(*host, spec)?);
+        self.ranks[rank] = Some(start(*host, spec)?);
         Ok(())
     }
 

@@ -15,6 +15,7 @@
 //! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
 //! | [`guide`] | the guide's commands, and the packages |
+//! | [`job`] | a job's properties |
 //! | [`plane`] | the XDP programs on the box, without a daemon |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
@@ -50,6 +51,7 @@ pub mod group;
 pub mod guide;
 pub mod in_band;
 pub mod janitor;
+pub mod job;
 pub mod lab;
 pub mod machine;
 pub mod manager;

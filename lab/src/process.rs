@@ -1,6 +1,7 @@
 //! Runs programs for tests: collects their output, and ends them with the test.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
@@ -9,6 +10,23 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+/// Timeout for anything that should be quick.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One of the project's programs, beside the test programs in cargo's target folder.
+///
+/// # Errors
+/// If it has not been built.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let me = std::env::current_exe()?;
+    // <target>/<profile>/deps/<test>, or <target>/<profile>/<program>.
+    let found =
+        me.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
+    found.with_context(|| {
+        format!("no program `{name}` near {}: run `cargo build --workspace`", me.display())
+    })
+}
 
 /// A running program. It is killed on drop.
 #[derive(Debug)]

@@ -5,10 +5,11 @@ use aya::Ebpf;
 use aya::programs::{SchedClassifier, TcAttachType};
 pub use netsum_core::rate::Rate;
 
-use crate::lab::{
-    BRIDGE, BoxNode, LabSpec, MAX_HOSTS, address_lines, box_ip, bridge_line, host_ip, host_ipv6,
-    ip_batch, mac, network, towards_host, up, veth,
+use crate::lab::lines::{
+    self, BRIDGE, address_lines, box_ip, bridge_line, host_ip, host_ipv6, ip_batch, mac, network,
+    towards_host, up, veth,
 };
+use crate::lab::spec::{LabSpec, MAX_HOSTS};
 use crate::netns::{self, Netns};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/vlan.bpf.o");
@@ -229,7 +230,7 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
     }
     for uplink in uplinks(spec) {
         let (below, above) = (node(&spec.node(Some(uplink.below)))?, node(&uplink.above(spec))?);
-        let (port, rack) = (BoxNode::uplink(uplink.spine), format!("rack{}", uplink.below));
+        let (port, rack) = (lines::uplink(uplink.spine), format!("rack{}", uplink.below));
         let (there, end) = match spec.uplink {
             Some(_) => (format!("{prefix}-wire"), uplink.below_end()),
             None if spec.has_long_cables() => {
@@ -308,7 +309,7 @@ pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
     for rack in racks.clone() {
         let [mut leaf, mut host_lines, mut by, mut by_v6] = <[String; 4]>::default();
         for spine in spines.clone() {
-            let uplink = BoxNode::uplink(spine);
+            let uplink = lines::uplink(spine);
             let [below, above] = link_ips(spine, rack);
             leaf += &format!("link set {uplink} nomaster\naddress add {below}/24 dev {uplink}\n");
             by += &format!(" nexthop via {above}");

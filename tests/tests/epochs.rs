@@ -87,7 +87,7 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     }
     group.kill(1).unwrap();
     // The rank starts again before the others notice that it was killed.
-    group.start_again(&cluster, 1).unwrap();
+    cluster.start_again(&mut group, 1).unwrap();
     for rank in [0, 2] {
         let Answer::Error(error) = group.answer(rank, PATIENCE).unwrap() else {
             panic!("rank {rank}: no error")

@@ -14,7 +14,7 @@ use super::cpio::Cpio;
 use super::parts::{
     DISK, DISK_MODULES, FOLDER, KERNEL, Kernel, MODULES, NOTE, PROGRAMS, QEMU, USERLAND,
 };
-use crate::cluster::program;
+use crate::process::program;
 
 /// Files for QEMU.
 #[derive(Clone, Debug)]

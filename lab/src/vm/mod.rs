@@ -31,8 +31,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::cluster::program;
 use crate::netns::Netns;
+use crate::process::program;
 use image::Image;
 use parts::Kernel;
 
