@@ -61,7 +61,7 @@ pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
         Ok(()) => false,
         Err(Reject::NotRoce) => return Class::Pass,
         Err(
-            reject @ (Reject::Forged | Reject::VlanTags | Reject::Ipv6Extensions | Reject::Hidden),
+            reject @ (Reject::Spoofed | Reject::VlanTags | Reject::Ipv6Extensions | Reject::Hidden),
         ) => {
             found.counter = reject.counter();
             return Class::Refuse;

@@ -93,7 +93,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     }
     if ring.flags & (ring_flags::RELAXED | ring_flags::UPLINK | ring_flags::GROUPS) != 0 {
         // Marks of other boxes are in the flags of the ring.
-        let mark = (ring.flags >> ring_flags::MARK) as u8 & MARK;
+        let mark = (ring.flags >> ring_flags::MARK_SHIFT) as u8 & MARK;
         let tells = if goes_up { mark } else { slot.tells(source) };
         let total =
             if goes_up { slot.is(Slot::COMPLETE) } else { ring.flags & ring_flags::GROUPS != 0 };

@@ -65,10 +65,9 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             // count only distorts a diagnosis.
             let flow = unsafe { &mut *found.flow };
             let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
-            // Whatever else is wrong is found on the ring's CPU, but nobody may fill its queue with
-            // what is easily told apart here: other hosts' packets, or recorded ones of the right
-            // host, which are dear, for the ring's CPU would have to make them socket buffers and
-            // take them over the bridge.
+            // The ring's CPU makes the other checks. What could fill its queue is dropped here:
+            // other hosts' packets, and old recordings, which it would have to turn into socket
+            // buffers.
             if let Err(counter) = from_its_sender(ctx, &found.frame, flow) {
                 flow.refused = flow.refused.wrapping_add(1);
                 found.counter = counter;
@@ -221,8 +220,8 @@ pub fn on_cpu(ctx: &XdpContext, way: Way) -> u32 {
         {
             refuse(ctx, traced_by::AGGREGATE, &found)
         }
-        // Only data of a flow, or of a connection about to become one, comes here. It is no longer
-        // one.
+        // It was data of a flow, or of a connection about to become one, when it was steered. The
+        // flow has been removed since.
         Class::Pass => {
             found.counter = Counter::JobEnded;
             refuse(ctx, traced_by::AGGREGATE, &found)

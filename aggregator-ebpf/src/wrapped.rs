@@ -1,6 +1,6 @@
-//! Parses packets behind tags or extension headers, which data of netsum never has. In global
-//! functions: few packets need them, and the programs lack the stack for them. They classify a
-//! packet as far as possible.
+//! Parses packets behind tags or extension headers, which data of netsum never has. These are
+//! global functions because inlined they would exceed the stack, and few packets need them. They
+//! classify a packet as far as possible.
 
 use core::mem::offset_of;
 
@@ -19,7 +19,7 @@ use crate::packet::Packet;
 const NOT_ROCE: u64 = 0;
 const HIDDEN: u64 = 1;
 /// It carries an address of a rank behind another port.
-const FORGED: u64 = 0xff;
+const SPOOFED: u64 = 0xff;
 /// RoCEv2 to a rank.
 const TO_RANK: u64 = 2;
 
@@ -48,7 +48,7 @@ fn reject(code: u64, to_rank: Reject) -> Reject {
     match code {
         NOT_ROCE => Reject::NotRoce,
         HIDDEN => Reject::Hidden,
-        FORGED => Reject::Forged,
+        SPOOFED => Reject::Spoofed,
         _ => to_rank,
     }
 }
@@ -77,12 +77,12 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
     let (udp, to) = match ethertype {
         ETHERTYPE_ARP => {
             let Some(sender) = p.load_far::<4>(ip + 14) else { return NOT_ROCE };
-            return if is_elsewhere(ipv4_mapped(sender), port) { FORGED } else { NOT_ROCE };
+            return if is_elsewhere(ipv4_mapped(sender), port) { SPOOFED } else { NOT_ROCE };
         }
         ETHERTYPE_IPV4 => {
             let Some(h) = p.load_far(ip).map(Ipv4Hdr::of) else { return NOT_ROCE };
             if is_elsewhere(ipv4_mapped(h.src_addr), port) {
-                return FORGED;
+                return SPOOFED;
             }
             // A later fragment is useless without the first one, which has the ports.
             if h.proto != IPPROTO_UDP || h.frag_offset() != 0 {
@@ -101,13 +101,13 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
                 return NOT_ROCE;
             };
             if is_elsewhere(from, port) {
-                return FORGED;
+                return SPOOFED;
             }
             if next == IPPROTO_ICMPV6 {
                 let Some(target) = p.load_far::<16>(ip + Ipv6Hdr::LEN + 8) else { return NOT_ROCE };
                 let Some([kind]) = p.load_far::<1>(ip + Ipv6Hdr::LEN) else { return NOT_ROCE };
                 let forged = kind == NEIGHBOUR_ADVERTISEMENT && is_elsewhere(target, port);
-                return if forged { FORGED } else { NOT_ROCE };
+                return if forged { SPOOFED } else { NOT_ROCE };
             }
             // Both at once has no use.
             if wire::is_extension(next) {
@@ -146,7 +146,7 @@ extern "C" fn extended_packet(ctx: *mut xdp_md, ip: u32) -> u64 {
         && let Some(target) = p.load_far::<16>(at + 8)
         && is_elsewhere(target, ctx.ingress_ifindex() as u32)
     {
-        return FORGED;
+        return SPOOFED;
     }
     if behind.udp().is_some()
         && let Some(to) = p.load_far::<16>(ip + offset_of!(Ipv6Hdr, dst_addr))

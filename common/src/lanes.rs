@@ -7,8 +7,7 @@
 //! | --- | --- | --- |
 //! | 0, `count` | 1 | N |
 //! | 1, `sequence` | a number h of run, ring and message | N h |
-//! | 2, `rank` | another such number h', and a number of session, ring and rank | N h', and those
-//! numbers' sum |
+//! | 2, `rank` | another such number h', plus one of session, ring, rank | N h', plus their sum |
 //! | 3 to 18 | [`data_sums`] of the lanes that follow | those of the sum, for they are linear |
 //!
 //! This detects a contribution that was lost or added twice, sums of other sessions, rings and
@@ -163,7 +162,7 @@ pub struct Stamp {
     pub count: u32,
     /// Hash of session, ring and message.
     pub sequence: u32,
-    /// The same with the ranks.
+    /// Another hash of the message, plus one of session, ring and rank; in a sum, the sum of those.
     pub rank: u32,
 }
 

@@ -67,7 +67,7 @@ pub mod ring_flags {
     /// Some of its members have an entry in [`crate::abi::maps::HOPS`].
     pub const ROUTED: u32 = 64;
     /// Lowest bit of the mark that its sums carry towards the parent ([`crate::wire::MARK`]).
-    pub const MARK: u32 = 8;
+    pub const MARK_SHIFT: u32 = 8;
 }
 
 /// Configuration of a ring, set by user space.

@@ -81,13 +81,13 @@ impl Slot {
     pub const PARTIAL: u32 = 128;
     /// That sum has been sent up.
     pub const SENT: u32 = 256;
-    /// In a relaxed ring: all before it had been released when it was.
+    /// In a relaxed ring: when this sum was released, all earlier ones had been.
     pub const IN_ORDER: u32 = 512;
-    /// In a relaxed ring: the last contribution came past a gap of its rank's, which is in the bits
-    /// from [`Slot::GAP_RANK`] on.
+    /// In a relaxed ring: the last contribution followed a gap in its rank's packets. The bits from
+    /// [`Slot::GAP_RANK_SHIFT`] on hold that rank.
     pub const PAST_GAP: u32 = 1024;
     /// Lowest bit of that rank.
-    pub const GAP_RANK: u32 = 16;
+    pub const GAP_RANK_SHIFT: u32 = 16;
     /// Where the fragment is in its message.
     const BOUNDS: u32 = Self::FIRST | Self::LAST;
 
@@ -95,7 +95,7 @@ impl Slot {
     /// packets.
     #[inline(always)]
     pub const fn tells(&self, rank: u32) -> u8 {
-        let past_gap = self.is(Self::PAST_GAP) && self.flags >> Self::GAP_RANK == rank;
+        let past_gap = self.is(Self::PAST_GAP) && self.flags >> Self::GAP_RANK_SHIFT == rank;
         (if self.is(Self::IN_ORDER) { wire::IN_ORDER } else { 0 })
             | if past_gap { wire::PAST_GAP } else { 0 }
     }
@@ -501,7 +501,7 @@ pub fn decide<const HAS_PARENT: bool>(
     if slot.is(Slot::COMPLETE) && (relaxed || ahead == 0) {
         slot.flags |= Slot::RELEASED;
         if relaxed && past_gap {
-            slot.flags |= Slot::PAST_GAP | f.rank << Slot::GAP_RANK;
+            slot.flags |= Slot::PAST_GAP | f.rank << Slot::GAP_RANK_SHIFT;
         }
         if ahead == 0 {
             state.low = serial::add(f.index, 1);

@@ -25,7 +25,7 @@ pub struct Order {
 #[derive(Clone, Debug, Default)]
 pub struct Ways {
     pub links: Vec<Link>,
-    /// By box, its first uplink, even without traffic: its bridge sends unsummed packets there. A
+    /// Each box's first uplink, idle or not. The box's bridge sends unsummed packets to it. A
     /// box accepts packets of ranks in other racks only at the port that their rings use, so some
     /// rings must use this one.
     pub first: HashMap<String, Link>,

@@ -294,7 +294,7 @@ impl Programmer {
             }
             let Err(why) = done else { continue };
             let mut inner = self.shared.lock();
-            if inner.controller.goes_without_box(&name, now) {
+            if inner.controller.set_without_box(&name, now) {
                 log::warn!(
                     NETSUM_JOB = name;
                     "job {name}: no boxes sum it, its ranks sum by themselves: {why:#}"
@@ -531,7 +531,7 @@ impl Programmer {
                 continue;
             }
             // Boxes are about to receive orders for another epoch.
-            if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.renew) {
+            if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.reconnect) {
                 continue;
             }
             let Layout { orders, at_work, candidates, .. } = &told.layout;
@@ -555,7 +555,7 @@ impl Programmer {
                 (None, None) => continue,
             };
             log::warn!(NETSUM_JOB = name; "job {name}: {why}; its ranks reconnect");
-            inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
+            inner.controller.reconnect_job(name).unwrap_or_else(|e| log::warn!("{e}"));
         }
         // Orders of failed attempts are not repeated to boxes.
         let is_told = |name: &str| self.told.contains_key(name) || self.by_ring.contains_key(name);
@@ -583,7 +583,7 @@ impl Programmer {
                     "job {name}: boxes or links changed, and its shares too; its ranks reconnect"
                 );
                 let mut inner = self.shared.lock();
-                inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
+                inner.controller.reconnect_job(name).unwrap_or_else(|e| log::warn!("{e}"));
             }
         }
     }

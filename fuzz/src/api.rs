@@ -432,7 +432,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             10 if u.ratio(1u8, 4u8)? => {
                 let name = name(u)?;
                 let Some(r) = message(u, api::ReconnectJobRequest { name })? else { continue };
-                let answer = s.controller.renew_job(&r.name).map(|()| Vec::new());
+                let answer = s.controller.reconnect_job(&r.name).map(|()| Vec::new());
                 s.answered(answer);
             }
             10 => {

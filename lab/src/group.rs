@@ -162,7 +162,7 @@ pub struct Outcome {
     pub marked: u64,
     /// How often all ranks have reconnected, since the start.
     #[serde(default)]
-    pub renewals: u64,
+    pub reconnects: u64,
     /// Connections that an adapter gave up and that were restarted, since the start.
     pub restarts: u64,
     /// The rank's transport.

@@ -192,7 +192,7 @@ fn ring_spec(
         (relaxed, ring_flags::RELAXED),
         (has_parent, ring_flags::UPLINK),
         (has_groups, ring_flags::GROUPS),
-        (has_parent, u32::from(mark(ranks_of(lab, number).len() as u32)) << ring_flags::MARK),
+        (has_parent, u32::from(mark(ranks_of(lab, number).len() as u32)) << ring_flags::MARK_SHIFT),
     ];
     let config = RingConfig {
         flags: flags.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum(),

@@ -270,7 +270,9 @@ async fn a_box_that_is_drained_gets_no_new_rings_and_keeps_those_that_no_other_c
     assert_eq!((shown().drain.as_deref(), shown().drained), (Some("new fan"), false));
     let has_job = daemon.netsum("-j job show train").await.unwrap();
     assert!(has_job.contains("\"state\":\"active\""), "{has_job}");
-    assert!(!manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew);
+    assert!(
+        !manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().reconnect
+    );
     let spec = {
         let mut inner = manager.shared.lock();
         let spec = inner.controller.job("train").unwrap().spec.clone();
@@ -316,9 +318,9 @@ async fn a_box_that_is_not_there_is_left_out_until_it_is() {
     assert!(has_job(&t).await && !has_job(&s).await);
     // Now it is above all boxes as well, and its links carry more.
     std::os::unix::fs::symlink(path(&s), &socket).unwrap();
-    let renew =
-        || manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew;
-    until("the ranks are to connect anew", async || renew()).await;
+    let reconnect =
+        || manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().reconnect;
+    until("the ranks are to reconnect", async || reconnect()).await;
     manager.task.abort();
 }
 
@@ -344,7 +346,7 @@ async fn shares_are_made_beside_other_jobs_and_kept_whoever_comes_and_goes() {
         [("s", s), ("t", t)].map(|(name, rings)| (name.to_owned(), rings)).to_vec()
     };
     let renews = |manager: &Manager, job: &str| {
-        manager.shared.lock().controller.job(job).unwrap().epoch.as_ref().unwrap().renew
+        manager.shared.lock().controller.job(job).unwrap().epoch.as_ref().unwrap().reconnect
     };
 
     let manager = Manager::with(&text, ports, 1).await;

@@ -34,7 +34,7 @@ mod planned;
 mod programs;
 mod python;
 mod racks;
-mod renewal;
+mod reconnect;
 mod restart;
 mod routed;
 mod routers;

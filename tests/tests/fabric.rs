@@ -356,7 +356,7 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
     // Runs all-reduces, all by the boxes, until the ranks have reconnected, and returns the
     // duration of the longest.
     let mut pause = |command: &[&str]| {
-        let renewals = |outcomes: &[Outcome]| outcomes.iter().map(|o| o.renewals).min();
+        let reconnects = |outcomes: &[Outcome]| outcomes.iter().map(|o| o.reconnects).min();
         let (mut longest, mut seed) = (Duration::ZERO, 0);
         let mut sum = || {
             seed += 1;
@@ -368,7 +368,7 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
                 "{outcomes:?}\n{}",
                 manager.log()
             );
-            renewals(&outcomes)
+            reconnects(&outcomes)
         };
         let before = sum();
         manager.json(&cluster, command).unwrap();
@@ -381,10 +381,10 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
         }
         longest
     };
-    let renewal = pause(&["job", "reconnect", JOB]);
+    let reconnect = pause(&["job", "reconnect", JOB]);
     let drain = pause(&["fabric", "drain", "spine1", "--reason", "new fan"]);
     println!(
-        "the longest all-reduce: {renewal:.0?} with a renewal, {drain:.0?} when a spine is drained"
+        "the longest all-reduce: {reconnect:.0?} with a reconnect, {drain:.0?} when a spine is drained"
     );
     let shown = |manager: &Manager| {
         let fabric = manager.json(&cluster, &["fabric", "show"]).unwrap();

@@ -294,7 +294,7 @@ fn stale_retransmissions_pass_and_credit_violations_do_not() {
 #[ignore = "needs root and BPF"]
 fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
     let mut spec = ring(3, 256, 8);
-    spec.config.flags = ring_flags::UPLINK | u32::from(mark(2)) << ring_flags::MARK;
+    spec.config.flags = ring_flags::UPLINK | u32::from(mark(2)) << ring_flags::MARK_SHIFT;
     let mut flows: Vec<FlowSpec> = (0..3).map(|rank| flow(&spec, rank, false)).collect();
     flows[2].mark = TOTAL;
     let mut bench = Bench::with_flows(spec, flows).unwrap();

@@ -50,7 +50,7 @@ const ALONE: [&str; 14] = [
     "links",
     "measured",
     "planned",
-    "renewal",
+    "reconnect",
     "security",
     "shaped",
     "soak",

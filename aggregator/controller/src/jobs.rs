@@ -142,7 +142,7 @@ impl<B: Backend> Jobs for JobsService<B> {
     ) -> Answer<api::ReconnectJobReply> {
         let mut inner = self.shared().order(election(&request)?)?;
         let name = request.into_inner().name;
-        inner.controller.renew_job(&name).map_err(refused)?;
+        inner.controller.reconnect_job(&name).map_err(refused)?;
         inner.carry_out(None, Vec::new())?;
         log::info!(NETSUM_JOB = name; "job {name}: its ranks are asked to reconnect");
         Ok(Response::new(api::ReconnectJobReply {}))

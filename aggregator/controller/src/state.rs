@@ -116,7 +116,7 @@ impl<E: Executor> Shared<E> {
             tick.tick().await;
             let mut inner = self.lock();
             let Inner { controller, executor, .. } = &mut *inner;
-            controller.was_deaf(TICK, |job| executor.is_busy(job));
+            controller.excuse_silence(TICK, |job| executor.is_busy(job));
             let actions = inner.controller.tick(Instant::now());
             if actions.is_empty() {
                 continue;
@@ -136,7 +136,7 @@ impl<E: Executor> Inner<E> {
         // After the actions: the next daemon finds rings that were not saved, and ends their jobs.
         self.keep();
         // A large job's rings, or a disk, can take seconds, and heartbeats wait for the lock.
-        self.controller.was_deaf(began.elapsed(), |_| true);
+        self.controller.excuse_silence(began.elapsed(), |_| true);
         result
     }
 

@@ -299,7 +299,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         let (state, error) = (state_message(&job.state).into(), error_of(job));
         let epoch = epoch_number(job);
         let path = job.epoch.as_ref().map_or(0, |epoch| epoch.path);
-        let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.renew);
+        let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.reconnect);
         inner.controller.path_acknowledged(&r.job, Rank(r.rank), r.epoch, r.path);
         let programs = inner.executor.programs(&r.job);
         Ok(Response::new(api::HeartbeatReply { state, error, epoch, reconnect, programs, path }))

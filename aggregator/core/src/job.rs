@@ -97,7 +97,7 @@ impl JobSpec {
             | flag(self.in_band, ring_flags::IN_BAND)
             | flag(self.members.uplink.is_some(), ring_flags::UPLINK)
             | flag(!self.members.groups.is_empty(), ring_flags::GROUPS)
-            | u32::from(self.members.mark(self.ranks)) << ring_flags::MARK
+            | u32::from(self.members.mark(self.ranks)) << ring_flags::MARK_SHIFT
     }
 
     /// Checks every property; returns the slots of a ring.

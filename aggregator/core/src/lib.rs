@@ -450,11 +450,11 @@ impl Controller {
     }
 
     /// Asks all ranks of a job to reconnect after the same operation.
-    pub fn renew_job(&mut self, name: &str) -> Result<(), Refusal> {
+    pub fn reconnect_job(&mut self, name: &str) -> Result<(), Refusal> {
         let epoch = self.job_mut(name)?.epoch.as_mut();
         let why =
             || Refusal::NotNow(format!("job `{name}`: no ranks that have joined it are at work"));
-        epoch.ok_or_else(why)?.renew = true;
+        epoch.ok_or_else(why)?.reconnect = true;
         Ok(())
     }
 

@@ -46,7 +46,7 @@ pub struct RankAddress {
     pub selective: bool,
 }
 
-/// Ranks that have begun.
+/// A job's epoch: the ranks that joined together, and their state.
 #[derive(Clone, Debug)]
 pub struct Epoch {
     pub number: u32,
@@ -55,7 +55,7 @@ pub struct Epoch {
     /// The ranks in the order of their connections: each sends to the next.
     pub ring: Vec<Rank>,
     /// Its ranks are asked to reconnect; a new epoch will follow.
-    pub renew: bool,
+    pub reconnect: bool,
     /// Its ranks have fallen back from the box, and sum by themselves until it ends.
     pub without_box: bool,
     /// The number of the last requested path test.
@@ -289,7 +289,7 @@ impl Controller {
         job.epoch = Some(Epoch {
             number,
             ring: order,
-            renew: false,
+            reconnect: false,
             without_box: false,
             path: 0,
             acknowledged: vec![0; forming.ranks.len()],
@@ -421,7 +421,7 @@ impl Controller {
     }
 
     /// No box sums for the ranks of this epoch. Returns whether they may begin without one.
-    pub fn goes_without_box(&mut self, name: &str, epoch: u32) -> bool {
+    pub fn set_without_box(&mut self, name: &str, epoch: u32) -> bool {
         let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.or_ring) else {
             return false;
         };
@@ -431,7 +431,7 @@ impl Controller {
 
     /// The daemon could not receive heartbeats of these jobs for this long, which does not count as
     /// silence.
-    pub fn was_deaf(&mut self, took: Duration, of: impl Fn(&str) -> bool) {
+    pub fn excuse_silence(&mut self, took: Duration, of: impl Fn(&str) -> bool) {
         let jobs = self.jobs.values_mut().filter(|job| of(&job.spec.name));
         for epoch in jobs.filter_map(|job| job.epoch.as_mut()) {
             epoch.heard.iter_mut().flatten().for_each(|heard| *heard += took);
@@ -499,7 +499,7 @@ impl Epoch {
         Self {
             number,
             ring,
-            renew: false,
+            reconnect: false,
             without_box: false,
             path: 0,
             acknowledged: vec![0; ranks.len()],

@@ -93,7 +93,7 @@ struct SavedEpoch {
     #[serde(default)]
     ring: Vec<Rank>,
     #[serde(default)]
-    renew: bool,
+    reconnect: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     without_box: bool,
 }
@@ -139,7 +139,7 @@ impl Controller {
                 ranks: e.ranks.clone(),
                 left: Rank::all(e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
                 ring: e.ring.clone(),
-                renew: e.renew,
+                reconnect: e.reconnect,
                 // Ranks of other jobs report this themselves.
                 without_box: e.without_box && job.spec.or_ring,
             }),
@@ -193,7 +193,7 @@ impl Controller {
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
             job.epoch = saved.epoch.map(|e| {
                 let mut epoch = Epoch::resumed(e.number, e.ranks, e.ring, &e.left, now);
-                (epoch.renew, epoch.without_box) = (e.renew, e.without_box);
+                (epoch.reconnect, epoch.without_box) = (e.reconnect, e.without_box);
                 epoch
             });
             job.ended = saved

@@ -340,7 +340,7 @@ fn silence_while_nobody_could_be_heard_is_nobodys() {
     c.join(join("a", 0, 0, 1, now), now).unwrap();
     c.join(join("a", 1, 0, 2, now), now).unwrap();
     // Creating the rings of another job took three seconds.
-    c.was_deaf(Duration::from_secs(3), |_| true);
+    c.excuse_silence(Duration::from_secs(3), |_| true);
     assert_eq!(c.tick(now + Duration::from_millis(3900)), []);
     assert!(matches!(c.tick(now + Duration::from_millis(4100))[0], Action::DeleteRing { .. }));
 }
@@ -1144,19 +1144,19 @@ fn ranks_are_asked_to_connect_anew_until_they_have() {
     c.create_job(spec("train", 2)).unwrap();
     let asked = |c: &mut Controller, epoch| {
         let job = c.heartbeat("train", "t", Rank(0), epoch, false, now).unwrap();
-        job.epoch.as_ref().is_some_and(|e| e.renew)
+        job.epoch.as_ref().is_some_and(|e| e.reconnect)
     };
     let begin = |c: &mut Controller, epoch| {
         c.join(join("train", 0, epoch, 1, now), now).unwrap();
         c.join(join("train", 1, epoch, 2, now), now).unwrap();
     };
     assert!(
-        matches!(c.renew_job("train"), Err(Refusal::NotNow(why)) if why.contains("no ranks"))
+        matches!(c.reconnect_job("train"), Err(Refusal::NotNow(why)) if why.contains("no ranks"))
     );
-    assert!(matches!(c.renew_job("other"), Err(Refusal::NotFound(_))));
+    assert!(matches!(c.reconnect_job("other"), Err(Refusal::NotFound(_))));
     begin(&mut c, 0);
     assert!(!asked(&mut c, 1));
-    c.renew_job("train").unwrap();
+    c.reconnect_job("train").unwrap();
     assert!(asked(&mut c, 1));
     let mut c = after_restart(&c);
     assert!(asked(&mut c, 1), "the next daemon asks, too");

@@ -225,7 +225,7 @@ pub enum Reject {
     Hidden,
     /// It carries an address of another port, behind other headers. Only programs that know the
     /// owners of addresses return this.
-    Forged,
+    Spoofed,
     /// IP and UDP length fields contradict each other.
     UdpLength,
     /// Transport header version is not 0.
@@ -251,7 +251,7 @@ impl Reject {
             Self::VlanTags => Counter::VlanTags,
             Self::Ipv6Extensions => Counter::Ipv6Extensions,
             Self::Hidden => Counter::Hidden,
-            Self::Forged => Counter::Spoofed,
+            Self::Spoofed => Counter::Spoofed,
             Self::UdpLength => Counter::BadUdpLength,
             Self::Version => Counter::BadVersion,
             Self::Pkey => Counter::BadPkey,
@@ -345,8 +345,8 @@ pub fn behind_tags<B: Bytes + ?Sized>(b: &B) -> Result<(u16, usize), Reject> {
     }
 }
 
-/// Whether it is the type of a tag: of 802.1Q, of 802.1ad, or of what was there before 802.1ad.
-/// Linux does not take the last for one.
+/// Whether it is the type of a tag: of 802.1Q, of 802.1ad, or 0x9100, used before 802.1ad. Linux
+/// does not treat 0x9100 as a tag.
 #[inline(always)]
 const fn is_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_VLAN_AD | ETHERTYPE_VLAN_OLD)

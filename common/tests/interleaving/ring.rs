@@ -67,7 +67,7 @@ impl Ring {
     /// Observed gaps only decide who is asked to send again, and when.
     pub fn forget_gaps(&mut self) {
         self.expected.fill(0);
-        let of_gaps = Slot::PAST_GAP | !0 << Slot::GAP_RANK;
+        let of_gaps = Slot::PAST_GAP | !0 << Slot::GAP_RANK_SHIFT;
         self.slots.iter_mut().for_each(|(_, flags, ..)| *flags &= !of_gaps);
     }
 

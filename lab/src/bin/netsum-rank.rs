@@ -86,7 +86,7 @@ fn outcome(communicator: &Communicator, report: &Report, result: Option<String>)
         wrong: statistics.wrong,
         marked: statistics.traffic.map_or(0, |t| t.congestion_marks),
         restarts: statistics.restarts,
-        renewals: statistics.reconnects,
+        reconnects: statistics.reconnects,
         transport: communicator.transport().to_owned(),
         result,
     }

@@ -99,7 +99,7 @@ pub fn decide(
     if leaves {
         slot.flags |= Slot::RELEASED;
         if relaxed && missing > 0 {
-            slot.flags |= Slot::PAST_GAP | f.rank << Slot::GAP_RANK;
+            slot.flags |= Slot::PAST_GAP | f.rank << Slot::GAP_RANK_SHIFT;
         }
         if is_next {
             state.low = serial::add(state.low, 1);

@@ -81,12 +81,13 @@ pub struct Requester {
     probe: Probe,
     /// Packets before this one are acknowledged as soon as they arrive.
     prompt: u64,
-    /// Since when the oldest packet is one of these.
+    /// When the oldest unacknowledged packet became one before `prompt`.
     prompted: Option<Instant>,
     waits_for_others: bool,
     /// After a timeout: when an acknowledgement last arrived.
     unanswered: Option<Instant>,
-    /// The last packet gone back to, and when; after it has been sent again, when that was.
+    /// The packet that go-back-N last returned to, and when it did; once that packet is resent, the
+    /// time of the resend.
     went_back: Option<(u64, Instant)>,
     /// NAKs after the first that had the same packet sent again.
     naks: u32,

@@ -38,8 +38,8 @@ pub struct Responder {
     taken: u64,
     /// Packets that arrived early, by number; `None` where they are dropped.
     early: Option<BTreeMap<u64, Early>>,
-    /// Sums, where early packets are dropped: packets that follow the expected one, which may only
-    /// be swapped with it.
+    /// For receivers that are not selective: sums that arrived shortly before the expected one. The
+    /// kernel may have swapped them.
     swapped: BTreeMap<u64, Early>,
     sums: bool,
     /// Set where a gap may be another rank's loss.

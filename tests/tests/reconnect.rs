@@ -71,7 +71,7 @@ fn work(group: &mut Group, seed: u64) -> Vec<Outcome> {
 fn work_until(cluster: &Cluster, group: &mut Group, renewals: u64) {
     let begun = Instant::now();
     for seed in 0.. {
-        if work(group, seed).iter().all(|o| o.renewals == renewals) {
+        if work(group, seed).iter().all(|o| o.reconnects == renewals) {
             break;
         }
         assert!(begun.elapsed() < PATIENCE, "{}\n{}", group.log(), cluster.daemon_log());
@@ -107,7 +107,7 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
         .for_each(|line| println!("{line}"));
     // They have reconnected once for each request.
     for seed in 10..14 {
-        assert!(work(&mut group, seed).iter().all(|o| o.renewals == 3));
+        assert!(work(&mut group, seed).iter().all(|o| o.reconnects == 3));
     }
     let shown = cluster.netsum_json(&["job", "show", JOB]).unwrap();
     assert_eq!((&shown["state"], &shown["epoch"]), (&"active".into(), &4.into()));
@@ -142,9 +142,9 @@ fn ranks_connect_anew_while_operations_are_in_flight() {
         let outcomes = group.in_flight(&OPERATIONS, 100 * seed).unwrap();
         for (rank, o) in outcomes.iter().enumerate() {
             assert_eq!((&*o.mode, o.wrong, o.fall_backs), ("box", 0, 0), "rank {rank}: {o:?}");
-            assert!(after == 0 || o.renewals == 1, "rank {rank}: {o:?}");
+            assert!(after == 0 || o.reconnects == 1, "rank {rank}: {o:?}");
         }
-        after += u32::from(outcomes.iter().all(|o| o.renewals == 1));
+        after += u32::from(outcomes.iter().all(|o| o.reconnects == 1));
         if after > 2 {
             break;
         }
@@ -230,7 +230,7 @@ fn joined_in_vain() -> (Cluster, Group) {
     group.check_all_reduce("i32", 50_000, 3, &files).unwrap();
     println!("joined in vain for {:.1?}", begun.elapsed());
     // The programs sum without a daemon.
-    assert!(work(&mut group, 4).iter().all(|o| o.renewals == 0));
+    assert!(work(&mut group, 4).iter().all(|o| o.reconnects == 0));
     let log = group.log();
     assert_eq!(
         log.matches("cannot join again and keeps its connections").count(),
@@ -262,7 +262,7 @@ fn ranks_that_could_not_join_again_outlive_their_job() {
     assert_eq!(cluster.netsum_json(&["job", "show", JOB]).unwrap()["state"], "failed");
     // The ranks join the job again.
     go_on(&cluster, &mut group, |outcomes| {
-        outcomes.iter().all(|o| o.mode == "box" && o.renewals == 1)
+        outcomes.iter().all(|o| o.mode == "box" && o.reconnects == 1)
     });
 }
 
@@ -400,7 +400,7 @@ fn back_on_the_box(cluster: &Cluster, group: &mut Group, times: u64, since: Inst
     go_on(cluster, group, |outcomes| {
         more += 1;
         for o in outcomes {
-            assert_eq!((&*o.mode, o.fall_backs, o.renewals), ("box", times, times), "{o:?}");
+            assert_eq!((&*o.mode, o.fall_backs, o.reconnects), ("box", times, times), "{o:?}");
         }
         more == 30
     });
@@ -468,7 +468,7 @@ fn ranks_come_back_to_a_box_that_was_replaced_once_it_has_their_job() {
     let begun = Instant::now();
     go_on(&cluster, &mut group, |outcomes| {
         assert!(
-            all_by("ring", outcomes) && outcomes.iter().all(|o| o.renewals == 0),
+            all_by("ring", outcomes) && outcomes.iter().all(|o| o.reconnects == 0),
             "{outcomes:?}"
         );
         begun.elapsed() > 3 * SECOND
@@ -490,7 +490,7 @@ fn a_box_that_their_data_never_comes_by_is_tried_ever_more_rarely() {
     let (begun, mut tries, mut longest) = (Instant::now(), Vec::new(), 0);
     go_on(&cluster, &mut group, |outcomes| {
         assert!(all_by("ring", outcomes) && outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
-        if outcomes.iter().all(|o| o.renewals > tries.len() as u64) {
+        if outcomes.iter().all(|o| o.reconnects > tries.len() as u64) {
             tries.push(begun.elapsed().as_secs_f32());
         }
         longest = longest.max(outcomes.iter().map(|o| o.micros).max().unwrap());
