@@ -70,7 +70,7 @@ const OPTIONS: [(&str, &str); 23] = [
     ("CreateJobRequest.groups", r#"default_value = "", value_name = "RANKS,..""#),
     ("CreateJobRequest.uplink", r#"default_value = "", value_name = "IFNAME""#),
     ("CreateJobRequest.ring_order", r#"default_value = "", value_name = "RANK,..""#),
-    ("CreateJobRequest.or_ring", ""),
+    ("CreateJobRequest.host_ring_fallback", ""),
     ("Flow.ring", r#"value_parser = number, value_name = "R""#),
     ("Flow.rank", r#"value_parser = number, value_name = "K""#),
     ("Flow.port", r#"value_name = "IFNAME""#),

@@ -15,11 +15,11 @@ use crate::classify::refused;
 use crate::packet::Packet;
 use crate::payload::{self, Op, SumAddress, UDP_CHECKSUM_LEN};
 use crate::trace::{self, Party};
-use crate::{Way, maps, output, saved};
+use crate::{Dispatch, maps, output, saved};
 
 /// Checks a contribution, runs the slot machine and carries out its verdict.
 #[inline(always)]
-pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow, way: Way) -> u32 {
+pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow, dispatch: Dispatch) -> u32 {
     // SAFETY: a map value that user space writes as a whole; the learned MAC address and what was
     // last seen are written here, by the ring's CPU.
     let flow = unsafe { &mut *flow };
@@ -29,7 +29,7 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     let Some(ring) = maps::ring(ring_id) else { return internal(ctx, Party::NOBODY) };
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = frame.bth.psn;
-    match check(ctx, p, frame, flow, ring, way) {
+    match check(ctx, p, frame, flow, ring, dispatch) {
         Ok(len) => steps(ctx, &Contribution { frame, ring, len, party }, flow)
             .unwrap_or_else(|| internal(ctx, party)),
         Err(counter) => {
@@ -58,7 +58,7 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     }
     let Party { ring, rank, index } = c.party;
     let total = c.ring.flags & (ring_flags::UPLINK | ring_flags::GROUPS) != 0
-        && c.frame.bth.ecn & TOTAL != 0;
+        && c.frame.bth.flags & TOTAL != 0;
     let rest =
         c.frame.bounds() << 16 | (c.frame.ce as u32) << 15 | (total as u32) << 14 | c.len as u32;
     let verdict = Packed(decide(ring, index, rank, rest));
@@ -104,12 +104,12 @@ fn count(c: &Contribution, flow: &mut Flow, verdict: Packed) {
         (flow.mismatch_psn, flow.mismatch_len) = (c.frame.bth.psn, c.len as u32);
     }
     maps::count_number(ring, verdict.counter());
-    verdict.further(c.frame.ce, |counter| maps::count(ring, counter));
+    verdict.secondary_counters(c.frame.ce, |counter| maps::count(ring, counter));
 }
 
 #[inline(always)]
 fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, address: &SumAddress) -> Option<()> {
-    saved::save(ctx, c.frame, address.ring, address.slot * c.ring.ranks + c.party.rank)?;
+    saved::save(ctx, c.frame, address.ring, address.slot * c.ring.members + c.party.rank)?;
     if c.frame.ip != EthHdr::LEN {
         slot.flags |= Slot::TAGGED;
     }

@@ -5,9 +5,9 @@ use netsum_common::abi::{Flow, MAX_MTU, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot;
-use netsum_common::wire::{Bytes, Frame, ICRC_LEN, has_mark};
+use netsum_common::wire::{Bytes, Frame, ICRC_LEN, has_group_mark};
 
-use crate::Way;
+use crate::Dispatch;
 use crate::classify::from_its_sender;
 use crate::packet::Packet;
 use crate::trace::Party;
@@ -44,7 +44,7 @@ pub fn check(
     frame: &Frame,
     flow: &mut Flow,
     ring: &RingConfig,
-    way: Way,
+    dispatch: Dispatch,
 ) -> Result<usize, Counter> {
     if ring.flags & ring_flags::ACTIVE == 0 {
         return Err(Counter::InactiveRing);
@@ -53,13 +53,13 @@ pub fn check(
     // map's thread runs elsewhere; when the CPU returns, `ingress` on it would be a second writer.
     // This check comes after ACTIVE: a ring that moves to another CPU becomes active only after the
     // move.
-    if way != Way::Probe && !maps::is_here(ring.cpu) {
+    if dispatch != Dispatch::Probe && !maps::is_here(ring.cpu) {
         return Err(Counter::WrongCpu);
     }
     from_its_sender(ctx, frame, flow)?;
     // Data of a single rank, of an incomplete group, or a partial sum instead of the total: some
     // box no longer adds.
-    if flow.mark != 0 && !has_mark(frame.bth.ecn, flow.mark) {
+    if flow.group_mark != 0 && !has_group_mark(frame.bth.flags, flow.group_mark) {
         return Err(Counter::TotalUnexpected);
     }
     let len = match frame.data_len(p.len()) {

@@ -32,7 +32,7 @@ pub struct Found {
     /// The counter, unless the packet is data.
     pub counter: Counter,
     /// Data of a connection that is not a flow, or no longer one.
-    pub stranger: bool,
+    pub unknown_flow: bool,
     /// In addition the first packet of a message, valid up to the BTH.
     pub first: bool,
 }
@@ -50,7 +50,7 @@ impl Found {
         flow: core::ptr::null_mut(),
         ring: 0,
         counter: Counter::NotRoce,
-        stranger: false,
+        unknown_flow: false,
         first: false,
     };
 }
@@ -77,7 +77,7 @@ pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
     let Some(flow) = find(&found.frame) else {
         found.counter = Counter::NoFlow;
         let opcode = found.frame.bth.opcode;
-        found.stranger = opcode.is_rc_data() || opcode.is_other_data();
+        found.unknown_flow = opcode.is_rc_data() || opcode.is_other_data();
         found.first = opcode.is_rc_data() && !rejected && opcode.is_first();
         return Class::Pass;
     };
@@ -93,7 +93,7 @@ pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
             return Class::Data;
         }
         found.counter = Counter::JobEnded;
-        found.stranger = true;
+        found.unknown_flow = true;
         found.first = found.frame.bth.opcode.is_first();
         return Class::Pass;
     }

@@ -13,7 +13,7 @@ use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
 use netsum_common::wire::{
-    Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MARK, MAX_HEADERS, TOTAL, UdpHdr, VlanHdr,
+    Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, GROUP_MARK, MAX_HEADERS, TOTAL, UdpHdr, VlanHdr,
 };
 
 use crate::packet::{Packet, opaque};
@@ -31,8 +31,8 @@ pub fn result(ctx: &XdpContext, ifindex: u32) -> u32 {
             XDP_PASS
         }
         None => {
-            maps::count(0, Counter::EgressNoSlot);
-            trace::result(ctx, ifindex, Party::NOBODY, Counter::EgressNoSlot);
+            maps::count(0, Counter::EgressNoRoute);
+            trace::result(ctx, ifindex, Party::NOBODY, Counter::EgressNoRoute);
             XDP_DROP
         }
     }
@@ -48,7 +48,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
         ReleaseTag::ALL => next_rank_of_port(tag.ring, ifindex)?,
         rank => (rank & !ReleaseTag::TOTAL) as u32,
     };
-    let source = if rank == 0 { ring.ranks.wrapping_sub(1) } else { rank - 1 };
+    let source = if rank == 0 { ring.members.wrapping_sub(1) } else { rank - 1 };
     if source >= MAX_RANKS as u32 {
         return None;
     }
@@ -56,10 +56,10 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     let slot = maps::slot(tag.ring, slot_no)?;
     // SAFETY: map values that the ring's CPU wrote, which is this one.
     let (slot, header) =
-        unsafe { (&*slot, &*maps::header(tag.ring, slot_no * ring.ranks + source)?) };
+        unsafe { (&*slot, &*maps::header(tag.ring, slot_no * ring.members + source)?) };
     // A late replay may be queued behind the packet that reuses its slot. It would carry that
     // packet's PSN with the old sum.
-    let goes_up = ring.flags & ring_flags::UPLINK != 0 && rank == ring.ranks - 1;
+    let goes_up = ring.flags & ring_flags::UPLINK != 0 && rank == ring.members - 1;
     if slot.index != tag.index || !slot.is(if goes_up { Slot::SENT } else { Slot::RELEASED }) {
         return None;
     }
@@ -93,7 +93,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     }
     if ring.flags & (ring_flags::RELAXED | ring_flags::UPLINK | ring_flags::GROUPS) != 0 {
         // Marks of other boxes are in the flags of the ring.
-        let mark = (ring.flags >> ring_flags::MARK_SHIFT) as u8 & MARK;
+        let mark = (ring.flags >> ring_flags::GROUP_MARK_SHIFT) as u8 & GROUP_MARK;
         let tells = if goes_up { mark } else { slot.tells(source) };
         let total =
             if goes_up { slot.is(Slot::COMPLETE) } else { ring.flags & ring_flags::GROUPS != 0 };
@@ -124,7 +124,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     }
     // Packets to the parent stay in the VLAN of the last member.
     if slot.is(Slot::TAGGED) && !goes_up {
-        retag(ctx, maps::header(tag.ring, slot_no * ring.ranks + rank)?)?;
+        retag(ctx, maps::header(tag.ring, slot_no * ring.members + rank)?)?;
     }
     Some(Party { ring: tag.ring, rank, index: tag.index })
 }
@@ -199,7 +199,7 @@ fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
     Some(())
 }
 
-/// Offset of [`netsum_common::wire::Bth::ecn`] in a BTH.
+/// Offset of [`netsum_common::wire::Bth::flags`] in a BTH.
 const BTH_ECN: usize = 4;
 /// Offset of the checksum in a UDP header.
 const CHECKSUM: usize = offset_of!(UdpHdr, check);

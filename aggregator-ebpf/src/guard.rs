@@ -6,7 +6,7 @@
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::programs::TcContext;
-use netsum_common::abi::{StrangerKey, watch};
+use netsum_common::abi::{ConnectionKey, watch};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{Bytes, Frame, Reject, Wrapped};
 
@@ -41,7 +41,7 @@ pub fn on_port(ctx: &TcContext) -> i32 {
     if passes {
         return TC_ACT_UNSPEC;
     }
-    maps::count(found.ring, Counter::PastIngress);
+    maps::count(found.ring, Counter::BypassedIngress);
     TC_ACT_SHOT
 }
 
@@ -49,9 +49,9 @@ pub fn on_port(ctx: &TcContext) -> i32 {
 #[inline(always)]
 fn waits(port: u32, found: &Found) -> bool {
     let Frame { src_ip, dst_ip, bth, .. } = found.frame;
-    found.stranger
+    found.unknown_flow
         && maps::watched() & watch::FIRST_PACKETS != 0
-        && maps::waits_for(&StrangerKey { src_ip, dst_ip, qpn: bth.qpn, ifindex: port }).is_some()
+        && maps::waits_for(&ConnectionKey { src_ip, dst_ip, qpn: bth.qpn, ifindex: port }).is_some()
 }
 
 /// Interface at which the packet arrived.

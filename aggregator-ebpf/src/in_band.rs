@@ -10,7 +10,7 @@ use core::mem::offset_of;
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Claim, ClaimKey, MAX_MTU, StrangerKey, Token, ring_flags};
+use netsum_common::abi::{Claim, ClaimKey, MAX_MTU, ConnectionKey, Token, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{
@@ -203,7 +203,7 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
     let qpn = u32::from_be_bytes([0, bth[5], bth[6], bth[7]]);
     let claim = Claim {
         header,
-        connection: StrangerKey { src_ip, dst_ip, qpn, ifindex },
+        connection: ConnectionKey { src_ip, dst_ip, qpn, ifindex },
         psn: u32::from_be_bytes([0, bth[9], bth[10], bth[11]]),
         len: len & !ONLY,
         src_mac,

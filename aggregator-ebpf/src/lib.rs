@@ -35,7 +35,7 @@ pub mod wrapped;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Flow, MAX_MTU, StrangerKey, traced_by, watch};
+use netsum_common::abi::{Flow, MAX_MTU, ConnectionKey, traced_by, watch};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::STALE_PSN_BEHIND;
@@ -57,7 +57,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             found.counter = Counter::Spoofed;
             refuse(ctx, traced_by::INGRESS, &found)
         }
-        Class::Pass if found.stranger => stranger(ctx, &p, &mut found),
+        Class::Pass if found.unknown_flow => unknown_flow(ctx, &p, &mut found),
         Class::Pass => pass(ctx, traced_by::INGRESS, &found),
         Class::Refuse => refuse(ctx, traced_by::INGRESS, &found),
         Class::Data => {
@@ -74,8 +74,8 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 seen_here(flow, &found);
                 return refuse(ctx, traced_by::INGRESS, &found);
             }
-            if flow.mark != 0 && is_moved(flow, &found.frame) {
-                found.counter = Counter::Moved;
+            if flow.group_mark != 0 && is_moved(flow, &found.frame) {
+                found.counter = Counter::ShiftedPsn;
                 return pass(ctx, traced_by::INGRESS, &found);
             }
             if check::is_laps_behind(ring, flow, &found.frame) {
@@ -116,12 +116,12 @@ fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u3
 
 /// Handles data that arrives at a port and belongs to no flow, or no longer to one.
 #[inline(always)]
-fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
+fn unknown_flow(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
     let (watched, has_ended) = (maps::watched(), found.has_ended());
-    if watched & (watch::FIRST_PACKETS | watch::STRANGERS) == 0 && !has_ended {
+    if watched & (watch::FIRST_PACKETS | watch::UNKNOWN_FLOWS) == 0 && !has_ended {
         return pass(ctx, traced_by::INGRESS, found);
     }
-    let key = StrangerKey {
+    let key = ConnectionKey {
         src_ip: found.frame.src_ip,
         dst_ip: found.frame.dst_ip,
         qpn: found.frame.bth.qpn,
@@ -142,8 +142,8 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
         (found.ring, found.counter) = (job, Counter::InBandWaits);
         return refuse(ctx, traced_by::INGRESS, found);
     }
-    if watched & watch::STRANGERS != 0 {
-        maps::count_stranger(&key);
+    if watched & watch::UNKNOWN_FLOWS != 0 {
+        maps::count_unknown_flow(&key);
     }
     pass(ctx, traced_by::INGRESS, found)
 }
@@ -186,18 +186,18 @@ fn seen_here(flow: &mut Flow, found: &Found) {
 /// programs together would need more stack than there is.
 #[inline(always)]
 pub fn on_port_and_ring_cpu(ctx: &XdpContext) -> u32 {
-    on_cpu(ctx, Way::Inline)
+    on_cpu(ctx, Dispatch::Inline)
 }
 
 /// Handles every packet that comes out of the CPU map.
 #[inline(always)]
 pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
-    on_cpu(ctx, Way::CpuMap)
+    on_cpu(ctx, Dispatch::CpuMap)
 }
 
 /// The path of a packet to its ring's CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Dispatch {
     /// Through the CPU map, whose thread may run on another CPU after its own was taken offline.
     CpuMap,
     /// From `ingress`, on the same CPU.
@@ -208,7 +208,7 @@ pub enum Way {
 
 /// Common to all paths.
 #[inline(always)]
-pub fn on_cpu(ctx: &XdpContext, way: Way) -> u32 {
+pub fn on_cpu(ctx: &XdpContext, dispatch: Dispatch) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
@@ -228,11 +228,11 @@ pub fn on_cpu(ctx: &XdpContext, way: Way) -> u32 {
         }
         Class::Refuse => refuse(ctx, traced_by::AGGREGATE, &found),
         Class::Data => {
-            if way == Way::Inline {
+            if dispatch == Dispatch::Inline {
                 maps::count(found.ring, Counter::Inline);
                 trace::classified(ctx, traced_by::INGRESS, &found, Counter::Inline);
             }
-            aggregate::contribution(ctx, &p, &found.frame, found.flow, way)
+            aggregate::contribution(ctx, &p, &found.frame, found.flow, dispatch)
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
-use netsum_aggregator_ebpf::{Way, on_cpu};
+use netsum_aggregator_ebpf::{Dispatch, on_cpu};
 
 netsum_aggregator_ebpf::programs!();
 
@@ -12,7 +12,7 @@ netsum_aggregator_ebpf::programs!();
 /// device maps (`bpf_prog_test_run_xdp` in net/bpf/test_run.c). Never attached.
 #[xdp]
 pub fn probe_aggregate(ctx: XdpContext) -> u32 {
-    on_cpu(&ctx, Way::Probe)
+    on_cpu(&ctx, Dispatch::Probe)
 }
 
 /// `egress` in a form that can be test-run. Its port is always interface 1, the loopback interface.

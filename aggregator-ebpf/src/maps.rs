@@ -100,7 +100,7 @@ static LAGGED: PerCpuArray<Lagged, 1> = PerCpuArray::new();
 #[btf_map]
 static WATCH: Array<u32, 1> = Array::new();
 #[btf_map]
-static STRANGERS: LruHashMap<StrangerKey, u64, { MAX_STRANGERS as usize }> = LruHashMap::new();
+static UNKNOWN_FLOWS: LruHashMap<ConnectionKey, u64, { MAX_UNKNOWN_FLOWS as usize }> = LruHashMap::new();
 
 #[btf_map]
 static TRACED: Array<TraceFilter, 1> = Array::new();
@@ -117,7 +117,7 @@ static TOKENS: HashMap<Token, InBandJob, RINGS_LEN> = HashMap::new();
 static CLAIMS: HashMap<ClaimKey, Claim, { MAX_CLAIMS as usize }, SPARSE> = HashMap::new();
 
 #[btf_map]
-static WAITING: LruHashMap<StrangerKey, u32, { MAX_WAITING as usize }> = LruHashMap::new();
+static WAITING: LruHashMap<ConnectionKey, u32, { MAX_WAITING as usize }> = LruHashMap::new();
 
 /// The optional work to do: bits of [`watch`].
 #[inline(always)]
@@ -140,31 +140,31 @@ pub fn note_claim(key: &ClaimKey, claim: &Claim, flags: u64) {
 
 /// Drops a connection's data from now on.
 #[inline(always)]
-pub fn wait(key: &StrangerKey, job: u32) {
+pub fn wait(key: &ConnectionKey, job: u32) {
     let _ = WAITING.insert(key, job, 0);
 }
 
 /// Ends that: the connection does not show up.
 #[inline(always)]
-pub fn wait_no_longer(key: &StrangerKey) {
+pub fn wait_no_longer(key: &ConnectionKey) {
     let _ = WAITING.remove(key);
 }
 
 /// The job for which a connection waits.
 #[inline(always)]
-pub fn waits_for(key: &StrangerKey) -> Option<u32> {
+pub fn waits_for(key: &ConnectionKey) -> Option<u32> {
     // SAFETY: a map value that nobody changes.
     WAITING.get_ptr(key).map(|job| unsafe { *job })
 }
 
 /// Counts a packet of an unknown flow.
 #[inline(always)]
-pub fn count_stranger(key: &StrangerKey) {
-    match STRANGERS.get_ptr_mut(key) {
+pub fn count_unknown_flow(key: &ConnectionKey) {
+    match UNKNOWN_FLOWS.get_ptr_mut(key) {
         // SAFETY: a map value. Two CPUs may lose counts, which need not be exact.
         Some(count) => unsafe { *count += 1 },
         None => {
-            let _ = STRANGERS.insert(key, 1, 0);
+            let _ = UNKNOWN_FLOWS.insert(key, 1, 0);
         }
     }
 }

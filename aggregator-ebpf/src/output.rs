@@ -33,13 +33,13 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) ->
         return XDP_DROP;
     }
     // The uplink is the last member, and receives no totals.
-    let last = ring.ranks - 1;
+    let last = ring.members - 1;
     let receiver = if verdict.output_is(Output::Release) {
         ReleaseTag::ALL as u32
     } else if verdict.output_is(Output::Up) {
         last | if slot.is(Slot::COMPLETE) { ReleaseTag::TOTAL as u32 } else { 0 }
     } else {
-        let end = if ring.flags & ring_flags::UPLINK == 0 { ring.ranks } else { last };
+        let end = if ring.flags & ring_flags::UPLINK == 0 { ring.members } else { last };
         if party.rank + 1 >= end { 0 } else { party.rank + 1 }
     };
     let sent = tag(ctx, c, receiver as u16).and_then(|()| {

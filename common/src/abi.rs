@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 18;
+pub const VERSION: u32 = 19;
 
 pub use crate::limits::*;
 pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
@@ -43,15 +43,15 @@ pub mod maps {
     pub const LAGGED: &str = "LAGGED";
     /// Array of one u32, bits of [`super::watch`]: optional work.
     pub const WATCH: &str = "WATCH";
-    /// LRU hash, [`super::StrangerKey`] to the number of its SEND and WRITE packets as u64: unknown
+    /// LRU hash, [`super::ConnectionKey`] to the number of its SEND and WRITE packets as u64: unknown
     /// flows.
-    pub const STRANGERS: &str = "STRANGERS";
+    pub const UNKNOWN_FLOWS: &str = "UNKNOWN_FLOWS";
     /// Hash, [`super::Token`] to [`super::InBandJob`].
     pub const TOKENS: &str = "TOKENS";
     /// Hash, [`super::ClaimKey`] to [`super::Claim`]; user space removes the entries that it has
     /// read.
     pub const CLAIMS: &str = "CLAIMS";
-    /// LRU hash, [`super::StrangerKey`] to the number of a job's first ring: connections that have
+    /// LRU hash, [`super::ConnectionKey`] to the number of a job's first ring: connections that have
     /// shown up in band. Their data is dropped until they are registered.
     pub const WAITING: &str = "WAITING";
     /// CPU map, one entry for each CPU that serves rings.
@@ -74,9 +74,35 @@ pub mod maps {
     pub const PROGRAMS: &str = "PROGRAMS";
     /// All of them.
     pub const ALL: [&str; 29] = [
-        OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS,
-        UPLINKS, EGRESS, HOPS, WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS,
-        TRACED, EVENTS, LOST, SCRATCH, LAGGED, PROGRAMS, SLAVES,
+        OWNERS,
+        FLOWS,
+        RINGS,
+        STATES,
+        SLOTS,
+        SUMS[0],
+        SUMS[1],
+        SUMS[2],
+        SUMS[3],
+        HEADERS,
+        PORTS,
+        UPLINKS,
+        EGRESS,
+        HOPS,
+        WATCH,
+        UNKNOWN_FLOWS,
+        TOKENS,
+        CLAIMS,
+        WAITING,
+        CPUS,
+        COUNTERS,
+        TIMINGS,
+        TRACED,
+        EVENTS,
+        LOST,
+        SCRATCH,
+        LAGGED,
+        PROGRAMS,
+        SLAVES,
     ];
 
     /// In an object of its own: hash, [`super::SpreadKey`] to [`super::SpreadFlow`].
@@ -130,9 +156,9 @@ pub struct Flow {
     /// 1 if user space has set `src_mac`, 0 if it is learned.
     pub mac_given: u8,
     /// Mark that its packets must carry if another box forwards them
-    /// ([`crate::wire::has_mark`]); that box may have moved a PSN ([`crate::slot::is_moved`]). 0
+    /// ([`crate::wire::has_group_mark`]); that box may have moved a PSN ([`crate::slot::is_moved`]). 0
     /// otherwise.
-    pub mark: u8,
+    pub group_mark: u8,
     /// Data packets received, whatever their outcome. The ring's CPU writes this and the following
     /// fields; diagnosis reads them.
     pub packets: u32,
@@ -168,7 +194,7 @@ impl Flow {
         src_ip: [0; 16],
         src_mac: [0; 6],
         mac_given: 0,
-        mark: 0,
+        group_mark: 0,
         packets: 0,
         refused: 0,
         last_psn: 0,
@@ -182,10 +208,10 @@ impl Flow {
     pub const NONE_TAKEN: u32 = u32::MAX;
 }
 
-/// A connection of an unknown flow, key of [`maps::STRANGERS`].
+/// A connection of an unknown flow, key of [`maps::UNKNOWN_FLOWS`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
-pub struct StrangerKey {
+pub struct ConnectionKey {
     /// Source address; IPv4 in mapped form.
     pub src_ip: [u8; 16],
     /// Destination address; IPv4 in mapped form.
@@ -247,8 +273,8 @@ impl Owner {
 
 /// Optional work of the programs.
 pub mod watch {
-    /// Unknown flows are noted in [`super::maps::STRANGERS`] for the daemon.
-    pub const STRANGERS: u32 = 1;
+    /// Unknown flows are noted in [`super::maps::UNKNOWN_FLOWS`] for the daemon.
+    pub const UNKNOWN_FLOWS: u32 = 1;
     /// First packets of messages are searched for the header of a job that is set up in band: such
     /// jobs exist.
     pub const FIRST_PACKETS: u32 = 2;
@@ -415,7 +441,7 @@ pub struct Claim {
     /// The packet's [`crate::wire::JobHeader`].
     pub header: [u64; JOB_HEADER_LEN / 8],
     /// Its source and destination.
-    pub connection: StrangerKey,
+    pub connection: ConnectionKey,
     pub psn: u32,
     /// Length of its payload in bytes.
     pub len: u32,
@@ -566,7 +592,7 @@ const _: () = {
     assert!(size_of::<SpreadUplink>() == 24);
     assert!(size_of::<FlowKey>() == 20);
     assert!(size_of::<Flow>() == 72);
-    assert!(size_of::<StrangerKey>() == 40);
+    assert!(size_of::<ConnectionKey>() == 40);
     assert!(size_of::<Address>() == 16);
     assert!(size_of::<Owner>() == 8);
     assert!(size_of::<Token>() == 16);
@@ -619,7 +645,7 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Flow {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::StrangerKey {}
+    unsafe impl aya::Pod for super::ConnectionKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Owner {}
     // SAFETY: as above.

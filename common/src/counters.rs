@@ -70,7 +70,7 @@ counters! {
     /// results sent to all ranks of a ring
     Released "released" Work,
     /// completed sums held back until an earlier one is released
-    Held "held" Work,
+    HeldBack "held_back" Work,
     /// results sent again to one rank
     Replays "replay" Work,
     /// result packets written at the egress of a port
@@ -130,7 +130,7 @@ counters! {
     JobEnded "job_ended" Drop,
     /// data, or forged packets, that bypassed `ingress`: while a veth goes down, or if it was
     /// detached
-    PastIngress "past_ingress" Drop,
+    BypassedIngress "bypassed_ingress" Drop,
     /// data on another CPU than its ring's, which happens when that CPU was taken offline
     WrongCpu "wrong_cpu" Drop,
     /// data behind IPv4 options
@@ -143,7 +143,7 @@ counters! {
     Ipv6Extensions "ipv6_extensions" Drop,
     /// packets whose headers cannot be read, while there are ranks: behind more VLAN tags or IPv6
     /// extension headers than the box follows, or in a later fragment
-    Hidden "hidden_headers" Drop,
+    UnparsedHeaders "unparsed_headers" Drop,
     /// data in a form that cannot be summed: SEND with invalidate, atomic operations, transports
     /// other than reliable connections
     OtherData "other_data" Drop,
@@ -176,7 +176,7 @@ counters! {
     /// sending a result failed in the data plane itself
     RedirectFailed "redirect_failed" Drop,
     /// result packets without a rank or slot at egress, or without a next hop to a rank
-    EgressNoSlot "egress_no_slot" Drop,
+    EgressNoRoute "egress_no_route" Drop,
     /// the data plane's maps contradict each other: a defect of netsum
     Internal "internal_error" Drop,
     /// partial sums sent to the parent box
@@ -184,12 +184,12 @@ counters! {
     /// total sums received from the parent box
     Totals "total_received" Work,
     /// partial sums sent to the parent box again, which makes it replay the total to the next group
-    SentUpAgain "sent_up_again" Work,
+    PartialResent "partial_resent" Work,
     /// totals of another box that has received no partial sum, and data of one rank that a box
     /// should have added
     TotalUnexpected "total_unexpected" Drop,
     /// packets with a PSN moved by another box: not data for their receiver, which answers them
-    Moved "moved" Pass,
+    ShiftedPsn "shifted_psn" Pass,
 }
 
 /// Number of counters for each ring.

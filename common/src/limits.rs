@@ -13,8 +13,8 @@ pub const MAX_ENDED: u32 = 2 * MAX_FLOWS;
 pub const MAX_OWNERS: u32 = 2 * MAX_FLOWS;
 /// Most slots in a ring.
 pub const MAX_SLOTS: u32 = 1 << 16;
-/// Connections that [`crate::abi::maps::STRANGERS`] holds.
-pub const MAX_STRANGERS: u32 = 1024;
+/// Connections that [`crate::abi::maps::UNKNOWN_FLOWS`] holds.
+pub const MAX_UNKNOWN_FLOWS: u32 = 1024;
 /// First packets of jobs set up in band that [`crate::abi::maps::CLAIMS`] holds; user space removes
 /// them many times a second.
 pub const MAX_CLAIMS: u32 = 4096;

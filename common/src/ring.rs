@@ -66,8 +66,8 @@ pub mod ring_flags {
     pub const GROUPS: u32 = 32;
     /// Some of its members have an entry in [`crate::abi::maps::HOPS`].
     pub const ROUTED: u32 = 64;
-    /// Lowest bit of the mark that its sums carry towards the parent ([`crate::wire::MARK`]).
-    pub const MARK_SHIFT: u32 = 8;
+    /// Lowest bit of the mark that its sums carry towards the parent ([`crate::wire::GROUP_MARK`]).
+    pub const GROUP_MARK_SHIFT: u32 = 8;
 }
 
 /// Configuration of a ring, set by user space.
@@ -77,7 +77,7 @@ pub struct RingConfig {
     /// Bits of [`ring_flags`].
     pub flags: u32,
     /// Members, 2 to 64: ranks, groups of ranks behind other boxes, and the uplink to a parent.
-    pub ranks: u32,
+    pub members: u32,
     /// Slots, a power of two and at least `2 * credit`.
     pub slots: u32,
     /// Fragments that a rank may send before it has received their sums: the job's window, which is

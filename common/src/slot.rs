@@ -91,7 +91,7 @@ impl Slot {
     /// Where the fragment is in its message.
     const BOUNDS: u32 = Self::FIRST | Self::LAST;
 
-    /// Bits of [`Bth::ecn`](crate::wire::Bth::ecn) that its sum carries to the receiver of a rank's
+    /// Bits of [`Bth::flags`](crate::wire::Bth::flags) that its sum carries to the receiver of a rank's
     /// packets.
     #[inline(always)]
     pub const fn tells(&self, rank: u32) -> u8 {
@@ -319,7 +319,7 @@ impl Packed {
     /// [`counter`](Self::counter); `ce` is its congestion mark. If its result cannot be sent, that
     /// is counted as well.
     #[inline(always)]
-    pub fn further(self, ce: bool, mut count: impl FnMut(Counter)) {
+    pub fn secondary_counters(self, ce: bool, mut count: impl FnMut(Counter)) {
         if self.gap() {
             count(Counter::OutOfSequence);
         }
@@ -330,7 +330,7 @@ impl Packed {
             count(Counter::Completed);
         }
         if self.is_held() {
-            count(Counter::Held);
+            count(Counter::HeldBack);
         }
         if self.output_is(Output::Release) {
             count(Counter::Released);
@@ -338,7 +338,7 @@ impl Packed {
         if self.output_is(Output::Gap) {
             count(Counter::GapForwarded);
         }
-        if self.output_is(Output::Up) && !self.counts(Counter::SentUpAgain) {
+        if self.output_is(Output::Up) && !self.counts(Counter::PartialResent) {
             count(Counter::Partials);
         }
     }
@@ -347,7 +347,7 @@ impl Packed {
     #[inline(always)]
     pub fn counters(self, ce: bool) -> u64 {
         let mut bits = 1 << self.counter();
-        self.further(ce, |counter| bits |= counter.bit());
+        self.secondary_counters(ce, |counter| bits |= counter.bit());
         bits
     }
 }
@@ -397,7 +397,7 @@ pub fn decide<const HAS_PARENT: bool>(
     }
 
     // Members before the way up, if there is one.
-    let members = ring.ranks.wrapping_sub(HAS_PARENT as u32);
+    let members = ring.members.wrapping_sub(HAS_PARENT as u32);
     let is_total = HAS_PARENT && f.rank == members;
     if is_total && !(f.total && used && distance == 0 && slot.is(Slot::SENT)) {
         // Nobody can have a total to which nothing was sent from here; and a parent that does not
@@ -471,7 +471,7 @@ pub fn decide<const HAS_PARENT: bool>(
             return Verdict::only(Output::Stale, Counter::Stale);
         }
         let (output, counter) = if is_last {
-            (Output::Up, Counter::SentUpAgain)
+            (Output::Up, Counter::PartialResent)
         } else {
             (Output::Replay, Counter::Replays)
         };
@@ -519,7 +519,7 @@ pub fn decide<const HAS_PARENT: bool>(
     let mut output = absorbed;
     if HAS_PARENT && slot.is(Slot::SENT) {
         if is_last {
-            (output, counter) = (Output::Up, Counter::SentUpAgain);
+            (output, counter) = (Output::Up, Counter::PartialResent);
         }
     } else if HAS_PARENT && slot.is(Slot::PARTIAL) && goes_up(state, slot, relaxed) {
         output = Output::Up;

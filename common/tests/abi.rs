@@ -5,9 +5,9 @@ use std::fmt::Write;
 use std::mem::{offset_of, size_of};
 
 use netsum_common::abi::{
-    Address, Claim, ClaimKey, EgressKey, EgressPort, Flow, FlowKey, Hop, HopKey, InBandJob, Owner,
-    ReleaseTag, RingConfig, SavedHeader, SpreadFlow, SpreadKey, SpreadUplink, StrangerKey, Token,
-    TraceEvent, TraceFilter, TraceRecord, VERSION,
+    Address, Claim, ClaimKey, ConnectionKey, EgressKey, EgressPort, Flow, FlowKey, Hop, HopKey,
+    InBandJob, Owner, ReleaseTag, RingConfig, SavedHeader, SpreadFlow, SpreadKey, SpreadUplink,
+    Token, TraceEvent, TraceFilter, TraceRecord, VERSION,
 };
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
@@ -28,10 +28,10 @@ fn layout() -> String {
     layout!(out,
         FlowKey { dst_ip qpn }
         Flow {
-            ring rank base_psn ifindex src_ip src_mac mac_given mark packets refused last_psn last_outcome next_psn mismatch_psn
+            ring rank base_psn ifindex src_ip src_mac mac_given group_mark packets refused last_psn last_outcome next_psn mismatch_psn
             mismatch_len dst_ifindex
         }
-        StrangerKey { src_ip dst_ip qpn ifindex }
+        ConnectionKey { src_ip dst_ip qpn ifindex }
         Address {}
         Owner { ifindex flows }
         TraceFilter { rings counters capture }
@@ -43,7 +43,7 @@ fn layout() -> String {
         InBandJob { job ranks rings flags }
         ClaimKey { job ring rank ifindex }
         Claim { header connection psn len src_mac only }
-        RingConfig { flags ranks slots credit mtu cpu }
+        RingConfig { flags members slots credit mtu cpu }
         SavedHeader { words len ip v6 }
         EgressKey { ring ifindex }
         EgressPort { count cursor ranks }

@@ -68,7 +68,8 @@ struct Model {
 impl Model {
     fn new(ranks: u32, credit: u32, relaxed: bool, egress: Egress) -> Self {
         let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
-        let ring = RingConfig { flags, ranks, slots: 2 * credit, credit, mtu: 256, cpu: 0 };
+        let ring =
+            RingConfig { flags, members: ranks, slots: 2 * credit, credit, mtu: 256, cpu: 0 };
         Self { ring, messages: 2 * credit + 2, queue: 2, egress, replays_all: false, rogue: None }
     }
 
@@ -79,11 +80,11 @@ impl Model {
     }
 
     fn sum(&self, index: u32) -> u32 {
-        (0..self.ring.ranks).map(|r| self.value(r, index)).sum()
+        (0..self.ring.members).map(|r| self.value(r, index)).sum()
     }
 
     fn start(&self) -> State {
-        let ranks = self.ring.ranks as usize;
+        let ranks = self.ring.members as usize;
         State {
             ring: Ring::new(&self.ring),
             queues: vec![VecDeque::new(); ranks],
@@ -97,7 +98,7 @@ impl Model {
         let fragment = Fragment { rank, index, len: 4, ce: false, total: false, bounds: 0 };
         let v = s.ring.take(&self.ring, fragment, self.value(rank, index));
         let (slot, sum) = s.ring.at(index);
-        let next = ((rank + 1) % self.ring.ranks) as usize;
+        let next = ((rank + 1) % self.ring.members) as usize;
         let still_there = slot.is(Slot::RELEASED) && slot.index == index;
         let output = if self.replays_all && still_there && v.output == Output::Stale {
             Output::Replay
@@ -105,7 +106,7 @@ impl Model {
             v.output
         };
         let to = match output {
-            Output::Release => 0..self.ring.ranks as usize,
+            Output::Release => 0..self.ring.members as usize,
             Output::Replay => next..next + 1,
             Output::Stale => {
                 assert!(
@@ -145,7 +146,7 @@ impl Model {
         }
         let Clone_ { index, payload, .. } = *clone;
         s.queues[receiver].pop_front();
-        let source = (receiver as u32 + self.ring.ranks - 1) % self.ring.ranks;
+        let source = (receiver as u32 + self.ring.members - 1) % self.ring.members;
         let psn = s.ring.header(index, source)?;
         // Otherwise the ICRC is wrong, and the receiver drops it.
         (slot.crc == payload).then_some((psn, payload))
@@ -161,10 +162,10 @@ impl Model {
                 let received = state.received[*rank as usize];
                 self.rogue != Some(*rank) && state.ring.low() > received + self.ring.credit
             };
-            if let Some(rank) = (0..self.ring.ranks).find(lacks) {
+            if let Some(rank) = (0..self.ring.members).find(lacks) {
                 return Err(format!("rank {rank} lacks what is no longer replayed: {state:?}"));
             }
-            for rank in 0..self.ring.ranks {
+            for rank in 0..self.ring.members {
                 // Everything that it may have sent so far, again or for the first time.
                 let credit =
                     if self.rogue == Some(rank) { self.messages } else { self.ring.credit };

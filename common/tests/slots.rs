@@ -10,8 +10,14 @@ use netsum_common::slot::{
 
 #[test]
 fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
-    let ring =
-        RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 32, credit: 16, mtu: 256, cpu: 0 };
+    let ring = RingConfig {
+        flags: ring_flags::ACTIVE,
+        members: 2,
+        slots: 32,
+        credit: 16,
+        mtu: 256,
+        cpu: 0,
+    };
     let mut state = RingState::default();
     let mut slots = vec![Slot::default(); 32];
     let mut output = |rank, index| {
@@ -37,8 +43,14 @@ fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
 
 #[test]
 fn what_no_connection_can_lack_is_not_replayed() {
-    let ring =
-        RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 4, mtu: 256, cpu: 0 };
+    let ring = RingConfig {
+        flags: ring_flags::ACTIVE,
+        members: 2,
+        slots: 16,
+        credit: 4,
+        mtu: 256,
+        cpu: 0,
+    };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |index: u32, rank| {
         let fragment = Fragment { rank, index, len: 4, ce: false, total: false, bounds: 0 };
@@ -60,8 +72,14 @@ fn what_no_connection_can_lack_is_not_replayed() {
 
 #[test]
 fn a_sender_whose_stream_has_slipped_stops_the_ring() {
-    let ring =
-        RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 8, mtu: 256, cpu: 0 };
+    let ring = RingConfig {
+        flags: ring_flags::ACTIVE,
+        members: 2,
+        slots: 16,
+        credit: 8,
+        mtu: 256,
+        cpu: 0,
+    };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |rank, index: u32, bounds| {
         let fragment = Fragment { rank, index, len: 4, ce: false, total: false, bounds };
@@ -140,7 +158,7 @@ fn a_verdict_in_one_word_says_the_same() {
 fn only_a_packet_that_says_so_is_a_total_and_only_to_a_box_below() {
     let below = RingConfig {
         flags: ring_flags::ACTIVE | ring_flags::UPLINK,
-        ranks: 2,
+        members: 2,
         slots: 4,
         credit: 2,
         mtu: 256,

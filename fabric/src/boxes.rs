@@ -15,12 +15,12 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::{Code, Response, Status};
 
-use crate::cables::{Answer, Cable, Cables};
 use crate::client::{self, CONNECT, Client, Election, ORDERS, PATIENCE};
 use crate::config::{BoxConfig, Config, End, Link};
 use crate::diagnosis::{self, Said};
 use crate::hosts::{Hosts, TWICE};
-use crate::layout::Ways;
+use crate::layout::Paths;
+use crate::link_table::{Answer, LinkState, LinkTable};
 use crate::measured::Carries;
 use crate::share::Speeds;
 
@@ -41,7 +41,7 @@ pub struct Boxes {
 /// The known state of the boxes.
 #[derive(Default)]
 struct Known {
-    cables: Cables,
+    link_table: LinkTable,
     /// Ports by their numbers here, from 1.
     ends: BTreeMap<u32, End>,
     numbers: HashMap<End, u32>,
@@ -54,7 +54,7 @@ struct Known {
     /// Trees of the jobs that boxes were ordered to sum.
     trees: Vec<api::FabricJob>,
     /// Aggregation rate of each box in bytes per second, and its number of CPUs, as far as known.
-    adds: HashMap<String, (u64, u32)>,
+    aggregation_rate: HashMap<String, (u64, u32)>,
     /// Jobs of each box.
     jobs: HashMap<String, Vec<String>>,
     /// Boxes that get no new rings.
@@ -74,12 +74,12 @@ struct Drain {
 }
 
 impl Known {
-    fn carries(&self, cable: &Cable) -> bool {
-        carries(&self.down, cable)
+    fn carries(&self, link_state: &LinkState) -> bool {
+        carries(&self.down, link_state)
     }
 
     fn links(&self) -> Vec<Link> {
-        self.cables.all().into_iter().map(|cable| cable.link).collect()
+        self.link_table.all().into_iter().map(|link_state| link_state.link).collect()
     }
 
     fn look_at_version(&mut self, name: &str, protocol: u32, release: &str) {
@@ -107,7 +107,7 @@ impl Known {
 }
 
 /// Whether a link carries traffic in both directions, given the ports without traffic.
-fn carries(down: &HashSet<End>, Cable { link, carries, .. }: &Cable) -> bool {
+fn carries(down: &HashSet<End>, LinkState { link, carries, .. }: &LinkState) -> bool {
     *carries && !down.contains(&link.below) && !down.contains(&link.above)
 }
 
@@ -149,9 +149,9 @@ impl Boxes {
         let addresses = config.boxes.iter().map(|b| b.address.clone()).collect();
         let finder = Hosts::new(all.clone(), CONNECT);
         let levels = config.boxes.iter().map(|b| (b.name.clone(), b.level)).collect();
-        let cables = Cables::new(config.links.clone(), levels)
+        let link_table = LinkTable::new(config.links.clone(), levels)
             .confirmed_by(config.uplinks.clone(), config.found.trust);
-        let known = Known { cables, ..Known::default() };
+        let known = Known { link_table, ..Known::default() };
         Ok(Self {
             all,
             addresses,
@@ -211,17 +211,17 @@ impl Boxes {
         let is_there = |[below, above]: &[End; 2]| {
             [below, above].iter().all(|end| self.client(&end.of).is_some())
         };
-        self.known().cables.restore(found.iter().filter_map(ends).filter(is_there));
+        self.known().link_table.restore(found.iter().filter_map(ends).filter(is_there));
     }
 
     /// Ends of the discovered links.
     pub fn found(&self) -> Vec<[String; 2]> {
-        self.known().cables.found()
+        self.known().link_table.found()
     }
 
     /// Whether the set of links has changed since the last call.
     pub fn has_found(&self) -> bool {
-        self.known().cables.has_changed()
+        self.known().link_table.has_changed()
     }
 
     /// Uses found links with this end, or stops using them, by an administrator's order.
@@ -230,7 +230,7 @@ impl Boxes {
     /// If there is no such link.
     pub fn accept(&self, end: &str, revoke: bool) -> Result<(), Refusal> {
         let end = End::try_from(end.to_owned()).map_err(Refusal::Invalid)?;
-        self.known().cables.accept(&end, revoke).map_err(Refusal::NotNow)?;
+        self.known().link_table.accept(&end, revoke).map_err(Refusal::NotNow)?;
         let not = if revoke { "not " } else { "" };
         log::info!("links with the end {end} are {not}accepted by an administrator");
         Ok(())
@@ -238,40 +238,41 @@ impl Boxes {
 
     /// Ends of links that administrators have accepted.
     pub fn accepted(&self) -> Vec<String> {
-        self.known().cables.accepted()
+        self.known().link_table.accepted()
     }
 
     /// Restores what earlier managers were told to accept.
     pub fn accepted_before(&self, ends: &[String]) {
         let ends = ends.iter().filter_map(|text| End::try_from(text.clone()).ok());
-        self.known().cables.accepted_before(ends);
+        self.known().link_table.accepted_before(ends);
     }
 
     /// Records ports behind which ranks are at work, by their numbers here.
     pub fn have_hosts(&self, ports: &HashSet<u32>) {
-        let Known { cables, ends, .. } = &mut *self.known();
-        cables.have_hosts(ports.iter().filter_map(|port| ends.get(port).cloned()));
+        let Known { link_table, ends, .. } = &mut *self.known();
+        link_table.have_hosts(ports.iter().filter_map(|port| ends.get(port).cloned()));
     }
 
     /// Restores the rates that an earlier manager measured; the links must be known.
     pub fn measured_before(&self, rates: &[Measured]) {
-        self.known().cables.restore_measured(rates);
+        self.known().link_table.restore_measured(rates);
     }
 
     /// Measured rates that replace nominal ones.
     pub fn measured(&self) -> Vec<Measured> {
-        self.known().cables.measured()
+        self.known().link_table.measured()
     }
 
     /// Records a link's measured rate, or why it is unknown.
     pub fn have_measured(&self, link: &Link, carries: Result<Carries, String>) {
-        self.known().cables.have_measured(link, carries);
+        self.known().link_table.have_measured(link, carries);
     }
 
     /// Links that have appeared since the last call and whose rate is unknown.
     pub fn unmeasured(&self) -> Vec<Link> {
-        let Known { cables, down, silent, .. } = &mut *self.known();
-        cables.unmeasured(|cable| carries(down, cable), |name| silent.contains_key(name))
+        let Known { link_table, down, silent, .. } = &mut *self.known();
+        link_table
+            .unmeasured(|link_state| carries(down, link_state), |name| silent.contains_key(name))
     }
 
     /// A port by its number here.
@@ -280,17 +281,17 @@ impl Boxes {
     }
 
     /// The links and boxes that rings can use, as far as known.
-    pub fn ways(&self) -> Ways {
+    pub fn paths(&self) -> Paths {
         let known = self.known();
-        let cables = known.cables.all();
+        let link_table = known.link_table.all();
         let mut first = HashMap::new();
-        for Cable { link, .. } in cables.iter().filter(|cable| !cable.is_unused) {
+        for LinkState { link, .. } in link_table.iter().filter(|link_state| !link_state.is_unused) {
             first.entry(link.below.of.clone()).or_insert_with(|| link.clone());
         }
-        let cables = cables.into_iter().filter(|cable| known.carries(cable));
-        let links: Vec<Link> = cables.map(|cable| cable.link).collect();
+        let link_table = link_table.into_iter().filter(|link_state| known.carries(link_state));
+        let links: Vec<Link> = link_table.map(|link_state| link_state.link).collect();
         let ends = links.iter().flat_map(|link| [&link.below, &link.above]);
-        let mtus = ends.filter_map(|end| Some((end.clone(), known.cables.mtu(end)?))).collect();
+        let mtus = ends.filter_map(|end| Some((end.clone(), known.link_table.mtu(end)?))).collect();
         let drained = known
             .drains
             .iter()
@@ -298,7 +299,7 @@ impl Boxes {
         let strange = known.strange.iter().map(|(name, why)| (name.clone(), why.clone()));
         let ahead = known.ahead.iter().map(|(name, why)| (name.clone(), why.clone()));
         let silent = known.silent.keys().map(|name| (name.clone(), "does not answer".to_owned()));
-        Ways {
+        Paths {
             links,
             first,
             mtus,
@@ -429,25 +430,28 @@ impl Boxes {
             drain: known.drains.get(name).map(|drain| drain.reason.clone()),
             drained: known.drains.get(name).is_some_and(|drain| drain.done),
             hosts: Vec::new(),
-            aggregation_rate: known.adds.get(name).map(|(adds, _)| *adds),
-            cpus: known.adds.get(name).map(|(_, cpus)| *cpus),
+            aggregation_rate: known
+                .aggregation_rate
+                .get(name)
+                .map(|(aggregation_rate, _)| *aggregation_rate),
+            cpus: known.aggregation_rate.get(name).map(|(_, cpus)| *cpus),
         };
-        let link = |cable: Cable| api::FabricLink {
-            up: known.carries(&cable),
-            below: cable.link.below.to_string(),
-            above: cable.link.above.to_string(),
-            trouble: cable.trouble,
-            rate: cable.link.rate.map_or(0, |rate| rate.0),
-            nominal: cable.nominal.map_or(0, |rate| rate.0),
-            measured: cable.measured.iter().flatten().copied().next().unwrap_or_default(),
-            unmeasured: cable.measured.and_then(Result::err),
+        let link = |link_state: LinkState| api::FabricLink {
+            up: known.carries(&link_state),
+            below: link_state.link.below.to_string(),
+            above: link_state.link.above.to_string(),
+            trouble: link_state.trouble,
+            rate: link_state.link.rate.map_or(0, |rate| rate.0),
+            nominal: link_state.nominal.map_or(0, |rate| rate.0),
+            measured: link_state.measured.iter().flatten().copied().next().unwrap_or_default(),
+            unmeasured: link_state.measured.and_then(Result::err),
         };
         let boxes = self.all.iter().map(|(name, _)| name).zip(&self.addresses).map(of);
-        let links = known.cables.all().into_iter().map(link);
+        let links = known.link_table.all().into_iter().map(link);
         api::Fabric {
             boxes: boxes.collect(),
             links: links.collect(),
-            ports: known.cables.ports(),
+            ports: known.link_table.ports(),
             jobs: known.trees.clone(),
         }
     }
@@ -459,11 +463,11 @@ impl Boxes {
     /// Where a machine is that has this MAC address.
     pub async fn place_of(&self, mac: [u8; 6]) -> Option<Place> {
         let links = {
-            let cables = &self.known().cables;
-            if let Some(of) = cables.with_mac(&mac_text(mac)) {
+            let link_table = &self.known().link_table;
+            if let Some(of) = link_table.with_mac(&mac_text(mac)) {
                 return Some(Place::On(of));
             }
-            cables.ends()
+            link_table.ends()
         };
         let ends = self.finder.behind(mac_text(mac), None, links).await;
         // At two boxes: a link between these is not known yet.
@@ -472,7 +476,7 @@ impl Boxes {
     }
 
     fn is_link(&self, of: &str, port: &str) -> bool {
-        self.known().cables.ends().contains(&End { of: of.to_owned(), port: port.to_owned() })
+        self.known().link_table.ends().contains(&End { of: of.to_owned(), port: port.to_owned() })
     }
 
     /// Sends a request to all boxes at once.
@@ -583,7 +587,8 @@ impl Boxes {
                         log::info!("box {name}: answers again");
                     }
                     let cpus = cpus.unwrap_or(1).max(1);
-                    aggregation_rate.map(|rate| known.adds.insert(name.clone(), (rate, cpus)));
+                    aggregation_rate
+                        .map(|rate| known.aggregation_rate.insert(name.clone(), (rate, cpus)));
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
                     known.jobs.insert(name.clone(), names);
                     let is_there = |end: &End| ports.iter().any(|p| p.name == end.port);
@@ -620,7 +625,7 @@ impl Boxes {
                 }
             }
         }
-        self.known().cables.look(said, Instant::now().into_std());
+        self.known().link_table.look(said, Instant::now().into_std());
         seen
     }
 
@@ -640,7 +645,7 @@ impl Boxes {
             let known = self.known();
             (
                 known.hosts.get(&mac).and_then(|port| known.ends.get(port)).cloned(),
-                known.cables.ends(),
+                known.link_table.ends(),
             )
         };
         let ends = self.finder.behind(mac_text(mac), was, links).await;
@@ -697,8 +702,9 @@ impl Boxes {
     pub async fn measure(&self) {
         let links = {
             let known = self.known();
-            let carry = known.cables.all().into_iter().filter(|cable| known.carries(cable));
-            carry.map(|cable| cable.link).collect()
+            let carry =
+                known.link_table.all().into_iter().filter(|link_state| known.carries(link_state));
+            carry.map(|link_state| link_state.link).collect()
         };
         self.measure_links(links).await;
     }
@@ -739,11 +745,11 @@ impl Boxes {
 
 impl Speeds for Boxes {
     fn rate(&self, port: &End) -> u64 {
-        self.known().cables.rate(port)
+        self.known().link_table.rate(port)
     }
 
-    fn adds(&self, of: &str) -> Option<(u64, u32)> {
-        self.known().adds.get(of).copied()
+    fn aggregation_rate(&self, of: &str) -> Option<(u64, u32)> {
+        self.known().aggregation_rate.get(of).copied()
     }
 }
 

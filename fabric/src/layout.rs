@@ -23,7 +23,7 @@ pub struct Order {
 
 /// The links and boxes that rings can use.
 #[derive(Clone, Debug, Default)]
-pub struct Ways {
+pub struct Paths {
     pub links: Vec<Link>,
     /// Each box's first uplink, idle or not. The box's bridge sends unsummed packets to it. A
     /// box accepts packets of ranks in other racks only at the port that their rings use, so some
@@ -46,7 +46,7 @@ pub struct Layout {
     pub addresses: BTreeMap<String, End>,
 }
 
-impl Ways {
+impl Paths {
     /// The port at which a box's bridge sends to hosts below another box.
     pub fn towards(&self, at: &str, below: &str) -> Option<&str> {
         let up = |link: &&Link| self.first.get(&link.above.of);
@@ -62,7 +62,7 @@ impl Ways {
 /// Why no tree of boxes sums it.
 pub fn lay_out(
     job: &Job,
-    ways: &Ways,
+    paths: &Paths,
     share: Share<'_>,
     place: impl Fn(u32) -> Option<End>,
 ) -> Result<Layout, String> {
@@ -80,10 +80,10 @@ pub fn lay_out(
         ends.push(place(flow.ifindex).ok_or_else(|| format!("rank {rank}: its port was removed"))?);
     }
     let groups = groups(&ends)?;
-    if let Some((name, group)) = groups.iter().find(|(name, _)| ways.closed.contains_key(name)) {
-        return Err(format!("box {name}, which has ranks {group}, {}", ways.closed[name]));
+    if let Some((name, group)) = groups.iter().find(|(name, _)| paths.closed.contains_key(name)) {
+        return Err(format!("box {name}, which has ranks {group}, {}", paths.closed[name]));
     }
-    let (parents, candidates) = parents(&groups, &ends, ways, share, job)?;
+    let (parents, candidates) = parents(&groups, &ends, paths, share, job)?;
     let order = |at: &str| Order { at: at.to_owned(), job: request(job, &ring), flows: Vec::new() };
     // A box numbers the job's rings from 0.
     let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
@@ -200,11 +200,11 @@ struct Parent<'a> {
 fn parents<'a>(
     groups: &[(String, Group)],
     ends: &[End],
-    ways: &'a Ways,
+    paths: &'a Paths,
     share: Share<'_>,
     job: &Job,
 ) -> Result<(Vec<Parent<'a>>, Vec<Candidate>), String> {
-    let links = &ways.links;
+    let links = &paths.links;
     if groups.len() == 1 {
         return Ok((Vec::new(), Vec::new()));
     }
@@ -212,7 +212,7 @@ fn parents<'a>(
     let mut missing = Vec::new();
     let mut first: BTreeMap<(&String, &String), &Link> = BTreeMap::new();
     for link in links {
-        if let Some(why) = too_small(link, ways, job.spec.mtu) {
+        if let Some(why) = too_small(link, paths, job.spec.mtu) {
             missing.push(why);
             continue;
         }
@@ -223,8 +223,8 @@ fn parents<'a>(
         let link = |of: &String| first.get(&(of, name)).copied();
         let others = groups.iter().map(|(of, _)| of).filter(|of| *of != name);
         match others.clone().find(|of| link(of).is_none()) {
-            None if ways.closed.contains_key(name) => {
-                missing.push(format!("{name} {}", ways.closed[name]));
+            None if paths.closed.contains_key(name) => {
+                missing.push(format!("{name} {}", paths.closed[name]));
             }
             None => {
                 let links = others.filter_map(|of| Some((of.clone(), link(of)?))).collect();
@@ -233,7 +233,7 @@ fn parents<'a>(
             Some(of) => missing.push(format!("{of} has no link to {name}")),
         }
     }
-    let firsts = groups.iter().filter_map(|(of, _)| ways.first.get(of));
+    let firsts = groups.iter().filter_map(|(of, _)| paths.first.get(of));
     let firsts: Vec<&Link> =
         firsts.filter(|link| groups.iter().all(|(of, _)| *of != link.above.of)).collect();
     if let Some(link) =
@@ -287,8 +287,8 @@ impl Parent<'_> {
 }
 
 /// Why a link does not fit a path MTU.
-fn too_small(link: &Link, ways: &Ways, mtu: u32) -> Option<String> {
-    let [below, above] = [&link.below, &link.above].map(|end| ways.mtus.get(end).copied());
+fn too_small(link: &Link, paths: &Paths, mtu: u32) -> Option<String> {
+    let [below, above] = [&link.below, &link.above].map(|end| paths.mtus.get(end).copied());
     let [below, above] = [below.or(above)?, above.or(below)?];
     let needed = mtu + HEADROOM;
     (below.min(above) < needed).then(|| {
@@ -395,7 +395,7 @@ mod tests {
                 ip: [10, 0, 0, rank as u8 + 1].into(),
                 mac,
                 rings: (0..rings as u32).map(|ring| connection(4 + 2 * ring)).collect(),
-                plain: connection(200),
+                bypass: connection(200),
                 any_ip_id: false,
                 selective: true,
             };
@@ -434,7 +434,7 @@ mod tests {
             .iter()
             .map(|(below, above)| Link { below: end(below), above: end(above), rate: None })
             .collect();
-        let ways = Ways {
+        let paths = Paths {
             links,
             first: HashMap::new(),
             mtus: HashMap::new(),
@@ -444,7 +444,7 @@ mod tests {
                 .collect(),
         };
         let place = |port: u32| ends.get(port as usize - 1).map(|e| end(e));
-        lay_out(controller.job("train").unwrap(), &ways, Share::Links, place)
+        lay_out(controller.job("train").unwrap(), &paths, Share::Links, place)
             .map(|layout| layout.orders)
     }
 
@@ -533,7 +533,7 @@ mod tests {
                         dst: f.dst.parse().unwrap(),
                         qpn: Qpn::new(f.qpn),
                         src_mac: None,
-                        mark: 0,
+                        group_mark: 0,
                     };
                     let added = box_.add_flow("train", JobRing(f.ring), flow);
                     added.unwrap_or_else(|e| panic!("{f:?} of {order:?}: {e}"));
@@ -593,21 +593,21 @@ mod tests {
     #[test]
     fn where_a_link_is_down_the_other_parents_have_all_rings() {
         let links = FOUR.map(|(below, above)| (below, above, 1));
-        let above = |links: &[_]| above(&ways_of(links, &[]), 2).unwrap();
+        let above = |links: &[_]| above(&paths_of(links, &[]), 2).unwrap();
         let of = |name: &str, rings| (name.to_owned(), rings);
         assert_eq!(above(&links), [of("s", 1), of("t", 1)]);
         assert_eq!(above(&links[1..]), [of("t", 2)]);
         assert_eq!(above(&links[..3]), [of("s", 2)]);
     }
 
-    fn ways_of(links: &[(&str, &str, u64)], mtus: &[(&str, u32)]) -> Ways {
+    fn paths_of(links: &[(&str, &str, u64)], mtus: &[(&str, u32)]) -> Paths {
         let end = |text: &str| End::try_from(text.to_owned()).unwrap();
         let link = |&(below, above, rate): &_| Link {
             below: end(below),
             above: end(above),
             rate: Some(Rate(rate)),
         };
-        Ways {
+        Paths {
             links: links.iter().map(link).collect(),
             first: HashMap::new(),
             mtus: mtus.iter().map(|(text, mtu)| (end(text), *mtu)).collect(),
@@ -615,13 +615,13 @@ mod tests {
         }
     }
 
-    fn above(ways: &Ways, rings: usize) -> Result<Vec<(String, u32)>, String> {
+    fn above(paths: &Paths, rings: usize) -> Result<Vec<(String, u32)>, String> {
         let ends = ["a/1", "b/1"];
         let place = |port: u32| {
             ends.get(port as usize - 1).map(|e| End::try_from((*e).to_owned()).unwrap())
         };
         let layout =
-            lay_out(joined(&ends, rings).job("train").unwrap(), ways, Share::Links, place)?;
+            lay_out(joined(&ends, rings).job("train").unwrap(), paths, Share::Links, place)?;
         Ok(layout.at_work.trees)
     }
 
@@ -629,7 +629,7 @@ mod tests {
     fn a_parent_has_rings_by_its_slowest_link() {
         let links =
             [("a/up", "s/1", 40), ("b/up", "s/2", 10), ("a/up2", "t/1", 30), ("b/up2", "t/2", 30)];
-        let above = above(&ways_of(&links, &[]), 4).unwrap();
+        let above = above(&paths_of(&links, &[]), 4).unwrap();
         assert_eq!(above, [("s".to_owned(), 1), ("t".to_owned(), 3)]);
     }
 
@@ -637,16 +637,16 @@ mod tests {
     fn some_rings_go_by_the_link_that_a_bridge_uses() {
         let links =
             [("a/up", "s/1", 1), ("b/up", "s/2", 1), ("a/up2", "t/1", 9), ("b/up2", "t/2", 9)];
-        let mut ways = ways_of(&links, &[]);
-        let bridged: [Link; 2] = [ways.links[0].clone(), ways.links[1].clone()];
-        ways.first = bridged.into_iter().map(|link| (link.below.of.clone(), link)).collect();
-        assert_eq!(above(&ways, 1).unwrap(), [("s".to_owned(), 1)]);
-        assert_eq!(above(&ways, 3).unwrap(), [("s".to_owned(), 1), ("t".to_owned(), 2)]);
-        ways.closed.insert("s".into(), "does not answer".into());
+        let mut paths = paths_of(&links, &[]);
+        let bridged: [Link; 2] = [paths.links[0].clone(), paths.links[1].clone()];
+        paths.first = bridged.into_iter().map(|link| (link.below.of.clone(), link)).collect();
+        assert_eq!(above(&paths, 1).unwrap(), [("s".to_owned(), 1)]);
+        assert_eq!(above(&paths, 3).unwrap(), [("s".to_owned(), 1), ("t".to_owned(), 2)]);
+        paths.closed.insert("s".into(), "does not answer".into());
         let why = "unsummed packets reach a at a/up, so some rings must use s: s does not answer";
-        assert_eq!(above(&ways, 3).unwrap_err(), why);
-        ways.links.drain(..2);
-        assert!(above(&ways, 3).unwrap_err().ends_with("use s: the link is down"));
+        assert_eq!(above(&paths, 3).unwrap_err(), why);
+        paths.links.drain(..2);
+        assert!(above(&paths, 3).unwrap_err().ends_with("use s: the link is down"));
     }
 
     #[test]
@@ -654,8 +654,8 @@ mod tests {
         let links =
             [("a/up", "s/1", 1), ("b/up", "s/2", 1), ("a/up2", "t/1", 1), ("b/up2", "t/2", 1)];
         let small = [("a/up", 9000), ("s/1", 1000)];
-        assert_eq!(above(&ways_of(&links, &small), 2).unwrap(), [("t".to_owned(), 2)]);
-        let error = above(&ways_of(&links[..2], &small), 2).unwrap_err();
+        assert_eq!(above(&paths_of(&links, &small), 2).unwrap(), [("t".to_owned(), 2)]);
+        let error = above(&paths_of(&links[..2], &small), 2).unwrap_err();
         let why =
             "link a/up (MTU 9000) to s/1 (MTU 1000): a path MTU of 1024 needs 1108 at both ends";
         assert!(error.contains(why), "{error}");

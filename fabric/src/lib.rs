@@ -6,7 +6,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`cables`] | links between boxes: configured or discovered: pure |
+//! | [`link_table`] | links between boxes: configured or discovered: pure |
 //! | [`config`] | the configuration file: boxes, and links between them |
 //! | [`layout`] | which box adds up what: pure |
 //! | [`share`] | how many of its rings use which parent: pure |
@@ -22,13 +22,13 @@
 //! | [`run`] | `netsum fabric run` |
 
 pub mod boxes;
-pub mod cables;
 pub mod client;
 pub mod config;
 pub mod diagnosis;
 pub mod etcd;
 pub mod hosts;
 pub mod layout;
+pub mod link_table;
 pub mod measure;
 pub mod measured;
 pub mod orders;

@@ -49,15 +49,19 @@ impl Boxes {
         let no_box = || Status::not_found("the box does not exist");
         let mut sender = self.client(&from.of).ok_or_else(no_box)?;
         let mut receiver = self.client(&to.of).ok_or_else(no_box)?;
-        let listen = api::HearTrainRequest { port: to.port.clone() };
-        within(receiver.agent.hear_train(listen.clone())).await?;
-        let request = api::SendTrainRequest { port: from.port.clone(), bytes };
-        let sent = within(sender.agent.send_train(request)).await?.train.unwrap_or_default();
-        let (mut heard, mut idle, end) = (api::Train::default(), 0, Instant::now() + LONGEST);
+        let listen = api::ReceiveBandwidthProbeRequest { port: to.port.clone() };
+        within(receiver.agent.receive_bandwidth_probe(listen.clone())).await?;
+        let request = api::SendBandwidthProbeRequest { port: from.port.clone(), bytes };
+        let sent =
+            within(sender.agent.send_bandwidth_probe(request)).await?.probe.unwrap_or_default();
+        let (mut heard, mut idle, end) =
+            (api::BandwidthProbe::default(), 0, Instant::now() + LONGEST);
         while heard.frames < sent.frames && idle < IDLE && Instant::now() < end {
             sleep(ASK).await;
-            let now =
-                within(receiver.agent.hear_train(listen.clone())).await?.train.unwrap_or_default();
+            let now = within(receiver.agent.receive_bandwidth_probe(listen.clone()))
+                .await?
+                .probe
+                .unwrap_or_default();
             if now.number == sent.number && now.frames > heard.frames {
                 (heard, idle) = (now, 0);
             } else {

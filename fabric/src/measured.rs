@@ -1,6 +1,6 @@
 //! Evaluates bandwidth probes of a link, and decides when plans use the result: pure.
 
-use netsum_core::train::MOST;
+use netsum_core::bandwidth::MOST;
 
 /// A probe occupies at most this part of a second of a link.
 const PART: u64 = 10;

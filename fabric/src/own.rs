@@ -12,7 +12,7 @@ use nix::ifaddrs::getifaddrs;
 
 use crate::boxes::{Boxes, Place};
 use crate::config::End;
-use crate::layout::Ways;
+use crate::layout::Paths;
 
 /// Repeat interval of reservations: a restarted box has none.
 pub const AGAIN: Duration = Duration::from_secs(2);
@@ -83,7 +83,7 @@ fn callable() -> nix::Result<Vec<(IpAddr, [u8; 6])>> {
 /// What a box is to reserve: addresses of ranks that are behind other boxes, and of the manager.
 pub fn reservations<'a>(
     at: &str,
-    ways: &Ways,
+    paths: &Paths,
     ranks: impl Iterator<Item = (&'a String, &'a End)>,
     own: Option<&BTreeMap<String, Place>>,
 ) -> Vec<api::Reservation> {
@@ -92,7 +92,7 @@ pub fn reservations<'a>(
         port: port.to_owned(),
         lapses,
     };
-    let towards = |of: &str| ways.towards(at, of).filter(|_| of != at);
+    let towards = |of: &str| paths.towards(at, of).filter(|_| of != at);
     let ranks = ranks.filter_map(|(address, end)| Some(one(address, towards(&end.of)?, false)));
     let own = own.into_iter().flatten().filter_map(|(address, place)| match place {
         Place::Behind(end) if end.of == at => Some(one(address, &end.port, false)),
@@ -112,12 +112,12 @@ mod tests {
         let link = |below, above| Link { below: end(below), above: end(above), rate: None };
         let links = [link("a/up", "s/1"), link("b/up", "s/2")];
         let first = links.iter().map(|link| (link.below.of.clone(), link.clone())).collect();
-        let ways = Ways { links: links.to_vec(), first, ..Ways::default() };
+        let paths = Paths { links: links.to_vec(), first, ..Paths::default() };
         let at = |at: &str, place: Place| {
             let own = BTreeMap::from([("10.0.0.9".to_owned(), place)]);
             let ranks = ("10.0.0.1".to_owned(), end("b/p0"));
             let ranks = [(&ranks.0, &ranks.1)].into_iter();
-            let all = reservations(at, &ways, ranks, Some(&own)).into_iter();
+            let all = reservations(at, &paths, ranks, Some(&own)).into_iter();
             all.map(|r| format!("{} {} {}", r.address, r.port, r.lapses)).collect::<Vec<_>>()
         };
         let rank = "10.0.0.1 up false";

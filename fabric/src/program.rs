@@ -14,7 +14,7 @@ use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status};
 
 use crate::boxes::{Boxes, Seen, ports};
-use crate::layout::{self, Layout, OURS, Order, Ways};
+use crate::layout::{self, Layout, OURS, Order, Paths};
 use crate::orders::{Change, Joined, Pending, Shared};
 use crate::own::{AGAIN, Own, reservations};
 use crate::share::{self, AtWork, Candidate, Share};
@@ -198,7 +198,7 @@ impl Programmer {
         let others = self.told.iter().filter(|(of, _)| **of != job.spec.name);
         let others: Vec<AtWork> = others.map(|(_, told)| told.layout.at_work.clone()).collect();
         let share = Share::Beside(&others, &*self.boxes);
-        let layout = block_in_place(|| self.layout_by(job, self.boxes.ways(), share));
+        let layout = block_in_place(|| self.layout_by(job, self.boxes.paths(), share));
         log::debug!(
             "job {}: planned next to {} in {:.1?}",
             job.spec.name,
@@ -210,10 +210,10 @@ impl Programmer {
 
     /// Lays out an active job with its current shares; boxes that do not answer may still sum.
     fn layout_at_work(&self, job: &Job, trees: &[(String, u32)]) -> Result<Layout, String> {
-        let mut ways = self.boxes.ways();
+        let mut paths = self.boxes.paths();
         let name = &job.spec.name;
-        ways.closed.retain(|at, _| !(self.boxes.is_silent(at) && self.is_at(name, at)));
-        self.layout_by(job, ways, Share::Kept(trees))
+        paths.closed.retain(|at, _| !(self.boxes.is_silent(at) && self.is_at(name, at)));
+        self.layout_by(job, paths, Share::Kept(trees))
     }
 
     /// Reconstructs an earlier manager's layout from the boxes' answers.
@@ -234,16 +234,16 @@ impl Programmer {
         }
     }
 
-    fn layout_by(&self, job: &Job, mut ways: Ways, share: Share<'_>) -> Result<Layout, String> {
+    fn layout_by(&self, job: &Job, mut paths: Paths, share: Share<'_>) -> Result<Layout, String> {
         let place = |port| self.boxes.end(port);
-        let layout = layout::lay_out(job, &ways, share, place);
+        let layout = layout::lay_out(job, &paths, share, place);
         // Jobs that no other boxes can sum stay where they are. A box that does not answer may
         // recover.
         // A job may get another parent, but not another leaf.
         let leaves: BTreeSet<_> =
             job.flows.iter().filter_map(|f| Some(place(f.ifindex)?.of)).collect();
         for leaves_alone in [true, false] {
-            if layout.is_ok() || ways.closed.is_empty() {
+            if layout.is_ok() || paths.closed.is_empty() {
                 break;
             }
             let may_do = |at: &String| {
@@ -251,8 +251,8 @@ impl Programmer {
                     && (self.boxes.is_late(at)
                         || !self.boxes.is_silent(at) && self.is_at(&job.spec.name, at))
             };
-            ways.closed.retain(|at, _| !may_do(at));
-            if let Ok(layout) = layout::lay_out(job, &ways, share, place) {
+            paths.closed.retain(|at, _| !may_do(at));
+            if let Ok(layout) = layout::lay_out(job, &paths, share, place) {
                 return Ok(layout);
             }
         }
@@ -378,13 +378,13 @@ impl Programmer {
             own.look(&self.boxes).await;
         }
         let own = self.own.as_ref().map(Own::places);
-        let ways = self.boxes.ways();
+        let paths = self.boxes.paths();
         let layouts: Vec<&Layout> =
             self.told.values().map(|told| &told.layout).chain(new).collect();
         let mut answers = JoinSet::new();
         for api::FabricBox { name, .. } in self.boxes.show().boxes {
             let ranks = layouts.iter().flat_map(|layout| &layout.addresses);
-            let all = reservations(&name, &ways, ranks, own);
+            let all = reservations(&name, &paths, ranks, own);
             let is_told = |(told, at): &(Vec<_>, Instant)| *told == all && at.elapsed() < AGAIN;
             if self.boxes.is_silent(&name) || self.reserved.get(&name).is_some_and(is_told) {
                 continue;
@@ -467,7 +467,7 @@ impl Programmer {
             Err(status) if status.code() == Code::NotFound => return Ok(true),
             Err(status) => bail!("box {at}: {}", status.message()),
         }
-        let request = api::DeleteJobRequest { name: name.to_owned(), gone };
+        let request = api::DeleteJobRequest { name: name.to_owned(), forget_connections: gone };
         match self.boxes.order(at, client.jobs.delete_job(request)).await {
             Err(status) if status.code() != Code::NotFound => {
                 bail!("box {at}: {}", status.message())
@@ -516,7 +516,7 @@ impl Programmer {
             told.map(|told| self.told.insert(name, told));
         }
         let cannot = |job: &Job| {
-            layout::lay_out(job, &self.boxes.ways(), Share::Links, |port| self.boxes.end(port))
+            layout::lay_out(job, &self.boxes.paths(), Share::Links, |port| self.boxes.end(port))
                 .is_err()
         };
         self.by_ring

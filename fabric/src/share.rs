@@ -41,7 +41,7 @@ pub trait Speeds {
     /// Bits per second of a port; 0 if unknown.
     fn rate(&self, port: &End) -> u64;
     /// Aggregation rate of a box in bytes per second and its number of CPUs, if known.
-    fn adds(&self, of: &str) -> Option<(u64, u32)>;
+    fn aggregation_rate(&self, of: &str) -> Option<(u64, u32)>;
 }
 
 /// How rings are shared out.
@@ -146,9 +146,10 @@ fn rooms(
     // Names of boxes are arbitrary; those of a network are restricted.
     for (of, n) in &numbers.boxes {
         topology.box_(n.to_string());
-        let Some((adds, cpus)) = speeds.adds(of) else { continue };
+        let Some((aggregation_rate, cpus)) = speeds.aggregation_rate(of) else { continue };
         let of = &mut topology.boxes[n - hosts.len()];
-        (of.adds, of.cpus) = (Some((adds as f64).clamp(1.0, FAST)), Some(cpus));
+        (of.aggregation_rate, of.cpus) =
+            (Some((aggregation_rate as f64).clamp(1.0, FAST)), Some(cpus));
     }
     for (end, n) in &numbers.hosts {
         let rate = match speeds.rate(end) {
@@ -269,7 +270,7 @@ mod tests {
         fn rate(&self, _: &End) -> u64 {
             0
         }
-        fn adds(&self, _: &str) -> Option<(u64, u32)> {
+        fn aggregation_rate(&self, _: &str) -> Option<(u64, u32)> {
             None
         }
     }
@@ -306,15 +307,18 @@ mod tests {
         fn rate(&self, _: &End) -> u64 {
             u64::MAX
         }
-        fn adds(&self, of: &str) -> Option<(u64, u32)> {
-            self.0.iter().find(|(name, _)| *name == of).map(|(_, adds)| (*adds, 1))
+        fn aggregation_rate(&self, of: &str) -> Option<(u64, u32)> {
+            self.0
+                .iter()
+                .find(|(name, _)| *name == of)
+                .map(|(_, aggregation_rate)| (*aggregation_rate, 1))
         }
     }
 
     #[test]
     fn a_spine_that_adds_slowly_gets_fewer_rings_than_its_links_carry() {
-        let of = |adds: &[(&str, u64)], rates: &[Option<u64>]| {
-            rings_of(Share::Beside(&[], &Adds(adds)), 6, rates)
+        let of = |aggregation_rate: &[(&str, u64)], rates: &[Option<u64>]| {
+            rings_of(Share::Beside(&[], &Adds(aggregation_rate)), 6, rates)
         };
         let both = [Some(8000), Some(8000)];
         // Two leaves at 1000 bytes per second each.

@@ -112,7 +112,7 @@ impl System {
                 }
                 Action::AddFlow(flow) => {
                     let ring = &told.rings[&flow.ring];
-                    assert!(flow.rank.0 < ring.config.ranks, "{flow:?}");
+                    assert!(flow.rank.0 < ring.config.members, "{flow:?}");
                     assert_eq!(flow.src.is_ipv4(), flow.dst.is_ipv4(), "{flow:?}");
                     let taken = told.flows.iter().any(|(key, _)| *key == flow.key());
                     assert!(!taken, "two flows with one key: {flow:?}");
@@ -120,9 +120,9 @@ impl System {
                 }
                 Action::ActivateRing(ring, ports) => {
                     assert_eq!(told.rings.get(&ring.id), Some(&ring));
-                    assert_eq!(ports.len(), ring.config.ranks as usize);
+                    assert_eq!(ports.len(), ring.config.members as usize);
                     let flows = told.flows.iter().filter(|(_, r)| *r == ring.id).count();
-                    assert_eq!(flows, ring.config.ranks as usize, "active without all flows");
+                    assert_eq!(flows, ring.config.members as usize, "active without all flows");
                     told.active.insert(ring.id);
                 }
                 Action::DeleteRing { ring, flows, .. } => {
@@ -193,7 +193,7 @@ impl System {
             groups: (*u.choose(&["", "", "", "2-3", "0-0,1-1"])?).into(),
             uplink: (*u.choose(&["", "", "p0"])?).into(),
             ring_order: String::new(),
-            or_ring: u.ratio(1u8, 4u8)?,
+            host_ring_fallback: u.ratio(1u8, 4u8)?,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         // The daemon would make a random one, and a run would not be reproducible.
@@ -240,7 +240,8 @@ impl System {
         // The daemon refuses numbers of more than 24 bits.
         let (Some(qpn), 0..=MASK) = (Qpn::checked(f.qpn), f.psn) else { return Ok(()) };
         let (ring, rank, base_psn) = (RingNumber::NONE, Rank(f.rank), Psn::new(f.psn));
-        let flow = FlowSpec { ring, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac, mark: 0 };
+        let flow =
+            FlowSpec { ring, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac, group_mark: 0 };
         let answer = self.controller.add_flow(&r.job, JobRing(f.ring), flow);
         self.answered(answer);
         Ok(())
@@ -270,7 +271,7 @@ impl System {
                 ip: ip(u, rank)?,
                 mac: "02:00:00:00:00:01".into(),
                 rings: (0..rings as u32).map(|r| c(r + 1)).collect(),
-                plain: Some(c(0)),
+                bypass: Some(c(0)),
                 any_ip_id: false,
                 selective: true,
             }),
@@ -280,7 +281,7 @@ impl System {
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         let Some(a) = r.address else { return Ok(()) };
-        let (Ok(ip), Some(mac), Some(plain)) = (a.ip.parse(), mac_from_text(&a.mac), a.plain)
+        let (Ok(ip), Some(mac), Some(bypass)) = (a.ip.parse(), mac_from_text(&a.mac), a.bypass)
         else {
             return Ok(());
         };
@@ -298,7 +299,7 @@ impl System {
                 ip,
                 mac,
                 rings: a.rings.into_iter().map(c).collect(),
-                plain: c(plain),
+                bypass: c(bypass),
                 any_ip_id: a.any_ip_id,
                 selective: a.selective,
             },
@@ -417,7 +418,9 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             8 => s.member(u)?,
             9 => {
                 let name = name(u)?;
-                let Some(r) = message(u, api::DeleteJobRequest { name, gone: false })? else {
+                let Some(r) =
+                    message(u, api::DeleteJobRequest { name, forget_connections: false })?
+                else {
                     continue;
                 };
                 let answer = s.controller.delete_job(&r.name);

@@ -230,7 +230,7 @@ fn built(u: &mut Unstructured) -> Result<()> {
     spec.bth.opcode = Opcode(u.int_in_range(0..=0x0b)?);
     spec.vlan = u.arbitrary()?;
     (spec.tos, spec.id, spec.udp_checksum) = (u.arbitrary()?, u.arbitrary()?, u.arbitrary()?);
-    (spec.bth.solicited, spec.bth.ack_request, spec.bth.ecn) =
+    (spec.bth.solicited, spec.bth.ack_request, spec.bth.flags) =
         (u.arbitrary()?, u.arbitrary()?, u.arbitrary()?);
     if u.arbitrary()? {
         spec = spec.v6();

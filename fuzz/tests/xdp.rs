@@ -30,16 +30,16 @@ fn programs_and_model_agree_on_every_packet() {
     let of_parents = [
         Counter::Partials,
         Counter::Totals,
-        Counter::SentUpAgain,
+        Counter::PartialResent,
         Counter::TotalUnexpected,
-        Counter::Moved,
+        Counter::ShiftedPsn,
     ];
     // Results that every rank has are not replayed, so no clone outlives its slot here
     // (`common/tests/interleaving.rs`). And `guard` is not run.
     let never = |c: &Counter| {
         impossible.contains(c)
             || of_parents.contains(c)
-            || matches!(c, Counter::EgressNoSlot | Counter::PastIngress)
+            || matches!(c, Counter::EgressNoRoute | Counter::BypassedIngress)
     };
     let possible = || Counter::ALL.iter().copied().filter(|c| !never(c));
     // Rare counters need more sequences than others.

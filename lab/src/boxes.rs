@@ -64,7 +64,7 @@ pub fn is_without_xdp(kernel: Kernel, card: Card) -> bool {
 fn spec(kernel: Kernel, card: Card) -> LabSpec {
     LabSpec {
         mtu: 2300,
-        cables: true,
+        faulty_links: true,
         box_vm: Some((kernel, card)),
         vm_cpus: 2,
         ..LabSpec::hosts(RANKS as usize)
@@ -332,7 +332,7 @@ fn in_a_vlan(kernel: Kernel, card: Card) -> Result<String> {
 /// Runs a ring on virtual machines with their kernels' Soft-RoCE.
 fn stock(kernel: Kernel, card: Card) -> Result<String> {
     let cluster = Cluster::start(LabSpec {
-        cables: false,
+        faulty_links: false,
         vms: vec![Kernel::V6_1; RANKS as usize],
         ..spec(kernel, card)
     })?;

@@ -17,7 +17,7 @@ pub use crate::job::JobSpec;
 use crate::lab::BoxNode;
 use crate::process::Running;
 pub use crate::process::{PATIENCE, program};
-use crate::{Lab, LabSpec, janitor, netns};
+use crate::{Lab, LabSpec, cleaner, netns};
 
 /// TCP port of the workers' API on the box.
 pub const WORKER_PORT: u16 = 4790;
@@ -104,9 +104,9 @@ impl Cluster {
         SocketAddr::new(if self.v6 { box_.ipv6() } else { box_.ip() }, WORKER_PORT)
     }
 
-    /// Folder for the daemon's pins. The janitor removes it with the lab.
+    /// Folder for the daemon's pins. The cleaner removes it with the lab.
     pub fn pins(&self) -> PathBuf {
-        PathBuf::from(janitor::PINS).join(self.lab.prefix())
+        PathBuf::from(cleaner::PINS).join(self.lab.prefix())
     }
 
     /// The state file of jobs that survive the daemon.

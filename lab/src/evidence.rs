@@ -41,7 +41,10 @@ pub fn of(cluster: &Cluster, job: &str) -> String {
             let counters = before.and_then(|before| Ok((before, verbs_ring::hw_counters(host)?)));
             part("its counters, before and now", counters.map(|both| format!("{both:?}")));
         }
-        part("its cable", host.cable().and_then(|cable| Ok(format!("{:?}", cable.counts()?))));
+        part(
+            "its faulty link",
+            host.fault_link().and_then(|link| Ok(format!("{:?}", link.counts()?))),
+        );
     }
     text
 }

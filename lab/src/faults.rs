@@ -1,6 +1,6 @@
 //! Links that lose, duplicate, reorder, corrupt and mark packets.
 //!
-//! Such a link, a [`Cable`], is a two-port bridge in a namespace of its own, between a host and its
+//! Such a link, a [`FaultLink`], is a two-port bridge in a namespace of its own, between a host and its
 //! port. Both of its ends run an XDP program on arriving packets, and so both directions can
 //! suffer, packet by packet. On the host itself the upward direction could not: an XDP program sees
 //! only arriving packets, and tc sees GSO packets before they are segmented.
@@ -144,7 +144,7 @@ impl Faults {
 
 /// Counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WayCounts {
+pub struct DirectionCounts {
     /// RoCEv2 packets that arrived; in a lab with a rate, all packets.
     pub seen: u64,
     /// Packets that were lost.
@@ -162,7 +162,7 @@ pub struct WayCounts {
     pub of_kind: u64,
 }
 
-impl WayCounts {
+impl DirectionCounts {
     /// All harmful faults.
     pub fn faults(&self) -> u64 {
         self.lost + self.duplicated + self.reordered + self.corrupted
@@ -181,11 +181,11 @@ impl WayCounts {
 
 /// Counters of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CableCounts {
+pub struct LinkCounts {
     /// Packets from the host.
-    pub up: WayCounts,
+    pub up: DirectionCounts,
     /// Packets to the host.
-    pub down: WayCounts,
+    pub down: DirectionCounts,
 }
 
 // SAFETY: integers without padding; every bit pattern is a value.
@@ -195,7 +195,7 @@ unsafe impl aya::Pod for Counts {}
 
 /// The link between a host and its port.
 #[derive(Debug)]
-pub struct Cable {
+pub struct FaultLink {
     ebpf: Mutex<Ebpf>,
     /// Whether it has a rate.
     queued: bool,
@@ -209,12 +209,12 @@ pub struct Cable {
 const WAYS: [(&str, &str, &str, &str); 2] =
     [("up", "leave_up", "down", "TO_BOX"), ("down", "leave_down", "up", "TO_HOST")];
 
-impl Cable {
+impl FaultLink {
     /// Starts the programs of host `number`'s link, which pass everything at first: to the link's
     /// queues, if it has a rate.
     pub fn new(wire: &Netns, number: usize, queued: bool) -> Result<Self> {
         let mut ebpf =
-            Ebpf::load(OBJECT).context("the kernel does not take the cables' programs")?;
+            Ebpf::load(OBJECT).context("the kernel does not take the programs of faulty links")?;
         for (from, leave, to, map) in WAYS {
             let interface = format!("{from}{number}");
             let from = if queued { format!("queued_{from}") } else { from.to_owned() };
@@ -231,9 +231,9 @@ impl Cable {
             wire.enter(|| program.attach_to_if_index(ifindex, XdpMode::Driver))
                 .context(interface)?;
         }
-        let cable = Self { ebpf: Mutex::new(ebpf), queued, wire: wire.clone(), number };
-        cable.set(Faults::NONE, Faults::NONE, 0)?;
-        Ok(cable)
+        let link = Self { ebpf: Mutex::new(ebpf), queued, wire: wire.clone(), number };
+        link.set(Faults::NONE, Faults::NONE, 0)?;
+        Ok(link)
     }
 
     /// Blocks all upward packets, RoCE or not; or restores them.
@@ -259,7 +259,7 @@ impl Cable {
             let others = faults.duplicate + faults.reorder + faults.corrupt;
             ensure!(
                 !self.queued || others == 0.0 && faults.nth.is_none(),
-                "a cable with a rate loses and marks packets by share, and no more"
+                "a faulty link with a rate loses and marks packets by share, and no more"
             );
             let mut sum = 0.0;
             let mut thresholds = [0; 5];
@@ -294,24 +294,33 @@ impl Cable {
         Ok(())
     }
 
-    /// Data packets that the host has sent since [`Cable::set`], which must have been called
+    /// Data packets that the host has sent since [`FaultLink::set`], which must have been called
     /// without an n-th packet.
     pub fn data_packets(&self) -> Result<u64> {
         let settings: Settings = self.array("SETTINGS", |all| Ok(all.get(&0, 0)?))?;
-        ensure!(settings.kinds == u64::from(DATA), "the cable counts packets of other kinds");
+        ensure!(settings.kinds == u64::from(DATA), "the faulty link counts packets of other kinds");
         let counts: Counts = self.array("COUNTS", |counts| Ok(counts.get(&0, 0)?))?;
         Ok(counts.matched)
     }
 
-    /// The counters since [`Cable::set`].
-    pub fn counts(&self) -> Result<CableCounts> {
-        let way = |way: u32| -> Result<WayCounts> {
+    /// The counters since [`FaultLink::set`].
+    pub fn counts(&self) -> Result<LinkCounts> {
+        let way = |way: u32| -> Result<DirectionCounts> {
             let Counts { seen, matched: of_kind, done, spared } =
                 self.array("COUNTS", |counts| Ok(counts.get(&way, 0)?))?;
             let [lost, duplicated, reordered, corrupted, marked] = done;
-            Ok(WayCounts { seen, lost, duplicated, reordered, corrupted, marked, spared, of_kind })
+            Ok(DirectionCounts {
+                seen,
+                lost,
+                duplicated,
+                reordered,
+                corrupted,
+                marked,
+                spared,
+                of_kind,
+            })
         };
-        Ok(CableCounts { up: way(0)?, down: way(1)? })
+        Ok(LinkCounts { up: way(0)?, down: way(1)? })
     }
 
     fn array<V: aya::Pod, R>(
@@ -319,7 +328,7 @@ impl Cable {
         name: &str,
         work: impl FnOnce(&mut Array<&mut MapData, V>) -> Result<R>,
     ) -> Result<R> {
-        let mut ebpf = self.ebpf.lock().expect("nobody panics with a cable");
+        let mut ebpf = self.ebpf.lock().expect("nobody panics with the programs");
         work(&mut Array::try_from(ebpf.map_mut(name).with_context(|| format!("map {name}"))?)?)
     }
 }

@@ -155,7 +155,7 @@ pub struct Outcome {
     pub retransmissions: u64,
     pub micros: u64,
     /// Fallbacks to the ring, since the start.
-    pub fall_backs: u64,
+    pub fallbacks: u64,
     /// Messages whose sum was wrong, since the start.
     pub wrong: u64,
     /// Packets that had met congestion, since the start.

@@ -26,7 +26,7 @@ pub struct JobSpec {
     /// Ranks that must send and receive over AF_XDP.
     pub xdp: Vec<u32>,
     /// Ranks begin even if no box of a fabric can sum.
-    pub or_ring: bool,
+    pub host_ring_fallback: bool,
 }
 
 impl JobSpec {
@@ -44,7 +44,7 @@ impl JobSpec {
             connect_timeout: Duration::from_secs(20),
             retry: (17, 7),
             xdp: Vec::new(),
-            or_ring: false,
+            host_ring_fallback: false,
         }
     }
 
@@ -62,7 +62,7 @@ impl JobSpec {
         let words = ["job", "create", name].map(str::to_owned).into_iter();
         let words =
             words.chain(options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]));
-        words.chain(self.or_ring.then(|| "--or-ring".to_owned())).collect()
+        words.chain(self.host_ring_fallback.then(|| "--host-ring-fallback".to_owned())).collect()
     }
 
     /// The job's layout, as the library has it.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::faults::{Cable, Faults};
-use crate::janitor::{self, Janitor};
+use crate::cleaner::{self, Cleaner};
+use crate::faults::{FaultLink, Faults};
 use crate::netns::Netns;
 use crate::topology::{self, Rate, Vlan};
 use crate::vm::Vm;
@@ -35,7 +35,7 @@ pub struct Lab {
     hosts: Vec<Host>,
     _vlan: Option<Vlan>,
     // The last field: the namespaces are removed after all that lives in them has been dropped.
-    janitor: Janitor,
+    cleaner: Cleaner,
 }
 
 /// The namespace with the bridge, or with the links to a virtual machine that has the bridge.
@@ -46,7 +46,7 @@ pub struct BoxNode {
     /// Its number; `None` for the first spine or the only box.
     number: Option<usize>,
     /// The fault-injecting links of its uplinks.
-    cables: Vec<Cable>,
+    faulty_links: Vec<FaultLink>,
 }
 
 /// A host: a namespace, or a virtual machine. The namespace of a virtual machine is empty, and its
@@ -56,7 +56,7 @@ pub struct Host {
     netns: Netns,
     number: usize,
     routed: bool,
-    cable: Option<Cable>,
+    link: Option<FaultLink>,
     vm: Option<Vm>,
 }
 
@@ -117,19 +117,19 @@ impl BoxNode {
         format!("rack{rack}")
     }
 
-    /// Calls [`Cable::set`] for its uplink to the first spine.
+    /// Calls [`FaultLink::set`] for its uplink to the first spine.
     ///
     /// # Errors
     /// As there.
     pub fn set_faults(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
-        self.cable(0)?.set(up, down, seed)
+        self.fault_link(0)?.set(up, down, seed)
     }
 
     /// The fault-injecting link of its uplink to a spine.
-    pub fn cable(&self, spine: usize) -> Result<&Cable> {
-        self.cables
+    pub fn fault_link(&self, spine: usize) -> Result<&FaultLink> {
+        self.faulty_links
             .get(spine)
-            .context("this lab's uplinks have no cables: set `cables` in its LabSpec")
+            .context("this lab's uplinks have no faulty links: set `faulty_links` in its LabSpec")
     }
 }
 
@@ -183,12 +183,14 @@ impl Host {
     /// # Errors
     /// In a lab without fault-injecting links, or if a rate is not within 0 to 1.
     pub fn set_faults(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
-        self.cable()?.set(up, down, seed)
+        self.fault_link()?.set(up, down, seed)
     }
 
     /// The fault-injecting link between the host and its port.
-    pub fn cable(&self) -> Result<&Cable> {
-        self.cable.as_ref().context("this lab has no cables: set `cables` in its LabSpec")
+    pub fn fault_link(&self) -> Result<&FaultLink> {
+        self.link
+            .as_ref()
+            .context("this lab has no faulty links: set `faulty_links` in its LabSpec")
     }
 }
 
@@ -239,29 +241,29 @@ impl Lab {
             "{:?}: no such host",
             spec.tagged
         );
-        janitor::clean_stale()?;
+        cleaner::clean_stale()?;
         let prefix = match &spec.name {
             Some(name) => name.clone(),
             None => format!("ns{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)),
         };
-        if janitor::labs().contains(&prefix) {
+        if cleaner::labs().contains(&prefix) {
             bail!("there is a lab `{prefix}` already");
         }
-        let janitor = Janitor::start(&prefix)?;
+        let cleaner = Cleaner::start(&prefix)?;
         build(&spec, &prefix)?;
         let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
-        let (vm, cables) = (boot_box(&spec, &prefix)?, Vec::new());
-        let box_ = BoxNode { netns: netns("box")?, vm, number: None, cables };
+        let (vm, faulty_links) = (boot_box(&spec, &prefix)?, Vec::new());
+        let box_ = BoxNode { netns: netns("box")?, vm, number: None, faulty_links };
         let boxes = spec
             .boxes()
             .map(|number| {
                 let uplinks = topology::uplinks(&spec).filter(|uplink| uplink.below == number);
-                let cables = uplinks.filter(|_| spec.has_long_cables());
-                let cables =
-                    cables.map(|uplink| Cable::new(&netns("wire")?, uplink.cable(), false));
-                let cables = cables.collect::<Result<_>>()?;
+                let faulty_links = uplinks.filter(|_| spec.has_faulty_uplinks());
+                let faulty_links = faulty_links
+                    .map(|uplink| FaultLink::new(&netns("wire")?, uplink.number(), false));
+                let faulty_links = faulty_links.collect::<Result<_>>()?;
                 let netns = netns(&spec.node(Some(number)))?;
-                Ok(BoxNode { netns, vm: None, number: Some(number), cables })
+                Ok(BoxNode { netns, vm: None, number: Some(number), faulty_links })
             })
             .collect::<Result<_>>()?;
         let vms = boot(&spec, &prefix)?;
@@ -273,16 +275,16 @@ impl Lab {
             .enumerate()
             .map(|(i, vm)| {
                 let routed = i >= spec.hosts;
-                let cable = if spec.cables && !routed {
-                    Some(Cable::new(&netns("wire")?, i, spec.rate.is_some())?)
+                let link = if spec.faulty_links && !routed {
+                    Some(FaultLink::new(&netns("wire")?, i, spec.rate.is_some())?)
                 } else {
                     None
                 };
-                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, routed, cable, vm })
+                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, routed, link, vm })
             })
             .collect::<Result<_>>()?;
         let _vlan = if spec.tagged.is_empty() { None } else { Some(Vlan::new(&spec, &prefix)?) };
-        Ok(Self { spec, prefix, box_, boxes, hosts, _vlan, janitor })
+        Ok(Self { spec, prefix, box_, boxes, hosts, _vlan, cleaner })
     }
 
     /// The spec from which it was built.
@@ -351,15 +353,15 @@ impl Lab {
     pub fn keep(mut self) {
         let machines = self.hosts.iter_mut().filter_map(|host| host.vm.as_mut());
         machines.chain(self.box_.vm.as_mut()).for_each(Vm::leave);
-        self.janitor.dismiss();
+        self.cleaner.dismiss();
     }
 }
 
 /// Removes the lab with this prefix and all that runs in it. Returns whether it existed.
 pub fn tear_down(prefix: &str) -> Result<bool> {
-    let there = janitor::labs().iter().any(|lab| lab == prefix);
+    let there = cleaner::labs().iter().any(|lab| lab == prefix);
     if there {
-        janitor::clean(prefix)?;
+        cleaner::clean(prefix)?;
     }
     Ok(there)
 }

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`lab`] | builds the lab |
 //! | [`netns`] | programs and threads in one namespace |
-//! | [`janitor`] | removes the lab, however its owner ends |
+//! | [`cleaner`] | removes the lab, however its owner ends |
 //! | [`evidence`] | data about a stalled job |
 //! | [`faults`] | links that lose, duplicate, reorder, corrupt and mark packets |
 //! | [`attacker`] | a host that forges frames |
@@ -40,6 +40,7 @@
 
 pub mod attacker;
 pub mod boxes;
+pub mod cleaner;
 pub mod cluster;
 pub mod cpu;
 pub mod data;
@@ -50,7 +51,6 @@ pub mod frames;
 pub mod group;
 pub mod guide;
 pub mod in_band;
-pub mod janitor;
 pub mod job;
 pub mod lab;
 pub mod machine;

@@ -57,7 +57,7 @@ impl<'a> Plane<'a> {
         for ring_of_job in 0..job.rings {
             self.rings += 1;
             let config = RingConfig {
-                ranks: job.ranks,
+                members: job.ranks,
                 slots: abi::ring_slots(credit).context("too many slots")?,
                 credit: credit.0,
                 mtu: job.mtu,
@@ -82,7 +82,7 @@ impl<'a> Plane<'a> {
                     dst: ip(next),
                     qpn: static_connection(next, Some(ring_of_job)).receive_qpn,
                     src_mac: None,
-                    mark: 0,
+                    group_mark: 0,
                 });
             }
             // Interface indices are only valid in the box's namespace.

@@ -56,7 +56,8 @@ pub struct Bench {
 
 /// Ring number 1, of `ranks` ranks with `slots` slots.
 pub fn ring(ranks: u32, mtu: u32, slots: u32) -> RingSpec {
-    let config = RingConfig { ranks, slots, credit: slots / 2, mtu, ..RingConfig::default() };
+    let config =
+        RingConfig { members: ranks, slots, credit: slots / 2, mtu, ..RingConfig::default() };
     RingSpec { id: RingNumber(1), cpu: 0, config }
 }
 
@@ -91,17 +92,17 @@ pub fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
         base_psn: Psn::new(BASE_PSN),
         ifindex: LOOPBACK,
         src: ip(rank),
-        dst: ip((rank + 1) % ring.config.ranks),
+        dst: ip((rank + 1) % ring.config.members),
         qpn: Qpn::new(qpn(rank)),
         src_mac: None,
-        mark: 0,
+        group_mark: 0,
     }
 }
 
 impl Bench {
     /// Loads the programs and starts a ring with a flow for each rank.
     pub fn new(ring: RingSpec, v6: bool) -> Result<Self> {
-        let flows = (0..ring.config.ranks).map(|rank| flow(&ring, rank, v6)).collect();
+        let flows = (0..ring.config.members).map(|rank| flow(&ring, rank, v6)).collect();
         Self::with_flows(ring, flows)
     }
 
@@ -128,7 +129,7 @@ impl Bench {
             plane.add_flow(&flow)?;
             keys.push(flow.key());
         }
-        plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
+        plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.members as usize])?;
         Ok(Self { plane, ring, keys })
     }
 
@@ -207,7 +208,7 @@ impl Bench {
     /// slots and path MTU stay.
     pub fn reset(&mut self, ring: RingSpec) -> Result<()> {
         self.plane.empty_ring(&ring, 0)?;
-        self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
+        self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.members as usize])?;
         self.ring = ring;
         Ok(())
     }
@@ -221,7 +222,7 @@ impl Bench {
             self.plane.add_flow(flow)?;
             self.keys.push(flow.key());
         }
-        self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
+        self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.members as usize])?;
         self.ring = ring;
         Ok(())
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::unmanaged::static_connection;
-use netsum_common::wire::{TOTAL, mark};
+use netsum_common::wire::{TOTAL, group_mark};
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, count};
@@ -37,7 +37,7 @@ struct Member {
     rank: u32,
     port: String,
     /// See [`FlowSpec::mark`].
-    mark: u8,
+    group_mark: u8,
 }
 
 impl Racks {
@@ -161,17 +161,21 @@ fn members(lab: &Lab, number: usize) -> (&BoxNode, Vec<Member>) {
     let node = if number == spine { lab.box_() } else { lab.leaf(number) };
     let group = |below: &usize| {
         let group = ranks_of(lab, *below);
-        Member { rank: group.end - 1, port: node.rack_port(*below), mark: mark(group.len() as u32) }
+        Member {
+            rank: group.end - 1,
+            port: node.rack_port(*below),
+            group_mark: group_mark(group.len() as u32),
+        }
     };
     let mut members: Vec<_> = children(lab, number).iter().map(group).collect();
     let below = ranks_of(lab, number);
     if members.is_empty() {
-        let rank = |rank: u32| Member { rank, port: node.port(rank as usize), mark: 0 };
+        let rank = |rank: u32| Member { rank, port: node.port(rank as usize), group_mark: 0 };
         members = below.clone().map(rank).collect();
     }
     if number != spine {
         let before = (below.start + ranks - 1) % ranks;
-        members.push(Member { rank: before, port: BoxNode::UPLINK.to_owned(), mark: TOTAL });
+        members.push(Member { rank: before, port: BoxNode::UPLINK.to_owned(), group_mark: TOTAL });
     }
     (node, members)
 }
@@ -192,11 +196,15 @@ fn ring_spec(
         (relaxed, ring_flags::RELAXED),
         (has_parent, ring_flags::UPLINK),
         (has_groups, ring_flags::GROUPS),
-        (has_parent, u32::from(mark(ranks_of(lab, number).len() as u32)) << ring_flags::MARK_SHIFT),
+        (
+            has_parent,
+            u32::from(group_mark(ranks_of(lab, number).len() as u32))
+                << ring_flags::GROUP_MARK_SHIFT,
+        ),
     ];
     let config = RingConfig {
         flags: flags.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum(),
-        ranks: members.len() as u32,
+        members: members.len() as u32,
         slots: abi::ring_slots(credit).context("too many slots")?,
         credit: credit.0,
         mtu: job.mtu,
@@ -229,7 +237,7 @@ fn flows(
             dst: ip(next),
             qpn: static_connection(next, of_job).receive_qpn,
             src_mac: None,
-            mark: member.mark,
+            group_mark: member.group_mark,
         }
     };
     members.iter().zip(ports).enumerate().map(flow).collect()

@@ -180,7 +180,7 @@ pub(crate) struct Uplink {
 
 impl Uplink {
     /// The number of its fault-injecting link.
-    pub fn cable(&self) -> usize {
+    pub fn number(&self) -> usize {
         MAX_HOSTS + self.number
     }
 
@@ -233,8 +233,8 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         let (port, rack) = (lines::uplink(uplink.spine), format!("rack{}", uplink.below));
         let (there, end) = match spec.uplink {
             Some(_) => (format!("{prefix}-wire"), uplink.below_end()),
-            None if spec.has_long_cables() => {
-                (format!("{prefix}-wire"), format!("up{}", uplink.cable()))
+            None if spec.has_faulty_uplinks() => {
+                (format!("{prefix}-wire"), format!("up{}", uplink.number()))
             }
             None => (above.name().to_owned(), rack.clone()),
         };
@@ -251,8 +251,8 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         polls(&below, &port)?;
         match spec.uplink {
             Some(rate) => shape_uplink(&uplink, spec, prefix, rate)?,
-            None if spec.has_long_cables() => {
-                lay_cable(uplink.cable(), spec, prefix, above.name(), &rack)?
+            None if spec.has_faulty_uplinks() => {
+                lay_faulty_link(uplink.number(), spec, prefix, above.name(), &rack)?
             }
             None => {}
         }
@@ -264,17 +264,23 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
 
 /// Makes a fault-injecting link between the end `up`, which leads to a box, and a port of that
 /// box's parent.
-fn lay_cable(number: usize, spec: &LabSpec, prefix: &str, parent: &str, port: &str) -> Result<()> {
+fn lay_faulty_link(
+    number: usize,
+    spec: &LabSpec,
+    prefix: &str,
+    parent: &str,
+    port: &str,
+) -> Result<()> {
     let wire = Netns::open(&format!("{prefix}-wire"))?;
     let ends = [format!("up{number}"), format!("down{number}")];
     let mut lines = veth(&ends[1], port, spec.mtu, parent);
-    let cable = format!("cable{number}");
+    let link = format!("cable{number}");
     // The link forwards LLDP.
-    lines += &format!("link add {cable} {BRIDGE} group_fwd_mask 0x4000\n");
+    lines += &format!("link add {link} {BRIDGE} group_fwd_mask 0x4000\n");
     for end in &ends {
-        lines += &format!("link set {end} master {cable}\n{}", up(end));
+        lines += &format!("link set {end} master {link}\n{}", up(end));
     }
-    ip_batch(Some(wire.name()), &(lines + &up(&cable)))?;
+    ip_batch(Some(wire.name()), &(lines + &up(&link)))?;
     ends.iter().try_for_each(|end| polls(&wire, end))
 }
 

@@ -78,7 +78,7 @@ impl Load {
             id: RingNumber(id),
             cpu: 0,
             config: RingConfig {
-                ranks: self.ranks,
+                members: self.ranks,
                 slots: abi::ring_slots(credit).context("too many slots")?,
                 credit: credit.0,
                 mtu: self.mtu,
@@ -98,7 +98,7 @@ impl Load {
             dst,
             qpn: Qpn::new(receive_qpn((rank + 1) % self.ranks)),
             src_mac: None,
-            mark: 0,
+            group_mark: 0,
         }
     }
 

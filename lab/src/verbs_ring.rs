@@ -116,16 +116,12 @@ impl RankReport {
 /// Runs a ring. Its connections are registered with `netsum flow add`, as by an administrator.
 ///
 /// # Errors
-/// If a rank fails, or is not done within `patience`.
-pub fn run(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Result<Vec<RankReport>> {
-    let mut ring = VerbsRing::start(cluster, spec, patience)?;
+/// If a rank fails, or is not done within `timeout`.
+pub fn run(cluster: &Cluster, spec: &VerbsRingSpec, timeout: Duration) -> Result<Vec<RankReport>> {
+    let mut ring = VerbsRing::start(cluster, spec, timeout)?;
     let start = Instant::now();
     while !ring.is_over(Duration::from_millis(100))? {
-        ensure!(
-            start.elapsed() < patience,
-            "not done within {patience:?}\n{}",
-            stats(cluster, spec)
-        );
+        ensure!(start.elapsed() < timeout, "not done within {timeout:?}\n{}", stats(cluster, spec));
         // After one rank has failed, the others would wait in vain.
         if let Some(error) = ring.outcomes().find_map(|outcome| outcome?.error.as_deref()) {
             bail!("{error}\n{}", stats(cluster, spec));
@@ -160,12 +156,12 @@ pub struct Outcome {
 
 impl VerbsRing {
     /// Connects the ranks, registers their connections and starts them. A rank gives up after
-    /// `patience` without a message.
-    pub fn start(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Result<Self> {
+    /// `timeout` without a message.
+    pub fn start(cluster: &Cluster, spec: &VerbsRingSpec, timeout: Duration) -> Result<Self> {
         let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
         let counters = hosts.iter().map(|host| hw_counters(host)).collect::<Result<_>>()?;
         let sent = hosts.iter().map(|host| data_packets(host)).collect::<Result<_>>()?;
-        let mut ranks = start_ranks(&hosts, spec, patience)?;
+        let mut ranks = start_ranks(&hosts, spec, timeout)?;
         let ends: Vec<Ends> = ranks
             .iter_mut()
             .map(|rank| Ends::parse(&rank.line(PATIENCE)?))
@@ -246,7 +242,7 @@ impl VerbsRing {
     }
 }
 
-fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, patience: Duration) -> Result<Vec<Running>> {
+fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, timeout: Duration) -> Result<Vec<Running>> {
     let sizes = spec.sizes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut ranks = Vec::new();
     for (rank, host) in hosts.iter().enumerate() {
@@ -265,7 +261,7 @@ fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, patience: Duration) -> Res
             ("--window", VerbsRingSpec::WINDOW),
             ("--timeout", spec.timeout.into()),
             ("--retry", spec.retry.into()),
-            ("--patience", patience.as_secs() as u32),
+            ("--timeout", timeout.as_secs() as u32),
         ] {
             command.arg(name).arg(value.to_string());
         }
@@ -295,7 +291,9 @@ pub const JOB: &str = "ring";
 /// Removes the ring's job on every box.
 pub fn forget(cluster: &Cluster) -> Result<()> {
     let mut boxes = (0..cluster.lab().spec().racks).map(Some).chain([None]);
-    boxes.try_for_each(|rack| cluster.netsum_on(rack, &["job", "delete", "--gone", JOB]).map(drop))
+    boxes.try_for_each(|rack| {
+        cluster.netsum_on(rack, &["job", "delete", "--forget-connections", JOB]).map(drop)
+    })
 }
 
 fn register(cluster: &Cluster, spec: &VerbsRingSpec, ends: &[Ends]) -> Result<()> {
@@ -454,19 +452,19 @@ pub fn hw_counters(host: &Host) -> Result<BTreeMap<String, u64>> {
 }
 
 fn data_packets(host: &Host) -> Result<Option<u64>> {
-    host.cable().ok().map(|cable| cable.data_packets()).transpose()
+    host.fault_link().ok().map(|link| link.data_packets()).transpose()
 }
 
 /// A foreign program between two hosts: a server on one, and a client on the other that gets the
 /// server's address.
 #[derive(Debug)]
-pub struct Stranger {
+pub struct UnknownFlow {
     what: String,
     server: Running,
     client: Running,
 }
 
-impl Stranger {
+impl UnknownFlow {
     /// Starts `words` on `server`, and once the server listens on TCP `port`, on `client` with the
     /// server's address appended.
     pub fn start(server: &Host, client: &Host, port: u16, words: &[&str]) -> Result<Self> {
@@ -493,9 +491,9 @@ impl Stranger {
     }
 
     /// Waits until both have ended successfully; returns the client's output.
-    pub fn end(self, patience: Duration) -> Result<String> {
-        let said = self.client.success(patience)?;
-        self.server.success(patience)?;
+    pub fn end(self, timeout: Duration) -> Result<String> {
+        let said = self.client.success(timeout)?;
+        self.server.success(timeout)?;
         Ok(said)
     }
 }

@@ -46,10 +46,10 @@ static struct {
     uint32_t rank, ranks, mtu, size[16], sizes, messages, window, timeout, retry, seed;
     enum op op;
     bool sum;
-    int patience; /* seconds without a message after which it gives up */
+    int give_up_after; /* seconds without a message after which it gives up */
 } opt = {
     .gid_index = 1, .port = 1, .ranks = 2, .mtu = 1024, .size = { 128 << 10 }, .sizes = 1, .messages = 100, .window = 2,
-    .timeout = 16, .retry = 7, .seed = 1, .sum = true, .patience = 60,
+    .timeout = 16, .retry = 7, .seed = 1, .sum = true, .give_up_after = 60,
 };
 
 static _Noreturn void die(const char *format, ...)
@@ -262,7 +262,7 @@ static uint32_t wrong_lanes(uint32_t message)
 static bool wait_for_event(void)
 {
     struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
-    int n = poll(&fd, 1, opt.patience * 1000);
+    int n = poll(&fd, 1, opt.give_up_after * 1000);
     if (n <= 0)
         return false;
     struct ibv_cq *which;
@@ -303,7 +303,7 @@ static void run(void)
                 continue;
             report("failed", received, wrong, first_wrong, start);
             errno = 0;
-            die("nothing within %d s: %" PRIu32 " messages sent and acknowledged, %" PRIu32 " received", opt.patience,
+            die("nothing within %d s: %" PRIu32 " messages sent and acknowledged, %" PRIu32 " received", opt.give_up_after,
                 sent, received);
         }
         errno = 0;
@@ -376,7 +376,7 @@ static void options(int argc, char **argv)
         { "gid-index", 1, NULL, 'g' }, { "mtu", 1, NULL, 'm' },    { "size", 1, NULL, 's' },
         { "messages", 1, NULL, 'M' }, { "window", 1, NULL, 'w' }, { "timeout", 1, NULL, 't' },
         { "op", 1, NULL, 'o' },       { "expect", 1, NULL, 'e' }, { "seed", 1, NULL, 'S' },
-        { "patience", 1, NULL, 'p' }, { "retry", 1, NULL, 'R' },  { NULL, 0, NULL, 0 },
+        { "give-up-after", 1, NULL, 'p' }, { "retry", 1, NULL, 'R' },  { NULL, 0, NULL, 0 },
     };
     static const char *const ops[] = { "send", "send-imm", "write", "plain-write", "read" };
     static const char *const expectations[] = { "sum", "neighbour" };
@@ -400,7 +400,7 @@ static void options(int argc, char **argv)
         case 'e': opt.sum = !word(optarg, 2, expectations); break;
         case 'S': opt.seed = number(optarg); break;
         case 'R': opt.retry = number(optarg); break;
-        case 'p': opt.patience = number(optarg); break;
+        case 'p': opt.give_up_after = number(optarg); break;
         default: exit(2);
         }
     }

@@ -156,7 +156,7 @@ fn reason(
 ) -> (String, String) {
     let fine = |text: String| (text, String::new());
     match outcome {
-        Outcome::Absorbed if counters & Counter::Held.bit() != 0 => {
+        Outcome::Absorbed if counters & Counter::HeldBack.bit() != 0 => {
             return fine(
                 "it completes its sum, which is held back until an earlier one is released".into(),
             );

@@ -406,7 +406,7 @@ async fn a_rank_whose_process_ended_while_it_waited_may_come_again() {
     tokio::time::timeout(Duration::from_secs(5), until(0)).await.unwrap();
     // With other queue pairs, as in a new process.
     let mut again = join(0, "secret", 5000);
-    again.address.as_mut().unwrap().plain.as_mut().unwrap().first_psn = 99;
+    again.address.as_mut().unwrap().bypass.as_mut().unwrap().first_psn = 99;
     let (mut one, mut other) = (d.worker().await, d.worker().await);
     let (one, other) = tokio::join!(one.join(again), other.join(join(1, "secret", 5000)));
     assert_eq!(

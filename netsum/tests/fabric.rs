@@ -133,13 +133,13 @@ impl Manager {
             first_psn: 7,
         };
         let (ip, rings) = (a.ip.parse().unwrap(), (0..rings).map(ring).collect());
-        let plain = connection(a.plain.unwrap());
+        let bypass = connection(a.bypass.unwrap());
         let address = RankAddress {
             rank: Rank(rank),
             ip,
             mac,
             rings,
-            plain,
+            bypass,
             any_ip_id: false,
             selective: true,
         };
@@ -345,7 +345,7 @@ async fn shares_are_made_beside_other_jobs_and_kept_whoever_comes_and_goes() {
     let at = |s: u32, t: u32| {
         [("s", s), ("t", t)].map(|(name, rings)| (name.to_owned(), rings)).to_vec()
     };
-    let renews = |manager: &Manager, job: &str| {
+    let reconnects = |manager: &Manager, job: &str| {
         manager.shared.lock().controller.job(job).unwrap().epoch.as_ref().unwrap().reconnect
     };
 
@@ -359,13 +359,13 @@ async fn shares_are_made_beside_other_jobs_and_kept_whoever_comes_and_goes() {
     assert_eq!(manager.trees("next").await, at(1, 3));
     manager.delete("train");
     tokio::time::sleep(Duration::from_millis(1200)).await;
-    assert!(!renews(&manager, "next"), "another job has gone");
+    assert!(!reconnects(&manager, "next"), "another job has gone");
 
     let saved = manager.shared.lock().controller.save();
     manager.task.abort();
     let manager = Manager::after(saved, &text, ports, 1).await;
     tokio::time::sleep(Duration::from_millis(1200)).await;
-    assert!(!renews(&manager, "next"), "the manager is another one");
+    assert!(!reconnects(&manager, "next"), "the manager is another one");
     assert_eq!(manager.trees("next").await, at(1, 3));
     // A new layout gives it half of each.
     manager.delete("next");
@@ -391,7 +391,7 @@ async fn one_box_of_three_that_lies_does_not_end_the_manager() {
     tokio::time::sleep(Duration::from_millis(1200)).await;
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
     assert_eq!(manager.boxes.follower(), None);
-    let closed = manager.boxes.ways().closed;
+    let closed = manager.boxes.paths().closed;
     assert!(
         closed["b"].starts_with("follows a manager of election 18446744073709551615"),
         "{closed:?}"
@@ -456,7 +456,11 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
     };
     let refused = [
         client.jobs.create_job(job("other")).await.map(drop),
-        client.jobs.delete_job(api::DeleteJobRequest { name: name(), gone: true }).await.map(drop),
+        client
+            .jobs
+            .delete_job(api::DeleteJobRequest { name: name(), forget_connections: true })
+            .await
+            .map(drop),
         client.jobs.restart_job(api::RestartJobRequest { name: name() }).await.map(drop),
         client.jobs.reconnect_job(api::ReconnectJobRequest { name: name() }).await.map(drop),
         client
@@ -647,8 +651,8 @@ impl Swallows {
         full.listen(0).unwrap();
         let full = std::net::TcpListener::from(full);
         let (address, mut waiting) = (full.local_addr().unwrap(), Vec::new());
-        let patience = Duration::from_millis(300);
-        while let Ok(stream) = std::net::TcpStream::connect_timeout(&address, patience) {
+        let timeout = Duration::from_millis(300);
+        while let Ok(stream) = std::net::TcpStream::connect_timeout(&address, timeout) {
             waiting.push(stream);
         }
         Self { listeners: [silent, full], _waiting: waiting }

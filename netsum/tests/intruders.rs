@@ -122,8 +122,8 @@ async fn guesses_cost_a_try_even_if_the_guesser_hangs_up() {
 
 #[tokio::test]
 async fn connections_that_show_no_token_are_closed() {
-    let patience = Duration::from_millis(500);
-    let d = Daemon::with(Limits { patience, ..Limits::default() }, None).await;
+    let timeout = Duration::from_millis(500);
+    let d = Daemon::with(Limits { timeout, ..Limits::default() }, None).await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     let mut rank = d.worker().await;
     rank.describe(describe("sesame")).await.unwrap();
@@ -134,11 +134,11 @@ async fn connections_that_show_no_token_are_closed() {
     // A complete preface and settings, and then nothing.
     let mut idle = tcp(&d).await;
     idle.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
-    for stranger in [silent, slow, idle] {
-        closed(stranger).await;
+    for foreign in [silent, slow, idle] {
+        closed(foreign).await;
     }
-    assert!(start.elapsed() >= patience);
-    tokio::time::sleep(patience).await;
+    assert!(start.elapsed() >= timeout);
+    tokio::time::sleep(timeout).await;
     rank.describe(describe("sesame")).await.expect("the connection of a rank stays");
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use netsum_plan::plan::{Job, plan};
-use netsum_plan::topology::{Error, Network, Node, Resource, Topology, Way};
+use netsum_plan::topology::{Edge, Error, Network, Node, Resource, Topology};
 use netsum_plan::tree::{Collective as Kind, Tree, split};
 
 use crate::fluid::{Flow, run};
@@ -32,7 +32,7 @@ pub enum Collective {
 #[derive(Clone, Debug)]
 pub struct Scene<'a> {
     pub network: &'a Network,
-    pub failed: BTreeSet<Way>,
+    pub failed: BTreeSet<Edge>,
     pub balance: Balance,
     /// Other jobs' flows, which are there all the time. `bytes` is the most that each sends per
     /// second; it shares links fairly with other flows.
@@ -62,8 +62,9 @@ impl Scene<'_> {
     /// the first flows, in bytes per second.
     fn last_end(&self, mut flows: Vec<Flow>, most: &[f64], others: Vec<Flow>) -> f64 {
         let count = flows.len();
-        let ways = (0..self.network.ways()).map(|way| self.network.capacity(Resource::Way(way)));
-        let mut capacities: Vec<f64> = ways.collect();
+        let edges =
+            (0..self.network.edges()).map(|edge| self.network.capacity(Resource::Edge(edge)));
+        let mut capacities: Vec<f64> = edges.collect();
         let mut limit = |flow: &mut Flow, most| {
             flow.links.push((capacities.len(), 1.0));
             capacities.push(most);
@@ -138,7 +139,7 @@ impl Scene<'_> {
     fn longest(&self, hosts: &[Node]) -> f64 {
         let (Some(&first), Some(&last)) = (hosts.first(), hosts.last()) else { return 0.0 };
         let paths = crate::routes::paths(self.network, &self.failed, first, last);
-        paths.first().map_or(0.0, |path| path.iter().map(|&way| self.network.latency(way)).sum())
+        paths.first().map_or(0.0, |path| path.iter().map(|&edge| self.network.latency(edge)).sum())
     }
 
     /// Plans trees around the failed links, as if other jobs were not there. A tree is a flow that
@@ -157,11 +158,11 @@ impl Scene<'_> {
         let parts = split(&rates, &late, bytes).1;
         let flow = |((tree, start), bytes): ((&Tree, &f64), f64)| {
             let uses = tree.uses(network, Kind::AllReduce).into_iter();
-            let way = |(resource, part)| match resource {
-                Resource::Way(way) => Some((way, part)),
+            let edge = |(resource, part)| match resource {
+                Resource::Edge(edge) => Some((edge, part)),
                 _ => None,
             };
-            Flow { bytes, start: *start, links: uses.filter_map(way).collect() }
+            Flow { bytes, start: *start, links: uses.filter_map(edge).collect() }
         };
         let others = flows(self.network, &self.failed, &self.background, self.balance);
         Ok(self.last_end(trees.iter().zip(&late).zip(parts).map(flow).collect(), &rates, others))
@@ -322,8 +323,10 @@ mod tests {
     fn a_coarse_step_leaves_the_last_end_of_hashed_flows_where_it_is() {
         let network = Network::new(&generate::leaf_spine(4, 8, 8, 8e9, 1.0)).unwrap();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
-        let failed =
-            BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        let failed = BTreeSet::from([
+            network.edge(leaf, spine).unwrap(),
+            network.edge(spine, leaf).unwrap(),
+        ]);
         for (seed, failed) in (0..8).zip([BTreeSet::new(), failed].iter().cycle()) {
             let seconds = |step| {
                 let (failed, balance) = (failed.clone(), Balance::Ecmp { seed });
@@ -376,8 +379,10 @@ mod tests {
     fn a_failed_uplink_costs_netsum_only_its_own_share() {
         let network = Network::new(&generate::leaf_spine(4, 4, 4, 8e9, 1.0)).unwrap();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
-        let failed =
-            BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        let failed = BTreeSet::from([
+            network.edge(leaf, spine).unwrap(),
+            network.edge(spine, leaf).unwrap(),
+        ]);
         let scene = |failed| Scene {
             network: &network,
             failed,
@@ -398,8 +403,8 @@ mod tests {
             let leaf = network.node("leaf0").unwrap();
             let spine = network.node("spine1").unwrap();
             let failed = BTreeSet::from([
-                network.way(leaf, spine).unwrap(),
-                network.way(spine, leaf).unwrap(),
+                network.edge(leaf, spine).unwrap(),
+                network.edge(spine, leaf).unwrap(),
             ]);
             let scene = Scene {
                 network: &network,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use netsum_plan::flows::{spread, without};
-use netsum_plan::topology::{Network, Node, Resource, Way};
+use netsum_plan::topology::{Edge, Network, Node, Resource};
 
 use crate::fluid::Flow;
 
@@ -30,7 +30,7 @@ pub enum Balance {
 }
 
 /// The number of links from each node to `to`. Hosts do not forward. None: not reachable.
-fn distances(network: &Network, failed: &BTreeSet<Way>, to: Node) -> Vec<Option<u32>> {
+fn distances(network: &Network, failed: &BTreeSet<Edge>, to: Node) -> Vec<Option<u32>> {
     let mut far = vec![None; network.nodes()];
     let mut queue = VecDeque::from([(to, 0)]);
     far[to] = Some(0);
@@ -38,9 +38,9 @@ fn distances(network: &Network, failed: &BTreeSet<Way>, to: Node) -> Vec<Option<
         if node != to && network.is_host(node) && !network.sums(node) {
             continue;
         }
-        for &way in network.out(node) {
-            let next = network.ends(way).1;
-            if far[next].is_none() && !failed.contains(&(way ^ 1)) {
+        for &edge in network.out(node) {
+            let next = network.ends(edge).1;
+            if far[next].is_none() && !failed.contains(&(edge ^ 1)) {
                 far[next] = Some(distance + 1);
                 queue.push_back((next, distance + 1));
             }
@@ -52,17 +52,19 @@ fn distances(network: &Network, failed: &BTreeSet<Way>, to: Node) -> Vec<Option<
 /// The shortest paths from one node to that from which `far` was measured.
 fn shortest(
     network: &Network,
-    failed: &BTreeSet<Way>,
+    failed: &BTreeSet<Edge>,
     from: Node,
     far: &[Option<u32>],
-) -> Vec<Vec<Way>> {
+) -> Vec<Vec<Edge>> {
     let Some(distance) = far[from] else { return Vec::new() };
     let mut paths = vec![(from, Vec::new())];
     for left in (0..distance).rev() {
-        let nearer = |(node, path): (Node, Vec<Way>)| {
-            let ways = network.out(node).iter().map(|&way| (network.ends(way).1, way));
-            let ways = ways.filter(|(next, way)| far[*next] == Some(left) && !failed.contains(way));
-            ways.map(|(next, way)| (next, path.iter().copied().chain([way]).collect()))
+        let nearer = |(node, path): (Node, Vec<Edge>)| {
+            let edges = network.out(node).iter().map(|&edge| (network.ends(edge).1, edge));
+            let edges =
+                edges.filter(|(next, edge)| far[*next] == Some(left) && !failed.contains(edge));
+            edges
+                .map(|(next, edge)| (next, path.iter().copied().chain([edge]).collect()))
                 .collect::<Vec<_>>()
         };
         paths = paths.into_iter().flat_map(nearer).collect();
@@ -71,7 +73,7 @@ fn shortest(
 }
 
 /// The shortest paths from one node to another, without failed links. Hosts do not forward.
-pub fn paths(network: &Network, failed: &BTreeSet<Way>, from: Node, to: Node) -> Vec<Vec<Way>> {
+pub fn paths(network: &Network, failed: &BTreeSet<Edge>, from: Node, to: Node) -> Vec<Vec<Edge>> {
     shortest(network, failed, from, &distances(network, failed, to))
 }
 
@@ -87,11 +89,11 @@ fn mixed(seed: u64, n: u64) -> u64 {
 /// have disconnected is not expected.
 pub fn flows(
     network: &Network,
-    failed: &BTreeSet<Way>,
+    failed: &BTreeSet<Edge>,
     demands: &[Demand],
     balance: Balance,
 ) -> Vec<Flow> {
-    let mut known: BTreeMap<(Node, Node), Vec<Vec<Way>>> = BTreeMap::new();
+    let mut known: BTreeMap<(Node, Node), Vec<Vec<Edge>>> = BTreeMap::new();
     let healthy = BTreeSet::new();
     // Hosts with one link share the paths of their box.
     let edge = |node: Node| match network.next(node) {
@@ -107,10 +109,10 @@ pub fn flows(
             shortest(network, none, from, far)
         });
     }
-    let around = |d: &Demand| -> Vec<Way> {
+    let around = |d: &Demand| -> Vec<Edge> {
         let (from, to) = ends(d);
         let own = [(d.from, from), (to, d.to)].into_iter().filter(|(a, b)| a != b);
-        own.filter_map(|(a, b)| network.way(a, b)).collect()
+        own.filter_map(|(a, b)| network.edge(a, b)).collect()
     };
     let mut weights: BTreeMap<(Node, Node), Vec<f64>> = known
         .iter()
@@ -124,25 +126,26 @@ pub fn flows(
         Balance::Ecmp { .. } | Balance::Spray => {}
     }
     // The part that all flows between the same ends have in common.
-    let spread = |(&ends, paths): (&(Node, Node), &Vec<Vec<Way>>)| {
-        let mut links: BTreeMap<Way, f64> = BTreeMap::new();
+    let spread = |(&ends, paths): (&(Node, Node), &Vec<Vec<Edge>>)| {
+        let mut links: BTreeMap<Edge, f64> = BTreeMap::new();
         for (path, weight) in paths.iter().zip(&weights[&ends]).filter(|(_, weight)| **weight > 0.0)
         {
-            path.iter().for_each(|&way| *links.entry(way).or_insert(0.0) += weight);
+            path.iter().for_each(|&edge| *links.entry(edge).or_insert(0.0) += weight);
         }
         (ends, links.into_iter().collect())
     };
-    let spread: BTreeMap<(Node, Node), Vec<(Way, f64)>> = match balance {
+    let spread: BTreeMap<(Node, Node), Vec<(Edge, f64)>> = match balance {
         Balance::Ecmp { .. } => BTreeMap::new(),
         _ => known.iter().map(spread).collect(),
     };
     let flow = |(n, demand): (usize, &Demand)| {
         let ends = ends(demand);
-        let mut links: Vec<(Way, f64)> = around(demand).into_iter().map(|way| (way, 1.0)).collect();
+        let mut links: Vec<(Edge, f64)> =
+            around(demand).into_iter().map(|edge| (edge, 1.0)).collect();
         match (balance, &known[&ends]) {
             (Balance::Ecmp { seed }, paths) if !paths.is_empty() => {
                 let chosen = mixed(seed, n as u64) % paths.len() as u64;
-                links.extend(paths[chosen as usize].iter().map(|&way| (way, 1.0)));
+                links.extend(paths[chosen as usize].iter().map(|&edge| (edge, 1.0)));
             }
             (Balance::Ecmp { .. }, _) => {}
             _ => links.extend(&spread[&ends]),
@@ -156,22 +159,22 @@ pub fn flows(
 /// congestion.
 fn settle(
     network: &Network,
-    known: &BTreeMap<(Node, Node), Vec<Vec<Way>>>,
+    known: &BTreeMap<(Node, Node), Vec<Vec<Edge>>>,
     demands: impl Iterator<Item = ((Node, Node), f64)>,
     weights: &mut BTreeMap<(Node, Node), Vec<f64>>,
 ) {
     let mut bytes: BTreeMap<(Node, Node), f64> = BTreeMap::new();
     demands.for_each(|(ends, amount)| *bytes.entry(ends).or_insert(0.0) += amount);
     for round in 0..40 {
-        let mut loads = vec![0.0; network.ways()];
+        let mut loads = vec![0.0; network.edges()];
         for (ends, paths) in known {
             for (path, weight) in paths.iter().zip(&weights[ends]) {
-                path.iter().for_each(|&way| loads[way] += weight * bytes[ends]);
+                path.iter().for_each(|&edge| loads[edge] += weight * bytes[ends]);
             }
         }
-        let full = |path: &[Way]| {
+        let full = |path: &[Edge]| {
             path.iter()
-                .map(|&way| loads[way] / network.capacity(Resource::Way(way)))
+                .map(|&edge| loads[edge] / network.capacity(Resource::Edge(edge)))
                 .fold(0.0, f64::max)
         };
         // Later steps are smaller, for it to converge.
@@ -191,33 +194,33 @@ fn settle(
 /// Ethereal's paths: flows between two boxes take them round-robin. Flows of failed paths move, the
 /// rest stay.
 fn pinned(
-    failed: &BTreeSet<Way>,
+    failed: &BTreeSet<Edge>,
     demands: &[Demand],
-    known: &BTreeMap<(Node, Node), Vec<Vec<Way>>>,
+    known: &BTreeMap<(Node, Node), Vec<Vec<Edge>>>,
     ends: impl Fn(&Demand) -> (Node, Node),
-    around: impl Fn(&Demand) -> Vec<Way>,
+    around: impl Fn(&Demand) -> Vec<Edge>,
 ) -> Vec<Flow> {
     let mut between: BTreeMap<(Node, Node), Vec<usize>> = BTreeMap::new();
     for (n, demand) in demands.iter().enumerate() {
         between.entry(ends(demand)).or_default().push(n);
     }
-    let mut links: Vec<BTreeMap<Way, f64>> = demands
+    let mut links: Vec<BTreeMap<Edge, f64>> = demands
         .iter()
-        .map(|demand| around(demand).into_iter().map(|way| (way, 1.0)).collect())
+        .map(|demand| around(demand).into_iter().map(|edge| (edge, 1.0)).collect())
         .collect();
     for (turn, (ends, of)) in between.iter().enumerate() {
         let paths = &known[ends];
         let dead: BTreeSet<usize> = (0..paths.len())
-            .filter(|&path| paths[path].iter().any(|way| failed.contains(way)))
+            .filter(|&path| paths[path].iter().any(|edge| failed.contains(edge)))
             .collect();
         let pieces = without(&spread(of.len(), paths.len(), turn), paths.len(), &dead);
         for piece in pieces {
-            for &way in &paths[piece.uplink] {
-                *links[of[piece.flow]].entry(way).or_insert(0.0) += 1.0 / piece.of as f64;
+            for &edge in &paths[piece.uplink] {
+                *links[of[piece.flow]].entry(edge).or_insert(0.0) += 1.0 / piece.of as f64;
             }
         }
     }
-    let flow = |(demand, links): (&Demand, BTreeMap<Way, f64>)| Flow {
+    let flow = |(demand, links): (&Demand, BTreeMap<Edge, f64>)| Flow {
         bytes: demand.bytes,
         start: 0.0,
         links: links.into_iter().collect(),
@@ -242,13 +245,13 @@ mod tests {
     fn up(network: &Network, flows: &[Flow]) -> Vec<f64> {
         let leaf = network.node("leaf0").unwrap();
         let spines = (0..4).map(|spine| {
-            network.way(leaf, network.node(&format!("spine{spine}")).unwrap()).unwrap()
+            network.edge(leaf, network.node(&format!("spine{spine}")).unwrap()).unwrap()
         });
-        let carried = |way| {
+        let carried = |edge| {
             flows
                 .iter()
                 .flat_map(|f| &f.links)
-                .filter(|(w, _)| *w == way)
+                .filter(|(w, _)| *w == edge)
                 .map(|(_, part)| part)
                 .sum()
         };
@@ -263,7 +266,7 @@ mod tests {
         assert_eq!(paths(&network, &none, 0, 5).len(), 4);
         assert!(paths(&network, &none, 0, 5).iter().all(|path| path.len() == 4));
         let failed = BTreeSet::from([network
-            .way(network.node("spine2").unwrap(), network.node("leaf1").unwrap())
+            .edge(network.node("spine2").unwrap(), network.node("leaf1").unwrap())
             .unwrap()]);
         assert_eq!(paths(&network, &failed, 0, 5).len(), 3);
         let fat = Network::new(&generate::fat_tree(4, 4, 1e9)).unwrap();
@@ -279,7 +282,7 @@ mod tests {
             let network = Network::new(&topology).unwrap();
             let own: Vec<_> = nodes
                 .windows(2)
-                .map(|ends| (network.way(ends[0], ends[1]).unwrap(), 1.0))
+                .map(|ends| (network.edge(ends[0], ends[1]).unwrap(), 1.0))
                 .collect();
             let demand = Demand { from: 0, to: 1, bytes: 1.0 };
             for balance in
@@ -313,8 +316,10 @@ mod tests {
     fn failed_links_are_not_used() {
         let network = network();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
-        let failed =
-            BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        let failed = BTreeSet::from([
+            network.edge(leaf, spine).unwrap(),
+            network.edge(spine, leaf).unwrap(),
+        ]);
         for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal, Balance::Ecmp { seed: 7 }]
         {
             let carried = up(&network, &flows(&network, &failed, &across(8), balance));

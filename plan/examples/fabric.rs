@@ -13,7 +13,7 @@ fn main() -> Result<(), netsum_plan::topology::Error> {
         ("64 leaves, 16 spines", generate::leaf_spine(64, 16, 16, 1e11, 1.0)),
         ("fat-tree of 16-port boxes", generate::fat_tree(16, 16, 1e11)),
     ] {
-        topology.boxes.iter_mut().for_each(|b| b.adds = Some(1e11));
+        topology.boxes.iter_mut().for_each(|b| b.aggregation_rate = Some(1e11));
         let start = Instant::now();
         let network = Network::new(&topology)?;
         let members = network.hosts().collect();

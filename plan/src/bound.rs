@@ -12,8 +12,9 @@ use crate::tree::Collective;
 /// Bytes per second: the minimum over all members v of maxflow(first member, v) and, for sums, also
 /// of maxflow(v, first member). Infinite for one member.
 pub fn bound(network: &Network, collective: Collective, members: &[Node]) -> f64 {
-    let rate =
-        |from, to| network.way(from, to).map_or(0.0, |way| network.capacity(Resource::Way(way)));
+    let rate = |from, to| {
+        network.edge(from, to).map_or(0.0, |edge| network.capacity(Resource::Edge(edge)))
+    };
     let mut least = f64::INFINITY;
     // A host with one link is merged with its box; its link bounds the rate by itself.
     let mut ends: Vec<Node> = Vec::new();
@@ -40,9 +41,9 @@ pub fn bound(network: &Network, collective: Collective, members: &[Node]) -> f64
         nodes.into_iter().map(|node| (node, graph.add_node(()))).collect();
     for (&from, &start) in &index {
         for next in network.next(from) {
-            if let (Some(&end), Some(way)) = (index.get(next), network.way(from, *next)) {
+            if let (Some(&end), Some(edge)) = (index.get(next), network.edge(from, *next)) {
                 // Rounded up: the bound must not fall below the true value.
-                graph.add_edge(start, end, network.capacity(Resource::Way(way)).ceil() as u64);
+                graph.add_edge(start, end, network.capacity(Resource::Edge(edge)).ceil() as u64);
             }
         }
     }

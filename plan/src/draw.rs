@@ -129,8 +129,8 @@ pub fn svg(network: &Network, trees: &[&Tree]) -> String {
 /// All links as SVG, with one colour for each rate. Links go from the box below to the one above.
 pub fn links(network: &Network) -> String {
     let mut by_rate: BTreeMap<u64, Vec<Hop>> = BTreeMap::new();
-    for way in (0..network.ways()).step_by(2) {
-        let ((child, parent), rate) = (network.ends(way), network.capacity(Resource::Way(way)));
+    for edge in (0..network.edges()).step_by(2) {
+        let ((child, parent), rate) = (network.ends(edge), network.capacity(Resource::Edge(edge)));
         by_rate.entry(rate as u64).or_default().push(Hop { child, parent, via: None });
     }
     // Links of hosts are not drawn.

@@ -111,7 +111,7 @@ pub fn dgx_1v() -> Topology {
 pub fn dgx_2() -> Topology {
     let mut t = gpus(16);
     t.box_("nvswitch");
-    t.boxes[0].adds = Some(0.0);
+    t.boxes[0].aggregation_rate = Some(0.0);
     (0..16).for_each(|gpu| t.link(format!("gpu{gpu}"), "nvswitch", 6.0 * NVLINK_2));
     t
 }
@@ -144,9 +144,9 @@ mod tests {
     #[test]
     fn uplinks_carry_their_share() {
         let network = Network::new(&leaf_spine(2, 8, 2, 8e9, 2.0)).unwrap();
-        let way =
-            network.way(network.node("leaf0").unwrap(), network.node("spine1").unwrap()).unwrap();
-        assert_eq!(network.capacity(Resource::Way(way)), 2e9);
+        let edge =
+            network.edge(network.node("leaf0").unwrap(), network.node("spine1").unwrap()).unwrap();
+        assert_eq!(network.capacity(Resource::Edge(edge)), 2e9);
     }
 
     #[test]

@@ -86,7 +86,7 @@ fn pods_of(network: &Network, leaves: &[Node], top: Node) -> Option<Vec<Vec<Vec<
     // Leaves with the boxes between that they may use.
     let mut indirect: Vec<(BTreeSet<Node>, Vec<Node>)> = Vec::new();
     for &leaf in leaves.iter().filter(|&&leaf| leaf != top) {
-        if network.way(leaf, top).is_some() {
+        if network.edge(leaf, top).is_some() {
             pods.push(vec![vec![up(leaf, top)]]);
             continue;
         }
@@ -95,7 +95,7 @@ fn pods_of(network: &Network, leaves: &[Node], top: Node) -> Option<Vec<Vec<Vec<
             !network.is_host(mid)
                 && network.sums(mid)
                 && !leaves.contains(&mid)
-                && network.way(mid, top).is_some()
+                && network.edge(mid, top).is_some()
         });
         let mut pod = (between.collect::<BTreeSet<_>>(), vec![leaf]);
         if pod.0.is_empty() {
@@ -113,7 +113,7 @@ fn pods_of(network: &Network, leaves: &[Node], top: Node) -> Option<Vec<Vec<Vec<
         let of: Vec<Vec<Node>> = leaves
             .iter()
             .map(|&leaf| {
-                mids.iter().copied().filter(|&mid| network.way(leaf, mid).is_some()).collect()
+                mids.iter().copied().filter(|&mid| network.edge(leaf, mid).is_some()).collect()
             })
             .collect();
         let count = of

@@ -48,7 +48,7 @@ pub struct Box_ {
     /// Its aggregation rate: bytes that its CPUs add per second, over all members; 0 for a plain
     /// switch. Default: it keeps up with its links.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub adds: Option<f64>,
+    pub aggregation_rate: Option<f64>,
     /// The number of these CPUs, equally fast; each ring is served by one. Default: one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
@@ -102,7 +102,12 @@ impl Topology {
 
     /// A box that keeps up with its links.
     pub fn box_(&mut self, name: impl Into<String>) {
-        self.boxes.push(Box_ { name: name.into(), adds: None, cpus: None, slots: None });
+        self.boxes.push(Box_ {
+            name: name.into(),
+            aggregation_rate: None,
+            cpus: None,
+            slots: None,
+        });
     }
 
     /// A link with the same rate in both directions.
@@ -121,7 +126,7 @@ impl Topology {
 pub type Node = usize;
 
 /// A directed link's number: link l of the file has 2 l from `from` to `to` and 2 l + 1 back.
-pub type Way = usize;
+pub type Edge = usize;
 
 /// A limited resource that trees share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,7 +136,7 @@ pub enum Resource {
     /// Bytes of a box's slots. A whole ring takes them, whatever its rate.
     Slots(Node),
     /// Bytes per second that a link carries in one direction.
-    Way(Way),
+    Edge(Edge),
     /// Rings of a job, by its number among those that are planned together.
     Rings(usize),
 }
@@ -180,7 +185,7 @@ pub struct Network {
     numbers: BTreeMap<String, Node>,
     hosts: usize,
     relays: Vec<bool>,
-    adds: Vec<f64>,
+    aggregation_rate: Vec<f64>,
     cpus: Vec<u32>,
     slots: Vec<f64>,
     shape: Shape,
@@ -188,10 +193,10 @@ pub struct Network {
     ends: Vec<(Node, Node)>,
     rates: Vec<f64>,
     seconds: Vec<f64>,
-    ways: HashMap<(Node, Node), Way>,
+    edges: HashMap<(Node, Node), Edge>,
     next: Vec<Vec<Node>>,
     /// The links to those, in the same order.
-    out: Vec<Vec<Way>>,
+    out: Vec<Vec<Edge>>,
 }
 
 impl Network {
@@ -225,7 +230,7 @@ impl Network {
             }
         };
         let hosts = topology.hosts.len();
-        let (mut adds, mut slots) =
+        let (mut aggregation_rate, mut slots) =
             (vec![f64::INFINITY; names.len()], vec![f64::INFINITY; names.len()]);
         let mut cpus = vec![1; names.len()];
         for (b, node) in topology.boxes.iter().zip(hosts..) {
@@ -233,7 +238,10 @@ impl Network {
             if cpus[node] == 0 {
                 return wrong(format!("{}: cpus = 0 is out of range", b.name));
             }
-            for (value, name, to) in [(b.adds, "adds", &mut adds), (b.slots, "slots", &mut slots)] {
+            for (value, name, to) in [
+                (b.aggregation_rate, "aggregation-rate", &mut aggregation_rate),
+                (b.slots, "slots", &mut slots),
+            ] {
                 if let Some(value) = value {
                     to[node] = positive(name, &b.name, value, 0.0)?;
                 }
@@ -242,14 +250,14 @@ impl Network {
         let mut network = Self {
             hosts,
             relays: topology.hosts.iter().map(|h| h.relays).collect(),
-            adds,
+            aggregation_rate,
             cpus,
             slots,
             shape: Shape::IDEAL,
             ends: Vec::new(),
             rates: Vec::new(),
             seconds: Vec::new(),
-            ways: HashMap::new(),
+            edges: HashMap::new(),
             next: vec![Vec::new(); names.len()],
             out: vec![Vec::new(); names.len()],
             names,
@@ -262,7 +270,7 @@ impl Network {
                 None => Err(Error::Topology(format!("{of}: {name:?} is not a host or a box"))),
             };
             let (from, to) = (end(&link.from)?, end(&link.to)?);
-            if from == to || network.ways.contains_key(&(from, to)) {
+            if from == to || network.edges.contains_key(&(from, to)) {
                 return wrong(format!(
                     "{of}: a link needs two different nodes that no other link joins; write \
                      parallel links as one with their sum"
@@ -273,7 +281,7 @@ impl Network {
             let back = positive("bits-back", &of, link.bits_back.unwrap_or(bits), 8.0)?;
             let seconds = positive("latency-us", &of, link.latency_us, 0.0)? / 1e6;
             for (from, to, bits) in [(from, to, bits), (to, from, back)] {
-                network.ways.insert((from, to), network.ends.len());
+                network.edges.insert((from, to), network.ends.len());
                 network.out[from].push(network.ends.len());
                 network.ends.push((from, to));
                 network.rates.push(bits / 8.0);
@@ -289,22 +297,22 @@ impl Network {
     #[must_use]
     pub fn with_rings(mut self, shape: Shape) -> Self {
         self.rates.iter_mut().for_each(|rate| *rate *= self.shape.wire / shape.wire);
-        self.adds.iter_mut().for_each(|adds| *adds *= self.shape.added / shape.added);
+        self.aggregation_rate.iter_mut().for_each(|rate| *rate *= self.shape.added / shape.added);
         self.shape = shape;
         self
     }
 
     /// The same without some directed links; numbers do not change.
     #[must_use]
-    pub fn without(&self, failed: &BTreeSet<Way>) -> Self {
+    pub fn without(&self, failed: &BTreeSet<Edge>) -> Self {
         let mut network = self.clone();
-        for &way in failed {
-            let (from, to) = self.ends[way];
+        for &edge in failed {
+            let (from, to) = self.ends[edge];
             // A link that fails in one direction carries no sums in either.
             for (from, to) in [(from, to), (to, from)] {
-                network.ways.remove(&(from, to));
+                network.edges.remove(&(from, to));
                 network.next[from].retain(|&node| node != to);
-                network.out[from].retain(|&way| self.ends[way].1 != to);
+                network.out[from].retain(|&edge| self.ends[edge].1 != to);
             }
         }
         network
@@ -322,7 +330,7 @@ impl Network {
         self.hosts..self.names.len()
     }
 
-    pub fn ways(&self) -> usize {
+    pub fn edges(&self) -> usize {
         self.ends.len()
     }
 
@@ -340,12 +348,12 @@ impl Network {
 
     /// Whether a tree may branch there.
     pub fn sums(&self, node: Node) -> bool {
-        if self.is_host(node) { self.relays[node] } else { self.adds[node] > 0.0 }
+        if self.is_host(node) { self.relays[node] } else { self.aggregation_rate[node] > 0.0 }
     }
 
     /// A box that only forwards.
     pub fn is_switch(&self, node: Node) -> bool {
-        !self.is_host(node) && self.adds[node] == 0.0
+        !self.is_host(node) && self.aggregation_rate[node] == 0.0
     }
 
     /// The nodes with a link to it.
@@ -354,16 +362,16 @@ impl Network {
     }
 
     /// The directed links from it; `way ^ 1` leads back.
-    pub fn out(&self, node: Node) -> &[Way] {
+    pub fn out(&self, node: Node) -> &[Edge] {
         &self.out[node]
     }
 
-    pub fn way(&self, from: Node, to: Node) -> Option<Way> {
-        self.ways.get(&(from, to)).copied()
+    pub fn edge(&self, from: Node, to: Node) -> Option<Edge> {
+        self.edges.get(&(from, to)).copied()
     }
 
-    pub fn ends(&self, way: Way) -> (Node, Node) {
-        self.ends[way]
+    pub fn ends(&self, edge: Edge) -> (Node, Node) {
+        self.ends[edge]
     }
 
     /// The resources that rings take.
@@ -378,19 +386,19 @@ impl Network {
 
     /// The aggregation rate of one of them: bytes per second.
     pub fn cpu_rate(&self, node: Node) -> f64 {
-        self.adds[node] / f64::from(self.cpus[node])
+        self.aggregation_rate[node] / f64::from(self.cpus[node])
     }
 
     /// Seconds from end to end.
-    pub fn latency(&self, way: Way) -> f64 {
-        self.seconds[way]
+    pub fn latency(&self, edge: Edge) -> f64 {
+        self.seconds[edge]
     }
 
     /// The capacity of a resource: bytes per second, or bytes.
     pub fn capacity(&self, resource: Resource) -> f64 {
         match resource {
-            Resource::Way(way) => self.rates[way],
-            Resource::Aggregation(node) => self.adds[node],
+            Resource::Edge(edge) => self.rates[edge],
+            Resource::Aggregation(node) => self.aggregation_rate[node],
             Resource::Slots(node) => self.slots[node],
             Resource::Rings(_) => f64::INFINITY,
         }
@@ -399,8 +407,8 @@ impl Network {
     /// A resource's name in messages: "spine1's CPU".
     pub fn describe(&self, resource: Resource) -> String {
         match resource {
-            Resource::Way(way) => {
-                let (from, to) = self.ends[way];
+            Resource::Edge(edge) => {
+                let (from, to) = self.ends[edge];
                 format!("the link from {} to {}", self.names[from], self.names[to])
             }
             Resource::Aggregation(node) => format!("{}'s CPU", self.names[node]),
@@ -414,7 +422,7 @@ impl Network {
 mod tests {
     use super::*;
 
-    const GOOD: &str = "[[host]]\nname = \"h\"\n[[box]]\nname = \"leaf\"\nadds = \
+    const GOOD: &str = "[[host]]\nname = \"h\"\n[[box]]\nname = \"leaf\"\naggregation-rate = \
                         4e9\n[[link]]\nfrom = \"h\"\nto = \"leaf\"\nbits = 80e9\nbits-back = 8e9\n";
 
     #[test]
@@ -422,14 +430,14 @@ mod tests {
         let topology = Topology::parse(GOOD).unwrap();
         assert_eq!(Topology::parse(&topology.text()).unwrap(), topology);
         let network = Network::new(&topology).unwrap();
-        let up = network.way(0, 1).unwrap();
+        let up = network.edge(0, 1).unwrap();
         assert_eq!(
-            (network.capacity(Resource::Way(up)), network.capacity(Resource::Way(up + 1))),
+            (network.capacity(Resource::Edge(up)), network.capacity(Resource::Edge(up + 1))),
             (1e10, 1e9)
         );
         assert_eq!(network.capacity(Resource::Slots(1)), f64::INFINITY);
         assert_eq!(network.describe(Resource::Aggregation(1)), "leaf's CPU");
-        assert_eq!(network.describe(Resource::Way(up)), "the link from h to leaf");
+        assert_eq!(network.describe(Resource::Edge(up)), "the link from h to leaf");
     }
 
     #[test]
@@ -443,10 +451,10 @@ mod tests {
             ),
             (&GOOD.replace("80e9", "0"), "link h leaf: bits = 0"),
             (&GOOD.replace("80e9", "nan"), "bits = NaN"),
-            (&GOOD.replace("4e9", "-1"), "leaf: adds = -1"),
+            (&GOOD.replace("4e9", "-1"), "leaf: aggregation-rate = -1"),
             (&GOOD.replace("4e9", "4e9\ncpus = 0"), "leaf: cpus = 0"),
             (&GOOD.replace("to = \"leaf\"", "to = \"loaf\""), "\"loaf\" is not a host"),
-            (&GOOD.replace("adds", "add"), "unknown field"),
+            (&GOOD.replace("aggregation-rate", "add"), "unknown field"),
         ] {
             let error = Topology::parse(text)
                 .and_then(|t| Network::new(&t).map(drop))

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::topology::{Network, Node, Resource, Way};
+use crate::topology::{Edge, Network, Node, Resource};
 
 /// The purpose of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,16 +24,16 @@ pub struct Hop {
 
 impl Hop {
     /// The directed links of the hop, down or up.
-    pub fn ways(self, network: &Network, up: bool) -> impl Iterator<Item = Way> {
+    pub fn edges(self, network: &Network, up: bool) -> impl Iterator<Item = Edge> {
         let links = match self.via {
             None => [Some((self.parent, self.child)), None],
             Some(via) => [Some((self.parent, via)), Some((via, self.child))],
         };
         // Hops are made of existing links.
-        let way = move |(above, below)| {
-            if up { network.way(below, above) } else { network.way(above, below) }
+        let edge = move |(above, below)| {
+            if up { network.edge(below, above) } else { network.edge(above, below) }
         };
-        links.into_iter().flatten().filter_map(way)
+        links.into_iter().flatten().filter_map(edge)
     }
 }
 
@@ -53,9 +53,9 @@ pub fn uses(network: &Network, collective: Collective, hops: &[Hop]) -> BTreeMap
     let mut uses = BTreeMap::new();
     let mut add = |resource, amount| *uses.entry(resource).or_insert(0.0) += amount;
     for hop in hops {
-        hop.ways(network, false).for_each(|way| add(Resource::Way(way), 1.0));
+        hop.edges(network, false).for_each(|edge| add(Resource::Edge(edge), 1.0));
         if collective == Collective::AllReduce {
-            hop.ways(network, true).for_each(|way| add(Resource::Way(way), 1.0));
+            hop.edges(network, true).for_each(|edge| add(Resource::Edge(edge), 1.0));
             // A box's link to its parent counts as a member, too.
             add(Resource::Aggregation(hop.parent), 1.0);
             if !network.is_host(hop.child) {
@@ -90,7 +90,7 @@ impl Tree {
         let seconds = |start: Node| {
             let (mut node, mut sum) = (start, 0.0);
             while let Some(&hop) = above.get(&node) {
-                sum += hop.ways(network, true).map(|way| network.latency(way)).sum::<f64>();
+                sum += hop.edges(network, true).map(|edge| network.latency(edge)).sum::<f64>();
                 node = hop.parent;
             }
             sum
@@ -118,7 +118,7 @@ impl Tree {
             return Err("a node has two parents, or the root has one".into());
         }
         for hop in &self.hops {
-            let links = hop.ways(network, true).count();
+            let links = hop.edges(network, true).count();
             if links != 1 + usize::from(hop.via.is_some())
                 || hop.via.is_some_and(|via| !network.is_switch(via))
             {
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_box_adds_all_its_members_and_its_parent() {
         let mut topology = generate::leaf_spine(2, 3, 1, 8e9, 1.0);
-        topology.boxes.iter_mut().for_each(|b| (b.adds, b.cpus) = (Some(1e9), Some(2)));
+        topology.boxes.iter_mut().for_each(|b| (b.aggregation_rate, b.cpus) = (Some(1e9), Some(2)));
         let network = Network::new(&topology).unwrap();
         let [leaf, spine] = ["leaf0", "spine0"].map(|name| network.node(name).unwrap());
         let hosts = (0..6).map(|child| Hop { child, parent: leaf + child / 3, via: None });

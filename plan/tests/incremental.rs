@@ -15,12 +15,14 @@ struct Fabric {
 }
 
 /// Link rates in GB/s: those of hosts, and by leaf and spine those between boxes.
-fn fabric(host: f64, links: &[Vec<f64>], adds: Option<f64>) -> Fabric {
+fn fabric(host: f64, links: &[Vec<f64>], aggregation_rate: Option<f64>) -> Fabric {
     let (leaves, spines) = (links.len(), links[0].len());
     let mut t = Topology::default();
     (0..leaves).for_each(|leaf| t.box_(format!("leaf{leaf}")));
     (0..spines).for_each(|spine| t.box_(format!("spine{spine}")));
-    t.boxes.iter_mut().for_each(|b| b.adds = adds.map(|adds| adds * 1e9));
+    t.boxes.iter_mut().for_each(|b| {
+        b.aggregation_rate = aggregation_rate.map(|aggregation_rate| aggregation_rate * 1e9)
+    });
     for h in 0..2 * leaves {
         t.host(format!("h{h}"));
         t.link(format!("h{h}"), format!("leaf{}", h / 2), host * 8e9);
@@ -84,7 +86,7 @@ fn links_that_others_use_are_avoided_unless_the_others_cannot_fill_them() {
     // Two jobs at the same ports have half of the rate each.
     near(slow.incremental(&[other], &[0, 1], 0).share, 0.5);
 
-    // A CPU adds 3 GB/s; two jobs with two members each have 0.75 GB/s.
+    // A CPU aggregation_rate 3 GB/s; two jobs with two members each have 0.75 GB/s.
     slow = self::fabric(100.0, &[vec![4.0], vec![4.0]], Some(3.0));
     let other = vec![slow.tree(&[0, 1], 0, 0, 1.0)];
     near(slow.incremental(&[other], &[0, 1], 1).share, 0.75);

@@ -36,7 +36,7 @@ struct Box_ {
 /// Creates all jobs, in this order, and compares the resources with their needs.
 fn check(network: &Network, plans: &[&Plan]) {
     let mut boxes: BTreeMap<Node, Box_> = BTreeMap::new();
-    let mut ways: BTreeMap<Resource, f64> = BTreeMap::new();
+    let mut edges: BTreeMap<Resource, f64> = BTreeMap::new();
     for plan in plans {
         for tree in &plan.trees {
             assert!(tree.rings > 0 && tree.rate > 0.0, "{tree:?}");
@@ -56,7 +56,7 @@ fn check(network: &Network, plans: &[&Plan]) {
                 }
             }
             for (resource, amount) in tree.uses(network, Collective::AllReduce) {
-                *ways.entry(resource).or_default() += amount * tree.rate;
+                *edges.entry(resource).or_default() += amount * tree.rate;
             }
         }
         assert!(plan.rate() <= plan.bound * (1.0 + 1e-6), "{} of {}", plan.rate(), plan.bound);
@@ -76,7 +76,7 @@ fn check(network: &Network, plans: &[&Plan]) {
             );
         }
     }
-    for (resource, used) in ways {
+    for (resource, used) in edges {
         let most = network.capacity(resource);
         assert!(used <= most * (1.0 + 1e-6), "{}: {used} of {most}", network.describe(resource));
     }
@@ -116,7 +116,7 @@ fn the_example_promises_no_more_per_ring_than_a_core_adds() {
 fn a_tree_has_as_many_rings_as_it_needs_cpus() {
     let rack = |cpus, adds| {
         let mut t = generate::rack(4, 8e10);
-        (t.boxes[0].cpus, t.boxes[0].adds) = (Some(cpus), Some(adds));
+        (t.boxes[0].cpus, t.boxes[0].aggregation_rate) = (Some(cpus), Some(adds));
         Network::new(&t).unwrap()
     };
     for (cpus, adds, rings, rate) in [
@@ -146,7 +146,7 @@ fn a_plan_does_not_exceed_the_slot_pool() {
         let mut t = generate::rack(4, 8e10);
         t.boxes[0] = netsum_plan::topology::Box_ {
             name: "leaf0".into(),
-            adds: Some(8.0 * 1.64e9),
+            aggregation_rate: Some(8.0 * 1.64e9),
             cpus: Some(8),
             slots: Some(slots),
         };
@@ -219,7 +219,7 @@ fn best(network: &Network, members: usize) -> f64 {
     let rate = |rings: u32| {
         let together = rings.div_ceil(cpus);
         let each = adds / f64::from(together) / members as f64;
-        (f64::from(rings) * each).min(network.capacity(Resource::Way(0)))
+        (f64::from(rings) * each).min(network.capacity(Resource::Edge(0)))
     };
     (1..=255).filter(|&rings| f64::from(rings) <= pool).map(rate).fold(0.0, f64::max)
 }
@@ -234,7 +234,7 @@ fn any_box() -> impl Strategy<Value = AnyBox> {
 fn with_boxes(mut t: Topology, boxes: &[AnyBox]) -> Network {
     for (b, (cpus, adds, rings)) in t.boxes.iter_mut().zip(boxes) {
         b.cpus = Some(*cpus);
-        b.adds = Some(f64::from(*cpus) * f64::from(*adds) * 1e8);
+        b.aggregation_rate = Some(f64::from(*cpus) * f64::from(*adds) * 1e8);
         b.slots = Some(f64::from(*rings) * USUAL.slots_of(2));
     }
     Network::new(&t).unwrap().with_rings(USUAL)

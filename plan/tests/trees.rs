@@ -172,7 +172,8 @@ impl Small {
         for (kind, boxes) in ["leaf", "mid", "top"].iter().zip(&self.boxes) {
             for (n, adds) in boxes.iter().enumerate() {
                 t.box_(format!("{kind}{n}"));
-                t.boxes.last_mut().unwrap().adds = adds.map(|adds| 1e9 * f64::from(adds));
+                t.boxes.last_mut().unwrap().aggregation_rate =
+                    adds.map(|adds| 1e9 * f64::from(adds));
             }
         }
         for (leaf, hosts) in self.hosts.iter().enumerate() {
@@ -211,8 +212,8 @@ fn all_trees(network: &Network) -> Vec<Tree> {
         let mut partial = vec![hosts.clone()];
         for &leaf in leaves.iter().filter(|&&leaf| leaf != root) {
             let up = |child, parent| Hop { child, parent, via: None };
-            let linked = |a, b| network.way(a, b).is_some();
-            let ways: Vec<Vec<Hop>> = if linked(leaf, root) {
+            let linked = |a, b| network.edge(a, b).is_some();
+            let edges: Vec<Vec<Hop>> = if linked(leaf, root) {
                 vec![vec![up(leaf, root)]]
             } else {
                 let between = of("mid").into_iter().chain(of("top"));
@@ -223,9 +224,9 @@ fn all_trees(network: &Network) -> Vec<Tree> {
             partial = partial
                 .into_iter()
                 .flat_map(|tree| {
-                    ways.iter().map(move |way| {
+                    edges.iter().map(move |edge| {
                         let mut tree = tree.clone();
-                        tree.extend(way);
+                        tree.extend(edge);
                         tree.sort_unstable();
                         tree.dedup();
                         tree
@@ -298,8 +299,12 @@ fn machines_reach_the_rate_of_their_links() {
     }
 }
 
-fn with_cpu(mut topology: Topology, of: &str, adds: f64) -> Network {
-    topology.boxes.iter_mut().filter(|b| b.name.starts_with(of)).for_each(|b| b.adds = Some(adds));
+fn with_cpu(mut topology: Topology, of: &str, aggregation_rate: f64) -> Network {
+    topology
+        .boxes
+        .iter_mut()
+        .filter(|b| b.name.starts_with(of))
+        .for_each(|b| b.aggregation_rate = Some(aggregation_rate));
     Network::new(&topology).unwrap()
 }
 
@@ -368,7 +373,7 @@ fn jobs_share_fairly_and_by_priority() {
     near(second[1].share, 1e10);
     // Others get what a job cannot use: d's host is slow.
     let mut topology = generate::leaf_spine(2, 4, 1, 8e10, 1.0);
-    topology.boxes.iter_mut().for_each(|b| b.adds = Some(30e9));
+    topology.boxes.iter_mut().for_each(|b| b.aggregation_rate = Some(30e9));
     topology.links[3].bits = 8e9;
     let network = Network::new(&topology).unwrap();
     let plans = plan(&network, &[of("d", &[3, 5], 0), b, of("a", &[0, 1], 0)]).unwrap();
@@ -384,7 +389,10 @@ fn any_racks() -> impl Strategy<Value = Network> {
         let mut t = generate::leaf_spine(3, 3, 2, 8e9 * f64::from(up), 3.0);
         let (hosts, boxes) = bytes.split_at(9);
         t.links.iter_mut().zip(hosts).for_each(|(link, bytes)| link.bits = 8e9 * f64::from(*bytes));
-        t.boxes.iter_mut().zip(boxes).for_each(|(b, bytes)| b.adds = Some(3e9 * f64::from(*bytes)));
+        t.boxes
+            .iter_mut()
+            .zip(boxes)
+            .for_each(|(b, bytes)| b.aggregation_rate = Some(3e9 * f64::from(*bytes)));
         Network::new(&t).unwrap()
     })
 }

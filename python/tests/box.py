@@ -57,15 +57,15 @@ def sums():
     print("fell back", flush=True)
 
 
-def renews():
+def reconnects():
     """Operations in flight without a pause, while the ranks reconnect three times."""
     comm = netsum.init(timeout=5)
     arrays = [numpy.empty(5000, dtype=numpy.int32) for _ in range(8)]
     for times in range(1, 4):
         print("ready", flush=True)
-        renewed = 0
+        reconnected = 0
         # All have the same sum, so all end after the same operation.
-        while renewed < times * comm.ranks:
+        while reconnected < times * comm.ranks:
             for x in arrays:
                 x.fill(comm.rank)
             works = []
@@ -82,8 +82,8 @@ def renews():
                 assert (x == comm.ranks * (comm.ranks - 1) // 2).all(), x
             flag = numpy.array([min(comm.statistics()["reconnects"], times)], dtype=numpy.int32)
             comm.all_reduce(flag)
-            renewed = flag[0]
-    print("renewed", flush=True)
+            reconnected = flag[0]
+    print("reconnected", flush=True)
 
 
 def soon(call, error):
@@ -120,7 +120,7 @@ def held():
     assert work.wait().mode == "box" and comm.barrier().mode == "box"
     assert (arrays[1] == comm.ranks).all() and (arrays[2] == comm.ranks).all(), arrays
     assert comm.statistics()["reconnects"] == 1, comm.statistics()
-    print("renewed", flush=True)
+    print("reconnected", flush=True)
 
 
 def refused_alone():

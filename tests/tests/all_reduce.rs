@@ -27,7 +27,7 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(outcome.mode, "box", "{what}, rank {rank}: {outcome:?}");
         assert!(outcome.verified > 0, "{what}, rank {rank}: {outcome:?}");
-        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "{what}, rank {rank}: {outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fallbacks), (0, 0), "{what}, rank {rank}: {outcome:?}");
     }
 }
 
@@ -145,7 +145,8 @@ fn other_traffic_meanwhile() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn one_percent_loss_in_each_direction() {
     for (ranks, mtu, rings) in [(2, 2048, 1), (3, 1024, 2), (4, 1024, 1)] {
-        let cluster = Cluster::start(LabSpec { cables: true, ..lab(ranks as usize) }).unwrap();
+        let cluster =
+            Cluster::start(LabSpec { faulty_links: true, ..lab(ranks as usize) }).unwrap();
         let job = JobSpec { mtu, rings, ..JobSpec::new("lossy", ranks) };
         let mut group = start(&cluster, &job);
         for host in cluster.lab().hosts() {
@@ -157,8 +158,12 @@ fn one_percent_loss_in_each_direction() {
             });
             assert_box(&outcomes, dtype);
         }
-        let counts: Vec<_> =
-            cluster.lab().hosts().iter().map(|h| h.cable().unwrap().counts().unwrap()).collect();
+        let counts: Vec<_> = cluster
+            .lab()
+            .hosts()
+            .iter()
+            .map(|h| h.fault_link().unwrap().counts().unwrap())
+            .collect();
         assert!(counts.iter().all(|c| c.up.lost > 0 && c.down.lost > 0), "{counts:?}");
     }
 }
@@ -189,7 +194,7 @@ fn without_a_box_the_ranks_sum_themselves() {
     let mut group = cluster.ranks_alone(&JobSpec::new("alone", 3), &one_on_each_host(3)).unwrap();
     for (seed, dtype) in [(1, "i32"), (2, "f32")] {
         for outcome in group.all_reduce(dtype, 100_000, seed).unwrap() {
-            assert_eq!((&*outcome.mode, outcome.fall_backs, outcome.wrong), ("ring", 1, 0));
+            assert_eq!((&*outcome.mode, outcome.fallbacks, outcome.wrong), ("ring", 1, 0));
         }
     }
 }
@@ -242,7 +247,7 @@ fn the_box_goes_and_comes_back_between_all_reduces() {
     cluster.stop_daemon().unwrap();
     // The box is a plain bridge now; the ranks compute the right sums themselves.
     for outcome in group.all_reduce("i32", 100_000, 2).unwrap() {
-        assert_eq!((&*outcome.mode, outcome.fall_backs), ("ring", 1), "{outcome:?}");
+        assert_eq!((&*outcome.mode, outcome.fallbacks), ("ring", 1), "{outcome:?}");
     }
     cluster.start_daemon().unwrap();
     group.all_reduce("f32", 100_000, 3).unwrap();

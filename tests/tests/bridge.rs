@@ -61,7 +61,7 @@ impl Bridge {
 
     /// The fragment `index` that `rank` sends.
     fn fragment(&self, rank: u32, index: u32, lane_count: usize) -> FrameSpec {
-        let ranks = self.ring.config.ranks;
+        let ranks = self.ring.config.members;
         let psn = (BASE_PSN + index) & 0xff_ffff;
         let payload = lanes(rank * 1000 + index, lane_count);
         let spec = FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, payload);
@@ -161,7 +161,7 @@ fn ranks_behind_one_port_get_a_result_each() {
                 }
             }
         }
-        assert_eq!(bridge.count(Counter::EgressNoSlot) + bridge.count(Counter::RedirectFailed), 0);
+        assert_eq!(bridge.count(Counter::EgressNoRoute) + bridge.count(Counter::RedirectFailed), 0);
     }
 }
 

@@ -8,7 +8,7 @@ use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Bth, Opcode};
 use netsum_dataplane::{BpfDataPlane, DataPlane, count};
 use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
-use netsum_lab::faults::{Bottleneck, CableCounts, Fault, Faults, Kind, Nth, WayCounts};
+use netsum_lab::faults::{Bottleneck, DirectionCounts, Fault, Faults, Kind, LinkCounts, Nth};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::tap::Tap;
 use netsum_lab::traffic::tcp_transfer;
@@ -23,14 +23,19 @@ const PLACES: [usize; 3] = [0, 1, 2];
 const BECN: u8 = 0x40;
 
 fn lab() -> Lab {
-    Lab::new(LabSpec { mtu: 2300, ipv6: true, cables: true, ..LabSpec::hosts(RANKS as usize) })
-        .unwrap()
+    Lab::new(LabSpec {
+        mtu: 2300,
+        ipv6: true,
+        faulty_links: true,
+        ..LabSpec::hosts(RANKS as usize)
+    })
+    .unwrap()
 }
 
 /// A ring of connections over emulated links, none of which loses a packet.
 struct Ring {
     stats: Vec<Stats>,
-    cables: Vec<CableCounts>,
+    faulty_links: Vec<LinkCounts>,
     counters: Vec<u64>,
 }
 
@@ -52,8 +57,9 @@ impl Ring {
             stats.iter().all(|s| s.retransmissions == 0 && s.naks_sent == 0),
             "{stats:?}\n{named:?}"
         );
-        let cables = lab.hosts().iter().map(|h| h.cable().unwrap().counts().unwrap()).collect();
-        Self { stats, cables, counters: plane.counters(RingNumber(1)).unwrap() }
+        let faulty_links =
+            lab.hosts().iter().map(|h| h.fault_link().unwrap().counts().unwrap()).collect();
+        Self { stats, faulty_links, counters: plane.counters(RingNumber(1)).unwrap() }
     }
 
     fn new(uplink: Faults, load: Load, v6: bool) -> Self {
@@ -72,10 +78,14 @@ impl Ring {
 /// Every receiver gets exactly the marks of host 0's uplink: the marks of its data arrive in the
 /// results, and those of its acknowledgements at rank 2, to which host 0 sends them.
 fn assert_carried_over(ring: &Ring) {
-    let all = ring.cables[0].up.marked;
+    let all = ring.faulty_links[0].up.marked;
     let received: Vec<u64> = ring.stats.iter().map(|s| s.ce_received).collect();
-    assert_eq!(received, [ring.marked(), ring.marked(), all], "{:?}", ring.cables);
-    assert_eq!(ring.cables.iter().map(|c| c.up.spared).sum::<u64>(), 0, "all take part in ECN");
+    assert_eq!(received, [ring.marked(), ring.marked(), all], "{:?}", ring.faulty_links);
+    assert_eq!(
+        ring.faulty_links.iter().map(|c| c.up.spared).sum::<u64>(),
+        0,
+        "all take part in ECN"
+    );
 }
 
 #[test]
@@ -143,7 +153,8 @@ fn receivers_notify_their_senders_through_the_box() {
         );
         assert!(sent > 0 && sent <= ring.stats[rank].ce_received);
         assert_eq!(received, sent, "of rank {rank} at rank {sender}");
-        let (up, down) = (ring.cables[rank].up.of_kind, ring.cables[sender].down.of_kind);
+        let (up, down) =
+            (ring.faulty_links[rank].up.of_kind, ring.faulty_links[sender].down.of_kind);
         assert_eq!((up, down), (sent, sent), "rank {rank}");
     }
 }
@@ -197,7 +208,7 @@ fn who_takes_no_part_in_ecn_is_never_marked() {
         let counts: Vec<_> = lab
             .hosts()
             .iter()
-            .map(|h| h.cable().unwrap().counts().unwrap().up)
+            .map(|h| h.fault_link().unwrap().counts().unwrap().up)
             .map(|up| (up.marked, up.spared))
             .collect();
         assert_eq!(counts, [(20, 0), (0, 20), (20, 0)]);
@@ -208,7 +219,7 @@ fn who_takes_no_part_in_ecn_is_never_marked() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn marks_and_notifications_beside_a_job_at_work() {
     let cluster =
-        Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
+        Cluster::start(LabSpec { faulty_links: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
     let lab = cluster.lab();
     let job = JobSpec::new("marked", RANKS);
     let token = cluster.create_job(&job).unwrap();
@@ -229,7 +240,7 @@ fn marks_and_notifications_beside_a_job_at_work() {
         let qpn = if n.is_multiple_of(2) { flow } else { 0x1234 };
         let mut spec = FrameSpec::send(2, 1, qpn, n, vec![0; 16]);
         (spec.tos, spec.id, spec.udp_checksum) = (0xc0, n as u16, 0x4321);
-        spec.bth = Bth { ecn: BECN, ..Bth::new(Opcode::CNP, qpn, n) };
+        spec.bth = Bth { flags: BECN, ..Bth::new(Opcode::CNP, qpn, n) };
         spec.build()
     };
     let [from, to] = [1, 0].map(|host| Tap::open(lab.host(host), Host::INTERFACE).unwrap());
@@ -260,7 +271,7 @@ fn marks_and_notifications_beside_a_job_at_work() {
     });
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(
-            (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+            (&*outcome.mode, outcome.wrong, outcome.fallbacks),
             ("box", 0, 0),
             "rank {rank}"
         );
@@ -276,9 +287,10 @@ fn marks_and_notifications_beside_a_job_at_work() {
 
 /// Bytes per second of TCP and of all-reduces that send from the same host, in a lab with links of
 /// this rate; and the counts of the host's link.
-fn beside_tcp(rate: &str, uplink: Faults) -> ([f64; 2], WayCounts) {
+fn beside_tcp(rate: &str, uplink: Faults) -> ([f64; 2], DirectionCounts) {
     let rate = Some(rate.parse().unwrap());
-    let spec = LabSpec { cables: true, rate, xdp: true, ..LabSpec::hosts(RANKS as usize + 1) };
+    let spec =
+        LabSpec { faulty_links: true, rate, xdp: true, ..LabSpec::hosts(RANKS as usize + 1) };
     let cluster = Cluster::start(spec).unwrap();
     let lab = cluster.lab();
     let job = JobSpec::new("shared", RANKS);
@@ -311,7 +323,7 @@ fn beside_tcp(rate: &str, uplink: Faults) -> ([f64; 2], WayCounts) {
             bytes += 4 * ELEMENTS;
         }
         let ours = bytes as f64 / begun.elapsed().as_secs_f64();
-        ([tcp.join().unwrap(), ours], from.cable().unwrap().counts().unwrap().up)
+        ([tcp.join().unwrap(), ours], from.fault_link().unwrap().counts().unwrap().up)
     })
 }
 

@@ -82,7 +82,7 @@ fn ranks_of_one_host_share_its_address_and_differ_by_their_queue_pairs() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_ring_of_connections_survives_loss_both_ways() {
     let load = Load { ack_timeout: Duration::from_millis(50), ..Load::new(3) };
-    let lab = Lab::new(LabSpec { cables: true, ..lab(3) }).unwrap();
+    let lab = Lab::new(LabSpec { faulty_links: true, ..lab(3) }).unwrap();
     for host in lab.hosts() {
         let seed = host.number() as u32 + 1;
         host.set_faults(Faults::loss(0.01), Faults::loss(0.01), seed).unwrap();
@@ -91,6 +91,6 @@ fn a_ring_of_connections_survives_loss_both_ways() {
     let sent: u64 = stats.iter().map(|s| s.sent_packets).sum();
     let again: u64 = stats.iter().map(|s| s.retransmissions).sum();
     println!("1% loss: {again} of {sent} packets sent again, {time:?}");
-    assert!(again > 0, "the cables lost nothing");
+    assert!(again > 0, "the links lost nothing");
     assert_eq!(count(&counters, Counter::Released), load.fragments());
 }

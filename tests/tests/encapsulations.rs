@@ -30,10 +30,10 @@ fn padded(mut frame: Vec<u8>) -> Vec<u8> {
 }
 
 /// Ways to send a packet in an IP fragment or behind IPv6 extension headers, as frames.
-type Way = fn(bool, u32) -> Vec<Vec<u8>>;
+type Wrap = fn(bool, u32) -> Vec<Vec<u8>>;
 
 /// Each entry: a name, whether it is over IPv6, how it is made, and whether Linux accepts it.
-const WAYS: [(&str, bool, Way, bool); 17] = [
+const WAYS: [(&str, bool, Wrap, bool); 17] = [
     ("802.2", false, |v6, psn| vec![snap(&data(v6, psn))], false),
     (
         "802.2 behind a tag",
@@ -129,7 +129,7 @@ fn what_linux_takes_from_behind_tags_and_extension_headers() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn linux_believes_neighbour_advertisements_behind_tags_and_extension_headers() {
     let lab = Lab::new(LabSpec { ipv6: true, ..LabSpec::hosts(3) }).unwrap();
-    let stranger = Tap::open(lab.host(2), Host::INTERFACE).unwrap();
+    let foreign = Tap::open(lab.host(2), Host::INTERFACE).unwrap();
     let neighbour = || {
         let mut ip = lab.host(0).command("ip");
         output(ip.args(["neigh", "show", "to", "fd00::2"])).unwrap()
@@ -150,7 +150,7 @@ fn linux_believes_neighbour_advertisements_behind_tags_and_extension_headers() {
                 .args(["nud", "stale"]),
         )
         .unwrap();
-        stranger.send(&frame).unwrap();
+        foreign.send(&frame).unwrap();
         std::thread::sleep(Duration::from_millis(200));
         let entry = neighbour();
         assert_eq!(entry.contains(&lab.host(2).mac()), believed, "{what}: {entry}");
@@ -173,20 +173,20 @@ fn counted(bench: &Bench, name: &str) -> u64 {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn no_tags_and_no_headers_take_a_ranks_address_past_another_port() {
-    const STRANGER: u8 = 77;
+    const FOREIGN: u8 = 77;
     let acknowledgement = |v6: bool| {
         let mut ack = FrameSpec::send(host(0), host(1), 0x77, 5, lanes(0, 1));
         ack.bth.opcode = Opcode::ACK;
-        ack.macs.1[5] = STRANGER;
+        ack.macs.1[5] = FOREIGN;
         if v6 { ack.v6().build() } else { ack.build() }
     };
     let data = || {
         let mut data = fragment(0, 2, 0, lanes(0, 64));
-        data.macs.1[5] = STRANGER;
+        data.macs.1[5] = FOREIGN;
         data.build()
     };
     let lab_free_arp = {
-        let mut f = [[0xff; 6], [2, 0, 0, 0, 0, STRANGER]].concat();
+        let mut f = [[0xff; 6], [2, 0, 0, 0, 0, FOREIGN]].concat();
         f.extend([
             0x08,
             0x06,
@@ -203,7 +203,7 @@ fn no_tags_and_no_headers_take_a_ranks_address_past_another_port() {
             0,
             0,
             0,
-            STRANGER,
+            FOREIGN,
             10,
             0,
             0,
@@ -218,7 +218,7 @@ fn no_tags_and_no_headers_take_a_ranks_address_past_another_port() {
             ("ACK", false, acknowledgement(false)),
             ("ACK", true, acknowledgement(true)),
             ("ARP", false, lab_free_arp.clone()),
-            ("advertisement", true, advertisement(host(0) - 1, 1, STRANGER - 1)),
+            ("advertisement", true, advertisement(host(0) - 1, 1, FOREIGN - 1)),
             ("data", false, data()),
         ] {
             cases.push((format!("{what}, IPv6: {v6}, {tags:x?}"), v6, tagged(&frame, tags)));
@@ -234,7 +234,7 @@ fn no_tags_and_no_headers_take_a_ranks_address_past_another_port() {
         &[60; 7],
         &[0, 60, 60, 60, 60, 60, 60, 60],
     ] {
-        let forged = advertisement(host(0) - 1, 1, STRANGER - 1);
+        let forged = advertisement(host(0) - 1, 1, FOREIGN - 1);
         cases.push((format!("advertisement, {extensions:?}"), true, extended(&forged, extensions)));
         let both = tagged(&extended(&forged, extensions), &[(0x88a8, 0), (0x8100, 0)]);
         cases.push((format!("tagged advertisement, {extensions:?}"), true, both));
@@ -259,18 +259,18 @@ fn no_tags_and_no_headers_take_a_ranks_address_past_another_port() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn others_tags_and_headers_pass_beside_a_job() {
     let mut bench = bench(4711, true);
-    let stranger = |mut frame: Vec<u8>| {
+    let foreign = |mut frame: Vec<u8>| {
         // From fd00::3 to fd00::4.
         (frame[37], frame[53], frame[11], frame[5]) = (3, 4, 3, 4);
         frame
     };
-    let frame = stranger(data(true, 7));
+    let frame = foreign(data(true, 7));
     let [first, second] = fragments(&frame, 64, &[], false);
     let [early, late] = fragments(&frame, 8, &[], false);
     let mut dns = frame.clone();
     dns[56..58].copy_from_slice(&53u16.to_be_bytes());
     let dns = fragments(&dns, 8, &[60], false);
-    let mut report = extended(&stranger(advertisement(5, 5, 5)), &[0]);
+    let mut report = extended(&foreign(advertisement(5, 5, 5)), &[0]);
     report[62] = 143;
     for (what, frame, action) in [
         ("two tags", tagged(&frame, &[(0x88a8, 7), (0x8100, 9)]), PASS),
@@ -323,17 +323,17 @@ fn data_of_a_flow_that_cannot_be_summed_is_dropped_with_its_reason() {
         ("XRC SEND ONLY".into(), false, opcode(0xa4), "other_data"),
         ("IPv4 options".into(), false, options, "ip_options"),
         ("a fragment with the BTH".into(), false, cut(false, 64)[0].clone(), "ip_fragment"),
-        ("a fragment with half a BTH".into(), false, cut(false, 16)[0].clone(), "hidden_headers"),
-        ("a fragment without a BTH".into(), false, cut(false, 8)[0].clone(), "hidden_headers"),
-        ("the same, padded".into(), false, padded(cut(false, 8)[0].clone()), "hidden_headers"),
+        ("a fragment with half a BTH".into(), false, cut(false, 16)[0].clone(), "unparsed_headers"),
+        ("a fragment without a BTH".into(), false, cut(false, 8)[0].clone(), "unparsed_headers"),
+        ("the same, padded".into(), false, padded(cut(false, 8)[0].clone()), "unparsed_headers"),
         ("an IPv6 fragment with the BTH".into(), true, cut(true, 64)[0].clone(), "ipv6_extensions"),
         (
             "an IPv6 fragment with half a BTH".into(),
             true,
             cut(true, 16)[0].clone(),
-            "hidden_headers",
+            "unparsed_headers",
         ),
-        ("an IPv6 fragment without UDP".into(), true, hidden[0].clone(), "hidden_headers"),
+        ("an IPv6 fragment without UDP".into(), true, hidden[0].clone(), "unparsed_headers"),
         ("a whole IPv6 fragment".into(), true, extended(&whole(true, 0), &[44]), "ipv6_extensions"),
     ];
     for extensions in [&[0][..], &[43], &[60], &[0, 60], &[60; 6]] {
@@ -344,13 +344,13 @@ fn data_of_a_flow_that_cannot_be_summed_is_dropped_with_its_reason() {
         "headers beyond count".into(),
         true,
         extended(&whole(true, 0), &[60; 7]),
-        "hidden_headers",
+        "unparsed_headers",
     ));
     for v6 in [false, true] {
         for (tags, _) in
             TAGS.iter().filter(|(tags, _)| tags.len() > 1 || tags.iter().any(|t| t.0 != 0x8100))
         {
-            let reason = if tags.len() > 2 { "hidden_headers" } else { "vlan_tags" };
+            let reason = if tags.len() > 2 { "unparsed_headers" } else { "vlan_tags" };
             cases.push((format!("{tags:x?}, IPv6: {v6}"), v6, tagged(&whole(v6, 0), tags), reason));
         }
     }

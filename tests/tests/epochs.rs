@@ -56,7 +56,7 @@ fn meanwhile<R: Send>(
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_that_dies_in_mid_job_and_comes_again() {
     let cluster =
-        Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
+        Cluster::start(LabSpec { faulty_links: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
     let lab = cluster.lab();
     let job = JobSpec { timeout: Duration::from_secs(2), ..JobSpec::new("mortal", RANKS) };
     let token = cluster.create_job(&job).unwrap();
@@ -122,7 +122,7 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     });
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(
-            (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+            (&*outcome.mode, outcome.wrong, outcome.fallbacks),
             ("box", 0, 0),
             "rank {rank}: {outcome:?}"
         );

@@ -44,17 +44,17 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
     let mut group =
         cluster.ranks_of(&manager, &JobSpec::new(JOB, 4), &one_on_each_host(4)).unwrap();
     work(&mut group, 1);
-    let stranger = cluster.lab().host(4);
+    let foreign = cluster.lab().host(4);
     let broadcast = |from: u8, psn: u32| {
         let mut frame = FrameSpec::send(from + 1, 99, 7, psn, lanes(psn, 64)).build();
         frame[..6].fill(0xff);
         frame
     };
     let forged: Vec<Vec<u8>> = (0..4)
-        .flat_map(|rank| [arp_claim([10, 0, 0, rank + 1], stranger), broadcast(rank, 1)])
+        .flat_map(|rank| [arp_claim([10, 0, 0, rank + 1], foreign), broadcast(rank, 1)])
         .collect();
     let taps = [5, 2].map(|host| Tap::open(cluster.lab().host(host), Host::INTERFACE).unwrap());
-    let tap = Tap::open(stranger, Host::INTERFACE).unwrap();
+    let tap = Tap::open(foreign, Host::INTERFACE).unwrap();
     forged.iter().for_each(|frame| tap.send(frame).unwrap());
     let own = broadcast(4, 2);
     tap.send(&own).unwrap();
@@ -72,7 +72,7 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
     // The addresses are free again when the job is over.
     drop(group);
     let start = Instant::now();
-    let claim = arp_claim([10, 0, 0, 1], stranger);
+    let claim = arp_claim([10, 0, 0, 1], foreign);
     while tap.send(&claim).is_ok() && taps[0].receive(SECOND / 10, |f| f == claim).is_err() {
         assert!(start.elapsed() < PATIENCE, "a rank's address stays reserved");
     }
@@ -84,10 +84,10 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
 fn the_managers_address_is_nobody_elses_at_any_box() {
     let cluster = fabric(1);
     let manager = cluster.start_manager().unwrap();
-    let stranger = cluster.lab().host(3);
+    let foreign = cluster.lab().host(3);
     let std::net::IpAddr::V4(ip) = cluster.manager().ip() else { panic!("it has IPv4") };
-    let claim = arp_claim(ip.octets(), stranger);
-    let tap = Tap::open(stranger, Host::INTERFACE).unwrap();
+    let claim = arp_claim(ip.octets(), foreign);
+    let tap = Tap::open(foreign, Host::INTERFACE).unwrap();
     let taps = [0, 2].map(|host| Tap::open(cluster.lab().host(host), Host::INTERFACE).unwrap());
     let mut psn = 0;
     let start = Instant::now();
@@ -416,11 +416,12 @@ fn a_job_that_no_boxes_can_sum_is_refused_or_begins_by_itself_when_asked_to() {
     let refused = ranks(&JobSpec::new(JOB, 4)).map(drop).unwrap_err();
     assert!(format!("{refused:#}").contains("is drained: new fan"), "{refused:#}");
 
-    let mut group = ranks(&JobSpec { or_ring: true, ..JobSpec::new("anyway", 4) }).unwrap();
+    let mut group =
+        ranks(&JobSpec { host_ring_fallback: true, ..JobSpec::new("anyway", 4) }).unwrap();
     for seed in 0..5 {
         for outcome in group.all_reduce("f32", 30_000, seed).unwrap() {
             assert_eq!(
-                (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+                (&*outcome.mode, outcome.wrong, outcome.fallbacks),
                 ("ring", 0, 0),
                 "{outcome:?}"
             );
@@ -528,7 +529,7 @@ fn causes(cluster: &Cluster, manager: &Manager) -> String {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends() {
-    let cluster = fabric_of(LabSpec { spines: 2, cables: true, ..LabSpec::default() }, false);
+    let cluster = fabric_of(LabSpec { spines: 2, faulty_links: true, ..LabSpec::default() }, false);
     let (manager, mut group) = at_work(&cluster);
     let last = Pid::from_raw(group.pids().last().unwrap().try_into().unwrap());
     kill(last, Signal::SIGSTOP).unwrap();
@@ -544,12 +545,12 @@ fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends(
     assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
 
     // The ranks' acknowledgements go through the first spine.
-    let cable = cluster.lab().leaf(1).cable(1).unwrap();
-    cable.set(Faults::loss(1.0), Faults::NONE, 1).unwrap();
+    let fault_link = cluster.lab().leaf(1).fault_link(1).unwrap();
+    fault_link.set(Faults::loss(1.0), Faults::NONE, 1).unwrap();
     let files = group.order_all_reduce("i32", 50_000, 2).unwrap();
     std::thread::sleep(SECOND / 2);
     let link = causes(&cluster, &manager);
-    cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
+    fault_link.set(Faults::NONE, Faults::NONE, 1).unwrap();
     println!("{rank}\n{link}");
     assert!(
         link.contains(
@@ -564,27 +565,27 @@ fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends(
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_link_that_carries_one_direction_alone_ends_no_job() {
-    let cluster = fabric_of(LabSpec { spines: 2, cables: true, ..LabSpec::default() }, false);
+    let cluster = fabric_of(LabSpec { spines: 2, faulty_links: true, ..LabSpec::default() }, false);
     let (manager, mut group) = at_work(&cluster);
     let log = || manager.log();
     for (what, up, down) in
         [("up", Faults::loss(1.0), Faults::NONE), ("down", Faults::NONE, Faults::loss(1.0))]
     {
-        let cable = cluster.lab().leaf(1).cable(1).unwrap();
-        cable.set(up, down, 1).unwrap();
+        let link = cluster.lab().leaf(1).fault_link(1).unwrap();
+        link.set(up, down, 1).unwrap();
         let seen =
             work_for(&format!("nothing goes {what} to spine1"), &mut group, log, 10 * SECOND);
         assert!(seen.without > 0, "{seen:?}");
-        cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
+        link.set(Faults::NONE, Faults::NONE, 1).unwrap();
         until_boxes("mended", &mut group, log);
     }
     // All unsummed traffic between the ranks goes through the first spine.
-    let cable = cluster.lab().leaf(1).cable(0).unwrap();
+    let link = cluster.lab().leaf(1).fault_link(0).unwrap();
     let files = group.order_all_reduce("i32", 8_000_000, 1).unwrap();
     std::thread::sleep(SECOND / 8);
-    cable.set(Faults::loss(1.0), Faults::NONE, 1).unwrap();
+    link.set(Faults::loss(1.0), Faults::NONE, 1).unwrap();
     std::thread::sleep(2 * SECOND);
-    cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
+    link.set(Faults::NONE, Faults::NONE, 1).unwrap();
     let outcomes = group.check_all_reduce("i32", 8_000_000, 1, &files).unwrap();
     assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
     let took = outcomes.iter().map(|o| Duration::from_micros(o.micros)).max().unwrap();
@@ -596,7 +597,7 @@ fn a_link_that_carries_one_direction_alone_ends_no_job() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
-    let cluster = fabric_of(LabSpec { spines: 2, cables: true, ..LabSpec::default() }, false);
+    let cluster = fabric_of(LabSpec { spines: 2, faulty_links: true, ..LabSpec::default() }, false);
     let manager = cluster.start_manager_that_finds_links().unwrap();
     let start = Instant::now();
     let up = || {
@@ -616,8 +617,8 @@ fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
     work(&mut group, 1);
     let at_spine1 = || jobs(&cluster, cluster.lab().spec().spine(1));
     assert_eq!(at_spine1(), 1, "{}", manager.log());
-    let cable = cluster.lab().leaf(1).cable(1).unwrap();
-    cable.cut_up(true).unwrap();
+    let link = cluster.lab().leaf(1).fault_link(1).unwrap();
+    link.cut_up(true).unwrap();
     let half = "spine1/rack1 does not hear leaf1/uplink1";
     let start = Instant::now();
     let is_said = || manager.netsum(&cluster, &["fabric", "show"]).unwrap().contains(half);
@@ -627,7 +628,7 @@ fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
     let left = work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes && at_spine1() == 0);
     println!("rings have left: {left:.1?}");
     assert_eq!(manager.log().matches(half).count(), 1, "{}", manager.log());
-    cable.cut_up(false).unwrap();
+    link.cut_up(false).unwrap();
     wait("the link is up again", || up() == 4);
     let back = work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes && at_spine1() == 1);
     println!("rings are back: {back:.1?}");

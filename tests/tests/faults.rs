@@ -6,7 +6,7 @@ use netsum_common::counters::Counter;
 use netsum_common::unmanaged::static_connection;
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, one_on_each_host};
-use netsum_lab::faults::{CableCounts, Fault, Faults, Kind, Nth, WayCounts};
+use netsum_lab::faults::{DirectionCounts, Fault, Faults, Kind, LinkCounts, Nth};
 use netsum_lab::plane::Plane;
 use serde_json::Value;
 
@@ -31,7 +31,8 @@ impl Direction {
 }
 
 fn cluster(ranks: u32) -> Cluster {
-    Cluster::start(LabSpec { mtu: 2300, cables: true, ..LabSpec::hosts(ranks as usize) }).unwrap()
+    Cluster::start(LabSpec { mtu: 2300, faulty_links: true, ..LabSpec::hosts(ranks as usize) })
+        .unwrap()
 }
 
 fn start(cluster: &Cluster, job: &JobSpec) -> Group {
@@ -47,10 +48,10 @@ fn set_faults(cluster: &Cluster, up: Faults, down: Faults, seed: u32) {
 }
 
 /// The counts of all links, up and down.
-fn counts(cluster: &Cluster) -> [WayCounts; 2] {
-    let mut sum = [WayCounts::default(); 2];
+fn counts(cluster: &Cluster) -> [DirectionCounts; 2] {
+    let mut sum = [DirectionCounts::default(); 2];
     for host in cluster.lab().hosts() {
-        let counts = host.cable().unwrap().counts().unwrap();
+        let counts = host.fault_link().unwrap().counts().unwrap();
         for (sum, way) in sum.iter_mut().zip([counts.up, counts.down]) {
             sum.seen += way.seen;
             sum.lost += way.lost;
@@ -85,7 +86,7 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(outcome.mode, "box", "{what}, rank {rank}: {outcome:?}");
         assert!(outcome.verified > 0, "{what}, rank {rank}: {outcome:?}");
-        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "{what}, rank {rank}: {outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fallbacks), (0, 0), "{what}, rank {rank}: {outcome:?}");
     }
 }
 
@@ -95,7 +96,7 @@ const NEVER: [&str; 7] = [
     "internal_error",
     "redirect_failed",
     "steer_failed",
-    "egress_no_slot",
+    "egress_no_route",
     "length_mismatch",
     "inactive_ring",
 ];
@@ -231,7 +232,7 @@ impl<'a> Surgery<'a> {
         &mut self,
         up: Faults,
         down: Faults,
-    ) -> (CableCounts, impl Fn(Counter) -> u64 + use<>) {
+    ) -> (LinkCounts, impl Fn(Counter) -> u64 + use<>) {
         let read = |plane: &Plane<'_>| -> Vec<u64> {
             Counter::ALL.iter().map(|&counter| plane.count(counter).unwrap()).collect()
         };
@@ -245,7 +246,7 @@ impl<'a> Surgery<'a> {
             .all_reduce("i32", Self::LEN, self.seed)
             .unwrap_or_else(|e| panic!("{what}: {e:#}\n{}", self.group.log()));
         assert_box(&outcomes, &what);
-        let counts = host.cable().unwrap().counts().unwrap();
+        let counts = host.fault_link().unwrap().counts().unwrap();
         host.set_faults(Faults::NONE, Faults::NONE, 0).unwrap();
         let after = read(&self.plane);
         let grown = move |counter: Counter| after[counter as usize] - before[counter as usize];
@@ -259,7 +260,7 @@ impl<'a> Surgery<'a> {
 }
 
 fn lossy_lab() -> Cluster {
-    let spec = LabSpec { mtu: 2300, cables: true, ..LabSpec::hosts(Surgery::RANKS as usize) };
+    let spec = LabSpec { mtu: 2300, faulty_links: true, ..LabSpec::hosts(Surgery::RANKS as usize) };
     Cluster::without_daemon(spec).unwrap()
 }
 

@@ -404,7 +404,7 @@ fn what_the_box_sends_for_a_held_sum_begins_as_it_must() {
     for spec in &specs {
         bench.aggregate(&spec.build()).unwrap();
     }
-    assert_eq!(counted(&bench, Counter::Held), 1);
+    assert_eq!(counted(&bench, Counter::HeldBack), 1);
     let frame = specs[0].build();
     let mut words = [0; 13];
     for (word, bytes) in words.iter_mut().zip(frame.as_chunks().0) {

@@ -16,8 +16,8 @@ use netsum_lab::tap::Tap;
 use netsum_lab::{Host, LabSpec};
 use serde_json::Value;
 
-fn cluster(ranks: usize, cables: bool) -> Cluster {
-    Cluster::start(LabSpec { mtu: 2300, cables, ..LabSpec::hosts(ranks) }).unwrap()
+fn cluster(ranks: usize, faulty_links: bool) -> Cluster {
+    Cluster::start(LabSpec { mtu: 2300, faulty_links, ..LabSpec::hosts(ranks) }).unwrap()
 }
 
 fn assert_sums(got: &[Got], messages: u32) {
@@ -127,7 +127,7 @@ fn a_first_packet_may_be_lost_doubled_late_or_spoilt() {
                 assert_sums(&got, 12);
                 for host in &cluster.lab().hosts()[faulty.clone()] {
                     assert!(
-                        host.cable().unwrap().counts().unwrap().up.of(what) > 0,
+                        host.fault_link().unwrap().counts().unwrap().up.of(what) > 0,
                         "{what:?} did not happen"
                     );
                 }
@@ -158,7 +158,11 @@ fn set_up_and_sums_survive_faults_of_all_kinds_everywhere() {
     }
     assert_sums(&app.run_all(&hosts, Connections::new(1), 60).unwrap(), 60);
     assert!(
-        cluster.lab().hosts().iter().all(|h| h.cable().unwrap().counts().unwrap().up.faults() > 0)
+        cluster
+            .lab()
+            .hosts()
+            .iter()
+            .all(|h| h.fault_link().unwrap().counts().unwrap().up.faults() > 0)
     );
 }
 
@@ -368,21 +372,21 @@ fn contradictions_fail_the_job_with_the_reason_until_they_are_mended() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
-    const STRANGER: usize = 3;
-    let cluster = cluster(STRANGER + 1, false);
+    const FOREIGN: usize = 3;
+    let cluster = cluster(FOREIGN + 1, false);
     let hosts = Hosts::of(cluster.lab());
     let app = InBandRing::create(&cluster, 3).unwrap();
-    let stranger = Tap::open(cluster.lab().host(STRANGER), Host::INTERFACE).unwrap();
+    let foreign = Tap::open(cluster.lab().host(FOREIGN), Host::INTERFACE).unwrap();
     let theirs = Connections::new(9);
     // Claims for all ranks, in the foreign host's own name and in the ranks' names.
     let claims: Vec<Vec<u8>> = (0..3)
         .flat_map(|rank| {
             let forged = first_packet(&app, theirs, rank, |_| ());
             let recorded = first_packet(&app, Connections::new(1), rank, |_| ());
-            [from_host(forged.clone(), STRANGER as u8), forged, recorded].map(|spec| spec.build())
+            [from_host(forged.clone(), FOREIGN as u8), forged, recorded].map(|spec| spec.build())
         })
         .collect();
-    let attack = || claims.iter().for_each(|frame| stranger.send(frame).unwrap());
+    let attack = || claims.iter().for_each(|frame| foreign.send(frame).unwrap());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let two = scope.spawn(|| {
@@ -396,7 +400,7 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
             (1, "rank 0 of ring 0, 10.0.0.1 behind port3: 10.0.0.1 waits as this rank already"),
             (3, "rank 1 of ring 0, 10.0.0.4 behind port3: 10.0.0.2 waits as this rank already"),
         ] {
-            stranger.send(&claims[claim]).unwrap();
+            foreign.send(&claims[claim]).unwrap();
             wait_for(&cluster, words, |job| has_refused(job, words));
         }
         let job = cluster.netsum_json(&["job", "show", "app"]).unwrap();
@@ -441,7 +445,7 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
     other.token = token_of(&name);
     let before = cluster.counter(None, "spoofed").unwrap();
     for rank in 0..2 {
-        stranger.send(&first_packet(&other, theirs, rank, |_| ()).build()).unwrap();
+        foreign.send(&first_packet(&other, theirs, rank, |_| ()).build()).unwrap();
     }
     let start = Instant::now();
     while cluster.counter(None, "spoofed").unwrap() < before + 2 {

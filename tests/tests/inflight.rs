@@ -33,7 +33,7 @@ fn start(cluster: &Cluster, job: &JobSpec) -> Group {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn mixed_sizes_and_types_in_flight_with_and_without_loss() {
     let cluster =
-        Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
+        Cluster::start(LabSpec { faulty_links: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
     let mut group = start(&cluster, &JobSpec { rings: 2, ..JobSpec::new("flight", RANKS) });
     let mut check = |seed| {
         let outcomes = group.in_flight(&OPERATIONS, seed).unwrap_or_else(|e| {
@@ -41,7 +41,7 @@ fn mixed_sizes_and_types_in_flight_with_and_without_loss() {
         });
         for (rank, o) in outcomes.iter().enumerate() {
             assert_eq!(
-                (&*o.mode, o.wrong, o.fall_backs),
+                (&*o.mode, o.wrong, o.fallbacks),
                 ("box", 0, 0),
                 "seed {seed}, rank {rank}: {o:?}"
             );

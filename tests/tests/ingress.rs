@@ -7,7 +7,7 @@ use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::serial::{self, Qpn};
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
-use netsum_common::wire::{Opcode, mark};
+use netsum_common::wire::{Opcode, group_mark};
 use netsum_core::plane::FlowSpec;
 use netsum_dataplane::DataPlane;
 use netsum_lab::cpu::Pinned;
@@ -133,7 +133,7 @@ fn data_of_an_ended_jobs_flow_is_dropped_until_it_is_forgotten_or_registered() {
     assert_eq!(
         bench.run("ingress", &data.build()).unwrap().action,
         PASS,
-        "a stranger like any other"
+        "an unknown flow like any other"
     );
     assert_eq!(bench.plane.ended_flows().unwrap().len(), 1);
 }
@@ -266,15 +266,15 @@ fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
 fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
     let spec = ring(2, 256, 8);
     let mut flows: Vec<FlowSpec> = (0..2).map(|rank| flow(&spec, rank, false)).collect();
-    flows[0].mark = mark(4);
+    flows[0].group_mark = group_mark(4);
     let mut bench = Bench::with_flows(spec, flows).unwrap();
     let first = bench.run("ingress", &fragment(0, 2, GAP_PSN_AHEAD, lanes(9, 64)).build()).unwrap();
     assert_eq!(first.action, REDIRECT, "nothing has come that another box could have moved");
     // The total of another box is expected, so a single rank's contribution and the sum of fewer
     // ranks are refused.
     let mut contribution = fragment(0, 2, 0, lanes(9, 64));
-    for (carried, refused) in [(0, 1), (mark(2), 2), (mark(4), 2)] {
-        contribution.bth.ecn = carried;
+    for (carried, refused) in [(0, 1), (group_mark(2), 2), (group_mark(4), 2)] {
+        contribution.bth.flags = carried;
         assert_eq!(bench.aggregate(&contribution.build()).unwrap().action, DROP);
         let counters = bench.counters().unwrap();
         assert!(counters.contains(&(Counter::TotalUnexpected, refused)), "{carried}: {counters:?}");
@@ -299,7 +299,7 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
         assert_eq!(bench.run("ingress", &at(0, by)).unwrap().action, REDIRECT, "{by:#x}");
     }
     let counters = bench.counters().unwrap();
-    assert!(counters.contains(&(Counter::Moved, 3)), "{counters:?}");
+    assert!(counters.contains(&(Counter::ShiftedPsn, 3)), "{counters:?}");
     assert!(counters.contains(&(Counter::TotalUnexpected, 2)), "{counters:?}");
 }
 
@@ -319,27 +319,26 @@ fn an_address_of_a_rank_passes_on_its_own_port_alone() {
         counters.iter().find(|(c, _)| *c == Counter::Spoofed).map_or(0, |(_, count)| *count)
     };
     let mut bench = Bench::with_flows(spec.clone(), flows(LOOPBACK, false)).unwrap();
-    let (rank, stranger) = (host(0), 77);
+    let (rank, foreign) = (host(0), 77);
     let other = |v6: bool, from: u8, mac: u8| {
         let mut spec = FrameSpec::send(from, host(1), 0x77, 5, lanes(0, 8));
         spec.macs.1[5] = mac;
         if v6 { spec.v6() } else { spec }
     };
     let tcp = |v6: bool| {
-        let mut frame = other(v6, rank, stranger).build();
+        let mut frame = other(v6, rank, foreign).build();
         frame[if v6 { 20 } else { 23 }] = 6;
         frame
     };
     let arp = |ip: u8| {
-        let mut frame = [[0xff; 6], [2, 0, 0, 0, 0, stranger]].concat();
-        frame
-            .extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2, 2, 0, 0, 0, 0, stranger, 10, 0, 0, ip]);
+        let mut frame = [[0xff; 6], [2, 0, 0, 0, 0, foreign]].concat();
+        frame.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2, 2, 0, 0, 0, 0, foreign, 10, 0, 0, ip]);
         frame.resize(60, 0);
         frame
     };
     // A neighbour advertisement, sent from its own address for another host's address.
     let advertisement = |target: u8| {
-        let mut frame = other(true, stranger, stranger).build();
+        let mut frame = other(true, foreign, foreign).build();
         frame[20] = 58;
         frame[54..62].copy_from_slice(&[136, 0, 0, 0, 0x60, 0, 0, 0]);
         frame[62..78].copy_from_slice(&[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, target]);
@@ -347,24 +346,24 @@ fn an_address_of_a_rank_passes_on_its_own_port_alone() {
     };
     let mut ack = other(false, rank, rank);
     ack.bth.opcode = Opcode::ACK;
-    let mut tagged = other(false, rank, stranger);
+    let mut tagged = other(false, rank, foreign);
     tagged.vlan = Some(7);
-    let mut options = other(false, rank, stranger).build();
+    let mut options = other(false, rank, foreign).build();
     options[14] = 0x46;
     let cases: [(&str, bool, Vec<u8>, bool); 14] = [
         ("ACK", false, ack.build(), false),
-        ("IP", false, other(false, rank, stranger).build(), false),
-        ("MAC", false, other(false, stranger, rank).build(), false),
+        ("IP", false, other(false, rank, foreign).build(), false),
+        ("MAC", false, other(false, foreign, rank).build(), false),
         ("IP behind a tag", false, tagged.build(), false),
         ("IP with options", false, options, false),
         ("TCP", false, tcp(false), false),
         ("ARP", false, arp(rank), false),
-        ("IPv6", true, other(true, rank, stranger).build(), false),
+        ("IPv6", true, other(true, rank, foreign).build(), false),
         ("TCP over IPv6", true, tcp(true), false),
         ("neighbour advertisement", true, advertisement(rank), false),
-        ("a stranger", false, other(false, stranger, stranger).build(), true),
-        ("a stranger's ARP", false, arp(stranger), true),
-        ("a stranger's advertisement", true, advertisement(stranger), true),
+        ("a foreign host", false, other(false, foreign, foreign).build(), true),
+        ("a foreign host's ARP", false, arp(foreign), true),
+        ("a foreign host's advertisement", true, advertisement(foreign), true),
         ("a stub of a frame", false, vec![2; 14], true),
     ];
     for (what, v6, packet, passes) in cases {
@@ -464,7 +463,7 @@ fn behind_ingress_a_guard_drops_what_must_not_pass() {
     assert!(!passes(&forged), "an acknowledgement with the address of a rank behind another port");
     bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[LOOPBACK]).unwrap();
     assert!(!bench.guard(&moved(GAP_PSN_AHEAD).build(), 1).unwrap().0, "its job has ended");
-    let dropped = |ring| bench.plane.counters(ring).unwrap()[Counter::PastIngress as usize];
+    let dropped = |ring| bench.plane.counters(ring).unwrap()[Counter::BypassedIngress as usize];
     assert_eq!((dropped(RingNumber(1)), dropped(RingNumber::NONE)), (16, 1));
 }
 

@@ -43,7 +43,7 @@ fn wait_for_ports(cluster: &Cluster, expected: &[&str]) {
 fn sum(group: &mut Group) {
     for outcome in group.all_reduce("i32", 50_000, 1).unwrap() {
         assert_eq!(
-            (outcome.mode.as_str(), outcome.fall_backs, outcome.wrong),
+            (outcome.mode.as_str(), outcome.fallbacks, outcome.wrong),
             ("box", 0, 0),
             "{outcome:?}"
         );

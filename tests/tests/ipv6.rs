@@ -32,7 +32,7 @@ fn a_network_without_ipv4() {
     for dtype in ["i32", "f32"] {
         for outcome in group.all_reduce(dtype, 100_000, 6).unwrap() {
             assert_eq!(
-                (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+                (&*outcome.mode, outcome.wrong, outcome.fallbacks),
                 ("box", 0, 0),
                 "{outcome:?}"
             );

@@ -10,7 +10,7 @@ use netsum_lab::lab::{BoxNode, tear_down};
 use netsum_lab::netns::{RUN_NETNS, output};
 use netsum_lab::process::Running;
 use netsum_lab::traffic::{ping, tcp_transfer};
-use netsum_lab::{Lab, LabSpec, Rate, janitor};
+use netsum_lab::{Lab, LabSpec, Rate, cleaner};
 use nix::sys::signal::Signal;
 
 use crate::parents::sent;
@@ -150,7 +150,7 @@ fn a_lab_whose_owner_and_janitor_are_gone_is_removed_by_the_next() {
     // No process has such a large id: the kernel's limit is 2^22.
     let name = "ns99999999-7";
     let lab = Lab::new(LabSpec { name: Some(name.to_owned()), ..LabSpec::hosts(1) }).unwrap();
-    assert_eq!(janitor::owner(name), Some(99_999_999));
+    assert_eq!(cleaner::owner(name), Some(99_999_999));
     lab.keep();
     assert_eq!(namespaces(name).len(), 2);
     drop(Lab::new(LabSpec::hosts(1)).unwrap());

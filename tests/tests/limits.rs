@@ -20,7 +20,7 @@ fn works(cluster: &Cluster) {
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
     for outcome in group.all_reduce("i32", 50_000, 1).unwrap() {
         assert_eq!(
-            (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+            (&*outcome.mode, outcome.wrong, outcome.fallbacks),
             ("box", 0, 0),
             "{outcome:?}"
         );

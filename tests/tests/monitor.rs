@@ -73,7 +73,7 @@ struct Watched {
 
 impl Watched {
     fn start() -> Self {
-        let spec = LabSpec { cables: true, ips_per_host: 4, ..LabSpec::hosts(4) };
+        let spec = LabSpec { faulty_links: true, ips_per_host: 4, ..LabSpec::hosts(4) };
         let mut cluster = Cluster::without_daemon(spec).unwrap();
         // In a new namespace the loopback interface is down.
         cluster.lab().box_().set_link("lo", true).unwrap();

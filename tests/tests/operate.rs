@@ -341,7 +341,7 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     let mut group = cluster.ranks(&train, &token, &one_on_each_host(2)).unwrap();
     let sums = |group: &mut Group| {
         for outcome in group.all_reduce("i32", 50_000, 1).unwrap() {
-            assert_eq!((outcome.mode.as_str(), outcome.fall_backs), ("box", 0), "{outcome:?}");
+            assert_eq!((outcome.mode.as_str(), outcome.fallbacks), ("box", 0), "{outcome:?}");
         }
     };
     sums(&mut group);
@@ -391,7 +391,7 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
         output(cluster.lab().box_().command("ip").args(["link", "show"]).args(which)).unwrap()
     };
     assert!(links(&cluster, &[&late_port]).contains("prog/xdp"));
-    cluster.netsum(&["job", "delete", "--gone", "late"]).unwrap();
+    cluster.netsum(&["job", "delete", "--forget-connections", "late"]).unwrap();
     wait_until(&cluster, "nothing is kept out", || !links(&cluster, &[&late_port]).contains("xdp"));
     sums(&mut group);
     // This daemon has pinned nothing, so nothing outlives it.

@@ -129,7 +129,7 @@ fn a_rank_whose_packets_come_in_by_another_card_is_named() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_of_a_running_job_test_their_path_again() {
-    let cluster = Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(3) }).unwrap();
+    let cluster = Cluster::start(LabSpec { faulty_links: true, ..LabSpec::hosts(3) }).unwrap();
     let job = JobSpec::new("running", 3);
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(3)).unwrap();

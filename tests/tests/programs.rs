@@ -5,7 +5,7 @@ use aya::util::nr_cpus;
 use netsum_common::abi::{ReleaseTag, RingNumber, maps, ring_flags};
 use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
-use netsum_common::wire::{self, Opcode, TOTAL, mark};
+use netsum_common::wire::{self, Opcode, TOTAL, group_mark};
 use netsum_common::{icrc, serial};
 use netsum_core::plane::FlowSpec;
 use netsum_dataplane::DataPlane;
@@ -229,7 +229,8 @@ fn results_leave_in_order_and_gaps_make_the_receiver_nak() {
     }
     let counters = bench.counters().unwrap();
     assert!(
-        counters.contains(&(Counter::Held, 3)) && counters.contains(&(Counter::OutOfSequence, 3))
+        counters.contains(&(Counter::HeldBack, 3))
+            && counters.contains(&(Counter::OutOfSequence, 3))
     );
     // Rank 0 goes back: each of its packets carries a released sum.
     bench
@@ -294,25 +295,26 @@ fn stale_retransmissions_pass_and_credit_violations_do_not() {
 #[ignore = "needs root and BPF"]
 fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
     let mut spec = ring(3, 256, 8);
-    spec.config.flags = ring_flags::UPLINK | u32::from(mark(2)) << ring_flags::MARK_SHIFT;
+    spec.config.flags =
+        ring_flags::UPLINK | u32::from(group_mark(2)) << ring_flags::GROUP_MARK_SHIFT;
     let mut flows: Vec<FlowSpec> = (0..3).map(|rank| flow(&spec, rank, false)).collect();
-    flows[2].mark = TOTAL;
+    flows[2].group_mark = TOTAL;
     let mut bench = Bench::with_flows(spec, flows).unwrap();
     let data = |rank| fragment(rank, 3, 0, lanes(rank, 64)).build();
-    let said = |packet: &[u8]| wire::parse(packet).unwrap().bth.ecn;
+    let said = |packet: &[u8]| wire::parse(packet).unwrap().bth.flags;
     assert_eq!(bench.aggregate(&data(0)).unwrap().action, DROP);
     let first = bench.aggregate(&data(1)).unwrap();
-    assert_eq!(said(&bench.egress(&first.packet).unwrap().packet), mark(2));
+    assert_eq!(said(&bench.egress(&first.packet).unwrap().packet), group_mark(2));
     let again = bench.aggregate(&data(1)).unwrap();
     let mut total = fragment(2, 3, 0, lanes(9, 64));
-    total.bth.ecn = TOTAL;
+    total.bth.flags = TOTAL;
     assert_eq!(bench.aggregate(&total.build()).unwrap().action, REDIRECT);
     // The packet would carry the partial sum under the total's ICRC and mark, and only the ICRC
     // would reveal that.
     assert_eq!(bench.egress(&again.packet).unwrap().action, DROP);
     let again = bench.aggregate(&data(1)).unwrap();
     let up = bench.egress(&again.packet).unwrap();
-    assert_eq!((up.action, said(&up.packet)), (PASS, mark(2) | TOTAL));
+    assert_eq!((up.action, said(&up.packet)), (PASS, group_mark(2) | TOTAL));
 }
 
 #[test]
@@ -337,7 +339,7 @@ fn a_replay_that_waits_while_its_slot_is_taken_does_not_leave_as_a_later_fragmen
         "it would be taken for the sum of fragment 2: {:02x?}",
         before.packet
     );
-    assert!(bench.counters().unwrap().contains(&(Counter::EgressNoSlot, 1)));
+    assert!(bench.counters().unwrap().contains(&(Counter::EgressNoRoute, 1)));
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
     let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
     let token = cluster.create_job(&JobSpec::new("loops", 4)).unwrap();
     let mut ranks: Vec<Running> =
-        (0..4).map(|rank| start(&cluster, "renews", rank, 4, "loops", &token)).collect();
+        (0..4).map(|rank| start(&cluster, "reconnects", rank, 4, "loops", &token)).collect();
     for _ in 0..3 {
         for rank in &mut ranks {
             let line =
@@ -91,7 +91,7 @@ fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
     }
     for rank in ranks {
         let said = rank.success(PATIENCE).unwrap();
-        assert!(said.contains("renewed"), "{said}");
+        assert!(said.contains("reconnected"), "{said}");
     }
 }
 
@@ -127,7 +127,7 @@ fn who_waits_while_ranks_connect_anew_is_in_time_and_hears_ctrl_c() {
     ranks.iter_mut().for_each(|rank| rank.say("go on").unwrap());
     for rank in ranks {
         let said = rank.success(PATIENCE).unwrap();
-        assert!(said.contains("renewed"), "{said}");
+        assert!(said.contains("reconnected"), "{said}");
     }
 }
 

@@ -78,7 +78,7 @@ fn of_four_ranks_on_a_machine_one_copy_leaves_it() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn one_percent_loss_in_each_direction() {
-    let spec = LabSpec { racks: 2, mtu: 2300, cables: true, ..LabSpec::hosts(4) };
+    let spec = LabSpec { racks: 2, mtu: 2300, faulty_links: true, ..LabSpec::hosts(4) };
     let cluster = Cluster::without_daemon(spec).unwrap();
     let job = JobSpec::new("lossy", 4);
     let boxes = Racks::new(cluster.lab(), &job, false).unwrap();
@@ -99,7 +99,7 @@ fn one_percent_loss_in_each_direction() {
             );
         }
     }
-    assert!(boxes.count(boxes.spine(), Counter::Moved).unwrap() > 0, "{}", boxes.counted());
+    assert!(boxes.count(boxes.spine(), Counter::ShiftedPsn).unwrap() > 0, "{}", boxes.counted());
 }
 
 /// One percent of the packets is lost in each direction, on hosts' links and uplinks alike. Every
@@ -107,7 +107,8 @@ fn one_percent_loss_in_each_direction() {
 fn all_reduce_with_losses(spec: LabSpec, len: usize) -> (Cluster, Racks) {
     let ranks = spec.hosts as u32;
     let what = format!("{} racks, {} pods", spec.racks, spec.pods);
-    let cluster = Cluster::without_daemon(LabSpec { mtu: 2300, cables: true, ..spec }).unwrap();
+    let cluster =
+        Cluster::without_daemon(LabSpec { mtu: 2300, faulty_links: true, ..spec }).unwrap();
     let lab = cluster.lab();
     let job = JobSpec::new("lossy", ranks);
     let boxes = Racks::new(lab, &job, false).unwrap();
@@ -131,7 +132,7 @@ fn all_reduce_with_losses(spec: LabSpec, len: usize) -> (Cluster, Racks) {
         }
     }
     for below in lab.spec().below() {
-        let counts = lab.leaf(below).cable(0).unwrap().counts().unwrap();
+        let counts = lab.leaf(below).fault_link(0).unwrap().counts().unwrap();
         assert!(counts.up.lost > 0 && counts.down.lost > 0, "{what}, uplink {below}: {counts:?}");
     }
     (cluster, boxes)
@@ -146,7 +147,7 @@ fn four_racks_of_four_with_loss_on_all_links_and_one_copy_of_a_rack_goes_up() {
     for rack in 0..4 {
         let fragments = count(rack, Counter::Released);
         assert_eq!(count(rack, Counter::Partials), fragments, "rack {rack}\n{}", boxes.counted());
-        let again = count(rack, Counter::SentUpAgain) as f64 / fragments as f64;
+        let again = count(rack, Counter::PartialResent) as f64 / fragments as f64;
         println!("rack {rack}: {:.2} copies go up", 1.0 + again);
     }
 }
@@ -198,8 +199,8 @@ fn all_reduce(spec: LabSpec, v6: bool, loss: f64, len: usize) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn racks_over_ipv6() {
-    for (cables, loss) in [(false, 0.0), (true, 0.01)] {
-        let spec = LabSpec { racks: 2, mtu: 2300, ipv6: true, cables, ..LabSpec::hosts(4) };
+    for (faulty_links, loss) in [(false, 0.0), (true, 0.01)] {
+        let spec = LabSpec { racks: 2, mtu: 2300, ipv6: true, faulty_links, ..LabSpec::hosts(4) };
         all_reduce(spec, true, loss, 100_000);
     }
 }
@@ -218,8 +219,14 @@ fn racks_in_a_vlan() {
         (&[1, 2], false),
     ] {
         let tagged = tagged.to_vec();
-        let spec =
-            LabSpec { racks: 2, mtu: 2300, ipv6: true, tagged, cables: v6, ..LabSpec::hosts(4) };
+        let spec = LabSpec {
+            racks: 2,
+            mtu: 2300,
+            ipv6: true,
+            tagged,
+            faulty_links: v6,
+            ..LabSpec::hosts(4)
+        };
         all_reduce(spec, v6, if v6 { 0.02 } else { 0.0 }, 30_000);
     }
 }
@@ -344,7 +351,7 @@ fn by_hand(spec: LabSpec) -> Cluster {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn boxes_are_joined_by_hand_without_a_manager() {
-    let cluster = by_hand(LabSpec { racks: 2, mtu: 2300, cables: true, ..LabSpec::hosts(4) });
+    let cluster = by_hand(LabSpec { racks: 2, mtu: 2300, faulty_links: true, ..LabSpec::hosts(4) });
     for (operation, loss) in [
         (Operation::Send, 0.0),
         (Operation::Write, 0.0),

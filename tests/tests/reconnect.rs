@@ -42,7 +42,7 @@ fn start_daemon(cluster: &mut Cluster, heartbeat: Duration) {
     cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
 }
 
-fn ask_to_renew(cluster: &Cluster) {
+fn ask_to_reconnect(cluster: &Cluster) {
     cluster.netsum(&["job", "reconnect", JOB]).unwrap();
 }
 
@@ -57,7 +57,7 @@ fn work(group: &mut Group, seed: u64) -> Vec<Outcome> {
         all = group.all_reduce(dtype, len, seed).unwrap();
         for (rank, o) in all.iter().enumerate() {
             assert_eq!(
-                (&*o.mode, o.wrong, o.fall_backs),
+                (&*o.mode, o.wrong, o.fallbacks),
                 ("box", 0, 0),
                 "rank {rank}: {o:?}\n{}",
                 group.log()
@@ -68,15 +68,15 @@ fn work(group: &mut Group, seed: u64) -> Vec<Outcome> {
 }
 
 /// Works until the ranks have reconnected for the n-th time.
-fn work_until(cluster: &Cluster, group: &mut Group, renewals: u64) {
+fn work_until(cluster: &Cluster, group: &mut Group, reconnects: u64) {
     let begun = Instant::now();
     for seed in 0.. {
-        if work(group, seed).iter().all(|o| o.reconnects == renewals) {
+        if work(group, seed).iter().all(|o| o.reconnects == reconnects) {
             break;
         }
         assert!(begun.elapsed() < PATIENCE, "{}\n{}", group.log(), cluster.daemon_log());
     }
-    assert_eq!(epoch(cluster), renewals + 1);
+    assert_eq!(epoch(cluster), reconnects + 1);
 }
 
 #[test]
@@ -96,9 +96,9 @@ fn a_rank_that_is_stopped_between_two_operations_ends_nothing() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
     let (cluster, mut group) = start(10 * SECOND);
-    for renewals in 1..=3 {
-        ask_to_renew(&cluster);
-        work_until(&cluster, &mut group, renewals);
+    for reconnects in 1..=3 {
+        ask_to_reconnect(&cluster);
+        work_until(&cluster, &mut group, reconnects);
     }
     group
         .log()
@@ -135,13 +135,13 @@ fn ranks_connect_anew_while_operations_are_in_flight() {
         ("f32", 1),
     ];
     let (cluster, mut group) = start(10 * SECOND);
-    ask_to_renew(&cluster);
+    ask_to_reconnect(&cluster);
     let (begun, mut after) = (Instant::now(), 0);
     // A few more over the new connections.
     for seed in 0.. {
         let outcomes = group.in_flight(&OPERATIONS, 100 * seed).unwrap();
         for (rank, o) in outcomes.iter().enumerate() {
-            assert_eq!((&*o.mode, o.wrong, o.fall_backs), ("box", 0, 0), "rank {rank}: {o:?}");
+            assert_eq!((&*o.mode, o.wrong, o.fallbacks), ("box", 0, 0), "rank {rank}: {o:?}");
             assert!(after == 0 || o.reconnects == 1, "rank {rank}: {o:?}");
         }
         after += u32::from(outcomes.iter().all(|o| o.reconnects == 1));
@@ -157,11 +157,11 @@ fn ranks_connect_anew_while_operations_are_in_flight() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_reconnect_after_a_daemon_was_killed_before_they_had() {
     let (mut cluster, mut group) = start(10 * SECOND);
-    ask_to_renew(&cluster);
+    ask_to_reconnect(&cluster);
     cluster.kill_daemon().unwrap();
     start_daemon(&mut cluster, 5 * SECOND);
     work_until(&cluster, &mut group, 1);
-    ask_to_renew(&cluster);
+    ask_to_reconnect(&cluster);
     // Rank 0 learns of it.
     std::thread::sleep(SECOND / 2);
     let files = group.order_all_reduce("i32", 50_000, 3).unwrap();
@@ -187,7 +187,7 @@ fn a_rank_that_dies_while_all_connect_anew_is_named() {
 /// A rank dies this long after the start of the operation with which the ranks reconnect.
 fn dies_after(delay: Duration) {
     let (cluster, mut group) = start(2 * SECOND);
-    ask_to_renew(&cluster);
+    ask_to_reconnect(&cluster);
     std::thread::sleep(SECOND / 2);
     group.order_all_reduce("i32", 1000, 3).unwrap();
     std::thread::sleep(delay);
@@ -214,7 +214,7 @@ fn dies_after(delay: Duration) {
 /// moment.
 fn joined_in_vain() -> (Cluster, Group) {
     let (mut cluster, mut group) = start(2 * SECOND);
-    ask_to_renew(&cluster);
+    ask_to_reconnect(&cluster);
     // Rank 0 learns of it.
     std::thread::sleep(SECOND / 2);
     let files = std::thread::scope(|s| {
@@ -357,7 +357,7 @@ fn a_program_that_somebody_detaches_is_attached_again_and_the_ranks_notice_nothi
         group.log()
     );
     println!("summed after {:.2?}", off.elapsed());
-    assert!(cluster.counter(Some(JOB), "past_ingress").unwrap() > 0);
+    assert!(cluster.counter(Some(JOB), "bypassed_ingress").unwrap() > 0);
     let log = cluster.daemon_log();
     assert_eq!(
         log.matches(&format!("port {port}: somebody has detached the program")).count(),
@@ -400,7 +400,7 @@ fn back_on_the_box(cluster: &Cluster, group: &mut Group, times: u64, since: Inst
     go_on(cluster, group, |outcomes| {
         more += 1;
         for o in outcomes {
-            assert_eq!((&*o.mode, o.fall_backs, o.reconnects), ("box", times, times), "{o:?}");
+            assert_eq!((&*o.mode, o.fallbacks, o.reconnects), ("box", times, times), "{o:?}");
         }
         more == 30
     });

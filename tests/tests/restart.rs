@@ -31,7 +31,7 @@ fn start(cluster: &Cluster, job: &JobSpec) -> Group {
 
 fn assert_box(outcomes: &[Outcome]) {
     for (rank, o) in outcomes.iter().enumerate() {
-        assert_eq!((o.mode.as_str(), o.wrong, o.fall_backs), ("box", 0, 0), "rank {rank}: {o:?}");
+        assert_eq!((o.mode.as_str(), o.wrong, o.fallbacks), ("box", 0, 0), "rank {rank}: {o:?}");
     }
 }
 
@@ -108,7 +108,7 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
     }
 
     // A regular end leaves nothing behind, once the ranks that did not leave are known to be gone.
-    cluster.netsum(&["job", "delete", "--gone", "train"]).unwrap();
+    cluster.netsum(&["job", "delete", "--forget-connections", "train"]).unwrap();
     cluster.stop_daemon().unwrap();
     assert!(!cluster.pins().exists() && !cluster.state_file().exists());
     assert_eq!(xdp_ports(&cluster), 0);

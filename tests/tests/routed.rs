@@ -29,7 +29,7 @@ fn racks_sum_over_a_spine_that_routes() {
     for (seed, dtype) in [(1, "i32"), (2, "f32")] {
         let outcomes = group.all_reduce(dtype, 100_000, seed).unwrap();
         assert!(
-            outcomes.iter().all(|o| (&*o.mode, o.wrong, o.fall_backs) == ("box", 0, 0)),
+            outcomes.iter().all(|o| (&*o.mode, o.wrong, o.fallbacks) == ("box", 0, 0)),
             "{outcomes:?}\n{}\n{}",
             group.log(),
             cluster.daemon_log()
@@ -56,7 +56,7 @@ fn racks_sum_over_a_spine_that_routes() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn routed_racks_with_loss_over_ipv4_and_ipv6() {
     for v6 in [false, true] {
-        let cluster = fabric(LabSpec { racks: 2, cables: true, ..LabSpec::hosts(6) });
+        let cluster = fabric(LabSpec { racks: 2, faulty_links: true, ..LabSpec::hosts(6) });
         let lab = cluster.lab();
         for host in lab.hosts() {
             host.set_faults(Faults::loss(0.01), Faults::loss(0.01), host.number() as u32).unwrap();

@@ -15,19 +15,19 @@ use netsum_lab::{Host, LabSpec};
 const SECOND: Duration = Duration::from_secs(1);
 /// Host 0 is the router. Hosts 1 and 2 are at the bridge like the router, host 3 is a foreign host
 /// there, and hosts 4 and 5 are behind the router.
-const STRANGER: usize = 3;
+const FOREIGN: usize = 3;
 const PLACES: [RankHost; 4] = [(4, 0), (1, 0), (5, 0), (2, 0)];
 const ROUTER: &str = "02:00:00:00:00:01";
 
-fn cluster(cables: bool) -> Cluster {
-    let spec = LabSpec { mtu: 2300, ipv6: true, routed: 2, cables, ..LabSpec::hosts(4) };
+fn cluster(faulty_links: bool) -> Cluster {
+    let spec = LabSpec { mtu: 2300, ipv6: true, routed: 2, faulty_links, ..LabSpec::hosts(4) };
     Cluster::start(spec).unwrap()
 }
 
 fn assert_box(outcomes: &[Outcome], what: &str) {
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(outcome.mode, "box", "{what}, rank {rank}: {outcome:?}");
-        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "{what}, rank {rank}: {outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fallbacks), (0, 0), "{what}, rank {rank}: {outcome:?}");
     }
 }
 
@@ -109,13 +109,13 @@ fn the_gateway_of_a_box_that_routes_is_kept_for_its_port() {
     let forward = || std::fs::write("/proc/sys/net/ipv4/ip_forward", "1");
     cluster.lab().box_().enter(forward).unwrap();
     cluster.start_daemon().unwrap();
-    let [stranger, router] = [STRANGER, 0].map(|host| cluster.lab().host(host));
+    let [foreign, router] = [FOREIGN, 0].map(|host| cluster.lab().host(host));
     let target = Tap::open(cluster.lab().host(1), Host::INTERFACE).unwrap();
-    let [theirs, own] = [stranger, router]
+    let [theirs, own] = [foreign, router]
         .map(|host| (Tap::open(host, Host::INTERFACE).unwrap(), arp_claim([10, 0, 0, 1], host)));
     let arrives = |(tap, claim): &(Tap, Vec<u8>), psn| {
         tap.send(claim).unwrap();
-        let mut last = FrameSpec::send(STRANGER as u8 + 1, 1, 0x77, psn, lanes(1, 64)).build();
+        let mut last = FrameSpec::send(FOREIGN as u8 + 1, 1, 0x77, psn, lanes(1, 64)).build();
         last[..6].fill(0xff);
         theirs.0.send(&last).unwrap();
         let seen = target.receive(5 * SECOND, |f| f == claim || f == last).unwrap();
@@ -144,7 +144,7 @@ fn routed_ranks_with_loss_both_ways() {
     for dtype in ["i32", "f32"] {
         assert_box(&group.all_reduce(dtype, 200_000, 6).unwrap(), dtype);
     }
-    let lost = cluster.lab().host(0).cable().unwrap().counts().unwrap();
+    let lost = cluster.lab().host(0).fault_link().unwrap().counts().unwrap();
     assert!(lost.up.lost > 0 && lost.down.lost > 0, "{lost:?}");
 }
 
@@ -197,7 +197,7 @@ fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
         let spec = FrameSpec::send(from + 1, 2, qpn(0), 0, lanes(9, 256));
         FrameSpec { macs: (mac(1), source), src: vec![10, net, 0, from + 1], ..spec }
     };
-    let stranger = Tap::open(lab.host(STRANGER), Host::INTERFACE).unwrap();
+    let foreign = Tap::open(lab.host(FOREIGN), Host::INTERFACE).unwrap();
     let send = |tap: &Tap, spec: FrameSpec| tap.send(&spec.build()).unwrap();
     let grows = |counter: &str, what: &str, send: &mut dyn FnMut()| {
         let before = count(counter);
@@ -213,9 +213,9 @@ fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
         let bth = wire::Bth { qpn: 0x77, ..spec.bth };
         FrameSpec { bth, ..spec }
     };
-    grows("spoofed", "MAC", &mut || send(&stranger, other(forged(0, STRANGER as u8, mac(0)))));
-    grows("spoofed", "IP", &mut || send(&stranger, other(forged(100, 4, mac(STRANGER as u8)))));
-    grows("wrong_port", "data", &mut || send(&stranger, forged(100, 4, mac(0))));
+    grows("spoofed", "MAC", &mut || send(&foreign, other(forged(0, FOREIGN as u8, mac(0)))));
+    grows("spoofed", "IP", &mut || send(&foreign, other(forged(100, 4, mac(FOREIGN as u8)))));
+    grows("wrong_port", "data", &mut || send(&foreign, forged(100, 4, mac(0))));
     // Behind the router, or at the router itself: another source address than the rank's, or a MAC
     // address other than the router's.
     let router = Tap::open(lab.host(0), Host::INTERFACE).unwrap();

@@ -11,7 +11,7 @@ use netsum_lab::tap::Tap;
 use netsum_lab::{Host, LabSpec};
 
 /// The foreign host, which is in no job. The ranks are on the hosts before it.
-const STRANGER: usize = 3;
+const FOREIGN: usize = 3;
 const LEN: usize = 500_000;
 
 /// A job of three ranks, and a foreign host on a fourth port.
@@ -28,11 +28,11 @@ impl Siege {
 
     /// The same, over IPv4 or IPv6.
     fn over(v6: bool) -> Self {
-        let spec = LabSpec { ipv6: v6, ..LabSpec::hosts(STRANGER + 1) };
+        let spec = LabSpec { ipv6: v6, ..LabSpec::hosts(FOREIGN + 1) };
         let mut cluster = Cluster::without_daemon(spec).unwrap();
         cluster.pin();
         cluster.start_daemon().unwrap();
-        let job = JobSpec { window: 4, ..JobSpec::new("besieged", STRANGER as u32) };
+        let job = JobSpec { window: 4, ..JobSpec::new("besieged", FOREIGN as u32) };
         let token = cluster.create_job(&job).unwrap();
         let places = one_on_each_host(job.ranks);
         let ranks = if v6 {
@@ -43,7 +43,7 @@ impl Siege {
         let mut group = ranks.unwrap();
         // The test measures the network, not the time in which ranks make up their data.
         group.start_together();
-        let taps: Vec<Tap> = (0..STRANGER)
+        let taps: Vec<Tap> = (0..FOREIGN)
             .map(|h| Tap::open(cluster.lab().host(h), Host::INTERFACE).unwrap())
             .collect();
         // The attacker's knowledge, which really only the ranks' hosts have.
@@ -108,14 +108,14 @@ impl Siege {
 
     /// All frames that the foreign host can forge in the names of ranks.
     fn forgeries(&self) -> Vec<FrameSpec> {
-        (0..STRANGER).flat_map(|rank| self.seen[rank].forgeries(rank as u8)).collect()
+        (0..FOREIGN).flat_map(|rank| self.seen[rank].forgeries(rank as u8)).collect()
     }
 }
 
 fn assert_box(outcomes: &[Outcome]) {
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(outcome.mode, "box", "rank {rank}: {outcome:?}");
-        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "rank {rank}: {outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fallbacks), (0, 0), "rank {rank}: {outcome:?}");
     }
 }
 
@@ -132,7 +132,7 @@ fn forged_data_and_acknowledgements_with_a_ranks_addresses_are_dropped() {
         siege.seen.iter().all(|s| !s.acks.is_empty() && !s.data.is_empty()),
         "nothing to forge was seen"
     );
-    let outcomes = siege.besiege(STRANGER, &build(forged));
+    let outcomes = siege.besiege(FOREIGN, &build(forged));
     assert_box(&outcomes);
     assert!(siege.count("wrong_port") > 0, "data");
     assert!(siege.count("spoofed") > 0, "acknowledgements");
@@ -143,31 +143,31 @@ fn forged_data_and_acknowledgements_with_a_ranks_addresses_are_dropped() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn forged_frames_with_a_ranks_ip_or_mac_alone_are_dropped() {
     let mut siege = Siege::new();
-    let own = siege.forgeries().into_iter().map(|spec| from_host(spec, STRANGER as u8));
+    let own = siege.forgeries().into_iter().map(|spec| from_host(spec, FOREIGN as u8));
     let mut frames = Vec::new();
     for (spec, own) in siege.forgeries().into_iter().zip(own) {
         frames.push(FrameSpec { src: own.src.clone(), ..spec.clone() }.build());
         frames.push(FrameSpec { macs: own.macs, ..spec }.build());
     }
-    let outcomes = siege.besiege(STRANGER, &frames);
+    let outcomes = siege.besiege(FOREIGN, &frames);
     assert_box(&outcomes);
     assert!(siege.count("wrong_port") > 0 && siege.count("spoofed") > 0);
 }
 
 /// All frames that can be forged, with the foreign host's own MAC address, which is not a rank's.
 fn in_its_own_frames(siege: &Siege, v6: bool) -> Vec<Vec<u8>> {
-    let stranger = siege.cluster.lab().host(STRANGER);
+    let foreign = siege.cluster.lab().host(FOREIGN);
     let mut frames: Vec<Vec<u8>> = siege
         .forgeries()
         .into_iter()
         .map(|mut spec| {
-            spec.macs.1[5] = STRANGER as u8 + 1;
+            spec.macs.1[5] = FOREIGN as u8 + 1;
             if v6 { spec.v6().build() } else { spec.build() }
         })
         .collect();
     for (rank, next) in [(0, 1), (1, 2), (2, 0)] {
-        frames.push(arp_claim([10, 0, 0, rank + 1], stranger));
-        frames.push(advertisement(rank, next, STRANGER as u8));
+        frames.push(arp_claim([10, 0, 0, rank + 1], foreign));
+        frames.push(advertisement(rank, next, FOREIGN as u8));
     }
     frames
 }
@@ -187,10 +187,10 @@ fn forgeries_behind_tags_and_extension_headers_reach_nobody() {
         // Frames of the other address family do not concern the job's addresses.
         frames.retain(|f| v6 || !f.windows(2).any(|w| w == [0x86, 0xdd]));
         frames.retain(|f| !v6 || !f.windows(4).any(|w| w == [0x08, 0x06, 0, 1]));
-        let taps: Vec<Tap> = (0..STRANGER).map(|host| siege.tap(host)).collect();
-        let (before, stranger) = (siege.count("spoofed"), siege.tap(STRANGER));
+        let taps: Vec<Tap> = (0..FOREIGN).map(|host| siege.tap(host)).collect();
+        let (before, foreign) = (siege.count("spoofed"), siege.tap(FOREIGN));
         for frame in &frames {
-            stranger.send(frame).unwrap();
+            foreign.send(frame).unwrap();
         }
         let mut arrived = Vec::new();
         for (host, tap) in taps.iter().enumerate() {
@@ -202,16 +202,16 @@ fn forgeries_behind_tags_and_extension_headers_reach_nobody() {
         }
         let (first, sent) = (arrived.first(), frames.len());
         assert!(first.is_none(), "{} of {sent} frames, the first {first:?}", arrived.len());
-        assert!(siege.count("spoofed") > before && siege.count("hidden_headers") > 0);
-        let outcomes = siege.besiege(STRANGER, &frames);
+        assert!(siege.count("spoofed") > before && siege.count("unparsed_headers") > 0);
+        let outcomes = siege.besiege(FOREIGN, &frames);
         assert_box(&outcomes);
-        for host in 0..STRANGER {
+        for host in 0..FOREIGN {
             let mut neigh = siege.cluster.lab().host(host).command("ip");
             let neighbours = netsum_lab::netns::output(neigh.args(["neigh", "show"])).unwrap();
-            let stranger = siege.cluster.lab().host(STRANGER).mac();
+            let foreign = siege.cluster.lab().host(FOREIGN).mac();
             assert!(
-                !neighbours.contains(&stranger),
-                "rank {host} believes the stranger: {neighbours}"
+                !neighbours.contains(&foreign),
+                "rank {host} believes the foreign host: {neighbours}"
             );
         }
     }
@@ -219,13 +219,13 @@ fn forgeries_behind_tags_and_extension_headers_reach_nobody() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_a_stranger_sends_in_its_own_name_is_not_taken_for_a_ranks() {
+fn what_a_foreign_host_sends_in_its_own_name_is_not_taken_for_a_ranks() {
     let mut siege = Siege::new();
-    let frames = build(siege.forgeries().into_iter().map(|spec| from_host(spec, STRANGER as u8)));
-    let outcomes = siege.besiege(STRANGER, &frames);
+    let frames = build(siege.forgeries().into_iter().map(|spec| from_host(spec, FOREIGN as u8)));
+    let outcomes = siege.besiege(FOREIGN, &frames);
     assert_box(&outcomes);
     assert!(siege.count("wrong_port") > 0, "data goes no farther than the box");
-    assert_eq!(siege.count("spoofed"), 0, "the stranger may send under its own address");
+    assert_eq!(siege.count("spoofed"), 0, "the foreign host may send under its own address");
 }
 
 #[test]
@@ -236,14 +236,14 @@ fn replayed_frames_change_no_sum_wherever_they_come_from() {
     // rank that had sent them.
     let frames: Vec<Vec<u8>> = siege.seen.iter().flat_map(|s| s.frames.clone()).collect();
     assert!(frames.len() > 100, "{} frames were seen", frames.len());
-    let outcomes = siege.besiege(STRANGER, &frames);
+    let outcomes = siege.besiege(FOREIGN, &frames);
     assert_box(&outcomes);
     assert!(siege.count("wrong_port") > 0);
     let of_rank_0 = siege.seen[1].frames.clone();
     let before = siege.count("duplicate_request") + siege.count("stale") + siege.count("replay");
     let outcomes = siege.besiege(0, &of_rank_0);
     for outcome in &outcomes {
-        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "{outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fallbacks), (0, 0), "{outcome:?}");
     }
     let after = siege.count("duplicate_request") + siege.count("stale") + siege.count("replay");
     assert!(after + siege.count("credit_violation") > before, "{before} before, {after} after");
@@ -251,22 +251,22 @@ fn replayed_frames_change_no_sum_wherever_they_come_from() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_stranger_cannot_take_a_ranks_address_over() {
+fn a_foreign_host_cannot_take_a_ranks_address_over() {
     let mut siege = Siege::new();
-    let stranger = siege.cluster.lab().host(STRANGER);
-    let claims: Vec<Vec<u8>> = (0..STRANGER as u8)
+    let foreign = siege.cluster.lab().host(FOREIGN);
+    let claims: Vec<Vec<u8>> = (0..FOREIGN as u8)
         .flat_map(|rank| {
             // By ARP, and by frames with the rank's MAC address, from which a bridge learns where
             // the rank is.
             let mut learned = FrameSpec::send(rank + 1, 99, 7, 7, lanes(0, 64)).build();
             learned[..6].fill(0xff);
-            [arp_claim([10, 0, 0, rank + 1], stranger), learned]
+            [arp_claim([10, 0, 0, rank + 1], foreign), learned]
         })
         .collect();
     let table = |siege: &Siege| {
         let mut bridge = siege.cluster.lab().box_().command("bridge");
         let text = netsum_lab::netns::output(bridge.args(["fdb", "show", "br", "br0"])).unwrap();
-        let mut lines: Vec<String> = (0..STRANGER)
+        let mut lines: Vec<String> = (0..FOREIGN)
             .map(|h| {
                 let mac = siege.cluster.lab().host(h).mac();
                 let line = text
@@ -280,21 +280,21 @@ fn a_stranger_cannot_take_a_ranks_address_over() {
         lines
     };
     let before = table(&siege);
-    let outcomes = siege.besiege(STRANGER, &claims);
+    let outcomes = siege.besiege(FOREIGN, &claims);
     assert_box(&outcomes);
     assert!(siege.count("spoofed") > 0);
-    assert_eq!(table(&siege), before, "the bridge believes the stranger");
+    assert_eq!(table(&siege), before, "the bridge believes the foreign host");
     let mut neigh = siege.cluster.lab().host(0).command("ip");
     let neighbours = netsum_lab::netns::output(neigh.args(["neigh", "show"])).unwrap();
-    let stranger = siege.cluster.lab().host(STRANGER).mac();
-    assert!(!neighbours.contains(&stranger), "rank 0 believes the stranger: {neighbours}");
+    let foreign = siege.cluster.lab().host(FOREIGN).mac();
+    assert!(!neighbours.contains(&foreign), "rank 0 believes the foreign host: {neighbours}");
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_stranger_cannot_take_the_boxs_own_address_over() {
+fn a_foreign_host_cannot_take_the_boxs_own_address_over() {
     let mut siege = Siege::over(true);
-    let stranger = siege.cluster.lab().host(STRANGER);
+    let foreign = siege.cluster.lab().host(FOREIGN);
     let of_box = [10, 0, 0, 254];
     let mac = || -> [u8; 6] {
         let mut ip = siege.cluster.lab().box_().command("ip");
@@ -308,26 +308,26 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
             .collect();
         mac.try_into().unwrap()
     };
-    let mut learned = FrameSpec::send(STRANGER as u8 + 1, 99, 7, 7, lanes(0, 64)).build();
+    let mut learned = FrameSpec::send(FOREIGN as u8 + 1, 99, 7, 7, lanes(0, 64)).build();
     learned[..6].fill(0xff);
     learned[6..12].copy_from_slice(&mac());
-    let mut packet = FrameSpec::send(STRANGER as u8 + 1, 1, 7, 7, lanes(0, 64));
+    let mut packet = FrameSpec::send(FOREIGN as u8 + 1, 1, 7, 7, lanes(0, 64));
     packet.src = of_box.to_vec();
     let plain = vec![
-        arp_claim(of_box, stranger),
-        advertisement(253, 0, STRANGER as u8),
+        arp_claim(of_box, foreign),
+        advertisement(253, 0, FOREIGN as u8),
         learned,
         packet.build(),
     ];
     let mut frames = plain.clone();
     frames.extend(TAGS.iter().flat_map(|(tags, _)| plain.iter().map(|f| tagged(f, tags))));
-    let (tap, target) = (siege.tap(STRANGER), siege.tap(0));
+    let (tap, target) = (siege.tap(FOREIGN), siege.tap(0));
     let round = AtomicU64::new(0);
     let arrives = |frames: &[Vec<u8>]| -> Vec<String> {
         frames.iter().for_each(|frame| tap.send(frame).unwrap());
         // A frame with the foreign host's own address follows all of them.
         let psn = round.fetch_add(1, Ordering::Relaxed) as u32;
-        let last = FrameSpec::send(STRANGER as u8 + 1, 1, 0x77, psn, lanes(1, 64)).build();
+        let last = FrameSpec::send(FOREIGN as u8 + 1, 1, 0x77, psn, lanes(1, 64)).build();
         tap.send(&last).unwrap();
         let mut arrived = Vec::new();
         loop {
@@ -342,7 +342,7 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
     };
     assert_eq!(arrives(&frames), [""; 0], "nothing in the box's name comes in by a port");
     // An address that the box gets later is protected, too.
-    let later = arp_claim([10, 0, 0, 253], stranger);
+    let later = arp_claim([10, 0, 0, 253], foreign);
     let mut ip = siege.cluster.lab().box_().command("ip");
     netsum_lab::netns::output(ip.args(["address", "add", "10.0.0.253/16", "dev", "br0"])).unwrap();
     let end = Instant::now() + Duration::from_secs(5);
@@ -359,11 +359,11 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
     assert_eq!(arrives(&frames), [""; 0], "with the next daemon");
     let mut neigh = siege.cluster.lab().host(0).command("ip");
     let neighbours = netsum_lab::netns::output(neigh.args(["neigh", "show"])).unwrap();
-    let stranger = siege.cluster.lab().host(STRANGER).mac();
+    let foreign = siege.cluster.lab().host(FOREIGN).mac();
     let is_of_box =
         |l: &&str| ["10.0.0.254 ", "10.0.0.253 ", "fd00::fe "].iter().any(|ip| l.starts_with(ip));
-    let believes = neighbours.lines().filter(is_of_box).find(|line| line.contains(&stranger));
-    assert_eq!(believes, None, "rank 0 believes the stranger");
+    let believes = neighbours.lines().filter(is_of_box).find(|line| line.contains(&foreign));
+    assert_eq!(believes, None, "rank 0 believes the foreign host");
     assert!(siege.count("spoofed") > 0);
 }
 
@@ -372,9 +372,9 @@ fn a_stranger_cannot_take_the_boxs_own_address_over() {
 fn addresses_are_free_again_when_a_job_has_gone() {
     let mut siege = Siege::new();
     let forged = build(siege.forgeries());
-    siege.besiege(STRANGER, &forged);
+    siege.besiege(FOREIGN, &forged);
     siege.cluster.netsum(&["job", "delete", "besieged"]).unwrap();
-    let (before, tap, target) = (siege.count("spoofed"), siege.tap(STRANGER), siege.tap(0));
+    let (before, tap, target) = (siege.count("spoofed"), siege.tap(FOREIGN), siege.tap(0));
     // As if the machine had moved to another port.
     let moved = FrameSpec::send(2, 1, 0x77, 7, lanes(0, 64)).build();
     tap.send(&moved).unwrap();
@@ -388,13 +388,13 @@ fn addresses_stay_a_ranks_while_the_daemon_is_killed_and_started_again() {
     let mut siege = Siege::new();
     let forged = build(siege.forgeries());
     siege.cluster.kill_daemon().unwrap();
-    assert_box(&siege.besiege(STRANGER, &forged));
+    assert_box(&siege.besiege(FOREIGN, &forged));
     siege.cluster.start_daemon().unwrap();
     let before = siege.count("spoofed");
-    assert_box(&siege.besiege(STRANGER, &forged));
+    assert_box(&siege.besiege(FOREIGN, &forged));
     assert!(before > 0 && siege.count("spoofed") > before);
     siege.cluster.netsum(&["job", "delete", "besieged"]).unwrap();
-    let (tap, target) = (siege.tap(STRANGER), siege.tap(0));
+    let (tap, target) = (siege.tap(FOREIGN), siege.tap(0));
     let moved = FrameSpec::send(2, 1, 0x77, 7, lanes(0, 64)).build();
     tap.send(&moved).unwrap();
     target.receive(Duration::from_secs(1), |f| f == moved).expect("a plain bridge passes it on");
@@ -454,13 +454,13 @@ fn floods_slow_a_job_down_but_do_no_harm() {
     let gigabits = |seconds: f64| 4.0 * 8e-9 * (4 * LEN) as f64 / seconds;
     type Frames = fn(&Siege) -> Vec<Vec<u8>>;
     fn other(_: &Siege) -> Vec<Vec<u8>> {
-        build((0..64).map(|i| FrameSpec::send(STRANGER as u8 + 1, 1, 0x77, i, lanes(i, 256))))
+        build((0..64).map(|i| FrameSpec::send(FOREIGN as u8 + 1, 1, 0x77, i, lanes(i, 256))))
     }
     fn data(siege: &Siege) -> Vec<FrameSpec> {
         siege.forgeries().into_iter().filter(|s| s.payload.len() > 4).collect()
     }
     fn strange(siege: &Siege) -> Vec<Vec<u8>> {
-        build(data(siege).into_iter().map(|spec| from_host(spec, STRANGER as u8)))
+        build(data(siege).into_iter().map(|spec| from_host(spec, FOREIGN as u8)))
     }
     fn broken(siege: &Siege) -> Vec<Vec<u8>> {
         let mut frames = build(data(siege).into_iter().filter(|s| s.src[3] == 1));
@@ -469,10 +469,16 @@ fn floods_slow_a_job_down_but_do_no_harm() {
     }
     let none: Frames = |_| Vec::new();
     for (what, host, interface, frames, counter) in [
-        ("none", STRANGER, "eth0", none, "released"),
-        ("the same work, on the stranger's own loopback", STRANGER, "lo", other, "released"),
-        ("RoCE of no flow, the stranger's port", STRANGER, "eth0", other, "no_flow"),
-        ("data of the job's flows, the stranger's port", STRANGER, "eth0", strange, "wrong_port"),
+        ("none", FOREIGN, "eth0", none, "released"),
+        ("the same work, on the foreign host's own loopback", FOREIGN, "lo", other, "released"),
+        ("RoCE of no flow, the foreign host's port", FOREIGN, "eth0", other, "no_flow"),
+        (
+            "data of the job's flows, the foreign host's port",
+            FOREIGN,
+            "eth0",
+            strange,
+            "wrong_port",
+        ),
         ("data with a wrong ICRC, rank 0's own port", 0, "eth0", broken, "rx_icrc_encapsulated"),
     ] {
         // A job that has fallen back to its ring stays there, so each flood gets a new job.

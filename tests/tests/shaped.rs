@@ -138,12 +138,13 @@ fn a_flood_arrives_at_the_rate_and_no_more() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn links_with_a_rate_lose_and_mark_packets_of_all_protocols() {
     let rate = Some("100mbit".parse().unwrap());
-    let cluster = Cluster::start(LabSpec { cables: true, rate, ..LabSpec::hosts(4) }).unwrap();
+    let cluster =
+        Cluster::start(LabSpec { faulty_links: true, rate, ..LabSpec::hosts(4) }).unwrap();
     let hosts = cluster.lab().hosts();
     let tcp = |faults: Faults, bytes: usize| {
         hosts[1].set_faults(faults, Faults::NONE, 3).unwrap();
         tcp_transfer(&hosts[1], &hosts[0], hosts[0].ip(0), bytes, 20 * SECOND).unwrap();
-        hosts[1].cable().unwrap().counts().unwrap().up
+        hosts[1].fault_link().unwrap().counts().unwrap().up
     };
     let lossy = tcp(Faults::loss(0.01), 8 * MIB);
     let share = lossy.lost as f64 / lossy.seen as f64;
@@ -162,7 +163,7 @@ fn links_with_a_rate_lose_and_mark_packets_of_all_protocols() {
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(4)).unwrap();
     let again = sent_again(&mut group, "box", &[MIB, MIB], "1 % lost each way");
-    let counts = hosts.iter().map(|host| host.cable().unwrap().counts().unwrap());
+    let counts = hosts.iter().map(|host| host.fault_link().unwrap().counts().unwrap());
     let lost: u64 = counts.map(|c| c.up.lost + c.down.lost).sum();
     println!("{lost} lost, {again} sent again");
     assert!(lost > 100 && again > 0);
@@ -171,7 +172,7 @@ fn links_with_a_rate_lose_and_mark_packets_of_all_protocols() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("a cable with a rate loses and marks packets by share, and no more"),
+        error.contains("a faulty link with a rate loses and marks packets by share, and no more"),
         "{error}"
     );
 }

@@ -95,7 +95,7 @@ fn memories(cluster: &Cluster, group: &Group) -> Result<Vec<u64>> {
 
 /// Packets that the links have lost.
 fn lost(cluster: &Cluster) -> Result<u64> {
-    let counts = cluster.lab().hosts().iter().map(|host| host.cable()?.counts());
+    let counts = cluster.lab().hosts().iter().map(|host| host.fault_link()?.counts());
     counts.map(|counts| counts.map(|c| c.up.lost + c.down.lost)).sum()
 }
 
@@ -111,7 +111,7 @@ fn wait(time: Duration, over: &AtomicBool) {
 fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
     let hosts = RANKS as usize + 1;
     let rate = Some(RATE.parse()?);
-    let cluster = Cluster::start(LabSpec { cables: true, rate, ..LabSpec::hosts(hosts) })?;
+    let cluster = Cluster::start(LabSpec { faulty_links: true, rate, ..LabSpec::hosts(hosts) })?;
     let lab = cluster.lab();
     for (host, seed) in lab.hosts().iter().zip(1..) {
         host.set_faults(Faults::loss(LOSS), Faults::loss(LOSS), seed)?;

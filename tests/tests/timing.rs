@@ -18,7 +18,7 @@ const REDIRECT: u32 = 4;
 /// Sends a rank's fragment with this index through `aggregate`.
 fn contribute(bench: &mut Bench, rank: u32, index: u32) -> u32 {
     let psn = (BASE_PSN + index) & 0xff_ffff;
-    let ranks = bench.ring.config.ranks;
+    let ranks = bench.ring.config.members;
     let frame =
         FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank, 16));
     bench.aggregate(&frame.build()).unwrap().action

@@ -104,8 +104,8 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
     assert_eq!((gap.index, gap.expected, gap.low), (1, 0, 0));
     let held = aggregate(&mut bench, &fragment(1, 2, 1));
     assert_eq!(
-        held.counters & bits(&[Counter::Completed, Counter::Held]),
-        bits(&[Counter::Completed, Counter::Held])
+        held.counters & bits(&[Counter::Completed, Counter::HeldBack]),
+        bits(&[Counter::Completed, Counter::HeldBack])
     );
     assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::Fragments.bit());
     assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::Duplicate.bit());
@@ -133,7 +133,7 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
     let lost = event(&mut bench).event;
     assert_eq!(
         (lost.program, lost.counters, lost.ring),
-        (traced_by::EGRESS, Counter::EgressNoSlot.bit(), 0)
+        (traced_by::EGRESS, Counter::EgressNoRoute.bit(), 0)
     );
 }
 

@@ -11,7 +11,7 @@ const RANKS: usize = 4;
 fn assert_box(outcomes: &[Outcome], what: &str) {
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(outcome.mode, "box", "{what}, rank {rank}: {outcome:?}");
-        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "{what}, rank {rank}: {outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fallbacks), (0, 0), "{what}, rank {rank}: {outcome:?}");
     }
 }
 
@@ -41,8 +41,14 @@ fn all_reduce(spec: LabSpec, v6: bool, len: usize, faults: Faults) -> Cluster {
     cluster
 }
 
-fn lab(tagged: &[usize], cables: bool) -> LabSpec {
-    LabSpec { mtu: 2300, ipv6: true, tagged: tagged.to_vec(), cables, ..LabSpec::hosts(RANKS) }
+fn lab(tagged: &[usize], faulty_links: bool) -> LabSpec {
+    LabSpec {
+        mtu: 2300,
+        ipv6: true,
+        tagged: tagged.to_vec(),
+        faulty_links,
+        ..LabSpec::hosts(RANKS)
+    }
 }
 
 /// The tag of a frame, if it has one.
@@ -76,7 +82,7 @@ fn tagged_hosts_with_loss_both_ways() {
         // about 250 KB in four seconds.
         let cluster = all_reduce(lab(tagged, true), false, 50_000, Faults::loss(0.04));
         for host in cluster.lab().hosts() {
-            let counts = host.cable().unwrap().counts().unwrap();
+            let counts = host.fault_link().unwrap().counts().unwrap();
             assert!(counts.up.lost > 0 && counts.down.lost > 0, "{counts:?}");
         }
     }

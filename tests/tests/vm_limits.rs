@@ -99,7 +99,7 @@ fn sums(groups: &mut [Group], seed: u64) {
     for group in groups {
         for outcome in group.all_reduce("i32", 50_000, seed).unwrap() {
             assert_eq!(
-                (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+                (&*outcome.mode, outcome.wrong, outcome.fallbacks),
                 ("box", 0, 0),
                 "{outcome:?}"
             );
@@ -153,7 +153,7 @@ fn the_clock_jumps(site: &Site, groups: &mut Vec<Group>) {
     }
     for outcome in groups[0].check_all_reduce("i32", 1_000_000, 7, &files).unwrap() {
         assert_eq!(
-            (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+            (&*outcome.mode, outcome.wrong, outcome.fallbacks),
             ("box", 0, 0),
             "{outcome:?}"
         );

@@ -12,7 +12,7 @@ use netsum_lab::vm::parts::Kernel;
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn six_stock_hosts_in_two_racks_get_every_sum() {
     let vms: Vec<Kernel> = Kernel::ALL.into_iter().cycle().take(6).collect();
-    let spec = LabSpec { racks: 2, vms, mtu: 2300, cables: true, ..LabSpec::hosts(6) };
+    let spec = LabSpec { racks: 2, vms, mtu: 2300, faulty_links: true, ..LabSpec::hosts(6) };
     let mut cluster = Cluster::start(spec).unwrap();
     cluster.start_leaves().unwrap();
     for (mtu, operation, loss) in [

@@ -8,7 +8,7 @@ use std::time::Duration;
 use netsum_common::counters::{Counter, Kind};
 use netsum_lab::cluster::Cluster;
 use netsum_lab::faults::Faults;
-use netsum_lab::verbs_ring::{self, JOB, Operation, RankReport, Stranger, VerbsRingSpec};
+use netsum_lab::verbs_ring::{self, JOB, Operation, RankReport, UnknownFlow, VerbsRingSpec};
 use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{Lab, LabSpec};
 
@@ -22,7 +22,7 @@ const TIMEOUT: u8 = 17;
 
 /// How long a ring may take: many times the usual time, because emulated machines are slow on busy
 /// hosts.
-fn patience(spec: &VerbsRingSpec) -> Duration {
+fn deadline_of(spec: &VerbsRingSpec) -> Duration {
     Duration::from_secs(60) + spec.messages * Duration::from_secs(2)
 }
 
@@ -32,7 +32,7 @@ const TROUBLE: [&str; 4] =
 
 /// Runs a ring, every sum of which must be right.
 fn run(cluster: &Cluster, spec: &VerbsRingSpec) -> Vec<RankReport> {
-    let reports = verbs_ring::run(cluster, spec, patience(spec))
+    let reports = verbs_ring::run(cluster, spec, deadline_of(spec))
         .unwrap_or_else(|e| panic!("{spec:?}: {e:#}"));
     for (rank, report) in reports.iter().enumerate() {
         let outcome = (report.messages, report.wrong);
@@ -81,7 +81,7 @@ fn with_loss(cluster: &Cluster, spec: &VerbsRingSpec) -> (Vec<RankReport>, u64) 
     let reports = run(cluster, &VerbsRingSpec { timeout: TIMEOUT, ..spec.clone() });
     let mut lost = 0;
     for host in hosts {
-        let counts = host.cable().unwrap().counts().unwrap();
+        let counts = host.fault_link().unwrap().counts().unwrap();
         lost += counts.up.lost + counts.down.lost;
         host.set_faults(Faults::NONE, Faults::NONE, 0).unwrap();
     }
@@ -138,7 +138,8 @@ fn stock_hosts_get_every_sum_with_and_without_loss() {
     // If there are two kernels, neighbours have different ones.
     let vms: Vec<Kernel> = kernels.iter().copied().cycle().take(4).collect();
     let cluster =
-        Cluster::start(LabSpec { vms, mtu: 2300, cables: true, ..LabSpec::hosts(6) }).unwrap();
+        Cluster::start(LabSpec { vms, mtu: 2300, faulty_links: true, ..LabSpec::hosts(6) })
+            .unwrap();
     println!(
         "\n{messages} messages of 128 KiB from each rank, {messages_with_loss} with loss; kernels \
          {}; each ring through the box, and without it from neighbour\n\
@@ -177,7 +178,7 @@ fn traffic_of_others_passes_untouched_beside_a_ring() {
     let cluster = Cluster::start(LabSpec::vms(3, Kernel::V6_1)).unwrap();
     let lab = cluster.lab();
     let rounds = std::thread::scope(|scope| {
-        let others = scope.spawn(|| strangers(lab));
+        let others = scope.spawn(|| foreign_traffic(lab));
         let mut rounds = 0;
         while !others.is_finished() {
             run(&cluster, &VerbsRingSpec::new(3, 1024, Operation::Send, 10));
@@ -198,7 +199,7 @@ fn traffic_of_others_passes_untouched_beside_a_ring() {
 }
 
 /// Runs perftest and the examples of libibverbs, all at the same time.
-fn strangers(lab: &Lab) {
+fn foreign_traffic(lab: &Lab) {
     let perftest = ["-d", "rxe0", "-x", "1", "-F", "-n", "20", "-s", "65536"];
     // `-c` checks the received data.
     let pingpong = ["-d", "rxe0", "-g", "1", "-n", "100"];
@@ -209,17 +210,17 @@ fn strangers(lab: &Lab) {
         ("ibv_rc_pingpong", &pingpong, &["-c"]),
         ("ibv_ud_pingpong", &pingpong, &["-s", "1000"]),
     ];
-    let started: Vec<Stranger> = (18_600..)
+    let started: Vec<UnknownFlow> = (18_600..)
         .zip(programs)
         .map(|(port, (name, arguments, more))| {
             let (server, client) = (usize::from(port % 3), usize::from((port + 1) % 3));
             let words = [&[name], arguments, more].concat();
-            Stranger::start(lab.host(server), lab.host(client), port, &words).unwrap()
+            UnknownFlow::start(lab.host(server), lab.host(client), port, &words).unwrap()
         })
         .collect();
-    for stranger in started {
-        let what = stranger.what().to_owned();
-        let said = stranger.end(Duration::from_secs(120)).unwrap();
+    for foreign in started {
+        let what = foreign.what().to_owned();
+        let said = foreign.end(Duration::from_secs(120)).unwrap();
         // perftest prints "65536  20  peak  average  rate"; the others print "100 iters in ...".
         let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let done = words.into_iter().any(|words| match words[..] {

@@ -57,7 +57,7 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
     let kernel =
         std::env::var("NETSUM_SOAK_KERNELS").map_or(Kernel::V6_1, |text| text.parse().unwrap());
     let keep: Option<PathBuf> = std::env::var_os("NETSUM_SOAK_KEEP").map(Into::into);
-    let lab = LabSpec { vms: vec![kernel; 4], mtu: 2300, cables: true, ..LabSpec::hosts(4) };
+    let lab = LabSpec { vms: vec![kernel; 4], mtu: 2300, faulty_links: true, ..LabSpec::hosts(4) };
     let cluster = Cluster::start(lab).unwrap();
     let (mut stood, mut lost, mut failed) = (Vec::new(), 0, 0);
     for n in first..first + rings {

@@ -193,16 +193,16 @@ impl Work<'_> {
 
     /// Only the box has summed.
     fn unnoticed(&mut self, what: &str, happens: impl FnOnce(&Site)) {
-        let falls = self.short().fall_backs;
+        let falls = self.short().fallbacks;
         for o in self.through(what, happens) {
             assert_eq!(
-                (&*o.mode, o.wrong, o.fall_backs),
+                (&*o.mode, o.wrong, o.fallbacks),
                 ("box", 0, falls),
                 "{what}: {o:?}\n{}",
                 self.site.journal()
             );
         }
-        assert_eq!(self.short().fall_backs, falls);
+        assert_eq!(self.short().fallbacks, falls);
     }
 
     /// Runs a small all-reduce, and returns rank 0's outcome.

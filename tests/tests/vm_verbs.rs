@@ -20,7 +20,7 @@ fn ranks_with_an_adapter_sum_by_the_box_and_without_it() {
     let start = Instant::now();
     let spec = LabSpec {
         vms: vec![Kernel::V6_1; VMS],
-        cables: true,
+        faulty_links: true,
         mtu: 2200,
         ..LabSpec::hosts(VMS + 1)
     };
@@ -90,7 +90,7 @@ fn loss(cluster: &Cluster) {
     let hosts = &cluster.lab().hosts()[..VMS];
     let lost: u64 = hosts
         .iter()
-        .map(|h| h.cable().unwrap().counts().unwrap())
+        .map(|h| h.fault_link().unwrap().counts().unwrap())
         .map(|c| c.up.faults() + c.down.faults())
         .sum();
     assert!(lost > 0, "nothing was lost");
@@ -106,7 +106,7 @@ fn slow_rank(cluster: &Cluster) {
     let outcomes = group.check_all_reduce("f32", 50_000, 2, &files).unwrap();
     let stats = cluster.netsum(&["stats", "slow"]).unwrap();
     assert!(
-        outcomes.iter().all(|o| o.mode == "box" && o.fall_backs == 0),
+        outcomes.iter().all(|o| o.mode == "box" && o.fallbacks == 0),
         "{outcomes:?}\n{}{stats}",
         group.log()
     );

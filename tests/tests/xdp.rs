@@ -20,7 +20,7 @@ fn assert_box(outcomes: &[Outcome], transports: &[&str]) {
         assert_eq!(outcome.mode, "box", "rank {rank}: {outcome:?}");
         assert_eq!(outcome.transport, *transport, "rank {rank}: {outcome:?}");
         assert!(outcome.verified > 0, "rank {rank}: {outcome:?}");
-        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "rank {rank}: {outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fallbacks), (0, 0), "rank {rank}: {outcome:?}");
     }
 }
 
@@ -114,7 +114,8 @@ fn mixed(cluster: &Cluster, places: &[RankHost], v6: bool) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn what_is_lost_comes_again_over_af_xdp() {
-    let cluster = Cluster::start(LabSpec { mtu: 2300, cables: true, ..LabSpec::hosts(3) }).unwrap();
+    let cluster =
+        Cluster::start(LabSpec { mtu: 2300, faulty_links: true, ..LabSpec::hosts(3) }).unwrap();
     let job = JobSpec { xdp: vec![0, 2], ..JobSpec::new("lossy", 3) };
     let mut group = start(&cluster, &job, &one_on_each_host(3));
     for host in cluster.lab().hosts() {
@@ -126,7 +127,7 @@ fn what_is_lost_comes_again_over_af_xdp() {
         assert!(outcomes.iter().any(|o| o.retransmissions > 0), "{outcomes:?}");
     }
     for host in cluster.lab().hosts() {
-        let counts = host.cable().unwrap().counts().unwrap();
+        let counts = host.fault_link().unwrap().counts().unwrap();
         assert!(counts.up.lost > 0 && counts.down.lost > 0, "{counts:?}");
     }
 }

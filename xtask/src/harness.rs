@@ -227,7 +227,7 @@ impl TestProgram {
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
-                    // Each lab has a janitor that removes it when the process ends.
+                    // Each lab has a cleaner that removes it when the process ends.
                     child.kill()?;
                     child.wait()?;
                     bail!("timed out after {} s:\n{text}", timeout.as_secs());

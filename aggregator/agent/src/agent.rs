@@ -12,7 +12,7 @@ use netsum_controller::waiters::Waiters;
 use netsum_core::ended::Ended;
 use netsum_core::plane::{FlowSeen, FlowSpec, RingSpec};
 use netsum_core::saved::Saved;
-use netsum_core::watch::{Patience, Watch};
+use netsum_core::watch::{RingTimeouts, Watch};
 use netsum_core::{Action, Controller, Edge, JobSpec, Refusal};
 use netsum_dataplane::{DataPlane, EndedRing};
 
@@ -49,7 +49,7 @@ pub struct Agent {
     /// The clients that trace packets.
     pub tracers: Tracers,
     /// The aggregation rate of one CPU, in bytes per second; `None` if unknown.
-    pub adds: Option<u64>,
+    pub aggregation_rate: Option<u64>,
 }
 
 /// Addresses that belong to a port without any flow, by source.
@@ -71,18 +71,18 @@ pub struct Reserved {
 }
 
 impl Agent {
-    pub fn new(plane: Box<dyn DataPlane>, patience: Patience) -> Self {
+    pub fn new(plane: Box<dyn DataPlane>, timeouts: RingTimeouts) -> Self {
         Self {
             plane,
             reserved: Reserved::default(),
             next_hops: HashMap::new(),
             spread: None,
             programs: programs_of_now(),
-            watch: Watch::new(patience),
+            watch: Watch::new(timeouts),
             watchers: 0,
             ended: Ended::default(),
             tracers: Tracers::default(),
-            adds: None,
+            aggregation_rate: None,
         }
     }
 
@@ -94,8 +94,8 @@ impl Agent {
     }
 
     /// The aggregation rate of all CPUs for rings, in bytes per second; `None` if unknown.
-    pub fn adds(&self, controller: &Controller) -> Option<u64> {
-        Some(self.adds? * controller.cpus() as u64)
+    pub fn aggregation_rate(&self, controller: &Controller) -> Option<u64> {
+        Some(self.aggregation_rate? * controller.cpus() as u64)
     }
 
     /// Forgets flows that ended long ago, and a manager that has not called for long, and detaches
@@ -190,8 +190,8 @@ impl Executor for Agent {
     }
 
     fn admit(&self, controller: &mut Controller, spec: &JobSpec) -> Result<(), Refusal> {
-        if spec.or_ring {
-            let why = "--or-ring: only a fabric's manager chooses boxes";
+        if spec.host_ring_fallback {
+            let why = "--host-ring-fallback: only a fabric's manager chooses boxes";
             return Err(Refusal::Invalid(why.into()));
         }
         memory::look(controller);
@@ -207,6 +207,6 @@ impl Executor for Agent {
     }
 
     fn save(&self, saved: &mut Saved) {
-        saved.adds = self.adds;
+        saved.aggregation_rate = self.aggregation_rate;
     }
 }

@@ -53,7 +53,7 @@ impl Backend for BoxBackend {
     }
 
     async fn find(&self, rank: u32, address: &RankAddress, _: Duration) -> Result<Place, Status> {
-        let way = self.network.way_to(address.ip).await.map_err(internal)?;
+        let way = self.network.next_hop_to(address.ip).await.map_err(internal)?;
         if way.is_some_and(|way| way.is_own) {
             return Err(Status::failed_precondition(format!(
                 "rank {rank}: {} is an address of the box itself",

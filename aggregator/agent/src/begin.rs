@@ -28,7 +28,7 @@ pub struct Begun {
     /// The highest election of a manager that has called.
     pub election: u64,
     /// The measured aggregation rate of one CPU.
-    pub adds: Option<u64>,
+    pub aggregation_rate: Option<u64>,
 }
 
 /// Locks the pinned maps and programs; `None` if nothing is pinned.
@@ -63,7 +63,7 @@ pub fn begin(
             actions: Vec::new(),
             store: None,
             election: 0,
-            adds: None,
+            aggregation_rate: None,
         });
     };
     let store = Store::new(config.state.clone());
@@ -100,7 +100,7 @@ pub fn begin(
             actions: Vec::new(),
             store: Some(store),
             election: 0,
-            adds: None,
+            aggregation_rate: None,
         });
     };
 
@@ -125,7 +125,8 @@ pub fn begin(
             }
         }
     }
-    let (jobs, election, adds) = (saved.jobs.len(), saved.election, saved.adds);
+    let (jobs, election, aggregation_rate) =
+        (saved.jobs.len(), saved.election, saved.aggregation_rate);
     let why = |job: &SavedJob| {
         let half = job.rings().any(|r| broken.contains(&r.id));
         half.then(|| "the one before was killed while it changed the job".to_owned())
@@ -141,7 +142,7 @@ pub fn begin(
          has ended",
         taken.len()
     );
-    Ok(Begun { plane, spread, controller, actions, store: Some(store), election, adds })
+    Ok(Begun { plane, spread, controller, actions, store: Some(store), election, aggregation_rate })
 }
 
 /// Makes interfaces ports, except those in `done`, which are ports already. Interfaces that cannot

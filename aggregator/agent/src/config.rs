@@ -12,7 +12,7 @@ use netsum_controller::state::HEARTBEAT;
 use netsum_controller::tls::Tls;
 use netsum_core::job::is_name;
 use netsum_core::tenant::Limits;
-use netsum_core::watch::{HOLD, Patience};
+use netsum_core::watch::{HOLD, RingTimeouts};
 use serde::Deserialize;
 
 /// A configuration that has been checked.
@@ -45,7 +45,7 @@ pub struct Config {
     /// File for the jobs that are created again at every start; `None`: none are.
     pub jobs: Option<PathBuf>,
     /// How long sums may wait.
-    pub patience: Patience,
+    pub timeouts: RingTimeouts,
     /// Loopback address for Prometheus; `None`: no metrics.
     pub metrics: Option<SocketAddr>,
     /// Uplinks over which unsummed flows are spread; empty: none are.
@@ -363,7 +363,7 @@ impl Config {
             pin,
             state: file.restart.state,
             jobs,
-            patience: Patience { hold: HOLD, stall: Duration::from_millis(stall_ms) },
+            timeouts: RingTimeouts { hold: HOLD, stall: Duration::from_millis(stall_ms) },
             metrics,
             spread: file.spread,
             tenants,

@@ -8,7 +8,7 @@ use netsum_common::abi::RingNumber;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use netsum_controller::message::{diagnosis_message, refused};
-use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
+use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, UnknownFlow, diagnose};
 use netsum_core::path::Evidence;
 use netsum_core::plane::{RingSpec, unmapped};
 use netsum_core::watch::RingEvent;
@@ -113,7 +113,7 @@ impl Drop for Watching {
         let mut inner = self.0.lock();
         inner.executor.watchers -= 1;
         if inner.executor.watchers == 0
-            && let Err(e) = inner.executor.plane.watch_strangers(false)
+            && let Err(e) = inner.executor.plane.watch_unknown_flows(false)
         {
             log::error!("the data plane still notes unknown connections: {e:#}");
         }
@@ -142,7 +142,7 @@ pub async fn answer(
             );
         }
         if inner.executor.watchers == 0 {
-            inner.executor.plane.watch_strangers(true).map_err(internal)?;
+            inner.executor.plane.watch_unknown_flows(true).map_err(internal)?;
         }
         inner.executor.watchers += 1;
         Watching(shared.clone())
@@ -165,9 +165,9 @@ pub async fn answer(
     }
     let bridging = network.obstacles(&ports).await;
     let inner = shared.lock();
-    let strangers = strangers(&inner).map_err(internal)?;
+    let unknown_flows = unknown_flows(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
-    let mut evidence = path::evidence(&inner, job, &facts, &strays, &strangers);
+    let mut evidence = path::evidence(&inner, job, &facts, &strays, &unknown_flows);
     evidence.bridging = bridging;
     let mut obstacles = evidence.obstacles();
     obstacles.iter_mut().for_each(|o| o.is_fatal &= is_known);
@@ -180,7 +180,7 @@ pub async fn answer(
         Vec::new()
     };
     let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
-    let findings = diagnose(job, &rings, &strangers, wrong_tokens, &obstacles);
+    let findings = diagnose(job, &rings, &unknown_flows, wrong_tokens, &obstacles);
     evidence.findings = path::of_ranks(&findings);
     let drops =
         counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
@@ -248,11 +248,11 @@ fn ring_evidence(
     Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, ranks })
 }
 
-fn strangers(inner: &Inner) -> anyhow::Result<Vec<Stranger>> {
-    let noted = inner.executor.plane.strangers()?;
+fn unknown_flows(inner: &Inner) -> anyhow::Result<Vec<UnknownFlow>> {
+    let noted = inner.executor.plane.unknown_flows()?;
     Ok(noted
         .into_iter()
-        .map(|(key, packets)| Stranger {
+        .map(|(key, packets)| UnknownFlow {
             src: unmapped(key.src_ip),
             dst: unmapped(key.dst_ip),
             qpn: key.qpn,

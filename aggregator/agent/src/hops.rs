@@ -14,7 +14,7 @@ use netsum_core::Edge;
 use netsum_core::plane::mapped;
 
 use super::agent::Shared;
-use super::netlink::{Netlink, Way, ask_for};
+use super::netlink::{Netlink, NextHop, ask_for};
 
 /// Poll intervals: for new rings and missing next hops, and for changes.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -64,10 +64,10 @@ async fn look(
         let Edge { dst, port, .. } = edge;
         let way = match ways.entry(dst) {
             Entry::Occupied(way) => *way.get(),
-            Entry::Vacant(place) => *place.insert(netlink.way_to(dst).await?),
+            Entry::Vacant(place) => *place.insert(netlink.next_hop_to(dst).await?),
         };
         match way {
-            Some(Way { mac: Some(next), ifindex, next: hop, .. }) => {
+            Some(NextHop { mac: Some(next), ifindex, next: hop, .. }) => {
                 unknown.remove(&dst);
                 if let Some(port) = port.filter(|_| hop != dst) {
                     routers.insert(Address::ip(mapped(hop)), port);
@@ -76,7 +76,7 @@ async fn look(
                     hops.insert(edge, Hop { own: edge.own, dst: next, src });
                 }
             }
-            Some(Way { mac: None, next, .. }) => {
+            Some(NextHop { mac: None, next, .. }) => {
                 ask_for(dst);
                 if unknown.insert(dst) {
                     log::debug!(

@@ -17,8 +17,8 @@
 //! | [`own`] | the box's own addresses, which no port may carry |
 //! | [`hops`] | next hops of members that this box routes to |
 //! | [`lldp`] | which port is linked to which; [`neighbours`]: what ports have heard |
-//! | [`trains`] | bandwidth probes, which measure a link's rate; `frames` sends their frames |
-//! | [`spread`] | spreads unsummed flows over uplinks; `uplinks` polls these |
+//! | [`bandwidth_probes`] | bandwidth probes, which measure a link's rate; `frames` sends their frames |
+//! | [`spread`] | spreads unsummed flows over uplinks; `spread_uplinks` polls these |
 //! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | `path`, `cause` | why a job's packets do not arrive |
@@ -34,6 +34,7 @@
 
 pub mod agent;
 pub mod backend;
+pub mod bandwidth_probes;
 pub mod begin;
 mod cause;
 mod chosen;
@@ -63,8 +64,7 @@ mod rtnl;
 pub mod run;
 pub mod service;
 pub mod spread;
+mod spread_uplinks;
 pub mod systemd;
 pub mod trace;
 pub mod tracers;
-pub mod trains;
-mod uplinks;

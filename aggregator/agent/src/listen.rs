@@ -62,8 +62,7 @@ pub async fn serve_manager(
 ) {
     let backend = BoxBackend::new(shared, network);
     // A client that has passed the handshake may stay.
-    let limits =
-        Limits { connections: 64, per_address: 16, patience: FOREVER, ..Limits::default() };
+    let limits = Limits { connections: 64, per_address: 16, timeout: FOREVER, ..Limits::default() };
     let limiter = ConnectionLimiter::new(limits);
     let connections = accepted(TcpListenerStream::new(listener))
         .filter_map(move |tcp| tcp.ok().and_then(|tcp| limiter.admit(tcp)).map(Ok::<_, io::Error>));

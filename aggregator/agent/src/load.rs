@@ -50,7 +50,7 @@ pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow
 pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<RingLoad> {
     if job.state != State::Active {
         return Ok(RingLoad {
-            credit_used: vec![0; ring.config.ranks as usize],
+            credit_used: vec![0; ring.config.members as usize],
             ..RingLoad::default()
         });
     }

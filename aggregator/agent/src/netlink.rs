@@ -19,13 +19,13 @@ use rtnetlink::packet_route::route::{
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
+use super::bandwidth_probes::BandwidthProbes;
 use super::chosen::Chosen;
 use super::filters::filters;
 use super::link::HEADER;
 pub use super::link::Interface;
 use super::neighbours::Heard;
 use super::rtnl::{Raw, Rtnl};
-use super::trains::Trains;
 use crate::config::Ports;
 
 /// A netlink connection.
@@ -35,13 +35,17 @@ pub struct Netlink {
     /// The neighbours that ports hear; `None` without LLDP.
     pub heard: Option<Heard>,
     /// Sends and receives bandwidth probes; `None` without a socket for them.
-    pub trains: Option<Trains>,
+    pub bandwidth_probes: Option<BandwidthProbes>,
 }
 
 impl Netlink {
     /// Connects, within a tokio runtime.
     pub fn open() -> Result<Self> {
-        Ok(Self { rtnl: Rtnl::open(NETLINK_ROUTE).context("netlink")?, heard: None, trains: None })
+        Ok(Self {
+            rtnl: Rtnl::open(NETLINK_ROUTE).context("netlink")?,
+            heard: None,
+            bandwidth_probes: None,
+        })
     }
 
     /// All interfaces.
@@ -222,16 +226,16 @@ impl Netlink {
             // The host's own packets take precedence: a network in which this machine has no
             // address may seem to be behind its router.
             if attempt >= 4 {
-                let way = self.way_to(ip).await?;
+                let way = self.next_hop_to(ip).await?;
                 router = way.as_ref().map(|way| way.next).filter(|next| *next != ip);
                 match way {
-                    Some(Way { mac: Some(mac), ifindex, .. }) => {
+                    Some(NextHop { mac: Some(mac), ifindex, .. }) => {
                         let port = ports.contains(&ifindex).then_some(ifindex);
                         if let Some(ifindex) = router.and_then(|_| behind(mac)).or(port) {
                             return Ok(Found::Port { ifindex, mac });
                         }
                     }
-                    Some(Way { mac: None, .. }) => ask_for(ip),
+                    Some(NextHop { mac: None, .. }) => ask_for(ip),
                     None => {}
                 }
             }
@@ -243,7 +247,7 @@ impl Netlink {
     /// The interface behind which a neighbour of this machine, or the router towards an address,
     /// is; `None` if unknown.
     pub async fn seen_at(&self, ip: IpAddr) -> Result<Option<u32>> {
-        let Some(Way { mac: Some(mac), ifindex, .. }) = self.way_to(ip).await? else {
+        let Some(NextHop { mac: Some(mac), ifindex, .. }) = self.next_hop_to(ip).await? else {
             return Ok(None);
         };
         let table = self
@@ -270,7 +274,7 @@ impl Netlink {
     }
 
     /// The route from this machine to an address; `None` without one.
-    pub async fn way_to(&self, ip: IpAddr) -> Result<Option<Way>> {
+    pub async fn next_hop_to(&self, ip: IpAddr) -> Result<Option<NextHop>> {
         let mut question = RouteMessage::default();
         (question.header.address_family, question.header.destination_prefix_length) = match ip {
             IpAddr::V4(_) => (AddressFamily::Inet, 32),
@@ -307,7 +311,12 @@ impl Netlink {
             let of = |a: &NeighbourAttribute| matches!(a, NeighbourAttribute::Destination(d) if *d == address);
             e.header.ifindex == ifindex && e.attributes.iter().any(of)
         };
-        Ok(Some(Way { ifindex, next, mac: table.iter().find(is_next).and_then(mac_of), is_own }))
+        Ok(Some(NextHop {
+            ifindex,
+            next,
+            mac: table.iter().find(is_next).and_then(mac_of),
+            is_own,
+        }))
     }
 }
 
@@ -347,7 +356,7 @@ fn neighbour(ip: IpAddr) -> NeighbourAddress {
 
 /// A machine's route to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct NextHop {
     /// The outgoing interface.
     pub ifindex: u32,
     /// The next neighbour: the address itself, or a router.

@@ -9,7 +9,7 @@ use netsum_controller::message::{mac_from_text, mac_text};
 use netsum_core::port::Defect;
 
 use super::link::Interface;
-use super::netlink::{Found, Netlink, Way};
+use super::netlink::{Found, Netlink, NextHop};
 
 /// The network around a box.
 #[derive(Clone)]
@@ -39,9 +39,9 @@ impl Network {
     }
 
     /// How this machine sends to an address.
-    pub async fn way_to(&self, ip: IpAddr) -> Result<Option<Way>> {
+    pub async fn next_hop_to(&self, ip: IpAddr) -> Result<Option<NextHop>> {
         match self {
-            Self::Kernel(netlink) => netlink.way_to(ip).await,
+            Self::Kernel(netlink) => netlink.next_hop_to(ip).await,
             Self::Fixed(_) => Ok(None),
         }
     }

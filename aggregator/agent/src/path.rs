@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use netsum_api::v1 as api;
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Frame};
-use netsum_core::diagnose::{Finding, Stranger};
+use netsum_core::diagnose::{Finding, UnknownFlow};
 use netsum_core::path::{Evidence, Stray, astray, bypass_sender, of_port};
 use netsum_core::plane::unmapped;
 use netsum_core::port::{Defect, PortFacts, bearable};
@@ -74,12 +74,13 @@ pub fn evidence(
     job: &Job,
     facts: &[PortFacts],
     strays: &[Stray],
-    strangers: &[Stranger],
+    unknown_flows: &[UnknownFlow],
 ) -> Evidence {
     let sums_arrive = job.epoch.as_ref().is_none_or(|epoch| !epoch.without_box);
-    let is_home =
-        |s: &&Stranger| job.flows.iter().any(|flow| flow.src == s.src && flow.ifindex == s.ifindex);
-    let bypass = strangers.iter().filter(is_home);
+    let is_home = |s: &&UnknownFlow| {
+        job.flows.iter().any(|flow| flow.src == s.src && flow.ifindex == s.ifindex)
+    };
+    let bypass = unknown_flows.iter().filter(is_home);
     let bypass: Vec<Rank> =
         bypass.filter_map(|s| bypass_sender(job, s.src, s.dst, s.qpn)).collect();
     let has_contributed = |rank| {

@@ -98,15 +98,15 @@ impl Reloader {
             memory::tell(&mut inner.controller);
             inner.controller.set_heartbeat_timeout(new.heartbeat_timeout);
             inner.controller.set_tenants(new.tenants.clone());
-            inner.executor.watch.set_patience(new.patience);
+            inner.executor.watch.set_timeouts(new.timeouts);
         }
         let waits = self.config.needs_restart(&new);
         if !waits.is_empty() {
             log::warn!("changes at the next start alone: {}", waits.join(", "));
         }
-        let Config { ports, memory, heartbeat_timeout, patience, tenants, .. } = new;
+        let Config { ports, memory, heartbeat_timeout, timeouts, tenants, .. } = new;
         self.config =
-            Config { ports, memory, heartbeat_timeout, patience, tenants, ..self.config.clone() };
+            Config { ports, memory, heartbeat_timeout, timeouts, tenants, ..self.config.clone() };
         self.chosen = chosen;
         self.refused.clear();
         self.take(&interfaces);

@@ -21,6 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::ServerTlsConfig;
 
 use super::agent::{Agent, Shared};
+use super::bandwidth_probes::{self, BandwidthProbes};
 use super::begin::{Begun, begin, hold};
 use super::chosen::Chosen;
 use super::link::Interface;
@@ -30,8 +31,9 @@ use super::network::Network;
 use super::reload::Reloader;
 use super::rtnl::Changes;
 use super::spread::Spreader;
-use super::trains::{self, Trains};
-use super::{device, hops, lldp, memory, metrics, neighbours, own, privileges, systemd, uplinks};
+use super::{
+    device, hops, lldp, memory, metrics, neighbours, own, privileges, spread_uplinks, systemd,
+};
 use crate::config::Config;
 
 /// Runs the daemon until a signal. SIGTERM and SIGINT end its jobs; SIGUSR1 leaves them to the next
@@ -68,7 +70,7 @@ struct Ready {
     /// Without it, links are not found.
     lldp: Option<Socket>,
     /// Without it, links are not measured.
-    trains: Option<Socket>,
+    bandwidth_probes: Option<Socket>,
 }
 
 impl Ready {
@@ -107,13 +109,14 @@ impl Ready {
         let (fit, unfit): (Vec<_>, Vec<_>) =
             interfaces.into_iter().partition(|l| ports.iter().any(|p| p.ifindex == l.ifindex));
         let (interfaces, unfit) = (fit, unfit.iter().map(|l| l.ifindex).collect());
-        begun.adds = begun.adds.or_else(|| measure(&cpus, &interfaces));
+        begun.aggregation_rate = begun.aggregation_rate.or_else(|| measure(&cpus, &interfaces));
         device::tell(&interfaces, &cpus);
         let lldp = lldp::open()
             .inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
         let lldp = lldp.ok();
-        let trains =
-            trains::open().inspect_err(|e| log::warn!("{e:#}: links are not measured")).ok();
+        let bandwidth_probes = bandwidth_probes::open()
+            .inspect_err(|e| log::warn!("{e:#}: links are not measured"))
+            .ok();
         Ok(Self {
             chosen,
             interfaces,
@@ -127,23 +130,24 @@ impl Ready {
             fabric,
             metrics,
             lldp,
-            trains,
+            bandwidth_probes,
         })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Begun { mut plane, spread, controller, actions, store, election, adds } = self.begun;
+        let Begun { mut plane, spread, controller, actions, store, election, aggregation_rate } =
+            self.begun;
         let mut netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
             tokio::spawn(forward_log(logger));
         }
-        let agent = Agent::new(Box::new(plane), config.patience);
+        let agent = Agent::new(Box::new(plane), config.timeouts);
         let shared = Shared::new(controller, agent, config.heartbeat);
         {
             let mut inner = shared.lock();
             memory::tell(&mut inner.controller);
             (inner.store, inner.election) = (store, election);
-            (inner.executor.spread, inner.executor.adds) = (spread, adds);
+            (inner.executor.spread, inner.executor.aggregation_rate) = (spread, aggregation_rate);
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
             if let Some((wanted, jobs)) = self.wanted {
                 inner.create_again(wanted, jobs);
@@ -159,7 +163,7 @@ impl Ready {
             netlink.heard = Some(heard.clone());
             tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
         }
-        netlink.trains = self.trains.map(Trains::new);
+        netlink.bandwidth_probes = self.bandwidth_probes.map(BandwidthProbes::new);
         let names: Vec<&str> = self.interfaces.iter().map(|l| l.name.as_str()).collect();
         log::info!("ports {}; {} CPUs for rings", names.join(", "), self.cpus.len());
         log::info!("administration on {}", config.admin.display());
@@ -205,7 +209,7 @@ impl Ready {
         tokio::spawn(own::keep(shared.clone(), netlink.clone(), changes));
         tokio::spawn(hops::keep_hops(shared.clone(), netlink.clone()));
         if !config.spread.is_empty() {
-            tokio::spawn(uplinks::keep(shared.clone(), netlink.clone()));
+            tokio::spawn(spread_uplinks::keep(shared.clone(), netlink.clone()));
         }
         systemd::ready();
         let ended = tokio::select! {
@@ -274,16 +278,16 @@ impl Ready {
 /// MTU of jobs.
 fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
     let mtu = largest_mtu(interfaces.iter().map(|l| l.mtu).min()?);
-    let adds = speed::adds(mtu).inspect_err(|e| {
+    let aggregation_rate = speed::aggregation_rate(mtu).inspect_err(|e| {
         log::warn!("how much this box adds could not be measured, and limits no plan: {e:#}")
     });
-    let adds = adds.ok()?;
+    let aggregation_rate = aggregation_rate.ok()?;
     log::info!(
         "adds {} MB/s with each of {} CPUs, at path MTU {mtu}",
-        adds / 1_000_000,
+        aggregation_rate / 1_000_000,
         cpus.len()
     );
-    Some(adds)
+    Some(aggregation_rate)
 }
 
 async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::TcpListener> {

@@ -80,7 +80,7 @@ impl AgentService {
                 ))
             })?),
         };
-        let way = self.backend.network.way_to(src).await.map_err(internal)?;
+        let way = self.backend.network.next_hop_to(src).await.map_err(internal)?;
         let inner = self.shared().lock();
         let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
             let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();
@@ -101,7 +101,7 @@ impl AgentService {
             qpn: Qpn::new(of_24_bits("--qpn", f.qpn)?),
             base_psn: Psn::new(of_24_bits("--psn", f.psn)?),
             src_mac,
-            mark: 0,
+            group_mark: 0,
         };
         Ok((JobRing(f.ring), flow))
     }
@@ -160,18 +160,18 @@ impl Agent for AgentService {
         self.ports(request).await
     }
 
-    async fn send_train(
+    async fn send_bandwidth_probe(
         &self,
-        request: Request<api::SendTrainRequest>,
-    ) -> Answer<api::SendTrainReply> {
-        self.train_sent(request).await
+        request: Request<api::SendBandwidthProbeRequest>,
+    ) -> Answer<api::SendBandwidthProbeReply> {
+        self.bandwidth_probe_sent(request).await
     }
 
-    async fn hear_train(
+    async fn receive_bandwidth_probe(
         &self,
-        request: Request<api::HearTrainRequest>,
-    ) -> Answer<api::HearTrainReply> {
-        self.train_heard(request).await
+        request: Request<api::ReceiveBandwidthProbeRequest>,
+    ) -> Answer<api::ReceiveBandwidthProbeReply> {
+        self.bandwidth_probe_received(request).await
     }
 
     async fn show_spread(&self, _: Request<api::ShowSpreadRequest>) -> Answer<api::Spread> {
@@ -225,7 +225,7 @@ impl Agent for AgentService {
                 cpu: inner.executor.plane.cpu_number(spec.cpu),
                 slots: spec.config.slots,
                 low: state.low,
-                expected: state.expected[..spec.config.ranks as usize].to_vec(),
+                expected: state.expected[..spec.config.members as usize].to_vec(),
                 ranks: senders.clone(),
             });
             for (i, slot) in
@@ -293,7 +293,7 @@ impl Agent for AgentService {
         Ok(Response::new(api::ListProgramsReply {
             programs,
             abi: abi::VERSION,
-            aggregation_rate: inner.executor.adds(&inner.controller),
+            aggregation_rate: inner.executor.aggregation_rate(&inner.controller),
         }))
     }
 
@@ -350,9 +350,9 @@ fn ring_message(
         id: ring.id.0,
         cpu: inner.executor.plane.cpu_number(ring.cpu),
         active: job.state == State::Active,
-        ranks: ring.config.ranks,
+        ranks: ring.config.members,
         mtu: ring.config.mtu,
-        memory: abi::ring_memory(ring.config.slots, ring.config.mtu, ring.config.ranks),
+        memory: abi::ring_memory(ring.config.slots, ring.config.mtu, ring.config.members),
         slots: ring.config.slots,
         slots_used: load.slots_used,
         low: load.low,

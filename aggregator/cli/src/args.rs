@@ -463,7 +463,7 @@ pub enum JobCommand {
         /// Its ranks have ended: forget their connections at once, which frees their queue pair
         /// numbers for others.
         #[arg(long)]
-        gone: bool,
+        forget_connections: bool,
     },
 }
 

@@ -127,8 +127,9 @@ impl Client {
         said(self.jobs.show_job(api::ShowJobRequest { name, show_token }).await)
     }
 
-    pub async fn delete_job(&mut self, name: String, gone: bool) -> Result<()> {
-        said(self.jobs.delete_job(api::DeleteJobRequest { name, gone }).await).map(drop)
+    pub async fn delete_job(&mut self, name: String, forget_connections: bool) -> Result<()> {
+        said(self.jobs.delete_job(api::DeleteJobRequest { name, forget_connections }).await)
+            .map(drop)
     }
 
     /// Empties a job's rings and forgets its flows.

@@ -62,8 +62,8 @@ pub async fn one(
         Command::Job { command: Some(JobCommand::Reconnect { name }) } => {
             client.reconnect_job(name).await
         }
-        Command::Job { command: Some(JobCommand::Delete { name, gone }) } => {
-            client.delete_job(name, gone).await
+        Command::Job { command: Some(JobCommand::Delete { name, forget_connections }) } => {
+            client.delete_job(name, forget_connections).await
         }
         Command::Ring { command } => {
             let job = command.and_then(|RingCommand::Show { job }| job);

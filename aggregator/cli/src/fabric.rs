@@ -188,7 +188,8 @@ pub fn probe(
     fabric: api::Fabric,
     measured: bool,
 ) -> Result<()> {
-    let cables: Vec<Link> = fabric.links.into_iter().filter(|_| measured).map(Link::from).collect();
+    let links_found: Vec<Link> =
+        fabric.links.into_iter().filter(|_| measured).map(Link::from).collect();
     let ports: Vec<Probe> = fabric.ports.into_iter().map(Probe::from).collect();
     if format.json(out, &ports)? {
         return Ok(());
@@ -216,7 +217,7 @@ pub fn probe(
         entry.attributes(0, facts);
         entry
     };
-    Ok(layout::print(out, &ports.iter().map(entry).chain(links(&cables)).collect::<Vec<_>>())?)
+    Ok(layout::print(out, &ports.iter().map(entry).chain(links(&links_found)).collect::<Vec<_>>())?)
 }
 
 #[cfg(test)]

@@ -223,7 +223,7 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Pla
 pub fn add_box(plan: &mut netsum_plan::topology::Topology, b: &api::FabricBox) {
     plan.boxes.push(netsum_plan::topology::Box_ {
         name: b.name.clone(),
-        adds: b.aggregation_rate.map(|rate| rate as f64),
+        aggregation_rate: b.aggregation_rate.map(|rate| rate as f64),
         cpus: b.cpus,
         slots: None,
     });

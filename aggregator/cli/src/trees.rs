@@ -114,7 +114,7 @@ fn tree_at(network: &Network, job: &api::Job, root: &str, rings: u32) -> Option<
     let hosts = ends.values().map(|end| (*end, box_of(end)));
     let hop = |(child, parent): (&str, &str)| {
         let (child, parent) = (network.node(child)?, network.node(parent)?);
-        network.way(child, parent)?;
+        network.edge(child, parent)?;
         Some(planned::Hop { child, parent, via: None })
     };
     let hops = hosts.chain(boxes.iter().map(|of| (*of, root))).map(hop).collect::<Option<_>>()?;

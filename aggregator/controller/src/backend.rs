@@ -22,12 +22,12 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// Updates what the controller knows of ports.
     async fn refresh_ports(&self) -> Result<(), Status>;
 
-    /// Finds the port that a rank is behind. `patience` bounds the search.
+    /// Finds the port that a rank is behind. `timeout` bounds the search.
     async fn find(
         &self,
         rank: u32,
         address: &RankAddress,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Place, Status>;
 
     /// The name of the port at which packets of this address arrive, if known.

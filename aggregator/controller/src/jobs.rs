@@ -117,10 +117,10 @@ impl<B: Backend> Jobs for JobsService<B> {
         request: Request<api::DeleteJobRequest>,
     ) -> Answer<api::DeleteJobReply> {
         let mut inner = self.shared().order(election(&request)?)?;
-        let api::DeleteJobRequest { name, gone } = request.into_inner();
+        let api::DeleteJobRequest { name, forget_connections } = request.into_inner();
         let flows = inner.controller.job(&name).map(Job::ever_had);
         let mut actions = inner.controller.delete_job(&name).map_err(refused)?;
-        actions.extend(flows.ok().filter(|_| gone).map(Action::ForgetEnded));
+        actions.extend(flows.ok().filter(|_| forget_connections).map(Action::ForgetEnded));
         inner.carry_out(None, actions)?;
         log::info!(NETSUM_JOB = name; "job {name} deleted");
         Ok(Response::new(api::DeleteJobReply {}))

@@ -25,7 +25,7 @@ pub struct Limits {
     /// Connections open at once from one address; each rank has one or two.
     pub per_address: usize,
     /// Time to show a token before a connection is closed.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Wrong tokens from one address within `penalty`.
     pub tries: usize,
     /// Time until a wrong token's try is returned.
@@ -37,7 +37,7 @@ impl Default for Limits {
         Self {
             connections: 4096,
             per_address: 192,
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
             tries: 16,
             penalty: Duration::from_secs(1),
         }
@@ -116,7 +116,7 @@ impl ConnectionLimiter {
         address.connections += 1;
         let (tries, penalty) = (address.tries.clone(), self.limits.penalty);
         let peer = Peer { ip, proved: Arc::default(), tries, penalty, wrong: self.wrong.clone() };
-        let deadline = Some(Box::pin(tokio::time::sleep(self.limits.patience)));
+        let deadline = Some(Box::pin(tokio::time::sleep(self.limits.timeout)));
         Some(Connection { tcp, deadline, peer, limiter: self.clone() })
     }
 

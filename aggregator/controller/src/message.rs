@@ -188,7 +188,7 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         token: if r.token.is_empty() { token()? } else { r.token }.into(),
         tenant: if r.tenant.is_empty() { defaults::TENANT.to_owned() } else { r.tenant },
         members: members(&r.members, &r.groups, &r.uplink, &r.ring_order)?,
-        or_ring: r.or_ring,
+        host_ring_fallback: r.host_ring_fallback,
     })
 }
 

@@ -218,7 +218,7 @@ impl<B: Backend> Worker for WorkerService<B> {
                 .into_iter()
                 .map(|c| connection(Some(c), "rings"))
                 .collect::<Result<_, _>>()?,
-            plain: connection(a.plain, "plain")?,
+            bypass: connection(a.bypass, "bypass")?,
             any_ip_id: a.any_ip_id,
             selective: a.selective,
         };
@@ -275,11 +275,12 @@ impl<B: Backend> Worker for WorkerService<B> {
             ip: a.ip.to_string(),
             mac: mac_text(a.mac),
             rings: a.rings.iter().map(connection_message).collect(),
-            plain: Some(connection_message(&a.plain)),
+            bypass: Some(connection_message(&a.bypass)),
             any_ip_id: a.any_ip_id,
             selective: a.selective,
         });
-        let (ranks, without_box) = (ranks.collect(), job.spec.or_ring && current.without_box);
+        let (ranks, without_box) =
+            (ranks.collect(), job.spec.host_ring_fallback && current.without_box);
         let heartbeat = self.shared().heartbeat.as_millis() as u32;
         let job = Some(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false));
         Ok(Response::new(api::JoinReply { job, ranks, without_box, warnings }))
@@ -350,7 +351,7 @@ mod tests {
             ip: [10, 0, 0, 1].into(),
             mac: [2, 0, 0, 0, 0, 1],
             rings: vec![c()],
-            plain: c(),
+            bypass: c(),
             any_ip_id: false,
             selective: true,
         };

@@ -45,7 +45,7 @@ impl Cost {
             token: String::new().into(),
             tenant: defaults::TENANT.into(),
             members: Members::default(),
-            or_ring: false,
+            host_ring_fallback: false,
         };
         spec.cost()
     }

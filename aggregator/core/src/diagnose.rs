@@ -87,7 +87,7 @@ impl RingEvidence {
     /// The receiver of a rank's packets, as text.
     fn receiver(&self, rank: &RankEvidence) -> String {
         let next = self.after(rank.flow.rank);
-        if next.flow.mark != 0 {
+        if next.flow.group_mark != 0 {
             format!("{} behind another box", rank.flow.dst)
         } else {
             format!("rank {}", next.sender)
@@ -102,7 +102,7 @@ impl RingEvidence {
 
 /// An unknown flow: a connection with data that is not registered.
 #[derive(Clone, Debug)]
-pub struct Stranger {
+pub struct UnknownFlow {
     pub src: IpAddr,
     pub dst: IpAddr,
     /// The destination's queue pair.
@@ -138,18 +138,18 @@ impl Finding {
 pub fn diagnose(
     job: &Job,
     rings: &[RingEvidence],
-    strangers: &[Stranger],
+    unknown_flows: &[UnknownFlow],
     wrong_tokens: u64,
     obstacles: &[Defect],
 ) -> Vec<Finding> {
     // Bypass connections are unregistered on purpose.
-    let is_bypass = |s: &&Stranger| bypass_sender(job, s.src, s.dst, s.qpn).is_some();
-    let strangers: Vec<_> = strangers.iter().filter(|s| !is_bypass(s)).cloned().collect();
+    let is_bypass = |s: &&UnknownFlow| bypass_sender(job, s.src, s.dst, s.qpn).is_some();
+    let unknown_flows: Vec<_> = unknown_flows.iter().filter(|s| !is_bypass(s)).cloned().collect();
     let finding = |defect: &Defect| Finding::of_job(&*defect.found, &*defect.mend);
     let of =
         |fatal: bool| obstacles.iter().filter(move |defect| defect.is_fatal == fatal).map(finding);
     let mut findings: Vec<Finding> = of(true).collect();
-    let job_itself = of_job(job, rings, &strangers, wrong_tokens);
+    let job_itself = of_job(job, rings, &unknown_flows, wrong_tokens);
     // An obstacle explains why nothing is pending.
     let is_news = |f: &Finding| findings.is_empty() || f.what != IDLE;
     let more: Vec<Finding> = job_itself.into_iter().filter(is_news).collect();
@@ -164,7 +164,7 @@ const IDLE: &str = "nothing is pending: every sum that ranks have begun has been
 fn of_job(
     job: &Job,
     rings: &[RingEvidence],
-    strangers: &[Stranger],
+    unknown_flows: &[UnknownFlow],
     wrong_tokens: u64,
 ) -> Vec<Finding> {
     match &job.state {
@@ -175,13 +175,15 @@ fn of_job(
                  memory",
             )];
         }
-        State::Waiting if job.spec.in_band => return not_shown_up(job, strangers, wrong_tokens),
+        State::Waiting if job.spec.in_band => {
+            return not_shown_up(job, unknown_flows, wrong_tokens);
+        }
         State::Waiting => return waiting(job),
         State::Active => {}
     }
     let by_job = |f: Finding| Finding { rank: f.rank.map(|member| job.sender(member)), ..f };
     let mut findings: Vec<Finding> =
-        rings.iter().flat_map(|r| of_ring(r, strangers)).map(by_job).collect();
+        rings.iter().flat_map(|r| of_ring(r, unknown_flows)).map(by_job).collect();
     if let Some((claim, _)) = job.claims().next() {
         findings.push(Finding {
             ring: Some(JobRing(claim.header.ring)),
@@ -245,7 +247,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
 }
 
 /// A job set up in band with missing connections.
-fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Finding> {
+fn not_shown_up(job: &Job, unknown_flows: &[UnknownFlow], wrong_tokens: u64) -> Vec<Finding> {
     let missing = job.unclaimed().into_iter();
     let mut findings: Vec<Finding> = missing
         .map(|(ring, rank)| Finding {
@@ -272,7 +274,7 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
             format!("compare with `netsum job show {} --show-token`", job.spec.name),
         ));
     }
-    findings.extend(strangers.iter().map(|s| {
+    findings.extend(unknown_flows.iter().map(|s| {
         Finding::of_job(
             format!(
                 "{} sends to queue pair {:#x} of {}, {} packets while it was watched: none of \
@@ -285,7 +287,7 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
     findings
 }
 
-fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
+fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec<Finding> {
     let view = &ring.view;
     let here = |rank: Rank, (what, next): (String, String)| Finding {
         ring: Some(ring.ring),
@@ -296,7 +298,7 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
     };
     let lacking = |r: &RankEvidence| Finding {
         behind: r.asks_behind(),
-        ..here(r.flow.rank, missing_rank(ring, r, strangers))
+        ..here(r.flow.rank, missing_rank(ring, r, unknown_flows))
     };
     if let Some(rank) = view.state.stopped.checked_sub(1)
         && let Some(evidence) = ring.ranks.get(rank as usize)
@@ -322,7 +324,7 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
     let never = |r: &&RankEvidence| {
         !disagree.contains(&r.flow.rank)
             && !accepted(r, view)
-            && (r.seen.packets > 0 || talks_elsewhere(r, strangers))
+            && (r.seen.packets > 0 || talks_elsewhere(r, unknown_flows))
     };
     findings.extend(ring.ranks.iter().filter(never).map(lacking));
     if ring.waits.is_some() {
@@ -349,19 +351,23 @@ fn accepted(rank: &RankEvidence, view: &RingView) -> bool {
         || view.front().is_some_and(|s| s.contributors & 1 << rank.flow.rank.0 != 0)
 }
 
-fn talks_elsewhere(rank: &RankEvidence, strangers: &[Stranger]) -> bool {
-    rank.seen.packets == 0 && stranger_of(rank, strangers).is_some()
+fn talks_elsewhere(rank: &RankEvidence, unknown_flows: &[UnknownFlow]) -> bool {
+    rank.seen.packets == 0 && unknown_flow_of(rank, unknown_flows).is_some()
 }
 
 /// Data that the rank sends to its neighbour on a connection that is not registered.
-fn stranger_of<'a>(rank: &RankEvidence, strangers: &'a [Stranger]) -> Option<&'a Stranger> {
+fn unknown_flow_of<'a>(
+    rank: &RankEvidence,
+    unknown_flows: &'a [UnknownFlow],
+) -> Option<&'a UnknownFlow> {
     let flow = &rank.flow;
     // On bypass connections netsum's own ranks tell each other that no box sums.
-    let plain =
+    let bypass =
         [rank.sender.0 + 1, 0].map(|receiver| static_connection(receiver, None).receive_qpn.get());
-    let strangers = || strangers.iter().filter(|s| !plain.contains(&s.qpn));
-    strangers().find(|s| s.src == flow.src && s.dst == flow.dst).or_else(|| {
-        strangers().find(|s| s.src == flow.src || s.dst == flow.dst && s.ifindex == flow.ifindex)
+    let unknown_flows = || unknown_flows.iter().filter(|s| !bypass.contains(&s.qpn));
+    unknown_flows().find(|s| s.src == flow.src && s.dst == flow.dst).or_else(|| {
+        unknown_flows()
+            .find(|s| s.src == flow.src || s.dst == flow.dst && s.ifindex == flow.ifindex)
     })
 }
 
@@ -369,7 +375,7 @@ fn stranger_of<'a>(rank: &RankEvidence, strangers: &'a [Stranger]) -> Option<&'a
 fn missing_rank(
     ring: &RingEvidence,
     rank: &RankEvidence,
-    strangers: &[Stranger],
+    unknown_flows: &[UnknownFlow],
 ) -> (String, String) {
     let (flow, seen, port) = (&rank.flow, &rank.seen, &rank.port);
     if !port.up {
@@ -379,7 +385,7 @@ fn missing_rank(
         );
     }
     if seen.packets == 0 {
-        let (what, mut next) = nothing_came(rank, stranger_of(rank, strangers));
+        let (what, mut next) = nothing_came(rank, unknown_flow_of(rank, unknown_flows));
         let neighbour = ring.after(flow.rank);
         if neighbour.flow.ifindex == flow.ifindex {
             next = format!(
@@ -434,9 +440,9 @@ fn missing_rank(
     }
 }
 
-fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, String) {
+fn nothing_came(rank: &RankEvidence, unknown_flow: Option<&UnknownFlow>) -> (String, String) {
     let (flow, port) = (&rank.flow, &rank.port);
-    match stranger {
+    match unknown_flow {
         Some(s) if s.src == flow.src && s.dst == flow.dst => (
             format!(
                 "sends to queue pair {:#x} of {}, and {:#x} is registered",
@@ -668,7 +674,7 @@ mod tests {
             id: RingNumber(1),
             cpu: 0,
             config: RingConfig {
-                ranks: 2,
+                members: 2,
                 slots: 16,
                 credit: 8,
                 mtu: 1024,
@@ -691,7 +697,7 @@ mod tests {
                 dst: [10, 0, 0, 2 - rank as u8].into(),
                 qpn: Qpn::new(17),
                 src_mac: None,
-                mark: 0,
+                group_mark: 0,
             },
             sender: Rank(rank),
             member: Member::Rank(rank),
@@ -743,14 +749,14 @@ mod tests {
         evidence.view.slot =
             Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
         let FlowSpec { src, dst, ifindex, .. } = evidence.ranks[0].flow;
-        let plain = Stranger {
+        let bypass = UnknownFlow {
             src,
             dst,
             qpn: static_connection(1, None).receive_qpn.get(),
             ifindex,
             packets: 9,
         };
-        for f in of_ring(&evidence, &[plain]) {
+        for f in of_ring(&evidence, &[bypass]) {
             let _ = writeln!(said, "{}\n  {}", f.what, f.next);
         }
         insta::assert_snapshot!(said, @"

@@ -371,7 +371,7 @@ impl Job {
                 dst,
                 qpn,
                 src_mac: Some(src_mac),
-                mark: 0,
+                group_mark: 0,
             }
         };
         claims.iter().map(flow).collect()

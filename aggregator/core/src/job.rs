@@ -49,7 +49,7 @@ pub struct JobSpec {
     pub members: Members,
     /// Its ranks may begin even if no boxes can sum for them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub or_ring: bool,
+    pub host_ring_fallback: bool,
 }
 
 /// Most ranks of a job over several boxes; each box has at most 64 members.
@@ -82,7 +82,14 @@ impl JobSpec {
         let credit = self.window.of(self.fragments()).map_or(0, |credit| credit.0);
         let relaxed = if in_order { 0 } else { ring_flags::RELAXED };
         let ranks = self.member_count();
-        RingConfig { flags: self.flags() | relaxed, ranks, slots, credit, mtu: self.mtu, cpu: 0 }
+        RingConfig {
+            flags: self.flags() | relaxed,
+            members: ranks,
+            slots,
+            credit,
+            mtu: self.mtu,
+            cpu: 0,
+        }
     }
 
     /// Number of members of each ring on this box.
@@ -97,7 +104,7 @@ impl JobSpec {
             | flag(self.in_band, ring_flags::IN_BAND)
             | flag(self.members.uplink.is_some(), ring_flags::UPLINK)
             | flag(!self.members.groups.is_empty(), ring_flags::GROUPS)
-            | u32::from(self.members.mark(self.ranks)) << ring_flags::MARK_SHIFT
+            | u32::from(self.members.group_mark(self.ranks)) << ring_flags::GROUP_MARK_SHIFT
     }
 
     /// Checks every property; returns the slots of a ring.
@@ -209,7 +216,7 @@ pub struct Job {
     /// Number of the last epoch that began.
     pub last_epoch: u32,
     /// How often its ranks have fallen back from the box, as far as this controller knows.
-    pub fall_backs: u64,
+    pub fallbacks: u64,
     pub(super) forming: Option<Forming>,
     /// Why ranks were refused that have not joined since.
     pub(super) refused: BTreeMap<Rank, String>,
@@ -225,7 +232,7 @@ impl Job {
     pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>) -> Self {
         let (flows, state) = (Vec::new(), State::Waiting);
         let in_band = InBand::default();
-        let (epoch, last_epoch, fall_backs, forming, refused) = (None, 0, 0, None, BTreeMap::new());
+        let (epoch, last_epoch, fallbacks, forming, refused) = (None, 0, 0, None, BTreeMap::new());
         let ended = Vec::new();
         Self {
             spec,
@@ -235,7 +242,7 @@ impl Job {
             state,
             epoch,
             last_epoch,
-            fall_backs,
+            fallbacks,
             forming,
             refused,
             in_band,

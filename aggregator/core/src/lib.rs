@@ -18,11 +18,12 @@
 //! | [`saved`] | state that outlives the daemon |
 //! | [`token`] | the secret of a job |
 //! | [`trace`] | which packets a client wants to see |
-//! | [`train`] | the rate of a link, from a train of frames |
+//! | [`bandwidth`] | the rate of a link, from a bandwidth probe |
 //! | [`uplinks`] | the ports towards parent boxes |
 //! | [`watch`] | stalled rings, over time |
 //! | [`diagnose`] | why a job is stalled, in words |
 
+pub mod bandwidth;
 pub mod bridging;
 pub mod cost;
 pub mod diagnose;
@@ -44,7 +45,6 @@ pub mod tenant;
 mod tests;
 pub mod token;
 pub mod trace;
-pub mod train;
 pub mod uplinks;
 pub mod watch;
 
@@ -540,7 +540,7 @@ impl Controller {
             }
         }
         flow.rank = Rank(number);
-        flow.mark = member.mark();
+        flow.group_mark = member.group_mark();
         Ok(())
     }
 

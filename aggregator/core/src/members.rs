@@ -8,7 +8,7 @@
 use std::fmt;
 
 use netsum_common::abi::MAX_RANKS;
-use netsum_common::wire::{TOTAL, mark};
+use netsum_common::wire::{TOTAL, group_mark};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
@@ -23,8 +23,8 @@ pub struct Group {
 
 impl Group {
     /// The mark that their sum carries upwards.
-    fn mark(self) -> u8 {
-        mark(self.last - self.first + 1)
+    fn group_mark(self) -> u8 {
+        group_mark(self.last - self.first + 1)
     }
 }
 
@@ -62,10 +62,10 @@ pub enum Member {
 
 impl Member {
     /// The mark that its packets carry ([`crate::plane::FlowSpec::mark`]).
-    pub fn mark(&self) -> u8 {
+    pub fn group_mark(&self) -> u8 {
         match self {
             Self::Rank(_) => 0,
-            Self::Group(group) => group.mark(),
+            Self::Group(group) => group.group_mark(),
             Self::Up => TOTAL,
         }
     }
@@ -154,9 +154,9 @@ impl Members {
     }
 
     /// The mark that the sum of all members below carries upwards; 0 without an uplink.
-    pub fn mark(&self, ranks: u32) -> u8 {
+    pub fn group_mark(&self, ranks: u32) -> u8 {
         match (&self.uplink, self.below(ranks)) {
-            (Some(_), Some(below)) => below.mark(),
+            (Some(_), Some(below)) => below.group_mark(),
             _ => 0,
         }
     }
@@ -235,11 +235,13 @@ impl Members {
             )),
             // If this box stops adding, the parent receives the last group's sum in place of that
             // of all members.
-            Some(uplink) if below.len() > 1 && last.mark() == sum.mark() => invalid(format!(
-                "--groups {last} and --uplink {uplink}: the parent could take the sum of {last} \
+            Some(uplink) if below.len() > 1 && last.group_mark() == sum.group_mark() => {
+                invalid(format!(
+                    "--groups {last} and --uplink {uplink}: the parent could take the sum of {last} \
                  for that of {sum}; the last group may have two thirds of the ranks below a box at \
                  the most"
-            )),
+                ))
+            }
             _ if all.len() < 2 || all.len() > MAX_RANKS => {
                 invalid(format!("{} members: 2 to {MAX_RANKS} are possible", all.len()))
             }
@@ -314,21 +316,28 @@ mod tests {
             (middle.of(7, 16).map(|m| m.0), middle.of(3, 16)),
             (Some(1), Some((2, Member::Up)))
         );
-        let marks: Vec<u8> = middle.list(16).iter().map(Member::mark).collect();
-        assert_eq!((&marks[..], middle.mark(16)), (&[mark(2), mark(2), TOTAL][..], mark(4)));
+        let marks: Vec<u8> = middle.list(16).iter().map(Member::group_mark).collect();
+        assert_eq!(
+            (&marks[..], middle.group_mark(16)),
+            (&[group_mark(2), group_mark(2), TOTAL][..], group_mark(4))
+        );
         // A single group's sum is that of all.
         members("", "4-7", "swp9").check(16).unwrap();
         assert_eq!(
-            (members("", "0-3,4-7", "").mark(8), members("4-7", "", "swp9").mark(8)),
-            (0, mark(4))
+            (members("", "0-3,4-7", "").group_mark(8), members("4-7", "", "swp9").group_mark(8)),
+            (0, group_mark(4))
         );
     }
 
     #[test]
     fn who_lacks_a_third_of_the_ranks_has_another_mark() {
         for all in 2..4096u32 {
-            assert!(mark(all - 1) <= mark(all) && mark(all) <= netsum_common::wire::MARK, "{all}");
-            assert!(mark(all * 2 / 3) < mark(all), "{all}");
+            assert!(
+                group_mark(all - 1) <= group_mark(all)
+                    && group_mark(all) <= netsum_common::wire::GROUP_MARK,
+                "{all}"
+            );
+            assert!(group_mark(all * 2 / 3) < group_mark(all), "{all}");
         }
     }
 

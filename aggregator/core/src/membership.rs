@@ -35,7 +35,7 @@ pub struct RankAddress {
     /// Its connections, by ring.
     pub rings: Vec<Connection>,
     /// Its bypass connections.
-    pub plain: Connection,
+    pub bypass: Connection,
     /// Its packets have IPv4 identifications that count up, as those of a kernel or an adapter do.
     /// The other ranks are told.
     #[serde(default)]
@@ -213,7 +213,7 @@ impl Controller {
                 job.rings.len()
             )));
         }
-        for c in a.rings.iter().chain([&a.plain]) {
+        for c in a.rings.iter().chain([&a.bypass]) {
             for (what, value) in [
                 ("receive_qpn", c.receive_qpn),
                 ("send_qpn", c.send_qpn),
@@ -228,7 +228,7 @@ impl Controller {
             }
         }
         let mut qpns: Vec<u32> =
-            a.rings.iter().chain([&a.plain]).flat_map(|c| [c.receive_qpn, c.send_qpn]).collect();
+            a.rings.iter().chain([&a.bypass]).flat_map(|c| [c.receive_qpn, c.send_qpn]).collect();
         qpns.sort_unstable();
         if qpns.windows(2).any(|w| w[0] == w[1]) {
             return Err(Refusal::Invalid(format!(
@@ -260,7 +260,7 @@ impl Controller {
                     dst: next.address.ip,
                     qpn: Qpn::new(next.address.rings[r].receive_qpn),
                     src_mac: Some(w.mac),
-                    mark: 0,
+                    group_mark: 0,
                 });
             }
         }
@@ -395,7 +395,7 @@ impl Controller {
             let has_left = heard.replace(now).is_none();
             // All ranks fall back together, so one report counts.
             if without_box && !has_left && !std::mem::replace(&mut current.without_box, true) {
-                job.fall_backs += 1;
+                job.fallbacks += 1;
             }
         }
         Ok(job)
@@ -422,7 +422,7 @@ impl Controller {
 
     /// No box sums for the ranks of this epoch. Returns whether they may begin without one.
     pub fn set_without_box(&mut self, name: &str, epoch: u32) -> bool {
-        let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.or_ring) else {
+        let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.host_ring_fallback) else {
             return false;
         };
         let current = job.epoch.as_mut().filter(|current| current.number == epoch);

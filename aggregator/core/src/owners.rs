@@ -33,7 +33,7 @@ impl Claim<'_> {
 /// The addresses of senders, and those of receivers behind other boxes. If a job has several
 /// uplinks, the first one owns such an address.
 fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim<'a>> {
-    let by_boxes = flows.iter().filter(|f| f.mark != 0);
+    let by_boxes = flows.iter().filter(|f| f.group_mark != 0);
     let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
     let way_up = job.way_up(flows);
     let further =

@@ -41,7 +41,8 @@ pub fn astray(
 ) -> Vec<Defect> {
     let mut all: Vec<Defect> = Vec::new();
     for Stray { src, to, port } in strays.iter().filter(|_| job.epoch.is_some()) {
-        let Some(flow) = job.flows.iter().find(|flow| flow.src == *src && flow.mark == 0) else {
+        let Some(flow) = job.flows.iter().find(|flow| flow.src == *src && flow.group_mark == 0)
+        else {
             continue;
         };
         let (rank, expected) = (job.sender(flow.rank), port_name(flow.ifindex));
@@ -163,7 +164,7 @@ pub fn bypass_sender(job: &Job, src: IpAddr, dst: IpAddr, qpn: u32) -> Option<Ra
     let pairs = epoch.ring.iter().zip(epoch.ring.iter().cycle().skip(1));
     let of = |rank: &Rank| &epoch.ranks[rank.0 as usize];
     pairs.map(|(rank, next)| (of(rank), of(next))).find_map(|(rank, next)| {
-        (rank.ip == src && next.ip == dst && next.plain.receive_qpn == qpn).then_some(rank.rank)
+        (rank.ip == src && next.ip == dst && next.bypass.receive_qpn == qpn).then_some(rank.rank)
     })
 }
 

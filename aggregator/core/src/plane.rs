@@ -39,9 +39,9 @@ pub struct FlowSpec {
     /// Sender's MAC address; `None`: learned from the first verified packet.
     pub src_mac: Option<[u8; 6]>,
     /// The mark that its packets carry if they come from another box, above or below
-    /// ([`netsum_common::wire::has_mark`]); otherwise 0.
+    /// ([`netsum_common::wire::has_group_mark`]); otherwise 0.
     #[serde(default)]
-    pub mark: u8,
+    pub group_mark: u8,
 }
 
 impl FlowSpec {

@@ -39,7 +39,7 @@ pub struct Saved {
     /// Aggregation rate of one of a box's CPUs in bytes per second, measured before there were
     /// jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub adds: Option<u64>,
+    pub aggregation_rate: Option<u64>,
 }
 
 /// A link between boxes with its measured rate, in bits per second.
@@ -100,8 +100,11 @@ struct SavedEpoch {
 
 impl SavedRing {
     fn new(spec: &JobSpec, ring: &RingSpec) -> Self {
-        let RingSpec { id, cpu, config: RingConfig { flags, ranks, slots, credit, mtu, .. } } =
-            *ring;
+        let RingSpec {
+            id,
+            cpu,
+            config: RingConfig { flags, members: ranks, slots, credit, mtu, .. },
+        } = *ring;
         let JobSpec { verify_icrc, in_band, .. } = *spec;
         let in_order = flags & ring_flags::RELAXED == 0;
         Self { id, ranks, slots, credit, mtu, cpu, verify_icrc, in_order, in_band }
@@ -141,7 +144,7 @@ impl Controller {
                 ring: e.ring.clone(),
                 reconnect: e.reconnect,
                 // Ranks of other jobs report this themselves.
-                without_box: e.without_box && job.spec.or_ring,
+                without_box: e.without_box && job.spec.host_ring_fallback,
             }),
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };

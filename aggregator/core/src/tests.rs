@@ -24,7 +24,7 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
         verify_icrc: true,
         in_order: None,
         in_band: false,
-        or_ring: false,
+        host_ring_fallback: false,
         token: "t".into(),
         tenant: "default".into(),
         members: members::Members::default(),
@@ -50,7 +50,7 @@ fn flow(rank: u32, ranks: u32) -> FlowSpec {
         dst: ip((rank + 1) % ranks),
         qpn: Qpn::new(100 + rank),
         src_mac: None,
-        mark: 0,
+        group_mark: 0,
     }
 }
 
@@ -68,7 +68,7 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
             ip: IpAddr::from([10, 0, epoch as u8, rank as u8 + 1]),
             mac: [2, 0, 0, 0, 0, rank as u8],
             rings: vec![c(4)],
-            plain: c(8),
+            bypass: c(8),
             any_ip_id: false,
             selective: true,
         },
@@ -591,7 +591,7 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
         .iter()
         .find_map(|a| if let Action::CreateRing(r) = a { Some(r.config) } else { None });
     let config = made.unwrap();
-    assert_eq!((config.ranks, config.flags & ring_flags::UPLINK), (3, ring_flags::UPLINK));
+    assert_eq!((config.members, config.flags & ring_flags::UPLINK), (3, ring_flags::UPLINK));
     let ten = |rank: u32, ifindex| FlowSpec { ifindex, qpn: Qpn::new(100 + rank), ..flow(rank, 6) };
     let add = |c: &mut Controller, rank, ifindex| c.add_flow("a", JobRing(0), ten(rank, ifindex));
     let error = add(&mut c, 4, 10).unwrap_err().to_string();
@@ -602,12 +602,12 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     let [Action::AddFlow(last), Action::ActivateRing(_, ports)] = &actions[..] else {
         panic!("{actions:?}")
     };
-    assert_eq!((last.rank, last.mark, &ports[..]), (Rank(1), 0, &[10, 11, 13][..]));
+    assert_eq!((last.rank, last.group_mark, &ports[..]), (Rank(1), 0, &[10, 11, 13][..]));
     let job = c.job("a").unwrap();
     assert!(
         job.flows
             .iter()
-            .any(|f| f.rank == Rank(2) && f.mark == TOTAL && job.sender(f.rank) == Rank(1))
+            .any(|f| f.rank == Rank(2) && f.group_mark == TOTAL && job.sender(f.rank) == Rank(1))
     );
     let error = c.create_job(JobSpec { in_band: true, ..spec }).unwrap_err().to_string();
     assert!(error.contains("only some of the ranks"), "{error}");
@@ -703,7 +703,7 @@ fn the_state_file_has_plain_numbers() {
     let flow = FlowSpec { ring: RingNumber(3), ..flow(0, 2) };
     let text = r#"{"ring":3,"rank":0,"base_psn":5,"ifindex":10,"src":"10.0.0.1","dst":"10.0.0.2","qpn":100,"src_mac":null}"#;
     let written = serde_json::to_string(&flow).unwrap();
-    assert_eq!(written, text.replace("null}", "null,\"mark\":0}"));
+    assert_eq!(written, text.replace("null}", "null,\"group_mark\":0}"));
     assert_eq!(serde_json::from_str::<FlowSpec>(text).unwrap(), flow);
     assert_eq!(serde_json::to_value(spec("a", 2)).unwrap()["window"], 2);
 }
@@ -758,7 +758,7 @@ proptest! {
                     Action::AddFlow(f) => prop_assert!(flows.insert(f.key()), "flow twice"),
                     Action::ActivateRing(r, ports) => {
                         prop_assert!(rings.contains(&r.id));
-                        prop_assert_eq!(ports.len(), r.config.ranks as usize);
+                        prop_assert_eq!(ports.len(), r.config.members as usize);
                     }
                     Action::ForgetEnded(gone) => prop_assert!(gone.iter().all(|key| !flows.contains(key))),
                     Action::Reply { .. } | Action::ResetCounters(_) => {}
@@ -1118,7 +1118,7 @@ fn ranks_that_sum_by_themselves_have_fallen_back_once_in_an_epoch() {
     };
     let beats = |c: &mut Controller, rank, epoch, without_box| {
         let job = c.heartbeat("train", "t", Rank(rank), epoch, without_box, now).unwrap();
-        (job.epoch.as_ref().is_some_and(|e| e.without_box), job.fall_backs)
+        (job.epoch.as_ref().is_some_and(|e| e.without_box), job.fallbacks)
     };
     begin(&mut c, 0);
     assert_eq!(beats(&mut c, 0, 1, false), (false, 0));

@@ -20,7 +20,7 @@ pub const HOLD: Duration = Duration::from_millis(200);
 
 /// Timeouts of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct RingTimeouts {
     /// How long a complete sum is held back without a packet to carry it, before the box sends one.
     pub hold: Duration,
     /// How long a sum may lack contributions before it is reported.
@@ -132,19 +132,19 @@ struct Track {
 /// The histories of all active rings, by ring number.
 #[derive(Debug)]
 pub struct Watch {
-    patience: Patience,
+    timeouts: RingTimeouts,
     rings: BTreeMap<RingNumber, Track>,
 }
 
 impl Watch {
     /// A watch without any readings.
-    pub fn new(patience: Patience) -> Self {
-        Self { patience, rings: BTreeMap::new() }
+    pub fn new(timeouts: RingTimeouts) -> Self {
+        Self { timeouts, rings: BTreeMap::new() }
     }
 
     /// Changes the timeouts.
-    pub fn set_patience(&mut self, patience: Patience) {
-        self.patience = patience;
+    pub fn set_timeouts(&mut self, timeouts: RingTimeouts) {
+        self.timeouts = timeouts;
     }
 
     /// Forgets all rings but the active ones.
@@ -181,13 +181,13 @@ impl Watch {
         let waited = now - *track.pending.get_or_insert(now);
         let held = view.is_held();
         if held
-            && waited >= self.patience.hold
-            && track.sent.is_none_or(|t| now - t >= self.patience.hold)
+            && waited >= self.timeouts.hold
+            && track.sent.is_none_or(|t| now - t >= self.timeouts.hold)
         {
             track.sent = Some(now);
             events.push(RingEvent::Held { slot: view.state.low & (ring.config.slots - 1) });
         }
-        if !track.reported && waited >= self.patience.stall {
+        if !track.reported && waited >= self.timeouts.stall {
             track.reported = true;
             events.push(RingEvent::Stalled {
                 index: view.state.low,
@@ -217,8 +217,8 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Patience =
-        Patience { hold: Duration::from_millis(100), stall: Duration::from_secs(5) };
+    const TIMEOUTS: RingTimeouts =
+        RingTimeouts { hold: Duration::from_millis(100), stall: Duration::from_secs(5) };
 
     const RING: RingNumber = RingNumber(3);
 
@@ -227,7 +227,7 @@ mod tests {
             id: RING,
             cpu: 0,
             config: RingConfig {
-                ranks: 2,
+                members: 2,
                 slots: 16,
                 credit: 8,
                 mtu: 1024,
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_ring_without_anything_to_do_is_never_reported() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         for s in 0..100 {
             let v = view(4, 0, [Some(3), Some(3)]);
             assert_eq!(watch.observe(&ring(), &v, start + Duration::from_secs(s)), []);
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_ring_that_stands_still_is_reported_once_with_the_ranks_it_waits_for() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         let v = view(4, 1, [Some(4), Some(3)]);
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(watch.observe(&ring(), &v, at(0)), []);
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn the_clock_starts_anew_with_every_index() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         for i in 0..100 {
             let v = view(i, 1, [Some(i), i.checked_sub(1)]);
             assert_eq!(
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn contributions_behind_a_gap_of_all_ranks_are_pending_too() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         // Both ranks' fragments of index 4 were lost; those of 5 arrived.
         let v = view(4, 0, [Some(5), Some(5)]);
         assert_eq!(watch.observe(&ring(), &v, start), []);
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_complete_sum_without_a_vehicle_gets_one_again_and_again() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         let v = view(20, 3, [Some(20), Some(20)]);
         let mut sent = Vec::new();
         for ms in (0..400).step_by(50) {
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn when_a_packet_came_is_known_from_the_first_look_on() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         watch.observe(&ring(), &view(4, 0, [Some(3), None]), start);
         assert_eq!(
             (watch.last_packet(RING, Rank(0)), watch.last_packet(RING, Rank(1))),
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_psn_from_far_away_says_nothing_about_what_is_pending() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         let mut v = view(4, 0, [Some(3), Some(3)]);
         v.ranks[1].last_psn = 0x70_0000;
         for s in 0..10 {

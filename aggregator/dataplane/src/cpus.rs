@@ -73,7 +73,7 @@ impl BpfDataPlane {
     /// Moves a ring to a CPU. The ring is inactive meanwhile, so two CPUs never serve it.
     fn serve_by(&mut self, ring: RingNumber, cpu: u32) -> Result<()> {
         let config = self.ring_config(ring)?;
-        if config.ranks == 0 || config.cpu == cpu {
+        if config.members == 0 || config.cpu == cpu {
             return Ok(());
         }
         self.set_active(ring, false)?;

@@ -6,7 +6,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use aya::maps::HashMap;
-use netsum_common::abi::{Address, Flow, FlowKey, Owner, RingNumber, StrangerKey, maps, watch};
+use netsum_common::abi::{Address, ConnectionKey, Flow, FlowKey, Owner, RingNumber, maps, watch};
 use netsum_common::counters::Counter;
 use netsum_core::plane::{EndedFlow, FlowSeen, FlowSpec, mapped, unmapped};
 
@@ -16,10 +16,10 @@ impl BpfDataPlane {
     /// Registers a flow; replaces an ended one with the same key.
     pub(super) fn register(&mut self, flow: &FlowSpec) -> Result<()> {
         let before = self.flow(flow.key())?;
-        self.own(Address::ip(mapped(flow.src)), flow.ifindex, flow.mark != 0)
+        self.own(Address::ip(mapped(flow.src)), flow.ifindex, flow.group_mark != 0)
             .with_context(|| flow.src.to_string())?;
         if let Some(mac) = flow.src_mac
-            && let Err(error) = self.own(Address::mac(mac), flow.ifindex, flow.mark != 0)
+            && let Err(error) = self.own(Address::mac(mac), flow.ifindex, flow.group_mark != 0)
         {
             self.disown(Address::ip(mapped(flow.src)), flow.ifindex)?;
             return Err(error.context(format!("MAC address of {}", flow.src)));
@@ -32,7 +32,7 @@ impl BpfDataPlane {
             src_ip: mapped(flow.src),
             src_mac: flow.src_mac.unwrap_or_default(),
             mac_given: flow.src_mac.is_some().into(),
-            mark: flow.mark,
+            group_mark: flow.group_mark,
             ..Flow::NOTHING
         };
         if let Err(error) = self.hash(maps::FLOWS)?.insert(flow.key(), value, 0) {
@@ -51,7 +51,7 @@ impl BpfDataPlane {
         let of_ring = || all.iter().filter(|(_, flow)| flow.ring == ring);
         for &(key, flow) in of_ring().filter(|(_, flow)| flow.dst_ifindex == 0) {
             let next = (flow.rank as usize + 1) % ports.len();
-            if of_ring().any(|(_, other)| other.rank as usize == next && other.mark != 0) {
+            if of_ring().any(|(_, other)| other.rank as usize == next && other.group_mark != 0) {
                 let dst_ifindex = ports[next];
                 self.own(Address::ip(key.dst_ip), dst_ifindex, true)
                     .with_context(|| unmapped(key.dst_ip).to_string())?;
@@ -77,7 +77,7 @@ impl BpfDataPlane {
     }
 
     /// Drops data of a connection that waited to become a flow.
-    pub(super) fn end_connection(&mut self, c: &StrangerKey) -> Result<()> {
+    pub(super) fn end_connection(&mut self, c: &ConnectionKey) -> Result<()> {
         let key = FlowKey { dst_ip: c.dst_ip, qpn: c.qpn };
         if self.flow(key)?.is_some() {
             return Ok(());
@@ -192,19 +192,19 @@ impl BpfDataPlane {
         })
     }
 
-    pub(super) fn note_strangers(&mut self, on: bool) -> Result<()> {
+    pub(super) fn note_unknown_flows(&mut self, on: bool) -> Result<()> {
         if on {
-            let mut strangers = self.hash::<StrangerKey, u64>(maps::STRANGERS)?;
-            let old: Vec<_> = strangers.keys().collect::<Result<_, _>>()?;
+            let mut unknown_flows = self.hash::<ConnectionKey, u64>(maps::UNKNOWN_FLOWS)?;
+            let old: Vec<_> = unknown_flows.keys().collect::<Result<_, _>>()?;
             for key in old {
-                ignore_missing(strangers.remove(&key))?;
+                ignore_missing(unknown_flows.remove(&key))?;
             }
         }
-        self.watch(watch::STRANGERS, on)
+        self.watch(watch::UNKNOWN_FLOWS, on)
     }
 
-    pub(super) fn noted_strangers(&self) -> Result<Vec<(StrangerKey, u64)>> {
-        let map: HashMap<_, StrangerKey, u64> = self.map(maps::STRANGERS)?;
+    pub(super) fn noted_unknown_flows(&self) -> Result<Vec<(ConnectionKey, u64)>> {
+        let map: HashMap<_, ConnectionKey, u64> = self.map(maps::UNKNOWN_FLOWS)?;
         map.iter().map(|entry| Ok(entry?)).collect()
     }
 }

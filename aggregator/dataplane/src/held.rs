@@ -56,7 +56,9 @@ impl BpfDataPlane {
         let read = || -> Result<(SavedHeader, u32, u32)> {
             let held = self.maps_of(ring.id)?.slots.get(&slot, 0)?;
             Ok((
-                self.maps_of(ring.id)?.headers.get(&(slot * ring.config.ranks + flow.rank.0), 0)?,
+                self.maps_of(ring.id)?
+                    .headers
+                    .get(&(slot * ring.config.members + flow.rank.0), 0)?,
                 held.index,
                 held.len.into(),
             ))

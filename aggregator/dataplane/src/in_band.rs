@@ -1,7 +1,9 @@
 //! First packets of jobs that are set up in band.
 
 use anyhow::Result;
-use netsum_common::abi::{Claim, ClaimKey, InBandJob, MAX_ENDED, StrangerKey, Token, maps, watch};
+use netsum_common::abi::{
+    Claim, ClaimKey, ConnectionKey, InBandJob, MAX_ENDED, Token, maps, watch,
+};
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::{InBandToken, JobHeader};
 use netsum_core::plane::{FirstPacket, unmapped};
@@ -20,8 +22,8 @@ impl BpfDataPlane {
         ignore_missing(tokens.remove(&Token::new(token)))?;
         // Until then a program may still find the token and add a waiting connection.
         self.wait_for_programs()?;
-        let waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
-        let all: Vec<(StrangerKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
+        let waiting = self.hash::<ConnectionKey, u32>(maps::WAITING)?;
+        let all: Vec<(ConnectionKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
         // Only a few for each ring and rank. A holder of the token can fill the table with forged
         // connections, and other flows need the room.
         let room = MAX_ENDED.saturating_sub(self.ended.len() as u32);
@@ -30,7 +32,7 @@ impl BpfDataPlane {
             if n < most {
                 self.end_connection(c)?;
             }
-            ignore_missing(self.hash::<StrangerKey, u32>(maps::WAITING)?.remove(c))?;
+            ignore_missing(self.hash::<ConnectionKey, u32>(maps::WAITING)?.remove(c))?;
         }
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         if tokens.keys().next().is_none() {

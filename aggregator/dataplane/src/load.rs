@@ -56,7 +56,7 @@ impl BpfDataPlane {
         }
         plane.set_inline(!is_realtime())?;
         // Observers of an earlier daemon ended when it was killed.
-        plane.watch(watch::STRANGERS | watch::TRACE, false)?;
+        plane.watch(watch::UNKNOWN_FLOWS | watch::TRACE, false)?;
         Ok(plane)
     }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use anyhow::Result;
 use aya::maps::{Array, PerCpuArray, PerCpuValues};
 use netsum_common::abi::{
-    Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter, maps,
+    Address, ConnectionKey, FlowKey, Hop, HopKey, InBandJob, RingNumber, TraceFilter, maps,
 };
 use netsum_common::counters::COUNTERS;
 use netsum_common::slot::{RingState, Slot};
@@ -130,12 +130,12 @@ impl DataPlane for BpfDataPlane {
         self.send_duplicate(ring, slot, flow)
     }
 
-    fn watch_strangers(&mut self, on: bool) -> Result<()> {
-        self.note_strangers(on)
+    fn watch_unknown_flows(&mut self, on: bool) -> Result<()> {
+        self.note_unknown_flows(on)
     }
 
-    fn strangers(&self) -> Result<Vec<(StrangerKey, u64)>> {
-        self.noted_strangers()
+    fn unknown_flows(&self) -> Result<Vec<(ConnectionKey, u64)>> {
+        self.noted_unknown_flows()
     }
 
     fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> Result<()> {

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 #[cfg(doc)]
 use netsum_common::abi::Owner;
 use netsum_common::abi::{
-    Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceEvent, TraceFilter,
+    Address, ConnectionKey, FlowKey, Hop, HopKey, InBandJob, RingNumber, TraceEvent, TraceFilter,
 };
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
@@ -94,9 +94,9 @@ pub trait DataPlane: Send {
     /// fragment again.
     fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()>;
     /// Starts or stops recording unknown flows; starting clears the record.
-    fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()>;
+    fn watch_unknown_flows(&mut self, on: bool) -> anyhow::Result<()>;
     /// Unknown flows recorded since the start, with the number of data packets of each.
-    fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>>;
+    fn unknown_flows(&self) -> anyhow::Result<Vec<(ConnectionKey, u64)>>;
     /// Starts noting and dropping first packets with a job's token; also changes the properties of
     /// a token that is known already.
     fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> anyhow::Result<()>;

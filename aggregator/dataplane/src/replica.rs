@@ -13,9 +13,9 @@ use anyhow::{Context as _, Result, bail};
 use aya::maps::{Array, ArrayOfMaps, HashMap, MapData, MapInfo};
 use aya::programs::{ProgramError, TestRun as _, TestRunOptions, loaded_programs};
 use netsum_common::abi::{
-    Address, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS, Owner,
-    ReleaseTag, RingConfig, RingNumber, SavedHeader, StrangerKey, Token, TraceFilter, maps,
-    programs, ring_flags, sum_size, watch,
+    Address, ConnectionKey, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS,
+    Owner, ReleaseTag, RingConfig, RingNumber, SavedHeader, Token, TraceFilter, maps, programs,
+    ring_flags, sum_size, watch,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_core::plane::RingSpec;
@@ -42,7 +42,7 @@ pub struct Replica {
 
 /// Members that receive sums: all but the uplink.
 fn receivers(ring: &RingConfig) -> u32 {
-    ring.ranks - u32::from(ring.flags & ring_flags::UPLINK != 0)
+    ring.members - u32::from(ring.flags & ring_flags::UPLINK != 0)
 }
 
 /// A program's result for a frame.
@@ -176,7 +176,7 @@ impl Replica {
             self.plane.watch(watch::FIRST_PACKETS, true)?;
         }
         if !fresh {
-            copy_hash::<StrangerKey, u32>(&mut self.plane, live, maps::WAITING)?;
+            copy_hash::<ConnectionKey, u32>(&mut self.plane, live, maps::WAITING)?;
         }
         Ok(())
     }
@@ -294,7 +294,7 @@ fn copy_slots(
         let value = slots.get(&slot, 0)?;
         if value.is(Slot::USED) {
             own_slots.set(slot, value, 0)?;
-            for at in slot * config.ranks..(slot + 1) * config.ranks {
+            for at in slot * config.members..(slot + 1) * config.members {
                 own_headers.set(at, headers.get(&at, 0)?, 0)?;
             }
             used.push(slot);

@@ -37,7 +37,7 @@ impl BpfDataPlane {
             let mut sizes = Vec::new();
             for ring in some {
                 let config = self.config(ring)?;
-                let RingConfig { slots, mtu, ranks, .. } = config;
+                let RingConfig { slots, mtu, members: ranks, .. } = config;
                 let ports = ranks - has_parent(&config) as u32;
                 sizes.push((
                     ring.id,
@@ -56,8 +56,8 @@ impl BpfDataPlane {
 
     pub(super) fn start_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> Result<()> {
         check(ring)?;
-        if ports.len() != ring.config.ranks as usize {
-            bail!("{} ports for {} ranks", ports.len(), ring.config.ranks);
+        if ports.len() != ring.config.members as usize {
+            bail!("{} ports for {} ranks", ports.len(), ring.config.members);
         }
         self.own_receivers(ring.id, ports)?;
         let egress = self.egress.try_clone()?;
@@ -89,7 +89,7 @@ impl BpfDataPlane {
         let mut config = self.config(ring)?;
         config.flags |= ring_flags::ACTIVE;
         let hops = self.hash::<HopKey, Hop>(maps::HOPS)?;
-        let mut members = (0..config.ranks).map(|member| HopKey { ring: ring.id, member });
+        let mut members = (0..config.members).map(|member| HopKey { ring: ring.id, member });
         if members.any(|member| hops.get(&member, 0).is_ok()) {
             config.flags |= ring_flags::ROUTED;
         }
@@ -115,7 +115,7 @@ impl BpfDataPlane {
                 let key = EgressKey { ring: *id, ifindex };
                 ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&key))?;
             }
-            let RingConfig { ranks, mtu, .. } = self.ring_config(*id)?;
+            let RingConfig { members: ranks, mtu, .. } = self.ring_config(*id)?;
             for member in 0..ranks {
                 ignore_missing(
                     self.hash::<_, Hop>(maps::HOPS)?.remove(&HopKey { ring: *id, member }),
@@ -212,8 +212,8 @@ fn check(&RingSpec { id, config: ring, .. }: &RingSpec) -> Result<()> {
     if id == RingNumber::NONE || id.0 >= MAX_RINGS {
         bail!("ring number {id} is out of range: 1 to {}", MAX_RINGS - 1);
     }
-    if !(2..=MAX_RANKS as u32).contains(&ring.ranks) {
-        bail!("{} ranks: 2 to {MAX_RANKS} are possible", ring.ranks);
+    if !(2..=MAX_RANKS as u32).contains(&ring.members) {
+        bail!("{} ranks: 2 to {MAX_RANKS} are possible", ring.members);
     }
     if !ring.slots.is_power_of_two()
         || ring.slots > abi::MAX_SLOTS

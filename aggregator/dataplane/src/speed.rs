@@ -34,10 +34,15 @@ const QPN: u32 = 0x100;
 ///
 /// # Errors
 /// If the kernel refuses the programs, or they do not add.
-pub fn adds(mtu: u32) -> Result<u64> {
+pub fn aggregation_rate(mtu: u32) -> Result<u64> {
     let mut plane = BpfDataPlane::load_for_test_runs()?;
-    let config =
-        RingConfig { ranks: RANKS, slots: SLOTS, credit: SLOTS / 2, mtu, ..RingConfig::default() };
+    let config = RingConfig {
+        members: RANKS,
+        slots: SLOTS,
+        credit: SLOTS / 2,
+        mtu,
+        ..RingConfig::default()
+    };
     let ring = RingSpec { id: RingNumber(1), cpu: 0, config };
     plane.create_ring(&ring)?;
     for rank in 0..RANKS {
@@ -100,7 +105,7 @@ fn flow(ring: &RingSpec, rank: u32) -> FlowSpec {
         dst: ip(rank + 1).into(),
         qpn: Qpn::new(QPN + rank),
         src_mac: None,
-        mark: 0,
+        group_mark: 0,
     }
 }
 

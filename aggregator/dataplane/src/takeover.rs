@@ -19,9 +19,9 @@ impl BpfDataPlane {
     pub fn is_whole(&mut self, ring: &RingSpec, active: bool, flows: &[FlowSpec]) -> Result<bool> {
         let rings: Array<_, RingConfig> = self.array(maps::RINGS)?;
         let config = rings.get(&ring.id.0, 0)?;
-        let RingConfig { ranks, slots, credit, mtu, .. } = ring.config;
-        let same =
-            (config.ranks, config.slots, config.credit, config.mtu) == (ranks, slots, credit, mtu);
+        let RingConfig { members: ranks, slots, credit, mtu, .. } = ring.config;
+        let same = (config.members, config.slots, config.credit, config.mtu)
+            == (ranks, slots, credit, mtu);
         if !same || (config.flags & ring_flags::ACTIVE != 0) != active {
             return Ok(false);
         }

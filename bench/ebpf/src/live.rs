@@ -82,7 +82,7 @@ fn next(ctx: &XdpContext) -> Option<()> {
     p.store(PAYLOAD + len, sum.to_le_bytes())?;
     sender.sent += 1;
     sender.rank += 1;
-    if sender.rank >= ring.ranks {
+    if sender.rank >= ring.members {
         sender.rank = 0;
         sender.index = serial::add(sender.index, 1);
     }
@@ -96,7 +96,7 @@ fn received() -> Option<bool> {
     // SAFETY: a map value that one CPU writes.
     let receiver = unsafe { &mut *receiver };
     receiver.rank += 1;
-    if receiver.rank < maps::ring(RING)?.ranks {
+    if receiver.rank < maps::ring(RING)?.members {
         return Some(false);
     }
     receiver.rank = 0;

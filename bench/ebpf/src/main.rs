@@ -16,7 +16,7 @@ use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use netsum_aggregator_ebpf::packet::Packet;
 use netsum_aggregator_ebpf::payload::{self, Op, SumAddress};
-use netsum_aggregator_ebpf::{Way, maps, on_cpu, on_port};
+use netsum_aggregator_ebpf::{Dispatch, maps, on_cpu, on_port};
 use netsum_common::abi::ReleaseTag;
 use netsum_common::slot::Slot;
 use netsum_common::wire::{EthHdr, Ipv4Hdr, MAX_HEADERS, UdpHdr};
@@ -109,7 +109,7 @@ fn reset(index: u32, flags: u32, contributors: u64) {
 #[inline(always)]
 fn restore(ctx: &XdpContext) -> Option<()> {
     let ring = maps::ring(RING)?;
-    let header = maps::header(RING, SLOT * ring.ranks)?;
+    let header = maps::header(RING, SLOT * ring.members)?;
     // SAFETY: a map value; the benchmark runs one program at a time.
     let words = unsafe { [(*header).words[0], (*header).words[1]] };
     let p = Packet::new(ctx);
@@ -132,13 +132,13 @@ fn others() -> u64 {
 
 #[inline(always)]
 fn all() -> u64 {
-    maps::ring(RING).map_or(0, |ring| u64::MAX >> (64 - (ring.ranks & 63)))
+    maps::ring(RING).map_or(0, |ring| u64::MAX >> (64 - (ring.members & 63)))
 }
 
 /// Handles a packet once, to fill slots.
 #[xdp]
 pub fn bench_fill(ctx: XdpContext) -> u32 {
-    on_cpu(&ctx, Way::Probe)
+    on_cpu(&ctx, Dispatch::Probe)
 }
 
 /// Keeps the packet's payload for programs that restore packets.
@@ -173,21 +173,21 @@ pub fn bench_restore(ctx: XdpContext) -> u32 {
 #[xdp]
 pub fn bench_claim(ctx: XdpContext) -> u32 {
     reset(SLOT, 0, 0);
-    on_cpu(&ctx, Way::Probe)
+    on_cpu(&ctx, Dispatch::Probe)
 }
 
 /// A contribution that is neither the first nor the last.
 #[xdp]
 pub fn bench_absorb(ctx: XdpContext) -> u32 {
     reset(SLOT, ONE, 2);
-    on_cpu(&ctx, Way::Probe)
+    on_cpu(&ctx, Dispatch::Probe)
 }
 
 /// The same, for an index that is timed.
 #[xdp]
 pub fn bench_absorb_timed(ctx: XdpContext) -> u32 {
     reset(TIMED, ONE, 2);
-    on_cpu(&ctx, Way::Probe)
+    on_cpu(&ctx, Dispatch::Probe)
 }
 
 /// The contribution that completes the slot.
@@ -195,7 +195,7 @@ pub fn bench_absorb_timed(ctx: XdpContext) -> u32 {
 pub fn bench_complete(ctx: XdpContext) -> u32 {
     reset(SLOT, ONE, others());
     match restore(&ctx) {
-        Some(()) => on_cpu(&ctx, Way::Probe),
+        Some(()) => on_cpu(&ctx, Dispatch::Probe),
         None => 0,
     }
 }
@@ -205,7 +205,7 @@ pub fn bench_complete(ctx: XdpContext) -> u32 {
 pub fn bench_replay(ctx: XdpContext) -> u32 {
     reset(SLOT, ONE | Slot::COMPLETE | Slot::RELEASED, all());
     match restore(&ctx) {
-        Some(()) => on_cpu(&ctx, Way::Probe),
+        Some(()) => on_cpu(&ctx, Dispatch::Probe),
         None => 0,
     }
 }

@@ -120,17 +120,17 @@ impl Who {
 pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     let Wire { mtu, rate: Link(rate), loss, uplinks } = wire;
     ensure!(loss == 0.0 || rate.is_some(), "links without a rate cannot lose packets");
-    let (cables, xdp) = (loss > 0.0, who == Who::Xdp);
+    let (faulty_links, xdp) = (loss > 0.0, who == Who::Xdp);
     let mut cluster = Cluster::without_daemon(LabSpec {
         mtu,
         rate,
-        cables,
+        faulty_links,
         xdp,
         racks: uplinks.map_or(0, |uplinks| uplinks.racks as usize),
         uplink: uplinks.map(|uplinks| uplinks.rate),
         ..LabSpec::hosts(job.ranks as usize)
     })?;
-    if cables {
+    if faulty_links {
         let mut hosts = cluster.lab().hosts().iter().zip(1..);
         let faults = Faults::loss(loss);
         hosts.try_for_each(|(host, seed)| host.set_faults(faults, faults, seed))?;

@@ -10,7 +10,7 @@ use netsum_agent::agent::{Agent, Shared};
 use netsum_agent::listen::serve;
 use netsum_agent::network::Network;
 use netsum_controller::socket::{self, Access};
-use netsum_core::watch::Patience;
+use netsum_core::watch::RingTimeouts;
 use netsum_core::{Controller, PortInfo};
 use tokio::net::UnixListener;
 use tokio::runtime::Builder;
@@ -37,8 +37,9 @@ impl FakeBox {
             .chain((0..links).map(|n| format!("link{n}")));
         let port = |(ifindex, name)| PortInfo { name, ifindex, mtu: 1500, router: None };
         controller.set_ports((1..).zip(names).map(port).collect());
-        let patience = Patience { hold: Duration::from_secs(10), stall: Duration::from_secs(10) };
-        let agent = Agent::new(Box::new(Nowhere), patience);
+        let timeouts =
+            RingTimeouts { hold: Duration::from_secs(10), stall: Duration::from_secs(10) };
+        let agent = Agent::new(Box::new(Nowhere), timeouts);
         let shared = Shared::new(controller, agent, Duration::from_secs(1));
         let find = move |wanted| {
             let place = hosts.iter().position(|&host| mac(host) == wanted)?;

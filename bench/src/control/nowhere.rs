@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use netsum_common::abi::{
-    Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter,
+    Address, ConnectionKey, FlowKey, Hop, HopKey, InBandJob, RingNumber, TraceFilter,
 };
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
@@ -88,10 +88,10 @@ impl DataPlane for Nowhere {
     fn send_held(&mut self, _: &RingSpec, _: u32, _: &FlowSpec) -> anyhow::Result<()> {
         Ok(())
     }
-    fn watch_strangers(&mut self, _: bool) -> anyhow::Result<()> {
+    fn watch_unknown_flows(&mut self, _: bool) -> anyhow::Result<()> {
         Ok(())
     }
-    fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>> {
+    fn unknown_flows(&self) -> anyhow::Result<Vec<(ConnectionKey, u64)>> {
         Ok(Vec::new())
     }
     fn listen_in_band(&mut self, _: InBandToken, _: InBandJob) -> anyhow::Result<()> {

@@ -126,7 +126,7 @@ impl Rank {
             ip: format!("10.0.{high}.{low}"),
             mac: mac(self.host).map(|byte| format!("{byte:02x}")).join(":"),
             rings: (0..self.rings).map(connection).collect(),
-            plain: Some(connection(self.rings)),
+            bypass: Some(connection(self.rings)),
             any_ip_id: false,
             selective: true,
         };

@@ -69,7 +69,7 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// How far contributions go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum Setup {
     /// Dropped at ingress: the cost of the sender.
     IngressDrop,
     /// Steered to the ring's CPU, and dropped there.
@@ -80,15 +80,15 @@ pub enum Way {
     Ignore,
     /// Summed, ICRC verified.
     Verify,
-    /// Like [`Way::Broadcast`], on one CPU: frames arrive on the ring's CPU, without a queue.
+    /// Like [`Setup::Broadcast`], on one CPU: frames arrive on the ring's CPU, without a queue.
     InlineBroadcast,
-    /// Like [`Way::Ignore`], on one CPU.
+    /// Like [`Setup::Ignore`], on one CPU.
     InlineIgnore,
-    /// Like [`Way::Verify`], on one CPU.
+    /// Like [`Setup::Verify`], on one CPU.
     InlineVerify,
 }
 
-impl Way {
+impl Setup {
     pub const ALL: [Self; 8] = [
         Self::IngressDrop,
         Self::SteerDrop,
@@ -137,7 +137,7 @@ impl Way {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// How far contributions go.
-    pub way: Way,
+    pub setup: Setup,
     pub ranks: u32,
     /// Path MTU, and the contributions' payload.
     pub mtu: u32,
@@ -149,7 +149,7 @@ pub struct Row {
     /// first way counts the sender's instead, and the inline ways count both.
     pub busy_seconds: f64,
     /// ns of a core for a fragment: all of its contributions, and clones. For inline ways the
-    /// sender's part is subtracted, as measured by [`Way::IngressDrop`].
+    /// sender's part is subtracted, as measured by [`Setup::IngressDrop`].
     pub fragment_ns: f64,
     /// Contributions per second of one core, in millions.
     pub mcontributions: f64,
@@ -256,11 +256,12 @@ impl Live {
     /// All ways with one ring, in turns.
     fn point(&mut self, ranks: u32, mtu: u32, settings: &Settings) -> Result<Vec<Row>> {
         self.make_ring(ranks, mtu)?;
-        let mut best: Vec<Option<Round>> = vec![None; Way::ALL.len()];
+        let mut best: Vec<Option<Round>> = vec![None; Setup::ALL.len()];
         for _ in 0..settings.live_rounds {
-            for (way, best) in Way::ALL.into_iter().zip(&mut best) {
-                let round =
-                    self.round(way, settings.live_seconds).with_context(|| format!("{way:?}"))?;
+            for (setup, best) in Setup::ALL.into_iter().zip(&mut best) {
+                let round = self
+                    .round(setup, settings.live_seconds)
+                    .with_context(|| format!("{setup:?}"))?;
                 if best.is_none_or(|b| round.fragment_ns() < b.fragment_ns()) {
                     *best = Some(round);
                 }
@@ -338,22 +339,22 @@ impl Live {
     }
 
     /// Sends frames for a while.
-    fn round(&mut self, way: Way, seconds: f64) -> Result<Round> {
+    fn round(&mut self, setup: Setup, seconds: f64) -> Result<Round> {
         let (mut spec, _) = self.ring.clone().context("the ring was not made")?;
-        spec.config.flags = if way.is_verified() { 0 } else { ring_flags::ICRC_IGNORE };
-        let (sender, server) = match way {
-            Way::IngressDrop => ("live_ingress_drop", programs::AGGREGATE),
-            Way::SteerDrop => ("live_ingress", "live_drop"),
-            Way::Broadcast => ("live_ingress", "live_broadcast"),
-            Way::InlineBroadcast => ("live_ingress_broadcast", programs::AGGREGATE),
+        spec.config.flags = if setup.is_verified() { 0 } else { ring_flags::ICRC_IGNORE };
+        let (sender, server) = match setup {
+            Setup::IngressDrop => ("live_ingress_drop", programs::AGGREGATE),
+            Setup::SteerDrop => ("live_ingress", "live_drop"),
+            Setup::Broadcast => ("live_ingress", "live_broadcast"),
+            Setup::InlineBroadcast => ("live_ingress_broadcast", programs::AGGREGATE),
             _ => ("live_ingress", programs::AGGREGATE),
         };
         self.serve(server)?;
         self.plane.empty_ring(&spec, 0)?;
-        let ports = self.ports[..spec.config.ranks as usize].to_vec();
+        let ports = self.ports[..spec.config.members as usize].to_vec();
         let plane = &mut self.plane;
         self.lab.box_().enter(|| plane.activate_ring(&spec, &ports))?;
-        let credit = (IN_FLIGHT / spec.config.ranks).min(WINDOW);
+        let credit = (IN_FLIGHT / spec.config.members).min(WINDOW);
         Array::try_from(self.plane.map_mut(shared::maps::SENDER)?)?.set(
             0,
             LiveSender { credit, ..LiveSender::default() },
@@ -371,7 +372,7 @@ impl Live {
         let threads = cpu::of_ring(RING_CPU, self.cpus)?;
         let busy = || threads.iter().map(|pid| cpu::of_thread(pid)).sum::<Result<Duration>>();
         let (sent, start, before) = self.lab.box_().enter(|| -> Result<_> {
-            let _pinned = Pinned::to(if way.is_inline() { RING_CPU } else { SENDER_CPU })?;
+            let _pinned = Pinned::to(if setup.is_inline() { RING_CPU } else { SENDER_CPU })?;
             let (start, before) = (Instant::now(), busy()?);
             let own = cpu::of_this_thread()?;
             while start.elapsed().as_secs_f64() < seconds {
@@ -379,24 +380,24 @@ impl Live {
             }
             Ok((cpu::of_this_thread()? - own, start, before))
         })?;
-        let (fragments, elapsed) = self.drained(way, start)?;
+        let (fragments, elapsed) = self.drained(setup, start)?;
         let ring = busy()? - before;
-        let busy = match way {
-            Way::IngressDrop => sent,
-            way if way.is_inline() => sent + ring,
+        let busy = match setup {
+            Setup::IngressDrop => sent,
+            setup if setup.is_inline() => sent + ring,
             _ => ring,
         };
         Ok(Round { fragments, seconds: elapsed.as_secs_f64(), busy: busy.as_secs_f64() })
     }
 
     /// Waits for frames in flight; returns the number of fragments, and the time since `start`.
-    fn drained(&mut self, way: Way, start: Instant) -> Result<(u64, Duration)> {
+    fn drained(&mut self, setup: Setup, start: Instant) -> Result<(u64, Duration)> {
         let (spec, _) = self.ring.clone().context("the ring was not made")?;
         let sender: Array<_, LiveSender> =
             Array::try_from(self.plane.map_mut(shared::maps::SENDER)?)?;
         let sent = sender.get(&0, 0)?.sent;
         // Some ranks may not have sent the last fragment.
-        let whole = sent / u64::from(spec.config.ranks);
+        let whole = sent / u64::from(spec.config.members);
         let deadline = Instant::now() + DRAIN;
         loop {
             let elapsed = start.elapsed();
@@ -404,10 +405,10 @@ impl Live {
             let of = |counter| count(&counters, counter);
             let receiver: Array<_, LiveReceiver> =
                 Array::try_from(self.plane.map_mut(shared::maps::RECEIVER)?)?;
-            let done = match way {
-                way if way.is_summed() => {
+            let done = match setup {
+                setup if setup.is_summed() => {
                     // Frames for every rank have passed egress, too.
-                    (of(Counter::Results) / u64::from(spec.config.ranks))
+                    (of(Counter::Results) / u64::from(spec.config.members))
                         .min(of(Counter::Completed))
                 }
                 _ => receiver.get(&0, 0)?.completed,
@@ -461,21 +462,22 @@ fn template(frame: &[u8]) -> Option<LiveFrame> {
     Some(LiveFrame { words, icrc, reserved: 0 })
 }
 
-/// Makes rows from the best rounds, in the order of [`Way::ALL`].
+/// Makes rows from the best rounds, in the order of [`Setup::ALL`].
 fn rows(ranks: u32, mtu: u32, best: &[Round]) -> Vec<Row> {
-    let of = |way| {
-        Way::ALL
+    let of = |setup| {
+        Setup::ALL
             .iter()
-            .position(|w| *w == way)
+            .position(|w| *w == setup)
             .and_then(|i| best.get(i))
             .map_or(f64::NAN, Round::fragment_ns)
     };
     // On the ring's CPU, the sender's part is subtracted.
-    let own = |way: Way| of(way) - if way.is_inline() { of(Way::IngressDrop) } else { 0.0 };
-    let row = |(way, round): (Way, &Round)| {
-        let (ns, floor) = (own(way), own(way.floor()));
+    let own =
+        |setup: Setup| of(setup) - if setup.is_inline() { of(Setup::IngressDrop) } else { 0.0 };
+    let row = |(setup, round): (Setup, &Round)| {
+        let (ns, floor) = (own(setup), own(setup.floor()));
         Row {
-            way,
+            setup,
             ranks,
             mtu,
             fragments: round.fragments,
@@ -487,7 +489,7 @@ fn rows(ranks: u32, mtu: u32, best: &[Round]) -> Vec<Row> {
             over_floor: ns / floor,
         }
     };
-    Way::ALL.into_iter().zip(best).map(row).collect()
+    Setup::ALL.into_iter().zip(best).map(row).collect()
 }
 
 #[cfg(test)]
@@ -499,13 +501,16 @@ mod tests {
         let round = |busy| Round { fragments: 1_000_000, seconds: 2.0, busy };
         let rows = rows(4, 1000, &[0.1, 0.5, 1.0, 1.5, 2.0, 0.6, 1.0, 2.1].map(round));
         let inline = rows.last().unwrap();
-        assert_eq!((inline.way, inline.busy_seconds), (Way::InlineVerify, 2.1));
+        assert_eq!((inline.setup, inline.busy_seconds), (Setup::InlineVerify, 2.1));
         assert_eq!((inline.fragment_ns.round(), inline.over_floor.round()), (2000.0, 4.0));
-        let verify = rows.iter().find(|r| r.way == Way::Verify).unwrap();
-        assert_eq!((verify.way, verify.fragment_ns, verify.over_floor), (Way::Verify, 2000.0, 2.0));
+        let verify = rows.iter().find(|r| r.setup == Setup::Verify).unwrap();
+        assert_eq!(
+            (verify.setup, verify.fragment_ns, verify.over_floor),
+            (Setup::Verify, 2000.0, 2.0)
+        );
         // 4 contributions of 8,000 bits in 2 us.
         assert_eq!((verify.mcontributions, verify.gbps), (2.0, 16.0));
-        assert_eq!(rows.iter().find(|r| r.way == Way::Broadcast).unwrap().over_floor, 1.0);
+        assert_eq!(rows.iter().find(|r| r.setup == Setup::Broadcast).unwrap().over_floor, 1.0);
     }
 
     #[test]

@@ -152,7 +152,7 @@ fn load() -> Result<Bench> {
 /// The flows of a ring whose usual packets have index 1, because index 0 is timed.
 fn flows(ring: &RingSpec) -> Vec<FlowSpec> {
     let one_earlier = |r| FlowSpec { base_psn: Psn::new(BASE_PSN - 1), ..flow(ring, r, false) };
-    (0..ring.config.ranks).map(one_earlier).collect()
+    (0..ring.config.members).map(one_earlier).collect()
 }
 
 fn programs(bench: &mut Bench) -> Result<Vec<Program>> {

@@ -180,7 +180,8 @@ pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f
     }
     let timed = path == "timed/verify";
     // Changing maps waits for all CPUs, tens of milliseconds each; changing flags does not.
-    if (spec.config.ranks, spec.config.mtu) == (bench.ring.config.ranks, bench.ring.config.mtu) {
+    if (spec.config.members, spec.config.mtu) == (bench.ring.config.members, bench.ring.config.mtu)
+    {
         if spec != bench.ring || timed {
             bench.reset(spec)?;
         }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::live::Way;
+use super::live::Setup;
 use super::{Figures, USUAL_RANKS, fragment, live};
 use crate::plot::{self, Height, Panel, Series};
 
@@ -66,6 +66,6 @@ fn live_over(
     x: impl Fn(&live::Row) -> u32,
 ) -> Vec<Series> {
     let rows: Vec<_> =
-        figures.live.iter().filter(|r| r.way != Way::IngressDrop).filter(of).collect();
-    plot::series(&rows, |r| r.way.text().to_owned(), |r| (x(r).into(), r.gbps))
+        figures.live.iter().filter(|r| r.setup != Setup::IngressDrop).filter(of).collect();
+    plot::series(&rows, |r| r.setup.text().to_owned(), |r| (x(r).into(), r.gbps))
 }

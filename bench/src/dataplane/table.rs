@@ -146,7 +146,7 @@ fn live(rows: &[live::Row]) -> String {
             "{:>8} {:>6} {:<36} {:>10} {:>5.0}% {:>12.0} {:>15.3}M {:>8.2} {:>11.2}",
             r.mtu,
             r.ranks,
-            r.way.text(),
+            r.setup.text(),
             r.fragments,
             100.0 * r.busy_seconds / r.seconds,
             r.fragment_ns,
@@ -200,12 +200,12 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataplane::live::Way;
+    use crate::dataplane::live::Setup;
 
     #[test]
     fn columns_stay_under_their_titles() {
-        let row = |way| live::Row {
-            way,
+        let row = |setup| live::Row {
+            setup,
             ranks: 32,
             mtu: 2048,
             fragments: 1_234_567,
@@ -216,9 +216,9 @@ mod tests {
             gbps: 123.45,
             over_floor: 12.34,
         };
-        let text = live(&Way::ALL.map(row));
+        let text = live(&Setup::ALL.map(row));
         let lines: Vec<&str> = text.lines().skip(6).collect();
-        assert_eq!(lines.len(), 1 + Way::ALL.len());
+        assert_eq!(lines.len(), 1 + Setup::ALL.len());
         assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
     }
 

@@ -250,7 +250,7 @@ impl Reject {
             Self::IpFragment => Counter::IpFragment,
             Self::VlanTags => Counter::VlanTags,
             Self::Ipv6Extensions => Counter::Ipv6Extensions,
-            Self::Hidden => Counter::Hidden,
+            Self::Hidden => Counter::UnparsedHeaders,
             Self::Spoofed => Counter::Spoofed,
             Self::UdpLength => Counter::BadUdpLength,
             Self::Version => Counter::BadVersion,

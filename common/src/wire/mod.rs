@@ -14,7 +14,8 @@ pub use frame::{Bytes, Frame, L3, Reject, Wrapped, behind_tags, parse, parse_int
 pub use headers::*;
 pub use in_band::{InBandToken, JobHeader};
 pub use transport::{
-    Aeth, Bth, IN_ORDER, MARK, Nak, Opcode, PAST_GAP, Reth, Syndrome, TOTAL, has_mark, mark,
+    Aeth, Bth, GROUP_MARK, IN_ORDER, Nak, Opcode, PAST_GAP, Reth, Syndrome, TOTAL, group_mark,
+    has_group_mark,
 };
 
 /// UDP destination port of RoCEv2 (IBTA annex A17).

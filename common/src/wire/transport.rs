@@ -138,19 +138,19 @@ impl Opcode {
 }
 
 /// In a sum that a relaxed ring releases: the sums of all packets before it have been released. A
-/// reserved bit of [`Bth::ecn`]'s byte, which may change on the way.
+/// reserved bit of [`Bth::flags`]'s byte, which may change on the way.
 pub const IN_ORDER: u8 = 1;
 /// In the same place: the box lacks a packet that the sender sent before this one.
 pub const PAST_GAP: u8 = 2;
 /// In the same byte, between boxes in levels: the packet holds a total sum, not a contribution.
 pub const TOTAL: u8 = 0x20;
-/// In the same place, towards the parent: the [`mark`] of the ranks that a box has added up. A box
+/// In the same place, towards the parent: the [`group_mark`] of the ranks that a box has added up. A box
 /// that has stopped adding forwards packets with another mark.
-pub const MARK: u8 = 0x1f;
+pub const GROUP_MARK: u8 = 0x1f;
 
 /// The mark of a sum of this many ranks, at least 1 and at most 65,535. It never decreases as ranks
 /// are added, and a sum of at least half as many again has another one.
-pub const fn mark(ranks: u32) -> u8 {
+pub const fn group_mark(ranks: u32) -> u8 {
     let octave = ranks.ilog2();
     let upper_half = ranks << 1 >> octave & 1;
     (2 * octave + upper_half) as u8 + 1
@@ -159,8 +159,8 @@ pub const fn mark(ranks: u32) -> u8 {
 /// Whether a packet carries the required mark if another box forwards it: that of a group, or
 /// [`TOTAL`].
 #[inline(always)]
-pub const fn has_mark(ecn: u8, wanted: u8) -> bool {
-    ecn & (if wanted == TOTAL { TOTAL } else { MARK }) == wanted
+pub const fn has_group_mark(flags: u8, wanted: u8) -> bool {
+    flags & (if wanted == TOTAL { TOTAL } else { GROUP_MARK }) == wanted
 }
 
 /// Base transport header, 12 bytes.
@@ -179,7 +179,7 @@ pub struct Bth {
     /// Partition key.
     pub pkey: u16,
     /// FECN, BECN and six reserved bits, of which one is [`IN_ORDER`]; not covered by the ICRC.
-    pub ecn: u8,
+    pub flags: u8,
     /// Destination queue pair number, 24 bits.
     pub qpn: u32,
     /// The sender asks for an acknowledgement.
@@ -198,7 +198,7 @@ impl Bth {
             pad: 0,
             version: 0,
             pkey: DEFAULT_PKEY,
-            ecn: 0,
+            flags: 0,
             qpn,
             ack_request: false,
             psn,
@@ -215,7 +215,7 @@ impl Bth {
             pad: b[1] >> 4 & 3,
             version: b[1] & 0x0f,
             pkey: u16::from_be_bytes([b[2], b[3]]),
-            ecn: b[4],
+            flags: b[4],
             qpn: u32::from_be_bytes([0, b[5], b[6], b[7]]),
             ack_request: b[8] & 0x80 != 0,
             psn: u32::from_be_bytes([0, b[9], b[10], b[11]]),
@@ -234,7 +234,7 @@ impl Bth {
                 | self.version & 0x0f,
             k[0],
             k[1],
-            self.ecn,
+            self.flags,
             q[1],
             q[2],
             q[3],

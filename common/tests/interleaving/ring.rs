@@ -18,7 +18,7 @@ pub struct Ring {
 
 impl Ring {
     pub fn new(config: &RingConfig) -> Self {
-        let (members, slots) = (config.ranks as usize, config.slots as usize);
+        let (members, slots) = (config.members as usize, config.slots as usize);
         Self {
             low: 0,
             up: 0,

@@ -57,7 +57,7 @@ impl Tree {
         let credit = window * fragments;
         let ring = |flag, ranks| RingConfig {
             flags: ring_flags::ACTIVE | flag | if relaxed { ring_flags::RELAXED } else { 0 },
-            ranks,
+            members: ranks,
             slots: (2 * credit).next_power_of_two(),
             credit,
             mtu: 256,

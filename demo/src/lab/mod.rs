@@ -179,7 +179,7 @@ fn lab_spec(args: &DemoArgs) -> LabSpec {
     if args.drop > 0.0 {
         println!("each host's link loses {} % of the packets in each direction", 100.0 * args.drop);
     }
-    LabSpec { cables: args.drop > 0.0, racks, spines, ..LabSpec::hosts(args.hosts.into()) }
+    LabSpec { faulty_links: args.drop > 0.0, racks, spines, ..LabSpec::hosts(args.hosts.into()) }
 }
 
 /// The result of the hosts.
@@ -238,7 +238,8 @@ fn train(
     };
     let mut lost = None;
     if args.drop > 0.0 {
-        let counts = lab.hosts().iter().map(|h| h.cable()?.counts()).collect::<Result<Vec<_>>>()?;
+        let counts =
+            lab.hosts().iter().map(|h| h.fault_link()?.counts()).collect::<Result<Vec<_>>>()?;
         lost = Some(counts.iter().map(|c| c.up.lost + c.down.lost).sum());
     }
     processes.leave(boxes)?;

@@ -91,7 +91,7 @@ fn sum(cluster: &Cluster, group: &mut Group, down: Option<&str>) -> Result<()> {
     let outcomes = group
         .check_all_reduce("i32", len, 1, &files)
         .with_context(|| format!("{down:?} down\n{}\n{}", group.log(), cluster.daemon_log()))?;
-    let right = outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0 && o.fall_backs == 0);
+    let right = outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0 && o.fallbacks == 0);
     ensure!(right, "{down:?} down: {outcomes:?}\n{}", cluster.daemon_log());
     down.map_or(Ok(()), |slave| cluster.lab().box_().set_link(slave, true))
 }

@@ -19,8 +19,11 @@ const LOSS: f64 = 0.01;
 fn main() -> Result<()> {
     // Soft-RoCE's device is visible in all namespaces, and ranks would use it.
     netns::output(Command::new("rdma").args(["link", "delete", "rxe0"]))?;
-    let cluster =
-        Cluster::start(LabSpec { mtu: 2300, cables: true, ..LabSpec::hosts(RANKS as usize) })?;
+    let cluster = Cluster::start(LabSpec {
+        mtu: 2300,
+        faulty_links: true,
+        ..LabSpec::hosts(RANKS as usize)
+    })?;
     for program in cluster.netsum_json(&["prog"])?["programs"].as_array().context("no programs")? {
         println!("{} {}", program["name"].as_str().unwrap_or_default(), program["verified_insns"]);
     }
@@ -45,7 +48,7 @@ fn main() -> Result<()> {
             for dtype in ["i32", "f32"] {
                 let outcomes = group.all_reduce(dtype, 200_000, seed.into())?;
                 let right =
-                    outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0 && o.fall_backs == 0);
+                    outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0 && o.fallbacks == 0);
                 ensure!(
                     right,
                     "path MTU {mtu}, loss {loss}, {dtype}: {outcomes:?}\n{}",
@@ -56,7 +59,12 @@ fn main() -> Result<()> {
                 .lab()
                 .hosts()
                 .iter()
-                .map(|h| h.cable().context("no cable")?.counts().map(|c| c.up.lost + c.down.lost))
+                .map(|h| {
+                    h.fault_link()
+                        .context("no faulty link")?
+                        .counts()
+                        .map(|c| c.up.lost + c.down.lost)
+                })
                 .sum::<Result<u64>>()?;
             ensure!((lost > 0) == (loss > 0.0), "{lost} packets lost");
             eprintln!("path MTU {mtu}: right to the bit, {lost} packets lost");

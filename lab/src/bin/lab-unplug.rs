@@ -67,15 +67,15 @@ fn main() -> Result<()> {
                     cluster.netsum(&["diagnose", "train"]).unwrap_or_else(|e| format!("{e:#}"));
                 format!("operation {seed}\n{diagnosis}{}{}", group.log(), cluster.daemon_log())
             })?;
-            let [mode, fall_backs, wrong] = [
+            let [mode, fallbacks, wrong] = [
                 outcomes[0].mode.clone(),
-                outcomes[0].fall_backs.to_string(),
+                outcomes[0].fallbacks.to_string(),
                 outcomes.iter().map(|o| o.wrong).sum::<u64>().to_string(),
             ];
             // The library has detected a wrong sum and recovered; an application without check
             // lanes would have accepted it.
             ensure!(wrong == "0", "operation {seed}: {wrong} sums of the box were wrong");
-            println!("{seed}: {mode}, {} us, {fall_backs} fall-backs", outcomes[0].micros);
+            println!("{seed}: {mode}, {} us, {fallbacks} fall-backs", outcomes[0].micros);
             Ok(())
         });
         over.store(true, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use netsum_lab::lab::{self, BoxNode, Host, STANDING, tear_down};
 use netsum_lab::netns::Netns;
 use netsum_lab::vm::Card;
 use netsum_lab::vm::parts::Kernel;
-use netsum_lab::{Lab, LabSpec, Rate, janitor, vm};
+use netsum_lab::{Lab, LabSpec, Rate, cleaner, vm};
 
 /// Network namespaces with hosts and a box, to play with.
 #[derive(Parser, Debug)]
@@ -143,7 +143,7 @@ fn main() -> Result<()> {
             up(spec, args.wait)
         }
         LabCommand::Down => {
-            janitor::clean_stale()?;
+            cleaner::clean_stale()?;
             println!(
                 "{}",
                 if tear_down(STANDING)? { "the lab is gone" } else { "there is no lab" }
@@ -155,10 +155,10 @@ fn main() -> Result<()> {
 }
 
 fn up(spec: LabSpec, wait: bool) -> Result<()> {
-    if janitor::labs().iter().any(|lab| lab == STANDING) {
+    if cleaner::labs().iter().any(|lab| lab == STANDING) {
         bail!("there is a lab already; `cargo xtask lab down` removes it");
     }
-    // Ctrl-C removes the lab while it is being built, and with --wait also later: the janitor does
+    // Ctrl-C removes the lab while it is being built, and with --wait also later: the cleaner does
     // that.
     let lab = Lab::new(LabSpec { name: Some(STANDING.to_owned()), ..spec })?;
     println!("{:<14} {:<8} {:<16} address", "namespace", "port", "interface");

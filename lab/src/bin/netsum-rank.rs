@@ -82,7 +82,7 @@ fn outcome(communicator: &Communicator, report: &Report, result: Option<String>)
         verified: report.verified,
         retransmissions: report.retransmissions.unwrap_or(0),
         micros: report.elapsed.as_micros() as u64,
-        fall_backs: statistics.fallbacks,
+        fallbacks: statistics.fallbacks,
         wrong: statistics.wrong,
         marked: statistics.traffic.map_or(0, |t| t.congestion_marks),
         restarts: statistics.restarts,

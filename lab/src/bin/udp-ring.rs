@@ -39,7 +39,7 @@ struct Options {
     retry: u32,
     op: Op,
     sum: bool,
-    patience: Duration,
+    give_up_after: Duration,
 }
 
 impl Options {
@@ -77,7 +77,7 @@ impl Options {
             retry: number("--retry")?,
             op,
             sum: text("--expect")? == "sum",
-            patience: Duration::from_secs(number("--patience")?.into()),
+            give_up_after: Duration::from_secs(number("--give-up-after")?.into()),
         })
     }
 
@@ -269,9 +269,9 @@ impl Rank {
                 last = Instant::now();
             }
             ensure!(
-                last.elapsed() < self.options.patience,
+                last.elapsed() < self.options.give_up_after,
                 "nothing within {:?}: {} messages acknowledged, {} received; {:?}",
-                self.options.patience,
+                self.options.give_up_after,
                 self.sent,
                 self.received,
                 self.endpoint.stats()

@@ -31,7 +31,7 @@ pub struct Setting {
 impl Setting {
     /// The job to listen for if the ring's job is set up in band.
     pub fn in_band(&self) -> Option<(InBandToken, InBandJob)> {
-        let RingSpec { id, config: RingConfig { ranks, flags, .. }, .. } = self.ring;
+        let RingSpec { id, config: RingConfig { members: ranks, flags, .. }, .. } = self.ring;
         let job = InBandJob { job: id, ranks, rings: 1, flags: flags & ICRC_IGNORE };
         (flags & IN_BAND != 0).then_some((InBandToken([id.0 as u8; 16]), job))
     }
@@ -46,7 +46,7 @@ pub fn settings() -> Vec<Setting> {
     let ring = |id, ranks, mtu, slots, window| RingSpec {
         id: RingNumber(id),
         cpu: 0,
-        config: RingConfig { ranks, slots, credit: window, mtu, ..RingConfig::default() },
+        config: RingConfig { members: ranks, slots, credit: window, mtu, ..RingConfig::default() },
     };
     let with = |flags, RingSpec { id, cpu, config }| RingSpec {
         id,
@@ -72,7 +72,7 @@ pub fn settings() -> Vec<Setting> {
     all.into_iter()
         .map(|(ring, v6)| {
             let mut flows: Vec<FlowSpec> =
-                (0..ring.config.ranks).map(|rank| flow(&ring, rank, v6(rank))).collect();
+                (0..ring.config.members).map(|rank| flow(&ring, rank, v6(rank))).collect();
             match ring.id.0 {
                 // Behind another port, with addresses of its own.
                 9 => {
@@ -99,10 +99,10 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
         base_psn: Psn::default().minus(16 * rank + ring.id.0),
         ifindex: BOND,
         src: ip(rank),
-        dst: ip((rank + 1) % ring.config.ranks),
+        dst: ip((rank + 1) % ring.config.members),
         qpn: Qpn::new(ring.id.0 << 8 | rank),
         src_mac: None,
-        mark: 0,
+        group_mark: 0,
     }
 }
 
@@ -146,7 +146,7 @@ pub fn step(
         return Ok(Step::Packet { frame, last_of_batch });
     }
     let setting = u.choose(settings)?;
-    let rank = u.int_in_range(0..=setting.ring.config.ranks - 1)?;
+    let rank = u.int_in_range(0..=setting.ring.config.members - 1)?;
     let spec = contribution(u, setting, rank, &hint(setting.ring.id))?;
     let mut frame = spec.build();
     if kind <= 4 {
@@ -162,8 +162,9 @@ fn contribution(
     rank: u32,
     hint: &Hint,
 ) -> Result<FrameSpec> {
-    let RingSpec { id, config: RingConfig { ranks, mtu, slots, credit: window, .. }, .. } =
-        setting.ring;
+    let RingSpec {
+        id, config: RingConfig { members: ranks, mtu, slots, credit: window, .. }, ..
+    } = setting.ring;
     let flow = &setting.flows[rank as usize];
     let expected = hint.expected[rank as usize];
     let index = match u.int_in_range(0..=15u8)? {
@@ -224,7 +225,7 @@ fn contribution(
         spec.udp_checksum = if more & 8 != 0 { 0xabcd } else { 0 };
         spec.bth.ack_request = more & 16 != 0;
         spec.bth.solicited = more & 32 != 0;
-        spec.bth.ecn = more;
+        spec.bth.flags = more;
     }
     if let Some((token, job)) = setting.in_band() {
         begin_in_band(u, &mut spec, token, &job, rank, index)?;

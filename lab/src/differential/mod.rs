@@ -193,7 +193,7 @@ impl Differential {
                 self.model.add_flow(flow);
             }
             if *active {
-                plane.activate_ring(ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
+                plane.activate_ring(ring, &vec![LOOPBACK; ring.config.members as usize])?;
             }
         }
         // Unregisters the flows of rings that are not in this sequence.
@@ -252,7 +252,7 @@ impl Differential {
         let tag = tag(packet);
         let clones = if tag.rank == ReleaseTag::ALL {
             let setting = self.settings.iter().find(|s| s.ring.id.0 == tag.ring);
-            setting.with_context(|| format!("a tag with ring {}", tag.ring))?.ring.config.ranks
+            setting.with_context(|| format!("a tag with ring {}", tag.ring))?.ring.config.members
         } else {
             1
         };
@@ -364,7 +364,7 @@ impl Differential {
             let timing = self.bench.plane.timing(ring.id)?;
             let of_rank = |r: &RankTiming| (r.late.count(), r.last);
             let timed: Vec<_> =
-                timing.ranks[..ring.config.ranks as usize].iter().map(of_rank).collect();
+                timing.ranks[..ring.config.members as usize].iter().map(of_rank).collect();
             ensure!(
                 timed == expected.timed,
                 "ring {}: timed {timed:?}, should be {:?}",

@@ -106,9 +106,9 @@ impl Model {
             config,
             state,
             slots: vec![Slot::default(); slots],
-            timed: vec![(0, 0); config.ranks as usize],
+            timed: vec![(0, 0); config.members as usize],
             sums: vec![Vec::new(); slots],
-            saved: vec![Saved::default(); slots * config.ranks as usize],
+            saved: vec![Saved::default(); slots * config.members as usize],
             cursor: 0,
         };
         self.rings.insert(spec.id, ring);
@@ -150,7 +150,7 @@ impl Model {
         let ip = wire::EthHdr::LEN + tags.len() * wire::VlanHdr::LEN;
         match tags[..] {
             [] | [wire::ETHERTYPE_VLAN] => return None,
-            [_, _, _] => return Some(Counter::Hidden),
+            [_, _, _] => return Some(Counter::UnparsedHeaders),
             _ => {}
         }
         let header = packet.get(ip..).unwrap_or_default();
@@ -164,7 +164,7 @@ impl Model {
             (wire::ETHERTYPE_IPV6, _) if header.len() >= wire::Ipv6Hdr::LEN => {
                 let to: [u8; 16] = header[24..40].try_into().expect("sixteen bytes");
                 if let 0 | 43 | 44 | 60 = header[6] {
-                    return Some(Counter::Hidden);
+                    return Some(Counter::UnparsedHeaders);
                 }
                 (header[6], to, wire::Ipv6Hdr::LEN)
             }
@@ -207,7 +207,7 @@ impl Model {
                 return Class::Verdict(Verdict::Pass);
             }
             Err((Reject::Hidden, None)) if !self.flows.is_empty() || !self.listening.is_empty() => {
-                self.count(RingNumber::NONE, Counter::Hidden);
+                self.count(RingNumber::NONE, Counter::UnparsedHeaders);
                 return Class::Verdict(Verdict::Drop);
             }
             Err((Reject::Hidden, None)) => {
@@ -246,9 +246,9 @@ impl Model {
         let frame = wire::parse(packet).ok()?;
         let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
         let opcode = frame.bth.opcode;
-        let stranger =
+        let unknown_flow =
             self.flows.iter().all(|(k, _)| *k != key) && opcode.is_rc_data() && opcode.is_first();
-        if !stranger || self.listening.is_empty() {
+        if !unknown_flow || self.listening.is_empty() {
             return None;
         }
         let len = frame.data_len(packet.len()).ok()?;
@@ -274,10 +274,13 @@ impl Model {
         };
         let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
         let opcode = frame.bth.opcode;
-        let stranger = self.flows.iter().all(|(k, _)| *k != key)
+        let unknown_flow = self.flows.iter().all(|(k, _)| *k != key)
             && (opcode.is_rc_data() || opcode.is_other_data());
         let connection = (frame.src_ip, frame.dst_ip, frame.bth.qpn);
-        self.waiting.get(&connection).copied().filter(|_| stranger && !self.listening.is_empty())
+        self.waiting
+            .get(&connection)
+            .copied()
+            .filter(|_| unknown_flow && !self.listening.is_empty())
     }
 
     fn job_of(&self, header: &[u8; JOB_HEADER_LEN]) -> Option<InBandJob> {
@@ -543,7 +546,7 @@ impl Model {
 
         let at = frame.payload();
         if verdict.save_header {
-            ring.saved[s * config.ranks as usize + rank as usize] =
+            ring.saved[s * config.members as usize + rank as usize] =
                 Saved { bytes: packet[..at].to_vec(), ip: frame.ip, v6: frame.l3 == L3::V6 };
             if frame.ip == wire::EthHdr::LEN + wire::VlanHdr::LEN {
                 ring.slots[s].flags |= Slot::TAGGED;
@@ -567,7 +570,7 @@ impl Model {
             ring.slots[s].checksum = if has_checksum { ones_complement(sum).to_be() } else { 0 };
             counters.push(Counter::Completed);
             if verdict.output != Output::Release {
-                counters.push(Counter::Held);
+                counters.push(Counter::HeldBack);
             }
         }
         let out = match verdict.output {
@@ -594,7 +597,7 @@ impl Model {
                         counters.push(Counter::Released);
                         ReleaseTag::ALL
                     }
-                    _ => ((rank + 1) % config.ranks) as u16,
+                    _ => ((rank + 1) % config.members) as u16,
                 };
                 packet[..4].copy_from_slice(&id.0.to_ne_bytes());
                 packet[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -616,7 +619,7 @@ impl Model {
                 (Verdict::Pass, frame)
             }
             None => {
-                self.count(RingNumber::NONE, Counter::EgressNoSlot);
+                self.count(RingNumber::NONE, Counter::EgressNoRoute);
                 (Verdict::Drop, Vec::new())
             }
         }
@@ -624,7 +627,7 @@ impl Model {
 
     fn result(&mut self, packet: &[u8], tag: ReleaseTag) -> Option<Vec<u8>> {
         let ring = self.rings.get_mut(&RingNumber(tag.ring))?;
-        let ranks = ring.config.ranks;
+        let ranks = ring.config.members;
         let to = if tag.rank == ReleaseTag::ALL {
             let next = ring.cursor;
             ring.cursor = (next + 1) % ranks;

@@ -92,7 +92,7 @@ pub fn decide(
         slot.contributors |= 1 << f.rank;
         slot.flags |= if f.ce { Slot::CE } else { 0 };
     }
-    let is_complete = slot.contributors.count_ones() == config.ranks;
+    let is_complete = slot.contributors.count_ones() == config.members;
     let is_next = f.index == state.low;
     let leaves = is_complete && (relaxed || is_next);
     slot.flags |= if is_complete { Slot::COMPLETE } else { 0 };

@@ -183,7 +183,7 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
             // backlog and does not poll (`veth_skb_is_eligible_for_gro`). Then two CPUs can reorder
             // packets, which a real link never does.
             ethtool.args(["-K", &interface, "gro", "on", "tso", "off"]);
-            if spec.cables && interface == "eth0" {
+            if spec.faulty_links && interface == "eth0" {
                 // A redirect loses the note that a checksum has still to be computed, and so it is
                 // computed at once.
                 ethtool.args(["tx", "off"]);

@@ -18,10 +18,10 @@ pub struct LabSpec {
     pub ipv6: bool,
     /// Addresses on each host; each can belong to a rank.
     pub ips_per_host: usize,
-    /// Put a link that can inject faults (a [`Cable`]) between each host and its port. With a rate
+    /// Put a link that can inject faults (a [`FaultLink`]) between each host and its port. With a rate
     /// it can only lose and mark packets, but those of all protocols. Without a rate uplinks have
     /// such links, too.
-    pub cables: bool,
+    pub faulty_links: bool,
     /// Bandwidth of every host's link, each way; see [`shape`](crate::topology::shape). If `None`,
     /// links are as fast as the machine.
     pub rate: Option<Rate>,
@@ -71,7 +71,7 @@ impl Default for LabSpec {
             mtu: 1500,
             ipv6: false,
             ips_per_host: 1,
-            cables: false,
+            faulty_links: false,
             rate: None,
             xdp: false,
             tagged: Vec::new(),
@@ -138,8 +138,8 @@ impl LabSpec {
     }
 
     /// Whether uplinks can inject faults.
-    pub(crate) fn has_long_cables(&self) -> bool {
-        self.cables && self.rate.is_none() && self.uplink.is_none()
+    pub(crate) fn has_faulty_uplinks(&self) -> bool {
+        self.faulty_links && self.rate.is_none() && self.uplink.is_none()
     }
 
     /// The namespace of the box whose port leads to a host.
@@ -154,7 +154,7 @@ impl LabSpec {
 
     /// Whether a host's link passes through the namespace `wire`.
     pub(crate) fn has_wire(&self) -> bool {
-        self.cables || self.rate.is_some()
+        self.faulty_links || self.rate.is_some()
     }
 
     /// Whether the lab has the namespace `wire`.

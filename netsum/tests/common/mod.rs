@@ -18,7 +18,7 @@ use netsum_api::v1::worker_client::WorkerClient;
 use netsum_cli::Cli;
 use netsum_cli::failure::{Failure, Kind};
 use netsum_common::abi::{
-    Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter,
+    Address, ConnectionKey, FlowKey, Hop, HopKey, InBandJob, RingNumber, TraceFilter,
 };
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
@@ -28,7 +28,7 @@ use netsum_controller::limiter::Limits;
 use netsum_controller::serve::WorkerPort;
 use netsum_controller::socket::{self, Access};
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
-use netsum_core::watch::Patience;
+use netsum_core::watch::RingTimeouts;
 use netsum_core::{Controller, PortInfo};
 use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
 use netsum_program::execute;
@@ -175,11 +175,11 @@ impl DataPlane for Remembers {
         told.sent.push((slot, flow.ifindex));
         Ok(())
     }
-    fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()> {
+    fn watch_unknown_flows(&mut self, on: bool) -> anyhow::Result<()> {
         self.0.lock().unwrap().watching = on;
         Ok(())
     }
-    fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>> {
+    fn unknown_flows(&self) -> anyhow::Result<Vec<(ConnectionKey, u64)>> {
         Ok(Vec::new())
     }
     fn listen_in_band(&mut self, token: InBandToken, _: InBandJob) -> anyhow::Result<()> {
@@ -250,9 +250,9 @@ impl Daemon {
         let port =
             |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
         controller.set_ports((0..3).map(port).collect());
-        let patience =
-            Patience { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
-        let agent = Agent::new(Box::new(Remembers(told.clone())), patience);
+        let timeouts =
+            RingTimeouts { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
+        let agent = Agent::new(Box::new(Remembers(told.clone())), timeouts);
         let shared = Shared::new(controller, agent, Duration::from_millis(200));
         let admin = socket::listen(&folder.path().join("netsum.sock"), &Access::default()).unwrap();
         let admin = tokio::net::UnixListener::from_std(admin).unwrap();
@@ -314,7 +314,7 @@ pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
         ip: format!("10.0.0.{}", rank + 1),
         mac: format!("02:00:00:00:00:0{}", rank + 1),
         rings: vec![c(2)],
-        plain: Some(c(8)),
+        bypass: Some(c(8)),
         any_ip_id: false,
         selective: true,
     };

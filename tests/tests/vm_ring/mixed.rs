@@ -4,7 +4,7 @@
 use netsum_lab::cluster::Cluster;
 use netsum_lab::verbs_ring::{self, Operation, VerbsRingSpec};
 
-use super::{patience, undisturbed, with_loss};
+use super::{deadline_of, undisturbed, with_loss};
 
 /// Virtual machines, one with each kernel, and hosts that are namespaces.
 const VMS: [usize; 2] = [0, 1];
@@ -64,6 +64,6 @@ pub fn pairs(cluster: &Cluster) {
     let hosts = vec![VMS[0], NAMESPACES[0]];
     let spec =
         VerbsRingSpec { hosts, summed: false, ..VerbsRingSpec::new(2, 1024, Operation::Read, 1) };
-    let error = format!("{:#}", verbs_ring::run(cluster, &spec, patience(&spec)).unwrap_err());
+    let error = format!("{:#}", verbs_ring::run(cluster, &spec, deadline_of(&spec)).unwrap_err());
     assert!(error.contains("rank 0: sending 0: remote invalid request error"), "{error}");
 }

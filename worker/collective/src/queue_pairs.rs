@@ -24,7 +24,7 @@ pub struct RankNumbers {
     pub ip: IpAddr,
     pub rings: Vec<Numbers>,
     /// Those of the bypass connections.
-    pub plain: Numbers,
+    pub bypass: Numbers,
     /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do.
     pub any_ip_id: bool,
     /// It does selective retransmission.
@@ -90,8 +90,8 @@ fn queue_pairs(
         QpConfig::new(own.receive_qpn, previous.ip, p.send_qpn, Psn::default(), p.first_psn, mtu)
     };
     let mut pairs = vec![
-        (Channel::BypassOut, out(&own.plain, &next.plain)),
-        (Channel::BypassIn, into(&own.plain, &previous.plain)),
+        (Channel::BypassOut, out(&own.bypass, &next.bypass)),
+        (Channel::BypassIn, into(&own.bypass, &previous.bypass)),
     ];
     for (i, ((o, n), p)) in (0..).zip(own.rings.iter().zip(&next.rings).zip(&previous.rings)) {
         pairs.extend([(Channel::RingOut(i), out(o, n)), (Channel::RingIn(i), into(o, p))]);
@@ -198,7 +198,7 @@ mod tests {
             let ranks = [0, 1, 2].map(|rank| RankNumbers {
                 ip: [10, 0, 0, rank as u8 + 1].into(),
                 rings: (0..layout.rings).map(|ring| numbers(rank, ring)).collect(),
-                plain: numbers(rank, layout.rings),
+                bypass: numbers(rank, layout.rings),
                 // Has no influence.
                 any_ip_id: selective[rank as usize],
                 selective: selective[rank as usize],

@@ -17,7 +17,7 @@ const ROWS: usize = 32;
 pub struct Gaps {
     /// The packet that arrived last, perhaps a duplicate: packets that were sent before it and are
     /// missing are lost.
-    pub came: Psn,
+    pub newest: Psn,
     /// First PSN and length of each row of missing packets.
     pub missing: Vec<(Psn, u32)>,
 }
@@ -26,14 +26,14 @@ impl Gaps {
     /// Encodes a NAK's payload.
     pub fn encode(&self) -> Vec<u8> {
         let rows = self.missing.iter().take(ROWS).flat_map(|(first, len)| [first.get(), *len]);
-        std::iter::once(self.came.get()).chain(rows).flat_map(u32::to_be_bytes).collect()
+        std::iter::once(self.newest.get()).chain(rows).flat_map(u32::to_be_bytes).collect()
     }
 
     /// Decodes a NAK's payload; `None` if it is not valid. Overlapping rows are refused, because
     /// they would cost too much work.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let (lanes, rest) = payload.as_chunks::<4>();
-        let (came, rows) = lanes.split_first()?;
+        let (newest, rows) = lanes.split_first()?;
         if !rest.is_empty() || rows.len() % 2 != 0 || rows.len() > 2 * ROWS {
             return None;
         }
@@ -49,7 +49,7 @@ impl Gaps {
             }
             end = at + u64::from(len);
         }
-        Some(Self { came: Psn::new(lane(came)), missing })
+        Some(Self { newest: Psn::new(lane(newest)), missing })
     }
 }
 
@@ -59,8 +59,10 @@ mod tests {
 
     #[test]
     fn gaps_survive_a_round_trip_and_invalid_ones_are_refused() {
-        let gaps =
-            Gaps { came: Psn::new(0xff_ffff), missing: vec![(Psn::new(5), 1), (Psn::new(9), 300)] };
+        let gaps = Gaps {
+            newest: Psn::new(0xff_ffff),
+            missing: vec![(Psn::new(5), 1), (Psn::new(9), 300)],
+        };
         assert_eq!(Gaps::decode(&gaps.encode()), Some(gaps.clone()));
         let many =
             Gaps { missing: (0..100).map(|n| (Psn::new(2 * n), 1)).collect(), ..gaps.clone() };

@@ -18,9 +18,9 @@ fn nak(pair: &mut Pair, psn: u32, gaps: &Gaps) {
     pair.ends[0].receive(pair.now, (pair.ips[1], ROCE_PORT).into(), false, &datagram);
 }
 
-fn missing(came: u32, rows: &[(u32, u32)]) -> Gaps {
+fn missing(newest: u32, rows: &[(u32, u32)]) -> Gaps {
     let rows = rows.iter().map(|&(first, len)| (Psn::new(first), len));
-    Gaps { came: Psn::new(came), missing: rows.collect() }
+    Gaps { newest: Psn::new(newest), missing: rows.collect() }
 }
 
 /// An end's timeout expires, and the packets that it sends then are lost.
@@ -139,8 +139,8 @@ fn spoil(rng: &mut Rng, from: IpAddr, to: IpAddr, datagram: &mut Vec<u8>) {
             }
         }
         _ => {
-            let came = (bth.psn.wrapping_add(rng.below(300) as u32) & 0xff_ffff).to_be_bytes();
-            list[..4].copy_from_slice(&came);
+            let newest = (bth.psn.wrapping_add(rng.below(300) as u32) & 0xff_ffff).to_be_bytes();
+            list[..4].copy_from_slice(&newest);
         }
     }
     let ext = Extended { aeth: Some(aeth), ..Default::default() };

@@ -123,7 +123,7 @@ pub fn encode(
 /// Appends a congestion notification packet for a queue pair (IBTA A17.9.3).
 pub fn encode_cnp(buf: &mut Vec<u8>, src: IpAddr, dst: IpAddr, qpn: Qpn) {
     const BECN: u8 = 0x40;
-    let bth = Bth { ecn: BECN, ..Bth::new(Opcode::CNP, qpn.get(), 0) };
+    let bth = Bth { flags: BECN, ..Bth::new(Opcode::CNP, qpn.get(), 0) };
     encode(buf, src, dst, 0, &bth, &Extended::default(), &[0; 16]);
 }
 

@@ -506,8 +506,8 @@ impl Requester {
         let Some(packet) = self.packet(psn).filter(|p| (self.acked..sent).contains(p)) else {
             return;
         };
-        let came =
-            self.packet(gaps.came).filter(|p| *p < sent).map(|p| self.retransmit_queue.came(p));
+        let newest =
+            self.packet(gaps.newest).filter(|p| *p < sent).map(|p| self.retransmit_queue.newest(p));
         self.acknowledge(now, path, packet, &mut done);
         path.on_gap();
         path.note_gap(now);
@@ -517,7 +517,7 @@ impl Requester {
             let overdue = self.waits_for_others.then(|| path.pause());
             self.retransmit_queue.add_missing(
                 row,
-                came,
+                newest,
                 self.acked,
                 overdue,
                 (now, path, self.ack_timeout),

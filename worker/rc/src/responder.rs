@@ -43,9 +43,9 @@ pub struct Responder {
     swapped: BTreeMap<u64, Early>,
     sums: bool,
     /// Set where a gap may be another rank's loss.
-    patience: Option<Patience>,
+    loss_tracker: Option<LossTracker>,
     /// The last packet that arrived, among those that can be accepted.
-    came: Psn,
+    newest: Psn,
     /// How far ahead of the expected packet one is kept.
     reach: u64,
     /// Messages received; where numbers are reused, the connection's identity.
@@ -66,22 +66,22 @@ pub struct Responder {
 
 /// NAKs behind a box, and when to send them. Packets have their numbers.
 #[derive(Debug, Default)]
-struct Patience {
+struct LossTracker {
     /// Gaps that may be another rank's loss: when to NAK packets that are missing before a packet.
     waiting: VecDeque<(u64, Instant)>,
     /// Packets missing before this one are NAKed.
-    asked: u64,
+    nak_before: u64,
     /// Packets that the box has not received from this connection's sender are NAKed, too.
-    told: BTreeSet<u64>,
+    reported: BTreeSet<u64>,
     /// When to repeat the NAK for missing packets, and the pause before.
     again: Option<(Instant, Duration)>,
 }
 
-impl Patience {
+impl LossTracker {
     /// NAKs packets that are missing before a packet. Returns whether there was a gap before it
     /// that waits.
     fn ask(&mut self, before: u64) -> bool {
-        self.asked = self.asked.max(before);
+        self.nak_before = self.nak_before.max(before);
         let gaps = self.waiting.partition_point(|(end, _)| *end <= before);
         self.waiting.drain(..gaps).count() > 0
     }
@@ -127,11 +127,11 @@ impl Responder {
         Self {
             expected: c.recv_psn,
             taken: 0,
-            came: c.recv_psn,
+            newest: c.recv_psn,
             early: c.selective.then(BTreeMap::new),
             swapped: BTreeMap::new(),
             sums: c.waits_for_others,
-            patience: (c.selective && c.waits_for_others).then(Patience::default),
+            loss_tracker: (c.selective && c.waits_for_others).then(LossTracker::default),
             reach: u64::from(c.max_early),
             msn: 0,
             reused: c.reused,
@@ -162,7 +162,7 @@ impl Responder {
         let psn = Psn::new(p.bth.psn);
         let ahead = psn.ahead_of(self.expected);
         if ahead < self.reach as i32 {
-            self.came = psn;
+            self.newest = psn;
         }
         if ahead < 0 {
             // Its acknowledgement may have been lost.
@@ -203,9 +203,9 @@ impl Responder {
         if filled {
             self.swapped = self.swapped.split_off(&self.taken);
             self.acknowledge();
-            if let Some(patience) = &mut self.patience {
-                patience.ask(self.taken);
-                patience.told = patience.told.split_off(&self.taken);
+            if let Some(loss_tracker) = &mut self.loss_tracker {
+                loss_tracker.ask(self.taken);
+                loss_tracker.reported = loss_tracker.reported.split_off(&self.taken);
             }
         }
         Arrival::Taken
@@ -248,9 +248,9 @@ impl Responder {
         let early = self.early.as_ref();
         let lacks = |n: &u64| early.is_some_and(|early| !early.contains_key(n));
         let lost = (self.taken..packet).rev().find(lacks);
-        if let (Some(lost), Some(patience)) = (lost, &mut self.patience) {
-            patience.told.insert(lost);
-            self.came = self.expected.plus((packet - self.taken) as u32);
+        if let (Some(lost), Some(loss_tracker)) = (lost, &mut self.loss_tracker) {
+            loss_tracker.reported.insert(lost);
+            self.newest = self.expected.plus((packet - self.taken) as u32);
             self.acknowledge();
         }
         lost.is_some()
@@ -259,10 +259,10 @@ impl Responder {
     /// Keeps a packet after a gap, and NAKs the gap if it is new.
     fn keep(&mut self, p: &Packet<'_>, ahead: u64, (now, pause): (Instant, Duration)) -> Arrival {
         let before = ahead as i64 - i64::from(GAP_PSN_AHEAD);
-        if self.patience.is_some() && before.unsigned_abs() <= self.reach {
+        if self.loss_tracker.is_some() && before.unsigned_abs() <= self.reach {
             let lost = self.lost_before(self.taken.saturating_add_signed(before));
-            if let Some(patience) = self.patience.as_mut().filter(|_| lost) {
-                patience.again = Some((now + pause, pause));
+            if let Some(loss_tracker) = self.loss_tracker.as_mut().filter(|_| lost) {
+                loss_tracker.again = Some((now + pause, pause));
             }
             return Arrival::OutOfSequence { nak: lost };
         }
@@ -279,18 +279,21 @@ impl Responder {
             let (opcode, immediate) = (p.bth.opcode, p.immediate);
             early.insert(number, Early { opcode, immediate, payload: p.payload.to_vec() });
         }
-        let lost = self.patience.is_some() && p.bth.ecn & PAST_GAP != 0 && self.lost_before(number);
-        let asks = match &mut self.patience {
+        let lost =
+            self.loss_tracker.is_some() && p.bth.flags & PAST_GAP != 0 && self.lost_before(number);
+        let asks = match &mut self.loss_tracker {
             // The box has sent all packets before it: missing ones are lost.
-            Some(patience) if p.bth.ecn & IN_ORDER != 0 => patience.ask(number) || behind_a_gap,
-            Some(patience) if behind_a_gap => {
-                patience.waiting.push_back((number, now + pause));
+            Some(loss_tracker) if p.bth.flags & IN_ORDER != 0 => {
+                loss_tracker.ask(number) || behind_a_gap
+            }
+            Some(loss_tracker) if behind_a_gap => {
+                loss_tracker.waiting.push_back((number, now + pause));
                 lost
             }
             _ => behind_a_gap || lost,
         };
-        if let Some(patience) = self.patience.as_mut().filter(|_| asks) {
-            patience.again = Some((now + pause, pause));
+        if let Some(loss_tracker) = self.loss_tracker.as_mut().filter(|_| asks) {
+            loss_tracker.again = Some((now + pause, pause));
         }
         let nak = asks || known || p.bth.ack_request;
         if nak {
@@ -368,28 +371,28 @@ impl Responder {
 
     /// When [`on_timeout`](Self::on_timeout) should be called.
     pub fn deadline(&self) -> Option<Instant> {
-        let patience = self.patience.as_ref()?;
-        let waiting = patience.waiting.front().map(|(_, until)| *until);
-        [waiting, patience.again.map(|(at, _)| at)].into_iter().flatten().min()
+        let loss_tracker = self.loss_tracker.as_ref()?;
+        let waiting = loss_tracker.waiting.front().map(|(_, until)| *until);
+        [waiting, loss_tracker.again.map(|(at, _)| at)].into_iter().flatten().min()
     }
 
     /// Checks the timers. Returns whether a NAK is pending.
     pub fn on_timeout(&mut self, now: Instant) -> bool {
-        let Some(patience) = &mut self.patience else { return false };
-        let over = patience.waiting.iter().take_while(|(_, until)| *until <= now).last();
+        let Some(loss_tracker) = &mut self.loss_tracker else { return false };
+        let over = loss_tracker.waiting.iter().take_while(|(_, until)| *until <= now).last();
         let over = over.map(|(end, _)| *end);
-        let again = patience.again.take_if(|(at, _)| now >= *at);
+        let again = loss_tracker.again.take_if(|(at, _)| now >= *at);
         if let Some((_, pause)) = again.filter(|(_, pause)| *pause < LONGEST_PAUSE) {
-            patience.again = Some((now + pause * 2, pause * 2));
+            loss_tracker.again = Some((now + pause * 2, pause * 2));
         }
         if let Some(end) = over {
-            patience.ask(end);
+            loss_tracker.ask(end);
         }
         let asks = (over.is_some() || again.is_some()) && self.gaps().is_some();
         if asks {
             self.acknowledge();
-        } else if let Some(patience) = self.patience.as_mut().filter(|_| again.is_some()) {
-            patience.again = None;
+        } else if let Some(loss_tracker) = self.loss_tracker.as_mut().filter(|_| again.is_some()) {
+            loss_tracker.again = None;
         }
         asks
     }
@@ -415,19 +418,22 @@ impl Responder {
     fn gaps(&self) -> Option<Gaps> {
         let early = self.early.as_ref()?;
         let psn = |number: u64| self.expected.plus((number - self.taken) as u32);
-        let asked = self.patience.as_ref().map_or(u64::MAX, |patience| patience.asked);
+        let nak_before =
+            self.loss_tracker.as_ref().map_or(u64::MAX, |loss_tracker| loss_tracker.nak_before);
         let (mut missing, mut next) = (Vec::new(), self.taken);
         for &number in early.keys() {
-            let end = number.min(asked);
+            let end = number.min(nak_before);
             if end > next {
                 missing.push((psn(next), (end - next) as u32));
             }
             next = number + 1;
         }
-        let told =
-            self.patience.iter().flat_map(|patience| patience.told.range(asked.max(self.taken)..));
-        missing.extend(told.filter(|n| !early.contains_key(n)).map(|n| (psn(*n), 1)));
-        (!missing.is_empty()).then_some(Gaps { came: self.came, missing })
+        let reported = self
+            .loss_tracker
+            .iter()
+            .flat_map(|loss_tracker| loss_tracker.reported.range(nak_before.max(self.taken)..));
+        missing.extend(reported.filter(|n| !early.contains_key(n)).map(|n| (psn(*n), 1)));
+        (!missing.is_empty()).then_some(Gaps { newest: self.newest, missing })
     }
 }
 
@@ -528,7 +534,7 @@ mod tests {
         /// Receives packets, some with marks; returns the rows that a NAK lists then.
         fn take(&mut self, packets: &[(u32, u8)]) -> Vec<(u32, u32)> {
             for &(psn, ecn) in packets {
-                let bth = Bth { ecn, ..Bth::new(Opcode::SEND_ONLY, 1, psn) };
+                let bth = Bth { flags: ecn, ..Bth::new(Opcode::SEND_ONLY, 1, psn) };
                 let packet = Packet { bth, immediate: None, aeth: None, payload: &[7; MTU] };
                 self.responder.on_data(&packet, (self.start, PAUSE), |_, _| ());
             }

@@ -54,14 +54,14 @@ impl Retransmitted {
 
 /// When the packet that arrived last was sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Came {
+pub(super) enum Newest {
     /// As a first transmission, by its number.
     First(u64),
     /// As a retransmission, by how many there had been.
     Repeated(u64),
 }
 
-impl Came {
+impl Newest {
     fn is_after(self, then: &Retransmitted) -> bool {
         match self {
             Self::First(packet) => packet >= then.sent,
@@ -108,17 +108,17 @@ impl RetransmitQueue {
     }
 
     /// When the packet that arrived last was sent. Must be called before it is acknowledged.
-    pub fn came(&self, packet: u64) -> Came {
-        self.retransmitted.get(&packet).map_or(Came::First(packet), |r| Came::Repeated(r.count))
+    pub fn newest(&self, packet: u64) -> Newest {
+        self.retransmitted.get(&packet).map_or(Newest::First(packet), |r| Newest::Repeated(r.count))
     }
 
-    /// Adds packets that are missing. `came` arrived last, and `oldest` is the oldest packet
+    /// Adds packets that are missing. `newest` arrived last, and `oldest` is the oldest packet
     /// without an acknowledgement. A packet that is lost again and again waits for up to `most`
     /// each time.
     pub fn add_missing(
         &mut self,
         packets: Range<u64>,
-        came: Option<Came>,
+        newest: Option<Newest>,
         oldest: u64,
         overdue: Option<Duration>,
         (now, path, most): (Instant, &Path, Duration),
@@ -126,7 +126,7 @@ impl RetransmitQueue {
         for n in packets {
             if let Some(then) = self.retransmitted.get_mut(&n) {
                 let is_overdue = overdue.is_some_and(|after| now >= then.at + after);
-                if !is_overdue && !came.is_some_and(|came| came.is_after(then)) {
+                if !is_overdue && !newest.is_some_and(|newest| newest.is_after(then)) {
                     continue;
                 }
                 let next = then.next(path, most);
@@ -183,11 +183,11 @@ mod tests {
         std::iter::from_fn(|| queue.next(now, sent, &path)).map(|r| r.packet).collect()
     }
 
-    fn missing(queue: &mut RetransmitQueue, packets: Range<u64>, came: u64) {
-        let came = queue.came(came);
+    fn missing(queue: &mut RetransmitQueue, packets: Range<u64>, newest: u64) {
+        let newest = queue.newest(newest);
         queue.add_missing(
             packets,
-            Some(came),
+            Some(newest),
             3,
             None,
             (Instant::now(), &Path::new(), Duration::ZERO),
@@ -200,12 +200,12 @@ mod tests {
         missing(&mut queue, 3..6, 6);
         assert_eq!(retransmit(&mut queue, now, 10), [3, 4, 5]);
         // Sent before the retransmission: a first transmission or a retransmission.
-        for came in [6, 9, 3] {
-            missing(&mut queue, 3..4, came);
+        for newest in [6, 9, 3] {
+            missing(&mut queue, 3..4, newest);
             assert_eq!(
                 (retransmit(&mut queue, now, 10), queue.lost_oldest_twice()),
                 (vec![], false),
-                "{came}"
+                "{newest}"
             );
         }
         missing(&mut queue, 4..5, 5);

@@ -30,7 +30,7 @@ pub(crate) struct Membership {
 
 /// How long to wait for a daemon that cannot be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum RetryFor {
     /// A few seconds: it may be about to start.
     Short,
     /// As long as for other ranks: it was there, and may restart.
@@ -41,7 +41,7 @@ pub(crate) enum Patience {
 pub(crate) fn bootstrap(
     config: &CommConfig,
     network: &mut dyn Network,
-    patience: Patience,
+    patience: RetryFor,
 ) -> Result<Membership, Error> {
     match &config.bootstrap {
         Bootstrap::Static { peers, mtu, message_size, window, rings } => {
@@ -77,7 +77,7 @@ pub(crate) fn bootstrap(
             let ranks = peers.iter().enumerate().map(|(rank, ip)| RankNumbers {
                 ip: *ip,
                 rings: (0..*rings).map(|ring| numbers(rank, Some(ring))).collect(),
-                plain: numbers(rank, None),
+                bypass: numbers(rank, None),
                 any_ip_id: false,
                 selective: true,
             });
@@ -86,7 +86,7 @@ pub(crate) fn bootstrap(
         }
         Bootstrap::Controller { address, job, .. } => {
             let mut control = control(config)?;
-            if patience == Patience::Long {
+            if patience == RetryFor::Long {
                 control.be_patient(config.connect_timeout);
             }
             join(config, network, control, address, job)
@@ -190,7 +190,7 @@ fn join(
         JobState::Active | JobState::Failed => described.epoch + 1,
         _ => described.epoch,
     };
-    let (rings, plain) = network.numbers(&shape)?;
+    let (rings, bypass) = network.numbers(&shape)?;
     let message = |n: &Numbers| v1::Connection {
         receive_qpn: n.receive_qpn.get(),
         send_qpn: n.send_qpn.get(),
@@ -201,7 +201,7 @@ fn join(
         ip: config.ip.to_string(),
         mac: interface.and_then(|i| i.mac).unwrap_or_default(),
         rings: rings.iter().map(message).collect(),
-        plain: Some(message(&plain)),
+        bypass: Some(message(&bypass)),
         any_ip_id: network.any_ip_id(),
         selective: network.selective(),
     };
@@ -240,8 +240,8 @@ fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> 
         let first_psn = Psn::new(c.first_psn);
         Ok(Numbers { receive_qpn: qpn(c.receive_qpn)?, send_qpn: qpn(c.send_qpn)?, first_psn })
     };
-    let plain =
-        r.plain.as_ref().ok_or_else(|| format!("rank {} has no bypass connection", r.rank))?;
+    let bypass =
+        r.bypass.as_ref().ok_or_else(|| format!("rank {} has no bypass connection", r.rank))?;
     if r.rings.len() != rings as usize {
         return Err(format!("rank {} has {} rings instead of {rings}", r.rank, r.rings.len()));
     }
@@ -249,7 +249,7 @@ fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> 
     Ok(RankNumbers {
         ip,
         rings,
-        plain: numbers(plain)?,
+        bypass: numbers(bypass)?,
         any_ip_id: r.any_ip_id,
         selective: r.selective,
     })
@@ -291,17 +291,17 @@ mod tests {
             CommConfig::new(rank, ranks, "127.0.0.1".parse().unwrap(), bootstrap)
         };
         assert!(
-            bootstrap(&config(0, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused, Patience::Short)
+            bootstrap(&config(0, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused, RetryFor::Short)
                 .is_ok()
         );
         let Err(Error::Config(e)) =
-            bootstrap(&config(0, 2, &["127.0.0.1"]), &mut Unused, Patience::Short)
+            bootstrap(&config(0, 2, &["127.0.0.1"]), &mut Unused, RetryFor::Short)
         else {
             panic!()
         };
         assert!(e.contains("1 addresses for 2 ranks"), "{e}");
         let Err(Error::Config(e)) =
-            bootstrap(&config(1, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused, Patience::Short)
+            bootstrap(&config(1, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused, RetryFor::Short)
         else {
             panic!()
         };
@@ -339,10 +339,10 @@ mod tests {
 
     #[test]
     fn a_queue_pair_number_has_24_bits() {
-        let plain = |send_qpn| Some(v1::Connection { receive_qpn: 2, send_qpn, first_psn: 0 });
+        let bypass = |send_qpn| Some(v1::Connection { receive_qpn: 2, send_qpn, first_psn: 0 });
         let told = |send_qpn| v1::RankAddress {
             ip: "::1".into(),
-            plain: plain(send_qpn),
+            bypass: bypass(send_qpn),
             ..Default::default()
         };
         assert!(rank_numbers(&told(0xff_fffe), 0).is_ok());

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use super::allocator::nonce;
-use super::bootstrap::{Membership, Patience, bootstrap, control};
+use super::bootstrap::{Membership, RetryFor, bootstrap, control};
 use super::config::{Bootstrap, CommConfig};
 use super::core::{Core, LINGER, Wait, sleep_at};
 use super::driver_lock::DriverGuard;
@@ -96,7 +96,7 @@ impl Session {
     /// Finds the job, opens connections and waits until the ring is connected.
     pub fn new(config: CommConfig) -> Result<Self, Error> {
         let started = Instant::now();
-        let (network, membership) = join(&config, Bind::Now, Patience::Short)?;
+        let (network, membership) = join(&config, Bind::Now, RetryFor::Short)?;
         let (shape, title, core) = establish(&config, started, network, membership, || true)?;
         log::info!("rank {}: connected over {title}", config.rank);
         let (before, mut failback) = (Statistics::default(), Failback::new(Instant::now()));
@@ -361,7 +361,7 @@ pub(super) fn wait_until(
 type Joined = (Box<dyn Network>, Membership);
 
 /// Finds the job and the other ranks.
-fn join(config: &CommConfig, when: Bind, patience: Patience) -> Result<Joined, Error> {
+fn join(config: &CommConfig, when: Bind, patience: RetryFor) -> Result<Joined, Error> {
     let mut network = transport::open(config, when)?;
     let membership = bootstrap(config, &mut *network, patience)?;
     Ok((network, membership))
@@ -429,7 +429,7 @@ fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Resul
     let (told, answer) = mpsc::channel();
     let theirs = config.clone();
     let join = move || {
-        let joined = join(&theirs, Bind::Later, Patience::Long);
+        let joined = join(&theirs, Bind::Later, RetryFor::Long);
         if let Err(mpsc::SendError(Ok((_, Membership { heartbeat: Some(mut heartbeat), .. })))) =
             told.send(joined)
         {

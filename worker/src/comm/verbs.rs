@@ -116,7 +116,7 @@ impl Network for Opened {
         let (count, rank) = (ranks.len(), rank as usize);
         let (next, previous) = (&ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]);
         let numbers_of = |r: &RankNumbers| -> Vec<Numbers> {
-            std::iter::once(r.plain).chain(r.rings.iter().copied()).collect()
+            std::iter::once(r.bypass).chain(r.rings.iter().copied()).collect()
         };
         let mut queues = Vec::new();
         for ((pair, next_n), previous_n) in

@@ -404,7 +404,7 @@ mod tests {
 
     fn snapshot() -> Snapshot {
         let ring = RingConfig {
-            ranks: 2,
+            members: 2,
             slots: 256,
             credit: 128,
             mtu: 1024,

@@ -101,7 +101,7 @@ async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
             found.counters.iter_mut().zip(of_ring).for_each(|(sum, value)| *sum += value);
             found.timings.add(&inner, ring.id)?;
             let mut load = ring_load(&inner, job, &ring)?;
-            load.credit_used.truncate(ring.config.ranks as usize);
+            load.credit_used.truncate(ring.config.members as usize);
             let cpu = inner.executor.plane.cpu_number(ring.cpu);
             found.rings.push((RingConfig { cpu, ..ring.config }, load));
         }
@@ -123,7 +123,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         senders: senders(job),
         mtu: job.spec.mtu,
         state: job.state.clone(),
-        without_box: (job.epoch.as_ref().is_some_and(|epoch| epoch.without_box), job.fall_backs),
+        without_box: (job.epoch.as_ref().is_some_and(|epoch| epoch.without_box), job.fallbacks),
         memory: pool::job_memory(&job.spec, job.slots),
         counters: vec![0; netsum_common::counters::Counter::ALL.len()],
         fragment_bytes: fragment_bytes(job),

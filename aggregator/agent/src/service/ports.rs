@@ -13,15 +13,17 @@ use tonic::{Request, Response, Status};
 
 use super::{AgentService, Answer, address, internal};
 use crate::agent::Inner;
+use crate::bandwidth_probes::BandwidthProbes;
 use crate::device;
 use crate::netlink::{Found, Netlink};
-use crate::trains::Trains;
 
 impl AgentService {
-    fn trains(&self) -> Result<(&Netlink, &Trains), Status> {
+    fn bandwidth_probes(&self) -> Result<(&Netlink, &BandwidthProbes), Status> {
         let netlink = self.backend.network.netlink();
-        let trains = netlink.and_then(|netlink| Some((netlink, netlink.trains.as_ref()?)));
-        trains.ok_or_else(|| Status::failed_precondition("this box has no trains"))
+        let bandwidth_probes =
+            netlink.and_then(|netlink| Some((netlink, netlink.bandwidth_probes.as_ref()?)));
+        bandwidth_probes
+            .ok_or_else(|| Status::failed_precondition("this box sends no bandwidth probes"))
     }
 
     /// Reserves addresses for bridge ports only: a port outside a bridge receives what routers
@@ -119,18 +121,18 @@ impl AgentService {
             election: inner.election,
             listens: heard.is_some(),
             chassis_id: heard.map(|heard| heard.own.to_string()).unwrap_or_default(),
-            aggregation_rate: inner.executor.adds(&inner.controller),
+            aggregation_rate: inner.executor.aggregation_rate(&inner.controller),
             cpus: Some(inner.controller.cpus() as u32),
             macs: interfaces.iter().map(|l| l.mac.clone()).filter(|mac| !mac.is_empty()).collect(),
         }))
     }
 
-    pub(super) async fn train_sent(
+    pub(super) async fn bandwidth_probe_sent(
         &self,
-        request: Request<api::SendTrainRequest>,
-    ) -> Answer<api::SendTrainReply> {
+        request: Request<api::SendBandwidthProbeRequest>,
+    ) -> Answer<api::SendBandwidthProbeReply> {
         let (election, request) = (election(&request)?, request.into_inner());
-        let (netlink, trains) = self.trains()?;
+        let (netlink, bandwidth_probes) = self.bandwidth_probes()?;
         let interfaces = netlink.interfaces().await.map_err(internal)?;
         let port = {
             let inner = self.shared().order(election)?;
@@ -154,24 +156,26 @@ impl AgentService {
         let mac = mac_from_text(&port.mac).ok_or_else(|| {
             Status::failed_precondition(format!("{} has no address", request.port))
         })?;
-        let train = trains.send(port.ifindex, mac, port.mtu, request.bytes as usize).await;
-        let train = train.map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
-        Ok(Response::new(api::SendTrainReply { train: Some(train) }))
+        let probe =
+            bandwidth_probes.send(port.ifindex, mac, port.mtu, request.bytes as usize).await;
+        let probe = probe.map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
+        Ok(Response::new(api::SendBandwidthProbeReply { probe: Some(probe) }))
     }
 
-    pub(super) async fn train_heard(
+    pub(super) async fn bandwidth_probe_received(
         &self,
-        request: Request<api::HearTrainRequest>,
-    ) -> Answer<api::HearTrainReply> {
+        request: Request<api::ReceiveBandwidthProbeRequest>,
+    ) -> Answer<api::ReceiveBandwidthProbeReply> {
         let (election, request) = (election(&request)?, request.into_inner());
-        let (_, trains) = self.trains()?;
+        let (_, bandwidth_probes) = self.bandwidth_probes()?;
         let port = {
             let inner = self.shared().order(election)?;
             port(&inner, &request.port)?.ifindex
         };
-        let train =
-            trains.hear(port).map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
-        Ok(Response::new(api::HearTrainReply { train: Some(train) }))
+        let probe = bandwidth_probes
+            .receive(port)
+            .map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
+        Ok(Response::new(api::ReceiveBandwidthProbeReply { probe: Some(probe) }))
     }
 
     pub(super) async fn port_of(

@@ -122,7 +122,7 @@ mod tests {
             id: RingNumber(1),
             cpu: 0,
             config: RingConfig {
-                ranks: ranks.len() as u32,
+                members: ranks.len() as u32,
                 slots: 16,
                 credit: 8,
                 mtu: 1024,
@@ -152,7 +152,7 @@ mod tests {
                 dst: ip,
                 qpn: Qpn::new(1),
                 src_mac: None,
-                mark: 0,
+                group_mark: 0,
             };
             let (sender, member) = (flow.rank, Member::Rank(rank as u32));
             RankEvidence {

@@ -270,7 +270,7 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
         dst: IpAddr::from([10, 0, 0, 7]),
         qpn: Qpn::new(100 + rank),
         src_mac: None,
-        mark: 0,
+        group_mark: 0,
     };
     c.add_flow("b", JobRing(0), flow(0)).unwrap();
     assert_eq!(outcome(&mut c, packet(0, 1)), Outcome::Waits);
@@ -419,7 +419,7 @@ fn jobs_in_band_are_told_from_others() {
         dst: IpAddr::from([10, 0, 0, 2]),
         qpn: Qpn::new(1),
         src_mac: None,
-        mark: 0,
+        group_mark: 0,
     };
     assert!(c.add_flow("a", JobRing(0), flow).unwrap_err().to_string().contains("in band"));
     // A packet that was noted before its job was deleted, and one of a job that does not exist.

@@ -101,8 +101,8 @@ pub fn run() -> Result<(String, String)> {
 fn rings(network: &Network, link: f64, members: &[Node]) -> usize {
     let links = |a: Node, b: Node| {
         network
-            .way(a, b)
-            .map_or(0, |way| (network.capacity(Resource::Way(way)) / link).round() as i32)
+            .edge(a, b)
+            .map_or(0, |edge| (network.capacity(Resource::Edge(edge)) / link).round() as i32)
     };
     let n = members.len();
     if n == 2 {

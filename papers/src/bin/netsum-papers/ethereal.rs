@@ -7,7 +7,7 @@ use anyhow::Result;
 use netsum_papers::collectives::{Collective, Scene, leaves_as_hosts};
 use netsum_papers::routes::Balance;
 use netsum_plan::generate;
-use netsum_plan::topology::{Network, Topology, Way};
+use netsum_plan::topology::{Edge, Network, Topology};
 
 use crate::chart::chart;
 use crate::table;
@@ -32,9 +32,9 @@ struct Place {
     below: usize,
 }
 
-fn failed(network: &Network, links: &[(String, String)]) -> BTreeSet<Way> {
+fn failed(network: &Network, links: &[(String, String)]) -> BTreeSet<Edge> {
     let both = links.iter().flat_map(|(a, b)| [(a, b), (b, a)]);
-    both.filter_map(|(a, b)| network.way(network.node(a)?, network.node(b)?)).collect()
+    both.filter_map(|(a, b)| network.edge(network.node(a)?, network.node(b)?)).collect()
 }
 
 /// Seconds for each of `SIZES`. In this model one part of the time is latency, and the rest is

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots};
 use netsum_common::serial;
 use netsum_common::slot::{Fragment, Output, Slot};
-use netsum_common::wire::{AROUND, Bth, ROCE_PORT, TOTAL, mark};
+use netsum_common::wire::{AROUND, Bth, ROCE_PORT, TOTAL, group_mark};
 
 use super::network::Speed;
 use super::ring_box::{RingBox, passes_with};
@@ -272,7 +272,7 @@ impl Aggregator {
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
         let (rank, len) = (place as u32, payload.len() as u32);
         let fragment =
-            Fragment { rank, index, len, ce: false, total: bth.ecn & TOTAL != 0, bounds };
+            Fragment { rank, index, len, ce: false, total: bth.flags & TOTAL != 0, bounds };
         let output =
             ring.take(fragment, bth, &payload, |sum, payload| add_lanes(sum, payload)).output;
         let s = ring.slot_of(index);
@@ -299,9 +299,9 @@ impl Aggregator {
         let total = if goes_up { slot.is(Slot::COMPLETE) } else { !below.is_empty() };
         let below = ranks.len() as u32;
         let tells =
-            |member| if goes_up { mark(below) } else { slot.tells(member) } | if total { TOTAL } else { 0 };
+            |member| if goes_up { group_mark(below) } else { slot.tells(member) } | if total { TOTAL } else { 0 };
         let leaving = ring.leaves_on(&fragment, output);
-        let leaving = leaving.map(|(member, bth)| (member, Bth { ecn: tells(member), ..*bth }));
+        let leaving = leaving.map(|(member, bth)| (member, Bth { flags: tells(member), ..*bth }));
         let leaving: Vec<(u32, Bth)> = leaving.collect();
         let sum = ring.sums[s].clone();
         for (member, bth) in leaving {
@@ -392,7 +392,7 @@ impl Node {
         let credit = Messages(shape.layout.window).of(fragments).expect("a credit");
         let config = RingConfig {
             flags: ring_flags::ACTIVE | flags | if shape.relaxed { ring_flags::RELAXED } else { 0 },
-            ranks: senders.len() as u32,
+            members: senders.len() as u32,
             slots: ring_slots(credit).expect("so many slots"),
             credit: credit.0,
             mtu: shape.mtu,

@@ -571,7 +571,7 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumber
         .map(|ip| RankNumbers {
             ip: *ip,
             rings: (0..rings).map(|_| connection()).collect(),
-            plain: connection(),
+            bypass: connection(),
             any_ip_id: false,
             selective: true,
         })

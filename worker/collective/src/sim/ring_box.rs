@@ -37,7 +37,7 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
             state: RingState { low: start, stopped: 0, expected: [start; MAX_RANKS], up: start },
             slots: vec![Slot::default(); slots],
             sums: vec![P::Owned::default(); slots],
-            headers: vec![vec![None; config.ranks as usize]; slots],
+            headers: vec![vec![None; config.members as usize]; slots],
             next: start,
             next_up: start,
         }
@@ -97,7 +97,7 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
         let (next, again) = match verdict.output {
             Output::Release => (&mut self.next, false),
             Output::Replay | Output::Stale => (&mut self.next, true),
-            Output::Up => (&mut self.next_up, verdict.counter == Counter::SentUpAgain),
+            Output::Up => (&mut self.next_up, verdict.counter == Counter::PartialResent),
             Output::Drop | Output::Gap => return,
         };
         let in_turn = if again { serial::before(index, *next) } else { index == *next };
@@ -110,7 +110,7 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
     /// The connections on which the sum leaves, with the headers saved of each.
     pub fn leaves_on(&self, f: &Fragment, output: Output) -> impl Iterator<Item = (u32, &H)> {
         let (rank, headers) = (f.rank, &self.headers[self.slot_of(f.index)]);
-        let up = self.has(ring_flags::UPLINK).then(|| self.config.ranks - 2);
+        let up = self.has(ring_flags::UPLINK).then(|| self.config.members - 2);
         let leaves = move |member: &u32| match output {
             Output::Release => Some(*member) != up,
             Output::Replay => *member == rank,
@@ -119,7 +119,7 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
         };
         let header =
             |member: u32| headers[member as usize].as_ref().expect("a header of each member");
-        (0..self.config.ranks).filter(leaves).map(move |member| (member, header(member)))
+        (0..self.config.members).filter(leaves).map(move |member| (member, header(member)))
     }
 }
 

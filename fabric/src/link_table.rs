@@ -29,7 +29,7 @@ pub struct Answer {
 
 /// A link, as far as known.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cable {
+pub struct LinkState {
     pub link: Link,
     /// Both directions carry traffic.
     pub carries: bool,
@@ -68,7 +68,7 @@ impl Memory {
 
 /// All links.
 #[derive(Default)]
-pub struct Cables {
+pub struct LinkTable {
     typed: Vec<Link>,
     levels: HashMap<String, u32>,
     /// Links that were found are used where they have one of these ends; or all of them.
@@ -92,7 +92,7 @@ pub struct Cables {
     alike: BTreeSet<String>,
 }
 
-impl Cables {
+impl LinkTable {
     pub fn new(typed: Vec<Link>, levels: HashMap<String, u32>) -> Self {
         let ends = |link: &Link| [link.below.clone(), link.above.clone()];
         let carries = Memory { carries: true, ..Memory::default() };
@@ -342,9 +342,12 @@ impl Cables {
     /// Records a link's measured rate, or why it is unknown.
     pub fn have_measured(&mut self, link: &Link, carries: Result<Carries, String>) {
         let ends = [link.below.clone(), link.above.clone()];
-        let cable = self.all().into_iter().find(|cable| cable.link.below == link.below);
-        let (Some(cable), Some(memory)) = (cable, self.memory.get_mut(&ends)) else { return };
-        let nominal = cable.nominal.map(|rate| rate.0);
+        let link_state =
+            self.all().into_iter().find(|link_state| link_state.link.below == link.below);
+        let (Some(link_state), Some(memory)) = (link_state, self.memory.get_mut(&ends)) else {
+            return;
+        };
+        let nominal = link_state.nominal.map(|rate| rate.0);
         let before = memory.counts(nominal);
         if let Ok(carries) = carries {
             let rate = settle(nominal, before, carries);
@@ -367,22 +370,22 @@ impl Cables {
     /// is present if it carries traffic and both boxes answer.
     pub fn unmeasured(
         &mut self,
-        carries: impl Fn(&Cable) -> bool,
+        carries: impl Fn(&LinkState) -> bool,
         silent: impl Fn(&str) -> bool,
     ) -> Vec<Link> {
         let mut new = Vec::new();
-        for cable in self.all() {
-            let ends = [cable.link.below.clone(), cable.link.above.clone()];
+        for link_state in self.all() {
+            let ends = [link_state.link.below.clone(), link_state.link.above.clone()];
             if ends.iter().any(|end| silent(&end.of) || self.port(end).is_none()) {
                 continue;
             }
-            let is_there = carries(&cable);
+            let is_there = carries(&link_state);
             let Some(memory) = self.memory.get_mut(&ends) else { continue };
             if !std::mem::replace(&mut memory.tried, is_there)
                 && is_there
-                && cable.nominal.is_none()
+                && link_state.nominal.is_none()
             {
-                new.push(cable.link);
+                new.push(link_state.link);
             }
         }
         new
@@ -416,7 +419,7 @@ impl Cables {
 
     /// All links, configured ones in the file's order. Among discovered ones, those that bridges
     /// use for unsummed packets come first.
-    pub fn all(&self) -> Vec<Cable> {
+    pub fn all(&self) -> Vec<LinkState> {
         let found = self.memory.keys().map(|[below, above]| Link {
             below: below.clone(),
             above: above.clone(),
@@ -427,10 +430,10 @@ impl Cables {
         if self.typed.is_empty() {
             links.sort_by_key(|link| self.port(&link.below).is_some_and(|port| port.blocked));
         }
-        links.into_iter().map(|link| self.cable(link)).collect()
+        links.into_iter().map(|link| self.link_state(link)).collect()
     }
 
-    fn cable(&self, mut link: Link) -> Cable {
+    fn link_state(&self, mut link: Link) -> LinkState {
         let ends = [link.below.clone(), link.above.clone()];
         let memory = self.memory.get(&ends).cloned().unwrap_or_default();
         let rates =
@@ -451,7 +454,7 @@ impl Cables {
         };
         let troubles = [level, unconfirmed, memory.trouble, mtus];
         let troubles: Vec<String> = troubles.into_iter().flatten().collect();
-        Cable {
+        LinkState {
             link,
             carries: memory.carries && !is_unused,
             is_unused,
@@ -468,7 +471,7 @@ impl Cables {
             .iter()
             .filter_map(|(end, heard)| match heard {
                 Hears::Box(other) => Some((end.clone(), other.clone())),
-                Hears::Stranger(_) => None,
+                Hears::ForeignHost(_) => None,
             })
             .collect();
         let mut ports = Vec::new();
@@ -494,7 +497,7 @@ impl Cables {
                     up: p.up,
                     rate: p.rate,
                     mtu: p.mtu,
-                    foreign: matches!(neighbour, Some(Hears::Stranger(_))),
+                    foreign: matches!(neighbour, Some(Hears::ForeignHost(_))),
                     hears: heard.is_some(),
                     heard: by.is_some() && by == neighbour,
                     neighbour: neighbour.map(|n| n.to_string()).unwrap_or_default(),
@@ -511,14 +514,14 @@ impl Cables {
 enum Hears {
     Box(End),
     /// The name that it gives itself.
-    Stranger(String),
+    ForeignHost(String),
 }
 
 impl std::fmt::Display for Hears {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Box(end) => write!(f, "{end}"),
-            Self::Stranger(text) => f.write_str(text),
+            Self::ForeignHost(text) => f.write_str(text),
         }
     }
 }
@@ -545,8 +548,8 @@ fn hears(fresh: &HashMap<String, Answer>, older: &BTreeMap<String, Answer>) -> H
     let who = |(end, n): (End, &api::Neighbour)| {
         let mut of = owners.get(&[&*n.chassis_id, &*n.port]).into_iter().flatten();
         let other = of.find(|other| other.of != end.of);
-        let stranger = || Hears::Stranger(format!("{} {} ({})", n.chassis, n.port, n.mac));
-        let who = other.cloned().map_or_else(stranger, Hears::Box);
+        let foreign = || Hears::ForeignHost(format!("{} {} ({})", n.chassis, n.port, n.mac));
+        let who = other.cloned().map_or_else(foreign, Hears::Box);
         (end, who)
     };
     heard.into_iter().map(who).collect()

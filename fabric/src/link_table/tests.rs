@@ -38,16 +38,16 @@ fn answers(said: &[(&str, &[(&str, &str)])]) -> HashMap<String, Answer> {
     said.iter().map(answer).collect()
 }
 
-fn cables(typed: &[(&str, &str)]) -> Cables {
+fn link_table(typed: &[(&str, &str)]) -> LinkTable {
     let levels = [("s".to_owned(), 1), ("t".to_owned(), 1)].into();
-    Cables::new(typed.iter().map(|(below, above)| link(below, above)).collect(), levels)
+    LinkTable::new(typed.iter().map(|(below, above)| link(below, above)).collect(), levels)
         .confirmed_by(Vec::new(), Trust::Found)
 }
 
 /// Each link's ends, whether it carries traffic, and its fault.
-fn state(cables: &Cables) -> Vec<(String, bool, Option<String>)> {
-    let of = |c: Cable| (format!("{} {}", c.link.below, c.link.above), c.carries, c.trouble);
-    cables.all().into_iter().map(of).collect()
+fn state(link_table: &LinkTable) -> Vec<(String, bool, Option<String>)> {
+    let of = |c: LinkState| (format!("{} {}", c.link.below, c.link.above), c.carries, c.trouble);
+    link_table.all().into_iter().map(of).collect()
 }
 
 fn is(ends: &str, carries: bool, trouble: &str) -> (String, bool, Option<String>) {
@@ -62,20 +62,20 @@ const DEAF: &str = "a/up does not hear s/1";
 
 #[test]
 fn ports_carry_what_came_between_two_looks() {
-    let (mut cables, now) = (cables(&[]), Instant::now());
+    let (mut link_table, now) = (link_table(&[]), Instant::now());
     let with = |rx: u64, tx: u64| {
         let mut answers = answers(&[("a", &[("up", "s/1")])]);
         let port = &mut answers.get_mut("a").unwrap().ports[0];
         (port.rx_bytes, port.tx_bytes) = (rx, tx);
         answers
     };
-    cables.look(with(1_000_000, 0), now);
-    assert_eq!((cables.ports()[0].rx_rate, cables.ports()[0].tx_rate), (0, 0));
-    cables.look(with(1_500_000, 1000), now + Duration::from_millis(500));
-    assert_eq!((cables.ports()[0].rx_rate, cables.ports()[0].tx_rate), (1_000_000, 2000));
+    link_table.look(with(1_000_000, 0), now);
+    assert_eq!((link_table.ports()[0].rx_rate, link_table.ports()[0].tx_rate), (0, 0));
+    link_table.look(with(1_500_000, 1000), now + Duration::from_millis(500));
+    assert_eq!((link_table.ports()[0].rx_rate, link_table.ports()[0].tx_rate), (1_000_000, 2000));
     // The box has restarted.
-    cables.look(with(0, 0), now + Duration::from_secs(1));
-    assert_eq!(cables.ports()[0].rx_rate, 0);
+    link_table.look(with(0, 0), now + Duration::from_secs(1));
+    assert_eq!(link_table.ports()[0].rx_rate, 0);
 }
 
 #[test]
@@ -86,9 +86,9 @@ fn of_links_that_were_found_the_bridges_own_comes_first() {
         ("t", &[("1", "a/swp10")]),
     ]);
     let order = |said: &HashMap<String, Answer>| {
-        let mut cables = cables(&[]);
-        cables.look(said.clone(), Instant::now());
-        cables.all().into_iter().map(|c| c.link.below.port).collect::<Vec<_>>()
+        let mut link_table = link_table(&[]);
+        link_table.look(said.clone(), Instant::now());
+        link_table.all().into_iter().map(|c| c.link.below.port).collect::<Vec<_>>()
     };
     assert_eq!(order(&said), ["swp10", "swp9"]);
     said.get_mut("a").unwrap().ports[0].blocked = true;
@@ -97,27 +97,27 @@ fn of_links_that_were_found_the_bridges_own_comes_first() {
 
 #[test]
 fn a_link_is_found_when_both_ends_hear_each_other() {
-    let (mut cables, now) = (cables(&[]), Instant::now());
-    cables.look(answers(&HALF), now);
-    assert_eq!(state(&cables), [], "whoever says that he is s/1");
-    assert!(cables.found().is_empty() && cables.ends().is_empty());
-    cables.look(answers(&BOTH), now);
-    assert_eq!(state(&cables), [is("a/up s/1", true, "")]);
-    assert_eq!(cables.all()[0].link.rate, Some(Rate(10)));
+    let (mut link_table, now) = (link_table(&[]), Instant::now());
+    link_table.look(answers(&HALF), now);
+    assert_eq!(state(&link_table), [], "whoever says that he is s/1");
+    assert!(link_table.found().is_empty() && link_table.ends().is_empty());
+    link_table.look(answers(&BOTH), now);
+    assert_eq!(state(&link_table), [is("a/up s/1", true, "")]);
+    assert_eq!(link_table.all()[0].link.rate, Some(Rate(10)));
     assert!(
-        cables.ends().contains(&end("a/up"))
-            && cables.ends().contains(&end("s/1"))
-            && !cables.ends().contains(&end("a/h"))
+        link_table.ends().contains(&end("a/up"))
+            && link_table.ends().contains(&end("s/1"))
+            && !link_table.ends().contains(&end("a/h"))
     );
 }
 
 #[test]
 fn a_link_that_carries_one_direction_is_down_after_a_while_typed_or_found() {
     for typed in [&[][..], &[("a/up", "s/1")]] {
-        let (mut cables, now) = (cables(typed), Instant::now());
+        let (mut link_table, now) = (link_table(typed), Instant::now());
         let mut at = |seconds, said: &[_]| {
-            cables.look(answers(said), now + Duration::from_secs(seconds));
-            state(&cables)
+            link_table.look(answers(said), now + Duration::from_secs(seconds));
+            state(&link_table)
         };
         assert_eq!(at(0, &BOTH), [is("a/up s/1", true, "")]);
         assert_eq!(at(1, &HALF), [is("a/up s/1", true, "")], "a frame may be lost");
@@ -131,10 +131,10 @@ fn a_link_that_carries_one_direction_is_down_after_a_while_typed_or_found() {
 
 #[test]
 fn a_box_that_is_silent_or_has_just_started_is_given_time() {
-    let (mut cables, now) = (cables(&[]), Instant::now());
+    let (mut link_table, now) = (link_table(&[]), Instant::now());
     let mut at = |seconds, said: &[_]| {
-        cables.look(answers(said), now + Duration::from_secs(seconds));
-        state(&cables)[0].1
+        link_table.look(answers(said), now + Duration::from_secs(seconds));
+        state(&link_table)[0].1
     };
     assert!(at(0, &BOTH));
     assert!(at(1, &NEITHER[..1]) && at(60, &NEITHER[..1]), "s says nothing");
@@ -143,37 +143,37 @@ fn a_box_that_is_silent_or_has_just_started_is_given_time() {
 
 #[test]
 fn boxes_of_one_image_have_links_of_their_own_or_are_named() {
-    let (mut cables, now) = (cables(&[]), Instant::now());
+    let (mut link_table, now) = (link_table(&[]), Instant::now());
     let mut said = answers(&[
         ("a", &[("up", "s/1")]),
         ("b", &[("up", "s/2")]),
         ("s", &[("1", "a/up"), ("2", "b/up")]),
     ]);
-    cables.look(said.clone(), now);
-    assert_eq!(state(&cables), [is("a/up s/1", true, ""), is("b/up s/2", true, "")]);
-    assert!(cables.alike.is_empty());
+    link_table.look(said.clone(), now);
+    assert_eq!(state(&link_table), [is("a/up s/1", true, ""), is("b/up s/2", true, "")]);
+    assert!(link_table.alike.is_empty());
     said.get_mut("b").unwrap().chassis_id = "a".into();
-    cables.look(said, now);
-    assert_eq!(cables.alike, BTreeSet::from(["a, b".to_owned()]));
+    link_table.look(said, now);
+    assert_eq!(link_table.alike, BTreeSet::from(["a, b".to_owned()]));
 }
 
 #[test]
 fn found_links_follow_the_cables() {
-    let (mut cables, now) = (cables(&[]), Instant::now());
-    cables.look(answers(&BOTH), now);
-    cables.look(
+    let (mut link_table, now) = (link_table(&[]), Instant::now());
+    link_table.look(answers(&BOTH), now);
+    link_table.look(
         answers(&[("a", &[("up", "t/7")]), ("s", &[("1", "")]), ("t", &[("7", "a/up")])]),
         now,
     );
-    assert_eq!(state(&cables), [is("a/up t/7", true, "")]);
-    cables.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now);
-    cables.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now + GRACE);
-    assert_eq!(state(&cables), [is("a/up t/7", false, "neither end hears the other")]);
+    assert_eq!(state(&link_table), [is("a/up t/7", true, "")]);
+    link_table.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now);
+    link_table.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now + GRACE);
+    assert_eq!(state(&link_table), [is("a/up t/7", false, "neither end hears the other")]);
 }
 
 #[test]
-fn one_frame_of_a_stranger_takes_no_link_away_and_the_next_manager_knows_it() {
-    let (mut first, now) = (cables(&[]), Instant::now());
+fn one_frame_of_a_foreign_host_takes_no_link_away_and_the_next_manager_knows_it() {
+    let (mut first, now) = (link_table(&[]), Instant::now());
     first.look(answers(&BOTH), now);
     assert!(first.has_changed() && !first.has_changed());
     first.look(answers(&[("a", &[("up", "00:07")]), ("s", &[("1", "a/up")])]), now);
@@ -182,7 +182,7 @@ fn one_frame_of_a_stranger_takes_no_link_away_and_the_next_manager_knows_it() {
     assert_eq!(state(&first), [is("a/up s/1", true, "")]);
     assert!(!first.has_changed());
 
-    let mut next = cables(&[]);
+    let mut next = link_table(&[]);
     assert!(next.found().is_empty());
     next.restore(first.found().into_iter().map(|ends| ends.map(|text| end(&text))));
     next.look(answers(&BOTH[..1]), now);
@@ -191,11 +191,14 @@ fn one_frame_of_a_stranger_takes_no_link_away_and_the_next_manager_knows_it() {
 
 #[test]
 fn boxes_of_one_level_have_no_link() {
-    let (mut cables, now) = (cables(&[]), Instant::now());
-    cables.look(answers(&[("a", &[("x", "b/y")]), ("b", &[("y", "a/x")])]), now);
-    assert_eq!(state(&cables), [is("a/x b/y", false, "both boxes are of level 0: it is not used")]);
-    assert!(cables.ends().contains(&end("b/y")), "no host is there");
-    assert!(cables.all()[0].is_unused, "no bridge's way up");
+    let (mut link_table, now) = (link_table(&[]), Instant::now());
+    link_table.look(answers(&[("a", &[("x", "b/y")]), ("b", &[("y", "a/x")])]), now);
+    assert_eq!(
+        state(&link_table),
+        [is("a/x b/y", false, "both boxes are of level 0: it is not used")]
+    );
+    assert!(link_table.ends().contains(&end("b/y")), "no host is there");
+    assert!(link_table.all()[0].is_unused, "no bridge's way up");
 }
 
 /// A host that is plugged into both boxes can pass their LLDP frames on.
@@ -204,16 +207,16 @@ fn a_link_that_is_found_is_used_once_an_end_is_named_or_accepted() {
     let now = Instant::now();
     let with = |named: &[&str]| {
         let named = named.iter().map(|text| Pattern::try_from((*text).to_owned()).unwrap());
-        let mut cables = cables(&[]).confirmed_by(named.collect(), Trust::Named);
-        cables.look(answers(&BOTH), now);
-        cables
+        let mut link_table = link_table(&[]).confirmed_by(named.collect(), Trust::Named);
+        link_table.look(answers(&BOTH), now);
+        link_table
     };
     let mut proposed = with(&["b/*", "a/up2"]);
     let why = "unconfirmed, and not used: hosts can forge LLDP. Name an end in `uplinks`, or \
         `netsum fabric accept a/up`";
     assert_eq!(state(&proposed), [is("a/up s/1", false, why)]);
     assert!(proposed.all()[0].is_unused, "nothing goes by it");
-    assert_eq!(proposed.unmeasured(|cable| cable.carries, |_| false), []);
+    assert_eq!(proposed.unmeasured(|link_state| link_state.carries, |_| false), []);
     assert!(proposed.ends().contains(&end("a/up")), "hosts of other racks come by it");
     for named in ["a/u*", "s/1", "*/1"] {
         assert_eq!(state(&with(&[named])), [is("a/up s/1", true, "")], "{named}");
@@ -229,98 +232,99 @@ fn a_link_that_is_found_is_used_once_an_end_is_named_or_accepted() {
     assert_eq!(state(&next), [is("a/up s/1", true, "")], "the next manager knows");
     next.accept(&end("s/1"), true).unwrap();
     assert!(!state(&next)[0].1);
-    let why = cables(&[("a/up", "s/1")]).accept(&end("s/1"), false).unwrap_err();
+    let why = link_table(&[("a/up", "s/1")]).accept(&end("s/1"), false).unwrap_err();
     assert_eq!(why, "the links are typed in the manager's file");
 }
 
 #[test]
 fn a_port_with_a_jobs_hosts_is_no_uplink_whoever_trusts_it() {
-    let (mut cables, now) = (cables(&[]), Instant::now());
-    cables.have_hosts([end("a/up")].into_iter());
-    cables.look(answers(&BOTH), now);
-    let (_, carries, trouble) = state(&cables).remove(0);
+    let (mut link_table, now) = (link_table(&[]), Instant::now());
+    link_table.have_hosts([end("a/up")].into_iter());
+    link_table.look(answers(&BOTH), now);
+    let (_, carries, trouble) = state(&link_table).remove(0);
     assert!(!carries && trouble.unwrap().starts_with("ranks of a job were behind a/up"));
-    assert!(cables.all()[0].is_unused && !cables.ends().contains(&end("a/up")));
-    cables.accept(&end("a/up"), false).unwrap();
-    cables.look(answers(&BOTH), now);
-    assert_eq!(state(&cables), [is("a/up s/1", true, "")], "it was plugged in elsewhere");
+    assert!(link_table.all()[0].is_unused && !link_table.ends().contains(&end("a/up")));
+    link_table.accept(&end("a/up"), false).unwrap();
+    link_table.look(answers(&BOTH), now);
+    assert_eq!(state(&link_table), [is("a/up s/1", true, "")], "it was plugged in elsewhere");
 }
 
 #[test]
 fn what_is_typed_wins_and_what_is_heard_is_said() {
     let now = Instant::now();
     let with = |said: &[_]| {
-        let mut cables = cables(&[("a/up", "s/1")]);
-        cables.look(answers(said), now);
-        cables.look(answers(said), now + GRACE);
-        state(&cables)
+        let mut link_table = link_table(&[("a/up", "s/1")]);
+        link_table.look(answers(said), now);
+        link_table.look(answers(said), now + GRACE);
+        state(&link_table)
     };
     let other = with(&[("a", &[("up", "s/2")]), ("s", &[("1", ""), ("2", "a/up")])]);
     assert_eq!(other, [is("a/up s/1", true, "a/up has a [[link]] to s/1, and hears s/2")]);
-    let stranger = with(&[("a", &[("up", "00:07")]), ("s", &[("1", "")])]);
+    let foreign = with(&[("a", &[("up", "00:07")]), ("s", &[("1", "")])]);
     let why = "a/up has a [[link]] to s/1, and hears chassis 00:07 (02:00:00:00:00:01)";
-    assert_eq!(stranger, [is("a/up s/1", true, why)]);
+    assert_eq!(foreign, [is("a/up s/1", true, why)]);
     assert_eq!(with(&NEITHER), [is("a/up s/1", true, "")], "a medium without LLDP");
 }
 
 #[test]
 fn a_box_that_does_not_listen_takes_no_typed_link_away() {
-    let (mut cables, now) = (cables(&[("a/up", "s/1")]), Instant::now());
+    let (mut link_table, now) = (link_table(&[("a/up", "s/1")]), Instant::now());
     let mut said = answers(&HALF);
     said.get_mut("a").unwrap().listens = false;
-    cables.look(said.clone(), now);
-    cables.look(said, now + 2 * GRACE);
-    assert_eq!(state(&cables), [is("a/up s/1", true, "")]);
+    link_table.look(said.clone(), now);
+    link_table.look(said, now + 2 * GRACE);
+    assert_eq!(state(&link_table), [is("a/up s/1", true, "")]);
 }
 
 #[test]
 fn a_box_is_known_by_a_mac_address_that_no_other_has() {
-    let mut cables = cables(&[]);
-    cables.look(answers(&BOTH), Instant::now());
-    assert_eq!(cables.with_mac("mac of s").as_deref(), Some("s"));
-    assert_eq!([cables.with_mac("shared"), cables.with_mac("another")], [None, None]);
+    let mut link_table = link_table(&[]);
+    link_table.look(answers(&BOTH), Instant::now());
+    assert_eq!(link_table.with_mac("mac of s").as_deref(), Some("s"));
+    assert_eq!([link_table.with_mac("shared"), link_table.with_mac("another")], [None, None]);
 }
 
 #[test]
 fn mtus_that_differ_are_said() {
-    let mut cables = cables(&[]);
+    let mut link_table = link_table(&[]);
     let mut said = answers(&BOTH);
     said.get_mut("a").unwrap().ports[0].mtu = 9000;
-    cables.look(said, Instant::now());
-    assert_eq!(state(&cables), [is("a/up s/1", true, "MTU 9000 at a/up and 1500 at s/1")]);
+    link_table.look(said, Instant::now());
+    assert_eq!(state(&link_table), [is("a/up s/1", true, "MTU 9000 at a/up and 1500 at s/1")]);
 }
 
 #[test]
 fn a_link_whose_rate_nobody_knows_is_to_be_measured_once_each_time_it_comes_up() {
-    let (mut cables, now) = (cables(&[]), Instant::now());
+    let (mut link_table, now) = (link_table(&[]), Instant::now());
     let with_rate = |rate| {
         let mut said = answers(&BOTH);
         said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = rate);
         said
     };
-    cables.look(with_rate(0), now);
-    let unmeasured = |cables: &mut Cables, up| cables.unmeasured(|_| up, |_| false).len();
-    assert_eq!(cables.unmeasured(|_| true, |of| of == "s").len(), 0, "a box is silent");
+    link_table.look(with_rate(0), now);
+    let unmeasured =
+        |link_table: &mut LinkTable, up| link_table.unmeasured(|_| up, |_| false).len();
+    assert_eq!(link_table.unmeasured(|_| true, |of| of == "s").len(), 0, "a box is silent");
     assert_eq!(
-        [true, true, false, true, true].map(|up| unmeasured(&mut cables, up)),
+        [true, true, false, true, true].map(|up| unmeasured(&mut link_table, up)),
         [1, 0, 0, 1, 0]
     );
-    let of = cables.all().remove(0).link;
-    cables.have_measured(&of, Ok(Carries::Just(1000)));
+    let of = link_table.all().remove(0).link;
+    link_table.have_measured(&of, Ok(Carries::Just(1000)));
     assert_eq!(
-        [false, true].map(|up| unmeasured(&mut cables, up)),
+        [false, true].map(|up| unmeasured(&mut link_table, up)),
         [0, 1],
-        "it may be another cable"
+        "it may be another link"
     );
-    cables.look(with_rate(10_000), now);
-    assert_eq!([false, true].map(|up| unmeasured(&mut cables, up)), [0, 0], "its driver knows");
+    link_table.look(with_rate(10_000), now);
+    assert_eq!([false, true].map(|up| unmeasured(&mut link_table, up)), [0, 0], "its driver knows");
 }
 
 #[test]
 fn what_is_measured_counts_and_the_next_manager_knows() {
-    let (mut first, now) = (cables(&[("a/up", "s/1")]), Instant::now());
+    let (mut first, now) = (link_table(&[("a/up", "s/1")]), Instant::now());
     first.look(answers(&BOTH), now);
-    let rate = |cables: &Cables| cables.all()[0].link.rate.map(|rate| rate.0);
+    let rate = |link_table: &LinkTable| link_table.all()[0].link.rate.map(|rate| rate.0);
     let of = link("a/up", "s/1");
     first.has_changed();
     for (carries, counts, changed) in [
@@ -333,7 +337,7 @@ fn what_is_measured_counts_and_the_next_manager_knows() {
         assert_eq!((rate(&first), first.has_changed()), (Some(counts), changed));
     }
     let again = |typed, nominal| {
-        let mut next = cables(&[("a/up", typed)]);
+        let mut next = link_table(&[("a/up", typed)]);
         next.restore_measured(&first.measured());
         let mut said = answers(&BOTH);
         said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = nominal);
@@ -341,14 +345,14 @@ fn what_is_measured_counts_and_the_next_manager_knows() {
         rate(&next)
     };
     assert_eq!(again("s/1", 10), Some(890));
-    assert_eq!(again("t/1", 10), Some(10), "the cable goes elsewhere");
+    assert_eq!(again("t/1", 10), Some(10), "the link leads elsewhere");
     assert_eq!(again("s/1", 20), Some(20), "it is another one");
 }
 
 #[test]
 fn ports_show_whom_they_hear_and_who_hears_them() {
-    let mut cables = cables(&[]);
-    cables.look(
+    let mut link_table = link_table(&[]);
+    link_table.look(
         answers(&[("a", &[("up", ""), ("h", ""), ("x", "00:07")]), ("s", &[("1", "a/up")])]),
         Instant::now(),
     );
@@ -357,7 +361,7 @@ fn ports_show_whom_they_hear_and_who_hears_them() {
     let is = |port: &str, neighbour: &str, [foreign, hears, heard]: [bool; 3], mtu| {
         (port.to_owned(), neighbour.to_owned(), foreign, hears, heard, mtu)
     };
-    let ports: Vec<_> = cables.ports().into_iter().map(of).collect();
+    let ports: Vec<_> = link_table.ports().into_iter().map(of).collect();
     assert_eq!(
         ports,
         [

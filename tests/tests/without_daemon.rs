@@ -26,7 +26,7 @@ fn the_box_is_detached_and_attached_again_between_all_reduces() {
     plane.attach().unwrap();
     // The sums are right in any case; ranks that have once changed to their ring may stay with it.
     for outcome in group.all_reduce("f32", 100_000, 3).unwrap() {
-        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 1), "{outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fallbacks), (0, 1), "{outcome:?}");
     }
 }
 
@@ -55,7 +55,7 @@ fn the_box_goes_in_the_middle_of_an_all_reduce() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn one_percent_loss_in_each_direction() {
     for (ranks, mtu, rings) in [(2, 2048, 1), (3, 1024, 2), (4, 256, 1)] {
-        let spec = LabSpec { mtu: 2300, cables: true, ..LabSpec::hosts(ranks as usize) };
+        let spec = LabSpec { mtu: 2300, faulty_links: true, ..LabSpec::hosts(ranks as usize) };
         let cluster = Cluster::without_daemon(spec).unwrap();
         let job = JobSpec { mtu, rings, ..JobSpec::new("lossy", ranks) };
         let places = one_on_each_host(ranks);
@@ -74,7 +74,7 @@ fn one_percent_loss_in_each_direction() {
             assert_eq!(modes(&outcomes), vec!["box"; ranks as usize], "{what}");
         }
         for host in cluster.lab().hosts() {
-            let counts = host.cable().unwrap().counts().unwrap();
+            let counts = host.fault_link().unwrap().counts().unwrap();
             assert!(counts.up.lost > 0 && counts.down.lost > 0, "{counts:?}");
         }
     }

@@ -1,10 +1,10 @@
-//! The lab's emulated links (`cables`) apply their faults to the right packets, and change nothing
+//! The lab's emulated links (`faulty_links`) apply their faults to the right packets, and change nothing
 //! else.
 
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use netsum_lab::faults::{CableCounts, Fault, Faults, Kind, Nth, WayCounts};
+use netsum_lab::faults::{DirectionCounts, Fault, Faults, Kind, LinkCounts, Nth};
 use netsum_lab::frames::FrameSpec;
 use netsum_lab::tap::Tap;
 use netsum_lab::traffic::{ping, tcp_transfer};
@@ -34,7 +34,7 @@ fn send(lab: &Lab, packets: u32, v6: bool) -> Vec<u32> {
 }
 
 fn lab() -> Lab {
-    Lab::new(LabSpec { cables: true, ipv6: true, ..LabSpec::hosts(2) }).unwrap()
+    Lab::new(LabSpec { faulty_links: true, ipv6: true, ..LabSpec::hosts(2) }).unwrap()
 }
 
 /// Five standard deviations of a binomial distribution around its mean, for a tenth of 1000
@@ -43,14 +43,14 @@ const TENTH: std::ops::RangeInclusive<u64> = 53..=147;
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_cable_loses_its_share_and_the_same_packets_for_the_same_seed() {
+fn a_link_loses_its_share_and_the_same_packets_for_the_same_seed() {
     let lab = lab();
-    assert_eq!(send(&lab, 200, false), (0..200).collect::<Vec<_>>(), "a cable that does nothing");
+    assert_eq!(send(&lab, 200, false), (0..200).collect::<Vec<_>>(), "a link without faults");
     let mut seen = Vec::new();
     for (seed, v6) in [(1, false), (1, true), (2, false)] {
         lab.host(0).set_faults(Faults::loss(0.1), Faults::NONE, seed).unwrap();
         let arrived = send(&lab, 1000, v6);
-        let counts = lab.host(0).cable().unwrap().counts().unwrap();
+        let counts = lab.host(0).fault_link().unwrap().counts().unwrap();
         assert_eq!(counts.up.seen, 1000);
         assert_eq!(arrived.len() as u64, 1000 - counts.up.lost);
         assert!(TENTH.contains(&counts.up.lost), "{counts:?}");
@@ -68,7 +68,7 @@ fn duplicates_come_once_more_and_soon() {
     for v6 in [false, true] {
         lab.host(0).set_faults(Faults::of(Fault::Duplicate, 0.1), Faults::NONE, 1).unwrap();
         let arrived = send(&lab, 1000, v6);
-        let up = lab.host(0).cable().unwrap().counts().unwrap().up;
+        let up = lab.host(0).fault_link().unwrap().counts().unwrap().up;
         assert!(TENTH.contains(&up.duplicated) && up.faults() == up.duplicated, "{up:?}");
         let (mut first, mut again) = (Vec::new(), Vec::new());
         for number in arrived {
@@ -99,7 +99,7 @@ fn late_packets_come_once_and_soon() {
         let lab = if seed == 1 { &lab } else { &self::lab() };
         lab.host(0).set_faults(Faults::of(Fault::Reorder, 0.1), Faults::NONE, seed).unwrap();
         let arrived = send(lab, 1000, v6);
-        let up = lab.host(0).cable().unwrap().counts().unwrap().up;
+        let up = lab.host(0).fault_link().unwrap().counts().unwrap().up;
         assert!(TENTH.contains(&up.reordered) && up.faults() == up.reordered, "{up:?}");
         let mut late = 0;
         for (i, number) in arrived.iter().enumerate() {
@@ -141,7 +141,7 @@ fn corrupt_packets_differ_in_one_bit() {
         assert_eq!(flipped, 1, "PSN {psn}");
         places.push(frame.iter().zip(&got).position(|(a, b)| a != b).unwrap());
     }
-    assert_eq!(lab.host(0).cable().unwrap().counts().unwrap().up.corrupted, 100);
+    assert_eq!(lab.host(0).fault_link().unwrap().counts().unwrap().up.corrupted, 100);
     assert!(places.iter().all(|at| *at >= 14), "{places:?}");
     assert!(places.iter().any(|at| *at < 54) && places.iter().any(|at| *at > 250), "{places:?}");
 }
@@ -160,7 +160,7 @@ fn the_nth_packet_of_a_kind_is_hit() {
     assert_eq!(send(&lab, 100, true), all_but(&[0, 1, 2]));
     lab.host(0).set_faults(Faults::nth(Kind::Ack, 1, Fault::Loss), Faults::NONE, 0).unwrap();
     assert_eq!(send(&lab, 100, false), all_but(&[]), "none is an acknowledgement");
-    assert_eq!(lab.host(0).cable().unwrap().counts().unwrap().up.faults(), 0);
+    assert_eq!(lab.host(0).fault_link().unwrap().counts().unwrap().up.faults(), 0);
 }
 
 #[test]
@@ -169,11 +169,11 @@ fn each_direction_suffers_on_its_own_and_other_traffic_does_not() {
     let lab = lab();
     lab.host(1).set_faults(Faults::NONE, Faults::loss(1.0), 0).unwrap();
     assert_eq!(send(&lab, 50, false), Vec::<u32>::new());
-    let counts = lab.host(1).cable().unwrap().counts().unwrap();
+    let counts = lab.host(1).fault_link().unwrap().counts().unwrap();
     // Without an n-th packet to watch for, the link counts data.
-    let down = WayCounts { seen: 50, lost: 50, of_kind: 50, ..WayCounts::default() };
-    assert_eq!(counts, CableCounts { down, ..CableCounts::default() });
-    let counts = lab.host(0).cable().unwrap().counts().unwrap();
+    let down = DirectionCounts { seen: 50, lost: 50, of_kind: 50, ..DirectionCounts::default() };
+    assert_eq!(counts, LinkCounts { down, ..LinkCounts::default() });
+    let counts = lab.host(0).fault_link().unwrap().counts().unwrap();
     assert_eq!((counts.up.seen, counts.up.faults(), counts.down.seen), (50, 0, 0));
 
     let second = Duration::from_secs(1);
@@ -186,7 +186,7 @@ fn each_direction_suffers_on_its_own_and_other_traffic_does_not() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn impossible_faults_are_refused() {
-    let lab = Lab::new(LabSpec { cables: true, ..LabSpec::hosts(1) }).unwrap();
+    let lab = Lab::new(LabSpec { faulty_links: true, ..LabSpec::hosts(1) }).unwrap();
     let too_much = Faults { loss: 0.6, reorder: 0.6, ..Faults::NONE };
     let zeroth = Faults::nth(Kind::Ack, 0, Fault::Loss);
     let rates = [-0.1, 1.1, f64::NAN].map(|rate| (Faults::loss(rate), "0 to 1"));
@@ -197,5 +197,5 @@ fn impossible_faults_are_refused() {
     }
     let plain = Lab::new(LabSpec::hosts(1)).unwrap();
     let error = plain.host(0).set_faults(Faults::NONE, Faults::NONE, 0).unwrap_err();
-    assert!(error.to_string().contains("no cables"), "{error}");
+    assert!(error.to_string().contains("no faulty links"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! Bandwidth probes: trains of frames, from one box to the box at a link's other end. Their arrival
-//! times give the link's rate ([`netsum_core::train`]). Bridges do not forward these frames, and
+//! Bandwidth probes: rows of frames from one box to the box at a link's other end. Their arrival
+//! times give the link's rate ([`netsum_core::bandwidth`]). Bridges do not forward these frames, and
 //! hosts ignore them.
 
 use std::io::{self, IoSliceMut};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use netsum_api::v1 as api;
-use netsum_core::train::{FEWEST, MOST, fastest, rate};
+use netsum_core::bandwidth::{FEWEST, MOST, fastest, rate};
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg, setsockopt, sockopt};
@@ -20,9 +20,9 @@ use super::frames::{HEADER, NEAREST, listen, send};
 
 /// IEEE 802 reserves this EtherType for local experiments.
 const ETHERTYPE: u16 = 0x88b5;
-/// Bytes of a train's number, which follows the header.
+/// Bytes of a probe's number, which follows the header.
 const NUMBER: usize = 8;
-/// Longest time to send a train, if a slow link delays it.
+/// Longest time to send a probe, if a slow link delays it.
 const LONGEST: Duration = Duration::from_millis(200);
 /// Longest frame, regardless of the MTU.
 const FRAME: usize = 9000;
@@ -33,20 +33,21 @@ const TURN: usize = 64;
 /// Pause until a full queue has room again.
 const SOON: Duration = Duration::from_millis(1);
 
-/// Opens a socket with room for one train; needs CAP_NET_RAW. It receives nothing until it listens.
+/// Opens a socket with room for one probe; needs CAP_NET_RAW. It receives nothing until it listens.
 pub fn open() -> Result<Socket> {
     let nothing = Some(Protocol::from(0));
     let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking(), nothing)
-        .context("trains: packet socket (CAP_NET_RAW)")?;
+        .context("bandwidth probes: packet socket (CAP_NET_RAW)")?;
     // The kernel takes the times, because this process may be late.
-    setsockopt(&socket, sockopt::ReceiveTimestampns, &true).context("trains: times of frames")?;
+    setsockopt(&socket, sockopt::ReceiveTimestampns, &true)
+        .context("bandwidth probes: times of frames")?;
     // A frame takes more room than its bytes.
-    setsockopt(&socket, sockopt::RcvBufForce, &(2 * MOST)).context("trains: buffer")?;
-    setsockopt(&socket, sockopt::SndBufForce, &(2 * MOST)).context("trains: buffer")?;
+    setsockopt(&socket, sockopt::RcvBufForce, &(2 * MOST)).context("bandwidth probes: buffer")?;
+    setsockopt(&socket, sockopt::SndBufForce, &(2 * MOST)).context("bandwidth probes: buffer")?;
     Ok(socket)
 }
 
-/// The last train that has arrived at an interface.
+/// The last probe that has arrived at an interface.
 #[derive(Default)]
 struct Arrivals {
     ifindex: u32,
@@ -55,26 +56,26 @@ struct Arrivals {
     frames: Vec<(u64, u32)>,
 }
 
-/// Sends and receives trains.
+/// Sends and receives bandwidth probes.
 #[derive(Clone)]
-pub struct Trains {
+pub struct BandwidthProbes {
     socket: Arc<Socket>,
     heard: Arc<Mutex<Arrivals>>,
-    /// Held while sending: two trains at once would slow each other down.
+    /// Held while sending: two probes at once would slow each other down.
     one: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Trains {
+impl BandwidthProbes {
     /// With a socket from [`open`].
     pub fn new(socket: Socket) -> Self {
         Self { socket: Arc::new(socket), heard: Arc::default(), one: Arc::default() }
     }
 
-    /// The received part of the last train at an interface, since the first call for it. The kernel
+    /// The received part of the last probe at an interface, since the first call for it. The kernel
     /// records frames without this process, which would delay a sender on the same machine.
     ///
     /// The kernel's error.
-    pub fn hear(&self, ifindex: u32) -> io::Result<api::Train> {
+    pub fn receive(&self, ifindex: u32) -> io::Result<api::BandwidthProbe> {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         if heard.ifindex != ifindex {
             listen(&*self.socket, ETHERTYPE, ifindex)?;
@@ -91,10 +92,10 @@ impl Trains {
             }
         }
         let (frames, rate) = (heard.frames.len() as u32, rate(&heard.frames).unwrap_or_default());
-        Ok(api::Train { number: heard.number, frames, rate })
+        Ok(api::BandwidthProbe { number: heard.number, frames, rate })
     }
 
-    /// Sends a train by a port. Its rate is the sender's maximum, regardless of the link.
+    /// Sends a probe by a port. Its rate is the sender's maximum, regardless of the link.
     ///
     /// The kernel's error.
     pub async fn send(
@@ -103,7 +104,7 @@ impl Trains {
         mac: [u8; 6],
         mtu: u32,
         bytes: usize,
-    ) -> io::Result<api::Train> {
+    ) -> io::Result<api::BandwidthProbe> {
         let _one = self.one.lock().await;
         let number = getrandom::u64().map_err(io::Error::other)?;
         let mut frame =
@@ -130,7 +131,7 @@ impl Trains {
                 Err(e) => return Err(e),
             }
         }
-        Ok(api::Train {
+        Ok(api::BandwidthProbe {
             number,
             frames: sent.len() as u32,
             rate: fastest(&sent).unwrap_or_default(),
@@ -149,8 +150,8 @@ impl Arrivals {
     }
 }
 
-/// The next frame: its interface, its train's number, its arrival time and its bytes. `None` if it
-/// is not part of a train.
+/// The next frame: its interface, its probe's number, its arrival time and its bytes. `None` if it
+/// is not part of a probe.
 fn next(socket: &Socket) -> io::Result<Option<(u32, u64, u64, u32)>> {
     let mut head = [0; HEADER + NUMBER];
     let mut parts = [IoSliceMut::new(&mut head)];
@@ -172,6 +173,6 @@ fn next(socket: &Socket) -> io::Result<Option<(u32, u64, u64, u32)>> {
         Err(e) => return Err(e.into()),
     };
     let number = head.last_chunk().map(|number| u64::from_be_bytes(*number));
-    let is_train = head[..6] == NEAREST && bytes as usize >= head.len();
-    Ok(is_train.then_some(()).and_then(|()| Some((from?.ifindex() as u32, number?, time?, bytes))))
+    let is_probe = head[..6] == NEAREST && bytes as usize >= head.len();
+    Ok(is_probe.then_some(()).and_then(|()| Some((from?.ifindex() as u32, number?, time?, bytes))))
 }

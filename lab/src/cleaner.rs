@@ -1,6 +1,6 @@
 //! Cleans up after a lab, however its owner ends: by a drop, a panic, Ctrl-C or `kill -9`.
 //!
-//! The janitor is a shell that waits for the end of a pipe whose other end only the owner holds.
+//! The cleaner is a shell that waits for the end of a pipe whose other end only the owner holds.
 //! The kernel closes that end however the owner ends, and so there is one way to clean up, without
 //! a signal handler that could be missed.
 
@@ -39,15 +39,15 @@ exit 0
 
 /// Removes the namespaces of one lab when it is dropped or its process ends.
 #[derive(Debug)]
-pub struct Janitor {
+pub struct Cleaner {
     shell: Child,
 }
 
-impl Janitor {
+impl Cleaner {
     /// Starts to watch the namespaces `prefix-*`.
     pub fn start(prefix: &str) -> Result<Self> {
         let shell = Command::new("sh")
-            .args(["-c", SCRIPT, "netsum-lab-janitor", prefix, PINS])
+            .args(["-c", SCRIPT, "netsum-lab-cleaner", prefix, PINS])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -58,16 +58,16 @@ impl Janitor {
         Ok(Self { shell })
     }
 
-    /// Makes the janitor leave the lab alone.
+    /// Makes the cleaner leave the lab alone.
     pub fn dismiss(mut self) {
         if let Some(mut stdin) = self.shell.stdin.take() {
-            // A write fails only if the janitor has ended, and then it does nothing either.
+            // A write fails only if the cleaner has ended, and then it does nothing either.
             let _ = stdin.write_all(b"keep\n");
         }
     }
 }
 
-impl Drop for Janitor {
+impl Drop for Cleaner {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
         let _ = self.shell.wait();
@@ -76,7 +76,7 @@ impl Drop for Janitor {
 
 /// Removes the lab of this prefix now.
 pub fn clean(prefix: &str) -> Result<()> {
-    drop(Janitor::start(prefix)?);
+    drop(Cleaner::start(prefix)?);
     Ok(())
 }
 
@@ -99,7 +99,7 @@ pub fn owner(prefix: &str) -> Option<u32> {
     pid.parse().ok()
 }
 
-/// Removes labs whose process and janitor are both gone.
+/// Removes labs whose process and cleaner are both gone.
 pub fn clean_stale() -> Result<()> {
     for lab in labs() {
         if let Some(pid) = owner(&lab)
