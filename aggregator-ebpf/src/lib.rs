@@ -1,4 +1,4 @@
-//! The parts of the XDP programs; see ARCHITECTURE.md, "The way of a packet".
+//! The parts of the XDP programs; see ARCHITECTURE.md, "The path of a packet".
 //!
 //! | program | where | what |
 //! | --- | --- | --- |

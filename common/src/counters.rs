@@ -168,14 +168,14 @@ counters! {
     InBandFirst "in_band_first" Drop,
     /// data of connections that have joined a job in band and wait for those of other ranks
     InBandWaits "in_band_waits" Drop,
-    /// first packets of a message, of a job set up in band, without a header or with one of another
-    /// place in the ring
+    /// first packets of messages of in-band jobs whose header is missing or names another ring
+    /// position
     InBandHeader "in_band_header" Drop,
     /// steering to the ring's CPU failed
     SteerFailed "steer_failed" Drop,
     /// sending a result failed in the data plane itself
     RedirectFailed "redirect_failed" Drop,
-    /// result packets without a rank or slot at egress, or without a next hop to a rank
+    /// results dropped at egress: unknown rank or slot, or no next hop
     EgressNoRoute "egress_no_route" Drop,
     /// the data plane's maps contradict each other: a defect of netsum
     Internal "internal_error" Drop,
@@ -185,10 +185,11 @@ counters! {
     Totals "total_received" Work,
     /// partial sums sent to the parent box again, which makes it replay the total to the next group
     PartialResent "partial_resent" Work,
-    /// totals of another box that has received no partial sum, and data of one rank that a box
-    /// should have added
+    /// totals for which no partial sum was sent, and contributions that a box below forwarded
+    /// unsummed
     TotalUnexpected "total_unexpected" Drop,
-    /// packets with a PSN moved by another box: not data for their receiver, which answers them
+    /// packets whose PSN another box has shifted, so that the receiver answers them instead of
+    /// taking them for data
     ShiftedPsn "shifted_psn" Pass,
 }
 

@@ -13,7 +13,7 @@ pub struct NotASize;
 
 impl fmt::Display for NotASize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number like 65536, 64K, 64KiB or 1MiB is expected")
+        f.write_str("must be a number like 65536, 64K, 64KiB or 1MiB")
     }
 }
 

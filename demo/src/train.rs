@@ -57,7 +57,7 @@ impl Config {
     fn check(&self, data: &Data) -> Result<(), TrainError> {
         let wrong = |what: String| Err(TrainError::Config(what));
         if self.ranks == 0 {
-            return wrong("0 ranks: at least 1 is needed".to_owned());
+            return wrong("0 ranks: must be at least 1".to_owned());
         }
         if self.batch == 0 || self.hidden == 0 || self.epochs == 0 {
             return wrong(format!(

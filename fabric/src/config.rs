@@ -227,7 +227,7 @@ impl Config {
         for Pattern(end) in &config.uplinks {
             ensure!(
                 config.links.is_empty(),
-                "uplinks {end}: with [[link]] all links are typed, and none is found"
+                "uplinks {end}: not allowed with [[link]], which lists all links"
             );
             let is_there = names.iter().any(|name| is_like(&end.of, name));
             ensure!(is_there, "uplinks {end}: there is no box {:?}", end.of);
@@ -338,7 +338,7 @@ mod tests {
                     "uplinks = [\"*/p\"]\n{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \
                      \"spine0/p0\""
                 ),
-                "with [[link]] all links are typed",
+                "not allowed with [[link]]",
             ),
             (&format!("{GOOD}[links]\ntrust = \"all\"\n"), "unknown variant `all`"),
             (&format!("{GOOD}[etcd]\nendpoints = []"), "etcd.endpoints: at least one is needed"),
@@ -381,7 +381,7 @@ mod tests {
                 &format!(
                     "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/p0\"\nrate = \"fast\""
                 ),
-                "`fast` is no rate like 100mbit or 2.5gbit",
+                "`fast` is not a rate like 100mbit or 2.5gbit",
             ),
             (&format!("nmae = 1\n{GOOD}"), "unknown field"),
         ] {

@@ -114,7 +114,7 @@ impl LinkTable {
     /// If there is nothing to accept or to take back.
     pub fn accept(&mut self, end: &End, revoke: bool) -> Result<(), String> {
         if !self.typed.is_empty() {
-            return Err("the links are typed in the manager's file".to_owned());
+            return Err("the manager's file lists all links".to_owned());
         }
         if revoke {
             let was = self.accepted.remove(end);
@@ -211,7 +211,7 @@ impl LinkTable {
             let [up, down] = [said(above, below), said(below, above)];
             let other = [(below, above), (above, below)].into_iter().find_map(|(end, typed)| {
                 let heard = hears.get(end).filter(|heard| **heard != Hears::Box(typed.clone()))?;
-                Some(format!("{end} has a [[link]] to {typed}, and hears {heard}"))
+                Some(format!("{end} is configured to {typed}, but receives LLDP from {heard}"))
             });
             let deaf = typed && (!listens(&below.of) || !listens(&above.of));
             let trouble = match (up, down) {
@@ -227,16 +227,16 @@ impl LinkTable {
                 (up, down) => {
                     memory.carries = false;
                     Some(match (up, down) {
-                        (true, _) => format!("{below} does not hear {above}"),
-                        (_, true) => format!("{above} does not hear {below}"),
-                        _ => "neither end hears the other".to_owned(),
+                        (true, _) => format!("{below} receives no LLDP from {above}"),
+                        (_, true) => format!("{above} receives no LLDP from {below}"),
+                        _ => "neither end receives LLDP from the other".to_owned(),
                     })
                 }
             };
             if trouble != memory.trouble {
                 match &trouble {
                     Some(why) => log::warn!("link {below} to {above}: {why}"),
-                    None => log::info!("link {below} to {above}: both ends hear each other"),
+                    None => log::info!("link {below} to {above}: LLDP works both ways"),
                 }
             }
             memory.trouble = trouble;
@@ -356,7 +356,7 @@ impl LinkTable {
         let now = memory.counts(nominal);
         if now != before {
             let now = now.or(nominal).map_or_else(|| "?".to_owned(), |rate| Rate(rate).to_string());
-            log::info!("link {} to {}: plans count with {now} from now on", link.below, link.above);
+            log::info!("link {} to {}: plans now use {now}", link.below, link.above);
             self.changed = true;
         }
         memory.measured = Some(match carries {

@@ -108,14 +108,14 @@ impl Trainers {
         let mut trained = Trained::default();
         for number in 0..self.steps {
             let said = self.hear(0, "step")?;
-            let loss = said["loss"].as_f64().context("the loss is no number")?;
+            let loss = said["loss"].as_f64().context("the loss is not a number")?;
             trained.loss.push(loss);
             trained.seconds.push(said["seconds"].as_f64().context("no time")?);
             step(number, loss)?;
         }
         for rank in 0..self.ranks.len() {
             let said = self.hear(rank, "trained")?;
-            trained.test = said["test"].as_f64().context("the loss of the test is no number")?;
+            trained.test = said["test"].as_f64().context("the loss of the test is not a number")?;
             trained
                 .weights
                 .push(said["weights"].as_str().context("no hash of the weights")?.to_owned());

@@ -109,7 +109,10 @@ async fn refusals_reach_the_command_line_in_plain_words() {
     d.netsum("job create train --ranks 2").await.unwrap();
     let flow = "flow add train --ring 0 --rank 0 --src 10.0.0.1 --dst 10.0.0.2 --psn 1";
     for (line, expected) in [
-        ("job create train --ranks 2".to_owned(), "NAME `train`: there is such a job already"),
+        (
+            "job create train --ranks 2".to_owned(),
+            "job `train` already exists: pick another name or delete it",
+        ),
         ("job create big --ranks 64 --window 64".into(), "not enough memory for slots"),
         (
             "job create a --ranks 2 --icrc maybe".into(),

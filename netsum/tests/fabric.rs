@@ -240,7 +240,9 @@ async fn a_job_of_the_same_name_that_somebody_made_by_hand_stays() {
     let manager = Manager::of(&daemon).await;
     let why = manager.join().await.map(|answer| answer.unwrap_err().to_string());
     assert!(
-        why.iter().all(|w| w.contains("box a: NAME `train`: there is such a job already")),
+        why.iter().all(
+            |w| w.contains("box a: job `train` already exists: pick another name or delete it")
+        ),
         "{why:?}"
     );
     // It also stays when a manager cleans up after another one.
@@ -474,7 +476,8 @@ async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
             .await
             .map(drop),
     ];
-    let why = "a manager of election 7 gives no orders here: one of election 8 has called";
+    let why = "refused orders of the manager with election number 7: one with number 8 has \
+               taken over";
     for result in refused {
         let status = result.unwrap_err();
         assert_eq!((status.code(), status.message()), (Code::Aborted, why));
@@ -572,12 +575,12 @@ async fn a_command_for_the_other_role_is_refused_with_the_role() {
     at_manager("diagnose train").await.unwrap();
     at_manager("fabric show").await.unwrap();
     for line in ["port show", "ring show", "slot show train", "prog show", "stats", "spread show"] {
-        let why = "this daemon is a manager's; a box has a --socket of its own";
+        let why = "this socket is a manager's: use a box's --socket";
         assert_eq!(at_manager(line).await, refused(why), "{line}");
     }
     let flow = "flow add train --ring 0 --rank 0 --port p0 --src 10.0.0.1 --dst 10.0.0.2 --qpn 1 \
         --psn 0";
-    let why = "flows are added at boxes: at a manager ranks join";
+    let why = "flows can be added only at a box: use its --socket";
     assert_eq!(at_manager(flow).await, refused(why));
     let why = "the manager receives no packets: trace at a box";
     assert_eq!(at_manager("trace --count 1").await, refused(why));
@@ -585,7 +588,7 @@ async fn a_command_for_the_other_role_is_refused_with_the_role() {
     assert_eq!(at_manager("job create b --ranks 2 --in-band").await, refused(why));
     for line in ["fabric show", "fabric drain a --reason fan", "fabric accept a/p0"] {
         let error = daemon.netsum(line).await.unwrap_err();
-        assert_eq!(error, "this daemon is a box's; a manager has a --socket of its own", "{line}");
+        assert_eq!(error, "this socket is a box's: use the manager's --socket", "{line}");
     }
     serving.abort();
     manager.task.abort();

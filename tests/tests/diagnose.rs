@@ -273,7 +273,7 @@ fn every_cause_of_a_hang_is_named() {
     assert_finding(&app.diagnose_while(0, None), Some(2), &["is behind port2, which is down"]);
     // The daemon logs it by itself.
     let start = Instant::now();
-    while !cluster.daemon_log().contains("job app: ring 0 stands still at index 2") {
+    while !cluster.daemon_log().contains("job app: ring 0 has stalled at index 2") {
         assert!(start.elapsed() < PATIENCE, "{}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -619,7 +619,7 @@ fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
     assert_eq!(at_spine1(), 1, "{}", manager.log());
     let link = cluster.lab().leaf(1).fault_link(1).unwrap();
     link.cut_up(true).unwrap();
-    let half = "spine1/rack1 does not hear leaf1/uplink1";
+    let half = "spine1/rack1 receives no LLDP from leaf1/uplink1";
     let start = Instant::now();
     let is_said = || manager.netsum(&cluster, &["fabric", "show"]).unwrap().contains(half);
     work_until(&mut group, || manager.log(), |_, _| is_said());

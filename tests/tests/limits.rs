@@ -44,7 +44,7 @@ fn without_bpffs_locked_memory_and_ipv6_it_works_and_says_what_it_lacks() {
     let log = cluster.daemon_log();
     assert!(
         log.contains(
-            "is no bpffs (mount -t bpf bpf /sys/fs/bpf), so the jobs end with this daemon"
+            "is not a bpffs (mount -t bpf bpf /sys/fs/bpf), so the jobs end with this daemon"
         ),
         "{log}"
     );

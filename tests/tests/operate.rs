@@ -376,7 +376,7 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     hang_up(&cluster, &text.replace("2MiB", "64KiB"), "the jobs take");
     hang_up(&cluster, &text.replace("br0", "lo"), "the bridge has no ports");
     sums(&mut group);
-    hang_up(&cluster, &text.replace("2MiB", "64MiB"), "netsum.toml: read again");
+    hang_up(&cluster, &text.replace("2MiB", "64MiB"), "netsum.toml: reloaded");
     let out = netsum(&cluster, big);
     assert_eq!(out.status.code(), Some(0), "{out:?}");
 
@@ -384,7 +384,7 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     bridge(&cluster, &["nomaster"]);
     wait_until(&cluster, "the port has gone", || xdp(&cluster).is_none());
     let shown = cluster.netsum_json(&["job", "show", "late"]).unwrap();
-    assert_eq!(shown["error"], format!("rank 1: its port {late_port} is gone"), "{shown:#}");
+    assert_eq!(shown["error"], format!("rank 1: its port {late_port} was removed"), "{shown:#}");
     // If the port returns, packets that its host still sends are dropped until an administrator
     // says that the host has ended.
     let links = |cluster: &Cluster, which: &[&str]| {

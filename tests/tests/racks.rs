@@ -458,7 +458,7 @@ fn what_cannot_be_joined_is_refused_with_both_names() {
         (&["--members", "0-1", "--uplink", "eth9"], "--uplink eth9: netsum has ports"),
         (&["--groups", "0-1,1-3"], "members 0-1 and 1-3: both have rank 1"),
         (&["--groups", "0,2-3"], "members 0 and 2-3: ranks between them are missing"),
-        (&["--groups", "0-x"], "--groups 0-x: `0-x` is no range of ranks like 0-3"),
+        (&["--groups", "0-x"], "--groups 0-x: `0-x` is not a range of ranks like 0-3"),
         (&["--members", "0-1,2"], "--members 0-1,2: one range of ranks is possible"),
         (
             &["--members", "0-1", "--uplink", "uplink", "--in-band"],
@@ -480,8 +480,8 @@ fn what_cannot_be_joined_is_refused_with_both_names() {
         )
     };
     for (rank, port, why) in [
-        ("2", "port0", "its connection does not come by this box; those of ranks 0, 1, 3 do"),
-        ("3", "port0", "its connection comes down from the parent, by --uplink uplink"),
+        ("2", "port0", "its connection does not cross this box; only those of ranks 0, 1, 3 do"),
+        ("3", "port0", "its connection arrives from the parent, at --uplink uplink"),
         ("0", "uplink", "that is the --uplink, and rank 0 is a member below"),
         ("4", "port0", "the job has ranks 0 to 3"),
     ] {

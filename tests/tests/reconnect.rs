@@ -360,7 +360,7 @@ fn a_program_that_somebody_detaches_is_attached_again_and_the_ranks_notice_nothi
     assert!(cluster.counter(Some(JOB), "bypassed_ingress").unwrap() > 0);
     let log = cluster.daemon_log();
     assert_eq!(
-        log.matches(&format!("port {port}: somebody has detached the program")).count(),
+        log.matches(&format!("port {port}: the XDP program was detached")).count(),
         1,
         "{log}"
     );

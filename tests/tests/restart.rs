@@ -173,7 +173,7 @@ fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
     std::fs::create_dir(&other).unwrap();
     let error = format!("{:#}", cluster.start_daemon().unwrap_err());
     assert!(
-        error.contains("abi-999 was left by a netsum of another version")
+        error.contains("abi-999 has the programs of another version of netsum")
             && error.contains("--reset"),
         "{error}"
     );

@@ -264,7 +264,7 @@ fn reload(work: &mut Work) {
         site.run(&format!(
             "sed -i 's/^memory = .*/memory = \"200MiB\"/' {FILE}; systemctl reload netsum"
         ));
-        site.wait_for_log("netsum.toml: read again", 1);
+        site.wait_for_log("netsum.toml: reloaded", 1);
         site.run(&format!(
             "sed -i 's/^memory = .*/memory = \"much\"/' {FILE}; systemctl reload netsum"
         ));
@@ -276,7 +276,7 @@ fn reload(work: &mut Work) {
         site.run(&format!(
             "sed -i 's/^memory = .*/memory = \"256MiB\"/' {FILE}; systemctl reload netsum"
         ));
-        site.wait_for_log("netsum.toml: read again", 2);
+        site.wait_for_log("netsum.toml: reloaded", 2);
     });
 }
 
@@ -406,7 +406,7 @@ fn the_journal(site: &Site) {
     for level in [
         "<3> SIGHUP changes nothing",
         "<5> ports eth1, eth2; 2 CPUs",
-        "<5> SIGUSR1: ending; 1 jobs go on",
+        "<5> SIGUSR1: ending; 1 jobs continue",
     ] {
         assert!(journal.contains(level), "{level}: {journal}");
     }

@@ -112,7 +112,7 @@ pub fn begin(
         saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
     if plane.forget_others(&rings, &flows)? > 0 {
-        log::warn!("an earlier daemon has left rings of jobs that it has not told of: they end");
+        log::warn!("removing orphaned rings: no saved job owns them");
     }
     let mut broken = Vec::new();
     for job in &saved.jobs {

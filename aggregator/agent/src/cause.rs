@@ -68,13 +68,13 @@ pub async fn cause(
     let cause = evidence.cause(lack, rank, &ring.unwrap_or_default());
     if let (false, Some(Defect { found, mend, .. })) = (is_known, &cause) {
         let what = match lack {
-            Lack::Sum => "no sums of the box",
-            Lack::Previous => "no packets of the rank before it",
-            Lack::Large => "no packets of the path MTU of the rank before it",
-            Lack::Acknowledgement => "no acknowledgements of the rank behind it",
+            Lack::Sum => "no sums from the box",
+            Lack::Previous => "no packets from the previous rank",
+            Lack::Large => "no full-size packets from the previous rank",
+            Lack::Acknowledgement => "no acknowledgements from the next rank",
         };
-        log::warn!(NETSUM_JOB = job, NETSUM_RANK = rank.0; "job {job}: rank {rank} gets {what}: \
-            {found}: {mend}");
+        log::warn!(NETSUM_JOB = job, NETSUM_RANK = rank.0; "job {job}: rank {rank} receives \
+                                                            {what}: {found}: {mend}");
     }
     Ok(cause)
 }

@@ -36,7 +36,7 @@ impl Chosen {
             }
             (Ports::List(_), Some(name)) => bail!("ports: there is no interface {name:?}"),
             (Ports::Bridge(name), None) if found.is_empty() => {
-                bail!("bridge = {name:?}: the bridge has no ports, or {name} is no bridge")
+                bail!("bridge = {name:?}: the bridge has no ports, or {name} is not a bridge")
             }
             _ => Ok((chosen, found)),
         }

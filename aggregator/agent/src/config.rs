@@ -275,11 +275,7 @@ impl Config {
         let memory = match file.pool.memory.parse::<Size>() {
             Ok(size) if size.0 > 0 => size.0,
             _ => {
-                return refuse(
-                    "pool.memory",
-                    &file.pool.memory,
-                    "a size like \"256MiB\" is expected",
-                );
+                return refuse("pool.memory", &file.pool.memory, "must be a size like \"256MiB\"");
             }
         };
         let workers = match file.listen.workers.as_str() {
@@ -383,7 +379,7 @@ fn tenant((name, section): (String, Tenant)) -> Result<(String, Limits), ConfigE
         Err(_) => Err(ConfigError::Value {
             field: "tenants.NAME.memory",
             value: format!("{text:?}"),
-            expected: format!("tenant {name}: a size like \"64MiB\" is expected"),
+            expected: format!("tenant {name}: must be a size like \"64MiB\""),
         }),
     };
     Ok((name.clone(), Limits { jobs, rings, slots, memory: memory.map(size).transpose()? }))
@@ -490,7 +486,7 @@ mod tests {
             ("bridge = \"br0\"\n[tenants.A]", "tenants = \"A\": a name of 1 to 64"),
             (
                 "bridge = \"br0\"\n[tenants.a]\nmemory = \"lots\"",
-                "tenants.NAME.memory = \"lots\": tenant a: a size",
+                "tenants.NAME.memory = \"lots\": tenant a: must be a size",
             ),
             (
                 "bridge = \"br0\"\n[restart]\npin = \"here\"",

@@ -46,7 +46,7 @@ fn look(inner: &mut Inner, now: Instant) {
             Ok(view) => view,
             Err(e) => {
                 log::error!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring {number} \
-                    cannot be looked at: {e:#}");
+                    cannot be read: {e:#}");
                 continue;
             }
         };
@@ -55,8 +55,8 @@ fn look(inner: &mut Inner, now: Instant) {
                 RingEvent::Held { slot } => {
                     log::debug!(
                         NETSUM_JOB = job, NETSUM_RING = number.0;
-                        "job {job}: ring {number}: slot {slot} is complete and nothing takes it \
-                         along"
+                        "job {job}: ring {number}: slot {slot} is complete, but no packet carries \
+                         its sum"
                     );
                     // A port that is down takes no frame.
                     let mut sent = inner.executor.plane.send_held(&ring, slot, &flows[0]);
@@ -66,8 +66,8 @@ fn look(inner: &mut Inner, now: Instant) {
                     if let Err(e) = sent {
                         log::error!(
                             NETSUM_JOB = job, NETSUM_RING = number.0;
-                            "job {job}: ring {number}: slot {slot} is held and cannot be sent: \
-                             {e:#}"
+                            "job {job}: ring {number}: cannot send the held-back sum of slot \
+                             {slot}: {e:#}"
                         );
                     }
                 }
@@ -84,7 +84,7 @@ fn look(inner: &mut Inner, now: Instant) {
                     let numbers = missing.map(|r| r.to_string()).collect::<Vec<_>>().join(", ");
                     log::warn!(
                         NETSUM_JOB = job, NETSUM_RING = number.0, NETSUM_RANK = numbers;
-                        "job {job}: ring {number} stands still at index {index} for {:.1} s; \
+                        "job {job}: ring {number} has stalled at index {index} for {:.1} s; \
                          missing: rank {}; try `netsum diagnose {job}`",
                         since.as_secs_f64(),
                         ranks.join(", rank ")

@@ -126,7 +126,7 @@ fn take(
         log::error!(NETSUM_JOB = job; "job {job}: {}", e.message());
     }
     if !began && let Err(e) = inner.executor.plane.resume_rings(&paused) {
-        log::error!(NETSUM_JOB = job; "job {job}: its rings cannot go on: {e:#}");
+        log::error!(NETSUM_JOB = job; "job {job}: cannot resume its rings: {e:#}");
     }
 }
 

@@ -48,8 +48,8 @@ pub fn tell(controller: &mut Controller) {
     let promised = controller.memory().saturating_sub(controller.memory_used());
     if let Some(available) = available().filter(|available| *available < promised) {
         log::warn!(
-            "pool.memory: {} are free for jobs, but the machine has {} left for rings, beside {} \
-             that it keeps; jobs that need more are refused",
+            "pool.memory: {} are unreserved, but the machine has only {} free for rings, after {} \
+             in reserve; jobs that need more are refused",
             Size(promised),
             Size(available),
             Size(KEPT)

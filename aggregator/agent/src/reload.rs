@@ -57,12 +57,12 @@ impl Reloader {
             tokio::select! {
                 _ = hangup.recv() => match self.reload().await {
                     Ok(()) => {
-                        log::info!("{}: read again", self.path.display());
+                        log::info!("{}: reloaded", self.path.display());
                         systemd::status("");
                     }
                     Err(e) => {
-                        log::error!("SIGHUP changes nothing: {e:#}");
-                        systemd::status(&format!("The configuration has not been read again: {e:#}"));
+                        log::error!("reload failed, the old configuration stays: {e:#}");
+                        systemd::status(&format!("Reload failed: {e:#}"));
                     }
                 },
                 _ = tick.tick() => {
@@ -102,7 +102,7 @@ impl Reloader {
         }
         let waits = self.config.needs_restart(&new);
         if !waits.is_empty() {
-            log::warn!("changes at the next start alone: {}", waits.join(", "));
+            log::warn!("takes effect at the next start: {}", waits.join(", "));
         }
         let Config { ports, memory, heartbeat_timeout, timeouts, tenants, .. } = new;
         self.config =
@@ -144,7 +144,7 @@ impl Reloader {
             if let Some(before) =
                 known.iter().find(|p| p.ifindex == port.ifindex && p.name != port.name)
             {
-                log::info!(NETSUM_PORT = port.name; "port {} is called {} now", before.name, port.name);
+                log::info!(NETSUM_PORT = port.name; "port {} renamed to {}", before.name, port.name);
             }
         }
         let attached = inner.executor.plane.attached();
@@ -162,7 +162,7 @@ impl Reloader {
             };
             match attached {
                 Ok(()) => {
-                    log::info!(NETSUM_PORT = interface.name; "port {} has come", interface.name);
+                    log::info!(NETSUM_PORT = interface.name; "port {} added", interface.name);
                     device::tell(std::slice::from_ref(interface), &self.cpus);
                     ports.push(interface.port());
                 }
@@ -178,7 +178,7 @@ impl Reloader {
                 Ok(()) => {
                     log::warn!(
                         NETSUM_PORT = interface.name;
-                        "port {}: somebody has detached the program; it is attached again",
+                        "port {}: the XDP program was detached; attached it again",
                         interface.name
                     );
                     self.refused.remove(&interface.ifindex);
@@ -196,7 +196,7 @@ impl Reloader {
                 log::error!("{}", e.message());
             }
             for port in known.iter().filter(|p| gone.contains(&p.ifindex)) {
-                log::warn!(NETSUM_PORT = port.name; "port {} is gone", port.name);
+                log::warn!(NETSUM_PORT = port.name; "port {} removed", port.name);
             }
         }
         if ports != known {

@@ -227,11 +227,12 @@ impl Ready {
                 if inner.store.is_some() {
                     // Requests complete, and write their changes, under this lock, so none is cut
                     // short when the runtime ends.
-                    log::info!("SIGUSR1: ending; {} jobs go on, for the next daemon", inner.controller.jobs().count());
+                    log::info!("SIGUSR1: ending; {} jobs continue, and the next daemon takes them \
+                                over", inner.controller.jobs().count());
                     systemd::stopping();
                     return Ok(());
                 }
-                log::info!("SIGUSR1: ending, with all jobs, because nothing is pinned");
+                log::info!("SIGUSR1: ending all jobs, because nothing is pinned");
                 Ok(())
             }
         };
@@ -256,7 +257,8 @@ impl Ready {
         }
         if senders > 0 {
             log::warn!(
-                "detached: what {senders} connections may still send reaches its receivers unsummed"
+                "programs detached: data of up to {senders} connections now reaches its receivers \
+                 unsummed"
             );
         }
         for ifindex in inner.executor.plane.attached() {
@@ -274,16 +276,19 @@ impl Ready {
     }
 }
 
-/// Measures the aggregation rate of one of these CPUs, in bytes per second, with the default path
-/// MTU of jobs.
+/// Measures the aggregation rate of one of these CPUs, in bytes per second, at the largest path MTU
+/// that the ports carry.
 fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
     let mtu = largest_mtu(interfaces.iter().map(|l| l.mtu).min()?);
     let aggregation_rate = speed::aggregation_rate(mtu).inspect_err(|e| {
-        log::warn!("how much this box adds could not be measured, and limits no plan: {e:#}")
+        log::warn!(
+            "cannot measure the aggregation rate, so plans assume that the box keeps up \
+                    with its links: {e:#}"
+        )
     });
     let aggregation_rate = aggregation_rate.ok()?;
     log::info!(
-        "adds {} MB/s with each of {} CPUs, at path MTU {mtu}",
+        "aggregation rate: {} MB/s on each of {} CPUs at path MTU {mtu}",
         aggregation_rate / 1_000_000,
         cpus.len()
     );

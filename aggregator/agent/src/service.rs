@@ -113,7 +113,7 @@ fn not_spread() -> Status {
 
 fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
     text.parse().map_err(|_| {
-        Status::invalid_argument(format!("{option} `{text}`: an IPv4 or IPv6 address is needed"))
+        Status::invalid_argument(format!("{option} `{text}`: must be an IPv4 or IPv6 address"))
     })
 }
 

@@ -119,11 +119,12 @@ pub enum Command {
         #[command(subcommand)]
         command: Option<TenantCommand>,
     },
-    /// Diagnose a stalled job: watch it for a moment, say why it stands still and what to do next.
+    /// Diagnose a stalled job: watch it for a moment, report the cause and the next step.
     Diagnose(DiagnoseArgs),
-    /// Test whether packets get through between a job's ranks. Each rank sends the next one a packet
-    /// of the job's path MTU on the bypass connection, with its next heartbeat; operations continue.
-    /// Shows which were acknowledged, what came from each rank to be summed, and the cause of losses.
+    /// Test whether packets get through between a job's ranks. Each rank sends the next one a
+    /// packet of the job's path MTU on the bypass connection, with its next heartbeat; operations
+    /// continue. Shows which packets were acknowledged, how many of each rank's packets reached the
+    /// box, and the cause of losses.
     Path {
         /// The job.
         job: String,
@@ -209,8 +210,8 @@ pub enum FabricCommand {
     /// /run/netsum/fabric.sock.
     #[command(visible_alias = "list")]
     Show,
-    /// Query all boxes now. Shows for each port the other end of its link, whether both ends hear
-    /// each other, the rate, and both ends' MTUs.
+    /// Query all boxes now. Shows for each port the other end of its link, whether LLDP works both
+    /// ways, the rate, and both ends' MTUs.
     Probe {
         /// First measure the links that no job has its rings on. A bandwidth probe crosses each
         /// link in both directions, four times, with at most 2 MiB and for at most a fifth of a
@@ -233,8 +234,8 @@ pub enum FabricCommand {
         )]
         reason: String,
     },
-    /// Use found links that have this end. Hosts can forge LLDP, so found links are not used before
-    /// that, or before `uplinks` in the manager's file names one of their ends.
+    /// Accept the discovered links with this end. Hosts can forge LLDP, so a discovered link is
+    /// unused until you accept it, or until `uplinks` in the manager's file names one of its ends.
     Accept {
         /// The end of the links.
         #[arg(value_name = "BOX/PORT")]
@@ -243,8 +244,7 @@ pub enum FabricCommand {
         #[arg(long)]
         revoke: bool,
     },
-    /// Show which boxes are below which, and the hosts below them, as the boxes see them; also in
-    /// schedulers' formats.
+    /// Show boxes, hosts and links as a tree, or in the format of a scheduler.
     Topology(TopologyArgs),
     /// Show a job's trees.
     Job {
@@ -448,7 +448,7 @@ pub enum JobCommand {
         #[arg(value_name = "JOB")]
         name: String,
     },
-    /// Have a job's ranks reconnect while they are at work, all after the same all-reduce.
+    /// Reconnect the ranks of a running job, all after the same all-reduce.
     Reconnect {
         /// The job.
         #[arg(value_name = "JOB")]
@@ -460,8 +460,8 @@ pub enum JobCommand {
         /// The job.
         #[arg(value_name = "JOB")]
         name: String,
-        /// Its ranks have ended: forget their connections at once, which frees their queue pair
-        /// numbers for others.
+        /// Forget the job's connections at once, which frees their queue pair numbers. Only safe
+        /// after its ranks have ended.
         #[arg(long)]
         forget_connections: bool,
     },
@@ -647,7 +647,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     if (Duration::from_millis(10)..=Duration::from_secs(86_400)).contains(&time) {
         Ok(time)
     } else {
-        Err("10ms to 1day are possible".into())
+        Err("must be 10ms to 1day".into())
     }
 }
 

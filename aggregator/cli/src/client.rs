@@ -41,11 +41,11 @@ fn said_by<T>(answer: std::result::Result<Response<T>, Status>, otherwise: &str)
 }
 
 fn said_by_box<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
-    said_by(answer, "this daemon is a manager's; a box has a --socket of its own")
+    said_by(answer, "this socket is a manager's: use a box's --socket")
 }
 
 fn said_by_manager<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
-    said_by(answer, "this daemon is a box's; a manager has a --socket of its own")
+    said_by(answer, "this socket is a box's: use the manager's --socket")
 }
 
 /// Why the daemon did not do what was requested.
@@ -97,7 +97,7 @@ impl Client {
             };
             let socket = socket.display();
             if forbidden {
-                Failure::new(Kind::Refused, format!("you may not use {socket}: {reason}"))
+                Failure::new(Kind::Refused, format!("no permission for {socket}: {reason}"))
             } else {
                 let message = format!("no daemon at {socket}: is `netsum run` running? ({reason})");
                 Failure::new(Kind::NoDaemon, message)
@@ -145,7 +145,7 @@ impl Client {
     /// Registers a flow; returns the job with it.
     pub async fn add_flow(&mut self, job: String, flow: api::Flow) -> Result<api::Job> {
         let answer = self.agent.add_flow(api::AddFlowRequest { job, flow: Some(flow) }).await;
-        said_by(answer, "flows are added at boxes: at a manager ranks join")
+        said_by(answer, "flows can be added only at a box: use its --socket")
     }
 
     pub async fn list_ports(&mut self) -> Result<Vec<api::Port>> {

@@ -41,7 +41,7 @@ pub async fn one(
         | Command::Trace(_)
         | Command::Simulate(_) => {
             let message = "`run`, `fabric run`, `check`, `plan`, `top`, `trace` and `simulate` \
-                           stand alone";
+                           cannot run in this way";
             Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(mut job)) } => {

@@ -12,7 +12,7 @@ use super::format::Format;
 use super::layout::{BAD, FAIR, NAME};
 use super::view::State;
 
-/// Why a job stands still.
+/// Why a job is stalled.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Diagnosis {
     /// The job.

@@ -198,8 +198,8 @@ pub fn probe(
         let way = match (p.foreign, p.hears, p.heard) {
             (true, ..) => plain("not a box of the fabric"),
             (_, true, true) => plain("both ways"),
-            (_, true, false) => styled("one way: it does not hear this end", FAIR),
-            (_, false, true) => styled("one way: this end does not hear it", FAIR),
+            (_, true, false) => styled("one way: the other end receives no LLDP", FAIR),
+            (_, false, true) => styled("one way: this end receives no LLDP", FAIR),
             (_, false, false) => plain(if p.up { "no neighbour" } else { "down" }),
         };
         let to = if p.neighbour.is_empty() {

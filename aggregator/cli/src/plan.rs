@@ -127,8 +127,7 @@ pub fn shape(mtu: u32, message_size: u32, window: u32) -> Result<Shape> {
 /// `train=h0,h1@1`.
 fn job(network: &Network, text: &str) -> Result<Job> {
     let usage = |why: String| Failure::new(Kind::Usage, format!("--job {text}: {why}"));
-    let (job, rest) =
-        text.split_once('=').ok_or_else(|| usage("JOB=HOST,.. is expected".into()))?;
+    let (job, rest) = text.split_once('=').ok_or_else(|| usage("must be JOB=HOST,..".into()))?;
     let (hosts, priority) = match rest.split_once('@') {
         Some((hosts, priority)) => (
             hosts,
@@ -274,7 +273,7 @@ mod tests {
     #[test]
     fn what_is_asked_wrongly_is_refused() {
         for (job, kind, why) in [
-            ("train", Kind::Usage, "JOB=HOST,.. is expected"),
+            ("train", Kind::Usage, "must be JOB=HOST,.."),
             ("train=a0,b0@x", Kind::Usage, "priority `x`"),
             ("train=a0,c0", Kind::NotFound, "`c0` is not in the network"),
             ("train=a0", Kind::Refused, "two members"),

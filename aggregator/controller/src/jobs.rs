@@ -63,7 +63,7 @@ pub fn election<T>(request: &Request<T>) -> Result<Option<u64>, Status> {
     let number = value.to_str().ok().and_then(|text| text.parse().ok());
     number
         .map(Some)
-        .ok_or_else(|| Status::invalid_argument(format!("{ELECTION}: {value:?} is no number")))
+        .ok_or_else(|| Status::invalid_argument(format!("{ELECTION}: {value:?} is not a number")))
 }
 
 /// A job as a message for administrators. `token` says whether it has the job's token.

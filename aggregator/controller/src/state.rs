@@ -100,8 +100,8 @@ impl<E: Executor> Shared<E> {
             Some(theirs) if !inner.hear(theirs) => {
                 let now = inner.election;
                 let why = format!(
-                    "a manager of election {theirs} gives no orders here: one of election {now} \
-                     has called"
+                    "refused orders of the manager with election number {theirs}: one with number \
+                     {now} has taken over"
                 );
                 Err(Status::aborted(why))
             }
@@ -145,7 +145,8 @@ impl<E: Executor> Inner<E> {
     pub fn hear(&mut self, election: u64) -> bool {
         if election > self.election {
             log::info!(
-                "election {election} of a manager: earlier ones can give no orders any more"
+                "a manager with election number {election} took over; orders of earlier ones are \
+                 refused"
             );
             self.election = election;
             self.keep();
@@ -158,7 +159,7 @@ impl<E: Executor> Inner<E> {
         if let Some(store) = &mut self.store {
             let mut saved = Saved { election: self.election, ..self.controller.save() };
             self.executor.save(&mut saved);
-            store.keep(&saved, "if the daemon is killed now, its jobs end");
+            store.keep(&saved, "its jobs would not survive a kill of the daemon");
         }
         if let Some(wanted) = &mut self.wanted {
             wanted.keep(&self.controller);
@@ -218,7 +219,7 @@ impl<E: Executor> Inner<E> {
                 log::error!(NETSUM_JOB = job; "after a failure: {e:#}");
             }
         }
-        let message = format!("the data plane refused: {error}");
+        let message = format!("cannot set up the job: {error}");
         Err(if no_memory { Status::resource_exhausted(message) } else { Status::internal(message) })
     }
 

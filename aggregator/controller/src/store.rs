@@ -51,7 +51,7 @@ impl Store {
         match result {
             Ok(()) if before => log::info!("{}: written again", self.path.display()),
             Err(e) if !before => {
-                log::error!("{}: cannot be written: {e:#}; {then}", self.path.display())
+                log::error!("{}: cannot write: {e:#}; {then}", self.path.display())
             }
             _ => {}
         }
@@ -158,8 +158,7 @@ impl Wanted {
     /// Records that a job could not be created, and logs why.
     pub fn is_missing(&mut self, spec: JobSpec, why: &str) {
         let (name, path) = (&spec.name, self.store.path().display());
-        log::error!(NETSUM_JOB = name; "job {name} of {path} cannot be created again, and stays \
-            there: {why}");
+        log::error!(NETSUM_JOB = name; "cannot recreate job {name}: {why}; it stays in {path}");
         self.missing.push(spec);
     }
 
@@ -167,10 +166,7 @@ impl Wanted {
     pub fn keep(&mut self, controller: &Controller) {
         self.missing.retain(|spec| controller.job(&spec.name).is_err());
         let jobs = controller.specs().chain(&self.missing).cloned().collect();
-        self.store.keep(
-            &Jobs { jobs },
-            "if the machine boots now, jobs are missing, or others are there",
-        );
+        self.store.keep(&Jobs { jobs }, "a reboot now would restore an outdated list of jobs");
     }
 
     pub fn is_behind(&self) -> bool {

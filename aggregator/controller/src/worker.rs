@@ -115,8 +115,8 @@ fn warn_of_neighbours(controller: &Controller, job: &str) {
         let port = controller.port_name(rank.ifindex);
         log::warn!(
             NETSUM_JOB = job, NETSUM_PORT = port;
-            "job {job}: ranks {} and {} are neighbours behind port {port}: what they send each \
-             other may never come by the box",
+            "job {job}: ranks {} and {} are neighbours behind port {port}: their traffic to each \
+             other may not reach the box",
             rank.rank, next.rank
         );
     }
@@ -199,7 +199,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             ip: a
                 .ip
                 .parse()
-                .map_err(|_| invalid("ip", &a.ip, "an IPv4 or IPv6 address is needed"))?,
+                .map_err(|_| invalid("ip", &a.ip, "must be an IPv4 or IPv6 address"))?,
             mac: match mac_from_text(&a.mac) {
                 Some(mac) => mac,
                 None if a.mac.is_empty() => {

@@ -47,7 +47,10 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
         let (one, other) = (&port.name, &other.name);
         all.push(bearable(
             format!("ports {one} and {other} are isolated from each other"),
-            format!("bridge link set dev {one} isolated off, unless their ranks are no neighbours"),
+            format!(
+                "bridge link set dev {one} isolated off, unless their ranks are not \
+                     neighbours"
+            ),
         ));
     }
     for Bridged { name, .. } in ports.iter().filter(|p| p.locked) {

@@ -112,13 +112,13 @@ impl JobSpec {
         let invalid = |message: String| Err(Refusal::Invalid(message));
         if !is_name(&self.name) {
             return invalid(format!(
-                "NAME `{}`: 1 to 64 of a-z, 0-9, `.`, `_`, `-` are possible",
+                "NAME `{}`: must be 1 to 64 of a-z, 0-9, `.`, `_`, `-`",
                 self.name
             ));
         }
         let most = if self.members.is_part() { MOST_RANKS } else { MAX_RANKS as u32 };
         if !(2..=most).contains(&self.ranks) {
-            return invalid(format!("--ranks {}: 2 to {most} are possible", self.ranks));
+            return invalid(format!("--ranks {}: must be 2 to {most}", self.ranks));
         }
         self.members.check(self.ranks)?;
         self.members.uplink.as_ref().map_or(Ok(()), |uplink| uplink.check(self.rings))?;
@@ -138,7 +138,7 @@ impl JobSpec {
         }
         if !abi::is_mtu(self.mtu) {
             return invalid(format!(
-                "--mtu {}: a multiple of {}, {} to {}, is possible",
+                "--mtu {}: must be a multiple of {}, {} to {}",
                 self.mtu,
                 abi::MTU_STEP,
                 abi::MIN_MTU,
@@ -147,27 +147,27 @@ impl JobSpec {
         }
         if self.message_size < 64 || !self.message_size.is_multiple_of(4) {
             return invalid(format!(
-                "--message-size {}: a multiple of 4 of at least 64 is needed",
+                "--message-size {}: must be a multiple of 4, at least 64",
                 self.message_size
             ));
         }
         if self.window == Messages(0) {
-            return invalid("--window 0: at least 1 is needed".into());
+            return invalid("--window 0: must be at least 1".into());
         }
         if self.rings == 0 || self.rings >= MAX_RINGS {
-            return invalid(format!("--rings {}: 1 to {} are possible", self.rings, MAX_RINGS - 1));
+            return invalid(format!("--rings {}: must be 1 to {}", self.rings, MAX_RINGS - 1));
         }
         if self.in_band && self.in_order == Some(false) {
             return invalid(
-                "--in-band with --order relaxed: receivers that take packets in any order would \
-                 take some that come before all ranks are there, and that nobody has summed"
+                "--in-band with --order relaxed: a receiver that accepts packets in any order \
+                 could accept unsummed ones from before all ranks have joined"
                     .into(),
             );
         }
         self.slots_for(self.window).ok_or_else(|| {
             Refusal::Invalid(format!(
-                "--window {} with --message-size {}: 2 x {} x {} slots in a ring, at most \
-                 {MAX_SLOTS} are possible",
+                "--window {} with --message-size {}: 2 x {} x {} slots in a ring: must be at most \
+                 {MAX_SLOTS}",
                 self.window,
                 self.message_size,
                 self.window,

@@ -232,7 +232,8 @@ impl Controller {
         };
         for job in self.jobs.values_mut() {
             if let Some(flow) = job.flows.iter().find(|f| gone.contains(&f.ifindex)) {
-                let why = format!("rank {}: its port {} is gone", flow.rank, name(flow.ifindex));
+                let why =
+                    format!("rank {}: its port {} was removed", flow.rank, name(flow.ifindex));
                 actions.extend(job.fail(why));
             }
         }
@@ -389,7 +390,7 @@ impl Controller {
     fn check_new(&self, spec: &JobSpec) -> Result<(), Refusal> {
         if self.jobs.contains_key(&spec.name) {
             return Err(Refusal::Exists(format!(
-                "NAME `{}`: there is such a job already",
+                "job `{}` already exists: pick another name or delete it",
                 spec.name
             )));
         }
@@ -512,7 +513,7 @@ impl Controller {
             let known: Vec<_> =
                 Rank::all(spec.member_count()).map(|n| job.sender(n).to_string()).collect();
             return invalid(format!(
-                "--rank {rank}: its connection does not come by this box; those of ranks {} do",
+                "--rank {rank}: its connection does not cross this box; only those of ranks {} do",
                 known.join(", ")
             ));
         };
@@ -521,7 +522,7 @@ impl Controller {
             let (uplink, is_up) = (uplinks.of(ring), member == Member::Up);
             if is_up && uplink != port {
                 return invalid(format!(
-                    "--rank {rank} --port {port}: its connection comes down from the parent, by \
+                    "--rank {rank} --port {port}: its connection arrives from the parent, at \
                      --uplink {uplink}"
                 ));
             }
@@ -534,8 +535,8 @@ impl Controller {
             let first = uplinks.of(JobRing(0));
             if is_up && uplink != first && job.way_up(&job.flows).is_none() {
                 return invalid(format!(
-                    "--ring {ring} --rank {rank}: the flow of ring 0 is needed before; by its \
-                     --uplink {first} comes what is not summed"
+                    "--ring {ring} --rank {rank}: add its flow in ring 0 first: its --uplink \
+                     {first} also carries unsummed traffic"
                 ));
             }
         }
@@ -570,7 +571,7 @@ impl Controller {
     /// The data plane failed to carry out an action for a job.
     pub fn data_plane_failed(&mut self, name: &str, error: &str) -> Vec<Action> {
         match self.jobs.get_mut(name) {
-            Some(job) => job.fail(format!("the data plane refused: {error}")),
+            Some(job) => job.fail(format!("cannot set up the job: {error}")),
             None => Vec::new(),
         }
     }

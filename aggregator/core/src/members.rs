@@ -94,7 +94,9 @@ pub fn groups(option: &str, text: &str) -> Result<Vec<Group>, Refusal> {
     text.split(',')
         .map(|part| {
             group(part).ok_or_else(|| {
-                Refusal::Invalid(format!("{option} {text}: `{part}` is no range of ranks like 0-3"))
+                Refusal::Invalid(format!(
+                    "{option} {text}: `{part}` is not a range of ranks like 0-3"
+                ))
             })
         })
         .collect()
@@ -243,7 +245,7 @@ impl Members {
                 ))
             }
             _ if all.len() < 2 || all.len() > MAX_RANKS => {
-                invalid(format!("{} members: 2 to {MAX_RANKS} are possible", all.len()))
+                invalid(format!("{} members: must be 2 to {MAX_RANKS}", all.len()))
             }
             _ => Ok(()),
         }
@@ -356,7 +358,7 @@ mod tests {
             ("0-3", "", "", "not all of the 8 ranks"),
             ("0-7", "", "swp9", "nothing is left for a parent"),
             ("0-8", "", "swp9", "--members 0-8: the job has ranks 0 to 7"),
-            ("", "0-7", "", "1 members: 2 to 64"),
+            ("", "0-7", "", "1 members: must be 2 to 64"),
             (
                 "",
                 "0,1-4",

@@ -38,12 +38,13 @@ impl FromStr for Rate {
         let unit =
             Self::UNITS.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
         let (number, bits) =
-            unit.ok_or_else(|| Error(format!("`{text}` is no rate like 100mbit or 2.5gbit")))?;
-        let number: f64 =
-            number.parse().map_err(|e| Error(format!("`{text}`: `{number}` is no number: {e}")))?;
+            unit.ok_or_else(|| Error(format!("`{text}` is not a rate like 100mbit or 2.5gbit")))?;
+        let number: f64 = number
+            .parse()
+            .map_err(|e| Error(format!("`{text}`: `{number}` is not a number: {e}")))?;
         let rate = (number * bits as f64).round();
         if !(1e5..=1e13).contains(&rate) {
-            return Err(Error(format!("`{text}`: 100kbit to 10000gbit are possible")));
+            return Err(Error(format!("`{text}`: must be 100kbit to 10000gbit")));
         }
         Ok(Self(rate as u64))
     }
@@ -77,7 +78,7 @@ mod tests {
         assert_eq!("2500mbit".parse::<Rate>().unwrap().to_string(), "2.5gbit");
         assert!(("100mbit".parse::<Rate>().unwrap().seconds(12_500_000) - 1.0).abs() < 1e-9);
         for (text, why) in
-            [("100", "is no rate"), ("xmbit", "is no number"), ("0mbit", "are possible")]
+            [("100", "is not a rate"), ("xmbit", "is not a number"), ("0mbit", "must be 100kbit")]
         {
             let error = text.parse::<Rate>().unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");

@@ -190,7 +190,9 @@ impl Controller {
             let gone =
                 saved.flows.iter().find(|f| self.ports.iter().all(|p| p.ifindex != f.ifindex));
             let why = why.or_else(|| {
-                gone.map(|f| format!("rank {}: its port (interface {}) is gone", f.rank, f.ifindex))
+                gone.map(|f| {
+                    format!("rank {}: its port (interface {}) was removed", f.rank, f.ifindex)
+                })
             });
             let mut job = Job::new(saved.spec, slots, rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);

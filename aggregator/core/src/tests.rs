@@ -113,10 +113,10 @@ fn refusals_name_the_argument_and_what_would_be_right() {
     let mut c = controller();
     c.create_job(spec("taken", 2)).unwrap();
     let mut cases: Vec<(JobSpec, &str)> = vec![
-        (spec("taken", 2), "NAME `taken`: there is such a job"),
+        (spec("taken", 2), "job `taken` already exists"),
         (spec("no spaces", 2), "NAME `no spaces`"),
-        (spec("a", 1), "--ranks 1: 2 to 64"),
-        (spec("a", 65), "--ranks 65: 2 to 64"),
+        (spec("a", 1), "--ranks 1: must be 2 to 64"),
+        (spec("a", 65), "--ranks 65: must be 2 to 64"),
     ];
     let mut push = |change: fn(&mut JobSpec), expected| {
         let mut s = spec("a", 2);
@@ -124,11 +124,11 @@ fn refusals_name_the_argument_and_what_would_be_right() {
         cases.push((s, expected));
     };
     push(|s| s.mtu = 4096, "--mtu 4096: the kernel clones a broadcast packet into one page");
-    push(|s| s.mtu = 1000, "--mtu 1000: a multiple of 64, 256 to 2048");
+    push(|s| s.mtu = 1000, "--mtu 1000: must be a multiple of 64, 256 to 2048");
     push(|s| s.mtu = 2048, "--mtu 2048: port p0 has an MTU of 1500");
-    push(|s| s.message_size = 1022, "--message-size 1022: a multiple of 4");
+    push(|s| s.message_size = 1022, "--message-size 1022: must be a multiple of 4");
     push(|s| s.window = Messages(0), "--window 0");
-    push(|s| s.rings = 0, "--rings 0: 1 to 255");
+    push(|s| s.rings = 0, "--rings 0: must be 1 to 255");
     push(
         |s| s.window = Messages(1 << 20),
         "--window 1048576 with --message-size 65536: 2 x 1048576 x 64 slots",
@@ -890,7 +890,7 @@ fn what_does_not_fit_any_more_is_refused_and_lost_ports_end_their_jobs() {
         "{actions:?}"
     );
     let State::Failed(why) = &next.job("a").unwrap().state else { panic!() };
-    assert!(why.contains("rank 1: its port (interface 11) is gone"), "{why}");
+    assert!(why.contains("rank 1: its port (interface 11) was removed"), "{why}");
 }
 
 #[test]
@@ -1022,7 +1022,7 @@ fn a_port_that_goes_ends_the_jobs_that_have_flows_there_and_no_other() {
         actions.iter().any(|a| matches!(a, Action::DeleteRing { ring: RingNumber(1), .. })),
         "{actions:?}"
     );
-    assert_eq!(c.job("a").unwrap().state, State::Failed("rank 1: its port p1 is gone".into()));
+    assert_eq!(c.job("a").unwrap().state, State::Failed("rank 1: its port p1 was removed".into()));
     assert_eq!(c.job("b").unwrap().state, State::Active);
     assert!(c.ports_gone(&[10, 11]).is_empty(), "a job ends once");
 }
@@ -1076,7 +1076,7 @@ fn a_refusal_names_limit_use_and_what_would_fit() {
         "tenant `a`: memory limit 47.2 KiB, 31.5 KiB in use, 63.0 KiB needed; --window 2 would fit";
     assert_eq!(said, expected);
     c.create_job(wide(2)).unwrap();
-    assert!(refused(&mut c, wide(1)).contains("there is such a job already"));
+    assert!(refused(&mut c, wide(1)).contains("already exists: pick another name or delete it"));
     let said = refused(&mut c, JobSpec { window: Messages(1), ..small("a3", "a") });
     assert!(said.contains("memory limit 47.2 KiB, 47.2 KiB in use"), "{said}");
     c.create_job(JobSpec { rings: 6, ..small("d1", "default") }).unwrap();
@@ -1244,11 +1244,11 @@ fn of_several_ways_up_the_first_has_the_addresses() {
         c.add_flow("a", JobRing(ring), flow).map_err(|e| e.to_string())
     };
     let error = add(&mut c, 1, 3, 12).unwrap_err();
-    assert!(error.contains("comes down from the parent, by --uplink p3"), "{error}");
+    assert!(error.contains("arrives from the parent, at --uplink p3"), "{error}");
     let error = add(&mut c, 1, 0, 12).unwrap_err();
     assert!(error.contains("that is the --uplink"), "{error}");
     let error = add(&mut c, 1, 3, 13).unwrap_err();
-    assert!(error.contains("the flow of ring 0 is needed before; by its --uplink p2"), "{error}");
+    assert!(error.contains("add its flow in ring 0 first: its --uplink p2"), "{error}");
     for (ring, up) in [(0, 12), (1, 13)] {
         for (rank, ifindex) in [(0, 10), (1, 11), (3, up)] {
             add(&mut c, ring, rank, ifindex).unwrap();

@@ -29,7 +29,7 @@ impl Wanted {
         let rings = match (job, ring) {
             (None, None) => None,
             (None, Some(_)) => {
-                return Err(Refusal::Invalid("--ring: a ring of which --job?".into()));
+                return Err(Refusal::Invalid("--ring requires --job".into()));
             }
             (Some(job), None) => Some(job.rings.iter().map(|r| r.id).collect()),
             (Some(job), Some(ring)) => Some(vec![job.ring(ring)?.id]),

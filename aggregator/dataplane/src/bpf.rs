@@ -133,7 +133,7 @@ impl BpfDataPlane {
     /// `maybe_wait_bpf_programs`; before Linux 6.8 after each element). Needs Linux 5.19.
     pub(super) fn put_all(&mut self, outer: &str, inner: &[(RingNumber, OwnedFd)]) -> Result<()> {
         let map = self.ebpf.map_mut(outer).with_context(|| outer.to_owned())?;
-        let Map::ArrayOfMaps(map) = map else { bail!("{outer} is no array of maps") };
+        let Map::ArrayOfMaps(map) = map else { bail!("{outer} is not an array of maps") };
         let (keys, values): (Vec<u32>, Vec<i32>) =
             inner.iter().map(|(ring, fd)| (ring.0, fd.as_raw_fd())).unzip();
         let mut batch = bpf_attr__bindgen_ty_3 {

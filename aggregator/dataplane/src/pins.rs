@@ -47,7 +47,7 @@ impl Pins {
         let parent = dir.parent().unwrap_or(dir);
         if !is_bpffs(parent) {
             log::warn!(
-                "pin = {dir:?}: {} is no bpffs (mount -t bpf bpf /sys/fs/bpf), so the jobs end \
+                "pin = {dir:?}: {} is not a bpffs (mount -t bpf bpf /sys/fs/bpf), so the jobs end \
                  with this daemon",
                 parent.display()
             );
@@ -69,10 +69,10 @@ impl Pins {
             let path = entry?.path();
             if path != own {
                 bail!(
-                    "{} was left by a netsum of another version, and this one (ABI {VERSION}) \
-                     cannot take it over; the hosts' traffic still passes through it. Run that \
-                     version again, or start with --reset: it is detached, its jobs end, and their \
-                     hosts go on with an ordinary ring",
+                    "{} has the programs of another version of netsum, which still sum; this one \
+                     (ABI {VERSION}) cannot take them over. Run that version, or start with \
+                     --reset: this detaches them and ends their jobs, and the ranks fall back to \
+                     their own ring",
                     path.display()
                 );
             }
@@ -172,8 +172,7 @@ impl Pins {
 fn take(file: &File, path: &Path) -> Result<()> {
     file.try_lock().map_err(|e| match e {
         TryLockError::WouldBlock => anyhow!(
-            "another `netsum run` is at work with {}; give this one a `pin`, `state` and `jobs` \
-             of its own",
+            "{} is in use by another `netsum run`: set other paths for `pin`, `state` and `jobs`",
             path.display()
         ),
         TryLockError::Error(e) => anyhow!("cannot lock {}: {e}", path.display()),

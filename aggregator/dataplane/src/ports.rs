@@ -25,7 +25,7 @@ impl BpfDataPlane {
         let ingress = match &self.pins {
             Some(pins) => {
                 let link = FdLink::try_from(program.take_link(id)?).context(
-                    "this kernel has no XDP links (Linux 5.9), which outliving the daemon rests on",
+                    "programs cannot outlive the daemon: this kernel lacks XDP links (Linux 5.9)",
                 )?;
                 Attachment::Pinned(link.pin(pins.link(ifindex))?)
             }
@@ -171,7 +171,7 @@ fn unless_gone(ifindex: u32, path: &Path, link: Result<PinnedLink>) -> Result<Op
     match link {
         Ok(link) => Ok(Some(link)),
         Err(e) => {
-            log::warn!("the attachment to interface {ifindex} is of no use any more: {e:#}");
+            log::warn!("dropped a stale attachment to interface {ifindex}: {e:#}");
             std::fs::remove_file(path)?;
             Ok(None)
         }

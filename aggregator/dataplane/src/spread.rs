@@ -146,7 +146,7 @@ impl Spread {
     /// # Errors
     /// If there are more than [`MAX_UPLINKS`], or the maps cannot be written.
     pub fn set_uplinks(&mut self, wanted: &[Uplink], now: Instant) -> Result<()> {
-        ensure!(wanted.len() <= MAX_UPLINKS as usize, "{MAX_UPLINKS} uplinks are possible");
+        ensure!(wanted.len() <= MAX_UPLINKS as usize, "at most {MAX_UPLINKS} uplinks");
         self.renumber(wanted)?;
         let (mut seen, mut idle) = (HashMap::new(), Vec::new());
         let mut all = vec![SpreadUplink::default(); MAX_UPLINKS as usize];

@@ -58,7 +58,7 @@ const BOTH: [(&str, &[(&str, &str)]); 2] =
     [("a", &[("up", "s/1"), ("h", "")]), ("s", &[("1", "a/up")])];
 const HALF: [(&str, &[(&str, &str)]); 2] = [("a", &[("up", "")]), ("s", &[("1", "a/up")])];
 const NEITHER: [(&str, &[(&str, &str)]); 2] = [("a", &[("up", "")]), ("s", &[("1", "")])];
-const DEAF: &str = "a/up does not hear s/1";
+const DEAF: &str = "a/up receives no LLDP from s/1";
 
 #[test]
 fn ports_carry_what_came_between_two_looks() {
@@ -168,7 +168,10 @@ fn found_links_follow_the_cables() {
     assert_eq!(state(&link_table), [is("a/up t/7", true, "")]);
     link_table.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now);
     link_table.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now + GRACE);
-    assert_eq!(state(&link_table), [is("a/up t/7", false, "neither end hears the other")]);
+    assert_eq!(
+        state(&link_table),
+        [is("a/up t/7", false, "neither end receives LLDP from the other")]
+    );
 }
 
 #[test]
@@ -233,7 +236,7 @@ fn a_link_that_is_found_is_used_once_an_end_is_named_or_accepted() {
     next.accept(&end("s/1"), true).unwrap();
     assert!(!state(&next)[0].1);
     let why = link_table(&[("a/up", "s/1")]).accept(&end("s/1"), false).unwrap_err();
-    assert_eq!(why, "the links are typed in the manager's file");
+    assert_eq!(why, "the manager's file lists all links");
 }
 
 #[test]
@@ -259,9 +262,12 @@ fn what_is_typed_wins_and_what_is_heard_is_said() {
         state(&link_table)
     };
     let other = with(&[("a", &[("up", "s/2")]), ("s", &[("1", ""), ("2", "a/up")])]);
-    assert_eq!(other, [is("a/up s/1", true, "a/up has a [[link]] to s/1, and hears s/2")]);
+    assert_eq!(
+        other,
+        [is("a/up s/1", true, "a/up is configured to s/1, but receives LLDP from s/2")]
+    );
     let foreign = with(&[("a", &[("up", "00:07")]), ("s", &[("1", "")])]);
-    let why = "a/up has a [[link]] to s/1, and hears chassis 00:07 (02:00:00:00:00:01)";
+    let why = "a/up is configured to s/1, but receives LLDP from chassis 00:07 (02:00:00:00:00:01)";
     assert_eq!(foreign, [is("a/up s/1", true, why)]);
     assert_eq!(with(&NEITHER), [is("a/up s/1", true, "")], "a medium without LLDP");
 }

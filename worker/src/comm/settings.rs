@@ -157,7 +157,7 @@ impl Settings {
                     return Err(Error::Config(format!(
                         "no box found: set NETSUM_CONTROLLER to its HOST:PORT, because there is no \
                          host {WELL_KNOWN:?}. Without a box, set NETSUM_PEERS to the addresses of \
-                         all ranks, whose own ring sums then"
+                         all ranks, which then sum over their own ring"
                     )));
                 }
                 address

@@ -115,7 +115,9 @@ impl Heartbeat {
                     if let (Lack::Sum, Ok(Cause { text, .. })) = (lack, &cause)
                         && !text.is_empty()
                     {
-                        log::warn!("rank {rank}: the box says why it does not sum: {text}");
+                        log::warn!(
+                            "rank {rank}: cause of the fallback, reported by the box: {text}"
+                        );
                     }
                     *lock(&theirs.cause) = cause.ok().map(|cause| (lack, cause));
                 }

@@ -142,7 +142,7 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
         j.heard.iter().map(of_rank).collect::<Vec<_>>()
     };
     vec![
-        info("job", "what a job was created with", jobs.iter().map(described).collect()),
+        info("job", "properties of a job", jobs.iter().map(described).collect()),
         gauge(
             "job_state",
             None,
@@ -152,13 +152,13 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
         gauge(
             "job_without_box",
             None,
-            "1 if a job's ranks have given the box up, and sum by themselves",
+            "1 while a job's ranks sum over their own ring",
             jobs.iter().map(|j| (job(j), Value::Gauge(j.without_box.0.into()))).collect(),
         ),
         counter(
-            "job_fall_backs",
+            "job_fallbacks",
             None,
-            "how often a job's ranks have given the box up",
+            "fallbacks from the box to the ranks' own ring",
             jobs.iter().map(|j| (job(j), Value::Count(j.without_box.1))).collect(),
         ),
         gauge(
@@ -170,7 +170,7 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
         gauge(
             "rank_heartbeat_age",
             Some(Unit::Seconds),
-            "how long ago a rank said that it is alive",
+            "time since a rank's last heartbeat",
             jobs.iter().flat_map(heard).collect(),
         ),
     ]
@@ -327,7 +327,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
         gauge(
             "ring_stalled",
             Some(Unit::Seconds),
-            "for how long a ring has stood still with something pending",
+            "time that a ring with pending sums has been stalled",
             rings().map(|(labels, _, load)| (labels, waits(load.waits))).collect(),
         ),
     ]

@@ -31,8 +31,11 @@ pub(super) fn families(tenants: &[TenantView]) -> Vec<Family> {
             gauge(limit.0, unit, limit.1, limits.collect()),
         ]
     };
-    let mut all =
-        vec![info("tenant", "who has jobs, or may have", tenants.iter().map(described).collect())];
+    let mut all = vec![info(
+        "tenant",
+        "tenants that are configured or have jobs",
+        tenants.iter().map(described).collect(),
+    )];
     all.extend(quota(
         ("tenant_jobs", "jobs that a tenant has"),
         ("tenant_jobs_limit", "jobs that a tenant may have"),
