@@ -261,7 +261,7 @@ fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, timeout: Duration) -> Resu
             ("--window", VerbsRingSpec::WINDOW),
             ("--timeout", spec.timeout.into()),
             ("--retry", spec.retry.into()),
-            ("--timeout", timeout.as_secs() as u32),
+            ("--give-up-after", timeout.as_secs() as u32),
         ] {
             command.arg(name).arg(value.to_string());
         }
