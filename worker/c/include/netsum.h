@@ -14,6 +14,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+// Bytes of the header that netsum_job_header() writes.
+#define NETSUM_JOB_HEADER_SIZE 48
+
 // The result of a function. netsum_error_text() has details.
 typedef enum {
   // Success.
@@ -72,6 +75,24 @@ typedef uint32_t netsum_dtype;
 
 // How all ranks' elements are reduced.
 typedef uint32_t netsum_op;
+
+// A message that an application sends to the next rank of its ring, by itself.
+typedef struct {
+  // The in-band token that `netsum job create --in-band` prints: 32 hexadecimal digits.
+  const char *token;
+  // The ring of the job, from 0.
+  uint32_t ring;
+  // The sending rank, from 0.
+  uint32_t rank;
+  // Ranks of the job.
+  uint32_t ranks;
+  // Number of the message on its connection, from 0.
+  uint32_t number;
+  // Packets of the message: its bytes, with the header, divided by the path MTU and rounded up.
+  uint32_t packets;
+  // Packets of all messages before it on its connection.
+  uint32_t packets_before;
+} netsum_message;
 
 // The result of an operation.
 typedef struct {
@@ -236,6 +257,14 @@ netsum_status netsum_config_set(netsum_config *config, const char *name, const c
 // The caller promises:
 // `config` comes from netsum_config_new(), and is not used afterwards.
 void netsum_config_free(netsum_config *config);
+
+// Writes the header with which a message begins, if its job was created with `--in-band`. The box
+// sums the header, too. It needs no communicator.
+//
+// The caller promises:
+// `message` points to one whose token ends with a null byte; `header` points to room for
+// NETSUM_JOB_HEADER_SIZE bytes.
+netsum_status netsum_job_header(const netsum_message *message, uint8_t *header);
 
 // The text of this thread's last error: what is wrong, and what to do. It is valid until the
 // thread's next error.

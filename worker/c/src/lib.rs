@@ -6,6 +6,7 @@
 //! | [`config`] | settings by name |
 //! | [`comm`] | the communicator and its operations |
 //! | [`work`] | operations in flight |
+//! | [`in_band`] | the header of applications that send messages of their own |
 //! | [`status`] | what functions return, and the text of the last error |
 //! | [`memory`] | the caller's memory |
 
@@ -26,6 +27,7 @@ macro_rules! versioned {
 
 mod comm;
 mod config;
+mod in_band;
 mod memory;
 mod status;
 mod work;

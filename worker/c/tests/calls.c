@@ -64,7 +64,35 @@ static void *ends(void *config) {
     return NULL;
 }
 
+/* Every byte is where the book's table says (reference/protocol.md). */
+static void header(void) {
+    static const uint8_t expected[NETSUM_JOB_HEADER_SIZE] = {
+        'n', 's', 'u', 'm', 1, 1, 0, 0,
+        0x05, 0xe6, 0x93, 0xc3, 0x0a, 0xe6, 0x2a, 0xc8, 0x08, 0xee, 0xf2, 0xb3, 0x5c, 0x03, 0x0d, 0xc1,
+        2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0, 7, 0, 0, 0,
+    };
+    netsum_message message = {
+        .token = "05e693c30ae62ac808eef2b35c030dc1", .ring = 2, .rank = 3, .ranks = 4, .number = 5,
+        .packets = 6, .packets_before = (1 << 24) + 7,
+    };
+    uint8_t written[NETSUM_JOB_HEADER_SIZE + 1] = {0};
+    ASSERT(netsum_job_header(&message, written) == NETSUM_OK);
+    ASSERT(memcmp(written, expected, sizeof expected) == 0);
+    FAILS(netsum_job_header(NULL, written), NETSUM_ERROR_ARGUMENT, "message is NULL");
+    FAILS(netsum_job_header(&message, NULL), NETSUM_ERROR_ARGUMENT, "header is NULL");
+    static const char *const wrong[] = {
+        "", "+5e693c30ae62ac808eef2b35c030dc1", "05e693c30ae62ac808eef2b35c030dc12", "secret",
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        message.token = wrong[i];
+        FAILS(netsum_job_header(&message, written), NETSUM_ERROR_ARGUMENT, "32 hexadecimal digits");
+    }
+    message.token = NULL;
+    FAILS(netsum_job_header(&message, written), NETSUM_ERROR_ARGUMENT, "token is NULL");
+}
+
 int main(void) {
+    header();
     netsum_config *config;
     ASSERT(netsum_config_new(&config) == NETSUM_OK);
     FAILS(netsum_config_set(config, "colour", "red"), NETSUM_ERROR_CONFIG, "no setting \"colour\"");

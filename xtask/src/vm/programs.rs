@@ -26,16 +26,15 @@ pub fn prepare(folder: &Path) -> Result<()> {
         fs::read_to_string(&path).with_context(|| path.display().to_string())
     };
     let texts: Vec<String> = SOURCES.iter().map(read).collect::<Result<_>>()?;
+    let include = paths::root()?.join("worker/c/include");
+    let header = fs::read_to_string(include.join("netsum.h"))?;
     let own = folder.join(PROGRAMS);
     let unpacked = folder.join(userland::UNPACKED).join("usr");
-    cached(&own, &format!("{FLAGS:?}\n{}", texts.concat()), || {
+    cached(&own, &format!("{FLAGS:?}\n{}{header}", texts.concat()), || {
         for (name, source) in SOURCES {
             let mut cc = Command::new("cc");
-            cc.args(FLAGS)
-                .arg("-o")
-                .arg(own.join(name))
-                .arg("-isystem")
-                .arg(unpacked.join("include"));
+            cc.args(FLAGS).arg("-o").arg(own.join(name));
+            cc.arg("-isystem").arg(unpacked.join("include")).arg("-I").arg(&include);
             cc.arg(home.join(source)).arg(unpacked.join("lib/x86_64-linux-gnu/libibverbs.so.1"));
             output(&mut cc)?;
         }
