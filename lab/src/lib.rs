@@ -21,6 +21,7 @@
 //! | [`process`] | programs that tests start |
 //! | [`prometheus`] | Prometheus on the box |
 //! | [`racks`] | the XDP programs on leaves and a spine, without daemons |
+//! | [`recorder`] | a data plane that only records calls |
 //! | [`tap`] | sends and receives raw frames as a host |
 //! | [`topology`] | bandwidths, racks, VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
@@ -61,6 +62,7 @@ pub mod process;
 pub mod programs;
 pub mod prometheus;
 pub mod racks;
+pub mod recorder;
 pub mod tap;
 pub mod topology;
 pub mod traffic;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::Parser as _;
-use common::{Daemon, Told, join};
+use common::{Daemon, join};
 use netsum_agent::trace;
 use netsum_api::v1 as api;
 use netsum_cli::Cli;
@@ -20,6 +20,7 @@ use netsum_common::wire::{InBandToken, JobHeader};
 use netsum_controller::socket::{self, Access, SocketFile};
 use netsum_core::plane::FirstPacket;
 use netsum_dataplane::Traced;
+use netsum_lab::recorder::Told;
 use netsum_program::execute;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;

@@ -1,7 +1,7 @@
 //! Boxes that have only an API.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use netsum_agent::network::Network;
 use netsum_controller::socket::{self, Access};
 use netsum_core::watch::RingTimeouts;
 use netsum_core::{Controller, PortInfo};
+use netsum_lab::recorder::{Recorder, Told};
 use tokio::net::UnixListener;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
-use super::nowhere::Nowhere;
 use super::ranks::mac;
 
 /// A box. Dropping it ends it and its connections.
@@ -39,7 +39,8 @@ impl FakeBox {
         controller.set_ports((1..).zip(names).map(port).collect());
         let timeouts =
             RingTimeouts { hold: Duration::from_secs(10), stall: Duration::from_secs(10) };
-        let agent = Agent::new(Box::new(Nowhere), timeouts);
+        let told = Told { idle: true, ..Told::default() };
+        let agent = Agent::new(Box::new(Recorder(Arc::new(Mutex::new(told)))), timeouts);
         let shared = Shared::new(controller, agent, Duration::from_secs(1));
         let find = move |wanted| {
             let place = hosts.iter().position(|&host| mac(host) == wanted)?;

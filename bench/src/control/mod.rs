@@ -4,7 +4,6 @@
 
 mod boxes;
 mod manager;
-mod nowhere;
 mod ranks;
 pub mod start;
 

@@ -3,10 +3,9 @@
 
 pub mod authority;
 
-use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::Parser as _;
 use netsum_agent::agent::{Agent, Shared};
@@ -17,216 +16,15 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_cli::Cli;
 use netsum_cli::failure::{Failure, Kind};
-use netsum_common::abi::{
-    Address, ConnectionKey, FlowKey, Hop, HopKey, InBandJob, RingNumber, TraceFilter,
-};
-use netsum_common::counters::Counter;
-use netsum_common::slot::{RingState, Slot};
-use netsum_common::timing::{Part, Timing};
-use netsum_common::wire::InBandToken;
 use netsum_controller::limiter::Limits;
 use netsum_controller::serve::WorkerPort;
 use netsum_controller::socket::{self, Access};
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 use netsum_core::watch::RingTimeouts;
 use netsum_core::{Controller, PortInfo};
-use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
+use netsum_lab::recorder::{Recorder, Told};
 use netsum_program::execute;
 use tokio::net::TcpListener;
 use tonic::transport::{Channel, ServerTlsConfig};
-
-/// What the data plane was told.
-#[derive(Default)]
-pub struct Told {
-    pub rings: HashMap<RingNumber, RingSpec>,
-    /// How often rings were created or removed, several at once counted as one.
-    pub changes: u32,
-    /// How many rings were created, and how often rings were paused.
-    pub made: u32,
-    pub pauses: u32,
-    pub flows: HashSet<FlowKey>,
-    pub active: HashSet<RingNumber>,
-    pub watching: bool,
-    pub listening: HashSet<InBandToken>,
-    pub first_packets: Vec<FirstPacket>,
-    pub tracing: Option<TraceFilter>,
-    pub traced: Vec<Traced>,
-    pub lost: u64,
-    pub reserved: HashMap<Address, u32>,
-    pub hops: HashMap<HopKey, Hop>,
-    /// Ports that take no frame; whether slots have their sums; the sums that were sent, by port.
-    pub down: HashSet<u32>,
-    pub complete: bool,
-    pub sent: Vec<(u32, u32)>,
-}
-
-pub struct Remembers(pub Arc<Mutex<Told>>);
-
-impl DataPlane for Remembers {
-    fn attach(&mut self, _: u32) -> anyhow::Result<()> {
-        Ok(())
-    }
-    fn detach(&mut self, _: u32) -> anyhow::Result<()> {
-        Ok(())
-    }
-    fn create_rings(&mut self, rings: &[RingSpec]) -> anyhow::Result<()> {
-        let mut told = self.0.lock().unwrap();
-        told.rings.extend(rings.iter().map(|ring| (ring.id, ring.clone())));
-        told.made += rings.len() as u32;
-        told.changes += 1;
-        Ok(())
-    }
-    fn reset_counters(&mut self, _: RingNumber) -> anyhow::Result<()> {
-        Ok(())
-    }
-    fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()> {
-        anyhow::ensure!(flow.qpn.get() != 0xbad, "this data plane does not like 0xbad");
-        self.0.lock().unwrap().flows.insert(flow.key());
-        Ok(())
-    }
-    fn activate_ring(&mut self, ring: &RingSpec, _: &[u32]) -> anyhow::Result<()> {
-        self.0.lock().unwrap().active.insert(ring.id);
-        Ok(())
-    }
-    fn set_hop(&mut self, to: HopKey, hop: &Hop) -> anyhow::Result<()> {
-        self.0.lock().unwrap().hops.insert(to, *hop);
-        Ok(())
-    }
-    fn reserve(&mut self, places: HashMap<Address, u32>) -> anyhow::Result<()> {
-        self.0.lock().unwrap().reserved = places;
-        Ok(())
-    }
-    fn set_slaves(&mut self, _: HashMap<u32, u32>) -> anyhow::Result<()> {
-        Ok(())
-    }
-    fn delete_rings(&mut self, rings: &[EndedRing]) -> anyhow::Result<()> {
-        let mut told = self.0.lock().unwrap();
-        told.changes += 1;
-        for EndedRing { id, flows, .. } in rings {
-            told.rings.remove(id);
-            told.active.remove(id);
-            told.flows.retain(|flow| !flows.contains(flow));
-        }
-        Ok(())
-    }
-    fn forget_ended(&mut self, _: &[FlowKey]) -> anyhow::Result<()> {
-        Ok(())
-    }
-    fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>> {
-        Ok(Vec::new())
-    }
-    fn pause_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()> {
-        let mut told = self.0.lock().unwrap();
-        told.active.retain(|ring| !rings.contains(ring));
-        told.pauses += 1;
-        Ok(())
-    }
-    fn resume_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()> {
-        self.0.lock().unwrap().active.extend(rings);
-        Ok(())
-    }
-    fn attached(&self) -> Vec<u32> {
-        Vec::new()
-    }
-    fn keep_cpus(&mut self) -> anyhow::Result<Vec<String>> {
-        Ok(Vec::new())
-    }
-    fn unpin(&mut self) -> anyhow::Result<()> {
-        Ok(())
-    }
-    fn counters(&self, ring: RingNumber) -> anyhow::Result<Vec<u64>> {
-        Ok(vec![ring.0.into(); Counter::ALL.len()])
-    }
-    fn timing(&self, ring: RingNumber) -> anyhow::Result<Box<Timing>> {
-        // One sum, for which all others have waited for rank 1.
-        let mut timing = Box::new(Timing::EMPTY);
-        timing.note(0, 0, Part::First, 1_000);
-        timing.note(0, 1, Part::Last, 1_000 + 100 * u64::from(ring.0));
-        Ok(timing)
-    }
-    fn slots(&self, _: RingNumber) -> anyhow::Result<Vec<Slot>> {
-        Ok(vec![
-            Slot { index: 5, flags: Slot::USED, contributors: 1, len: 1024, checksum: 0, crc: 0 },
-            Slot::default(),
-        ])
-    }
-    fn ring_state(&self, _: RingNumber) -> anyhow::Result<RingState> {
-        Ok(RingState::default())
-    }
-    fn slot(&self, _: RingNumber, _: u32) -> anyhow::Result<Slot> {
-        let complete = if self.0.lock().unwrap().complete { Slot::COMPLETE } else { 0 };
-        let flags = Slot::USED | complete;
-        Ok(Slot { index: 0, flags, contributors: 1, len: 1024, checksum: 0, crc: 0 })
-    }
-    fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen> {
-        // One packet has arrived on each connection to 0x11.
-        let sent = key.qpn == 0x11;
-        Ok(FlowSeen {
-            packets: sent.into(),
-            last_psn: 5,
-            last_outcome: sent.then_some(Counter::Fragments),
-            ..FlowSeen::default()
-        })
-    }
-    fn send_held(&mut self, _: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()> {
-        let mut told = self.0.lock().unwrap();
-        anyhow::ensure!(told.complete, "nothing is held");
-        anyhow::ensure!(!told.down.contains(&flow.ifindex), "port {} is down", flow.ifindex);
-        told.sent.push((slot, flow.ifindex));
-        Ok(())
-    }
-    fn watch_unknown_flows(&mut self, on: bool) -> anyhow::Result<()> {
-        self.0.lock().unwrap().watching = on;
-        Ok(())
-    }
-    fn unknown_flows(&self) -> anyhow::Result<Vec<(ConnectionKey, u64)>> {
-        Ok(Vec::new())
-    }
-    fn listen_in_band(&mut self, token: InBandToken, _: InBandJob) -> anyhow::Result<()> {
-        self.0.lock().unwrap().listening.insert(token);
-        Ok(())
-    }
-    fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()> {
-        self.0.lock().unwrap().listening.remove(&token);
-        Ok(())
-    }
-    fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>> {
-        Ok(std::mem::take(&mut self.0.lock().unwrap().first_packets))
-    }
-    fn trace(&mut self, filter: Option<&TraceFilter>) -> anyhow::Result<()> {
-        self.0.lock().unwrap().tracing = filter.copied();
-        Ok(())
-    }
-    fn traced(&mut self, most: usize) -> anyhow::Result<Vec<Traced>> {
-        let traced = &mut self.0.lock().unwrap().traced;
-        Ok(traced.drain(..most.min(traced.len())).collect())
-    }
-    fn trace_lost(&self) -> anyhow::Result<u64> {
-        Ok(self.0.lock().unwrap().lost)
-    }
-    fn cpu_number(&self, cpu: u32) -> u32 {
-        4 + cpu
-    }
-    fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>> {
-        let program = |id: u32, name: &'static str, attached: Vec<Attached>| ProgramFacts {
-            id,
-            name,
-            tag: 0xabc,
-            loaded_at: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
-            xlated_bytes: 4096,
-            jited_bytes: 2048,
-            memory: 8192,
-            verified_instructions: 1234,
-            runs: (0, 0),
-            attached,
-        };
-        Ok(vec![
-            program(7, "ingress", vec![Attached::Port(10), Attached::Port(11)]),
-            program(8, "aggregate", vec![Attached::Cpu(4)]),
-            program(9, "egress", vec![Attached::DeviceMap]),
-        ])
-    }
-}
 
 pub struct Daemon {
     pub folder: tempfile::TempDir,
@@ -252,7 +50,7 @@ impl Daemon {
         controller.set_ports((0..3).map(port).collect());
         let timeouts =
             RingTimeouts { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
-        let agent = Agent::new(Box::new(Remembers(told.clone())), timeouts);
+        let agent = Agent::new(Box::new(Recorder(told.clone())), timeouts);
         let shared = Shared::new(controller, agent, Duration::from_millis(200));
         let admin = socket::listen(&folder.path().join("netsum.sock"), &Access::default()).unwrap();
         let admin = tokio::net::UnixListener::from_std(admin).unwrap();
