@@ -12,7 +12,7 @@ use netsum_common::wire::{AROUND, Bth, ROCE_PORT, TOTAL, group_mark};
 
 use super::network::Speed;
 use super::ring_box::{RingBox, passes_with};
-use super::rng::Rng;
+use super::rng::{Random, Rng};
 use crate::numeric::reference::add_lanes;
 use crate::queue_pairs::RankNumbers;
 use crate::shape::JobShape;
@@ -35,7 +35,7 @@ struct Node {
     /// each group. With a parent, the last entry is the rank before the first, whose connection
     /// comes from above.
     senders: Vec<usize>,
-    rings: Vec<RingBox<Bth, [u8]>>,
+    rings: Vec<RingBox>,
 }
 
 /// A packet at a box.
@@ -130,7 +130,7 @@ impl Aggregator {
             nodes,
             loss,
             victim: None,
-            rng: Rng(seed ^ 0x7570_6c69_6e6b_7300),
+            rng: Rng::with_seed(seed ^ 0x7570_6c69_6e6b_7300),
             wires: speed.map(|speed| Wires {
                 speed,
                 free: HashMap::new(),
@@ -273,8 +273,7 @@ impl Aggregator {
         let (rank, len) = (place as u32, payload.len() as u32);
         let fragment =
             Fragment { rank, index, len, ce: false, total: bth.flags & TOTAL != 0, bounds };
-        let output =
-            ring.take(fragment, bth, &payload, |sum, payload| add_lanes(sum, payload)).output;
+        let output = ring.take(fragment, bth, &payload);
         let s = ring.slot_of(index);
         if let (Output::Release, Some((after, how))) = (output, &mut self.spoil) {
             if *after == 0 {
@@ -398,7 +397,7 @@ impl Node {
             mtu: shape.mtu,
             cpu: 0,
         };
-        let rings = (0..shape.layout.rings).map(|_| RingBox::new(config, 0)).collect();
+        let rings = (0..shape.layout.rings).map(|_| RingBox::new(config)).collect();
         Self { ranks, below: Vec::new(), parent, senders, rings }
     }
 }

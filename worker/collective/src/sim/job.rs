@@ -207,7 +207,7 @@ impl Sim {
         let shape = JobShape { ranks, mtu, layout, relaxed: spec.selective, without_box: false };
         let ips: Vec<IpAddr> =
             (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
-        let mut numbers = (0, Rng(spec.seed));
+        let mut numbers = (0, Rng::with_seed(spec.seed));
         let all = fresh(&mut numbers, &ips, layout.rings);
         let start = Instant::now();
         let hosts = (0..ranks).map(|rank| {
@@ -564,7 +564,7 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumber
     let mut connection = || {
         *qpn += 2;
         // Near the end of the 24 bits, where some wrap.
-        let first_psn = Psn::new((0xff_ffe0 + rng.below(64)) as u32);
+        let first_psn = Psn::new((0xff_ffe0 + rng.u64(..64)) as u32);
         Numbers { receive_qpn: Qpn::new(0x100 + *qpn), send_qpn: Qpn::new(0x101 + *qpn), first_psn }
     };
     ips.iter()
@@ -590,7 +590,9 @@ fn connect(
     let shape = JobShape { ranks, mtu, layout, relaxed, without_box: spec.without_box };
     let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
     let mut stack = QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections");
-    let session = Rng(spec.seed << 32 ^ (spec.session + reconnects) << 8 ^ u64::from(rank)).next();
+    let session =
+        Rng::with_seed(spec.seed << 32 ^ (spec.session + reconnects) << 8 ^ u64::from(rank))
+            .u64(..);
     let settings = Settings { rank, shape, timeout: spec.timeout, session };
     let engine = Engine::new(now, settings, &mut stack);
     (stack, engine)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::wire::{Bth, FRAMING, Opcode};
 
-use super::rng::Rng;
+use super::rng::{Random, Rng};
 
 /// The class of a packet, for faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -165,7 +165,7 @@ const LONGEST_BURST: Duration = Duration::from_millis(20);
 impl Network {
     pub fn new(start: Instant, hosts: usize, speed: Speed, faults: Faults, seed: u64) -> Self {
         let links = vec![Link { free: start, other: start, bad: None, count: [0; 4] }; hosts];
-        let rng = Rng(seed ^ 0x6e65_7477_6f72_6b00);
+        let rng = Rng::with_seed(seed ^ 0x6e65_7477_6f72_6b00);
         Self {
             start,
             speed,
@@ -197,7 +197,7 @@ impl Network {
         link.count[class as usize] += 1;
         if rng.chance(rates.delay) {
             damage.late += 1;
-            link.free = link.free.max(now) + Duration::from_micros(rng.below(5000));
+            link.free = link.free.max(now) + Duration::from_micros(rng.u64(..5000));
         }
         let time = |bytes: u64| Duration::from_nanos(u64::from(self.speed.per_byte) * bytes);
         if self.speed.others > 0 {
@@ -246,8 +246,8 @@ impl Network {
 
         if rng.chance(rates.corrupt) {
             damage.corrupted += 1;
-            for _ in 0..=rng.below(3) {
-                let bit = rng.below(datagram.len() as u64 * 8) as usize;
+            for _ in 0..=rng.u64(..3) {
+                let bit = rng.u64(..datagram.len() as u64 * 8) as usize;
                 datagram[bit / 8] ^= 1 << (bit % 8);
             }
         }
@@ -256,8 +256,8 @@ impl Network {
                 return Duration::ZERO;
             }
             damage.late += 1;
-            let most = if rng.below(8) == 0 { 100_000 } else { 200 };
-            Duration::from_micros(rng.below(most))
+            let most = if rng.u64(..8) == 0 { 100_000 } else { 200 };
+            Duration::from_micros(rng.u64(..most))
         };
         let (first, second) = (late(), late());
         if rng.chance(rates.duplicate) {

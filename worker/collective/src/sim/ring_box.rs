@@ -1,45 +1,44 @@
-//! A box's side of one ring in memory, for the simulator: the slot machine, and the headers
-//! and sums that its caller moves.
+//! A box's side of one ring in memory: the slot machine, with headers and sums.
 //!
 //! A connection is named after the member that sends on it, and leads to the next one. Where there
 //! is a parent, the way up is the last member: the connection of the member before it leads up, and
 //! its own leads to the first member.
 
 use netsum_common::counters::Counter;
-use netsum_common::limits::MAX_RANKS;
 use netsum_common::ring::{RingConfig, ring_flags};
 use netsum_common::serial;
 use netsum_common::slot::{
     Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, Verdict,
     advance_low, on_fragment,
 };
+use netsum_common::wire::Bth;
 
-/// `H` is what is saved of a contribution's headers, `P` its payload.
-pub struct RingBox<H, P: ToOwned + ?Sized> {
+use crate::numeric::reference::add_lanes;
+
+pub(super) struct RingBox {
     pub config: RingConfig,
-    pub state: RingState,
+    state: RingState,
     pub slots: Vec<Slot>,
     /// By slot.
-    pub sums: Vec<P::Owned>,
+    pub sums: Vec<Vec<u8>>,
     /// By slot and member.
-    headers: Vec<Vec<Option<H>>>,
+    headers: Vec<Vec<Option<Bth>>>,
     /// Where sums leave in order, the next to be released, and to be sent up.
     next: u32,
     next_up: u32,
 }
 
-impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
-    /// Empty, with `start` as its first index.
-    pub fn new(config: RingConfig, start: u32) -> Self {
+impl RingBox {
+    pub fn new(config: RingConfig) -> Self {
         let slots = config.slots as usize;
         Self {
             config,
-            state: RingState { low: start, stopped: 0, expected: [start; MAX_RANKS], up: start },
+            state: RingState::default(),
             slots: vec![Slot::default(); slots],
-            sums: vec![P::Owned::default(); slots],
+            sums: vec![Vec::new(); slots],
             headers: vec![vec![None; config.members as usize]; slots],
-            next: start,
-            next_up: start,
+            next: 0,
+            next_up: 0,
         }
     }
 
@@ -52,26 +51,15 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
         self.config.flags & flag != 0
     }
 
-    /// Advances `low`; call it before each fragment.
-    pub fn advance(&mut self) {
-        if self.has(ring_flags::RELAXED) {
-            let slots = &self.slots;
-            advance_low(&self.config, &mut self.state, |i| slots.get(i as usize).copied());
-        }
-    }
-
     /// Takes a fragment up.
     ///
     /// # Panics
     /// If a sum leaves out of its order.
-    pub fn take(
-        &mut self,
-        f: Fragment,
-        header: H,
-        payload: &P,
-        add: impl FnOnce(&mut P::Owned, &P),
-    ) -> Verdict {
-        self.advance();
+    pub fn take(&mut self, f: Fragment, header: Bth, payload: &[u8]) -> Output {
+        if self.has(ring_flags::RELAXED) {
+            let slots = &self.slots;
+            advance_low(&self.config, &mut self.state, |i| slots.get(i as usize).copied());
+        }
         let s = self.slot_of(f.index);
         let verdict = on_fragment(&self.config, &mut self.state, &mut self.slots[s], f);
         match verdict.payload {
@@ -83,13 +71,13 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
                     self.headers[s].fill(None);
                 }
             }
-            Payload::Add => add(&mut self.sums[s], payload),
+            Payload::Add => add_lanes(&mut self.sums[s], payload),
         }
         if verdict.save_header {
             self.headers[s][f.rank as usize] = Some(header);
         }
         self.check_order(f.index, &verdict);
-        verdict
+        verdict.output
     }
 
     fn check_order(&mut self, index: u32, verdict: &Verdict) {
@@ -108,7 +96,7 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
     }
 
     /// The connections on which the sum leaves, with the headers saved of each.
-    pub fn leaves_on(&self, f: &Fragment, output: Output) -> impl Iterator<Item = (u32, &H)> {
+    pub fn leaves_on(&self, f: &Fragment, output: Output) -> impl Iterator<Item = (u32, &Bth)> {
         let (rank, headers) = (f.rank, &self.headers[self.slot_of(f.index)]);
         let up = self.has(ring_flags::UPLINK).then(|| self.config.members - 2);
         let leaves = move |member: &u32| match output {
@@ -124,7 +112,7 @@ impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
 }
 
 /// The PSN with which a fragment passes, if it does.
-pub fn passes_with(output: Output, psn: u32) -> Option<u32> {
+pub(super) fn passes_with(output: Output, psn: u32) -> Option<u32> {
     match output {
         Output::Stale => Some(serial::sub(psn, STALE_PSN_BEHIND)),
         Output::Gap => Some(serial::add(psn, GAP_PSN_AHEAD)),

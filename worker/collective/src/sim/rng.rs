@@ -1,29 +1,21 @@
-//! The source of randomness.
+//! The source of randomness: a seed replays a case.
 
-/// A small generator (splitmix64): a seed replays a case.
-#[derive(Clone, Debug)]
-pub(super) struct Rng(pub u64);
+pub(super) use fastrand::Rng;
 
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
+pub(super) trait Random {
     /// True `ppm` times in a million.
-    pub fn chance(&mut self, ppm: u32) -> bool {
-        ppm != 0 && self.below(1_000_000) < u64::from(ppm)
-    }
+    fn chance(&mut self, ppm: u32) -> bool;
 
     /// One of several.
-    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T;
+}
+
+impl Random for Rng {
+    fn chance(&mut self, ppm: u32) -> bool {
+        ppm != 0 && self.u32(..1_000_000) < ppm
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.usize(..of.len())]
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::aggregator::Spoil;
 use super::job::{ALWAYS, Call, NEVER, Sim, Spec};
 use super::network::{Burst, Class, Cut, Damage, Direction, Faults, Rates, Victim, percent};
-use super::rng::Rng;
+use super::rng::{Random, Rng};
 use super::vector::Vector;
 use crate::error::Error;
 use crate::numeric::element::Dtype;
@@ -46,7 +46,7 @@ pub struct Summary {
 /// each other for dead: a case stays well below.
 fn rates(rng: &mut Rng, worst: u32) -> Rates {
     let mut rate = |often: u64, worst: u32| {
-        if rng.below(100) < often { rng.below(u64::from(worst)) as u32 } else { 0 }
+        if rng.u64(..100) < often { rng.u64(..u64::from(worst)) as u32 } else { 0 }
     };
     Rates {
         loss: rate(60, worst),
@@ -68,7 +68,7 @@ fn burst(rng: &mut Rng) -> Burst {
 impl Scenario {
     /// Generates the case of a seed.
     pub fn new(seed: u64) -> Self {
-        let mut rng = Rng(seed ^ 0x7363_656e_6172_696f);
+        let mut rng = Rng::with_seed(seed ^ 0x7363_656e_6172_696f);
         let rng = &mut rng;
         let ranks = rng.pick(&[2, 2, 2, 3, 3, 3, 4, 4, 5, 8]);
         let layout = Layout {
@@ -78,26 +78,26 @@ impl Scenario {
         };
         let mut spec = Spec::new(ranks, layout, seed);
         (spec.timeout, spec.connect_timeout) = (Duration::from_secs(4), Duration::from_secs(6));
-        spec.selective = rng.below(3) == 0;
+        spec.selective = rng.u64(..3) == 0;
         let f = &mut spec.faults;
-        match rng.below(10) {
+        match rng.u64(..10) {
             0 => {}
             // One packet of a kind: the first, the last, or any. A number beyond the last has no
             // effect.
             1 | 2 => {
                 for _ in 0..rng.pick(&[1, 1, 1, 2, 3]) {
                     let class = rng.pick(&[Class::Data, Class::Ack, Class::Nak, Class::Result]);
-                    let down = class == Class::Result || rng.below(2) == 0;
+                    let down = class == Class::Result || rng.u64(..2) == 0;
                     let direction = if down { Direction::Down } else { Direction::Up };
-                    let (rank, nth) = (rng.below(u64::from(ranks)) as usize, rng.below(12) as u32);
+                    let (rank, nth) = (rng.u64(..u64::from(ranks)) as usize, rng.u64(..12) as u32);
                     f.victims.push(Victim { rank, class, direction, nth });
                 }
             }
             // One kind of packet in one direction.
             3 | 4 => {
-                let class = rng.below(4) as usize;
+                let class = rng.u64(..4) as usize;
                 let worst = rng.pick(&[20_000, 100_000, 200_000]);
-                if class == Class::Result as usize || rng.below(2) == 0 {
+                if class == Class::Result as usize || rng.u64(..2) == 0 {
                     f.down[class] = rates(rng, worst);
                 } else {
                     f.up[class] = rates(rng, worst);
@@ -113,7 +113,7 @@ impl Scenario {
                 }
             }
             _ => {
-                if rng.below(2) == 0 {
+                if rng.u64(..2) == 0 {
                     *f = Faults::even(rates(rng, 10_000));
                 }
                 let (up, down) = rng.pick(&[(true, false), (false, true), (true, true)]);
@@ -122,65 +122,65 @@ impl Scenario {
             }
         }
         // From its own generator: the other properties of a seed's case stay the same.
-        let mut levels = Rng(seed ^ 0x6c65_7665_6c73_0000);
-        if ranks > 3 && levels.below(3) == 0 {
+        let mut levels = Rng::with_seed(seed ^ 0x6c65_7665_6c73_0000);
+        if ranks > 3 && levels.u64(..3) == 0 {
             spec.branches = vec![levels.pick(&[2, 2, 3, ranks as usize])];
             spec.uplink_loss = levels.pick(&[0, 0, 1_000, 10_000, 50_000]);
-            if spec.branches == [2] && levels.below(2) == 0 {
+            if spec.branches == [2] && levels.u64(..2) == 0 {
                 spec.branches.push(levels.pick(&[1, 2]));
             }
         }
         let instant = |rng: &mut Rng| {
-            Duration::from_micros(1 << rng.below(17)) + Duration::from_nanos(rng.below(9999))
+            Duration::from_micros(1 << rng.u64(..17)) + Duration::from_nanos(rng.u64(..9999))
         };
-        if rng.below(6) == 0 {
+        if rng.u64(..6) == 0 {
             for _ in 0..rng.pick(&[1, 1, 2]) {
                 let from = instant(rng);
-                let length = Duration::from_micros(1 << rng.below(20));
-                spec.pauses.push((rng.below(u64::from(ranks)) as usize, from..from + length));
+                let length = Duration::from_micros(1 << rng.u64(..20));
+                spec.pauses.push((rng.u64(..u64::from(ranks)) as usize, from..from + length));
             }
         }
-        if rng.below(12) == 0 {
+        if rng.u64(..12) == 0 {
             let from = instant(rng);
-            let until = match rng.below(2) {
-                0 => from + Duration::from_micros(1 << rng.below(20)),
+            let until = match rng.u64(..2) {
+                0 => from + Duration::from_micros(1 << rng.u64(..20)),
                 _ => Duration::MAX,
             };
             let direction = rng.pick(&[None, Some(Direction::Up), Some(Direction::Down)]);
             spec.faults.cut =
-                Some(Cut { rank: rng.below(u64::from(ranks)) as usize, direction, from, until });
-        } else if rng.below(12) == 0 {
-            spec.death = Some((rng.below(u64::from(ranks)) as usize, instant(rng)));
+                Some(Cut { rank: rng.u64(..u64::from(ranks)) as usize, direction, from, until });
+        } else if rng.u64(..12) == 0 {
+            spec.death = Some((rng.u64(..u64::from(ranks)) as usize, instant(rng)));
         }
-        spec.present = match rng.below(24) {
+        spec.present = match rng.u64(..24) {
             0 => NEVER,
             1 => Duration::ZERO..instant(rng),
             2 => instant(rng)..Duration::MAX,
             _ => ALWAYS,
         };
-        let spoil = (rng.below(24) == 0).then(|| {
-            (rng.below(8) as u32, rng.pick(&[Spoil::Flip, Spoil::Exchange, Spoil::Double]))
+        let spoil = (rng.u64(..24) == 0).then(|| {
+            (rng.u64(..8) as u32, rng.pick(&[Spoil::Flip, Spoil::Exchange, Spoil::Double]))
         });
         let operations = (0..rng.pick(&[1, 1, 2, 3])).map(|_| {
             let dtype = rng.pick(&[Dtype::I32, Dtype::F32]);
             let elements = layout.elements(dtype).expect("messages have room") as u64;
-            let length = match rng.below(4) {
-                0 => rng.below(4),
-                1 => rng.below(elements + 1),
-                _ => rng.below(elements * 8),
+            let length = match rng.u64(..4) {
+                0 => rng.u64(..4),
+                1 => rng.u64(..elements + 1),
+                _ => rng.u64(..elements * 8),
             };
             (dtype, length as usize)
         });
         let mut operations: Vec<_> = operations.collect();
         let idle = rng.pick(&[0, 0, 4]);
-        let reconnected = rng.below(operations.len() as u64) as usize;
-        spec.reconnect = (rng.below(4) == 0).then_some(reconnected);
-        if rng.below(2) == 0 {
+        let reconnected = rng.u64(..operations.len() as u64) as usize;
+        spec.reconnect = (rng.u64(..4) == 0).then_some(reconnected);
+        if rng.u64(..2) == 0 {
             // Several operations in flight, small ones among them.
             spec.depth = rng.pick(&[2, 3, 5, 8]);
-            for _ in 0..rng.below(8) {
-                let (dtype, _) = operations[rng.below(operations.len() as u64) as usize];
-                let length = if rng.below(2) == 0 { rng.below(9) } else { rng.below(700) };
+            for _ in 0..rng.u64(..8) {
+                let (dtype, _) = operations[rng.u64(..operations.len() as u64) as usize];
+                let length = if rng.u64(..2) == 0 { rng.u64(..9) } else { rng.u64(..700) };
                 operations.push((dtype, length as usize));
             }
         }
@@ -189,15 +189,15 @@ impl Scenario {
 
     fn calls(&self, rank: u32) -> Vec<Call> {
         let seed = self.spec.seed;
-        let mut rng = Rng(seed ^ u64::from(rank) << 32);
+        let mut rng = Rng::with_seed(seed ^ u64::from(rank) << 32);
         let calls = self.operations.iter().enumerate().map(|(n, (dtype, length))| {
             let salt = (seed << 4) + n as u64;
             let data = match dtype {
                 Dtype::I32 => Vector::ints(rank, *length, salt),
                 Dtype::F32 => Vector::floats(rank, *length, salt),
             };
-            let late = self.idle != 0 && rng.below(self.idle) == 0;
-            let not_before = Duration::from_micros(if late { 1 << rng.below(19) } else { 0 });
+            let late = self.idle != 0 && rng.u64(..self.idle) == 0;
+            let not_before = Duration::from_micros(if late { 1 << rng.u64(..19) } else { 0 });
             Call { data, not_before }
         });
         calls.collect()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::aggregator::Spoil;
 use super::job::{ALWAYS, Call, NEVER, Sim, Spec};
 use super::network::{Class, Direction, Faults, Rates, Victim};
-use super::rng::Rng;
+use super::rng::{Random, Rng};
 use super::vector::Vector;
 use super::{describe, simulate};
 use crate::call::{self, Collective, Op};
@@ -27,13 +27,13 @@ fn floats(rank: u32, length: usize, salt: u64) -> Vector {
 
 /// The calls of one rank: both types in all lengths, a pause before some.
 fn calls(rank: u32, lengths: &[usize], seed: u64) -> Vec<Call> {
-    let mut rng = Rng(seed ^ u64::from(rank) << 32);
+    let mut rng = Rng::with_seed(seed ^ u64::from(rank) << 32);
     let mut calls = Vec::new();
     for (n, &length) in lengths.iter().enumerate() {
         let salt = seed * 1000 + n as u64;
         for data in [ints(rank, length, salt), floats(rank, length, salt)] {
             let not_before =
-                Duration::from_millis(if rng.chance(100_000) { rng.below(300) } else { 0 });
+                Duration::from_millis(if rng.chance(100_000) { rng.u64(..300) } else { 0 });
             calls.push(Call { data, not_before });
         }
     }

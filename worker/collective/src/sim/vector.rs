@@ -24,15 +24,15 @@ impl Vector {
     }
 
     pub fn ints(rank: u32, length: usize, salt: u64) -> Self {
-        let mut rng = Rng(salt << 8 | u64::from(rank));
-        Self::I((0..length).map(|_| rng.next() as i32).collect())
+        let mut rng = Rng::with_seed(salt << 8 | u64::from(rank));
+        Self::I((0..length).map(|_| rng.u64(..) as i32).collect())
     }
 
     /// Magnitudes differ from message to message and from rank to rank.
     pub fn floats(rank: u32, length: usize, salt: u64) -> Self {
-        let mut rng = Rng(salt << 8 | u64::from(rank) | 1 << 60);
+        let mut rng = Rng::with_seed(salt << 8 | u64::from(rank) | 1 << 60);
         let x = (0..length).map(|i| {
-            let x = (rng.next() >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
+            let x = (rng.u64(..) >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
             x * [1.0, 1e-9, 3e7, 1e-39][(i / 97 + rank as usize) % 4]
         });
         Self::F(x.collect())
