@@ -1,7 +1,9 @@
 //! Programs the boxes as the controller wants, one change after the other, and checks that they
 //! stay so.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod check;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,11 +15,11 @@ use tokio::task::{JoinSet, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status};
 
-use crate::boxes::{Boxes, Seen, ports};
+use crate::boxes::{Boxes, Seen};
 use crate::layout::{self, Layout, OURS, Order, Paths};
 use crate::orders::{Change, Joined, Pending, Shared};
 use crate::own::{AGAIN, Own, reservations};
-use crate::share::{self, AtWork, Candidate, Share};
+use crate::share::{AtWork, Share};
 
 /// Time within which ranks that left to reconnect join again.
 const ANEW: Duration = Duration::from_secs(10);
@@ -475,137 +477,6 @@ impl Programmer {
             _ => Ok(true),
         }
     }
-
-    /// Checks that the boxes do as ordered. If one does not, or a link is down, the ranks
-    /// reconnect.
-    async fn look(&mut self) {
-        let seen = self.boxes.look().await;
-        // Links found during a measurement are measured after it.
-        if self.boxes.measuring.try_lock().is_ok() {
-            let (new, boxes) = (self.boxes.unmeasured(), self.boxes.clone());
-            if !new.is_empty() {
-                tokio::spawn(async move { boxes.measure_links(new).await });
-            }
-        }
-        for (at, name) in self.over(&seen) {
-            self.delete(&at, &name, false).await;
-        }
-        self.left.retain(|_, (since, _)| since.elapsed() < ANEW);
-        let come_back = |at: &str| self.left.keys().any(|name| self.is_at(name, at));
-        self.boxes.are_empty(|at| {
-            seen.get(at).is_some_and(|seen| seen.jobs.is_empty()) && !come_back(at)
-        });
-        let mut inner = self.shared.lock();
-        let ports = ports(&seen, inner.controller.ports());
-        inner.controller.set_ports(ports);
-        let at_work = inner.controller.jobs().filter(|job| job.state == State::Active);
-        let at_work = at_work.flat_map(|job| job.flows.iter().map(|flow| flow.ifindex));
-        self.boxes.have_hosts(&at_work.collect());
-        if self.boxes.has_found() {
-            inner.carry_out(None, Vec::new()).unwrap_or_else(|e| log::error!("{}", e.message()));
-        }
-        // Boxes that were silent when the manager started.
-        let known = self.taken_over.iter().filter_map(|(name, before)| {
-            let job = inner.controller.job(name).ok().filter(|job| members(job) == *before);
-            let layout = job.map(|job| self.layout_found(job, &seen).ok());
-            (layout != Some(None))
-                .then(|| (name.clone(), layout.flatten().map(|layout| Told::new(before.1, layout))))
-        });
-        for (name, told) in known.collect::<Vec<_>>() {
-            self.taken_over.remove(&name);
-            told.map(|told| self.told.insert(name, told));
-        }
-        let cannot = |job: &Job| {
-            layout::lay_out(job, &self.boxes.paths(), Share::Links, |port| self.boxes.end(port))
-                .is_err()
-        };
-        self.by_ring
-            .retain(|name, of| inner.controller.job(name).is_ok_and(|job| members(job) == *of));
-        let by_ring =
-            self.by_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
-        let (mut stuck, mut changed) = (by_ring.cloned().collect::<HashSet<_>>(), Vec::new());
-        for (name, told) in &self.told {
-            let Ok(job) = inner.controller.job(name) else { continue };
-            if job.epoch.as_ref().is_some_and(|epoch| epoch.without_box) && cannot(job) {
-                stuck.insert(name.clone());
-                continue;
-            }
-            // Boxes are about to receive orders for another epoch.
-            if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.reconnect) {
-                continue;
-            }
-            let Layout { orders, at_work, candidates, .. } = &told.layout;
-            let lost = orders.iter().find(|order| is_lost(order, name, &seen));
-            let now = self.layout_at_work(job, &at_work.trees).ok();
-            let why = match (lost, now) {
-                (Some(order), _) => format!("box {} no longer sums the job", order.at),
-                (None, Some(now)) if now.orders != *orders => {
-                    let drained = self.boxes.drained();
-                    let drained = told.boxes().find(|at| drained.contains_key(*at));
-                    drained.map_or("its tree has changed".to_owned(), |at| {
-                        format!("box {at} is being drained")
-                    })
-                }
-                (None, Some(now)) => {
-                    if share::has_changed(candidates, &now.candidates) {
-                        changed.push((job.clone(), now.candidates));
-                    }
-                    continue;
-                }
-                (None, None) => continue,
-            };
-            log::warn!(NETSUM_JOB = name; "job {name}: {why}; its ranks reconnect");
-            inner.controller.reconnect_job(name).unwrap_or_else(|e| log::warn!("{e}"));
-        }
-        // Orders of failed attempts are not repeated to boxes.
-        let is_told = |name: &str| self.told.contains_key(name) || self.by_ring.contains_key(name);
-        self.boxes.are_stuck(stuck, is_told);
-        let tree = |(root, rings)| api::FabricTree { root, rings };
-        let job = |(name, told): (&String, &Told)| api::FabricJob {
-            name: name.clone(),
-            trees: told.layout.at_work.trees.iter().cloned().map(tree).collect(),
-        };
-        self.boxes.have_trees(self.told.iter().map(job).collect());
-        drop(inner);
-        self.share_anew(changed);
-    }
-
-    /// Has jobs reconnect whose shares differ since boxes or links have changed.
-    fn share_anew(&mut self, changed: Vec<(Job, Vec<Candidate>)>) {
-        for (job, candidates) in changed {
-            let name = &job.spec.name;
-            let anew = self.layout(&job);
-            let Some(told) = self.told.get_mut(name) else { continue };
-            told.layout.candidates = candidates;
-            if anew.is_ok_and(|anew| anew.orders != told.layout.orders) {
-                log::warn!(
-                    NETSUM_JOB = name;
-                    "job {name}: boxes or links changed, and its shares too; its ranks reconnect"
-                );
-                let mut inner = self.shared.lock();
-                inner.controller.reconnect_job(name).unwrap_or_else(|e| log::warn!("{e}"));
-            }
-        }
-    }
-
-    /// Jobs to delete on boxes that answer: those whose deletion failed, those of another manager,
-    /// and those whose creation was late.
-    fn over(&mut self, seen: &HashMap<String, Seen>) -> Vec<(String, String)> {
-        let mut over: Vec<_> =
-            self.leftover.iter().filter(|(at, _)| seen.contains_key(at)).cloned().collect();
-        for (at, seen) in seen {
-            let is_new = self.unknown.remove(at);
-            for name in seen.jobs.iter().map(|job| &job.name) {
-                match self.told.get_mut(name) {
-                    Some(told) if told.boxes().any(|of| of == at) => {}
-                    Some(told) if is_new => drop(told.before.insert(at.clone())),
-                    None if self.taken_over.contains_key(name) => {}
-                    _ => over.push((at.clone(), name.clone())),
-                }
-            }
-        }
-        over
-    }
 }
 
 /// A job and its ranks; distinguishes jobs of the same name, and ranks that join later.
@@ -617,16 +488,4 @@ fn members(job: &Job) -> Members {
 
 fn epoch(job: &Job) -> u32 {
     job.epoch.as_ref().map_or(0, |epoch| epoch.number)
-}
-
-/// Whether a box answers and does not follow its order.
-fn is_lost(order: &Order, name: &str, seen: &HashMap<String, Seen>) -> bool {
-    fn connection(f: &api::Flow) -> (u32, u32, u32, u32) {
-        (f.ring, f.rank, f.qpn, f.psn)
-    }
-    let Some(seen) = seen.get(&order.at) else { return false };
-    let is_it = |job: &&api::Job| job.name == name && job.state() == api::JobState::Active;
-    let Some(job) = seen.jobs.iter().find(is_it) else { return true };
-    let has: HashSet<_> = job.flows.iter().map(connection).collect();
-    !order.flows.iter().all(|flow| has.contains(&connection(flow)))
 }
