@@ -15,8 +15,12 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::array;
 use crate::errors::{argument, raised};
-use crate::memory::{Kind, Memory};
+use crate::memory::{Elements, Kind, Memory};
 use crate::work::{Report, SIGNALS, Warned, Work};
+
+/// Moves bytes from an input to an output.
+type Exchange = fn(&mut Inner, Bytes, Bytes) -> Result<Pending<(Bytes, Bytes)>, Error>;
+type Bytes = Elements<u8>;
 
 /// A member of a job. All ranks call the same operations in the same order. Threads may share it,
 /// if they keep the order of calls the same at all ranks. If operations differ between ranks in
@@ -339,11 +343,13 @@ impl Communicator {
         })
     }
 
-    fn start_all_gather(
+    /// Starts `exchange` of the bytes of `input` to `output`.
+    fn start_exchange(
         &self,
         output: &Bound<'_, PyAny>,
         input: &Bound<'_, PyAny>,
         begin: Begin,
+        exchange: Exchange,
     ) -> PyResult<Work> {
         let py = output.py();
         self.call(py, || {
@@ -351,23 +357,7 @@ impl Communicator {
                 array::memory(input, false)?.into_bytes(),
                 array::memory(output, true)?.into_bytes(),
             );
-            self.work(py, begin, move |comm| comm.all_gather_async(from, to))
-        })
-    }
-
-    fn start_all_to_all(
-        &self,
-        output: &Bound<'_, PyAny>,
-        input: &Bound<'_, PyAny>,
-        begin: Begin,
-    ) -> PyResult<Work> {
-        let py = output.py();
-        self.call(py, || {
-            let (from, to) = (
-                array::memory(input, false)?.into_bytes(),
-                array::memory(output, true)?.into_bytes(),
-            );
-            self.work(py, begin, move |comm| comm.all_to_all_async(from, to))
+            self.work(py, begin, move |comm| exchange(comm, from, to))
         })
     }
 
@@ -446,7 +436,7 @@ impl Communicator {
 
     /// Concatenates the inputs of all ranks, of any dtype, in `output`.
     fn all_gather(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
-        self.start_all_gather(output, input, SOON)?.wait(output.py(), None)
+        self.start_exchange(output, input, SOON, Inner::all_gather_async)?.wait(output.py(), None)
     }
 
     /// As all_gather, in flight.
@@ -457,12 +447,12 @@ impl Communicator {
         input: &Bound<'_, PyAny>,
         tag: u32,
     ) -> PyResult<Work> {
-        self.start_all_gather(output, input, in_flight(tag))
+        self.start_exchange(output, input, in_flight(tag), Inner::all_gather_async)
     }
 
     /// Concatenates this rank's part of each rank's input, of any dtype, in `output`.
     fn all_to_all(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
-        self.start_all_to_all(output, input, SOON)?.wait(output.py(), None)
+        self.start_exchange(output, input, SOON, Inner::all_to_all_async)?.wait(output.py(), None)
     }
 
     /// As all_to_all, in flight.
@@ -473,7 +463,7 @@ impl Communicator {
         input: &Bound<'_, PyAny>,
         tag: u32,
     ) -> PyResult<Work> {
-        self.start_all_to_all(output, input, in_flight(tag))
+        self.start_exchange(output, input, in_flight(tag), Inner::all_to_all_async)
     }
 
     /// Returns once all ranks have called it, and earlier operations have completed.
