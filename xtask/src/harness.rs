@@ -93,6 +93,11 @@ fn test_program(message: &str) -> Option<TestProgram> {
 }
 
 impl TestProgram {
+    /// The tests of a module.
+    pub fn tests(&self) -> &[String] {
+        &self.tests
+    }
+
     /// For messages.
     pub fn title(&self) -> String {
         if self.integration {
@@ -153,6 +158,20 @@ impl TestProgram {
             }
         }
         Ok(modules)
+    }
+
+    /// Splits it into the tests that the list names, as `module` or `module::test`, and the others.
+    pub fn split(self, list: &[&str]) -> [Option<Self>; 2] {
+        let is_named = |test: &str| {
+            let rest = |name: &&str| test.strip_prefix(*name);
+            list.iter().filter_map(rest).any(|rest| rest.is_empty() || rest.starts_with("::"))
+        };
+        if self.tests.is_empty() {
+            return if is_named(&self.name) { [Some(self), None] } else { [None, Some(self)] };
+        }
+        let (named, others): (Vec<_>, _) =
+            self.tests.iter().cloned().partition(|test| is_named(test));
+        [named, others].map(|tests| (!tests.is_empty()).then(|| Self { tests, ..self.clone() }))
     }
 
     fn names(&self) -> Result<Vec<String>> {
@@ -271,6 +290,27 @@ mod tests {
                 "tests/tests/all.rs does not list {module}"
             );
         }
+    }
+
+    #[test]
+    fn a_module_is_split_by_its_own_name_or_by_those_of_its_tests() {
+        let module = TestProgram {
+            package: "tests".into(),
+            name: "lab".into(),
+            integration: true,
+            tests: ["lab::a", "lab::b", "lab::ab"].map(str::to_owned).into(),
+            executable: PathBuf::new(),
+            folder: PathBuf::new(),
+        };
+        let split = |list: &[&str]| {
+            module.clone().split(list).map(|part| part.map_or(Vec::new(), |part| part.tests))
+        };
+        assert_eq!(split(&["lab::a", "la"]), [vec!["lab::a"], vec!["lab::b", "lab::ab"]]);
+        assert_eq!(split(&["lab"]), [module.tests.clone(), vec![]]);
+        assert_eq!(split(&["labels"]), [vec![], module.tests.clone()]);
+        let whole = TestProgram { tests: Vec::new(), ..module.clone() };
+        assert!(matches!(whole.clone().split(&["lab"]), [Some(_), None]));
+        assert!(matches!(whole.split(&["lab::a"]), [None, Some(_)]));
     }
 
     #[test]

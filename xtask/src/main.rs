@@ -8,6 +8,7 @@ mod dist;
 mod fuzz;
 mod harness;
 mod lab;
+mod lanes;
 mod lines;
 mod objects;
 mod papers;

@@ -195,6 +195,14 @@ pub fn require_etcd() -> Result<()> {
     fetch("etcd", "etcd-server", &["etcd"], "tests of fabric managers: about 10 MB")
 }
 
+/// Fetches what only some tests need, as far as possible.
+pub fn fetch_all() {
+    let _ = require_vms(&Kernel::ALL);
+    let _ = require_prometheus();
+    let _ = require_etcd();
+    let _ = install(&[&TERMINAL_TOOLS[..], &TORCH, &NUMPY, &[VENV]].concat());
+}
+
 /// Fetches Debian's package with these programs into a subfolder of the target folder. It is
 /// unpacked and not installed, because installing it would start a service on this machine.
 fn fetch(folder: &str, package: &str, programs: &[&str], purpose: &str) -> Result<()> {

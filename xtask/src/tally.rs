@@ -107,6 +107,18 @@ impl Tally {
         }
     }
 
+    /// Adds what another one has counted.
+    pub fn extend(&mut self, other: Self) {
+        for Set { name, passed, failed, skipped, reasons } in other.sets {
+            let set = self.set(name);
+            set.passed += passed;
+            set.failed += failed;
+            set.skipped += skipped;
+            set.reasons.extend(reasons);
+        }
+        self.failures.extend(other.failures);
+    }
+
     /// Whether there was no failure.
     pub fn is_success(&self) -> bool {
         self.sets.iter().all(|set| set.failed == 0)
@@ -172,5 +184,12 @@ mod tests {
         tally.fail("c", "x", "why\nand more");
         assert!(!tally.is_success());
         assert_eq!(tally.total(), "5 passed, 1 failed, 5 skipped");
+        let mut other = Tally::default();
+        other.add("c", Counts { passed: 1, ..Counts::default() });
+        other.extend(tally);
+        assert_eq!(
+            (other.total(), other.failures.len()),
+            ("6 passed, 1 failed, 5 skipped".into(), 1)
+        );
     }
 }

@@ -1,10 +1,9 @@
 //! `cargo xtask test`: runs every test, and lists those that could not run, with the reason.
 //!
-//! It builds the whole workspace once, then runs each test program by itself: the pure ones first,
-//! then those that need root and BPF, two at a time. Each of these runs one test at a time, because
-//! the tests have timeouts and there may be only two cores.
+//! It builds the whole workspace once, then runs each test program by itself. The lab's tests mostly
+//! wait, so they run in [`LANES`], each of them one test at a time; what keeps the processors busy,
+//! the pure tests and the virtual machines, gets the rest of the time. Tests that measure run last.
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread::JoinHandle;
@@ -14,6 +13,7 @@ use anyhow::{Result, bail};
 
 use crate::build_ebpf::{self, OBJECTS};
 use crate::harness::{TestProgram, test_programs};
+use crate::lanes::{self, Queue};
 use crate::tally::{Counts, NOT_ASKED_FOR, Tally};
 use crate::toolchain::Toolchain;
 use crate::vm::Kernel;
@@ -30,6 +30,10 @@ pub struct TestArgs {
     /// Run the pure tests and the most telling tests of the lab. Rebuilds no BPF objects.
     #[arg(long)]
     fast: bool,
+    /// Also run the tests that are left out by default: the same on more kernels and network cards,
+    /// and those that take minutes. Tests that are asked for by name run in any case.
+    #[arg(long)]
+    all: bool,
     /// The PyTorch that the Python package is tested with.
     #[arg(long, value_enum, default_value = "debian")]
     torch: python::Torch,
@@ -38,23 +42,35 @@ pub struct TestArgs {
 /// The test files of the lab that `--fast` runs.
 const FAST: [&str; 4] = ["programs", "all_reduce", "daemon", "first_packets"];
 
-/// Test files that run alone: they measure times, flood, or depend on what other processes leave or
-/// make on the machine.
-const ALONE: [&str; 14] = [
-    "benchmarks",
-    "congestion",
-    "contest",
-    "epochs",
-    "inline",
-    "lab",
-    "links",
-    "measured",
+/// How many modules of the lab's tests run at the same time.
+const LANES: usize = 2;
+
+/// The longest modules of the lab's tests, which start first.
+const LONGEST: [&str; 8] =
+    ["fabric", "racks", "vm_ring", "vm_systemd", "vm_box", "inband", "vm_bond", "restart"];
+
+/// Modules and single tests beside which no other lab tests run, only virtual machines: they measure
+/// on slow links, or end within a time.
+const QUIET: [&str; 8] = [
+    "lab::a_lab_whose_owner_and_janitor_are_gone_is_removed_by_the_next",
+    "links::a_host_that_loses_its_address_with_its_link_is_an_error",
+    "links::a_link_that_stays_down_is_an_error_that_names_the_rank_behind_it",
     "planned",
-    "reconnect",
-    "security",
-    "shaped",
-    "soak",
-    "timing",
+    "reconnect::a_program_that_somebody_detaches_is_attached_again_and_the_ranks_notice_nothing",
+    "reconnect::ranks_are_back_on_a_box_that_is_detached_and_attached_again",
+    "reconnect::ranks_are_back_on_the_box_when_a_port_that_was_down_is_up",
+    "reconnect::ranks_come_back_to_a_box_that_was_replaced_once_it_has_their_job",
+];
+
+/// Those beside which nothing runs: they measure how fast the machine is, or flood it.
+const ALONE: [&str; 6] = ["benchmarks", "congestion", "contest", "inline", "measured", "shaped"];
+
+/// Tests that only `--all` runs: each is a further case of one that always runs, or takes minutes.
+const LEFT: [&str; 4] = [
+    "vm_bond::bonds_of_linux_6_1",
+    "vm_box::a_box_sums_between_virtio_cards",
+    "vm_limits::apparmor_lets_the_daemon_do_its_work_and_nothing_else",
+    "vm_systemd::a_job_goes_on_through_an_upgrade_and_returns_after_a_stop_and_a_reboot",
 ];
 
 /// The limit for one test program: twice the time of the slowest on two cores that others use too.
@@ -66,106 +82,96 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 /// If a test has failed, or if there was nothing to build.
 pub fn run(args: &TestArgs) -> Result<()> {
     let start = Instant::now();
-    let ready = setup::require_bpf();
-    if let Err(reason) = &ready {
+    let bpf_ready = setup::require_bpf();
+    if let Err(reason) = &bpf_ready {
         println!("SKIP tests in the lab: {reason:#}");
     }
-    // Runs in parallel with the build for the host: neither keeps both cores busy all the time.
-    let rebuild = (!args.no_rebuild && !args.fast && args.filter.is_none())
-        .then(|| std::thread::spawn(rebuild_objects));
+    let everything = !args.fast && args.filter.is_none();
+    // Both run in parallel with the build for the host: none keeps both cores busy all the time.
+    let rebuild = (everything && !args.no_rebuild).then(|| std::thread::spawn(rebuild_objects));
+    let fetch = (everything && bpf_ready.is_ok()).then(|| std::thread::spawn(setup::fetch_all));
 
     println!("building the workspace");
     let programs = test_programs()?;
+    // What is missing is tried again where it is needed, and reported there.
+    fetch.map(JoinHandle::join);
     let filter = args.filter.as_deref();
-    let mut tally = Tally::default();
-    let (lab, pure): (Vec<_>, Vec<_>) = programs.iter().partition(|p| p.needs_lab());
     if filter.is_none()
         && let Err(reason) = setup::require_etcd()
     {
         println!("SKIP the test of two fabric managers: {reason:#}");
     }
-    for program in pure {
-        match program.needs_compiler().then(setup::require_compiler) {
-            Some(Err(reason)) => match program.list(filter) {
-                Ok(tests) => tally.skip("C", tests, &format!("{reason:#}")),
-                Err(error) => tally.count("C", &program.title(), Err(error)),
-            },
-            Some(Ok(())) => tally.count("C", &program.title(), program.run(filter, false, TIMEOUT)),
-            None => {
-                tally.count("unit tests", &program.title(), program.run(filter, false, TIMEOUT))
-            }
-        }
-    }
-    if filter.is_none() {
-        doc_tests(&mut tally);
-    }
-    let needs_python = |program: &&TestProgram| {
-        program.needs_python() && (filter.is_none() || program.list(filter).is_ok_and(|n| n > 0))
-    };
-    let python_ready = match lab.iter().any(needs_python) {
-        true if args.fast => Err(anyhow::anyhow!("not asked for (--fast)")),
-        true => python::test(&mut tally, args.torch).and_then(|()| setup::require_bpf()),
-        false => Ok(()),
-    };
-    let torch_ready = match lab.iter().any(|program| needs_python(program) && program.needs_torch())
-    {
-        true if !args.fast => setup::require_torch(),
-        _ => Ok(()),
-    };
-    // Compilers must not disturb timings in the lab.
-    objects(rebuild, &mut tally);
-    let is_left_out = |program: &TestProgram| args.fast && !FAST.contains(&program.name.as_str());
-    let needs_vms = |program: &&TestProgram| match program.list(filter) {
-        _ if !program.needs_vms() || is_left_out(program) => false,
-        Ok(tests) => tests > 0,
-        Err(_) => true,
-    };
+    let mut tally = Tally::default();
+    let (lab, pure): (Vec<_>, Vec<_>) = programs.into_iter().partition(TestProgram::needs_lab);
+    let lab = asked_for(args, lab, &mut tally);
+    let any = |needs: fn(&TestProgram) -> bool| lab.iter().any(needs);
     let vms_ready =
-        if lab.iter().any(needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
+        if any(TestProgram::needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
     let terminal_ready = setup::require_bpf().and_then(|()| setup::require_terminal());
-    // Only if a test needs it.
-    let needs_prometheus = |program: &&TestProgram| {
-        program.needs_prometheus()
-            && !is_left_out(program)
-            && program.list(filter).is_ok_and(|n| n > 0)
-    };
-    let prometheus_ready = match lab.iter().any(needs_prometheus) {
+    let prometheus_ready = match any(TestProgram::needs_prometheus) {
         true => setup::require_bpf().and_then(|()| setup::require_prometheus()),
         false => Ok(()),
     };
+    // Compilers must not disturb the lab's tests.
+    objects(rebuild, &mut tally);
+    let (python, lab): (Vec<_>, Vec<_>) = lab.into_iter().partition(TestProgram::needs_python);
+    let lab = ready(lab, filter, &mut tally, |program| match () {
+        () if program.needs_vms() => &vms_ready,
+        () if program.needs_terminal() => &terminal_ready,
+        () if program.needs_prometheus() => &prometheus_ready,
+        () => &bpf_ready,
+    });
+    let (mut alone, mut quiet, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+    for program in lab {
+        let [measures, others] = program.split(&ALONE);
+        let [sensitive, others] = others.map_or([None, None], |program| program.split(&QUIET));
+        alone.extend(measures);
+        quiet.extend(sensitive);
+        rest.extend(others);
+    }
+    let place = |program: &TestProgram| LONGEST.iter().position(|name| *name == program.name);
+    rest.sort_by_key(|program| place(program).unwrap_or(LONGEST.len()));
+    let (vms, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(TestProgram::needs_vms);
+    let (vms, rest) = (Queue::new(vms), Queue::new(rest));
     let tally = Mutex::new(tally);
-    let tallied = || tally.lock().expect("no test program panics here");
     let run = |program: &TestProgram| {
-        let (set, ready) = match program.name.as_str() {
-            "programs" | "ingress" | "xdp" => ("XDP programs", &ready),
-            _ if program.needs_vms() => ("virtual machines", &vms_ready),
-            _ if program.needs_torch() && python_ready.is_ok() => ("lab", &torch_ready),
-            _ if program.needs_python() => ("lab", &python_ready),
-            _ if program.needs_terminal() => ("terminal", &terminal_ready),
-            _ if program.needs_prometheus() => ("Prometheus", &prometheus_ready),
-            _ => ("lab", &ready),
-        };
-        let reason = match ready {
-            _ if is_left_out(program) => Some("not asked for (--fast)".to_owned()),
-            Ok(()) => None,
-            Err(reason) => Some(format!("{reason:#}")),
-        };
-        match reason {
-            None => {
-                let counts = program.run(filter, true, TIMEOUT);
-                tallied().count(set, &program.title(), counts);
-            }
-            Some(reason) => match program.list(filter) {
-                Ok(tests) => tallied().skip(set, tests, &reason),
-                Err(error) => tallied().count(set, &program.title(), Err(error)),
-            },
-        }
+        let counts = program.run(filter, true, TIMEOUT);
+        tally.lock().expect("nobody panics here").count(set(program), &program.title(), counts);
     };
-    let (alone, beside): (Vec<_>, Vec<_>) =
-        lab.into_iter().partition(|program| ALONE.contains(&program.name.as_str()));
-    side_by_side(beside, run);
-    alone.into_iter().for_each(run);
-    let tally = tally.into_inner().expect("no test program panics here");
+    let busy = || {
+        lanes::give_way();
+        let mut tally = Tally::default();
+        pure.iter().for_each(|program| run_pure(program, filter, &mut tally));
+        if filter.is_none() {
+            doc_tests(&mut tally);
+        }
+        if !python.is_empty() {
+            let python_ready =
+                python::test(&mut tally, args.torch).and_then(|()| setup::require_bpf());
+            let torch_ready = match python.iter().any(TestProgram::needs_torch) {
+                true => setup::require_torch(),
+                false => Ok(()),
+            };
+            let python = ready(python, filter, &mut tally, |program| {
+                let needs_torch = program.needs_torch() && python_ready.is_ok();
+                if needs_torch { &torch_ready } else { &python_ready }
+            });
+            python.iter().for_each(run);
+        }
+        vms.lane(run);
+        tally
+    };
+    let pure = std::thread::scope(|scope| {
+        let busy = scope.spawn(busy);
+        let lanes = [(); LANES].map(|()| scope.spawn(|| rest.lane(run)));
+        lanes.into_iter().for_each(|lane| lane.join().expect("nobody panics here"));
+        quiet.iter().for_each(run);
+        vms.lane(run);
+        busy.join().expect("nobody panics here")
+    });
+    alone.iter().for_each(run);
+    let mut tally = tally.into_inner().expect("nobody panics here");
+    tally.extend(pure);
     tally.print(start.elapsed());
     if !tally.is_success() {
         bail!("tests have failed");
@@ -176,15 +182,75 @@ pub fn run(args: &TestArgs) -> Result<()> {
     Ok(())
 }
 
-/// Runs programs, two at a time, from the front and from the back: that keeps two programs with
-/// virtual machines apart.
-fn side_by_side(programs: Vec<&TestProgram>, run: impl Fn(&TestProgram) + Sync) {
-    let programs = Mutex::new(VecDeque::from(programs));
-    let rest = || programs.lock().expect("nobody panics here");
-    std::thread::scope(|scope| {
-        scope.spawn(|| std::iter::from_fn(|| rest().pop_front()).for_each(&run));
-        scope.spawn(|| std::iter::from_fn(|| rest().pop_back()).for_each(&run));
-    });
+/// The programs that have tests which are asked for; counts all others.
+fn asked_for(args: &TestArgs, lab: Vec<TestProgram>, tally: &mut Tally) -> Vec<TestProgram> {
+    let filter = args.filter.as_deref();
+    let mut asked = Vec::new();
+    for program in lab {
+        let rest = if args.all || args.fast || filter.is_some() {
+            Some(program)
+        } else {
+            let [left, rest] = program.split(&LEFT);
+            if let Some(left) = left {
+                let tests = left.tests();
+                tally.skip("left to --all", tests.len() as u32, &tests.join(", "));
+            }
+            rest
+        };
+        let Some(program) = rest else { continue };
+        match program.list(filter) {
+            Ok(tests) if args.fast && !FAST.contains(&program.name.as_str()) => {
+                tally.skip(set(&program), tests, "not asked for (--fast)");
+            }
+            Ok(0) => {}
+            Ok(_) => asked.push(program),
+            Err(error) => tally.count(set(&program), &program.title(), Err(error)),
+        }
+    }
+    asked
+}
+
+/// The programs for which the machine is ready; counts all others.
+fn ready<'a>(
+    programs: Vec<TestProgram>,
+    filter: Option<&str>,
+    tally: &mut Tally,
+    ready: impl Fn(&TestProgram) -> &'a Result<()>,
+) -> Vec<TestProgram> {
+    let is_ready = |program: &TestProgram| match (ready(program), program.list(filter)) {
+        (Ok(()), _) => true,
+        (Err(reason), Ok(tests)) => {
+            tally.skip(set(program), tests, &format!("{reason:#}"));
+            false
+        }
+        (Err(_), Err(error)) => {
+            tally.count(set(program), &program.title(), Err(error));
+            false
+        }
+    };
+    programs.into_iter().filter(is_ready).collect()
+}
+
+/// The row of the table that has a program of the lab.
+fn set(program: &TestProgram) -> &'static str {
+    match program.name.as_str() {
+        "programs" | "ingress" | "xdp" => "XDP programs",
+        _ if program.needs_vms() => "virtual machines",
+        _ if program.needs_terminal() => "terminal",
+        _ if program.needs_prometheus() => "Prometheus",
+        _ => "lab",
+    }
+}
+
+fn run_pure(program: &TestProgram, filter: Option<&str>, tally: &mut Tally) {
+    match program.needs_compiler().then(setup::require_compiler) {
+        Some(Err(reason)) => match program.list(filter) {
+            Ok(tests) => tally.skip("C", tests, &format!("{reason:#}")),
+            Err(error) => tally.count("C", &program.title(), Err(error)),
+        },
+        Some(Ok(())) => tally.count("C", &program.title(), program.run(filter, false, TIMEOUT)),
+        None => tally.count("unit tests", &program.title(), program.run(filter, false, TIMEOUT)),
+    }
 }
 
 fn doc_tests(tally: &mut Tally) {
@@ -245,5 +311,24 @@ fn objects(rebuild: Option<JoinHandle<Rebuilt>>, tally: &mut Tally) {
         Ok(Rebuilt::NoToolchain(reason)) => tally.skip(set, OBJECTS.len() as u32, &reason),
         Ok(Rebuilt::Broken(error)) => tally.fail(set, "cargo xtask build-ebpf", &error),
         Err(_) => tally.fail(set, "cargo xtask build-ebpf", "panicked"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_test_that_is_named_here_exists() {
+        let root = paths::root().unwrap();
+        for name in LONGEST.iter().chain(&FAST).chain(&QUIET).chain(&ALONE).chain(&LEFT) {
+            let (module, test) = name.split_once("::").unwrap_or((name, ""));
+            let text = ["tests/tests", "bench/tests"].iter().find_map(|folder| {
+                std::fs::read_to_string(root.join(folder).join(module).with_extension("rs")).ok()
+            });
+            let text = text.unwrap_or_else(|| panic!("{name}: no such file"));
+            let test = if test.is_empty() { "fn ".to_owned() } else { format!("fn {test}(") };
+            assert!(text.contains(&test), "{name}: no such test");
+        }
     }
 }
