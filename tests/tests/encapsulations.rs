@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use netsum_common::abi::RingNumber;
 use netsum_common::wire::Opcode;
@@ -13,6 +13,7 @@ use netsum_dataplane::DataPlane;
 use netsum_lab::attacker::{TAGS, advertisement, extended, fragments, snap, tagged, with_checksum};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes};
 use netsum_lab::netns::output;
+use netsum_lab::process::PATIENCE;
 use netsum_lab::programs::{Bench, DROP, LOOPBACK, PASS, flow, fragment, host, ring};
 use netsum_lab::tap::Tap;
 use netsum_lab::{Host, Lab, LabSpec};
@@ -130,11 +131,12 @@ fn what_linux_takes_from_behind_tags_and_extension_headers() {
 fn linux_believes_neighbour_advertisements_behind_tags_and_extension_headers() {
     let lab = Lab::new(LabSpec { ipv6: true, ..LabSpec::hosts(3) }).unwrap();
     let foreign = Tap::open(lab.host(2), Host::INTERFACE).unwrap();
-    let neighbour = || {
+    let is_taken_over = |address: &str| {
         let mut ip = lab.host(0).command("ip");
-        output(ip.args(["neigh", "show", "to", "fd00::2"])).unwrap()
+        let entry = output(ip.args(["neigh", "show", "to", address])).unwrap();
+        entry.contains(&lab.host(2).mac())
     };
-    let forged = advertisement(1, 0, 2);
+    let (forged, last) = (advertisement(1, 0, 2), advertisement(2, 0, 2));
     for (what, frame, believed) in [
         ("as it is", forged.clone(), true),
         ("tagged twice", tagged(&forged, &[(0x88a8, 0), (0x8100, 0)]), true),
@@ -143,17 +145,18 @@ fn linux_believes_neighbour_advertisements_behind_tags_and_extension_headers() {
         // RFC 6980 forbids fragments in neighbour discovery.
         ("in a fragment", extended(&forged, &[44]), false),
     ] {
-        let mut ip = lab.host(0).command("ip");
-        let truth = lab.host(1).mac();
-        output(
-            ip.args(["neigh", "replace", "fd00::2", "lladdr", &truth, "dev", Host::INTERFACE])
-                .args(["nud", "stale"]),
-        )
-        .unwrap();
-        foreign.send(&frame).unwrap();
-        std::thread::sleep(Duration::from_millis(200));
-        let entry = neighbour();
-        assert_eq!(entry.contains(&lab.host(2).mac()), believed, "{what}: {entry}");
+        for address in ["fd00::2", "fd00::3"] {
+            let mut ip = lab.host(0).command("ip");
+            ip.args(["neigh", "replace", address, "lladdr", &lab.host(1).mac()]);
+            output(ip.args(["dev", Host::INTERFACE, "nud", "stale"])).unwrap();
+        }
+        let start = Instant::now();
+        while !is_taken_over("fd00::3") {
+            assert!(start.elapsed() < PATIENCE, "{what}: the last frame has not arrived");
+            foreign.send(&frame).unwrap();
+            foreign.send(&last).unwrap();
+        }
+        assert_eq!(is_taken_over("fd00::2"), believed, "{what}");
     }
 }
 
