@@ -140,12 +140,19 @@ fn boxes_that_have_made_a_job_differently_are_named() {
     }
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(4)).unwrap();
     group.order_all_reduce("i32", 100_000, 1).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
-    let diagnose = |rack| cluster.netsum_on(rack, &["diagnose", "differs", "--watch", "200ms"]);
-    let [parent, leaf] = [None, Some(0)].map(|rack| match diagnose(rack) {
-        Ok(said) => said,
-        Err(said) => format!("{said:#}"),
-    });
+    let diagnose = |rack| {
+        let said = cluster.netsum_on(rack, &["diagnose", "differs", "--watch", "200ms"]);
+        said.unwrap_or_else(|said| format!("{said:#}"))
+    };
+    let start = Instant::now();
+    let [parent, leaf] = loop {
+        let [parent, leaf] = [None, Some(0)].map(diagnose);
+        let is_known = parent.matches("sends fragments of more than").count() == 2
+            && leaf.contains("the parent behind uplink");
+        if is_known || start.elapsed() > PATIENCE {
+            break [parent, leaf];
+        }
+    };
     println!("{parent}\n{leaf}");
     for (port, ranks) in [("rack0", "0-1"), ("rack1", "2-3")] {
         let what =

@@ -521,9 +521,15 @@ fn at_work(cluster: &Cluster) -> (Manager, Group) {
     (manager, group)
 }
 
-/// The causes why the job is stalled.
-fn causes(cluster: &Cluster, manager: &Manager) -> String {
-    manager.netsum(cluster, &["fabric", "diagnose", JOB]).unwrap()
+/// The causes why the job is stalled, once they contain this word.
+fn causes(cluster: &Cluster, manager: &Manager, word: &str) -> String {
+    let start = Instant::now();
+    loop {
+        let said = manager.netsum(cluster, &["fabric", "diagnose", JOB]).unwrap();
+        if said.contains(word) || start.elapsed() > PATIENCE {
+            return said;
+        }
+    }
 }
 
 #[test]
@@ -534,8 +540,7 @@ fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends(
     let last = Pid::from_raw(group.pids().last().unwrap().try_into().unwrap());
     kill(last, Signal::SIGSTOP).unwrap();
     let files = group.order_all_reduce("i32", 50_000, 1).unwrap();
-    std::thread::sleep(SECOND / 2);
-    let rank = causes(&cluster, &manager);
+    let rank = causes(&cluster, &manager, "rank 3");
     kill(last, Signal::SIGCONT).unwrap();
     assert!(
         rank.contains("rank 3") && rank.contains("(at box leaf1)") && !rank.contains("link "),
@@ -548,8 +553,7 @@ fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends(
     let fault_link = cluster.lab().leaf(1).fault_link(1).unwrap();
     fault_link.set(Faults::loss(1.0), Faults::NONE, 1).unwrap();
     let files = group.order_all_reduce("i32", 50_000, 2).unwrap();
-    std::thread::sleep(SECOND / 2);
-    let link = causes(&cluster, &manager);
+    let link = causes(&cluster, &manager, "link leaf1/uplink1");
     fault_link.set(Faults::NONE, Faults::NONE, 1).unwrap();
     println!("{rank}\n{link}");
     assert!(

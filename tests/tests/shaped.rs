@@ -206,7 +206,7 @@ fn four_hosts_at_100_megabits_send_nothing_again() {
 }
 
 #[test]
-#[ignore = "needs root and BPF: cargo xtask test"]
+#[ignore = "needs root and BPF: cargo xtask test --all"]
 fn eight_hosts_at_100_megabits_send_nothing_again() {
     by_the_box(8, "100mbit", &[1, 8, 32], &[4 * MIB, 400, 4 * MIB]);
 }
@@ -226,12 +226,13 @@ fn four_hosts_at_a_gigabit_send_nothing_again() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_hosts_own_ring_sends_nothing_again() {
-    for (hosts, rate, window, bytes) in [
-        (2, "10mbit", 8, MIB),
-        (4, "10mbit", 8, MIB),
-        (4, "100mbit", 2, 16 * MIB),
-        (3, "100mbit", 32, 4 * MIB),
-    ] {
-        by_the_ring(hosts, rate, window, &[bytes, 400]);
-    }
+    by_the_ring(2, "10mbit", 8, &[MIB, 400]);
+    by_the_ring(4, "100mbit", 2, &[16 * MIB, 400]);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test --all"]
+fn the_ring_of_more_hosts_or_with_a_larger_window_sends_nothing_again() {
+    by_the_ring(4, "10mbit", 8, &[MIB, 400]);
+    by_the_ring(3, "100mbit", 32, &[4 * MIB, 400]);
 }

@@ -47,7 +47,7 @@ fn until_it_stands(cluster: &Cluster, ring: &mut VerbsRing) -> Result<(), String
 }
 
 #[test]
-#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test --all"]
 fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
     let rings = variable("NETSUM_SOAK_RINGS", 6);
     let first = variable("NETSUM_SOAK_FIRST", 0);

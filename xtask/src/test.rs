@@ -49,27 +49,49 @@ const LANES: usize = 2;
 const LONGEST: [&str; 8] =
     ["fabric", "racks", "vm_ring", "vm_systemd", "vm_box", "inband", "vm_bond", "restart"];
 
-/// Modules and single tests beside which no other lab tests run, only virtual machines: they measure
-/// on slow links, or end within a time.
+/// Modules and single tests beside which no other lab tests run, only virtual machines: they must
+/// happen within a time, or depend on what other processes make on the machine.
 const QUIET: [&str; 8] = [
     "lab::a_lab_whose_owner_and_janitor_are_gone_is_removed_by_the_next",
     "links::a_host_that_loses_its_address_with_its_link_is_an_error",
     "links::a_link_that_stays_down_is_an_error_that_names_the_rank_behind_it",
-    "planned",
     "reconnect::a_program_that_somebody_detaches_is_attached_again_and_the_ranks_notice_nothing",
     "reconnect::ranks_are_back_on_a_box_that_is_detached_and_attached_again",
     "reconnect::ranks_are_back_on_the_box_when_a_port_that_was_down_is_up",
     "reconnect::ranks_come_back_to_a_box_that_was_replaced_once_it_has_their_job",
+    "soak",
 ];
 
-/// Those beside which nothing runs: they measure how fast the machine is, or flood it.
-const ALONE: [&str; 6] = ["benchmarks", "congestion", "contest", "inline", "measured", "shaped"];
+/// Those beside which nothing runs: they measure rates, notice each packet that is late, or flood.
+const ALONE: [&str; 15] = [
+    "benchmarks",
+    "congestion",
+    "contest",
+    "inline",
+    "measured::links_are_measured_and_rings_are_shared_out_by_that",
+    "measured::links_as_fast_as_the_machine_keep_their_nominal_rates",
+    "planned::a_plan_for_one_box_is_granted_and_reached",
+    "planned::a_plan_for_two_spines_is_granted_and_reached",
+    "security::floods_slow_a_job_down_but_do_no_harm",
+    "shaped::a_flood_arrives_at_the_rate_and_no_more",
+    "shaped::four_hosts_at_100_megabits_send_nothing_again",
+    "shaped::four_hosts_at_a_gigabit_send_nothing_again",
+    "shaped::small_vectors_at_10_megabits_are_not_sent_again",
+    "shaped::the_hosts_own_ring_sends_nothing_again",
+    "shaped::without_a_rate_nothing_is_sent_again_either",
+];
 
 /// Tests that only `--all` runs: each is a further case of one that always runs, or takes minutes.
-const LEFT: [&str; 4] = [
+const LEFT: [&str; 10] = [
+    "racks::racks_in_a_vlan_without_loss_or_with_tagged_receivers",
+    "racks::the_other_leaf_or_middle_box_goes_in_the_middle",
+    "shaped::eight_hosts_at_100_megabits_send_nothing_again",
+    "shaped::the_ring_of_more_hosts_or_with_a_larger_window_sends_nothing_again",
     "vm_bond::bonds_of_linux_6_1",
     "vm_box::a_box_sums_between_virtio_cards",
+    "vm_cpus::a_job_lives_through_many_losses_of_its_rings_cpu",
     "vm_limits::apparmor_lets_the_daemon_do_its_work_and_nothing_else",
+    "vm_soak",
     "vm_systemd::a_job_goes_on_through_an_upgrade_and_returns_after_a_stop_and_a_reboot",
 ];
 
