@@ -1,9 +1,10 @@
 //! Boxes that lack something, and how the daemon reacts.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, one_on_each_host};
+use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::netns::output;
 
 /// A daemon that starts with this script, in its own mount namespace. Folders are `$1` and so on.
@@ -79,6 +80,9 @@ fn a_full_disk_leaves_the_last_state_and_is_written_to_when_there_is_room() {
     let filler = inside(&folder.join("filler"));
     assert!(std::fs::write(&filler, [0; 64 << 10]).is_err());
     create("second");
+    let start = Instant::now();
+    // Its log comes through a pipe.
+    while !cluster.daemon_log().contains("ERROR") && start.elapsed() < PATIENCE {}
     let log = cluster.daemon_log();
     let said = log.lines().find(|line| line.contains("ERROR")).unwrap_or_else(|| panic!("{log}"));
     assert!(said.contains(&*state.to_string_lossy()) && said.contains("No space left"), "{said}");
