@@ -67,13 +67,15 @@ static STATES: Array<RingState, RINGS_LEN> = Array::new();
 #[btf_map]
 static SLOTS: ArrayOfMaps<InnerArray<Slot, { size_of::<Slot>() }>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static SUMS_256: ArrayOfMaps<InnerArray<[u64; 32], 256>, RINGS_LEN> = ArrayOfMaps::new();
-#[btf_map]
 static SUMS_512: ArrayOfMaps<InnerArray<[u64; 64], 512>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
 static SUMS_1024: ArrayOfMaps<InnerArray<[u64; 128], 1024>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
+static SUMS_1536: ArrayOfMaps<InnerArray<[u64; 192], 1536>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
 static SUMS_2048: ArrayOfMaps<InnerArray<[u64; 256], 2048>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static SUMS_3328: ArrayOfMaps<InnerArray<[u64; 416], 3328>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
 static HEADERS: ArrayOfMaps<InnerArray<SavedHeader, { size_of::<SavedHeader>() }>, RINGS_LEN> =
     ArrayOfMaps::new();
@@ -239,12 +241,6 @@ pub fn slot(ring: u32, slot: u32) -> Option<*mut Slot> {
     SLOTS.get(ring)?.get_ptr_mut(slot)
 }
 
-/// A slot's sum, in a ring with sums of 256 bytes.
-#[inline(always)]
-pub fn sum_256(ring: u32, slot: u32) -> Option<*mut [u64; 32]> {
-    SUMS_256.get(ring)?.get_ptr_mut(slot)
-}
-
 /// A slot's sum, in a ring with sums of 512 bytes.
 #[inline(always)]
 pub fn sum_512(ring: u32, slot: u32) -> Option<*mut [u64; 64]> {
@@ -257,10 +253,22 @@ pub fn sum_1024(ring: u32, slot: u32) -> Option<*mut [u64; 128]> {
     SUMS_1024.get(ring)?.get_ptr_mut(slot)
 }
 
+/// A slot's sum, in a ring with sums of 1536 bytes.
+#[inline(always)]
+pub fn sum_1536(ring: u32, slot: u32) -> Option<*mut [u64; 192]> {
+    SUMS_1536.get(ring)?.get_ptr_mut(slot)
+}
+
 /// A slot's sum, in a ring with sums of 2048 bytes.
 #[inline(always)]
 pub fn sum_2048(ring: u32, slot: u32) -> Option<*mut [u64; 256]> {
     SUMS_2048.get(ring)?.get_ptr_mut(slot)
+}
+
+/// A slot's sum, in a ring with sums of 3328 bytes.
+#[inline(always)]
+pub fn sum_3328(ring: u32, slot: u32) -> Option<*mut [u64; 416]> {
+    SUMS_3328.get(ring)?.get_ptr_mut(slot)
 }
 
 /// The header saved for a slot and rank.

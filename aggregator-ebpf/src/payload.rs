@@ -273,6 +273,19 @@ fn crc_lagged(
     let cells = len / CELL_LEN;
     // SAFETY: a per-CPU value, and XDP programs of one CPU do not interrupt each other.
     unsafe { Lagged::headers(lagged, state, header) };
+    // The last cells must be whole.
+    let groups_len = bounded(len as u32, (CELL_LEN - GROUP_LEN) as u32);
+    let mut i = 0;
+    while i < CELL_LEN / GROUP_LEN - 1 {
+        if i * GROUP_LEN >= groups_len {
+            break;
+        }
+        let Some(at) = p.at::<GROUP_LEN>(offset + i * GROUP_LEN) else { return FAILED };
+        // SAFETY: as above; a whole group from `at` on is inside the packet.
+        unsafe { Lagged::group(lagged, i * GROUP_LEN, |w| word(at, w)) };
+        i = opaque(i + 1);
+    }
+    let offset = offset + groups_len;
     let mut i = 0;
     while i < MAX_CELLS - 2 {
         if i + 2 >= cells {
@@ -280,14 +293,15 @@ fn crc_lagged(
         }
         let Some(at) = p.at::<CELL_LEN>(offset + i * CELL_LEN) else { return FAILED };
         // SAFETY: as above; a whole cell from `at` on is inside the packet.
-        unsafe { Lagged::cell(lagged, i, |w| word(at, w)) };
+        unsafe { Lagged::cell(lagged, groups_len + i * CELL_LEN, |w| word(at, w)) };
         i = opaque(i + 1);
     }
     let Some(at) = p.at::<{ 2 * CELL_LEN }>(offset + i * CELL_LEN) else { return FAILED };
     // The loop's own number, which the verifier knows exactly.
     // SAFETY: as above; two cells from `at` on are inside the packet.
-    let state = unsafe { Lagged::last(lagged, i, |w| word(at, w)) };
-    match crc_tail(p, offset + (len & !(CELL_LEN - 1)), len % CELL_LEN / 4, state) {
+    let state = unsafe { Lagged::last(lagged, groups_len + i * CELL_LEN, |w| word(at, w)) };
+    let tail = len % GROUP_LEN / 4;
+    match crc_tail(p, offset + (len & !(CELL_LEN - 1)), tail, state) {
         Some(state) => state as u64,
         None => FAILED,
     }
@@ -360,14 +374,16 @@ macro_rules! global {
             // Separate maps by size: a slot takes little more memory than its payload, in one
             // look-up.
             let done = match packed >> 24 {
-                0 => maps::sum_256(ring, slot)
-                    .and_then(|s| apply_to::<OP, 1, 256>(&p, at, len, s.cast())),
-                1 => maps::sum_512(ring, slot)
-                    .and_then(|s| apply_to::<OP, 2, 512>(&p, at, len, s.cast())),
-                2 => maps::sum_1024(ring, slot)
-                    .and_then(|s| apply_to::<OP, 4, 1024>(&p, at, len, s.cast())),
-                _ => maps::sum_2048(ring, slot)
-                    .and_then(|s| apply_to::<OP, 8, 2048>(&p, at, len, s.cast())),
+                0 => maps::sum_512(ring, slot)
+                    .and_then(|s| apply_to::<OP, 2>(&p, at, len, s.cast())),
+                1 => maps::sum_1024(ring, slot)
+                    .and_then(|s| apply_to::<OP, 4>(&p, at, len, s.cast())),
+                2 => maps::sum_1536(ring, slot)
+                    .and_then(|s| apply_to::<OP, 6>(&p, at, len, s.cast())),
+                3 => maps::sum_2048(ring, slot)
+                    .and_then(|s| apply_to::<OP, 8>(&p, at, len, s.cast())),
+                _ => maps::sum_3328(ring, slot)
+                    .and_then(|s| apply_to::<OP, 13>(&p, at, len, s.cast())),
             };
             match done {
                 Some(()) => 0,
@@ -448,27 +464,15 @@ impl Op {
     }
 }
 
-/// The operation on a sum of `CELLS` cells, `SIZE` bytes.
+/// The operation on a sum of `CELLS` cells.
 #[inline(always)]
-fn apply_to<const OP: u8, const CELLS: usize, const SIZE: usize>(
+fn apply_to<const OP: u8, const CELLS: usize>(
     p: &Packet,
     offset: usize,
     len: usize,
     sum: *mut u64,
 ) -> Option<()> {
     let op = const { Op::from_number(OP) };
-    if len == SIZE {
-        let from = p.at::<SIZE>(offset)?;
-        let mut i = 0;
-        while i < CELLS {
-            // SAFETY: the packet has `SIZE` bytes from `from` on, and the sum as many.
-            unsafe { apply_cell(op, sum as usize + i * CELL_LEN, from + i * CELL_LEN) };
-            // Kept as a loop: unrolled for every size it would not fit the processor's cache of
-            // decoded instructions.
-            i = opaque(i + 1);
-        }
-        return Some(());
-    }
     let cells = len / CELL_LEN;
     let mut i = 0;
     while i < CELLS {
@@ -478,11 +482,15 @@ fn apply_to<const OP: u8, const CELLS: usize, const SIZE: usize>(
         let from = p.at::<CELL_LEN>(offset + i * CELL_LEN)?;
         // SAFETY: the packet has a whole cell from `from` on, and cell `i` is one of the sum's.
         unsafe { apply_cell(op, sum as usize + i * CELL_LEN, from) };
-        i += 1;
+        // Kept as a loop: unrolled for every size it would not fit the processor's cache of decoded
+        // instructions.
+        i = opaque(i + 1);
     }
     if len % CELL_LEN == 0 {
         return Some(());
     }
+    // The verifier takes the bound from here, and not from the length in bytes.
+    let cells = opaque(cells);
     if cells >= CELLS {
         return None;
     }

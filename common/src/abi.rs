@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 19;
+pub const VERSION: u32 = 20;
 
 pub use crate::limits::*;
 pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
@@ -28,7 +28,7 @@ pub mod maps {
     pub const SLOTS: &str = "SLOTS";
     /// Arrays of maps, in the order of [`super::SUM_SIZES`]: ring to array of sums, in little-endian
     /// words as on the wire.
-    pub const SUMS: [&str; 4] = ["SUMS_256", "SUMS_512", "SUMS_1024", "SUMS_2048"];
+    pub const SUMS: [&str; 5] = ["SUMS_512", "SUMS_1024", "SUMS_1536", "SUMS_2048", "SUMS_3328"];
     /// Array of maps, ring to array of [`super::SavedHeader`], `slot * ranks + rank`.
     pub const HEADERS: &str = "HEADERS";
     /// Array of maps, ring to device map with the port of each rank, in rank order.
@@ -73,7 +73,7 @@ pub mod maps {
     /// Program array of one: [`super::programs::AGGREGATE_INLINE`], or nothing.
     pub const PROGRAMS: &str = "PROGRAMS";
     /// All of them.
-    pub const ALL: [&str; 29] = [
+    pub const ALL: [&str; 30] = [
         OWNERS,
         FLOWS,
         RINGS,
@@ -83,6 +83,7 @@ pub mod maps {
         SUMS[1],
         SUMS[2],
         SUMS[3],
+        SUMS[4],
         HEADERS,
         PORTS,
         UPLINKS,

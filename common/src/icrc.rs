@@ -351,16 +351,19 @@ const PENDING_WORDS: usize = LAGS[3].div_ceil(8);
 pub struct Lagged {
     /// Never written: zeros before the stream.
     zeros: [u64; PENDING_WORDS],
-    removed: [u64; HEADER_WORDS + crate::abi::MAX_MTU / 8],
+    removed: [u64; REMOVED_WORDS],
 }
 
 /// Words before the payload: a place for headers.
 const HEADER_WORDS: usize = HEADER_MASK_V4.len();
 
+/// Headers, and as many cells behind groups of less than a cell as the longest payload has: more
+/// than there can be, but so the verifier counts.
+const REMOVED_WORDS: usize = HEADER_WORDS + CELL_WORDS + crate::abi::MAX_MTU / 8;
+
 impl Lagged {
     /// Room for a longest payload, and headers before it.
-    pub const NEW: Self =
-        Self { zeros: [0; PENDING_WORDS], removed: [0; HEADER_WORDS + crate::abi::MAX_MTU / 8] };
+    pub const NEW: Self = Self { zeros: [0; PENDING_WORDS], removed: [0; REMOVED_WORDS] };
     /// Where the first header word is, in bytes from the start.
     const HEADERS: usize = 8 * PENDING_WORDS;
     /// Where the payload is.
@@ -384,22 +387,36 @@ impl Lagged {
         }
     }
 
-    /// Takes in cell `cell`, below `MAX_MTU / CELL_LEN`; `word(i)` gives its i-th little-endian
-    /// word.
+    /// Takes in the 64 bytes of the payload from offset `at` on; `word(i)` gives their i-th
+    /// little-endian word.
     ///
     /// # Safety
-    /// `this` must be valid, and nobody else's.
+    /// `this` must be valid, and nobody else's; the payload must be at most `MAX_MTU` long.
     #[inline(always)]
-    pub unsafe fn cell(this: *mut Self, cell: usize, word: impl Fn(usize) -> u64) {
-        let at = this as usize + Self::PAYLOAD + cell * crate::abi::CELL_LEN;
+    pub unsafe fn group(this: *mut Self, at: usize, word: impl Fn(usize) -> u64) {
+        let at = this as usize + Self::PAYLOAD + at;
         macro_rules! words {
             ($($i:literal)+) => { $({
-                // SAFETY: the caller's promise. The farthest distance is the zeros' length, and a
-                // payload of that many cells fits.
+                // SAFETY: the caller's promise. The farthest distance is the zeros' length.
                 unsafe { Self::remove::<{ 8 * $i }>(at, word($i)) };
             })+ };
         }
-        words!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
+        words!(0 1 2 3 4 5 6 7);
+    }
+
+    /// The same for a cell.
+    ///
+    /// # Safety
+    /// As for `group`.
+    #[inline(always)]
+    pub unsafe fn cell(this: *mut Self, at: usize, word: impl Fn(usize) -> u64) {
+        macro_rules! groups {
+            ($($g:literal)+) => { $({
+                // SAFETY: the caller's promise.
+                unsafe { Self::group(this, at + 64 * $g, |i| word(8 * $g + i)) };
+            })+ };
+        }
+        groups!(0 1 2 3);
     }
 
     /// Removes the word at `at + OFFSET`, with what has come back there.
@@ -420,15 +437,15 @@ impl Lagged {
         }
     }
 
-    /// Takes in the last two cells, of which the first is number `cell`, and returns the state. The
-    /// last words are not removed.
+    /// Takes in the last two cells, from offset `at` on, and returns the state. The last words are
+    /// not removed.
     ///
     /// # Safety
-    /// `this` must be valid, and nobody else's; at most `MAX_MTU / CELL_LEN` cells in all.
+    /// As for `group`.
     #[inline(always)]
-    pub unsafe fn last(this: *mut Self, cell: usize, word: impl Fn(usize) -> u64) -> u32 {
+    pub unsafe fn last(this: *mut Self, at: usize, word: impl Fn(usize) -> u64) -> u32 {
         const { assert!(2 * CELL_WORDS - PENDING_WORDS == 26) };
-        let at = this as usize + Self::PAYLOAD + cell * crate::abi::CELL_LEN;
+        let at = this as usize + Self::PAYLOAD + at;
         let end = at + 8 * 26;
         let mut chorba = Chorba::new(0);
         macro_rules! remove {
@@ -487,7 +504,7 @@ mod tests {
 
     #[test]
     fn shift_appends_zeros() {
-        for len in (0..=2048).step_by(4).chain([4092]) {
+        for len in (0..=crate::abi::MAX_MTU).step_by(4).chain([4092]) {
             let zeros = vec![0; len];
             for state in [1, 0x8000_0000, 0xdead_beef] {
                 assert_eq!(shift(state, len), update(state, &zeros), "{len} bytes");
@@ -514,18 +531,22 @@ mod tests {
     fn lagged_agrees_with_tables() {
         let mut lagged = Lagged::NEW;
         // The longest first: what it leaves behind must not show in those that follow.
-        for cells in (2..=8).rev() {
-            let data = random(40 + cells * 256, cells as u64);
+        for len in (512..=crate::abi::MAX_MTU).rev().step_by(64) {
+            let data = random(40 + len, len as u64);
             let word = |i: usize| u64::from_le_bytes(data[i * 8..][..8].try_into().unwrap());
-            // SAFETY: it is this test's own, and has room for eight cells.
+            let (groups, last) = (len % 256, len - 512);
+            // SAFETY: it is this test's own, and no payload is longer.
             let state = unsafe {
                 Lagged::headers(&mut lagged, 0x1234_5678, word);
-                for cell in 0..cells - 2 {
-                    Lagged::cell(&mut lagged, cell, |i| word(5 + cell * CELL_WORDS + i));
+                for at in (0..groups).step_by(64) {
+                    Lagged::group(&mut lagged, at, |i| word(5 + at / 8 + i));
                 }
-                Lagged::last(&mut lagged, cells - 2, |i| word(5 + (cells - 2) * CELL_WORDS + i))
+                for at in (groups..last).step_by(256) {
+                    Lagged::cell(&mut lagged, at, |i| word(5 + at / 8 + i));
+                }
+                Lagged::last(&mut lagged, last, |i| word(5 + last / 8 + i))
             };
-            assert_eq!(state, update(0x1234_5678, &data), "{cells} cells");
+            assert_eq!(state, update(0x1234_5678, &data), "{len} bytes");
         }
     }
 

@@ -24,22 +24,24 @@ pub const MAX_WAITING: u32 = 2 * MAX_FLOWS;
 pub const EVENTS_BYTES: u32 = 4 << 20;
 /// Most bytes of a frame in a traced event: fits the longest headers, the largest path MTU and the
 /// ICRC.
-pub const MAX_CAPTURE: usize = 2304;
+pub const MAX_CAPTURE: usize = 3440;
 /// Least bytes of a frame in a traced event, if the frame has them: fits all headers.
 pub const MIN_CAPTURE: u32 = 128;
 /// Most CPUs that rings can be spread over.
 pub const MAX_CPUS: u32 = 256;
 /// Bytes of payload that are processed at once, without a check of the length.
 pub const CELL_LEN: usize = 256;
-/// The largest path MTU: a broadcast clone has to fit a page.
-pub const MAX_MTU: usize = 2048;
+/// The largest path MTU, in whole cells: a broadcast clone has to fit a page of 4 KiB, with its
+/// headers, 256 bytes before them and the 320 of `skb_shared_info` behind (`xdpf_clone` in
+/// net/core/xdp.c).
+pub const MAX_MTU: usize = 13 * CELL_LEN;
 /// The smallest path MTU.
 pub const MIN_MTU: u32 = 256;
 /// Path MTUs are multiples of this. Adapters take only powers of two (`enum ibv_mtu` of libibverbs).
 pub const MTU_STEP: u32 = 64;
 /// Sizes of sums, each in maps of its own: a ring takes the smallest that fits its path MTU.
-pub const SUM_SIZES: [u32; 4] = [256, 512, 1024, 2048];
-const _: () = assert!(SUM_SIZES[0] == MIN_MTU && SUM_SIZES[3] as usize == MAX_MTU);
+pub const SUM_SIZES: [u32; 5] = [512, 1024, 1536, 2048, 3328];
+const _: () = assert!(SUM_SIZES[4] as usize == MAX_MTU);
 
 /// Bytes of a sum in a ring of this path MTU.
 pub const fn sum_len(mtu: u32) -> u32 {
@@ -60,8 +62,10 @@ pub const fn sum_size(mtu: u32) -> usize {
         1
     } else if mtu <= SUM_SIZES[2] {
         2
-    } else {
+    } else if mtu <= SUM_SIZES[3] {
         3
+    } else {
+        4
     }
 }
 /// Most slaves of bonds on a box.
@@ -70,3 +74,18 @@ pub const MAX_SLAVES: u32 = 1024;
 pub const MAX_UPLINKS: u32 = 16;
 /// Most flows that it spreads at a time.
 pub const MAX_SPREAD: u32 = 16384;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_path_mtu_has_the_smallest_sum_that_fits() {
+        for mtu in (0..=5000).filter(|mtu| is_mtu(*mtu)) {
+            let fits = SUM_SIZES.iter().filter(|size| **size >= mtu).min();
+            assert_eq!(Some(&sum_len(mtu)), fits, "{mtu}");
+        }
+        assert!(is_mtu(256) && is_mtu(1408) && is_mtu(3328));
+        assert!(![0, 192, 1000, 3392, 4096].into_iter().any(is_mtu));
+    }
+}

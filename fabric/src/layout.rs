@@ -206,7 +206,7 @@ fn request(job: &Job, ring: &[Rank]) -> api::CreateJobRequest {
     api::CreateJobRequest {
         name: spec.name.clone(),
         ranks: spec.ranks,
-        mtu: spec.mtu,
+        mtu: job.mtu(),
         message_size: spec.message_size.into(),
         window: spec.window.0,
         rings: spec.rings,

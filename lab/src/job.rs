@@ -8,7 +8,7 @@ use netsum_worker::Layout;
 pub struct JobSpec {
     pub name: String,
     pub ranks: u32,
-    /// Path MTU in bytes.
+    /// Path MTU in bytes; 0: the default.
     pub mtu: u32,
     /// Message size in bytes.
     pub message_size: u32,
@@ -53,7 +53,6 @@ impl JobSpec {
         let Self { name, ranks, mtu, message_size, window, rings, order, .. } = self;
         let options = [
             ("--ranks", ranks.to_string()),
-            ("--mtu", mtu.to_string()),
             ("--message-size", message_size.to_string()),
             ("--window", window.to_string()),
             ("--rings", rings.to_string()),
@@ -62,6 +61,8 @@ impl JobSpec {
         let words = ["job", "create", name].map(str::to_owned).into_iter();
         let words =
             words.chain(options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]));
+        let mtu = (*mtu != 0).then(|| ["--mtu".to_owned(), mtu.to_string()]);
+        let words = words.chain(mtu.into_iter().flatten());
         words.chain(self.host_ring_fallback.then(|| "--host-ring-fallback".to_owned())).collect()
     }
 

@@ -142,6 +142,7 @@ impl Manager {
             bypass,
             any_ip_id: false,
             selective: true,
+            largest_mtu: 0,
         };
         let (name, token, ifindex) = (job.to_owned(), "sesame".into(), self.ports[rank as usize]);
         let join = Join {

@@ -10,8 +10,8 @@ use netsum_lab::faults::Faults;
 use netsum_lab::traffic::{ping, tcp_transfer};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Fits a path MTU of 2048 with all headers.
-const LAB_MTU: u32 = 2300;
+/// Fits the largest path MTU with all headers, and XDP on veth.
+const LAB_MTU: u32 = 3500;
 
 fn lab(hosts: usize) -> LabSpec {
     LabSpec { mtu: LAB_MTU, ..LabSpec::hosts(hosts) }
@@ -34,7 +34,7 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
 /// Every path MTU and type, with one job per MTU.
 fn matrix(ranks: u32) {
     let cluster = Cluster::start(lab(ranks as usize)).unwrap();
-    for mtu in [256, 512, 1024, 1408, 2048] {
+    for mtu in [256, 512, 1024, 1408, 2048, 3328] {
         let job = JobSpec { mtu, ..JobSpec::new(&format!("mtu-{mtu}"), ranks) };
         let mut group = start(&cluster, &job);
         for (seed, len) in [(1, 1), (2, 1000), (3, 150_001)] {

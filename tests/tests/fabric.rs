@@ -214,9 +214,15 @@ fn wait(what: &str, condition: impl Fn() -> bool) {
 fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
     let cluster = fabric(1);
     let manager = cluster.start_manager().unwrap();
-    let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
+    let job = JobSpec { rings: 2, mtu: 0, ..JobSpec::new(JOB, 4) };
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     work(&mut group, 1);
+    // The largest that fits the links' MTU of 2300, at every box.
+    for rack in [Some(0), Some(1), None] {
+        let shown = cluster.netsum_on(rack, &["-j", "job", "show", JOB]).unwrap();
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!(shown["mtu"], 2176, "{rack:?}: {shown}");
+    }
     let stats = cluster.netsum_on(Some(1), &["-j", "stats"]).unwrap();
     let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
     assert!(stats["partial_sent"].as_u64().unwrap() > 0, "{stats}");
@@ -239,6 +245,7 @@ fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
     let manager = cluster.start_manager().unwrap();
     work(&mut group, 3);
     assert!(manager.log().contains("1 jobs taken over"), "{}", manager.log());
+    assert_eq!(manager.json(&cluster, &["job", "show", JOB]).unwrap()["mtu"], 2176);
     assert_eq!([Some(0), Some(1), None].map(|rack| jobs(&cluster, rack)), [1, 1, 1]);
     drop(group);
     wait("boxes forget what has ended", || {
@@ -613,7 +620,7 @@ fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
     println!("{}", manager.netsum(&cluster, &["fabric", "probe"]).unwrap());
     let probe = manager.json(&cluster, &["fabric", "probe"]).unwrap();
     let both =
-        |p: &&serde_json::Value| p["hears"] == true && p["heard"] == true && p["path_mtu"] == 2048;
+        |p: &&serde_json::Value| p["hears"] == true && p["heard"] == true && p["path_mtu"] == 2176;
     assert_eq!(probe.as_array().unwrap().iter().filter(both).count(), 8, "{probe:#}");
 
     let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };

@@ -21,8 +21,8 @@ fn what_the_box_cannot_broadcast_or_a_port_not_carry_is_refused_at_once() {
         let error = format!("{:#}", result.expect_err("not refused"));
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     };
-    refused(create(4096), &["--mtu 4096", "one page", "2048 is the largest"]);
-    refused(create(1500), &["--mtu 1500", "a multiple of 64, 256 to 2048"]);
+    refused(create(4096), &["--mtu 4096", "one page", "3328 is the largest"]);
+    refused(create(1500), &["--mtu 1500", "a multiple of 64, 256 to 3328"]);
     create(2048).unwrap();
     set_mtu(lab.box_(), "port1", 1107);
     // Ports are checked when a job is created, not only when the daemon starts.
@@ -102,4 +102,33 @@ fn a_path_that_swallows_large_packets_is_named_when_the_ranks_connect() {
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
     let small = JobSpec { mtu: 512, ..job };
     cluster.ranks_alone(&small, &one_on_each_host(3)).unwrap();
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_over_sockets_use_the_largest_path_mtu_that_ports_and_interfaces_carry() {
+    let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
+    let job = JobSpec { mtu: 0, xdp: vec![0], ..JobSpec::new("fits", 3) };
+    let token = cluster.create_job(&job).unwrap();
+    let used = || cluster.netsum_json(&["job", "show", "fits"]).unwrap()["mtu"].clone();
+    let fragments = || cluster.counter(Some("fits"), "released").unwrap();
+    assert_eq!(used(), 1024, "nobody knows the ranks yet");
+    for (at_a_host, mtu) in [(1500, 1408), (1300, 1216), (1500, 1408)] {
+        set_mtu(cluster.lab().host(1), "eth0", at_a_host);
+        let mut group = cluster.ranks(&job, &token, &one_on_each_host(3)).unwrap();
+        assert_eq!(used(), mtu);
+        let before = fragments();
+        let outcomes = group.all_reduce("i32", 500_001, 7).unwrap();
+        assert!(
+            outcomes.iter().all(|o| (&*o.mode, o.wrong, o.fallbacks) == ("box", 0, 0)),
+            "{outcomes:?}\n{}",
+            cluster.daemon_log()
+        );
+        // Messages are 16 KiB with 76 bytes of check lanes, the last one is shorter.
+        let messages = (500_001 * 4_u64).div_ceil(16384 - 76);
+        let per_message = 16384_u64.div_ceil(mtu);
+        let sums = fragments() - before;
+        assert!((messages - 1..=messages).contains(&(sums / per_message)), "{sums}");
+        group.end();
+    }
 }

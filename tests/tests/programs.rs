@@ -2,7 +2,7 @@
 
 use aya::maps::{PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
-use netsum_common::abi::{ReleaseTag, RingNumber, maps, ring_flags};
+use netsum_common::abi::{MAX_MTU, ReleaseTag, RingNumber, maps, ring_flags};
 use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::{self, Opcode, TOTAL, group_mark};
@@ -60,7 +60,7 @@ fn all_reduce(bench: &mut Bench, specs: &[FrameSpec], ce: bool) {
 fn every_header_variant_and_length_is_summed() {
     let mut bench = Bench::new(ring(3, 2048, 64), false).unwrap();
     for v6 in [false, true] {
-        for mtu in [256, 512, 1024, 1408, 2048] {
+        for mtu in [256, 512, 1024, 1408, 2048, 3264, 3328] {
             let ring = ring(3, mtu, 64);
             let flows: Vec<_> = (0..3).map(|r| flow(&ring, r, v6)).collect();
             bench.restart(ring, &flows).unwrap();
@@ -91,8 +91,8 @@ fn every_header_variant_and_length_is_summed() {
 #[test]
 #[ignore = "needs root and BPF"]
 fn every_length_that_is_a_multiple_of_four() {
-    let mut bench = Bench::new(ring(2, 2048, 1024), false).unwrap();
-    for (index, len) in (4..=2048).step_by(4).enumerate() {
+    let mut bench = Bench::new(ring(2, MAX_MTU as u32, 1024), false).unwrap();
+    for (index, len) in (4..=MAX_MTU).step_by(4).enumerate() {
         let specs: Vec<_> =
             (0..2).map(|rank| fragment(rank, 2, index as u32, lanes(rank, len / 4))).collect();
         all_reduce(&mut bench, &specs, false);
@@ -133,18 +133,18 @@ fn ranks_with_different_headers_get_their_own() {
 #[test]
 #[ignore = "needs root and BPF"]
 fn results_are_in_the_vlan_of_their_receivers_own_packets() {
-    let mut bench = Bench::new(ring(3, 2048, 64), false).unwrap();
+    let mut bench = Bench::new(ring(3, 3328, 64), false).unwrap();
     // Every tag next to every other and to itself: no tag, a tag with and without priority, another
     // VLAN, a priority alone.
     let tags = [None, Some(5), Some(0x6005), Some(0x2007), Some(0x6000)];
     for v6 in [false, true] {
-        let ring = ring(3, 2048, 256);
+        let ring = ring(3, 3328, 256);
         let flows: Vec<_> = (0..3).map(|r| flow(&ring, r, v6)).collect();
         bench.restart(ring, &flows).unwrap();
         let pairs = tags.iter().flat_map(|a| tags.iter().map(move |b| (*a, *b)));
         for (index, (a, b)) in pairs.enumerate() {
             let vlans = [a, b, tags[index % tags.len()]];
-            for (half, len) in [4, 2048].into_iter().enumerate() {
+            for (half, len) in [4, 3328].into_iter().enumerate() {
                 let specs: Vec<_> = (0..3)
                     .map(|rank| {
                         let s = fragment(rank, 3, (2 * index + half) as u32, lanes(rank, len / 4));

@@ -162,12 +162,12 @@ fn filters_leave_out_rings_and_verdicts_and_frames_are_whole_if_wanted() {
     // The frame is longer than a capture can be.
     filter.rings = [1, 0, 0, 0];
     bench.plane.trace(Some(&filter)).unwrap();
-    bench.run("ingress", &[7; 3000]).unwrap();
+    bench.run("ingress", &[7; 3500]).unwrap();
     let cut = event(&mut bench);
-    assert_eq!((cut.event.len, &cut.frame[..]), (3000, &[7; MAX_CAPTURE][..]));
+    assert_eq!((cut.event.len, &cut.frame[..]), (3500, &[7; MAX_CAPTURE][..]));
     filter.capture = 0;
     bench.plane.trace(Some(&filter)).unwrap();
-    bench.run("ingress", &[7; 3000]).unwrap();
+    bench.run("ingress", &[7; 3500]).unwrap();
     assert_eq!(event(&mut bench).frame.len(), MIN_CAPTURE as usize, "headers are always there");
 }
 

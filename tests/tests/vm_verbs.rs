@@ -68,12 +68,14 @@ fn reduce(cluster: &Cluster, group: &mut Group, what: &str, len: usize, by: &str
 }
 
 fn sums(cluster: &Cluster) {
-    for (name, mtu, rings) in [("one-ring", 1024, 1), ("two-rings", 2048, 2)] {
+    for (name, mtu, rings) in [("one-ring", 1024, 1), ("two-rings", 0, 2)] {
         let job = JobSpec { mtu, rings, ..JobSpec::new(name, VMS as u32) };
         let mut group = ranks(cluster, &job, &[0, 1, 2]);
         reduce(cluster, &mut group, name, 100_000, "box");
         let counter = |counter| cluster.counter(Some(name), counter).unwrap();
         assert_eq!(counter("fragments"), 3 * counter("released"), "{name}");
+        let used = &cluster.netsum_json(&["job", "show", name]).unwrap()["mtu"];
+        assert_eq!(used, if mtu == 0 { 2048 } else { mtu }, "adapters take powers of two");
     }
 }
 
@@ -163,14 +165,19 @@ fn perf(cluster: &Cluster) {
 fn refusals(cluster: &Cluster) {
     let job = JobSpec { mtu: 2048, ..JobSpec::new("wide", VMS as u32) };
     let token = cluster.create_job(&job).unwrap();
-    let refused = |arguments: &str, words: &str| {
-        let ended = perf_command(cluster, "wide", &token, 0, arguments).end(PATIENCE).unwrap();
+    let refused_by = |name: &str, token: &str, arguments: &str, words: &str| {
+        let ended = perf_command(cluster, name, token, 0, arguments).end(PATIENCE).unwrap();
         assert!(
             !ended.status.success() && ended.stderr.contains(words),
             "{arguments}: {}",
             ended.stderr
         );
     };
+    let odd = JobSpec { mtu: 1408, ..JobSpec::new("odd", VMS as u32) };
+    let odd_token = cluster.create_job(&odd).unwrap();
+    let words = "path MTU 1408: adapters take 256, 512, 1024, 2048 or 4096";
+    refused_by("odd", &odd_token, "--transport verbs", words);
+    let refused = |arguments: &str, words: &str| refused_by("wide", &token, arguments, words);
     refused("--transport verbs --ib-timeout 32", "retry.timeout 32: 1 to 31");
     refused("--transport udp", "in use by another RoCEv2 endpoint, perhaps the kernel's Soft-RoCE");
     let interface_mtu = |mtu: &str| {

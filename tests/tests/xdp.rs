@@ -58,8 +58,8 @@ fn set_queues(host: &Host, rx: u32) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_box_sums_for_ranks_over_af_xdp() {
-    let cluster = Cluster::start(LabSpec { mtu: 2300, ..LabSpec::hosts(4) }).unwrap();
-    for (mtu, rings) in [(1024, 1), (2048, 2)] {
+    let cluster = Cluster::start(LabSpec { mtu: 3500, ..LabSpec::hosts(4) }).unwrap();
+    for (mtu, rings) in [(1024, 1), (3328, 2)] {
         let name = format!("xdp{mtu}");
         let job = JobSpec { mtu, rings, xdp: vec![0, 1, 2, 3], ..JobSpec::new(&name, 4) };
         let mut group = start(&cluster, &job, &one_on_each_host(4));

@@ -116,7 +116,8 @@ pub fn histogram_message(h: &Histogram) -> api::Histogram {
 /// Average payload bytes per fragment of a full message. The data plane counts fragments, and a
 /// message's last one may be short.
 pub fn fragment_bytes(job: &Job) -> f64 {
-    f64::from(job.spec.message_size) / f64::from(job.spec.fragments().0)
+    let size = job.spec.message_size;
+    f64::from(size) / f64::from(size.div_ceil(job.mtu()))
 }
 
 /// Pairs values, in the order of the counters' numbers, with their counters.

@@ -92,7 +92,7 @@ pub fn evidence(
     let is_home = |rank| bypass.contains(&rank) || has_contributed(rank);
     Evidence {
         astray: astray(job, strays, |ifindex| inner.controller.port_name(ifindex), is_home),
-        ports: facts.iter().flat_map(|facts| of_port(job.spec.mtu, facts, sums_arrive)).collect(),
+        ports: facts.iter().flat_map(|facts| of_port(job.mtu(), facts, sums_arrive)).collect(),
         bypass,
         ..Evidence::default()
     }

@@ -77,7 +77,7 @@ fn whole_job(j: &Job) -> Entry {
         Size(j.memory),
         j.rings,
         j.slots,
-        netsum_common::limits::sum_len(j.mtu),
+        netsum_common::limits::sum_len(j.largest_mtu),
         j.connections() / j.rings
     );
     entry.attributes(2, vec![plain(memory)]);
@@ -392,6 +392,7 @@ mod tests {
             name: "train".into(),
             ranks: 2,
             mtu: 1024,
+            largest_mtu: 1024,
             message_size: 65536,
             window: 2,
             rings: 1,

@@ -59,7 +59,9 @@ impl<B: Backend> WorkerService<B> {
         let inner = self.shared().lock();
         let job = inner.controller.job_for(name, token).map_err(refused)?;
         let heartbeat = self.shared().heartbeat.as_millis() as u32;
-        Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
+        let message = job_message(job, |ifindex| ifindex.to_string(), heartbeat, false);
+        // The next ranks may get another path MTU than those at work.
+        Ok(api::Job { mtu: job.spec.mtu, ..message })
     }
 
     /// Records why a rank was refused, for the ranks that wait for it.
@@ -221,6 +223,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             bypass: connection(a.bypass, "bypass")?,
             any_ip_id: a.any_ip_id,
             selective: a.selective,
+            largest_mtu: a.largest_mtu,
         };
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
         let deadline = Instant::now() + wait;
@@ -278,6 +281,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             bypass: Some(connection_message(&a.bypass)),
             any_ip_id: a.any_ip_id,
             selective: a.selective,
+            largest_mtu: a.largest_mtu,
         });
         let (ranks, without_box) =
             (ranks.collect(), job.spec.host_ring_fallback && current.without_box);
@@ -354,6 +358,7 @@ mod tests {
             bypass: c(),
             any_ip_id: false,
             selective: true,
+            largest_mtu: 0,
         };
         assert_eq!(behind_router(&address, address.mac), None);
         let warning = behind_router(&address, [2, 0, 0, 0, 0, 9]).unwrap();

@@ -36,6 +36,7 @@ impl Cost {
             name: "plan".into(),
             ranks: 2,
             mtu,
+            largest_mtu: None,
             message_size,
             window,
             rings: 1,

@@ -15,7 +15,7 @@ use super::in_band::InBand;
 use super::members::{Member, Members};
 use super::membership::{Epoch, Forming};
 use super::rank::Rank;
-use super::{Action, Refusal, Token};
+use super::{Action, Refusal, Token, largest_mtu};
 use crate::plane::{FlowSpec, RingSpec};
 
 /// The properties that a job is created with.
@@ -24,8 +24,12 @@ pub struct JobSpec {
     pub name: String,
     /// Ranks, 2 to 64.
     pub ranks: u32,
-    /// Path MTU in bytes.
+    /// Path MTU in bytes, for any ranks.
     pub mtu: u32,
+    /// The largest path MTU that its memory suffices for, if joining ranks may have a larger one;
+    /// `None`: `mtu` was given.
+    #[serde(default)]
+    pub largest_mtu: Option<u32>,
     /// Bytes of a message.
     pub message_size: u32,
     /// Messages that a rank may send without their sums.
@@ -76,20 +80,25 @@ impl JobSpec {
         window.of(self.fragments()).and_then(abi::ring_slots)
     }
 
+    /// The path MTU that its memory suffices for.
+    pub fn reserved_mtu(&self) -> u32 {
+        self.largest_mtu.unwrap_or(self.mtu)
+    }
+
+    /// The path MTU for links of this MTU, and for ranks that take up to `most`.
+    pub(super) fn mtu_for(&self, link: u32, most: u32) -> u32 {
+        let most = largest_mtu(link).min(most / abi::MTU_STEP * abi::MTU_STEP);
+        self.reserved_mtu().min(most).max(self.mtu)
+    }
+
     /// The data plane's configuration for each of its rings; `in_order`: they release results in
     /// order.
-    pub(super) fn ring_config(&self, slots: u32, in_order: bool) -> RingConfig {
-        let credit = self.window.of(self.fragments()).map_or(0, |credit| credit.0);
+    pub(super) fn ring_config(&self, mtu: u32, slots: u32, in_order: bool) -> RingConfig {
+        let fragments = Fragments(self.message_size.div_ceil(mtu));
+        let credit = self.window.of(fragments).map_or(0, |credit| credit.0);
         let relaxed = if in_order { 0 } else { ring_flags::RELAXED };
         let ranks = self.member_count();
-        RingConfig {
-            flags: self.flags() | relaxed,
-            members: ranks,
-            slots,
-            credit,
-            mtu: self.mtu,
-            cpu: 0,
-        }
+        RingConfig { flags: self.flags() | relaxed, members: ranks, slots, credit, mtu, cpu: 0 }
     }
 
     /// Number of members of each ring on this box.
@@ -131,8 +140,8 @@ impl JobSpec {
         }
         if self.mtu == 4096 {
             return invalid(
-                "--mtu 4096: the kernel clones a broadcast packet into one page, 2048 is the \
-                 largest"
+                "--mtu 4096: the kernel clones a broadcast packet into one page, 3328 is the \
+                 largest, and 2048 for adapters"
                     .into(),
             );
         }
@@ -356,6 +365,11 @@ impl Job {
             .collect()
     }
 
+    /// The path MTU in use.
+    pub fn mtu(&self) -> u32 {
+        self.rings.first().map_or(self.spec.mtu, |ring| ring.config.mtu)
+    }
+
     /// Whether its rings release results in order.
     pub fn is_in_order(&self) -> bool {
         self.rings.iter().all(|ring| ring.config.flags & ring_flags::RELAXED == 0)
@@ -363,13 +377,14 @@ impl Job {
 
     /// Removes flows, and creates the rings again, empty.
     pub(super) fn restart(&mut self) -> Vec<Action> {
-        self.restart_for(true)
+        self.restart_for(true, self.spec.mtu)
     }
 
-    /// The same for ranks that need results `in_order`, or not.
-    pub(super) fn restart_for(&mut self, in_order: bool) -> Vec<Action> {
+    /// The same for ranks that need results `in_order`, or not, with this path MTU.
+    pub(super) fn restart_for(&mut self, in_order: bool, mtu: u32) -> Vec<Action> {
         let mut actions = self.teardown();
-        let config = self.spec.ring_config(self.slots, self.spec.in_order.unwrap_or(in_order));
+        let in_order = self.spec.in_order.unwrap_or(in_order);
+        let config = self.spec.ring_config(mtu, self.slots, in_order);
         self.rings.iter_mut().for_each(|ring| ring.config = config);
         actions.extend(self.rings.iter().cloned().map(Action::CreateRing));
         actions

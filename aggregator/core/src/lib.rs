@@ -345,14 +345,19 @@ impl Controller {
         if job.spec.token.is(token) { Ok(job) } else { Err(denied()) }
     }
 
+    /// The least MTU of all ports; without a port, the usual one of Ethernet.
+    fn link_mtu(&self) -> u32 {
+        self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500)
+    }
+
     /// Creates a job and reserves its memory, if there is room. A path MTU of 0 becomes the largest
-    /// of adapters that all ports carry.
+    /// of adapters that all ports carry, until ranks join that take a larger one.
     pub fn create_job(&mut self, mut spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         if spec.mtu == 0 {
-            // Without a port: the usual MTU of Ethernet.
-            let link = self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500);
-            // Ranks may have adapters.
+            let link = self.link_mtu();
             spec.mtu = largest_ibta_mtu(link);
+            let joins = !spec.in_band && !spec.members.is_part();
+            spec.largest_mtu = joins.then(|| largest_mtu(link));
         }
         spec.check()?;
         let is_there = |name: &&str| self.ports.iter().any(|p| p.name == *name);
@@ -371,9 +376,12 @@ impl Controller {
     }
 
     /// Creates a job whose path MTU is known, without checking the ports.
-    fn add_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+    fn add_job(&mut self, mut spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         let slots = spec.check()?;
         self.check_new(&spec)?;
+        if self.check_room(&spec, slots).is_err() {
+            spec.largest_mtu = None;
+        }
         self.check_room(&spec, slots)?;
         let rings = self.pool.take(&spec, slots)?;
         let reset = rings.iter().map(|r| Action::ResetCounters(r.id));

@@ -44,6 +44,9 @@ pub struct RankAddress {
     /// told.
     #[serde(default)]
     pub selective: bool,
+    /// It takes any path MTU up to this; 0: only the job's.
+    #[serde(default)]
+    pub largest_mtu: u32,
 }
 
 /// A job's epoch: the ranks that joined together, and their state.
@@ -243,6 +246,7 @@ impl Controller {
     fn begin(&mut self, name: &str, now: Instant) -> Vec<Action> {
         let Some(job) = self.jobs.get(name) else { return Vec::new() };
         let Some(forming) = &job.forming else { return Vec::new() };
+        let link = self.link_mtu();
         let mut flows = Vec::new();
         let order = self.ring_order(forming);
         for (r, ring) in job.rings.iter().enumerate() {
@@ -279,7 +283,8 @@ impl Controller {
         let Some(forming) = job.forming.take() else { return Vec::new() };
         // Rings start empty. A single rank with go-back-N requires all results in order.
         let in_order = forming.ranks.values().any(|w| !w.address.selective);
-        let mut actions = job.restart_for(in_order);
+        let most = forming.ranks.values().map(|w| w.address.largest_mtu).min().unwrap_or(0);
+        let mut actions = job.restart_for(in_order, job.spec.mtu_for(link, most));
         job.last_epoch += 1;
         let number = job.last_epoch;
         job.flows = flows.clone();

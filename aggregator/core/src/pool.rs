@@ -22,7 +22,7 @@ pub struct Pool {
 
 /// Bytes that a job's rings take on the box.
 pub fn job_memory(spec: &JobSpec, slots: u32) -> u64 {
-    abi::ring_memory(slots, spec.mtu, spec.member_count()) * spec.rings as u64
+    abi::ring_memory(slots, spec.reserved_mtu(), spec.member_count()) * spec.rings as u64
 }
 
 /// The same as text.
@@ -30,7 +30,7 @@ pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
     format!(
         "{} rings x {slots} slots x ({} sum + {} ranks x {} header + {} state) = {}",
         spec.rings,
-        abi::sum_len(spec.mtu),
+        abi::sum_len(spec.reserved_mtu()),
         spec.member_count(),
         size_of::<abi::SavedHeader>(),
         size_of::<Slot>(),
@@ -117,7 +117,7 @@ impl Pool {
             self.rings[id as usize] = true;
             let cpu = (0..self.load.len()).min_by_key(|&c| self.load[c]).unwrap_or(0);
             self.load[cpu] += 1;
-            let config = spec.ring_config(slots, spec.in_order.unwrap_or(true));
+            let config = spec.ring_config(spec.mtu, slots, spec.in_order.unwrap_or(true));
             RingSpec { id: RingNumber(id), cpu: cpu as u32, config }
         });
         Ok(rings.collect())

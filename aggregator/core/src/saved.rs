@@ -68,7 +68,7 @@ pub struct SavedJob {
     ended: Vec<(IpAddr, u32)>,
 }
 
-/// A ring. Everything but its number, CPU and order follows from the job.
+/// A ring. Everything but its number, path MTU, CPU and order follows from the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedRing {
     id: RingNumber,
@@ -115,7 +115,7 @@ impl SavedJob {
     /// Its rings in the data plane.
     pub fn rings(&self) -> impl Iterator<Item = RingSpec> {
         self.rings.iter().map(|ring| {
-            let config = self.spec.ring_config(self.slots, ring.in_order);
+            let config = self.spec.ring_config(ring.mtu, self.slots, ring.in_order);
             RingSpec { id: ring.id, cpu: ring.cpu, config }
         })
     }

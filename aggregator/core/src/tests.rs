@@ -18,6 +18,7 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
         name: name.into(),
         ranks,
         mtu: 1024,
+        largest_mtu: None,
         message_size: 65536,
         window: Messages(2),
         rings: 1,
@@ -71,6 +72,7 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
             bypass: c(8),
             any_ip_id: false,
             selective: true,
+            largest_mtu: 1456,
         },
         ifindex: 10 + rank,
         mac: [2, 0, 0, 0, 0, rank as u8],
@@ -124,7 +126,7 @@ fn refusals_name_the_argument_and_what_would_be_right() {
         cases.push((s, expected));
     };
     push(|s| s.mtu = 4096, "--mtu 4096: the kernel clones a broadcast packet into one page");
-    push(|s| s.mtu = 1000, "--mtu 1000: must be a multiple of 64, 256 to 2048");
+    push(|s| s.mtu = 1000, "--mtu 1000: must be a multiple of 64, 256 to 3328");
     push(|s| s.mtu = 2048, "--mtu 2048: port p0 has an MTU of 1500");
     push(|s| s.message_size = 1022, "--message-size 1022: must be a multiple of 4");
     push(|s| s.window = Messages(0), "--window 0");
@@ -479,8 +481,102 @@ fn a_path_mtu_that_is_not_given_is_the_largest_that_all_ports_carry() {
     let mut without_ports = Controller::new(1 << 30, 2, Duration::from_secs(1));
     without_ports.create_job(JobSpec { mtu: 0, ..spec("a", 2) }).unwrap();
     assert_eq!(without_ports.job("a").unwrap().spec.mtu, 1024);
-    let steps = [largest_mtu(300), largest_mtu(1500), largest_mtu(2131), largest_mtu(9000)];
-    assert_eq!(steps, [256, 1408, 1984, 2048]);
+    let steps = [300, 1500, 2131, 3411, 3412, 9000].map(largest_mtu);
+    assert_eq!(steps, [256, 1408, 1984, 3264, 3328, 3328]);
+    assert_eq!([1500, 2131, 3412].map(largest_ibta_mtu), [1024, 1024, 2048]);
+}
+
+#[test]
+fn ranks_that_take_any_path_mtu_get_the_largest_that_ports_and_memory_carry() {
+    let (mut c, now) = (controller(), Instant::now());
+    let mut made = Vec::new();
+    // A session of two ranks that take path MTUs up to these, if the last port has this MTU.
+    let mut session = |c: &mut Controller, most: [u32; 2], link: u32| {
+        c.set_mtus([(13, link)].into_iter());
+        let epoch = c.job("a").unwrap().last_epoch;
+        for (rank, most) in (0..).zip(most) {
+            let mut join = join("a", rank, epoch, rank.into(), now);
+            join.address.largest_mtu = most;
+            for action in c.join(join, now).unwrap() {
+                if let Action::CreateRing(ring) = action {
+                    made.push((ring.config.mtu, ring.config.credit));
+                }
+            }
+        }
+        let (mtu, state) = (c.job("a").unwrap().mtu(), c.job("a").unwrap().state.clone());
+        assert_eq!((state, c.memory_used()), (State::Active, memory(c)));
+        c.leave("a", "t", Rank(0), epoch + 1).unwrap();
+        c.leave("a", "t", Rank(1), epoch + 1).unwrap();
+        assert_eq!(c.job("a").unwrap().mtu(), 1024, "of any ranks");
+        mtu
+    };
+    c.create_job(JobSpec { mtu: 0, ..spec("a", 2) }).unwrap();
+    assert_eq!(session(&mut c, [1456, 1456], 1500), 1408);
+    assert_eq!(session(&mut c, [1456, 0], 1500), 1024, "an adapter, or an older release");
+    assert_eq!(session(&mut c, [1456, 1399], 1500), 1344, "a host's interface");
+    assert_eq!(session(&mut c, [1456, 1456], 1300), 1216, "a port");
+    assert_eq!(session(&mut c, [9000, 9000], 9000), 1408, "the memory");
+    // The rings in use, and those that follow them; a window is 2 messages of 64 KiB.
+    assert_eq!(made[0], (1408, 2 * 47));
+    // The next daemon continues with the same.
+    c.join(join("a", 0, 9, 1, now), now).unwrap();
+    c.join(join("a", 1, 9, 2, now), now).unwrap();
+    let mut next = controller();
+    next.restore(c.save(), now, |_| None).unwrap();
+    assert_eq!((next.job("a").unwrap().mtu(), next.memory_used()), (1408, memory(&c)));
+    next.delete_job("a").unwrap();
+    assert_eq!(next.memory_used(), 0);
+}
+
+proptest! {
+    #[test]
+    fn the_path_mtu_of_ranks_is_the_largest_that_everything_carries(
+        made in 340u32..10_000, link in 340u32..10_000, most in 0u32..10_000,
+    ) {
+        let mtu = largest_ibta_mtu(made);
+        let reserved = largest_mtu(made);
+        let spec = JobSpec { mtu, largest_mtu: Some(reserved), ..spec("a", 2) };
+        let fits = |mtu: &u32| *mtu <= most && *mtu + HEADROOM <= link && *mtu <= reserved;
+        let largest = (0..10_000).filter(|mtu| abi::is_mtu(*mtu)).filter(fits).max();
+        prop_assert_eq!(spec.mtu_for(link, most), largest.unwrap_or(0).max(mtu));
+        prop_assert!(abi::is_mtu(reserved) && mtu.is_power_of_two() && mtu <= reserved);
+    }
+}
+
+/// Memory of the first job, for path MTU 1408.
+fn memory(c: &Controller) -> u64 {
+    let job = c.jobs().next().unwrap();
+    abi::ring_memory(job.slots, 1408, job.spec.ranks)
+}
+
+#[test]
+fn a_path_mtu_that_is_given_or_needed_by_hand_is_the_jobs_for_any_ranks() {
+    let (mut c, now) = (controller(), Instant::now());
+    let ranks = Some(members::Group { first: 0, last: 1 });
+    let part =
+        members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
+    c.create_job(JobSpec { mtu: 512, ..spec("given", 2) }).unwrap();
+    c.create_job(JobSpec { mtu: 0, in_band: true, ..spec("in-band", 2) }).unwrap();
+    c.create_job(JobSpec { mtu: 0, members: part, ..spec("part", 4) }).unwrap();
+    let reserved = |name| c.job(name).unwrap().spec.reserved_mtu();
+    assert_eq!(["given", "in-band", "part"].map(reserved), [512, 1024, 1024]);
+    c.join(join("given", 0, 0, 1, now), now).unwrap();
+    c.join(join("given", 1, 0, 2, now), now).unwrap();
+    assert_eq!(c.job("given").unwrap().mtu(), 512);
+}
+
+#[test]
+fn a_job_for_which_the_largest_path_mtu_needs_too_much_memory_has_that_of_adapters() {
+    let of = |mtu| abi::ring_memory(256, mtu, 2);
+    let mut c = Controller::new(of(1024), 2, Duration::from_secs(1));
+    c.create_job(JobSpec { mtu: 0, ..spec("a", 2) }).unwrap();
+    assert_eq!(c.job("a").unwrap().spec.reserved_mtu(), 1024);
+    let mut c = Controller::new(of(1408), 2, Duration::from_secs(1));
+    c.create_job(JobSpec { mtu: 0, ..spec("a", 2) }).unwrap();
+    assert_eq!(c.job("a").unwrap().spec.reserved_mtu(), 1408);
+    c.delete_job("a").unwrap();
+    let why = c.create_job(JobSpec { mtu: 0, window: Messages(4), ..spec("a", 2) }).unwrap_err();
+    assert!(why.to_string().ends_with("--window 2 would fit"), "{why}");
 }
 
 #[test]

@@ -301,10 +301,11 @@ fn copy_slots(
         }
     }
     match sum_size(config.mtu) {
-        0 => copy_sums::<256>(plane, live, ring, &used),
-        1 => copy_sums::<512>(plane, live, ring, &used),
-        2 => copy_sums::<1024>(plane, live, ring, &used),
-        _ => copy_sums::<2048>(plane, live, ring, &used),
+        0 => copy_sums::<512>(plane, live, ring, &used),
+        1 => copy_sums::<1024>(plane, live, ring, &used),
+        2 => copy_sums::<1536>(plane, live, ring, &used),
+        3 => copy_sums::<2048>(plane, live, ring, &used),
+        _ => copy_sums::<3328>(plane, live, ring, &used),
     }
 }
 

@@ -95,7 +95,7 @@ impl Args {
             Create::try_parse_from(["create", "wire", "--ranks", &ranks.to_string()])?.job;
         let message_size = self.message_size.unwrap_or(Size(default.message_size));
         Ok(JobSpec {
-            mtu: self.mtu.unwrap_or(netsum_core::largest_ibta_mtu(link_mtu)),
+            mtu: self.mtu.unwrap_or(netsum_core::largest_mtu(link_mtu)),
             message_size: message_size
                 .0
                 .try_into()

@@ -129,6 +129,7 @@ impl Rank {
             bypass: Some(connection(self.rings)),
             any_ip_id: false,
             selective: true,
+            largest_mtu: 0,
         };
         api::JoinRequest {
             job: self.job.clone(),

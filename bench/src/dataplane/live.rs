@@ -224,7 +224,7 @@ struct Live {
 
 impl Live {
     fn new(ranks: u32) -> Result<Self> {
-        let lab = Lab::new(LabSpec { mtu: 2152, ..LabSpec::hosts(ranks as usize) })?;
+        let lab = Lab::new(LabSpec { mtu: 3500, ..LabSpec::hosts(ranks as usize) })?;
         let mut plane = BpfDataPlane::load_object(OBJECT, &[RING_CPU])?;
         for name in [
             "live_ingress",

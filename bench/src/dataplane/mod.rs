@@ -61,7 +61,7 @@ impl Settings {
             // (`bpf_dispatcher_change_prog`), some 30 ms.
             rounds: 8,
             repeat: 8_000,
-            mtus: vec![256, 512, 1024, 1408, 2048],
+            mtus: vec![256, 512, 1024, 1408, 2048, 3328],
             ranks: vec![2, 4, 8, 16, 32],
             live_mtus: vec![1024, 2048],
             live_rounds: 3,

@@ -34,7 +34,7 @@ pub(super) fn parents<'a>(
     let mut missing = Vec::new();
     let mut first: BTreeMap<(&String, &String), &Link> = BTreeMap::new();
     for link in links {
-        if let Some(why) = too_small(link, paths, job.spec.mtu) {
+        if let Some(why) = too_small(link, paths, job.mtu()) {
             missing.push(why);
             continue;
         }

@@ -20,7 +20,7 @@ fn main() -> Result<()> {
     // Soft-RoCE's device is visible in all namespaces, and ranks would use it.
     netns::output(Command::new("rdma").args(["link", "delete", "rxe0"]))?;
     let cluster = Cluster::start(LabSpec {
-        mtu: 2300,
+        mtu: 3500,
         faulty_links: true,
         ..LabSpec::hosts(RANKS as usize)
     })?;
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
         println!("{} {}", program["name"].as_str().unwrap_or_default(), program["verified_insns"]);
     }
     // The second job has a rank that sends and receives over AF_XDP.
-    for (mtu, xdp) in [(1024, vec![]), (2048, vec![0])] {
+    for (mtu, xdp) in [(1024, vec![]), (3328, vec![0])] {
         // The machine is slow: short timeouts would declare live ranks dead.
         let patient = Duration::from_secs(60);
         let job = JobSpec {

@@ -57,11 +57,11 @@ pub fn settings() -> Vec<Setting> {
     type OverV6 = fn(u32) -> bool;
     let all: [(RingSpec, OverV6); 12] = [
         (ring(1, 2, 256, 4, 2), |_| false),
-        (ring(2, 3, 1024, 16, 8), |_| false),
+        (ring(2, 3, 1408, 16, 8), |_| false),
         (with(RELAXED, ring(3, 2, 512, 16, 7)), |_| true),
         (ring(4, 5, 2048, 8, 4), |_| true),
         (with(ICRC_IGNORE, ring(5, 3, 256, 8, 4)), |_| false),
-        (with(ICRC_IGNORE | RELAXED, ring(6, 2, 2048, 64, 32)), |_| true),
+        (with(ICRC_IGNORE | RELAXED, ring(6, 2, 3328, 64, 32)), |_| true),
         (ring(7, 64, 256, 2, 1), |_| false),
         (ring(8, 2, 256, 4, 2), |_| false),
         (ring(9, 2, 256, 16, 8), |_| false),

@@ -115,6 +115,7 @@ pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
         bypass: Some(c(8)),
         any_ip_id: false,
         selective: true,
+        largest_mtu: 0,
     };
     api::JoinRequest {
         job: "train".into(),

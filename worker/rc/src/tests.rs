@@ -196,7 +196,7 @@ pub(crate) fn exchange(seed: u64, faults: Faults, change: impl Fn(&mut QpConfig)
 
 #[test]
 fn nothing_is_sent_again_without_loss() {
-    for mtu in [256, 512, 1024, 1408, 2048, 4096] {
+    for mtu in [256, 512, 1024, 1408, 2048, 3328, 4096] {
         for (operation, selective) in [
             (Operation::Send, false),
             (Operation::Write { address: 0x1000, rkey: 7 }, false),
@@ -228,7 +228,7 @@ fn every_message_arrives_once_and_in_order_under_faults() {
             corrupt: rng.below(50),
         };
         exchange(seed, faults, |c| {
-            c.mtu = [256, 512, 1024, 1408, 2048][seed as usize % 5];
+            c.mtu = [256, 512, 1024, 1408, 3328][seed as usize % 5];
             c.max_inflight = 1 + (seed as u32 * 7) % 130;
             c.selective = seed % 3 == 0;
             c.reused = seed % 2 == 0;

@@ -142,10 +142,14 @@ pub(super) fn check_peers(peers: &[IpAddr]) -> Result<(), String> {
     Ok(())
 }
 
+/// IP, UDP, BTH and ICRC, around SENDs without immediate data.
+fn headers(ip: IpAddr) -> u32 {
+    (if ip.is_ipv4() { 20 } else { 40 }) + 8 + 12 + 4
+}
+
 /// Checks that an interface can send packets of the path MTU, before other ranks wait for this one.
 fn check_mtu(ip: IpAddr, mtu: u32, interface: Option<&Interface>) -> Result<(), Error> {
-    // IP, UDP, BTH and ICRC, around SENDs without immediate data.
-    let needed = mtu + if ip.is_ipv4() { 20 } else { 40 } + 8 + 12 + 4;
+    let needed = mtu + headers(ip);
     match interface {
         Some(Interface { name, mtu: Some(has), .. }) if *has < needed => wrong(format!(
             "mtu {mtu}: interface {name}, which has {ip}, has an MTU of {has}, but a path MTU of \
@@ -196,6 +200,8 @@ fn join(
         send_qpn: n.send_qpn.get(),
         first_psn: n.first_psn.get(),
     };
+    // Adapters take only what they were prepared for.
+    let link = interface.as_ref().and_then(|i| i.mtu).filter(|_| network.selective());
     let own = v1::RankAddress {
         rank: config.rank,
         ip: config.ip.to_string(),
@@ -204,6 +210,7 @@ fn join(
         bypass: Some(message(&bypass)),
         any_ip_id: network.any_ip_id(),
         selective: network.selective(),
+        largest_mtu: link.map_or(0, |mtu| mtu.saturating_sub(headers(config.ip))),
     };
     let reply = control.join(own, epoch, config.connect_timeout)?;
     let ranks =
@@ -216,7 +223,9 @@ fn join(
     }
     let names: Vec<u32> = reply.ranks.iter().map(|r| r.rank).collect();
     let relaxed = reply.job.as_ref().is_some_and(|j| j.order == "relaxed");
-    let shape = JobShape { relaxed, without_box: reply.without_box, ..shape };
+    let mtu = reply.job.as_ref().map_or(shape.mtu, |j| j.mtu);
+    let shape = JobShape { mtu, relaxed, without_box: reply.without_box, ..shape };
+    shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let epoch = reply.job.as_ref().map_or(epoch, |j| j.epoch);
     let period = Duration::from_millis(u64::from(described.heartbeat_ms.max(100)));
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);

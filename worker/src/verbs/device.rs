@@ -100,6 +100,18 @@ fn last_error(what: &str) -> io::Error {
 }
 
 /// The result of a call that returns 0 or an error number of either sign.
+/// Refuses path MTUs that `enum ibv_mtu` does not have.
+fn check_ibta(mtu: u32) -> io::Result<()> {
+    if mtu.is_power_of_two() {
+        return Ok(());
+    }
+    let text = format!(
+        "path MTU {mtu}: adapters take 256, 512, 1024, 2048 or 4096: create the job with `--mtu {}`",
+        1 << mtu.ilog2()
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+}
+
 fn check(what: &str, result: i32) -> io::Result<()> {
     if result == 0 {
         return Ok(());
@@ -382,14 +394,7 @@ impl Device {
     }
 
     fn check_mtu(&self, mtu: u32) -> io::Result<()> {
-        if !mtu.is_power_of_two() {
-            let text = format!(
-                "path MTU {mtu}: adapters take 256, 512, 1024, 2048 or 4096: create the job with \
-                 `--mtu {}`",
-                1 << mtu.ilog2()
-            );
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        }
+        check_ibta(mtu)?;
         // SAFETY: all fields are numbers, for which zero is a value.
         let mut port: ibv::ibv_port_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the library fills the first part of the structure, as it was when its symbol got
@@ -644,5 +649,20 @@ impl Device {
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Device").field("gid", &self.gid).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_mtu_that_is_not_ibtas_is_refused_with_the_next_smaller_one() {
+        let refused = check_ibta(1408).unwrap_err().to_string();
+        assert!(refused.starts_with("path MTU 1408: adapters take 256, 512, 1024"), "{refused}");
+        assert!(refused.ends_with("`--mtu 1024`"), "{refused}");
+        for mtu in [256, 512, 1024, 2048, 4096] {
+            assert!(check_ibta(mtu).is_ok(), "{mtu}");
+        }
     }
 }

@@ -121,7 +121,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         tenant: job.spec.tenant.clone(),
         ranks: job.spec.member_count(),
         senders: senders(job),
-        mtu: job.spec.mtu,
+        mtu: job.mtu(),
         state: job.state.clone(),
         without_box: (job.epoch.as_ref().is_some_and(|epoch| epoch.without_box), job.fallbacks),
         memory: pool::job_memory(&job.spec, job.slots),
