@@ -6,7 +6,7 @@ use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Flow, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
-use netsum_common::slot::{self, Fragment, Packed, Payload, Slot};
+use netsum_common::slot::{self, Fragment, PackedVerdict, Payload, Slot};
 use netsum_common::timing::{self, Part};
 use netsum_common::wire::{Bytes, EthHdr, Frame, TOTAL};
 
@@ -14,7 +14,7 @@ use crate::check::{Contribution, check};
 use crate::classify::refused;
 use crate::packet::Packet;
 use crate::payload::{self, Op, SumAddress, UDP_CHECKSUM_LEN};
-use crate::trace::{self, Party};
+use crate::trace::{self, FlowRef};
 use crate::{Dispatch, maps, output, saved};
 
 /// Checks a contribution, runs the slot machine and carries out its verdict.
@@ -25,8 +25,8 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     let flow = unsafe { &mut *flow };
     let ring_id = flow.ring.0;
     let index = serial::sub(frame.bth.psn, flow.base_psn);
-    let party = Party { ring: ring_id, rank: flow.rank, index };
-    let Some(ring) = maps::ring(ring_id) else { return internal(ctx, Party::NOBODY) };
+    let party = FlowRef { ring: ring_id, rank: flow.rank, index };
+    let Some(ring) = maps::ring(ring_id) else { return internal(ctx, FlowRef::NOBODY) };
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = frame.bth.psn;
     match check(ctx, p, frame, flow, ring, dispatch) {
@@ -34,7 +34,7 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
             .unwrap_or_else(|| internal(ctx, party)),
         Err(counter) => {
             flow.refused = flow.refused.wrapping_add(1);
-            flow.last_outcome = counter as u32;
+            flow.last_verdict = counter as u32;
             refused(ctx, ring_id, counter);
             trace::contribution(ctx, party, counter.bit());
             XDP_DROP
@@ -56,12 +56,12 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     if c.ring.flags & ring_flags::RELAXED != 0 {
         relaxed_advance(c.party.ring);
     }
-    let Party { ring, rank, index } = c.party;
+    let FlowRef { ring, rank, index } = c.party;
     let total = c.ring.flags & (ring_flags::UPLINK | ring_flags::GROUPS) != 0
         && c.frame.bth.flags & TOTAL != 0;
     let rest =
         c.frame.bounds() << 16 | (c.frame.ce as u32) << 15 | (total as u32) << 14 | c.len as u32;
-    let verdict = Packed(decide(ring, index, rank, rest));
+    let verdict = PackedVerdict(decide(ring, index, rank, rest));
     // SAFETY: a map value that only the ring's CPU writes, and it runs one program at a time.
     let slot = unsafe { &mut *maps::slot(address.ring, address.slot)? };
     if !verdict.counts(Counter::CreditViolation) && !verdict.counts(Counter::TotalUnexpected) {
@@ -79,16 +79,16 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     Some(output::send(ctx, c, slot, verdict))
 }
 
-/// Runs the slot machine; returns a [`Packed`] verdict. A global function, as in [`payload`]:
+/// Runs the slot machine; returns a [`PackedVerdict`] verdict. A global function, as in [`payload`]:
 /// inlined, it would need more stack than there is, and the verifier would follow everything behind
 /// it once for each of its paths.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn decide(ring_id: u32, index: u32, rank: u32, rest: u32) -> u64 {
-    let Some(ring) = maps::ring(ring_id) else { return Packed::INTERNAL.0 };
-    let Some(state) = maps::state(ring_id) else { return Packed::INTERNAL.0 };
+    let Some(ring) = maps::ring(ring_id) else { return PackedVerdict::INTERNAL.0 };
+    let Some(state) = maps::state(ring_id) else { return PackedVerdict::INTERNAL.0 };
     let Some(slot) = maps::slot(ring_id, index & ring.slots.wrapping_sub(1)) else {
-        return Packed::INTERNAL.0;
+        return PackedVerdict::INTERNAL.0;
     };
     let [ce, total] = [15, 14].map(|bit| rest >> bit & 1 != 0);
     let fragment = Fragment { rank, index, len: rest & 0x3fff, ce, bounds: rest >> 16, total };
@@ -97,9 +97,9 @@ extern "C" fn decide(ring_id: u32, index: u32, rank: u32, rest: u32) -> u64 {
 }
 
 #[inline(always)]
-fn count(c: &Contribution, flow: &mut Flow, verdict: Packed) {
+fn count(c: &Contribution, flow: &mut Flow, verdict: PackedVerdict) {
     let ring = c.party.ring;
-    flow.last_outcome = verdict.counter();
+    flow.last_verdict = verdict.counter();
     if verdict.counts(Counter::LengthMismatch) {
         (flow.mismatch_psn, flow.mismatch_len) = (c.frame.bth.psn, c.len as u32);
     }
@@ -117,8 +117,8 @@ fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, address: &SumAddres
 }
 
 #[inline(always)]
-fn time(c: &Contribution, verdict: Packed) {
-    let Party { ring, index, .. } = c.party;
+fn time(c: &Contribution, verdict: PackedVerdict) {
+    let FlowRef { ring, index, .. } = c.party;
     // The parent's total is not the ranks' partial sum, and a single rank waits for nobody.
     let alone = verdict.payload_is(Payload::Copy) && verdict.completed();
     let of_rank = !verdict.payload_is(Payload::Leave) && !alone;
@@ -134,7 +134,7 @@ fn sum(
     ctx: &XdpContext,
     c: &Contribution,
     slot: &mut Slot,
-    verdict: Packed,
+    verdict: PackedVerdict,
     address: &SumAddress,
 ) -> Option<()> {
     let (at, len) = (c.frame.payload(), c.len);
@@ -186,7 +186,7 @@ extern "C" fn note_time(ring_id: u32, index: u32, rank: u32, part: u32) -> u64 {
 }
 
 #[inline(always)]
-fn internal(ctx: &XdpContext, party: Party) -> u32 {
+fn internal(ctx: &XdpContext, party: FlowRef) -> u32 {
     maps::count(party.ring, Counter::Internal);
     trace::contribution(ctx, party, Counter::Internal.bit());
     XDP_DROP

@@ -10,7 +10,7 @@ use netsum_common::wire::{Bytes, Frame, ICRC_LEN, has_group_mark};
 use crate::Dispatch;
 use crate::classify::from_its_sender;
 use crate::packet::Packet;
-use crate::trace::Party;
+use crate::trace::FlowRef;
 use crate::{in_band, maps, payload};
 
 /// A checked contribution.
@@ -21,7 +21,7 @@ pub struct Contribution<'a> {
     /// Length of its payload.
     pub len: usize,
     /// Its sender and index.
-    pub party: Party,
+    pub party: FlowRef,
 }
 
 /// Whether every receiver has long had the result of this packet, in an active ring; works on any
@@ -53,7 +53,7 @@ pub fn check(
     // map's thread runs elsewhere; when the CPU returns, `ingress` on it would be a second writer.
     // This check comes after ACTIVE: a ring that moves to another CPU becomes active only after the
     // move.
-    if dispatch != Dispatch::Probe && !maps::is_here(ring.cpu) {
+    if dispatch != Dispatch::Probe && !maps::is_current_cpu(ring.cpu) {
         return Err(Counter::WrongCpu);
     }
     from_its_sender(ctx, frame, flow)?;

@@ -129,9 +129,9 @@ pub fn from_its_sender(ctx: &XdpContext, frame: &Frame, flow: &Flow) -> Result<(
 /// Whether a box has moved a packet's PSN, which makes its receiver take it for something other
 /// than data.
 #[inline(always)]
-pub fn is_moved(flow: &Flow, frame: &Frame) -> bool {
+pub fn is_psn_shifted(flow: &Flow, frame: &Frame) -> bool {
     let Some(ring) = maps::ring(flow.ring.0) else { return false };
-    flow.next_psn != Flow::NONE_TAKEN && slot::is_moved(frame.bth.psn, flow.next_psn, ring.slots)
+    flow.next_psn != Flow::NO_PSN && slot::is_psn_shifted(frame.bth.psn, flow.next_psn, ring.slots)
 }
 
 /// Whether a packet of an unknown flow carries an address of a rank behind another port: a forged

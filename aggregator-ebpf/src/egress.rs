@@ -18,7 +18,7 @@ use netsum_common::wire::{
 
 use crate::packet::{Packet, opaque};
 use crate::payload::UDP_CHECKSUM_LEN;
-use crate::trace::{self, Party};
+use crate::trace::{self, FlowRef};
 use crate::{maps, payload};
 
 /// Writes headers and ICRC; returns the verdict.
@@ -32,14 +32,14 @@ pub fn result(ctx: &XdpContext, ifindex: u32) -> u32 {
         }
         None => {
             maps::count(0, Counter::EgressNoRoute);
-            trace::result(ctx, ifindex, Party::NOBODY, Counter::EgressNoRoute);
+            trace::result(ctx, ifindex, FlowRef::NOBODY, Counter::EgressNoRoute);
             XDP_DROP
         }
     }
 }
 
 #[inline(always)]
-fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
+fn write(ctx: &XdpContext, ifindex: u32) -> Option<FlowRef> {
     let tag = Packet::new(ctx).load::<12>(0)?;
     // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is one.
     let tag: ReleaseTag = unsafe { core::mem::transmute(tag) };
@@ -126,7 +126,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     if slot.is(Slot::TAGGED) && !goes_up {
         retag(ctx, maps::header(tag.ring, slot_no * ring.members + rank)?)?;
     }
-    Some(Party { ring: tag.ring, rank, index: tag.index })
+    Some(FlowRef { ring: tag.ring, rank, index: tag.index })
 }
 
 /// Acts as a router, if the packet was sent to the box as a router. The ICRC and UDP's checksum

@@ -10,7 +10,7 @@ use netsum_common::abi::{ConnectionKey, watch};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{Bytes, Frame, Reject, Wrapped};
 
-use crate::classify::{Class, Found, classify, is_moved, is_spoofed};
+use crate::classify::{Class, Found, classify, is_psn_shifted, is_spoofed};
 use crate::maps;
 
 /// No headers are longer than this.
@@ -31,7 +31,7 @@ pub fn on_port(ctx: &TcContext) -> i32 {
         Class::Data => {
             // SAFETY: a map value, which lives as long as the program runs.
             let flow = unsafe { &*found.flow };
-            is_moved(flow, &found.frame)
+            is_psn_shifted(flow, &found.frame)
         }
         Class::Pass => {
             !found.has_ended() && !is_spoofed(port(ctx), &found.frame) && !waits(port(ctx), &found)
@@ -51,7 +51,7 @@ fn waits(port: u32, found: &Found) -> bool {
     let Frame { src_ip, dst_ip, bth, .. } = found.frame;
     found.unknown_flow
         && maps::watched() & watch::FIRST_PACKETS != 0
-        && maps::waits_for(&ConnectionKey { src_ip, dst_ip, qpn: bth.qpn, ifindex: port }).is_some()
+        && maps::pending_job(&ConnectionKey { src_ip, dst_ip, qpn: bth.qpn, ifindex: port }).is_some()
 }
 
 /// Interface at which the packet arrived.

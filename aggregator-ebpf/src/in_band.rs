@@ -211,7 +211,7 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
         reserved: 0,
     };
     if len == BROKEN {
-        maps::wait_no_longer(&claim.connection);
+        maps::remove_pending(&claim.connection);
         return Some(());
     }
     maps::note_claim(&key, &claim, if message == 0 { ANY } else { IF_NEW });

@@ -41,7 +41,7 @@ use netsum_common::serial;
 use netsum_common::slot::STALE_PSN_BEHIND;
 use netsum_common::wire::Bytes as _;
 
-use classify::{Class, Found, classify, from_its_sender, is_moved, is_spoofed, refused};
+use classify::{Class, Found, classify, from_its_sender, is_psn_shifted, is_spoofed, refused};
 use packet::Packet;
 
 /// Added to the PSN of a stale packet.
@@ -74,7 +74,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 seen_here(flow, &found);
                 return refuse(ctx, traced_by::INGRESS, &found);
             }
-            if flow.group_mark != 0 && is_moved(flow, &found.frame) {
+            if flow.group_mark != 0 && is_psn_shifted(flow, &found.frame) {
                 found.counter = Counter::ShiftedPsn;
                 return pass(ctx, traced_by::INGRESS, &found);
             }
@@ -83,8 +83,8 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             }
             // The packet next to the last accepted one of its flow overtakes nothing that another
             // CPU has queued.
-            if flow.next_psn == found.frame.bth.psn && maps::is_here(ring.cpu) {
-                maps::go_on_here(ctx);
+            if flow.next_psn == found.frame.bth.psn && maps::is_current_cpu(ring.cpu) {
+                maps::tail_call_aggregate(ctx);
             }
             steer(ctx, &found)
         }
@@ -105,7 +105,7 @@ fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u3
         Ok(len) if len <= MAX_MTU => {
             // Before the packet changes.
             let action = pass(ctx, traced_by::INGRESS, found);
-            if payload::move_psn(ctx, &found.frame, len, AS_DUPLICATE) { action } else { XDP_DROP }
+            if payload::shift_psn(ctx, &found.frame, len, AS_DUPLICATE) { action } else { XDP_DROP }
         }
         _ => {
             flow.refused = flow.refused.wrapping_add(1);
@@ -137,7 +137,7 @@ fn unknown_flow(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
         return ended(ctx, found);
     }
     if watched & watch::FIRST_PACKETS != 0
-        && let Some(job) = maps::waits_for(&key)
+        && let Some(job) = maps::pending_job(&key)
     {
         (found.ring, found.counter) = (job, Counter::InBandWaits);
         return refuse(ctx, traced_by::INGRESS, found);
@@ -179,7 +179,7 @@ fn steer(ctx: &XdpContext, found: &Found) -> u32 {
 fn seen_here(flow: &mut Flow, found: &Found) {
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = found.frame.bth.psn;
-    flow.last_outcome = found.counter as u32;
+    flow.last_verdict = found.counter as u32;
 }
 
 /// Handles a packet that `ingress` has received on the ring's CPU. It is parsed again: the two

@@ -63,7 +63,7 @@ static SLAVES: HashMap<u32, u32, { MAX_SLAVES as usize }, SPARSE> = HashMap::new
 #[btf_map]
 static RINGS: Array<RingConfig, RINGS_LEN> = Array::new();
 #[btf_map]
-static STATES: Array<RingState, RINGS_LEN> = Array::new();
+static RING_STATES: Array<RingState, RINGS_LEN> = Array::new();
 #[btf_map]
 static SLOTS: ArrayOfMaps<InnerArray<Slot, { size_of::<Slot>() }>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
@@ -77,20 +77,20 @@ static SUMS_2048: ArrayOfMaps<InnerArray<[u64; 256], 2048>, RINGS_LEN> = ArrayOf
 #[btf_map]
 static SUMS_3328: ArrayOfMaps<InnerArray<[u64; 416], 3328>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static HEADERS: ArrayOfMaps<InnerArray<SavedHeader, { size_of::<SavedHeader>() }>, RINGS_LEN> =
+static SAVED_HEADERS: ArrayOfMaps<InnerArray<SavedHeader, { size_of::<SavedHeader>() }>, RINGS_LEN> =
     ArrayOfMaps::new();
 #[btf_map]
-static PORTS: ArrayOfMaps<DevMap<MAX_RANKS>, RINGS_LEN> = ArrayOfMaps::new();
+static RING_PORTS: ArrayOfMaps<DevMap<MAX_RANKS>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
 static UPLINKS: DevMap<RINGS_LEN> = DevMap::new();
 #[btf_map]
-static EGRESS: HashMap<EgressKey, EgressPort, { MAX_FLOWS as usize }> = HashMap::new();
+static EGRESS_PORTS: HashMap<EgressKey, EgressPort, { MAX_FLOWS as usize }> = HashMap::new();
 #[btf_map]
 static HOPS: HashMap<HopKey, Hop, { MAX_FLOWS as usize }> = HashMap::new();
 #[btf_map]
 static CPUS: CpuMap<{ MAX_CPUS as usize }> = CpuMap::new();
 #[btf_map]
-static PROGRAMS: ProgramArray<1> = ProgramArray::new();
+static TAIL_CALLS: ProgramArray<1> = ProgramArray::new();
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, COUNTERS_LEN> = PerCpuArray::new();
 #[btf_map]
@@ -100,18 +100,18 @@ static TIMINGS: Array<Timing, RINGS_LEN> = Array::new();
 static LAGGED: PerCpuArray<Lagged, 1> = PerCpuArray::new();
 
 #[btf_map]
-static WATCH: Array<u32, 1> = Array::new();
+static FEATURES: Array<u32, 1> = Array::new();
 #[btf_map]
 static UNKNOWN_FLOWS: LruHashMap<ConnectionKey, u64, { MAX_UNKNOWN_FLOWS as usize }> = LruHashMap::new();
 
 #[btf_map]
-static TRACED: Array<TraceFilter, 1> = Array::new();
+static TRACE_FILTER: Array<TraceFilter, 1> = Array::new();
 #[btf_map]
-static EVENTS: RingBuf<TraceRecord, { EVENTS_BYTES as usize }> = RingBuf::new();
+static TRACE_EVENTS: RingBuf<TraceRecord, { EVENTS_BYTES as usize }> = RingBuf::new();
 #[btf_map]
-static LOST: PerCpuArray<u64, 1> = PerCpuArray::new();
+static TRACE_LOST: PerCpuArray<u64, 1> = PerCpuArray::new();
 #[btf_map]
-static SCRATCH: PerCpuArray<TraceRecord, 1> = PerCpuArray::new();
+static TRACE_SCRATCH: PerCpuArray<TraceRecord, 1> = PerCpuArray::new();
 
 #[btf_map]
 static TOKENS: HashMap<Token, InBandJob, RINGS_LEN> = HashMap::new();
@@ -119,12 +119,12 @@ static TOKENS: HashMap<Token, InBandJob, RINGS_LEN> = HashMap::new();
 static CLAIMS: HashMap<ClaimKey, Claim, { MAX_CLAIMS as usize }, SPARSE> = HashMap::new();
 
 #[btf_map]
-static WAITING: LruHashMap<ConnectionKey, u32, { MAX_WAITING as usize }> = LruHashMap::new();
+static PENDING_CONNS: LruHashMap<ConnectionKey, u32, { MAX_WAITING as usize }> = LruHashMap::new();
 
 /// The optional work to do: bits of [`watch`].
 #[inline(always)]
 pub fn watched() -> u32 {
-    WATCH.get(0).map_or(0, |w| *w)
+    FEATURES.get(0).map_or(0, |w| *w)
 }
 
 /// The job, set up in band, that a token belongs to.
@@ -143,20 +143,20 @@ pub fn note_claim(key: &ClaimKey, claim: &Claim, flags: u64) {
 /// Drops a connection's data from now on.
 #[inline(always)]
 pub fn wait(key: &ConnectionKey, job: u32) {
-    let _ = WAITING.insert(key, job, 0);
+    let _ = PENDING_CONNS.insert(key, job, 0);
 }
 
 /// Ends that: the connection does not show up.
 #[inline(always)]
-pub fn wait_no_longer(key: &ConnectionKey) {
-    let _ = WAITING.remove(key);
+pub fn remove_pending(key: &ConnectionKey) {
+    let _ = PENDING_CONNS.remove(key);
 }
 
 /// The job for which a connection waits.
 #[inline(always)]
-pub fn waits_for(key: &ConnectionKey) -> Option<u32> {
+pub fn pending_job(key: &ConnectionKey) -> Option<u32> {
     // SAFETY: a map value that nobody changes.
-    WAITING.get_ptr(key).map(|job| unsafe { *job })
+    PENDING_CONNS.get_ptr(key).map(|job| unsafe { *job })
 }
 
 /// Counts a packet of an unknown flow.
@@ -227,7 +227,7 @@ pub fn ring(ring: u32) -> Option<&'static RingConfig> {
 
 #[inline(always)]
 pub fn state(ring: u32) -> Option<*mut RingState> {
-    STATES.get_ptr_mut(ring)
+    RING_STATES.get_ptr_mut(ring)
 }
 
 /// A ring's timed sums.
@@ -274,13 +274,13 @@ pub fn sum_3328(ring: u32, slot: u32) -> Option<*mut [u64; 416]> {
 /// The header saved for a slot and rank.
 #[inline(always)]
 pub fn header(ring: u32, index: u32) -> Option<*mut SavedHeader> {
-    HEADERS.get(ring)?.get_ptr_mut(index)
+    SAVED_HEADERS.get(ring)?.get_ptr_mut(index)
 }
 
 /// The ranks of a ring behind a port.
 #[inline(always)]
 pub fn egress_port(key: &EgressKey) -> Option<*mut EgressPort> {
-    EGRESS.get_ptr_mut(key)
+    EGRESS_PORTS.get_ptr_mut(key)
 }
 
 /// The next hop to a member.
@@ -291,16 +291,16 @@ pub fn hop(key: &HopKey) -> Option<*mut Hop> {
 
 /// Whether the program runs on this CPU.
 #[inline(always)]
-pub fn is_here(cpu: u32) -> bool {
+pub fn is_current_cpu(cpu: u32) -> bool {
     // SAFETY: a helper without arguments, which the JIT makes one instruction of (Linux 6.10).
     unsafe { bpf_get_smp_processor_id() == cpu }
 }
 
 /// Continues with `aggregate_inline`. Returns only if user space has not enabled it.
 #[inline(always)]
-pub fn go_on_here(ctx: &XdpContext) {
+pub fn tail_call_aggregate(ctx: &XdpContext) {
     // SAFETY: nothing that is left behind has anything to drop.
-    unsafe { PROGRAMS.tail_call(ctx, 0) }
+    unsafe { TAIL_CALLS.tail_call(ctx, 0) }
 }
 
 /// Hands the packet to the ring's CPU.
@@ -312,13 +312,13 @@ pub fn to_cpu(cpu: u32) -> Result<u32, u32> {
 /// Sends a clone to every rank of a ring.
 #[inline(always)]
 pub fn to_all(ring: u32) -> Option<u32> {
-    PORTS.get(ring)?.redirect(0, BROADCAST).ok()
+    RING_PORTS.get(ring)?.redirect(0, BROADCAST).ok()
 }
 
 /// Sends the packet to one rank of a ring.
 #[inline(always)]
 pub fn to_rank(ring: u32, rank: u32) -> Option<u32> {
-    PORTS.get(ring)?.redirect(rank, 0).ok()
+    RING_PORTS.get(ring)?.redirect(rank, 0).ok()
 }
 
 /// Sends the packet to a ring's parent box.
@@ -330,13 +330,13 @@ pub fn to_parent(ring: u32) -> Option<u32> {
 /// The filter of traced packets.
 #[inline(always)]
 pub fn trace_filter() -> Option<&'static TraceFilter> {
-    TRACED.get(0)
+    TRACE_FILTER.get(0)
 }
 
 /// Buffer for an event of this CPU.
 #[inline(always)]
 pub fn scratch() -> Option<*mut TraceRecord> {
-    SCRATCH.get_ptr_mut(0)
+    TRACE_SCRATCH.get_ptr_mut(0)
 }
 
 /// Sends the first `len` bytes of an event to user space, which polls for events; counts it as lost
@@ -349,14 +349,14 @@ pub unsafe fn note_event(record: *const TraceRecord, len: usize) {
     // SAFETY: the map is a ring buffer, and the bytes are the caller's promise.
     let noted = unsafe {
         bpf_ringbuf_output(
-            (&raw const EVENTS).cast_mut().cast(),
+            (&raw const TRACE_EVENTS).cast_mut().cast(),
             record.cast_mut().cast(),
             len as u64,
             NO_WAKEUP,
         )
     };
     if noted != 0
-        && let Some(lost) = LOST.get_ptr_mut(0)
+        && let Some(lost) = TRACE_LOST.get_ptr_mut(0)
     {
         // SAFETY: a per-CPU value, as with counters.
         unsafe { *lost += 1 }

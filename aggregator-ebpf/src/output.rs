@@ -5,7 +5,7 @@ use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{ReleaseTag, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
-use netsum_common::slot::{GAP_PSN_AHEAD, Output, Packed, Slot};
+use netsum_common::slot::{GAP_PSN_AHEAD, Output, PackedVerdict, Slot};
 use netsum_common::wire::Frame;
 
 use crate::AS_DUPLICATE;
@@ -16,7 +16,7 @@ use crate::{maps, trace};
 
 /// Drops, forwards or sends it, with the sum if it carries one.
 #[inline(always)]
-pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) -> u32 {
+pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: PackedVerdict) -> u32 {
     let Contribution { frame, ring, len, party } = *c;
     if verdict.output_is(Output::Gap) {
         return forward_past_gap(
@@ -26,7 +26,7 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) ->
             if verdict.completed() { Some(slot.crc) } else { None },
         );
     }
-    if verdict.output_is(Output::Stale) && payload::move_psn(ctx, frame, len, AS_DUPLICATE) {
+    if verdict.output_is(Output::Stale) && payload::shift_psn(ctx, frame, len, AS_DUPLICATE) {
         return XDP_PASS;
     }
     if !verdict.leaves() {
@@ -75,7 +75,7 @@ fn tag(ctx: &XdpContext, c: &Contribution, rank: u16) -> Option<()> {
 /// payload; the receiver discards either.
 #[inline(always)]
 fn forward_past_gap(ctx: &XdpContext, frame: &Frame, len: usize, payload_crc: Option<u32>) -> u32 {
-    if !payload::move_psn(ctx, frame, len, GAP_PSN_AHEAD) {
+    if !payload::shift_psn(ctx, frame, len, GAP_PSN_AHEAD) {
         return XDP_DROP;
     }
     let Some(crc) = payload_crc else { return XDP_PASS };

@@ -161,7 +161,7 @@ extern "C" fn headers_checksum(ctx: *mut xdp_md, ip: u32, v6: u32, extended: u32
 /// was left to the hardware to fill in; zero means none (RFC 768, RFC 6935), and the ICRC protects
 /// the packet.
 #[inline(always)]
-pub fn move_psn(ctx: &XdpContext, frame: &Frame, len: usize, by: u32) -> bool {
+pub fn shift_psn(ctx: &XdpContext, frame: &Frame, len: usize, by: u32) -> bool {
     let behind = frame.bth.opcode.extended_len() + len;
     psn_move(ctx.ctx, (frame.bth_offset() - UDP_CHECKSUM_LEN) as u32, behind as u32, by) == 0
 }

@@ -20,7 +20,7 @@ use crate::packet::opaque;
 
 /// The sender of a packet, or its receiver.
 #[derive(Clone, Copy)]
-pub struct Party {
+pub struct FlowRef {
     /// Ring, or 0.
     pub ring: u32,
     /// Rank, or [`TraceEvent::NONE`].
@@ -28,7 +28,7 @@ pub struct Party {
     pub index: u32,
 }
 
-impl Party {
+impl FlowRef {
     /// Stands for no rank.
     pub const NOBODY: Self = Self { ring: 0, rank: TraceEvent::NONE, index: 0 };
 
@@ -58,13 +58,13 @@ pub fn is_on() -> bool {
 #[inline(always)]
 pub fn classified(ctx: &XdpContext, program: u32, found: &Found, counter: Counter) {
     if is_on() {
-        event(ctx, program, ctx.ingress_ifindex() as u32, Party::of(found), counter.bit());
+        event(ctx, program, ctx.ingress_ifindex() as u32, FlowRef::of(found), counter.bit());
     }
 }
 
 /// Traces a contribution at its ring's CPU, with its counters, bit by bit.
 #[inline(always)]
-pub fn contribution(ctx: &XdpContext, party: Party, counters: u64) {
+pub fn contribution(ctx: &XdpContext, party: FlowRef, counters: u64) {
     if is_on() {
         event(ctx, traced_by::AGGREGATE, ctx.ingress_ifindex() as u32, party, counters);
     }
@@ -72,14 +72,14 @@ pub fn contribution(ctx: &XdpContext, party: Party, counters: u64) {
 
 /// Traces a result at a port's egress.
 #[inline(always)]
-pub fn result(ctx: &XdpContext, ifindex: u32, party: Party, counter: Counter) {
+pub fn result(ctx: &XdpContext, ifindex: u32, party: FlowRef, counter: Counter) {
     if is_on() {
         event(ctx, traced_by::EGRESS, ifindex, party, counter.bit());
     }
 }
 
 #[inline(always)]
-fn event(ctx: &XdpContext, program: u32, ifindex: u32, party: Party, counters: u64) {
+fn event(ctx: &XdpContext, program: u32, ifindex: u32, party: FlowRef, counters: u64) {
     let place = (ifindex as u64) << 32 | (program << 16 | party.ring) as u64;
     trace_event(ctx.ctx, counters, place, party.rank, party.index);
 }

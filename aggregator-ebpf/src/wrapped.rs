@@ -8,7 +8,7 @@ use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Address, watch};
 use netsum_common::wire::{
-    self, Behind, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Header,
+    self, UpperLayer, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Header,
     IPPROTO_ICMPV6, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject,
     UdpHdr, Wrapped, ipv4_mapped,
 };
@@ -139,7 +139,7 @@ extern "C" fn extended_packet(ctx: *mut xdp_md, ip: u32) -> u64 {
     // The mask tells the verifier.
     let ip = (ip & 31) as usize;
     let behind = wire::behind(&p, ip);
-    if behind == Behind::HIDDEN {
+    if behind == UpperLayer::HIDDEN {
         return hidden_code();
     }
     if let Some(at) = behind.advertisement()

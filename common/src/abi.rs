@@ -23,26 +23,26 @@ pub mod maps {
     /// Array, ring to [`super::RingConfig`].
     pub const RINGS: &str = "RINGS";
     /// Array, ring to [`crate::slot::RingState`].
-    pub const STATES: &str = "STATES";
+    pub const RING_STATES: &str = "RING_STATES";
     /// Array of maps, ring to array of [`crate::slot::Slot`].
     pub const SLOTS: &str = "SLOTS";
     /// Arrays of maps, in the order of [`super::SUM_SIZES`]: ring to array of sums, in little-endian
     /// words as on the wire.
     pub const SUMS: [&str; 5] = ["SUMS_512", "SUMS_1024", "SUMS_1536", "SUMS_2048", "SUMS_3328"];
     /// Array of maps, ring to array of [`super::SavedHeader`], `slot * ranks + rank`.
-    pub const HEADERS: &str = "HEADERS";
+    pub const SAVED_HEADERS: &str = "SAVED_HEADERS";
     /// Array of maps, ring to device map with the port of each rank, in rank order.
-    pub const PORTS: &str = "PORTS";
+    pub const RING_PORTS: &str = "RING_PORTS";
     /// Device map, ring to the port towards its parent box, if it has one.
     pub const UPLINKS: &str = "UPLINKS";
     /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
-    pub const EGRESS: &str = "EGRESS";
+    pub const EGRESS_PORTS: &str = "EGRESS_PORTS";
     /// Hash, [`super::HopKey`] to [`super::Hop`]: members to which the box routes.
     pub const HOPS: &str = "HOPS";
     /// Per-CPU array of one [`crate::icrc::Lagged`], for the CRC of a long payload.
     pub const LAGGED: &str = "LAGGED";
     /// Array of one u32, bits of [`super::watch`]: optional work.
-    pub const WATCH: &str = "WATCH";
+    pub const FEATURES: &str = "FEATURES";
     /// LRU hash, [`super::ConnectionKey`] to the number of its SEND and WRITE packets as u64: unknown
     /// flows.
     pub const UNKNOWN_FLOWS: &str = "UNKNOWN_FLOWS";
@@ -53,7 +53,7 @@ pub mod maps {
     pub const CLAIMS: &str = "CLAIMS";
     /// LRU hash, [`super::ConnectionKey`] to the number of a job's first ring: connections that have
     /// shown up in band. Their data is dropped until they are registered.
-    pub const WAITING: &str = "WAITING";
+    pub const PENDING_CONNS: &str = "PENDING_CONNS";
     /// CPU map, one entry for each CPU that serves rings.
     pub const CPUS: &str = "CPUS";
     /// Per-CPU array, `ring * COUNTERS + counter` to u64.
@@ -62,47 +62,47 @@ pub mod maps {
     pub const TIMINGS: &str = "TIMINGS";
     /// Array of one [`super::TraceFilter`]: the packets to trace, while [`super::watch::TRACE`] is
     /// set.
-    pub const TRACED: &str = "TRACED";
+    pub const TRACE_FILTER: &str = "TRACE_FILTER";
     /// Ring buffer of traced packets: each is a [`super::TraceEvent`] followed by bytes of the
     /// frame.
-    pub const EVENTS: &str = "EVENTS";
+    pub const TRACE_EVENTS: &str = "TRACE_EVENTS";
     /// Per-CPU array of one u64: traced packets that did not fit [`EVENTS`].
-    pub const LOST: &str = "LOST";
+    pub const TRACE_LOST: &str = "TRACE_LOST";
     /// Per-CPU array of one [`super::TraceRecord`]: buffer for an event.
-    pub const SCRATCH: &str = "SCRATCH";
+    pub const TRACE_SCRATCH: &str = "TRACE_SCRATCH";
     /// Program array of one: [`super::programs::AGGREGATE_INLINE`], or nothing.
-    pub const PROGRAMS: &str = "PROGRAMS";
+    pub const TAIL_CALLS: &str = "TAIL_CALLS";
     /// All of them.
     pub const ALL: [&str; 30] = [
         OWNERS,
         FLOWS,
         RINGS,
-        STATES,
+        RING_STATES,
         SLOTS,
         SUMS[0],
         SUMS[1],
         SUMS[2],
         SUMS[3],
         SUMS[4],
-        HEADERS,
-        PORTS,
+        SAVED_HEADERS,
+        RING_PORTS,
         UPLINKS,
-        EGRESS,
+        EGRESS_PORTS,
         HOPS,
-        WATCH,
+        FEATURES,
         UNKNOWN_FLOWS,
         TOKENS,
         CLAIMS,
-        WAITING,
+        PENDING_CONNS,
         CPUS,
         COUNTERS,
         TIMINGS,
-        TRACED,
-        EVENTS,
-        LOST,
-        SCRATCH,
+        TRACE_FILTER,
+        TRACE_EVENTS,
+        TRACE_LOST,
+        TRACE_SCRATCH,
         LAGGED,
-        PROGRAMS,
+        TAIL_CALLS,
         SLAVES,
     ];
 
@@ -157,7 +157,7 @@ pub struct Flow {
     /// 1 if user space has set `src_mac`, 0 if it is learned.
     pub mac_given: u8,
     /// Mark that its packets must carry if another box forwards them
-    /// ([`crate::wire::has_group_mark`]); that box may have moved a PSN ([`crate::slot::is_moved`]). 0
+    /// ([`crate::wire::has_group_mark`]); that box may have moved a PSN ([`crate::slot::is_psn_shifted`]). 0
     /// otherwise.
     pub group_mark: u8,
     /// Data packets received, whatever their outcome. The ring's CPU writes this and the following
@@ -168,9 +168,9 @@ pub struct Flow {
     /// PSN of the last one.
     pub last_psn: u32,
     /// Outcome of the last one: the number of a [`crate::counters::Counter`].
-    pub last_outcome: u32,
+    pub last_verdict: u32,
     /// The PSN after the last contribution that the ring's CPU has accepted, or
-    /// [`Flow::NONE_TAKEN`]. A packet with this PSN may be summed at once if it arrives on the
+    /// [`Flow::NO_PSN`]. A packet with this PSN may be summed at once if it arrives on the
     /// ring's CPU: no packet of its flow waits in the CPU map's queue, except retransmissions.
     pub next_psn: u32,
     /// PSN of the last packet whose length differed from its slot's.
@@ -199,14 +199,14 @@ impl Flow {
         packets: 0,
         refused: 0,
         last_psn: 0,
-        last_outcome: 0,
-        next_psn: Self::NONE_TAKEN,
+        last_verdict: 0,
+        next_psn: Self::NO_PSN,
         mismatch_psn: 0,
         mismatch_len: 0,
         dst_ifindex: 0,
     };
     /// Value of [`Flow::next_psn`] before the ring's CPU has accepted a packet.
-    pub const NONE_TAKEN: u32 = u32::MAX;
+    pub const NO_PSN: u32 = u32::MAX;
 }
 
 /// A connection of an unknown flow, key of [`maps::UNKNOWN_FLOWS`].
@@ -279,7 +279,7 @@ pub mod watch {
     /// First packets of messages are searched for the header of a job that is set up in band: such
     /// jobs exist.
     pub const FIRST_PACKETS: u32 = 2;
-    /// Packets and their outcomes are noted in [`super::maps::EVENTS`]: a client traces.
+    /// Packets and their outcomes are noted in [`super::maps::TRACE_EVENTS`]: a client traces.
     pub const TRACE: u32 = 4;
     /// [`super::maps::OWNERS`] has addresses: packets with hidden headers may carry one, and are
     /// dropped.

@@ -18,9 +18,9 @@ pub const MAX_UNKNOWN_FLOWS: u32 = 1024;
 /// First packets of jobs set up in band that [`crate::abi::maps::CLAIMS`] holds; user space removes
 /// them many times a second.
 pub const MAX_CLAIMS: u32 = 4096;
-/// Connections that [`crate::abi::maps::WAITING`] holds.
+/// Connections that [`crate::abi::maps::PENDING_CONNS`] holds.
 pub const MAX_WAITING: u32 = 2 * MAX_FLOWS;
-/// Bytes of [`crate::abi::maps::EVENTS`], a power of two.
+/// Bytes of [`crate::abi::maps::TRACE_EVENTS`], a power of two.
 pub const EVENTS_BYTES: u32 = 4 << 20;
 /// Most bytes of a frame in a traced event: fits the longest headers, the largest path MTU and the
 /// ICRC.

@@ -208,7 +208,7 @@ pub const STALE_PSN_BEHIND: u32 = 1 << 22;
 /// many slots. Not every distant PSN was moved: an application that reconnects with the same queue
 /// pair has any PSN. A sender whose acknowledgements are lost goes back by at most a few windows.
 #[inline(always)]
-pub const fn is_moved(psn: u32, next: u32, slots: u32) -> bool {
+pub const fn is_psn_shifted(psn: u32, next: u32, slots: u32) -> bool {
     const { assert!(GAP_PSN_AHEAD == STALE_PSN_BEHIND) };
     serial::diff(psn, next).unsigned_abs().abs_diff(GAP_PSN_AHEAD) < 4 * slots
 }
@@ -233,12 +233,12 @@ pub struct Verdict {
 impl Verdict {
     /// In one word.
     #[inline(always)]
-    pub const fn packed(self) -> Packed {
+    pub const fn packed(self) -> PackedVerdict {
         let flags = (self.save_header as u64) << 16
             | (self.completed as u64) << 17
             | (self.gap as u64) << 18;
         let leaves = matches!(self.output, Output::Release | Output::Replay | Output::Up) as u64;
-        Packed(
+        PackedVerdict(
             flags
                 | leaves << 19
                 | (self.output as u64) << 12
@@ -261,9 +261,9 @@ impl Verdict {
 
 /// A [`Verdict`] in one word: XDP programs have little stack, and a global function can return it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Packed(pub u64);
+pub struct PackedVerdict(pub u64);
 
-impl Packed {
+impl PackedVerdict {
     /// Something that must be there is not.
     pub const INTERNAL: Self = Verdict::only(Output::Drop, Counter::Internal).packed();
 

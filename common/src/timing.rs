@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_what_came_and_all_where_it_begins_anew() {
+    fn growth_is_what_came_and_all_where_it_begins_again() {
         let (early, more) = (of(&[70, 5_000]), of(&[9_000]));
         let mut late = early;
         late.merge(&more);

@@ -28,7 +28,7 @@ fn layout() -> String {
     layout!(out,
         FlowKey { dst_ip qpn }
         Flow {
-            ring rank base_psn ifindex src_ip src_mac mac_given group_mark packets refused last_psn last_outcome next_psn mismatch_psn
+            ring rank base_psn ifindex src_ip src_mac mac_given group_mark packets refused last_psn last_verdict next_psn mismatch_psn
             mismatch_len dst_ifindex
         }
         ConnectionKey { src_ip dst_ip qpn ifindex }

@@ -226,7 +226,7 @@ fn a_clone_may_leave_any_time_later_if_egress_looks_at_its_index() {
 }
 
 #[test]
-fn what_nobody_can_lack_is_not_replayed_and_then_no_clone_outlives_its_slot() {
+fn sums_that_all_ranks_have_are_never_replayed() {
     // A second line: egress looks all the same.
     for (ranks, credit, relaxed, _) in RINGS {
         for egress in [Egress::Trusts, Egress::ChecksElsewhere] {
@@ -236,7 +236,7 @@ fn what_nobody_can_lack_is_not_replayed_and_then_no_clone_outlives_its_slot() {
 }
 
 #[test]
-fn a_tag_that_names_the_slot_alone_lets_a_late_replay_leave_as_a_later_result() {
+fn a_tag_without_index_misdelivers_a_late_replay() {
     let model = Model { replays_all: true, ..Model::new(2, 1, false, Egress::Trusts) };
     let wrong = model.explore().unwrap_err();
     assert!(wrong.contains("takes 0 for"), "{wrong}");

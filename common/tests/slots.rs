@@ -4,8 +4,8 @@ use netsum_common::abi::{MAX_SLOTS, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{
-    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, Verdict, is_moved,
-    on_fragment,
+    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, Verdict,
+    is_psn_shifted, on_fragment,
 };
 
 #[test]
@@ -106,21 +106,21 @@ fn a_sender_whose_stream_has_slipped_stops_the_ring() {
 }
 
 #[test]
-fn moved_psns_are_told_from_those_of_a_flow_that_is_where_its_next_one_is_expected() {
+fn shifted_psns_are_distinguished_from_expected_ones() {
     for next in [0, 5, 0x3f_ffff, serial::MASK] {
         let near = |n: i32| serial::add(next, n as u32);
         for n in [-65_536, -1, 0, 1, 65_536] {
-            assert!(!is_moved(near(n), next, MAX_SLOTS), "{n} from {next:#x}");
+            assert!(!is_psn_shifted(near(n), next, MAX_SLOTS), "{n} from {next:#x}");
             assert!(
-                is_moved(serial::add(near(n), GAP_PSN_AHEAD), next, MAX_SLOTS),
+                is_psn_shifted(serial::add(near(n), GAP_PSN_AHEAD), next, MAX_SLOTS),
                 "{n} from {next:#x}, past a gap"
             );
         }
         for behind in [0, 1, 65_536, 200_000] {
             let stale = serial::sub(near(-behind), STALE_PSN_BEHIND);
-            assert!(is_moved(stale, next, MAX_SLOTS), "{behind} behind {next:#x}");
+            assert!(is_psn_shifted(stale, next, MAX_SLOTS), "{behind} behind {next:#x}");
         }
-        let any = (0..64).filter(|n| is_moved(near(n << 18), next, MAX_SLOTS)).count();
+        let any = (0..64).filter(|n| is_psn_shifted(near(n << 18), next, MAX_SLOTS)).count();
         assert!(any <= 4, "{any} of 64 PSNs anywhere");
     }
 }

@@ -17,7 +17,7 @@ use crate::config::{BoxConfig, Config, End, Link};
 use crate::hosts::Hosts;
 use crate::layout::Paths;
 use crate::link_table::{LinkState, LinkTable};
-use crate::measured::Carries;
+use crate::probe_results::Carries;
 use crate::share::Speeds;
 
 /// All boxes of the fabric.
@@ -257,8 +257,8 @@ impl Boxes {
     }
 
     /// Records a link's measured rate, or why it is unknown.
-    pub fn have_measured(&self, link: &Link, carries: Result<Carries, String>) {
-        self.known().link_table.have_measured(link, carries);
+    pub fn record_measurement(&self, link: &Link, carries: Result<Carries, String>) {
+        self.known().link_table.record_measurement(link, carries);
     }
 
     /// Links that have appeared since the last call and whose rate is unknown.

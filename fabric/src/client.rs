@@ -21,8 +21,8 @@ use tower::service_fn;
 use crate::config::{BoxConfig, Tls};
 
 /// Timeout of a request.
-pub const PATIENCE: Duration = Duration::from_secs(2);
-/// Timeout of a connection attempt: a running box accepts at once. It is shorter than [`PATIENCE`],
+pub const TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of a connection attempt: a running box accepts at once. It is shorter than [`TIMEOUT`],
 /// which distinguishes an unreachable box from a slow one.
 pub const CONNECT: Duration = Duration::from_secs(1);
 /// Timeout of an order: the rings of a large job take longer.
@@ -90,8 +90,8 @@ fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {
         .timeout(ORDERS)
         .connect_timeout(CONNECT)
         // A machine that loses its power does not close its connections.
-        .http2_keep_alive_interval(PATIENCE)
-        .keep_alive_timeout(PATIENCE)
+        .http2_keep_alive_interval(TIMEOUT)
+        .keep_alive_timeout(TIMEOUT)
         .keep_alive_while_idle(true);
     // Without a timeout, a box that hangs would block all orders.
     Ok(endpoint.tls_config(config.timeout(CONNECT))?.connect_lazy())

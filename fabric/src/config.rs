@@ -38,7 +38,7 @@ pub struct Config {
     pub found: Found,
 }
 
-/// What becomes of links that are found and that nobody has typed.
+/// What becomes of links that are found and that nobody has configured.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Found {

@@ -35,11 +35,11 @@ use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
 /// Poll interval of a standby, also for an etcd that does not answer.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Retry interval of a leader: another endpoint may answer.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Timeout of a request.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// After this time without an answer the next endpoint is asked too: one may drop packets.
 const NEXT: Duration = Duration::from_millis(200);
 /// Log interval while etcd does not answer.
@@ -95,7 +95,7 @@ impl Endpoints {
         let (count, first) = (self.channels.len(), self.first.load(Ordering::Relaxed));
         let mut rest = (0..count).map(|n| (first + n) % count);
         let (mut asked, mut why) = (FuturesUnordered::new(), None);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             if let Some(n) = rest.next() {
                 let answer = question(self.channels[n].clone());
@@ -113,7 +113,7 @@ impl Endpoints {
                     return Err(anyhow!("{}", why.message()));
                 }
                 Err(_) if Instant::now() >= until => {
-                    return Err(anyhow!("no answer within {PATIENCE:?}"));
+                    return Err(anyhow!("no answer within {TIMEOUT:?}"));
                 }
                 Err(_) => {}
             }
@@ -132,14 +132,13 @@ impl Endpoints {
 fn channels(config: &Etcd) -> Result<Vec<Channel>> {
     let channel = |url: &String| {
         let mut endpoint = Endpoint::from_shared(url.clone())?
-            .connect_timeout(PATIENCE)
+            .connect_timeout(TIMEOUT)
             // A machine that loses its power does not close its connections.
-            .http2_keep_alive_interval(PATIENCE)
-            .keep_alive_timeout(PATIENCE)
+            .http2_keep_alive_interval(TIMEOUT)
+            .keep_alive_timeout(TIMEOUT)
             .keep_alive_while_idle(true);
         if let Some(files) = &config.tls {
-            let tls =
-                ClientTlsConfig::new().timeout(PATIENCE).ca_certificate(authority(&files.ca)?);
+            let tls = ClientTlsConfig::new().timeout(TIMEOUT).ca_certificate(authority(&files.ca)?);
             endpoint = endpoint.tls_config(tls.identity(identity(&files.cert, &files.key)?))?;
         }
         Ok(endpoint.connect_lazy())
@@ -166,7 +165,7 @@ fn unpacked(value: Vec<u8>) -> Result<String> {
 
 async fn within<T>(answer: impl Future<Output = Result<T, Status>>) -> Result<T> {
     let answer =
-        timeout(PATIENCE, answer).await.map_err(|_| anyhow!("no answer within {PATIENCE:?}"))?;
+        timeout(TIMEOUT, answer).await.map_err(|_| anyhow!("no answer within {TIMEOUT:?}"))?;
     answer.map_err(|status| anyhow!("{}", status.message()))
 }
 
@@ -202,7 +201,7 @@ pub async fn lead(config: &Etcd, me: &str) -> Result<Leading> {
             }
             Err(_) => {}
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -318,7 +317,7 @@ impl Lead {
             },
             Ok(why) => why,
             Err(_) => {
-                sleep(AGAIN).await;
+                sleep(RETRY_INTERVAL).await;
                 None
             }
         }

@@ -17,7 +17,7 @@ use crate::config::End;
 /// Lookups within this time are sent together.
 const GATHER: Duration = Duration::from_millis(5);
 /// Time to wait for a second box that has the host: boxes answer at once.
-pub const TWICE: Duration = Duration::from_millis(50);
+pub const SECOND_QUERY_DELAY: Duration = Duration::from_millis(50);
 
 /// Looks up hosts.
 pub struct Hosts {
@@ -96,7 +96,7 @@ async fn gather(
     mut wanted: BTreeMap<String, Wanted>,
 ) {
     while !wanted.is_empty() {
-        let all_are_there = match timeout(TWICE, answers.join_next()).await {
+        let all_are_there = match timeout(SECOND_QUERY_DELAY, answers.join_next()).await {
             Ok(None) => true,
             Ok(Some(Ok(Some((of, hosts))))) => {
                 for api::FabricHost { mac, port } in hosts {
@@ -112,7 +112,7 @@ async fn gather(
             _ => false,
         };
         let is_known = |host: &Wanted| {
-            let late = host.found.is_some_and(|found| found.elapsed() >= TWICE);
+            let late = host.found.is_some_and(|found| found.elapsed() >= SECOND_QUERY_DELAY);
             let as_before =
                 |q: &Question| q.was.as_ref().is_some_and(|was| host.ends.contains(was));
             all_are_there || late || host.ends.len() == 1 && host.questions.iter().all(as_before)

@@ -192,11 +192,11 @@ fn groups(ends: &[End]) -> Result<Vec<(String, Group)>, String> {
 }
 
 /// Prefix of the tokens of a manager's jobs on boxes.
-pub const OURS: &str = "fabric ";
+pub const TOKEN_PREFIX: &str = "fabric ";
 
 /// The token of a job on a box. Ranks do not join there; the token identifies the owner.
 pub fn token(job: &Job) -> String {
-    OURS.to_owned() + job.spec.token.reveal()
+    TOKEN_PREFIX.to_owned() + job.spec.token.reveal()
 }
 
 fn request(job: &Job, ring: &[Rank]) -> api::CreateJobRequest {

@@ -10,7 +10,7 @@
 //! | [`config`] | the configuration file: boxes, and links between them |
 //! | [`layout`] | which box adds up what: pure |
 //! | [`share`] | how many of its rings use which parent: pure |
-//! | [`measured`] | evaluation of a link's bandwidth probes: pure; [`measure`]: sends them |
+//! | [`probe_results`] | evaluation of a link's bandwidth probes: pure; [`measure`]: sends them |
 //! | [`orders`] | the controller's executor: actions become orders to boxes |
 //! | [`diagnosis`] | merges boxes' diagnoses of a job: pure |
 //! | [`client`] | connections to the boxes |
@@ -30,9 +30,9 @@ pub mod hosts;
 pub mod layout;
 pub mod link_table;
 pub mod measure;
-pub mod measured;
 pub mod orders;
-pub mod own;
+pub mod own_addresses;
+pub mod probe_results;
 pub mod program;
 pub mod run;
 pub mod service;

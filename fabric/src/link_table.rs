@@ -10,7 +10,7 @@ use netsum_core::rate::Rate;
 use netsum_core::saved::Measured;
 
 use crate::config::{End, Link, Pattern, Trust};
-use crate::measured::{Carries, settle};
+use crate::probe_results::{Carries, settle};
 
 /// A box that has just started has received nothing yet, and one frame may be lost.
 const GRACE: Duration = Duration::from_secs(3);
@@ -69,7 +69,7 @@ impl Memory {
 /// All links.
 #[derive(Default)]
 pub struct LinkTable {
-    typed: Vec<Link>,
+    configured: Vec<Link>,
     levels: HashMap<String, u32>,
     /// Links that were found are used where they have one of these ends; or all of them.
     named: Vec<Pattern>,
@@ -93,13 +93,13 @@ pub struct LinkTable {
 }
 
 impl LinkTable {
-    pub fn new(typed: Vec<Link>, levels: HashMap<String, u32>) -> Self {
+    pub fn new(configured: Vec<Link>, levels: HashMap<String, u32>) -> Self {
         let ends = |link: &Link| [link.below.clone(), link.above.clone()];
         let carries = Memory { carries: true, ..Memory::default() };
         let memory: BTreeMap<_, _> =
-            typed.iter().map(|link| (ends(link), carries.clone())).collect();
+            configured.iter().map(|link| (ends(link), carries.clone())).collect();
         let ends = Arc::new(memory.keys().flatten().cloned().collect());
-        Self { typed, levels, memory, ends, ..Self::default() }
+        Self { configured, levels, memory, ends, ..Self::default() }
     }
 
     /// Uses found links with such an end.
@@ -113,7 +113,7 @@ impl LinkTable {
     /// # Errors
     /// If there is nothing to accept or to take back.
     pub fn accept(&mut self, end: &End, revoke: bool) -> Result<(), String> {
-        if !self.typed.is_empty() {
+        if !self.configured.is_empty() {
             return Err("the manager's file lists all links".to_owned());
         }
         if revoke {
@@ -147,7 +147,7 @@ impl LinkTable {
 
     /// Why a found link is not used; `None` if it is.
     fn unconfirmed(&self, ends: &[End; 2]) -> Option<String> {
-        if !self.typed.is_empty() {
+        if !self.configured.is_empty() {
             return None;
         }
         if let Some(end) = ends.iter().find(|end| self.hosts.contains(end)) {
@@ -171,7 +171,7 @@ impl LinkTable {
 
     /// Restores the links that an earlier manager found. Their state will follow from LLDP.
     pub fn restore(&mut self, found: impl Iterator<Item = [End; 2]>) {
-        if self.typed.is_empty() {
+        if self.configured.is_empty() {
             self.memory
                 .extend(found.map(|ends| (ends, Memory { carries: true, ..Memory::default() })));
             self.ends = Arc::new(self.memory.keys().flatten().cloned().collect());
@@ -180,7 +180,7 @@ impl LinkTable {
 
     /// The discovered links.
     pub fn found(&self) -> Vec<[String; 2]> {
-        let found = self.memory.keys().filter(|_| self.typed.is_empty());
+        let found = self.memory.keys().filter(|_| self.configured.is_empty());
         found.map(|ends| ends.clone().map(|end| end.to_string())).collect()
     }
 
@@ -198,10 +198,10 @@ impl LinkTable {
         self.measure(&fresh, now);
         self.answers.extend(fresh.clone());
         self.tell_alike();
-        if self.typed.is_empty() {
+        if self.configured.is_empty() {
             self.find(&hears, now);
         }
-        let typed = !self.typed.is_empty();
+        let configured = !self.configured.is_empty();
         for ([below, above], memory) in &mut self.memory {
             if !heard(&below.of) || !heard(&above.of) {
                 memory.missing = None;
@@ -209,19 +209,23 @@ impl LinkTable {
             }
             let said = |from: &End, to: &End| hears.get(from) == Some(&Hears::Box(to.clone()));
             let [up, down] = [said(above, below), said(below, above)];
-            let other = [(below, above), (above, below)].into_iter().find_map(|(end, typed)| {
-                let heard = hears.get(end).filter(|heard| **heard != Hears::Box(typed.clone()))?;
-                Some(format!("{end} is configured to {typed}, but receives LLDP from {heard}"))
-            });
-            let deaf = typed && (!listens(&below.of) || !listens(&above.of));
+            let other =
+                [(below, above), (above, below)].into_iter().find_map(|(end, configured)| {
+                    let heard =
+                        hears.get(end).filter(|heard| **heard != Hears::Box(configured.clone()))?;
+                    Some(format!(
+                        "{end} is configured to {configured}, but receives LLDP from {heard}"
+                    ))
+                });
+            let deaf = configured && (!listens(&below.of) || !listens(&above.of));
             let trouble = match (up, down) {
                 (true, true) => {
                     (memory.carries, memory.missing) = (true, None);
                     None
                 }
-                _ if typed && other.is_some() => other,
+                _ if configured && other.is_some() => other,
                 // A medium without LLDP, or a box that does not listen.
-                (false, false) if typed => memory.trouble.take(),
+                (false, false) if configured => memory.trouble.take(),
                 _ if deaf => None,
                 _ if now - *memory.missing.get_or_insert(now) < GRACE => memory.trouble.take(),
                 (up, down) => {
@@ -340,7 +344,7 @@ impl LinkTable {
     }
 
     /// Records a link's measured rate, or why it is unknown.
-    pub fn have_measured(&mut self, link: &Link, carries: Result<Carries, String>) {
+    pub fn record_measurement(&mut self, link: &Link, carries: Result<Carries, String>) {
         let ends = [link.below.clone(), link.above.clone()];
         let link_state =
             self.all().into_iter().find(|link_state| link_state.link.below == link.below);
@@ -426,8 +430,8 @@ impl LinkTable {
             rate: None,
         });
         let mut links: Vec<Link> =
-            if self.typed.is_empty() { found.collect() } else { self.typed.clone() };
-        if self.typed.is_empty() {
+            if self.configured.is_empty() { found.collect() } else { self.configured.clone() };
+        if self.configured.is_empty() {
             links.sort_by_key(|link| self.port(&link.below).is_some_and(|port| port.blocked));
         }
         links.into_iter().map(|link| self.link_state(link)).collect()
@@ -442,7 +446,7 @@ impl LinkTable {
         link.rate = memory.counts(nominal.map(|rate| rate.0)).map(Rate).or(nominal);
         let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
         let [below, above] = [level(&link.below), level(&link.above)];
-        let flat = self.typed.is_empty() && below == above;
+        let flat = self.configured.is_empty() && below == above;
         let level = flat.then(|| format!("both boxes are of level {below}: it is not used"));
         let unconfirmed = self.unconfirmed(&ends);
         let is_unused = flat || unconfirmed.is_some();

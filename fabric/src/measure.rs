@@ -8,9 +8,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{Response, Status};
 
 use crate::boxes::Boxes;
-use crate::client::PATIENCE;
+use crate::client::TIMEOUT;
 use crate::config::{End, Link};
-use crate::measured::{Carries, FIRST, TRAINS, both, bytes, direction};
+use crate::probe_results::{Carries, FIRST, TRAINS, both, bytes, direction};
 
 /// Poll interval of the receiver, and how many polls without new frames end a probe: the rest is
 /// then lost. This limits the wait, whatever a box reports.
@@ -24,7 +24,7 @@ impl Boxes {
         let _one = self.measuring.lock().await;
         for link in links {
             let carries = self.link(&link).await.map_err(|why| why.message().to_owned());
-            self.have_measured(&link, carries);
+            self.record_measurement(&link, carries);
         }
     }
 
@@ -80,6 +80,6 @@ impl Boxes {
 }
 
 async fn within<T>(answer: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Status> {
-    let late = |_| Status::deadline_exceeded(format!("no answer within {PATIENCE:?}"));
-    timeout(PATIENCE, answer).await.map_err(late)?.map(Response::into_inner)
+    let late = |_| Status::deadline_exceeded(format!("no answer within {TIMEOUT:?}"));
+    timeout(TIMEOUT, answer).await.map_err(late)?.map(Response::into_inner)
 }

@@ -3,10 +3,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use netsum_controller::executor::{Executor, programs_of_now};
+use netsum_controller::executor::{Executor, new_program_generation};
 use netsum_controller::state;
 use netsum_controller::waiters::{JoinAnswer, Waiters};
-use netsum_core::plane::{FlowSeen, FlowSpec};
+use netsum_core::plane::{FlowSpec, FlowStats};
 use netsum_core::saved::Saved;
 use netsum_core::{Action, Controller, JobSpec, Refusal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -57,7 +57,7 @@ impl Orders {
     /// Orders for these boxes, and the receiver of the changes.
     pub fn new(boxes: Arc<Boxes>) -> (Self, UnboundedReceiver<Change>) {
         let (changes, receiver) = unbounded_channel();
-        let (pending, programs) = (Pending::default(), programs_of_now());
+        let (pending, programs) = (Pending::default(), new_program_generation());
         (Self { changes, pending, boxes, programs }, receiver)
     }
 
@@ -112,7 +112,7 @@ impl Executor for Orders {
         if self.boxes.is_stuck(job) { 0 } else { self.programs }
     }
 
-    fn flow_seen(&self, _: &FlowSpec) -> Option<FlowSeen> {
+    fn flow_stats(&self, _: &FlowSpec) -> Option<FlowStats> {
         None
     }
 

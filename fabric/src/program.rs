@@ -16,15 +16,15 @@ use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status};
 
 use crate::boxes::{Boxes, Seen};
-use crate::layout::{self, Layout, OURS, Order, Paths};
+use crate::layout::{self, Layout, Order, Paths, TOKEN_PREFIX};
 use crate::orders::{Change, Joined, Pending, Shared};
-use crate::own::{AGAIN, Own, reservations};
+use crate::own_addresses::{Own, RETRY_INTERVAL, reservations};
 use crate::share::{AtWork, Share};
 
 /// Time within which ranks that left to reconnect join again.
-const ANEW: Duration = Duration::from_secs(10);
+const REJOIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Poll interval of the boxes.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The orders of a job that boxes have received.
 struct Told {
@@ -131,7 +131,7 @@ impl Programmer {
 
     /// Carries changes out, until their senders end or boxes follow another manager; returns why.
     pub async fn run(mut self, mut changes: UnboundedReceiver<Change>) -> String {
-        let mut ticks = tokio::time::interval(LOOK);
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -265,7 +265,7 @@ impl Programmer {
     fn is_at(&self, name: &str, at: &str) -> bool {
         self.told.get(name).is_some_and(|told| told.boxes().any(|of| of == at))
             || self.left.get(name).is_some_and(|(since, boxes)| {
-                since.elapsed() < ANEW && boxes.iter().any(|of| of == at)
+                since.elapsed() < REJOIN_TIMEOUT && boxes.iter().any(|of| of == at)
             })
     }
 
@@ -311,7 +311,7 @@ impl Programmer {
             log::error!(NETSUM_JOB = name; "job {name}: {why:#}");
             refusal = Some(Refusal::NotNow(format!("job `{name}`: {why:#}")));
             if inner.controller.job(&name).is_ok_and(|job| epoch(job) == now) {
-                let actions = inner.controller.data_plane_failed(&name, &format!("{why:#}"));
+                let actions = inner.controller.execution_failed(&name, &format!("{why:#}"));
                 inner
                     .carry_out(Some(&name), actions)
                     .unwrap_or_else(|e| log::error!("{}", e.message()));
@@ -387,7 +387,8 @@ impl Programmer {
         for api::FabricBox { name, .. } in self.boxes.show().boxes {
             let ranks = layouts.iter().flat_map(|layout| &layout.addresses);
             let all = reservations(&name, &paths, ranks, own);
-            let is_told = |(told, at): &(Vec<_>, Instant)| *told == all && at.elapsed() < AGAIN;
+            let is_told =
+                |(told, at): &(Vec<_>, Instant)| *told == all && at.elapsed() < RETRY_INTERVAL;
             if self.boxes.is_silent(&name) || self.reserved.get(&name).is_some_and(is_told) {
                 continue;
             }
@@ -464,7 +465,7 @@ impl Programmer {
         let question = api::ShowJobRequest { name: name.to_owned(), show_token: true };
         let there = self.boxes.order(at, client.jobs.show_job(question)).await;
         match there.map(tonic::Response::into_inner) {
-            Ok(job) if !job.token.starts_with(OURS) => return Ok(false),
+            Ok(job) if !job.token.starts_with(TOKEN_PREFIX) => return Ok(false),
             Ok(_) => {}
             Err(status) if status.code() == Code::NotFound => return Ok(true),
             Err(status) => bail!("box {at}: {}", status.message()),

@@ -388,7 +388,7 @@ impl System {
                     token,
                     rank,
                     epoch,
-                    without_box: epoch == 1,
+                    on_host_ring: epoch == 1,
                     path: epoch,
                 };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
@@ -398,7 +398,7 @@ impl System {
                     &r.token,
                     rank,
                     r.epoch,
-                    r.without_box,
+                    r.on_host_ring,
                     self.now,
                 );
                 heard.map(|_| Vec::new())
@@ -446,7 +446,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 s.carry_out(actions);
             }
             _ => {
-                let actions = s.controller.data_plane_failed(&name(u)?, "no");
+                let actions = s.controller.execution_failed(&name(u)?, "no");
                 s.carry_out(actions);
             }
         }

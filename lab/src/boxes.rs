@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::LabSpec;
-use crate::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host, program};
+use crate::cluster::{Cluster, JobSpec, TIMEOUT, one_on_each_host, program};
 use crate::faults::Faults;
 use crate::group::Group;
 use crate::netns::output;
@@ -255,14 +255,14 @@ impl Trial {
         let mut shell = self.cluster.lab().box_().command("/bin/busybox");
         let mut disturbing =
             Running::start(column, shell.args(["sh", "-c", DISTURB, happens, back]))?;
-        ensure!(disturbing.line(PATIENCE)? == "ready");
+        ensure!(disturbing.line(TIMEOUT)? == "ready");
         let files = self.group()?.order_all_reduce("i32", LONG, seed)?;
         let outcomes = self.group()?.check_all_reduce("i32", LONG, seed, &files);
         let outcomes = outcomes
             .with_context(|| format!("{} {column}\n{}", self.card, self.cluster.daemon_log()))?;
         assert!(outcomes.iter().all(|o| o.wrong == 0), "{column}: {outcomes:?}");
         let said =
-            disturbing.success(PATIENCE).with_context(|| format!("{} {column}", self.card))?;
+            disturbing.success(TIMEOUT).with_context(|| format!("{} {column}", self.card))?;
         println!(
             "{column}, after {} packets: {outcomes:?}",
             said.lines().last().unwrap_or_default()

@@ -16,7 +16,7 @@ pub use crate::group::{Answer, Group, Order, Outcome, RankSpec, to_hex};
 pub use crate::job::JobSpec;
 use crate::lab::BoxNode;
 use crate::process::Running;
-pub use crate::process::{PATIENCE, program};
+pub use crate::process::{TIMEOUT, program};
 use crate::{Lab, LabSpec, cleaner, netns};
 
 /// TCP port of the workers' API on the box.
@@ -175,7 +175,7 @@ impl Cluster {
         };
         daemon.map_or(Ok(()), |daemon| {
             daemon.signal(Signal::SIGKILL)?;
-            daemon.end(PATIENCE).map(drop)
+            daemon.end(TIMEOUT).map(drop)
         })
     }
 
@@ -219,10 +219,10 @@ impl Cluster {
         let start = Instant::now();
         while let Err(error) = self.netsum_on(rack, &["port", "show"]) {
             if !daemon.is_running() {
-                bail!("the daemon has ended: {}", daemon.end(PATIENCE)?.stderr);
+                bail!("the daemon has ended: {}", daemon.end(TIMEOUT)?.stderr);
             }
             ensure!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "the daemon does not answer: {error:#}\n{}",
                 daemon.stderr()
             );
@@ -235,14 +235,14 @@ impl Cluster {
     pub fn stop_daemon(&mut self) -> Result<()> {
         let daemon = self.daemon.take().context("no daemon runs")?;
         daemon.signal(Signal::SIGTERM)?;
-        daemon.success(PATIENCE).map(drop)
+        daemon.success(TIMEOUT).map(drop)
     }
 
     /// Ends the daemon as `systemctl restart` does: the next one continues its jobs.
     pub fn hand_over(&mut self) -> Result<()> {
         let daemon = self.daemon.take().context("no daemon runs")?;
         daemon.signal(Signal::SIGUSR1)?;
-        daemon.success(PATIENCE).map(drop)
+        daemon.success(TIMEOUT).map(drop)
     }
 
     /// The daemon's log so far.

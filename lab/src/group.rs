@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::data;
 use crate::job::JobSpec;
-use crate::process::{PATIENCE, Running};
+use crate::process::{Running, TIMEOUT};
 
 /// Settings with which `netsum-rank` is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -215,7 +215,7 @@ impl Group {
             group.homes.push((host, spec));
             group.elsewhere.push(elsewhere);
         }
-        let answers = group.answers(PATIENCE)?;
+        let answers = group.answers(TIMEOUT)?;
         let errors: String = answers
             .iter()
             .filter_map(|(rank, answer)| match answer {
@@ -233,7 +233,7 @@ impl Group {
     pub fn work(&mut self, rounds: u64) -> Result<()> {
         for seed in 0..rounds {
             self.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20))?;
-            let answers = self.answers(PATIENCE)?;
+            let answers = self.answers(TIMEOUT)?;
             ensure!(answers.len() == self.ranks.len(), "{answers:?}");
         }
         Ok(())
@@ -348,7 +348,7 @@ impl Group {
     ) -> Result<Vec<Outcome>> {
         let mut outcomes = Vec::new();
         let mut errors = Vec::new();
-        for (rank, answer) in self.answers(2 * PATIENCE)? {
+        for (rank, answer) in self.answers(2 * TIMEOUT)? {
             match answer {
                 Answer::Done(mut outcome) => {
                     if let Some(result) = outcome.result.take() {
@@ -412,7 +412,7 @@ impl Group {
     pub fn in_flight(&mut self, operations: &[(&str, usize)], seed: u64) -> Result<Vec<Outcome>> {
         let files = self.order_in_flight(operations, seed)?;
         let mut outcomes = Vec::new();
-        for (rank, answer) in self.answers(2 * PATIENCE)? {
+        for (rank, answer) in self.answers(2 * TIMEOUT)? {
             match answer {
                 Answer::Done(outcome) => outcomes.push(outcome),
                 Answer::Error(error) => bail!("rank {rank}: {error}"),

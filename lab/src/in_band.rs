@@ -19,7 +19,7 @@ use crate::lab::Lab;
 use crate::netns::Netns;
 
 /// Timeout of all ranks together.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 pub struct InBandRing {
@@ -248,7 +248,7 @@ impl InBandRing {
                 return Ok(got);
             }
             ensure!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "rank {me}: {sent} sent, {acknowledged} acknowledged, {got:?}"
             );
             if (got.sums + got.unsummed, acknowledged) == (messages, messages) {

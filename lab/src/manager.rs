@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::cluster::{Cluster, Group, JobSpec, PATIENCE, RankHost, program};
+use crate::cluster::{Cluster, Group, JobSpec, RankHost, TIMEOUT, program};
 use crate::lab::BoxNode;
 use crate::netns;
 use crate::process::Running;
@@ -89,7 +89,7 @@ impl Cluster {
             |fabric: Value| Some(fabric["boxes"].as_array()?.iter().any(|b| b["answers"] == true));
         while manager.json(self, &["fabric", "show"]).ok().and_then(has_seen) != Some(true) {
             ensure!(manager.running.is_running(), "the manager has ended: {}", manager.log());
-            ensure!(start.elapsed() < PATIENCE, "no box answers the manager: {}", manager.log());
+            ensure!(start.elapsed() < TIMEOUT, "no box answers the manager: {}", manager.log());
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         Ok(manager)
@@ -177,6 +177,6 @@ impl Manager {
     /// If it has ended already.
     pub fn kill(self) -> Result<()> {
         self.running.signal(Signal::SIGKILL)?;
-        self.running.end(PATIENCE).map(drop)
+        self.running.end(TIMEOUT).map(drop)
     }
 }

@@ -15,7 +15,7 @@ use crate::process::Running;
 /// Folder below cargo's target folder where `cargo xtask test` unpacks the package.
 const UNPACKED: &str = "prometheus/usr/bin";
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Path of `prometheus` or `promtool`, as installed or as unpacked.
 ///
@@ -70,7 +70,7 @@ impl Prometheus {
         while prometheus.get("/-/ready").is_err() {
             let said = prometheus.running.stderr();
             ensure!(
-                prometheus.running.is_running() && start.elapsed() < PATIENCE,
+                prometheus.running.is_running() && start.elapsed() < TIMEOUT,
                 "no prometheus: {said}"
             );
             std::thread::sleep(Duration::from_millis(50));
@@ -129,7 +129,7 @@ impl Prometheus {
     fn get(&self, path: &str) -> Result<String> {
         let answer = self.netns.enter(|| -> Result<String> {
             let mut tcp = TcpStream::connect(ADDRESS)?;
-            tcp.set_read_timeout(Some(PATIENCE))?;
+            tcp.set_read_timeout(Some(TIMEOUT))?;
             // HTTP/1.0 has no chunked encoding.
             write!(tcp, "GET {path} HTTP/1.0\r\nHost: {ADDRESS}\r\n\r\n")?;
             let mut answer = String::new();

@@ -11,7 +11,7 @@ use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::{Part, Timing};
 use netsum_common::wire::InBandToken;
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSpec, FlowStats, RingSpec};
 use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
 
 /// What the data plane was told.
@@ -144,14 +144,14 @@ impl DataPlane for Recorder {
         let flags = Slot::USED | complete;
         Ok(Slot { index: 0, flags, contributors: 1, len: 1024, checksum: 0, crc: 0 })
     }
-    fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen> {
+    fn flow_stats(&self, key: FlowKey) -> anyhow::Result<FlowStats> {
         // One packet has arrived on each connection to 0x11.
         let sent = key.qpn == 0x11 && !self.0.lock().unwrap().idle;
-        Ok(FlowSeen {
+        Ok(FlowStats {
             packets: sent.into(),
             last_psn: 5,
-            last_outcome: sent.then_some(Counter::Fragments),
-            ..FlowSeen::default()
+            last_verdict: sent.then_some(Counter::Fragments),
+            ..FlowStats::default()
         })
     }
     fn send_held(&mut self, _: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()> {

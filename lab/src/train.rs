@@ -12,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::process::Running;
 
 /// Timeout until all ranks have loaded PyTorch and found each other, and for a step.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The model and its training.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct TrainSpec {
 
 /// Which library sums. A job on the box has a name and a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Summer<'a> {
+pub enum SumBackend<'a> {
     Gloo,
     /// netsum, as the backend of `torch.distributed`.
     Backend(&'a str, &'a str),
@@ -62,7 +62,7 @@ pub struct Trainers {
 
 impl Trainers {
     /// Starts a rank on each host, and waits until they have found each other.
-    pub fn start(cluster: &Cluster, spec: &TrainSpec, summer: Summer<'_>) -> Result<Self> {
+    pub fn start(cluster: &Cluster, spec: &TrainSpec, summer: SumBackend<'_>) -> Result<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python/examples/train.py");
         let hosts = cluster.lab().hosts();
         let first = hosts[0].ip(0).to_string();
@@ -71,9 +71,9 @@ impl Trainers {
             command.arg(&script).args(["--wait", "--model", &spec.model]);
             command.args(["--steps", &spec.steps.to_string(), "--seed", &spec.seed.to_string()]);
             let (backend, job) = match summer {
-                Summer::Gloo => ("gloo", None),
-                Summer::Backend(job, token) => ("netsum", Some((job, token))),
-                Summer::Hook(job, token) => ("hook", Some((job, token))),
+                SumBackend::Gloo => ("gloo", None),
+                SumBackend::Backend(job, token) => ("netsum", Some((job, token))),
+                SumBackend::Hook(job, token) => ("hook", Some((job, token))),
             };
             command.args(["--backend", backend]);
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", hosts.len().to_string());
@@ -128,13 +128,13 @@ impl Trainers {
     pub fn leave(self) -> Result<()> {
         let mut ranks = self.ranks;
         ranks.iter_mut().try_for_each(|rank| rank.say("leave"))?;
-        ranks.into_iter().try_for_each(|rank| rank.success(PATIENCE).map(drop))
+        ranks.into_iter().try_for_each(|rank| rank.success(TIMEOUT).map(drop))
     }
 
     /// The next line of a rank, which must report this event. An error contains the other ranks'
     /// output.
     fn hear(&mut self, rank: usize, event: &str) -> Result<Value> {
-        let heard = self.ranks[rank].line(PATIENCE).and_then(|line| {
+        let heard = self.ranks[rank].line(TIMEOUT).and_then(|line| {
             let said: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
             ensure!(said["event"] == event, "rank {rank} said `{line}` in place of {event}");
             Ok(said)

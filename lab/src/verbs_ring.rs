@@ -13,7 +13,7 @@ use crate::lab::BoxNode;
 use crate::process::Running;
 
 /// Timeout in a virtual machine for anything that should be quick.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The operation with which ranks send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +169,7 @@ impl VerbsRing {
         let mut ranks = start_ranks(&hosts, spec, timeout, token.as_deref())?;
         let ends: Vec<Ends> = ranks
             .iter_mut()
-            .map(|rank| Ends::parse(&rank.line(PATIENCE)?))
+            .map(|rank| Ends::parse(&rank.line(TIMEOUT)?))
             .collect::<Result<_>>()?;
         if spec.summed && !spec.in_band {
             register(cluster, spec, &ends)?;
@@ -180,7 +180,7 @@ impl VerbsRing {
             running.say(&format!("{} {} {}", next.receiving, last.gid, last.sending))?;
         }
         for rank in &mut ranks {
-            let line = rank.line(PATIENCE)?;
+            let line = rank.line(TIMEOUT)?;
             ensure!(line == "ready", "{line}");
         }
         for rank in &mut ranks {
@@ -227,7 +227,7 @@ impl VerbsRing {
         let mut outcomes: Vec<Outcome> = self.outcomes.into_iter().flatten().collect();
         ensure!(outcomes.len() == self.ranks.len(), "ranks are at work");
         for (rank, outcome) in self.ranks.into_iter().zip(&outcomes) {
-            let ended = rank.end(PATIENCE)?;
+            let ended = rank.end(TIMEOUT)?;
             ensure!(ended.status.success() || outcome.error.is_some(), "{}", ended.stderr);
         }
         for (i, Outcome { report, .. }) in outcomes.iter_mut().enumerate() {
@@ -470,8 +470,8 @@ pub fn hw_counters(host: &Host) -> Result<BTreeMap<String, u64>> {
         return Ok(BTreeMap::new());
     }
     let script = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -H . *";
-    let text = Running::start("hw_counters", host.command("sh").args(["-c", script]))?
-        .success(PATIENCE)?;
+    let text =
+        Running::start("hw_counters", host.command("sh").args(["-c", script]))?.success(TIMEOUT)?;
     let counter = |line: &str| {
         let (name, count) = line.split_once(':')?;
         Some((name.to_owned(), count.parse().ok()?))
@@ -508,7 +508,7 @@ impl UnknownFlow {
             "until grep -qi ':{port:04x} [0-9a-f:]* 0a ' /proc/net/tcp /proc/net/tcp6; do sleep \
              0.1; done"
         );
-        Running::start("wait", server.command("sh").args(["-c", &listening]))?.success(PATIENCE)?;
+        Running::start("wait", server.command("sh").args(["-c", &listening]))?.success(TIMEOUT)?;
         let ip = server.ip(0).to_string();
         let client = Running::start(&format!("{what}, client"), command(client).arg(ip))?;
         Ok(Self { what, server: running, client })

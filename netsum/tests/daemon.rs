@@ -276,7 +276,7 @@ async fn ranks_that_join_again_have_the_next_hops_that_were_known() {
 }
 
 #[tokio::test]
-async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_made_once() {
+async fn reconnecting_before_the_first_sum_creates_rings_once() {
     const RINGS: u32 = 16;
     let d = Daemon::start().await;
     let job = format!(
@@ -353,7 +353,7 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
 }
 
 #[tokio::test]
-async fn one_rank_that_does_not_say_selective_has_results_in_order_and_all_are_told() {
+async fn one_non_selective_rank_makes_the_ring_in_order() {
     for (said, order) in [([true, true], "relaxed"), ([true, false], "in-order")] {
         let d = Daemon::start().await;
         d.netsum("job create train --ranks 2 --token secret").await.unwrap();

@@ -253,7 +253,7 @@ async fn a_job_of_the_same_name_that_somebody_made_by_hand_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_box_that_is_drained_gets_no_new_rings_and_keeps_those_that_no_other_can_have() {
+async fn a_drained_box_keeps_only_rings_that_cannot_move() {
     let daemon = Daemon::start().await;
     let manager = Manager::of(&daemon).await;
     let file = daemon.folder.path().join("fabric.json");

@@ -57,7 +57,7 @@ async fn tokens_are_shown_to_those_who_ask_alone() {
 }
 
 #[tokio::test]
-async fn wrong_tokens_use_up_an_addresss_tries_but_not_those_of_a_rank_that_is_in() {
+async fn wrong_tokens_do_not_delay_a_joined_rank() {
     let penalty = Duration::from_secs(1);
     let d = Daemon::with(Limits { tries: 4, penalty, ..Limits::default() }, None).await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
@@ -92,7 +92,7 @@ async fn wrong_tokens_use_up_an_addresss_tries_but_not_those_of_a_rank_that_is_i
 }
 
 #[tokio::test]
-async fn who_knew_the_token_of_a_job_that_is_gone_guesses_the_next_ones_like_anybody() {
+async fn a_deleted_jobs_token_gives_no_extra_guesses() {
     let penalty = Duration::from_secs(1);
     let d = Daemon::with(Limits { tries: 2, penalty, ..Limits::default() }, None).await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();

@@ -343,7 +343,7 @@ def backend(name="netsum"):
 
 
 def delegated(caught):
-    return [str(w.message) for w in caught if w.category is netsum.torch.Delegated]
+    return [str(w.message) for w in caught if w.category is netsum.torch.DelegatedWarning]
 
 
 def trains():

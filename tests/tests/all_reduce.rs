@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::unmanaged::static_connection;
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::Faults;
 use netsum_lab::traffic::{ping, tcp_transfer};
 
@@ -178,7 +178,7 @@ fn a_killed_rank_is_named_by_the_others() {
     let start = Instant::now();
     group.order_all_reduce("i32", 20_000_000, 1).unwrap();
     group.kill(2).unwrap();
-    let answers = group.answers(PATIENCE).unwrap();
+    let answers = group.answers(TIMEOUT).unwrap();
     assert_eq!(answers.len(), 3);
     for (rank, answer) in answers {
         let Answer::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{
-    Cluster, DaemonOptions, JobSpec, PATIENCE, WORKER_PORT, one_on_each_host, program,
+    Cluster, DaemonOptions, JobSpec, TIMEOUT, WORKER_PORT, one_on_each_host, program,
 };
 use netsum_lab::netns::output;
 use netsum_lab::process::Running;
@@ -166,7 +166,7 @@ fn perf(cluster: &Cluster, token: &str, files: &[(&str, &str)]) -> Vec<anyhow::R
         Running::start(&format!("netsum-perf of rank {rank}"), &mut perf).unwrap()
     };
     let ranks: Vec<_> = (0..2).map(start).collect();
-    ranks.into_iter().map(|rank| rank.success(2 * PATIENCE)).collect()
+    ranks.into_iter().map(|rank| rank.success(2 * TIMEOUT)).collect()
 }
 
 #[test]

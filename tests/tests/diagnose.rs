@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::wire;
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::Faults;
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::tap::Tap;
@@ -82,7 +82,7 @@ impl<'a> TapRing<'a> {
     fn taken(&self, fragments: u64) {
         let start = Instant::now();
         while self.cluster.counter(Some("app"), "fragments").unwrap() < fragments {
-            assert!(start.elapsed() < PATIENCE, "the box has not taken {fragments} fragments");
+            assert!(start.elapsed() < TIMEOUT, "the box has not taken {fragments} fragments");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -149,7 +149,7 @@ fn boxes_that_have_made_a_job_differently_are_named() {
         let [parent, leaf] = [None, Some(0)].map(diagnose);
         let is_known = parent.matches("sends fragments of more than").count() == 2
             && leaf.contains("the parent behind uplink");
-        if is_known || start.elapsed() > PATIENCE {
+        if is_known || start.elapsed() > TIMEOUT {
             break [parent, leaf];
         }
     };
@@ -281,7 +281,7 @@ fn every_cause_of_a_hang_is_named() {
     // The daemon logs it by itself.
     let start = Instant::now();
     while !cluster.daemon_log().contains("job app: ring 0 has stalled at index 2") {
-        assert!(start.elapsed() < PATIENCE, "{}", cluster.daemon_log());
+        assert!(start.elapsed() < TIMEOUT, "{}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(
@@ -305,7 +305,7 @@ fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
     let start = Instant::now();
     let said = loop {
         let said = cluster.netsum_json(&["diagnose", "train", "--watch", "200ms"]).unwrap();
-        if said["rings"][0]["waits_ms"].is_u64() {
+        if said["rings"][0]["stalled_ms"].is_u64() {
             break said;
         }
         assert!(start.elapsed() < 3 * SECOND, "{said:#}");
@@ -317,7 +317,7 @@ fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
         "{said:#}"
     );
     // The job ends with an error at every rank.
-    for (rank, answer) in group.answers(PATIENCE).unwrap() {
+    for (rank, answer) in group.answers(TIMEOUT).unwrap() {
         assert!(matches!(answer, netsum_lab::cluster::Answer::Error(_)), "rank {rank}: {answer:?}");
     }
 }
@@ -338,7 +338,7 @@ fn a_sum_that_nothing_takes_along_is_sent_by_the_box() {
         // Frames that arrive at host r have the headers of rank r-1.
         let (qpn, psn) = numbers(1 - host as u8);
         let frame = tap
-            .receive(PATIENCE, |f| {
+            .receive(TIMEOUT, |f| {
                 let mut frame = wire::Frame::EMPTY;
                 wire::parse_into(f, &mut frame).is_ok()
                     && (frame.bth.qpn, frame.bth.psn) == (qpn, psn + 1)

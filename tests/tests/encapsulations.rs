@@ -13,7 +13,7 @@ use netsum_dataplane::DataPlane;
 use netsum_lab::attacker::{TAGS, advertisement, extended, fragments, snap, tagged, with_checksum};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes};
 use netsum_lab::netns::output;
-use netsum_lab::process::PATIENCE;
+use netsum_lab::process::TIMEOUT;
 use netsum_lab::programs::{Bench, DROP, LOOPBACK, PASS, flow, fragment, host, ring};
 use netsum_lab::tap::Tap;
 use netsum_lab::{Host, Lab, LabSpec};
@@ -128,7 +128,7 @@ fn what_linux_takes_from_behind_tags_and_extension_headers() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn linux_believes_neighbour_advertisements_behind_tags_and_extension_headers() {
+fn linux_accepts_encapsulated_neighbour_advertisements() {
     let lab = Lab::new(LabSpec { ipv6: true, ..LabSpec::hosts(3) }).unwrap();
     let foreign = Tap::open(lab.host(2), Host::INTERFACE).unwrap();
     let is_taken_over = |address: &str| {
@@ -152,7 +152,7 @@ fn linux_believes_neighbour_advertisements_behind_tags_and_extension_headers() {
         }
         let start = Instant::now();
         while !is_taken_over("fd00::3") {
-            assert!(start.elapsed() < PATIENCE, "{what}: the last frame has not arrived");
+            assert!(start.elapsed() < TIMEOUT, "{what}: the last frame has not arrived");
             foreign.send(&frame).unwrap();
             foreign.send(&last).unwrap();
         }

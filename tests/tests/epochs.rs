@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use netsum_lab::attacker::Seen;
-use netsum_lab::cluster::{Answer, Cluster, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Answer, Cluster, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::{Fault, Faults};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::tap::Tap;
@@ -83,20 +83,20 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     let begun = cluster.counter(Some("mortal"), "released").unwrap() + 500;
     let start = Instant::now();
     while cluster.counter(Some("mortal"), "released").unwrap() < begun {
-        assert!(start.elapsed() < PATIENCE, "nothing is summed");
+        assert!(start.elapsed() < TIMEOUT, "nothing is summed");
     }
     group.kill(1).unwrap();
     // The rank starts again before the others notice that it was killed.
     cluster.start_again(&mut group, 1).unwrap();
     for rank in [0, 2] {
-        let Answer::Error(error) = group.answer(rank, PATIENCE).unwrap() else {
+        let Answer::Error(error) = group.answer(rank, TIMEOUT).unwrap() else {
             panic!("rank {rank}: no error")
         };
         assert!(error.contains("rank 1"), "rank {rank}: {error}");
         group.order_reconnect(rank).unwrap();
     }
     for rank in 0..RANKS as usize {
-        let answer = group.answer(rank, PATIENCE).unwrap();
+        let answer = group.answer(rank, TIMEOUT).unwrap();
         assert!(
             matches!(answer, Answer::Done(_)),
             "rank {rank}: {answer:?}\n{}",
@@ -134,7 +134,7 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
+fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
     let cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
     let lab = cluster.lab();
     let first = Load { first_psn: 0x1000, leave_after: Some(20), ..Load::new(RANKS) };
@@ -174,7 +174,7 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     };
     let start = Instant::now();
     while partial() < 32 {
-        assert!(start.elapsed() < PATIENCE, "{} partial slots: {}", partial(), slots());
+        assert!(start.elapsed() < TIMEOUT, "{} partial slots: {}", partial(), slots());
         // The other ranks may have left later than rank 0. Then these frames complete sums to which
         // the others have contributed, and the next slots are free.
         let low = slots()["rings"][0]["low"].as_u64().unwrap() as u32;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use netsum_lab::attacker::arp_claim;
-use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::Faults;
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::group::Outcome;
@@ -34,7 +34,7 @@ fn fabric_of(spec: LabSpec, pinned: bool) -> Cluster {
 /// A host at a leaf without ranks sends in the names of ranks at other leaves.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
+fn ranks_addresses_are_reserved_at_every_box() {
     let mut cluster =
         Cluster::without_daemon(LabSpec { hosts: 6, racks: 3, mtu: 2300, ..LabSpec::default() })
             .unwrap();
@@ -59,14 +59,14 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
     let own = broadcast(4, 2);
     tap.send(&own).unwrap();
     for tap in &taps {
-        let first = tap.receive(PATIENCE, |f| f == own || forged.iter().any(|g| g == f)).unwrap();
+        let first = tap.receive(TIMEOUT, |f| f == own || forged.iter().any(|g| g == f)).unwrap();
         assert_eq!(first, own, "a forged frame has come by");
     }
     // Packets that ranks themselves send reach all hosts.
     for rank in 0..4 {
         let frame = broadcast(rank, 3);
         Tap::open(cluster.lab().host(rank.into()), Host::INTERFACE).unwrap().send(&frame).unwrap();
-        taps[0].receive(PATIENCE, |f| f == frame).unwrap_or_else(|e| panic!("rank {rank}: {e:#}"));
+        taps[0].receive(TIMEOUT, |f| f == frame).unwrap_or_else(|e| panic!("rank {rank}: {e:#}"));
     }
     work(&mut group, 2);
     // The addresses are free again when the job is over.
@@ -74,7 +74,7 @@ fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
     let start = Instant::now();
     let claim = arp_claim([10, 0, 0, 1], foreign);
     while tap.send(&claim).is_ok() && taps[0].receive(SECOND / 10, |f| f == claim).is_err() {
-        assert!(start.elapsed() < PATIENCE, "a rank's address stays reserved");
+        assert!(start.elapsed() < TIMEOUT, "a rank's address stays reserved");
     }
 }
 
@@ -97,13 +97,13 @@ fn the_managers_address_is_nobody_elses_at_any_box() {
         last[..6].fill(0xff);
         tap.send(&last).unwrap();
         let arrived =
-            |tap: &Tap| tap.receive(PATIENCE, |f| f == claim || f == last).unwrap() == claim;
+            |tap: &Tap| tap.receive(TIMEOUT, |f| f == claim || f == last).unwrap() == claim;
         // All of them are emptied.
         if !taps.iter().map(arrived).collect::<Vec<_>>().contains(&true) {
             break;
         }
         assert!(
-            start.elapsed() < PATIENCE,
+            start.elapsed() < TIMEOUT,
             "the manager's address is taken over: {}",
             manager.log()
         );
@@ -118,7 +118,7 @@ fn the_managers_address_is_nobody_elses_at_any_box() {
 /// the one through which the bridge sends unsummed traffic.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn links_that_are_found_are_used_as_the_bridge_uses_them_whatever_their_names() {
+fn discovered_links_follow_the_bridge_not_their_names() {
     let spec = LabSpec { spines: 2, hosts: 4, racks: 2, mtu: 2300, ..LabSpec::default() };
     let mut cluster = Cluster::without_daemon(spec).unwrap();
     for (leaf, (old, new)) in [0, 1]
@@ -204,7 +204,7 @@ fn jobs(cluster: &Cluster, rack: Option<usize>) -> usize {
 fn wait(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -313,7 +313,7 @@ fn work_until(
         if done(by_boxes, seen.all) {
             return seen;
         }
-        assert!(seen.all < 2 * PATIENCE, "{seen:?}\n{}\n{}", group.log(), log());
+        assert!(seen.all < 2 * TIMEOUT, "{seen:?}\n{}\n{}", group.log(), log());
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -381,7 +381,7 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
         manager.json(&cluster, command).unwrap();
         let start = Instant::now();
         while sum() == before {
-            assert!(start.elapsed() < PATIENCE, "{}", manager.log());
+            assert!(start.elapsed() < TIMEOUT, "{}", manager.log());
         }
         for _ in 0..3 {
             sum();
@@ -407,7 +407,7 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
     manager.json(&cluster, &["fabric", "undrain", "spine1"]).unwrap();
     let start = Instant::now();
     while jobs(&cluster, spine1) == 0 {
-        assert!(start.elapsed() < PATIENCE, "{}", manager.log());
+        assert!(start.elapsed() < TIMEOUT, "{}", manager.log());
         work(&mut group, 3);
     }
     work(&mut group, 4);
@@ -415,7 +415,7 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_job_that_no_boxes_can_sum_is_refused_or_begins_by_itself_when_asked_to() {
+fn an_unsummable_job_is_refused_or_uses_the_host_ring() {
     let cluster = fabric(1);
     let manager = cluster.start_manager().unwrap();
     manager.json(&cluster, &["fabric", "drain", "spine0", "--reason", "new fan"]).unwrap();
@@ -474,7 +474,7 @@ fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
     cluster.lab().spine(1).set_link("rack1", true).unwrap();
     let start = Instant::now();
     while members(spine1).is_err() {
-        assert!(start.elapsed() < PATIENCE, "{}", manager.log());
+        assert!(start.elapsed() < TIMEOUT, "{}", manager.log());
         work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes);
     }
     work(&mut group, 3);
@@ -502,7 +502,7 @@ fn a_spine_that_is_killed_with_its_programs_is_left_out_until_it_is_there() {
     let start = Instant::now();
     let spread = || cluster.netsum_on(spine1, &["job", "show", JOB]).is_ok();
     while !spread() {
-        assert!(start.elapsed() < PATIENCE, "{}", manager.log());
+        assert!(start.elapsed() < TIMEOUT, "{}", manager.log());
         work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes);
     }
     println!("spread again after {:.1} s", start.elapsed().as_secs_f64());
@@ -533,7 +533,7 @@ fn causes(cluster: &Cluster, manager: &Manager, word: &str) -> String {
     let start = Instant::now();
     loop {
         let said = manager.netsum(cluster, &["fabric", "diagnose", JOB]).unwrap();
-        if said.contains(word) || start.elapsed() > PATIENCE {
+        if said.contains(word) || start.elapsed() > TIMEOUT {
             return said;
         }
     }
@@ -541,7 +541,7 @@ fn causes(cluster: &Cluster, manager: &Manager, word: &str) -> String {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends() {
+fn diagnosis_names_a_stalled_rank_and_a_dead_link() {
     let cluster = fabric_of(LabSpec { spines: 2, faulty_links: true, ..LabSpec::default() }, false);
     let (manager, mut group) = at_work(&cluster);
     let last = Pid::from_raw(group.pids().last().unwrap().try_into().unwrap());
@@ -648,7 +648,7 @@ fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_manager_that_finds_links_is_killed_and_jobs_go_on_also_while_a_box_is_silent() {
+fn jobs_survive_a_killed_manager_and_an_unreachable_box() {
     let cluster = fabric(2);
     let spine1 = cluster.lab().spec().spine(1);
     let manager = cluster.start_manager_that_finds_links().unwrap();
@@ -785,7 +785,7 @@ fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
         [0, 1].map(|spine| trees[spine]["rings"].as_u64())
     };
     while rings() != [Some(2), Some(6)] {
-        assert!(start.elapsed() < PATIENCE, "{:?}: {}", rings(), manager.log());
+        assert!(start.elapsed() < TIMEOUT, "{:?}: {}", rings(), manager.log());
         work(&mut second, 3);
     }
 }

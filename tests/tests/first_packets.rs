@@ -7,7 +7,7 @@ use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{Bth, InBandToken, JobHeader, Opcode};
 use netsum_core::plane::{FirstPacket, RingSpec};
-use netsum_dataplane::{DataPlane, held};
+use netsum_dataplane::{DataPlane, held_back};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, flow, host, qpn, ring};
 
@@ -201,7 +201,7 @@ fn what_is_not_a_jobs_first_packet_passes() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_connection_whose_job_has_ended_may_show_up_again_and_all_else_of_it_is_dropped() {
+fn an_ended_connection_may_claim_again_and_its_other_data_is_dropped() {
     let mut bench = ended();
     let mut spec = first(header(1, 0, 0), bench.keys[1].qpn, 0x12_3456);
     assert_eq!(both(&mut bench, &spec.build()), [REDIRECT, DROP]);
@@ -285,7 +285,7 @@ fn a_flood_of_first_packets_takes_one_place_for_each_rank_and_port() {
 /// flows nor from flows that have ended.
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_flood_of_first_packets_ends_no_more_connections_than_its_job_could_have() {
+fn a_first_packet_flood_ends_a_bounded_number_of_connections() {
     let mut bench = waiting();
     for i in 0..40_000u32 {
         let mut spec = first(header(1, 0, 0), 0x1_0000 + i, i);
@@ -345,7 +345,7 @@ fn headers_are_summed_like_all_lanes() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn messages_of_registered_connections_carry_their_index_and_others_are_noted() {
+fn a_message_with_a_wrong_index_becomes_a_claim() {
     let mut bench = at_work();
     let send = |bench: &mut Bench, spec: &FrameSpec| both(bench, &spec.build());
     assert_eq!(
@@ -408,7 +408,7 @@ fn what_the_box_sends_for_a_held_sum_begins_as_it_must() {
         *word = u64::from_ne_bytes(*bytes);
     }
     let saved = SavedHeader { words, len: 54, ip: 14, v6: 0, reserved: [0; 5] };
-    let duplicate = held::duplicate(&saved, LEN, Some(2)).unwrap();
+    let duplicate = held_back::duplicate(&saved, LEN, Some(2)).unwrap();
     assert_eq!(bench.aggregate(&duplicate).unwrap().action, DROP);
     assert_eq!(
         (counted(&bench, Counter::Duplicate), counted(&bench, Counter::InBandHeader)),

@@ -11,7 +11,7 @@ use netsum_lab::process::Running;
 use netsum_lab::{Lab, LabSpec};
 use nix::sys::signal::Signal;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A line of the installed unit.
 fn unit(machine: &Machine, key: &str) -> String {
@@ -31,11 +31,7 @@ fn start(machine: &Machine) -> Running {
     let mut daemon = Running::start("the unit", &mut machine.script(&script)).unwrap();
     let start = Instant::now();
     while machine.run("netsum port show").is_err() {
-        assert!(
-            daemon.is_running() && start.elapsed() < PATIENCE,
-            "no daemon: {}",
-            daemon.stderr()
-        );
+        assert!(daemon.is_running() && start.elapsed() < TIMEOUT, "no daemon: {}", daemon.stderr());
         std::thread::sleep(Duration::from_millis(20));
     }
     daemon
@@ -94,7 +90,7 @@ fn the_guide_leads_to_an_all_reduce() {
                 if ranks.len() == 2 {
                     // Rank 0 prints the table.
                     let tables =
-                        ranks.drain(..).map(|rank: Running| rank.success(PATIENCE).unwrap());
+                        ranks.drain(..).map(|rank: Running| rank.success(TIMEOUT).unwrap());
                     let table = tables.collect::<Vec<_>>().swap_remove(0);
                     assert!(table.contains("# wrong elements: 0;"), "{table}");
                     let rows: Vec<&str> =
@@ -112,7 +108,7 @@ fn the_guide_leads_to_an_all_reduce() {
                 // Do what the package's prerm has systemd do.
                 let daemon: Running = daemon.take().unwrap();
                 daemon.signal(Signal::SIGTERM).unwrap();
-                daemon.success(PATIENCE).unwrap();
+                daemon.success(TIMEOUT).unwrap();
                 run(&box_);
             }
             who => panic!("who is {who}?"),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{InBandToken, JobHeader, Opcode};
 use netsum_lab::attacker::from_host;
-use netsum_lab::cluster::{Cluster, PATIENCE};
+use netsum_lab::cluster::{Cluster, TIMEOUT};
 use netsum_lab::faults::{Fault, Faults, Kind, Nth};
 use netsum_lab::frames::FrameSpec;
 use netsum_lab::in_band::{Connections, Got, Hosts, InBandRing, Others};
@@ -34,7 +34,7 @@ fn wait_for(cluster: &Cluster, what: &str, so: impl Fn(&Value) -> bool) -> Value
         if so(&job) {
             return job;
         }
-        assert!(start.elapsed() < PATIENCE, "{what}: {job:#}\n{}", cluster.daemon_log());
+        assert!(start.elapsed() < TIMEOUT, "{what}: {job:#}\n{}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -193,7 +193,7 @@ fn new_connections_begin_an_epoch_whose_sums_have_no_old_data() {
             let before = cluster.counter(Some("app"), "released").unwrap();
             let start = Instant::now();
             while cluster.counter(Some("app"), "released").unwrap() < before + 500 {
-                assert!(start.elapsed() < PATIENCE, "{}", cluster.daemon_log());
+                assert!(start.elapsed() < TIMEOUT, "{}", cluster.daemon_log());
                 std::thread::sleep(Duration::from_millis(5));
             }
             stop.store(true, Ordering::Relaxed);
@@ -232,7 +232,7 @@ fn who_connects_again_alone_waits_for_the_others_and_is_named() {
         let rank_1 = scope.spawn(|| app.run_some(&hosts, old, &[1], 100_000, &stop_1));
         let start = Instant::now();
         while cluster.counter(Some("app"), "released").unwrap() < 500 {
-            assert!(start.elapsed() < PATIENCE, "{}", cluster.daemon_log());
+            assert!(start.elapsed() < TIMEOUT, "{}", cluster.daemon_log());
             std::thread::sleep(Duration::from_millis(5));
         }
         stop_1.store(true, Ordering::Relaxed);
@@ -337,7 +337,7 @@ fn first_packet(
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn contradictions_fail_the_job_with_the_reason_until_they_are_mended() {
+fn contradictions_fail_the_job_with_the_reason_until_they_are_fixed() {
     let cluster = cluster(2, false);
     let hosts = Hosts::of(cluster.lab());
     type Change = fn(&mut JobHeader);
@@ -449,7 +449,7 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
     }
     let start = Instant::now();
     while cluster.counter(None, "spoofed").unwrap() < before + 2 {
-        assert!(start.elapsed() < PATIENCE, "the claims were not seen");
+        assert!(start.elapsed() < TIMEOUT, "the claims were not seen");
         std::thread::sleep(Duration::from_millis(5));
     }
     let job = cluster.netsum_json(&["job", "show", "other"]).unwrap();
@@ -506,7 +506,7 @@ fn a_flood_of_first_packets_keeps_no_job_from_its_sums() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn no_first_packet_gets_through_while_the_daemon_is_killed_and_started_again() {
+fn no_first_packet_passes_during_a_daemon_restart() {
     let mut cluster = Cluster::without_daemon(LabSpec { mtu: 2300, ..LabSpec::hosts(3) }).unwrap();
     cluster.pin();
     cluster.start_daemon().unwrap();

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::Faults;
 
 const RANKS: u32 = 4;
@@ -67,7 +67,7 @@ fn every_handle_names_a_rank_that_was_killed() {
     let started = Instant::now();
     group.order_in_flight(&[("i32", 6_000_000); 6], 50).unwrap();
     group.kill(2).unwrap();
-    let answers = group.answers(PATIENCE).unwrap();
+    let answers = group.answers(TIMEOUT).unwrap();
     assert_eq!(answers.len(), 3);
     for (rank, answer) in answers {
         let Answer::Error(errors) = answer else { panic!("rank {rank}: {answer:?}") };

@@ -104,7 +104,7 @@ fn what_comes_in_by_a_slave_is_the_bonds_for_as_long_as_it_is_a_slave() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn data_of_an_ended_jobs_flow_is_dropped_until_it_is_forgotten_or_registered() {
+fn an_ended_flows_data_is_dropped_until_forgotten_or_reused() {
     let spec = ring(2, 256, 16);
     let mut bench = Bench::new(spec.clone(), false).unwrap();
     let (data, key) = (fragment(0, 2, 0, lanes(0, 64)), bench.keys[0]);
@@ -160,7 +160,7 @@ fn ingress_steers_data_of_flows_and_passes_the_rest() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn packets_on_the_rings_cpu_are_taken_at_once_unless_an_earlier_one_may_wait() {
+fn inline_sums_only_the_next_expected_packet() {
     let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
     let frame = |rank: u32, index: u32| fragment(rank, 2, index, lanes(rank + index, 64)).build();
     // Nothing is known of the flow yet, so a packet of it may be in the queue.

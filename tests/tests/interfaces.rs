@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd as _;
 
 use netsum_dataplane::{BpfDataPlane, DataPlane as _};
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::group::Group;
 use netsum_lab::netns::output;
 use nix::sys::socket::{
@@ -35,7 +35,7 @@ fn ports(cluster: &Cluster) -> Vec<String> {
 fn wait_for_ports(cluster: &Cluster, expected: &[&str]) {
     let start = Instant::now();
     while ports(cluster) != expected {
-        assert!(start.elapsed() < PATIENCE, "{:?}: {}", ports(cluster), cluster.daemon_log());
+        assert!(start.elapsed() < TIMEOUT, "{:?}: {}", ports(cluster), cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -101,7 +101,7 @@ fn wait_for_line(cluster: &Cluster, name: &str, why: &str) {
             .collect::<Vec<_>>()
     };
     while said().is_empty() {
-        assert!(start.elapsed() < PATIENCE, "{name}: {}", cluster.daemon_log());
+        assert!(start.elapsed() < TIMEOUT, "{name}: {}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(said().len() == 1 && said()[0].contains(why), "{name}: {}", cluster.daemon_log());

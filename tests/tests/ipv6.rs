@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
 use netsum_common::wire;
-use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::netns::{Netns, output};
 use netsum_lab::tap::Tap;
@@ -63,7 +63,7 @@ fn a_rank_takes_an_address_that_stays_and_waits_until_it_may() {
     let chosen = || host.enter(|| netsum_worker::addresses::towards("[fd00:7::2]:9").unwrap());
     assert_eq!(chosen(), stays);
     // The same when the kernel has also checked the temporary address.
-    let until = std::time::Instant::now() + PATIENCE;
+    let until = std::time::Instant::now() + TIMEOUT;
     while !ip("-6 address show dev eth0 tentative").is_empty() {
         assert!(std::time::Instant::now() < until, "{}", ip("-6 address show dev eth0"));
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::netns::output;
 
 /// A daemon that starts with this script, in its own mount namespace. Folders are `$1` and so on.
@@ -82,7 +82,7 @@ fn a_full_disk_leaves_the_last_state_and_is_written_to_when_there_is_room() {
     create("second");
     let start = Instant::now();
     // Its log comes through a pipe.
-    while !cluster.daemon_log().contains("ERROR") && start.elapsed() < PATIENCE {}
+    while !cluster.daemon_log().contains("ERROR") && start.elapsed() < TIMEOUT {}
     let log = cluster.daemon_log();
     let said = log.lines().find(|line| line.contains("ERROR")).unwrap_or_else(|| panic!("{log}"));
     assert!(said.contains(&*state.to_string_lossy()) && said.contains("No space left"), "{said}");

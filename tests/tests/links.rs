@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::lab::BoxNode;
 use netsum_lab::netns::Netns;
@@ -42,7 +42,7 @@ impl Busy {
         let begun = busy.released() + 1000;
         let start = Instant::now();
         while busy.released() < begun {
-            assert!(start.elapsed() < PATIENCE, "nothing is summed");
+            assert!(start.elapsed() < TIMEOUT, "nothing is summed");
         }
         busy
     }
@@ -87,7 +87,7 @@ impl Busy {
 
     /// Checks that all ranks end with an error. Returns the errors by rank.
     fn errors(&mut self) -> Vec<String> {
-        let answers = self.group.answers(PATIENCE).unwrap();
+        let answers = self.group.answers(TIMEOUT).unwrap();
         assert_eq!(answers.len(), RANKS as usize);
         let errors = answers.into_iter().map(|(rank, answer)| match answer {
             Answer::Error(error) => error,

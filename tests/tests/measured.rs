@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::manager::Manager;
 use netsum_lab::netns::output;
 use netsum_lab::{LabSpec, Rate};
@@ -75,7 +75,7 @@ fn until(group: &mut Group, cluster: &Cluster, manager: &Manager, expected: &[(&
         if trees.iter().map(|(root, rings)| (&**root, *rings)).eq(expected.iter().copied()) {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "{trees:?}\n{}", manager.log());
+        assert!(start.elapsed() < TIMEOUT, "{trees:?}\n{}", manager.log());
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -160,7 +160,7 @@ fn links_as_fast_as_the_machine_keep_their_nominal_rates() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_box_says_what_it_adds_and_the_next_daemon_measures_nothing_beside_jobs() {
+fn the_aggregation_rate_survives_a_takeover() {
     let mut cluster = fabric(&[1000]);
     let adds = |cluster: &Cluster| {
         cluster.netsum_json(&["prog", "show"]).unwrap()["aggregation_rate"].as_u64().unwrap()

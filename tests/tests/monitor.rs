@@ -21,7 +21,7 @@ const EVERY: Duration = Duration::from_millis(250);
 /// The time that stands for a minute of the shipped rules; see [`hurried`].
 const MINUTE: Duration = Duration::from_millis(500);
 /// How long an alert may take to fire.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Alerts that this test does not cause: the daemon attaches a program again within a second.
 const LEFT_OUT: [&str; 1] = ["NetsumPortWithoutProgram"];
 
@@ -122,7 +122,7 @@ impl Watched {
                 return;
             }
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "{missing:?} do not fire, but {firing:#?}\n{:#?}\n{}",
                 self.prometheus.query("{__name__=~\"netsum:.*\"}").unwrap(),
                 self.prometheus.log()
@@ -189,7 +189,7 @@ fn every_alert_fires_when_it_should_and_no_panel_is_empty() {
     watched.until_fire(
         &[
             ("NetsumStraggler", &[("job_name", "train"), ("rank", "2")]),
-            ("NetsumJobPastBox", &[("job_name", "past")]),
+            ("NetsumJobOnHostRing", &[("job_name", "past")]),
             ("NetsumTenantNearlyFull", &[("tenant", "default"), ("of", "jobs")]),
         ],
         |round| {

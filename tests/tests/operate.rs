@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{
-    Cluster, DaemonOptions, Group, JobSpec, PATIENCE, one_on_each_host, program,
+    Cluster, DaemonOptions, Group, JobSpec, TIMEOUT, one_on_each_host, program,
 };
 use netsum_lab::netns::output;
 use openmetrics_parser::openmetrics::parse_openmetrics;
@@ -317,14 +317,14 @@ fn selectors(expression: &promql_parser::parser::Expr) -> Vec<(String, Vec<Strin
 fn wait_until(cluster: &Cluster, what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < PATIENCE, "{what}: {}", cluster.daemon_log());
+        assert!(start.elapsed() < TIMEOUT, "{what}: {}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work() {
+fn ports_and_configuration_change_during_a_job() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(4)).unwrap();
     let late_port = cluster.lab().box_().port(2);
     let bridge = |cluster: &Cluster, words: &[&str]| {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::Faults;
 use netsum_lab::netns::{Netns, output};
 use netsum_lab::traffic::ping;
@@ -20,7 +20,7 @@ fn is_logged(cluster: &Cluster, words: &[&str]) {
     let start = Instant::now();
     let has = |line: &str| words.iter().all(|word| line.contains(word));
     while !cluster.daemon_log().lines().any(has) {
-        assert!(start.elapsed() < PATIENCE, "{words:?}: {}", cluster.daemon_log());
+        assert!(start.elapsed() < TIMEOUT, "{words:?}: {}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -47,7 +47,7 @@ fn a_filter_between_neighbours_is_named_before_the_first_sum() {
     // The neighbours know each other's MAC addresses, so only RoCE is lost.
     let hosts = cluster.lab().hosts();
     for (host, next) in hosts.iter().zip(hosts.iter().cycle().skip(1)) {
-        ping(host, next.ip(0), 1, PATIENCE).unwrap();
+        ping(host, next.ip(0), 1, TIMEOUT).unwrap();
     }
     cluster.lab().box_().enter(drop_what_is_forwarded);
     let error = format!("{:#}", cluster.ranks(&job, &token, &one_on_each_host(3)).unwrap_err());
@@ -77,7 +77,7 @@ fn a_veth_without_gro_is_named_before_the_first_sum_and_in_mid_job() {
     let told = || group.log().contains("the box says why it does not sum: port port1");
     let start = Instant::now();
     while !told() {
-        assert!(start.elapsed() < PATIENCE, "{}", group.log());
+        assert!(start.elapsed() < TIMEOUT, "{}", group.log());
         std::thread::sleep(Duration::from_millis(20));
     }
     drop(group);
@@ -113,7 +113,7 @@ fn a_rank_whose_packets_come_in_by_another_card_is_named() {
     run(host, "ip", &format!("address add {second}/16 dev eth1"));
     let start = Instant::now();
     while !cluster.netsum(&["port", "show"]).unwrap().contains("port3") {
-        assert!(start.elapsed() < PATIENCE, "{}", cluster.daemon_log());
+        assert!(start.elapsed() < TIMEOUT, "{}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
     let job = JobSpec::new("cards", 4);

@@ -1,7 +1,7 @@
 //! `netsum-perf` and the command line of `netsum`, called as by their users.
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, WORKER_PORT, program};
+use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT, WORKER_PORT, program};
 use netsum_lab::process::Running;
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ fn measure(cluster: &Cluster, job: &JobSpec, token: &str, more: &str) {
         ranks.push(Running::start(&format!("netsum-perf of rank {rank}"), &mut perf).unwrap());
     }
     let printed: Vec<String> =
-        ranks.into_iter().map(|rank| rank.success(2 * PATIENCE).unwrap()).collect();
+        ranks.into_iter().map(|rank| rank.success(2 * TIMEOUT).unwrap()).collect();
     let rows: Vec<Value> =
         serde_json::from_str(&printed[0]).unwrap_or_else(|e| panic!("{e}: {}", printed[0]));
     let sizes: Vec<_> = rows.iter().map(|row| row["size"].as_u64().unwrap()).collect();

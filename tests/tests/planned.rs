@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use netsum_lab::cluster::{
-    Cluster, DaemonOptions, JobSpec, PATIENCE, WORKER_PORT, one_on_each_host, program,
+    Cluster, DaemonOptions, JobSpec, TIMEOUT, WORKER_PORT, one_on_each_host, program,
 };
 use netsum_lab::process::Running;
 use netsum_lab::traffic::ping;
@@ -84,7 +84,7 @@ fn a_plan_for_one_box_is_granted_and_reached() {
     });
     let ranks: Vec<Running> = ranks.collect();
     let printed: Vec<String> =
-        ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect();
+        ranks.into_iter().map(|rank| rank.success(TIMEOUT).unwrap()).collect();
     let rows: Vec<Value> = serde_json::from_str(&printed[0]).unwrap();
     assert_eq!(rows[0]["by"], "box", "{rows:?}");
     is_near(rows[0]["size"].as_f64().unwrap() / rows[0]["time_us"].as_f64().unwrap() * 1e6, &plan);
@@ -138,7 +138,7 @@ fn a_plan_for_two_spines_is_granted_and_reached() {
     // Boxes learn hosts from the packets that these send.
     let hosts = cluster.lab().hosts();
     for (n, host) in hosts.iter().enumerate() {
-        ping(host, hosts[(n + 1) % 4].ip(0), 1, PATIENCE).unwrap();
+        ping(host, hosts[(n + 1) % 4].ip(0), 1, TIMEOUT).unwrap();
     }
     let start = Instant::now();
     let topology = loop {
@@ -146,7 +146,7 @@ fn a_plan_for_two_spines_is_granted_and_reached() {
         if text.matches("[[host]]").count() == 4 {
             break text;
         }
-        assert!(start.elapsed() < PATIENCE, "{text}\n{}", manager.log());
+        assert!(start.elapsed() < TIMEOUT, "{text}\n{}", manager.log());
         std::thread::sleep(Duration::from_millis(50));
     };
     assert_eq!(topology.matches("cpus = ").count(), 4, "{topology}");

@@ -319,7 +319,7 @@ fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_replay_that_waits_while_its_slot_is_taken_does_not_leave_as_a_later_fragment() {
+fn a_replay_of_a_reused_slot_is_dropped() {
     // Rank 0 misses an acknowledgement and goes back: its old packet 0 arrives in one batch of the
     // CPU map with its new packets 1 and 2. Packets that the batch redirects leave at its end, when
     // index 2 has the slot of index 0.
@@ -666,7 +666,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
         );
         if i == 0 {
             // From now on rank 0's MAC address is known.
-            assert_eq!(bench.plane.flow_seen(bench.keys[0]).unwrap().mac, None);
+            assert_eq!(bench.plane.flow_stats(bench.keys[0]).unwrap().mac, None);
         }
         let before = bench.counters().unwrap();
         let mut bad = good.build();
@@ -690,7 +690,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
         }
         if unlearned {
             assert_eq!(
-                bench.plane.flow_seen(bench.keys[0]).unwrap().mac,
+                bench.plane.flow_stats(bench.keys[0]).unwrap().mac,
                 None,
                 "not learned from a bad packet"
             );
@@ -734,9 +734,9 @@ fn a_packet_that_is_not_its_messages_last_must_be_full() {
     // `netsum diagnose`.
     assert_eq!(bench.aggregate(&packet(0, 4, 4, 3).build()).unwrap().action, DROP);
     assert_eq!(bench.aggregate(&packet(1, 4, 4, 64).build()).unwrap().action, DROP);
-    let seen = bench.plane.flow_seen(bench.keys[1]).unwrap();
+    let seen = bench.plane.flow_stats(bench.keys[1]).unwrap();
     assert_eq!(seen.mismatch, Some(((BASE_PSN + 4) & 0xff_ffff, 256)));
-    assert_eq!(bench.plane.flow_seen(bench.keys[0]).unwrap().mismatch, None);
+    assert_eq!(bench.plane.flow_stats(bench.keys[0]).unwrap().mismatch, None);
 }
 
 fn count(bench: &Bench, counter: Counter) -> u64 {
@@ -803,7 +803,7 @@ fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn packets_that_came_to_another_cpu_before_the_ring_began_again_are_no_news() {
+fn old_wrong_cpu_counts_are_ignored_after_a_restart() {
     let spec = ring(2, 256, 16);
     let mut bench = Bench::new(spec.clone(), false).unwrap();
     let counters = bench.plane.map_mut(maps::COUNTERS).unwrap();

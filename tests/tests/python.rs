@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, PATIENCE, WORKER_PORT};
+use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, TIMEOUT, WORKER_PORT};
 use netsum_lab::netns::output;
 use netsum_lab::process::Running;
 use nix::sys::signal::{Signal, kill};
@@ -59,8 +59,7 @@ fn arrays_are_summed_by_the_box_and_by_the_ranks_when_it_is_gone() {
     let mut ranks: Vec<Running> =
         (0..4).map(|rank| start(&cluster, "sums", rank, 4, "arrays", &token)).collect();
     for rank in &mut ranks {
-        let line =
-            rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+        let line = rank.line(TIMEOUT).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
         assert_eq!(line, "summed");
     }
     assert!(cluster.counter(Some("arrays"), "fragments").unwrap() > 4000);
@@ -69,14 +68,14 @@ fn arrays_are_summed_by_the_box_and_by_the_ranks_when_it_is_gone() {
         rank.say("go on").unwrap();
     }
     for rank in ranks {
-        let said = rank.success(PATIENCE).unwrap();
+        let said = rank.success(TIMEOUT).unwrap();
         assert!(said.contains("fell back"), "{said}");
     }
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
+fn ranks_connect_again_while_operations_follow_each_other_without_a_pause() {
     let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
     let token = cluster.create_job(&JobSpec::new("loops", 4)).unwrap();
     let mut ranks: Vec<Running> =
@@ -84,13 +83,13 @@ fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
     for _ in 0..3 {
         for rank in &mut ranks {
             let line =
-                rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+                rank.line(TIMEOUT).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
             assert_eq!(line, "ready");
         }
         cluster.netsum(&["job", "reconnect", "loops"]).unwrap();
     }
     for rank in ranks {
-        let said = rank.success(PATIENCE).unwrap();
+        let said = rank.success(TIMEOUT).unwrap();
         assert!(said.contains("reconnected"), "{said}");
     }
 }
@@ -98,7 +97,7 @@ fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
 /// The daemon is stopped after the ranks have agreed to reconnect, and before they join again.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn who_waits_while_ranks_connect_anew_is_in_time_and_hears_ctrl_c() {
+fn who_waits_while_ranks_connect_again_is_in_time_and_hears_ctrl_c() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     let listen = "[heartbeat]\ninterval-ms = 100\ntimeout-ms = 10000\n".to_owned();
     cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
@@ -107,7 +106,7 @@ fn who_waits_while_ranks_connect_anew_is_in_time_and_hears_ctrl_c() {
         (0..2).map(|rank| start(&cluster, "held", rank, 2, "held", &token)).collect();
     let all_say = |ranks: &mut [Running], word: &str| {
         for rank in ranks {
-            assert_eq!(rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}")), word);
+            assert_eq!(rank.line(TIMEOUT).unwrap_or_else(|e| panic!("{e:#}")), word);
         }
     };
     all_say(&mut ranks, "ready");
@@ -126,7 +125,7 @@ fn who_waits_while_ranks_connect_anew_is_in_time_and_hears_ctrl_c() {
     kill(daemon, Signal::SIGCONT).unwrap();
     ranks.iter_mut().for_each(|rank| rank.say("go on").unwrap());
     for rank in ranks {
-        let said = rank.success(PATIENCE).unwrap();
+        let said = rank.success(TIMEOUT).unwrap();
         assert!(said.contains("reconnected"), "{said}");
     }
 }
@@ -141,7 +140,7 @@ fn what_a_job_refuses_is_said_with_what_to_do() {
         (3, "strict", &*token, &["ConfigError", "ranks 3", "job strict has 2", "WORLD_SIZE"]),
         (2, "other", &token, &["ControllerError", "other"]),
     ] {
-        let said = start(&cluster, "refused", 0, ranks, job, token).success(PATIENCE).unwrap();
+        let said = start(&cluster, "refused", 0, ranks, job, token).success(TIMEOUT).unwrap();
         assert!(words.iter().all(|word| said.contains(word)), "{words:?}: {said}");
     }
 }
@@ -154,7 +153,7 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_all() {
     let ranks: Vec<Running> =
         (0..4).map(|rank| start(&cluster, "refused_alone", rank, 4, "alone", &token)).collect();
     for rank in ranks {
-        let said = rank.success(PATIENCE).unwrap();
+        let said = rank.success(TIMEOUT).unwrap();
         assert!(
             said.contains("MismatchError")
                 && said.contains("nothing (its own call returned an error"),
@@ -192,10 +191,10 @@ fn an_address_that_is_not_behind_the_box_is_refused_with_the_one_that_is() {
         let mut command = command(&cluster, "refused", 1, 2, "lost", &token);
         let started = Instant::now();
         let rank = Running::start("Python rank 1", command.env("NETSUM_IP", address)).unwrap();
-        let said = rank.success(PATIENCE).unwrap();
+        let said = rank.success(TIMEOUT).unwrap();
         let words = ["ControllerError", "rank 1", address, what, &seen];
         assert!(words.iter().all(|word| said.contains(word)), "{words:?}: {said}");
         // The bridge is watched for a second. A missing rank would be waited for for a minute.
-        assert!(started.elapsed() < PATIENCE / 2, "{address}: {:?}", started.elapsed());
+        assert!(started.elapsed() < TIMEOUT / 2, "{address}: {:?}", started.elapsed());
     }
 }

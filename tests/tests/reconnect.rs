@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use netsum_lab::cluster::{
-    Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, PATIENCE, one_on_each_host,
+    Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, TIMEOUT, one_on_each_host,
 };
 use netsum_lab::{LabSpec, netns};
 
@@ -74,7 +74,7 @@ fn work_until(cluster: &Cluster, group: &mut Group, reconnects: u64) {
         if work(group, seed).iter().all(|o| o.reconnects == reconnects) {
             break;
         }
-        assert!(begun.elapsed() < PATIENCE, "{}\n{}", group.log(), cluster.daemon_log());
+        assert!(begun.elapsed() < TIMEOUT, "{}\n{}", group.log(), cluster.daemon_log());
     }
     assert_eq!(epoch(cluster), reconnects + 1);
 }
@@ -94,7 +94,7 @@ fn a_rank_that_is_stopped_between_two_operations_ends_nothing() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
+fn ranks_connect_again_when_they_are_asked_to_and_every_sum_is_right() {
     let (cluster, mut group) = start(10 * SECOND);
     for reconnects in 1..=3 {
         ask_to_reconnect(&cluster);
@@ -115,7 +115,7 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
     drop(group);
     let begun = Instant::now();
     while cluster.netsum_json(&["job", "show", JOB]).unwrap()["state"] == "active" {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TIMEOUT);
         std::thread::sleep(SECOND / 20);
     }
     let why = format!("{:#}", cluster.netsum(&["job", "reconnect", JOB]).unwrap_err());
@@ -124,7 +124,7 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_connect_anew_while_operations_are_in_flight() {
+fn ranks_connect_again_while_operations_are_in_flight() {
     const OPERATIONS: [(&str, usize); 7] = [
         ("f32", 20_000),
         ("i32", 100),
@@ -148,7 +148,7 @@ fn ranks_connect_anew_while_operations_are_in_flight() {
         if after > 2 {
             break;
         }
-        assert!(begun.elapsed() < PATIENCE, "{}", cluster.daemon_log());
+        assert!(begun.elapsed() < TIMEOUT, "{}", cluster.daemon_log());
     }
     assert_eq!(cluster.counter(None, "credit_violation").unwrap(), 0);
 }
@@ -175,7 +175,7 @@ fn ranks_reconnect_after_a_daemon_was_killed_before_they_had() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_rank_that_dies_while_all_connect_anew_is_named() {
+fn a_rank_that_dies_while_all_connect_again_is_named() {
     // Each case runs in its own lab, all at once, because they wait for timeouts.
     std::thread::scope(|scope| {
         for delay in [0, 20, 60, 120, 300] {
@@ -193,9 +193,9 @@ fn dies_after(delay: Duration) {
     std::thread::sleep(delay);
     group.kill(1).unwrap();
     let begin = Instant::now();
-    let first = group.answers(PATIENCE).unwrap();
+    let first = group.answers(TIMEOUT).unwrap();
     group.order_all_reduce("i32", 1000, 4).unwrap();
-    let second = group.answers(PATIENCE).unwrap();
+    let second = group.answers(TIMEOUT).unwrap();
     assert!(begin.elapsed() < 10 * SECOND, "{:?}", begin.elapsed());
     for ((rank, first), (_, second)) in first.into_iter().zip(second) {
         // The operation after which the ranks reconnect may have completed or not.
@@ -242,7 +242,7 @@ fn joined_in_vain() -> (Cluster, Group) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_that_cannot_join_again_go_on_and_try_later() {
+fn ranks_that_cannot_join_again_continue_and_try_later() {
     let (mut cluster, mut group) = joined_in_vain();
     start_daemon(&mut cluster, 5 * SECOND);
     work_until(&cluster, &mut group, 1);
@@ -298,7 +298,7 @@ fn detach(cluster: &Cluster) {
     let begun = Instant::now();
     let links = || netns::output(cluster.lab().box_().command("ip").args(["-d", "link"])).unwrap();
     while links().contains("prog/xdp") {
-        assert!(begun.elapsed() < PATIENCE, "{}", links());
+        assert!(begun.elapsed() < TIMEOUT, "{}", links());
     }
 }
 
@@ -330,7 +330,7 @@ fn force_off(cluster: &Cluster, port: &str) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_program_that_somebody_detaches_is_attached_again_and_the_ranks_notice_nothing() {
+fn a_detached_program_is_reattached_without_errors() {
     const LEN: usize = 1_000_000;
     let (cluster, mut group) = start(5 * SECOND);
     let port = cluster.lab().box_().port(1);
@@ -377,7 +377,7 @@ fn go_on(cluster: &Cluster, group: &mut Group, mut enough: impl FnMut(&[Outcome]
             break;
         }
         assert!(
-            begun.elapsed() < PATIENCE,
+            begun.elapsed() < TIMEOUT,
             "{outcomes:?}\n{}\n{}",
             group.log(),
             cluster.daemon_log()

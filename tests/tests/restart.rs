@@ -9,7 +9,7 @@ use netsum_common::slot::{RingState, Slot};
 use netsum_dataplane::pins::Pins;
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{
-    Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, PATIENCE, one_on_each_host,
+    Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, TIMEOUT, one_on_each_host,
 };
 use netsum_lab::netns;
 use serde_json::Value;
@@ -43,7 +43,7 @@ fn xdp_ports(cluster: &Cluster) -> usize {
 /// The id of the egress program through which the first ring's clones leave, and that of the
 /// daemon's own.
 fn egress_programs(cluster: &Cluster) -> (u64, u64) {
-    let path = cluster.pins().join(format!("abi-{VERSION}/maps/{}", maps::PORTS));
+    let path = cluster.pins().join(format!("abi-{VERSION}/maps/{}", maps::RING_PORTS));
     let map = Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap();
     let outer = ArrayOfMaps::<_, DevMap<MapData>>::try_from(map).unwrap();
     let at_work = outer.get(&1, 0).unwrap().get(0, 0).unwrap().prog_id.unwrap().get();
@@ -59,7 +59,7 @@ fn wait_for_state(cluster: &Cluster, job: &str, state: &str) -> Value {
         if shown["state"] == state {
             return shown;
         }
-        assert!(start.elapsed() < PATIENCE, "{shown:#}");
+        assert!(start.elapsed() < TIMEOUT, "{shown:#}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -99,10 +99,10 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
 
     // The ranks are connected to the new daemon: it notices a death, and names the rank.
     group.order_all_reduce("f32", 1000, 6).unwrap();
-    group.answers(PATIENCE).unwrap();
+    group.answers(TIMEOUT).unwrap();
     group.kill(1).unwrap();
     group.order_all_reduce("f32", 1000, 7).unwrap();
-    for (rank, answer) in group.answers(PATIENCE).unwrap() {
+    for (rank, answer) in group.answers(TIMEOUT).unwrap() {
         let Answer::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
         assert!(error.contains("rank 1"), "rank {rank}: {error}");
     }
@@ -136,7 +136,7 @@ fn a_daemon_that_is_to_be_replaced_leaves_its_jobs_where_they_can_be_left() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_job_that_waits_has_empty_rings_after_a_takeover_whatever_its_state_file_says() {
+fn a_waiting_job_has_empty_rings_after_a_takeover() {
     let mut cluster = pinned(2);
     cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
     cluster.kill_daemon().unwrap();
@@ -145,7 +145,7 @@ fn a_job_that_waits_has_empty_rings_after_a_takeover_whatever_its_state_file_say
         let path = cluster.pins().join(format!("abi-{VERSION}/maps/{name}"));
         Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap()
     };
-    let mut states = Array::<_, RingState>::try_from(map(maps::STATES)).unwrap();
+    let mut states = Array::<_, RingState>::try_from(map(maps::RING_STATES)).unwrap();
     states.set(1, RingState { low: 40, ..RingState::default() }, 0).unwrap();
     let slots = ArrayOfMaps::<_, Array<MapData, Slot>>::try_from(map(maps::SLOTS)).unwrap();
     let used = Slot { index: 5, flags: Slot::USED, ..Slot::default() };
@@ -239,7 +239,7 @@ fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
     let shown = wait_for_state(&cluster, "far", "failed");
     assert!(shown["error"].as_str().unwrap().contains("rank 2: its port"), "{shown:#}");
     group.order_all_reduce("i32", 1000, 4).unwrap();
-    for (rank, answer) in group.answers(PATIENCE).unwrap() {
+    for (rank, answer) in group.answers(TIMEOUT).unwrap() {
         assert!(matches!(answer, Answer::Error(_)), "rank {rank}: {answer:?}");
     }
     // Its hosts may still be sending: the programs stay, and drop their packets.
@@ -284,7 +284,7 @@ fn jobs_that_come_and_go_leave_no_map_behind() {
     // The kernel frees a map after a grace period.
     let start = Instant::now();
     while sums() > 0 {
-        assert!(start.elapsed() < PATIENCE, "{} arrays for sums are left", sums());
+        assert!(start.elapsed() < TIMEOUT, "{} arrays for sums are left", sums());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -301,7 +301,7 @@ fn a_guard_that_was_left_without_its_port_is_replaced() {
     std::fs::remove_file(pins.join("links").join(left.to_string())).unwrap();
     let start = Instant::now();
     while xdp_ports(&cluster) == 2 {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
     }
     cluster.start_daemon().unwrap();
     assert_eq!(xdp_ports(&cluster), 2);
@@ -342,7 +342,7 @@ fn until_box(cluster: &Cluster, group: &mut Group) {
         if group.all_reduce("i32", 50_000, seed).unwrap().iter().all(|o| o.mode == "box") {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "{}{}", group.log(), cluster.daemon_log());
+        assert!(start.elapsed() < TIMEOUT, "{}{}", group.log(), cluster.daemon_log());
         std::thread::sleep(SECOND / 20);
     }
 }
@@ -426,7 +426,7 @@ fn a_full_disk_leaves_the_jobs_that_it_has_and_gets_the_others_later() {
     std::fs::remove_file(&filler).unwrap();
     let start = Instant::now();
     while !cluster.daemon_log().contains("jobs.json: written again") {
-        assert!(start.elapsed() < PATIENCE, "{}", cluster.daemon_log());
+        assert!(start.elapsed() < TIMEOUT, "{}", cluster.daemon_log());
         std::thread::sleep(SECOND / 20);
     }
     assert!(std::fs::read_to_string(&file).unwrap().contains("third"));

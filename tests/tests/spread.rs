@@ -9,7 +9,7 @@ use netsum_common::abi::MAX_SPREAD;
 use netsum_common::wire::ROCE_PORT;
 use netsum_dataplane::pins::Pins;
 use netsum_dataplane::spread::{Ends, Spread, Uplink};
-use netsum_lab::cluster::{Cluster, PATIENCE};
+use netsum_lab::cluster::{Cluster, TIMEOUT};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes};
 use netsum_lab::lab::BoxNode;
 use netsum_lab::netns::output;
@@ -102,7 +102,7 @@ fn send(lab: &Lab, mut senders: Vec<Sender>) -> [u64; SPINES] {
         received += arrived();
     }
     let start = Instant::now();
-    while received < total && start.elapsed() < PATIENCE {
+    while received < total && start.elapsed() < TIMEOUT {
         std::thread::sleep(Duration::from_millis(1));
         received += arrived();
     }
@@ -151,7 +151,7 @@ fn start(cluster: &mut Cluster) {
     cluster.start_box(Some(0)).unwrap();
     let start = Instant::now();
     while shown(cluster)["uplinks"].as_array().unwrap().iter().any(|uplink| uplink["up"] != true) {
-        assert!(start.elapsed() < PATIENCE, "{}", shown(cluster));
+        assert!(start.elapsed() < TIMEOUT, "{}", shown(cluster));
         std::thread::sleep(Duration::from_millis(20));
     }
     std::thread::sleep(Duration::from_millis(100));
@@ -272,7 +272,7 @@ fn flows_keep_their_uplinks_when_the_daemon_is_killed_but_not_when_it_ends() {
     assert!(pins.exists());
     cluster.signal_box(Some(0), Signal::SIGTERM).unwrap();
     while pins.exists() {
-        assert!(start.elapsed() < PATIENCE, "pins are left");
+        assert!(start.elapsed() < TIMEOUT, "pins are left");
         std::thread::sleep(Duration::from_millis(20));
     }
     // The kernel's hash places these flows: not all on one uplink.
@@ -464,7 +464,7 @@ fn a_pinned_flow_goes_back_to_its_uplink_when_that_is_back() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn flows_keep_their_uplinks_where_the_next_daemon_has_these_in_another_order() {
+fn flows_keep_uplinks_if_the_next_daemon_reorders_them() {
     let cluster = cluster();
     let folder = tempfile::tempdir().unwrap();
     let pins = Pins::hold(&cluster.pins(), &folder.path().join("lock")).unwrap().unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::counters::Counter;
 use netsum_common::wire;
-use netsum_lab::cluster::{Cluster, DaemonOptions, PATIENCE, program};
+use netsum_lab::cluster::{Cluster, DaemonOptions, TIMEOUT, program};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::lab::Host;
 use netsum_lab::netns::output;
@@ -39,7 +39,7 @@ fn create(lab: &Lab, socket: &str, name: &str, options: &[&str]) -> Result<Value
     let mut command = lab.box_().command(program("netsum").unwrap());
     command.args(["--socket", socket, "-j", "job", "create", name]).args(SHAPE).args(options);
     let ended =
-        Running::start(&format!("job create {name}"), &mut command).unwrap().end(PATIENCE).unwrap();
+        Running::start(&format!("job create {name}"), &mut command).unwrap().end(TIMEOUT).unwrap();
     match ended.status.code() {
         Some(0) => Ok(serde_json::from_str(&ended.stdout).unwrap()),
         Some(3) => Err(ended.stdout),
@@ -185,13 +185,13 @@ fn a_job_that_does_not_fit_is_refused_until_there_is_room() {
     hang_up(&text);
     let begin = Instant::now();
     while let Err(why) = create("third", &[]) {
-        assert!(begin.elapsed() < PATIENCE, "{why}\n{}", cluster.daemon_log());
+        assert!(begin.elapsed() < TIMEOUT, "{why}\n{}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
     hang_up(&(text + "[tenants.default]\njobs = 1\n"));
     let begin = Instant::now();
     while tenants(&cluster)["default"]["jobs"]["limit"] != 1 {
-        assert!(begin.elapsed() < PATIENCE, "{}", cluster.daemon_log());
+        assert!(begin.elapsed() < TIMEOUT, "{}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(
@@ -262,7 +262,7 @@ fn sixty_four_jobs_are_active_at_once() {
             let mut next = vec![message * FRAGMENTS; JOBS as usize];
             for _ in 0..JOBS * FRAGMENTS {
                 let is_result = |f: &[u8]| wire::parse(f).is_ok_and(|p| p.bth.opcode.is_rc_data());
-                let frame = tap.receive(PATIENCE, is_result).unwrap();
+                let frame = tap.receive(TIMEOUT, is_result).unwrap();
                 let parsed = wire::parse(frame.as_slice()).unwrap();
                 let job = (parsed.bth.qpn - qpn(0, sender)) / 2;
                 let index = next[job as usize];

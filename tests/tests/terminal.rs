@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host, program};
+use netsum_lab::cluster::{Cluster, Group, JobSpec, TIMEOUT, one_on_each_host, program};
 use netsum_lab::netns::output;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -86,7 +86,7 @@ impl Terminal {
             if holds(&screen) {
                 return screen;
             }
-            assert!(start.elapsed() < PATIENCE, "{what}:\n{screen}");
+            assert!(start.elapsed() < TIMEOUT, "{what}:\n{screen}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }

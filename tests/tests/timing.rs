@@ -79,7 +79,7 @@ fn one_index_in_so_many_is_timed_and_no_ring_takes_anothers() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_complete_sum_that_waits_for_an_earlier_one_is_timed_when_it_is_complete() {
+fn a_held_back_sum_is_timed_at_completion() {
     let mut bench = Bench::new(ring(3, 256, 512), false).unwrap();
     // Rank 2 has lost the earlier packets.
     let next = 2 * SAMPLED - 1;

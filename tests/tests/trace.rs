@@ -11,7 +11,7 @@ use aya::programs::loaded_programs;
 use netsum_common::abi::{VERSION, maps, watch};
 use netsum_common::wire::{self, Opcode};
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host, program};
+use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT, one_on_each_host, program};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::process::Running;
 use nix::sys::signal::Signal;
@@ -37,7 +37,7 @@ fn trace(cluster: &Cluster, arguments: &[&str]) -> Running {
 fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -45,7 +45,7 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
 /// Interrupts a trace as Ctrl-C does, and returns what it reports of losses.
 fn interrupt(tracing: Running) -> String {
     tracing.signal(Signal::SIGINT).unwrap();
-    let ended = tracing.end(PATIENCE).unwrap();
+    let ended = tracing.end(TIMEOUT).unwrap();
     assert!(ended.status.success(), "{ended:?}");
     ended.stderr
 }
@@ -58,7 +58,7 @@ fn watched(cluster: &Cluster) -> u32 {
     let ids = program.map_ids().unwrap().unwrap_or_default();
     let id = ids
         .into_iter()
-        .find(|&id| MapInfo::from_id(id).unwrap().name_as_str() == Some(maps::WATCH));
+        .find(|&id| MapInfo::from_id(id).unwrap().name_as_str() == Some(maps::FEATURES));
     let map = Map::from_map_data(MapData::from_id(id.expect("the map")).unwrap()).unwrap();
     Array::<_, u32>::try_from(map).unwrap().get(&0, 0).unwrap()
 }
@@ -174,7 +174,7 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
         &["-j", "--job", "train", "--rank", "1", "--verdict", "fragments", "-c", "20"],
     );
     group.all_reduce("i32", 30_000, 3).unwrap();
-    let text = lines.success(PATIENCE).unwrap();
+    let text = lines.success(TIMEOUT).unwrap();
     let validator = validator("trace.json");
     let mut last = None;
     for line in text.lines() {
@@ -195,7 +195,7 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
     let lines =
         trace(&cluster, &["--job", "train", "--ring", "0", "--program", "egress", "--count", "3"]);
     group.all_reduce("i32", 1000, 4).unwrap();
-    let text = lines.success(PATIENCE).unwrap();
+    let text = lines.success(TIMEOUT).unwrap();
     assert_eq!(
         text.lines().filter(|l| l.contains(" train/0 rank ") && l.ends_with(" results")).count(),
         3,
@@ -221,11 +221,11 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     cluster.start_daemon().unwrap();
     let (one, other) = (trace(&cluster, &[]), trace(&cluster, &["--verdict", "drop"]));
     one.signal(Signal::SIGKILL).unwrap();
-    one.end(PATIENCE).unwrap();
+    one.end(TIMEOUT).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     assert!(is_traced(&cluster), "the other one goes on");
     other.signal(Signal::SIGKILL).unwrap();
-    other.end(PATIENCE).unwrap();
+    other.end(TIMEOUT).unwrap();
     wait_until("it is off", || !is_traced(&cluster));
 
     // A killed daemon leaves its programs running, and they continue to trace; its clients are
@@ -233,10 +233,10 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     cluster.create_job(&JobSpec::new("train", 2)).unwrap();
     let tracing = trace(&cluster, &[]);
     cluster.kill_daemon().unwrap();
-    let ended = tracing.end(PATIENCE).unwrap();
+    let ended = tracing.end(TIMEOUT).unwrap();
     assert_eq!(ended.status.code(), Some(5), "{ended:?}");
     assert!(ended.stderr.contains("the daemon closed the connection"), "{ended:?}");
-    let pinned = cluster.pins().join(format!("abi-{}/maps/{}", VERSION, maps::WATCH));
+    let pinned = cluster.pins().join(format!("abi-{}/maps/{}", VERSION, maps::FEATURES));
     let watch_map = Map::from_map_data(MapData::from_pin(pinned).unwrap()).unwrap();
     let watched = Array::<_, u32>::try_from(watch_map).unwrap().get(&0, 0).unwrap();
     assert_ne!(watched & watch::TRACE, 0);
@@ -380,9 +380,7 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     other.send(&fragment(1, 0).build()).unwrap();
     let expected = sum(&[lanes(0, 256), lanes(1, 256)]);
     other
-        .receive(PATIENCE, |f| {
-            wire::parse(f).is_ok_and(|p| f[p.payload()..].starts_with(&expected))
-        })
+        .receive(TIMEOUT, |f| wire::parse(f).is_ok_and(|p| f[p.payload()..].starts_with(&expected)))
         .unwrap();
 
     for (arguments, expected) in [

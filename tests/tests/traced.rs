@@ -33,7 +33,7 @@ fn bits(counters: &[Counter]) -> u64 {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn nothing_is_traced_while_nobody_does_and_every_program_is_while_somebody_does() {
+fn programs_trace_only_while_a_client_traces() {
     let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
     let all = |bench: &mut Bench, index: u32| {
         bench.run("ingress", &fragment(0, 2, index)).unwrap();

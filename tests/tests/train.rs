@@ -5,7 +5,7 @@ use std::path::Path;
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec};
-use netsum_lab::train::{Summer, TrainSpec, Trained, Trainers};
+use netsum_lab::train::{SumBackend, TrainSpec, Trained, Trainers};
 
 const RANKS: usize = 4;
 const STEPS: usize = 40;
@@ -13,7 +13,7 @@ const STEPS: usize = 40;
 /// usual.
 const CLOSE: f64 = 1e-5;
 
-fn train(cluster: &Cluster, summer: Summer<'_>) -> Trained {
+fn train(cluster: &Cluster, summer: SumBackend<'_>) -> Trained {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/python/debian/bin/python");
     assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
     let spec = TrainSpec { python, model: "mlp".to_owned(), steps: STEPS, seed: 1 };
@@ -29,11 +29,11 @@ fn train(cluster: &Cluster, summer: Summer<'_>) -> Trained {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn pytorch_learns_the_same_by_the_box_as_by_gloo_and_the_same_bits_each_time() {
+fn box_training_matches_gloo_and_is_reproducible() {
     let cluster = Cluster::start(LabSpec::hosts(RANKS)).unwrap();
     let token = cluster.create_job(&JobSpec::new("train", RANKS as u32)).unwrap();
     let by_box = || {
-        let trained = train(&cluster, Summer::Hook("train", &token));
+        let trained = train(&cluster, SumBackend::Hook("train", &token));
         for statistics in &trained.statistics {
             let count = |name: &str| statistics[name].as_u64().unwrap();
             assert!(count("all_reduces") >= STEPS as u64, "{statistics}");
@@ -41,8 +41,8 @@ fn pytorch_learns_the_same_by_the_box_as_by_gloo_and_the_same_bits_each_time() {
         }
         trained
     };
-    let (first, second, gloo) = (by_box(), by_box(), train(&cluster, Summer::Gloo));
-    let backend = train(&cluster, Summer::Backend("train", &token));
+    let (first, second, gloo) = (by_box(), by_box(), train(&cluster, SumBackend::Gloo));
+    let backend = train(&cluster, SumBackend::Backend("train", &token));
     assert_eq!(first.loss, second.loss);
     assert_eq!(first.weights, second.weights);
     // The hook averages, and PyTorch divides the backend's sums; the results are equal because the

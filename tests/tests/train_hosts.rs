@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use netsum_lab::cluster::PATIENCE;
+use netsum_lab::cluster::TIMEOUT;
 use netsum_lab::netns::output;
 use netsum_lab::process::Running;
 use netsum_lab::{Host, Lab, LabSpec};
@@ -40,7 +40,7 @@ fn run(lab: &Lab, method: &str, more: impl Fn(usize, &mut Command)) -> Vec<Strin
         Running::start(&format!("PyTorch rank {number}"), &mut command).unwrap()
     };
     let ranks: Vec<Running> = (0..RANKS).map(start).collect();
-    ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect()
+    ranks.into_iter().map(|rank| rank.success(TIMEOUT).unwrap()).collect()
 }
 
 /// The address of a store at rank 0.
@@ -111,7 +111,7 @@ fn a_master_whose_own_name_is_a_loopback_address() {
         Running::start(&format!("PyTorch rank {number}"), &mut command).unwrap()
     };
     let ranks: Vec<Running> = (0..RANKS).map(start).collect();
-    let said: Vec<String> = ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect();
+    let said: Vec<String> = ranks.into_iter().map(|rank| rank.success(TIMEOUT).unwrap()).collect();
     summed(&lab, &said);
 }
 

@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE};
+use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT};
 use netsum_lab::process::Running;
-use netsum_lab::train::{Summer, TrainSpec, Trainers};
+use netsum_lab::train::{SumBackend, TrainSpec, Trainers};
 
 const RANKS: usize = 4;
 
@@ -25,11 +25,11 @@ fn python() -> PathBuf {
 /// With the hook, beside Gloo: the daemon dies between two steps, and the ranks do not know of it.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn the_hook_goes_on_by_the_ring_when_the_daemon_dies_in_mid_training() {
+fn the_hook_continues_by_the_ring_when_the_daemon_dies_in_mid_training() {
     let mut cluster = Cluster::start(LabSpec::hosts(RANKS)).unwrap();
     let token = cluster.create_job(&JobSpec::new("hook", RANKS as u32)).unwrap();
     let spec = TrainSpec { python: python(), model: "cnn".to_owned(), steps: 30, seed: 1 };
-    let mut trainers = Trainers::start(&cluster, &spec, Summer::Hook("hook", &token)).unwrap();
+    let mut trainers = Trainers::start(&cluster, &spec, SumBackend::Hook("hook", &token)).unwrap();
     let kill = |step, _| if step == 10 { cluster.kill_daemon() } else { Ok(()) };
     let trained = trainers.train(kill).unwrap_or_else(|e| panic!("{e:#}"));
     trainers.leave().unwrap();
@@ -45,7 +45,7 @@ fn the_hook_goes_on_by_the_ring_when_the_daemon_dies_in_mid_training() {
 /// between the ranks through Gloo.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn the_backend_finds_the_box_and_goes_on_without_it() {
+fn the_backend_finds_the_box_and_continues_without_it() {
     let mut cluster = Cluster::start(LabSpec::hosts(RANKS)).unwrap();
     let token = cluster.create_job(&JobSpec::new("backend", RANKS as u32)).unwrap();
     let first = cluster.lab().host(0).ip(0).to_string();
@@ -65,7 +65,7 @@ fn the_backend_finds_the_box_and_goes_on_without_it() {
     let mut ranks: Vec<Running> = (0..RANKS).map(start).collect();
     let all_say = |ranks: &mut [Running], cluster: &Cluster| {
         let line = |rank: &mut Running| {
-            rank.line(PATIENCE)
+            rank.line(TIMEOUT)
                 .unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", rank.stderr(), cluster.daemon_log()))
         };
         let lines: Vec<String> = ranks.iter_mut().map(line).collect();
@@ -79,6 +79,6 @@ fn the_backend_finds_the_box_and_goes_on_without_it() {
     assert!(all_say(&mut ranks, &cluster).starts_with("by the ranks "));
     ranks.iter_mut().for_each(|rank| rank.say("leave").unwrap());
     for rank in ranks {
-        rank.success(PATIENCE).unwrap();
+        rank.success(TIMEOUT).unwrap();
     }
 }

@@ -1,7 +1,7 @@
 //! Hosts in a VLAN: the hosts tag their frames, or a bridge does.
 
 use netsum_common::wire;
-use netsum_lab::cluster::{Cluster, JobSpec, Outcome, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Cluster, JobSpec, Outcome, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::Faults;
 use netsum_lab::tap::Tap;
 use netsum_lab::{Host, LabSpec};
@@ -101,7 +101,7 @@ fn results_on_the_wire_are_tagged_where_their_hosts_are() {
     assert_box(&group.all_reduce("i32", 20_000, 1).unwrap(), "seen");
     for (host, tap) in taps.iter().enumerate() {
         let is_data = |f: &[u8]| wire::parse(f).is_ok_and(|f| f.bth.opcode.is_rc_data());
-        let tags: Vec<_> = (0..50).map(|_| tag(&tap.receive(PATIENCE, is_data).unwrap())).collect();
+        let tags: Vec<_> = (0..50).map(|_| tag(&tap.receive(TIMEOUT, is_data).unwrap())).collect();
         let expected = tagged.contains(&host).then_some(5);
         assert!(tags.iter().all(|tag| *tag == expected), "host {host}: {tags:?}");
     }

@@ -12,24 +12,24 @@ use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{Host, Lab, LabSpec};
 use nix::sys::signal::Signal;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn start(host: &Host, words: &[&str]) -> Running {
     Running::start(words[0], host.command(words[0]).args(&words[1..])).unwrap()
 }
 
 fn end(host: &Host, words: &[&str]) -> Ended {
-    start(host, words).end(PATIENCE).unwrap()
+    start(host, words).end(TIMEOUT).unwrap()
 }
 
 fn said(host: &Host, words: &[&str]) -> String {
-    start(host, words).success(PATIENCE).unwrap()
+    start(host, words).success(TIMEOUT).unwrap()
 }
 
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -52,7 +52,7 @@ fn addresses_devices_and_kernels(lab: &Lab) {
     let namespace = lab.host(2);
     for (host, release) in [(lab.host(0), "6.1."), (lab.host(1), "6.12.")] {
         for ip in [host.ip(0), host.ip(1), host.ipv6(0), host.ipv6(1)] {
-            ping(namespace, ip, 2, PATIENCE).unwrap_or_else(|e| panic!("{ip}: {e:#}"));
+            ping(namespace, ip, 2, TIMEOUT).unwrap_or_else(|e| panic!("{ip}: {e:#}"));
         }
         let uname = said(host, &["uname", "-r"]);
         assert!(uname.starts_with(release), "{uname}");
@@ -69,9 +69,9 @@ fn addresses_devices_and_kernels(lab: &Lab) {
 fn input_outputs_and_exit_codes_come_through(vm: &Host) {
     let mut cat = start(vm, &["cat"]);
     cat.say("one").unwrap();
-    assert_eq!(cat.line(PATIENCE).unwrap(), "one", "at once, and not at the end");
+    assert_eq!(cat.line(TIMEOUT).unwrap(), "one", "at once, and not at the end");
     cat.say("two").unwrap();
-    assert_eq!(cat.success(PATIENCE).unwrap(), "one\ntwo\n");
+    assert_eq!(cat.success(TIMEOUT).unwrap(), "one\ntwo\n");
     let ended = end(vm, &["sh", "-c", "echo out; echo err >&2; exit 7"]);
     assert_eq!((ended.status.code(), &*ended.stdout, &*ended.stderr), (Some(7), "out\n", "err\n"));
     let ended = end(vm, &["no-such-program"]);
@@ -82,7 +82,7 @@ fn input_outputs_and_exit_codes_come_through(vm: &Host) {
     assert!(out.status.success() && out.stdout == vec![0; 5_000_000]);
     let env =
         Running::start("env", vm.command("env").env("NETSUM_X", "1").env("OTHER", "2")).unwrap();
-    let env = env.success(PATIENCE).unwrap();
+    let env = env.success(TIMEOUT).unwrap();
     assert!(
         env.contains("NETSUM_X=1") && !env.contains("OTHER") && env.contains("PATH=/usr/bin:"),
         "{env}"
@@ -92,16 +92,16 @@ fn input_outputs_and_exit_codes_come_through(vm: &Host) {
 fn signals_come_through_and_nothing_outlives_its_stand_in(vm: &Host) {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let mut shell = start(vm, &["sh", "-c", "echo up; exec sleep 1000"]);
-        shell.line(PATIENCE).unwrap();
+        shell.line(TIMEOUT).unwrap();
         shell.signal(signal).unwrap();
-        assert_eq!(shell.end(PATIENCE).unwrap().status.signal(), Some(signal as i32));
+        assert_eq!(shell.end(TIMEOUT).unwrap().status.signal(), Some(signal as i32));
     }
     let mut shell = start(vm, &["sh", "-c", "sleep 1000 & echo up; wait"]);
-    shell.line(PATIENCE).unwrap();
+    shell.line(TIMEOUT).unwrap();
     let sleeps = || end(vm, &["pidof", "sleep"]).status.success();
     assert!(sleeps());
     shell.signal(Signal::SIGKILL).unwrap();
-    assert_eq!(shell.end(PATIENCE).unwrap().status.signal(), Some(Signal::SIGKILL as i32));
+    assert_eq!(shell.end(TIMEOUT).unwrap().status.signal(), Some(Signal::SIGKILL as i32));
     wait_until("the program in the VM has been killed too", || !sleeps());
 }
 
@@ -141,7 +141,7 @@ fn a_vm_whose_owner_is_killed_while_it_boots_is_gone() {
     wait_until("QEMU runs", || pids().iter().any(is_qemu));
     let machines: Vec<u32> = pids().into_iter().filter(is_qemu).collect();
     victim.signal(Signal::SIGKILL).unwrap();
-    let ended = victim.end(PATIENCE).unwrap();
+    let ended = victim.end(TIMEOUT).unwrap();
     assert_eq!(ended.status.signal(), Some(Signal::SIGKILL as i32));
     wait_until("QEMU is gone", || !machines.iter().any(is_qemu));
     let left = || {

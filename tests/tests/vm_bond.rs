@@ -9,7 +9,7 @@ use netsum_lab::{Lab, LabSpec};
 
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
-fn a_job_survives_the_loss_of_slaves_and_bonds_that_cannot_be_ports_are_named() {
+fn a_job_survives_slave_loss_and_unfit_bonds_are_named() {
     bonds(Kernel::V6_12);
 }
 

@@ -12,7 +12,7 @@ use netsum_lab::vm::parts::Kernel;
 use serde_json::Value;
 
 /// The machine is emulated.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const TOKEN: &str = "a-token-of-all-jobs";
 /// The tolerance for memory that the kernel itself uses, in KiB.
 const NEARLY: u64 = 16 << 10;
@@ -84,8 +84,8 @@ fn job(number: u32) -> JobSpec {
     let rings = if number == 63 { 3 } else { 4 };
     JobSpec {
         rings,
-        timeout: PATIENCE,
-        connect_timeout: PATIENCE,
+        timeout: TIMEOUT,
+        connect_timeout: TIMEOUT,
         ..JobSpec::new(&format!("job{number}"), 2)
     }
 }
@@ -274,7 +274,7 @@ fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
     run(SET_UP);
     assert_eq!(run(profile).trim(), "netsum (enforce)");
 
-    let job = JobSpec { timeout: PATIENCE, connect_timeout: PATIENCE, ..JobSpec::new("train", 2) };
+    let job = JobSpec { timeout: TIMEOUT, connect_timeout: TIMEOUT, ..JobSpec::new("train", 2) };
     run(&format!("netsum {} --token {TOKEN}", job.create_arguments().join(" ")));
     let mut group = vec![cluster.ranks(&job, TOKEN, &one_on_each_host(2)).unwrap()];
     sums(&mut group, 1);

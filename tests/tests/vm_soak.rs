@@ -48,7 +48,7 @@ fn until_it_stands(cluster: &Cluster, ring: &mut VerbsRing) -> Result<(), String
 
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test --all"]
-fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
+fn no_ring_of_stock_hosts_stalls_without_a_reason() {
     let rings = variable("NETSUM_SOAK_RINGS", 6);
     let first = variable("NETSUM_SOAK_FIRST", 0);
     // 67 ms (4.096 us * 2^14).

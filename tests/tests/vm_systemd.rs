@@ -17,7 +17,7 @@ use netsum_lab::vm::parts::Kernel;
 use tempfile::TempDir;
 
 /// The machine is emulated.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const TOKEN: &str = "a-token-that-no-log-has";
 
 /// A box that runs Debian with systemd, two hosts, and the package.
@@ -76,7 +76,7 @@ impl Site {
             Running::start(&format!("host {i}"), &mut shell).unwrap()
         };
         let ranks: Vec<_> = commands.into_iter().enumerate().map(start).collect();
-        let said: Vec<_> = ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect();
+        let said: Vec<_> = ranks.into_iter().map(|rank| rank.success(TIMEOUT).unwrap()).collect();
         said[0].clone()
     }
 
@@ -94,8 +94,8 @@ impl Site {
         let start = Instant::now();
         while !condition() {
             assert!(
-                start.elapsed() < PATIENCE,
-                "not within {PATIENCE:?}: {what}\n{}",
+                start.elapsed() < TIMEOUT,
+                "not within {TIMEOUT:?}: {what}\n{}",
                 self.journal()
             );
             std::thread::sleep(Duration::from_millis(200));
@@ -110,7 +110,7 @@ impl Site {
 
 fn job() -> JobSpec {
     // The machine is slow, which must not make a rank count as dead.
-    JobSpec { timeout: PATIENCE, connect_timeout: PATIENCE, ..JobSpec::new("train", 2) }
+    JobSpec { timeout: TIMEOUT, connect_timeout: TIMEOUT, ..JobSpec::new("train", 2) }
 }
 
 fn create_job(site: &Site, job: &JobSpec) {
@@ -213,7 +213,7 @@ impl Work<'_> {
         let start = Instant::now();
         while self.short().mode != "box" {
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "{what}: {}{}",
                 self.group.log(),
                 self.site.journal()
@@ -366,7 +366,7 @@ fn stop_and_start(work: &mut Work) {
 fn reboot(work: &mut Work) {
     let site = work.site;
     // Ranks do not reach each other while the box boots.
-    let patient = JobSpec { name: "patient".into(), timeout: 5 * PATIENCE / 2, ..job() };
+    let patient = JobSpec { name: "patient".into(), timeout: 5 * TIMEOUT / 2, ..job() };
     create_job(site, &patient);
     // An address can have only one rank at a time.
     work.group.end();
@@ -506,7 +506,7 @@ fn the_package_does_what_systemd_and_dpkg_expect() {
 
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test --all"]
-fn a_job_goes_on_through_an_upgrade_and_returns_after_a_stop_and_a_reboot() {
+fn a_job_continues_through_an_upgrade_and_returns_after_a_stop_and_a_reboot() {
     the_package(|work| {
         upgrade(work);
         stop_and_start(work);

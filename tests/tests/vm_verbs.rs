@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{
-    Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, WORKER_PORT, program,
+    Answer, Cluster, Group, JobSpec, Outcome, TIMEOUT, WORKER_PORT, program,
 };
 use netsum_lab::faults::{Fault, Faults};
 use netsum_lab::process::Running;
@@ -152,7 +152,7 @@ fn perf(cluster: &Cluster) {
     let perfs: Vec<_> =
         (0..VMS).map(|rank| perf_command(cluster, "perf", &token, rank, arguments)).collect();
     let printed: Vec<String> =
-        perfs.into_iter().map(|perf| perf.success(2 * PATIENCE).unwrap()).collect();
+        perfs.into_iter().map(|perf| perf.success(2 * TIMEOUT).unwrap()).collect();
     let table = &printed[0];
     assert!(table.contains("rank 0 over rxe0 port 1 GID 1"), "{table}");
     assert!(table.contains("# wrong elements: 0;"), "{table}");
@@ -166,7 +166,7 @@ fn refusals(cluster: &Cluster) {
     let job = JobSpec { mtu: 2048, ..JobSpec::new("wide", VMS as u32) };
     let token = cluster.create_job(&job).unwrap();
     let refused_by = |name: &str, token: &str, arguments: &str, words: &str| {
-        let ended = perf_command(cluster, name, token, 0, arguments).end(PATIENCE).unwrap();
+        let ended = perf_command(cluster, name, token, 0, arguments).end(TIMEOUT).unwrap();
         assert!(
             !ended.status.success() && ended.stderr.contains(words),
             "{arguments}: {}",
@@ -183,7 +183,7 @@ fn refusals(cluster: &Cluster) {
     let interface_mtu = |mtu: &str| {
         let mut ip = cluster.lab().host(0).command("/usr/bin/ip");
         let ip = Running::start("ip", ip.args(["link", "set", "eth0", "mtu", mtu])).unwrap();
-        ip.success(PATIENCE).unwrap();
+        ip.success(TIMEOUT).unwrap();
     };
     // Enough for the packets, but Soft-RoCE reserves more.
     interface_mtu("2100");
@@ -197,7 +197,7 @@ fn death(cluster: &Cluster) {
     reduce(cluster, &mut group, "before a death", 10_000, "box");
     group.kill(1).unwrap();
     group.order_all_reduce("i32", 100_000, 3).unwrap();
-    for (rank, answer) in group.answers(PATIENCE).unwrap() {
+    for (rank, answer) in group.answers(TIMEOUT).unwrap() {
         let Answer::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
         assert!(error.contains("rank 1 "), "rank {rank}: {error}");
     }

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use netsum_lab::cluster::{
-    Cluster, Group, JobSpec, Outcome, PATIENCE, RankHost, one_on_each_host, program,
+    Cluster, Group, JobSpec, Outcome, RankHost, TIMEOUT, one_on_each_host, program,
 };
 use netsum_lab::faults::Faults;
 use netsum_lab::process::Running;
@@ -160,7 +160,7 @@ fn a_rank_that_is_killed_leaves_no_program_behind() {
     group.kill(1).unwrap();
     let start = Instant::now();
     while has_program(host) {
-        assert!(start.elapsed() < PATIENCE, "the program is still there");
+        assert!(start.elapsed() < TIMEOUT, "the program is still there");
         std::thread::sleep(Duration::from_millis(10));
     }
     // The queue is free for the next socket at once.
@@ -198,7 +198,7 @@ fn perf_with(cluster: &Cluster, capabilities: &str) -> String {
                 .split(' '),
         )
         .args(["--transport", "xdp", "--connect-timeout", "1"]);
-    let ended = Running::start("netsum-perf", &mut setpriv).unwrap().end(PATIENCE).unwrap();
+    let ended = Running::start("netsum-perf", &mut setpriv).unwrap().end(TIMEOUT).unwrap();
     assert!(!ended.status.success(), "{}", ended.stdout);
     ended.stderr
 }

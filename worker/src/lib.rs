@@ -48,7 +48,7 @@ pub use comm::{
     AdapterRetry, Bootstrap, CommConfig, Communicator, Pending, Room, Settings, Tls, Transport,
 };
 pub use netsum_collective::call::Op;
-pub use netsum_collective::error::{Error, Position, Unanswered};
+pub use netsum_collective::error::{Error, Position, UnreachableReason};
 pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};
 pub use numeric::element::{Dtype, Element, Owned};
 pub use numeric::layout::Layout;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use netsum_worker::{
-    Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, Unanswered,
+    Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, UnreachableReason,
     reference_sum,
 };
 
@@ -179,7 +179,7 @@ fn operations_in_flight_give_the_same_sums() {
 }
 
 #[test]
-fn operations_go_on_without_anybody_who_waits() {
+fn operations_continue_without_anybody_who_waits() {
     run(16, 2, LAYOUT, |mut comm| {
         let handle = comm.all_reduce_async(floats(comm.rank(), 300_000)).unwrap();
         let started = Instant::now();
@@ -372,7 +372,7 @@ fn a_rank_that_restarts_alone_learns_that_others_are_in_an_earlier_session() {
         both.wait();
         again.err()
     });
-    let why = Unanswered::Earlier;
+    let why = UnreachableReason::Earlier;
     assert!(
         matches!(&errors[0], Some(Error::Unreachable { rank: 1, why: w, .. }) if *w == why),
         "{errors:?}"
@@ -395,7 +395,7 @@ fn peers_in_another_order_at_one_rank_are_named() {
         threads.map(|thread| thread.join().unwrap()).into()
     });
     // Rank 1 takes rank 0's address for rank 2's.
-    let other = Unanswered::OtherPlace(address(30, 0));
+    let other = UnreachableReason::OtherPlace(address(30, 0));
     assert!(
         matches!(&errors[1], Error::Unreachable { rank: 0, why, .. } if *why == other),
         "{errors:?}"

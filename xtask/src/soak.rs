@@ -90,7 +90,7 @@ pub fn run(args: &SoakArgs) -> Result<()> {
                 ("NETSUM_SOAK_LOSS", args.loss.to_string()),
                 ("NETSUM_SOAK_KERNELS", kernel.to_string()),
             ];
-            long("vm_soak", "no_ring_of_stock_hosts_stands_still_without_a_reason", &env)
+            long("vm_soak", "no_ring_of_stock_hosts_stalls_without_a_reason", &env)
         });
     }
     let names = kernels.iter().map(Kernel::to_string).collect::<Vec<_>>().join(",");

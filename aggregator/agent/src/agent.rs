@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::{Address, Hop};
-use netsum_controller::executor::{Executor, programs_of_now};
+use netsum_controller::executor::{Executor, new_program_generation};
 use netsum_controller::state;
 use netsum_controller::waiters::Waiters;
 use netsum_core::ended::Ended;
-use netsum_core::plane::{FlowSeen, FlowSpec, RingSpec};
+use netsum_core::plane::{FlowSpec, FlowStats, RingSpec};
 use netsum_core::saved::Saved;
 use netsum_core::watch::{RingTimeouts, Watch};
 use netsum_core::{Action, Controller, Edge, JobSpec, Refusal};
@@ -21,7 +21,7 @@ use super::spread::Spreader;
 use super::tracers::Tracers;
 
 /// A manager that has not called for this long counts as gone; it calls every two seconds.
-pub const SILENT: Duration = Duration::from_secs(10);
+pub const MANAGER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The state of a box: the controller, and its agent as executor.
 pub type Shared = state::Shared<Agent>;
@@ -63,7 +63,7 @@ pub struct Reserved {
     /// As a fabric's manager reports: ranks behind other boxes, at the ports towards these, and the
     /// manager if it is behind a port of this box.
     pub fabric: HashMap<Address, u32>,
-    /// A manager elsewhere, at the port towards it. Removed after it has not called for [`SILENT`],
+    /// A manager elsewhere, at the port towards it. Removed after it has not called for [`MANAGER_TIMEOUT`],
     /// because it may be behind another port by then, and could not report that.
     pub manager: HashMap<Address, u32>,
     /// The time of its last call.
@@ -77,7 +77,7 @@ impl Agent {
             reserved: Reserved::default(),
             next_hops: HashMap::new(),
             spread: None,
-            programs: programs_of_now(),
+            programs: new_program_generation(),
             watch: Watch::new(timeouts),
             watchers: 0,
             ended: Ended::default(),
@@ -101,7 +101,7 @@ impl Agent {
     /// Forgets flows that ended long ago, and a manager that has not called for long, and detaches
     /// from former ports.
     pub fn tidy(&mut self, controller: &Controller, now: Instant) -> anyhow::Result<()> {
-        let is_silent = self.reserved.called.is_some_and(|called| now > called + SILENT);
+        let is_silent = self.reserved.called.is_some_and(|called| now > called + MANAGER_TIMEOUT);
         if is_silent && !self.reserved.manager.is_empty() {
             self.reserved.manager.clear();
             self.reserve()?;
@@ -202,8 +202,8 @@ impl Executor for Agent {
         self.programs
     }
 
-    fn flow_seen(&self, flow: &FlowSpec) -> Option<FlowSeen> {
-        self.plane.flow_seen(flow.key()).ok()
+    fn flow_stats(&self, flow: &FlowSpec) -> Option<FlowStats> {
+        self.plane.flow_stats(flow.key()).ok()
     }
 
     fn save(&self, saved: &mut Saved) {

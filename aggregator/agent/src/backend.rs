@@ -9,21 +9,21 @@ use netsum_api::v1 as api;
 use netsum_controller::backend::{Backend, Place};
 use netsum_controller::message::mac_text;
 use netsum_core::RankAddress;
-use netsum_core::port::Defect;
+use netsum_core::port::Problem;
 use tokio::sync::Mutex;
 use tonic::Status;
 
 use super::agent::{Agent, Shared};
 use super::netlink::Found;
 use super::network::Network;
-use super::{cause, diagnose};
+use super::{diagnose, path_cause};
 
 /// A box as its services see it.
 #[derive(Clone)]
 pub struct BoxBackend {
     shared: Shared,
     pub network: Network,
-    seen: Arc<Mutex<cause::Seen>>,
+    seen: Arc<Mutex<path_cause::Seen>>,
 }
 
 impl BoxBackend {
@@ -113,9 +113,9 @@ impl Backend for BoxBackend {
     }
 
     async fn path(&self, request: api::PathRequest) -> Result<api::PathReply, Status> {
-        let cause = cause::cause(&self.shared, &self.network, &self.seen, &request).await?;
+        let cause = path_cause::cause(&self.shared, &self.network, &self.seen, &request).await?;
         let reply = cause.map(|d| api::PathReply {
-            cause: format!("{}: {}", d.found, d.mend),
+            cause: format!("{}: {}", d.found, d.hint),
             certain: d.is_fatal,
         });
         Ok(reply.unwrap_or_default())
@@ -124,10 +124,10 @@ impl Backend for BoxBackend {
     fn job_aborted(&self, job: String, ports: HashSet<u32>) {
         let network = self.network.clone();
         tokio::spawn(async move {
-            for Defect { found, mend, .. } in network.obstacles(&ports).await {
+            for Problem { found, hint, .. } in network.obstacles(&ports).await {
                 log::warn!(
                     NETSUM_JOB = job;
-                    "job {job} has ended; possible cause: {found}: {mend}"
+                    "job {job} has ended; possible cause: {found}: {hint}"
                 );
             }
         });

@@ -12,7 +12,7 @@ use netsum_controller::state::HEARTBEAT;
 use netsum_controller::tls::Tls;
 use netsum_core::job::is_name;
 use netsum_core::tenant::Limits;
-use netsum_core::watch::{HOLD, RingTimeouts};
+use netsum_core::watch::{HELD_BACK_TIMEOUT, RingTimeouts};
 use serde::Deserialize;
 
 /// A configuration that has been checked.
@@ -359,7 +359,10 @@ impl Config {
             pin,
             state: file.restart.state,
             jobs,
-            timeouts: RingTimeouts { hold: HOLD, stall: Duration::from_millis(stall_ms) },
+            timeouts: RingTimeouts {
+                hold: HELD_BACK_TIMEOUT,
+                stall: Duration::from_millis(stall_ms),
+            },
             metrics,
             spread: file.spread,
             tenants,

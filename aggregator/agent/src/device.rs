@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use anyhow::{Context, Result, bail};
-use netsum_core::port::{Defect, PortFacts, defects, unfit, xdp_features};
+use netsum_core::port::{PortFacts, Problem, defects, unfit, xdp_features};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket,
     sockopt,
@@ -58,8 +58,8 @@ pub fn attach(
     attach: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let Interface { kind, part_of, mode_without_xdp, slaves, .. } = interface;
-    if let Some(Defect { found, mend, .. }) = unfit(kind, part_of, *mode_without_xdp) {
-        bail!("{found}; {mend}");
+    if let Some(Problem { found, hint, .. }) = unfit(kind, part_of, *mode_without_xdp) {
+        bail!("{found}; {hint}");
     }
     for slave in slaves {
         if slave.xdp.is_some() {
@@ -110,7 +110,7 @@ pub fn tell(interfaces: &[Interface], cpus: &[u32]) {
         match facts(interface, cpus) {
             Ok(facts) => {
                 for defect in defects(&PortFacts { xdp: true, ..facts }) {
-                    log::warn!(NETSUM_PORT = interface.name; "port {}: {}; {}", interface.name, defect.found, defect.mend);
+                    log::warn!(NETSUM_PORT = interface.name; "port {}: {}; {}", interface.name, defect.found, defect.hint);
                 }
             }
             Err(e) => log::warn!(NETSUM_PORT = interface.name; "port {}: {e:#}", interface.name),

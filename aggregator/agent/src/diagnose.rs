@@ -26,7 +26,7 @@ use super::path;
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Checks all active rings periodically.
-pub async fn keep_watch(shared: Shared) {
+pub async fn run_watch(shared: Shared) {
     let mut tick = tokio::time::interval(WATCH_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -138,7 +138,7 @@ pub async fn answer(
         for flow in inner.controller.job(&request.job).map_err(refused)?.flows.clone() {
             packets.insert(
                 (flow.ring, flow.rank),
-                inner.executor.plane.flow_seen(flow.key()).map_err(internal)?.packets,
+                inner.executor.plane.flow_stats(flow.key()).map_err(internal)?.packets,
             );
         }
         if inner.executor.watchers == 0 {
@@ -280,8 +280,8 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
             credit_used: ring.view.credit_used(member as usize, ring.spec.config.credit),
             packets: r.seen.packets,
             refused: r.seen.refused,
-            last_psn: r.seen.last_outcome.map(|_| r.seen.last_psn),
-            last_outcome: r.seen.last_outcome.map(|c| c.name().into()).unwrap_or_default(),
+            last_psn: r.seen.last_verdict.map(|_| r.seen.last_psn),
+            last_verdict: r.seen.last_verdict.map(|c| c.name().into()).unwrap_or_default(),
             last_ms: r.last.map(|t| t.as_millis() as u64),
             heartbeat_ms: r.heartbeat.map(|t| t.as_millis() as u64),
             missing: missing.contains(&r.flow.rank),
@@ -290,7 +290,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     api::RingDiagnosis {
         ring: ring.ring.0,
         low,
-        waits_ms: ring.waits.map(|t| t.as_millis() as u64),
+        stalled_ms: ring.waits.map(|t| t.as_millis() as u64),
         credit: ring.spec.config.credit,
         ranks: ranks.collect(),
         missing: missing.into_iter().map(|rank| ring.ranks[rank.0 as usize].sender.0).collect(),

@@ -21,7 +21,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const CHANGES: Duration = Duration::from_secs(1);
 
 /// Keeps the next hops of all active rings equal to the kernel's.
-pub async fn keep_hops(shared: Shared, netlink: Netlink) {
+pub async fn update_next_hops(shared: Shared, netlink: Netlink) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut last, mut at) = (Vec::new(), Instant::now());

@@ -15,7 +15,7 @@ use super::agent::{Inner, Shared};
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Passes first packets to the controller periodically, while some job is set up in band.
-pub async fn keep_listening(shared: Shared) {
+pub async fn poll_first_packets(shared: Shared) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut lines = Lines::new(Instant::now());
@@ -92,7 +92,7 @@ fn take(
     lines: &mut Lines,
     now: Instant,
 ) {
-    let (paused, released) = stop_if_it_may_begin_anew(inner, number, packets);
+    let (paused, released) = stop_if_it_may_restart_epoch(inner, number, packets);
     let Some(answer) = inner.controller.first_packets(number, packets, released, now) else {
         return;
     };
@@ -134,7 +134,7 @@ fn take(
 /// has released a sum. Without the pause, a sum could be released between the check and the end of
 /// the rings: some ranks would have it and not send for it again, and others would wait for it.
 /// Returns the paused rings, and whether a sum has been released.
-fn stop_if_it_may_begin_anew(
+fn stop_if_it_may_restart_epoch(
     inner: &mut Inner,
     number: RingNumber,
     packets: &[FirstPacket],
@@ -142,7 +142,8 @@ fn stop_if_it_may_begin_anew(
     let has_released = |inner: &Inner| {
         inner.controller.job_in_band(number).is_some_and(|job| has_released(inner, job))
     };
-    if has_released(inner) || !packets.iter().any(|packet| inner.controller.may_begin_anew(packet))
+    if has_released(inner)
+        || !packets.iter().any(|packet| inner.controller.may_restart_epoch(packet))
     {
         return (Vec::new(), has_released(inner));
     }

@@ -3,7 +3,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`run`] | `netsum run`; [`begin`]: the start, where a daemon was killed |
+//! | [`run`] | `netsum run`; [`startup`]: the start, where a daemon was killed |
 //! | [`config`] | the configuration file |
 //! | [`agent`] | the controller's executor: its actions, in the data plane |
 //! | [`backend`] | what the controller's services want to know of this machine |
@@ -14,7 +14,7 @@
 //! | `chosen` | the interfaces that a configuration names |
 //! | `filters` | nftables chains that see what the bridge forwards |
 //! | [`device`] | what a driver reports about a port, over ethtool and netdev netlink |
-//! | [`own`] | the box's own addresses, which no port may carry |
+//! | [`own_addresses`] | the box's own addresses, which no port may carry |
 //! | [`hops`] | next hops of members that this box routes to |
 //! | [`lldp`] | which port is linked to which; [`neighbours`]: what ports have heard |
 //! | [`bandwidth_probes`] | bandwidth probes, which measure a link's rate; `frames` sends their frames |
@@ -35,9 +35,6 @@
 pub mod agent;
 pub mod backend;
 pub mod bandwidth_probes;
-pub mod begin;
-mod cause;
-mod chosen;
 pub mod clock;
 pub mod config;
 pub mod device;
@@ -55,9 +52,11 @@ pub mod metrics;
 pub mod neighbours;
 pub mod netlink;
 pub mod network;
-pub mod own;
+pub mod own_addresses;
 pub mod packet;
 mod path;
+mod path_cause;
+mod port_selection;
 pub mod privileges;
 pub mod reload;
 mod rtnl;
@@ -65,6 +64,7 @@ pub mod run;
 pub mod service;
 pub mod spread;
 mod spread_uplinks;
+pub mod startup;
 pub mod systemd;
 pub mod trace;
 pub mod tracers;

@@ -34,8 +34,8 @@ pub async fn serve(
     admin: UnixListener,
     workers: Option<WorkerPort>,
 ) -> Result<()> {
-    let watch = tokio::spawn(diagnose::keep_watch(shared.clone()));
-    let listening = tokio::spawn(in_band::keep_listening(shared.clone()));
+    let watch = tokio::spawn(diagnose::run_watch(shared.clone()));
+    let listening = tokio::spawn(in_band::poll_first_packets(shared.clone()));
     let backend = BoxBackend::new(shared, network);
     let routes = Routes::new(AgentServer::new(AgentService::new(backend.clone())));
     let result = serve::serve(backend, routes, admin, workers).await;

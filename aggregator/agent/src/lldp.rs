@@ -13,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::agent::Shared;
 use super::frames::{HEADER, NEAREST, send};
-use super::neighbours::{Heard, Neighbour};
+use super::neighbours::{LldpNeighbours, Neighbour};
 use super::netlink::{Interface, Netlink};
 
 /// Interval between frames, and their time to live: two may be lost.
@@ -49,7 +49,12 @@ pub fn chassis_id() -> io::Result<String> {
 }
 
 /// Sends and receives frames on all of netsum's ports. `netlink` reports the neighbours in `heard`.
-pub async fn keep_talking(socket: Socket, shared: Shared, netlink: Netlink, heard: Heard) {
+pub async fn send_and_receive(
+    socket: Socket,
+    shared: Shared,
+    netlink: Netlink,
+    heard: LldpNeighbours,
+) {
     // SAFETY: the socket owns its descriptor for as long as it lives, and always returns the same
     // one.
     let socket = match unsafe { AsyncFd::register(socket) } {
@@ -92,7 +97,7 @@ async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, mach
 }
 
 /// Records the next frame.
-async fn hear(socket: &AsyncFd<Socket>, heard: &Heard) -> io::Result<()> {
+async fn hear(socket: &AsyncFd<Socket>, heard: &LldpNeighbours) -> io::Result<()> {
     let mut guard = socket.readable().await?;
     let mut frame = [0; 1600];
     let received =
@@ -227,7 +232,7 @@ mod tests {
         }
 
         #[test]
-        fn a_frame_that_was_damaged_says_nothing_that_a_terminal_takes_for_an_order(
+        fn damaged_frames_yield_no_control_characters(
             at in HEADER..40usize, by in 1u8.., length in 0usize..200,
         ) {
             let mut damaged = frame(MAC, ["a chassis with a long id", "leaf0"], "swp9");

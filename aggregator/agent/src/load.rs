@@ -40,7 +40,7 @@ pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow
         state,
         ranks: flows
             .iter()
-            .map(|f| inner.executor.plane.flow_seen(f.key()))
+            .map(|f| inner.executor.plane.flow_stats(f.key()))
             .collect::<Result<_, _>>()?,
         base_psns: flows.iter().map(|f| f.base_psn).collect(),
     })

@@ -20,13 +20,13 @@ pub struct Neighbour {
 
 /// What ports have heard, by interface number.
 #[derive(Clone, Debug)]
-pub struct Heard {
+pub struct LldpNeighbours {
     /// The LLDP chassis id of this daemon.
     pub own: Arc<str>,
     by_port: Arc<Mutex<HashMap<u32, (Neighbour, Instant)>>>,
 }
 
-impl Heard {
+impl LldpNeighbours {
     /// Empty.
     pub fn new(own: &str) -> Self {
         Self { own: own.into(), by_port: Arc::default() }
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn what_was_heard_holds_for_its_time() {
-        let (heard, now) = (Heard::new("own"), Instant::now());
+        let (heard, now) = (LldpNeighbours::new("own"), Instant::now());
         let ttl = Duration::from_secs(3);
         let said = Neighbour {
             mac: [2; 6],

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use netsum_controller::message::mac_from_text;
 use netsum_core::bridging::{Bridged, obstacles};
-use netsum_core::port::Defect;
+use netsum_core::port::Problem;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
@@ -20,11 +20,11 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
 use super::bandwidth_probes::BandwidthProbes;
-use super::chosen::Chosen;
 use super::filters::filters;
 use super::link::HEADER;
 pub use super::link::Interface;
-use super::neighbours::Heard;
+use super::neighbours::LldpNeighbours;
+use super::port_selection::Chosen;
 use super::rtnl::{Raw, Rtnl};
 use crate::config::Ports;
 
@@ -33,7 +33,7 @@ use crate::config::Ports;
 pub struct Netlink {
     rtnl: Rtnl,
     /// The neighbours that ports hear; `None` without LLDP.
-    pub heard: Option<Heard>,
+    pub heard: Option<LldpNeighbours>,
     /// Sends and receives bandwidth probes; `None` without a socket for them.
     pub bandwidth_probes: Option<BandwidthProbes>,
 }
@@ -55,7 +55,7 @@ impl Netlink {
     }
 
     /// Why bridges may not forward between these ports.
-    pub async fn obstacles(&self, ports: &HashSet<u32>) -> Result<Vec<Defect>> {
+    pub async fn obstacles(&self, ports: &HashSet<u32>) -> Result<Vec<Problem>> {
         let all = self.interfaces().await?;
         let ports: Vec<&Interface> = all.iter().filter(|l| ports.contains(&l.ifindex)).collect();
         let bridges: HashSet<u32> = ports.iter().filter_map(|l| l.bridge).collect();
@@ -426,7 +426,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_list_that_nobody_waits_for_any_more_does_not_keep_the_next_from_being_made() {
+    async fn an_abandoned_dump_does_not_block_the_next() {
         let netlink = Netlink::open().unwrap();
         for _ in 0..1000 {
             // Started, and cancelled at once.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use netsum_controller::message::{mac_from_text, mac_text};
-use netsum_core::port::Defect;
+use netsum_core::port::Problem;
 
 use super::link::Interface;
 use super::netlink::{Found, Netlink, NextHop};
@@ -70,7 +70,7 @@ impl Network {
     }
 
     /// Why the bridge may not forward between these ports.
-    pub async fn obstacles(&self, ports: &HashSet<u32>) -> Vec<Defect> {
+    pub async fn obstacles(&self, ports: &HashSet<u32>) -> Vec<Problem> {
         let Self::Kernel(netlink) = self else { return Vec::new() };
         netlink.obstacles(ports).await.unwrap_or_else(|e| {
             log::warn!("cannot read whether the bridge forwards between ports: {e:#}");

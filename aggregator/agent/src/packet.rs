@@ -59,12 +59,12 @@ pub fn packet_message(
     }
 }
 
-fn slot_message(event: &TraceEvent, ring: &RingOfJob) -> api::SlotSeen {
+fn slot_message(event: &TraceEvent, ring: &RingOfJob) -> api::SlotSnapshot {
     let is = |flag: u32| event.slot_flags & flag != 0;
     // As in the slot machine, every rank has contributed to released sums.
     let expected =
         if serial::before(event.expected, event.low) { event.low } else { event.expected };
-    api::SlotSeen {
+    api::SlotSnapshot {
         rank: ring.sender(event.rank),
         index: event.index,
         low: event.low,

@@ -7,9 +7,9 @@ use netsum_api::v1 as api;
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Frame};
 use netsum_core::diagnose::{Finding, UnknownFlow};
-use netsum_core::path::{Evidence, Stray, astray, bypass_sender, of_port};
+use netsum_core::path::{Evidence, Misplaced, bypass_sender, misplaced, of_port};
 use netsum_core::plane::unmapped;
-use netsum_core::port::{Defect, PortFacts, bearable};
+use netsum_core::port::{PortFacts, Problem, tolerable};
 use netsum_core::{Job, Rank};
 
 use super::agent::{Inner, Shared};
@@ -29,14 +29,14 @@ pub fn watch_strays(shared: &Shared) -> Option<trace::Tracing> {
 }
 
 /// The packets noted.
-pub fn strays(tracing: Option<trace::Tracing>) -> Vec<Stray> {
+pub fn strays(tracing: Option<trace::Tracing>) -> Vec<Misplaced> {
     let packets = tracing.map(|mut tracing| tracing.taken()).unwrap_or_default();
     let stray = |frame: &[u8], port: String| {
         let mut headers = Frame::EMPTY;
         // The source is known even if the rest cannot be parsed.
         let is_roce = wire::parse_into(frame, &mut headers).is_ok();
         let to = is_roce.then(|| (unmapped(headers.dst_ip), headers.bth.qpn));
-        Stray { src: unmapped(headers.src_ip), to, port }
+        Misplaced { src: unmapped(headers.src_ip), to, port }
     };
     let strays = packets.into_iter().map(|p| stray(&p.frame, p.port));
     let mut known = HashSet::new();
@@ -73,10 +73,10 @@ pub fn evidence(
     inner: &Inner,
     job: &Job,
     facts: &[PortFacts],
-    strays: &[Stray],
+    strays: &[Misplaced],
     unknown_flows: &[UnknownFlow],
 ) -> Evidence {
-    let sums_arrive = job.epoch.as_ref().is_none_or(|epoch| !epoch.without_box);
+    let sums_arrive = job.epoch.as_ref().is_none_or(|epoch| !epoch.on_host_ring);
     let is_home = |s: &&UnknownFlow| {
         job.flows.iter().any(|flow| flow.src == s.src && flow.ifindex == s.ifindex)
     };
@@ -86,12 +86,12 @@ pub fn evidence(
     let has_contributed = |rank| {
         let mut flows = job.flows.iter().filter(|flow| job.sender(flow.rank) == rank);
         flows.any(|flow| {
-            inner.executor.plane.flow_seen(flow.key()).is_ok_and(|s| s.packets != s.refused)
+            inner.executor.plane.flow_stats(flow.key()).is_ok_and(|s| s.packets != s.refused)
         })
     };
     let is_home = |rank| bypass.contains(&rank) || has_contributed(rank);
     Evidence {
-        astray: astray(job, strays, |ifindex| inner.controller.port_name(ifindex), is_home),
+        misplaced: misplaced(job, strays, |ifindex| inner.controller.port_name(ifindex), is_home),
         ports: facts.iter().flat_map(|facts| of_port(job.mtu(), facts, sums_arrive)).collect(),
         bypass,
         ..Evidence::default()
@@ -99,9 +99,9 @@ pub fn evidence(
 }
 
 /// The findings that blame a rank.
-pub fn of_ranks(findings: &[Finding]) -> Vec<Defect> {
+pub fn of_ranks(findings: &[Finding]) -> Vec<Problem> {
     let of_rank = |f: &Finding| {
-        f.rank.map(|rank| bearable(format!("rank {rank}: {}", f.what), f.next.clone()))
+        f.rank.map(|rank| tolerable(format!("rank {rank}: {}", f.what), f.next.clone()))
     };
     findings.iter().filter_map(of_rank).collect()
 }
@@ -128,7 +128,7 @@ pub fn of_ring(inner: &Inner, job: &Job, test: u32) -> Vec<api::PathOfRank> {
     let of = |(rank, next): (&Rank, &Rank)| {
         let flows = || job.flows.iter().filter(|flow| job.sender(flow.rank) == *rank);
         let seen: Vec<_> =
-            flows().filter_map(|f| inner.executor.plane.flow_seen(f.key()).ok()).collect();
+            flows().filter_map(|f| inner.executor.plane.flow_stats(f.key()).ok()).collect();
         api::PathOfRank {
             rank: rank.0,
             next: next.0,

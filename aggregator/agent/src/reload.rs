@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use netsum_controller::executor::programs_of_now;
+use netsum_controller::executor::new_program_generation;
 use tokio::signal::unix::Signal;
 
 use super::agent::{Inner, Shared};
-use super::chosen::Chosen;
 use super::device;
 use super::memory;
 use super::netlink::{Interface, Netlink};
+use super::port_selection::Chosen;
 use super::systemd;
 use crate::config::Config;
 
@@ -182,7 +182,7 @@ impl Reloader {
                         interface.name
                     );
                     self.refused.remove(&interface.ifindex);
-                    inner.executor.programs = programs_of_now();
+                    inner.executor.programs = new_program_generation();
                 }
                 Err(e) if self.refused.insert(interface.ifindex) => {
                     log::error!(NETSUM_PORT = interface.name; "port {}: {e:#}", interface.name)
@@ -191,7 +191,7 @@ impl Reloader {
             }
         }
         if !gone.is_empty() {
-            let actions = inner.controller.ports_gone(&gone);
+            let actions = inner.controller.ports_removed(&gone);
             if let Err(e) = inner.carry_out(None, actions) {
                 log::error!("{}", e.message());
             }

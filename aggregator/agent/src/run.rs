@@ -11,7 +11,7 @@ use netsum_controller::socket::{self, SocketFile};
 use netsum_controller::store::Wanted;
 use netsum_controller::tls;
 use netsum_core::{Controller, JobSpec, largest_mtu};
-use netsum_dataplane::{Logger, online_cpus, speed};
+use netsum_dataplane::{Logger, aggregation_rate, online_cpus};
 use rtnetlink::MulticastGroup;
 use socket2::Socket;
 use tokio::io::unix::AsyncFd;
@@ -22,17 +22,18 @@ use tonic::transport::ServerTlsConfig;
 
 use super::agent::{Agent, Shared};
 use super::bandwidth_probes::{self, BandwidthProbes};
-use super::begin::{Begun, begin, hold};
-use super::chosen::Chosen;
 use super::link::Interface;
 use super::listen::{manager_tls, serve, serve_manager};
 use super::netlink::Netlink;
 use super::network::Network;
+use super::port_selection::Chosen;
 use super::reload::Reloader;
 use super::rtnl::Changes;
 use super::spread::Spreader;
+use super::startup::{Begun, begin, hold};
 use super::{
-    device, hops, lldp, memory, metrics, neighbours, own, privileges, spread_uplinks, systemd,
+    device, hops, lldp, memory, metrics, neighbours, own_addresses, privileges, spread_uplinks,
+    systemd,
 };
 use crate::config::Config;
 
@@ -156,12 +157,12 @@ impl Ready {
         let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let changes = Changes::open(&groups).context("netlink")?;
         // Before ranks can connect.
-        own::look(&shared, &netlink).await?;
+        own_addresses::look(&shared, &netlink).await?;
         if let Some(socket) = self.lldp {
             let own = lldp::chassis_id().context("LLDP: a random chassis id")?;
-            let heard = neighbours::Heard::new(&own);
+            let heard = neighbours::LldpNeighbours::new(&own);
             netlink.heard = Some(heard.clone());
-            tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
+            tokio::spawn(lldp::send_and_receive(socket, shared.clone(), netlink.clone(), heard));
         }
         netlink.bandwidth_probes = self.bandwidth_probes.map(BandwidthProbes::new);
         let names: Vec<&str> = self.interfaces.iter().map(|l| l.name.as_str()).collect();
@@ -206,8 +207,8 @@ impl Ready {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hand_over = signal(SignalKind::user_defined1())?;
         tokio::spawn(systemd::keep_alive(shared.clone()));
-        tokio::spawn(own::keep(shared.clone(), netlink.clone(), changes));
-        tokio::spawn(hops::keep_hops(shared.clone(), netlink.clone()));
+        tokio::spawn(own_addresses::keep(shared.clone(), netlink.clone(), changes));
+        tokio::spawn(hops::update_next_hops(shared.clone(), netlink.clone()));
         if !config.spread.is_empty() {
             tokio::spawn(spread_uplinks::keep(shared.clone(), netlink.clone()));
         }
@@ -280,19 +281,19 @@ impl Ready {
 /// that the ports carry.
 fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
     let mtu = largest_mtu(interfaces.iter().map(|l| l.mtu).min()?);
-    let aggregation_rate = speed::aggregation_rate(mtu).inspect_err(|e| {
+    let rate = aggregation_rate::measure(mtu).inspect_err(|e| {
         log::warn!(
             "cannot measure the aggregation rate, so plans assume that the box keeps up \
                     with its links: {e:#}"
         )
     });
-    let aggregation_rate = aggregation_rate.ok()?;
+    let rate = rate.ok()?;
     log::info!(
         "aggregation rate: {} MB/s on each of {} CPUs at path MTU {mtu}",
-        aggregation_rate / 1_000_000,
+        rate / 1_000_000,
         cpus.len()
     );
-    Some(aggregation_rate)
+    Some(rate)
 }
 
 async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::TcpListener> {

@@ -358,7 +358,7 @@ fn ring_message(
         low: load.low,
         credit: ring.config.credit,
         credit_used: load.credit_used,
-        waits_ms: load.waits.map(|t| t.as_millis() as u64),
+        stalled_ms: load.waits.map(|t| t.as_millis() as u64),
     })
 }
 

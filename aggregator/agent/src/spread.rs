@@ -11,8 +11,8 @@ use netsum_dataplane::pins::Pins;
 use netsum_dataplane::spread::{Ends, Spread, Uplink};
 use tonic::Status;
 
-use super::chosen::Chosen;
 use super::link::Interface;
+use super::port_selection::Chosen;
 use crate::config::Ports;
 
 /// Interval at which the bytes of flows are summed.
@@ -71,8 +71,8 @@ impl Spreader {
         let is_host =
             |l: &&Interface| ports.contains(&l.ifindex) && !ifindexes.contains(&l.ifindex);
         let hosts = interfaces.iter().filter(is_host);
-        let doors: HashSet<u32> = hosts.map(|l| l.bridge.unwrap_or(l.ifindex)).collect();
-        self.spread.set_doors(&doors)
+        let attachments: HashSet<u32> = hosts.map(|l| l.bridge.unwrap_or(l.ifindex)).collect();
+        self.spread.attach_only(&attachments)
     }
 
     /// Detaches the program.
@@ -80,7 +80,7 @@ impl Spreader {
     /// # Errors
     /// If the kernel refuses.
     pub fn end(mut self) -> Result<()> {
-        self.spread.set_doors(&HashSet::new())
+        self.spread.attach_only(&HashSet::new())
     }
 
     /// All uplinks and flows.

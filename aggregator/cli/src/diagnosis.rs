@@ -39,7 +39,7 @@ pub struct Ring {
     /// Ranks that have not contributed to it.
     pub missing: Vec<u32>,
     /// Milliseconds that it has stood still with something pending; null if nothing is pending.
-    pub waits_ms: Option<u64>,
+    pub stalled_ms: Option<u64>,
     /// Fragments that a rank may send beyond `low`.
     pub credit: u32,
     /// Its ranks.
@@ -70,7 +70,7 @@ pub struct Rank {
     /// PSN of the last one; null before the first.
     pub last_psn: Option<u32>,
     /// The counter of its outcome; empty before the first.
-    pub last_outcome: String,
+    pub last_verdict: String,
     /// Milliseconds since it arrived; null if unknown.
     pub last_ms: Option<u64>,
     /// Milliseconds since its process's last heartbeat; null for applications that do not use
@@ -104,7 +104,7 @@ impl From<api::RankDiagnosis> for Rank {
             packets: r.packets,
             refused: r.refused,
             last_psn: r.last_psn,
-            last_outcome: r.last_outcome,
+            last_verdict: r.last_verdict,
             last_ms: r.last_ms,
             heartbeat_ms: r.heartbeat_ms,
         }
@@ -124,7 +124,7 @@ impl From<api::Diagnosis> for Diagnosis {
             ring: r.ring,
             low: r.low,
             missing: r.missing,
-            waits_ms: r.waits_ms,
+            stalled_ms: r.stalled_ms,
             credit: r.credit,
             ranks: r.ranks.into_iter().map(Rank::from).collect(),
         };
@@ -156,7 +156,7 @@ fn rank_line(out: &mut impl Write, r: &Rank, credit: u32) -> Result<()> {
     }
     if let Some(psn) = r.last_psn {
         let when = r.last_ms.map_or_else(|| "before the watch".into(), ago);
-        write!(out, "  last PSN {psn:#x}, {}, {when}", r.last_outcome)?;
+        write!(out, "  last PSN {psn:#x}, {}, {when}", r.last_verdict)?;
     }
     if let Some(ms) = r.heartbeat_ms {
         write!(out, "  heartbeat {}", ago(ms))?;
@@ -173,7 +173,7 @@ pub fn diagnosis(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Res
     }
     writeln!(out, "{NAME}{}:{NAME:#} {}  ranks {}", d.job, d.state.name(), d.ranks)?;
     for r in &d.rings {
-        match r.waits_ms {
+        match r.stalled_ms {
             Some(ms) => {
                 let missing: Vec<String> = r.missing.iter().map(u32::to_string).collect();
                 let ranks = if missing.is_empty() { "none".into() } else { missing.join(" ") };
@@ -221,7 +221,7 @@ mod tests {
             packets: 6,
             refused: u32::from(missing),
             last_psn: Some(0x105),
-            last_outcome: if missing { "rx_icrc_encapsulated" } else { "fragments" }.into(),
+            last_verdict: if missing { "rx_icrc_encapsulated" } else { "fragments" }.into(),
             last_ms: (!missing).then_some(1234),
             heartbeat_ms: Some(300),
             missing,
@@ -240,7 +240,7 @@ mod tests {
                 ring: 0,
                 low: 5,
                 missing: vec![1],
-                waits_ms: Some(61_500),
+                stalled_ms: Some(61_500),
                 credit: 128,
                 ranks: vec![rank(0, false), rank(1, true)],
             }],

@@ -174,7 +174,7 @@ pub fn flows(out: &mut impl Write, format: Format, jobs: Vec<api::Job>) -> Resul
             attribute("packets", f.packets),
             styled(format!("refused {}", f.refused), if f.refused > 0 { FAIR } else { PLAIN }),
         ];
-        if let (Some(psn), Some(outcome)) = (f.last_psn, &f.last_outcome) {
+        if let (Some(psn), Some(outcome)) = (f.last_psn, &f.last_verdict) {
             seen.push(plain(format!("last psn {psn:#x} {outcome}")));
         }
         entry.attributes(0, seen);
@@ -199,7 +199,7 @@ pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Res
             attribute("memory", Size(r.memory)),
         ]);
         let waits =
-            r.waits_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
+            r.stalled_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
         entry.attributes(
             0,
             vec![
@@ -410,11 +410,11 @@ mod tests {
                 qpn: 0x11,
                 psn: 0xabc,
                 src_mac: String::new(),
-                seen: Some(api::FlowSeen {
+                seen: Some(api::FlowStats {
                     packets: 7,
                     refused: 1,
                     last_psn: Some(0xabd),
-                    last_outcome: "fragments".into(),
+                    last_verdict: "fragments".into(),
                 }),
             }],
             token: "secret".into(),
@@ -478,7 +478,7 @@ mod tests {
 
     #[test]
     fn rings_as_text() {
-        let ring = |ring: u32, waits_ms: Option<u64>| api::Ring {
+        let ring = |ring: u32, stalled_ms: Option<u64>| api::Ring {
             job: "train".into(),
             ring,
             id: 9 + ring,
@@ -492,7 +492,7 @@ mod tests {
             low: 77,
             credit: 128,
             credit_used: vec![12 * ring, 0],
-            waits_ms,
+            stalled_ms,
         };
         insta::assert_snapshot!(text(|o| rings(
             o,

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_come_go_or_begin_anew_give_no_nonsense() {
+    fn jobs_that_come_go_or_begin_again_give_no_nonsense() {
         let rates = between(
             &reading(0, &[("gone", 9), ("anew", 5000)]),
             &reading(1000, &[("anew", 7), ("new", 9)]),

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::failure::Result;
 use super::format::Format;
 use super::layout::{BAD, FAIR, GOOD, NAME, PLAIN};
-use super::trace::{self, SlotSeen, Transport};
+use super::trace::{self, SlotSnapshot, Transport};
 
 /// Simulated outcomes of the frames of a file.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -42,7 +42,7 @@ pub struct Simulated {
     /// Ring of the job, from 0.
     pub ring: Option<u32>,
     /// Its place, with the state of ring and slot right after it; null if it belongs to no flow.
-    pub slot: Option<SlotSeen>,
+    pub slot: Option<SlotSnapshot>,
     /// Its outcome.
     pub outcome: Outcome,
     /// Names of the counters that count it, in each program that it meets.

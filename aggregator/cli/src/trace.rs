@@ -42,7 +42,7 @@ pub struct Packet {
     /// Its transport header; null if it has none.
     pub transport: Option<Transport>,
     /// Its place and the state of its slot; null if it belongs to no flow.
-    pub slot: Option<SlotSeen>,
+    pub slot: Option<SlotSnapshot>,
     /// Packets lost right before this one, because buffers were full.
     pub lost: u64,
 }
@@ -64,7 +64,7 @@ pub struct Transport {
 
 /// State of ring and slot right after a packet.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct SlotSeen {
+pub struct SlotSnapshot {
     /// The rank that sent it or, at egress, gets it.
     pub rank: u32,
     /// The fragment's index.
@@ -85,8 +85,8 @@ pub struct SlotSeen {
     pub released: bool,
 }
 
-impl From<api::SlotSeen> for SlotSeen {
-    fn from(s: api::SlotSeen) -> Self {
+impl From<api::SlotSnapshot> for SlotSnapshot {
+    fn from(s: api::SlotSnapshot) -> Self {
         Self {
             rank: s.rank,
             index: s.index,
@@ -161,7 +161,7 @@ impl Packet {
             what,
             len: p.len,
             transport,
-            slot: p.slot.map(SlotSeen::from),
+            slot: p.slot.map(SlotSnapshot::from),
             lost,
         }
     }
@@ -188,7 +188,7 @@ impl Packet {
 }
 
 /// A packet's place, and the state of its slot.
-pub fn place(job: &str, ring: u32, slot: Option<&SlotSeen>) -> String {
+pub fn place(job: &str, ring: u32, slot: Option<&SlotSnapshot>) -> String {
     let mut text = format!("{job}/{ring}");
     let Some(s) = slot else { return text };
     text += &format!(" rank {} index {} low {}", s.rank, s.index, s.low);
@@ -381,14 +381,14 @@ mod tests {
         }
     }
 
-    fn of_job(program: &str, verdict: &[&str], slot: api::SlotSeen) -> api::TracedPacket {
-        let slot = api::SlotSeen { rank: 0, index: 17, ranks: 3, ..slot };
+    fn of_job(program: &str, verdict: &[&str], slot: api::SlotSnapshot) -> api::TracedPacket {
+        let slot = api::SlotSnapshot { rank: 0, index: 17, ranks: 3, ..slot };
         let p = packet(program, verdict, frame());
         api::TracedPacket { job: "train".into(), ring: Some(0), slot: Some(slot), ..p }
     }
 
     fn examples() -> Vec<(api::TracedPacket, u64)> {
-        let slot = |low, holds, contributors: &[u32]| api::SlotSeen {
+        let slot = |low, holds, contributors: &[u32]| api::SlotSnapshot {
             low,
             holds,
             contributors: contributors.to_vec(),
@@ -403,7 +403,7 @@ mod tests {
                 of_job(
                     "aggregate",
                     &["fragments", "completed", "released"],
-                    api::SlotSeen {
+                    api::SlotSnapshot {
                         complete: true,
                         released: true,
                         ..slot(18, Some(17), &[0, 1, 2])
@@ -416,7 +416,7 @@ mod tests {
                 of_job(
                     "aggregate",
                     &["rx_icrc_encapsulated"],
-                    api::SlotSeen { gap: 3, ..slot(14, None, &[]) },
+                    api::SlotSnapshot { gap: 3, ..slot(14, None, &[]) },
                 ),
                 0,
             ),

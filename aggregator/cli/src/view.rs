@@ -141,7 +141,7 @@ pub struct Flow {
     /// PSN of the last one; null before the first.
     pub last_psn: Option<u32>,
     /// The counter of the last one's outcome; null before the first.
-    pub last_outcome: Option<String>,
+    pub last_verdict: Option<String>,
 }
 
 impl Flow {
@@ -160,7 +160,7 @@ impl Flow {
             packets: seen.packets,
             refused: seen.refused,
             last_psn: seen.last_psn,
-            last_outcome: seen.last_psn.map(|_| seen.last_outcome),
+            last_verdict: seen.last_psn.map(|_| seen.last_verdict),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::SystemTime;
 
-use netsum_core::plane::{FlowSeen, FlowSpec};
+use netsum_core::plane::{FlowSpec, FlowStats};
 use netsum_core::saved::Saved;
 use netsum_core::{Action, Controller, JobSpec, Refusal};
 
@@ -42,14 +42,14 @@ pub trait Executor: Send + 'static {
     fn programs(&self, job: &str) -> u64;
 
     /// What has arrived on a flow; `None` if that is known elsewhere.
-    fn flow_seen(&self, flow: &FlowSpec) -> Option<FlowSeen>;
+    fn flow_stats(&self, flow: &FlowSpec) -> Option<FlowStats>;
 
     /// Adds the executor's own part of what the next daemon has to know.
     fn save(&self, saved: &mut Saved);
 }
 
 /// A number for programs that were just attached. Never 0.
-pub fn programs_of_now() -> u64 {
+pub fn new_program_generation() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
         | 1
 }

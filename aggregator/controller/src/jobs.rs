@@ -79,15 +79,15 @@ pub fn shown<E: Executor>(
     message.tenant.clone_from(&job.spec.tenant);
     // The box may have learned addresses that were not given.
     for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
-        let Some(seen) = inner.executor.flow_seen(spec) else { continue };
+        let Some(seen) = inner.executor.flow_stats(spec) else { continue };
         if let Some(mac) = seen.mac {
             flow.src_mac = mac_text(mac);
         }
-        flow.seen = Some(api::FlowSeen {
+        flow.seen = Some(api::FlowStats {
             packets: seen.packets,
             refused: seen.refused,
-            last_psn: seen.last_outcome.map(|_| seen.last_psn),
-            last_outcome: seen.last_outcome.map(|c| c.name().into()).unwrap_or_default(),
+            last_psn: seen.last_verdict.map(|_| seen.last_psn),
+            last_verdict: seen.last_verdict.map(|c| c.name().into()).unwrap_or_default(),
         });
     }
     message
@@ -118,7 +118,7 @@ impl<B: Backend> Jobs for JobsService<B> {
     ) -> Answer<api::DeleteJobReply> {
         let mut inner = self.shared().order(election(&request)?)?;
         let api::DeleteJobRequest { name, forget_connections } = request.into_inner();
-        let flows = inner.controller.job(&name).map(Job::ever_had);
+        let flows = inner.controller.job(&name).map(Job::all_flow_keys);
         let mut actions = inner.controller.delete_job(&name).map_err(refused)?;
         actions.extend(flows.ok().filter(|_| forget_connections).map(Action::ForgetEnded));
         inner.carry_out(None, actions)?;

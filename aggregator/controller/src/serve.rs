@@ -55,7 +55,7 @@ pub async fn serve<B: Backend>(
     admin: UnixListener,
     workers: Option<WorkerPort>,
 ) -> Result<()> {
-    let time = tokio::spawn(backend.shared().clone().keep_time());
+    let time = tokio::spawn(backend.shared().clone().run_ticks());
     let admin = Server::builder()
         .add_routes(routes.add_service(JobsServer::new(JobsService::new(backend.clone()))))
         .serve_with_incoming(accepted(UnixListenerStream::new(admin)));

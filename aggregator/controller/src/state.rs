@@ -110,13 +110,13 @@ impl<E: Executor> Shared<E> {
     }
 
     /// Calls the controller's tick periodically.
-    pub async fn keep_time(self) {
+    pub async fn run_ticks(self) {
         let mut tick = tokio::time::interval(TICK);
         loop {
             tick.tick().await;
             let mut inner = self.lock();
             let Inner { controller, executor, .. } = &mut *inner;
-            controller.excuse_silence(TICK, |job| executor.is_busy(job));
+            controller.extend_heartbeats(TICK, |job| executor.is_busy(job));
             let actions = inner.controller.tick(Instant::now());
             if actions.is_empty() {
                 continue;
@@ -136,7 +136,7 @@ impl<E: Executor> Inner<E> {
         // After the actions: the next daemon finds rings that were not saved, and ends their jobs.
         self.keep();
         // A large job's rings, or a disk, can take seconds, and heartbeats wait for the lock.
-        self.controller.excuse_silence(began.elapsed(), |_| true);
+        self.controller.extend_heartbeats(began.elapsed(), |_| true);
         result
     }
 
@@ -214,7 +214,7 @@ impl<E: Executor> Inner<E> {
         let no_memory = errors.any(|e| e.kind() == std::io::ErrorKind::OutOfMemory);
         let error = format!("{error:#}");
         if let Some(job) = job {
-            let actions = self.controller.data_plane_failed(job, &error);
+            let actions = self.controller.execution_failed(job, &error);
             if let Err(e) = self.try_execute(Some(job), actions) {
                 log::error!(NETSUM_JOB = job; "after a failure: {e:#}");
             }

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_does_not_fit_stays_in_the_file_until_there_is_another_of_its_name() {
+    fn an_unplaced_job_stays_saved_until_its_name_is_reused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("jobs.json");
         let (mut wanted, _) = Wanted::open(path.clone()).unwrap();

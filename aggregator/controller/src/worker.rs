@@ -283,11 +283,11 @@ impl<B: Backend> Worker for WorkerService<B> {
             selective: a.selective,
             largest_mtu: a.largest_mtu,
         });
-        let (ranks, without_box) =
-            (ranks.collect(), job.spec.host_ring_fallback && current.without_box);
+        let (ranks, on_host_ring) =
+            (ranks.collect(), job.spec.host_ring_fallback && current.on_host_ring);
         let heartbeat = self.shared().heartbeat.as_millis() as u32;
         let job = Some(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false));
-        Ok(Response::new(api::JoinReply { job, ranks, without_box, warnings }))
+        Ok(Response::new(api::JoinReply { job, ranks, on_host_ring, warnings }))
     }
 
     async fn heartbeat(
@@ -299,7 +299,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         let mut inner = self.shared().lock();
         let job = inner
             .controller
-            .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, r.without_box, Instant::now())
+            .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, r.on_host_ring, Instant::now())
             .map_err(refused)?;
         let (state, error) = (state_message(&job.state).into(), error_of(job));
         let epoch = epoch_number(job);

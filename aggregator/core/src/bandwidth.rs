@@ -79,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_links_rate_is_seen_whatever_passes_at_once_and_however_late_frames_are(
+        fn the_rate_is_robust_against_bursts_and_delays(
             bits in 5_000_000u64..10_000_000_000,
             frames in 400usize..1400,
             free in 0u64..200_000,

@@ -1,7 +1,7 @@
 //! Why a bridge may not forward between a job's ports. The XDP programs sum regardless, but
 //! acknowledgements between hosts are lost.
 
-use crate::port::{Defect, bearable, fatal};
+use crate::port::{Problem, fatal, tolerable};
 
 /// How the bridge treats a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct Filter {
 }
 
 /// All obstacles between these ports, certain ones first.
-pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
+pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Problem> {
     let mut all = Vec::new();
     for Bridged { name, blocked, .. } in ports.iter().filter(|p| !p.blocked.is_empty()) {
         all.push(fatal(
@@ -45,7 +45,7 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
             continue;
         };
         let (one, other) = (&port.name, &other.name);
-        all.push(bearable(
+        all.push(tolerable(
             format!("ports {one} and {other} are isolated from each other"),
             format!(
                 "bridge link set dev {one} isolated off, unless their ranks are not \
@@ -54,7 +54,7 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
         ));
     }
     for Bridged { name, .. } in ports.iter().filter(|p| p.locked) {
-        all.push(bearable(
+        all.push(tolerable(
             format!(
                 "port {name} is locked: it drops packets of hosts that are not in the \
                 forwarding table"
@@ -67,7 +67,7 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
     }
     for Filter { chain, list, drops } in filters {
         let policy = if *drops { ", policy drop" } else { "" };
-        all.push(bearable(
+        all.push(tolerable(
             format!("chain {chain} filters forwarded packets{policy}"),
             format!("check that it accepts UDP port 4791: {list}"),
         ));

@@ -4,7 +4,7 @@
 use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, Messages};
 use netsum_common::defaults;
 use netsum_common::lanes::CHECK_LANES;
-use netsum_common::wire::AROUND;
+use netsum_common::wire::PACKET_OVERHEAD;
 
 use crate::members::Members;
 use crate::{JobSpec, Refusal};
@@ -64,7 +64,7 @@ impl JobSpec {
             )));
         }
         let vector = f64::from(self.message_size - least);
-        let headers = f64::from(self.fragments().0) * AROUND as f64;
+        let headers = f64::from(self.fragments().0) * PACKET_OVERHEAD as f64;
         let memory = |members| abi::ring_memory(slots, self.mtu, members);
         Ok(Cost {
             wire: (f64::from(self.message_size) + headers) / vector,

@@ -15,8 +15,8 @@ use super::members::Member;
 use super::path::bypass_sender;
 use super::watch::RingView;
 use super::{Job, JobRing, Rank, State};
-use crate::plane::{FlowSeen, FlowSpec, RingSpec};
-use crate::port::Defect;
+use crate::plane::{FlowSpec, FlowStats, RingSpec};
+use crate::port::Problem;
 
 /// A port, as observed while the job is stalled.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +37,7 @@ pub struct RankEvidence {
     /// The member of the ring here that the flow belongs to.
     pub member: Member,
     /// The data plane's record of the flow.
-    pub seen: FlowSeen,
+    pub seen: FlowStats,
     /// How long ago its last packet arrived, if known.
     pub last: Option<Duration>,
     /// Packets that arrived during the observation.
@@ -52,7 +52,7 @@ impl RankEvidence {
     /// sees no fault itself.
     fn asks_behind(&self) -> Option<String> {
         let refused = |o: Counter| o.kind() == Kind::Drop && o != Counter::Duplicate;
-        let is_clean = self.port.up && !self.seen.last_outcome.is_some_and(refused);
+        let is_clean = self.port.up && !self.seen.last_verdict.is_some_and(refused);
         self.behind().filter(|_| is_clean).map(|_| self.port.name.clone())
     }
 
@@ -142,12 +142,12 @@ pub fn diagnose(
     rings: &[RingEvidence],
     unknown_flows: &[UnknownFlow],
     wrong_tokens: u64,
-    obstacles: &[Defect],
+    obstacles: &[Problem],
 ) -> Vec<Finding> {
     // Bypass connections are unregistered on purpose.
     let is_bypass = |s: &&UnknownFlow| bypass_sender(job, s.src, s.dst, s.qpn).is_some();
     let unknown_flows: Vec<_> = unknown_flows.iter().filter(|s| !is_bypass(s)).cloned().collect();
-    let finding = |defect: &Defect| Finding::of_job(&*defect.found, &*defect.mend);
+    let finding = |defect: &Problem| Finding::of_job(&*defect.found, &*defect.hint);
     let of =
         |fatal: bool| obstacles.iter().filter(move |defect| defect.is_fatal == fatal).map(finding);
     let mut findings: Vec<Finding> = of(true).collect();

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_was_registered_again_and_ended_again_begins_anew() {
+    fn a_flow_that_was_registered_again_and_ended_again_begins_again() {
         let (mut ended, start) = (Ended::default(), Instant::now());
         ended.observe(&[flow(1, 5)], start);
         ended.observe(&[], start + LINGER / 2);

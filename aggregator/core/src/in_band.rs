@@ -106,7 +106,7 @@ impl Controller {
 
     /// Whether a first packet could restart the epoch of an active job. Only a rank at its own
     /// address and port can.
-    pub fn may_begin_anew(&self, packet: &FirstPacket) -> bool {
+    pub fn may_restart_epoch(&self, packet: &FirstPacket) -> bool {
         self.job_in_band(packet.job).is_some_and(|job| {
             job.state == State::Active
                 && !job.knows(packet)

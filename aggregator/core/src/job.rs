@@ -272,7 +272,7 @@ impl Job {
 
     /// The member that is the uplink, and the interface at which unsummed packets of its rank
     /// arrive: the first ring's. `None` until that ring has such a flow.
-    pub(super) fn way_up(&self, flows: &[FlowSpec]) -> Option<(Rank, u32)> {
+    pub(super) fn uplink_flow(&self, flows: &[FlowSpec]) -> Option<(Rank, u32)> {
         self.spec.members.uplink.as_ref()?;
         let up = Rank(self.spec.member_count() - 1);
         let flow = flows.iter().find(|f| f.ring == self.rings[0].id && f.rank == up)?;
@@ -344,7 +344,7 @@ impl Job {
             .collect()
     }
 
-    pub fn ever_had(&self) -> Vec<FlowKey> {
+    pub fn all_flow_keys(&self) -> Vec<FlowKey> {
         self.flows.iter().map(FlowSpec::key).chain(self.ended.iter().copied()).collect()
     }
 

@@ -139,11 +139,11 @@ pub struct PortInfo {
 
 /// Bytes of a link's MTU that a path MTU needs in addition: IPv6, UDP, BTH, RETH, immediate data,
 /// ICRC. A VLAN tag does not count (`xdp_ok_fwd_dev` in include/linux/filter.h).
-pub const HEADROOM: u32 = 40 + 8 + 12 + 16 + 4 + 4;
+pub const MTU_OVERHEAD: u32 = 40 + 8 + 12 + 16 + 4 + 4;
 
 /// The largest path MTU that a link with this MTU carries; the smallest one if it carries none.
 pub fn largest_mtu(link: u32) -> u32 {
-    let room = link.saturating_sub(HEADROOM).clamp(abi::MIN_MTU, abi::MAX_MTU as u32);
+    let room = link.saturating_sub(MTU_OVERHEAD).clamp(abi::MIN_MTU, abi::MAX_MTU as u32);
     room / abi::MTU_STEP * abi::MTU_STEP
 }
 
@@ -225,7 +225,7 @@ impl Controller {
     }
 
     /// Ports that the controller still knows were removed: jobs with flows there end with an error.
-    pub fn ports_gone(&mut self, gone: &[u32]) -> Vec<Action> {
+    pub fn ports_removed(&mut self, gone: &[u32]) -> Vec<Action> {
         let mut actions = Vec::new();
         let name = |ifindex| {
             self.ports.iter().find(|p| p.ifindex == ifindex).map_or("?", |p| p.name.as_str())
@@ -274,10 +274,10 @@ impl Controller {
 
     /// Checks that packets of a path MTU fit a port; `who` is named in the refusal.
     fn check_mtu(&self, who: &str, mtu: u32, ifindex: u32) -> Result<(), Refusal> {
-        let needed = mtu + HEADROOM;
+        let needed = mtu + MTU_OVERHEAD;
         match self.ports.iter().find(|p| p.ifindex == ifindex && p.mtu < needed) {
             Some(port) => Err(Refusal::Invalid(format!(
-                "{who}: port {} has an MTU of {}; for a path MTU of {mtu} and {HEADROOM} bytes of \
+                "{who}: port {} has an MTU of {}; for a path MTU of {mtu} and {MTU_OVERHEAD} bytes of \
                  headers at least {needed} is needed",
                 port.name, port.mtu
             ))),
@@ -541,7 +541,7 @@ impl Controller {
                 ));
             }
             let first = uplinks.of(JobRing(0));
-            if is_up && uplink != first && job.way_up(&job.flows).is_none() {
+            if is_up && uplink != first && job.uplink_flow(&job.flows).is_none() {
                 return invalid(format!(
                     "--ring {ring} --rank {rank}: add its flow in ring 0 first: its --uplink \
                      {first} also carries unsummed traffic"
@@ -577,7 +577,7 @@ impl Controller {
     }
 
     /// The data plane failed to carry out an action for a job.
-    pub fn data_plane_failed(&mut self, name: &str, error: &str) -> Vec<Action> {
+    pub fn execution_failed(&mut self, name: &str, error: &str) -> Vec<Action> {
         match self.jobs.get_mut(name) {
             Some(job) => job.fail(format!("cannot set up the job: {error}")),
             None => Vec::new(),

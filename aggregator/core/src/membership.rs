@@ -60,7 +60,7 @@ pub struct Epoch {
     /// Its ranks are asked to reconnect; a new epoch will follow.
     pub reconnect: bool,
     /// Its ranks have fallen back from the box, and sum by themselves until it ends.
-    pub without_box: bool,
+    pub on_host_ring: bool,
     /// The number of the last requested path test.
     pub path: u32,
     /// For each rank, the number of the last path test in which its packet was acknowledged.
@@ -295,7 +295,7 @@ impl Controller {
             number,
             ring: order,
             reconnect: false,
-            without_box: false,
+            on_host_ring: false,
             path: 0,
             acknowledged: vec![0; forming.ranks.len()],
             heard: vec![Some(now); forming.ranks.len()],
@@ -388,7 +388,7 @@ impl Controller {
         token: &str,
         rank: Rank,
         epoch: u32,
-        without_box: bool,
+        on_host_ring: bool,
         now: Instant,
     ) -> Result<&Job, Refusal> {
         self.job_for(name, token)?;
@@ -399,7 +399,7 @@ impl Controller {
             // The rank may have left to reconnect, failed, and stayed.
             let has_left = heard.replace(now).is_none();
             // All ranks fall back together, so one report counts.
-            if without_box && !has_left && !std::mem::replace(&mut current.without_box, true) {
+            if on_host_ring && !has_left && !std::mem::replace(&mut current.on_host_ring, true) {
                 job.fallbacks += 1;
             }
         }
@@ -431,12 +431,12 @@ impl Controller {
             return false;
         };
         let current = job.epoch.as_mut().filter(|current| current.number == epoch);
-        current.map(|current| current.without_box = true).is_some()
+        current.map(|current| current.on_host_ring = true).is_some()
     }
 
     /// The daemon could not receive heartbeats of these jobs for this long, which does not count as
     /// silence.
-    pub fn excuse_silence(&mut self, took: Duration, of: impl Fn(&str) -> bool) {
+    pub fn extend_heartbeats(&mut self, took: Duration, of: impl Fn(&str) -> bool) {
         let jobs = self.jobs.values_mut().filter(|job| of(&job.spec.name));
         for epoch in jobs.filter_map(|job| job.epoch.as_mut()) {
             epoch.heard.iter_mut().flatten().for_each(|heard| *heard += took);
@@ -505,7 +505,7 @@ impl Epoch {
             number,
             ring,
             reconnect: false,
-            without_box: false,
+            on_host_ring: false,
             path: 0,
             acknowledged: vec![0; ranks.len()],
             ranks,

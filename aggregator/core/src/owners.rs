@@ -35,9 +35,9 @@ impl Claim<'_> {
 fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim<'a>> {
     let by_boxes = flows.iter().filter(|f| f.group_mark != 0);
     let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
-    let way_up = job.way_up(flows);
+    let uplink_flow = job.uplink_flow(flows);
     let further =
-        move |rank, ifindex| way_up.is_some_and(|(up, first)| rank == up && ifindex != first);
+        move |rank, ifindex| uplink_flow.is_some_and(|(up, first)| rank == up && ifindex != first);
     flows.iter().flat_map(move |flow| {
         let next = flow.rank.next(job.spec.member_count());
         let sender = (!further(flow.rank, flow.ifindex)).then_some(flow.ifindex);

@@ -101,7 +101,7 @@ pub struct EndedFlow {
 
 /// The data plane's record of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowSeen {
+pub struct FlowStats {
     /// The MAC address that it is bound to, given or learned.
     pub mac: Option<[u8; 6]>,
     /// Data packets that arrived, modulo 2^32.
@@ -110,7 +110,7 @@ pub struct FlowSeen {
     pub refused: u32,
     pub last_psn: u32,
     /// Outcome of the last packet; `None` before the first.
-    pub last_outcome: Option<Counter>,
+    pub last_verdict: Option<Counter>,
     /// PSN and payload length of the last packet whose length differed from the first contribution
     /// to its slot.
     pub mismatch: Option<(u32, u32)>,

@@ -2,7 +2,7 @@
 
 use netsum_common::abi::{self, MIN_MTU};
 
-use crate::{HEADROOM, largest_mtu};
+use crate::{MTU_OVERHEAD, largest_mtu};
 
 /// The largest path MTU.
 const MAX_MTU: u32 = abi::MAX_MTU as u32;
@@ -56,20 +56,20 @@ pub struct PortFacts {
 
 /// A fault of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Defect {
+pub struct Problem {
     /// It keeps netsum from starting or summing.
     pub is_fatal: bool,
     pub found: String,
     /// How to fix it.
-    pub mend: String,
+    pub hint: String,
 }
 
-pub fn fatal(found: impl Into<String>, mend: impl Into<String>) -> Defect {
-    Defect { is_fatal: true, found: found.into(), mend: mend.into() }
+pub fn fatal(found: impl Into<String>, hint: impl Into<String>) -> Problem {
+    Problem { is_fatal: true, found: found.into(), hint: hint.into() }
 }
 
-pub fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
-    Defect { is_fatal: false, ..fatal(found, mend) }
+pub fn tolerable(found: impl Into<String>, hint: impl Into<String>) -> Problem {
+    Problem { is_fatal: false, ..fatal(found, hint) }
 }
 
 /// The mode of a bond, by the numbers of mode and transmit hash policy, if the mode has no native
@@ -91,7 +91,7 @@ pub fn mode_without_xdp(mode: u8, policy: u8) -> Option<&'static str> {
 /// Why an interface cannot be a port with any driver: XDP programs there do not see what the bridge
 /// sees. Its kind and that of its master are as in `ip link add type`; a bond's mode is
 /// [`mode_without_xdp`].
-pub fn unfit(kind: &str, part_of: &str, mode: Option<&str>) -> Option<Defect> {
+pub fn unfit(kind: &str, part_of: &str, mode: Option<&str>) -> Option<Problem> {
     match (kind, part_of) {
         ("bond", _) => mode.map(|mode| {
             fatal(
@@ -121,7 +121,7 @@ pub fn unfit(kind: &str, part_of: &str, mode: Option<&str>) -> Option<Defect> {
 }
 
 /// All faults of a port.
-pub fn defects(p: &PortFacts) -> Vec<Defect> {
+pub fn defects(p: &PortFacts) -> Vec<Problem> {
     if let Some(defect) = unfit(&p.kind, &p.part_of, p.mode_without_xdp) {
         return vec![defect];
     }
@@ -133,15 +133,15 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
             format!("ip link set {name} up; look at the cable"),
         ));
     }
-    if p.mtu < MIN_MTU + HEADROOM {
-        let mend = format!("ip link set {name} mtu {}", MAX_MTU + HEADROOM);
-        all.push(fatal(format!("MTU {}: too small for any job", p.mtu), mend));
-    } else if p.mtu < MAX_MTU + HEADROOM {
-        all.push(bearable(
+    if p.mtu < MIN_MTU + MTU_OVERHEAD {
+        let hint = format!("ip link set {name} mtu {}", MAX_MTU + MTU_OVERHEAD);
+        all.push(fatal(format!("MTU {}: too small for any job", p.mtu), hint));
+    } else if p.mtu < MAX_MTU + MTU_OVERHEAD {
+        all.push(tolerable(
             format!("MTU {}: path MTU {} at the most", p.mtu, largest_mtu(p.mtu)),
             format!(
                 "ip link set {name} mtu {} for path MTU {MAX_MTU}, at the hosts too",
-                MAX_MTU + HEADROOM
+                MAX_MTU + MTU_OVERHEAD
             ),
         ));
     }
@@ -150,14 +150,15 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
     }
     // A bond's program also runs on its slaves.
     for slave in p.slaves.iter().map(|slave| PortFacts { xdp: p.xdp, ..slave.clone() }) {
-        let named = |d: Defect| Defect { found: format!("slave {}: {}", slave.name, d.found), ..d };
+        let named =
+            |d: Problem| Problem { found: format!("slave {}: {}", slave.name, d.found), ..d };
         all.extend(of_driver(&slave).into_iter().map(named));
     }
     all
 }
 
 /// Faults of a driver, or of its configuration.
-fn of_driver(p: &PortFacts) -> Vec<Defect> {
+fn of_driver(p: &PortFacts) -> Vec<Problem> {
     let name = &p.name;
     let mut all = Vec::from_iter(xdp(p));
     if p.lro == Some(true) {
@@ -167,7 +168,7 @@ fn of_driver(p: &PortFacts) -> Vec<Defect> {
         ));
     }
     if p.rx_vlan == Some(true) {
-        all.push(bearable(
+        all.push(tolerable(
             "VLAN tags are taken off before XDP sees them: a job whose hosts are in a VLAN gets \
              no sums",
             format!("ethtool -K {name} rxvlan off, if its hosts are in VLANs"),
@@ -185,7 +186,7 @@ fn of_driver(p: &PortFacts) -> Vec<Defect> {
     }
     let cpus: std::collections::BTreeSet<&String> = p.interrupts.iter().collect();
     if p.interrupts.len() > 1 && cpus.len() == 1 {
-        all.push(bearable(
+        all.push(tolerable(
             format!("{} interrupts, all served by CPU {}", p.interrupts.len(), p.interrupts[0]),
             "spread them: irqbalance, or /proc/irq/*/smp_affinity_list",
         ));
@@ -193,13 +194,13 @@ fn of_driver(p: &PortFacts) -> Vec<Defect> {
     all
 }
 
-fn xdp(p: &PortFacts) -> Option<Defect> {
+fn xdp(p: &PortFacts) -> Option<Problem> {
     use xdp_features::{BASIC, NDO_XMIT, REDIRECT};
     let driver = if p.driver.is_empty() { "the driver" } else { &p.driver };
     let Some(features) = p.features else {
         // An attached program proves that the driver supports it.
         return (!p.xdp).then(|| {
-            bearable(
+            tolerable(
                 format!("this kernel does not say whether {driver} has native XDP"),
                 "start the daemon and see",
             )
@@ -213,15 +214,15 @@ fn xdp(p: &PortFacts) -> Option<Defect> {
     }
     let found = "it takes no frames that XDP redirects to it";
     if p.driver == "veth" {
-        let mend = format!("ethtool -K PEER gro on, PEER being the other end of {}", p.name);
-        return Some(fatal(found, mend));
+        let hint = format!("ethtool -K PEER gro on, PEER being the other end of {}", p.name);
+        return Some(fatal(found, hint));
     }
     if p.xdp {
         return Some(fatal(found, ANOTHER));
     }
-    let mend = "some drivers take redirected frames only with a program of their own attached: \
+    let hint = "some drivers take redirected frames only with a program of their own attached: \
         start the daemon and look again";
-    Some(bearable(found, mend))
+    Some(tolerable(found, hint))
 }
 
 #[cfg(test)]
@@ -244,7 +245,7 @@ mod tests {
         change(&mut port);
         defects(&port)
             .into_iter()
-            .map(|d| (d.is_fatal, format!("{} -> {}", d.found, d.mend)))
+            .map(|d| (d.is_fatal, format!("{} -> {}", d.found, d.hint)))
             .collect()
     }
 

@@ -95,7 +95,7 @@ struct SavedEpoch {
     #[serde(default)]
     reconnect: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    without_box: bool,
+    on_host_ring: bool,
 }
 
 impl SavedRing {
@@ -144,7 +144,7 @@ impl Controller {
                 ring: e.ring.clone(),
                 reconnect: e.reconnect,
                 // Ranks of other jobs report this themselves.
-                without_box: e.without_box && job.spec.host_ring_fallback,
+                on_host_ring: e.on_host_ring && job.spec.host_ring_fallback,
             }),
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };
@@ -198,7 +198,7 @@ impl Controller {
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
             job.epoch = saved.epoch.map(|e| {
                 let mut epoch = Epoch::resumed(e.number, e.ranks, e.ring, &e.left, now);
-                (epoch.reconnect, epoch.without_box) = (e.reconnect, e.without_box);
+                (epoch.reconnect, epoch.on_host_ring) = (e.reconnect, e.on_host_ring);
                 epoch
             });
             job.ended = saved

@@ -215,8 +215,8 @@ fn a_rank_is_on_a_wrong_card_only_by_packets_that_foreign_hosts_cannot_send() {
     let job = c.job("a").unwrap();
     let [src, dst] = [1, 2].map(|n| IpAddr::from([10, 0, 0, n]));
     let is_fatal = |to, at_home| {
-        let stray = path::Stray { src, to, port: "p3".into() };
-        path::astray(job, &[stray], |_| "p0".into(), |_| at_home)[0].is_fatal
+        let stray = path::Misplaced { src, to, port: "p3".into() };
+        path::misplaced(job, &[stray], |_| "p0".into(), |_| at_home)[0].is_fatal
     };
     // Rank 1 receives on the bypass connection at queue pair 24.
     assert!(is_fatal(Some((dst, 24)), false));
@@ -262,7 +262,7 @@ fn who_waits_in_vain_is_told_who_is_missing() {
 }
 
 #[test]
-fn a_job_lives_while_one_rank_does_and_ends_when_all_that_have_not_left_are_silent() {
+fn a_job_ends_when_all_remaining_ranks_are_silent() {
     let (mut c, now) = (controller(), Instant::now());
     let at = |ms| now + Duration::from_millis(ms);
     c.create_job(spec("a", 3)).unwrap();
@@ -287,7 +287,7 @@ fn a_job_lives_while_one_rank_does_and_ends_when_all_that_have_not_left_are_sile
 }
 
 #[test]
-fn ranks_that_could_not_connect_anew_are_heard_again() {
+fn ranks_that_could_not_connect_again_are_heard_again() {
     let (mut c, now) = (controller(), Instant::now());
     let at = |ms| now + Duration::from_millis(ms);
     c.create_job(spec("a", 2)).unwrap();
@@ -342,7 +342,7 @@ fn silence_while_nobody_could_be_heard_is_nobodys() {
     c.join(join("a", 0, 0, 1, now), now).unwrap();
     c.join(join("a", 1, 0, 2, now), now).unwrap();
     // Creating the rings of another job took three seconds.
-    c.excuse_silence(Duration::from_secs(3), |_| true);
+    c.extend_heartbeats(Duration::from_secs(3), |_| true);
     assert_eq!(c.tick(now + Duration::from_millis(3900)), []);
     assert!(matches!(c.tick(now + Duration::from_millis(4100))[0], Action::DeleteRing { .. }));
 }
@@ -377,7 +377,7 @@ fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
 }
 
 #[test]
-fn an_application_that_connects_anew_finds_empty_rings() {
+fn an_application_that_connects_again_finds_empty_rings() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("hand", 2)).unwrap();
     (0..2).for_each(|rank| drop(c.add_flow("hand", JobRing(0), flow(rank, 2)).unwrap()));
@@ -474,8 +474,8 @@ fn a_path_mtu_that_is_not_given_is_the_largest_that_all_ports_carry() {
     assert_eq!(made_with("usual", [1500, 1500]), Ok(1024));
     assert_eq!(made_with("jumbo", [9000, 9000]), Ok(2048));
     assert_eq!(made_with("mixed", [9000, 1500]), Ok(1024));
-    assert_eq!(made_with("exact", [2048 + HEADROOM, 2048 + HEADROOM]), Ok(2048));
-    assert_eq!(made_with("one-short", [2048 + HEADROOM - 1, 9000]), Ok(1024));
+    assert_eq!(made_with("exact", [2048 + MTU_OVERHEAD, 2048 + MTU_OVERHEAD]), Ok(2048));
+    assert_eq!(made_with("one-short", [2048 + MTU_OVERHEAD - 1, 9000]), Ok(1024));
     let none = made_with("none", [300, 9000]).unwrap_err().to_string();
     assert!(none.starts_with("--mtu 256: port p0 has an MTU of 300"), "{none}");
     let mut without_ports = Controller::new(1 << 30, 2, Duration::from_secs(1));
@@ -536,7 +536,7 @@ proptest! {
         let mtu = largest_ibta_mtu(made);
         let reserved = largest_mtu(made);
         let spec = JobSpec { mtu, largest_mtu: Some(reserved), ..spec("a", 2) };
-        let fits = |mtu: &u32| *mtu <= most && *mtu + HEADROOM <= link && *mtu <= reserved;
+        let fits = |mtu: &u32| *mtu <= most && *mtu + MTU_OVERHEAD <= link && *mtu <= reserved;
         let largest = (0..10_000).filter(|mtu| abi::is_mtu(*mtu)).filter(fits).max();
         prop_assert_eq!(spec.mtu_for(link, most), largest.unwrap_or(0).max(mtu));
         prop_assert!(abi::is_mtu(reserved) && mtu.is_power_of_two() && mtu <= reserved);
@@ -584,7 +584,7 @@ fn a_port_whose_mtu_has_become_too_small_is_refused_by_name() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 2)).unwrap();
     c.create_job(spec("b", 2)).unwrap();
-    c.set_mtus([(11, 1024 + HEADROOM - 1), (99, 1)].into_iter());
+    c.set_mtus([(11, 1024 + MTU_OVERHEAD - 1), (99, 1)].into_iter());
     let refused = |what: Result<Vec<Action>, Refusal>, who: &str| {
         let Err(Refusal::Invalid(why)) = what else { panic!("{what:?}") };
         assert!(why.starts_with(who) && why.contains("port p1 has an MTU of 1107"), "{why}");
@@ -595,7 +595,7 @@ fn a_port_whose_mtu_has_become_too_small_is_refused_by_name() {
     refused(c.join(join("b", 1, 0, 1, now), now), "rank 1: ");
     // Jobs on other ports continue.
     c.add_flow("a", JobRing(0), flow(0, 2)).unwrap();
-    c.set_mtus([(11, 1024 + HEADROOM)].into_iter());
+    c.set_mtus([(11, 1024 + MTU_OVERHEAD)].into_iter());
     c.add_flow("a", JobRing(0), flow(1, 2)).unwrap();
 }
 
@@ -932,7 +932,7 @@ fn what_is_saved_works_on_after_a_restart() {
 }
 
 #[test]
-fn a_job_that_is_created_again_is_empty_and_waits_for_ranks_that_know_a_later_epoch() {
+fn a_recreated_job_is_empty_and_accepts_ranks_of_later_epochs() {
     let (mut c, now) = (controller(), Instant::now());
     for (name, in_band) in [("z", true), ("train", false)] {
         c.create_job(JobSpec { in_band, in_order: Some(true), ..spec(name, 2) }).unwrap();
@@ -1113,14 +1113,14 @@ fn a_port_that_goes_ends_the_jobs_that_have_flows_there_and_no_other() {
             c.add_flow(name, JobRing(0), f).unwrap();
         }
     }
-    let actions = c.ports_gone(&[11]);
+    let actions = c.ports_removed(&[11]);
     assert!(
         actions.iter().any(|a| matches!(a, Action::DeleteRing { ring: RingNumber(1), .. })),
         "{actions:?}"
     );
     assert_eq!(c.job("a").unwrap().state, State::Failed("rank 1: its port p1 was removed".into()));
     assert_eq!(c.job("b").unwrap().state, State::Active);
-    assert!(c.ports_gone(&[10, 11]).is_empty(), "a job ends once");
+    assert!(c.ports_removed(&[10, 11]).is_empty(), "a job ends once");
 }
 
 #[test]
@@ -1148,11 +1148,11 @@ fn the_pool_shrinks_to_what_the_jobs_take_and_no_further() {
     c.create_job(spec("more", 2)).unwrap();
 }
 
-/// Memory of a job made by [`small`]: 32 slots of 256 + 2 x 112 + 24 bytes.
-const ONE: u64 = 32 * (256 + 224 + 24);
+/// Memory of a job made by [`small`]: 32 slots of 512 + 2 x 112 + 24 bytes.
+const ONE: u64 = 32 * (512 + 224 + 24);
 
 fn small(name: &str, tenant: &str) -> JobSpec {
-    JobSpec { mtu: 256, message_size: 2048, tenant: tenant.into(), ..spec(name, 2) }
+    JobSpec { mtu: 512, message_size: 4096, tenant: tenant.into(), ..spec(name, 2) }
 }
 
 #[test]
@@ -1169,15 +1169,15 @@ fn a_refusal_names_limit_use_and_what_would_fit() {
     let wide = |window| JobSpec { window: Messages(window), ..small("a2", "a") };
     let said = refused(&mut c, wide(8));
     let expected =
-        "tenant `a`: memory limit 47.2 KiB, 31.5 KiB in use, 63.0 KiB needed; --window 2 would fit";
+        "tenant `a`: memory limit 71.2 KiB, 47.5 KiB in use, 95.0 KiB needed; --window 2 would fit";
     assert_eq!(said, expected);
     c.create_job(wide(2)).unwrap();
     assert!(refused(&mut c, wide(1)).contains("already exists: pick another name or delete it"));
     let said = refused(&mut c, JobSpec { window: Messages(1), ..small("a3", "a") });
-    assert!(said.contains("memory limit 47.2 KiB, 47.2 KiB in use"), "{said}");
+    assert!(said.contains("memory limit 71.2 KiB, 71.2 KiB in use"), "{said}");
     c.create_job(JobSpec { rings: 6, ..small("d1", "default") }).unwrap();
     let said = refused(&mut c, JobSpec { window: Messages(16), ..small("d2", "default") });
-    assert!(said.contains("; 15.8 KiB of 157.5 KiB are free; "), "{said}");
+    assert!(said.contains("; 23.8 KiB of 237.5 KiB are free; "), "{said}");
     assert!(said.ends_with("; --window 2 would fit"), "{said}");
     let said = refused(&mut c, JobSpec { rings: 8, ..small("d2", "default") });
     assert!(said.ends_with("; no --window would fit"), "{said}");
@@ -1212,9 +1212,9 @@ fn ranks_that_sum_by_themselves_have_fallen_back_once_in_an_epoch() {
     let begin = |c: &mut Controller, epoch| {
         (0..2).for_each(|rank| drop(c.join(join("train", rank, epoch, 0, now), now).unwrap()));
     };
-    let beats = |c: &mut Controller, rank, epoch, without_box| {
-        let job = c.heartbeat("train", "t", Rank(rank), epoch, without_box, now).unwrap();
-        (job.epoch.as_ref().is_some_and(|e| e.without_box), job.fallbacks)
+    let beats = |c: &mut Controller, rank, epoch, on_host_ring| {
+        let job = c.heartbeat("train", "t", Rank(rank), epoch, on_host_ring, now).unwrap();
+        (job.epoch.as_ref().is_some_and(|e| e.on_host_ring), job.fallbacks)
     };
     begin(&mut c, 0);
     assert_eq!(beats(&mut c, 0, 1, false), (false, 0));
@@ -1235,7 +1235,7 @@ fn ranks_that_sum_by_themselves_have_fallen_back_once_in_an_epoch() {
 }
 
 #[test]
-fn ranks_are_asked_to_connect_anew_until_they_have() {
+fn ranks_are_asked_to_connect_again_until_they_have() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("train", 2)).unwrap();
     let asked = |c: &mut Controller, epoch| {
@@ -1276,7 +1276,7 @@ fn what_a_daemon_with_a_queue_has_saved_is_taken_over() {
 }
 
 #[test]
-fn whoever_deletes_a_job_of_ranks_that_are_gone_knows_all_flows_that_it_had() {
+fn deleting_a_job_reports_all_flows_it_ever_had() {
     let (mut c, now) = (Controller::new(64 << 20, 2, Duration::from_secs(1)), Instant::now());
     c.set_ports(controller().ports().to_vec());
     let (ranks, rings) = (64, 80);
@@ -1294,7 +1294,8 @@ fn whoever_deletes_a_job_of_ranks_that_are_gone_knows_all_flows_that_it_had() {
     let flows: HashSet<_> = c.job("a").unwrap().flows.iter().map(FlowSpec::key).collect();
     assert_eq!(flows.len(), (ranks * rings) as usize);
     c.abort("a", "t", Rank(0), 1, "enough").unwrap();
-    let had = |c: &Controller| c.job("a").unwrap().ever_had().into_iter().collect::<HashSet<_>>();
+    let had =
+        |c: &Controller| c.job("a").unwrap().all_flow_keys().into_iter().collect::<HashSet<_>>();
     assert_eq!(had(&c).len(), flows.len());
     // The next daemon also knows them.
     let saved = serde_json::from_str(&serde_json::to_string(&c.save()).unwrap()).unwrap();
@@ -1312,11 +1313,11 @@ fn what_another_job_has_had_since_is_no_longer_a_jobs_to_forget() {
     }
     c.add_flow("a", JobRing(0), flow(0, 2)).unwrap();
     c.restart_job("a").unwrap();
-    assert_eq!(c.job("a").unwrap().ever_had(), [flow(0, 2).key()]);
+    assert_eq!(c.job("a").unwrap().all_flow_keys(), [flow(0, 2).key()]);
     // Its senders may be active when those of `a` are known to have stopped.
     c.add_flow("b", JobRing(0), flow(0, 2)).unwrap();
     c.delete_job("b").unwrap();
-    assert_eq!(c.job("a").unwrap().ever_had(), []);
+    assert_eq!(c.job("a").unwrap().all_flow_keys(), []);
 }
 
 #[test]

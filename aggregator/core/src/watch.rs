@@ -13,10 +13,10 @@ use netsum_common::serial::{self, Psn};
 use netsum_common::slot::{RingState, Slot};
 
 use crate::Rank;
-use crate::plane::{FlowSeen, RingSpec};
+use crate::plane::{FlowStats, RingSpec};
 
 /// How long a complete sum is held back, usually.
-pub const HOLD: Duration = Duration::from_millis(200);
+pub const HELD_BACK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Timeouts of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct RingView {
     /// The slot of its lowest unreleased index.
     pub slot: Slot,
     /// The record of each rank's flow, in rank order.
-    pub ranks: Vec<FlowSeen>,
+    pub ranks: Vec<FlowStats>,
     /// First PSN of each rank.
     pub base_psns: Vec<Psn>,
 }
@@ -51,7 +51,7 @@ impl RingView {
     /// Index of a rank's last packet; `None` before the first, or if it is far from the ring's.
     pub fn last_index(&self, rank: usize, credit: u32) -> Option<u32> {
         let seen = &self.ranks[rank];
-        seen.last_outcome?;
+        seen.last_verdict?;
         let index = serial::sub(seen.last_psn, self.base_psns[rank].get());
         let distance = serial::diff(index, self.state.low);
         (distance.unsigned_abs() <= 2 * credit).then_some(index)
@@ -240,11 +240,11 @@ mod tests {
     fn view(low: u32, contributors: u64, sent: [Option<u32>; 2]) -> RingView {
         let complete = if contributors == 3 { Slot::COMPLETE } else { 0 };
         let base_psns = vec![Psn::new(0xff_fffe), Psn::new(100)];
-        let seen = |rank: usize| FlowSeen {
+        let seen = |rank: usize| FlowStats {
             packets: sent[rank].map_or(0, |i| i + 1),
             last_psn: sent[rank].map_or(0, |i| base_psns[rank].plus(i).get()),
-            last_outcome: sent[rank].map(|_| Counter::Fragments),
-            ..FlowSeen::default()
+            last_verdict: sent[rank].map(|_| Counter::Fragments),
+            ..FlowStats::default()
         };
         let flags = if contributors == 0 { 0 } else { Slot::USED | complete };
         RingView {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_stands_still_is_reported_once_with_the_ranks_it_waits_for() {
+    fn a_ring_that_stalls_is_reported_once_with_the_ranks_it_waits_for() {
         let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         let v = view(4, 1, [Some(4), Some(3)]);
         let at = |ms| start + Duration::from_millis(ms);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_starts_anew_with_every_index() {
+    fn the_clock_starts_again_with_every_index() {
         let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         for i in 0..100 {
             let v = view(i, 1, [Some(i), i.checked_sub(1)]);

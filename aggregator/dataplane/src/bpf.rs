@@ -175,7 +175,7 @@ impl BpfDataPlane {
     /// used.
     pub(super) fn wait_for_programs(&mut self) -> Result<()> {
         let ports = DevMap::try_from(Map::from_map_data(create(DEVMAP, 8, 1, 0)?)?)?;
-        let map = self.ebpf.map_mut(maps::PORTS).context(maps::PORTS)?;
+        let map = self.ebpf.map_mut(maps::RING_PORTS).context(maps::RING_PORTS)?;
         let mut outer: ArrayOfMaps<_, DevMap<MapData>> = ArrayOfMaps::try_from(map)?;
         Ok(outer.set(RingNumber::NONE.0, &ports, 0)?)
     }
@@ -195,7 +195,7 @@ impl BpfDataPlane {
 
     /// Sets or clears bits of the watch map, which tells programs what to examine.
     pub(super) fn watch(&mut self, bits: u32, on: bool) -> Result<()> {
-        let mut watched: Array<_, u32> = self.array(maps::WATCH)?;
+        let mut watched: Array<_, u32> = self.array(maps::FEATURES)?;
         let before = watched.get(&0, 0)?;
         Ok(watched.set(0, if on { before | bits } else { before & !bits }, 0)?)
     }

@@ -27,7 +27,7 @@ pub fn online_cpus() -> Result<Vec<u32>> {
 impl BpfDataPlane {
     /// Checks that the rings' CPUs are online and their threads run on them, and fixes what is not.
     /// Returns what was done, as text.
-    pub(super) fn look_after_cpus(&mut self) -> Result<Vec<String>> {
+    pub(super) fn repair_cpus(&mut self) -> Result<Vec<String>> {
         let online = online_cpus()?;
         let mut done = Vec::new();
         for place in 0..self.cpus.len() {

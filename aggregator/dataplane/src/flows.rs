@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use aya::maps::HashMap;
 use netsum_common::abi::{Address, ConnectionKey, Flow, FlowKey, Owner, RingNumber, maps, watch};
 use netsum_common::counters::Counter;
-use netsum_core::plane::{EndedFlow, FlowSeen, FlowSpec, mapped, unmapped};
+use netsum_core::plane::{EndedFlow, FlowSpec, FlowStats, mapped, unmapped};
 
 use super::bpf::{BpfDataPlane, found, ignore_missing};
 
@@ -176,16 +176,16 @@ impl BpfDataPlane {
         }
     }
 
-    pub(super) fn seen(&self, key: FlowKey) -> Result<FlowSeen> {
+    pub(super) fn seen(&self, key: FlowKey) -> Result<FlowStats> {
         let flows: HashMap<_, FlowKey, Flow> = self.map(maps::FLOWS)?;
         let flow = flows.get(&key, 0)?;
-        Ok(FlowSeen {
+        Ok(FlowStats {
             mac: (flow.src_mac != [0; 6]).then_some(flow.src_mac),
             packets: flow.packets,
             refused: flow.refused,
             last_psn: flow.last_psn,
-            last_outcome: Counter::ALL
-                .get(flow.last_outcome as usize)
+            last_verdict: Counter::ALL
+                .get(flow.last_verdict as usize)
                 .copied()
                 .filter(|_| flow.packets > 0),
             mismatch: (flow.mismatch_len != 0).then_some((flow.mismatch_psn, flow.mismatch_len)),

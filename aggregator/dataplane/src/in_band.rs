@@ -22,7 +22,7 @@ impl BpfDataPlane {
         ignore_missing(tokens.remove(&Token::new(token)))?;
         // Until then a program may still find the token and add a waiting connection.
         self.wait_for_programs()?;
-        let waiting = self.hash::<ConnectionKey, u32>(maps::WAITING)?;
+        let waiting = self.hash::<ConnectionKey, u32>(maps::PENDING_CONNS)?;
         let all: Vec<(ConnectionKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
         // Only a few for each ring and rank. A holder of the token can fill the table with forged
         // connections, and other flows need the room.
@@ -32,7 +32,7 @@ impl BpfDataPlane {
             if n < most {
                 self.end_connection(c)?;
             }
-            ignore_missing(self.hash::<ConnectionKey, u32>(maps::WAITING)?.remove(c))?;
+            ignore_missing(self.hash::<ConnectionKey, u32>(maps::PENDING_CONNS)?.remove(c))?;
         }
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         if tokens.keys().next().is_none() {

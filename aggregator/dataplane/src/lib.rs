@@ -6,28 +6,28 @@
 //! | `bpf` | [`BpfDataPlane`], the loaded programs and their maps |
 //! | `load` | loads the programs into the kernel |
 //! | `operations` | [`DataPlane`] with aya |
-//! | `ports`, `rings`, `flows`, `in_band`, `cpus`, `trace`, `facts` | its parts |
-//! | [`held`] | a packet for a complete sum that no packet carries |
+//! | `ports`, `rings`, `flows`, `in_band`, `cpus`, `trace`, `program_info` | its parts |
+//! | [`held_back`] | a packet for a complete sum that no packet carries |
 //! | [`pins`] | what outlives the daemon |
 //! | `takeover` | the next daemon's use of it |
-//! | [`speed`] | this machine's aggregation rate |
+//! | [`aggregation_rate`] | this machine's aggregation rate |
 //! | [`spread`] | unsummed flows over a box's uplinks |
 //! | [`replica`] | a second instance, for `netsum simulate` |
 
+pub mod aggregation_rate;
 mod bpf;
 mod cpus;
-mod facts;
 mod flows;
-pub mod held;
+pub mod held_back;
 mod in_band;
 mod load;
 mod operations;
 pub mod pins;
 mod plane;
 mod ports;
+mod program_info;
 pub mod replica;
 mod rings;
-pub mod speed;
 pub mod spread;
 mod takeover;
 mod trace;

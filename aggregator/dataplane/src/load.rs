@@ -72,7 +72,8 @@ impl BpfDataPlane {
         let logger = if level() > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
         let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
         let aggregate = program(&mut ebpf, aggregate)?.fd()?.try_clone()?;
-        let events = RingBuf::try_from(ebpf.take_map(maps::EVENTS).context(maps::EVENTS)?)?;
+        let events =
+            RingBuf::try_from(ebpf.take_map(maps::TRACE_EVENTS).context(maps::TRACE_EVENTS)?)?;
         Ok(Self {
             ebpf,
             logger,
@@ -92,7 +93,7 @@ impl BpfDataPlane {
     /// Sets whether contributions that arrive on their ring's CPU are summed there at once.
     pub fn set_inline(&mut self, wanted: bool) -> Result<()> {
         let program = program(&mut self.ebpf, programs::AGGREGATE_INLINE)?.fd()?.try_clone()?;
-        let map = self.ebpf.map_mut(maps::PROGRAMS).context(maps::PROGRAMS)?;
+        let map = self.ebpf.map_mut(maps::TAIL_CALLS).context(maps::TAIL_CALLS)?;
         let mut array = ProgramArray::try_from(map)?;
         if wanted { Ok(array.set(0, &program, 0)?) } else { ignore_missing(array.clear_index(&0)) }
     }

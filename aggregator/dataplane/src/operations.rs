@@ -12,11 +12,11 @@ use netsum_common::counters::COUNTERS;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSpec, FlowStats, RingSpec};
 
 use super::bpf::BpfDataPlane;
 use super::plane::{DataPlane, EndedRing, ProgramFacts, Traced};
-use super::{facts, trace};
+use super::{program_info, trace};
 
 impl DataPlane for BpfDataPlane {
     fn attach(&mut self, ifindex: u32) -> Result<()> {
@@ -89,7 +89,7 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn keep_cpus(&mut self) -> Result<Vec<String>> {
-        self.look_after_cpus()
+        self.repair_cpus()
     }
 
     fn unpin(&mut self) -> Result<()> {
@@ -118,11 +118,11 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn ring_state(&self, ring: RingNumber) -> Result<RingState> {
-        let states: Array<_, RingState> = self.map(maps::STATES)?;
+        let states: Array<_, RingState> = self.map(maps::RING_STATES)?;
         Ok(states.get(&ring.0, 0)?)
     }
 
-    fn flow_seen(&self, key: FlowKey) -> Result<FlowSeen> {
+    fn flow_stats(&self, key: FlowKey) -> Result<FlowStats> {
         self.seen(key)
     }
 
@@ -167,6 +167,6 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn programs(&self) -> Result<Vec<ProgramFacts>> {
-        facts::programs(self)
+        program_info::programs(self)
     }
 }

@@ -12,7 +12,7 @@ use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSpec, FlowStats, RingSpec};
 
 /// A ring to be removed.
 #[derive(Clone, Debug, Default)]
@@ -89,7 +89,7 @@ pub trait DataPlane: Send {
     fn slots(&self, ring: RingNumber) -> anyhow::Result<Vec<Slot>>;
     fn ring_state(&self, ring: RingNumber) -> anyhow::Result<RingState>;
     fn slot(&self, ring: RingNumber, slot: u32) -> anyhow::Result<Slot>;
-    fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen>;
+    fn flow_stats(&self, key: FlowKey) -> anyhow::Result<FlowStats>;
     /// Releases the complete sum in a slot of an active ring, as if the rank of `flow` had sent its
     /// fragment again.
     fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()>;

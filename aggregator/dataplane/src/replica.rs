@@ -21,7 +21,7 @@ use netsum_common::slot::{RingState, Slot};
 use netsum_core::plane::RingSpec;
 
 use super::bpf::{BpfDataPlane, program};
-use super::held;
+use super::held_back;
 use super::load::{OBJECT, PROBE_AGGREGATE, PROBE_EGRESS};
 use super::plane::{DataPlane as _, Traced};
 
@@ -159,7 +159,11 @@ impl Replica {
             let ranks = std::array::from_fn(|rank| rank as u8);
             let all =
                 EgressPort { count: receivers(config).min(MAX_RANKS as u32), cursor: 0, ranks };
-            self.plane.hash(maps::EGRESS)?.insert(EgressKey { ring, ifindex: LOOPBACK }, all, 0)?;
+            self.plane.hash(maps::EGRESS_PORTS)?.insert(
+                EgressKey { ring, ifindex: LOOPBACK },
+                all,
+                0,
+            )?;
             if !fresh {
                 copy_slots(&mut self.plane, live, ring, config)?;
             }
@@ -176,7 +180,7 @@ impl Replica {
             self.plane.watch(watch::FIRST_PACKETS, true)?;
         }
         if !fresh {
-            copy_hash::<ConnectionKey, u32>(&mut self.plane, live, maps::WAITING)?;
+            copy_hash::<ConnectionKey, u32>(&mut self.plane, live, maps::PENDING_CONNS)?;
         }
         Ok(())
     }
@@ -226,7 +230,7 @@ impl Replica {
 
     /// Runs one program; also returns the resulting frame.
     fn step(&mut self, name: &str, frame: &[u8], ifindex: Option<u32>) -> Result<(Step, Vec<u8>)> {
-        let context = ifindex.map(|ifindex| held::context(frame.len(), ifindex));
+        let context = ifindex.map(|ifindex| held_back::context(frame.len(), ifindex));
         let mut out = vec![0; 4096];
         let result = self
             .plane
@@ -283,12 +287,12 @@ fn copy_slots(
     ring: RingNumber,
     config: &RingConfig,
 ) -> Result<()> {
-    let states: Array<_, RingState> = live.array(maps::STATES)?;
-    plane.array(maps::STATES)?.set(ring.0, states.get(&ring.0, 0)?, 0)?;
+    let states: Array<_, RingState> = live.array(maps::RING_STATES)?;
+    plane.array(maps::RING_STATES)?.set(ring.0, states.get(&ring.0, 0)?, 0)?;
     let slots: Array<MapData, Slot> = live.inner(maps::SLOTS, ring)?;
-    let headers: Array<MapData, SavedHeader> = live.inner(maps::HEADERS, ring)?;
+    let headers: Array<MapData, SavedHeader> = live.inner(maps::SAVED_HEADERS, ring)?;
     let mut own_slots: Array<MapData, Slot> = plane.inner(maps::SLOTS, ring)?;
-    let mut own_headers: Array<MapData, SavedHeader> = plane.inner(maps::HEADERS, ring)?;
+    let mut own_headers: Array<MapData, SavedHeader> = plane.inner(maps::SAVED_HEADERS, ring)?;
     let mut used = Vec::new();
     for slot in 0..config.slots {
         let value = slots.get(&slot, 0)?;

@@ -47,7 +47,7 @@ impl BpfDataPlane {
                 // This is first: it identifies the ring's maps, and they are freed even if not all
                 // can be created.
                 self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
-                self.array(maps::STATES)?.set(ring.id.0, RingState::default(), 0)?;
+                self.array(maps::RING_STATES)?.set(ring.id.0, RingState::default(), 0)?;
             }
             self.put_maps(&sizes)?;
         }
@@ -84,7 +84,7 @@ impl BpfDataPlane {
             port.count += 1;
         }
         for (ifindex, port) in behind {
-            self.hash(maps::EGRESS)?.insert(EgressKey { ring: ring.id, ifindex }, port, 0)?;
+            self.hash(maps::EGRESS_PORTS)?.insert(EgressKey { ring: ring.id, ifindex }, port, 0)?;
         }
         let mut config = self.config(ring)?;
         config.flags |= ring_flags::ACTIVE;
@@ -113,7 +113,7 @@ impl BpfDataPlane {
             }
             for &ifindex in ports {
                 let key = EgressKey { ring: *id, ifindex };
-                ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&key))?;
+                ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS_PORTS)?.remove(&key))?;
             }
             let RingConfig { members: ranks, mtu, .. } = self.ring_config(*id)?;
             for member in 0..ranks {
@@ -143,8 +143,8 @@ impl BpfDataPlane {
             cpu,
             strayed: self.strayed(ring)?,
             slots: self.inner(maps::SLOTS, ring)?,
-            headers: self.inner(maps::HEADERS, ring)?,
-            ports: self.inner(maps::PORTS, ring)?,
+            headers: self.inner(maps::SAVED_HEADERS, ring)?,
+            ports: self.inner(maps::RING_PORTS, ring)?,
         };
         self.rings.insert(ring, maps);
         Ok(())
@@ -159,7 +159,7 @@ impl BpfDataPlane {
         (0..ring.config.slots).try_for_each(|slot| slots.set(slot, Slot::default(), 0))?;
         self.array(maps::TIMINGS)?.set(ring.id.0, Timing::EMPTY, 0)?;
         let state = RingState { low: start, expected: [start; MAX_RANKS], ..RingState::default() };
-        Ok(self.array(maps::STATES)?.set(ring.id.0, state, 0)?)
+        Ok(self.array(maps::RING_STATES)?.set(ring.id.0, state, 0)?)
     }
 
     /// Creates rings' inner maps.
@@ -174,8 +174,8 @@ impl BpfDataPlane {
             for (outer, map) in [
                 (maps::SLOTS, &slots_map),
                 (maps::SUMS[abi::sum_size(*mtu)], &array(abi::sum_len(*mtu), *slots)?),
-                (maps::HEADERS, &headers_map),
-                (maps::PORTS, &ports_map),
+                (maps::SAVED_HEADERS, &headers_map),
+                (maps::RING_PORTS, &ports_map),
             ] {
                 put.entry(outer).or_default().push((*ring, map.fd().as_fd().try_clone_to_owned()?));
             }

@@ -32,7 +32,7 @@ const IDLE: Duration = Duration::from_secs(60);
 pub struct Spread {
     ebpf: Ebpf,
     /// By interface number.
-    doors: HashMap<u32, Attachment<SchedClassifierLinkId>>,
+    attachments: HashMap<u32, Attachment<SchedClassifierLinkId>>,
     /// The folder of pinned attachments.
     pins: Option<PathBuf>,
     /// The uplinks' interfaces of an earlier daemon, until this one's are known: the places of
@@ -68,7 +68,7 @@ impl Spread {
         program(&mut ebpf)?.load().context("the kernel does not take the program `spread`")?;
         let pins = pins.map(Pins::spread_dir);
         let mut spread =
-            Self { ebpf, doors: HashMap::new(), pins, before: None, seen: HashMap::new() };
+            Self { ebpf, attachments: HashMap::new(), pins, before: None, seen: HashMap::new() };
         spread.take_over()?;
         spread.before = Some(spread.uplinks()?.iter().map(|uplink| uplink.ifindex).collect());
         Ok(spread)
@@ -88,7 +88,7 @@ impl Spread {
                 Ok(PinnedLink::from_pin(&path)?)
             });
             match taken {
-                Ok(link) => drop(self.doors.insert(ifindex, Attachment::Pinned(link))),
+                Ok(link) => drop(self.attachments.insert(ifindex, Attachment::Pinned(link))),
                 // The interface was deleted.
                 Err(_) => std::fs::remove_file(&path)?,
             }
@@ -100,14 +100,14 @@ impl Spread {
     ///
     /// # Errors
     /// If it cannot be attached to one.
-    pub fn set_doors(&mut self, wanted: &HashSet<u32>) -> Result<()> {
+    pub fn attach_only(&mut self, wanted: &HashSet<u32>) -> Result<()> {
         let gone: Vec<u32> =
-            self.doors.keys().filter(|door| !wanted.contains(door)).copied().collect();
+            self.attachments.keys().filter(|door| !wanted.contains(door)).copied().collect();
         for door in gone {
             self.detach(door)?;
         }
         let missing: Vec<u32> =
-            wanted.iter().filter(|door| !self.doors.contains_key(door)).copied().collect();
+            wanted.iter().filter(|door| !self.attachments.contains_key(door)).copied().collect();
         missing.into_iter().try_for_each(|door| self.attach(door))
     }
 
@@ -125,12 +125,12 @@ impl Spread {
             }
             None => Attachment::Owned(id),
         };
-        self.doors.insert(ifindex, attachment);
+        self.attachments.insert(ifindex, attachment);
         Ok(())
     }
 
     fn detach(&mut self, ifindex: u32) -> Result<()> {
-        match self.doors.remove(&ifindex) {
+        match self.attachments.remove(&ifindex) {
             Some(Attachment::Owned(id)) => Ok(program(&mut self.ebpf)?.detach(id)?),
             Some(Attachment::Pinned(link)) => {
                 link.unpin()?;

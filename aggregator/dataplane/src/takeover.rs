@@ -114,7 +114,7 @@ impl BpfDataPlane {
 
     /// Removes the egress entries of all other rings.
     fn forget_egress(&mut self, rings: &[RingNumber]) -> Result<()> {
-        let mut ports = self.hash::<EgressKey, EgressPort>(maps::EGRESS)?;
+        let mut ports = self.hash::<EgressKey, EgressPort>(maps::EGRESS_PORTS)?;
         let keys: Vec<EgressKey> = ports.keys().collect::<Result<_, _>>()?;
         for key in keys.iter().filter(|key| !rings.contains(&key.ring)) {
             ignore_missing(ports.remove(key))?;

@@ -10,12 +10,12 @@ use super::plane::Traced;
 /// Starts tracing, changes its filter, or stops it.
 pub(super) fn switch(plane: &mut BpfDataPlane, filter: Option<&TraceFilter>) -> Result<()> {
     let Some(filter) = filter else { return plane.watch(watch::TRACE, false) };
-    let watched: Array<_, u32> = plane.array(maps::WATCH)?;
+    let watched: Array<_, u32> = plane.array(maps::FEATURES)?;
     if watched.get(&0, 0)? & watch::TRACE == 0 {
         // Events of earlier traces, and of an earlier daemon.
         while plane.events.next().is_some() {}
     }
-    plane.array(maps::TRACED)?.set(0, *filter, 0)?;
+    plane.array(maps::TRACE_FILTER)?.set(0, *filter, 0)?;
     plane.watch(watch::TRACE, true)
 }
 
@@ -31,7 +31,7 @@ pub(super) fn take(events: &mut RingBuf<MapData>, most: usize) -> Vec<Traced> {
 
 /// Events lost for lack of room.
 pub(super) fn lost(plane: &BpfDataPlane) -> Result<u64> {
-    let lost: PerCpuArray<_, u64> = plane.map(maps::LOST)?;
+    let lost: PerCpuArray<_, u64> = plane.map(maps::TRACE_LOST)?;
     Ok(lost.get(&0, 0)?.iter().sum())
 }
 

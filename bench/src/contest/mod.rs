@@ -31,7 +31,7 @@ use netsum_lab::process::Running;
 use netsum_lab::racks::Racks;
 
 /// The timeout of an order.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// An order to all ranks of a contestant, as a line of JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -114,7 +114,7 @@ impl Contestant {
     fn ready(name: &'static str, mut ranks: Vec<Running>, cluster: Cluster) -> Result<Self> {
         let mut settings = Vec::new();
         for rank in &mut ranks {
-            let line = rank.line(PATIENCE)?;
+            let line = rank.line(TIMEOUT)?;
             let mut words = line.split(' ').map(str::to_owned);
             ensure!(words.next().as_deref() == Some("ready"), "{name}: {line}");
             settings = words.collect();
@@ -134,7 +134,7 @@ impl Contestant {
         }
         let mut answers = Vec::new();
         for rank in &mut self.ranks {
-            let line = rank.line(PATIENCE)?;
+            let line = rank.line(TIMEOUT)?;
             let answer: Answer =
                 serde_json::from_str(&line).with_context(|| format!("{}: `{line}`", self.name))?;
             answers.push(answer);

@@ -75,9 +75,9 @@ impl Ranks {
     }
 
     /// Each sends one heartbeat, and learns that its job is active.
-    pub async fn beat_all(&self, without_box: bool) -> Result<()> {
+    pub async fn beat_all(&self, on_host_ring: bool) -> Result<()> {
         self.all(move |rank| async move {
-            let reply = rank.beat(without_box).await?;
+            let reply = rank.beat(on_host_ring).await?;
             ensure!(reply.state() == api::JobState::Active, "{:?} {}", reply.state(), reply.error);
             Ok(())
         })
@@ -142,13 +142,13 @@ impl Rank {
         }
     }
 
-    async fn beat(&self, without_box: bool) -> Result<api::HeartbeatReply> {
+    async fn beat(&self, on_host_ring: bool) -> Result<api::HeartbeatReply> {
         let request = api::HeartbeatRequest {
             job: self.job.clone(),
             token: TOKEN.into(),
             rank: self.rank,
             epoch: self.epoch.load(Ordering::Relaxed),
-            without_box,
+            on_host_ring,
             path: 0,
         };
         // Requests fail until the next manager listens.

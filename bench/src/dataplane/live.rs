@@ -25,7 +25,7 @@ use netsum_common::abi::{FlowKey, RingNumber, maps, programs, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, count, held};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, count, held_back};
 use nix::sched::CpuSet;
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -432,7 +432,7 @@ impl Live {
 /// Sends many frames by one port in one system call.
 fn send(plane: &mut BpfDataPlane, program: &str, len: usize, port: u32) -> Result<()> {
     let frame = vec![0; len];
-    let context = held::context(len, port);
+    let context = held_back::context(len, port);
     plane.program(program)?.test_run(TestRunOptions {
         data_in: Some(&frame),
         ctx_in: Some(&context),

@@ -22,9 +22,9 @@ pub const fn is_extension(number: u8) -> bool {
 /// The contents behind the extension headers, in one word, as a BPF function returns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub struct Behind(pub u64);
+pub struct UpperLayer(pub u64);
 
-impl Behind {
+impl UpperLayer {
     /// Neither of the others.
     pub const OTHER: Self = Self(0);
     /// Unreadable: in a later fragment, or behind more headers than are followed.
@@ -69,12 +69,12 @@ impl Behind {
 
 /// Follows the extension headers of the IPv6 packet at `ip`.
 ///
-/// A later fragment is [`Behind::OTHER`]: it is useless without its first one, which shows all
-/// headers or is [`Behind::HIDDEN`]. Bytes behind the payload's end by the IPv6 header are ignored:
+/// A later fragment is [`UpperLayer::OTHER`]: it is useless without its first one, which shows all
+/// headers or is [`UpperLayer::HIDDEN`]. Bytes behind the payload's end by the IPv6 header are ignored:
 /// reassembly would remove them.
 #[inline(always)]
-pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> Behind {
-    let Some(h) = b.load::<8>(ip) else { return Behind::OTHER };
+pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> UpperLayer {
+    let Some(h) = b.load::<8>(ip) else { return UpperLayer::OTHER };
     let end = ip + Ipv6Hdr::LEN + u16::from_be_bytes([h[4], h[5]]) as usize;
     let (mut next, mut at, mut fragmented) = (h[6], ip + Ipv6Hdr::LEN, false);
     let mut i = 0;
@@ -84,12 +84,12 @@ pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> Behind {
         }
         // Cut off: by fragmentation, or broken.
         if at + 8 > end {
-            return if fragmented { Behind::HIDDEN } else { Behind::OTHER };
+            return if fragmented { UpperLayer::HIDDEN } else { UpperLayer::OTHER };
         }
-        let Some(e) = b.load_far::<8>(at) else { return Behind::OTHER };
+        let Some(e) = b.load_far::<8>(at) else { return UpperLayer::OTHER };
         if next == FRAGMENT {
             if u16::from_be_bytes([e[2], e[3]]) & !7 != 0 {
-                return Behind::OTHER;
+                return UpperLayer::OTHER;
             }
             fragmented |= e[3] & 1 != 0;
             at += 8;
@@ -102,26 +102,26 @@ pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> Behind {
     match next {
         IPPROTO_UDP => {
             if fragmented && at + UdpHdr::LEN > end {
-                return Behind::HIDDEN;
+                return UpperLayer::HIDDEN;
             }
-            let Some(udp) = b.load_far(at).map(UdpHdr::of) else { return Behind::OTHER };
+            let Some(udp) = b.load_far(at).map(UdpHdr::of) else { return UpperLayer::OTHER };
             if udp.dst_port() != ROCE_PORT {
-                return Behind::OTHER;
+                return UpperLayer::OTHER;
             }
             if fragmented && at + UdpHdr::LEN + BTH_LEN > end {
-                return Behind::HIDDEN;
+                return UpperLayer::HIDDEN;
             }
             if b.load_far::<BTH_LEN>(at + UdpHdr::LEN).is_none() {
-                return Behind::CUT;
+                return UpperLayer::CUT;
             }
-            Behind::at(Behind::UDP, at)
+            UpperLayer::at(UpperLayer::UDP, at)
         }
-        IPPROTO_ICMPV6 if at + 8 > end && fragmented => Behind::HIDDEN,
+        IPPROTO_ICMPV6 if at + 8 > end && fragmented => UpperLayer::HIDDEN,
         IPPROTO_ICMPV6 => match b.load_far::<1>(at) {
-            Some([NEIGHBOUR_ADVERTISEMENT]) => Behind::at(Behind::ADVERTISEMENT, at),
-            _ => Behind::OTHER,
+            Some([NEIGHBOUR_ADVERTISEMENT]) => UpperLayer::at(UpperLayer::ADVERTISEMENT, at),
+            _ => UpperLayer::OTHER,
         },
-        next if is_extension(next) => Behind::HIDDEN,
-        _ => Behind::OTHER,
+        next if is_extension(next) => UpperLayer::HIDDEN,
+        _ => UpperLayer::OTHER,
     }
 }

@@ -9,7 +9,7 @@ mod headers;
 pub mod in_band;
 mod transport;
 
-pub use extensions::{Behind, behind, is_extension};
+pub use extensions::{UpperLayer, behind, is_extension};
 pub use frame::{Bytes, Frame, L3, Reject, Wrapped, behind_tags, parse, parse_into};
 pub use headers::*;
 pub use in_band::{InBandToken, JobHeader};
@@ -49,6 +49,6 @@ pub const fn ipv4_mapped(ip: [u8; 4]) -> [u8; 16] {
 
 /// Bytes around a datagram's payload on a link: Ethernet with preamble, check sum and gap, IPv4,
 /// UDP.
-pub const FRAMING: usize = 8 + EthHdr::LEN + 4 + 12 + Ipv4Hdr::LEN + UdpHdr::LEN;
+pub const DATAGRAM_OVERHEAD: usize = 8 + EthHdr::LEN + 4 + 12 + Ipv4Hdr::LEN + UdpHdr::LEN;
 /// Bytes around the payload of most data packets there.
-pub const AROUND: usize = FRAMING + BTH_LEN + ICRC_LEN;
+pub const PACKET_OVERHEAD: usize = DATAGRAM_OVERHEAD + BTH_LEN + ICRC_LEN;

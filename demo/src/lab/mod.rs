@@ -34,7 +34,7 @@ use serde::Serialize;
 
 use boxes::Boxes;
 use failure::{Plan, Victim};
-use ranks::{Ranks, Summer, Training};
+use ranks::{Ranks, SumBackend, Training};
 
 /// Train on hosts of a lab.
 #[derive(clap::Args, Debug)]
@@ -104,14 +104,14 @@ pub fn run(args: DemoArgs) -> Result<()> {
     println!("the {} created the job `{}` with {} ranks", who(&args), job.name, config.ranks);
 
     println!("training; the box{}", if args.racks == 0 { " sums" } else { "es sum" });
-    let by_box = train(&mut boxes, &args, &config, &program, Summer::Box(&job), victim)?;
+    let by_box = train(&mut boxes, &args, &config, &program, SumBackend::Box(&job), victim)?;
     // Otherwise the boxes would sum the ring's packets, too.
     boxes.forget()?;
     let by_ring = if args.no_ring || victim.is_some() {
         None
     } else {
         println!("training again, summed by a ring of the hosts, for comparison");
-        Some(train(&mut boxes, &args, &config, &program, Summer::Ring, None)?)
+        Some(train(&mut boxes, &args, &config, &program, SumBackend::Ring, None)?)
     };
     drop(boxes);
     println!("training again in one process");
@@ -202,7 +202,7 @@ fn train(
     args: &DemoArgs,
     config: &Config,
     program: &Path,
-    summer: Summer<'_>,
+    summer: SumBackend<'_>,
     victim: Option<Victim>,
 ) -> Result<Together> {
     let lab = boxes.lab();
@@ -233,7 +233,7 @@ fn train(
     // Read them before the ranks leave and the job's ring ends. Boxes that were set up again have
     // lost their earlier counts.
     let counters = match summer {
-        Summer::Box(_) if failure.is_none() => boxes.counters()?,
+        SumBackend::Box(_) if failure.is_none() => boxes.counters()?,
         _ => BTreeMap::new(),
     };
     let mut lost = None;

@@ -18,20 +18,20 @@ use super::failure::{Now, Plan};
 use super::{interrupt, link};
 
 /// The timeout of a step, and of connecting.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval of checks for Ctrl-C and for a failure that is due.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The component that sums.
 #[derive(Clone, Copy)]
-pub enum Summer<'a> {
+pub enum SumBackend<'a> {
     /// The box, or several boxes.
     Box(&'a Job),
     /// The hosts themselves, by a ring that is not registered at any box.
     Ring,
 }
 
-impl Summer<'_> {
+impl SumBackend<'_> {
     /// The name of a rank's weights file in the folder for results.
     pub fn weights_file(self, rank: usize) -> String {
         match self {
@@ -91,7 +91,7 @@ impl Ranks {
         lab: &Lab,
         config: &Config,
         program: &Path,
-        summer: Summer<'_>,
+        summer: SumBackend<'_>,
         compute: f64,
         out: &Path,
     ) -> Result<Self> {
@@ -230,8 +230,8 @@ impl Ranks {
                 Err(RecvTimeoutError::Disconnected) => bail!("all readers of ranks have ended"),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if start.elapsed() > PATIENCE {
-                bail!("no rank made a step within {PATIENCE:?}{}", boxes.said());
+            if start.elapsed() > TIMEOUT {
+                bail!("no rank made a step within {TIMEOUT:?}{}", boxes.said());
             }
         }
     }
@@ -246,13 +246,13 @@ fn read(
 ) -> Result<()> {
     let mut trained = false;
     while !trained {
-        let line = match process.line(PATIENCE) {
+        let line = match process.line(TIMEOUT) {
             Ok(line) => line,
             Err(_) if !process.is_running() => {
                 bail!("rank {rank} failed: {}", process.stderr().trim())
             }
             Err(_) => {
-                bail!("rank {rank} printed nothing for {PATIENCE:?}: {}", process.stderr().trim())
+                bail!("rank {rank} printed nothing for {TIMEOUT:?}: {}", process.stderr().trim())
             }
         };
         let line: Line =
@@ -265,5 +265,5 @@ fn read(
     // An error means that the sender was dropped, which is the signal to leave.
     let _ = leave.recv();
     process.say_no_more();
-    process.success(PATIENCE).map(drop)
+    process.success(TIMEOUT).map(drop)
 }

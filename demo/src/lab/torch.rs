@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use netsum_demo::plot::curves;
 use netsum_demo::torch::{Comparison, Run, Summary, WARMING};
 use netsum_lab::cluster::Cluster;
-use netsum_lab::train::{Summer, TrainSpec, Trainers};
+use netsum_lab::train::{SumBackend, TrainSpec, Trainers};
 use netsum_lab::{LabSpec, Rate};
 
 use super::{interrupt, link, present};
@@ -66,9 +66,9 @@ pub fn run(args: &TorchArgs) -> Result<()> {
                     .with_context(|| format!("log of the box:\n{}", cluster.daemon_log()))
             };
             // Gloo runs between netsum's trainings: other load on the machine then affects both.
-            let (floats, netsum) = train(Summer::Hook(JOB, token))?;
-            let (_, gloo) = train(Summer::Gloo)?;
-            let (_, again) = train(Summer::Hook(JOB, token))?;
+            let (floats, netsum) = train(SumBackend::Hook(JOB, token))?;
+            let (_, gloo) = train(SumBackend::Gloo)?;
+            let (_, again) = train(SumBackend::Hook(JOB, token))?;
             let (model, rate) = (model.clone(), rate.to_string());
             comparisons.push(Comparison { model, rate, floats, netsum, gloo, again });
         }
@@ -91,9 +91,9 @@ fn train(
     args: &TorchArgs,
     cluster: &Cluster,
     model: &str,
-    summer: Summer<'_>,
+    summer: SumBackend<'_>,
 ) -> Result<(u64, Run)> {
-    let who = if summer == Summer::Gloo { "Gloo" } else { "netsum" };
+    let who = if summer == SumBackend::Gloo { "Gloo" } else { "netsum" };
     let bar = ProgressBar::new(args.steps as u64)
         .with_style(
             ProgressStyle::with_template("  {prefix} {bar:40} step {pos}/{len}  {msg}")?
@@ -131,7 +131,7 @@ fn train(
             test: trained.test,
             weights: trained.weights,
             links,
-            by_box: (summer != Summer::Gloo).then_some(by_box),
+            by_box: (summer != SumBackend::Gloo).then_some(by_box),
         },
     ))
 }

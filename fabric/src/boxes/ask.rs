@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use tonic::{Code, Response, Status};
 
 use super::{Boxes, Place, Seen};
-use crate::client::{Client, ORDERS, PATIENCE};
+use crate::client::{Client, ORDERS, TIMEOUT};
 use crate::config::End;
 use crate::diagnosis::{self, Said};
-use crate::hosts::TWICE;
+use crate::hosts::SECOND_QUERY_DELAY;
 use crate::link_table::Answer;
 
 /// Limit of remembered hosts.
@@ -31,7 +31,7 @@ impl Boxes {
         name: &str,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<Response<T>, Status> {
-        let patience = if self.is_silent(name) { PATIENCE } else { ORDERS };
+        let patience = if self.is_silent(name) { TIMEOUT } else { ORDERS };
         tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| {
             let late = Status::deadline_exceeded(format!("no answer within {patience:?}"));
             self.was_silent(name, &late);
@@ -102,7 +102,7 @@ impl Boxes {
                 Ok(reply) => {
                     let there = mac_from_text(&reply.mac).unwrap_or(mac);
                     found.insert(End { of: name, port: reply.port }, there);
-                    until = Instant::now() + TWICE;
+                    until = Instant::now() + SECOND_QUERY_DELAY;
                 }
                 Err(status) if status.code() == Code::NotFound => {}
                 Err(status) => why += &format!("; box {name}: {}", status.message()),
@@ -127,8 +127,8 @@ impl Boxes {
                         client.jobs.list_jobs(api::ListJobsRequest {}).await?.into_inner().jobs;
                     Ok::<_, Status>((ports, jobs))
                 };
-                let late = |_| Err(Status::deadline_exceeded(format!("not within {PATIENCE:?}")));
-                (name, tokio::time::timeout(PATIENCE, both).await.unwrap_or_else(late))
+                let late = |_| Err(Status::deadline_exceeded(format!("not within {TIMEOUT:?}")));
+                (name, tokio::time::timeout(TIMEOUT, both).await.unwrap_or_else(late))
             });
         }
         let (mut seen, mut said) = (HashMap::new(), HashMap::new());
@@ -260,7 +260,7 @@ impl Boxes {
         let mut fabric = self.show();
         let request = api::ListPortsRequest { hosts: true };
         let mut answers =
-            self.ask(PATIENCE, move |mut c| async move { c.agent.list_ports(request).await });
+            self.ask(TIMEOUT, move |mut c| async move { c.agent.list_ports(request).await });
         while let Some(Ok((name, answer))) = answers.join_next().await {
             let ports = answer.map(|reply| reply.ports).unwrap_or_default().into_iter();
             let hosts = ports.filter(|port| !self.is_link(&name, &port.name)).flat_map(|p| {
@@ -300,7 +300,7 @@ impl Boxes {
             let has = |(_, jobs): &(&String, &Vec<String>)| jobs.contains(&job);
             known.jobs.iter().filter(has).map(|(name, _)| name.clone()).collect()
         };
-        let patience = PATIENCE + Duration::from_millis(request.watch_ms.into());
+        let patience = TIMEOUT + Duration::from_millis(request.watch_ms.into());
         let mut answers = self.ask(patience, move |mut c| {
             let request = request.clone();
             async move { c.jobs.diagnose(request).await }

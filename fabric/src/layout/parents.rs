@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use netsum_core::members::Group;
-use netsum_core::{HEADROOM, Job};
+use netsum_core::{Job, MTU_OVERHEAD};
 
 use super::Paths;
 use crate::config::{End, Link};
@@ -112,7 +112,7 @@ impl Parent<'_> {
 fn too_small(link: &Link, paths: &Paths, mtu: u32) -> Option<String> {
     let [below, above] = [&link.below, &link.above].map(|end| paths.mtus.get(end).copied());
     let [below, above] = [below.or(above)?, above.or(below)?];
-    let needed = mtu + HEADROOM;
+    let needed = mtu + MTU_OVERHEAD;
     (below.min(above) < needed).then(|| {
         format!(
             "link {} (MTU {below}) to {} (MTU {above}): a path MTU of {mtu} needs {needed} at both \

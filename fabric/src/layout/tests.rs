@@ -48,6 +48,7 @@ fn joined(ends: &[&str], rings: usize) -> Controller {
             bypass: connection(200),
             any_ip_id: false,
             selective: true,
+            largest_mtu: 0,
         };
         let join = Join {
             job: "train".into(),

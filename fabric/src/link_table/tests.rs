@@ -38,9 +38,9 @@ fn answers(said: &[(&str, &[(&str, &str)])]) -> HashMap<String, Answer> {
     said.iter().map(answer).collect()
 }
 
-fn link_table(typed: &[(&str, &str)]) -> LinkTable {
+fn link_table(configured: &[(&str, &str)]) -> LinkTable {
     let levels = [("s".to_owned(), 1), ("t".to_owned(), 1)].into();
-    LinkTable::new(typed.iter().map(|(below, above)| link(below, above)).collect(), levels)
+    LinkTable::new(configured.iter().map(|(below, above)| link(below, above)).collect(), levels)
         .confirmed_by(Vec::new(), Trust::Found)
 }
 
@@ -113,8 +113,8 @@ fn a_link_is_found_when_both_ends_hear_each_other() {
 
 #[test]
 fn a_link_that_carries_one_direction_is_down_after_a_while_typed_or_found() {
-    for typed in [&[][..], &[("a/up", "s/1")]] {
-        let (mut link_table, now) = (link_table(typed), Instant::now());
+    for configured in [&[][..], &[("a/up", "s/1")]] {
+        let (mut link_table, now) = (link_table(configured), Instant::now());
         let mut at = |seconds, said: &[_]| {
             link_table.look(answers(said), now + Duration::from_secs(seconds));
             state(&link_table)
@@ -175,7 +175,7 @@ fn found_links_follow_the_cables() {
 }
 
 #[test]
-fn one_frame_of_a_foreign_host_takes_no_link_away_and_the_next_manager_knows_it() {
+fn one_forged_frame_removes_no_link_across_managers() {
     let (mut first, now) = (link_table(&[]), Instant::now());
     first.look(answers(&BOTH), now);
     assert!(first.has_changed() && !first.has_changed());
@@ -300,7 +300,7 @@ fn mtus_that_differ_are_said() {
 }
 
 #[test]
-fn a_link_whose_rate_nobody_knows_is_to_be_measured_once_each_time_it_comes_up() {
+fn a_link_of_unknown_rate_is_measured_at_each_link_up() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
     let with_rate = |rate| {
         let mut said = answers(&BOTH);
@@ -316,7 +316,7 @@ fn a_link_whose_rate_nobody_knows_is_to_be_measured_once_each_time_it_comes_up()
         [1, 0, 0, 1, 0]
     );
     let of = link_table.all().remove(0).link;
-    link_table.have_measured(&of, Ok(Carries::Just(1000)));
+    link_table.record_measurement(&of, Ok(Carries::Just(1000)));
     assert_eq!(
         [false, true].map(|up| unmeasured(&mut link_table, up)),
         [0, 1],
@@ -339,11 +339,11 @@ fn what_is_measured_counts_and_the_next_manager_knows() {
         (Err("a job has its rings at up".to_owned()), 1000, false),
         (Ok(Carries::Just(890)), 890, true),
     ] {
-        first.have_measured(&of, carries);
+        first.record_measurement(&of, carries);
         assert_eq!((rate(&first), first.has_changed()), (Some(counts), changed));
     }
-    let again = |typed, nominal| {
-        let mut next = link_table(&[("a/up", typed)]);
+    let again = |configured, nominal| {
+        let mut next = link_table(&[("a/up", configured)]);
         next.restore_measured(&first.measured());
         let mut said = answers(&BOTH);
         said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = nominal);

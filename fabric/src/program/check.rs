@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use netsum_api::v1 as api;
 use netsum_core::{Job, State};
 
-use super::{ANEW, Programmer, Told, epoch, members};
+use super::{Programmer, REJOIN_TIMEOUT, Told, epoch, members};
 use crate::boxes::{Seen, ports};
 use crate::layout::{self, Layout, Order};
 use crate::share::{self, Candidate, Share};
@@ -25,7 +25,7 @@ impl Programmer {
         for (at, name) in self.over(&seen) {
             self.delete(&at, &name, false).await;
         }
-        self.left.retain(|_, (since, _)| since.elapsed() < ANEW);
+        self.left.retain(|_, (since, _)| since.elapsed() < REJOIN_TIMEOUT);
         let come_back = |at: &str| self.left.keys().any(|name| self.is_at(name, at));
         self.boxes.are_empty(|at| {
             seen.get(at).is_some_and(|seen| seen.jobs.is_empty()) && !come_back(at)
@@ -61,7 +61,7 @@ impl Programmer {
         let (mut stuck, mut changed) = (by_ring.cloned().collect::<HashSet<_>>(), Vec::new());
         for (name, told) in &self.told {
             let Ok(job) = inner.controller.job(name) else { continue };
-            if job.epoch.as_ref().is_some_and(|epoch| epoch.without_box) && cannot(job) {
+            if job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring) && cannot(job) {
                 stuck.insert(name.clone());
                 continue;
             }
@@ -102,11 +102,11 @@ impl Programmer {
         };
         self.boxes.have_trees(self.told.iter().map(job).collect());
         drop(inner);
-        self.share_anew(changed);
+        self.reshare(changed);
     }
 
     /// Has jobs reconnect whose shares differ since boxes or links have changed.
-    fn share_anew(&mut self, changed: Vec<(Job, Vec<Candidate>)>) {
+    fn reshare(&mut self, changed: Vec<(Job, Vec<Candidate>)>) {
         for (job, candidates) in changed {
             let name = &job.spec.name;
             let anew = self.layout(&job);

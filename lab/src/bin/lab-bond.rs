@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::netns::{self, Netns};
 use netsum_lab::{Host, LabSpec};
 
@@ -80,7 +80,7 @@ fn sum(cluster: &Cluster, group: &mut Group, down: Option<&str>) -> Result<()> {
         let all = len as u64 * 4 / u64::from(MTU);
         let mut done = 0;
         while done < 100 {
-            ensure!(start.elapsed() < PATIENCE, "nothing is summed");
+            ensure!(start.elapsed() < TIMEOUT, "nothing is summed");
             // Each query starts a process, which competes with the sums for the CPUs.
             std::thread::sleep(Duration::from_millis(100));
             done = released()? - before;
@@ -133,7 +133,7 @@ fn refused(cluster: &Cluster, bond: &str, why: &str, is_known: bool) -> Result<(
     let start = Instant::now();
     let said = |text: &str| text.lines().any(|l| l.contains(bond) && l.contains(why));
     while !said(&cluster.daemon_log()) {
-        ensure!(start.elapsed() < PATIENCE, "{bond}: {}", cluster.daemon_log());
+        ensure!(start.elapsed() < TIMEOUT, "{bond}: {}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
     if is_known {

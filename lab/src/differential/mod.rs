@@ -376,7 +376,7 @@ impl Differential {
             ensure!(got == expected, "ring {}: timed {got} sums, should be {expected}", ring.id);
             for flow in flows {
                 let (got, expected) =
-                    (self.bench.plane.flow_seen(flow.key())?, self.model.flow_seen(&flow.key()));
+                    (self.bench.plane.flow_stats(flow.key())?, self.model.flow_stats(&flow.key()));
                 ensure!(
                     Some(got) == expected,
                     "rank {}: {got:02x?}, should be {expected:02x?}",

@@ -18,7 +18,7 @@ use netsum_common::wire::{
 };
 use netsum_common::{icrc, serial, timing};
 use netsum_core::Rank;
-use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, RingSpec, mapped};
+use netsum_core::plane::{FirstPacket, FlowSpec, FlowStats, RingSpec, mapped};
 
 use super::generate::BOND;
 use super::{Verdict, rules};
@@ -28,7 +28,7 @@ use crate::frames::udp_checksum;
 #[derive(Clone, Debug)]
 struct Flow {
     spec: FlowSpec,
-    seen: FlowSeen,
+    seen: FlowStats,
     /// PSN behind the last contribution that its ring's CPU has accepted.
     next: Option<u32>,
 }
@@ -116,7 +116,7 @@ impl Model {
     }
 
     pub fn add_flow(&mut self, spec: &FlowSpec) {
-        let seen = FlowSeen { mac: spec.src_mac, ..FlowSeen::default() };
+        let seen = FlowStats { mac: spec.src_mac, ..FlowStats::default() };
         self.flows.push((spec.key(), Flow { spec: spec.clone(), seen, next: None }));
     }
 
@@ -125,7 +125,7 @@ impl Model {
     }
 
     /// The expected statistics of a flow.
-    pub fn flow_seen(&self, key: &FlowKey) -> Option<FlowSeen> {
+    pub fn flow_stats(&self, key: &FlowKey) -> Option<FlowStats> {
         self.flows.iter().find(|(k, _)| k == key).map(|(_, flow)| flow.seen)
     }
 
@@ -355,7 +355,7 @@ impl Model {
                     Ok(()) if active && behind > ring.config.slots as i32 => {
                         match frame.data_len(packet.len()) {
                             Ok(len) if len <= MAX_MTU => {
-                                move_psn(packet, &frame, len, serial::sub(0, STALE_PSN_BEHIND));
+                                shift_psn(packet, &frame, len, serial::sub(0, STALE_PSN_BEHIND));
                                 (Verdict::Pass, Counter::Stale)
                             }
                             Ok(_) => (Verdict::Drop, Counter::Oversized),
@@ -372,7 +372,7 @@ impl Model {
                 seen.refused += u32::from(verdict == Verdict::Drop);
                 if verdict != Verdict::Redirect {
                     seen.packets += 1;
-                    (seen.last_psn, seen.last_outcome) = (frame.bth.psn, Some(counter));
+                    (seen.last_psn, seen.last_verdict) = (frame.bth.psn, Some(counter));
                 }
                 self.count(id, counter);
                 Some(verdict)
@@ -441,7 +441,7 @@ impl Model {
             Err(counter) => {
                 self.count(ring, counter);
                 let seen = &mut self.flows[flow].1.seen;
-                (seen.refused, seen.last_outcome) = (seen.refused + 1, Some(counter));
+                (seen.refused, seen.last_verdict) = (seen.refused + 1, Some(counter));
                 Verdict::Drop
             }
         }
@@ -536,7 +536,7 @@ impl Model {
             flow.next = Some(serial::add(frame.bth.psn, 1));
         }
         let seen = &mut flow.seen;
-        seen.last_outcome = Some(verdict.counter);
+        seen.last_verdict = Some(verdict.counter);
         if verdict.counter == Counter::LengthMismatch {
             seen.mismatch = Some((frame.bth.psn, len as u32));
         }
@@ -576,12 +576,12 @@ impl Model {
         let out = match verdict.output {
             Output::Drop => Verdict::Drop,
             Output::Stale => {
-                move_psn(packet, frame, len, serial::sub(0, STALE_PSN_BEHIND));
+                shift_psn(packet, frame, len, serial::sub(0, STALE_PSN_BEHIND));
                 Verdict::Pass
             }
             Output::Gap => {
                 counters.push(Counter::GapForwarded);
-                move_psn(packet, frame, len, GAP_PSN_AHEAD);
+                shift_psn(packet, frame, len, GAP_PSN_AHEAD);
                 if verdict.completed {
                     packet[at..at + len].copy_from_slice(sum);
                     let icrc = right_icrc(packet, frame.l3, frame.ip, at + len);
@@ -781,7 +781,7 @@ fn right_icrc(packet: &[u8], l3: L3, ip: usize, end: usize) -> u32 {
 }
 
 /// Passes a packet with another PSN. An ICRC error is preserved.
-fn move_psn(packet: &mut [u8], frame: &Frame, len: usize, by: u32) {
+fn shift_psn(packet: &mut [u8], frame: &Frame, len: usize, by: u32) {
     let icrc_at = frame.payload() + len;
     let old = right_icrc(packet, frame.l3, frame.ip, icrc_at);
     let psn = serial::add(frame.bth.psn, by).to_be_bytes();

@@ -199,7 +199,7 @@ fn port(p: &PortFacts) -> Vec<Finding> {
     let level = |is_fatal| if is_fatal { Level::Error } else { Level::Warning };
     defects
         .into_iter()
-        .map(|d| finding(level(d.is_fatal), &subject, d.found, Some(&d.mend)))
+        .map(|d| finding(level(d.is_fatal), &subject, d.found, Some(&d.hint)))
         .collect()
 }
 

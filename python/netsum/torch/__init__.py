@@ -12,9 +12,9 @@ There is also a hook for DistributedDataParallel with another backend.
     model.register_comm_hook(netsum.torch.HookState(comm, model), netsum.torch.comm_hook)
 """
 
-from .backend import Delegated, register as _register
+from .backend import DelegatedWarning, register as _register
 from .hook import HookState, comm_hook
 
-__all__ = ["Delegated", "HookState", "comm_hook"]
+__all__ = ["DelegatedWarning", "HookState", "comm_hook"]
 
 _register()

@@ -23,7 +23,7 @@ _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _beside: "weakref.WeakSet[dist.ProcessGroup]" = weakref.WeakSet()
 
 
-class Delegated(UserWarning):
+class DelegatedWarning(UserWarning):
     """Gloo handles a call that netsum cannot; the text names it."""
 
 
@@ -417,7 +417,7 @@ def _warn(what: str) -> None:
     if what not in ProcessGroup.warned:
         ProcessGroup.warned.add(what)
         text = f"{what}: Gloo does it, as the network cannot"
-        warnings.warn(text, Delegated, stacklevel=1)
+        warnings.warn(text, DelegatedWarning, stacklevel=1)
 
 
 def _put_all(

@@ -32,7 +32,7 @@ fn stretch(first: &Position, last: &Position) -> String {
 /// A likely reason why a neighbour did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Unanswered {
+pub enum UnreachableReason {
     /// Nothing.
     Silent,
     /// The same, where a list has all ranks' addresses.
@@ -47,7 +47,7 @@ pub enum Unanswered {
     Cause(String),
 }
 
-impl std::fmt::Display for Unanswered {
+impl std::fmt::Display for UnreachableReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Silent => {
@@ -125,7 +125,7 @@ pub enum Error {
         /// How long this rank waited.
         after: Duration,
         /// A likely reason.
-        why: Unanswered,
+        why: UnreachableReason,
     },
     /// A rank has died, or the network to it has.
     #[error("rank {rank} died: {reason}")]
@@ -235,12 +235,12 @@ mod tests {
             let (ip, after) = ([10, 0, 0, 2].into(), Duration::from_secs(10));
             Error::Unreachable { rank: 1, ip, after, why }.to_string()
         };
-        let silent = text(Unanswered::Silent);
+        let silent = text(UnreachableReason::Silent);
         assert!(
             silent.ends_with("10s: check that it runs, and that UDP port 4791 is not blocked"),
             "{silent}"
         );
-        let large = text(Unanswered::Large(1024));
+        let large = text(UnreachableReason::Large(1024));
         assert!(large.contains("path MTU, 1024 bytes") && large.contains("below 1104"), "{large}");
     }
 

@@ -18,7 +18,7 @@ const STEADY: Duration = Duration::from_secs(60);
 
 /// The daemon's last reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Wish {
+pub struct ReconnectRequest {
     /// The ranks are to reconnect, whether or not the box sums.
     pub reconnect: bool,
     /// The number of the box's programs, which changes with every start of its daemon; 0 where
@@ -28,7 +28,7 @@ pub struct Wish {
 
 /// Whether the ranks trust the box.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum BoxTrust {
     /// It sums.
     Trusted,
     /// It was given up.
@@ -80,11 +80,11 @@ impl Failback {
     }
 
     /// Whether the ranks should reconnect now.
-    pub fn is_due(&mut self, now: Instant, wish: Wish, standing: Standing) -> bool {
+    pub fn is_due(&mut self, now: Instant, wish: ReconnectRequest, standing: BoxTrust) -> bool {
         if self.rest.is_some_and(|rest| now < rest) {
             return false;
         }
-        if standing == Standing::Trusted {
+        if standing == BoxTrust::Trusted {
             if wish.programs != 0 {
                 self.programs = wish.programs;
             }
@@ -97,20 +97,20 @@ impl Failback {
             self.put_off(now);
         }
         // An unchanged box that has summed wrong needs an administrator.
-        let other = standing != Standing::Wrong || wish.programs != self.programs;
+        let other = standing != BoxTrust::Wrong || wish.programs != self.programs;
         wish.reconnect || wish.programs != 0 && other && self.due.is_some_and(|due| now >= due)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Standing::{GivenUp, Trusted, Wrong};
+    use super::BoxTrust::{GivenUp, Trusted, Wrong};
     use super::*;
 
-    const NONE: Wish = Wish { reconnect: false, programs: 0 };
-    const THERE: Wish = Wish { reconnect: false, programs: 7 };
-    const ANOTHER: Wish = Wish { reconnect: false, programs: 8 };
-    const ASKED: Wish = Wish { reconnect: true, programs: 7 };
+    const NONE: ReconnectRequest = ReconnectRequest { reconnect: false, programs: 0 };
+    const THERE: ReconnectRequest = ReconnectRequest { reconnect: false, programs: 7 };
+    const ANOTHER: ReconnectRequest = ReconnectRequest { reconnect: false, programs: 8 };
+    const ASKED: ReconnectRequest = ReconnectRequest { reconnect: true, programs: 7 };
 
     /// Milliseconds after the start.
     fn at(start: Instant, ms: u64) -> Instant {
@@ -122,8 +122,8 @@ mod tests {
     fn tries(
         mut way: Failback,
         start: Instant,
-        wish: Wish,
-        standing: Standing,
+        wish: ReconnectRequest,
+        standing: BoxTrust,
         lasts: u64,
     ) -> Vec<u64> {
         let (mut tries, mut ms) = (Vec::new(), 0);

@@ -180,7 +180,7 @@ impl Frame {
         match self {
             Self::Hello { shape, timeout, rank, nonce } => {
                 let l = shape.layout;
-                let flags = u32::from(shape.relaxed) | u32::from(shape.without_box) << 1;
+                let flags = u32::from(shape.relaxed) | u32::from(shape.on_host_ring) << 1;
                 u32s(
                     w,
                     &[
@@ -282,8 +282,8 @@ impl Frame {
                     rings: word(7)?,
                 };
                 let (ranks, mtu, flags) = (word(3)?, word(4)?, word(8)?);
-                let (relaxed, without_box) = (flags & 1 != 0, flags & 2 != 0);
-                let shape = JobShape { ranks, mtu, layout, relaxed, without_box };
+                let (relaxed, on_host_ring) = (flags & 1 != 0, flags & 2 != 0);
+                let shape = JobShape { ranks, mtu, layout, relaxed, on_host_ring };
                 let timeout = Duration::from_nanos(long(44)?);
                 Self::Hello { rank: word(2)?, shape, timeout, nonce: long(36)? }
             }
@@ -344,12 +344,12 @@ mod tests {
             mtu: 1024,
             layout: Layout { message_size: 65536, window: 2, rings: 4 },
             relaxed: true,
-            without_box: false,
+            on_host_ring: false,
         };
         for frame in [
             Frame::Hello { shape, timeout: Duration::from_millis(100), rank: 2, nonce: 1 << 63 },
             Frame::Hello {
-                shape: JobShape { relaxed: false, without_box: true, ..shape },
+                shape: JobShape { relaxed: false, on_host_ring: true, ..shape },
                 timeout: Duration::from_secs(86_400),
                 rank: 0,
                 nonce: 0,

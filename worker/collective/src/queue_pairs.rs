@@ -12,7 +12,7 @@ use netsum_rc::{Endpoint, Event, Psn, QpConfig, QpId, Qpn, SetupError};
 
 /// Numbers of a rank's connections from the previous and to the next rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Numbers {
+pub struct QpInfo {
     pub receive_qpn: Qpn,
     pub send_qpn: Qpn,
     pub first_psn: Psn,
@@ -20,11 +20,11 @@ pub struct Numbers {
 
 /// A rank's address and numbers.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RankNumbers {
+pub struct RankQpInfo {
     pub ip: IpAddr,
-    pub rings: Vec<Numbers>,
+    pub rings: Vec<QpInfo>,
     /// Those of the bypass connections.
-    pub bypass: Numbers,
+    pub bypass: QpInfo,
     /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do.
     pub any_ip_id: bool,
     /// It does selective retransmission.
@@ -54,7 +54,7 @@ impl QueuePairChannels {
         mut endpoint: Endpoint,
         shape: &JobShape,
         rank: u32,
-        ranks: &[RankNumbers],
+        ranks: &[RankQpInfo],
         capacity: u32,
     ) -> Result<Self, SetupError> {
         let (mut qps, mut channels) = (HashMap::new(), HashMap::new());
@@ -76,17 +76,17 @@ impl QueuePairChannels {
 fn queue_pairs(
     shape: &JobShape,
     rank: u32,
-    ranks: &[RankNumbers],
+    ranks: &[RankQpInfo],
     capacity: u32,
 ) -> Vec<(Channel, QpConfig)> {
     let (count, rank) = (ranks.len(), rank as usize);
     let (own, next, previous) =
         (&ranks[rank], &ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]);
     let mtu = shape.mtu as usize;
-    let out = |own: &Numbers, n: &Numbers| {
+    let out = |own: &QpInfo, n: &QpInfo| {
         QpConfig::new(own.send_qpn, next.ip, n.receive_qpn, own.first_psn, Psn::default(), mtu)
     };
-    let into = |own: &Numbers, p: &Numbers| {
+    let into = |own: &QpInfo, p: &QpInfo| {
         QpConfig::new(own.receive_qpn, previous.ip, p.send_qpn, Psn::default(), p.first_psn, mtu)
     };
     let mut pairs = vec![
@@ -183,10 +183,10 @@ mod tests {
 
     const RANKS: u32 = 3;
 
-    fn numbers(rank: u32, connection: u32) -> Numbers {
+    fn numbers(rank: u32, connection: u32) -> QpInfo {
         let qpn = 0x100 * rank + 2 * connection + 2;
         let first_psn = Psn::new(qpn * 1000);
-        Numbers { receive_qpn: Qpn::new(qpn), send_qpn: Qpn::new(qpn + 1), first_psn }
+        QpInfo { receive_qpn: Qpn::new(qpn), send_qpn: Qpn::new(qpn + 1), first_psn }
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
         for selective in
             (0..1 << RANKS).map(|bits: u32| [0, 1, 2].map(|rank| bits >> rank & 1 == 1))
         {
-            let ranks = [0, 1, 2].map(|rank| RankNumbers {
+            let ranks = [0, 1, 2].map(|rank| RankQpInfo {
                 ip: [10, 0, 0, rank as u8 + 1].into(),
                 rings: (0..layout.rings).map(|ring| numbers(rank, ring)).collect(),
                 bypass: numbers(rank, layout.rings),
@@ -208,7 +208,7 @@ mod tests {
             let all = selective == [true; 3];
             for relaxed in [false, true] {
                 let shape =
-                    JobShape { ranks: RANKS, mtu: 1024, layout, relaxed, without_box: false };
+                    JobShape { ranks: RANKS, mtu: 1024, layout, relaxed, on_host_ring: false };
                 let of = |rank| queue_pairs(&shape, rank, &ranks, [4096, 92, 0][rank as usize]);
                 let ends: Vec<_> = (0..RANKS).map(of).collect();
                 for (rank, (own, next)) in ends.iter().zip(ends.iter().cycle().skip(1)).enumerate()

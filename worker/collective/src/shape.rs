@@ -25,7 +25,7 @@ pub struct JobShape {
     /// The box releases sums in any order, and ranks send again only what is missing.
     pub relaxed: bool,
     /// There is no box: the ranks' own ring sums from the start.
-    pub without_box: bool,
+    pub on_host_ring: bool,
 }
 
 impl JobShape {
@@ -33,7 +33,7 @@ impl JobShape {
     pub(crate) fn named(&self, timeout: Duration) -> [(&'static str, String); 8] {
         let Layout { message_size, window, rings } = self.layout;
         let order = if self.relaxed { "relaxed" } else { "in-order" };
-        let summer = if self.without_box { "the ranks" } else { "a box" };
+        let summer = if self.on_host_ring { "the ranks" } else { "a box" };
         [
             ("ranks (NETSUM_RANKS)", self.ranks.to_string()),
             ("mtu (NETSUM_MTU)", self.mtu.to_string()),

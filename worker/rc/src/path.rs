@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 /// acknowledgement that waits behind as much, and once in reserve; in nanoseconds.
 const SLOWEST_BYTE: u64 = 3 * 800;
 /// Bytes around a payload on the wire.
-pub(super) const AROUND: u64 = netsum_common::wire::AROUND as u64;
+pub(super) const PACKET_OVERHEAD: u64 = netsum_common::wire::PACKET_OVERHEAD as u64;
 /// A round trip under a smaller load says little about a load of more than twice as much: a link
 /// with a shaper lets a burst pass at once.
-const TELLING: u64 = 32 << 10;
+const MIN_SIGNIFICANT_LOAD: u64 = 32 << 10;
 /// So long after a gap was seen, more are expected.
 const LOSSY: Duration = Duration::from_millis(100);
 /// Behind a box, NAKs are repeated after at most so long, or after the time that round trips
@@ -106,7 +106,7 @@ impl Path {
     /// A receiver has missed a packet. While connections start, that is not a loss: the receiver
     /// did not exist yet.
     pub fn on_gap(&mut self) {
-        self.lossy |= self.load > TELLING / 4;
+        self.lossy |= self.load > MIN_SIGNIFICANT_LOAD / 4;
     }
 
     /// The other side has reported a gap. A gap that is seen only here does not count: kernels that
@@ -216,7 +216,10 @@ impl Path {
     pub fn longest(&self) -> Duration {
         let more = self.load.saturating_sub(self.measured);
         let slowest = slowest(more);
-        if self.measured < TELLING && self.load > 2 * TELLING && !self.lossy {
+        if self.measured < MIN_SIGNIFICANT_LOAD
+            && self.load > 2 * MIN_SIGNIFICANT_LOAD
+            && !self.lossy
+        {
             return self.usual() + slowest;
         }
         let nanos = (self.loaded.get() * 4).as_nanos() * u128::from(more);

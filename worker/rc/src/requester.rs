@@ -10,7 +10,7 @@ use netsum_common::wire::{Aeth, Bth, Syndrome};
 use super::congestion::Congestion;
 use super::gaps::Gaps;
 use super::packet::{Extended, OVERHEAD};
-use super::path::{AROUND, Path};
+use super::path::{PACKET_OVERHEAD, Path};
 use super::retransmit_queue::RetransmitQueue;
 use super::segmenter::{Part, Segmenter};
 use super::{Operation, Psn, QpConfig, QpError, Qpn, name};
@@ -21,7 +21,7 @@ const ACK_EVERY: u64 = 32;
 const MAX_BACKOFF: u32 = 16;
 
 /// Least time to wait for other acknowledgements after that of a probe.
-const LEAST_PATIENCE: Duration = Duration::from_millis(2);
+const MIN_TIMEOUT: Duration = Duration::from_millis(2);
 /// A thread that checks the clock so long after a timeout was due did not run meanwhile, and
 /// perhaps no thread of its machine did.
 const LATE: Duration = Duration::from_millis(1);
@@ -292,7 +292,7 @@ impl Requester {
             }
         } else {
             self.sent = self.next;
-            let bytes = part.payload.len() as u64 + AROUND;
+            let bytes = part.payload.len() as u64 + PACKET_OVERHEAD;
             self.load += bytes;
             let load = path.send(bytes);
             // A packet behind twice as much load is a better sample: the first packets may find the
@@ -317,10 +317,10 @@ impl Requester {
         let longest = path.longest();
         match self.probe {
             Probe::Answered { whole: true, .. } => {
-                return Some(waiting + longest.max(LEAST_PATIENCE));
+                return Some(waiting + longest.max(MIN_TIMEOUT));
             }
             Probe::Answered { whole: false, .. } => {
-                return Some(waiting + path.usual().max(LEAST_PATIENCE));
+                return Some(waiting + path.usual().max(MIN_TIMEOUT));
             }
             Probe::None | Probe::Sent => {}
         }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use netsum_common::wire::{Opcode, Reth};
 
 use super::Operation;
-use super::path::AROUND;
+use super::path::PACKET_OVERHEAD;
 
 #[derive(Debug)]
 struct Message {
@@ -104,7 +104,7 @@ impl Segmenter {
             let payload =
                 |packet: u64| ((packet - m.first) as usize * self.mtu).min(m.data.len()) as u64;
             if first < end {
-                bytes += payload(end) - payload(first) + (end - first) * AROUND;
+                bytes += payload(end) - payload(first) + (end - first) * PACKET_OVERHEAD;
             }
         }
         bytes

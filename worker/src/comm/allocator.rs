@@ -3,11 +3,11 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use netsum_collective::queue_pairs::Numbers;
+use netsum_collective::queue_pairs::QpInfo;
 use netsum_rc::{Psn, Qpn};
 
 /// The QPN and PSN allocator.
-pub(crate) struct NumberAllocator {
+pub(crate) struct QpAllocator {
     used: Vec<Qpn>,
 }
 
@@ -19,7 +19,7 @@ pub(crate) fn nonce() -> u64 {
     hasher.finish()
 }
 
-impl NumberAllocator {
+impl QpAllocator {
     pub fn new() -> Self {
         Self { used: Vec::new() }
     }
@@ -40,8 +40,8 @@ impl NumberAllocator {
         }
     }
 
-    pub fn connection(&mut self) -> Numbers {
-        Numbers { receive_qpn: self.qpn(), send_qpn: self.qpn(), first_psn: self.psn() }
+    pub fn connection(&mut self) -> QpInfo {
+        QpInfo { receive_qpn: self.qpn(), send_qpn: self.qpn(), first_psn: self.psn() }
     }
 }
 
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn allocated_numbers_are_unique_and_in_range() {
-        let mut allocator = NumberAllocator::new();
+        let mut allocator = QpAllocator::new();
         for _ in 0..500 {
             let c = allocator.connection();
             assert!(

@@ -12,7 +12,7 @@ use crate::control::heartbeat::Heartbeat;
 use crate::control::interface::{self, Interface};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::layout::Layout;
-use netsum_collective::queue_pairs::{Numbers, RankNumbers};
+use netsum_collective::queue_pairs::{QpInfo, RankQpInfo};
 use netsum_collective::shape::JobShape;
 use netsum_common::unmanaged::static_connection;
 use netsum_rc::{Psn, Qpn};
@@ -21,7 +21,7 @@ use netsum_rc::{Psn, Qpn};
 pub(crate) struct Membership {
     pub shape: JobShape,
     /// In the order of the ring: each sends to the next.
-    pub ranks: Vec<RankNumbers>,
+    pub ranks: Vec<RankQpInfo>,
     /// Their numbers.
     pub names: Vec<u32>,
     /// `None` without a daemon.
@@ -66,15 +66,15 @@ pub(crate) fn bootstrap(
                 mtu: *mtu,
                 layout,
                 relaxed: false,
-                without_box: false,
+                on_host_ring: false,
             };
             shape.check().map_err(Error::Config)?;
             check_mtu(config.ip, *mtu, interface::that_holds(config.ip).as_ref())?;
             let numbers = |rank: usize, ring| {
                 let c = static_connection(rank as u32, ring);
-                Numbers { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
+                QpInfo { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
             };
-            let ranks = peers.iter().enumerate().map(|(rank, ip)| RankNumbers {
+            let ranks = peers.iter().enumerate().map(|(rank, ip)| RankQpInfo {
                 ip: *ip,
                 rings: (0..*rings).map(|ring| numbers(rank, Some(ring))).collect(),
                 bypass: numbers(rank, None),
@@ -184,7 +184,7 @@ fn join(
         mtu: described.mtu,
         layout,
         relaxed: false,
-        without_box: false,
+        on_host_ring: false,
     };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
@@ -195,7 +195,7 @@ fn join(
         _ => described.epoch,
     };
     let (rings, bypass) = network.numbers(&shape)?;
-    let message = |n: &Numbers| v1::Connection {
+    let message = |n: &QpInfo| v1::Connection {
         receive_qpn: n.receive_qpn.get(),
         send_qpn: n.send_qpn.get(),
         first_psn: n.first_psn.get(),
@@ -224,12 +224,12 @@ fn join(
     let names: Vec<u32> = reply.ranks.iter().map(|r| r.rank).collect();
     let relaxed = reply.job.as_ref().is_some_and(|j| j.order == "relaxed");
     let mtu = reply.job.as_ref().map_or(shape.mtu, |j| j.mtu);
-    let shape = JobShape { mtu, relaxed, without_box: reply.without_box, ..shape };
+    let shape = JobShape { mtu, relaxed, on_host_ring: reply.on_host_ring, ..shape };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let epoch = reply.job.as_ref().map_or(epoch, |j| j.epoch);
     let period = Duration::from_millis(u64::from(described.heartbeat_ms.max(100)));
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
-    if reply.without_box && config.rank == 0 {
+    if reply.on_host_ring && config.rank == 0 {
         log::warn!(
             "rank 0: no box sums job {job} now: the ranks sum by an ordinary ring; the manager's \
              log has the reason"
@@ -238,16 +238,16 @@ fn join(
     Ok(Membership { shape, ranks, names, heartbeat })
 }
 
-fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> {
+fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankQpInfo, String> {
     let ip: IpAddr =
         r.ip.parse().map_err(|_| format!("rank {} has the address {:?}", r.rank, r.ip))?;
     let qpn = |n| {
         Qpn::checked(n)
             .ok_or_else(|| format!("rank {} has queue pair {n:#x}: more than 24 bits", r.rank))
     };
-    let numbers = |c: &v1::Connection| -> Result<Numbers, String> {
+    let numbers = |c: &v1::Connection| -> Result<QpInfo, String> {
         let first_psn = Psn::new(c.first_psn);
-        Ok(Numbers { receive_qpn: qpn(c.receive_qpn)?, send_qpn: qpn(c.send_qpn)?, first_psn })
+        Ok(QpInfo { receive_qpn: qpn(c.receive_qpn)?, send_qpn: qpn(c.send_qpn)?, first_psn })
     };
     let bypass =
         r.bypass.as_ref().ok_or_else(|| format!("rank {} has no bypass connection", r.rank))?;
@@ -255,7 +255,7 @@ fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> 
         return Err(format!("rank {} has {} rings instead of {rings}", r.rank, r.rings.len()));
     }
     let rings = r.rings.iter().map(numbers).collect::<Result<_, _>>()?;
-    Ok(RankNumbers {
+    Ok(RankQpInfo {
         ip,
         rings,
         bypass: numbers(bypass)?,
@@ -272,14 +272,14 @@ mod tests {
     struct Unused;
 
     impl Network for Unused {
-        fn numbers(&mut self, _: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error> {
+        fn numbers(&mut self, _: &JobShape) -> Result<(Vec<QpInfo>, QpInfo), Error> {
             panic!("numbers follow from the list")
         }
         fn connect(
             self: Box<Self>,
             _: &JobShape,
             _: u32,
-            _: &[RankNumbers],
+            _: &[RankQpInfo],
         ) -> Result<Box<dyn Connections>, Error> {
             panic!("nobody connects")
         }

@@ -100,7 +100,7 @@ impl Communicator {
             }
             _ => Layout { message_size: 1 << 16, window: 1, rings: 1 },
         };
-        let shape = JobShape { ranks: 1, mtu: 1024, layout, relaxed: false, without_box: false };
+        let shape = JobShape { ranks: 1, mtu: 1024, layout, relaxed: false, on_host_ring: false };
         shape.check().map_err(Error::Config)?;
         let (title, alone) = ("nothing".into(), Statistics::default());
         Ok(Self {

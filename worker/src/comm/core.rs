@@ -11,7 +11,7 @@ use nix::sys::time::TimeSpec;
 use super::network::Connections;
 use super::promise::Promise;
 use crate::control::heartbeat::Heartbeat;
-use crate::control::{Cause, Lack};
+use crate::control::{Cause, MissingPackets};
 use crate::unshared::Unshared;
 use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, Finished, Outcome, Work};
@@ -139,9 +139,8 @@ impl Core {
             self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
         }
         self.engine.step(Instant::now(), &mut *self.connections, lent);
-        if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.sums_without_box())
-        {
-            heartbeat.without_box();
+        if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.is_on_host_ring()) {
+            heartbeat.on_host_ring();
         }
         if let Some(heartbeat) = &self.heartbeat {
             if heartbeat.path() != self.path {
@@ -190,7 +189,7 @@ impl Core {
         &mut self,
         until: Instant,
         patience: Duration,
-        unreachable: impl Fn(&dyn Connections, Lack, Instant, Option<Cause>) -> Error,
+        unreachable: impl Fn(&dyn Connections, MissingPackets, Instant, Option<Cause>) -> Error,
         is_wanted: impl Fn() -> bool,
     ) -> Result<(), Error> {
         let begun = Instant::now();
@@ -199,20 +198,20 @@ impl Core {
             if let Some(error) = self.engine.failure() {
                 return Err(error.clone());
             }
-            let Some(lack) = self.lack() else { return Ok(()) };
+            let Some(missing) = self.missing() else { return Ok(()) };
             let mut cause = None;
             if let Some(heartbeat) = &self.heartbeat {
-                if asked != Some(lack) && begun.elapsed() >= PATH {
-                    asked = Some(lack);
-                    heartbeat.ask_why(lack);
+                if asked != Some(missing) && begun.elapsed() >= PATH {
+                    asked = Some(missing);
+                    heartbeat.ask_why(missing);
                 }
-                cause = heartbeat.cause(lack);
+                cause = heartbeat.cause(missing);
             }
             let small = self.engine.greeted_by_small_packets();
             let is_over =
                 Instant::now() >= small.map_or(until, |since| until.min(since + patience));
             if is_over || cause.as_ref().is_some_and(|cause| cause.is_certain) {
-                let unreachable = unreachable(&*self.connections, lack, begun, cause);
+                let unreachable = unreachable(&*self.connections, missing, begun, cause);
                 self.engine.fail_to_meet(&mut *self.connections, &unreachable);
                 return Err(unreachable);
             }
@@ -223,12 +222,17 @@ impl Core {
 
     /// What has not arrived yet: full packets from the previous rank, or the next rank's
     /// acknowledgement of ours. Without a daemon, ranks do not wait for acknowledgements.
-    fn lack(&self) -> Option<Lack> {
+    fn missing(&self) -> Option<MissingPackets> {
         if !self.engine.greeted() {
             let by_small = self.engine.greeted_by_small_packets().is_some();
-            return Some(if by_small { Lack::Large } else { Lack::Previous });
+            return Some(if by_small {
+                MissingPackets::FullSize
+            } else {
+                MissingPackets::Previous
+            });
         }
-        (self.heartbeat.is_some() && !self.engine.acknowledged()).then_some(Lack::Acknowledgement)
+        (self.heartbeat.is_some() && !self.engine.acknowledged())
+            .then_some(MissingPackets::Acknowledgement)
     }
 
     /// Sends a full packet of `mtu` bytes to the box, as all ranks do, and waits for its sum. Without
@@ -520,7 +524,7 @@ mod tests {
     #[test]
     fn a_failure_of_the_connections_ends_operations_in_flight() {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
-        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false };
+        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, on_host_ring: false };
         let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), session: 1 };
         let mut connections = Scripted::new(true);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
@@ -537,7 +541,7 @@ mod tests {
     #[test]
     fn a_leaving_rank_settles_newer_operations_while_an_older_one_is_open() {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
-        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false };
+        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, on_host_ring: false };
         let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), session: 1 };
         let mut connections = Scripted::new(false);
         let script = Arc::clone(&connections.script);

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use netsum_collective::channels::Channels;
 use netsum_collective::error::Error;
-use netsum_collective::queue_pairs::{Numbers, RankNumbers};
+use netsum_collective::queue_pairs::{QpInfo, RankQpInfo};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
 
@@ -18,13 +18,13 @@ use netsum_collective::shape::JobShape;
 pub(crate) trait Network: Send {
     /// Creates the queue pairs of a rank. Returns its numbers for each ring, and for the bypass
     /// connections.
-    fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error>;
+    fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<QpInfo>, QpInfo), Error>;
     /// Connects the queue pairs with the neighbours of `rank`.
     fn connect(
         self: Box<Self>,
         shape: &JobShape,
         rank: u32,
-        ranks: &[RankNumbers],
+        ranks: &[RankQpInfo],
     ) -> Result<Box<dyn Connections>, Error>;
     /// Whether packets have IPv4 identifications that a socket cannot predict.
     fn any_ip_id(&self) -> bool;

@@ -13,10 +13,10 @@ use super::driver_lock::DriverGuard;
 use super::network::{Bind, Connections, Network};
 use super::promise::Promise;
 use super::transport;
-use crate::control::{Cause, Lack};
+use crate::control::{Cause, MissingPackets};
 use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, MAX_OPEN, Settings};
-use netsum_collective::error::{Error, Unanswered};
+use netsum_collective::error::{Error, UnreachableReason};
 use netsum_collective::failback::Failback;
 use netsum_collective::numeric::element::{Data, Owned};
 use netsum_collective::numeric::memory::Memory;
@@ -469,7 +469,7 @@ fn establish(
     let next = (place as usize + 1) % ranks.len();
     let [before, behind] = [previous, next].map(|place| (names[place], ranks[place].ip));
     // As all ranks have it: the daemon has told them.
-    let tests_path = heartbeat.is_some() && !shape.without_box;
+    let tests_path = heartbeat.is_some() && !shape.on_host_ring;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
         let settings = Settings { rank: place, shape, timeout, session: nonce() };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
@@ -491,32 +491,36 @@ fn establish(
         .map_err(|e| Error::Config(format!("cannot duplicate a file descriptor: {e}")))?;
     let patience = timeout.min(config.connect_timeout);
     let is_listed = matches!(config.bootstrap, Bootstrap::Static { .. });
-    let unreachable = |connections: &dyn Connections,
-                       lack,
-                       since: Instant,
-                       cause: Option<Cause>| {
-        let ((rank, ip), by_small) =
-            (if lack == Lack::Acknowledgement { behind } else { before }, lack == Lack::Large);
-        // A possible cause does not tell why a rank is silent: it may not have started.
-        let cause =
-            cause.filter(|c| !c.text.is_empty() && (c.is_certain || lack == Lack::Acknowledgement));
-        let is_certain = cause.as_ref().is_some_and(|cause| cause.is_certain);
-        let stray = connections.stray().filter(|ip| is_listed && ranks.iter().any(|r| r.ip == *ip));
-        let why = match stray {
-            _ if cause.is_some() => Unanswered::Cause(cause.map(|c| c.text).unwrap_or_default()),
-            _ if by_small => Unanswered::Large(shape.mtu),
-            _ if connections.previous_is_in_earlier() => Unanswered::Earlier,
-            Some(stray) => Unanswered::OtherPlace(stray),
-            None if is_listed => Unanswered::SilentOnList,
-            None => Unanswered::Silent,
+    let unreachable =
+        |connections: &dyn Connections, missing, since: Instant, cause: Option<Cause>| {
+            let ((rank, ip), by_small) = (
+                if missing == MissingPackets::Acknowledgement { behind } else { before },
+                missing == MissingPackets::FullSize,
+            );
+            // A possible cause does not tell why a rank is silent: it may not have started.
+            let cause = cause.filter(|c| {
+                !c.text.is_empty() && (c.is_certain || missing == MissingPackets::Acknowledgement)
+            });
+            let is_certain = cause.as_ref().is_some_and(|cause| cause.is_certain);
+            let stray =
+                connections.stray().filter(|ip| is_listed && ranks.iter().any(|r| r.ip == *ip));
+            let why = match stray {
+                _ if cause.is_some() => {
+                    UnreachableReason::Cause(cause.map(|c| c.text).unwrap_or_default())
+                }
+                _ if by_small => UnreachableReason::Large(shape.mtu),
+                _ if connections.previous_is_in_earlier() => UnreachableReason::Earlier,
+                Some(stray) => UnreachableReason::OtherPlace(stray),
+                None if is_listed => UnreachableReason::SilentOnList,
+                None => UnreachableReason::Silent,
+            };
+            let after = match by_small {
+                _ if is_certain => Duration::from_millis(since.elapsed().as_millis() as u64),
+                true => patience,
+                false => config.connect_timeout,
+            };
+            Error::Unreachable { rank, ip, after, why }
         };
-        let after = match by_small {
-            _ if is_certain => Duration::from_millis(since.elapsed().as_millis() as u64),
-            true => patience,
-            false => config.connect_timeout,
-        };
-        Error::Unreachable { rank, ip, after, why }
-    };
     let met = core.meet(started + config.connect_timeout, patience, unreachable, &is_wanted);
     let tested =
         met.and_then(|()| if tests_path { core.test_path(shape.mtu, &is_wanted) } else { Ok(()) });
@@ -549,7 +553,7 @@ mod tests {
         statistics.all_reduces = 7;
         let session = Session {
             config: CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap),
-            shape: JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false },
+            shape: JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, on_host_ring: false },
             title: "nothing".into(),
             core: None,
             reconnecting: Some(Reconnecting { outcome, wanted, mode, statistics }),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use super::allocator::NumberAllocator;
+use super::allocator::QpAllocator;
 use super::network::{Bind, Connections, Network};
 use crate::udp::UdpDriver;
 #[cfg(feature = "xdp")]
@@ -13,7 +13,7 @@ use crate::xdp::XdpDriver;
 use netsum_collective::buffer::Buffer;
 use netsum_collective::channels::{Channel, ChannelEvent, Channels};
 use netsum_collective::error::Error;
-use netsum_collective::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
+use netsum_collective::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
 use netsum_rc::{Endpoint, EndpointConfig};
@@ -104,8 +104,8 @@ impl SocketNetwork<XdpDriver> {
 }
 
 impl<D: Driver> Network for SocketNetwork<D> {
-    fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error> {
-        let mut allocator = NumberAllocator::new();
+    fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<QpInfo>, QpInfo), Error> {
+        let mut allocator = QpAllocator::new();
         let rings = (0..shape.layout.rings).map(|_| allocator.connection()).collect();
         Ok((rings, allocator.connection()))
     }
@@ -114,7 +114,7 @@ impl<D: Driver> Network for SocketNetwork<D> {
         self: Box<Self>,
         shape: &JobShape,
         rank: u32,
-        ranks: &[RankNumbers],
+        ranks: &[RankQpInfo],
     ) -> Result<Box<dyn Connections>, Error> {
         let Self { ip, bind, driver } = *self;
         let mut driver = match driver {

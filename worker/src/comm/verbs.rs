@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use nix::poll::PollFlags;
 
-use super::allocator::NumberAllocator;
+use super::allocator::QpAllocator;
 use super::config::CommConfig;
 use super::network::{Connections, Network};
 use crate::udp::wait_for;
@@ -22,7 +22,7 @@ use netsum_collective::buffer::{Buffer, Registered as _};
 use netsum_collective::channels::{Channel, ChannelEvent, Channels};
 use netsum_collective::error::Error;
 use netsum_collective::frame::{bypass_buffers, bypass_room};
-use netsum_collective::queue_pairs::{Numbers, RankNumbers};
+use netsum_collective::queue_pairs::{QpInfo, RankQpInfo};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
 use netsum_rc::Psn;
@@ -65,7 +65,7 @@ impl Opened {
 }
 
 /// The connections of a job, the bypass connection first.
-fn pairs(shape: &JobShape, allocator: &mut NumberAllocator) -> Vec<Pair> {
+fn pairs(shape: &JobShape, allocator: &mut QpAllocator) -> Vec<Pair> {
     let window = shape.layout.window as usize;
     let pair = |out, into, send, receive| Pair {
         out,
@@ -81,8 +81,8 @@ fn pairs(shape: &JobShape, allocator: &mut NumberAllocator) -> Vec<Pair> {
 }
 
 impl Network for Opened {
-    fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error> {
-        self.own = pairs(shape, &mut NumberAllocator::new());
+    fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<QpInfo>, QpInfo), Error> {
+        self.own = pairs(shape, &mut QpAllocator::new());
         let depths: Vec<Depths> = self
             .own
             .iter()
@@ -90,12 +90,12 @@ impl Network for Opened {
             .collect();
         let made = self.device.make_queue_pairs(&depths, shape.mtu);
         let qpns = made.map_err(|e| self.error(&e))?;
-        let numbers = qpns.as_chunks::<2>().0.iter().zip(&self.own).map(|(qpns, pair)| Numbers {
+        let numbers = qpns.as_chunks::<2>().0.iter().zip(&self.own).map(|(qpns, pair)| QpInfo {
             send_qpn: qpns[0],
             receive_qpn: qpns[1],
             first_psn: pair.first_psn,
         });
-        let mut numbers: Vec<Numbers> = numbers.collect();
+        let mut numbers: Vec<QpInfo> = numbers.collect();
         let bypass = numbers.remove(0);
         Ok((numbers, bypass))
     }
@@ -104,7 +104,7 @@ impl Network for Opened {
         self: Box<Self>,
         shape: &JobShape,
         rank: u32,
-        ranks: &[RankNumbers],
+        ranks: &[RankQpInfo],
     ) -> Result<Box<dyn Connections>, Error> {
         let mut arena = Arena::new(self.device.register());
         let Needs { message, bypass } = Needs::of(shape);
@@ -115,7 +115,7 @@ impl Network for Opened {
         reserved.map_err(|e| self.error(&e))?;
         let (count, rank) = (ranks.len(), rank as usize);
         let (next, previous) = (&ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]);
-        let numbers_of = |r: &RankNumbers| -> Vec<Numbers> {
+        let numbers_of = |r: &RankQpInfo| -> Vec<QpInfo> {
             std::iter::once(r.bypass).chain(r.rings.iter().copied()).collect()
         };
         let mut queues = Vec::new();

@@ -6,23 +6,23 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Cause, Control, Lack};
+use super::{Cause, Control, MissingPackets};
 use netsum_collective::error::Error;
-use netsum_collective::failback::Wish;
+use netsum_collective::failback::ReconnectRequest;
 
 #[derive(Default)]
 struct Shared {
     orders: Mutex<Orders>,
     wake: Condvar,
     failed: Mutex<Option<String>>,
-    without_box: AtomicBool,
+    on_host_ring: AtomicBool,
     /// The path test that the daemon has asked for, and the one whose packet was acknowledged.
     path: AtomicU32,
     acknowledged: AtomicU32,
     has_given_up: AtomicBool,
     last: Mutex<Last>,
     /// What a rank lacked when the daemon was last asked, and why.
-    cause: Mutex<Option<(Lack, Cause)>>,
+    cause: Mutex<Option<(MissingPackets, Cause)>>,
 }
 
 /// Requests to the thread.
@@ -33,13 +33,13 @@ struct Orders {
     /// How many heartbeats have been requested at once.
     asked: u64,
     /// What this rank lacks and the daemon is to say why.
-    lack: Option<Lack>,
+    missing: Option<MissingPackets>,
 }
 
 /// The daemon's last answer; the default if it does not answer, because no rank could join then.
 #[derive(Clone, Copy, Default)]
 struct Last {
-    wish: Wish,
+    wish: ReconnectRequest,
     /// The number of the last request that has been answered.
     answered: u64,
 }
@@ -78,14 +78,14 @@ impl Heartbeat {
         let beat = move || {
             let mut unreachable = false;
             let end = loop {
-                let (asked, lack) = {
+                let (asked, missing) = {
                     let mut orders = lock(&theirs.orders);
-                    (orders.asked, orders.lack.take())
+                    (orders.asked, orders.missing.take())
                 };
-                let mut wish = Wish::default();
-                let without_box = theirs.without_box.load(Ordering::Relaxed);
+                let mut wish = ReconnectRequest::default();
+                let on_host_ring = theirs.on_host_ring.load(Ordering::Relaxed);
                 let path = theirs.acknowledged.load(Ordering::Relaxed);
-                match control.heartbeat(rank, epoch, without_box, path, ANSWER.max(period)) {
+                match control.heartbeat(rank, epoch, on_host_ring, path, ANSWER.max(period)) {
                     Ok(answer) => {
                         if unreachable {
                             log::info!("rank {rank}: the controller answers again");
@@ -109,17 +109,17 @@ impl Heartbeat {
                     }
                 }
                 *lock(&theirs.last) = Last { wish, answered: asked };
-                if let Some(lack) = lack {
-                    let cause = control.path(rank, epoch, lack, ANSWER);
+                if let Some(missing) = missing {
+                    let cause = control.path(rank, epoch, missing, ANSWER);
                     let cause = cause.inspect_err(|e| log::debug!("rank {rank}: {e}"));
-                    if let (Lack::Sum, Ok(Cause { text, .. })) = (lack, &cause)
+                    if let (MissingPackets::Sum, Ok(Cause { text, .. })) = (missing, &cause)
                         && !text.is_empty()
                     {
                         log::warn!(
                             "rank {rank}: cause of the fallback, reported by the box: {text}"
                         );
                     }
-                    *lock(&theirs.cause) = cause.ok().map(|cause| (lack, cause));
+                    *lock(&theirs.cause) = cause.ok().map(|cause| (missing, cause));
                 }
                 let until = Instant::now() + period;
                 let mut orders = lock(&theirs.orders);
@@ -159,9 +159,9 @@ impl Heartbeat {
     }
 
     /// Reports to the daemon at once that the ranks have fallen back.
-    pub fn without_box(&self) {
-        if !self.shared.without_box.swap(true, Ordering::Relaxed) {
-            self.ask_why(Lack::Sum);
+    pub fn on_host_ring(&self) {
+        if !self.shared.on_host_ring.swap(true, Ordering::Relaxed) {
+            self.ask_why(MissingPackets::Sum);
         }
     }
 
@@ -178,19 +178,22 @@ impl Heartbeat {
     }
 
     /// Asks the daemon why this rank lacks something.
-    pub fn ask_why(&self, lack: Lack) {
+    pub fn ask_why(&self, missing: MissingPackets) {
         let mut orders = lock(&self.shared.orders);
-        (orders.asked, orders.lack) = (orders.asked + 1, Some(lack));
+        (orders.asked, orders.missing) = (orders.asked + 1, Some(missing));
         self.shared.wake.notify_all();
     }
 
     /// The daemon's answer to [`Self::ask_why`], if that was about the same lack.
-    pub fn cause(&self, lack: Lack) -> Option<Cause> {
-        lock(&self.shared.cause).clone().filter(|(asked, _)| *asked == lack).map(|(_, cause)| cause)
+    pub fn cause(&self, missing: MissingPackets) -> Option<Cause> {
+        lock(&self.shared.cause)
+            .clone()
+            .filter(|(asked, _)| *asked == missing)
+            .map(|(_, cause)| cause)
     }
 
     /// The daemon's last wish.
-    pub fn wish(&self) -> Wish {
+    pub fn wish(&self) -> ReconnectRequest {
         lock(&self.shared.last).wish
     }
 

@@ -14,7 +14,7 @@ use std::error::Error as _;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-pub(crate) use netsum_api::v1::path_request::Lack;
+pub(crate) use netsum_api::v1::path_request::MissingPackets;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_api::v1::{self, JobState};
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
@@ -22,16 +22,16 @@ use tonic::{Code, Response, Status};
 
 use crate::comm::config::Tls;
 use netsum_collective::error::Error;
-use netsum_collective::failback::Wish;
+use netsum_collective::failback::ReconnectRequest;
 
 /// How long to retry where nobody listens: the daemon may be about to start.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The daemon's answer to a heartbeat.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Answer {
     /// Whether and when to reconnect.
-    pub wish: Wish,
+    pub wish: ReconnectRequest,
     /// Why the job has failed, if it has.
     pub failed: Option<String>,
     /// The number of the path test that it asks for.
@@ -78,7 +78,7 @@ impl Control {
             token: token.to_owned(),
             tls,
             files: files.cloned(),
-            patience: PATIENCE,
+            patience: TIMEOUT,
             again: false,
             client: None,
         })
@@ -108,7 +108,7 @@ impl Control {
                 let scheme = if self.tls.is_some() { "https" } else { "http" };
                 let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.address))
                     .map_err(|e| Status::invalid_argument(format!("not HOST:PORT ({e})")))?
-                    .connect_timeout(timeout.min(PATIENCE));
+                    .connect_timeout(timeout.min(TIMEOUT));
                 if let Some(tls) = &self.tls {
                     endpoint = endpoint.tls_config(tls.clone()).map_err(|e| {
                         Status::invalid_argument(format!("TLS: {}", root_cause(&e)))
@@ -221,18 +221,19 @@ impl Control {
         &mut self,
         rank: u32,
         epoch: u32,
-        without_box: bool,
+        on_host_ring: bool,
         path: u32,
         timeout: Duration,
     ) -> Result<Answer, Error> {
         let (job, token) = (self.job.clone(), self.token.clone());
-        let request = v1::HeartbeatRequest { job, token, rank, epoch, without_box, path };
+        let request = v1::HeartbeatRequest { job, token, rank, epoch, on_host_ring, path };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
             Ok(reply) => {
                 // After a new start of the box its job waits for ranks, which is not a failure.
                 let other =
                     reply.epoch > epoch || reply.epoch < epoch && reply.state() == JobState::Active;
-                let wish = Wish { reconnect: reply.reconnect, programs: reply.programs };
+                let wish =
+                    ReconnectRequest { reconnect: reply.reconnect, programs: reply.programs };
                 let failed = match reply.state() {
                     JobState::Failed => Some(reply.error),
                     _ if other => {
@@ -254,11 +255,11 @@ impl Control {
         &mut self,
         rank: u32,
         epoch: u32,
-        lack: Lack,
+        missing: MissingPackets,
         timeout: Duration,
     ) -> Result<Cause, Error> {
         let (job, token) = (self.job.clone(), self.token.clone());
-        let request = v1::PathRequest { job, token, rank, epoch, lack: lack.into() };
+        let request = v1::PathRequest { job, token, rank, epoch, missing: missing.into() };
         self.call(timeout, |mut c| async move { c.path(request).await })
             .map(|reply| Cause { text: reply.cause, is_certain: reply.certain })
             .map_err(|s| self.error(s.message()))

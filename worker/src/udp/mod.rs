@@ -26,7 +26,7 @@ const RECEIVE_LEN: usize = 65_536;
 /// The most by which timeouts are late while the socket is never empty.
 const FLOODED: Duration = Duration::from_millis(100);
 /// How long a driver polls before it sleeps.
-const PATIENCE: Duration = Duration::from_micros(150);
+const SPIN_TIME: Duration = Duration::from_micros(150);
 
 /// Why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -263,7 +263,7 @@ pub(crate) fn as_of(before: Instant, all: bool) -> Instant {
     if all { before } else { before.checked_sub(FLOODED).unwrap_or(before) }
 }
 
-/// Polls for [`PATIENCE`] and not beyond a deadline, and yields the processor in between. Packets
+/// Polls for [`SPIN_TIME`] and not beyond a deadline, and yields the processor in between. Packets
 /// usually arrive soon, and sleeping and waking take longer than polling: 4 and 16 KiB take a fifth
 /// less time or more (4 ranks on two cores), large vectors the same. Spinning without yielding is
 /// slower where ranks share cores: it blocks those that it waits for.
@@ -271,7 +271,7 @@ pub(crate) fn look_again(
     deadline: Instant,
     mut progress: impl FnMut() -> io::Result<bool>,
 ) -> io::Result<bool> {
-    let end = deadline.min(Instant::now() + PATIENCE);
+    let end = deadline.min(Instant::now() + SPIN_TIME);
     while Instant::now() < end {
         std::thread::yield_now();
         if progress()? {

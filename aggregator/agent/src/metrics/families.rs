@@ -150,16 +150,16 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
             jobs.iter().flat_map(state).collect(),
         ),
         gauge(
-            "job_without_box",
+            "job_on_host_ring",
             None,
             "1 while a job's ranks sum over their own ring",
-            jobs.iter().map(|j| (job(j), Value::Gauge(j.without_box.0.into()))).collect(),
+            jobs.iter().map(|j| (job(j), Value::Gauge(j.on_host_ring.0.into()))).collect(),
         ),
         counter(
             "job_fallbacks",
             None,
             "fallbacks from the box to the ranks' own ring",
-            jobs.iter().map(|j| (job(j), Value::Count(j.without_box.1))).collect(),
+            jobs.iter().map(|j| (job(j), Value::Count(j.on_host_ring.1))).collect(),
         ),
         gauge(
             "job_memory",
@@ -427,7 +427,7 @@ mod tests {
             senders: vec![0, 1],
             mtu: 1024,
             state: State::Active,
-            without_box: (true, 3),
+            on_host_ring: (true, 3),
             memory: 1 << 20,
             counters: (0..Counter::ALL.len() as u64).collect(),
             fragment_bytes: 1024.0,

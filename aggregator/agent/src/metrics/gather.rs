@@ -42,7 +42,7 @@ pub struct JobSnapshot {
     /// Its state.
     pub state: State,
     /// Whether its ranks sum without the box, and how often they have fallen back.
-    pub without_box: (bool, u64),
+    pub on_host_ring: (bool, u64),
     /// Bytes of its rings.
     pub memory: u64,
     /// Counters of all its rings, by number.
@@ -123,7 +123,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         senders: senders(job),
         mtu: job.mtu(),
         state: job.state.clone(),
-        without_box: (job.epoch.as_ref().is_some_and(|epoch| epoch.without_box), job.fallbacks),
+        on_host_ring: (job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring), job.fallbacks),
         memory: pool::job_memory(&job.spec, job.slots),
         counters: vec![0; netsum_common::counters::Counter::ALL.len()],
         fragment_bytes: fragment_bytes(job),

@@ -31,7 +31,7 @@ use super::network::Network;
 /// Connections open at once. Further ones are closed immediately.
 const CONNECTIONS: usize = 16;
 /// Time to send a request's headers, and for a connection as a whole.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(300);
 /// Bytes of a request's headers.
 const MAX_HEADERS: usize = 16 << 10;
@@ -71,7 +71,7 @@ async fn converse(tcp: TcpStream, shared: Shared, network: Network) -> hyper::Re
     });
     hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(TIMEOUT)
         .max_buf_size(MAX_HEADERS)
         .serve_connection(TokioIo::new(tcp), service)
         .await

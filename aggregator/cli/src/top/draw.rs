@@ -403,7 +403,7 @@ fn rings_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
     let shown = area.height.saturating_sub(2) as usize;
     let of_ring = |r: &netsum_api::v1::Ring| {
         let waits =
-            r.waits_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
+            r.stalled_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
         Row::new(vec![
             right(r.ring.to_string()),
             right(r.cpu.to_string()),
@@ -413,7 +413,7 @@ fn rings_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
         ])
     };
     let widths = [4, 4, 16, 15, 20].map(Constraint::Length);
-    let titles = ["ring", "cpu", "unreleased slots", "lowest index", "stands still"];
+    let titles = ["ring", "cpu", "unreleased slots", "lowest index", "stalled"];
     let titles = titles.iter().enumerate().map(|(i, title)| match i {
         4 => Cell::from(*title),
         _ => right((*title).into()),

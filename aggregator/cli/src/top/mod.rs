@@ -29,7 +29,7 @@ use super::failure::{Failure, Kind, Result};
 /// Time between two readings.
 const EVERY: Duration = Duration::from_secs(1);
 /// Timeout of a request: a stopped daemon accepts connections and does not answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The content of the screen.
 pub trait View: Default {
@@ -165,9 +165,9 @@ struct Daemon {
 
 impl Daemon {
     async fn read<V: View>(&mut self) -> Result<V::Reading> {
-        let answer = timeout(PATIENCE, self.ask::<V>()).await;
+        let answer = timeout(TIMEOUT, self.ask::<V>()).await;
         let answer = answer.unwrap_or_else(|_| {
-            let message = format!("the daemon has not answered for {} s", PATIENCE.as_secs());
+            let message = format!("the daemon has not answered for {} s", TIMEOUT.as_secs());
             Err(Failure::new(Kind::NoDaemon, message))
         });
         if answer.is_err() {

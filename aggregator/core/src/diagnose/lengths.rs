@@ -21,7 +21,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
             return Some(u32::from(slot.len));
         }
         // A newer refusal for another reason takes precedence.
-        let reason = r.seen.last_outcome.filter(|outcome| outcome.kind() == Kind::Drop);
+        let reason = r.seen.last_verdict.filter(|outcome| outcome.kind() == Kind::Drop);
         let still = matches!(reason, None | Some(Counter::LengthMismatch | Counter::Duplicate));
         let of_index = |psn: u32| serial::sub(psn, r.flow.base_psn.get()) == low;
         r.seen.mismatch.filter(|(psn, _)| still && of_index(*psn)).map(|(_, len)| len)
@@ -110,7 +110,7 @@ mod tests {
     use crate::JobRing;
     use crate::diagnose::PortEvidence;
     use crate::members::Group;
-    use crate::plane::{FlowSeen, FlowSpec, RingSpec};
+    use crate::plane::{FlowSpec, FlowStats, RingSpec};
     use crate::watch::RingView;
 
     const LOW: u32 = 7;
@@ -132,7 +132,7 @@ mod tests {
         let mut slot = Slot { index: LOW, flags: Slot::USED, ..Slot::default() };
         let evidence = |(rank, what): (usize, &Option<(u32, bool, u32)>)| {
             let base_psn = Psn::new(0xff_fff0 + rank as u32);
-            let mut seen = FlowSeen { packets: 9, ..FlowSeen::default() };
+            let mut seen = FlowStats { packets: 9, ..FlowStats::default() };
             match *what {
                 Some((len, true, _)) => {
                     (slot.len, slot.contributors) = (len as u16, slot.contributors | 1 << rank)

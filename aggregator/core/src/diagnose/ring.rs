@@ -122,7 +122,7 @@ fn missing_rank(
     }
     let low = ring.view.state.low;
     let psn = flow.base_psn.plus(low).get();
-    match seen.last_outcome {
+    match seen.last_verdict {
         Some(outcome) if outcome.kind() == Kind::Drop && outcome != Counter::Duplicate => {
             refused(ring, rank, outcome)
         }
@@ -256,7 +256,7 @@ fn jobs_differ(rank: &RankEvidence, outcome: Counter, case: &Case<'_>) -> Option
 /// Nothing is pending, but a rank retransmits fragments whose sums have been released: results or
 /// acknowledgements are lost.
 fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String, String)> {
-    let again = matches!(rank.seen.last_outcome, Some(Counter::Replays | Counter::Stale));
+    let again = matches!(rank.seen.last_verdict, Some(Counter::Replays | Counter::Stale));
     if rank.moved == 0 || !again {
         return None;
     }
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
     use crate::JobRing;
     use crate::members::{Group, Member};
-    use crate::plane::{FlowSeen, FlowSpec, RingSpec};
+    use crate::plane::{FlowSpec, FlowStats, RingSpec};
 
     /// Two ranks of a ring whose lowest unreleased index is 8, and the PSN and outcome of their
     /// last packets.
@@ -305,11 +305,11 @@ mod tests {
                 ..RingConfig::default()
             },
         };
-        let seen = last.map(|(last_psn, outcome)| FlowSeen {
+        let seen = last.map(|(last_psn, outcome)| FlowStats {
             packets: 9,
             last_psn,
-            last_outcome: Some(outcome),
-            ..FlowSeen::default()
+            last_verdict: Some(outcome),
+            ..FlowStats::default()
         });
         let ranks = seen.iter().zip(0..).map(|(&seen, rank)| RankEvidence {
             flow: FlowSpec {
@@ -368,7 +368,7 @@ mod tests {
         // a daemon report on bypass connections that they lack sums.
         let mut evidence = ring([(7, Counter::Fragments), (8, Counter::Fragments)]);
         evidence.ranks[0].member = Member::Up;
-        evidence.ranks[0].seen = FlowSeen::default();
+        evidence.ranks[0].seen = FlowStats::default();
         evidence.view.state.expected[0] = 0;
         evidence.view.slot =
             Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };

@@ -144,7 +144,7 @@ fn later_messages_claim_nothing_but_tell_who_began_too_early() {
 }
 
 #[test]
-fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
+fn an_epoch_begins_empty_once_all_ranks_reconnected() {
     let mut c = with_job();
     begin(&mut c, 1);
     // One rank has lost its connection; the others' epoch continues meanwhile.
@@ -432,7 +432,7 @@ fn jobs_in_band_are_told_from_others() {
 }
 
 #[test]
-fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_goes_on() {
+fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_continues() {
     let mut c = with_job();
     begin(&mut c, 1);
     assert_eq!(outcome(&mut c, packet(0, 2)), Outcome::Waits);
@@ -454,7 +454,7 @@ proptest! {
     /// number of times, at any later time, also from abandoned connections. The connections that
     /// all ranks keep end in one epoch.
     #[test]
-    fn whatever_is_lost_doubled_or_late_the_last_connections_of_all_form_an_epoch(
+    fn the_latest_connections_form_an_epoch_despite_faults(
         before in prop::collection::vec((0..RANKS, 1u32..4, any::<bool>()), 0..40),
         last in prop::collection::vec(0..RANKS, 0..20),
         order in Just((0..RANKS).collect::<Vec<_>>()).prop_shuffle(),

@@ -7,7 +7,7 @@ use super::{Engine, MAX_OPEN, Settings, Work};
 use crate::buffer::Buffer;
 use crate::call::Call;
 use crate::channels::{Channel, ChannelEvent, Channels};
-use crate::error::{Error, Position, Unanswered};
+use crate::error::{Error, Position, UnreachableReason};
 use crate::frame::{DataHeader, Descriptor, Frame, Progress, Reason, VERSION};
 use crate::numeric::element::{Dtype, Slice};
 use crate::numeric::layout::Layout;
@@ -20,7 +20,7 @@ const SHAPE: JobShape = JobShape {
     mtu: 1024,
     layout: Layout { message_size: 1024, window: 2, rings: 1 },
     relaxed: false,
-    without_box: false,
+    on_host_ring: false,
 };
 
 /// Connections with a test's events. Sent messages are acknowledged at once.
@@ -182,7 +182,7 @@ fn settings_that_differ_between_ranks_are_named() {
     let layout = Layout { window: 4, ..SHAPE.layout };
     for (shape, timeout, words) in [
         (
-            JobShape { without_box: true, ..SHAPE },
+            JobShape { on_host_ring: true, ..SHAPE },
             TIMEOUT,
             "who sums is the ranks at rank 0 and a box at rank 1",
         ),
@@ -222,7 +222,12 @@ fn others_hear_whose_error_it_is_and_which() {
         Error::Controller { address: "box:1".to_owned(), reason: text() },
         Error::Socket { ip, reason: text() },
         Error::Adapter { device: "mlx5_0".to_owned(), reason: text() },
-        Error::Unreachable { rank: 4, ip, after: Duration::from_secs(1), why: Unanswered::Silent },
+        Error::Unreachable {
+            rank: 4,
+            ip,
+            after: Duration::from_secs(1),
+            why: UnreachableReason::Silent,
+        },
         Error::NonFinite { first: 1, end: 2 },
         Error::NonFiniteTensors { first: at(1), last: at(2) },
         Error::Closed,

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use super::{Engine, Summer};
+use super::{Engine, SumMode};
 use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{Frame, Reason};
@@ -18,7 +18,7 @@ use crate::numeric::element::Data;
 impl Engine {
     /// Gives the box up, because `origin` found a reason.
     pub(super) fn fall_back(&mut self, channels: &mut dyn Channels, reason: Reason, origin: u32) {
-        if self.summer != Summer::Box || self.failure.is_some() {
+        if self.summer != SumMode::Box || self.failure.is_some() {
             return;
         }
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
@@ -35,7 +35,7 @@ impl Engine {
         self.announce(channels);
         self.reason = Some((origin, reason));
         self.wrong |= reason == Reason::Wrong;
-        self.summer = Summer::Agreeing;
+        self.summer = SumMode::Agreeing;
         self.statistics.fallbacks += 1;
         for ring in 0..self.rings.len() as u32 {
             for (number, payload) in channels.close(Channel::RingOut(ring)) {
@@ -79,7 +79,7 @@ impl Engine {
         channels: &mut dyn Channels,
         data: &mut dyn Data,
     ) {
-        if self.summer != Summer::Agreeing || self.failure.is_some() {
+        if self.summer != SumMode::Agreeing || self.failure.is_some() {
             return;
         }
         let Some(told) = self.unverified.iter().map(Option::as_deref).collect::<Option<Vec<_>>>()
@@ -88,7 +88,7 @@ impl Engine {
         };
         let from: Vec<u64> =
             (0..self.rings.len()).map(|r| told.iter().map(|u| u[r]).min().unwrap_or(0)).collect();
-        self.summer = Summer::Ring;
+        self.summer = SumMode::Ring;
         // Logged only now: what looked like a fault of the box may have been a rank's death.
         if let Some((origin, reason)) = self.reason {
             log::warn!(

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::operation::Operation;
-use super::{Engine, Summer};
+use super::{Engine, SumMode};
 use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{Frame, Progress, Reason, VERSION};
@@ -129,7 +129,7 @@ impl Engine {
         known.started = known.started.max(completed);
         // The leaving rank waits until nobody needs it.
         self.tell_status(channels);
-        if self.summer == Summer::Agreeing {
+        if self.summer == SumMode::Agreeing {
             self.fail(channels, Error::RankLeft { rank: self.name(origin) });
         } else {
             // All ranks that need it receive the goodbye themselves.
@@ -258,7 +258,7 @@ impl Engine {
         let Some(all_started) = self.all_started else { return };
         let idle = now.saturating_duration_since(self.last_progress.max(all_started));
         let stall = self.settings.stall();
-        if self.summer == Summer::Box && idle >= self.hurry.map_or(stall, |hurry| hurry.min(stall))
+        if self.summer == SumMode::Box && idle >= self.hurry.map_or(stall, |hurry| hurry.min(stall))
         {
             self.fall_back(channels, Reason::Stalled, self.member.rank);
         } else if self.left != 0 && idle >= self.settings.timeout {

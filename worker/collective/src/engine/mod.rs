@@ -55,7 +55,7 @@ pub use queue::Work;
 use crate::buffer::Buffer;
 use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::error::Error;
-use crate::failback::Standing;
+use crate::failback::BoxTrust;
 use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, bypass_buffers, bypass_room};
 use crate::numeric::element::{Data, Slice};
 use crate::numeric::layout::Lasts;
@@ -91,7 +91,7 @@ impl Settings {
 
 /// The current way of summing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Summer {
+enum SumMode {
     Box,
     /// The ranks exchange the numbers of their first unverified messages; nothing is summed.
     Agreeing,
@@ -134,7 +134,7 @@ pub struct Engine {
     /// The application's numbers of the ranks, by their places in the ring; empty where both are
     /// the same.
     names: Vec<u32>,
-    summer: Summer,
+    summer: SumMode,
     /// Rank 0's random number; nothing is sent to be summed before it is known.
     session: Option<u64>,
     /// The rank that gave the box up first, as far as this rank knows, and the reason.
@@ -155,7 +155,7 @@ pub struct Engine {
     untold: Option<Descriptor>,
     /// Operations of the previous rank that this rank has not started.
     announced: VecDeque<Descriptor>,
-    /// In [`Summer::Agreeing`], by rank: the first unverified message of each ring.
+    /// In [`SumMode::Agreeing`], by rank: the first unverified message of each ring.
     unverified: Vec<Option<Vec<u64>>>,
     reductions: Reductions,
     failure: Option<Error>,
@@ -206,13 +206,13 @@ pub const MAX_OPEN: usize = 64;
 impl Engine {
     /// An engine that has said hello to its next rank.
     pub fn new(now: Instant, settings: Settings, channels: &mut dyn Channels) -> Self {
-        let JobShape { ranks, layout, without_box, .. } = settings.shape;
+        let JobShape { ranks, layout, on_host_ring, .. } = settings.shape;
         let Settings { rank, session, .. } = settings;
         let mut engine = Self {
             settings,
             member: Member { rank: settings.rank, ranks },
             names: Vec::new(),
-            summer: if without_box { Summer::Ring } else { Summer::Box },
+            summer: if on_host_ring { SumMode::Ring } else { SumMode::Box },
             session: (settings.rank == 0).then_some(settings.session),
             reason: None,
             wrong: false,
@@ -253,7 +253,7 @@ impl Engine {
             statistics: Statistics::default(),
         };
         for ring in 0..layout.rings {
-            if without_box {
+            if on_host_ring {
                 channels.close(Channel::RingOut(ring));
                 channels.close(Channel::RingIn(ring));
                 continue;
@@ -392,7 +392,7 @@ impl Engine {
         // In the ranks' own ring every operation is announced; through the box, frames are rare and
         // small.
         let mut bytes =
-            if self.summer == Summer::Ring { self.steps.take(channels) } else { Buffer::heap(64) };
+            if self.summer == SumMode::Ring { self.steps.take(channels) } else { Buffer::heap(64) };
         bytes.resize(0);
         frame.encode_to(&mut bytes);
         self.send_bypass(channels, bytes);
@@ -449,20 +449,20 @@ impl Engine {
 
     /// Whether the box or the ring sums; the ring as soon as the box is given up.
     pub fn mode(&self) -> Mode {
-        if self.summer == Summer::Box { Mode::Box } else { Mode::Ring }
+        if self.summer == SumMode::Box { Mode::Box } else { Mode::Ring }
     }
 
     /// Whether all ranks have agreed to sum by themselves.
-    pub fn sums_without_box(&self) -> bool {
-        self.summer == Summer::Ring
+    pub fn is_on_host_ring(&self) -> bool {
+        self.summer == SumMode::Ring
     }
 
     /// Whether the ranks trust the box, as far as this one knows.
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> BoxTrust {
         match self.summer {
-            Summer::Box => Standing::Trusted,
-            _ if self.wrong => Standing::Wrong,
-            _ => Standing::GivenUp,
+            SumMode::Box => BoxTrust::Trusted,
+            _ if self.wrong => BoxTrust::Wrong,
+            _ => BoxTrust::GivenUp,
         }
     }
 

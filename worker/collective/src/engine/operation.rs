@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::lanes::{CHECK_LANES, Check, MessageId, Verification};
 
-use super::{Engine, Kept, Summer};
+use super::{Engine, Kept, SumMode};
 use crate::buffer::Buffer;
 use crate::call::Collective;
 use crate::channels::{Channel, Channels};
@@ -118,7 +118,7 @@ impl Engine {
         let window = self.window();
         let Some(session) = self.session else { return };
         for ring in 0..self.rings.len() as u32 {
-            while self.summer != Summer::Agreeing {
+            while self.summer != SumMode::Agreeing {
                 let state = &self.rings[ring as usize];
                 let number = state.next;
                 if number >= state.verified + window || state.speculated > state.verified {
@@ -141,7 +141,7 @@ impl Engine {
                 if message.speculative.is_some() {
                     state.speculated = state.next;
                 }
-                if self.summer == Summer::Box {
+                if self.summer == SumMode::Box {
                     self.statistics.box_bytes += payload.len() as u64;
                     self.rings[ring as usize].kept.push_back(Kept { number, payload: None });
                     channels.send(Channel::RingOut(ring), number, payload);
@@ -157,7 +157,7 @@ impl Engine {
     /// each sends its part of every message as soon as this rank does, because the same sums give
     /// credit to all.
     pub(super) fn expect_acknowledgements(&mut self, now: Instant, channels: &mut dyn Channels) {
-        if self.summer != Summer::Box {
+        if self.summer != SumMode::Box {
             return;
         }
         let started = self.progress.iter().map(|p| p.started).min().unwrap_or(0);
@@ -219,7 +219,7 @@ impl Engine {
         ring: u32,
         sum: &[u8],
     ) {
-        if self.summer != Summer::Box || self.failure.is_some() {
+        if self.summer != SumMode::Box || self.failure.is_some() {
             return;
         }
         if self.is_of_nobody(ring) {
@@ -337,7 +337,7 @@ impl Engine {
         for rank in &mut self.progress {
             rank.started = rank.started.max(op.number());
         }
-        op.by_ring |= self.summer != Summer::Box;
+        op.by_ring |= self.summer != SumMode::Box;
         self.statistics.verified += 1;
         self.last_progress = now;
         state.verified += 1;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::operation::{Operation, Outcome, RingPart};
-use super::{Engine, MAX_OPEN, Summer};
+use super::{Engine, MAX_OPEN, SumMode};
 use crate::call::{Call, Collective};
 use crate::channels::Channels;
 use crate::error::Error;
@@ -80,7 +80,7 @@ impl Engine {
             plan,
             rings,
             verified: 0,
-            by_ring: self.summer != Summer::Box,
+            by_ring: self.summer != SumMode::Box,
             non_finite: None,
             underflow: Underflow::default(),
         });
@@ -92,7 +92,7 @@ impl Engine {
             self.announce(channels);
             self.untold = Some(descriptor);
             let messages: usize = self.operations.back().map_or(0, |o| o.left);
-            if self.summer != Summer::Box || self.operations.len() > 1 || messages > FEW {
+            if self.summer != SumMode::Box || self.operations.len() > 1 || messages > FEW {
                 self.announce(channels);
             }
         }

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots};
 use netsum_common::serial;
 use netsum_common::slot::{Fragment, Output, Slot};
-use netsum_common::wire::{AROUND, Bth, ROCE_PORT, TOTAL, group_mark};
+use netsum_common::wire::{Bth, PACKET_OVERHEAD, ROCE_PORT, TOTAL, group_mark};
 
 use super::network::Speed;
 use super::ring_box::{RingBox, passes_with};
 use super::rng::{Random, Rng};
 use crate::numeric::reference::add_lanes;
-use crate::queue_pairs::RankNumbers;
+use crate::queue_pairs::RankQpInfo;
 use crate::shape::JobShape;
 use netsum_rc::packet::{Extended, Verifier, encode};
 
@@ -59,7 +59,7 @@ struct Wires {
 
 impl Wires {
     fn send(&mut self, now: Instant, from: usize, incoming: Incoming) {
-        let bytes = (incoming.payload.len() + AROUND) as u64;
+        let bytes = (incoming.payload.len() + PACKET_OVERHEAD) as u64;
         let free = self.free.entry((from, incoming.node)).or_insert(now);
         *free = (*free).max(now) + Duration::from_nanos(u64::from(self.speed.per_byte) * bytes);
         self.sent += 1;
@@ -107,7 +107,7 @@ impl Aggregator {
     /// Between boxes so many of a million packets are lost.
     pub fn new(
         shape: &JobShape,
-        ranks: &[RankNumbers],
+        ranks: &[RankQpInfo],
         branches: &[usize],
         loss: u32,
         speed: Option<Speed>,

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use netsum_common::wire::AROUND;
+use netsum_common::wire::PACKET_OVERHEAD;
 use netsum_papers::collectives::{Collective, Scene};
 use netsum_papers::routes::{Balance, Demand};
 use netsum_plan::generate;
@@ -57,7 +57,7 @@ impl Case {
         if self.mode == Mode::Ring {
             spec.present = NEVER;
             spec.wakes = Duration::from_nanos(
-                u64::from(self.per_byte * WAKES) * (MTU as usize + AROUND) as u64,
+                u64::from(self.per_byte * WAKES) * (MTU as usize + PACKET_OVERHEAD) as u64,
             );
         }
         let mut sim = Sim::new(&spec, |rank| {
@@ -111,7 +111,7 @@ impl Case {
             Mode::Ring => (self.hosts, DATA_HEADER + elements.div_ceil(self.hosts) * 4),
             _ => (1, LAYOUT.message_size as usize),
         };
-        let wire = parts * (each + each.div_ceil(MTU as usize) * AROUND);
+        let wire = parts * (each + each.div_ceil(MTU as usize) * PACKET_OVERHEAD);
         scene.seconds(collective, (self.bytes / 4) as f64 / elements as f64 * wire as f64).unwrap()
     }
 }

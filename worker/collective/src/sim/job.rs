@@ -12,11 +12,11 @@ use super::rng::Rng;
 use super::vector::Vector;
 use crate::call;
 use crate::engine::{Engine, Finished, Outcome, Settings, Work};
-use crate::error::{Error, Unanswered};
-use crate::failback::{Failback, Wish};
+use crate::error::{Error, UnreachableReason};
+use crate::failback::{Failback, ReconnectRequest};
 use crate::numeric::element::take_back;
 use crate::numeric::layout::Layout;
-use crate::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
+use crate::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo};
 use crate::shape::JobShape;
 use netsum_common::wire::ROCE_PORT;
 use netsum_rc::{Endpoint, EndpointConfig, Psn, Qpn};
@@ -55,7 +55,7 @@ pub(super) struct Spec {
     /// How long a rank waits for the previous one's hello.
     pub connect_timeout: Duration,
     /// The ranks know from the start that there is no box.
-    pub without_box: bool,
+    pub on_host_ring: bool,
     /// When the box sums.
     pub present: Range<Duration>,
     /// And when it does not sum, in between.
@@ -100,7 +100,7 @@ impl Spec {
             timeout: Duration::from_secs(10),
             session: 1,
             connect_timeout: Duration::from_secs(10),
-            without_box: false,
+            on_host_ring: false,
             present: ALWAYS,
             absent: NEVER,
             death: None,
@@ -116,7 +116,7 @@ impl Spec {
     }
 }
 
-fn boxes(spec: &Spec, shape: &JobShape, ranks: &[RankNumbers]) -> Aggregator {
+fn boxes(spec: &Spec, shape: &JobShape, ranks: &[RankQpInfo]) -> Aggregator {
     Aggregator::new(shape, ranks, &spec.branches, spec.uplink_loss, spec.uplink, spec.seed)
 }
 
@@ -204,7 +204,7 @@ const ANSWER: Duration = Duration::from_micros(30);
 impl Sim {
     pub fn new(spec: &Spec, mut calls: impl FnMut(u32) -> Vec<Call>) -> Self {
         let Spec { ranks, layout, mtu, .. } = *spec;
-        let shape = JobShape { ranks, mtu, layout, relaxed: spec.selective, without_box: false };
+        let shape = JobShape { ranks, mtu, layout, relaxed: spec.selective, on_host_ring: false };
         let ips: Vec<IpAddr> =
             (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
         let mut numbers = (0, Rng::with_seed(spec.seed));
@@ -251,7 +251,7 @@ impl Sim {
     fn reconnect(&mut self) {
         let Spec { ranks, layout, mtu, selective, .. } = self.spec;
         let all = fresh(&mut self.numbers, &self.ips, layout.rings);
-        let shape = JobShape { ranks, mtu, layout, relaxed: selective, without_box: false };
+        let shape = JobShape { ranks, mtu, layout, relaxed: selective, on_host_ring: false };
         self.aggregator = boxes(&self.spec, &shape, &all);
         if self.swallows {
             self.aggregator.swallow();
@@ -401,7 +401,7 @@ impl Sim {
                 if elapsed >= self.spec.connect_timeout {
                     let previous = (rank + self.ips.len() - 1) % self.ips.len();
                     let (ip, after) = (self.ips[previous], self.spec.connect_timeout);
-                    let why = Unanswered::Silent;
+                    let why = UnreachableReason::Silent;
                     let error = Error::Unreachable { rank: previous as u32, ip, after, why };
                     let calls = host.calls.drain(..);
                     host.results.extend(calls.map(|c| (Err(error.clone()), c.data, elapsed)));
@@ -413,7 +413,7 @@ impl Sim {
                 self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed);
             // Other datagrams after a pause.
             let programs = u64::from(there) << u8::from(elapsed >= self.spec.absent.end);
-            let wish = Wish { reconnect: false, programs };
+            let wish = ReconnectRequest { reconnect: false, programs };
             let asks = self.spec.reconnect == Some(host.begun)
                 || self.spec.refused == Some(host.begun)
                 || self.spec.returns && self.failback.is_due(now, wish, host.engine.standing());
@@ -559,16 +559,16 @@ impl Sim {
 }
 
 /// Numbers that no connection has used before.
-fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumbers> {
+fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankQpInfo> {
     let (qpn, rng) = numbers;
     let mut connection = || {
         *qpn += 2;
         // Near the end of the 24 bits, where some wrap.
         let first_psn = Psn::new((0xff_ffe0 + rng.u64(..64)) as u32);
-        Numbers { receive_qpn: Qpn::new(0x100 + *qpn), send_qpn: Qpn::new(0x101 + *qpn), first_psn }
+        QpInfo { receive_qpn: Qpn::new(0x100 + *qpn), send_qpn: Qpn::new(0x101 + *qpn), first_psn }
     };
     ips.iter()
-        .map(|ip| RankNumbers {
+        .map(|ip| RankQpInfo {
             ip: *ip,
             rings: (0..rings).map(|_| connection()).collect(),
             bypass: connection(),
@@ -583,11 +583,11 @@ fn connect(
     spec: &Spec,
     now: Instant,
     rank: u32,
-    all: &[RankNumbers],
+    all: &[RankQpInfo],
     reconnects: u64,
 ) -> (QueuePairChannels, Engine) {
     let Spec { ranks, layout, mtu, selective: relaxed, .. } = *spec;
-    let shape = JobShape { ranks, mtu, layout, relaxed, without_box: spec.without_box };
+    let shape = JobShape { ranks, mtu, layout, relaxed, on_host_ring: spec.on_host_ring };
     let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
     let mut stack = QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections");
     let session =

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use netsum_common::wire::{Bth, FRAMING, Opcode};
+use netsum_common::wire::{Bth, DATAGRAM_OVERHEAD, Opcode};
 
 use super::rng::{Random, Rng};
 
@@ -207,7 +207,7 @@ impl Network {
                 link.other += between;
             }
         }
-        let time = time((datagram.len() + FRAMING) as u64);
+        let time = time((datagram.len() + DATAGRAM_OVERHEAD) as u64);
         link.free = link.free.max(now) + time;
         // With a bucket, `free` is when it will be full again.
         let bucket =

@@ -87,8 +87,12 @@ fn ranks_that_know_of_no_box_do_not_wait_for_one() {
     for seed in 0..20 {
         let layout = Layout { message_size: 1024, window: 4, rings: 2 };
         let lossy = even(20, 5, 5);
-        let spec =
-            Spec { without_box: true, present: NEVER, faults: lossy, ..Spec::new(4, layout, seed) };
+        let spec = Spec {
+            on_host_ring: true,
+            present: NEVER,
+            faults: lossy,
+            ..Spec::new(4, layout, seed)
+        };
         let sim = check(&spec, &[0, 1, 300, 5000]);
         for host in &sim.hosts {
             let statistics = host.engine.statistics();

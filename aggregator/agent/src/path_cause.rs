@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
-use netsum_api::v1::path_request::Lack as Told;
+use netsum_api::v1::path_request::MissingPackets as Told;
 use netsum_controller::message::refused;
 use netsum_core::Rank;
-use netsum_core::path::{Evidence, Lack};
-use netsum_core::port::Defect;
+use netsum_core::path::{Evidence, MissingPackets};
+use netsum_core::port::Problem;
 use tonic::Status;
 
 use super::agent::Shared;
@@ -17,7 +17,7 @@ use super::network::Network;
 /// Time to watch packets for a rank that lacks some. Endpoints retransmit after 67 ms.
 const WATCH: Duration = Duration::from_millis(250);
 /// All ranks ask at about the same time, so one observation serves them all.
-const FRESH: Duration = Duration::from_secs(1);
+const CACHE_TTL: Duration = Duration::from_secs(1);
 
 /// The last observation of a job.
 #[derive(Default)]
@@ -32,13 +32,13 @@ pub async fn cause(
     network: &Network,
     seen: &tokio::sync::Mutex<Seen>,
     request: &api::PathRequest,
-) -> Result<Option<Defect>, Status> {
+) -> Result<Option<Problem>, Status> {
     let (job, rank) = (&request.job, Rank(request.rank));
-    let lack = match request.lack() {
-        Told::Sum => Lack::Sum,
-        Told::Previous => Lack::Previous,
-        Told::Large => Lack::Large,
-        Told::Acknowledgement => Lack::Acknowledgement,
+    let missing = match request.missing() {
+        Told::Sum => MissingPackets::Sum,
+        Told::Previous => MissingPackets::Previous,
+        Told::FullSize => MissingPackets::FullSize,
+        Told::Acknowledgement => MissingPackets::Acknowledgement,
     };
     {
         // Only a rank of the present epoch has a path, and may cost an observation.
@@ -50,7 +50,7 @@ pub async fn cause(
     }
     let mut seen = seen.lock().await;
     let is_fresh = |(name, epoch, at, _): &(String, u32, Instant, Evidence)| {
-        name == job && *epoch == request.epoch && at.elapsed() < FRESH
+        name == job && *epoch == request.epoch && at.elapsed() < CACHE_TTL
     };
     let is_known = seen.0.as_ref().is_some_and(is_fresh);
     if !is_known {
@@ -65,16 +65,16 @@ pub async fn cause(
         let job = inner.controller.job(job).map_err(refused)?;
         job.epoch.as_ref().filter(|e| e.number == request.epoch).map(|e| e.ring.clone())
     };
-    let cause = evidence.cause(lack, rank, &ring.unwrap_or_default());
-    if let (false, Some(Defect { found, mend, .. })) = (is_known, &cause) {
-        let what = match lack {
-            Lack::Sum => "no sums from the box",
-            Lack::Previous => "no packets from the previous rank",
-            Lack::Large => "no full-size packets from the previous rank",
-            Lack::Acknowledgement => "no acknowledgements from the next rank",
+    let cause = evidence.cause(missing, rank, &ring.unwrap_or_default());
+    if let (false, Some(Problem { found, hint, .. })) = (is_known, &cause) {
+        let what = match missing {
+            MissingPackets::Sum => "no sums from the box",
+            MissingPackets::Previous => "no packets from the previous rank",
+            MissingPackets::FullSize => "no full-size packets from the previous rank",
+            MissingPackets::Acknowledgement => "no acknowledgements from the next rank",
         };
         log::warn!(NETSUM_JOB = job, NETSUM_RANK = rank.0; "job {job}: rank {rank} receives \
-                                                            {what}: {found}: {mend}");
+                                                            {what}: {found}: {hint}");
     }
     Ok(cause)
 }

@@ -15,7 +15,7 @@ use crate::config::End;
 use crate::layout::Paths;
 
 /// Repeat interval of reservations: a restarted box has none.
-pub const AGAIN: Duration = Duration::from_secs(2);
+pub const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// This machine's addresses, and where each is.
 #[derive(Default)]
@@ -32,7 +32,7 @@ impl Own {
     /// Finds where the addresses are. An address whose place is unknown keeps its last place, so
     /// nobody else can take it meanwhile.
     pub async fn look(&mut self, boxes: &Boxes) {
-        if self.looked.is_some_and(|at| at.elapsed() < AGAIN) {
+        if self.looked.is_some_and(|at| at.elapsed() < RETRY_INTERVAL) {
             return;
         }
         let own = match callable() {

@@ -34,7 +34,7 @@ const QPN: u32 = 0x100;
 ///
 /// # Errors
 /// If the kernel refuses the programs, or they do not add.
-pub fn aggregation_rate(mtu: u32) -> Result<u64> {
+pub fn measure(mtu: u32) -> Result<u64> {
     let mut plane = BpfDataPlane::load_for_test_runs()?;
     let config = RingConfig {
         members: RANKS,
