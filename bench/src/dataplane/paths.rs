@@ -71,7 +71,7 @@ const PATHS: &[(&str, &str, Base)] = &[
 
 /// The number of runs whose events fit the ring buffer: events of headers, and of whole frames.
 const REPEAT_TRACED: u32 = EVENTS_BYTES / 256;
-const REPEAT_WHOLE: u32 = EVENTS_BYTES / 2560;
+const REPEAT_WHOLE: u32 = EVENTS_BYTES / 4096;
 
 /// The cost of a path.
 #[derive(Clone, Debug, Serialize)]
