@@ -79,9 +79,9 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     Some(output::send(ctx, c, slot, verdict))
 }
 
-/// Runs the slot machine; returns a [`PackedVerdict`] verdict. A global function, as in [`payload`]:
-/// inlined, it would need more stack than there is, and the verifier would follow everything behind
-/// it once for each of its paths.
+/// Runs the slot machine; returns a [`PackedVerdict`] verdict. A global function, as in
+/// [`payload`]: inlined, it would need more stack than there is, and the verifier would follow
+/// everything behind it once for each of its paths.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn decide(ring_id: u32, index: u32, rank: u32, rest: u32) -> u64 {

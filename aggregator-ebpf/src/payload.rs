@@ -503,7 +503,8 @@ fn apply_to<const OP: u8, const CELLS: usize>(
             break;
         }
         let from = p.at::<GROUP_LEN>(offset + i * GROUP_LEN)?;
-        // SAFETY: cell `cells` is one of the sum's, and the packet has a whole group from `from` on.
+        // SAFETY: cell `cells` is one of the sum's, and the packet has a whole group from `from`
+        // on.
         unsafe { apply_group(op, cell + i * GROUP_LEN, from) };
         i += 1;
     }

@@ -26,8 +26,8 @@ pub mod maps {
     pub const RING_STATES: &str = "RING_STATES";
     /// Array of maps, ring to array of [`crate::slot::Slot`].
     pub const SLOTS: &str = "SLOTS";
-    /// Arrays of maps, in the order of [`super::SUM_SIZES`]: ring to array of sums, in little-endian
-    /// words as on the wire.
+    /// Arrays of maps, in the order of [`super::SUM_SIZES`]: ring to array of sums, in
+    /// little-endian words as on the wire.
     pub const SUMS: [&str; 5] = ["SUMS_512", "SUMS_1024", "SUMS_1536", "SUMS_2048", "SUMS_3328"];
     /// Array of maps, ring to array of [`super::SavedHeader`], `slot * ranks + rank`.
     pub const SAVED_HEADERS: &str = "SAVED_HEADERS";
@@ -43,16 +43,16 @@ pub mod maps {
     pub const LAGGED: &str = "LAGGED";
     /// Array of one u32, bits of [`super::watch`]: optional work.
     pub const FEATURES: &str = "FEATURES";
-    /// LRU hash, [`super::ConnectionKey`] to the number of its SEND and WRITE packets as u64: unknown
-    /// flows.
+    /// LRU hash, [`super::ConnectionKey`] to the number of its SEND and WRITE packets as u64:
+    /// unknown flows.
     pub const UNKNOWN_FLOWS: &str = "UNKNOWN_FLOWS";
     /// Hash, [`super::Token`] to [`super::InBandJob`].
     pub const TOKENS: &str = "TOKENS";
     /// Hash, [`super::ClaimKey`] to [`super::Claim`]; user space removes the entries that it has
     /// read.
     pub const CLAIMS: &str = "CLAIMS";
-    /// LRU hash, [`super::ConnectionKey`] to the number of a job's first ring: connections that have
-    /// shown up in band. Their data is dropped until they are registered.
+    /// LRU hash, [`super::ConnectionKey`] to the number of a job's first ring: connections that
+    /// have shown up in band. Their data is dropped until they are registered.
     pub const PENDING_CONNS: &str = "PENDING_CONNS";
     /// CPU map, one entry for each CPU that serves rings.
     pub const CPUS: &str = "CPUS";
@@ -66,7 +66,7 @@ pub mod maps {
     /// Ring buffer of traced packets: each is a [`super::TraceEvent`] followed by bytes of the
     /// frame.
     pub const TRACE_EVENTS: &str = "TRACE_EVENTS";
-    /// Per-CPU array of one u64: traced packets that did not fit [`EVENTS`].
+    /// Per-CPU array of one u64: traced packets that did not fit [`TRACE_EVENTS`].
     pub const TRACE_LOST: &str = "TRACE_LOST";
     /// Per-CPU array of one [`super::TraceRecord`]: buffer for an event.
     pub const TRACE_SCRATCH: &str = "TRACE_SCRATCH";
@@ -157,8 +157,8 @@ pub struct Flow {
     /// 1 if user space has set `src_mac`, 0 if it is learned.
     pub mac_given: u8,
     /// Mark that its packets must carry if another box forwards them
-    /// ([`crate::wire::has_group_mark`]); that box may have moved a PSN ([`crate::slot::is_psn_shifted`]). 0
-    /// otherwise.
+    /// ([`crate::wire::has_group_mark`]); that box may have moved a PSN
+    /// ([`crate::slot::is_psn_shifted`]). 0 otherwise.
     pub group_mark: u8,
     /// Data packets received, whatever their outcome. The ring's CPU writes this and the following
     /// fields; diagnosis reads them.

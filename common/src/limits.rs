@@ -37,7 +37,8 @@ pub const CELL_LEN: usize = 256;
 pub const MAX_MTU: usize = 13 * CELL_LEN;
 /// The smallest path MTU.
 pub const MIN_MTU: u32 = 256;
-/// Path MTUs are multiples of this. Adapters take only powers of two (`enum ibv_mtu` of libibverbs).
+/// Path MTUs are multiples of this. Adapters take only powers of two (`enum ibv_mtu` of
+/// libibverbs).
 pub const MTU_STEP: u32 = 64;
 /// Sizes of sums, each in maps of its own: a ring takes the smallest that fits its path MTU.
 pub const SUM_SIZES: [u32; 5] = [512, 1024, 1536, 2048, 3328];

@@ -91,8 +91,8 @@ impl Slot {
     /// Where the fragment is in its message.
     const BOUNDS: u32 = Self::FIRST | Self::LAST;
 
-    /// Bits of [`Bth::flags`](crate::wire::Bth::flags) that its sum carries to the receiver of a rank's
-    /// packets.
+    /// Bits of [`Bth::flags`](crate::wire::Bth::flags) that its sum carries to the receiver of a
+    /// rank's packets.
     #[inline(always)]
     pub const fn tells(&self, rank: u32) -> u8 {
         let past_gap = self.is(Self::PAST_GAP) && self.flags >> Self::GAP_RANK_SHIFT == rank;

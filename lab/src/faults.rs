@@ -1,7 +1,7 @@
 //! Links that lose, duplicate, reorder, corrupt and mark packets.
 //!
-//! Such a link, a [`FaultLink`], is a two-port bridge in a namespace of its own, between a host and its
-//! port. Both of its ends run an XDP program on arriving packets, and so both directions can
+//! Such a link, a [`FaultLink`], is a two-port bridge in a namespace of its own, between a host and
+//! its port. Both of its ends run an XDP program on arriving packets, and so both directions can
 //! suffer, packet by packet. On the host itself the upward direction could not: an XDP program sees
 //! only arriving packets, and tc sees GSO packets before they are segmented.
 

@@ -1,5 +1,5 @@
-//! The lab's emulated links (`faulty_links`) apply their faults to the right packets, and change nothing
-//! else.
+//! The lab's emulated links (`faulty_links`) apply their faults to the right packets, and change
+//! nothing else.
 
 use std::net::UdpSocket;
 use std::time::Duration;

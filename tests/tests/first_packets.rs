@@ -1,7 +1,7 @@
 //! Jobs that are set up in band, in the XDP programs, packet by packet: which first packets are
 //! noted, and that messages of registered connections must begin with a header.
 
-use netsum_common::abi::{InBandJob, RingNumber, SavedHeader, ring_flags};
+use netsum_common::abi::{InBandJob, MAX_MTU, RingNumber, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
@@ -242,7 +242,7 @@ fn a_first_packet_that_is_not_whole_claims_nothing() {
     assert_eq!(bench.run("ingress", &other.build()).unwrap().action, PASS);
     // A packet that is too long to be cloned.
     let mut long = right.clone();
-    long.payload.resize(2052, 0);
+    long.payload.resize(MAX_MTU + 4, 0);
     assert_eq!(both(&mut bench, &long.build()), [REDIRECT, DROP]);
     assert_eq!(counted(&bench, Counter::Oversized), 1);
     // The ICRC is not checked if the job says so.

@@ -77,7 +77,7 @@ fn names_and_aliases_end_no_job_whatever_they_are_and_become() {
     wait_for_ports(&cluster, &["first", SHOWN]);
     sum(&mut group);
     let log = cluster.daemon_log();
-    assert!(!log.contains("gone") && !log.contains("ERROR"), "{log}");
+    assert!(!log.contains("removed") && !log.contains("ERROR"), "{log}");
     assert!(log.lines().all(|line| line.len() < 1000), "{log}");
 
     // The next daemon finds the bridge by its alternative name, and all ports.

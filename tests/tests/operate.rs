@@ -372,7 +372,7 @@ fn ports_and_configuration_change_during_a_job() {
     };
     let big = "job create big --ranks 8 --window 4 --message-size 512K";
     assert_eq!(netsum(&cluster, big).status.code(), Some(3), "2 MiB do not do");
-    hang_up(&cluster, "bridge = 7", "SIGHUP changes nothing");
+    hang_up(&cluster, "bridge = 7", "reload failed");
     hang_up(&cluster, &text.replace("2MiB", "64KiB"), "the jobs take");
     hang_up(&cluster, &text.replace("br0", "lo"), "the bridge has no ports");
     sums(&mut group);

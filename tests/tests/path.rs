@@ -74,7 +74,7 @@ fn a_veth_without_gro_is_named_before_the_first_sum_and_in_mid_job() {
         outcomes.into_iter().map(|outcome| outcome.mode).collect::<Vec<_>>()
     };
     assert_eq!(by(&mut group), ["ring", "ring"]);
-    let told = || group.log().contains("the box says why it does not sum: port port1");
+    let told = || group.log().contains("cause of the fallback, reported by the box: port port1");
     let start = Instant::now();
     while !told() {
         assert!(start.elapsed() < TIMEOUT, "{}", group.log());

@@ -57,7 +57,7 @@ fn refusals_name_the_argument_and_what_would_be_right() {
     let add = |rest: &str| format!("flow add there --src 10.0.0.1 --dst 10.0.0.2 --psn 0 {rest}");
     for (command, words) in [
         (create("--ranks 1"), &["ranks", "1", "2 to 64"][..]),
-        (create("--ranks 2 --mtu 1500"), &["mtu", "1500", "64", "2048"]),
+        (create("--ranks 2 --mtu 1500"), &["mtu", "1500", "64", "3328"]),
         (create("--ranks 2 --order any"), &["order", "any", "in-order"]),
         ("job create there --ranks 2 --message-size 4096 --window 2".into(), &["there"]),
         ("job create huge --ranks 2 --message-size 64M --window 1000".into(), &["slots"]),

@@ -166,7 +166,7 @@ fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
     // Another daemon cannot start while the first one is running, whatever state file it is given.
     let lock = cluster.state_file().with_extension("other");
     let error = Pins::hold(&cluster.pins(), &lock).unwrap_err().to_string();
-    assert!(error.contains("another `netsum run` is at work with"), "{error}");
+    assert!(error.contains("is in use by another `netsum run`"), "{error}");
     // Maps of another version.
     cluster.kill_daemon().unwrap();
     let other = cluster.pins().join("abi-999");
@@ -187,7 +187,7 @@ fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
     std::fs::remove_file(cluster.state_file()).unwrap();
     cluster.start_daemon().unwrap();
     assert!(
-        cluster.daemon_log().contains("has left rings of jobs that it has not told of"),
+        cluster.daemon_log().contains("removing orphaned rings: no saved job owns them"),
         "{}",
         cluster.daemon_log()
     );
@@ -417,7 +417,7 @@ fn a_full_disk_leaves_the_jobs_that_it_has_and_gets_the_others_later() {
     }
     let (log, file) = (cluster.daemon_log(), seen(&cluster.jobs_file()));
     let failed =
-        format!("{}: cannot be written: No space left on device", cluster.jobs_file().display());
+        format!("{}: cannot write: No space left on device", cluster.jobs_file().display());
     assert_eq!(log.matches(&failed).count(), 1, "{log}");
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(text.contains("first") && !text.contains("second"), "{text}");

@@ -23,7 +23,7 @@ use serde_json::Value;
 
 /// Bytes on the box for a job of [`SHAPE`]: 16 slots of 1024 bytes, two headers and their state.
 const ONE: u64 = 16 * (1024 + 2 * 112 + 24);
-const SHAPE: [&str; 6] = ["--ranks", "2", "--message-size", "4K", "--window", "2"];
+const SHAPE: [&str; 8] = ["--ranks", "2", "--mtu", "1024", "--message-size", "4K", "--window", "2"];
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A daemon with room for this many jobs, and further sections in its configuration.

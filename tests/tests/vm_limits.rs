@@ -219,7 +219,10 @@ fn a_box_with_little_memory_without_ipv6_whose_clock_jumps_serves_255_rings() {
     let listen = "[pool]\nmemory = \"4GiB\"\n".into();
     site.cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
     let log = site.cluster.daemon_log();
-    assert!(log.contains("pool.memory: 4.0 GiB are free for jobs, but the machine has "), "{log}");
+    assert!(
+        log.contains("pool.memory: 4.0 GiB are unreserved, but the machine has only "),
+        "{log}"
+    );
     site.done(&format!("the daemon runs, {} KiB taken", before - site.available()));
     // Since Linux 5.11 maps do not count towards this limit: those of the daemon alone exceed it.
     let limit = site.shell("grep 'Max locked memory' /proc/$(/bin/busybox pidof netsum)/limits");

@@ -1,8 +1,9 @@
 //! `cargo xtask test`: runs every test, and lists those that could not run, with the reason.
 //!
-//! It builds the whole workspace once, then runs each test program by itself. The lab's tests mostly
-//! wait, so they run in [`LANES`], each of them one test at a time; what keeps the processors busy,
-//! the pure tests and the virtual machines, gets the rest of the time. Tests that measure run last.
+//! It builds the whole workspace once, then runs each test program by itself. The lab's tests
+//! mostly wait, so they run in [`LANES`], each of them one test at a time; what keeps the
+//! processors busy, the pure tests and the virtual machines, gets the rest of the time. Tests that
+//! measure run last.
 
 use std::path::PathBuf;
 use std::sync::Mutex;

@@ -63,8 +63,9 @@ pub struct Reserved {
     /// As a fabric's manager reports: ranks behind other boxes, at the ports towards these, and the
     /// manager if it is behind a port of this box.
     pub fabric: HashMap<Address, u32>,
-    /// A manager elsewhere, at the port towards it. Removed after it has not called for [`MANAGER_TIMEOUT`],
-    /// because it may be behind another port by then, and could not report that.
+    /// A manager elsewhere, at the port towards it. Removed after it has not called for
+    /// [`MANAGER_TIMEOUT`], because it may be behind another port by then, and could not report
+    /// that.
     pub manager: HashMap<Address, u32>,
     /// The time of its last call.
     pub called: Option<Instant>,

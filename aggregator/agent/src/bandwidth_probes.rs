@@ -1,6 +1,6 @@
 //! Bandwidth probes: rows of frames from one box to the box at a link's other end. Their arrival
-//! times give the link's rate ([`netsum_core::bandwidth`]). Bridges do not forward these frames, and
-//! hosts ignore them.
+//! times give the link's rate ([`netsum_core::bandwidth`]). Bridges do not forward these frames,
+//! and hosts ignore them.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd as _, AsRawFd as _};

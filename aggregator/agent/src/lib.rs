@@ -11,17 +11,17 @@
 //! | [`service`] | the service for data plane and ports |
 //! | [`network`] | interfaces and hosts, by [`netlink`] or, in tests, without |
 //! | [`netlink`] | interfaces and forwarding table; `rtnl` queries, [`link`] parses interfaces |
-//! | `chosen` | the interfaces that a configuration names |
+//! | `port_selection` | the interfaces that a configuration names |
 //! | `filters` | nftables chains that see what the bridge forwards |
 //! | [`device`] | what a driver reports about a port, over ethtool and netdev netlink |
 //! | [`own_addresses`] | the box's own addresses, which no port may carry |
 //! | [`hops`] | next hops of members that this box routes to |
 //! | [`lldp`] | which port is linked to which; [`neighbours`]: what ports have heard |
-//! | [`bandwidth_probes`] | bandwidth probes, which measure a link's rate; `frames` sends their frames |
+//! | [`bandwidth_probes`] | frames that measure a link's rate; `frames` sends them |
 //! | [`spread`] | spreads unsummed flows over uplinks; `spread_uplinks` polls these |
 //! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
-//! | `path`, `cause` | why a job's packets do not arrive |
+//! | `path`, `path_cause` | why a job's packets do not arrive |
 //! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: which client gets which |
 //! | [`packet`] | these as messages of the API |
 //! | [`load`] | how full rings are, and their jobs' counters |

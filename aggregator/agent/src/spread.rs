@@ -1,6 +1,6 @@
 //! Spreads unsummed flows over the uplinks that the configuration names. Attaches the program where
 //! hosts' packets come to be routed, updates which uplinks have a carrier, and answers queries.
-//! [`uplinks`](super::uplinks) calls it periodically.
+//! [`spread_uplinks`](super::spread_uplinks) calls it periodically.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

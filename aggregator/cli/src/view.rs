@@ -1,5 +1,5 @@
-//! The JSON that is printed: `netsum/schema` is generated from these types, and from messages of the
-//! API (`api/build.rs`). Scripts rely on the names here.
+//! The JSON that is printed: `netsum/schema` is generated from these types, and from messages of
+//! the API (`api/build.rs`). Scripts rely on the names here.
 
 use std::collections::BTreeMap;
 use std::mem::take;

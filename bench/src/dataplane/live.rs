@@ -41,7 +41,8 @@ use netsum_lab::{Host, Lab, LabSpec};
 #[path = "../../ebpf/src/shared.rs"]
 mod shared;
 
-// SAFETY: `repr(C)`, Copy, 'static, integers without implicit padding; every bit pattern is a value.
+// SAFETY: `repr(C)`, Copy, 'static, integers without implicit padding; every bit pattern is a
+// value.
 unsafe impl aya::Pod for LiveFrame {}
 // SAFETY: as above.
 unsafe impl aya::Pod for LiveSender {}

@@ -70,8 +70,8 @@ impl UpperLayer {
 /// Follows the extension headers of the IPv6 packet at `ip`.
 ///
 /// A later fragment is [`UpperLayer::OTHER`]: it is useless without its first one, which shows all
-/// headers or is [`UpperLayer::HIDDEN`]. Bytes behind the payload's end by the IPv6 header are ignored:
-/// reassembly would remove them.
+/// headers or is [`UpperLayer::HIDDEN`]. Bytes behind the payload's end by the IPv6 header are
+/// ignored: reassembly would remove them.
 #[inline(always)]
 pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> UpperLayer {
     let Some(h) = b.load::<8>(ip) else { return UpperLayer::OTHER };

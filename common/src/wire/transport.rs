@@ -144,8 +144,8 @@ pub const IN_ORDER: u8 = 1;
 pub const PAST_GAP: u8 = 2;
 /// In the same byte, between boxes in levels: the packet holds a total sum, not a contribution.
 pub const TOTAL: u8 = 0x20;
-/// In the same place, towards the parent: the [`group_mark`] of the ranks that a box has added up. A box
-/// that has stopped adding forwards packets with another mark.
+/// In the same place, towards the parent: the [`group_mark`] of the ranks that a box has added up.
+/// A box that has stopped adding forwards packets with another mark.
 pub const GROUP_MARK: u8 = 0x1f;
 
 /// The mark of a sum of this many ranks, at least 1 and at most 65,535. It never decreases as ranks

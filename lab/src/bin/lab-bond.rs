@@ -126,8 +126,8 @@ fn bond(cluster: &Cluster, host: usize, mode: &str) -> Result<()> {
     ip(host, &format!("address add {ip_of_host}/16 dev bond0"))
 }
 
-/// Checks that the daemon, and `netsum check` if it can know, refuse a bond added to the bridge, and
-/// say why.
+/// Checks that the daemon, and `netsum check` if it can know, refuse a bond added to the bridge,
+/// and say why.
 fn refused(cluster: &Cluster, bond: &str, why: &str, is_known: bool) -> Result<()> {
     ip(cluster.lab().box_(), &format!("link set {bond} master br0"))?;
     let start = Instant::now();

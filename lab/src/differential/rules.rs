@@ -25,7 +25,8 @@ pub fn decide(
     };
     let refused = |counter| without_effect(Output::Drop, counter);
 
-    // Sums of a relaxed ring leave in any order: its lowest unreleased index follows from the slots.
+    // Sums of a relaxed ring leave in any order: its lowest unreleased index follows from the
+    // slots.
     if relaxed {
         let is_released =
             |index| slots[at(index)].index == index && slots[at(index)].is(Slot::RELEASED);

@@ -18,9 +18,9 @@ pub struct LabSpec {
     pub ipv6: bool,
     /// Addresses on each host; each can belong to a rank.
     pub ips_per_host: usize,
-    /// Put a link that can inject faults (a [`FaultLink`]) between each host and its port. With a rate
-    /// it can only lose and mark packets, but those of all protocols. Without a rate uplinks have
-    /// such links, too.
+    /// Put a link that can inject faults (a [`FaultLink`]) between each host and its port. With a
+    /// rate it can only lose and mark packets, but those of all protocols. Without a rate uplinks
+    /// have such links, too.
     pub faulty_links: bool,
     /// Bandwidth of every host's link, each way; see [`shape`](crate::topology::shape). If `None`,
     /// links are as fast as the machine.

@@ -11,8 +11,8 @@
 //!   other ranks also wait for these to recover from losses. Mean and deviation would include that
 //!   time; the least does not.
 //! - The cost of more load than has been measured: in proportion, and at most that of the slowest
-//!   link. Before the first round trip there is only this estimate: half a megabyte gets its second,
-//!   and a few bytes cannot take long on any link.
+//!   link. Before the first round trip there is only this estimate: half a megabyte gets its
+//!   second, and a few bytes cannot take long on any link.
 
 use std::time::{Duration, Instant};
 

@@ -181,10 +181,11 @@ impl Core {
         carried
     }
 
-    /// Waits for the previous rank's hello and the next rank's acknowledgement, at most until `until`;
-    /// for a packet of the path MTU, which the previous rank sends right after it, at most `patience`.
-    /// Asks the daemon for the cause of a delay; fails at once if waiting cannot help. `unreachable`
-    /// receives what is missing, and since when. [`Error::Closed`] when `is_wanted` is false.
+    /// Waits for the previous rank's hello and the next rank's acknowledgement, at most until
+    /// `until`; for a packet of the path MTU, which the previous rank sends right after it, at most
+    /// `patience`. Asks the daemon for the cause of a delay; fails at once if waiting cannot help.
+    /// `unreachable` receives what is missing, and since when. [`Error::Closed`] when `is_wanted`
+    /// is false.
     pub fn meet(
         &mut self,
         until: Instant,
@@ -235,8 +236,8 @@ impl Core {
             .then_some(MissingPackets::Acknowledgement)
     }
 
-    /// Sends a full packet of `mtu` bytes to the box, as all ranks do, and waits for its sum. Without
-    /// one in time the ranks fall back and log why.
+    /// Sends a full packet of `mtu` bytes to the box, as all ranks do, and waits for its sum.
+    /// Without one in time the ranks fall back and log why.
     pub fn test_path(&mut self, mtu: u32, is_wanted: impl Fn() -> bool) -> Result<(), Error> {
         let begun = Instant::now();
         let data = vec![0; (mtu as usize - CHECK_BYTES) / 4];

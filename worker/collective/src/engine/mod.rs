@@ -482,7 +482,8 @@ impl Engine {
         self.acknowledged
     }
 
-    /// During the path test, falls back from the box after `patience` if that is shorter than usual.
+    /// During the path test, falls back from the box after `patience` if that is shorter than
+    /// usual.
     pub fn begin_path_test(&mut self, patience: Duration) {
         self.hurry = Some(patience);
     }
