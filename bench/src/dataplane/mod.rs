@@ -74,7 +74,7 @@ impl Settings {
         Self {
             rounds: 2,
             repeat: 500,
-            mtus: vec![256, 2048],
+            mtus: vec![512, 2048],
             ranks: vec![2, 4],
             live_mtus: vec![2048],
             live_rounds: 1,
