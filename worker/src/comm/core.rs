@@ -49,8 +49,10 @@ pub(super) struct Core {
     pub engine: Engine,
     pub connections: Box<dyn Connections>,
     heartbeat: Option<Heartbeat>,
-    /// A duplicate of the connections' descriptor, to wait at without the driver lock.
-    fd: Arc<Unshared<OwnedFd>>,
+    /// A duplicate of the connections' descriptor, to wait at without the driver lock. It is
+    /// readable when packets have arrived. The connections are closed only after all its clones
+    /// have been dropped.
+    pub fd: Arc<Unshared<OwnedFd>>,
     /// Number, promise and memory of each operation whose data the engine owns, in their order.
     promises: VecDeque<(u64, Promise, Memory)>,
     /// The result of the operation whose data was lent.
@@ -86,12 +88,6 @@ impl Core {
             has_warned,
             path: 0,
         })
-    }
-
-    /// Readable when packets have arrived. The connections are closed only after all clones of it
-    /// have been dropped.
-    pub fn fd(&self) -> &Arc<Unshared<OwnedFd>> {
-        &self.fd
     }
 
     /// Receives, steps the engine and sends. If no packet is there, waits for one until `until`.
@@ -158,12 +154,19 @@ impl Core {
         Ok(carried)
     }
 
-    /// How long nothing needs to be done if nothing arrives.
-    pub fn quiet(&self) -> Duration {
+    /// Where to wait before the next step. `carried`: the last one has received or sent something.
+    pub fn wait(&self, carried: bool) -> Wait {
+        let fd = Some(Arc::clone(&self.fd));
+        if carried {
+            return (fd, Duration::ZERO);
+        }
+        if let Some(time) = self.connections.gather_time() {
+            return (None, time);
+        }
         let timeout = self.engine.next_timeout();
         let next = self.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
         let most = if self.question.is_some() { ANSWER } else { POLL };
-        next.saturating_duration_since(Instant::now()).min(most)
+        (fd, next.saturating_duration_since(Instant::now()).min(most))
     }
 
     /// Drives only the connections. If they fail, all operations fail.

@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use netsum_collective::channels::Channels;
 use netsum_collective::error::Error;
@@ -39,6 +39,10 @@ pub(crate) trait Connections: Channels + Send {
     /// Receives what has arrived and sends what may be sent. If that was nothing, waits for
     /// something to do, at most until `until`. Returns whether anything was received or sent.
     fn drive(&mut self, until: Instant) -> Result<bool, Error>;
+    /// How long to let packets gather before the next drive. A drive before receives nothing.
+    fn gather_time(&self) -> Option<Duration> {
+        None
+    }
     /// When to drive at the latest, if nothing arrives.
     fn next_timeout(&self) -> Option<Instant>;
     /// Readable when something has arrived.

@@ -318,11 +318,11 @@ impl Session {
 
     /// A step of the progress thread, as [`step`](Self::step).
     pub fn step_between_calls(&mut self) -> Option<Wait> {
-        let (fd, wait) = self.step()?;
-        let Some(core) = &mut self.core else { return Some((fd, wait)) };
+        let wait = self.step()?;
+        let Some(core) = &mut self.core else { return Some(wait) };
         // If packets have arrived now, the engine needs another step.
-        let wait = if core.carry_now().ok()? { Duration::ZERO } else { core.quiet() };
-        Some((fd, wait))
+        let carried = core.carry_now().ok()?;
+        Some(core.wait(carried))
     }
 
     /// A step of a caller that waits for an operation; never waits itself. Returns where to wait
@@ -333,9 +333,7 @@ impl Session {
         if self.reconnecting.is_some() {
             return Some((None, JOINING));
         }
-        let core = self.core.as_ref()?;
-        let wait = if carried.ok()? { Duration::ZERO } else { core.quiet() };
-        Some((Some(Arc::clone(core.fd())), wait))
+        Some(self.core.as_ref()?.wait(carried.ok()?))
     }
 
     /// Sends what the engine has decided since the last step.
@@ -395,7 +393,7 @@ fn reconnect(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Reconnect
     core.go();
     let returning = (core.engine.mode() == Mode::Ring).then_some(rank);
     let (left, refused) = (core.statistics(), core.engine.refused());
-    let (descriptor, has_warned) = (Arc::downgrade(core.fd()), core.has_warned);
+    let (descriptor, has_warned) = (Arc::downgrade(&core.fd), core.has_warned);
     drop(core);
     // The address is in use until no thread waits at the descriptor.
     while descriptor.strong_count() > 0 {

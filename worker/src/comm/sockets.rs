@@ -26,6 +26,10 @@ const CNP_INTERVAL: Duration = Duration::from_micros(50);
 pub(crate) trait Driver: AsFd + Send + 'static {
     /// See [`UdpDriver::drive`].
     fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool>;
+    /// See [`Connections::gather_time`].
+    fn gather_time(&self, _endpoint: &Endpoint) -> Option<Duration> {
+        None
+    }
     /// How many packets of a path MTU the receive buffer holds at least.
     fn receive_capacity(&self, mtu: usize) -> u32;
     /// Prepares for these ranks and this path MTU.
@@ -39,6 +43,10 @@ pub(crate) trait Driver: AsFd + Send + 'static {
 impl Driver for UdpDriver {
     fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
         self.drive(endpoint, until)
+    }
+
+    fn gather_time(&self, endpoint: &Endpoint) -> Option<Duration> {
+        self.gather_time(endpoint)
     }
 
     fn receive_capacity(&self, mtu: usize) -> u32 {
@@ -185,6 +193,10 @@ impl<D: Driver> Connections for SocketConnections<D> {
     fn drive(&mut self, until: Instant) -> Result<bool, Error> {
         let driven = self.driver.drive(&mut self.channels.endpoint, until);
         driven.map_err(|e| Error::Socket { ip: self.ip, reason: e.to_string() })
+    }
+
+    fn gather_time(&self) -> Option<Duration> {
+        self.driver.gather_time(&self.channels.endpoint)
     }
 
     fn next_timeout(&self) -> Option<Instant> {

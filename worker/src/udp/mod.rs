@@ -2,6 +2,7 @@
 //! directions (quinn-udp).
 
 pub(crate) mod buffers;
+pub(crate) mod gather;
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -14,6 +15,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use self::gather::Gather;
 use crate::addresses::wait_for_detection;
 use crate::unshared::{self, Unshared};
 use netsum_rc::{Endpoint, Transmit};
@@ -98,6 +100,7 @@ pub struct UdpDriver {
     send: Vec<u8>,
     /// Datagrams for which the socket had no room.
     unsent: Option<Transmit>,
+    gather: Gather,
     receive_buffer: usize,
 }
 
@@ -124,6 +127,7 @@ impl UdpDriver {
             meta: [RecvMeta::default(); BATCH_SIZE],
             send: Vec::new(),
             unsent: None,
+            gather: Gather::default(),
             receive_buffer,
         })
     }
@@ -146,10 +150,18 @@ impl UdpDriver {
     /// received or sent.
     pub fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
         endpoint.set_max_segments(self.max_segments());
+        let deadline = endpoint.next_timeout().map_or(until, |t| t.min(until));
+        if let Some(wait) = self.gather_time(endpoint) {
+            let sent = self.transmit(endpoint)?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if sent || left.is_zero() {
+                return Ok(sent);
+            }
+            std::thread::sleep(wait.min(left));
+        }
         if self.progress(endpoint)? {
             return Ok(true);
         }
-        let deadline = endpoint.next_timeout().map_or(until, |t| t.min(until));
         if deadline <= Instant::now() {
             return self.progress(endpoint);
         }
@@ -164,6 +176,11 @@ impl UdpDriver {
         }
         wait_for(self.socket.as_fd(), flags, wait)?;
         self.progress(endpoint)
+    }
+
+    /// How long to let packets gather before they are received.
+    pub(crate) fn gather_time(&self, endpoint: &Endpoint) -> Option<Duration> {
+        self.gather.wait(Instant::now(), endpoint.in_flight())
     }
 
     fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
@@ -196,13 +213,15 @@ impl UdpDriver {
                 }
                 Err(e) => return Err(e),
             };
-            let now = Instant::now();
+            let (now, mut packets) = (Instant::now(), 0);
             for (meta, buffer) in self.meta.iter().zip(&self.receive).take(count) {
                 let ce = meta.ecn == Some(EcnCodepoint::Ce);
                 for datagram in buffer[..meta.len].chunks(meta.stride.max(1)) {
                     endpoint.receive(now, meta.addr, ce, datagram);
+                    packets += 1;
                 }
             }
+            self.gather.received(now, packets);
             any |= count > 0;
             if count < BATCH_SIZE {
                 return Ok((any, true));
