@@ -24,6 +24,7 @@ pub mod communicator;
 pub mod config;
 mod core;
 pub(crate) mod driver_lock;
+mod gather;
 mod network;
 pub mod pending;
 mod progress;

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::allocator::QpAllocator;
+use super::gather::Gather;
 use super::network::{Bind, Connections, Network};
 use crate::udp::UdpDriver;
 #[cfg(feature = "xdp")]
@@ -26,10 +27,8 @@ const CNP_INTERVAL: Duration = Duration::from_micros(50);
 pub(crate) trait Driver: AsFd + Send + 'static {
     /// See [`UdpDriver::drive`].
     fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool>;
-    /// See [`Connections::gather_time`].
-    fn gather_time(&self, _endpoint: &Endpoint) -> Option<Duration> {
-        None
-    }
+    /// Sends all that may be sent. Returns whether anything was.
+    fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool>;
     /// How many packets of a path MTU the receive buffer holds at least.
     fn receive_capacity(&self, mtu: usize) -> u32;
     /// Prepares for these ranks and this path MTU.
@@ -45,8 +44,8 @@ impl Driver for UdpDriver {
         self.drive(endpoint, until)
     }
 
-    fn gather_time(&self, endpoint: &Endpoint) -> Option<Duration> {
-        self.gather_time(endpoint)
+    fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+        self.transmit(endpoint)
     }
 
     fn receive_capacity(&self, mtu: usize) -> u32 {
@@ -62,6 +61,10 @@ impl Driver for UdpDriver {
 impl Driver for XdpDriver {
     fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
         self.drive(endpoint, until)
+    }
+
+    fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+        self.transmit(endpoint)
     }
 
     fn receive_capacity(&self, mtu: usize) -> u32 {
@@ -140,7 +143,7 @@ impl<D: Driver> Network for SocketNetwork<D> {
         let capacity = driver.receive_capacity(shape.mtu as usize);
         let channels = QueuePairChannels::new(endpoint, shape, rank as u32, ranks, capacity)
             .map_err(|e| Error::Config(format!("connections: {e}")))?;
-        Ok(Box::new(SocketConnections { ip, channels, driver }))
+        Ok(Box::new(SocketConnections { ip, channels, driver, gather: Gather::default() }))
     }
 
     fn any_ip_id(&self) -> bool {
@@ -157,6 +160,28 @@ struct SocketConnections<D> {
     ip: IpAddr,
     channels: QueuePairChannels,
     driver: D,
+    gather: Gather,
+}
+
+impl<D: Driver> SocketConnections<D> {
+    fn drive_driver(&mut self, until: Instant) -> io::Result<bool> {
+        let endpoint = &mut self.channels.endpoint;
+        if let Some(wait) = self.gather.wait(Instant::now(), endpoint.in_flight()) {
+            let sent = self.driver.transmit(endpoint)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if sent || left.is_zero() {
+                return Ok(sent);
+            }
+            std::thread::sleep(wait.min(left));
+        }
+        let before = endpoint.stats().received_packets;
+        let driven = self.driver.drive(endpoint, until);
+        let packets = endpoint.stats().received_packets - before;
+        if packets > 0 {
+            self.gather.received(Instant::now(), packets as u32);
+        }
+        driven
+    }
 }
 
 impl<D: Driver> Channels for SocketConnections<D> {
@@ -191,12 +216,11 @@ impl<D: Driver> Connections for SocketConnections<D> {
     }
 
     fn drive(&mut self, until: Instant) -> Result<bool, Error> {
-        let driven = self.driver.drive(&mut self.channels.endpoint, until);
-        driven.map_err(|e| Error::Socket { ip: self.ip, reason: e.to_string() })
+        self.drive_driver(until).map_err(|e| Error::Socket { ip: self.ip, reason: e.to_string() })
     }
 
     fn gather_time(&self) -> Option<Duration> {
-        self.driver.gather_time(&self.channels.endpoint)
+        self.gather.wait(Instant::now(), self.channels.endpoint.in_flight())
     }
 
     fn next_timeout(&self) -> Option<Instant> {

@@ -2,7 +2,6 @@
 //! directions (quinn-udp).
 
 pub(crate) mod buffers;
-pub(crate) mod gather;
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +14,6 @@ use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use self::gather::Gather;
 use crate::addresses::wait_for_detection;
 use crate::unshared::{self, Unshared};
 use netsum_rc::{Endpoint, Transmit};
@@ -100,7 +98,6 @@ pub struct UdpDriver {
     send: Vec<u8>,
     /// Datagrams for which the socket had no room.
     unsent: Option<Transmit>,
-    gather: Gather,
     receive_buffer: usize,
 }
 
@@ -127,7 +124,6 @@ impl UdpDriver {
             meta: [RecvMeta::default(); BATCH_SIZE],
             send: Vec::new(),
             unsent: None,
-            gather: Gather::default(),
             receive_buffer,
         })
     }
@@ -150,18 +146,10 @@ impl UdpDriver {
     /// received or sent.
     pub fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
         endpoint.set_max_segments(self.max_segments());
-        let deadline = endpoint.next_timeout().map_or(until, |t| t.min(until));
-        if let Some(wait) = self.gather_time(endpoint) {
-            let sent = self.transmit(endpoint)?;
-            let left = deadline.saturating_duration_since(Instant::now());
-            if sent || left.is_zero() {
-                return Ok(sent);
-            }
-            std::thread::sleep(wait.min(left));
-        }
         if self.progress(endpoint)? {
             return Ok(true);
         }
+        let deadline = endpoint.next_timeout().map_or(until, |t| t.min(until));
         if deadline <= Instant::now() {
             return self.progress(endpoint);
         }
@@ -176,11 +164,6 @@ impl UdpDriver {
         }
         wait_for(self.socket.as_fd(), flags, wait)?;
         self.progress(endpoint)
-    }
-
-    /// How long to let packets gather before they are received.
-    pub(crate) fn gather_time(&self, endpoint: &Endpoint) -> Option<Duration> {
-        self.gather.wait(Instant::now(), endpoint.in_flight())
     }
 
     fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
@@ -213,15 +196,13 @@ impl UdpDriver {
                 }
                 Err(e) => return Err(e),
             };
-            let (now, mut packets) = (Instant::now(), 0);
+            let now = Instant::now();
             for (meta, buffer) in self.meta.iter().zip(&self.receive).take(count) {
                 let ce = meta.ecn == Some(EcnCodepoint::Ce);
                 for datagram in buffer[..meta.len].chunks(meta.stride.max(1)) {
                     endpoint.receive(now, meta.addr, ce, datagram);
-                    packets += 1;
                 }
             }
-            self.gather.received(now, packets);
             any |= count > 0;
             if count < BATCH_SIZE {
                 return Ok((any, true));
@@ -230,7 +211,8 @@ impl UdpDriver {
         Ok((any, false))
     }
 
-    fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+    /// Sends all that may be sent. Returns whether anything was.
+    pub fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
         let mut any = false;
         loop {
             let next = match self.unsent.take() {

@@ -212,7 +212,8 @@ impl XdpDriver {
         Ok((any, all))
     }
 
-    fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+    /// Sends all that may be sent. Returns whether anything was.
+    pub fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
         let mut any = false;
         // All packets are sent by the first queue.
         let queue = &mut self.queues[0];

@@ -25,7 +25,7 @@ impl Gather {
     pub fn received(&mut self, now: Instant, packets: u32) {
         if let Some(last) = self.last.replace(now) {
             // A pause between two operations says little about the rate.
-            let gap = ((now - last) / packets.max(1)).min(2 * LARGEST_GAP);
+            let gap = ((now - last) / packets).min(2 * LARGEST_GAP);
             self.gap = (3 * self.gap + gap) / 4;
         }
     }
