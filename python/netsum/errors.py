@@ -43,7 +43,7 @@ class MismatchError(Error):
 
 
 class NonFiniteError(Error, ArithmeticError):
-    """An element is infinite or NaN at some rank.
+    """One of over 4,096 floats is infinite or NaN at some rank.
 
     All results of its message are NaN, the others are sums. The communicator can still be used.
     """

@@ -144,7 +144,7 @@ def arguments():
         comm.all_reduce([x[:10], x[10:]])
         assert (x == comm.ranks).all()
         raises(
-            netsum.NonFiniteError, "infinity", comm.all_reduce, numpy.full(3, numpy.inf, dtype=f)
+            netsum.NonFiniteError, "infinity", comm.all_reduce, numpy.full(5000, numpy.inf, dtype=f)
         )
         assert issubclass(bad, ValueError) and issubclass(bad, netsum.Error)
         comm.barrier()  # it can still be used
@@ -338,7 +338,7 @@ def coroutines():
             await comm.all_reduce_async(numpy.zeros(3, dtype=numpy.float32))
         ticking.cancel()
         assert ticks > 10
-        error = comm.all_reduce_async(numpy.full(3, numpy.nan, dtype=numpy.float32))
+        error = comm.all_reduce_async(numpy.full(5000, numpy.nan, dtype=numpy.float32))
         try:
             await error
             raise AssertionError("no error")
@@ -608,6 +608,22 @@ def small_beside_large():
         raises(netsum.NonFiniteError, "16301..32602", comm.all_reduce, x)
         bad = numpy.isnan(x)
         assert bad[16_301:32_602].all() and bad.sum() == 16_301 and (x[~bad] == 6).all()
+
+
+def few_floats():
+    """Up to 4,096 floats are as IEEE 754 has them, rounded once."""
+    with netsum.init() as comm:
+        x = numpy.array([4096.0, 4.1e8, 8e13], dtype=numpy.float32)
+        few = numpy.append(x, [numpy.inf, 1.0, numpy.inf]).astype(numpy.float32)
+        if comm.rank == 1:
+            few[3:] = [1.0, numpy.nan, -numpy.inf]
+        for times in (1, 100):
+            y = numpy.tile(few, times)
+            report = comm.all_reduce(y)
+            assert report.underflows == 0, report
+            assert (y.reshape(times, 6)[:, :3] == x * comm.ranks).all(), y
+            rest = y.reshape(times, 6)[:, 3:]
+            assert numpy.isposinf(rest[:, 0]).all() and numpy.isnan(rest[:, 1:]).all(), y
 
 
 def alone():

@@ -84,6 +84,9 @@ class Ranks(unittest.TestCase):
     def test_small_values_beside_large_ones_and_nan_are_told(self):
         run("small_beside_large", ranks=4)
 
+    def test_few_floats(self):
+        run("few_floats", ranks=3)
+
     def test_one_rank_needs_no_network_and_keeps_its_data(self):
         run("alone", ranks=1)
 

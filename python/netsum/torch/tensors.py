@@ -63,8 +63,8 @@ class Sum(Memory):
     def finish(self, work: Work) -> torch.Tensor:
         """Waits, and copies the result back.
 
-        An infinity or a NaN at any rank makes its message NaN at all ranks: a GradScaler can skip
-        the step.
+        An infinity or a NaN at any rank makes its message NaN at all ranks, beyond 4,096 floats: a
+        GradScaler can skip the step.
         """
         try:
             work.wait()

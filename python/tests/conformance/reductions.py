@@ -131,10 +131,7 @@ def overflows() -> None:
     equal(x, torch.tensor([torch.inf, 4.0], dtype=torch.float16))
 
 
-@case(
-    "all_reduce, SUM where one rank has an infinity: the other elements",
-    differs="NaN in all results of its message, with a warning",
-)
+@case("all_reduce, SUM where one rank has an infinity: the other elements")
 def infinity() -> None:
     x = torch.ones(5)
     if dist.get_rank() == 1:
@@ -170,7 +167,7 @@ def magnitudes() -> None:
 
 @case(
     "all_reduce, SUM of 1e-30 to 1e30: to 1e-6 of each",
-    differs="one scale for the numbers of a message, 1e-6 of the largest",
+    differs="two lanes a number: 2^-53 of the largest becomes 0",
 )
 def each_magnitude() -> None:
     whole = torch.logspace(-30, 30, 61)

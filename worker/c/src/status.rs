@@ -28,7 +28,8 @@ pub enum netsum_status {
     NETSUM_ERROR_RANK_LEFT = 6,
     /// The ranks called for different operations.
     NETSUM_ERROR_MISMATCH = 7,
-    /// An element is an infinity or a NaN at some rank. The communicator can still be used.
+    /// One of over 4,096 floats is an infinity or a NaN at some rank. The communicator can still be
+    /// used.
     NETSUM_ERROR_NON_FINITE = 8,
     /// The communicator was finalized before the operation was complete.
     NETSUM_ERROR_CLOSED = 9,

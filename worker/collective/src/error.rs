@@ -144,8 +144,9 @@ pub enum Error {
     /// The ranks called for different operations.
     #[error("{0}")]
     Mismatch(String),
-    /// Elements that are infinite or NaN at any rank. The results of messages with such elements
-    /// are NaN at every rank; other results are sums. The communicator can still be used.
+    /// Elements that are infinite or NaN at any rank, in an operation of over 4,096 floats. The
+    /// results of messages with such elements are NaN at every rank; other results are sums. The
+    /// communicator can still be used.
     #[error("elements {first}..{end} contain an infinity or a NaN at some rank")]
     NonFinite {
         /// First element of the first message concerned.

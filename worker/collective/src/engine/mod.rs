@@ -29,13 +29,12 @@
 //! no more to send. Operations are completed in their order.
 //!
 //! ## Few floats
-//! An operation of few floats is one message, if one of its speculative scales is right. All ranks
-//! speculate alike: on the scale that the last such message of this ring and length has needed, and
-//! on its neighbours where they fit into a packet. That scale is known when the next message is
-//! built, because a ring sends nothing after a speculative message before it has the sum. All ranks
-//! read the same from a sum. So if no scale was right, all of them insert a second message right
-//! after it, before those of later operations, which have not been sent yet. The result always has
-//! the bits of the right scale.
+//! A small operation of floats is one message, if the prediction of its exponents is right. All
+//! ranks predict alike: the exponents that the last such message of this ring and length has
+//! needed. Those are known when the next message is built, because a ring sends nothing after a
+//! speculative message before it has the sum. All ranks read the same from a sum. So if the
+//! prediction was wrong, all of them insert a second message right after it, before those of later
+//! operations, which have not been sent yet. The result always has the bits of the right format.
 
 #[cfg(test)]
 mod bounds;
@@ -116,7 +115,7 @@ struct Ring {
     /// The end of a speculative message that has been sent: before its sum has arrived, nobody
     /// knows what the next message is.
     speculated: u64,
-    /// Scales that the last speculative messages with verified sums have needed.
+    /// Exponents that the last speculative messages with verified sums have needed.
     lasts: Lasts,
     /// The first without a verified sum.
     verified: u64,

@@ -13,8 +13,10 @@ use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
 use crate::numeric::element::{Data, Owned};
+use crate::numeric::format::Format;
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
-use crate::numeric::quant::{self, HISTOGRAM_BYTES, Scale, Underflow};
+use crate::numeric::limbs::Limbs;
+use crate::numeric::quant::{self, Exponents, HISTOGRAM_BYTES, Underflow};
 use crate::reduction::Misfit;
 use crate::report::{Mode, Report};
 
@@ -39,8 +41,8 @@ pub(super) struct RingPart {
     /// Number of the first message.
     pub base: u64,
     pub messages: usize,
-    /// Largest exponent over all ranks, by data message, as far as known.
-    pub buckets: Vec<Option<u8>>,
+    /// Largest exponents over all ranks, by data message, as far as known.
+    pub exponents: Vec<Option<Exponents>>,
 }
 
 impl Operation {
@@ -68,11 +70,10 @@ impl Operation {
         MessageId { run: session, ring, number, tag: self.descriptor.tag() }
     }
 
-    fn scale(&self, ring: u32, data_message: usize, ranks: u32) -> Option<Scale> {
-        if !self.plan.scaled() {
-            return None;
-        }
-        self.rings[ring as usize].buckets[data_message].and_then(|b| Scale::new(b, ranks))
+    /// The format of a data message's floats, once its exponents are known.
+    fn format(&self, ring: u32, data_message: usize, ranks: u32) -> Option<Format> {
+        let exponents = self.rings[ring as usize].exponents.get(data_message).copied().flatten();
+        self.plan.format(exponents.filter(|_| self.plan.has_exponents())?, ranks)
     }
 }
 
@@ -128,9 +129,9 @@ impl Engine {
                 let op = &self.operations[at];
                 let message = op.message(ring, number);
                 if let Some((i, _)) = &message.data
-                    && message.speculative.is_none()
-                    && op.plan.scaled()
-                    && op.rings[ring as usize].buckets[*i].is_none()
+                    && !message.is_speculative()
+                    && op.plan.has_exponents()
+                    && op.rings[ring as usize].exponents[*i].is_none()
                 {
                     break;
                 }
@@ -138,7 +139,7 @@ impl Engine {
                 self.build(op, &*data, op.id(session, ring, number), &message, &mut payload);
                 let state = &mut self.rings[ring as usize];
                 state.next += 1;
-                if message.speculative.is_some() {
+                if message.is_speculative() {
                     state.speculated = state.next;
                 }
                 if self.summer == SumMode::Box {
@@ -183,31 +184,35 @@ impl Engine {
     ) {
         let ring = id.ring;
         let data: &dyn Data = op.data.as_ref().map_or(lent, |data| &**data);
-        let last = self.rings[ring as usize].lasts.of(message);
-        out.resize(message.len(last));
+        let (lanes, format) = self.element(op, ring, message);
+        out.resize(message.len(lanes));
         let (check, lanes) = out.split_at_mut(CHECK_BYTES);
         let (histograms, values) = lanes.split_at_mut(message.histograms.len() * HISTOGRAM_BYTES);
         for (i, histogram) in message.histograms.clone().zip(histograms.chunks_mut(HISTOGRAM_BYTES))
         {
-            quant::write_histogram(data.bucket(op.plan.range(ring as usize, i)), histogram);
+            quant::write_histogram(data.exponents(op.plan.range(ring as usize, i)), histogram);
         }
-        match &message.data {
-            Some((_, range)) if message.speculative.is_some() => {
-                for (scale, values) in message.scales(last).zip(values.chunks_mut(range.len() * 4))
-                {
-                    data.load(range.clone(), Scale::new(scale, self.member.ranks), values);
-                }
-            }
-            Some((i, range)) => {
-                data.load(range.clone(), op.scale(ring, *i, self.member.ranks), values)
-            }
-            None => {}
+        if let Some((_, range)) = &message.data
+            && !values.is_empty()
+        {
+            data.load(range.clone(), format, values);
         }
         let data = quant::check_sums(lanes);
         let lanes = Check { stamp: id.of(self.member.rank), data }.encode();
         for (out, lane) in check.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
             *out = lane.to_le_bytes();
         }
+    }
+
+    /// The lanes of an element in a message, and the format of floats.
+    fn element(&self, op: &Operation, ring: u32, message: &Message) -> (usize, Option<Format>) {
+        let ranks = self.member.ranks;
+        if message.is_speculative() {
+            let predicted = self.rings[ring as usize].lasts.predict(message, ranks);
+            return (predicted.map_or(0, Limbs::lanes), predicted.map(Format::Limbs));
+        }
+        let format = message.data.as_ref().and_then(|(i, _)| op.format(ring, *i, ranks));
+        (format.map_or(1, Format::lanes), format)
     }
 
     /// A message from a ring's connection: it should be the next sum.
@@ -274,7 +279,8 @@ impl Engine {
         match check.examine(&id, self.member.ranks, self.previous(), &sums) {
             Verification::Sum => {
                 let message = op.message(ring, state.verified);
-                let right = sum.len() == message.len(state.lasts.of(&message));
+                let (lanes, _) = self.element(op, ring, &message);
+                let right = sum.len() == message.len(lanes);
                 if right { Verification::Sum } else { Verification::Wrong }
             }
             finding => finding,
@@ -285,46 +291,36 @@ impl Engine {
     fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8]) {
         let (ranks, window) = (self.member.ranks, self.window());
         let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
+        let number = self.rings[ring as usize].verified;
+        let message = self.operations[at].message(ring, number);
+        let (_, sent) = self.element(&self.operations[at], ring, &message);
         let (state, op) = (&mut self.rings[ring as usize], &mut self.operations[at]);
-        let message = op.message(ring, state.verified);
-        let (histograms, mut values) =
+        let (histograms, values) =
             sum[CHECK_BYTES..].split_at(message.histograms.len() * HISTOGRAM_BYTES);
         for (i, histogram) in message.histograms.clone().zip(histograms.chunks(HISTOGRAM_BYTES)) {
-            op.rings[ring as usize].buckets[i] =
-                Some(quant::highest_bucket(histogram).unwrap_or(0));
+            let exponents = quant::read_histogram(histogram);
+            op.rings[ring as usize].exponents[i] = Some(exponents);
+            if message.is_speculative() {
+                state.lasts.learn(&message, exponents);
+            }
         }
         let mut again = false;
         if let Some((i, range)) = message.data.clone() {
-            let scale = op.scale(ring, i, ranks);
-            if let Some(bucket) = op.rings[ring as usize].buckets.first().copied().flatten()
-                && message.speculative.is_some()
-                && scale.is_some()
-            {
-                let scales = message.scales(state.lasts.of(&message));
-                let right =
-                    scales.zip(values.chunks(range.len() * 4)).find(|(scale, _)| *scale == bucket);
-                state.lasts.learn(&message, bucket);
-                again = right.is_none();
-                values = right.map_or(&[], |(_, values)| values);
-            }
-            if again {
-                // The next message brings the sum with the right scale.
-            } else {
+            let format = op.format(ring, i, ranks);
+            // If the prediction was wrong, the next message brings the sum.
+            again = message.is_speculative() && sent != format;
+            if !again {
                 let data: &mut dyn Data = op.data.as_mut().map_or(lent, |data| &mut **data);
-                let nothing;
-                match scale {
-                    Some(scale) => op.underflow += data.underflow(range.clone(), scale),
-                    None if op.plan.scaled() => {
-                        if op.non_finite.as_ref().is_none_or(|n| range.start < n.start) {
-                            op.non_finite = Some(range.clone());
-                        }
-                        // A speculative message has no values for it.
-                        nothing = vec![0; range.len() * 4];
-                        values = &nothing;
+                match format {
+                    Some(format) => op.underflow += data.underflow(range.clone(), format),
+                    None if op.plan.has_exponents()
+                        && op.non_finite.as_ref().is_none_or(|n| range.start < n.start) =>
+                    {
+                        op.non_finite = Some(range.clone());
                     }
                     None => {}
                 }
-                data.store(range, scale, values);
+                data.store(range, format, values);
             }
         }
         op.verified += 1;

@@ -67,8 +67,8 @@ impl Engine {
             ring.end += messages as u64;
             let known = if dtype == Dtype::F32 { plan.data_messages(r) } else { 0 };
             (part.base, part.messages) = (base, messages);
-            part.buckets.clear();
-            part.buckets.resize(known, None);
+            part.exponents.clear();
+            part.exponents.resize(known, None);
         }
         self.operations.push_back(Operation {
             descriptor,

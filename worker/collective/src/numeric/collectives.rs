@@ -3,9 +3,10 @@
 
 use std::ops::{Deref, DerefMut, Range};
 
-use super::element::{Data, Dtype, Element};
+use super::element::{Data, Dtype, Element, lane_bytes};
+use super::format::Format;
 use super::memory::Memory;
-use super::quant::{Scale, Underflow};
+use super::quant::{Exponents, Underflow};
 
 /// A sum or average in place, which this rank may discard.
 pub struct Reduce<B> {
@@ -23,29 +24,22 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
     fn len(&self) -> usize {
         self.data.len()
     }
-    fn bucket(&self, range: Range<usize>) -> u8 {
-        T::bucket(&self.data[range])
+    fn exponents(&self, range: Range<usize>) -> Exponents {
+        T::exponents(&self.data[range])
     }
-    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
-        T::to_lanes(&self.data[range], scale, out);
+    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
+        T::to_lanes(&self.data[range], format, out);
     }
-    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
-        T::underflow(&self.data[range], scale)
+    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
+        T::underflow(&self.data[range], format)
     }
-    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
         if self.keeps {
-            restore(sums, scale, &mut self.data[range], self.divisor);
+            T::from_lanes(sums, format, self.divisor, &mut self.data[range]);
         }
     }
     fn memory(&self) -> Memory {
         Memory::default().with(&self.data, true)
-    }
-}
-
-fn restore<T: Element>(sums: &[u8], scale: Option<Scale>, out: &mut [T], divisor: u32) {
-    match scale {
-        Some(scale) if divisor > 1 => T::average(sums, scale, divisor, out),
-        _ => T::from_lanes(sums, scale, out),
     }
 }
 
@@ -67,30 +61,26 @@ impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Sca
     fn len(&self) -> usize {
         self.input.len()
     }
-    fn bucket(&self, range: Range<usize>) -> u8 {
-        T::bucket(&self.input[range])
+    fn exponents(&self, range: Range<usize>) -> Exponents {
+        T::exponents(&self.input[range])
     }
-    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
-        T::to_lanes(&self.input[range], scale, out);
+    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
+        T::to_lanes(&self.input[range], format, out);
     }
-    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
-        T::underflow(&self.input[range], scale)
+    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
+        T::underflow(&self.input[range], format)
     }
     fn keep_own(&mut self) {
         let part = self.start..self.start + self.output.len();
         self.output.copy_from_slice(&self.input[part]);
     }
-    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
         let part = self.start..self.start + self.output.len();
         let (from, to) = (range.start.max(part.start), range.end.min(part.end));
         if from < to {
-            let sums = &sums[(from - range.start) * 4..(to - range.start) * 4];
-            restore(
-                sums,
-                scale,
-                &mut self.output[from - part.start..to - part.start],
-                self.divisor,
-            );
+            let sums = &sums[lane_bytes(from - range.start..to - range.start, format)];
+            let out = &mut self.output[from - part.start..to - part.start];
+            T::from_lanes(sums, format, self.divisor, out);
         }
     }
     fn memory(&self) -> Memory {
@@ -182,10 +172,10 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
         };
         blocks * self.lanes()
     }
-    fn bucket(&self, _: Range<usize>) -> u8 {
-        0
+    fn exponents(&self, _: Range<usize>) -> Exponents {
+        Exponents::default()
     }
-    fn load(&self, range: Range<usize>, _: Option<Scale>, out: &mut [u8]) {
+    fn load(&self, range: Range<usize>, _: Option<Format>, out: &mut [u8]) {
         out.fill(0);
         for (block, bytes, place) in self.parts(range) {
             if let Some(given) = self.given(block) {
@@ -193,7 +183,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
             }
         }
     }
-    fn underflow(&self, _: Range<usize>, _: Scale) -> Underflow {
+    fn underflow(&self, _: Range<usize>, _: Format) -> Underflow {
         Underflow::default()
     }
     fn keep_own(&mut self) {
@@ -201,7 +191,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
         self.load(0..self.len(), None, &mut lanes);
         self.store(0..self.len(), None, &lanes);
     }
-    fn store(&mut self, range: Range<usize>, _: Option<Scale>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, _: Option<Format>, sums: &[u8]) {
         for (block, bytes, place) in self.parts(range) {
             if let Some(taken) = self.taken(block) {
                 taken[bytes].copy_from_slice(&sums[place]);
@@ -223,6 +213,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::quant::Scale;
     use super::super::reference::add_lanes;
     use super::*;
 
@@ -245,7 +236,7 @@ mod tests {
         for ranks in 2..=64 {
             let x = [f32::MAX, -f32::MAX, 3e38, 1.0, 0.1, f32::MIN_POSITIVE, 0.0];
             for x in x.map(|x| [x]) {
-                let scale = Scale::new(f32::bucket(&x), ranks);
+                let scale = Scale::new(f32::exponents(&x).largest, ranks).map(Format::Scaled);
                 let mut data = Reduce { data: x.to_vec(), keeps: true, divisor: ranks };
                 let (mut lanes, mut sums) = ([0; 4], [0; 4]);
                 data.load(0..1, scale, &mut lanes);

@@ -3,8 +3,9 @@
 use std::any::Any;
 use std::ops::{Deref, DerefMut, Range};
 
+use super::format::Format;
 use super::memory::Memory;
-use super::quant::{self, Scale, Underflow};
+use super::quant::{self, Exponents, Underflow};
 
 /// Data type of an all-reduce.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -59,83 +60,78 @@ pub trait Element:
     /// The data type.
     const DTYPE: Dtype;
 
-    /// For floats the largest exponent (see [`quant::bucket`]).
+    /// The largest exponents of floats.
     #[doc(hidden)]
-    fn bucket(x: &[Self]) -> u8;
+    fn exponents(x: &[Self]) -> Exponents;
 
-    /// Writes the elements as lanes. Floats need a scale; without one the lanes are zero.
+    /// Writes the elements as lanes. Floats need a format; without one the lanes are zero.
     #[doc(hidden)]
-    fn to_lanes(x: &[Self], scale: Option<Scale>, out: &mut [u8]);
+    fn to_lanes(x: &[Self], format: Option<Format>, out: &mut [u8]);
 
-    /// Counts nonzero elements that become 0; see [`Scale::underflow`].
+    /// Counts nonzero elements that become 0.
     #[doc(hidden)]
-    fn underflow(x: &[Self], scale: Scale) -> Underflow;
+    fn underflow(x: &[Self], format: Format) -> Underflow;
 
-    /// Reads elements from summed lanes. Floats need a scale; without one they become NaN.
+    /// Reads elements from summed lanes, divided by `by`. Floats need a format; without one they
+    /// become NaN. Integers are not divided.
     #[doc(hidden)]
-    fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]);
-
-    /// Reads averages of 2 or more; integers have none, and stay sums.
-    #[doc(hidden)]
-    fn average(sums: &[u8], scale: Scale, by: u32, out: &mut [Self]);
+    fn from_lanes(sums: &[u8], format: Option<Format>, by: u32, out: &mut [Self]);
 }
 
 impl Element for i32 {
     const DTYPE: Dtype = Dtype::I32;
 
-    fn bucket(_: &[Self]) -> u8 {
-        0
+    fn exponents(_: &[Self]) -> Exponents {
+        Exponents::default()
     }
 
-    fn to_lanes(x: &[Self], _: Option<Scale>, out: &mut [u8]) {
+    fn to_lanes(x: &[Self], _: Option<Format>, out: &mut [u8]) {
         for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = x.to_le_bytes();
         }
     }
 
-    fn underflow(_: &[Self], _: Scale) -> Underflow {
+    fn underflow(_: &[Self], _: Format) -> Underflow {
         Underflow::default()
     }
 
-    fn from_lanes(sums: &[u8], _: Option<Scale>, out: &mut [Self]) {
+    fn from_lanes(sums: &[u8], _: Option<Format>, _: u32, out: &mut [Self]) {
         for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
             *out = i32::from_le_bytes(*sum);
         }
-    }
-
-    fn average(sums: &[u8], scale: Scale, _: u32, out: &mut [Self]) {
-        Self::from_lanes(sums, Some(scale), out);
     }
 }
 
 impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
 
-    fn bucket(x: &[Self]) -> u8 {
-        quant::bucket(x)
+    fn exponents(x: &[Self]) -> Exponents {
+        quant::exponents(x)
     }
 
-    fn to_lanes(x: &[Self], scale: Option<Scale>, out: &mut [u8]) {
-        match scale {
-            Some(scale) => scale.quantise(x, out),
+    fn to_lanes(x: &[Self], format: Option<Format>, out: &mut [u8]) {
+        match format {
+            Some(format) => format.write(x, out),
             None => out.fill(0),
         }
     }
 
-    fn underflow(x: &[Self], scale: Scale) -> Underflow {
-        scale.underflow(x)
+    fn underflow(x: &[Self], format: Format) -> Underflow {
+        format.underflow(x)
     }
 
-    fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]) {
-        match scale {
-            Some(scale) => scale.restore(sums, out),
+    fn from_lanes(sums: &[u8], format: Option<Format>, by: u32, out: &mut [Self]) {
+        match format {
+            Some(format) => format.read(sums, by, out),
             None => out.fill(f32::NAN),
         }
     }
+}
 
-    fn average(sums: &[u8], scale: Scale, by: u32, out: &mut [Self]) {
-        scale.average(sums, by, out);
-    }
+/// The bytes of a range of elements among their lanes.
+pub(super) fn lane_bytes(range: Range<usize>, format: Option<Format>) -> Range<usize> {
+    let element = 4 * format.map_or(1, Format::lanes);
+    range.start * element..range.end * element
 }
 
 /// A slice of any element type, from which the engine reads contributions and to which it writes
@@ -144,11 +140,11 @@ impl Element for f32 {
 pub trait Data {
     fn dtype(&self) -> Dtype;
     fn len(&self) -> usize;
-    fn bucket(&self, range: Range<usize>) -> u8;
-    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]);
-    /// Elements for which a scale is too coarse.
-    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow;
-    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]);
+    fn exponents(&self, range: Range<usize>) -> Exponents;
+    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]);
+    /// Elements for which a format is too coarse.
+    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow;
+    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]);
     /// Makes this rank's own data the result, for a job of one rank.
     fn keep_own(&mut self) {}
     /// The memory that it uses, if other operations may use it, too.
@@ -167,17 +163,17 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Slice<B> {
     fn len(&self) -> usize {
         self.0.len()
     }
-    fn bucket(&self, range: Range<usize>) -> u8 {
-        T::bucket(&self.0[range])
+    fn exponents(&self, range: Range<usize>) -> Exponents {
+        T::exponents(&self.0[range])
     }
-    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
-        T::to_lanes(&self.0[range], scale, out);
+    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
+        T::to_lanes(&self.0[range], format, out);
     }
-    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
-        T::underflow(&self.0[range], scale)
+    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
+        T::underflow(&self.0[range], format)
     }
-    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
-        T::from_lanes(sums, scale, &mut self.0[range]);
+    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
+        T::from_lanes(sums, format, 1, &mut self.0[range]);
     }
     fn memory(&self) -> Memory {
         Memory::default().with(&self.0, true)
@@ -238,33 +234,29 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for 
     fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
-    fn bucket(&self, range: Range<usize>) -> u8 {
+    fn exponents(&self, range: Range<usize>) -> Exponents {
         let parts = parts(&self.ends, range);
-        parts.map(|(tensor, part, _)| T::bucket(&self.tensors[tensor][part])).max().unwrap_or(0)
+        let of =
+            |(tensor, part, _): (usize, Range<usize>, _)| T::exponents(&self.tensors[tensor][part]);
+        parts.map(of).reduce(Exponents::max).unwrap_or_default()
     }
-    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
-        for (tensor, part, lanes) in parts(&self.ends, range) {
-            T::to_lanes(
-                &self.tensors[tensor][part],
-                scale,
-                &mut out[lanes.start * 4..lanes.end * 4],
-            );
+    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
+        for (tensor, part, at) in parts(&self.ends, range) {
+            let out = &mut out[lane_bytes(at, format)];
+            T::to_lanes(&self.tensors[tensor][part], format, out);
         }
     }
-    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
+    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
         let mut all = Underflow::default();
         for (tensor, part, _) in parts(&self.ends, range) {
-            all += T::underflow(&self.tensors[tensor][part], scale);
+            all += T::underflow(&self.tensors[tensor][part], format);
         }
         all
     }
-    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
-        for (tensor, part, lanes) in parts(&self.ends, range) {
-            T::from_lanes(
-                &sums[lanes.start * 4..lanes.end * 4],
-                scale,
-                &mut self.tensors[tensor][part],
-            );
+    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
+        for (tensor, part, at) in parts(&self.ends, range) {
+            let sums = &sums[lane_bytes(at, format)];
+            T::from_lanes(sums, format, 1, &mut self.tensors[tensor][part]);
         }
     }
     fn memory(&self) -> Memory {
@@ -297,6 +289,8 @@ impl std::fmt::Debug for dyn OwnedData {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::limbs::Limbs;
+    use super::super::quant::Scale;
     use super::*;
 
     /// Cuts, some of them at the same place: empty tensors among them.
@@ -318,25 +312,31 @@ mod tests {
             cuts in prop::collection::vec(0usize..40, 0..12),
             (from, to) in (0usize..=200, 0usize..=200),
             bucket in 100u8..160,
+            limbs in 1u8..4,
         ) {
             let mut whole: Vec<f32> = bits.iter().map(|b| f32::from_bits(*b)).collect();
             let mut copy = whole.clone();
             let len = whole.len();
             let range = from.min(to).min(len)..from.max(to).min(len);
-            let scale = Scale::new(bucket, 3);
+            let exponents = Exponents { largest: bucket, finite: bucket };
+            let format = match limbs {
+                1 => Scale::new(bucket, 3).map(Format::Scaled),
+                n => Some(Format::Limbs(Limbs::new(n, exponents, 3))),
+            };
+            let bytes = range.len() * 4 * usize::from(limbs);
             let mut tensors = cut(&mut copy, &cuts);
             let (mut one, mut many) = (Slice(&mut whole[..]), Slices::new(&mut tensors[..]));
             prop_assert_eq!(one.len(), many.len());
-            prop_assert_eq!(one.bucket(range.clone()), many.bucket(range.clone()));
-            let underflow = one.underflow(range.clone(), scale.unwrap());
-            prop_assert_eq!(underflow, many.underflow(range.clone(), scale.unwrap()));
-            let (mut a, mut b) = (vec![7; range.len() * 4], vec![9; range.len() * 4]);
-            one.load(range.clone(), scale, &mut a);
-            many.load(range.clone(), scale, &mut b);
+            prop_assert_eq!(one.exponents(range.clone()), many.exponents(range.clone()));
+            let underflow = one.underflow(range.clone(), format.unwrap());
+            prop_assert_eq!(underflow, many.underflow(range.clone(), format.unwrap()));
+            let (mut a, mut b) = (vec![7; bytes], vec![9; bytes]);
+            one.load(range.clone(), format, &mut a);
+            many.load(range.clone(), format, &mut b);
             prop_assert_eq!(&a, &b);
-            let sums: Vec<u8> = (0..range.len() * 4).map(|i| (i * 89) as u8).collect();
-            one.store(range.clone(), scale, &sums);
-            many.store(range, scale, &sums);
+            let sums: Vec<u8> = (0..bytes).map(|i| (i * 89) as u8).collect();
+            one.store(range.clone(), format, &sums);
+            many.store(range, format, &sums);
             for i in 0..len {
                 let (tensor, element) = many.locate(i);
                 prop_assert_eq!(many.tensors[tensor][element].to_bits(), one.0[i].to_bits());

@@ -6,26 +6,29 @@
 //! message i + W travels as a histogram in its message i; those of its first W messages travel in
 //! *prologue* messages, which hold nothing else.
 //!
-//! Few floats need no prologue: one message has their histogram, and their values with each of a
-//! few *speculative scales*. If the histogram shows that none of them was right, a second message
-//! follows with the right one.
+//! A *small* operation of floats needs no prologue: one *speculative* message has their histogram,
+//! and their values in [`Limbs`] for the exponents that the last such message needed. If the
+//! histogram shows that these were wrong, a second message follows with the right ones.
 
 use std::ops::Range;
 
 use netsum_common::lanes::CHECK_LANES;
 
 use super::element::Dtype;
-use super::quant::{self, HISTOGRAM_LANES};
+use super::format::Format;
+use super::limbs::Limbs;
+use super::quant::{Exponents, HISTOGRAM_LANES, Scale};
 
 pub const CHECK_BYTES: usize = CHECK_LANES * 4;
 
-/// Scales of a small speculative message.
-const SPECULATIVE_SCALES: u8 = 3;
-/// Most bytes of a message with so many: a packet, at the usual path MTU.
-const SEVERAL_SCALES_BYTES: usize = 1024;
-/// Most bytes of values in a speculative message with one scale, which is sent only if the last
-/// scale was right: as many bytes are wasted if it is wrong.
-const SPECULATIVE_BYTES: usize = 16 << 10;
+/// Limbs of a float in a message of one packet, at the usual path MTU, which is always sent.
+const PACKET_LIMBS: u8 = 3;
+const PACKET_BYTES: usize = 1024;
+/// Limbs of a float in a longer one, which has values only if the last prediction was right: its
+/// bytes are wasted if this one is wrong.
+const LIMBS: u8 = 2;
+/// Most elements of a small operation.
+const SMALL: usize = 4096;
 
 /// The properties of a job that decide how data is cut into messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,33 +67,30 @@ pub struct Message {
     pub histograms: Range<usize>,
     /// Its number among the data messages, and its elements; `None` for a prologue.
     pub data: Option<(usize, Range<usize>)>,
-    /// For a speculative message, the most scales that it may have values with.
-    pub speculative: Option<u8>,
+    /// In a small operation of floats, the limbs of each.
+    pub limbs: Option<u8>,
 }
 
 impl Message {
-    /// The scales of a speculative message, where `last` is the last one of such a length.
-    pub fn scales(&self, last: Last) -> Range<u8> {
-        let count =
-            self.speculative.map_or(0, |most| if most > 1 { most } else { last.steady.into() });
-        quant::around(last.bucket, count)
+    /// Whether its exponents are predicted.
+    pub fn is_speculative(&self) -> bool {
+        self.limbs.is_some() && !self.histograms.is_empty()
     }
 
-    /// Bytes with all lanes.
-    pub fn len(&self, last: Last) -> usize {
-        let times = self.speculative.map_or(1, |_| self.scales(last).len());
-        let values = self.data.as_ref().map_or(0, |d| d.1.len()) * times;
+    /// Bytes with all lanes, where an element has so many.
+    pub fn len(&self, element_lanes: usize) -> usize {
+        let values = self.data.as_ref().map_or(0, |d| d.1.len()) * element_lanes;
         (CHECK_LANES + self.histograms.len() * HISTOGRAM_LANES + values) * 4
     }
 }
 
-/// The scale that the last speculative message needed.
+/// The exponent that the last speculative message needed.
 #[derive(Clone, Copy, Debug)]
-pub struct Last {
-    /// The largest exponent over all ranks.
-    pub bucket: u8,
-    /// The message before needed the same.
-    pub steady: bool,
+struct Last {
+    /// The largest over all ranks.
+    bucket: u8,
+    /// The message before needed the same format.
+    steady: bool,
 }
 
 impl Default for Last {
@@ -100,20 +100,25 @@ impl Default for Last {
     }
 }
 
-/// The last scales by length, as far as lengths differ in their lowest bits: a training repeats the
-/// same operations.
+/// The last exponents by length, as far as lengths differ in their lowest bits: a training repeats
+/// the same operations.
 #[derive(Debug, Default)]
 pub struct Lasts([Last; 16]);
 
 impl Lasts {
-    pub fn of(&self, message: &Message) -> Last {
-        self.0[Self::place(message)]
+    /// The format of a speculative message's values; `None` if it has none.
+    pub fn predict(&self, message: &Message, ranks: u32) -> Option<Limbs> {
+        let (limbs, last) = (message.limbs?, self.0[Self::place(message)]);
+        let exponents = Exponents { largest: last.bucket, finite: last.bucket };
+        (limbs == PACKET_LIMBS || last.steady).then(|| Limbs::new(limbs, exponents, ranks))
     }
 
-    /// Notes the scale that a speculative message needed, which its sum shows.
-    pub fn learn(&mut self, message: &Message, bucket: u8) {
+    /// Notes the exponents that a speculative message needed, which its sum shows.
+    pub fn learn(&mut self, message: &Message, exponents: Exponents) {
         let last = &mut self.0[Self::place(message)];
-        *last = Last { bucket, steady: last.bucket == bucket };
+        let window = |bucket| message.limbs.map(|limbs| Limbs::window(limbs, bucket));
+        let steady = window(last.bucket) == window(exponents.finite);
+        *last = Last { bucket: exponents.finite, steady };
     }
 
     fn place(message: &Message) -> usize {
@@ -131,9 +136,9 @@ pub struct Plan {
     rings: usize,
     /// Histograms in a prologue message; 0 where none are needed.
     prologue: usize,
-    /// If set, the operation is one speculative message with at most so many scales, and another
-    /// message if none was right.
-    speculative: Option<u8>,
+    /// In a small operation of floats, the limbs of each: it is one speculative message, and
+    /// another one if the prediction was wrong.
+    limbs: Option<u8>,
 }
 
 impl Plan {
@@ -141,22 +146,24 @@ impl Plan {
         let elements = layout.elements(dtype)?;
         // An empty slice still takes one message: the ranks must wait for each other.
         let chunks = length.div_ceil(elements).max(1);
-        let most = elements.min(SPECULATIVE_BYTES / 4);
-        let bytes = (CHECK_LANES + HISTOGRAM_LANES + length * usize::from(SPECULATIVE_SCALES)) * 4;
-        let few = bytes <= SEVERAL_SCALES_BYTES.min(layout.message_size as usize);
-        let speculative = (dtype == Dtype::F32 && (1..=most).contains(&length)).then_some(if few {
-            SPECULATIVE_SCALES
+        // Also with classes, which a second message may need.
+        let most = SMALL.min(elements / usize::from(LIMBS + 1));
+        let packet = (CHECK_LANES + HISTOGRAM_LANES + length * usize::from(PACKET_LIMBS)) * 4;
+        let limbs = if dtype != Dtype::F32 || length == 0 {
+            None
+        } else if packet <= PACKET_BYTES.min(layout.message_size as usize) {
+            Some(PACKET_LIMBS)
         } else {
-            1
-        });
+            (length <= most).then_some(LIMBS)
+        };
         let prologue = match dtype {
-            Dtype::F32 if length > 0 && speculative.is_none() => {
+            Dtype::F32 if length > 0 && limbs.is_none() => {
                 (layout.message_size as usize / 4 - CHECK_LANES) / HISTOGRAM_LANES
             }
             _ => 0,
         };
         let (window, rings) = (layout.window as usize, layout.rings as usize);
-        Ok(Self { elements, length, chunks, window, rings, prologue, speculative })
+        Ok(Self { elements, length, chunks, window, rings, prologue, limbs })
     }
 
     pub fn data_messages(&self, ring: usize) -> usize {
@@ -171,7 +178,7 @@ impl Plan {
         }
     }
 
-    /// All messages of a ring, if a speculative scale is right.
+    /// All messages of a ring, if a prediction is right.
     pub fn messages(&self, ring: usize) -> usize {
         self.prologue_messages(ring) + self.data_messages(ring)
     }
@@ -184,33 +191,39 @@ impl Plan {
 
     /// Message `m` of a ring, from 0.
     pub fn message(&self, ring: usize, m: usize) -> Message {
-        if self.speculative.is_some() {
+        let limbs = self.limbs;
+        if limbs.is_some() {
             let histograms = if m == 0 { 0..1 } else { 0..0 };
-            return Message {
-                histograms,
-                data: Some((0, self.range(ring, 0))),
-                speculative: self.speculative.filter(|_| m == 0),
-            };
+            return Message { histograms, data: Some((0, self.range(ring, 0))), limbs };
         }
         let (n, p) = (self.data_messages(ring), self.prologue_messages(ring));
         match m.checked_sub(p) {
             None => {
                 let last = n.min(self.window);
                 let histograms = m * self.prologue..((m + 1) * self.prologue).min(last);
-                Message { histograms, data: None, speculative: None }
+                Message { histograms, data: None, limbs }
             }
             Some(i) => {
                 let ahead = i + self.window;
                 let histograms =
                     if self.prologue > 0 && ahead < n { ahead..ahead + 1 } else { 0..0 };
-                Message { histograms, data: Some((i, self.range(ring, i))), speculative: None }
+                Message { histograms, data: Some((i, self.range(ring, i))), limbs }
             }
         }
     }
 
-    /// Whether data messages have scales.
-    pub fn scaled(&self) -> bool {
-        self.prologue > 0 || self.speculative.is_some()
+    /// Whether data messages have a format, by their exponents.
+    pub fn has_exponents(&self) -> bool {
+        self.prologue > 0 || self.limbs.is_some()
+    }
+
+    /// The format of a data message's floats with these exponents; `None` for an infinity or a NaN
+    /// in a message with one scale.
+    pub fn format(&self, exponents: Exponents, ranks: u32) -> Option<Format> {
+        match self.limbs {
+            Some(limbs) => Some(Format::Limbs(Limbs::new(limbs, exponents, ranks))),
+            None => Scale::new(exponents.largest, ranks).map(Format::Scaled),
+        }
     }
 }
 
@@ -229,30 +242,34 @@ mod tests {
                     let plan = Plan::new(&layout, dtype, length).unwrap();
                     let mut seen = vec![0; length];
                     for ring in 0..rings as usize {
-                        let mut known = vec![!plan.scaled(); plan.data_messages(ring)];
+                        let mut known = vec![!plan.has_exponents(); plan.data_messages(ring)];
                         for m in 0..plan.messages(ring) {
                             // The contents of message m - W are known when m is sent.
                             if let Some(before) = m.checked_sub(window as usize) {
                                 plan.message(ring, before).histograms.for_each(|i| known[i] = true);
                             }
                             let message = plan.message(ring, m);
-                            for last in [Last::default(), Last { bucket: 0, steady: true }] {
-                                let len = message.len(last);
-                                assert!(len <= message_size as usize && len.is_multiple_of(4));
-                            }
+                            // A second message may have a lane of classes.
+                            let limbs = usize::from(message.limbs.unwrap_or(1));
+                            let most = if message.is_speculative() {
+                                plan.message(ring, 1).len(limbs + 1).max(message.len(limbs))
+                            } else {
+                                message.len(limbs)
+                            };
+                            assert!(most <= message_size as usize, "{layout:?} {length}");
                             match message.data {
-                                Some((i, range)) => {
-                                    if message.speculative.is_some() {
+                                Some((i, ref range)) => {
+                                    if message.is_speculative() {
                                         // The second message is counted only where it is needed.
                                         let second = plan.message(ring, 1);
                                         assert_eq!(second.data, Some((0, 0..length)));
-                                        assert!(second.speculative.is_none());
+                                        assert!(!second.is_speculative());
                                         known[i] = true;
                                     }
                                     if i >= window as usize {
                                         assert!(known[i], "{layout:?} {length}: scale of {i}");
                                     }
-                                    range.for_each(|e| seen[e] += 1);
+                                    range.clone().for_each(|e| seen[e] += 1);
                                 }
                                 None => message.histograms.for_each(|i| known[i] = true),
                             }
@@ -265,24 +282,32 @@ mod tests {
     }
 
     #[test]
-    fn many_floats_are_speculative_only_if_the_last_two_scales_were_the_same() {
+    fn more_than_a_packet_is_predicted_only_if_the_last_prediction_was_right() {
         let layout = Layout { message_size: 65536, window: 2, rings: 1 };
-        let scales = |length, lasts: &Lasts| {
+        let predicted = |length, lasts: &Lasts| {
             let message = Plan::new(&layout, Dtype::F32, length).unwrap().message(0, 0);
-            message.speculative.map(|_| message.scales(lasts.of(&message)))
+            (message.is_speculative(), lasts.predict(&message, 4))
+        };
+        let format = |limbs, bucket| {
+            Some(Limbs::new(limbs, Exponents { largest: bucket, finite: bucket }, 4))
         };
         let mut lasts = Lasts::default();
-        for (bucket, few, more) in
-            [(130, 126..129, 127..127), (130, 129..132, 130..130), (130, 129..132, 130..131)]
-        {
-            assert_eq!(scales(57, &lasts), Some(few));
-            assert_eq!(scales(57 + 16, &lasts), Some(more));
-            let message = Plan::new(&layout, Dtype::F32, 57).unwrap().message(0, 0);
-            lasts.learn(&message, bucket);
+        for (bucket, few, more) in [
+            (170, format(3, 127), None),
+            (170, format(3, 170), None),
+            // Of the same window.
+            (175, format(3, 170), format(2, 175)),
+            (60, format(3, 175), format(2, 175)),
+            (60, format(3, 60), None),
+        ] {
+            assert_eq!(predicted(57, &lasts), (true, few));
+            assert_eq!(predicted(57 + 16, &lasts), (true, more));
+            let message = Plan::new(&layout, Dtype::F32, 57 + 16).unwrap().message(0, 0);
+            lasts.learn(&message, Exponents { largest: bucket, finite: bucket });
         }
         // Other lengths have others.
-        assert_eq!(scales(4096, &lasts), Some(127..127));
-        assert_eq!(scales(4097, &lasts), None);
+        assert_eq!(predicted(4096, &lasts), (true, None));
+        assert_eq!(predicted(4097, &lasts), (false, None));
     }
 
     #[test]

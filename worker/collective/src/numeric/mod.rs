@@ -4,6 +4,8 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`quant`] | floats to integers with a power-of-two scale, and back |
+//! | [`limbs`] | few floats to integers of several lanes, and back |
+//! | [`format`] | one or the other |
 //! | [`element`] | the element types of an all-reduce |
 //! | [`memory`] | the memory that operations use |
 //! | [`layout`] | how an all-reduce is cut into messages |
@@ -13,7 +15,9 @@
 
 pub mod collectives;
 pub mod element;
+pub mod format;
 pub mod layout;
+pub mod limbs;
 pub mod memory;
 pub mod quant;
 pub mod reference;

@@ -3,10 +3,8 @@
 //! All elements of a message have one scale, a power of two, the same at all ranks. It follows from
 //! the largest exponent over all ranks' elements of that message: N quantised values of the
 //! largest magnitude must not overflow. The exponents are added up by the box like everything else:
-//! as a histogram of [`BUCKETS`] buckets of eight bits, four to a lane. Each rank adds one in one
-//! bucket, so with at most 64 ranks no bucket carries into its neighbour.
-
-use std::ops::Range;
+//! as a histogram of [`BUCKETS`] buckets of eight bits, four to a lane. Each rank adds at most one to
+//! a bucket, so with at most 64 ranks no bucket carries into its neighbour.
 
 use multiversion::multiversion;
 use netsum_common::lanes::{DATA_SUMS, data_sums};
@@ -18,8 +16,35 @@ pub const HISTOGRAM_BYTES: usize = BUCKETS;
 /// The bucket of messages with an infinity or a NaN.
 pub const NON_FINITE: u8 = 255;
 
-/// The largest biased exponent among `x`: |x| < 2^(bucket - 126) for every finite element.
-/// [`NON_FINITE`] if there is an infinity or a NaN, 0 if all are zero or subnormal.
+/// The largest biased exponents of some elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Exponents {
+    /// Of all: [`NON_FINITE`] if there is an infinity or a NaN, 0 if all are zero or subnormal.
+    pub largest: u8,
+    /// Of the finite ones: |x| < 2^(finite - 126) for each.
+    pub finite: u8,
+}
+
+impl Exponents {
+    /// Whether there is an infinity or a NaN.
+    pub fn is_non_finite(self) -> bool {
+        self.largest == NON_FINITE
+    }
+
+    /// Those of both.
+    pub fn max(self, other: Self) -> Self {
+        Self { largest: self.largest.max(other.largest), finite: self.finite.max(other.finite) }
+    }
+}
+
+/// The largest exponents among `x`.
+pub fn exponents(x: &[f32]) -> Exponents {
+    let largest = bucket(x);
+    let finite = if largest == NON_FINITE { finite_bucket(x) } else { largest };
+    Exponents { largest, finite }
+}
+
+/// The largest biased exponent: [`Exponents::largest`].
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 pub fn bucket(x: &[f32]) -> u8 {
     // Without the sign bit, floats have the same order as their bits.
@@ -27,21 +52,24 @@ pub fn bucket(x: &[f32]) -> u8 {
     (largest >> 23) as u8
 }
 
-/// The histogram of one rank with its largest exponent in `bucket`.
-pub fn write_histogram(bucket: u8, out: &mut [u8]) {
+fn finite_bucket(x: &[f32]) -> u8 {
+    let exponents = x.iter().map(|x| (x.to_bits() >> 23) as u8);
+    exponents.filter(|e| *e != NON_FINITE).max().unwrap_or(0)
+}
+
+/// The histogram of one rank: one in the buckets of its exponents.
+pub fn write_histogram(exponents: Exponents, out: &mut [u8]) {
     out[..HISTOGRAM_BYTES].fill(0);
-    out[bucket as usize] = 1;
+    out[usize::from(exponents.largest)] = 1;
+    out[usize::from(exponents.finite)] = 1;
 }
 
-/// The highest bucket that is not empty in a summed histogram; `None` if all are empty.
-pub fn highest_bucket(histogram: &[u8]) -> Option<u8> {
-    histogram[..HISTOGRAM_BYTES].iter().rposition(|b| *b != 0).map(|b| b as u8)
-}
-
-/// Likely largest exponents, if the last one was `bucket`; limited to those that have a scale.
-pub fn around(bucket: u8, count: u8) -> Range<u8> {
-    let first = bucket.saturating_sub(count / 2).min(NON_FINITE - count);
-    first..first + count
+/// The exponents of all ranks in a summed histogram.
+pub fn read_histogram(histogram: &[u8]) -> Exponents {
+    let highest = |buckets: &[u8]| buckets.iter().rposition(|b| *b != 0).unwrap_or(0) as u8;
+    let histogram = &histogram[..HISTOGRAM_BYTES];
+    let finite = &histogram[..usize::from(NON_FINITE)];
+    Exponents { largest: highest(histogram), finite: highest(finite) }
 }
 
 /// Elements for which a scale was too coarse.
@@ -274,6 +302,8 @@ mod tests {
         ] {
             assert_eq!(bucket(&[0.0, x]), expected, "{x}");
         }
+        let mixed = [0.5, f32::NAN, -8.0, f32::NEG_INFINITY];
+        assert_eq!(exponents(&mixed), Exponents { largest: NON_FINITE, finite: 130 });
         assert_eq!(bucket(&[]), 0);
     }
 
@@ -282,14 +312,16 @@ mod tests {
         let mut sum = vec![0i32; HISTOGRAM_LANES];
         for rank in 0..64 {
             let mut h = vec![0; HISTOGRAM_BYTES];
-            write_histogram(if rank == 9 { 131 } else { 130 }, &mut h);
+            let largest = if rank == 9 { NON_FINITE } else { 130 };
+            write_histogram(Exponents { largest, finite: 130 - rank % 2 }, &mut h);
             for (s, l) in sum.iter_mut().zip(h.as_chunks::<4>().0) {
                 *s = s.wrapping_add(i32::from_le_bytes(*l));
             }
         }
         let bytes: Vec<u8> = sum.iter().flat_map(|l| l.to_le_bytes()).collect();
-        assert_eq!((highest_bucket(&bytes), bytes[130], bytes[131]), (Some(131), 63, 1));
-        assert_eq!(highest_bucket(&[0; HISTOGRAM_BYTES]), None);
+        let exponents = Exponents { largest: NON_FINITE, finite: 130 };
+        assert_eq!((read_histogram(&bytes), bytes[130], bytes[255]), (exponents, 63, 1));
+        assert_eq!(read_histogram(&[0; HISTOGRAM_BYTES]), Exponents::default());
     }
 
     #[test]
@@ -313,17 +345,6 @@ mod tests {
                 assert!(q[0] > 0, "{ranks} ranks, {x}");
             }
         }
-    }
-
-    #[test]
-    fn speculative_buckets_have_scales() {
-        for (bucket, count) in (0..=255).flat_map(|b| [(b, 1), (b, 3)]) {
-            let buckets = around(bucket, count);
-            assert_eq!(buckets.len(), count.into());
-            assert!(buckets.clone().all(|g| Scale::new(g, 64).is_some()));
-            assert!(bucket == NON_FINITE || buckets.contains(&bucket));
-        }
-        assert!(around(127, 0).is_empty() && around(255, 0).is_empty());
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The result of an all-reduce, computed in one process.
 
 use super::element::Element;
+use super::format::Format;
 use super::layout::{Layout, Plan};
-use super::quant::Scale;
+use super::quant::Exponents;
 
-/// The result of `all_reduce`, bit for bit: it uses the same scales and rounding. The order of the
-/// contributions does not matter. Floats of a message in which any rank has an infinity or a NaN
-/// are NaN.
+/// The result of `all_reduce`, bit for bit: it uses the same formats and rounding. The order of the
+/// contributions does not matter. In operations of up to 4,096 floats, infinities and NaNs follow
+/// IEEE 754; in longer ones all floats of a message in which any rank has one are NaN.
 ///
 /// # Panics
 /// If there are no contributions, their lengths differ, or the layout has no room for the type.
@@ -19,16 +20,20 @@ pub fn reference_sum<T: Element>(contributions: &[&[T]], layout: &Layout) -> Vec
     let (mut sums, mut one) = (Vec::new(), Vec::new());
     for i in 0..plan.data_messages(0) {
         let range = plan.range(0, i);
-        let bucket = contributions.iter().map(|c| T::bucket(&c[range.clone()])).max().unwrap_or(0);
-        let scale = Scale::new(bucket, contributions.len() as u32);
+        let exponents = contributions.iter().map(|c| T::exponents(&c[range.clone()]));
+        let exponents = exponents.reduce(Exponents::max).unwrap_or_default();
+        let format =
+            plan.has_exponents().then(|| plan.format(exponents, contributions.len() as u32));
+        let format = format.flatten();
+        let bytes = range.len() * 4 * format.map_or(1, Format::lanes);
         sums.clear();
-        sums.resize(range.len() * 4, 0u8);
-        one.resize(range.len() * 4, 0u8);
+        sums.resize(bytes, 0u8);
+        one.resize(bytes, 0u8);
         for c in contributions {
-            T::to_lanes(&c[range.clone()], scale, &mut one);
+            T::to_lanes(&c[range.clone()], format, &mut one);
             add_lanes(&mut sums, &one);
         }
-        T::from_lanes(&sums, scale, &mut out[range]);
+        T::from_lanes(&sums, format, 1, &mut out[range]);
     }
     out
 }

@@ -85,7 +85,9 @@ fn small_ones_take_a_fraction_of_the_time_without_retransmissions() {
 }
 
 #[test]
-fn few_floats_take_one_way_if_a_speculative_scale_is_right() {
+fn few_floats_take_one_way_if_their_exponent_was_predicted() {
+    // Three kinds of length: one packet, longer, and too long for limbs.
+    let layout = Layout { message_size: 2048, ..LAYOUT };
     let exponents = [0, 1, 0, -40, -39, -38, 90, 90, -126, -149, 127, 3, 2, 1, 0];
     let few = |rank: u32, n: usize, seed: u64| {
         // Every length has each exponent up to three times in a row.
@@ -105,7 +107,7 @@ fn few_floats_take_one_way_if_a_speculative_scale_is_right() {
             present: present[seed as usize / 4 % 3].clone(),
             faults: Faults::loss([0, 20_000][seed as usize % 2]),
             depth: [1, 6][seed as usize / 8 % 2],
-            ..Spec::new(ranks, LAYOUT, seed)
+            ..Spec::new(ranks, layout, seed)
         };
         // Other operations in between, also in the same ring.
         let data = |rank, n: usize| if n % 5 == 4 { data(rank, n) } else { few(rank, n, seed) };
@@ -119,18 +121,18 @@ fn few_floats_take_one_way_if_a_speculative_scale_is_right() {
                 assert!(outcome.is_ok(), "seed {seed} rank {rank} operation {n}: {outcome:?}");
                 let all: Vec<Vector> = (0..ranks).map(|r| data(r, n)).collect();
                 assert!(
-                    sum.bits() == Vector::sum(&LAYOUT, &all),
+                    sum.bits() == Vector::sum(&layout, &all),
                     "seed {seed} rank {rank} operation {n}"
                 );
             }
         }
     }
-    // One way there and back, unless the exponent has moved by more than one, or at all where there
-    // is only one speculative scale.
-    for (length, step, ways) in [(57, 1, 1), (57, 3, 2), (80, 0, 1), (80, 1, 2)] {
-        let mut sim = Sim::new(&Spec::new(3, LAYOUT, 1), |rank| {
+    // One way there and back, unless the exponent has moved to another window: of 16 exponents for a
+    // packet, else of 8.
+    for (length, step, ways) in [(57, 0, 1), (57, 16, 2), (80, 0, 1), (80, 8, 2)] {
+        let mut sim = Sim::new(&Spec::new(3, layout, 1), |rank| {
             let call = |n: i32| Call {
-                data: Vector::F(vec![2f32.powi(n * step) * (rank + 1) as f32; length]),
+                data: Vector::F(vec![2f32.powi(n % 10 * step - 30) * (rank + 1) as f32; length]),
                 not_before: Duration::ZERO,
             };
             (0..20).map(call).collect()
@@ -143,22 +145,29 @@ fn few_floats_take_one_way_if_a_speculative_scale_is_right() {
 }
 
 #[test]
-fn few_floats_with_infinities_are_named_and_do_no_harm() {
+fn infinities_among_few_floats_are_as_in_ieee_754() {
     let mut sim = Sim::new(&Spec { depth: 4, ..Spec::new(3, LAYOUT, 1) }, |rank| {
         let call = |n| {
-            let bad = if n % 3 == 1 && rank == 2 { f32::NAN } else { 1.5 };
-            Call { data: Vector::F(vec![1e3, bad, n as f32]), not_before: Duration::ZERO }
+            let bad = match (n % 4, rank) {
+                (1, 2) => f32::NAN,
+                (2, 1) | (3, 2) => f32::INFINITY,
+                (3, 0) => f32::NEG_INFINITY,
+                _ => 1.5,
+            };
+            Call {
+                data: Vector::F(vec![1e3, bad, n as f32, 0.5f32.powi(30)]),
+                not_before: Duration::ZERO,
+            }
         };
         (0..12).map(call).collect()
     });
     sim.run();
     for host in &sim.hosts {
         for (n, (outcome, sum, _)) in host.results.iter().enumerate() {
-            let non_finite = outcome.as_ref().unwrap().non_finite.clone();
-            assert_eq!(non_finite, (n % 3 == 1).then_some(0..3), "{n}");
-            let bad = if n % 3 == 1 { f32::NAN } else { 1.5 };
-            let all = vec![Vector::F(vec![1e3, bad, n as f32]); 3];
-            assert_eq!(sum.bits(), Vector::sum(&LAYOUT, &all), "{n}");
+            assert_eq!(outcome.as_ref().unwrap().non_finite, None);
+            let bad = [4.5, f32::NAN, f32::INFINITY, f32::NAN][n % 4];
+            let sums = Vector::F(vec![3e3, bad, 3.0 * n as f32, 3.0 * 0.5f32.powi(30)]);
+            assert_eq!(sum.bits(), sums.bits(), "{n}");
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::rng::Rng;
-use crate::numeric::element::{Data, Dtype};
+use crate::numeric::element::{Data, Dtype, Element};
+use crate::numeric::format::Format;
 use crate::numeric::layout::Layout;
-use crate::numeric::quant::{Scale, Underflow};
+use crate::numeric::quant::{Exponents, Underflow};
 use crate::numeric::reference::reference_sum;
 
 /// A slice of either type.
@@ -68,28 +69,28 @@ impl Data for Vector {
             Self::F(x) => x.len(),
         }
     }
-    fn bucket(&self, range: Range<usize>) -> u8 {
+    fn exponents(&self, range: Range<usize>) -> Exponents {
         match self {
-            Self::I(_) => 0,
-            Self::F(x) => crate::numeric::quant::bucket(&x[range]),
+            Self::I(x) => i32::exponents(&x[range]),
+            Self::F(x) => f32::exponents(&x[range]),
         }
     }
-    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
+    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
         match self {
-            Self::I(x) => crate::numeric::element::Element::to_lanes(&x[range], scale, out),
-            Self::F(x) => crate::numeric::element::Element::to_lanes(&x[range], scale, out),
+            Self::I(x) => i32::to_lanes(&x[range], format, out),
+            Self::F(x) => f32::to_lanes(&x[range], format, out),
         }
     }
-    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
+    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
         match self {
-            Self::I(_) => Underflow::default(),
-            Self::F(x) => scale.underflow(&x[range]),
+            Self::I(x) => i32::underflow(&x[range], format),
+            Self::F(x) => f32::underflow(&x[range], format),
         }
     }
-    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
         match self {
-            Self::I(x) => crate::numeric::element::Element::from_lanes(sums, scale, &mut x[range]),
-            Self::F(x) => crate::numeric::element::Element::from_lanes(sums, scale, &mut x[range]),
+            Self::I(x) => i32::from_lanes(sums, format, 1, &mut x[range]),
+            Self::F(x) => f32::from_lanes(sums, format, 1, &mut x[range]),
         }
     }
 }

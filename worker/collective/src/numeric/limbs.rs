@@ -1,0 +1,292 @@
+//! Few floats as fixed-point numbers of two or three lanes each, so that a sum loses next to
+//! nothing: the latency of a small operation hardly depends on its bytes.
+//!
+//! With b = 32 - ceil(log2 N) bits a lane, a number is an integer of K b bits in two's complement,
+//! lowest limb first. The limbs below the last one have no sign. N of each fit in 32 bits, so the
+//! box's additions carry nothing between lanes. All ranks use the same unit in the last place. It
+//! follows from the largest finite exponent over all ranks, rounded up to a *window* of exponents,
+//! so that a prediction of it is usually right.
+//!
+//! Where a rank has an infinity or a NaN, one more lane an element counts the ranks that have a
+//! positive or negative infinity or a NaN there, in eight bits each (at most 64 ranks).
+
+use super::quant::{Exponents, Underflow};
+
+/// How the floats of a small operation become lanes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limbs {
+    /// Lanes of a number.
+    count: u8,
+    /// Bits of a lane.
+    bits: u32,
+    /// A number is an integer times 2^this.
+    unit: i32,
+    /// Whether another lane counts infinities and NaNs.
+    has_classes: bool,
+}
+
+impl Limbs {
+    /// The format for `ranks` messages with these largest exponents.
+    pub fn new(count: u8, exponents: Exponents, ranks: u32) -> Self {
+        let bits = 32 - ranks.next_power_of_two().ilog2();
+        let window = i32::from(Self::window(count, exponents.finite));
+        // |x| < 2^top for every finite element of every rank.
+        let top = ((window + 1) * i32::from(window_len(count)) - 1).min(254) - 126;
+        let unit = top - (i32::from(count) * bits as i32 - 1);
+        Self { count, bits, unit, has_classes: exponents.is_non_finite() }
+    }
+
+    /// The window of an exponent.
+    pub fn window(count: u8, bucket: u8) -> u8 {
+        bucket / window_len(count)
+    }
+
+    /// Lanes of an element.
+    pub fn lanes(self) -> usize {
+        usize::from(self.count) + usize::from(self.has_classes)
+    }
+
+    /// Writes elements as lanes, little-endian words.
+    pub fn write(self, x: &[f32], out: &mut [u8]) {
+        for (x, out) in x.iter().zip(out.chunks_exact_mut(4 * self.lanes())) {
+            let (limbs, class) = out.as_chunks_mut::<4>().0.split_at_mut(self.count.into());
+            let mut number = self.number(*x);
+            let Some((highest, low)) = limbs.split_last_mut() else { continue };
+            for limb in low {
+                *limb = (number as u32 & (u32::MAX >> (32 - self.bits))).to_le_bytes();
+                number >>= self.bits;
+            }
+            *highest = (number as i32).to_le_bytes();
+            for class in class {
+                *class = class_of(*x).to_le_bytes();
+            }
+        }
+    }
+
+    /// An element in units, rounded to the nearest, ties to even; 0 for infinities and NaN.
+    fn number(self, x: f32) -> i128 {
+        let bits = x.to_bits();
+        let biased = (bits >> 23 & 0xff) as i32;
+        if biased == 0xff {
+            return 0;
+        }
+        let mantissa = i128::from(bits & 0x7f_ffff | u32::from(biased != 0) << 23);
+        let shift = biased.max(1) - 150 - self.unit;
+        let magnitude = match shift {
+            // A wrong prediction may be far too small; the number is not used then.
+            0.. => mantissa << shift.min(100),
+            -25.. => {
+                let by = -shift as u32;
+                (mantissa + ((1 << (by - 1)) - 1) + (mantissa >> by & 1)) >> by
+            }
+            _ => 0,
+        };
+        if x.is_sign_negative() { -magnitude } else { magnitude }
+    }
+
+    /// Counts the elements that are not zero, and those of them that become 0.
+    pub fn underflow(self, x: &[f32]) -> Underflow {
+        let nonzero = x.iter().filter(|x| x.is_finite() && **x != 0.0);
+        let (nonzero, zeroed) =
+            (nonzero.clone().count(), nonzero.filter(|x| self.number(**x) == 0));
+        Underflow { nonzero: nonzero as u64, zeroed: zeroed.count() as u64 }
+    }
+
+    /// Reads sums of lanes, divided by `by`, which is 1 to 64: rounded once, to the nearest, ties
+    /// to even. Infinities and NaNs follow IEEE 754.
+    pub fn read(self, sums: &[u8], by: u32, out: &mut [f32]) {
+        for (sum, out) in sums.chunks_exact(4 * self.lanes()).zip(out) {
+            let (limbs, class) = sum.as_chunks::<4>().0.split_at(self.count.into());
+            let [low @ .., highest] = limbs else { continue };
+            let mut number = i128::from(i32::from_le_bytes(*highest));
+            for limb in low.iter().rev() {
+                number = (number << self.bits) + i128::from(u32::from_le_bytes(*limb));
+            }
+            *out = special(class.first().map_or(0, |class| u32::from_le_bytes(*class)))
+                .unwrap_or_else(|| quotient(number, by, self.unit));
+        }
+    }
+}
+
+/// Exponents in a window: a large one is hit more often, and costs bits.
+const fn window_len(count: u8) -> u8 {
+    if count > 2 { 16 } else { 8 }
+}
+
+const POSITIVE: u32 = 1;
+const NEGATIVE: u32 = 1 << 8;
+const NAN: u32 = 1 << 16;
+
+fn class_of(x: f32) -> u32 {
+    match x {
+        f32::INFINITY => POSITIVE,
+        f32::NEG_INFINITY => NEGATIVE,
+        x if x.is_nan() => NAN,
+        _ => 0,
+    }
+}
+
+/// The sum of elements of which so many are infinities and NaNs; `None` if there are none.
+fn special(classes: u32) -> Option<f32> {
+    let has = |class: u32| classes & (class * 0xff) != 0;
+    match (has(POSITIVE), has(NEGATIVE), has(NAN)) {
+        (false, false, false) => None,
+        (true, false, false) => Some(f32::INFINITY),
+        (false, true, false) => Some(f32::NEG_INFINITY),
+        _ => Some(f32::NAN),
+    }
+}
+
+/// `number / by 2^unit`, rounded once to the nearest, ties to even.
+fn quotient(number: i128, by: u32, unit: i32) -> f32 {
+    // Enough bits of the quotient that the rest only decides a tie.
+    const MORE: u32 = 31;
+    let magnitude = number.unsigned_abs();
+    let (magnitude, unit, rest) = if by == 1 {
+        (magnitude, unit, false)
+    } else {
+        let by = u128::from(by);
+        {
+            let wide = magnitude << MORE;
+            (wide / by, unit - MORE as i32, !wide.is_multiple_of(by))
+        }
+    };
+    let bits = rounded(magnitude, unit, rest);
+    f32::from_bits(bits | u32::from(number < 0) << 31)
+}
+
+/// The bits of `magnitude 2^unit`, and a bit more if there is a `rest`, as the nearest float.
+fn rounded(magnitude: u128, unit: i32, rest: bool) -> u32 {
+    const LEAST: i32 = -149;
+    let Some(highest) = magnitude.checked_ilog2() else { return 0 };
+    let exponent = highest as i32 + unit;
+    // The mantissa counts in 2^place.
+    let place = (exponent - 23).max(LEAST);
+    let mantissa = match u32::try_from(place - unit) {
+        Err(_) => magnitude << (unit - place),
+        Ok(0) => magnitude,
+        Ok(by) if by > 127 => 0,
+        Ok(by) => {
+            let (whole, cut) = (magnitude >> by, magnitude & ((1 << by) - 1));
+            let half = 1 << (by - 1);
+            whole + u128::from(cut > half || cut == half && (rest || whole & 1 == 1))
+        }
+    };
+    // A carry out of the mantissa counts the exponent up, as it should.
+    let biased = (place - LEAST) as u32;
+    let bits = (biased << 23) + mantissa as u32;
+    if exponent > 127 { 0x7f80_0000 } else { bits.min(0x7f80_0000) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::quant;
+    use super::super::reference::add_lanes;
+    use super::*;
+
+    fn exponents(ranks: &[Vec<f32>]) -> Exponents {
+        let all = ranks.iter().map(|x| quant::exponents(x));
+        all.reduce(Exponents::max).unwrap()
+    }
+
+    /// As ranks and a box do it.
+    fn sum(limbs: u8, by: u32, ranks: &[Vec<f32>]) -> Vec<f32> {
+        let format = Limbs::new(limbs, exponents(ranks), ranks.len() as u32);
+        let mut sums = vec![0; ranks[0].len() * 4 * format.lanes()];
+        for x in ranks {
+            let mut lanes = vec![0xa5; sums.len()];
+            format.write(x, &mut lanes);
+            add_lanes(&mut sums, &lanes);
+        }
+        let mut out = vec![7.0; ranks[0].len()];
+        format.read(&sums, by, &mut out);
+        out
+    }
+
+    fn one(limbs: u8, ranks: &[f32]) -> f32 {
+        sum(limbs, 1, &ranks.iter().map(|x| vec![*x]).collect::<Vec<_>>())[0]
+    }
+
+    #[test]
+    fn small_values_beside_large_ones_are_kept() {
+        let x = vec![4096., 4.1e8, 8e13, 1e-3];
+        assert_eq!(sum(3, 1, &[x.clone(), x.clone()]), [8192., 8.2e8, 1.6e14, 2e-3]);
+        assert_eq!(sum(3, 2, &[x.clone(), x.clone()]), x);
+        assert_eq!(sum(2, 1, &[x.clone(), x])[..3], [8192., 8.2e8, 1.6e14]);
+    }
+
+    #[test]
+    fn special_values_follow_ieee_754() {
+        const INF: f32 = f32::INFINITY;
+        for limbs in [2, 3] {
+            assert_eq!(one(limbs, &[INF, 1.0, INF]), INF);
+            assert_eq!(one(limbs, &[1.0, -INF, 1.0]), -INF);
+            assert!(one(limbs, &[INF, -INF, 1.0]).is_nan());
+            assert!(one(limbs, &[0.0, f32::NAN, -f32::NAN]).is_nan());
+            assert_eq!(one(limbs, &[f32::MAX, f32::MAX]), INF);
+            assert_eq!(one(limbs, &[-f32::MAX, -f32::MAX, f32::MAX]), -f32::MAX);
+            assert_eq!(one(limbs, &[f32::from_bits(1), f32::from_bits(2)]).to_bits(), 3);
+            assert_eq!(one(limbs, &[-0.0, -0.0]).to_bits(), 0);
+            let beside = sum(limbs, 1, &[vec![INF, 1.5], vec![0.0, 2.5]]);
+            assert_eq!(beside, [INF, 4.0]);
+        }
+        let all_ranks = vec![f32::NAN; 64];
+        assert!(one(2, &all_ranks).is_nan());
+        assert_eq!(one(2, &[INF; 64]), INF);
+    }
+
+    #[test]
+    fn what_becomes_zero_is_counted() {
+        let x = [1.0, 1e-30, 0.0, -1e-30, 1e-5, f32::NAN];
+        let format = Limbs::new(2, quant::exponents(&x), 4);
+        assert_eq!(format.underflow(&x), Underflow { nonzero: 4, zeroed: 2 });
+    }
+
+    /// An element in units of 2^-149, exactly.
+    fn units(x: f32) -> i128 {
+        let biased = (x.to_bits() >> 23 & 0xff) as i32;
+        let mantissa = i128::from(x.to_bits() & 0x7f_ffff | u32::from(biased != 0) << 23);
+        (mantissa << (biased.max(1) - 1)) * if x < 0.0 { -1 } else { 1 }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Also of averages, of numbers down to 2^-20 of the largest and far below, if they have
+        /// bits there.
+        #[test]
+        fn sums_are_rounded_once(
+            limbs in 2u8..4,
+            ranks in 2usize..65,
+            first in 1u32..70,
+            seeds in prop::collection::vec((any::<u32>(), 0u32..21), 64),
+            is_average in any::<bool>(),
+        ) {
+            let x: Vec<f32> = seeds[..ranks]
+                .iter()
+                .map(|(bits, by)| f32::from_bits(bits & 0x807f_ffff | (first + by) << 23))
+                .collect();
+            let exact: i128 = x.iter().map(|x| units(*x)).sum();
+            let by = if is_average { ranks as i128 } else { 1 };
+            let lists: Vec<_> = x.iter().map(|x| vec![*x]).collect();
+            let got = sum(limbs, by as u32, &lists)[0];
+            let error = |x: f32| (exact - units(x) * by).abs();
+            let (below, above) = (error(got.next_down()), error(got.next_up()));
+            prop_assert!(error(got) <= below.min(above), "{x:?}: {got}");
+            if error(got) == below.min(above) {
+                prop_assert!(got.to_bits() & 1 == 0, "{x:?}: {got} is odd, and as near");
+            }
+        }
+
+        /// The largest numbers of all ranks fit the lanes.
+        #[test]
+        fn nothing_overflows(limbs in 2u8..4, ranks in 2usize..65, bits in any::<u32>()) {
+            let x = f32::from_bits(bits);
+            let x = if x.is_finite() { x } else { f32::MAX };
+            let sum = one(limbs, &vec![x; ranks]);
+            prop_assert_eq!(sum, (f64::from(x) * ranks as f64) as f32);
+        }
+    }
+}
