@@ -3,7 +3,8 @@
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use netsum_collective::numeric::quant::{Scale, bucket, check_sums};
+use netsum_collective::numeric::limbs::Limbs;
+use netsum_collective::numeric::quant::{Scale, bucket, check_sums, exponents};
 
 const LEN: usize = 64 << 10;
 
@@ -38,6 +39,25 @@ fn quantise(b: Bencher<'_, '_>) {
     let scale = scale(&x);
     b.counter(BytesCount::new(LEN))
         .bench_local(|| scale.quantise(black_box(&x), black_box(&mut out)));
+}
+
+/// As two limbs each, as in an operation of 4,096 floats.
+#[divan::bench]
+fn write_limbs(b: Bencher<'_, '_>) {
+    let x = &floats()[..4096];
+    let (limbs, mut out) = (Limbs::new(2, exponents(x), 4), vec![0; 4096 * 8]);
+    b.counter(BytesCount::new(4096 * 4usize))
+        .bench_local(|| limbs.write(black_box(x), black_box(&mut out)));
+}
+
+#[divan::bench(args = [1, 4])]
+fn read_limbs(b: Bencher<'_, '_>, by: u32) {
+    let x = &floats()[..4096];
+    let (limbs, mut sums) = (Limbs::new(2, exponents(x), 4), vec![0; 4096 * 8]);
+    limbs.write(x, &mut sums);
+    let mut out = vec![0f32; 4096];
+    b.counter(BytesCount::new(4096 * 4usize))
+        .bench_local(|| limbs.read(black_box(&sums), by, black_box(&mut out)));
 }
 
 /// Floats that become 0.

@@ -128,15 +128,9 @@ impl Scale {
         quantise(self.exponent, self.limit as u32, x, out);
     }
 
-    /// Counts the elements that are not zero, and those of them that become 0: at most half of
-    /// 2^-s, as ties go to even.
+    /// Counts the elements that are not zero, and those of them that become 0.
     pub fn underflow(self, x: &[f32]) -> Underflow {
-        // The bits of the largest float that becomes 0; it may be subnormal, or below all floats.
-        let largest = match -1 - self.exponent {
-            e if e >= -126 => ((e + 127) as u32) << 23,
-            e => 1u32.checked_shl((e + 149) as u32).unwrap_or(0),
-        };
-        underflow(largest, x)
+        count_underflow(self.exponent, x)
     }
 
     /// Sums of quantised values, as little-endian words, back to floats: `sum 2^-s`, rounded once.
@@ -182,6 +176,17 @@ fn quantise(exponent: i32, limit: u32, x: &[f32], out: &mut [u8]) {
         let sign = (bits as i32 >> 31) as u32;
         *out = (magnitude ^ sign).wrapping_sub(sign).to_le_bytes();
     }
+}
+
+/// Counts the elements that are not zero, and those of them that become 0 in units of 2^-`exponent`:
+/// at most half of one, as ties go to even.
+pub(super) fn count_underflow(exponent: i32, x: &[f32]) -> Underflow {
+    // The bits of the largest float that becomes 0; it may be subnormal, or below all floats.
+    let largest = match -1 - exponent {
+        e if e >= -126 => ((e + 127) as u32) << 23,
+        e => 1u32.checked_shl((e + 149) as u32).unwrap_or(0),
+    };
+    underflow(largest, x)
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
