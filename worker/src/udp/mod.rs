@@ -284,7 +284,7 @@ pub(crate) fn look_again(
 
 /// With so many bytes in flight no operation waits for a single packet, and polling would only keep
 /// a processor busy: at 100 Mb/s a packet arrives every 120 us.
-pub(crate) const BULK: u64 = 32 << 10;
+pub(crate) const BULK: u64 = 40 << 10;
 
 /// Waits until a file descriptor is ready, or some time has passed.
 pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, wait: Duration) -> io::Result<()> {
