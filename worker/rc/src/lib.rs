@@ -129,6 +129,14 @@ impl QpConfig {
     }
 }
 
+impl QpConfig {
+    /// Both sides are this library, and packets are no sums. Then the receiver acknowledges
+    /// messages that do not request it, a little later.
+    fn is_own(&self) -> bool {
+        self.selective && !self.waits_for_others
+    }
+}
+
 /// Identifies a connection by its first packet, where numbers are [reused](QpConfig::reused); has
 /// the length of an MSN.
 fn name(first: &[u8]) -> u32 {

@@ -15,8 +15,13 @@ use super::retransmit_queue::RetransmitQueue;
 use super::segmenter::{Part, Segmenter};
 use super::{Operation, Psn, QpConfig, QpError, Qpn, name};
 
-/// At least every so many packets, one requests an acknowledgement.
+/// At least every so many packets of a message, one requests an acknowledgement.
 const ACK_EVERY: u64 = 32;
+/// While more than [`FEW`] packets are in flight, the end of a message requests one only after so
+/// many packets or an eighth of the window. If nothing follows, the receiver acknowledges unasked.
+const UNASKED: u64 = 8;
+/// So few packets in flight may each be waited for, and show how long a round trip takes.
+const FEW: u64 = 4;
 /// Timeouts back off to at most this many times the configured one.
 const MAX_BACKOFF: u32 = 16;
 
@@ -65,6 +70,8 @@ pub struct Requester {
     next: u64,
     /// The receiver keeps packets that arrive early.
     selective: bool,
+    /// [`QpConfig::is_own`].
+    is_own: bool,
     /// Packets to send again to a selective receiver.
     retransmit_queue: RetransmitQueue,
     /// One after the last packet that was ever sent.
@@ -157,6 +164,7 @@ impl Requester {
             acked: 0,
             next: 0,
             selective: c.selective,
+            is_own: c.is_own(),
             retransmit_queue: RetransmitQueue::default(),
             sent: 0,
             load: 0,
@@ -264,19 +272,21 @@ impl Requester {
         let n = repeat.map_or(self.next, |r| r.packet);
         let window = self.congestion.window();
         let window_end = self.probe == Probe::Sent || n + 1 >= self.acked + window;
-        let often = self.congestion.is_limited() && n + 1 >= self.asked + window.div_ceil(8);
-        let psn = self.psn(n);
+        let (psn, again) = (self.psn(n), n < self.sent);
         let part = self.segmenter.packet(n)?;
+        let eighth = n + 1 >= self.asked + window.div_ceil(8);
+        let often = self.congestion.is_limited() && eighth;
+        let must_ask = !self.is_own || again || n < self.acked + FEW;
+        let ends = part.last && (must_ask || eighth || n + 1 >= self.asked + UNASKED);
         let mut bth = Bth::new(part.opcode, self.qpn.get(), psn.get());
         bth.pad = (part.payload.len().wrapping_neg() & 3) as u8;
         let last_repeat = repeat.is_some_and(|r| r.last);
-        bth.ack_request = part.last
+        bth.ack_request = ends
             || window_end
             || often
             || last_repeat
             || part.in_message % ACK_EVERY == ACK_EVERY - 1;
         let ext = Extended { reth: part.reth, immediate: part.immediate, aeth: None };
-        let again = n < self.sent;
         if repeat.is_none() {
             self.next += 1;
             self.congestion.on_sent(self.next - self.acked);

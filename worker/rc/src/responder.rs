@@ -29,6 +29,9 @@ const RNR_TIMER: u8 = 12;
 /// How many packets after a gap a receiver keeps that is not selective: a kernel that coalesces
 /// packets delivers some before earlier ones (Linux 6.18, net/core/gro.c).
 const SWAPPED: usize = 64;
+/// How long a message that does not request an acknowledgement waits for one: for later messages
+/// to share it, and less than any timeout.
+const UNASKED_DELAY: Duration = Duration::from_millis(1);
 
 /// State of the receiving half.
 #[derive(Debug)]
@@ -60,6 +63,9 @@ pub struct Responder {
     nak_sent_for: Option<Psn>,
     /// A pending acknowledgement.
     pending: Option<Pending>,
+    /// Whether messages are acknowledged that do not request it, and when that is due.
+    is_own: bool,
+    owed: Option<Instant>,
     /// The pending NAK answers a packet from far ahead.
     from_far: bool,
 }
@@ -141,6 +147,8 @@ impl Responder {
             max_message: c.max_message,
             nak_sent_for: None,
             pending: None,
+            is_own: c.is_own(),
+            owed: None,
             from_far: false,
         }
     }
@@ -188,6 +196,8 @@ impl Responder {
         }
         if p.bth.ack_request {
             self.acknowledge();
+        } else if self.is_own && p.bth.opcode.is_last() {
+            self.owed.get_or_insert(now + UNASKED_DELAY);
         }
         let filled =
             self.early.as_ref().is_some_and(|early| !early.is_empty()) || !self.swapped.is_empty();
@@ -371,13 +381,17 @@ impl Responder {
 
     /// When [`on_timeout`](Self::on_timeout) should be called.
     pub fn deadline(&self) -> Option<Instant> {
-        let loss_tracker = self.loss_tracker.as_ref()?;
-        let waiting = loss_tracker.waiting.front().map(|(_, until)| *until);
-        [waiting, loss_tracker.again.map(|(at, _)| at)].into_iter().flatten().min()
+        let loss_tracker = self.loss_tracker.as_ref();
+        let waiting = loss_tracker.and_then(|t| t.waiting.front()).map(|(_, until)| *until);
+        let again = loss_tracker.and_then(|t| t.again).map(|(at, _)| at);
+        [waiting, again, self.owed].into_iter().flatten().min()
     }
 
     /// Checks the timers. Returns whether a NAK is pending.
     pub fn on_timeout(&mut self, now: Instant) -> bool {
+        if self.owed.is_some_and(|at| now >= at) {
+            self.acknowledge();
+        }
         let Some(loss_tracker) = &mut self.loss_tracker else { return false };
         let over = loss_tracker.waiting.iter().take_while(|(_, until)| *until <= now).last();
         let over = over.map(|(end, _)| *end);
@@ -405,7 +419,7 @@ impl Responder {
     /// Takes the pending acknowledgement: its PSN and AETH, and the list of gaps.
     pub fn poll(&mut self) -> Option<(Psn, Aeth, Option<Gaps>)> {
         let pending = self.pending.take()?;
-        self.from_far = false;
+        (self.from_far, self.owed) = (false, None);
         let gaps = if pending == Pending::Ack { self.gaps() } else { None };
         let (psn, syndrome) = match pending {
             Pending::Ack if gaps.is_none() => (self.expected.minus(1), Syndrome::Ack(0x1f)),

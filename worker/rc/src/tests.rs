@@ -300,6 +300,60 @@ pub(crate) fn sent_now(pair: &mut Pair, end: usize) -> Vec<(u32, bool)> {
     sent
 }
 
+#[test]
+fn small_messages_share_acknowledgements() {
+    let asked = |messages: u64, bytes: usize, change: &dyn Fn(&mut QpConfig)| {
+        let mut pair = Pair::new(5, Faults::default(), |c| {
+            c.selective = true;
+            change(c)
+        });
+        for id in 0..messages {
+            pair.ends[0].post_send(pair.qps[0], id, vec![1; bytes], None);
+        }
+        let sent = sent_now(&mut pair, 0).into_iter().enumerate();
+        sent.filter(|(_, (_, asks))| *asks).map(|(n, _)| n).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(1, 256, &|_| ()), [0]);
+    assert_eq!(asked(30, 256, &|_| ()), [0, 1, 2, 3, 11, 19, 27]);
+    assert_eq!(asked(4, 4 * 256, &|_| ()), [3, 11]);
+    assert_eq!(asked(3, 10 * 256, &|_| ()), [9, 19, 29]);
+    // The window's last packet, and often enough before it.
+    assert_eq!(asked(30, 256, &|c| c.max_inflight = 20), [0, 1, 2, 3, 6, 9, 12, 15, 18, 19]);
+    assert_eq!(asked(9, 256, &|c| c.max_inflight = 4), [0, 1, 2, 3]);
+    // Sums, and receivers that do not acknowledge unasked.
+    assert_eq!(asked(4, 256, &|c| c.waits_for_others = true), [0, 1, 2, 3]);
+    assert_eq!(asked(4, 256, &|c| c.selective = false), [0, 1, 2, 3]);
+}
+
+#[test]
+fn messages_without_a_request_are_acknowledged_and_sent_again_if_lost() {
+    const MS: Duration = Duration::from_millis(1);
+    for victim in (0..20).chain([NONE]) {
+        let mut pair = Pair::new(5, Faults::default(), |c| {
+            (c.selective, c.min_ack_timeout) = (true, Some(16 * MS));
+        });
+        let mut nth = 0;
+        pair.meddle = Some(Box::new(move |_, to, _| {
+            nth += u32::from(to == 1);
+            if to == 1 && nth == victim + 1 { vec![] } else { vec![Duration::ZERO] }
+        }));
+        for id in 0..20 {
+            pair.ends[0].post_send(pair.qps[0], id, vec![id as u8; 256], None);
+            pair.ends[1].post_receive(pair.qps[1], Vec::new());
+        }
+        let start = pair.now;
+        while pair.ends[0].outstanding(pair.qps[0]) > 0 && pair.step() {}
+        let (took, stats) = (pair.now - start, pair.ends[0].stats());
+        // No later one shows the loss of the last one. Those without a loss wait for the receiver.
+        let tail = victim == 19;
+        assert_eq!(stats.local_ack_timeout, u64::from(tail), "{victim}");
+        assert_eq!(stats.retransmissions, u64::from(victim != NONE), "{victim}");
+        assert!(took < if tail { 18 * MS } else { MS + MS / 5 }, "{victim}: {took:?}");
+        assert_eq!(std::iter::from_fn(|| pair.ends[1].poll_event()).count(), 20, "{victim}");
+    }
+    const NONE: u32 = 20;
+}
+
 /// An acknowledgement of all up to a PSN arrives at end 0.
 pub(crate) fn acknowledge(pair: &mut Pair, psn: u32) {
     acknowledge_with(pair, psn, Syndrome::Ack(0x1f));

@@ -177,6 +177,12 @@ impl Network {
         }
     }
 
+    /// Packets of a class that hosts have sent.
+    #[cfg(test)]
+    pub fn sent(&self, class: Class) -> u32 {
+        self.up.iter().map(|link| link.count[class as usize]).sum()
+    }
+
     /// Puts a datagram on the link of `rank`. Calls `deliver` with the time at which it, or each
     /// copy, arrives.
     pub fn send(

@@ -103,6 +103,17 @@ fn ranks_that_know_of_no_box_do_not_wait_for_one() {
 }
 
 #[test]
+fn steps_of_the_hosts_ring_share_acknowledgements() {
+    // Each step is a packet.
+    let layout = Layout { message_size: 16 * 128, window: 16, rings: 2 };
+    let spec = Spec { on_host_ring: true, ..Spec::new(16, layout, 1) };
+    let sim = check(&spec, &[layout.elements(Dtype::F32).unwrap() * 64]);
+    let [steps, acks] = [Class::Data, Class::Ack].map(|class| sim.network.sent(class));
+    assert!(acks * 7 < steps, "{acks} acknowledgements of {steps} steps");
+    assert!(sim.hosts.iter().all(|h| h.stack.endpoint.stats().retransmissions == 0));
+}
+
+#[test]
 fn the_box_sums_without_loss() {
     for ranks in [2, 3, 4, 8] {
         for layout in layouts() {
