@@ -224,6 +224,9 @@ mod tests {
                         assert_eq!((from.remote_qpn, from.send_psn), (to.local_qpn, to.recv_psn));
                         assert_eq!((to.remote_qpn, to.remote), (from.local_qpn, ranks[rank].ip));
                         assert!(from.max_inflight <= to.max_early, "whatever its socket holds");
+                        // The receiver tells the sender what its socket holds.
+                        let share = [128, 30, 8][(rank + 1) % 3];
+                        assert!(out != Channel::BypassOut || to.max_inflight == share);
                         let expected =
                             if out == Channel::BypassOut { bypass } else { relaxed && all };
                         assert_eq!(

@@ -51,6 +51,12 @@ impl Congestion {
         self.window() < self.most
     }
 
+    /// The receiver holds only so many packets.
+    pub fn limit(&mut self, most: u64) {
+        self.most = self.most.min(most.max(1));
+        self.window = self.window.min(self.most as f64);
+    }
+
     /// Notes how many packets are in flight.
     pub fn on_sent(&mut self, flight: u64) {
         self.flight = self.flight.max(flight);

@@ -263,8 +263,8 @@ impl Endpoint {
                 return;
             }
             let effect = match aeth.syndrome {
-                Syndrome::Ack(_) => {
-                    qp.requester.on_ack(now, &mut self.path, psn, done);
+                Syndrome::Ack(credits) => {
+                    qp.requester.on_ack(now, &mut self.path, (psn, credits), done);
                     Effect::None
                 }
                 Syndrome::Nak(netsum_common::wire::Nak::SequenceError) => {

@@ -86,7 +86,8 @@ pub struct QpConfig {
     /// acknowledgements carry that packet's number instead of an MSN. It must differ from those of
     /// earlier connections. Only for queue pairs of this library.
     pub reused: bool,
-    /// Most unacknowledged packets.
+    /// Most unacknowledged packets. If both sides are selective, and packets are no sums, the
+    /// smaller number of both applies.
     pub max_inflight: u32,
     /// How far ahead of the expected packet a selective receiver keeps packets. If the other side
     /// has more in flight, it goes back for them.
@@ -131,10 +132,27 @@ impl QpConfig {
 
 impl QpConfig {
     /// Both sides are this library, and packets are no sums. Then the receiver acknowledges
-    /// messages that do not request it, a little later.
+    /// messages that do not request it, a little later, and its ACKs tell how many packets it
+    /// holds.
     fn is_own(&self) -> bool {
         self.selective && !self.waits_for_others
     }
+}
+
+/// The code of ACKs that set no limit.
+const NO_LIMIT: u8 = 0x1f;
+
+/// The packets that a code of ACKs stands for, as the numbers of IBTA table 45.
+fn packets(credits: u8) -> Option<u64> {
+    let half = 1 << (credits / 2);
+    let packets =
+        if credits < 2 { u64::from(credits) } else { half + half / 2 * u64::from(credits % 2) };
+    (credits != NO_LIMIT).then_some(packets)
+}
+
+/// The code for at most so many packets.
+fn credits(most: u32) -> u8 {
+    (0..NO_LIMIT).rfind(|code| packets(*code) <= Some(most.into())).unwrap_or(0)
 }
 
 /// Identifies a connection by its first packet, where numbers are [reused](QpConfig::reused); has

@@ -13,7 +13,7 @@ use super::packet::{Extended, OVERHEAD};
 use super::path::{PACKET_OVERHEAD, Path};
 use super::retransmit_queue::RetransmitQueue;
 use super::segmenter::{Part, Segmenter};
-use super::{Operation, Psn, QpConfig, QpError, Qpn, name};
+use super::{Operation, Psn, QpConfig, QpError, Qpn, name, packets};
 
 /// At least every so many packets of a message, one requests an acknowledgement.
 const ACK_EVERY: u64 = 32;
@@ -459,11 +459,14 @@ impl Requester {
         &mut self,
         now: Instant,
         path: &mut Path,
-        psn: Psn,
+        (psn, credits): (Psn, u8),
         mut done: impl FnMut(u64, Vec<u8>),
     ) {
         // A PSN that was never sent: the ACK is a stale one.
         if let Some(packet) = self.packet(psn).filter(|p| *p < self.sent) {
+            if let Some(most) = packets(credits).filter(|_| self.is_own) {
+                self.congestion.limit(most);
+            }
             self.acknowledge(now, path, packet + 1, &mut done);
         }
     }

@@ -22,7 +22,7 @@ use netsum_common::wire::{Aeth, IN_ORDER, Nak, Opcode, PAST_GAP, Syndrome};
 use super::gaps::Gaps;
 use super::packet::Packet;
 use super::path::LONGEST_PAUSE;
-use super::{Psn, QpConfig, name};
+use super::{NO_LIMIT, Psn, QpConfig, credits, name};
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;
@@ -66,6 +66,8 @@ pub struct Responder {
     /// Whether messages are acknowledged that do not request it, and when that is due.
     is_own: bool,
     owed: Option<Instant>,
+    /// The code of its ACKs.
+    credits: u8,
     /// The pending NAK answers a packet from far ahead.
     from_far: bool,
 }
@@ -149,6 +151,7 @@ impl Responder {
             pending: None,
             is_own: c.is_own(),
             owed: None,
+            credits: if c.is_own() { credits(c.max_inflight) } else { NO_LIMIT },
             from_far: false,
         }
     }
@@ -422,7 +425,7 @@ impl Responder {
         (self.from_far, self.owed) = (false, None);
         let gaps = if pending == Pending::Ack { self.gaps() } else { None };
         let (psn, syndrome) = match pending {
-            Pending::Ack if gaps.is_none() => (self.expected.minus(1), Syndrome::Ack(0x1f)),
+            Pending::Ack if gaps.is_none() => (self.expected.minus(1), Syndrome::Ack(self.credits)),
             Pending::Ack => (self.expected, Syndrome::Nak(Nak::SequenceError)),
             Pending::Nak(syndrome) => (self.expected, syndrome),
         };

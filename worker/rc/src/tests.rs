@@ -326,6 +326,33 @@ fn small_messages_share_acknowledgements() {
 }
 
 #[test]
+fn no_more_is_in_flight_than_the_receiver_holds() {
+    for (own, theirs, expected) in [(128, 12, 12), (128, 14, 12), (10, 128, 10), (128, 0, 1)] {
+        for (selective, expected) in [(true, expected), (false, own)] {
+            let mut pair = Pair::new(5, Faults::default(), |c| {
+                c.selective = selective;
+                c.max_inflight = if c.local_qpn == QPNS[0] { own } else { theirs };
+            });
+            let send = |pair: &mut Pair, packets: usize| {
+                pair.ends[0].post_send(pair.qps[0], 0, vec![1; packets * 256], None);
+                pair.ends[1].post_receive(pair.qps[1], Vec::new());
+            };
+            send(&mut pair, 1);
+            while pair.ends[0].outstanding(pair.qps[0]) > 0 && pair.step() {}
+            send(&mut pair, 200);
+            assert_eq!(sent_now(&mut pair, 0).len() as u32, expected, "{own} {theirs} {selective}");
+        }
+    }
+    let numbers: Vec<_> = (0..NO_LIMIT).filter_map(packets).collect();
+    assert_eq!((&numbers[..9], numbers[30]), (&[0, 1, 2, 3, 4, 6, 8, 12, 16][..], 32_768));
+    assert_eq!(
+        [0, 1, 5, 128, u32::MAX].map(|most| packets(credits(most))),
+        [0, 1, 4, 128, 32_768].map(Some)
+    );
+    assert_eq!(packets(NO_LIMIT), None);
+}
+
+#[test]
 fn messages_without_a_request_are_acknowledged_and_sent_again_if_lost() {
     const MS: Duration = Duration::from_millis(1);
     for victim in (0..20).chain([NONE]) {
