@@ -587,7 +587,7 @@ impl Requester {
             .min()
     }
 
-    /// When the last packet probes, behind a box: a loss at the end of the credit delays all sums,
+    /// When the oldest packet probes, behind a box: a loss at the end of the credit delays all sums,
     /// and no gap shows it.
     fn tail(&self, path: &Path) -> Option<Instant> {
         let asks =
@@ -600,12 +600,13 @@ impl Requester {
         if self.not_before.is_some_and(|t| now >= t) {
             self.not_before = None;
         }
-        if self.retransmit_queue.asks(now) && self.acked < self.sent {
-            self.retransmit_queue.add(self.sent - 1);
-        }
-        if self.tail(path).is_some_and(|t| now >= t) {
-            self.may_ask = false;
-            self.retransmit_queue.add(self.sent - 1);
+        let tail = self.tail(path).is_some_and(|t| now >= t);
+        self.may_ask &= !tail;
+        if (self.retransmit_queue.asks(now) || tail) && self.acked < self.sent {
+            // A box that has the last packet absorbs it, and nobody answers. The oldest one may
+            // itself be what is missing.
+            let probe = if self.waits_for_others { self.acked } else { self.sent - 1 };
+            self.retransmit_queue.add(probe);
         }
         let Some(due) = self.due(path).filter(|t| now >= *t) else { return Effect::None };
         if self.acked == self.sent {

@@ -2,7 +2,8 @@
 //!
 //! A packet is retransmitted when it is first listed as missing. It is retransmitted once more when
 //! a packet has arrived that was sent after the retransmission. A loss at the end of a list is not
-//! visible from gaps, so the last packet of all is sent again as a probe.
+//! visible from gaps, so a packet is sent again as a probe: the last one of all, or the oldest one
+//! behind a box.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::path::Path;
 
-/// Least time to wait for acknowledgements of retransmissions, before the last packet probes.
+/// Least time to wait for acknowledgements of retransmissions, before a packet probes.
 const LEAST_ASKING: Duration = Duration::from_micros(200);
 
 /// So many losses of one packet are usual. More mean another problem, or that the sum waits for
@@ -26,8 +27,8 @@ pub(super) struct RetransmitQueue {
     retransmitted: BTreeMap<u64, Retransmitted>,
     /// Retransmissions so far.
     count: u64,
-    /// When the last packet probes whether retransmissions have arrived, if no NAK shows it before:
-    /// once for each NAK with a list.
+    /// When a packet probes whether retransmissions have arrived, if no NAK shows it before: once
+    /// for each NAK with a list.
     ask: Option<Instant>,
     may_ask: bool,
     lost_oldest_twice: bool,
@@ -165,7 +166,7 @@ impl RetransmitQueue {
         self.ask
     }
 
-    /// Whether the last packet is to probe now.
+    /// Whether a packet is to probe now.
     pub fn asks(&mut self, now: Instant) -> bool {
         self.ask.take_if(|t| now >= *t).is_some()
     }

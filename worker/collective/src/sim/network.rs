@@ -144,6 +144,8 @@ struct Link {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Damage {
     pub lost: u64,
+    /// Of these, contributions and sums.
+    pub lost_data: u64,
     pub doubled: u64,
     pub late: u64,
     pub corrupted: u64,
@@ -247,6 +249,7 @@ impl Network {
         }
         if lost {
             damage.lost += 1;
+            damage.lost_data += u64::from(matches!(class, Class::Data | Class::Result));
             return;
         }
 

@@ -21,6 +21,7 @@ const ELEMENTS: usize = (MESSAGE as usize - CHECK_BYTES) / 4;
 const MESSAGE: u32 = 32 << 10;
 
 struct Cell {
+    lost: u64,
     again: u64,
     worst: u64,
     timeouts: u64,
@@ -60,6 +61,7 @@ fn run(spec: &Spec, mode: Mode, prepare: impl FnOnce(&mut Sim)) -> Cell {
     }
     let stats: Vec<_> = sim.hosts.iter().map(|h| h.stack.endpoint.stats()).collect();
     Cell {
+        lost: sim.network.damage.lost_data,
         again: stats.iter().map(|s| s.retransmissions).sum(),
         worst: stats.iter().map(|s| s.retransmissions).max().unwrap_or(0),
         timeouts: stats.iter().map(|s| s.local_ack_timeout).sum(),
@@ -112,6 +114,30 @@ fn table() -> String {
 #[test]
 fn what_loss_costs() {
     insta::assert_snapshot!(table());
+}
+
+/// What selective hosts behind a box send again, and how long an all-reduce takes.
+#[test]
+fn little_more_is_sent_again_than_is_lost() {
+    for (loss, ranks, most, longest) in [
+        (1_000, 4, 1.1, 0.3),
+        (10_000, 4, 1.2, 1.0),
+        (50_000, 4, 1.5, 4.0),
+        (10_000, 8, 1.4, 1.5),
+    ] {
+        let cells = (1..=8)
+            .map(|seed| run(&spec(ranks, true, Faults::loss(loss), seed), Mode::Box, |_| ()));
+        let (again, lost, ms) = cells.fold((0, 0, 0.0), |(again, lost, ms), c| {
+            (again + c.again, lost + c.lost, ms + c.time.as_secs_f64() * 1e3 / 8.0)
+        });
+        let ratio = again as f64 / lost as f64;
+        println!("{} {ranks} ranks: {again} for {lost}, {ratio:.2}; {ms:.3} ms", percent(loss));
+        assert!(
+            ratio < most && ms < longest,
+            "{} {ranks} ranks: {ratio:.2}, {ms:.3} ms",
+            percent(loss)
+        );
+    }
 }
 
 /// Boxes below each box, level by level, each with about as many members.
