@@ -8,9 +8,9 @@ use netsum_common::wire::{Bth, Opcode, Syndrome};
 
 use super::gaps::Gaps;
 use super::packet::{self, Extended, Malformed, OVERHEAD, Verifier};
-use super::path::Path;
 use super::requester::{Effect, Requester};
 use super::responder::{Arrival, Responder};
+use super::rtt::RttEstimator;
 use super::{
     EndpointConfig, Event, Operation, Psn, QpConfig, QpError, QpId, Qpn, SetupError, Transmit,
 };
@@ -90,7 +90,7 @@ pub struct Endpoint {
     local: IpAddr,
     verifier: Verifier,
     cnp_interval: Option<Duration>,
-    path: Path,
+    rtt: RttEstimator,
     qps: Vec<Qp>,
     by_qpn: HashMap<Qpn, usize>,
     next_id: u32,
@@ -108,7 +108,7 @@ impl Endpoint {
             local,
             verifier: Verifier::new(local, config.any_ip_id),
             cnp_interval: config.cnp_interval,
-            path: Path::new(),
+            rtt: RttEstimator::new(),
             qps: Vec::new(),
             by_qpn: HashMap::new(),
             next_id: 0,
@@ -140,7 +140,7 @@ impl Endpoint {
         self.next_id += 1;
         self.by_qpn.insert(c.local_qpn, self.qps.len());
         if c.waits_for_others {
-            self.path.widen(c.max_inflight);
+            self.rtt.widen(c.max_inflight);
         }
         self.qps.push(Qp {
             id,
@@ -166,7 +166,7 @@ impl Endpoint {
         let Some(at) = self.qps.iter().position(|q| q.id == id) else { return Vec::new() };
         let mut qp = self.qps.remove(at);
         self.by_qpn = self.qps.iter().enumerate().map(|(i, q)| (q.local_qpn, i)).collect();
-        qp.requester.give_up(&mut self.path);
+        qp.requester.give_up(&mut self.rtt);
         qp.requester.into_messages()
     }
 
@@ -264,29 +264,29 @@ impl Endpoint {
             }
             let effect = match aeth.syndrome {
                 Syndrome::Ack(credits) => {
-                    qp.requester.on_ack(now, &mut self.path, (psn, credits), done);
+                    qp.requester.on_ack(now, &mut self.rtt, (psn, credits), done);
                     Effect::None
                 }
                 Syndrome::Nak(netsum_common::wire::Nak::SequenceError) => {
                     self.stats.packet_seq_err += 1;
                     match Gaps::decode(packet.payload).filter(|_| qp.requester.is_selective()) {
                         Some(gaps) => {
-                            qp.requester.on_gaps(now, &mut self.path, psn, &gaps, done);
+                            qp.requester.on_gaps(now, &mut self.rtt, psn, &gaps, done);
                             Effect::None
                         }
-                        None => qp.requester.on_sequence_error(now, &mut self.path, psn, done),
+                        None => qp.requester.on_sequence_error(now, &mut self.rtt, psn, done),
                     }
                 }
                 Syndrome::RnrNak(timer) => {
                     self.stats.rnr_nak_retry += 1;
-                    qp.requester.on_rnr(now, &mut self.path, psn, rnr_delay(timer), done)
+                    qp.requester.on_rnr(now, &mut self.rtt, psn, rnr_delay(timer), done)
                 }
                 Syndrome::Nak(nak) => Effect::Failed(QpError::Refused(nak)),
                 Syndrome::Reserved(_) => Effect::None,
             };
             if let Effect::Failed(error) = effect {
                 qp.failed = true;
-                qp.requester.give_up(&mut self.path);
+                qp.requester.give_up(&mut self.rtt);
                 self.events.push_back(Event::Failed { qp: id, error });
             }
         } else if packet.bth.opcode.is_rc_data() {
@@ -297,12 +297,12 @@ impl Endpoint {
             let (id, events) = (qp.id, &mut self.events);
             let received =
                 |data, immediate| events.push_back(Event::Received { qp: id, data, immediate });
-            let arrival = qp.responder.on_data(&packet, (now, self.path.pause()), received);
+            let arrival = qp.responder.on_data(&packet, (now, self.rtt.pause()), received);
             qp.misfit = qp.responder.waits_for_first();
             if arrival == Arrival::Taken {
                 qp.taken = Some(now);
                 if qp.sums {
-                    self.path.on_sum(now);
+                    self.rtt.on_sum(now);
                 }
             }
             match arrival {
@@ -372,7 +372,7 @@ impl Endpoint {
                 if count > 0 && (qp.requester.next_len() > segment || qp.requester.sends_singly()) {
                     break;
                 }
-                let Some(out) = qp.requester.poll(now, &mut self.path) else { break };
+                let Some(out) = qp.requester.poll(now, &mut self.rtt) else { break };
                 let start = buf.len();
                 packet::encode(
                     buf,
@@ -407,7 +407,7 @@ impl Endpoint {
 
     /// When [`handle_timeout`](Self::handle_timeout) should be called next.
     pub fn next_timeout(&self) -> Option<Instant> {
-        let deadlines = |q: &Qp| [q.requester.deadline(&self.path), q.responder.deadline()];
+        let deadlines = |q: &Qp| [q.requester.deadline(&self.rtt), q.responder.deadline()];
         self.qps.iter().filter(|q| !q.failed).flat_map(deadlines).flatten().min()
     }
 
@@ -415,12 +415,12 @@ impl Endpoint {
     pub fn handle_timeout(&mut self, now: Instant) {
         for qp in self.qps.iter_mut().filter(|q| !q.failed) {
             self.stats.naks_sent += u64::from(qp.responder.on_timeout(now));
-            match qp.requester.on_timeout(now, &self.path) {
+            match qp.requester.on_timeout(now, &self.rtt) {
                 Effect::None => {}
                 Effect::WentBack => self.stats.local_ack_timeout += 1,
                 Effect::Failed(error) => {
                     qp.failed = true;
-                    qp.requester.give_up(&mut self.path);
+                    qp.requester.give_up(&mut self.rtt);
                     self.events.push_back(Event::Failed { qp: qp.id, error });
                 }
             }
@@ -451,7 +451,7 @@ impl Endpoint {
 
     /// Bytes that were sent and not acknowledged, by all queue pairs.
     pub fn in_flight(&self) -> u64 {
-        self.path.load()
+        self.rtt.load()
     }
 
     /// The counters.

@@ -10,7 +10,7 @@
 //! | [`gaps`] | the list of missing packets in a receiver's NAKs |
 //! | [`retransmit_queue`] | packets to send again to a selective receiver |
 //! | [`responder`] | the receiving half |
-//! | [`path`] | how long an acknowledgement may take |
+//! | [`rtt`] | how long an acknowledgement may take |
 //! | [`endpoint`] | the queue pairs of one address |
 
 mod congestion;
@@ -19,10 +19,10 @@ mod gaps;
 #[cfg(test)]
 mod hostile;
 pub mod packet;
-mod path;
 pub mod requester;
 pub mod responder;
 mod retransmit_queue;
+mod rtt;
 mod segmenter;
 #[cfg(test)]
 mod tests;

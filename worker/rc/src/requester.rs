@@ -10,8 +10,8 @@ use netsum_common::wire::{Aeth, Bth, Syndrome};
 use super::congestion::Congestion;
 use super::gaps::Gaps;
 use super::packet::{Extended, OVERHEAD};
-use super::path::{PACKET_OVERHEAD, Path};
 use super::retransmit_queue::RetransmitQueue;
+use super::rtt::{PACKET_OVERHEAD, RttEstimator};
 use super::segmenter::{Part, Segmenter};
 use super::{Operation, Psn, QpConfig, QpError, Qpn, name, packets};
 
@@ -40,7 +40,7 @@ const CALM: Duration = Duration::from_secs(2);
 struct Sample {
     packet: u64,
     at: Instant,
-    /// See [`Path::send`].
+    /// See [`RttEstimator::send`].
     load: u64,
 }
 
@@ -263,12 +263,12 @@ impl Requester {
     }
 
     /// The next packet, if one may be sent.
-    pub(super) fn poll(&mut self, now: Instant, path: &mut Path) -> Option<Outgoing<'_>> {
+    pub(super) fn poll(&mut self, now: Instant, rtt: &mut RttEstimator) -> Option<Outgoing<'_>> {
         if !self.ready(now) {
             return None;
         }
         self.not_before = None;
-        let repeat = self.retransmit_queue.next(now, self.sent, path);
+        let repeat = self.retransmit_queue.next(now, self.sent, rtt);
         let n = repeat.map_or(self.next, |r| r.packet);
         let window = self.congestion.window();
         let window_end = self.probe == Probe::Sent || n + 1 >= self.acked + window;
@@ -304,7 +304,7 @@ impl Requester {
             self.sent = self.next;
             let bytes = part.payload.len() as u64 + PACKET_OVERHEAD;
             self.load += bytes;
-            let load = path.send(bytes);
+            let load = rtt.send(bytes);
             // A packet behind twice as much load is a better sample: the first packets may find the
             // link idle in both directions.
             let tells_more = self.sample.is_none_or(|s| load > 2 * s.load);
@@ -312,25 +312,25 @@ impl Requester {
                 self.sample = Some(Sample { packet: n, at: now, load });
             }
         }
-        self.waiting.get_or_insert((now, path.sums()));
+        self.waiting.get_or_insert((now, rtt.sums()));
         Some(Outgoing { bth, ext, payload: part.payload, again })
     }
 
     /// When the oldest packet is to be sent again, if it is not acknowledged. Sending other packets
     /// postpones it.
-    fn due(&self, path: &Path) -> Option<Instant> {
-        self.without_excuse(path).map(|due| due + self.excuse)
+    fn due(&self, rtt: &RttEstimator) -> Option<Instant> {
+        self.without_excuse(rtt).map(|due| due + self.excuse)
     }
 
-    fn without_excuse(&self, path: &Path) -> Option<Instant> {
-        let waiting = path.since(self.waiting?);
-        let longest = path.longest();
+    fn without_excuse(&self, rtt: &RttEstimator) -> Option<Instant> {
+        let waiting = rtt.since(self.waiting?);
+        let longest = rtt.longest();
         match self.probe {
             Probe::Answered { whole: true, .. } => {
                 return Some(waiting + longest.max(MIN_TIMEOUT));
             }
             Probe::Answered { whole: false, .. } => {
-                return Some(waiting + path.usual().max(MIN_TIMEOUT));
+                return Some(waiting + rtt.usual().max(MIN_TIMEOUT));
             }
             Probe::None | Probe::Sent => {}
         }
@@ -347,15 +347,15 @@ impl Requester {
     }
 
     /// Restarts the wait, as if no packet were in flight.
-    pub(super) fn give_up(&mut self, path: &mut Path) {
-        path.take_back(std::mem::take(&mut self.load));
+    pub(super) fn give_up(&mut self, rtt: &mut RttEstimator) {
+        rtt.take_back(std::mem::take(&mut self.load));
     }
 
     /// Everything before `packet` has arrived.
     fn acknowledge(
         &mut self,
         now: Instant,
-        path: &mut Path,
+        rtt: &mut RttEstimator,
         packet: u64,
         done: &mut impl FnMut(u64, Vec<u8>),
     ) {
@@ -364,7 +364,7 @@ impl Requester {
         }
         let more_than_one = packet > self.acked + 1;
         match self.probe {
-            Probe::Sent => self.learn_from_probe(now, path, more_than_one),
+            Probe::Sent => self.learn_from_probe(now, rtt, more_than_one),
             // Packets that were not sent again have arrived, so nothing had been lost (RFC 5682,
             // 2.1, step 3b). Not so behind a box: sums that wait for other ranks arrive out of
             // order.
@@ -372,20 +372,20 @@ impl Requester {
                 if !self.waits_for_others
                     && !self.retransmit_queue.have_retransmitted(self.acked..packet) =>
             {
-                self.was_too_soon(now, path);
+                self.was_too_soon(now, rtt);
                 self.probe = Probe::Answered { end, whole: true };
             }
             Probe::Answered { .. } | Probe::None => {}
         }
         let bytes = self.segmenter.bytes(self.acked, packet);
         self.load -= bytes;
-        path.take_back(bytes);
+        rtt.take_back(bytes);
         if self.probe == Probe::Sent
             && !more_than_one
             && let Some((_, at)) = self.went_back
         {
             // The only sample, if so many packets are lost that each round trip has a loss in it.
-            path.measure(now.saturating_duration_since(at), bytes, self.waits_for_others);
+            rtt.measure(now.saturating_duration_since(at), bytes, self.waits_for_others);
         }
         self.congestion.on_acknowledged(packet - self.acked, packet, self.sent);
         self.acked = packet;
@@ -402,7 +402,7 @@ impl Requester {
         if let Some(sample) =
             self.sample.take_if(|s| packet > s.packet).filter(|s| packet == s.packet + 1)
         {
-            path.measure(
+            rtt.measure(
                 now.saturating_duration_since(sample.at),
                 sample.load,
                 self.waits_for_others,
@@ -416,7 +416,7 @@ impl Requester {
         if matches!(self.probe, Probe::Answered { end, .. } if packet >= end) {
             self.probe = Probe::None;
         }
-        self.waiting = (self.acked < self.sent).then(|| (now, path.sums()));
+        self.waiting = (self.acked < self.sent).then(|| (now, rtt.sums()));
         self.excuse = Duration::ZERO;
     }
 
@@ -424,22 +424,27 @@ impl Requester {
     /// acknowledgement, and the probe brings that at once. If it took long, the timeout was too
     /// short: a host was late, for example because it has more to do than CPUs, and will be late
     /// again; or the link is slower than was known.
-    fn learn_from_probe(&mut self, now: Instant, path: &mut Path, more_than_the_probe: bool) {
+    fn learn_from_probe(
+        &mut self,
+        now: Instant,
+        rtt: &mut RttEstimator,
+        more_than_the_probe: bool,
+    ) {
         let took =
             self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
         if !more_than_the_probe {
             return;
         }
-        if took > path.least() * 4 {
+        if took > rtt.least() * 4 {
             // After a single probe that took no longer than usual, it may be chance.
-            self.unanswered.take_if(|_| self.retries <= 1 && took <= path.usual());
-            self.was_too_soon(now, path);
+            self.unanswered.take_if(|_| self.retries <= 1 && took <= rtt.usual());
+            self.was_too_soon(now, rtt);
         }
         self.unanswered = None;
     }
 
     /// A timeout without a loss before it.
-    fn was_too_soon(&mut self, now: Instant, path: &mut Path) {
+    fn was_too_soon(&mut self, now: Instant, rtt: &mut RttEstimator) {
         let longest =
             self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
         (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
@@ -450,7 +455,7 @@ impl Requester {
             // A timeout is four times the learned value. Perhaps only acknowledgements were lost:
             // learning the whole wait would then multiply each timeout by four. So it learns a
             // quarter of the wait, plus the probe's own round trip, which is new.
-            path.was_slower(if self.retries > 1 { took / 4 } else { (took / 4 + probe).min(took) });
+            rtt.was_slower(if self.retries > 1 { took / 4 } else { (took / 4 + probe).min(took) });
         }
     }
 
@@ -458,7 +463,7 @@ impl Requester {
     pub(super) fn on_ack(
         &mut self,
         now: Instant,
-        path: &mut Path,
+        rtt: &mut RttEstimator,
         (psn, credits): (Psn, u8),
         mut done: impl FnMut(u64, Vec<u8>),
     ) {
@@ -467,7 +472,7 @@ impl Requester {
             if let Some(most) = packets(credits).filter(|_| self.is_own) {
                 self.congestion.limit(most);
             }
-            self.acknowledge(now, path, packet + 1, &mut done);
+            self.acknowledge(now, rtt, packet + 1, &mut done);
         }
     }
 
@@ -480,26 +485,26 @@ impl Requester {
     pub(super) fn on_sequence_error(
         &mut self,
         now: Instant,
-        path: &mut Path,
+        rtt: &mut RttEstimator,
         psn: Psn,
         mut done: impl FnMut(u64, Vec<u8>),
     ) -> Effect {
         let Some(packet) = self.packet(psn).filter(|p| *p < self.sent && *p >= self.acked) else {
             return Effect::None;
         };
-        self.acknowledge(now, path, packet, &mut done);
+        self.acknowledge(now, rtt, packet, &mut done);
         // One loss causes several NAKs. Those that arrive before the resent packet can have arrived
         // are not news. If the packet is lost again and again, perhaps because of the
         // retransmissions, the time between two of them grows.
         let again = self.went_back.filter(|(to, _)| *to == packet);
-        let patience = (path.least() * (1 << self.naks.saturating_sub(USUAL_NAKS).min(16)))
+        let patience = (rtt.least() * (1 << self.naks.saturating_sub(USUAL_NAKS).min(16)))
             .min(self.ack_timeout);
         if again.is_some_and(|(_, at)| now.saturating_duration_since(at) < patience) {
             return Effect::None;
         }
-        path.on_gap();
+        rtt.on_gap();
         self.naks = if again.is_some() { self.naks + 1 } else { 0 };
-        self.go_back(now, path);
+        self.go_back(now, rtt);
         // A receiver without a list has kept nothing.
         self.retransmit_queue.clear();
         (self.next, self.asked) = (self.acked, self.acked);
@@ -510,7 +515,7 @@ impl Requester {
     pub(super) fn on_gaps(
         &mut self,
         now: Instant,
-        path: &mut Path,
+        rtt: &mut RttEstimator,
         psn: Psn,
         gaps: &Gaps,
         mut done: impl FnMut(u64, Vec<u8>),
@@ -521,24 +526,24 @@ impl Requester {
         };
         let newest =
             self.packet(gaps.newest).filter(|p| *p < sent).map(|p| self.retransmit_queue.newest(p));
-        self.acknowledge(now, path, packet, &mut done);
-        path.on_gap();
-        path.note_gap(now);
+        self.acknowledge(now, rtt, packet, &mut done);
+        rtt.on_gap();
+        rtt.note_gap(now);
         for &(first, len) in &gaps.missing {
             let Some(first) = self.packet(first).filter(|p| *p >= self.acked) else { continue };
             let row = first..sent.min(first + u64::from(len));
-            let overdue = self.waits_for_others.then(|| path.pause());
+            let overdue = self.waits_for_others.then(|| rtt.pause());
             self.retransmit_queue.add_missing(
                 row,
                 newest,
                 self.acked,
                 overdue,
-                (now, path, self.ack_timeout),
+                (now, rtt, self.ack_timeout),
             );
         }
         // The receiver lives. The timeout for retransmitted packets starts now.
         self.retries = 0;
-        self.waiting = Some((now, path.sums()));
+        self.waiting = Some((now, rtt.sums()));
         self.excuse = Duration::ZERO;
     }
 
@@ -546,7 +551,7 @@ impl Requester {
     pub(super) fn on_rnr(
         &mut self,
         now: Instant,
-        path: &mut Path,
+        rtt: &mut RttEstimator,
         psn: Psn,
         delay: Duration,
         mut done: impl FnMut(u64, Vec<u8>),
@@ -554,18 +559,18 @@ impl Requester {
         let Some(packet) = self.packet(psn).filter(|p| *p < self.sent && *p >= self.acked) else {
             return Effect::None;
         };
-        self.acknowledge(now, path, packet, &mut done);
+        self.acknowledge(now, rtt, packet, &mut done);
         self.retries = 0; // the receiver lives
         self.rnr_retries += 1;
         if self.rnr_retry_limit.is_some_and(|limit| self.rnr_retries > limit) {
             return Effect::Failed(QpError::RnrRetryExceeded);
         }
-        self.go_back(now, path);
+        self.go_back(now, rtt);
         self.not_before = Some(now + delay);
         Effect::WentBack
     }
 
-    fn go_back(&mut self, now: Instant, path: &Path) {
+    fn go_back(&mut self, now: Instant, rtt: &RttEstimator) {
         self.probe = Probe::None;
         self.unanswered = None;
         if self.selective {
@@ -575,13 +580,13 @@ impl Requester {
         }
         self.went_back = Some((self.acked, now));
         self.sample = None;
-        self.waiting = Some((now, path.sums()));
+        self.waiting = Some((now, rtt.sums()));
         self.excuse = Duration::ZERO;
     }
 
     /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
-    pub(super) fn deadline(&self, path: &Path) -> Option<Instant> {
-        [self.due(path), self.not_before, self.retransmit_queue.deadline(), self.tail(path)]
+    pub(super) fn deadline(&self, rtt: &RttEstimator) -> Option<Instant> {
+        [self.due(rtt), self.not_before, self.retransmit_queue.deadline(), self.tail(rtt)]
             .into_iter()
             .flatten()
             .min()
@@ -589,18 +594,18 @@ impl Requester {
 
     /// When the oldest packet probes, behind a box: a loss at the end of the credit delays all sums,
     /// and no gap shows it.
-    fn tail(&self, path: &Path) -> Option<Instant> {
+    fn tail(&self, rtt: &RttEstimator) -> Option<Instant> {
         let asks =
             self.waits_for_others && self.selective && self.may_ask && self.probe == Probe::None;
-        path.may_be_lost(self.waiting.filter(|_| asks && self.acked < self.sent)?)
+        rtt.may_be_lost(self.waiting.filter(|_| asks && self.acked < self.sent)?)
     }
 
     /// Checks the timers.
-    pub(super) fn on_timeout(&mut self, now: Instant, path: &Path) -> Effect {
+    pub(super) fn on_timeout(&mut self, now: Instant, rtt: &RttEstimator) -> Effect {
         if self.not_before.is_some_and(|t| now >= t) {
             self.not_before = None;
         }
-        let tail = self.tail(path).is_some_and(|t| now >= t);
+        let tail = self.tail(rtt).is_some_and(|t| now >= t);
         self.may_ask &= !tail;
         if (self.retransmit_queue.asks(now) || tail) && self.acked < self.sent {
             // A box that has the last packet absorbs it, and nobody answers. The oldest one may
@@ -608,7 +613,7 @@ impl Requester {
             let probe = if self.waits_for_others { self.acked } else { self.sent - 1 };
             self.retransmit_queue.add(probe);
         }
-        let Some(due) = self.due(path).filter(|t| now >= *t) else { return Effect::None };
+        let Some(due) = self.due(rtt).filter(|t| now >= *t) else { return Effect::None };
         if self.acked == self.sent {
             self.waiting = None;
             return Effect::None;
@@ -628,7 +633,7 @@ impl Requester {
             .unanswered
             .filter(|_| self.probe == Probe::Sent)
             .or(self.waiting.map(|(since, _)| since));
-        self.go_back(now, path);
+        self.go_back(now, rtt);
         if self.selective {
             // The probe's answer shows what else is missing.
             self.retransmit_queue.add(self.sent - 1);

@@ -21,7 +21,7 @@ use netsum_common::wire::{Aeth, IN_ORDER, Nak, Opcode, PAST_GAP, Syndrome};
 
 use super::gaps::Gaps;
 use super::packet::Packet;
-use super::path::LONGEST_PAUSE;
+use super::rtt::LONGEST_PAUSE;
 use super::{NO_LIMIT, Psn, QpConfig, credits, name};
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).

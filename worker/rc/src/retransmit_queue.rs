@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::path::Path;
+use super::rtt::RttEstimator;
 
 /// Least time to wait for acknowledgements of retransmissions, before a packet probes.
 const LEAST_ASKING: Duration = Duration::from_micros(200);
@@ -46,10 +46,10 @@ struct Retransmitted {
 
 impl Retransmitted {
     /// When it may be retransmitted once more: after a growing pause of at most `most`.
-    fn next(&self, path: &Path, most: Duration) -> Instant {
+    fn next(&self, rtt: &RttEstimator, most: Duration) -> Instant {
         let unusual = self.lost.saturating_sub(USUAL).min(16);
         self.at
-            + if unusual == 0 { Duration::ZERO } else { (path.least() * (1 << unusual)).min(most) }
+            + if unusual == 0 { Duration::ZERO } else { (rtt.least() * (1 << unusual)).min(most) }
     }
 }
 
@@ -86,14 +86,14 @@ impl RetransmitQueue {
     }
 
     /// Takes the next packet to retransmit, when the packets before `sent` have been sent.
-    pub fn next(&mut self, now: Instant, sent: u64, path: &Path) -> Option<Retransmit> {
+    pub fn next(&mut self, now: Instant, sent: u64, rtt: &RttEstimator) -> Option<Retransmit> {
         let packet = self.due.pop_first()?;
         let last = self.due.is_empty();
         self.count += 1;
         let lost = self.retransmitted.get(&packet).map_or(0, |then| then.lost);
         self.retransmitted.insert(packet, Retransmitted { sent, count: self.count, at: now, lost });
         if last && std::mem::take(&mut self.may_ask) {
-            self.ask = Some(now + path.usual().max(LEAST_ASKING));
+            self.ask = Some(now + rtt.usual().max(LEAST_ASKING));
         }
         Some(Retransmit { packet, last })
     }
@@ -122,7 +122,7 @@ impl RetransmitQueue {
         newest: Option<Newest>,
         oldest: u64,
         overdue: Option<Duration>,
-        (now, path, most): (Instant, &Path, Duration),
+        (now, rtt, most): (Instant, &RttEstimator, Duration),
     ) {
         for n in packets {
             if let Some(then) = self.retransmitted.get_mut(&n) {
@@ -130,7 +130,7 @@ impl RetransmitQueue {
                 if !is_overdue && !newest.is_some_and(|newest| newest.is_after(then)) {
                     continue;
                 }
-                let next = then.next(path, most);
+                let next = then.next(rtt, most);
                 if now < next {
                     self.ask = Some(self.ask.map_or(next, |t| t.min(next)));
                     continue;
@@ -180,8 +180,8 @@ mod tests {
 
     /// Retransmits all that is due, when the packets before `sent` have been sent.
     fn retransmit(queue: &mut RetransmitQueue, now: Instant, sent: u64) -> Vec<u64> {
-        let path = Path::new();
-        std::iter::from_fn(|| queue.next(now, sent, &path)).map(|r| r.packet).collect()
+        let rtt = RttEstimator::new();
+        std::iter::from_fn(|| queue.next(now, sent, &rtt)).map(|r| r.packet).collect()
     }
 
     fn missing(queue: &mut RetransmitQueue, packets: Range<u64>, newest: u64) {
@@ -191,7 +191,7 @@ mod tests {
             Some(newest),
             3,
             None,
-            (Instant::now(), &Path::new(), Duration::ZERO),
+            (Instant::now(), &RttEstimator::new(), Duration::ZERO),
         );
     }
 
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn the_last_packet_probes_once_for_a_list_unless_acknowledged() {
         let (mut queue, now) = (RetransmitQueue::default(), Instant::now());
-        let due = now + Path::new().usual().max(LEAST_ASKING);
+        let due = now + RttEstimator::new().usual().max(LEAST_ASKING);
         missing(&mut queue, 3..5, 6);
         assert_eq!(queue.deadline(), None, "nothing has been retransmitted");
         retransmit(&mut queue, now, 10);

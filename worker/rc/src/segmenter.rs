@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use netsum_common::wire::{Opcode, Reth};
 
 use super::Operation;
-use super::path::PACKET_OVERHEAD;
+use super::rtt::PACKET_OVERHEAD;
 
 #[derive(Debug)]
 struct Message {

@@ -119,12 +119,9 @@ fn what_loss_costs() {
 /// What selective hosts behind a box send again, and how long an all-reduce takes.
 #[test]
 fn little_more_is_sent_again_than_is_lost() {
-    for (loss, ranks, most, longest) in [
-        (1_000, 4, 1.1, 0.3),
-        (10_000, 4, 1.2, 1.0),
-        (50_000, 4, 1.5, 4.0),
-        (10_000, 8, 1.4, 1.5),
-    ] {
+    for (loss, ranks, most, longest) in
+        [(1_000, 4, 1.1, 0.3), (10_000, 4, 1.2, 1.0), (50_000, 4, 1.5, 4.0), (10_000, 8, 1.4, 1.5)]
+    {
         let cells = (1..=8)
             .map(|seed| run(&spec(ranks, true, Faults::loss(loss), seed), Mode::Box, |_| ()));
         let (again, lost, ms) = cells.fold((0, 0, 0.0), |(again, lost, ms), c| {

@@ -66,7 +66,7 @@ impl Least {
 
 /// The round trips of an endpoint.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Path {
+pub(super) struct RttEstimator {
     /// Bytes in flight: sent, and not acknowledged.
     load: u64,
     /// The largest recent load of a measured round trip. Decays as the mean does.
@@ -87,7 +87,7 @@ pub(super) struct Path {
     gap: Option<Instant>,
 }
 
-impl Path {
+impl RttEstimator {
     pub fn new() -> Self {
         let least = Least { before: FIRST_ROUND_TRIP, current: Duration::MAX, samples: 0 };
         Self {
@@ -238,71 +238,71 @@ mod tests {
 
     /// Sends so much on a link that takes so many nanoseconds for a byte, in both directions behind
     /// as much, and measures.
-    fn flight(path: &mut Path, bytes: u64, per_byte: u64) -> (Duration, Duration) {
-        let load = path.send(bytes);
-        let (longest, took) = (path.longest(), Duration::from_nanos(2 * per_byte * bytes + 50_000));
-        path.take_back(bytes);
-        path.measure(took, load, false);
+    fn flight(rtt: &mut RttEstimator, bytes: u64, per_byte: u64) -> (Duration, Duration) {
+        let load = rtt.send(bytes);
+        let (longest, took) = (rtt.longest(), Duration::from_nanos(2 * per_byte * bytes + 50_000));
+        rtt.take_back(bytes);
+        rtt.measure(took, load, false);
         (longest, took)
     }
 
     #[test]
     fn no_load_takes_longer_than_estimated() {
         for per_byte in [1, 8, 80, 800] {
-            let mut path = Path::new();
+            let mut rtt = RttEstimator::new();
             for (n, bytes) in
                 [150, 150, 500_000, 500_000, 90].into_iter().cycle().take(60).enumerate()
             {
-                let (longest, took) = flight(&mut path, bytes, per_byte);
+                let (longest, took) = flight(&mut rtt, bytes, per_byte);
                 assert!(longest >= took, "{per_byte} ns/B, flight {n}: {longest:?}, took {took:?}");
             }
             // After many small packets the estimate is small, but a large load still gets its time.
             for _ in 0..200 {
-                flight(&mut path, 150, per_byte);
+                flight(&mut rtt, 150, per_byte);
             }
-            assert!(path.longest() < 2 * MS, "{per_byte} ns/B: {:?}", path.longest());
-            let (longest, took) = flight(&mut path, 500_000, per_byte);
+            assert!(rtt.longest() < 2 * MS, "{per_byte} ns/B: {:?}", rtt.longest());
+            let (longest, took) = flight(&mut rtt, 500_000, per_byte);
             assert!(longest >= took, "{per_byte} ns/B: {longest:?}, took {took:?}");
         }
     }
 
     #[test]
     fn a_burst_through_a_token_bucket_does_not_shorten_larger_loads() {
-        let mut path = Path::new();
+        let mut rtt = RttEstimator::new();
         for _ in 0..4 {
             // 10 Mb/s, and a bucket that holds 16 KiB.
-            flight(&mut path, 750, 0);
+            flight(&mut rtt, 750, 0);
         }
-        path.send(134_540);
-        assert!(path.longest() > 215 * MS, "{:?}", path.longest());
+        rtt.send(134_540);
+        assert!(rtt.longest() > 215 * MS, "{:?}", rtt.longest());
     }
 
     #[test]
     fn before_the_first_round_trip_the_estimate_depends_on_bytes() {
-        let mut path = Path::new();
-        path.send(150);
-        assert!(path.longest() < MS);
-        path.send(524_288);
-        assert!(path.longest() > 1000 * MS, "{:?}", path.longest());
+        let mut rtt = RttEstimator::new();
+        rtt.send(150);
+        assert!(rtt.longest() < MS);
+        rtt.send(524_288);
+        assert!(rtt.longest() > 1000 * MS, "{:?}", rtt.longest());
     }
 
     #[test]
     fn the_first_round_trip_under_load_shows_a_fast_network() {
-        let mut path = Path::new();
-        flight(&mut path, 150, 1);
-        flight(&mut path, 35_000, 1);
-        path.send(70_000);
-        assert!(path.longest() < 2 * MS, "{:?}", path.longest());
+        let mut rtt = RttEstimator::new();
+        flight(&mut rtt, 150, 1);
+        flight(&mut rtt, 35_000, 1);
+        rtt.send(70_000);
+        assert!(rtt.longest() < 2 * MS, "{:?}", rtt.longest());
     }
 
     #[test]
     fn losses_of_other_ranks_do_not_lengthen_timeouts() {
-        let mut path = Path::new();
+        let mut rtt = RttEstimator::new();
         for n in 0..100 {
-            let load = path.send(64_000);
-            path.take_back(64_000);
-            path.measure(if n % 3 == 0 { MS / 5 } else { 20 * MS }, load, true);
+            let load = rtt.send(64_000);
+            rtt.take_back(64_000);
+            rtt.measure(if n % 3 == 0 { MS / 5 } else { 20 * MS }, load, true);
         }
-        assert!(path.longest() < MS, "{:?}", path.longest());
+        assert!(rtt.longest() < MS, "{:?}", rtt.longest());
     }
 }
