@@ -200,7 +200,7 @@ pub const GAP_PSN_AHEAD: u32 = 1 << 22;
 ///
 /// It is not moved ahead, as at a gap: some receivers (rdma_rxe) NAK once and are silent until the
 /// missing packet arrives, and here none may be missing. Were that NAK lost, the sender would never
-/// hear of what has arrived.
+/// learn what has arrived.
 pub const STALE_PSN_BEHIND: u32 = 1 << 22;
 
 /// Whether a PSN may have been moved by [`GAP_PSN_AHEAD`] or [`STALE_PSN_BEHIND`]; its

@@ -11,12 +11,12 @@ use crate::config::{End, Link};
 pub type Said = (String, Result<api::Diagnosis, String>);
 
 /// Merges the answers. If a box's finding refers to another box, it counts only if that box has no
-/// finding of its own: then the link between them is at fault. `heard` is the age of a rank's last
+/// finding of its own: then the link between them is at fault. `age` is that of a rank's last
 /// heartbeat.
 pub fn merge(
     said: &[Said],
     links: &[Link],
-    heard: impl Fn(u32) -> Option<Duration>,
+    age: impl Fn(u32) -> Option<Duration>,
 ) -> api::Diagnosis {
     let answers: BTreeMap<&str, &api::Diagnosis> =
         said.iter().filter_map(|(name, d)| Some((&**name, d.as_ref().ok()?))).collect();
@@ -35,9 +35,9 @@ pub fn merge(
             diagnosis.findings.iter().filter(|f| f.behind.is_empty() && !is_idle(diagnosis, f))
         {
             explained.insert(name);
-            let alive = cause.rank.and_then(&heard).filter(|_| !cause.what.contains("heartbeat"));
+            let alive = cause.rank.and_then(&age).filter(|_| !cause.what.contains("heartbeat"));
             let alive =
-                alive.map(|t| format!("; its process was heard of {:.1} s ago", t.as_secs_f64()));
+                alive.map(|t| format!("; its last heartbeat arrived {:.1} s ago", t.as_secs_f64()));
             let what = format!("{}{} (at box {name})", cause.what, alive.unwrap_or_default());
             causes.push(api::Finding { what, ..cause.clone() });
         }
@@ -148,8 +148,8 @@ mod tests {
             above: end(above),
             rate: None,
         });
-        let heard = |rank| (rank == 3).then_some(Duration::from_millis(400));
-        merge(&said, &links, heard).findings.into_iter().map(|f| (f.rank, f.what)).collect()
+        let age = |rank| (rank == 3).then_some(Duration::from_millis(400));
+        merge(&said, &links, age).findings.into_iter().map(|f| (f.rank, f.what)).collect()
     }
 
     const LACKS: &str = "has sent nothing";
@@ -161,7 +161,7 @@ mod tests {
             ("b", Ok(&[(Some(3), LACKS, ""), (Some(1), LACKS, "up")])),
             ("s", Ok(&[(Some(3), LACKS, "2")])),
         ]);
-        let what = "has sent nothing; its process was heard of 0.4 s ago (at box b)";
+        let what = "has sent nothing; its last heartbeat arrived 0.4 s ago (at box b)";
         assert_eq!(found, [(Some(3), what.to_owned())]);
     }
 

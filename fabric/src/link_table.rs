@@ -17,10 +17,10 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// A box's report of its ports.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct BoxReport {
     pub ports: Vec<api::Port>,
-    /// It listens for neighbours.
-    pub listens: bool,
+    /// It sends and receives LLDP.
+    pub lldp: bool,
     /// Its LLDP chassis id.
     pub chassis_id: String,
     /// MAC addresses of its interfaces.
@@ -77,8 +77,8 @@ pub struct LinkTable {
     accepted: BTreeSet<End>,
     /// Ports behind which ranks of jobs were. They are no ends of links that were found.
     hosts: BTreeSet<End>,
-    /// The last answer of each box.
-    answers: BTreeMap<String, Answer>,
+    /// The last report of each box.
+    reports: BTreeMap<String, BoxReport>,
     /// By both ends, the lower first.
     memory: BTreeMap<[End; 2], Memory>,
     /// Bytes per second that ports receive and send, and the time of each box's last poll.
@@ -189,44 +189,45 @@ impl LinkTable {
         std::mem::take(&mut self.changed)
     }
 
-    /// Stores the boxes' reports. Silent boxes keep their state, and so does what others hear of
-    /// them.
-    pub fn look(&mut self, fresh: HashMap<String, Answer>, now: Instant) {
-        let heard = |of: &str| fresh.contains_key(of);
-        let listens = |of: &str| fresh.get(of).is_some_and(|answer| answer.listens);
-        let hears = hears(&fresh, &self.answers);
+    /// Stores the boxes' reports. Silent boxes keep their state, and so do the LLDP peers
+    /// that others report.
+    pub fn look(&mut self, fresh: HashMap<String, BoxReport>, now: Instant) {
+        let reported = |of: &str| fresh.contains_key(of);
+        let has_lldp = |of: &str| fresh.get(of).is_some_and(|report| report.lldp);
+        let peers = lldp_peers(&fresh, &self.reports);
         self.measure(&fresh, now);
-        self.answers.extend(fresh.clone());
+        self.reports.extend(fresh.clone());
         self.tell_alike();
         if self.configured.is_empty() {
-            self.find(&hears, now);
+            self.find(&peers, now);
         }
         let configured = !self.configured.is_empty();
         for ([below, above], memory) in &mut self.memory {
-            if !heard(&below.of) || !heard(&above.of) {
+            if !reported(&below.of) || !reported(&above.of) {
                 memory.missing = None;
                 continue;
             }
-            let said = |from: &End, to: &End| hears.get(from) == Some(&Hears::Box(to.clone()));
+            let said = |from: &End, to: &End| peers.get(from) == Some(&LldpPeer::Box(to.clone()));
             let [up, down] = [said(above, below), said(below, above)];
             let other =
                 [(below, above), (above, below)].into_iter().find_map(|(end, configured)| {
-                    let heard =
-                        hears.get(end).filter(|heard| **heard != Hears::Box(configured.clone()))?;
+                    let peer = peers
+                        .get(end)
+                        .filter(|peer| **peer != LldpPeer::Box(configured.clone()))?;
                     Some(format!(
-                        "{end} is configured to {configured}, but receives LLDP from {heard}"
+                        "{end} is configured to {configured}, but receives LLDP from {peer}"
                     ))
                 });
-            let deaf = configured && (!listens(&below.of) || !listens(&above.of));
+            let without_lldp = configured && (!has_lldp(&below.of) || !has_lldp(&above.of));
             let trouble = match (up, down) {
                 (true, true) => {
                     (memory.carries, memory.missing) = (true, None);
                     None
                 }
                 _ if configured && other.is_some() => other,
-                // A medium without LLDP, or a box that does not listen.
+                // A medium without LLDP, or a box that does not use it.
                 (false, false) if configured => memory.trouble.take(),
-                _ if deaf => None,
+                _ if without_lldp => None,
                 _ if now - *memory.missing.get_or_insert(now) < GRACE => memory.trouble.take(),
                 (up, down) => {
                     memory.carries = false;
@@ -251,10 +252,10 @@ impl LinkTable {
     /// that is in the file twice.
     fn tell_alike(&mut self) {
         let mut by_id: HashMap<&str, Vec<&str>> = HashMap::new();
-        for (name, answer) in
-            self.answers.iter().filter(|(_, answer)| !answer.chassis_id.is_empty())
+        for (name, report) in
+            self.reports.iter().filter(|(_, report)| !report.chassis_id.is_empty())
         {
-            by_id.entry(&answer.chassis_id).or_default().push(name);
+            by_id.entry(&report.chassis_id).or_default().push(name);
         }
         let alike =
             by_id.into_values().filter(|names| names.len() > 1).map(|names| names.join(", "));
@@ -270,14 +271,14 @@ impl LinkTable {
     }
 
     /// Rates of ports since the last poll.
-    fn measure(&mut self, fresh: &HashMap<String, Answer>, now: Instant) {
+    fn measure(&mut self, fresh: &HashMap<String, BoxReport>, now: Instant) {
         self.rates.retain(|end, _| fresh.contains_key(&end.of));
         self.looked.retain(|of, _| fresh.contains_key(of));
-        for (of, answer) in fresh {
+        for (of, report) in fresh {
             let since = self.looked.insert(of.clone(), now);
-            let (Some(since), Some(before)) = (since, self.answers.get(of)) else { continue };
+            let (Some(since), Some(before)) = (since, self.reports.get(of)) else { continue };
             let seconds = (now - since).as_secs_f64();
-            for p in &answer.ports {
+            for p in &report.ports {
                 let Some(old) = before.ports.iter().find(|old| old.name == p.name) else {
                     continue;
                 };
@@ -290,14 +291,14 @@ impl LinkTable {
     }
 
     /// Adds discovered links; removes those whose ends have been elsewhere for a while.
-    fn find(&mut self, hears: &HashMap<End, Hears>, now: Instant) {
+    fn find(&mut self, peers: &HashMap<End, LldpPeer>, now: Instant) {
         let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
         let elsewhere = |end: &End, other: &End| {
-            hears.get(end).is_some_and(|h| *h != Hears::Box(other.clone()))
+            peers.get(end).is_some_and(|h| *h != LldpPeer::Box(other.clone()))
         };
         self.memory.retain(|[a, b], memory| {
-            let both = |end: &End| match hears.get(end) {
-                Some(Hears::Box(other)) => hears.get(other) == Some(&Hears::Box(end.clone())),
+            let both = |end: &End| match peers.get(end) {
+                Some(LldpPeer::Box(other)) => peers.get(other) == Some(&LldpPeer::Box(end.clone())),
                 _ => false,
             };
             let [of_a, of_b] = [elsewhere(a, b), elsewhere(b, a)];
@@ -305,10 +306,10 @@ impl LinkTable {
             // The frame may be somebody else's.
             !moved && (!(of_a || of_b) || now - *memory.missing.get_or_insert(now) < GRACE)
         });
-        for (end, heard) in hears {
-            let Hears::Box(other) = heard else { continue };
-            // A single end may have heard a host that claims to be the other.
-            if hears.get(other) != Some(&Hears::Box(end.clone())) {
+        for (end, peer) in peers {
+            let LldpPeer::Box(other) = peer else { continue };
+            // A single end may have received frames of a host that claims to be the other.
+            if peers.get(other) != Some(&LldpPeer::Box(end.clone())) {
                 continue;
             }
             let mut ends = [end.clone(), other.clone()];
@@ -318,7 +319,7 @@ impl LinkTable {
                 Memory::default()
             });
         }
-        // Hosts behind a port are found, whatever it hears.
+        // Hosts behind a port are found, whatever its LLDP peer is.
         let may_be = |ends: &&[End; 2]| !ends.iter().any(|end| self.hosts.contains(end));
         let ends: BTreeSet<End> = self.memory.keys().filter(may_be).flatten().cloned().collect();
         self.changed |= ends != *self.ends;
@@ -371,7 +372,7 @@ impl LinkTable {
     }
 
     /// Links with unknown rates, each once, that have not been measured since they appeared. A link
-    /// is present if it carries traffic and both boxes answer.
+    /// is present if it carries traffic and both boxes report.
     pub fn unmeasured(
         &mut self,
         carries: impl Fn(&LinkState) -> bool,
@@ -402,13 +403,13 @@ impl LinkTable {
 
     /// The box with an interface of this MAC address, where there is just one.
     pub fn with_mac(&self, mac: &str) -> Option<String> {
-        let has = |answer: &Answer| answer.macs.iter().any(|of| of == mac);
-        let mut of = self.answers.iter().filter(|(_, answer)| has(answer)).map(|(of, _)| of);
+        let has = |report: &BoxReport| report.macs.iter().any(|of| of == mac);
+        let mut of = self.reports.iter().filter(|(_, report)| has(report)).map(|(of, _)| of);
         of.next().filter(|_| of.next().is_none()).cloned()
     }
 
     fn port(&self, end: &End) -> Option<&api::Port> {
-        self.answers.get(&end.of)?.ports.iter().find(|p| p.name == end.port)
+        self.reports.get(&end.of)?.ports.iter().find(|p| p.name == end.port)
     }
 
     /// Bits per second of a port; 0 if its driver does not know.
@@ -470,27 +471,27 @@ impl LinkTable {
 
     /// All ports with their neighbours.
     pub fn ports(&self) -> Vec<api::FabricPort> {
-        let hears = hears(&HashMap::new(), &self.answers);
-        let by: BTreeSet<(End, End)> = hears
+        let peers = lldp_peers(&HashMap::new(), &self.reports);
+        let by: BTreeSet<(End, End)> = peers
             .iter()
-            .filter_map(|(end, heard)| match heard {
-                Hears::Box(other) => Some((end.clone(), other.clone())),
-                Hears::ForeignHost(_) => None,
+            .filter_map(|(end, peer)| match peer {
+                LldpPeer::Box(other) => Some((end.clone(), other.clone())),
+                LldpPeer::ForeignHost(_) => None,
             })
             .collect();
         let mut ports = Vec::new();
-        for (name, answer) in &self.answers {
-            for p in &answer.ports {
+        for (name, report) in &self.reports {
+            for p in &report.ports {
                 let end = End { of: name.clone(), port: p.name.clone() };
-                // A port that hears this one is also its neighbour.
+                // A port that receives LLDP from this one is also its neighbour.
                 let by = by
                     .iter()
-                    .find(|(_, heard)| *heard == end)
-                    .map(|(by, _)| Hears::Box(by.clone()));
-                let heard = hears.get(&end).cloned();
-                let neighbour = heard.clone().or(by.clone());
+                    .find(|(_, peer)| *peer == end)
+                    .map(|(by, _)| LldpPeer::Box(by.clone()));
+                let peer = peers.get(&end).cloned();
+                let neighbour = peer.clone().or(by.clone());
                 let mtu = match &neighbour {
-                    Some(Hears::Box(other)) => self.mtu(other),
+                    Some(LldpPeer::Box(other)) => self.mtu(other),
                     _ => None,
                 };
                 let [rx_rate, tx_rate] = self.rates.get(&end).copied().unwrap_or_default();
@@ -501,9 +502,9 @@ impl LinkTable {
                     up: p.up,
                     rate: p.rate,
                     mtu: p.mtu,
-                    foreign: matches!(neighbour, Some(Hears::ForeignHost(_))),
-                    hears: heard.is_some(),
-                    heard: by.is_some() && by == neighbour,
+                    foreign: matches!(neighbour, Some(LldpPeer::ForeignHost(_))),
+                    sees_neighbour: peer.is_some(),
+                    seen_by_neighbour: by.is_some() && by == neighbour,
                     neighbour: neighbour.map(|n| n.to_string()).unwrap_or_default(),
                     neighbour_mtu: mtu.unwrap_or_default(),
                 });
@@ -515,13 +516,13 @@ impl LinkTable {
 
 /// A port's LLDP neighbour.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Hears {
+enum LldpPeer {
     Box(End),
     /// The name that it gives itself.
     ForeignHost(String),
 }
 
-impl std::fmt::Display for Hears {
+impl std::fmt::Display for LldpPeer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Box(end) => write!(f, "{end}"),
@@ -532,31 +533,34 @@ impl std::fmt::Display for Hears {
 
 /// Each port's neighbour, by the neighbour's chassis and port: boxes of one image may have equal
 /// MAC addresses.
-fn hears(fresh: &HashMap<String, Answer>, older: &BTreeMap<String, Answer>) -> HashMap<End, Hears> {
+fn lldp_peers(
+    fresh: &HashMap<String, BoxReport>,
+    older: &BTreeMap<String, BoxReport>,
+) -> HashMap<End, LldpPeer> {
     let older = older.iter().filter(|(name, _)| !fresh.contains_key(*name));
-    let mut all: Vec<(&String, &Answer)> = fresh.iter().chain(older).collect();
+    let mut all: Vec<(&String, &BoxReport)> = fresh.iter().chain(older).collect();
     // Sorted, so boxes with equal chassis ids always resolve to the same one.
     all.sort_unstable_by_key(|(name, _)| *name);
     let mut owners: HashMap<[&str; 2], Vec<End>> = HashMap::new();
-    let mut heard = Vec::new();
-    for (name, answer) in all {
-        for port in &answer.ports {
+    let mut named = Vec::new();
+    for (name, report) in all {
+        for port in &report.ports {
             let end = End { of: name.clone(), port: port.name.clone() };
             // A box without a chassis id cannot be recognised.
-            if !answer.chassis_id.is_empty() {
-                owners.entry([&answer.chassis_id, &port.name]).or_default().push(end.clone());
+            if !report.chassis_id.is_empty() {
+                owners.entry([&report.chassis_id, &port.name]).or_default().push(end.clone());
             }
-            heard.extend(port.neighbour.as_ref().map(|neighbour| (end, neighbour)));
+            named.extend(port.neighbour.as_ref().map(|neighbour| (end, neighbour)));
         }
     }
     let who = |(end, n): (End, &api::Neighbour)| {
         let mut of = owners.get(&[&*n.chassis_id, &*n.port]).into_iter().flatten();
         let other = of.find(|other| other.of != end.of);
-        let foreign = || Hears::ForeignHost(format!("{} {} ({})", n.chassis, n.port, n.mac));
-        let who = other.cloned().map_or_else(foreign, Hears::Box);
+        let foreign = || LldpPeer::ForeignHost(format!("{} {} ({})", n.chassis, n.port, n.mac));
+        let who = other.cloned().map_or_else(foreign, LldpPeer::Box);
         (end, who)
     };
-    heard.into_iter().map(who).collect()
+    named.into_iter().map(who).collect()
 }
 
 #[cfg(test)]

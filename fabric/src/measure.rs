@@ -49,21 +49,21 @@ impl Boxes {
         let no_box = || Status::not_found("the box does not exist");
         let mut sender = self.client(&from.of).ok_or_else(no_box)?;
         let mut receiver = self.client(&to.of).ok_or_else(no_box)?;
-        let listen = api::ReceiveBandwidthProbeRequest { port: to.port.clone() };
-        within(receiver.agent.receive_bandwidth_probe(listen.clone())).await?;
+        let poll = api::ReceiveBandwidthProbeRequest { port: to.port.clone() };
+        within(receiver.agent.receive_bandwidth_probe(poll.clone())).await?;
         let request = api::SendBandwidthProbeRequest { port: from.port.clone(), bytes };
         let sent =
             within(sender.agent.send_bandwidth_probe(request)).await?.probe.unwrap_or_default();
-        let (mut heard, mut idle, end) =
+        let (mut received, mut idle, end) =
             (api::BandwidthProbe::default(), 0, Instant::now() + LONGEST);
-        while heard.frames < sent.frames && idle < IDLE && Instant::now() < end {
+        while received.frames < sent.frames && idle < IDLE && Instant::now() < end {
             sleep(ASK).await;
-            let now = within(receiver.agent.receive_bandwidth_probe(listen.clone()))
+            let now = within(receiver.agent.receive_bandwidth_probe(poll.clone()))
                 .await?
                 .probe
                 .unwrap_or_default();
-            if now.number == sent.number && now.frames > heard.frames {
-                (heard, idle) = (now, 0);
+            if now.number == sent.number && now.frames > received.frames {
+                (received, idle) = (now, 0);
             } else {
                 idle += 1;
             }
@@ -72,10 +72,10 @@ impl Boxes {
             "probe from {from} to {to}: {} frames at {} b/s, of which {} came at {} b/s",
             sent.frames,
             sent.rate,
-            heard.frames,
-            heard.rate
+            received.frames,
+            received.rate
         );
-        Ok((sent.rate, heard.rate))
+        Ok((sent.rate, received.rate))
     }
 }
 

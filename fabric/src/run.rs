@@ -27,8 +27,8 @@ use crate::orders::{Orders, Shared};
 use crate::program::Programmer;
 use crate::service::ManagerBackend;
 
-/// A job ends when none of its ranks has been heard for this time. It is shorter than at a box:
-/// rings at several boxes wait for it.
+/// A job ends when none of its ranks has sent a heartbeat for this time. It is shorter than at a
+/// box: rings at several boxes wait for it.
 const DEAD: Duration = Duration::from_secs(10);
 /// Timeout for giving the lease back.
 const LEAVE: Duration = Duration::from_secs(3);

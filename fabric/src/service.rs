@@ -62,17 +62,17 @@ impl Backend for ManagerBackend {
     }
 
     async fn diagnose(&self, request: api::DiagnoseRequest) -> Result<api::Diagnosis, Status> {
-        let heard = {
+        let ages = {
             let inner = self.shared.lock();
             let job = inner.controller.job(&request.job).map_err(refused)?;
             if job.state != State::Active {
                 // The manager itself knows which ranks have not joined.
                 return Ok(diagnosis_message(job, diagnose(job, &[], &[], 0, &[])));
             }
-            let ago = |rank| Some(job.epoch.as_ref()?.heard(rank)?.elapsed());
+            let ago = |rank| Some(job.epoch.as_ref()?.last_seen(rank)?.elapsed());
             Rank::all(job.spec.ranks).map(ago).collect()
         };
-        Ok(self.boxes.diagnose(request, heard).await)
+        Ok(self.boxes.diagnose(request, ages).await)
     }
 
     /// Each box knows only its own ports; `netsum fabric diagnose` queries them all.

@@ -393,7 +393,7 @@ impl System {
                 };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
                 let rank = Rank(r.rank);
-                let heard = self.controller.heartbeat(
+                let answer = self.controller.heartbeat(
                     &r.job,
                     &r.token,
                     rank,
@@ -401,7 +401,7 @@ impl System {
                     r.on_host_ring,
                     self.now,
                 );
-                heard.map(|_| Vec::new())
+                answer.map(|_| Vec::new())
             }
         };
         self.answered(answer);

@@ -48,10 +48,10 @@ impl Cluster {
         self.manager_with(true, rates)
     }
 
-    fn manager_with(&self, typed: bool, rates: &[Rate]) -> Result<Manager> {
+    fn manager_with(&self, explicit: bool, rates: &[Rate]) -> Result<Manager> {
         let spec = self.lab().spec();
         let socket = self.file(None, "fabric.sock").display().to_string();
-        let uplinks = if typed { "" } else { "uplinks = [\"spine*/rack*\"]\n" };
+        let uplinks = if explicit { "" } else { "uplinks = [\"spine*/rack*\"]\n" };
         let mut text = format!(
             "{uplinks}workers = \"{}\"\nadmin = {socket:?}\nstate = {:?}\n",
             self.manager(),
@@ -65,7 +65,7 @@ impl Cluster {
                 path.display()
             );
         }
-        let spines = if typed { spec.spines } else { 0 };
+        let spines = if explicit { spec.spines } else { 0 };
         for (spine, rack) in
             (0..spines).flat_map(|spine| spec.below().map(move |rack| (spine, rack)))
         {

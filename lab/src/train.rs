@@ -93,7 +93,7 @@ impl Trainers {
         let ranks = hosts.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
         let mut trainers = Self { ranks, steps: spec.steps, floats: 0 };
         for rank in 0..hosts.len() {
-            let said = trainers.hear(rank, "ready")?;
+            let said = trainers.receive(rank, "ready")?;
             trainers.floats = said["floats"].as_u64().context("no number of floats")?;
         }
         Ok(trainers)
@@ -107,14 +107,14 @@ impl Trainers {
         self.ranks.iter_mut().try_for_each(|rank| rank.say("begin"))?;
         let mut trained = Trained::default();
         for number in 0..self.steps {
-            let said = self.hear(0, "step")?;
+            let said = self.receive(0, "step")?;
             let loss = said["loss"].as_f64().context("the loss is not a number")?;
             trained.loss.push(loss);
             trained.seconds.push(said["seconds"].as_f64().context("no time")?);
             step(number, loss)?;
         }
         for rank in 0..self.ranks.len() {
-            let said = self.hear(rank, "trained")?;
+            let said = self.receive(rank, "trained")?;
             trained.test = said["test"].as_f64().context("the loss of the test is not a number")?;
             trained
                 .weights
@@ -133,12 +133,12 @@ impl Trainers {
 
     /// The next line of a rank, which must report this event. An error contains the other ranks'
     /// output.
-    fn hear(&mut self, rank: usize, event: &str) -> Result<Value> {
-        let heard = self.ranks[rank].line(TIMEOUT).and_then(|line| {
+    fn receive(&mut self, rank: usize, event: &str) -> Result<Value> {
+        let line = self.ranks[rank].line(TIMEOUT).and_then(|line| {
             let said: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
             ensure!(said["event"] == event, "rank {rank} said `{line}` in place of {event}");
             Ok(said)
         });
-        heard.with_context(|| self.ranks.iter().map(Running::stderr).collect::<String>())
+        line.with_context(|| self.ranks.iter().map(Running::stderr).collect::<String>())
     }
 }

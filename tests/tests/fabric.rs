@@ -619,8 +619,9 @@ fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
     println!("found after {:.1?}", start.elapsed());
     println!("{}", manager.netsum(&cluster, &["fabric", "probe"]).unwrap());
     let probe = manager.json(&cluster, &["fabric", "probe"]).unwrap();
-    let both =
-        |p: &&serde_json::Value| p["hears"] == true && p["heard"] == true && p["path_mtu"] == 2176;
+    let both = |p: &&serde_json::Value| {
+        p["sees_neighbour"] == true && p["seen_by_neighbour"] == true && p["path_mtu"] == 2176
+    };
     assert_eq!(probe.as_array().unwrap().iter().filter(both).count(), 8, "{probe:#}");
 
     let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };

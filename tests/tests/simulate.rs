@@ -110,7 +110,7 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     assert_eq!((&frame(1)["job"], &frame(1)["ring"]), (&"app".into(), &0.into()), "{said:#}");
     assert_eq!((&frame(3)["job"], &frame(4)["job"]), (&Value::Null, &"app".into()), "{said:#}");
     let job = cluster.netsum_json(&["job", "show", "app"]).unwrap();
-    assert_eq!(job["in_band"]["claims"], json!([]), "the daemon has not heard of them: {job:#}");
+    assert_eq!(job["in_band"]["claims"], json!([]), "the daemon has not registered them: {job:#}");
 
     // The job is running: its connections were learned in band.
     let got = app.run_all(&Hosts::of(cluster.lab()), c, 10).unwrap();

@@ -16,7 +16,7 @@ use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg, setsock
 use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::frames::{HEADER, NEAREST, listen, send};
+use super::frames::{HEADER, NEAREST, bind_to, send};
 
 /// IEEE 802 reserves this EtherType for local experiments.
 const ETHERTYPE: u16 = 0x88b5;
@@ -33,7 +33,7 @@ const TURN: usize = 64;
 /// Pause until a full queue has room again.
 const SOON: Duration = Duration::from_millis(1);
 
-/// Opens a socket with room for one probe; needs CAP_NET_RAW. It receives nothing until it listens.
+/// Opens a socket with room for one probe; needs CAP_NET_RAW. It receives nothing until it is bound.
 pub fn open() -> Result<Socket> {
     let nothing = Some(Protocol::from(0));
     let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking(), nothing)
@@ -60,7 +60,7 @@ struct Arrivals {
 #[derive(Clone)]
 pub struct BandwidthProbes {
     socket: Arc<Socket>,
-    heard: Arc<Mutex<Arrivals>>,
+    arrivals: Arc<Mutex<Arrivals>>,
     /// Held while sending: two probes at once would slow each other down.
     one: Arc<tokio::sync::Mutex<()>>,
 }
@@ -68,7 +68,7 @@ pub struct BandwidthProbes {
 impl BandwidthProbes {
     /// With a socket from [`open`].
     pub fn new(socket: Socket) -> Self {
-        Self { socket: Arc::new(socket), heard: Arc::default(), one: Arc::default() }
+        Self { socket: Arc::new(socket), arrivals: Arc::default(), one: Arc::default() }
     }
 
     /// The received part of the last probe at an interface, since the first call for it. The kernel
@@ -76,23 +76,24 @@ impl BandwidthProbes {
     ///
     /// The kernel's error.
     pub fn receive(&self, ifindex: u32) -> io::Result<api::BandwidthProbe> {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        if heard.ifindex != ifindex {
-            listen(&*self.socket, ETHERTYPE, ifindex)?;
-            *heard = Arrivals { ifindex, ..Arrivals::default() };
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        if arrivals.ifindex != ifindex {
+            bind_to(&*self.socket, ETHERTYPE, ifindex)?;
+            *arrivals = Arrivals { ifindex, ..Arrivals::default() };
         }
         for _ in 0..2 * FRAMES {
             match next(&self.socket) {
                 Ok(Some((at, number, time, bytes))) if at == ifindex => {
-                    heard.take_note(number, time, bytes)
+                    arrivals.take_note(number, time, bytes)
                 }
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) => return Err(e),
             }
         }
-        let (frames, rate) = (heard.frames.len() as u32, rate(&heard.frames).unwrap_or_default());
-        Ok(api::BandwidthProbe { number: heard.number, frames, rate })
+        let (frames, rate) =
+            (arrivals.frames.len() as u32, rate(&arrivals.frames).unwrap_or_default());
+        Ok(api::BandwidthProbe { number: arrivals.number, frames, rate })
     }
 
     /// Sends a probe by a port. Its rate is the sender's maximum, regardless of the link.

@@ -43,6 +43,6 @@ pub(crate) fn send(
 }
 
 /// Binds a socket to one EtherType at one interface.
-pub(crate) fn listen(socket: &impl AsFd, ethertype: u16, ifindex: u32) -> io::Result<()> {
+pub(crate) fn bind_to(socket: &impl AsFd, ethertype: u16, ifindex: u32) -> io::Result<()> {
     Ok(bind(socket.as_fd().as_raw_fd(), &address(ethertype, ifindex)?)?)
 }

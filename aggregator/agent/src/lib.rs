@@ -16,7 +16,7 @@
 //! | [`device`] | what a driver reports about a port, over ethtool and netdev netlink |
 //! | [`own_addresses`] | the box's own addresses, which no port may carry |
 //! | [`hops`] | next hops of members that this box routes to |
-//! | [`lldp`] | which port is linked to which; [`neighbours`]: what ports have heard |
+//! | [`lldp`] | which port is linked to which; [`neighbours`]: the neighbours that ports see |
 //! | [`bandwidth_probes`] | frames that measure a link's rate; `frames` sends them |
 //! | [`spread`] | spreads unsummed flows over uplinks; `spread_uplinks` polls these |
 //! | [`in_band`] | first packets of jobs that are set up in band |

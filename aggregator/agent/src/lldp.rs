@@ -48,12 +48,12 @@ pub fn chassis_id() -> io::Result<String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(id)))
 }
 
-/// Sends and receives frames on all of netsum's ports. `netlink` reports the neighbours in `heard`.
+/// Sends and receives frames on all of netsum's ports. `netlink` reports `neighbours`.
 pub async fn send_and_receive(
     socket: Socket,
     shared: Shared,
     netlink: Netlink,
-    heard: LldpNeighbours,
+    neighbours: LldpNeighbours,
 ) {
     // SAFETY: the socket owns its descriptor for as long as it lives, and always returns the same
     // one.
@@ -67,8 +67,8 @@ pub async fn send_and_receive(
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = tick.tick() => tell(&socket, &shared, &netlink, [&heard.own, &name]).await,
-            result = hear(&socket, &heard) => {
+            _ = tick.tick() => announce(&socket, &shared, &netlink, [&neighbours.own, &name]).await,
+            result = receive(&socket, &neighbours) => {
                 if let Err(e) = result {
                     // For example, because a port is taken down.
                     log::debug!("LLDP: {e}");
@@ -79,7 +79,12 @@ pub async fn send_and_receive(
 }
 
 /// Sends a frame on each port that is up.
-async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, machine: [&str; 2]) {
+async fn announce(
+    socket: &AsyncFd<Socket>,
+    shared: &Shared,
+    netlink: &Netlink,
+    machine: [&str; 2],
+) {
     let interfaces = match netlink.interfaces().await {
         Ok(interfaces) => interfaces,
         Err(e) => return log::error!("LLDP: {e:#}"),
@@ -97,7 +102,7 @@ async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, mach
 }
 
 /// Records the next frame.
-async fn hear(socket: &AsyncFd<Socket>, heard: &LldpNeighbours) -> io::Result<()> {
+async fn receive(socket: &AsyncFd<Socket>, neighbours: &LldpNeighbours) -> io::Result<()> {
     let mut guard = socket.readable().await?;
     let mut frame = [0; 1600];
     let received =
@@ -106,7 +111,7 @@ async fn hear(socket: &AsyncFd<Socket>, heard: &LldpNeighbours) -> io::Result<()
     if let (length, Some(from)) = received?
         && let Some(neighbour) = parse(&frame[..length])
     {
-        heard.set(from.ifindex() as u32, neighbour, Instant::now());
+        neighbours.set(from.ifindex() as u32, neighbour, Instant::now());
     }
     Ok(())
 }

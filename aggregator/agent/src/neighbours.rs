@@ -1,4 +1,4 @@
-//! The neighbours that ports have heard at the other ends of their links.
+//! The neighbours that ports see by LLDP, at the other ends of their links.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ pub struct Neighbour {
     pub ttl: Duration,
 }
 
-/// What ports have heard, by interface number.
+/// The neighbours of all ports, by interface number.
 #[derive(Clone, Debug)]
 pub struct LldpNeighbours {
     /// The LLDP chassis id of this daemon.
@@ -40,11 +40,11 @@ impl LldpNeighbours {
             .insert(ifindex, (neighbour, now));
     }
 
-    /// A port's neighbour, and the time since it was heard; `None` if nothing was heard or it has
-    /// expired.
+    /// A port's neighbour, and the time since its last frame; `None` if no frame arrived or the
+    /// last has expired.
     pub fn get(&self, ifindex: u32, now: Instant) -> Option<(Neighbour, Duration)> {
-        let heard = self.by_port.lock().unwrap_or_else(PoisonError::into_inner);
-        let (neighbour, since) = heard.get(&ifindex)?;
+        let by_port = self.by_port.lock().unwrap_or_else(PoisonError::into_inner);
+        let (neighbour, since) = by_port.get(&ifindex)?;
         let age = now.saturating_duration_since(*since);
         (age < neighbour.ttl).then(|| (neighbour.clone(), age))
     }
@@ -55,23 +55,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_heard_holds_for_its_time() {
-        let (heard, now) = (LldpNeighbours::new("own"), Instant::now());
+    fn a_neighbour_lasts_for_its_time_to_live() {
+        let (neighbours, now) = (LldpNeighbours::new("own"), Instant::now());
         let ttl = Duration::from_secs(3);
-        let said = Neighbour {
+        let neighbour = Neighbour {
             mac: [2; 6],
             id: "7".into(),
             chassis: "leaf0".into(),
             port: "swp9".into(),
             ttl,
         };
-        heard.set(3, said, now);
-        let after = |time| heard.get(3, now + time).map(|(n, age)| (n.port, age));
+        neighbours.set(3, neighbour, now);
+        let after = |time| neighbours.get(3, now + time).map(|(n, age)| (n.port, age));
         assert_eq!(
             after(ttl - Duration::from_secs(1)),
             Some(("swp9".into(), Duration::from_secs(2)))
         );
         assert_eq!(after(ttl), None);
-        assert!(heard.get(4, now).is_none());
+        assert!(neighbours.get(4, now).is_none());
     }
 }

@@ -32,8 +32,8 @@ use crate::config::Ports;
 #[derive(Clone)]
 pub struct Netlink {
     rtnl: Rtnl,
-    /// The neighbours that ports hear; `None` without LLDP.
-    pub heard: Option<LldpNeighbours>,
+    /// The neighbours that ports see; `None` without LLDP.
+    pub lldp: Option<LldpNeighbours>,
     /// Sends and receives bandwidth probes; `None` without a socket for them.
     pub bandwidth_probes: Option<BandwidthProbes>,
 }
@@ -43,7 +43,7 @@ impl Netlink {
     pub fn open() -> Result<Self> {
         Ok(Self {
             rtnl: Rtnl::open(NETLINK_ROUTE).context("netlink")?,
-            heard: None,
+            lldp: None,
             bandwidth_probes: None,
         })
     }

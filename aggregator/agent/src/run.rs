@@ -160,9 +160,14 @@ impl Ready {
         own_addresses::look(&shared, &netlink).await?;
         if let Some(socket) = self.lldp {
             let own = lldp::chassis_id().context("LLDP: a random chassis id")?;
-            let heard = neighbours::LldpNeighbours::new(&own);
-            netlink.heard = Some(heard.clone());
-            tokio::spawn(lldp::send_and_receive(socket, shared.clone(), netlink.clone(), heard));
+            let neighbours = neighbours::LldpNeighbours::new(&own);
+            netlink.lldp = Some(neighbours.clone());
+            tokio::spawn(lldp::send_and_receive(
+                socket,
+                shared.clone(),
+                netlink.clone(),
+                neighbours,
+            ));
         }
         netlink.bandwidth_probes = self.bandwidth_probes.map(BandwidthProbes::new);
         let names: Vec<&str> = self.interfaces.iter().map(|l| l.name.as_str()).collect();

@@ -60,7 +60,7 @@ pub struct Link {
     pub unmeasured: Option<String>,
 }
 
-/// A port of a box, and the other end of its link, as they hear each other by LLDP.
+/// A port of a box, and the other end of its link, as they see each other by LLDP.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Probe {
     /// BOX/PORT.
@@ -68,14 +68,14 @@ pub struct Probe {
     /// It is up and has a carrier.
     pub up: bool,
     /// BOX/PORT of the other end, or the name that a foreign neighbour gives itself; empty if
-    /// neither hears the other.
+    /// neither sees the other.
     pub neighbour: String,
     /// The neighbour is not a box of the fabric.
     pub foreign: bool,
-    /// The port hears the neighbour.
-    pub hears: bool,
-    /// The neighbour, a box's port, hears this port.
-    pub heard: bool,
+    /// The port receives LLDP frames of the neighbour.
+    pub sees_neighbour: bool,
+    /// The neighbour, a box's port, receives LLDP frames of this port.
+    pub seen_by_neighbour: bool,
     /// Bits per second; 0 if the driver does not know.
     pub rate: u64,
     /// MTU in bytes.
@@ -95,8 +95,8 @@ impl From<api::FabricPort> for Probe {
             up: p.up,
             neighbour: p.neighbour,
             foreign: p.foreign,
-            hears: p.hears,
-            heard: p.heard,
+            sees_neighbour: p.sees_neighbour,
+            seen_by_neighbour: p.seen_by_neighbour,
             rate: p.rate,
             mtu: p.mtu,
             neighbour_mtu: p.neighbour_mtu,
@@ -195,7 +195,7 @@ pub fn probe(
         return Ok(());
     }
     let entry = |p: &Probe| {
-        let way = match (p.foreign, p.hears, p.heard) {
+        let way = match (p.foreign, p.sees_neighbour, p.seen_by_neighbour) {
             (true, ..) => plain("not a box of the fabric"),
             (_, true, true) => plain("both ways"),
             (_, true, false) => styled("one way: the other end receives no LLDP", FAIR),
@@ -255,7 +255,7 @@ mod tests {
             ],
             links: vec![
                 link("leaf0/swp9", true, None),
-                link("leaf1/swp9", false, Some("spine0/swp1 does not hear leaf1/swp9")),
+                link("leaf1/swp9", false, Some("spine0/swp1 receives no LLDP from leaf1/swp9")),
             ],
             ..api::Fabric::default()
         };
@@ -266,24 +266,26 @@ mod tests {
 
     #[test]
     fn ports_as_text() {
-        let port =
-            |port: &str, neighbour: &str, [foreign, hears, heard]: [bool; 3], neighbour_mtu| {
-                let (port, neighbour) = (port.into(), neighbour.into());
-                let (up, rate, mtu) = (true, 10_000_000_000, 9000);
-                api::FabricPort {
-                    port,
-                    up,
-                    rate,
-                    mtu,
-                    neighbour,
-                    foreign,
-                    hears,
-                    heard,
-                    neighbour_mtu,
-                    rx_rate: 0,
-                    tx_rate: 0,
-                }
-            };
+        let port = |port: &str,
+                    neighbour: &str,
+                    [foreign, sees_neighbour, seen_by_neighbour]: [bool; 3],
+                    neighbour_mtu| {
+            let (port, neighbour) = (port.into(), neighbour.into());
+            let (up, rate, mtu) = (true, 10_000_000_000, 9000);
+            api::FabricPort {
+                port,
+                up,
+                rate,
+                mtu,
+                neighbour,
+                foreign,
+                sees_neighbour,
+                seen_by_neighbour,
+                neighbour_mtu,
+                rx_rate: 0,
+                tx_rate: 0,
+            }
+        };
         let ports = vec![
             port("leaf0/swp1", "", [false; 3], 0),
             port("leaf0/swp8", "core Ethernet1 (02:00:00:00:00:07)", [true, true, false], 0),

@@ -97,7 +97,7 @@ impl<E: Executor> Shared<E> {
     pub fn order(&self, election: Option<u64>) -> Result<MutexGuard<'_, Inner<E>>, Status> {
         let mut inner = self.lock();
         match election {
-            Some(theirs) if !inner.hear(theirs) => {
+            Some(theirs) if !inner.accept_election(theirs) => {
                 let now = inner.election;
                 let why = format!(
                     "refused orders of the manager with election number {theirs}: one with number \
@@ -142,7 +142,7 @@ impl<E: Executor> Inner<E> {
 
     /// Records that a manager has called, by its election. Returns whether no manager elected later
     /// has called.
-    pub fn hear(&mut self, election: u64) -> bool {
+    pub fn accept_election(&mut self, election: u64) -> bool {
         if election > self.election {
             log::info!(
                 "a manager with election number {election} took over; orders of earlier ones are \

@@ -66,7 +66,7 @@ pub struct Epoch {
     /// For each rank, the number of the last path test in which its packet was acknowledged.
     pub acknowledged: Vec<u32>,
     /// When each rank's last heartbeat arrived; `None` when it has left.
-    heard: Vec<Option<Instant>>,
+    last_seen: Vec<Option<Instant>>,
 }
 
 /// Waiting ranks are sent at most this many reasons why other ranks were refused.
@@ -298,7 +298,7 @@ impl Controller {
             on_host_ring: false,
             path: 0,
             acknowledged: vec![0; forming.ranks.len()],
-            heard: vec![Some(now); forming.ranks.len()],
+            last_seen: vec![Some(now); forming.ranks.len()],
             ranks: forming.ranks.into_values().map(|w| w.address).collect(),
         });
         actions
@@ -394,10 +394,10 @@ impl Controller {
         self.job_for(name, token)?;
         let job = self.job_mut(name)?;
         if let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch)
-            && let Some(heard) = current.heard.get_mut(rank.0 as usize)
+            && let Some(last_seen) = current.last_seen.get_mut(rank.0 as usize)
         {
             // The rank may have left to reconnect, failed, and stayed.
-            let has_left = heard.replace(now).is_none();
+            let has_left = last_seen.replace(now).is_none();
             // All ranks fall back together, so one report counts.
             if on_host_ring && !has_left && !std::mem::replace(&mut current.on_host_ring, true) {
                 job.fallbacks += 1;
@@ -439,7 +439,7 @@ impl Controller {
     pub fn extend_heartbeats(&mut self, took: Duration, of: impl Fn(&str) -> bool) {
         let jobs = self.jobs.values_mut().filter(|job| of(&job.spec.name));
         for epoch in jobs.filter_map(|job| job.epoch.as_mut()) {
-            epoch.heard.iter_mut().flatten().for_each(|heard| *heard += took);
+            epoch.last_seen.iter_mut().flatten().for_each(|last_seen| *last_seen += took);
         }
     }
 
@@ -456,10 +456,10 @@ impl Controller {
         let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch) else {
             return Ok(Vec::new());
         };
-        if let Some(heard) = current.heard.get_mut(rank.0 as usize) {
-            *heard = None;
+        if let Some(last_seen) = current.last_seen.get_mut(rank.0 as usize) {
+            *last_seen = None;
         }
-        if current.heard.iter().any(Option::is_some) {
+        if current.last_seen.iter().any(Option::is_some) {
             return Ok(Vec::new());
         }
         job.epoch = None;
@@ -499,7 +499,7 @@ impl Epoch {
         left: &[bool],
         now: Instant,
     ) -> Self {
-        let heard = left.iter().map(|&left| (!left).then_some(now)).collect();
+        let last_seen = left.iter().map(|&left| (!left).then_some(now)).collect();
         let ring = if ring.is_empty() { Rank::all(ranks.len() as u32).collect() } else { ring };
         Self {
             number,
@@ -509,13 +509,13 @@ impl Epoch {
             path: 0,
             acknowledged: vec![0; ranks.len()],
             ranks,
-            heard,
+            last_seen,
         }
     }
 
     /// When a rank's last heartbeat arrived; `None` when it has left.
-    pub fn heard(&self, rank: Rank) -> Option<Instant> {
-        self.heard.get(rank.0 as usize).copied().flatten()
+    pub fn last_seen(&self, rank: Rank) -> Option<Instant> {
+        self.last_seen.get(rank.0 as usize).copied().flatten()
     }
 }
 
@@ -575,11 +575,12 @@ impl Job {
     /// as one is alive, it detects dead ranks itself, by an operation in flight, which is when it
     /// matters.
     pub(super) fn silence(&self, now: Instant, timeout: Duration) -> Option<String> {
-        let silent = |heard: &Instant| now.saturating_duration_since(*heard);
-        let heard = &self.epoch.as_ref()?.heard;
-        let least = heard.iter().flatten().map(silent).min().filter(|least| *least > timeout)?;
+        let silent = |last_seen: &Instant| now.saturating_duration_since(*last_seen);
+        let last_seen = &self.epoch.as_ref()?.last_seen;
+        let least =
+            last_seen.iter().flatten().map(silent).min().filter(|least| *least > timeout)?;
         let ranks: Vec<String> = (0..)
-            .zip(heard)
+            .zip(last_seen)
             .filter(|(_, h)| h.is_some())
             .map(|(rank, _)| Rank(rank).to_string())
             .collect();

@@ -140,7 +140,7 @@ impl Controller {
             epoch: job.epoch.as_ref().map(|e| SavedEpoch {
                 number: e.number,
                 ranks: e.ranks.clone(),
-                left: Rank::all(e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
+                left: Rank::all(e.ranks.len() as u32).map(|r| e.last_seen(r).is_none()).collect(),
                 ring: e.ring.clone(),
                 reconnect: e.reconnect,
                 // Ranks of other jobs report this themselves.

@@ -1219,7 +1219,7 @@ fn ranks_that_sum_by_themselves_have_fallen_back_once_in_an_epoch() {
     begin(&mut c, 0);
     assert_eq!(beats(&mut c, 0, 1, false), (false, 0));
     assert_eq!(beats(&mut c, 0, 1, true), (true, 1));
-    assert_eq!(beats(&mut c, 1, 1, false), (true, 1), "it has not heard of it yet");
+    assert_eq!(beats(&mut c, 1, 1, false), (true, 1), "it does not know of it yet");
     assert_eq!(beats(&mut c, 1, 1, true), (true, 1));
     begin(&mut c, 2);
     assert_eq!(beats(&mut c, 0, 1, true), (false, 1), "an epoch that is over");

@@ -16,7 +16,7 @@ use crate::client::{Client, ORDERS, TIMEOUT};
 use crate::config::End;
 use crate::diagnosis::{self, Said};
 use crate::hosts::SECOND_QUERY_DELAY;
-use crate::link_table::Answer;
+use crate::link_table::BoxReport;
 
 /// Limit of remembered hosts.
 const MOST_HOSTS: usize = 1 << 16;
@@ -140,15 +140,15 @@ impl Boxes {
                         protocol,
                         release,
                         election,
-                        listens,
+                        lldp,
                         aggregation_rate,
                         cpus,
                         chassis_id,
                         macs,
                     } = reply;
                     let mut known = self.known();
-                    let answer = Answer { ports: ports.clone(), listens, chassis_id, macs };
-                    said.insert(name.clone(), answer);
+                    let report = BoxReport { ports: ports.clone(), lldp, chassis_id, macs };
+                    said.insert(name.clone(), report);
                     known.look_at_version(&name, protocol, &release);
                     let ours = self.election.get();
                     if ours > 0 && election > ours {
@@ -288,13 +288,13 @@ impl Boxes {
         self.measure_links(links).await;
     }
 
-    /// Why a job at work stands still; `heard` is the time since each rank's last heartbeat.
+    /// Why a job at work stands still; `ages` are the times since the ranks' last heartbeats.
     pub async fn diagnose(
         &self,
         request: api::DiagnoseRequest,
-        heard: Vec<Option<Duration>>,
+        ages: Vec<Option<Duration>>,
     ) -> api::Diagnosis {
-        let (job, ranks) = (request.job.clone(), heard.len() as u32);
+        let (job, ranks) = (request.job.clone(), ages.len() as u32);
         let at: HashSet<String> = {
             let known = self.known();
             let has = |(_, jobs): &(&String, &Vec<String>)| jobs.contains(&job);
@@ -311,13 +311,8 @@ impl Boxes {
                 said.push((name, answer.map_err(|status| status.message().to_owned())));
             }
         }
-        let heard = |rank: u32| heard.get(rank as usize).copied().flatten();
+        let age = |rank: u32| ages.get(rank as usize).copied().flatten();
         let state = api::JobState::Active.into();
-        api::Diagnosis {
-            job,
-            ranks,
-            state,
-            ..diagnosis::merge(&said, &self.known().links(), heard)
-        }
+        api::Diagnosis { job, ranks, state, ..diagnosis::merge(&said, &self.known().links(), age) }
     }
 }

@@ -10,30 +10,30 @@ fn link(below: &str, above: &str) -> Link {
     Link { below: end(below), above: end(above), rate: None }
 }
 
-/// A port, and what it hears. All have one MAC address; a box's chassis id is its name.
-fn port(name: &str, hears: &str) -> api::Port {
+/// A port, and its LLDP neighbour. All have one MAC address; a box's chassis id is its name.
+fn port(name: &str, seen: &str) -> api::Port {
     api::Port {
         name: name.into(),
         mac: "02:00:00:00:00:01".into(),
         mtu: 1500,
         rate: 10,
         up: true,
-        neighbour: (!hears.is_empty()).then(|| api::Neighbour {
+        neighbour: (!seen.is_empty()).then(|| api::Neighbour {
             mac: "02:00:00:00:00:01".into(),
             chassis: "chassis".into(),
-            port: hears.rsplit('/').next().unwrap().into(),
+            port: seen.rsplit('/').next().unwrap().into(),
             age_ms: 0,
-            chassis_id: hears.split('/').next().unwrap().into(),
+            chassis_id: seen.split('/').next().unwrap().into(),
         }),
         ..api::Port::default()
     }
 }
 
-fn answers(said: &[(&str, &[(&str, &str)])]) -> HashMap<String, Answer> {
+fn answers(said: &[(&str, &[(&str, &str)])]) -> HashMap<String, BoxReport> {
     let answer = |&(of, ports): &(&str, &[(&str, &str)])| {
-        let ports = ports.iter().map(|(name, hears)| port(name, hears)).collect();
+        let ports = ports.iter().map(|(name, seen)| port(name, seen)).collect();
         let (chassis_id, macs) = (of.to_owned(), vec![format!("mac of {of}"), "shared".into()]);
-        (of.to_owned(), Answer { ports, listens: true, chassis_id, macs })
+        (of.to_owned(), BoxReport { ports, lldp: true, chassis_id, macs })
     };
     said.iter().map(answer).collect()
 }
@@ -85,7 +85,7 @@ fn of_links_that_were_found_the_bridges_own_comes_first() {
         ("s", &[("1", "a/swp9")]),
         ("t", &[("1", "a/swp10")]),
     ]);
-    let order = |said: &HashMap<String, Answer>| {
+    let order = |said: &HashMap<String, BoxReport>| {
         let mut link_table = link_table(&[]);
         link_table.look(said.clone(), Instant::now());
         link_table.all().into_iter().map(|c| c.link.below.port).collect::<Vec<_>>()
@@ -276,7 +276,7 @@ fn what_is_typed_wins_and_what_is_heard_is_said() {
 fn a_box_that_does_not_listen_takes_no_typed_link_away() {
     let (mut link_table, now) = (link_table(&[("a/up", "s/1")]), Instant::now());
     let mut said = answers(&HALF);
-    said.get_mut("a").unwrap().listens = false;
+    said.get_mut("a").unwrap().lldp = false;
     link_table.look(said.clone(), now);
     link_table.look(said, now + 2 * GRACE);
     assert_eq!(state(&link_table), [is("a/up s/1", true, "")]);
@@ -362,10 +362,11 @@ fn ports_show_whom_they_hear_and_who_hears_them() {
         answers(&[("a", &[("up", ""), ("h", ""), ("x", "00:07")]), ("s", &[("1", "a/up")])]),
         Instant::now(),
     );
-    let of =
-        |p: api::FabricPort| (p.port, p.neighbour, p.foreign, p.hears, p.heard, p.neighbour_mtu);
-    let is = |port: &str, neighbour: &str, [foreign, hears, heard]: [bool; 3], mtu| {
-        (port.to_owned(), neighbour.to_owned(), foreign, hears, heard, mtu)
+    let of = |p: api::FabricPort| {
+        (p.port, p.neighbour, p.foreign, p.sees_neighbour, p.seen_by_neighbour, p.neighbour_mtu)
+    };
+    let is = |port: &str, neighbour: &str, [foreign, sees, seen_by]: [bool; 3], mtu| {
+        (port.to_owned(), neighbour.to_owned(), foreign, sees, seen_by, mtu)
     };
     let ports: Vec<_> = link_table.ports().into_iter().map(of).collect();
     assert_eq!(

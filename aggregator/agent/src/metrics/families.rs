@@ -135,11 +135,11 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
             (vec![label("job_name", &job), label("state", state)], Value::Gauge(is.into()))
         })
     };
-    let heard = |j: &JobSnapshot| {
+    let heartbeats = |j: &JobSnapshot| {
         let of_rank = |&(rank, ago): &(u32, std::time::Duration)| {
             (vec![label("job_name", &j.name), label("rank", rank)], Value::Real(ago.as_secs_f64()))
         };
-        j.heard.iter().map(of_rank).collect::<Vec<_>>()
+        j.heartbeat_ages.iter().map(of_rank).collect::<Vec<_>>()
     };
     vec![
         info("job", "properties of a job", jobs.iter().map(described).collect()),
@@ -171,7 +171,7 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
             "rank_heartbeat_age",
             Some(Unit::Seconds),
             "time since a rank's last heartbeat",
-            jobs.iter().flat_map(heard).collect(),
+            jobs.iter().flat_map(heartbeats).collect(),
         ),
     ]
 }
@@ -433,7 +433,7 @@ mod tests {
             fragment_bytes: 1024.0,
             rings: vec![(ring, load)],
             timings,
-            heard: vec![(0, Duration::from_millis(250))],
+            heartbeat_ages: vec![(0, Duration::from_millis(250))],
         };
         let port = Interface {
             ifindex: 3,

@@ -54,7 +54,7 @@ pub struct JobSnapshot {
     /// Its timed sums.
     pub timings: Timings,
     /// Ranks that send heartbeats, and the time since each one's last.
-    pub heard: Vec<(u32, Duration)>,
+    pub heartbeat_ages: Vec<(u32, Duration)>,
 }
 
 /// Reads everything.
@@ -112,9 +112,9 @@ async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
 
 fn without_rings(job: &Job) -> JobSnapshot {
     let now = Instant::now();
-    let heard = |rank: u32| {
-        let heard = job.epoch.as_ref()?.heard(Rank(rank))?;
-        Some((rank, now.saturating_duration_since(heard)))
+    let heartbeat_age = |rank: u32| {
+        let last_seen = job.epoch.as_ref()?.last_seen(Rank(rank))?;
+        Some((rank, now.saturating_duration_since(last_seen)))
     };
     JobSnapshot {
         name: job.spec.name.clone(),
@@ -129,6 +129,6 @@ fn without_rings(job: &Job) -> JobSnapshot {
         fragment_bytes: fragment_bytes(job),
         rings: Vec::new(),
         timings: Timings::of_ranks(job.spec.member_count()),
-        heard: (0..job.spec.member_count()).filter_map(heard).collect(),
+        heartbeat_ages: (0..job.spec.member_count()).filter_map(heartbeat_age).collect(),
     }
 }

@@ -65,14 +65,14 @@ impl AgentService {
             None => Vec::new(),
         };
         let interfaces = self.backend.network.interfaces().await.map_err(internal)?;
-        let heard = netlink.and_then(|netlink| netlink.heard.as_ref());
+        let lldp = netlink.and_then(|netlink| netlink.lldp.as_ref());
         let ports = netlink.map(|_| self.shared().lock().controller.ports().to_vec());
         // Drivers may take their time, so they are queried without the lock.
         let rates: HashMap<u32, u64> =
             ports.iter().flatten().map(|p| (p.ifindex, device::rate(p.ifindex))).collect();
         let mut inner = self.shared().lock();
         // A manager without orders shows by this call that it is alive.
-        election.map(|election| inner.hear(election));
+        election.map(|election| inner.accept_election(election));
         let ports = inner.controller.ports().iter().map(|p| {
             let flows = inner
                 .controller
@@ -103,8 +103,8 @@ impl AgentService {
                 [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] =
                     interface.counters;
             }
-            let heard = heard.and_then(|heard| heard.get(p.ifindex, Instant::now()));
-            port.neighbour = heard.map(|(n, age)| api::Neighbour {
+            let neighbour = lldp.and_then(|lldp| lldp.get(p.ifindex, Instant::now()));
+            port.neighbour = neighbour.map(|(n, age)| api::Neighbour {
                 mac: mac_text(n.mac),
                 chassis: n.chassis,
                 port: n.port,
@@ -119,8 +119,8 @@ impl AgentService {
             protocol,
             release,
             election: inner.election,
-            listens: heard.is_some(),
-            chassis_id: heard.map(|heard| heard.own.to_string()).unwrap_or_default(),
+            lldp: lldp.is_some(),
+            chassis_id: lldp.map(|lldp| lldp.own.to_string()).unwrap_or_default(),
             aggregation_rate: inner.executor.aggregation_rate(&inner.controller),
             cpus: Some(inner.controller.cpus() as u32),
             macs: interfaces.iter().map(|l| l.mac.clone()).filter(|mac| !mac.is_empty()).collect(),

@@ -211,7 +211,7 @@ mod tests {
         let mut fabric = fabric();
         fabric.boxes[2].answers = false;
         fabric.links[1].up = false;
-        fabric.links[1].trouble = Some("leaf1/up does not hear spine0/2".into());
+        fabric.links[1].trouble = Some("leaf1/up receives no LLDP from spine0/2".into());
         view.take(Ok(fabric), 0.0);
         insta::assert_snapshot!(screen(&view));
         view.take(Err("nobody is there".into()), 1.0);

@@ -64,11 +64,11 @@ impl Rank {
         let settings = Settings { rank: 1, shape: SHAPE, timeout: TIMEOUT, session: 1 };
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
-        rank.hear(&Frame::Hello { shape: SHAPE, timeout: TIMEOUT, rank: 0, nonce: 1 }, &[]);
+        rank.receive(&Frame::Hello { shape: SHAPE, timeout: TIMEOUT, rank: 0, nonce: 1 }, &[]);
         assert!(!rank.engine.greeted() && rank.engine.greeted_by_small_packets() == Some(now));
-        rank.hear(&Frame::FullSize(SHAPE.mtu as usize), &[]);
+        rank.receive(&Frame::FullSize(SHAPE.mtu as usize), &[]);
         assert!(rank.engine.greeted() && rank.engine.greeted_by_small_packets().is_none());
-        rank.hear(&Frame::Session(5), &[]);
+        rank.receive(&Frame::Session(5), &[]);
         rank.engine
             .start(now, &mut rank.told, Call::SUM, Work::Lent(&Slice(&mut rank.data[..])))
             .unwrap();
@@ -80,12 +80,12 @@ impl Rank {
         let mut rank = Self::new();
         for origin in [0, 2] {
             let unverified = vec![0];
-            rank.hear(&Frame::FallBack { origin, reason: Reason::Unsummed, unverified }, &[]);
+            rank.receive(&Frame::FallBack { origin, reason: Reason::Unsummed, unverified }, &[]);
         }
         rank
     }
 
-    fn hear(&mut self, frame: &Frame, lanes: &[u8]) {
+    fn receive(&mut self, frame: &Frame, lanes: &[u8]) {
         let mut data = Buffer::default();
         frame.encode_to(&mut data);
         data.extend_from_slice(lanes);
@@ -111,16 +111,16 @@ fn announcements_are_of_operations_that_there_can_be() {
     };
     let mut rank = Rank::new();
     for number in 2..=MAX_OPEN as u64 + 1 {
-        rank.hear(&announce(number), &[]);
+        rank.receive(&announce(number), &[]);
     }
     assert_eq!((rank.engine.failure(), rank.engine.announced.len()), (None, MAX_OPEN));
-    rank.hear(&announce(MAX_OPEN as u64 + 2), &[]);
+    rank.receive(&announce(MAX_OPEN as u64 + 2), &[]);
     assert_eq!(rank.engine.announced.len(), MAX_OPEN);
     assert!(rank.failure().contains("rank 0 cannot have started operation 66"));
     for again in [2, 3] {
         let mut rank = Rank::new();
-        rank.hear(&announce(3), &[]);
-        rank.hear(&announce(again), &[]);
+        rank.receive(&announce(3), &[]);
+        rank.receive(&announce(again), &[]);
         assert!(rank.failure().contains("cannot have started"));
     }
 }
@@ -130,7 +130,7 @@ fn what_a_rank_says_of_others_must_be_possible() {
     for (started, completed) in [(u64::MAX, 0), (66, 0), (2, 2)] {
         let mut rank = Rank::new();
         let there = Progress { started, completed };
-        rank.hear(
+        rank.receive(
             &Frame::Status { ranks: vec![Progress::default(), Progress::default(), there] },
             &[],
         );
@@ -140,7 +140,7 @@ fn what_a_rank_says_of_others_must_be_possible() {
         );
     }
     let mut rank = Rank::new();
-    rank.hear(&Frame::Goodbye { origin: 2, completed: 2 }, &[]);
+    rank.receive(&Frame::Goodbye { origin: 2, completed: 2 }, &[]);
     assert!(rank.failure().contains("rank 2 leaves after operation 2"));
 }
 
@@ -149,14 +149,14 @@ fn steps_are_of_messages_that_there_can_be() {
     let step = |number, step| Frame::Data(DataHeader { ring: 0, step, number });
     let mut rank = Rank::by_ring();
     for number in 1..2000 {
-        rank.hear(&step(number, 0), &[0; 4]);
-        rank.hear(&step(u64::MAX - number, 0), &[0; 4]);
+        rank.receive(&step(number, 0), &[0; 4]);
+        rank.receive(&step(u64::MAX - number, 0), &[0; 4]);
     }
     assert!(rank.engine.reductions.len() <= 4, "{}", rank.engine.reductions.len());
     assert!(rank.failure().contains("rank 0 is at message"));
     for (number, wrong) in [(0, u32::MAX), (0, 4), (1, u32::MAX), (1, 3)] {
         let mut rank = Rank::by_ring();
-        rank.hear(&step(number, wrong), &[0; 4]);
+        rank.receive(&step(number, wrong), &[0; 4]);
         assert!(rank.failure().contains("does not fit this rank"), "{number} {wrong}");
     }
 }
@@ -164,7 +164,7 @@ fn steps_are_of_messages_that_there_can_be() {
 #[test]
 fn a_rank_of_another_version_or_run_is_told_so() {
     let mut rank = Rank::new();
-    rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
+    rank.receive(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
     assert!(
         text.contains(&format!("rank 0 has version {}", VERSION - 1))
@@ -172,7 +172,7 @@ fn a_rank_of_another_version_or_run_is_told_so() {
         "{text}"
     );
     let mut rank = Rank::new();
-    rank.hear(&Frame::Session(6), &[]);
+    rank.receive(&Frame::Session(6), &[]);
     assert!(rank.failure().contains("rank 0 is in another session"));
 }
 
@@ -200,7 +200,7 @@ fn settings_that_differ_between_ranks_are_named() {
         (SHAPE, TIMEOUT / 4, "timeout (NETSUM_TIMEOUT) is 2.5s at rank 0 and 10s at rank 1"),
     ] {
         let mut rank = Rank::new();
-        rank.hear(&Frame::Hello { shape, timeout, rank: 0, nonce: 1 }, &[]);
+        rank.receive(&Frame::Hello { shape, timeout, rank: 0, nonce: 1 }, &[]);
         assert_eq!(rank.failure(), format!("{words}: all ranks must have the same"));
     }
 }

@@ -199,7 +199,7 @@ impl Engine {
         self.waiting = waits.then(|| self.waiting.unwrap_or(now));
         if self.greeted
             && !self.has_left(self.previous())
-            && now.saturating_duration_since(self.heard) >= self.settings.timeout
+            && now.saturating_duration_since(self.last_received) >= self.settings.timeout
             && self.waiting.is_some_and(|since| now >= since + self.settings.stall())
         {
             let own = self.own_name();
@@ -233,7 +233,7 @@ impl Engine {
             .max();
         self.last_progress = self.last_progress.max(sum.unwrap_or(self.last_progress));
         let part = sum.max(channels.last_part(Channel::BypassIn));
-        self.heard = self.heard.max(part.unwrap_or(self.heard));
+        self.last_received = self.last_received.max(part.unwrap_or(self.last_received));
     }
 
     fn check_progress(&mut self, now: Instant, channels: &mut dyn Channels) {

@@ -176,7 +176,7 @@ pub struct Engine {
     acknowledged: bool,
     /// While the path is tested: how long the box may take for a sum.
     hurry: Option<Duration>,
-    heard: Instant,
+    last_received: Instant,
     /// Since when the caller waits for other ranks.
     waiting: Option<Instant>,
     /// When the next rank last acknowledged something.
@@ -235,7 +235,7 @@ impl Engine {
             full_size: 0,
             acknowledged: false,
             hurry: None,
-            heard: now,
+            last_received: now,
             waiting: None,
             answered: now,
             next_keep_alive: now + settings.keep_alive(),
@@ -330,7 +330,7 @@ impl Engine {
                 channels.receive_into(Channel::RingIn(ring), sum);
             }
             ChannelEvent::Received { data: frame, .. } => {
-                self.heard = now;
+                self.last_received = now;
                 match Frame::decode(&frame) {
                     Some(Frame::Data(h)) if h.ring < self.settings.shape.layout.rings => {
                         self.on_data(now, channels, data, h, &frame[DATA_HEADER..]);
