@@ -6,7 +6,7 @@ const READ: [&str; 2] = ["CreateJobRequest", "Flow"];
 const PRINTED: [&str; 12] = [
     "Job",
     "ListProgramsReply",
-    "Place",
+    "RingPosition",
     "Port",
     "Program",
     "Ring",

@@ -22,7 +22,7 @@ pub enum Class {
 }
 
 /// Result of [`classify`].
-pub struct Found {
+pub struct Classified {
     /// The packet's headers, for data.
     pub frame: Frame,
     /// The packet's flow; null if it has none.
@@ -37,7 +37,7 @@ pub struct Found {
     pub first: bool,
 }
 
-impl Found {
+impl Classified {
     /// Whether it is data of a flow whose job has ended: it must not be forwarded.
     #[inline(always)]
     pub fn has_ended(&self) -> bool {
@@ -56,7 +56,7 @@ impl Found {
 }
 
 #[inline(always)]
-pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
+pub fn classify(p: &impl Wrapped, found: &mut Classified) -> Class {
     let rejected = match wire::parse_into(p, &mut found.frame) {
         Ok(()) => false,
         Err(Reject::NotRoce) => return Class::Pass,

@@ -10,7 +10,7 @@ use netsum_common::abi::{ConnectionKey, watch};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{Bytes, Frame, Reject, Wrapped};
 
-use crate::classify::{Class, Found, classify, is_psn_shifted, is_spoofed};
+use crate::classify::{Class, Classified, classify, is_psn_shifted, is_spoofed};
 use crate::maps;
 
 /// No headers are longer than this.
@@ -26,7 +26,7 @@ pub fn on_port(ctx: &TcContext) -> i32 {
         return TC_ACT_SHOT;
     }
     let p = Headers { data: ctx.data(), end: ctx.data_end(), len: ctx.len() as usize };
-    let mut found = Found::NOTHING;
+    let mut found = Classified::NOTHING;
     let passes = match classify(&p, &mut found) {
         Class::Data => {
             // SAFETY: a map value, which lives as long as the program runs.
@@ -47,7 +47,7 @@ pub fn on_port(ctx: &TcContext) -> i32 {
 
 /// Whether it is data of a connection that has shown up in band, and waits for other ranks.
 #[inline(always)]
-fn waits(port: u32, found: &Found) -> bool {
+fn waits(port: u32, found: &Classified) -> bool {
     let Frame { src_ip, dst_ip, bth, .. } = found.frame;
     found.unknown_flow
         && maps::watched() & watch::FIRST_PACKETS != 0

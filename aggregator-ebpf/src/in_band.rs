@@ -17,7 +17,7 @@ use netsum_common::wire::{
     BTH_LEN, Bytes, EthHdr, Frame, ICRC_LEN, Ipv4Hdr, Ipv6Hdr, L3, UdpHdr, ipv4_mapped,
 };
 
-use crate::classify::Found;
+use crate::classify::Classified;
 use crate::packet::Packet;
 use crate::{maps, payload};
 
@@ -33,7 +33,7 @@ const BROKEN: u32 = u32::MAX;
 /// Whether this packet, of no registered flow, lets a connection join a job, by its token. `found`
 /// then has the ring; otherwise the counter.
 #[inline(always)]
-pub fn is_of_job(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
+pub fn is_of_job(ctx: &XdpContext, p: &Packet, found: &mut Classified) -> bool {
     let Ok(len) = found.frame.data_len(p.len()) else { return false };
     let looked = look(ctx, &found.frame, len);
     let counter = looked & 0xff;
@@ -51,7 +51,7 @@ pub fn is_of_job(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
 /// The same on the ring's CPU, with all remaining checks. If true, the packet must be dropped; it
 /// is noted if it is valid.
 #[inline(always)]
-pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
+pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Classified) -> bool {
     let Ok(len) = found.frame.data_len(p.len()) else { return false };
     let looked = look(ctx, &found.frame, len);
     if looked & 0xff != Counter::InBandFirst as u64 {

@@ -41,7 +41,7 @@ use netsum_common::serial;
 use netsum_common::slot::STALE_PSN_BEHIND;
 use netsum_common::wire::Bytes as _;
 
-use classify::{Class, Found, classify, from_its_sender, is_psn_shifted, is_spoofed, refused};
+use classify::{Class, Classified, classify, from_its_sender, is_psn_shifted, is_spoofed, refused};
 use packet::Packet;
 
 /// Added to the PSN of a stale packet.
@@ -51,7 +51,7 @@ const AS_DUPLICATE: u32 = serial::sub(0, STALE_PSN_BEHIND);
 #[inline(always)]
 pub fn on_port(ctx: &XdpContext) -> u32 {
     let p = Packet::new(ctx);
-    let mut found = Found::NOTHING;
+    let mut found = Classified::NOTHING;
     match classify(&p, &mut found) {
         Class::Pass if is_spoofed(ctx.ingress_ifindex() as u32, &found.frame) => {
             found.counter = Counter::Spoofed;
@@ -93,7 +93,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
 
 /// Handles data of a flow whose result every receiver has long had.
 #[inline(always)]
-fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u32 {
+fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Classified) -> u32 {
     let len = found.frame.data_len(p.len());
     found.counter = match len {
         Ok(len) if len > MAX_MTU => Counter::Oversized,
@@ -116,7 +116,7 @@ fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u3
 
 /// Handles data that arrives at a port and belongs to no flow, or no longer to one.
 #[inline(always)]
-fn unknown_flow(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
+fn unknown_flow(ctx: &XdpContext, p: &Packet, found: &mut Classified) -> u32 {
     let (watched, has_ended) = (maps::watched(), found.has_ended());
     if watched & (watch::FIRST_PACKETS | watch::UNKNOWN_FLOWS) == 0 && !has_ended {
         return pass(ctx, traced_by::INGRESS, found);
@@ -150,7 +150,7 @@ fn unknown_flow(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
 
 /// Handles data of a flow whose job has ended.
 #[inline(always)]
-fn ended(ctx: &XdpContext, found: &mut Found) -> u32 {
+fn ended(ctx: &XdpContext, found: &mut Classified) -> u32 {
     found.counter = Counter::JobEnded;
     // SAFETY: a map value. A lost count makes the flow look idle for a moment at worst.
     let flow = unsafe { &mut *found.flow };
@@ -163,7 +163,7 @@ fn ended(ctx: &XdpContext, found: &mut Found) -> u32 {
 
 /// Sends the packet to the ring's CPU.
 #[inline(always)]
-fn steer(ctx: &XdpContext, found: &Found) -> u32 {
+fn steer(ctx: &XdpContext, found: &Classified) -> u32 {
     let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
     let (action, counter) = match maps::to_cpu(ring.cpu) {
         Ok(action) => (action, Counter::Steered),
@@ -176,7 +176,7 @@ fn steer(ctx: &XdpContext, found: &Found) -> u32 {
 
 /// Notes a packet of a flow that does not reach the ring's CPU.
 #[inline(always)]
-fn seen_here(flow: &mut Flow, found: &Found) {
+fn seen_here(flow: &mut Flow, found: &Classified) {
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = found.frame.bth.psn;
     flow.last_verdict = found.counter as u32;
@@ -210,7 +210,7 @@ pub enum Dispatch {
 #[inline(always)]
 pub fn on_cpu(ctx: &XdpContext, dispatch: Dispatch) -> u32 {
     let p = Packet::new(ctx);
-    let mut found = Found::NOTHING;
+    let mut found = Classified::NOTHING;
     match classify(&p, &mut found) {
         // A first packet for set-up in band, or of a flow that was removed after steering.
         Class::Pass
@@ -238,14 +238,14 @@ pub fn on_cpu(ctx: &XdpContext, dispatch: Dispatch) -> u32 {
 }
 
 #[inline(always)]
-fn pass(ctx: &XdpContext, program: u32, found: &Found) -> u32 {
+fn pass(ctx: &XdpContext, program: u32, found: &Classified) -> u32 {
     maps::count(found.ring, found.counter);
     trace::classified(ctx, program, found, found.counter);
     XDP_PASS
 }
 
 #[inline(always)]
-fn refuse(ctx: &XdpContext, program: u32, found: &Found) -> u32 {
+fn refuse(ctx: &XdpContext, program: u32, found: &Classified) -> u32 {
     refused(ctx, found.ring, found.counter);
     trace::classified(ctx, program, found, found.counter);
     XDP_DROP

@@ -14,7 +14,7 @@ use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::wire::EthHdr;
 
-use crate::classify::Found;
+use crate::classify::Classified;
 use crate::maps;
 use crate::packet::opaque;
 
@@ -34,7 +34,7 @@ impl FlowRef {
 
     /// For a classified packet.
     #[inline(always)]
-    fn of(found: &Found) -> Self {
+    fn of(found: &Classified) -> Self {
         if found.flow.is_null() {
             return Self { ring: found.ring, ..Self::NOBODY };
         }
@@ -56,7 +56,7 @@ pub fn is_on() -> bool {
 
 /// Traces a packet after [`crate::classify::classify`], with its counter.
 #[inline(always)]
-pub fn classified(ctx: &XdpContext, program: u32, found: &Found, counter: Counter) {
+pub fn classified(ctx: &XdpContext, program: u32, found: &Classified, counter: Counter) {
     if is_on() {
         event(ctx, program, ctx.ingress_ifindex() as u32, FlowRef::of(found), counter.bit());
     }

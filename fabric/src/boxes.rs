@@ -121,7 +121,7 @@ pub fn ports(seen: &HashMap<String, Seen>, before: &[PortInfo]) -> Vec<PortInfo>
 
 /// Where the manager is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ManagerLocation {
     Behind(End),
     /// It runs on a box.
     On(String),
@@ -332,10 +332,10 @@ impl Boxes {
 
     /// Records the jobs that no boxes can sum at present. Jobs that were stuck before stay so until
     /// all boxes answer, unless boxes are ordered to sum them.
-    pub fn are_stuck(&self, mut jobs: HashSet<String>, is_told: impl Fn(&str) -> bool) {
+    pub fn are_stuck(&self, mut jobs: HashSet<String>, has_orders: impl Fn(&str) -> bool) {
         let mut known = self.known();
         if !known.silent.is_empty() {
-            jobs.extend(known.stuck.drain().filter(|name| !is_told(name)));
+            jobs.extend(known.stuck.drain().filter(|name| !has_orders(name)));
         }
         known.stuck = jobs;
     }
@@ -452,7 +452,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_box_of_another_version_is_told_with_both() {
+    fn a_box_of_another_version_has_orders_with_both() {
         let mut known = Known::default();
         known.look_at_version("a", PROTOCOL, RELEASE);
         assert!(known.strange.is_empty());

@@ -35,13 +35,13 @@ pub struct Config {
     #[serde(default)]
     pub uplinks: Vec<Pattern>,
     #[serde(default, rename = "links")]
-    pub found: Found,
+    pub found: FoundLinks,
 }
 
 /// What becomes of links that are found and that nobody has configured.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Found {
+pub struct FoundLinks {
     #[serde(default)]
     pub trust: Trust,
 }

@@ -122,17 +122,17 @@ mod tests {
     use super::*;
 
     /// A rank or none, the finding, and the port towards a box that may know more.
-    type Found<'a> = (Option<u32>, &'a str, &'a str);
+    type FindingRow<'a> = (Option<u32>, &'a str, &'a str);
 
-    fn merged(said: &[(&str, Result<&[Found<'_>], &str>)]) -> Vec<(Option<u32>, String)> {
-        let finding = |&(rank, what, behind): &Found<'_>| api::Finding {
+    fn merged(said: &[(&str, Result<&[FindingRow<'_>], &str>)]) -> Vec<(Option<u32>, String)> {
+        let finding = |&(rank, what, behind): &FindingRow<'_>| api::Finding {
             ring: rank.map(|_| 0),
             rank,
             what: what.into(),
             next: "look".into(),
             behind: behind.into(),
         };
-        let answer = |found: &[Found<'_>]| api::Diagnosis {
+        let answer = |found: &[FindingRow<'_>]| api::Diagnosis {
             job: "train".into(),
             state: api::JobState::Active.into(),
             findings: found.iter().map(finding).collect(),

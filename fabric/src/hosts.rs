@@ -34,7 +34,7 @@ struct Question {
 
 /// A host that is being looked up.
 #[derive(Default)]
-struct Wanted {
+struct HostLookup {
     ends: BTreeSet<End>,
     /// When it was found first.
     found: Option<Instant>,
@@ -71,13 +71,13 @@ async fn answer(
 ) {
     while let Some(first) = asked.recv().await {
         sleep(GATHER).await;
-        let mut wanted: BTreeMap<String, Wanted> = BTreeMap::new();
+        let mut lookups: BTreeMap<String, HostLookup> = BTreeMap::new();
         let others = std::iter::from_fn(|| asked.try_recv().ok());
         for question in std::iter::once(first).chain(others) {
-            wanted.entry(question.mac.clone()).or_default().questions.push(question);
+            lookups.entry(question.mac.clone()).or_default().questions.push(question);
         }
         let mut answers = JoinSet::new();
-        let macs: Vec<String> = wanted.keys().cloned().collect();
+        let macs: Vec<String> = lookups.keys().cloned().collect();
         for (name, client) in &boxes {
             let (name, mut client) = (name.clone(), client.clone());
             let request = api::FindHostsRequest { macs: macs.clone() };
@@ -86,22 +86,22 @@ async fn answer(
                 Some((name, reply.into_inner().hosts))
             });
         }
-        tokio::spawn(gather(answers, wanted));
+        tokio::spawn(gather(answers, lookups));
     }
 }
 
 /// Returns each answer as soon as it is known.
 async fn gather(
     mut answers: JoinSet<Option<(String, Vec<api::FabricHost>)>>,
-    mut wanted: BTreeMap<String, Wanted>,
+    mut lookups: BTreeMap<String, HostLookup>,
 ) {
-    while !wanted.is_empty() {
+    while !lookups.is_empty() {
         let all_are_there = match timeout(SECOND_QUERY_DELAY, answers.join_next()).await {
             Ok(None) => true,
             Ok(Some(Ok(Some((of, hosts))))) => {
                 for api::FabricHost { mac, port } in hosts {
                     let end = End { of: of.clone(), port };
-                    let Some(host) = wanted.get_mut(&mac) else { continue };
+                    let Some(host) = lookups.get_mut(&mac) else { continue };
                     if !host.questions.iter().any(|q| q.links.contains(&end)) {
                         host.ends.insert(end);
                         host.found.get_or_insert_with(Instant::now);
@@ -111,13 +111,13 @@ async fn gather(
             }
             _ => false,
         };
-        let is_known = |host: &Wanted| {
+        let is_known = |host: &HostLookup| {
             let late = host.found.is_some_and(|found| found.elapsed() >= SECOND_QUERY_DELAY);
             let as_before =
                 |q: &Question| q.was.as_ref().is_some_and(|was| host.ends.contains(was));
             all_are_there || late || host.ends.len() == 1 && host.questions.iter().all(as_before)
         };
-        for (_, host) in wanted.extract_if(.., |_, host| is_known(host)) {
+        for (_, host) in lookups.extract_if(.., |_, host| is_known(host)) {
             for question in host.questions {
                 // The caller may have gone.
                 let _ = question.answer.send(host.ends.clone());

@@ -197,7 +197,7 @@ impl LinkTable {
         let peers = lldp_peers(&fresh, &self.reports);
         self.measure(&fresh, now);
         self.reports.extend(fresh.clone());
-        self.tell_alike();
+        self.log_equal_chassis_ids();
         if self.configured.is_empty() {
             self.find(&peers, now);
         }
@@ -250,7 +250,7 @@ impl LinkTable {
 
     /// Logs boxes with equal chassis ids: a machine that was cloned with a running daemon, or one
     /// that is in the file twice.
-    fn tell_alike(&mut self) {
+    fn log_equal_chassis_ids(&mut self) {
         let mut by_id: HashMap<&str, Vec<&str>> = HashMap::new();
         for (name, report) in
             self.reports.iter().filter(|(_, report)| !report.chassis_id.is_empty())

@@ -10,7 +10,7 @@ use netsum_api::v1 as api;
 use netsum_controller::message::mac_text;
 use nix::ifaddrs::getifaddrs;
 
-use crate::boxes::{Boxes, Place};
+use crate::boxes::{Boxes, ManagerLocation};
 use crate::config::End;
 use crate::layout::Paths;
 
@@ -20,12 +20,12 @@ pub const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// This machine's addresses, and where each is.
 #[derive(Default)]
 pub struct Own {
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, ManagerLocation>,
     looked: Option<Instant>,
 }
 
 impl Own {
-    pub fn places(&self) -> &BTreeMap<String, Place> {
+    pub fn places(&self) -> &BTreeMap<String, ManagerLocation> {
         &self.places
     }
 
@@ -47,7 +47,7 @@ impl Own {
                 Entry::Vacant(place) => place.insert(boxes.place_of(mac).await),
             };
             // A box's own MAC addresses come by all its links.
-            let is_behind = matches!(place, Some(Place::Behind(_)));
+            let is_behind = matches!(place, Some(ManagerLocation::Behind(_)));
             for address in [Some(ip.to_string()), is_behind.then(|| mac_text(mac))] {
                 let Some(address) = address else { continue };
                 let before = self.places.get(&address);
@@ -85,7 +85,7 @@ pub fn reservations<'a>(
     at: &str,
     paths: &Paths,
     ranks: impl Iterator<Item = (&'a String, &'a End)>,
-    own: Option<&BTreeMap<String, Place>>,
+    own: Option<&BTreeMap<String, ManagerLocation>>,
 ) -> Vec<api::Reservation> {
     let one = |address: &String, port: &str, lapses| api::Reservation {
         address: address.clone(),
@@ -95,8 +95,10 @@ pub fn reservations<'a>(
     let towards = |of: &str| paths.towards(at, of).filter(|_| of != at);
     let ranks = ranks.filter_map(|(address, end)| Some(one(address, towards(&end.of)?, false)));
     let own = own.into_iter().flatten().filter_map(|(address, place)| match place {
-        Place::Behind(end) if end.of == at => Some(one(address, &end.port, false)),
-        Place::Behind(End { of, .. }) | Place::On(of) => Some(one(address, towards(of)?, true)),
+        ManagerLocation::Behind(end) if end.of == at => Some(one(address, &end.port, false)),
+        ManagerLocation::Behind(End { of, .. }) | ManagerLocation::On(of) => {
+            Some(one(address, towards(of)?, true))
+        }
     });
     ranks.chain(own).collect()
 }
@@ -113,7 +115,7 @@ mod tests {
         let links = [link("a/up", "s/1"), link("b/up", "s/2")];
         let first = links.iter().map(|link| (link.below.of.clone(), link.clone())).collect();
         let paths = Paths { links: links.to_vec(), first, ..Paths::default() };
-        let at = |at: &str, place: Place| {
+        let at = |at: &str, place: ManagerLocation| {
             let own = BTreeMap::from([("10.0.0.9".to_owned(), place)]);
             let ranks = ("10.0.0.1".to_owned(), end("b/p0"));
             let ranks = [(&ranks.0, &ranks.1)].into_iter();
@@ -121,11 +123,11 @@ mod tests {
             all.map(|r| format!("{} {} {}", r.address, r.port, r.lapses)).collect::<Vec<_>>()
         };
         let rank = "10.0.0.1 up false";
-        let behind = Place::Behind(end("a/p7"));
+        let behind = ManagerLocation::Behind(end("a/p7"));
         assert_eq!(at("a", behind.clone()), [rank, "10.0.0.9 p7 false"]);
         assert_eq!(at("b", behind.clone()), ["10.0.0.9 up true"]);
         assert_eq!(at("s", behind), ["10.0.0.1 2 false", "10.0.0.9 1 true"]);
-        let on = Place::On("s".into());
+        let on = ManagerLocation::On("s".into());
         assert_eq!(at("a", on.clone()), [rank, "10.0.0.9 up true"]);
         assert_eq!(at("s", on), ["10.0.0.1 2 false"], "its own, which it reserves by itself");
     }

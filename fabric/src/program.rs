@@ -27,7 +27,7 @@ const REJOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The orders of a job that boxes have received.
-struct Told {
+struct GivenOrders {
     /// They are for the ranks of this epoch.
     epoch: u32,
     layout: Layout,
@@ -36,7 +36,7 @@ struct Told {
     before: BTreeSet<String>,
 }
 
-impl Told {
+impl GivenOrders {
     fn new(epoch: u32, layout: Layout) -> Self {
         Self { epoch, layout, before: BTreeSet::new() }
     }
@@ -56,7 +56,7 @@ pub struct Programmer {
     shared: Shared,
     boxes: Arc<Boxes>,
     pending: Pending,
-    told: BTreeMap<String, Told>,
+    given: BTreeMap<String, GivenOrders>,
     /// Jobs that no boxes could sum when their ranks joined, and that started nevertheless.
     by_ring: HashMap<String, Members>,
     /// Jobs of an earlier manager whose boxes are not known yet.
@@ -74,7 +74,7 @@ pub struct Programmer {
 }
 
 /// The required state of a job.
-enum Wanted {
+enum RequiredState {
     /// As ordered before.
     Same,
     /// These orders, for the ranks of this epoch.
@@ -89,13 +89,13 @@ impl Programmer {
     pub fn new(shared: Shared, boxes: Arc<Boxes>, seen: &HashMap<String, Seen>) -> Self {
         let pending = shared.lock().executor.pending();
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
-        let (told, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
+        let (given, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
         let (by_ring, taken_over) = (HashMap::new(), HashMap::new());
         let mut programmer = Self {
             shared,
             boxes,
             pending,
-            told,
+            given,
             by_ring,
             taken_over,
             left,
@@ -115,7 +115,7 @@ impl Programmer {
                 (members(job), programmer.layout_found(job, seen))
             };
             match layout {
-                Ok(layout) => drop(programmer.told.insert(name, Told::new(of.1, layout))),
+                Ok(layout) => drop(programmer.given.insert(name, GivenOrders::new(of.1, layout))),
                 // The same as for a box that does not answer.
                 Err(_) => drop(programmer.taken_over.insert(name, of)),
             }
@@ -160,45 +160,45 @@ impl Programmer {
             .controller
             .jobs()
             .map(|job| job.spec.name.clone())
-            .chain(self.told.keys().cloned())
+            .chain(self.given.keys().cloned())
             .collect()
     }
 
-    fn wanted(&self, name: &str) -> Wanted {
+    fn required_state(&self, name: &str) -> RequiredState {
         let job = {
             let inner = self.shared.lock();
             let Ok(job) = inner.controller.job(name) else {
-                return Wanted::Nothing { gone: false };
+                return RequiredState::Nothing { gone: false };
             };
-            let told = self.told.get(name).filter(|told| told.is_of(job));
+            let given = self.given.get(name).filter(|given| given.is_of(job));
             match job.state {
                 // The orders of active ranks stay as they are until the ranks reconnect.
-                State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => {
-                    return Wanted::Same;
+                State::Active if given.is_some_and(|given| given.epoch == epoch(job)) => {
+                    return RequiredState::Same;
                 }
                 State::Active
                     if [&self.by_ring, &self.taken_over]
                         .iter()
                         .any(|of| of.get(name) == Some(&members(job))) =>
                 {
-                    return Wanted::Same;
+                    return RequiredState::Same;
                 }
                 State::Active => job.clone(),
                 // No ranks have joined since, as after a restart by hand: the ranks have left.
                 _ => {
-                    let gone = told.is_some_and(|told| told.epoch == job.last_epoch);
-                    return Wanted::Nothing { gone: gone && job.state == State::Waiting };
+                    let gone = given.is_some_and(|given| given.epoch == job.last_epoch);
+                    return RequiredState::Nothing { gone: gone && job.state == State::Waiting };
                 }
             }
         };
-        Wanted::Orders(epoch(&job), self.layout(&job))
+        RequiredState::Orders(epoch(&job), self.layout(&job))
     }
 
     /// Lays the job out next to the others, as they are now. With many jobs this is slow.
     fn layout(&self, job: &Job) -> Result<Layout, String> {
         let begin = Instant::now();
-        let others = self.told.iter().filter(|(of, _)| **of != job.spec.name);
-        let others: Vec<AtWork> = others.map(|(_, told)| told.layout.at_work.clone()).collect();
+        let others = self.given.iter().filter(|(of, _)| **of != job.spec.name);
+        let others: Vec<AtWork> = others.map(|(_, given)| given.layout.at_work.clone()).collect();
         let share = Share::Beside(&others, &*self.boxes);
         let layout = block_in_place(|| self.layout_by(job, self.boxes.paths(), share));
         log::debug!(
@@ -263,7 +263,7 @@ impl Programmer {
 
     /// Whether a box sums a job, or did before its ranks left to reconnect.
     fn is_at(&self, name: &str, at: &str) -> bool {
-        self.told.get(name).is_some_and(|told| told.boxes().any(|of| of == at))
+        self.given.get(name).is_some_and(|given| given.boxes().any(|of| of == at))
             || self.left.get(name).is_some_and(|(since, boxes)| {
                 since.elapsed() < REJOIN_TIMEOUT && boxes.iter().any(|of| of == at)
             })
@@ -273,16 +273,16 @@ impl Programmer {
         let names = job.map_or_else(|| self.names(), |name| BTreeSet::from([name]));
         let mut refusal = None;
         for name in names {
-            let (now, done) = match self.wanted(&name) {
-                Wanted::Same => continue,
-                Wanted::Orders(now, Ok(layout)) => {
-                    (now, self.tell_others(&name, now, layout).await)
+            let (now, done) = match self.required_state(&name) {
+                RequiredState::Same => continue,
+                RequiredState::Orders(now, Ok(layout)) => {
+                    (now, self.order_with_retries(&name, now, layout).await)
                 }
-                Wanted::Orders(now, Err(why)) => {
+                RequiredState::Orders(now, Err(why)) => {
                     self.forget(&name, false).await;
                     (now, Err(anyhow!(why)))
                 }
-                Wanted::Nothing { gone } => {
+                RequiredState::Nothing { gone } => {
                     self.forget(&name, gone).await;
                     continue;
                 }
@@ -325,8 +325,8 @@ impl Programmer {
 
     /// Removes a job from the boxes.
     async fn forget(&mut self, name: &str, gone: bool) {
-        let Some(told) = self.told.remove(name) else { return };
-        let boxes: Vec<String> = told.boxes().cloned().collect();
+        let Some(given) = self.given.remove(name) else { return };
+        let boxes: Vec<String> = given.boxes().cloned().collect();
         for at in &boxes {
             self.delete(at, name, gone).await;
         }
@@ -336,24 +336,29 @@ impl Programmer {
     }
 
     /// Tries again with other boxes if some do not answer.
-    async fn tell_others(&mut self, name: &str, epoch: u32, mut layout: Layout) -> Result<()> {
+    async fn order_with_retries(
+        &mut self,
+        name: &str,
+        epoch: u32,
+        mut layout: Layout,
+    ) -> Result<()> {
         loop {
             let before = self.boxes.unreachable();
-            let told = self.tell(name, epoch, layout).await;
-            if told.is_ok() || self.boxes.unreachable() == before {
-                return told;
+            let result = self.order(name, epoch, layout).await;
+            if result.is_ok() || self.boxes.unreachable() == before {
+                return result;
             }
-            match self.wanted(name) {
-                Wanted::Orders(now, again) if now == epoch => {
+            match self.required_state(name) {
+                RequiredState::Orders(now, again) if now == epoch => {
                     layout = again.map_err(|why| anyhow!(why))?
                 }
-                _ => return told,
+                _ => return result,
             }
         }
     }
 
     /// Orders the boxes to do this for a job, and nothing else.
-    async fn tell(&mut self, name: &str, epoch: u32, layout: Layout) -> Result<()> {
+    async fn order(&mut self, name: &str, epoch: u32, layout: Layout) -> Result<()> {
         self.forget(name, false).await;
         // Reserves before the ranks start, and frees what they had at other ports.
         self.reserve(Some(&layout)).await;
@@ -368,7 +373,7 @@ impl Programmer {
         }
         let at: Vec<&str> = layout.orders.iter().map(|order| &*order.at).collect();
         log::info!(NETSUM_JOB = name; "job {name}: summed by {}", at.join(", "));
-        self.told.insert(name.to_owned(), Told::new(epoch, layout));
+        self.given.insert(name.to_owned(), GivenOrders::new(epoch, layout));
         self.left.remove(name);
         Ok(())
     }
@@ -382,14 +387,14 @@ impl Programmer {
         let own = self.own.as_ref().map(Own::places);
         let paths = self.boxes.paths();
         let layouts: Vec<&Layout> =
-            self.told.values().map(|told| &told.layout).chain(new).collect();
+            self.given.values().map(|given| &given.layout).chain(new).collect();
         let mut answers = JoinSet::new();
         for api::FabricBox { name, .. } in self.boxes.show().boxes {
             let ranks = layouts.iter().flat_map(|layout| &layout.addresses);
             let all = reservations(&name, &paths, ranks, own);
-            let is_told =
-                |(told, at): &(Vec<_>, Instant)| *told == all && at.elapsed() < RETRY_INTERVAL;
-            if self.boxes.is_silent(&name) || self.reserved.get(&name).is_some_and(is_told) {
+            let is_recent =
+                |(before, at): &(Vec<_>, Instant)| *before == all && at.elapsed() < RETRY_INTERVAL;
+            if self.boxes.is_silent(&name) || self.reserved.get(&name).is_some_and(is_recent) {
                 continue;
             }
             let Some(mut client) = self.boxes.client(&name) else { continue };

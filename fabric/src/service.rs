@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use netsum_api::v1 as api;
 use netsum_api::v1::manager_server::Manager;
-use netsum_controller::backend::{Backend, Place};
+use netsum_controller::backend::{Backend, RankLocation};
 use netsum_controller::message::{diagnosis_message, refused};
 use netsum_core::diagnose::diagnose;
 use netsum_core::{Rank, RankAddress, State};
@@ -52,9 +52,9 @@ impl Backend for ManagerBackend {
         rank: u32,
         address: &RankAddress,
         patience: Duration,
-    ) -> Result<Place, Status> {
+    ) -> Result<RankLocation, Status> {
         let found = self.boxes.find(rank, address.mac, address.ip, patience).await;
-        found.map(|(ifindex, mac)| Place { ifindex, mac, router: None })
+        found.map(|(ifindex, mac)| RankLocation { ifindex, mac, router: None })
     }
 
     async fn port_seen(&self, _: IpAddr) -> Option<String> {

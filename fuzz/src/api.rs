@@ -27,17 +27,17 @@ const MEMORY: u64 = 8 << 20;
 
 /// The data plane's state by its orders.
 #[derive(Default)]
-struct Told {
+struct PlaneState {
     rings: BTreeMap<RingNumber, RingSpec>,
     flows: Vec<(FlowKey, RingNumber)>,
     active: BTreeSet<RingNumber>,
     /// Tokens of jobs that are set up in band, by the number that stands for the job.
-    listening: BTreeMap<InBandToken, RingNumber>,
+    in_band_tokens: BTreeMap<InBandToken, RingNumber>,
 }
 
 struct System {
     controller: Controller,
-    told: Told,
+    told: PlaneState,
     /// Ranks that wait for an answer to `join`.
     waiting: BTreeSet<u64>,
     waiters: u64,
@@ -92,7 +92,7 @@ impl System {
             |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
         controller.set_ports((0..3).map(port).collect());
         let waiting = BTreeSet::new();
-        Self { controller, told: Told::default(), waiting, waiters: 0, now: Instant::now() }
+        Self { controller, told: PlaneState::default(), waiting, waiters: 0, now: Instant::now() }
     }
 
     fn carry_out(&mut self, actions: Vec<Action>) {
@@ -135,12 +135,14 @@ impl System {
                     let at_work = |key| told.flows.iter().any(|(k, _)| k == key);
                     assert!(!gone.iter().any(at_work), "an active flow is forgotten");
                 }
-                Action::ListenInBand(token, job) => {
+                Action::AddInBandToken(token, job) => {
                     assert!(told.rings.contains_key(&job.job), "the job has no ring yet");
-                    let before = told.listening.insert(token, job.job);
+                    let before = told.in_band_tokens.insert(token, job.job);
                     assert!(before.is_none(), "two jobs with one token");
                 }
-                Action::IgnoreInBand(token) => assert!(told.listening.remove(&token).is_some()),
+                Action::RemoveInBandToken(token) => {
+                    assert!(told.in_band_tokens.remove(&token).is_some())
+                }
                 Action::Reply { waiter, .. } => {
                     assert!(self.waiting.remove(&waiter), "answered twice")
                 }
@@ -169,11 +171,11 @@ impl System {
             .map(|r| r.id)
             .collect();
         assert_eq!(active, self.told.active);
-        let listening: BTreeMap<InBandToken, RingNumber> = jobs()
+        let in_band_tokens: BTreeMap<InBandToken, RingNumber> = jobs()
             .filter(|j| j.spec.in_band)
             .map(|j| (j.spec.token.in_band(), j.rings[0].id))
             .collect();
-        assert_eq!(listening, self.told.listening);
+        assert_eq!(in_band_tokens, self.told.in_band_tokens);
     }
 
     fn create(&mut self, u: &mut Unstructured) -> Result<()> {
@@ -461,6 +463,6 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
     }
     assert!(s.waiting.is_empty(), "{} ranks never get an answer", s.waiting.len());
     assert_eq!((s.controller.memory_used(), s.told.rings.len(), s.told.flows.len()), (0, 0, 0));
-    assert!(s.told.listening.is_empty());
+    assert!(s.told.in_band_tokens.is_empty());
     Ok(())
 }

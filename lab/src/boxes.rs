@@ -38,7 +38,7 @@ const DISTURB: &str = "f=/sys/class/net/port1/statistics/rx_packets; read from <
     0.3; $1; wait_for $((now + 100))";
 
 /// Results for one box: a column of the table and its text.
-pub type Found = Vec<(&'static str, String)>;
+pub type BoxResults = Vec<(&'static str, String)>;
 
 /// The columns of the table, in order.
 pub const COLUMNS: [&str; 12] = [
@@ -76,7 +76,7 @@ fn spec(kernel: Kernel, card: Card) -> LabSpec {
 ///
 /// # Errors
 /// If a sum is wrong, or the box has not summed where it should have.
-pub fn try_all(kernel: Kernel, card: Card) -> Result<Found> {
+pub fn try_all(kernel: Kernel, card: Card) -> Result<BoxResults> {
     let mut trial = Trial::start(spec(kernel, card), card)?;
     trial.sums("path MTU 1024", 1024, 0.0)?;
     trial.sums("path MTU 2048, 1 % loss", 2048, LOSS)?;
@@ -96,9 +96,9 @@ pub fn try_all(kernel: Kernel, card: Card) -> Result<Found> {
 
 /// Runs [`try_all`] and the slower tests: hosts in a VLAN, and hosts that are virtual machines with
 /// their kernels' Soft-RoCE. Failures are in the table and in `errors`.
-pub fn try_everything(kernel: Kernel, card: Card, errors: &mut Vec<String>) -> Found {
+pub fn try_everything(kernel: Kernel, card: Card, errors: &mut Vec<String>) -> BoxResults {
     let mut found = vec![("Linux", kernel.to_string()), ("driver", card.to_string())];
-    let mut tried = |column: &'static str, run: &dyn Fn() -> Result<Found>| match run() {
+    let mut tried = |column: &'static str, run: &dyn Fn() -> Result<BoxResults>| match run() {
         Ok(said) => found.extend(said),
         Err(error) => {
             let error = format!("{kernel}, {card}, {column}: {error:#}");
@@ -131,7 +131,7 @@ fn again<T>(run: impl Fn() -> Result<T>) -> Result<T> {
 ///
 /// # Errors
 /// If it is not refused.
-pub fn refused(kernel: Kernel, card: Card) -> Result<Found> {
+pub fn refused(kernel: Kernel, card: Card) -> Result<BoxResults> {
     let cluster = Cluster::without_daemon(spec(kernel, card))?;
     let mut found = head(&cluster, card)?;
     let mut cluster = cluster;
@@ -142,7 +142,7 @@ pub fn refused(kernel: Kernel, card: Card) -> Result<Found> {
 }
 
 /// The kernel's release, and the driver's name.
-fn head(cluster: &Cluster, card: Card) -> Result<Found> {
+fn head(cluster: &Cluster, card: Card) -> Result<BoxResults> {
     let release = output(cluster.lab().box_().command("/bin/busybox").args(["uname", "-r"]))?;
     Ok(vec![("Linux", release.trim().to_owned()), ("driver", card.to_string())])
 }
@@ -153,7 +153,7 @@ struct Trial {
     job: JobSpec,
     group: Option<Group>,
     seed: u64,
-    found: Found,
+    found: BoxResults,
 }
 
 impl Trial {
@@ -347,7 +347,7 @@ fn stock(kernel: Kernel, card: Card) -> Result<String> {
 }
 
 /// The table in Markdown.
-pub fn table(rows: &[Found]) -> String {
+pub fn table(rows: &[BoxResults]) -> String {
     let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
     let mut text = line(COLUMNS.to_vec()) + &line(vec!["---"; COLUMNS.len()]);
     for row in rows {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::group::Started;
-pub use crate::group::{Answer, Group, Order, Outcome, RankSpec, to_hex};
+pub use crate::group::{Group, Order, Outcome, RankReply, RankSpec, to_hex};
 pub use crate::job::JobSpec;
 use crate::lab::BoxNode;
 use crate::process::Running;

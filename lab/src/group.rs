@@ -130,12 +130,12 @@ pub enum Order {
 /// Answers of `netsum-rank`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum RankReply {
     Done(Outcome),
     Error(String),
 }
 
-impl Answer {
+impl RankReply {
     fn transport(self) -> String {
         match self {
             Self::Done(outcome) => outcome.transport,
@@ -219,8 +219,8 @@ impl Group {
         let errors: String = answers
             .iter()
             .filter_map(|(rank, answer)| match answer {
-                Answer::Done(_) => None,
-                Answer::Error(error) => Some(format!("rank {rank} cannot connect: {error}\n")),
+                RankReply::Done(_) => None,
+                RankReply::Error(error) => Some(format!("rank {rank} cannot connect: {error}\n")),
             })
             .collect();
         ensure!(errors.is_empty(), "{errors}{}", group.log());
@@ -279,7 +279,7 @@ impl Group {
         running.say(&serde_json::to_string(&Order::Reconnect)?)
     }
 
-    pub fn answer(&mut self, rank: usize, timeout: Duration) -> Result<Answer> {
+    pub fn answer(&mut self, rank: usize, timeout: Duration) -> Result<RankReply> {
         let line = self.ranks[rank].as_mut().context("that rank has gone")?.line(timeout)?;
         serde_json::from_str(&line).with_context(|| line.clone())
     }
@@ -321,7 +321,7 @@ impl Group {
     }
 
     /// The next answer of every live rank.
-    pub fn answers(&mut self, timeout: Duration) -> Result<Vec<(usize, Answer)>> {
+    pub fn answers(&mut self, timeout: Duration) -> Result<Vec<(usize, RankReply)>> {
         let mut answers = Vec::new();
         for (rank, running) in self.ranks.iter_mut().enumerate() {
             if let Some(running) = running {
@@ -350,13 +350,13 @@ impl Group {
         let mut errors = Vec::new();
         for (rank, answer) in self.answers(2 * TIMEOUT)? {
             match answer {
-                Answer::Done(mut outcome) => {
+                RankReply::Done(mut outcome) => {
                     if let Some(result) = outcome.result.take() {
                         std::fs::write(&files[rank], from_hex(&result)?)?;
                     }
                     outcomes.push(outcome);
                 }
-                Answer::Error(error) => errors.push(format!("rank {rank}: {error}")),
+                RankReply::Error(error) => errors.push(format!("rank {rank}: {error}")),
             }
         }
         ensure!(errors.is_empty(), "{}", errors.join("\n"));
@@ -414,8 +414,8 @@ impl Group {
         let mut outcomes = Vec::new();
         for (rank, answer) in self.answers(2 * TIMEOUT)? {
             match answer {
-                Answer::Done(outcome) => outcomes.push(outcome),
-                Answer::Error(error) => bail!("rank {rank}: {error}"),
+                RankReply::Done(outcome) => outcomes.push(outcome),
+                RankReply::Error(error) => bail!("rank {rank}: {error}"),
             }
         }
         let mut all = Vec::new();

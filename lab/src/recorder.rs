@@ -16,7 +16,7 @@ use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
 
 /// What the data plane was told.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct RecordedState {
     /// Whether to answer as if no packet had arrived.
     pub idle: bool,
     pub rings: HashMap<RingNumber, RingSpec>,
@@ -28,7 +28,7 @@ pub struct Told {
     pub flows: HashSet<FlowKey>,
     pub active: HashSet<RingNumber>,
     pub watching: bool,
-    pub listening: HashSet<InBandToken>,
+    pub in_band_tokens: HashSet<InBandToken>,
     pub first_packets: Vec<FirstPacket>,
     pub tracing: Option<TraceFilter>,
     pub traced: Vec<Traced>,
@@ -42,7 +42,7 @@ pub struct Told {
 }
 
 /// Answers as if a packet or two had arrived.
-pub struct Recorder(pub Arc<Mutex<Told>>);
+pub struct Recorder(pub Arc<Mutex<RecordedState>>);
 
 impl DataPlane for Recorder {
     fn attach(&mut self, _: u32) -> anyhow::Result<()> {
@@ -168,12 +168,12 @@ impl DataPlane for Recorder {
     fn unknown_flows(&self) -> anyhow::Result<Vec<(ConnectionKey, u64)>> {
         Ok(Vec::new())
     }
-    fn listen_in_band(&mut self, token: InBandToken, _: InBandJob) -> anyhow::Result<()> {
-        self.0.lock().unwrap().listening.insert(token);
+    fn add_in_band_token(&mut self, token: InBandToken, _: InBandJob) -> anyhow::Result<()> {
+        self.0.lock().unwrap().in_band_tokens.insert(token);
         Ok(())
     }
-    fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()> {
-        self.0.lock().unwrap().listening.remove(&token);
+    fn remove_in_band_token(&mut self, token: InBandToken) -> anyhow::Result<()> {
+        self.0.lock().unwrap().in_band_tokens.remove(&token);
         Ok(())
     }
     fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>> {

@@ -20,7 +20,7 @@ use netsum_common::wire::{InBandToken, JobHeader};
 use netsum_controller::socket::{self, Access, SocketFile};
 use netsum_core::plane::FirstPacket;
 use netsum_dataplane::Traced;
-use netsum_lab::recorder::Told;
+use netsum_lab::recorder::RecordedState;
 use netsum_program::execute;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
@@ -190,7 +190,7 @@ async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
     let in_band =
         made.split("token in band ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     assert_eq!(in_band.len(), 32, "{made}");
-    assert_eq!(d.told.lock().unwrap().listening.len(), 1);
+    assert_eq!(d.told.lock().unwrap().in_band_tokens.len(), 1);
     for line in
         ["job show train", "-j job show train", "job list", "-j job list", "-j flow list train"]
     {
@@ -242,7 +242,7 @@ async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
     assert_eq!(d.told.lock().unwrap().active.len(), 1);
     d.netsum("job delete train").await.unwrap();
     let told = d.told.lock().unwrap();
-    assert!(told.listening.is_empty() && told.flows.is_empty());
+    assert!(told.in_band_tokens.is_empty() && told.flows.is_empty());
 }
 
 #[tokio::test]
@@ -295,8 +295,9 @@ async fn reconnecting_before_the_first_sum_creates_rings_once() {
         };
         d.told.lock().unwrap().first_packets = places.map(packet).collect();
         for _ in 0..500 {
-            let is_new = |told: &Told| told.flows.iter().all(|flow| flow.qpn >= base_qpn);
-            let is_done = |told: &Told| is_new(told) && told.active.len() == RINGS as usize;
+            let is_new = |told: &RecordedState| told.flows.iter().all(|flow| flow.qpn >= base_qpn);
+            let is_done =
+                |told: &RecordedState| is_new(told) && told.active.len() == RINGS as usize;
             if is_done(&d.told.lock().unwrap()) {
                 return;
             }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::unmanaged::static_connection;
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, TIMEOUT, one_on_each_host};
+use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, RankReply, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::Faults;
 use netsum_lab::traffic::{ping, tcp_transfer};
 
@@ -181,7 +181,7 @@ fn a_killed_rank_is_named_by_the_others() {
     let answers = group.answers(TIMEOUT).unwrap();
     assert_eq!(answers.len(), 3);
     for (rank, answer) in answers {
-        let Answer::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
+        let RankReply::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
         assert!(error.contains("rank 2"), "rank {rank}: {error}");
     }
     assert!(start.elapsed() < 15 * SECOND, "{:?}", start.elapsed());

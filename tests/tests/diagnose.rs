@@ -318,7 +318,10 @@ fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
     );
     // The job ends with an error at every rank.
     for (rank, answer) in group.answers(TIMEOUT).unwrap() {
-        assert!(matches!(answer, netsum_lab::cluster::Answer::Error(_)), "rank {rank}: {answer:?}");
+        assert!(
+            matches!(answer, netsum_lab::cluster::RankReply::Error(_)),
+            "rank {rank}: {answer:?}"
+        );
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use netsum_lab::attacker::Seen;
-use netsum_lab::cluster::{Answer, Cluster, JobSpec, TIMEOUT, one_on_each_host};
+use netsum_lab::cluster::{Cluster, JobSpec, RankReply, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::{Fault, Faults};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::tap::Tap;
@@ -89,7 +89,7 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     // The rank starts again before the others notice that it was killed.
     cluster.start_again(&mut group, 1).unwrap();
     for rank in [0, 2] {
-        let Answer::Error(error) = group.answer(rank, TIMEOUT).unwrap() else {
+        let RankReply::Error(error) = group.answer(rank, TIMEOUT).unwrap() else {
             panic!("rank {rank}: no error")
         };
         assert!(error.contains("rank 1"), "rank {rank}: {error}");
@@ -98,7 +98,7 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     for rank in 0..RANKS as usize {
         let answer = group.answer(rank, TIMEOUT).unwrap();
         assert!(
-            matches!(answer, Answer::Done(_)),
+            matches!(answer, RankReply::Done(_)),
             "rank {rank}: {answer:?}\n{}",
             cluster.daemon_log()
         );

@@ -56,14 +56,14 @@ fn ended() -> Bench {
     let mut bench = Bench::new(in_band_ring(), false).unwrap();
     bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[LOOPBACK]).unwrap();
     bench.plane.create_ring(&in_band_ring()).unwrap();
-    bench.plane.listen_in_band(TOKEN, job()).unwrap();
+    bench.plane.add_in_band_token(TOKEN, job()).unwrap();
     bench
 }
 
 /// A running job.
 fn at_work() -> Bench {
     let mut bench = Bench::new(in_band_ring(), false).unwrap();
-    bench.plane.listen_in_band(TOKEN, job()).unwrap();
+    bench.plane.add_in_band_token(TOKEN, job()).unwrap();
     bench
 }
 
@@ -83,7 +83,7 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
     for v6 in [false, true] {
         for opcode in [0x00, 0x04, 0x05, 0x06, 0x0a, 0x0b].map(Opcode) {
             for vlan in [None, Some(7)] {
-                bench.plane.listen_in_band(TOKEN, job()).unwrap();
+                bench.plane.add_in_band_token(TOKEN, job()).unwrap();
                 let before =
                     [Counter::InBandFirst, Counter::InBandWaits].map(|c| counted(&bench, c));
                 let mut spec = first(header(1, 0, 0), 0x4711, 0x12_3456);
@@ -136,8 +136,8 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                 }
                 // This lasts until both the job and the connection have ended.
                 let another = InBandJob { job: RingNumber(2), ..job() };
-                bench.plane.listen_in_band(InBandToken([1; 16]), another).unwrap();
-                bench.plane.ignore_in_band(TOKEN).unwrap();
+                bench.plane.add_in_band_token(InBandToken([1; 16]), another).unwrap();
+                bench.plane.remove_in_band_token(TOKEN).unwrap();
                 assert_eq!(
                     bench.run("ingress", &middle.build()).unwrap().action,
                     DROP,
@@ -191,8 +191,8 @@ fn what_is_not_a_jobs_first_packet_passes() {
     }
     assert_eq!(bench.plane.first_packets().unwrap(), []);
     // Without such a job, no first packet is noted either.
-    bench.plane.ignore_in_band(TOKEN).unwrap();
-    bench.plane.ignore_in_band(TOKEN).unwrap();
+    bench.plane.remove_in_band_token(TOKEN).unwrap();
+    bench.plane.remove_in_band_token(TOKEN).unwrap();
     assert_eq!(both(&mut bench, &spec.build()), [PASS, DROP]);
     let before = counted(&bench, Counter::InBandToken);
     assert_eq!(both(&mut bench, &change(|s| s.payload[8] ^= 1)), [PASS, DROP]);
@@ -248,7 +248,7 @@ fn a_first_packet_that_is_not_whole_claims_nothing() {
     // The ICRC is not checked if the job says so.
     bench
         .plane
-        .listen_in_band(TOKEN, InBandJob { flags: ring_flags::ICRC_IGNORE, ..job() })
+        .add_in_band_token(TOKEN, InBandJob { flags: ring_flags::ICRC_IGNORE, ..job() })
         .unwrap();
     let mut frame = right.build();
     *frame.last_mut().unwrap() ^= 1;
@@ -292,7 +292,7 @@ fn a_first_packet_flood_ends_a_bounded_number_of_connections() {
         spec.payload.truncate(64);
         assert_eq!(bench.run("ingress", &spec.build()).unwrap().action, REDIRECT);
     }
-    let ended = bench.plane.ignore_in_band(TOKEN);
+    let ended = bench.plane.remove_in_band_token(TOKEN);
     let places = bench.plane.ended_flows().unwrap().len();
     let spec = in_band_ring();
     let others = (0..RANKS)
@@ -431,7 +431,7 @@ fn a_first_packet_with_another_ranks_address_is_spoofed_on_any_other_port() {
         })
         .collect();
     let mut bench = Bench::with_flows(ring, flows).unwrap();
-    bench.plane.listen_in_band(TOKEN, job()).unwrap();
+    bench.plane.add_in_band_token(TOKEN, job()).unwrap();
     let claim = first(header(1, 0, 0), 0x4711, 5);
     for (ip, mac) in [(true, true), (true, false), (false, true)] {
         let mut spec = claim.clone();

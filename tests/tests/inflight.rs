@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
+use netsum_lab::cluster::{Cluster, Group, JobSpec, RankReply, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::Faults;
 
 const RANKS: u32 = 4;
@@ -70,7 +70,7 @@ fn every_handle_names_a_rank_that_was_killed() {
     let answers = group.answers(TIMEOUT).unwrap();
     assert_eq!(answers.len(), 3);
     for (rank, answer) in answers {
-        let Answer::Error(errors) = answer else { panic!("rank {rank}: {answer:?}") };
+        let RankReply::Error(errors) = answer else { panic!("rank {rank}: {answer:?}") };
         assert_eq!(errors.lines().count(), 6, "rank {rank}: {errors}");
         assert!(errors.lines().all(|error| error.contains("rank 2")), "rank {rank}: {errors}");
     }

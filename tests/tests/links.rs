@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
+use netsum_lab::cluster::{Cluster, Group, JobSpec, RankReply, TIMEOUT, one_on_each_host};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::lab::BoxNode;
 use netsum_lab::netns::Netns;
@@ -90,8 +90,8 @@ impl Busy {
         let answers = self.group.answers(TIMEOUT).unwrap();
         assert_eq!(answers.len(), RANKS as usize);
         let errors = answers.into_iter().map(|(rank, answer)| match answer {
-            Answer::Error(error) => error,
-            Answer::Done(outcome) => panic!("rank {rank}: {outcome:?}"),
+            RankReply::Error(error) => error,
+            RankReply::Done(outcome) => panic!("rank {rank}: {outcome:?}"),
         });
         errors.collect()
     }

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use netsum_lab::cluster::{
-    Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, TIMEOUT, one_on_each_host,
+    Cluster, DaemonOptions, Group, JobSpec, Outcome, RankReply, TIMEOUT, one_on_each_host,
 };
 use netsum_lab::{LabSpec, netns};
 
@@ -199,7 +199,8 @@ fn dies_after(delay: Duration) {
     assert!(begin.elapsed() < 10 * SECOND, "{:?}", begin.elapsed());
     for ((rank, first), (_, second)) in first.into_iter().zip(second) {
         // The operation after which the ranks reconnect may have completed or not.
-        let Answer::Error(error) = (if matches!(first, Answer::Error(_)) { first } else { second })
+        let RankReply::Error(error) =
+            (if matches!(first, RankReply::Error(_)) { first } else { second })
         else {
             panic!("rank {rank}: no error")
         };

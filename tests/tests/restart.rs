@@ -9,7 +9,7 @@ use netsum_common::slot::{RingState, Slot};
 use netsum_dataplane::pins::Pins;
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{
-    Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, TIMEOUT, one_on_each_host,
+    Cluster, DaemonOptions, Group, JobSpec, Outcome, RankReply, TIMEOUT, one_on_each_host,
 };
 use netsum_lab::netns;
 use serde_json::Value;
@@ -103,7 +103,7 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
     group.kill(1).unwrap();
     group.order_all_reduce("f32", 1000, 7).unwrap();
     for (rank, answer) in group.answers(TIMEOUT).unwrap() {
-        let Answer::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
+        let RankReply::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
         assert!(error.contains("rank 1"), "rank {rank}: {error}");
     }
 
@@ -240,7 +240,7 @@ fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
     assert!(shown["error"].as_str().unwrap().contains("rank 2: its port"), "{shown:#}");
     group.order_all_reduce("i32", 1000, 4).unwrap();
     for (rank, answer) in group.answers(TIMEOUT).unwrap() {
-        assert!(matches!(answer, Answer::Error(_)), "rank {rank}: {answer:?}");
+        assert!(matches!(answer, RankReply::Error(_)), "rank {rank}: {answer:?}");
     }
     // Its hosts may still be sending: the programs stay, and drop their packets.
     cluster.stop_daemon().unwrap();

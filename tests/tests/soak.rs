@@ -46,9 +46,9 @@ struct Sums {
 
 /// An all-reduce that the ranks were told to do: its number, type and length, and the files for its
 /// results.
-struct Told(u64, &'static str, usize, Vec<PathBuf>);
+struct OrderedAllReduce(u64, &'static str, usize, Vec<PathBuf>);
 
-impl Told {
+impl OrderedAllReduce {
     /// Uses types and lengths in turn.
     fn tell(group: &mut Group, number: u64) -> Result<Self> {
         let len = LENGTHS[number as usize % LENGTHS.len()];
@@ -59,8 +59,8 @@ impl Told {
 
 impl Sums {
     /// Waits for an all-reduce, and compares it bit by bit at each rank.
-    fn add(&mut self, group: &mut Group, told: &Told) -> Result<()> {
-        let Told(number, dtype, len, files) = told;
+    fn add(&mut self, group: &mut Group, told: &OrderedAllReduce) -> Result<()> {
+        let OrderedAllReduce(number, dtype, len, files) = told;
         let what = || format!("all-reduce {number}, {len} x {dtype}");
         let outcomes = group.check_all_reduce(dtype, *len, *number, files).with_context(what)?;
         ensure!(
@@ -147,7 +147,7 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
         let beside = [scope.spawn(flap), scope.spawn(tcp)];
         let mut said = begun;
         let mut work = || -> Result<()> {
-            let mut told = Told::tell(&mut group, 0)?;
+            let mut told = OrderedAllReduce::tell(&mut group, 0)?;
             while !over.load(Ordering::Relaxed) && begun.elapsed() < time {
                 number += 1;
                 // By then the ranks have needed all the memory that they ever need. They are idle
@@ -157,11 +157,11 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
                 if first.is_none() && is_warm {
                     sums.add(&mut group, &told)?;
                     first = Some(memories(&cluster, &group)?);
-                    told = Told::tell(&mut group, number)?;
+                    told = OrderedAllReduce::tell(&mut group, number)?;
                     continue;
                 }
                 // Ranks continue while results are compared.
-                let next = Told::tell(&mut group, number)?;
+                let next = OrderedAllReduce::tell(&mut group, number)?;
                 sums.add(&mut group, &std::mem::replace(&mut told, next))?;
                 if said.elapsed() > 30 * SECOND {
                     said = Instant::now();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{
-    Answer, Cluster, Group, JobSpec, Outcome, TIMEOUT, WORKER_PORT, program,
+    Cluster, Group, JobSpec, Outcome, RankReply, TIMEOUT, WORKER_PORT, program,
 };
 use netsum_lab::faults::{Fault, Faults};
 use netsum_lab::process::Running;
@@ -198,7 +198,7 @@ fn death(cluster: &Cluster) {
     group.kill(1).unwrap();
     group.order_all_reduce("i32", 100_000, 3).unwrap();
     for (rank, answer) in group.answers(TIMEOUT).unwrap() {
-        let Answer::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
+        let RankReply::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
         assert!(error.contains("rank 1 "), "rank {rank}: {error}");
     }
 }

@@ -144,8 +144,8 @@ impl Agent {
             }
             Action::ResetCounters(ring) => self.plane.reset_counters(ring),
             Action::AddFlow(flow) => self.plane.add_flow(&flow),
-            Action::ListenInBand(token, job) => self.plane.listen_in_band(token, job),
-            Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
+            Action::AddInBandToken(token, job) => self.plane.add_in_band_token(token, job),
+            Action::RemoveInBandToken(token) => self.plane.remove_in_band_token(token),
             Action::ActivateRing(ring, ports) => {
                 let edges = controller.edges().filter(|edge: &Edge| edge.to.ring == ring.id);
                 for edge in edges {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use netsum_api::v1 as api;
-use netsum_controller::backend::{Backend, Place};
+use netsum_controller::backend::{Backend, RankLocation};
 use netsum_controller::message::mac_text;
 use netsum_core::RankAddress;
 use netsum_core::port::Problem;
@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use tonic::Status;
 
 use super::agent::{Agent, Shared};
-use super::netlink::Found;
+use super::netlink::PortLookup;
 use super::network::Network;
 use super::{diagnose, path_cause};
 
@@ -52,7 +52,12 @@ impl Backend for BoxBackend {
         Ok(())
     }
 
-    async fn find(&self, rank: u32, address: &RankAddress, _: Duration) -> Result<Place, Status> {
+    async fn find(
+        &self,
+        rank: u32,
+        address: &RankAddress,
+        _: Duration,
+    ) -> Result<RankLocation, Status> {
         let way = self.network.next_hop_to(address.ip).await.map_err(internal)?;
         if way.is_some_and(|way| way.is_own) {
             return Err(Status::failed_precondition(format!(
@@ -68,14 +73,14 @@ impl Backend for BoxBackend {
         let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
         let of = format!("MAC address {} of {}", mac_text(address.mac), address.ip);
         let (ifindex, mac) = match found {
-            Found::Port { ifindex, mac } => (ifindex, mac),
-            Found::Nothing { router: None } => {
+            PortLookup::Port { ifindex, mac } => (ifindex, mac),
+            PortLookup::NotSeen { router: None } => {
                 return refused(format!(
                     "the bridge has not seen {of} on any port; a rank behind a router is found by \
                      the box's route to it"
                 ));
             }
-            Found::Nothing { router: Some(router) } => {
+            PortLookup::NotSeen { router: Some(router) } => {
                 return refused(format!(
                     "the bridge has not seen {of} on any port, nor that of {router}, the box's \
                      router on the way there"
@@ -89,7 +94,7 @@ impl Backend for BoxBackend {
         inner.controller.set_routers(interfaces.iter().map(|l| (l.ifindex, l.router)));
         if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
             let router = way.map(|way| way.next).filter(|next| *next != address.ip);
-            Ok(Place { ifindex, mac, router })
+            Ok(RankLocation { ifindex, mac, router })
         } else {
             let of = if mac == address.mac {
                 of

@@ -22,8 +22,8 @@ pub async fn poll_first_packets(shared: Shared) {
     loop {
         tick.tick().await;
         let mut inner = shared.lock();
-        if inner.controller.listens_in_band() {
-            listen(&mut inner, &mut lines, Instant::now());
+        if inner.controller.has_in_band_jobs() {
+            take_first_packets(&mut inner, &mut lines, Instant::now());
         }
     }
 }
@@ -70,7 +70,7 @@ fn has_released(inner: &Inner, job: &Job) -> bool {
     job.state == State::Active && !job.rings.iter().all(|ring| untouched(ring).unwrap_or(false))
 }
 
-fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
+fn take_first_packets(inner: &mut Inner, lines: &mut Lines, now: Instant) {
     let packets = match inner.executor.plane.first_packets() {
         Ok(packets) => packets,
         Err(e) => return log::error!("first packets cannot be read: {e:#}"),

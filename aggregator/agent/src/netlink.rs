@@ -210,7 +210,7 @@ impl Netlink {
     /// address. Otherwise it is the interface of the router by which this machine reaches the
     /// host's IP address, or the one of these `ports` by which it does so. Waits a second for one
     /// of them to appear.
-    pub async fn port_of(&self, mac: [u8; 6], ip: IpAddr, ports: &[u32]) -> Result<Found> {
+    pub async fn port_of(&self, mac: [u8; 6], ip: IpAddr, ports: &[u32]) -> Result<PortLookup> {
         let mut router = None;
         for attempt in 0..20 {
             let table = self
@@ -221,7 +221,7 @@ impl Netlink {
                 table.iter().find(|e| mac_of(e) == Some(mac)).map(|e| e.header.ifindex)
             };
             if let Some(ifindex) = behind(mac) {
-                return Ok(Found::Port { ifindex, mac });
+                return Ok(PortLookup::Port { ifindex, mac });
             }
             // The host's own packets take precedence: a network in which this machine has no
             // address may seem to be behind its router.
@@ -232,7 +232,7 @@ impl Netlink {
                     Some(NextHop { mac: Some(mac), ifindex, .. }) => {
                         let port = ports.contains(&ifindex).then_some(ifindex);
                         if let Some(ifindex) = router.and_then(|_| behind(mac)).or(port) {
-                            return Ok(Found::Port { ifindex, mac });
+                            return Ok(PortLookup::Port { ifindex, mac });
                         }
                     }
                     Some(NextHop { mac: None, .. }) => ask_for(ip),
@@ -241,7 +241,7 @@ impl Netlink {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Ok(Found::Nothing { router })
+        Ok(PortLookup::NotSeen { router })
     }
 
     /// The interface behind which a neighbour of this machine, or the router towards an address,
@@ -369,7 +369,7 @@ pub struct NextHop {
 
 /// The result of [`Netlink::port_of`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum PortLookup {
     /// The port that receives the host's packets.
     Port {
         ifindex: u32,
@@ -377,7 +377,7 @@ pub enum Found {
         mac: [u8; 6],
     },
     /// No packet of the host or of its router has been seen.
-    Nothing {
+    NotSeen {
         /// The router by which this machine would reach it.
         router: Option<IpAddr>,
     },

@@ -9,7 +9,7 @@ use netsum_controller::message::{mac_from_text, mac_text};
 use netsum_core::port::Problem;
 
 use super::link::Interface;
-use super::netlink::{Found, Netlink, NextHop};
+use super::netlink::{Netlink, NextHop, PortLookup};
 
 /// The network around a box.
 #[derive(Clone)]
@@ -47,11 +47,14 @@ impl Network {
     }
 
     /// Which of these ports a host is behind.
-    pub async fn port_of(&self, mac: [u8; 6], ip: IpAddr, ports: &[u32]) -> Result<Found> {
+    pub async fn port_of(&self, mac: [u8; 6], ip: IpAddr, ports: &[u32]) -> Result<PortLookup> {
         match self {
             Self::Kernel(netlink) => netlink.port_of(mac, ip, ports).await,
-            Self::Fixed(find) => Ok(find(mac)
-                .map_or(Found::Nothing { router: None }, |ifindex| Found::Port { ifindex, mac })),
+            Self::Fixed(find) => {
+                Ok(find(mac).map_or(PortLookup::NotSeen { router: None }, |ifindex| {
+                    PortLookup::Port { ifindex, mac }
+                }))
+            }
         }
     }
 

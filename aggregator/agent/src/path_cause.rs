@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
-use netsum_api::v1::path_request::MissingPackets as Told;
+use netsum_api::v1::path_request::MissingPackets as ReportedMissing;
 use netsum_controller::message::refused;
 use netsum_core::Rank;
 use netsum_core::path::{Evidence, MissingPackets};
@@ -35,10 +35,10 @@ pub async fn cause(
 ) -> Result<Option<Problem>, Status> {
     let (job, rank) = (&request.job, Rank(request.rank));
     let missing = match request.missing() {
-        Told::Sum => MissingPackets::Sum,
-        Told::Previous => MissingPackets::Previous,
-        Told::FullSize => MissingPackets::FullSize,
-        Told::Acknowledgement => MissingPackets::Acknowledgement,
+        ReportedMissing::Sum => MissingPackets::Sum,
+        ReportedMissing::Previous => MissingPackets::Previous,
+        ReportedMissing::FullSize => MissingPackets::FullSize,
+        ReportedMissing::Acknowledgement => MissingPackets::Acknowledgement,
     };
     {
         // Only a rank of the present epoch has a path, and may cost an observation.

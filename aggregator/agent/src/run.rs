@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use netsum_controller::limiter::Limits;
 use netsum_controller::serve::{WorkerPort, take_descriptors};
 use netsum_controller::socket::{self, SocketFile};
-use netsum_controller::store::Wanted;
+use netsum_controller::store::JobFile;
 use netsum_controller::tls;
 use netsum_core::{Controller, JobSpec, largest_mtu};
 use netsum_dataplane::{Logger, aggregation_rate, online_cpus};
@@ -61,7 +61,7 @@ struct Ready {
     unfit: HashSet<u32>,
     begun: Begun,
     /// The jobs to create again.
-    wanted: Option<(Wanted, Vec<JobSpec>)>,
+    job_file: Option<(JobFile, Vec<JobSpec>)>,
     cpus: Vec<u32>,
     admin: std::os::unix::net::UnixListener,
     _file: SocketFile,
@@ -101,8 +101,8 @@ impl Ready {
         let mut controller =
             Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
         controller.set_tenants(config.tenants.clone());
-        let mut wanted = config.jobs.clone().map(Wanted::open).transpose()?;
-        if let Some((_, jobs)) = wanted.as_mut().filter(|_| reset) {
+        let mut job_file = config.jobs.clone().map(JobFile::open).transpose()?;
+        if let Some((_, jobs)) = job_file.as_mut().filter(|_| reset) {
             jobs.clear();
         }
         let mut begun = begin(config, pins, &cpus, &interfaces, reset, controller)?;
@@ -123,7 +123,7 @@ impl Ready {
             interfaces,
             unfit,
             begun,
-            wanted,
+            job_file,
             cpus,
             admin,
             _file,
@@ -150,8 +150,8 @@ impl Ready {
             (inner.store, inner.election) = (store, election);
             (inner.executor.spread, inner.executor.aggregation_rate) = (spread, aggregation_rate);
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
-            if let Some((wanted, jobs)) = self.wanted {
-                inner.create_again(wanted, jobs);
+            if let Some((job_file, jobs)) = self.job_file {
+                inner.create_again(job_file, jobs);
             }
         }
         let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];

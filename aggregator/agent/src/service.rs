@@ -12,7 +12,7 @@ use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
 use netsum_controller::backend::Backend as _;
 use netsum_controller::jobs::{election, shown};
-use netsum_controller::message::{mac_from_text, refused, senders, state_message};
+use netsum_controller::message::{RpcResult, mac_from_text, refused, senders, state_message};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_core::{Job, JobRing, Rank, State};
 use netsum_dataplane::spread::Ends;
@@ -34,8 +34,6 @@ pub struct AgentService {
     backend: BoxBackend,
     started: Instant,
 }
-
-type Answer<T> = Result<Response<T>, Status>;
 
 impl AgentService {
     pub fn new(backend: BoxBackend) -> Self {
@@ -126,7 +124,7 @@ fn of_24_bits(option: &str, number: u32) -> Result<u32, Status> {
 
 #[tonic::async_trait]
 impl Agent for AgentService {
-    async fn add_flow(&self, request: Request<api::AddFlowRequest>) -> Answer<api::Job> {
+    async fn add_flow(&self, request: Request<api::AddFlowRequest>) -> RpcResult<api::Job> {
         let (election, r) = (election(&request)?, request.into_inner());
         let f = r.flow.ok_or_else(|| Status::invalid_argument("flow: missing"))?;
         self.add(election, &r.job, vec![f]).await?;
@@ -142,45 +140,48 @@ impl Agent for AgentService {
     async fn add_flows(
         &self,
         request: Request<api::AddFlowsRequest>,
-    ) -> Answer<api::AddFlowsReply> {
+    ) -> RpcResult<api::AddFlowsReply> {
         let (election, api::AddFlowsRequest { job, flows }) =
             (election(&request)?, request.into_inner());
         self.add(election, &job, flows).await?;
         Ok(Response::new(api::AddFlowsReply {}))
     }
 
-    async fn reserve(&self, request: Request<api::ReserveRequest>) -> Answer<api::ReserveReply> {
+    async fn reserve(&self, request: Request<api::ReserveRequest>) -> RpcResult<api::ReserveReply> {
         self.reserve_for(request).await
     }
 
     async fn list_ports(
         &self,
         request: Request<api::ListPortsRequest>,
-    ) -> Answer<api::ListPortsReply> {
+    ) -> RpcResult<api::ListPortsReply> {
         self.ports(request).await
     }
 
     async fn send_bandwidth_probe(
         &self,
         request: Request<api::SendBandwidthProbeRequest>,
-    ) -> Answer<api::SendBandwidthProbeReply> {
+    ) -> RpcResult<api::SendBandwidthProbeReply> {
         self.bandwidth_probe_sent(request).await
     }
 
     async fn receive_bandwidth_probe(
         &self,
         request: Request<api::ReceiveBandwidthProbeRequest>,
-    ) -> Answer<api::ReceiveBandwidthProbeReply> {
+    ) -> RpcResult<api::ReceiveBandwidthProbeReply> {
         self.bandwidth_probe_received(request).await
     }
 
-    async fn show_spread(&self, _: Request<api::ShowSpreadRequest>) -> Answer<api::Spread> {
+    async fn show_spread(&self, _: Request<api::ShowSpreadRequest>) -> RpcResult<api::Spread> {
         let mut inner = self.shared().lock();
         let shown = inner.executor.spread.as_mut().ok_or_else(not_spread)?.show();
         shown.map(Response::new).map_err(|e| Status::internal(format!("{e:#}")))
     }
 
-    async fn pin_flow(&self, request: Request<api::PinFlowRequest>) -> Answer<api::PinFlowReply> {
+    async fn pin_flow(
+        &self,
+        request: Request<api::PinFlowRequest>,
+    ) -> RpcResult<api::PinFlowReply> {
         let mut inner = self.shared().order(election(&request)?)?;
         let api::PinFlowRequest { src, src_port, dst, uplink } = request.into_inner();
         let src_port = u16::try_from(src_port).map_err(|_| {
@@ -194,21 +195,21 @@ impl Agent for AgentService {
     async fn find_port(
         &self,
         request: Request<api::FindPortRequest>,
-    ) -> Answer<api::FindPortReply> {
+    ) -> RpcResult<api::FindPortReply> {
         self.port_of(request).await
     }
 
     async fn find_hosts(
         &self,
         request: Request<api::FindHostsRequest>,
-    ) -> Answer<api::FindHostsReply> {
+    ) -> RpcResult<api::FindHostsReply> {
         self.ports_of(request).await
     }
 
     async fn show_slots(
         &self,
         request: Request<api::ShowSlotsRequest>,
-    ) -> Answer<api::ShowSlotsReply> {
+    ) -> RpcResult<api::ShowSlotsReply> {
         let r = request.into_inner();
         let inner = self.shared().lock();
         let job = inner.controller.job(&r.job).map_err(refused)?;
@@ -239,7 +240,7 @@ impl Agent for AgentService {
         Ok(Response::new(reply))
     }
 
-    async fn stats(&self, request: Request<api::StatsRequest>) -> Answer<api::StatsReply> {
+    async fn stats(&self, request: Request<api::StatsRequest>) -> RpcResult<api::StatsReply> {
         let name = request.into_inner().job;
         let inner = self.shared().lock();
         let mut jobs = Vec::new();
@@ -267,7 +268,7 @@ impl Agent for AgentService {
     async fn list_rings(
         &self,
         request: Request<api::ListRingsRequest>,
-    ) -> Answer<api::ListRingsReply> {
+    ) -> RpcResult<api::ListRingsReply> {
         let name = request.into_inner().job;
         let inner = self.shared().lock();
         let jobs: Vec<&Job> = match name.as_str() {
@@ -286,7 +287,7 @@ impl Agent for AgentService {
     async fn list_programs(
         &self,
         _: Request<api::ListProgramsRequest>,
-    ) -> Answer<api::ListProgramsReply> {
+    ) -> RpcResult<api::ListProgramsReply> {
         let inner = self.shared().lock();
         let programs = inner.executor.plane.programs().map_err(internal)?;
         let programs = programs.into_iter().map(|p| program_message(&inner, p)).collect();
@@ -299,7 +300,7 @@ impl Agent for AgentService {
 
     type TraceStream = trace::Tracing;
 
-    async fn trace(&self, request: Request<api::TraceRequest>) -> Answer<Self::TraceStream> {
+    async fn trace(&self, request: Request<api::TraceRequest>) -> RpcResult<Self::TraceStream> {
         Ok(Response::new(trace::begin(self.shared(), &request.into_inner())?))
     }
 }

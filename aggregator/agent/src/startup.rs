@@ -8,7 +8,7 @@ use netsum_common::abi::RingNumber;
 use netsum_controller::store::Store;
 use netsum_core::saved::{Saved, SavedJob};
 use netsum_core::{Action, Controller, PortInfo};
-use netsum_dataplane::pins::{Found, Pins};
+use netsum_dataplane::pins::{PinnedState, Pins};
 use netsum_dataplane::{BpfDataPlane, DataPlane as _};
 
 use super::device;
@@ -72,9 +72,9 @@ pub fn begin(
         old = pins.clear()?;
     }
     let saved = match pins.find()? {
-        Found::Nothing => None,
+        PinnedState::Nothing => None,
         // A daemon that was stopped may have left ended connections without any jobs.
-        Found::Ours => {
+        PinnedState::Ours => {
             Some(store.read::<Saved>().map(Option::unwrap_or_default).unwrap_or_else(|e| {
                 log::warn!("{}: {e:#}", store.path().display());
                 Saved::default()

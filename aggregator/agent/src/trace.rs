@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use netsum_api::v1 as api;
 use netsum_controller::message::refused;
-use netsum_core::trace::Wanted;
+use netsum_core::trace::TraceSelection;
 use netsum_core::{JobRing, Rank};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -62,7 +62,7 @@ pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, St
         "" => None,
         name => Some(inner.controller.job(name).map_err(refused)?),
     };
-    let wanted = Wanted::new(job, request.ring.map(JobRing))
+    let selection = TraceSelection::new(job, request.ring.map(JobRing))
         .map_err(refused)?
         .of_rank(request.rank.map(Rank))
         .met_by(&request.program)
@@ -71,7 +71,7 @@ pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, St
         .map_err(refused)?
         .with_bytes(request.capture);
     let Agent { tracers, plane, .. } = &mut inner.executor;
-    let (id, replies) = tracers.add(wanted, plane.as_mut())?;
+    let (id, replies) = tracers.add(selection, plane.as_mut())?;
     if !std::mem::replace(&mut tracers.pumping, true) {
         tokio::spawn(pump(shared.clone()));
     }

@@ -3,7 +3,7 @@
 use netsum_api::v1 as api;
 use netsum_common::abi::{RingNumber, TraceEvent};
 use netsum_controller::message::{refused, senders};
-use netsum_core::trace::{Wanted, together};
+use netsum_core::trace::{TraceSelection, together};
 use netsum_core::{Controller, Refusal};
 use netsum_dataplane::{DataPlane, Traced};
 use tokio::sync::mpsc;
@@ -33,7 +33,7 @@ pub struct Tracers {
 
 struct Client {
     id: u64,
-    wanted: Wanted,
+    selection: TraceSelection,
     replies: mpsc::Sender<Reply>,
     lost: u64,
 }
@@ -50,7 +50,7 @@ impl Tracers {
     /// If too many clients trace, or the data plane refuses.
     pub fn add(
         &mut self,
-        wanted: Wanted,
+        selection: TraceSelection,
         plane: &mut dyn DataPlane,
     ) -> Result<(u64, mpsc::Receiver<Reply>), Status> {
         if self.clients.len() >= MAX_CLIENTS {
@@ -69,7 +69,7 @@ impl Tracers {
             .map_err(|e| Status::internal(e.to_string()))?;
         self.next += 1;
         let id = self.next;
-        self.clients.push(Client { id, wanted, replies: sender, lost: 0 });
+        self.clients.push(Client { id, selection, replies: sender, lost: 0 });
         if let Err(e) = self.switch(plane) {
             self.clients.retain(|c| c.id != id);
             return Err(internal(e));
@@ -92,7 +92,7 @@ impl Tracers {
     /// Updates the data plane's filter to what the clients want now.
     fn switch(&self, plane: &mut dyn DataPlane) -> anyhow::Result<()> {
         let filter =
-            (!self.clients.is_empty()).then(|| together(self.clients.iter().map(|c| &c.wanted)));
+            (!self.clients.is_empty()).then(|| together(self.clients.iter().map(|c| &c.selection)));
         plane.trace(filter.as_ref())
     }
 
@@ -118,13 +118,13 @@ impl Tracers {
             client.lost += lost_now;
             let is_wanted = |(p, ring): &(&Traced, &Option<RingOfJob>)| {
                 let rank = ring.as_ref().map_or(p.event.rank, |ring| ring.sender(p.event.rank));
-                client.wanted.has(&TraceEvent { rank, ..p.event })
+                client.selection.has(&TraceEvent { rank, ..p.event })
             };
             let mut messages: Vec<api::TracedPacket> = all()
                 .filter(is_wanted)
                 .map(|(p, ring)| {
                     let port = controller.port_name(p.event.ifindex);
-                    packet_message(p, clock, port, ring.clone(), client.wanted.capture)
+                    packet_message(p, clock, port, ring.clone(), client.selection.capture)
                 })
                 .collect();
             if messages.is_empty() && client.lost == 0 {

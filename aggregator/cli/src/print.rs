@@ -441,7 +441,7 @@ mod tests {
             flows: Vec::new(),
             in_band: true,
             in_band_token: "00112233445566778899aabbccddeeff".into(),
-            unclaimed: vec![api::Place { ring: 0, rank: 0 }],
+            unclaimed: vec![api::RingPosition { ring: 0, rank: 0 }],
             refusals: vec![
                 "rank 1 of ring 0, 10.0.0.9 behind p3: 10.0.0.2 waits as this rank already".into(),
             ],

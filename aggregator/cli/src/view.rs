@@ -82,7 +82,7 @@ pub struct InBand {
     /// Connections that have shown up and wait for others.
     pub claims: Vec<Flow>,
     /// Connections that have not shown up.
-    pub unclaimed: Vec<api::Place>,
+    pub unclaimed: Vec<api::RingPosition>,
     /// First packets that were refused recently, with the reason.
     pub refusals: Vec<String>,
     /// Token that first packets carry; only if requested.

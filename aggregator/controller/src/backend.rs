@@ -28,7 +28,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         rank: u32,
         address: &RankAddress,
         timeout: Duration,
-    ) -> Result<Place, Status>;
+    ) -> Result<RankLocation, Status>;
 
     /// The name of the port at which packets of this address arrive, if known.
     async fn port_seen(&self, ip: IpAddr) -> Option<String>;
@@ -46,7 +46,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
 /// Where a rank is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankLocation {
     pub ifindex: u32,
     /// The MAC address of its packets there: its own, or its router's.
     pub mac: [u8; 6],

@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::backend::Backend;
 use super::executor::Executor;
-use super::message::{job_message, job_spec, mac_text, refused};
+use super::message::{RpcResult, job_message, job_spec, mac_text, refused};
 use super::state::{Inner, Shared};
 
 /// Longest time that a client may watch a job.
@@ -22,8 +22,6 @@ const MAX_WATCH: Duration = Duration::from_secs(60);
 pub struct JobsService<B> {
     backend: B,
 }
-
-type Answer<T> = Result<Response<T>, Status>;
 
 impl<B: Backend> JobsService<B> {
     pub fn new(backend: B) -> Self {
@@ -95,7 +93,7 @@ pub fn shown<E: Executor>(
 
 #[tonic::async_trait]
 impl<B: Backend> Jobs for JobsService<B> {
-    async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
+    async fn create_job(&self, request: Request<api::CreateJobRequest>) -> RpcResult<api::Job> {
         let result = self.create(request).await;
         result
             .map(Response::new)
@@ -105,7 +103,7 @@ impl<B: Backend> Jobs for JobsService<B> {
     async fn list_tenants(
         &self,
         _: Request<api::ListTenantsRequest>,
-    ) -> Answer<api::ListTenantsReply> {
+    ) -> RpcResult<api::ListTenantsReply> {
         let tenants = self.shared().lock().controller.tenants();
         Ok(Response::new(api::ListTenantsReply {
             tenants: tenants.into_iter().map(tenant_message).collect(),
@@ -115,7 +113,7 @@ impl<B: Backend> Jobs for JobsService<B> {
     async fn delete_job(
         &self,
         request: Request<api::DeleteJobRequest>,
-    ) -> Answer<api::DeleteJobReply> {
+    ) -> RpcResult<api::DeleteJobReply> {
         let mut inner = self.shared().order(election(&request)?)?;
         let api::DeleteJobRequest { name, forget_connections } = request.into_inner();
         let flows = inner.controller.job(&name).map(Job::all_flow_keys);
@@ -126,7 +124,7 @@ impl<B: Backend> Jobs for JobsService<B> {
         Ok(Response::new(api::DeleteJobReply {}))
     }
 
-    async fn restart_job(&self, request: Request<api::RestartJobRequest>) -> Answer<api::Job> {
+    async fn restart_job(&self, request: Request<api::RestartJobRequest>) -> RpcResult<api::Job> {
         let mut inner = self.shared().order(election(&request)?)?;
         let name = request.into_inner().name;
         let actions = inner.controller.restart_job(&name).map_err(refused)?;
@@ -139,7 +137,7 @@ impl<B: Backend> Jobs for JobsService<B> {
     async fn reconnect_job(
         &self,
         request: Request<api::ReconnectJobRequest>,
-    ) -> Answer<api::ReconnectJobReply> {
+    ) -> RpcResult<api::ReconnectJobReply> {
         let mut inner = self.shared().order(election(&request)?)?;
         let name = request.into_inner().name;
         inner.controller.reconnect_job(&name).map_err(refused)?;
@@ -148,20 +146,20 @@ impl<B: Backend> Jobs for JobsService<B> {
         Ok(Response::new(api::ReconnectJobReply {}))
     }
 
-    async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Answer<api::ListJobsReply> {
+    async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> RpcResult<api::ListJobsReply> {
         let inner = self.shared().lock();
         let jobs = inner.controller.jobs().map(|j| self.job(&inner, j, false)).collect();
         Ok(Response::new(api::ListJobsReply { jobs }))
     }
 
-    async fn show_job(&self, request: Request<api::ShowJobRequest>) -> Answer<api::Job> {
+    async fn show_job(&self, request: Request<api::ShowJobRequest>) -> RpcResult<api::Job> {
         let r = request.into_inner();
         let inner = self.shared().lock();
         let job = inner.controller.job(&r.name).map_err(refused)?;
         Ok(Response::new(self.job(&inner, job, r.show_token)))
     }
 
-    async fn diagnose(&self, request: Request<api::DiagnoseRequest>) -> Answer<api::Diagnosis> {
+    async fn diagnose(&self, request: Request<api::DiagnoseRequest>) -> RpcResult<api::Diagnosis> {
         let request = request.into_inner();
         if Duration::from_millis(request.watch_ms.into()) > MAX_WATCH {
             let message =

@@ -8,7 +8,10 @@ use netsum_core::diagnose::Finding;
 use netsum_core::members::{self, Member, Members};
 use netsum_core::plane::{FirstPacket, FlowSpec};
 use netsum_core::{Job, JobSpec, Rank, Refusal, State, epoch_number, pool};
-use tonic::Status;
+use tonic::{Response, Status};
+
+/// What a gRPC method returns.
+pub type RpcResult<T> = Result<Response<T>, Status>;
 
 /// Converts a refusal to a gRPC status.
 pub fn refused(refusal: Refusal) -> Status {
@@ -112,7 +115,7 @@ pub fn job_message(
         unclaimed: job
             .unclaimed()
             .into_iter()
-            .map(|(ring, rank)| api::Place { ring: ring.0, rank: rank.0 })
+            .map(|(ring, rank)| api::RingPosition { ring: ring.0, rank: rank.0 })
             .collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
         uplink: spec.members.uplink.as_ref().map(ToString::to_string).unwrap_or_default(),

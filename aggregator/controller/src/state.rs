@@ -9,7 +9,7 @@ use netsum_core::{Action, Controller, JobSpec};
 use tonic::{Code, Status};
 
 use super::executor::Executor;
-use super::store::{Store, Wanted};
+use super::store::{JobFile, Store};
 use super::waiters::Waiters;
 
 /// Interval of the ranks' heartbeats, unless configured otherwise.
@@ -42,7 +42,7 @@ pub struct Inner<E> {
     /// The store of the controller's state for the next daemon.
     pub store: Option<Store>,
     /// The store of the jobs that every start creates again.
-    pub wanted: Option<Wanted>,
+    pub job_file: Option<JobFile>,
 }
 
 /// Counts jobs that were not created, by reason.
@@ -79,7 +79,7 @@ impl<E: Executor> Shared<E> {
             refused_jobs: RefusedJobs::default(),
             election: 0,
             store: None,
-            wanted: None,
+            job_file: None,
         };
         Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
     }
@@ -161,15 +161,15 @@ impl<E: Executor> Inner<E> {
             self.executor.save(&mut saved);
             store.keep(&saved, "its jobs would not survive a kill of the daemon");
         }
-        if let Some(wanted) = &mut self.wanted {
-            wanted.keep(&self.controller);
+        if let Some(job_file) = &mut self.job_file {
+            job_file.keep(&self.controller);
         }
     }
 
     /// Repeats writes that have failed.
     pub fn keep_again(&mut self) {
         if self.store.as_ref().is_some_and(Store::is_behind)
-            || self.wanted.as_ref().is_some_and(Wanted::is_behind)
+            || self.job_file.as_ref().is_some_and(JobFile::is_behind)
         {
             self.keep();
         }
@@ -177,7 +177,7 @@ impl<E: Executor> Inner<E> {
 
     /// Creates jobs again that should exist and do not, for example after a boot. From now on
     /// changes are written.
-    pub fn create_again(&mut self, mut wanted: Wanted, jobs: Vec<JobSpec>) {
+    pub fn create_again(&mut self, mut job_file: JobFile, jobs: Vec<JobSpec>) {
         for spec in jobs {
             let name = spec.name.clone();
             if self.controller.job(&name).is_ok() {
@@ -194,16 +194,16 @@ impl<E: Executor> Inner<E> {
                             begin: {}", e.message())
                     }
                 },
-                Err(refusal) => wanted.is_missing(spec, &refusal.to_string()),
+                Err(refusal) => job_file.is_missing(spec, &refusal.to_string()),
             }
         }
-        self.wanted = Some(wanted);
+        self.job_file = Some(job_file);
         self.keep();
     }
 
     /// Ends all jobs. The file for later starts keeps them.
     pub fn end_all(&mut self) -> Result<(), Status> {
-        self.wanted = None;
+        self.job_file = None;
         let actions = self.controller.end_all();
         self.carry_out(None, actions)
     }

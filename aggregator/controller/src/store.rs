@@ -112,7 +112,7 @@ impl Store {
 /// The file of the jobs that every daemon creates at its start, as they were created first: all
 /// except deleted ones.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct JobFile {
     store: Store,
     /// Jobs that could not be created at this start, and stay in the file for the next one.
     missing: Vec<JobSpec>,
@@ -126,7 +126,7 @@ struct Jobs {
     jobs: Vec<JobSpec>,
 }
 
-impl Wanted {
+impl JobFile {
     /// Opens and locks the file, and returns its jobs. An invalid file is renamed and kept.
     ///
     /// # Errors
@@ -199,26 +199,26 @@ mod tests {
     fn what_is_wanted_is_its_owners_alone_and_outlives_what_cannot_be_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("of/its/own/jobs.json");
-        let (mut wanted, jobs) = Wanted::open(path.clone()).unwrap();
+        let (mut job_file, jobs) = JobFile::open(path.clone()).unwrap();
         assert_eq!(jobs, []);
-        wanted.keep(&controller(&[spec("a", 2)]));
+        job_file.keep(&controller(&[spec("a", 2)]));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
-        let error = Wanted::open(path.clone()).unwrap_err().to_string();
+        let error = JobFile::open(path.clone()).unwrap_err().to_string();
         assert!(error.contains("another `netsum run` keeps its jobs"), "{error}");
 
         // The temporary file cannot be created, because a folder has its name.
         let new = path.with_extension("new");
         fs::create_dir(&new).unwrap();
-        wanted.keep(&controller(&[]));
-        assert!(wanted.is_behind());
-        drop(wanted);
-        let (mut wanted, jobs) = Wanted::open(path.clone()).unwrap();
+        job_file.keep(&controller(&[]));
+        assert!(job_file.is_behind());
+        drop(job_file);
+        let (mut job_file, jobs) = JobFile::open(path.clone()).unwrap();
         assert_eq!(jobs, [spec("a", 2)]);
-        wanted.keep(&controller(&[]));
+        job_file.keep(&controller(&[]));
         fs::remove_dir(&new).unwrap();
-        wanted.keep(&controller(&[spec("b", 2)]));
-        assert!(!wanted.is_behind() && !new.exists());
+        job_file.keep(&controller(&[spec("b", 2)]));
+        assert!(!job_file.is_behind() && !new.exists());
         assert!(fs::read_to_string(&path).unwrap().contains("\"b\""));
     }
 
@@ -226,13 +226,13 @@ mod tests {
     fn an_unplaced_job_stays_saved_until_its_name_is_reused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("jobs.json");
-        let (mut wanted, _) = Wanted::open(path.clone()).unwrap();
-        wanted.is_missing(spec("large", 100), "not enough memory");
-        wanted.keep(&controller(&[spec("a", 2)]));
+        let (mut job_file, _) = JobFile::open(path.clone()).unwrap();
+        job_file.is_missing(spec("large", 100), "not enough memory");
+        job_file.keep(&controller(&[spec("a", 2)]));
         assert_eq!(names(&path), ["a", "large"]);
-        wanted.keep(&controller(&[spec("large", 2)]));
+        job_file.keep(&controller(&[spec("large", 2)]));
         assert_eq!(names(&path), ["large"]);
-        wanted.keep(&controller(&[]));
+        job_file.keep(&controller(&[]));
         assert_eq!(names(&path), [""; 0]);
     }
 
@@ -246,7 +246,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("jobs.json");
         fs::write(&path, "{\"jobs\": [").unwrap();
-        let (_, jobs) = Wanted::open(path.clone()).unwrap();
+        let (_, jobs) = JobFile::open(path.clone()).unwrap();
         assert_eq!(jobs, []);
         assert!(!path.exists() && path.with_extension("bad").exists());
     }

@@ -10,10 +10,12 @@ use netsum_core::membership::Join;
 use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress, epoch_number};
 use tonic::{Request, Response, Status};
 
-use super::backend::{Backend, Place};
+use super::backend::{Backend, RankLocation};
 use super::executor::Executor;
 use super::limiter::Peer;
-use super::message::{error_of, job_message, mac_from_text, mac_text, refused, state_message};
+use super::message::{
+    RpcResult, error_of, job_message, mac_from_text, mac_text, refused, state_message,
+};
 use super::state::Shared;
 
 /// Longest time that a rank may wait for others.
@@ -30,8 +32,6 @@ const MAX_REASON: usize = 300;
 pub struct WorkerService<B> {
     backend: B,
 }
-
-type Answer<T> = Result<Response<T>, Status>;
 
 impl<B: Backend> WorkerService<B> {
     pub fn new(backend: B) -> Self {
@@ -179,13 +179,13 @@ fn printable(text: &str) -> String {
 
 #[tonic::async_trait]
 impl<B: Backend> Worker for WorkerService<B> {
-    async fn describe(&self, request: Request<api::DescribeRequest>) -> Answer<api::Job> {
+    async fn describe(&self, request: Request<api::DescribeRequest>) -> RpcResult<api::Job> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         self.job(&r.job, &r.token).map(Response::new)
     }
 
-    async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinReply> {
+    async fn join(&self, request: Request<api::JoinRequest>) -> RpcResult<api::JoinReply> {
         let (peer, r) = parts(request);
         let from = peer.as_ref().map(Peer::ip);
         self.authorise(peer, &r.job, &r.token).await?;
@@ -227,10 +227,11 @@ impl<B: Backend> Worker for WorkerService<B> {
         };
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
         let deadline = Instant::now() + wait;
-        let Place { ifindex, mac, router } = match self.backend.find(rank, &address, wait).await {
-            Ok(place) => place,
-            Err(status) => return Err(note(self.misplaced(status, from, &a.ip).await)),
-        };
+        let RankLocation { ifindex, mac, router } =
+            match self.backend.find(rank, &address, wait).await {
+                Ok(place) => place,
+                Err(status) => return Err(note(self.misplaced(status, from, &a.ip).await)),
+            };
         if let Some(router) = router.filter(|by| mac != address.mac && from == Some(*by)) {
             return Err(note(Status::failed_precondition(translated(&address, router))));
         }
@@ -293,7 +294,7 @@ impl<B: Backend> Worker for WorkerService<B> {
     async fn heartbeat(
         &self,
         request: Request<api::HeartbeatRequest>,
-    ) -> Answer<api::HeartbeatReply> {
+    ) -> RpcResult<api::HeartbeatReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared().lock();
@@ -310,7 +311,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         Ok(Response::new(api::HeartbeatReply { state, error, epoch, reconnect, programs, path }))
     }
 
-    async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {
+    async fn leave(&self, request: Request<api::LeaveRequest>) -> RpcResult<api::LeaveReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared().lock();
@@ -320,7 +321,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         Ok(Response::new(api::LeaveReply {}))
     }
 
-    async fn abort(&self, request: Request<api::AbortRequest>) -> Answer<api::AbortReply> {
+    async fn abort(&self, request: Request<api::AbortRequest>) -> RpcResult<api::AbortReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared().lock();
@@ -336,7 +337,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         Ok(Response::new(api::AbortReply {}))
     }
 
-    async fn path(&self, request: Request<api::PathRequest>) -> Answer<api::PathReply> {
+    async fn path(&self, request: Request<api::PathRequest>) -> RpcResult<api::PathReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         self.backend.path(r).await.map(Response::new)

@@ -69,7 +69,7 @@ pub enum Outcome {
 
 /// The answer to first packets of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct FirstPacketsReply {
     pub job: String,
     /// The outcome of each packet, in their order.
     pub outcomes: Vec<Outcome>,
@@ -93,7 +93,7 @@ impl InBand {
 
 impl Controller {
     /// Whether any job accepts first packets.
-    pub fn listens_in_band(&self) -> bool {
+    pub fn has_in_band_jobs(&self) -> bool {
         self.jobs.values().any(|job| job.spec.in_band)
     }
 
@@ -125,7 +125,7 @@ impl Controller {
         packets: &[FirstPacket],
         released: bool,
         now: Instant,
-    ) -> Option<Answer> {
+    ) -> Option<FirstPacketsReply> {
         let job = self.job_in_band(number)?.spec.name.clone();
         let mut last_claim = None;
         let mut one = |(i, packet)| match self.claim(&job, packet, now) {
@@ -147,7 +147,7 @@ impl Controller {
                 Err(outcome) => outcomes[last] = outcome,
             }
         }
-        Some(Answer { job, outcomes, actions })
+        Some(FirstPacketsReply { job, outcomes, actions })
     }
 
     /// A connection claims its rank. Returns whether it had claimed it before, or another outcome
@@ -228,12 +228,12 @@ impl FirstPacket {
 
 impl Job {
     /// The data plane's entry for a job that is set up in band.
-    pub(super) fn listen_in_band(&self) -> Option<Action> {
+    pub(super) fn in_band_token_action(&self) -> Option<Action> {
         let first = self.rings.first().filter(|_| self.spec.in_band)?;
         let JobSpec { ranks, rings, .. } = self.spec;
         let flags = self.spec.flags() & ring_flags::ICRC_IGNORE;
         let job = InBandJob { job: first.id, ranks, rings, flags };
-        Some(Action::ListenInBand(self.spec.token.in_band(), job))
+        Some(Action::AddInBandToken(self.spec.token.in_band(), job))
     }
 
     /// Whether a first packet belongs to the present epoch or the previous one.

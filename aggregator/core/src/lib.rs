@@ -102,9 +102,9 @@ pub enum Action {
     /// Register a flow.
     AddFlow(FlowSpec),
     /// Note and drop first packets with a job's token.
-    ListenInBand(InBandToken, InBandJob),
+    AddInBandToken(InBandToken, InBandJob),
     /// Stop that.
-    IgnoreInBand(InBandToken),
+    RemoveInBandToken(InBandToken),
     /// Start a ring, with the interface of each rank.
     ActivateRing(RingSpec, Vec<u32>),
     /// Remove a ring and its ports, and end its flows: data that still arrives on them is dropped.
@@ -388,7 +388,7 @@ impl Controller {
         let mut actions: Vec<_> =
             reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
         let job = Job::new(spec, slots, rings);
-        actions.extend(job.listen_in_band());
+        actions.extend(job.in_band_token_action());
         *self.admitted.entry(job.spec.tenant.clone()).or_default() += 1;
         self.jobs.insert(job.spec.name.clone(), job);
         Ok(actions)
@@ -429,7 +429,8 @@ impl Controller {
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
         let mut actions =
             job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
-        actions.extend(job.spec.in_band.then(|| Action::IgnoreInBand(job.spec.token.in_band())));
+        actions
+            .extend(job.spec.in_band.then(|| Action::RemoveInBandToken(job.spec.token.in_band())));
         actions.extend(job.teardown());
         self.pool.give_back(&job.spec, job.slots, &job.rings);
         Ok(actions)

@@ -206,7 +206,7 @@ impl Controller {
                 .into_iter()
                 .map(|(dst, qpn)| FlowKey { dst_ip: mapped(dst), qpn })
                 .collect();
-            actions.extend(job.listen_in_band());
+            actions.extend(job.in_band_token_action());
             if let Some(why) = why {
                 actions.extend(job.fail(format!("the daemon was started again, and {why}")));
             }

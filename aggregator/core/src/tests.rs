@@ -858,7 +858,7 @@ proptest! {
                     }
                     Action::ForgetEnded(gone) => prop_assert!(gone.iter().all(|key| !flows.contains(key))),
                     Action::Reply { .. } | Action::ResetCounters(_) => {}
-                    Action::ListenInBand(..) | Action::IgnoreInBand(_) => {}
+                    Action::AddInBandToken(..) | Action::RemoveInBandToken(_) => {}
                 }
             }
             let used: u64 = c.jobs().map(|j| pool::job_memory(&j.spec, j.slots)).sum();
@@ -951,8 +951,8 @@ fn a_recreated_job_is_empty_and_accepts_ranks_of_later_epochs() {
     let actions: Vec<_> =
         kept.clone().into_iter().flat_map(|spec| next.create_again(spec).unwrap()).collect();
     let made = actions.iter().filter(|a| matches!(a, Action::CreateRing(_))).count();
-    let listens = actions.iter().filter(|a| matches!(a, Action::ListenInBand(..))).count();
-    assert_eq!((made, listens), (2, 1), "{actions:?}");
+    let tokens = actions.iter().filter(|a| matches!(a, Action::AddInBandToken(..))).count();
+    assert_eq!((made, tokens), (2, 1), "{actions:?}");
     next.set_ports(vec![PortInfo { name: "p0".into(), ifindex: 10, mtu: 576, router: None }]);
     let error = next.join(join("train", 0, 0, 0, now), now).unwrap_err().to_string();
     assert!(error.contains("port p0 has an MTU of 576"), "{error}");
@@ -1004,7 +1004,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
                 }
                 Action::ResetCounters(_) | Action::ActivateRing(..) | Action::Reply { .. } => {}
                 Action::ForgetEnded(gone) => assert!(gone.iter().all(|key| !flows.contains(key))),
-                Action::ListenInBand(..) | Action::IgnoreInBand(_) => {}
+                Action::AddInBandToken(..) | Action::RemoveInBandToken(_) => {}
             }
         }
         (rings.len(), flows.len())

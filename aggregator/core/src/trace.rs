@@ -9,7 +9,7 @@ use super::{Job, JobRing, Rank, Refusal};
 
 /// A client's filter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct TraceSelection {
     /// `None`: all rings.
     rings: Option<Vec<RingNumber>>,
     rank: Option<Rank>,
@@ -20,7 +20,7 @@ pub struct Wanted {
     pub capture: u32,
 }
 
-impl Wanted {
+impl TraceSelection {
     /// All packets of a job, or of the whole box, without further restrictions.
     ///
     /// # Errors
@@ -85,10 +85,10 @@ impl Wanted {
 }
 
 /// The data plane's filter for all clients together.
-pub fn together<'a>(all: impl IntoIterator<Item = &'a Wanted>) -> TraceFilter {
+pub fn together<'a>(all: impl IntoIterator<Item = &'a TraceSelection>) -> TraceFilter {
     let mut filter = TraceFilter::NOTHING;
-    for wanted in all {
-        match &wanted.rings {
+    for selection in all {
+        match &selection.rings {
             None => filter.rings = TraceFilter::ALL.rings,
             Some(rings) => {
                 for &RingNumber(ring) in rings.iter().filter(|r| r.0 < MAX_RINGS) {
@@ -96,8 +96,8 @@ pub fn together<'a>(all: impl IntoIterator<Item = &'a Wanted>) -> TraceFilter {
                 }
             }
         }
-        filter.counters |= wanted.counters;
-        filter.capture = filter.capture.max(wanted.capture);
+        filter.counters |= selection.counters;
+        filter.capture = filter.capture.max(selection.capture);
     }
     filter
 }
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn verdicts_are_counters_or_kinds_of_them() {
-        let all = Wanted::new(None, None).unwrap();
+        let all = TraceSelection::new(None, None).unwrap();
         let names = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>();
         let drops = all.clone().counted_by(&names(&["drop", "stale"])).unwrap();
         assert!(drops.has(&event(1, 0, Counter::BadIcrc.bit() | Counter::EcnMarked.bit())));
@@ -174,24 +174,26 @@ mod tests {
 
     #[test]
     fn filters_together_let_through_what_any_of_them_does_and_each_has_its_own() {
-        let one = Wanted {
+        let one = TraceSelection {
             rings: Some(vec![RingNumber(3), RingNumber(70)]),
-            ..Wanted::new(None, None).unwrap()
+            ..TraceSelection::new(None, None).unwrap()
         }
         .counted_by(&["fragments".into()])
         .unwrap();
-        let other =
-            Wanted { rings: Some(vec![RingNumber(255)]), ..Wanted::new(None, None).unwrap() }
-                .counted_by(&["stale".into()])
-                .unwrap()
-                .with_bytes(9000);
+        let other = TraceSelection {
+            rings: Some(vec![RingNumber(255)]),
+            ..TraceSelection::new(None, None).unwrap()
+        }
+        .counted_by(&["stale".into()])
+        .unwrap()
+        .with_bytes(9000);
         let filter = together([&one, &other]);
         assert_eq!(filter.rings, [1 << 3, 1 << 6, 0, 1 << 63]);
         assert_eq!(filter.counters, Counter::Fragments.bit() | Counter::Stale.bit());
         assert_eq!(filter.capture, MAX_CAPTURE as u32);
         assert!(one.has(&event(70, 0, u64::MAX)) && !one.has(&event(255, 0, u64::MAX)));
         assert_eq!(
-            together([&one, &Wanted::new(None, None).unwrap()]).rings,
+            together([&one, &TraceSelection::new(None, None).unwrap()]).rings,
             TraceFilter::ALL.rings
         );
         assert_eq!(together([]), TraceFilter::NOTHING);
@@ -199,11 +201,14 @@ mod tests {
 
     #[test]
     fn ranks_and_programs_are_told_apart() {
-        let wanted =
-            Wanted::new(None, None).unwrap().of_rank(Some(Rank(2))).met_by("aggregate").unwrap();
-        assert!(wanted.has(&event(1, 2, 1)) && !wanted.has(&event(1, 1, 1)));
-        assert!(!wanted.has(&TraceEvent { program: traced_by::EGRESS, ..event(1, 2, 1) }));
-        assert!(Wanted::default().met_by("agg").is_err());
-        assert!(Wanted::new(None, Some(JobRing(0))).is_err());
+        let selection = TraceSelection::new(None, None)
+            .unwrap()
+            .of_rank(Some(Rank(2)))
+            .met_by("aggregate")
+            .unwrap();
+        assert!(selection.has(&event(1, 2, 1)) && !selection.has(&event(1, 1, 1)));
+        assert!(!selection.has(&TraceEvent { program: traced_by::EGRESS, ..event(1, 2, 1) }));
+        assert!(TraceSelection::default().met_by("agg").is_err());
+        assert!(TraceSelection::new(None, Some(JobRing(0))).is_err());
     }
 }

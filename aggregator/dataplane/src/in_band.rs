@@ -11,12 +11,12 @@ use netsum_core::plane::{FirstPacket, unmapped};
 use super::bpf::{BpfDataPlane, found, ignore_missing};
 
 impl BpfDataPlane {
-    pub(super) fn listen(&mut self, token: InBandToken, job: InBandJob) -> Result<()> {
+    pub(super) fn add_token(&mut self, token: InBandToken, job: InBandJob) -> Result<()> {
         self.hash(maps::TOKENS)?.insert(Token::new(token), job, 0)?;
         self.watch(watch::FIRST_PACKETS, true)
     }
 
-    pub(super) fn ignore(&mut self, token: InBandToken) -> Result<()> {
+    pub(super) fn remove_token(&mut self, token: InBandToken) -> Result<()> {
         let mut tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         let Some(job) = found(tokens.get(&Token::new(token), 0))? else { return Ok(()) };
         ignore_missing(tokens.remove(&Token::new(token)))?;

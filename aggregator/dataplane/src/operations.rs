@@ -138,12 +138,12 @@ impl DataPlane for BpfDataPlane {
         self.noted_unknown_flows()
     }
 
-    fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> Result<()> {
-        self.listen(token, job)
+    fn add_in_band_token(&mut self, token: InBandToken, job: InBandJob) -> Result<()> {
+        self.add_token(token, job)
     }
 
-    fn ignore_in_band(&mut self, token: InBandToken) -> Result<()> {
-        self.ignore(token)
+    fn remove_in_band_token(&mut self, token: InBandToken) -> Result<()> {
+        self.remove_token(token)
     }
 
     fn first_packets(&mut self) -> Result<Vec<FirstPacket>> {

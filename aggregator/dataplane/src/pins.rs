@@ -25,7 +25,7 @@ pub struct Pins {
 
 /// The content of the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum PinnedState {
     Nothing,
     /// Pins of an earlier daemon with the same ABI.
     Ours,
@@ -63,7 +63,7 @@ impl Pins {
     ///
     /// # Errors
     /// If they have another ABI version.
-    pub fn find(&self) -> Result<Found> {
+    pub fn find(&self) -> Result<PinnedState> {
         let own = self.versioned();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
@@ -78,7 +78,11 @@ impl Pins {
             }
         }
         let complete = maps::ALL.iter().all(|name| self.map(name).exists());
-        Ok(if complete && self.links_dir().exists() { Found::Ours } else { Found::Nothing })
+        Ok(if complete && self.links_dir().exists() {
+            PinnedState::Ours
+        } else {
+            PinnedState::Nothing
+        })
     }
 
     /// Creates the folders for pins.

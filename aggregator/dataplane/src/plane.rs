@@ -99,9 +99,9 @@ pub trait DataPlane: Send {
     fn unknown_flows(&self) -> anyhow::Result<Vec<(ConnectionKey, u64)>>;
     /// Starts noting and dropping first packets with a job's token; also changes the properties of
     /// a token that is known already.
-    fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> anyhow::Result<()>;
+    fn add_in_band_token(&mut self, token: InBandToken, job: InBandJob) -> anyhow::Result<()>;
     /// Forwards first packets with this token like other packets. A missing token is not an error.
-    fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
+    fn remove_in_band_token(&mut self, token: InBandToken) -> anyhow::Result<()>;
     /// Takes the first packets noted since the last call.
     fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>>;
     /// Starts tracing packets for [`DataPlane::traced`]; `None` stops it. Starting after a stop

@@ -146,7 +146,7 @@ impl BpfDataPlane {
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         let jobs: Vec<(Token, InBandJob)> = tokens.iter().collect::<Result<_, _>>()?;
         for (token, _) in jobs.iter().filter(|(_, job)| !rings.contains(&job.job)) {
-            self.ignore(token.bytes())?;
+            self.remove_token(token.bytes())?;
         }
         self.forget_egress(rings)?;
         let mut removed = 0;

@@ -12,7 +12,7 @@ use netsum_agent::network::Network;
 use netsum_controller::socket::{self, Access};
 use netsum_core::watch::RingTimeouts;
 use netsum_core::{Controller, PortInfo};
-use netsum_lab::recorder::{Recorder, Told};
+use netsum_lab::recorder::{RecordedState, Recorder};
 use tokio::net::UnixListener;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
@@ -39,7 +39,7 @@ impl FakeBox {
         controller.set_ports((1..).zip(names).map(port).collect());
         let timeouts =
             RingTimeouts { hold: Duration::from_secs(10), stall: Duration::from_secs(10) };
-        let told = Told { idle: true, ..Told::default() };
+        let told = RecordedState { idle: true, ..RecordedState::default() };
         let agent = Agent::new(Box::new(Recorder(Arc::new(Mutex::new(told)))), timeouts);
         let shared = Shared::new(controller, agent, Duration::from_secs(1));
         let find = move |wanted| {

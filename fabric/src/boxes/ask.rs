@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::{Code, Response, Status};
 
-use super::{Boxes, Place, Seen};
+use super::{Boxes, ManagerLocation, Seen};
 use crate::client::{Client, ORDERS, TIMEOUT};
 use crate::config::End;
 use crate::diagnosis::{self, Said};
@@ -40,18 +40,18 @@ impl Boxes {
     }
 
     /// Where a machine is that has this MAC address.
-    pub async fn place_of(&self, mac: [u8; 6]) -> Option<Place> {
+    pub async fn place_of(&self, mac: [u8; 6]) -> Option<ManagerLocation> {
         let links = {
             let link_table = &self.known().link_table;
             if let Some(of) = link_table.with_mac(&mac_text(mac)) {
-                return Some(Place::On(of));
+                return Some(ManagerLocation::On(of));
             }
             link_table.ends()
         };
         let ends = self.finder.behind(mac_text(mac), None, links).await;
         // At two boxes: a link between these is not known yet.
         let mut ends = ends.into_iter();
-        ends.next().filter(|_| ends.next().is_none()).map(Place::Behind)
+        ends.next().filter(|_| ends.next().is_none()).map(ManagerLocation::Behind)
     }
 
     fn is_link(&self, of: &str, port: &str) -> bool {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use netsum_api::v1 as api;
 use netsum_core::{Job, State};
 
-use super::{Programmer, REJOIN_TIMEOUT, Told, epoch, members};
+use super::{GivenOrders, Programmer, REJOIN_TIMEOUT, epoch, members};
 use crate::boxes::{Seen, ports};
 use crate::layout::{self, Layout, Order};
 use crate::share::{self, Candidate, Share};
@@ -43,12 +43,13 @@ impl Programmer {
         let known = self.taken_over.iter().filter_map(|(name, before)| {
             let job = inner.controller.job(name).ok().filter(|job| members(job) == *before);
             let layout = job.map(|job| self.layout_found(job, &seen).ok());
-            (layout != Some(None))
-                .then(|| (name.clone(), layout.flatten().map(|layout| Told::new(before.1, layout))))
+            (layout != Some(None)).then(|| {
+                (name.clone(), layout.flatten().map(|layout| GivenOrders::new(before.1, layout)))
+            })
         });
-        for (name, told) in known.collect::<Vec<_>>() {
+        for (name, given) in known.collect::<Vec<_>>() {
             self.taken_over.remove(&name);
-            told.map(|told| self.told.insert(name, told));
+            given.map(|given| self.given.insert(name, given));
         }
         let cannot = |job: &Job| {
             layout::lay_out(job, &self.boxes.paths(), Share::Links, |port| self.boxes.end(port))
@@ -59,24 +60,24 @@ impl Programmer {
         let by_ring =
             self.by_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
         let (mut stuck, mut changed) = (by_ring.cloned().collect::<HashSet<_>>(), Vec::new());
-        for (name, told) in &self.told {
+        for (name, given) in &self.given {
             let Ok(job) = inner.controller.job(name) else { continue };
             if job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring) && cannot(job) {
                 stuck.insert(name.clone());
                 continue;
             }
             // Boxes are about to receive orders for another epoch.
-            if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.reconnect) {
+            if epoch(job) != given.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.reconnect) {
                 continue;
             }
-            let Layout { orders, at_work, candidates, .. } = &told.layout;
+            let Layout { orders, at_work, candidates, .. } = &given.layout;
             let lost = orders.iter().find(|order| is_lost(order, name, &seen));
             let now = self.layout_at_work(job, &at_work.trees).ok();
             let why = match (lost, now) {
                 (Some(order), _) => format!("box {} no longer sums the job", order.at),
                 (None, Some(now)) if now.orders != *orders => {
                     let drained = self.boxes.drained();
-                    let drained = told.boxes().find(|at| drained.contains_key(*at));
+                    let drained = given.boxes().find(|at| drained.contains_key(*at));
                     drained.map_or("its tree has changed".to_owned(), |at| {
                         format!("box {at} is being drained")
                     })
@@ -93,14 +94,15 @@ impl Programmer {
             inner.controller.reconnect_job(name).unwrap_or_else(|e| log::warn!("{e}"));
         }
         // Orders of failed attempts are not repeated to boxes.
-        let is_told = |name: &str| self.told.contains_key(name) || self.by_ring.contains_key(name);
-        self.boxes.are_stuck(stuck, is_told);
+        let has_orders =
+            |name: &str| self.given.contains_key(name) || self.by_ring.contains_key(name);
+        self.boxes.are_stuck(stuck, has_orders);
         let tree = |(root, rings)| api::FabricTree { root, rings };
-        let job = |(name, told): (&String, &Told)| api::FabricJob {
+        let job = |(name, given): (&String, &GivenOrders)| api::FabricJob {
             name: name.clone(),
-            trees: told.layout.at_work.trees.iter().cloned().map(tree).collect(),
+            trees: given.layout.at_work.trees.iter().cloned().map(tree).collect(),
         };
-        self.boxes.have_trees(self.told.iter().map(job).collect());
+        self.boxes.have_trees(self.given.iter().map(job).collect());
         drop(inner);
         self.reshare(changed);
     }
@@ -110,9 +112,9 @@ impl Programmer {
         for (job, candidates) in changed {
             let name = &job.spec.name;
             let anew = self.layout(&job);
-            let Some(told) = self.told.get_mut(name) else { continue };
-            told.layout.candidates = candidates;
-            if anew.is_ok_and(|anew| anew.orders != told.layout.orders) {
+            let Some(given) = self.given.get_mut(name) else { continue };
+            given.layout.candidates = candidates;
+            if anew.is_ok_and(|anew| anew.orders != given.layout.orders) {
                 log::warn!(
                     NETSUM_JOB = name;
                     "job {name}: boxes or links changed, and its shares too; its ranks reconnect"
@@ -131,9 +133,9 @@ impl Programmer {
         for (at, seen) in seen {
             let is_new = self.unknown.remove(at);
             for name in seen.jobs.iter().map(|job| &job.name) {
-                match self.told.get_mut(name) {
-                    Some(told) if told.boxes().any(|of| of == at) => {}
-                    Some(told) if is_new => drop(told.before.insert(at.clone())),
+                match self.given.get_mut(name) {
+                    Some(given) if given.boxes().any(|of| of == at) => {}
+                    Some(given) if is_new => drop(given.before.insert(at.clone())),
                     None if self.taken_over.contains_key(name) => {}
                     _ => over.push((at.clone(), name.clone())),
                 }

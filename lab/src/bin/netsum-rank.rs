@@ -5,7 +5,7 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use netsum_lab::cluster::{Answer, Order, Outcome, RankSpec, to_hex};
+use netsum_lab::cluster::{Order, Outcome, RankReply, RankSpec, to_hex};
 use netsum_lab::data;
 use netsum_worker::{CommConfig, Communicator, Element, Error, Pending, Report};
 
@@ -36,23 +36,23 @@ fn connect(config: &CommConfig) -> Result<Option<Communicator>> {
     Ok(match Communicator::connect(config.clone()) {
         Ok(communicator) => {
             let transport = communicator.transport().to_owned();
-            answer(&Answer::Done(Outcome { transport, ..Outcome::default() }))?;
+            answer(&RankReply::Done(Outcome { transport, ..Outcome::default() }))?;
             Some(communicator)
         }
         Err(error) => {
-            answer(&Answer::Error(error.to_string()))?;
+            answer(&RankReply::Error(error.to_string()))?;
             None
         }
     })
 }
 
-fn answer(answer: &Answer) -> Result<()> {
+fn answer(answer: &RankReply) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(answer)?)?;
     Ok(out.flush()?)
 }
 
-fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Answer> {
+fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<RankReply> {
     let Order::AllReduce { dtype, len, seed, out, together } = order else {
         anyhow::bail!("not here: {order:?}")
     };
@@ -70,8 +70,8 @@ fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Ans
         None => Some(to_hex(&bytes)),
     };
     Ok(match reduced {
-        Ok(report) => Answer::Done(outcome(communicator, &report, result)),
-        Err(error) => Answer::Error(error.to_string()),
+        Ok(report) => RankReply::Done(outcome(communicator, &report, result)),
+        Err(error) => RankReply::Error(error.to_string()),
     })
 }
 
@@ -121,7 +121,7 @@ fn in_flight(
     operations: &[(String, usize)],
     seed: u64,
     out: &Path,
-) -> Result<Answer> {
+) -> Result<RankReply> {
     let mut handles = Vec::new();
     for ((dtype, len), seed) in operations.iter().zip(seed..) {
         handles.push(match &**dtype {
@@ -144,8 +144,8 @@ fn in_flight(
     }
     std::fs::write(out, all)?;
     Ok(match last {
-        Some(report) if errors.is_empty() => Answer::Done(outcome(communicator, &report, None)),
-        _ => Answer::Error(errors.join("\n")),
+        Some(report) if errors.is_empty() => RankReply::Done(outcome(communicator, &report, None)),
+        _ => RankReply::Error(errors.join("\n")),
     })
 }
 

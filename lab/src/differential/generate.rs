@@ -29,7 +29,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// The job to listen for if the ring's job is set up in band.
+    /// The job whose token is added if the ring's job is set up in band.
     pub fn in_band(&self) -> Option<(InBandToken, InBandJob)> {
         let RingSpec { id, config: RingConfig { members: ranks, flags, .. }, .. } = self.ring;
         let job = InBandJob { job: id, ranks, rings: 1, flags: flags & ICRC_IGNORE };

@@ -202,15 +202,15 @@ impl Differential {
                 setting.flows.iter().try_for_each(|flow| plane.forget_flow(flow.key()))?;
             }
             if let Some((token, _)) = setting.in_band() {
-                plane.ignore_in_band(token)?;
+                plane.remove_in_band_token(token)?;
             }
         }
         // Removes connections that waited in the last sequence.
         let ended: Vec<_> = plane.ended_flows()?.iter().map(|flow| flow.key).collect();
         plane.forget_ended(&ended)?;
         for (token, job) in settings.iter().filter_map(Setting::in_band) {
-            plane.listen_in_band(token, job)?;
-            self.model.listen(token, job);
+            plane.add_in_band_token(token, job)?;
+            self.model.add_in_band_token(token, job);
         }
         plane.first_packets()?;
         self.before = [RingNumber::NONE]

@@ -63,7 +63,7 @@ pub struct Model {
     rings: BTreeMap<RingNumber, Ring>,
     flows: Vec<(FlowKey, Flow)>,
     /// Jobs that are set up in band.
-    listening: Vec<(InBandToken, InBandJob)>,
+    in_band_tokens: Vec<(InBandToken, InBandJob)>,
     /// First packets that the box should have recorded, by job, ring and rank: all packets arrive
     /// by one port.
     pub claims: BTreeMap<(RingNumber, u32, u32), FirstPacket>,
@@ -89,8 +89,8 @@ enum Look {
 
 impl Model {
     /// Starts to accept first packets of a job.
-    pub fn listen(&mut self, token: InBandToken, job: InBandJob) {
-        self.listening.push((token, job));
+    pub fn add_in_band_token(&mut self, token: InBandToken, job: InBandJob) {
+        self.in_band_tokens.push((token, job));
     }
 
     /// Creates or resets a ring; `start` is its first index.
@@ -206,7 +206,9 @@ impl Model {
                 self.count(RingNumber::NONE, Counter::TruncatedHeaders);
                 return Class::Verdict(Verdict::Pass);
             }
-            Err((Reject::Hidden, None)) if !self.flows.is_empty() || !self.listening.is_empty() => {
+            Err((Reject::Hidden, None))
+                if !self.flows.is_empty() || !self.in_band_tokens.is_empty() =>
+            {
                 self.count(RingNumber::NONE, Counter::UnparsedHeaders);
                 return Class::Verdict(Verdict::Drop);
             }
@@ -248,7 +250,7 @@ impl Model {
         let opcode = frame.bth.opcode;
         let unknown_flow =
             self.flows.iter().all(|(k, _)| *k != key) && opcode.is_rc_data() && opcode.is_first();
-        if !unknown_flow || self.listening.is_empty() {
+        if !unknown_flow || self.in_band_tokens.is_empty() {
             return None;
         }
         let len = frame.data_len(packet.len()).ok()?;
@@ -280,12 +282,12 @@ impl Model {
         self.waiting
             .get(&connection)
             .copied()
-            .filter(|_| unknown_flow && !self.listening.is_empty())
+            .filter(|_| unknown_flow && !self.in_band_tokens.is_empty())
     }
 
     fn job_of(&self, header: &[u8; JOB_HEADER_LEN]) -> Option<InBandJob> {
         let token = JobHeader::decode(header)?.token;
-        self.listening.iter().find(|(of, _)| *of == token).map(|(_, job)| *job)
+        self.in_band_tokens.iter().find(|(of, _)| *of == token).map(|(_, job)| *job)
     }
 
     fn note(&mut self, job: &InBandJob, packet: &[u8], frame: &Frame, len: usize) {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::protocol::{Answer, Kind, PORT, Request, receive, send, send_value, value};
+use super::protocol::{AgentReply, Kind, PORT, Request, receive, send, send_value, value};
 
 /// Bytes in a frame.
 const CHUNK: usize = 64 << 10;
@@ -75,10 +75,10 @@ pub fn run(
                 io::stdout().write_all(&bytes).and_then(|()| io::stdout().flush())?
             }
             (Kind::Errors, bytes) => io::stderr().write_all(&bytes)?,
-            (Kind::Answer, bytes) => match value(&bytes)? {
-                Answer::Exited(code) => return Ok(Exit::Code(code)),
-                Answer::Killed(signal) => return Ok(Exit::Signal(signal)),
-                Answer::Failed(why) => bail!("{why}"),
+            (Kind::Reply, bytes) => match value(&bytes)? {
+                AgentReply::Exited(code) => return Ok(Exit::Code(code)),
+                AgentReply::Killed(signal) => return Ok(Exit::Signal(signal)),
+                AgentReply::Failed(why) => bail!("{why}"),
                 other => bail!("the VM's agent answers {other:?}"),
             },
             (kind, _) => bail!("the VM's agent sends {kind:?}"),
@@ -94,8 +94,8 @@ pub fn put(agent: &TcpStream, from: &Path, to: &str) -> Result<()> {
     let request = Request::Put { path: to.to_owned(), mode: metadata.mode() & 0o777, version };
     send_value(agent, Kind::Request, &request)?;
     match answer(agent)? {
-        Answer::Have => return Ok(()),
-        Answer::Send => {}
+        AgentReply::Have => return Ok(()),
+        AgentReply::Send => {}
         other => bail!("cannot write {to} in the VM: {other:?}"),
     }
     let mut buffer = vec![0; CHUNK];
@@ -107,14 +107,14 @@ pub fn put(agent: &TcpStream, from: &Path, to: &str) -> Result<()> {
         }
     }
     match answer(agent)? {
-        Answer::Written => Ok(()),
+        AgentReply::Written => Ok(()),
         other => bail!("cannot write {to} in the VM: {other:?}"),
     }
 }
 
-fn answer(agent: &TcpStream) -> Result<Answer> {
+fn answer(agent: &TcpStream) -> Result<AgentReply> {
     match receive(agent).context("the VM's agent has gone")? {
-        (Kind::Answer, bytes) => Ok(value(&bytes)?),
+        (Kind::Reply, bytes) => Ok(value(&bytes)?),
         (kind, _) => bail!("the VM's agent sends {kind:?}"),
     }
 }

@@ -25,7 +25,7 @@ pub enum Request {
         env: Vec<(String, String)>,
     },
     /// Writes a file, whose bytes follow as [`Kind::Input`], unless the agent answers
-    /// [`Answer::Have`].
+    /// [`AgentReply::Have`].
     Put {
         path: String,
         mode: u32,
@@ -37,7 +37,7 @@ pub enum Request {
 /// The agent's answer, in the last frame; for [`Request::Put`], also before [`Kind::Input`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum AgentReply {
     /// The program has ended with this code.
     Exited(i32),
     /// This signal killed the program.
@@ -64,12 +64,12 @@ pub enum Kind {
     Output = 4,
     /// Bytes of the program's standard error.
     Errors = 5,
-    Answer = 6,
+    Reply = 6,
 }
 
 impl Kind {
     const ALL: [Self; 6] =
-        [Self::Request, Self::Input, Self::Signal, Self::Output, Self::Errors, Self::Answer];
+        [Self::Request, Self::Input, Self::Signal, Self::Output, Self::Errors, Self::Reply];
 }
 
 /// Writes a frame in one piece.
@@ -116,11 +116,14 @@ mod tests {
     fn frames_come_back_and_others_are_refused() {
         let mut wire = Vec::new();
         send(&mut wire, Kind::Output, b"abc").unwrap();
-        send_value(&mut wire, Kind::Answer, &Answer::Exited(3)).unwrap();
+        send_value(&mut wire, Kind::Reply, &AgentReply::Exited(3)).unwrap();
         let mut from = wire.as_slice();
         assert_eq!(receive(&mut from).unwrap(), (Kind::Output, b"abc".to_vec()));
         let (kind, bytes) = receive(&mut from).unwrap();
-        assert_eq!((kind, value::<Answer>(&bytes).unwrap()), (Kind::Answer, Answer::Exited(3)));
+        assert_eq!(
+            (kind, value::<AgentReply>(&bytes).unwrap()),
+            (Kind::Reply, AgentReply::Exited(3))
+        );
         assert_eq!(receive(&mut from).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         for bad in [&[9, 0, 0, 0, 0][..], &[1, 0xff, 0, 0, 0], &[0; 5]] {
             assert_eq!(receive(bad).unwrap_err().kind(), io::ErrorKind::InvalidData, "{bad:?}");

@@ -21,7 +21,7 @@ use netsum_controller::serve::WorkerPort;
 use netsum_controller::socket::{self, Access};
 use netsum_core::watch::RingTimeouts;
 use netsum_core::{Controller, PortInfo};
-use netsum_lab::recorder::{Recorder, Told};
+use netsum_lab::recorder::{RecordedState, Recorder};
 use netsum_program::execute;
 use tokio::net::TcpListener;
 use tonic::transport::{Channel, ServerTlsConfig};
@@ -29,7 +29,7 @@ use tonic::transport::{Channel, ServerTlsConfig};
 pub struct Daemon {
     pub folder: tempfile::TempDir,
     pub address: String,
-    pub told: Arc<Mutex<Told>>,
+    pub told: Arc<Mutex<RecordedState>>,
     pub shared: Shared,
     pub metrics: std::net::SocketAddr,
     metrics_task: tokio::task::JoinHandle<()>,
@@ -43,7 +43,7 @@ impl Daemon {
 
     pub async fn with(limits: Limits, tls: Option<ServerTlsConfig>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let told = Arc::new(Mutex::new(Told::default()));
+        let told = Arc::new(Mutex::new(RecordedState::default()));
         let mut controller = Controller::new(8 << 20, 2, Duration::from_millis(600));
         let port =
             |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };

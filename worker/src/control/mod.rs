@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The daemon's answer to a heartbeat.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HeartbeatAnswer {
     /// Whether and when to reconnect.
     pub wish: ReconnectRequest,
     /// Why the job has failed, if it has.
@@ -224,7 +224,7 @@ impl Control {
         on_host_ring: bool,
         path: u32,
         timeout: Duration,
-    ) -> Result<Answer, Error> {
+    ) -> Result<HeartbeatAnswer, Error> {
         let (job, token) = (self.job.clone(), self.token.clone());
         let request = v1::HeartbeatRequest { job, token, rank, epoch, on_host_ring, path };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
@@ -244,7 +244,7 @@ impl Control {
                     }
                     _ => None,
                 };
-                Ok(Answer { wish, failed, path: reply.path })
+                Ok(HeartbeatAnswer { wish, failed, path: reply.path })
             }
             Err(s) => Err(self.error(s.message())),
         }

@@ -11,11 +11,11 @@ use netsum_core::PortInfo;
 use netsum_core::plane::mapped;
 use tonic::{Request, Response, Status};
 
-use super::{AgentService, Answer, address, internal};
+use super::{AgentService, RpcResult, address, internal};
 use crate::agent::Inner;
 use crate::bandwidth_probes::BandwidthProbes;
 use crate::device;
-use crate::netlink::{Found, Netlink};
+use crate::netlink::{Netlink, PortLookup};
 
 impl AgentService {
     fn bandwidth_probes(&self) -> Result<(&Netlink, &BandwidthProbes), Status> {
@@ -31,7 +31,7 @@ impl AgentService {
     pub(super) async fn reserve_for(
         &self,
         request: Request<api::ReserveRequest>,
-    ) -> Answer<api::ReserveReply> {
+    ) -> RpcResult<api::ReserveReply> {
         let (election, wanted) = (election(&request)?, request.into_inner().reservations);
         let interfaces = self.backend.network.interfaces().await.map_err(internal)?;
         let bridged = |port: &str| {
@@ -57,7 +57,7 @@ impl AgentService {
     pub(super) async fn ports(
         &self,
         request: Request<api::ListPortsRequest>,
-    ) -> Answer<api::ListPortsReply> {
+    ) -> RpcResult<api::ListPortsReply> {
         let election = election(&request)?;
         let netlink = self.backend.network.netlink();
         let hosts = match netlink.filter(|_| request.get_ref().hosts) {
@@ -130,7 +130,7 @@ impl AgentService {
     pub(super) async fn bandwidth_probe_sent(
         &self,
         request: Request<api::SendBandwidthProbeRequest>,
-    ) -> Answer<api::SendBandwidthProbeReply> {
+    ) -> RpcResult<api::SendBandwidthProbeReply> {
         let (election, request) = (election(&request)?, request.into_inner());
         let (netlink, bandwidth_probes) = self.bandwidth_probes()?;
         let interfaces = netlink.interfaces().await.map_err(internal)?;
@@ -165,7 +165,7 @@ impl AgentService {
     pub(super) async fn bandwidth_probe_received(
         &self,
         request: Request<api::ReceiveBandwidthProbeRequest>,
-    ) -> Answer<api::ReceiveBandwidthProbeReply> {
+    ) -> RpcResult<api::ReceiveBandwidthProbeReply> {
         let (election, request) = (election(&request)?, request.into_inner());
         let (_, bandwidth_probes) = self.bandwidth_probes()?;
         let port = {
@@ -181,7 +181,7 @@ impl AgentService {
     pub(super) async fn port_of(
         &self,
         request: Request<api::FindPortRequest>,
-    ) -> Answer<api::FindPortReply> {
+    ) -> RpcResult<api::FindPortReply> {
         let r = request.into_inner();
         let mac = mac_from_text(&r.mac)
             .ok_or_else(|| Status::invalid_argument("mac: six bytes in hex are needed"))?;
@@ -189,7 +189,7 @@ impl AgentService {
         let ports: Vec<u32> =
             self.shared().lock().controller.ports().iter().map(|p| p.ifindex).collect();
         let found = self.backend.network.port_of(mac, ip, &ports).await.map_err(internal)?;
-        let Found::Port { ifindex, mac } = found else {
+        let PortLookup::Port { ifindex, mac } = found else {
             return Err(Status::not_found(format!("{ip} is on no port")));
         };
         let inner = self.shared().lock();
@@ -202,7 +202,7 @@ impl AgentService {
     pub(super) async fn ports_of(
         &self,
         request: Request<api::FindHostsRequest>,
-    ) -> Answer<api::FindHostsReply> {
+    ) -> RpcResult<api::FindHostsReply> {
         let macs = request.into_inner().macs;
         let seen = self.backend.network.hosts(&macs).await.map_err(internal)?;
         let inner = self.shared().lock();

@@ -30,8 +30,8 @@ fn controller() -> Controller {
 fn with_job() -> Controller {
     let mut c = controller();
     let actions = c.create_job(spec("a")).unwrap();
-    let listen = InBandJob { job: JOB, ranks: RANKS, rings: 1, flags: 0 };
-    assert_eq!(actions[2], Action::ListenInBand(spec("a").token.in_band(), listen));
+    let job = InBandJob { job: JOB, ranks: RANKS, rings: 1, flags: 0 };
+    assert_eq!(actions[2], Action::AddInBandToken(spec("a").token.in_band(), job));
     c
 }
 
@@ -424,11 +424,11 @@ fn jobs_in_band_are_told_from_others() {
     assert!(c.add_flow("a", JobRing(0), flow).unwrap_err().to_string().contains("in band"));
     // A packet that was noted before its job was deleted, and one of a job that does not exist.
     let actions = c.delete_job("a").unwrap();
-    assert!(matches!(actions[0], Action::IgnoreInBand(_)), "{actions:?}");
+    assert!(matches!(actions[0], Action::RemoveInBandToken(_)), "{actions:?}");
     assert_eq!(c.first_packets(JOB, &[packet(0, 1)], true, Instant::now()), None);
     let of_b = FirstPacket { job: RingNumber(2), ..packet(0, 1) };
     assert_eq!(c.first_packets(RingNumber(2), &[of_b], true, Instant::now()), None);
-    assert!(!c.listens_in_band());
+    assert!(!c.has_in_band_jobs());
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_continues() {
     let mut next = controller();
     let actions = next.restore(saved, Instant::now(), |_| None).unwrap();
     assert!(
-        matches!(&actions[..], [Action::ListenInBand(_, listen)] if listen.job == JOB),
+        matches!(&actions[..], [Action::AddInBandToken(_, job)] if job.job == JOB),
         "{actions:?}"
     );
     assert_eq!(outcome(&mut next, packet(2, 1)), Outcome::Known);

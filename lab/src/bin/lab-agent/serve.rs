@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, bail};
-use netsum_lab::vm::protocol::{Answer, Kind, PORT, Request, receive, send, send_value, value};
+use netsum_lab::vm::protocol::{AgentReply, Kind, PORT, Request, receive, send, send_value, value};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
@@ -43,9 +43,9 @@ fn answer(stream: &TcpStream) -> Result<()> {
         Request::Run { command, env } => run(&command, env, from, &to),
         Request::Put { path, mode, version } => put(Path::new(&path), mode, &version, from, &to),
     };
-    let answer = answer.unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
+    let answer = answer.unwrap_or_else(|error| AgentReply::Failed(format!("{error:#}")));
     let to = to.lock().expect("not poisoned");
-    Ok(send_value(&*to, Kind::Answer, &answer)?)
+    Ok(send_value(&*to, Kind::Reply, &answer)?)
 }
 
 type Sender = Arc<Mutex<TcpStream>>;
@@ -55,7 +55,7 @@ fn run(
     env: Vec<(String, String)>,
     from: BufReader<TcpStream>,
     to: &Sender,
-) -> Result<Answer> {
+) -> Result<AgentReply> {
     let (program, arguments) = command.split_first().context("no program")?;
     let mut child = Command::new(program)
         .args(arguments)
@@ -80,8 +80,8 @@ fn run(
     std::thread::spawn(move || listen(from, stdin, group));
     let status = wait(&mut child, [output, errors])?;
     Ok(match status.signal() {
-        Some(signal) => Answer::Killed(signal),
-        None => Answer::Exited(status.code().unwrap_or_default()),
+        Some(signal) => AgentReply::Killed(signal),
+        None => AgentReply::Exited(status.code().unwrap_or_default()),
     })
 }
 
@@ -153,15 +153,15 @@ fn put(
     version: &str,
     mut from: BufReader<TcpStream>,
     to: &Sender,
-) -> Result<Answer> {
+) -> Result<AgentReply> {
     // The note is beside the program: a program may be started twice but copied once.
     let note =
         path.with_file_name(format!(".{}.version", path.file_name().context("no name")?.display()));
     if path.exists() && fs::read_to_string(&note).is_ok_and(|known| known == version) {
-        return Ok(Answer::Have);
+        return Ok(AgentReply::Have);
     }
     fs::create_dir_all(path.parent().context("no folder")?)?;
-    send_value(&*to.lock().expect("not poisoned"), Kind::Answer, &Answer::Send)?;
+    send_value(&*to.lock().expect("not poisoned"), Kind::Reply, &AgentReply::Send)?;
     // Two requests may copy the file at once.
     static COPIES: AtomicU32 = AtomicU32::new(0);
     let new = note.with_extension(COPIES.fetch_add(1, Ordering::Relaxed).to_string());
@@ -178,5 +178,5 @@ fn put(
     // The old file may be running.
     fs::rename(&new, path)?;
     fs::write(&note, version)?;
-    Ok(Answer::Written)
+    Ok(AgentReply::Written)
 }

@@ -25,7 +25,7 @@ const RULES: [(&str, Balance); 4] = [
 ];
 
 /// A network, the links that fail in it, and how many hosts are below a leaf.
-struct Place {
+struct Scenario {
     name: &'static str,
     topology: Topology,
     links: Vec<(String, String)>,
@@ -40,7 +40,7 @@ fn failed(network: &Network, links: &[(String, String)]) -> BTreeSet<Edge> {
 /// Seconds for each of `SIZES`. In this model one part of the time is latency, and the rest is
 /// proportional to the bytes.
 fn seconds(
-    place: &Place,
+    place: &Scenario,
     broken: usize,
     collective: Collective,
     balance: Balance,
@@ -78,13 +78,13 @@ fn seconds(
 pub fn run() -> Result<(String, String)> {
     let link = |a: &str, i: usize, b: &str, j: usize| (format!("{a}{i}"), format!("{b}{j}"));
     let places = [
-        Place {
+        Scenario {
             name: "leaf-spine, 256 hosts",
             topology: generate::leaf_spine(16, 16, 16, BITS, 1.0),
             links: (0..4).map(|i| link("leaf", i, "spine", i)).collect(),
             below: 16,
         },
-        Place {
+        Scenario {
             name: "fat-tree, 512 hosts",
             topology: generate::fat_tree(16, 8, BITS),
             links: (0..4).map(|i| link("leaf", 8 * i, "mid", 8 * i + i)).collect(),

@@ -25,14 +25,14 @@ const SHAPE: JobShape = JobShape {
 
 /// Connections with a test's events. Sent messages are acknowledged at once.
 #[derive(Default)]
-struct Told {
+struct ScriptedChannels {
     arrived: Vec<ChannelEvent>,
     kept: Vec<(u64, Buffer)>,
     /// Frames to the next rank.
     said: Vec<Frame>,
 }
 
-impl Channels for Told {
+impl Channels for ScriptedChannels {
     fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
         if channel == Channel::RingOut(0) {
             self.kept.push((id, data));
@@ -52,7 +52,7 @@ impl Channels for Told {
 
 struct Rank {
     engine: Engine,
-    told: Told,
+    told: ScriptedChannels,
     now: Instant,
     data: [i32; 100],
 }
@@ -60,7 +60,7 @@ struct Rank {
 impl Rank {
     /// Rank 1 of 3, connected, in its first operation.
     fn new() -> Self {
-        let (now, mut told) = (Instant::now(), Told::default());
+        let (now, mut told) = (Instant::now(), ScriptedChannels::default());
         let settings = Settings { rank: 1, shape: SHAPE, timeout: TIMEOUT, session: 1 };
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
