@@ -64,7 +64,7 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     let verdict = PackedVerdict(decide(ring, index, rank, rest));
     // SAFETY: a map value that only the ring's CPU writes, and it runs one program at a time.
     let slot = unsafe { &mut *maps::slot(address.ring, address.slot)? };
-    if !verdict.counts(Counter::CreditViolation) && !verdict.counts(Counter::TotalUnexpected) {
+    if !verdict.counts(Counter::CreditViolation) && !verdict.counts(Counter::UnexpectedTotal) {
         // Only for accepted contributions: with a PSN from far away, all others would look moved.
         flow.next_psn = serial::add(c.frame.bth.psn, 1);
     }
@@ -187,7 +187,7 @@ extern "C" fn note_time(ring_id: u32, index: u32, rank: u32, part: u32) -> u64 {
 
 #[inline(always)]
 fn internal(ctx: &XdpContext, party: FlowRef) -> u32 {
-    maps::count(party.ring, Counter::Internal);
-    trace::contribution(ctx, party, Counter::Internal.bit());
+    maps::count(party.ring, Counter::InternalError);
+    trace::contribution(ctx, party, Counter::InternalError.bit());
     XDP_DROP
 }

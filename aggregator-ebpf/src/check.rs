@@ -60,7 +60,7 @@ pub fn check(
     // Data of a single rank, of an incomplete group, or a partial sum instead of the total: some
     // box no longer adds.
     if flow.group_mark != 0 && !has_group_mark(frame.bth.flags, flow.group_mark) {
-        return Err(Counter::TotalUnexpected);
+        return Err(Counter::UnexpectedTotal);
     }
     let len = match frame.data_len(p.len()) {
         Ok(len) => len,

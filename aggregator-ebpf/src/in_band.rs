@@ -37,8 +37,8 @@ pub fn is_of_job(ctx: &XdpContext, p: &Packet, found: &mut Classified) -> bool {
     let Ok(len) = found.frame.data_len(p.len()) else { return false };
     let looked = look(ctx, &found.frame, len);
     let counter = looked & 0xff;
-    if counter == Counter::InBandToken as u64 {
-        found.counter = Counter::InBandToken;
+    if counter == Counter::InBandWrongToken as u64 {
+        found.counter = Counter::InBandWrongToken;
     } else if counter == Counter::InBandVersion as u64 {
         found.counter = Counter::InBandVersion;
     } else if counter == Counter::InBandFirst as u64 {
@@ -126,7 +126,7 @@ extern "C" fn first_look(ctx: *mut xdp_md, at: u32) -> u64 {
             let verify = if job.flags & ring_flags::ICRC_IGNORE == 0 { VERIFY } else { 0 };
             (job.job.0 as u64) << JOB_SHIFT | verify | Counter::InBandFirst as u64
         }
-        None => Counter::InBandToken as u64,
+        None => Counter::InBandWrongToken as u64,
     }
 }
 

@@ -64,7 +64,7 @@ impl Kind {
 
 counters! {
     /// contributions added to a slot
-    Fragments "fragments" Work,
+    Contributions "contributions" Work,
     /// slots that received their last contribution
     Completed "completed" Work,
     /// results sent to all ranks of a ring
@@ -72,7 +72,7 @@ counters! {
     /// completed sums held back until an earlier one is released
     HeldBack "held_back" Work,
     /// results sent again to one rank
-    Replays "replay" Work,
+    Replays "replays" Work,
     /// result packets written at the egress of a port
     Results "results" Work,
     /// contributions that carried the congestion experienced mark
@@ -99,11 +99,11 @@ counters! {
     /// RoCEv2 packets too short for their headers
     TruncatedHeaders "truncated_headers" Pass,
     /// first packets of a job set up in band, with a token of no job
-    InBandToken "in_band_wrong_token" Pass,
+    InBandWrongToken "in_band_wrong_token" Pass,
     /// first packets of a job set up in band, with a header of another version
     InBandVersion "in_band_version" Pass,
     /// contributions that were already added
-    Duplicate "duplicate_request" Drop,
+    DuplicateRequest "duplicate_request" Drop,
     /// fragments beyond the sender's credit
     CreditViolation "credit_violation" Drop,
     /// contributions whose length differs from that of the first one to their slot
@@ -178,16 +178,16 @@ counters! {
     /// results dropped at egress: unknown rank or slot, or no next hop
     EgressNoRoute "egress_no_route" Drop,
     /// the data plane's maps contradict each other: a defect of netsum
-    Internal "internal_error" Drop,
+    InternalError "internal_error" Drop,
     /// partial sums sent to the parent box
-    Partials "partial_sent" Work,
+    PartialsSent "partials_sent" Work,
     /// total sums received from the parent box
-    Totals "total_received" Work,
+    TotalsReceived "totals_received" Work,
     /// partial sums sent to the parent box again, which makes it replay the total to the next group
-    PartialResent "partial_resent" Work,
+    PartialsResent "partials_resent" Work,
     /// totals for which no partial sum was sent, and contributions that a box below forwarded
     /// unsummed
-    TotalUnexpected "total_unexpected" Drop,
+    UnexpectedTotal "unexpected_total" Drop,
     /// packets whose PSN another box has shifted, so that the receiver answers them instead of
     /// taking them for data
     ShiftedPsn "shifted_psn" Pass,
@@ -209,8 +209,8 @@ mod tests {
     fn a_word_holds_every_counter() {
         let all = Counter::ALL.iter().fold(0, |bits, c| bits | c.bit());
         assert_eq!(of_bits(all).collect::<Vec<_>>(), Counter::ALL);
-        let two = Counter::Stale.bit() | Counter::Fragments.bit();
-        assert_eq!(of_bits(two).collect::<Vec<_>>(), [Counter::Fragments, Counter::Stale]);
+        let two = Counter::Stale.bit() | Counter::Contributions.bit();
+        assert_eq!(of_bits(two).collect::<Vec<_>>(), [Counter::Contributions, Counter::Stale]);
     }
 
     #[test]

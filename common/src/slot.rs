@@ -265,7 +265,7 @@ pub struct PackedVerdict(pub u64);
 
 impl PackedVerdict {
     /// Something that must be there is not.
-    pub const INTERNAL: Self = Verdict::only(Output::Drop, Counter::Internal).packed();
+    pub const INTERNAL: Self = Verdict::only(Output::Drop, Counter::InternalError).packed();
 
     #[inline(always)]
     pub const fn payload_is(self, payload: Payload) -> bool {
@@ -326,7 +326,7 @@ impl PackedVerdict {
         if ce {
             count(Counter::EcnMarked);
         }
-        if self.completed() && !self.counts(Counter::Totals) {
+        if self.completed() && !self.counts(Counter::TotalsReceived) {
             count(Counter::Completed);
         }
         if self.is_held() {
@@ -338,8 +338,8 @@ impl PackedVerdict {
         if self.output_is(Output::Gap) {
             count(Counter::GapForwarded);
         }
-        if self.output_is(Output::Up) && !self.counts(Counter::PartialResent) {
-            count(Counter::Partials);
+        if self.output_is(Output::Up) && !self.counts(Counter::PartialsResent) {
+            count(Counter::PartialsSent);
         }
     }
 
@@ -402,7 +402,7 @@ pub fn decide<const HAS_PARENT: bool>(
     if is_total && !(f.total && used && distance == 0 && slot.is(Slot::SENT)) {
         // Nobody can have a total to which nothing was sent from here; and a parent that does not
         // add lets partial sums of others through.
-        return Verdict::only(Output::Drop, Counter::TotalUnexpected);
+        return Verdict::only(Output::Drop, Counter::UnexpectedTotal);
     }
     let is_last = HAS_PARENT && f.rank + 1 == members;
 
@@ -428,7 +428,7 @@ pub fn decide<const HAS_PARENT: bool>(
     if !used || distance > 0 {
         if f.total {
             // Its sender's box has released it, and this one has forgotten what it had added.
-            return Verdict::only(Output::Drop, Counter::TotalUnexpected);
+            return Verdict::only(Output::Drop, Counter::UnexpectedTotal);
         }
         if used && !slot.is(Slot::RELEASED) || ahead < 0 {
             // Older and still needed; or an index below `low` whose slot does not hold it, which
@@ -453,7 +453,7 @@ pub fn decide<const HAS_PARENT: bool>(
             save_header: true,
             completed: alone,
             output: if alone && goes_up(state, slot, relaxed) { Output::Up } else { absorbed },
-            counter: Counter::Fragments,
+            counter: Counter::Contributions,
             gap: past_gap,
         };
     }
@@ -471,7 +471,7 @@ pub fn decide<const HAS_PARENT: bool>(
             return Verdict::only(Output::Stale, Counter::Stale);
         }
         let (output, counter) = if is_last {
-            (Output::Up, Counter::PartialResent)
+            (Output::Up, Counter::PartialsResent)
         } else {
             (Output::Replay, Counter::Replays)
         };
@@ -479,7 +479,7 @@ pub fn decide<const HAS_PARENT: bool>(
     }
     let new = slot.contributors & bit == 0;
     if new && f.total && !is_total {
-        return Verdict::only(Output::Drop, Counter::TotalUnexpected);
+        return Verdict::only(Output::Drop, Counter::UnexpectedTotal);
     }
     let mut completed = false;
     if new {
@@ -493,10 +493,10 @@ pub fn decide<const HAS_PARENT: bool>(
             slot.flags |= if HAS_PARENT && !is_total { Slot::PARTIAL } else { Slot::COMPLETE };
         }
     }
-    let mut counter = if new { Counter::Fragments } else { Counter::Duplicate };
+    let mut counter = if new { Counter::Contributions } else { Counter::DuplicateRequest };
     let mut payload = if new { Payload::Add } else { Payload::Leave };
     if is_total && new {
-        (payload, counter) = (Payload::Copy, Counter::Totals);
+        (payload, counter) = (Payload::Copy, Counter::TotalsReceived);
     }
     if slot.is(Slot::COMPLETE) && (relaxed || ahead == 0) {
         slot.flags |= Slot::RELEASED;
@@ -519,7 +519,7 @@ pub fn decide<const HAS_PARENT: bool>(
     let mut output = absorbed;
     if HAS_PARENT && slot.is(Slot::SENT) {
         if is_last {
-            (output, counter) = (Output::Up, Counter::PartialResent);
+            (output, counter) = (Output::Up, Counter::PartialsResent);
         }
     } else if HAS_PARENT && slot.is(Slot::PARTIAL) && goes_up(state, slot, relaxed) {
         output = Output::Up;

@@ -170,14 +170,14 @@ fn only_a_packet_that_says_so_is_a_total_and_only_to_a_box_below() {
     assert_eq!(take(&below, fragment(0, false)).output, Output::Up);
     // A parent that does not add lets the other group's partial sum through.
     let other = take(&below, fragment(1, false));
-    assert_eq!((other.output, other.counter), (Output::Drop, Counter::TotalUnexpected));
+    assert_eq!((other.output, other.counter), (Output::Drop, Counter::UnexpectedTotal));
     assert_eq!(take(&below, fragment(1, true)).output, Output::Release);
 
     // A parent that was created again gets a total again, from a box that has released it.
     let parent = RingConfig { flags: ring_flags::ACTIVE | ring_flags::GROUPS, ..below };
     let (mut state, mut slot) = (RingState::default(), Slot::default());
     let mut take = |f| on_fragment(&parent, &mut state, &mut slot, f);
-    let refused = (Output::Drop, Payload::Leave, Counter::TotalUnexpected);
+    let refused = (Output::Drop, Payload::Leave, Counter::UnexpectedTotal);
     let verdict = |v: Verdict| (v.output, v.payload, v.counter);
     assert_eq!(verdict(take(fragment(0, true))), refused);
     assert_eq!(take(fragment(1, false)).payload, Payload::Copy);

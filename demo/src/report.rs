@@ -226,7 +226,8 @@ pub(crate) mod tests {
             reference: Trained { by_box: 0, seconds: 0.8, ..trained },
             ranks_identical: true,
             reference_identical: true,
-            counters: [("fragments".to_owned(), 68_640), ("released".to_owned(), 17_160)].into(),
+            counters: [("contributions".to_owned(), 68_640), ("released".to_owned(), 17_160)]
+                .into(),
             links: vec![link; 4],
             uplinks: Vec::new(),
             ring: None,

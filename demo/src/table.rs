@@ -95,10 +95,10 @@ impl Summary {
         let count = |name: &str| self.counters.get(name).copied().unwrap_or(0);
         let work = format!(
             "{} packets of gradients became {} of sums",
-            grouped(count("fragments")),
+            grouped(count("contributions")),
             grouped(count("released"))
         );
-        match count("replay") {
+        match count("replays") {
             0 => work,
             replays => format!("{work}, {} sent again", grouped(replays)),
         }

@@ -50,15 +50,15 @@ pub struct Orders {
     pending: Pending,
     boxes: Arc<Boxes>,
     /// Stands for the programs of all boxes.
-    programs: u64,
+    program_generation: u64,
 }
 
 impl Orders {
     /// Orders for these boxes, and the receiver of the changes.
     pub fn new(boxes: Arc<Boxes>) -> (Self, UnboundedReceiver<Change>) {
         let (changes, receiver) = unbounded_channel();
-        let (pending, programs) = (Pending::default(), new_program_generation());
-        (Self { changes, pending, boxes, programs }, receiver)
+        let (pending, program_generation) = (Pending::default(), new_program_generation());
+        (Self { changes, pending, boxes, program_generation }, receiver)
     }
 
     pub fn pending(&self) -> Pending {
@@ -108,8 +108,8 @@ impl Executor for Orders {
         self.pending.jobs().iter().any(|of| of.as_ref().is_none_or(|of| of == job))
     }
 
-    fn programs(&self, job: &str) -> u64 {
-        if self.boxes.is_stuck(job) { 0 } else { self.programs }
+    fn program_generation(&self, job: &str) -> u64 {
+        if self.boxes.is_stuck(job) { 0 } else { self.program_generation }
     }
 
     fn flow_stats(&self, _: &FlowSpec) -> Option<FlowStats> {

@@ -76,8 +76,11 @@ impl Backend for ManagerBackend {
     }
 
     /// Each box knows only its own ports; `netsum fabric diagnose` queries them all.
-    async fn path(&self, _: api::PathRequest) -> Result<api::PathReply, Status> {
-        Ok(api::PathReply::default())
+    async fn explain_missing_packets(
+        &self,
+        _: api::ExplainMissingPacketsRequest,
+    ) -> Result<api::ExplainMissingPacketsReply, Status> {
+        Ok(api::ExplainMissingPacketsReply::default())
     }
 
     fn job_aborted(&self, _: String, _: HashSet<u32>) {}

@@ -391,7 +391,7 @@ impl System {
                     rank,
                     epoch,
                     on_host_ring: epoch == 1,
-                    path: epoch,
+                    acknowledged_path_test: epoch,
                 };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
                 let rank = Rank(r.rank);

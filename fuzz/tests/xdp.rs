@@ -24,14 +24,14 @@ fn programs_and_model_agree_on_every_packet() {
     let (start, mut number) = (Instant::now(), 0);
     let longest = target("xdp").expect("a target").longest;
     let impossible =
-        [Counter::SteerFailed, Counter::RedirectFailed, Counter::WrongCpu, Counter::Internal];
+        [Counter::SteerFailed, Counter::RedirectFailed, Counter::WrongCpu, Counter::InternalError];
     // Rings here have no parent, and flows do not pass another box: `tests/tests/racks.rs` has such
     // tests.
     let of_parents = [
-        Counter::Partials,
-        Counter::Totals,
-        Counter::PartialResent,
-        Counter::TotalUnexpected,
+        Counter::PartialsSent,
+        Counter::TotalsReceived,
+        Counter::PartialsResent,
+        Counter::UnexpectedTotal,
         Counter::ShiftedPsn,
     ];
     // Results that every rank has are not replayed, so no clone outlives its slot here

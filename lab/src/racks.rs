@@ -117,7 +117,7 @@ impl Racks {
     /// # Errors
     /// As [`Racks::count`].
     pub fn refused(&self) -> Result<u64> {
-        (0..self.boxes.len()).map(|number| self.count(number, Counter::TotalUnexpected)).sum()
+        (0..self.boxes.len()).map(|number| self.count(number, Counter::UnexpectedTotal)).sum()
     }
 
     /// All counters, for messages.

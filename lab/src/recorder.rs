@@ -150,7 +150,7 @@ impl DataPlane for Recorder {
         Ok(FlowStats {
             packets: sent.into(),
             last_psn: 5,
-            last_verdict: sent.then_some(Counter::Fragments),
+            last_verdict: sent.then_some(Counter::Contributions),
             ..FlowStats::default()
         })
     }

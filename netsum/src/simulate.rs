@@ -38,7 +38,9 @@ fn outcome(action: u32, counters: u64) -> Outcome {
     let has = |c: Counter| counters & c.bit() != 0;
     match action {
         XDP_PASS => Outcome::Passed,
-        XDP_DROP if has(Counter::Fragments) && !has(Counter::RedirectFailed) => Outcome::Absorbed,
+        XDP_DROP if has(Counter::Contributions) && !has(Counter::RedirectFailed) => {
+            Outcome::Absorbed
+        }
         XDP_DROP => Outcome::Dropped,
         _ if has(Counter::Released) => Outcome::Released,
         _ => Outcome::Replayed,
@@ -175,7 +177,7 @@ fn reason(
     let Some(cause) = cause(counters) else { return fine(String::new()) };
     let help = cause.help().trim();
     let drops = match cause {
-        Counter::Duplicate => "it has been added already, and is never added twice",
+        Counter::DuplicateRequest => "it has been added already, and is never added twice",
         Counter::InBandFirst => {
             "it begins a connection of the job: the daemon notes it, and the sender retransmits"
         }
@@ -318,15 +320,15 @@ mod tests {
         let of = |action: u32, counters: &[Counter]| {
             outcome(action, counters.iter().fold(0, |bits, c| bits | c.bit()))
         };
-        assert_eq!(of(XDP_DROP, &[Counter::Fragments]), Outcome::Absorbed);
-        assert_eq!(of(XDP_DROP, &[Counter::Duplicate]), Outcome::Dropped);
+        assert_eq!(of(XDP_DROP, &[Counter::Contributions]), Outcome::Absorbed);
+        assert_eq!(of(XDP_DROP, &[Counter::DuplicateRequest]), Outcome::Dropped);
         assert_eq!(
-            of(XDP_DROP, &[Counter::Fragments, Counter::Released, Counter::RedirectFailed]),
+            of(XDP_DROP, &[Counter::Contributions, Counter::Released, Counter::RedirectFailed]),
             Outcome::Dropped
         );
-        assert_eq!(of(XDP_PASS, &[Counter::Fragments, Counter::GapForwarded]), Outcome::Passed);
+        assert_eq!(of(XDP_PASS, &[Counter::Contributions, Counter::GapForwarded]), Outcome::Passed);
         assert_eq!(
-            of(REDIRECT, &[Counter::Fragments, Counter::Completed, Counter::Released]),
+            of(REDIRECT, &[Counter::Contributions, Counter::Completed, Counter::Released]),
             Outcome::Released
         );
         assert_eq!(of(REDIRECT, &[Counter::Replays]), Outcome::Replayed);

@@ -50,13 +50,14 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
         d.netsum("slot show train --ring 0")
             .await
             .unwrap()
-            .contains("slot 0: index 5  len 1024  partial  missing ranks 1")
+            .contains("slot 0: index 5  len 1024  incomplete  missing ranks 1")
     );
     let rings = d.netsum("ring show").await.unwrap();
     assert!(rings.starts_with("train ring 0: active  id 1  cpu 4  ranks 2  mtu 1024"), "{rings}");
     let flows = d.netsum("flow show").await.unwrap();
     assert!(
-        flows.contains("train ring 0 rank 1: port p1") && flows.contains("last psn 0x5 fragments"),
+        flows.contains("train ring 0 rank 1: port p1")
+            && flows.contains("last psn 0x5 contributions"),
         "{flows}"
     );
     let programs = d.netsum("prog show").await.unwrap();
@@ -496,15 +497,15 @@ async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
         let mut told = d.told.lock().unwrap();
         told.lost = 7;
         told.traced = vec![
-            traced(ring, 1, 3, Counter::Fragments),
-            traced(ring, 0, 4, Counter::Fragments),
-            traced(ring, 1, 4, Counter::Duplicate),
-            traced(RingNumber(9), 1, 5, Counter::Fragments),
-            traced(ring, 1, 6, Counter::Fragments),
+            traced(ring, 1, 3, Counter::Contributions),
+            traced(ring, 0, 4, Counter::Contributions),
+            traced(ring, 1, 4, Counter::DuplicateRequest),
+            traced(RingNumber(9), 1, 5, Counter::Contributions),
+            traced(ring, 1, 6, Counter::Contributions),
         ];
     }
     let lines =
-        d.netsum("-j trace --job train --rank 1 --verdict fragments --count 2").await.unwrap();
+        d.netsum("-j trace --job train --rank 1 --verdict contributions --count 2").await.unwrap();
     let lines: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let of = |i: usize| [&lines[i]["slot"]["index"], &lines[i]["slot"]["gap"], &lines[i]["lost"]];
     assert_eq!(of(0), [3, 0, 0], "what was lost before it began is not its business");
@@ -531,7 +532,7 @@ async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
     let filter = d.told.lock().unwrap().tracing.unwrap();
     assert_eq!(filter.capture as usize, MAX_CAPTURE);
     assert_ne!(filter.counters & Counter::BadIcrc.bit(), 0);
-    assert_eq!(filter.counters & Counter::Fragments.bit(), 0);
+    assert_eq!(filter.counters & Counter::Contributions.bit(), 0);
     drop(other);
     let filter = d.told.lock().unwrap().tracing.unwrap();
     assert_eq!((filter.counters, filter.capture), (Counter::Stale.bit(), MIN_CAPTURE));

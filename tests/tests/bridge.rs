@@ -129,7 +129,7 @@ fn every_host_gets_every_sum_in_order_with_its_neighbours_headers() {
             }
         }
         let n = u64::from(fragments);
-        assert_eq!(bridge.count(Counter::Fragments), n * u64::from(ranks));
+        assert_eq!(bridge.count(Counter::Contributions), n * u64::from(ranks));
         assert_eq!(bridge.count(Counter::Released), n);
         assert_eq!(bridge.count(Counter::Results), n * u64::from(ranks));
         assert_eq!(bridge.count(Counter::Replays) + bridge.count(Counter::OutOfSequence), 0);
@@ -210,7 +210,7 @@ fn what_is_not_a_flows_data_crosses_the_bridge_untouched() {
         bridge.taps[0].send(&frame).unwrap();
         assert_eq!(bridge.taps[1].receive(SECOND, is_roce).unwrap(), frame);
     }
-    assert_eq!(bridge.count(Counter::Fragments), 0);
+    assert_eq!(bridge.count(Counter::Contributions), 0);
 
     // Without the programs, the ring's data is forwarded as well.
     let data = bridge.fragment(0, 0, 64).build();

@@ -44,8 +44,8 @@ fn assert_clean(load: &Load, stats: &[Stats], counters: &[u64]) {
         assert_eq!((s.rx_icrc_encapsulated, s.discarded), (0, 0), "host {host}: {s:?}");
     }
     assert_eq!(count(counters, Counter::Released), load.fragments());
-    assert_eq!(count(counters, Counter::Fragments), load.fragments() * u64::from(load.ranks));
-    assert_eq!(count(counters, Counter::Replays) + count(counters, Counter::Duplicate), 0);
+    assert_eq!(count(counters, Counter::Contributions), load.fragments() * u64::from(load.ranks));
+    assert_eq!(count(counters, Counter::Replays) + count(counters, Counter::DuplicateRequest), 0);
 }
 
 #[test]

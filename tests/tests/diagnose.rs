@@ -81,7 +81,7 @@ impl<'a> TapRing<'a> {
     /// Waits until the box has absorbed this many contributions.
     fn taken(&self, fragments: u64) {
         let start = Instant::now();
-        while self.cluster.counter(Some("app"), "fragments").unwrap() < fragments {
+        while self.cluster.counter(Some("app"), "contributions").unwrap() < fragments {
             assert!(start.elapsed() < TIMEOUT, "the box has not taken {fragments} fragments");
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -168,13 +168,13 @@ fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
     };
     let tap = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
     let slots = || cluster.netsum_json(&["slot", "show", "anew"]).unwrap();
-    let partial = || {
+    let incomplete = || {
         let shown = slots();
-        shown["slots"].as_array().unwrap().iter().filter(|s| s["state"] == "partial").count()
+        shown["slots"].as_array().unwrap().iter().filter(|s| s["state"] == "incomplete").count()
     };
     let start = Instant::now();
-    while partial() < 32 {
-        assert!(start.elapsed() < TIMEOUT, "{} partial slots: {}", partial(), slots());
+    while incomplete() < 32 {
+        assert!(start.elapsed() < TIMEOUT, "{} incomplete slots: {}", incomplete(), slots());
         // The other ranks may have left later than rank 0. Then these frames complete sums to which
         // the others have contributed, and the next slots are free.
         let low = slots()["rings"][0]["low"].as_u64().unwrap() as u32;
@@ -188,7 +188,7 @@ fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
     assert!(refused.to_string().contains("has its flow in ring 0 already"), "{refused}");
     let said = cluster.netsum(&["job", "restart", "anew"]).unwrap();
     assert_eq!(said, "anew: waiting  flows 0/3\n");
-    assert_eq!(partial(), 0);
+    assert_eq!(incomplete(), 0);
     let second = Load { first_psn: 0x80_0000, leave_after: None, ..first };
     register(second);
     // Packets of the first connections arrive again, for the same queue pairs.

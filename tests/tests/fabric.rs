@@ -225,7 +225,7 @@ fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
     }
     let stats = cluster.netsum_on(Some(1), &["-j", "stats"]).unwrap();
     let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
-    assert!(stats["partial_sent"].as_u64().unwrap() > 0, "{stats}");
+    assert!(stats["partials_sent"].as_u64().unwrap() > 0, "{stats}");
     assert_eq!(stats["drops"].as_u64().unwrap_or(0), 0, "{stats}");
     let all_sum = || {
         let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
@@ -265,7 +265,7 @@ fn ranks_of_two_racks_in_turns_send_one_copy_up_and_keep_their_numbers() {
     work(&mut group, 1);
     let stats = cluster.netsum_on(Some(1), &["-j", "stats"]).unwrap();
     let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
-    assert!(stats["partial_sent"].as_u64().unwrap() > 0, "{stats}");
+    assert!(stats["partials_sent"].as_u64().unwrap() > 0, "{stats}");
     let flows = cluster.netsum_on(Some(0), &["-j", "flow", "show", JOB]).unwrap();
     let flows: serde_json::Value = serde_json::from_str(&flows).unwrap();
     let mut ranks: Vec<_> =

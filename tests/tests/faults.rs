@@ -106,7 +106,7 @@ fn assert_plausible(before: &Counters, after: &Counters, ranks: u32, what: &str)
     assert!(grown("released") > 0, "{what}");
     // Every contribution was added once, and every sum was released once, even if a packet arrived
     // twice.
-    assert_eq!(grown("fragments"), u64::from(ranks) * grown("released"), "{what}: {}", after.0);
+    assert_eq!(grown("contributions"), u64::from(ranks) * grown("released"), "{what}: {}", after.0);
     assert_eq!(grown("completed"), grown("released"), "{what}: {}", after.0);
     for name in NEVER {
         assert_eq!(grown(name), 0, "{what}: {name}");
@@ -164,11 +164,11 @@ fn matrix(ranks: u32, order: &'static str) {
                     Fault::Loss | Fault::Reorder if order == "in-order" => grown("out_of_sequence"),
                     // All receivers ask for it, so all ranks except the one that lost it send it
                     // twice.
-                    Fault::Loss => grown("duplicate_request") + grown("replay"),
+                    Fault::Loss => grown("duplicate_request") + grown("replays"),
                     // A receiver that keeps early packets need not ask.
                     Fault::Reorder => 1,
                     Fault::Duplicate => {
-                        grown("duplicate_request") + grown("replay") + grown("stale")
+                        grown("duplicate_request") + grown("replays") + grown("stale")
                     }
                     Fault::Corrupt => grown("rx_icrc_encapsulated"),
                     Fault::Mark => grown("np_ecn_marked_roce_packets"),
@@ -180,7 +180,7 @@ fn matrix(ranks: u32, order: &'static str) {
             let is_harmless = matches!(fault, Fault::Duplicate | Fault::Reorder);
             if direction.down() && !is_harmless {
                 assert!(
-                    again > 0 && grown("replay") > 0,
+                    again > 0 && grown("replays") > 0,
                     "{what}: {again} sent again, {}",
                     after.0
                 );
@@ -251,7 +251,7 @@ impl<'a> Surgery<'a> {
         let after = read(&self.plane);
         let grown = move |counter: Counter| after[counter as usize] - before[counter as usize];
         assert_eq!(
-            grown(Counter::Fragments),
+            grown(Counter::Contributions),
             u64::from(Self::RANKS) * grown(Counter::Released),
             "{what}"
         );
@@ -399,7 +399,7 @@ fn long_run(ranks: u32, mtu: u32, fragments: u64) {
          packets lost, {again} sent again, {verified} message sums verified, 0 wrong, {seed} \
          all-reduces in {:.1?}",
         after.since(&before, "released"),
-        after.since(&before, "fragments"),
+        after.since(&before, "contributions"),
         up.lost + down.lost,
         start.elapsed()
     );

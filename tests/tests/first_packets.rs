@@ -169,8 +169,8 @@ fn what_is_not_a_jobs_first_packet_passes() {
     options[17] += 4;
     // A frame with a wrong token or version is counted as such; the rest are ordinary data.
     let cases = [
-        ("another token", change(|s| s.payload[8] ^= 1), Counter::InBandToken),
-        ("another token's end", change(|s| s.payload[23] ^= 0x80), Counter::InBandToken),
+        ("another token", change(|s| s.payload[8] ^= 1), Counter::InBandWrongToken),
+        ("another token's end", change(|s| s.payload[23] ^= 0x80), Counter::InBandWrongToken),
         ("another version", change(|s| s.payload[4] = 2), Counter::InBandVersion),
         ("another magic", change(|s| s.payload[0] ^= 1), Counter::NoFlow),
         ("no header", change(|s| s.payload = lanes(1, 256)), Counter::NoFlow),
@@ -194,9 +194,9 @@ fn what_is_not_a_jobs_first_packet_passes() {
     bench.plane.remove_in_band_token(TOKEN).unwrap();
     bench.plane.remove_in_band_token(TOKEN).unwrap();
     assert_eq!(both(&mut bench, &spec.build()), [PASS, DROP]);
-    let before = counted(&bench, Counter::InBandToken);
+    let before = counted(&bench, Counter::InBandWrongToken);
     assert_eq!(both(&mut bench, &change(|s| s.payload[8] ^= 1)), [PASS, DROP]);
-    assert_eq!(counted(&bench, Counter::InBandToken), before, "nobody looks");
+    assert_eq!(counted(&bench, Counter::InBandWrongToken), before, "nobody looks");
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn a_message_with_a_wrong_index_becomes_a_claim() {
         assert_eq!(send(&mut bench, &spec), [REDIRECT, DROP]);
     }
     assert_eq!(counted(&bench, Counter::InBandHeader), 4);
-    assert_eq!(counted(&bench, Counter::Fragments), 1, "none was added");
+    assert_eq!(counted(&bench, Counter::Contributions), 1, "none was added");
     assert_eq!(bench.plane.first_packets().unwrap(), []);
     // The same queue pair with other PSNs, wherever they are for the ring: beyond the credit,
     // stale, or within the window.
@@ -381,10 +381,10 @@ fn a_message_with_a_wrong_index_becomes_a_claim() {
         assert_eq!((noted[0].qpn.get(), noted[0].psn.get()), (qpn(1), again.bth.psn), "{jump}");
     }
     assert_eq!(counted(&bench, Counter::InBandFirst), 4);
-    assert_eq!(counted(&bench, Counter::Fragments), 1, "none was added");
+    assert_eq!(counted(&bench, Counter::Contributions), 1, "none was added");
     // The later packets of a message have no header.
     assert_eq!(send(&mut bench, &packet(0, 1, Opcode::SEND_LAST, None)), [REDIRECT, DROP]);
-    assert_eq!(counted(&bench, Counter::Fragments), 2);
+    assert_eq!(counted(&bench, Counter::Contributions), 2);
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn what_the_box_sends_for_a_held_sum_begins_as_it_must() {
     let duplicate = held_back::duplicate(&saved, LEN, Some(2)).unwrap();
     assert_eq!(bench.aggregate(&duplicate).unwrap().action, DROP);
     assert_eq!(
-        (counted(&bench, Counter::Duplicate), counted(&bench, Counter::InBandHeader)),
+        (counted(&bench, Counter::DuplicateRequest), counted(&bench, Counter::InBandHeader)),
         (1, 0)
     );
 }

@@ -277,7 +277,7 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
         contribution.bth.flags = carried;
         assert_eq!(bench.aggregate(&contribution.build()).unwrap().action, DROP);
         let counters = bench.counters().unwrap();
-        assert!(counters.contains(&(Counter::TotalUnexpected, refused)), "{carried}: {counters:?}");
+        assert!(counters.contains(&(Counter::UnexpectedTotal, refused)), "{carried}: {counters:?}");
     }
     bench.sequence(&[(1, 0, REDIRECT)]).unwrap();
     let at = |rank, by: u32| {
@@ -300,7 +300,7 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
     }
     let counters = bench.counters().unwrap();
     assert!(counters.contains(&(Counter::ShiftedPsn, 3)), "{counters:?}");
-    assert!(counters.contains(&(Counter::TotalUnexpected, 2)), "{counters:?}");
+    assert!(counters.contains(&(Counter::UnexpectedTotal, 2)), "{counters:?}");
 }
 
 #[test]

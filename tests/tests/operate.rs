@@ -199,11 +199,11 @@ fn metrics_count_what_the_command_line_shows() {
         let line = line.unwrap_or_else(|| panic!("no {sample} in {text}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
-    let fragments = "netsum_fragments_total{job_name=\"train\"}";
+    let fragments = "netsum_contributions_total{job_name=\"train\"}";
     assert!(value(&after, fragments) >= value(&before, fragments) + 2.0 * 200_000.0 * 4.0 / 1024.0);
     assert_eq!(
         value(&after, fragments),
-        cluster.counter(Some("train"), "fragments").unwrap() as f64
+        cluster.counter(Some("train"), "contributions").unwrap() as f64
     );
     let timing = &cluster.netsum_json(&["stats", "train"]).unwrap()["timing"];
     let timed = timing["completion"]["count"].as_f64().unwrap();

@@ -93,8 +93,8 @@ fn what_the_daemon_shows_is_json_too() {
         ("job show shown", &["shown", "memory", "slots"]),
         ("port show", &["port0", "port1", "native"]),
         ("slot show shown", &["ring"]),
-        ("stats", &["fragments", "not_roce"]),
-        ("stats shown", &["fragments"]),
+        ("stats", &["contributions", "not_roce"]),
+        ("stats shown", &["contributions"]),
     ] {
         let json =
             cluster.netsum_json(&command.split(' ').collect::<Vec<_>>()).unwrap().to_string();

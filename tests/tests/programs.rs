@@ -198,8 +198,8 @@ fn duplicates_are_never_added_twice_and_finished_ones_are_replayed() {
     );
     let counters = bench.counters().unwrap();
     for c in [
-        (Counter::Fragments, 2),
-        (Counter::Duplicate, 2),
+        (Counter::Contributions, 2),
+        (Counter::DuplicateRequest, 2),
         (Counter::Released, 1),
         (Counter::Replays, 1),
         (Counter::Completed, 1),
@@ -776,7 +776,7 @@ fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
         for &index in sent {
             bench.aggregate(&honest(0, index)).unwrap();
         }
-        let summed = count(&bench, Counter::Fragments);
+        let summed = count(&bench, Counter::Contributions);
         if shown {
             assert_eq!(bench.aggregate(&empty(4)).unwrap().action, DROP);
         }
@@ -794,7 +794,7 @@ fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
             let late = data(0, index - 4, four[index as usize % 4], index);
             assert_eq!(bench.aggregate(&late).unwrap().action, DROP, "{shown} {sent:?} {index}");
         }
-        assert_eq!(count(&bench, Counter::Fragments), summed, "{shown} {sent:?}");
+        assert_eq!(count(&bench, Counter::Contributions), summed, "{shown} {sent:?}");
         assert_eq!(count(&bench, Counter::LayoutMismatch), 1, "{shown} {sent:?}");
         assert_eq!(count(&bench, Counter::RingStopped), 6 + u64::from(shown), "{shown} {sent:?}");
         assert_eq!(bench.plane.ring_state(RingNumber(1)).unwrap().stopped, 1, "rank 0");

@@ -62,7 +62,7 @@ fn arrays_are_summed_by_the_box_and_by_the_ranks_when_it_is_gone() {
         let line = rank.line(TIMEOUT).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
         assert_eq!(line, "summed");
     }
-    assert!(cluster.counter(Some("arrays"), "fragments").unwrap() > 4000);
+    assert!(cluster.counter(Some("arrays"), "contributions").unwrap() > 4000);
     cluster.kill_daemon().unwrap();
     for rank in &mut ranks {
         rank.say("go on").unwrap();
@@ -113,7 +113,7 @@ fn who_waits_while_ranks_connect_again_is_in_time_and_hears_ctrl_c() {
     cluster.netsum(&["job", "reconnect", "held"]).unwrap();
     // Rank 0 learns of it.
     std::thread::sleep(Duration::from_secs(1));
-    let sent = || cluster.counter(Some("held"), "fragments").unwrap();
+    let sent = || cluster.counter(Some("held"), "contributions").unwrap();
     let before = sent();
     ranks[0].say("go on").unwrap();
     // By then rank 0 has the other rank's consent.

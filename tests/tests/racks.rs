@@ -43,7 +43,7 @@ fn one_copy_of_a_rack_goes_up_and_every_sum_is_right() {
         for rack in 0..racks {
             let count = |counter| boxes.count(rack, counter).unwrap();
             assert_eq!(
-                (count(Counter::Partials), count(Counter::Totals)),
+                (count(Counter::PartialsSent), count(Counter::TotalsReceived)),
                 (released, released),
                 "{rack}"
             );
@@ -146,8 +146,13 @@ fn four_racks_of_four_with_loss_on_all_links_and_one_copy_of_a_rack_goes_up() {
     let count = |number, counter| boxes.count(number, counter).unwrap();
     for rack in 0..4 {
         let fragments = count(rack, Counter::Released);
-        assert_eq!(count(rack, Counter::Partials), fragments, "rack {rack}\n{}", boxes.counted());
-        let again = count(rack, Counter::PartialResent) as f64 / fragments as f64;
+        assert_eq!(
+            count(rack, Counter::PartialsSent),
+            fragments,
+            "rack {rack}\n{}",
+            boxes.counted()
+        );
+        let again = count(rack, Counter::PartialsResent) as f64 / fragments as f64;
         println!("rack {rack}: {:.2} copies go up", 1.0 + again);
     }
 }
@@ -160,8 +165,8 @@ fn three_levels_with_loss_on_all_links() {
     let count = |number, counter| boxes.count(number, counter).unwrap();
     for number in 0..6 {
         assert_eq!(
-            count(number, Counter::Partials),
-            count(number, Counter::Totals),
+            count(number, Counter::PartialsSent),
+            count(number, Counter::TotalsReceived),
             "{}",
             boxes.counted()
         );
@@ -396,7 +401,7 @@ fn boxes_are_joined_by_hand_without_a_manager() {
             assert_eq!((&job["members"], &job["state"]), (&members.into(), &"active".into()));
             let stats = cluster.netsum_on(rack, &["-j", "stats", JOB]).unwrap();
             let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
-            let [fragments, up, down] = ["completed", "partial_sent", "total_received"]
+            let [fragments, up, down] = ["completed", "partials_sent", "totals_received"]
                 .map(|name| stats[name].as_u64().unwrap());
             assert_eq!((fragments, down), (spec.packets(), spec.packets()), "{stats}");
             assert_eq!(up, spec.packets(), "one copy of the rack goes up: {stats}");

@@ -71,7 +71,7 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
     let job = JobSpec { rings: 2, timeout: 5 * SECOND, ..JobSpec::new("train", 3) };
     let mut group = start(&cluster, &job);
     assert_box(&group.all_reduce("f32", 50_000, 1).unwrap());
-    let before = cluster.counter(Some("train"), "fragments").unwrap();
+    let before = cluster.counter(Some("train"), "contributions").unwrap();
 
     // The daemon is killed in the middle of an operation.
     let files = group.order_all_reduce("i32", 4_000_000, 2).unwrap();
@@ -91,7 +91,7 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
     let shown = cluster.netsum_json(&["job", "show", "train"]).unwrap();
     assert_eq!((&shown["state"], &shown["epoch"]), (&"active".into(), &1.into()), "{shown:#}");
     assert_eq!(shown["flows"].as_array().unwrap().len(), 6, "{shown:#}");
-    let fragments = cluster.counter(Some("train"), "fragments").unwrap();
+    let fragments = cluster.counter(Some("train"), "contributions").unwrap();
     assert!(
         fragments > before + 3 * 2 * 4_000_000 * 4 / 1024,
         "counters go on: {before}, {fragments}"

@@ -240,12 +240,12 @@ fn replayed_frames_change_no_sum_wherever_they_come_from() {
     assert_box(&outcomes);
     assert!(siege.count("wrong_port") > 0);
     let of_rank_0 = siege.seen[1].frames.clone();
-    let before = siege.count("duplicate_request") + siege.count("stale") + siege.count("replay");
+    let before = siege.count("duplicate_request") + siege.count("stale") + siege.count("replays");
     let outcomes = siege.besiege(0, &of_rank_0);
     for outcome in &outcomes {
         assert_eq!((outcome.wrong, outcome.fallbacks), (0, 0), "{outcome:?}");
     }
-    let after = siege.count("duplicate_request") + siege.count("stale") + siege.count("replay");
+    let after = siege.count("duplicate_request") + siege.count("stale") + siege.count("replays");
     assert!(after + siege.count("credit_violation") > before, "{before} before, {after} after");
 }
 

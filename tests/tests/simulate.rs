@@ -115,7 +115,7 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     // The job is running: its connections were learned in band.
     let got = app.run_all(&Hosts::of(cluster.lab()), c, 10).unwrap();
     assert!(got.iter().all(|g| (g.sums, g.unsummed) == (10, 0)), "{got:?}");
-    let before = cluster.counter(Some("app"), "fragments").unwrap();
+    let before = cluster.counter(Some("app"), "contributions").unwrap();
     let n = zero.len();
     let mut frames = built(&[zero.clone(), one.clone()].concat());
     frames.push(one[0].build());
@@ -132,7 +132,7 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     let said = simulate(&cluster, &frames[..1], &[]);
     assert!(["replayed", "passed"].contains(&all(&said, "outcome")[0]), "{said:#}");
     assert_eq!(
-        cluster.counter(Some("app"), "fragments").unwrap(),
+        cluster.counter(Some("app"), "contributions").unwrap(),
         before,
         "the job has not noticed"
     );

@@ -284,7 +284,7 @@ fn sixty_four_jobs_are_active_at_once() {
         }
     }
     for (counter, expected) in [
-        (Counter::Fragments, 2 * JOBS * 3 * FRAGMENTS),
+        (Counter::Contributions, 2 * JOBS * 3 * FRAGMENTS),
         (Counter::Released, JOBS * 3 * FRAGMENTS),
         (Counter::CreditViolation, 0),
     ] {

@@ -109,7 +109,7 @@ fn commented(path: &Path) -> Vec<(Vec<u8>, String)> {
     packets
 }
 
-/// How often each counter is in comments like `aggregate: fragments,completed; train/0 rank 1`.
+/// How often each counter is in comments like `aggregate: contributions,completed; train/0 rank 1`.
 fn verdicts<'a>(comments: impl Iterator<Item = &'a String>) -> BTreeMap<String, u64> {
     let mut counted = BTreeMap::new();
     for comment in comments {
@@ -171,7 +171,7 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
     // The same as lines of JSON, for one rank and one verdict, until there are enough.
     let lines = trace(
         &cluster,
-        &["-j", "--job", "train", "--rank", "1", "--verdict", "fragments", "-c", "20"],
+        &["-j", "--job", "train", "--rank", "1", "--verdict", "contributions", "-c", "20"],
     );
     group.all_reduce("i32", 30_000, 3).unwrap();
     let text = lines.success(TIMEOUT).unwrap();
@@ -185,7 +185,7 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
             (&"aggregate".into(), &1.into()),
             "{line}"
         );
-        assert_eq!(packet["verdict"][0], "fragments", "{line}");
+        assert_eq!(packet["verdict"][0], "contributions", "{line}");
         let index = packet["slot"]["index"].as_u64();
         assert!(last < index, "a rank's fragments come in order: {line}");
         last = index;
@@ -343,7 +343,7 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     assert!(beyond.contains("beyond its credit: index 9, and 1 to 8 are open"), "{said:#}");
     assert_eq!(
         frame(8)["steps"][1]["verdict"],
-        serde_json::json!(["fragments", "out_of_sequence", "gap_forwarded"])
+        serde_json::json!(["contributions", "out_of_sequence", "gap_forwarded"])
     );
     // The frames have changed nothing in their job.
     assert_eq!(cluster.netsum(&["slot", "show", "app"]).unwrap(), before.1);
@@ -362,7 +362,7 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     // The slots of the running job count: rank 0's fragment is already there.
     let tap = netsum_lab::tap::Tap::open(cluster.lab().host(0), "eth0").unwrap();
     tap.send(&fragment(0, 0).build()).unwrap();
-    wait_until("the box has it", || counters(&cluster, Some("app")).contains_key("fragments"));
+    wait_until("the box has it", || counters(&cluster, Some("app")).contains_key("contributions"));
     let outcomes = |arguments: &[&str]| {
         let said = cluster.netsum_json(&[&["simulate", file], arguments].concat()).unwrap();
         said["outcomes"].clone()
@@ -411,7 +411,7 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
     // Frames of a file never arrive on the CPU of a ring.
     let came: u64 = ["steered", "inline"].iter().filter_map(|&name| live.get(name)).sum();
     assert_eq!(said["counters"]["steered"].as_u64(), Some(came), "{}", said["counters"]);
-    for name in ["fragments", "completed", "released"] {
+    for name in ["contributions", "completed", "released"] {
         assert_eq!(
             said["counters"][name].as_u64(),
             live.get(name).copied(),
@@ -432,19 +432,22 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
                     frame["steps"][1]["verdict"].as_array().unwrap().contains(&name.into())
                 };
                 // A rank that is delayed on a busy machine retransmits.
-                let outcomes = if has("fragments") {
+                let outcomes = if has("contributions") {
                     ["absorbed", "released"]
                 } else {
                     ["dropped", "replayed"]
                 };
                 assert!(outcomes.contains(&frame["outcome"].as_str().unwrap()), "{frame:#}");
-                assert!(has("fragments") || has("duplicate_request") || has("replay"), "{frame:#}");
-                contributions += u64::from(has("fragments"));
+                assert!(
+                    has("contributions") || has("duplicate_request") || has("replays"),
+                    "{frame:#}"
+                );
+                contributions += u64::from(has("contributions"));
             }
             _ => assert_eq!(frame["outcome"], "passed", "{frame:#}"),
         }
     }
-    assert_eq!(contributions, live["fragments"]);
+    assert_eq!(contributions, live["contributions"]);
     assert!(acknowledgements > 0);
     assert_eq!(counters(&cluster, Some("train")), live, "the job has not noticed");
 }

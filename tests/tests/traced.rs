@@ -53,11 +53,11 @@ fn programs_trace_only_while_a_client_traces() {
         seen,
         [
             (traced_by::INGRESS, 0, bits(&[Counter::Steered])),
-            (traced_by::AGGREGATE, 0, bits(&[Counter::Fragments])),
+            (traced_by::AGGREGATE, 0, bits(&[Counter::Contributions])),
             (
                 traced_by::AGGREGATE,
                 1,
-                bits(&[Counter::Fragments, Counter::Completed, Counter::Released])
+                bits(&[Counter::Contributions, Counter::Completed, Counter::Released])
             ),
             (traced_by::EGRESS, 1, bits(&[Counter::Results])),
         ]
@@ -99,7 +99,7 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
     let gap = aggregate(&mut bench, &fragment(0, 2, 1));
     assert_eq!(
         gap.counters,
-        bits(&[Counter::Fragments, Counter::OutOfSequence, Counter::GapForwarded])
+        bits(&[Counter::Contributions, Counter::OutOfSequence, Counter::GapForwarded])
     );
     assert_eq!((gap.index, gap.expected, gap.low), (1, 0, 0));
     let held = aggregate(&mut bench, &fragment(1, 2, 1));
@@ -107,8 +107,8 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
         held.counters & bits(&[Counter::Completed, Counter::HeldBack]),
         bits(&[Counter::Completed, Counter::HeldBack])
     );
-    assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::Fragments.bit());
-    assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::Duplicate.bit());
+    assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::Contributions.bit());
+    assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::DuplicateRequest.bit());
     aggregate(&mut bench, &fragment(1, 2, 0));
     assert_eq!(aggregate(&mut bench, &fragment(1, 2, 0)).counters, Counter::Replays.bit());
     assert_eq!(aggregate(&mut bench, &fragment(0, 2, 7)).counters, Counter::CreditViolation.bit());
@@ -141,13 +141,13 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
 #[ignore = "needs root and BPF"]
 fn filters_leave_out_rings_and_verdicts_and_frames_are_whole_if_wanted() {
     let mut bench = Bench::new(ring(2, 2048, 8), false).unwrap();
-    let filter = TraceFilter { counters: Counter::Fragments.bit(), ..TraceFilter::ALL };
+    let filter = TraceFilter { counters: Counter::Contributions.bit(), ..TraceFilter::ALL };
     bench.plane.trace(Some(&filter)).unwrap();
     let long = FrameSpec::send(host(0), host(1), qpn(0), BASE_PSN, lanes(0, 512)).build();
     bench.run("ingress", &long).unwrap();
     bench.aggregate(&long).unwrap();
     bench.aggregate(&long).unwrap();
-    assert_eq!(event(&mut bench).event.counters, Counter::Fragments.bit());
+    assert_eq!(event(&mut bench).event.counters, Counter::Contributions.bit());
 
     let mut filter = TraceFilter { capture: MAX_CAPTURE as u32, ..TraceFilter::ALL };
     filter.rings = [1, 0, 0, 0];

@@ -73,7 +73,7 @@ fn the_backend_finds_the_box_and_continues_without_it() {
         lines.into_iter().next().unwrap()
     };
     assert!(all_say(&mut ranks, &cluster).starts_with("by the box "));
-    assert!(cluster.counter(Some("backend"), "fragments").unwrap() > 1000);
+    assert!(cluster.counter(Some("backend"), "contributions").unwrap() > 1000);
     cluster.kill_daemon().unwrap();
     ranks.iter_mut().for_each(|rank| rank.say("go on").unwrap());
     assert!(all_say(&mut ranks, &cluster).starts_with("by the ranks "));

@@ -57,10 +57,10 @@ fn undisturbed(cluster: &Cluster, spec: &VerbsRingSpec) -> Vec<RankReport> {
     if spec.summed {
         let (packets, ranks) = (spec.packets(), spec.hosts.len() as u64);
         for (name, expected) in [
-            ("fragments", ranks * packets),
+            ("contributions", ranks * packets),
             ("released", packets),
             ("results", ranks * packets),
-            ("replay", 0),
+            ("replays", 0),
             ("duplicate_request", 0),
             ("stale", 0),
         ] {

@@ -73,7 +73,7 @@ fn sums(cluster: &Cluster) {
         let mut group = ranks(cluster, &job, &[0, 1, 2]);
         reduce(cluster, &mut group, name, 100_000, "box");
         let counter = |counter| cluster.counter(Some(name), counter).unwrap();
-        assert_eq!(counter("fragments"), 3 * counter("released"), "{name}");
+        assert_eq!(counter("contributions"), 3 * counter("released"), "{name}");
         let used = &cluster.netsum_json(&["job", "show", name]).unwrap()["mtu"];
         assert_eq!(used, if mtu == 0 { 2048 } else { mtu }, "adapters take powers of two");
     }

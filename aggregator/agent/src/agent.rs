@@ -39,7 +39,7 @@ pub struct Agent {
     pub spread: Option<Spreader>,
     /// The time when the programs were attached, which tells them from earlier ones of this daemon
     /// or another.
-    pub programs: u64,
+    pub program_generation: u64,
     /// Watches active rings.
     pub watch: Watch,
     /// Number of clients that watch for unknown connections.
@@ -78,7 +78,7 @@ impl Agent {
             reserved: Reserved::default(),
             next_hops: HashMap::new(),
             spread: None,
-            programs: new_program_generation(),
+            program_generation: new_program_generation(),
             watch: Watch::new(timeouts),
             watchers: 0,
             ended: Ended::default(),
@@ -199,8 +199,8 @@ impl Executor for Agent {
         Ok(())
     }
 
-    fn programs(&self, _: &str) -> u64 {
-        self.programs
+    fn program_generation(&self, _: &str) -> u64 {
+        self.program_generation
     }
 
     fn flow_stats(&self, flow: &FlowSpec) -> Option<FlowStats> {

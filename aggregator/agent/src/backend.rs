@@ -16,14 +16,14 @@ use tonic::Status;
 use super::agent::{Agent, Shared};
 use super::netlink::PortLookup;
 use super::network::Network;
-use super::{diagnose, path_cause};
+use super::{diagnose, missing_packets};
 
 /// A box as its services see it.
 #[derive(Clone)]
 pub struct BoxBackend {
     shared: Shared,
     pub network: Network,
-    seen: Arc<Mutex<path_cause::Seen>>,
+    seen: Arc<Mutex<missing_packets::Seen>>,
 }
 
 impl BoxBackend {
@@ -117,9 +117,13 @@ impl Backend for BoxBackend {
         Ok(diagnose::answer(&self.shared, &self.network, request).await?.0)
     }
 
-    async fn path(&self, request: api::PathRequest) -> Result<api::PathReply, Status> {
-        let cause = path_cause::cause(&self.shared, &self.network, &self.seen, &request).await?;
-        let reply = cause.map(|d| api::PathReply {
+    async fn explain_missing_packets(
+        &self,
+        request: api::ExplainMissingPacketsRequest,
+    ) -> Result<api::ExplainMissingPacketsReply, Status> {
+        let cause =
+            missing_packets::cause(&self.shared, &self.network, &self.seen, &request).await?;
+        let reply = cause.map(|d| api::ExplainMissingPacketsReply {
             cause: format!("{}: {}", d.found, d.hint),
             certain: d.is_fatal,
         });

@@ -9,7 +9,7 @@ use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use netsum_controller::message::{diagnosis_message, refused};
 use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, UnknownFlow, diagnose};
-use netsum_core::path::Evidence;
+use netsum_core::missing_packets::Evidence;
 use netsum_core::plane::{RingSpec, unmapped};
 use netsum_core::watch::RingEvent;
 use netsum_core::{Job, JobRing, Rank, State};
@@ -20,7 +20,7 @@ use super::agent::{Inner, Shared};
 use super::link::Interface;
 use super::load::{counter_messages, counters, flows_of, view};
 use super::network::Network;
-use super::path;
+use super::path_evidence;
 
 /// Interval at which active rings are checked.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -147,17 +147,20 @@ pub async fn answer(
         inner.executor.watchers += 1;
         Watching(shared.clone())
     };
-    let strays = path::watch_strays(shared);
-    let test = request.path.then(|| shared.lock().controller.ask_for_path(&request.job)).flatten();
+    let strays = path_evidence::watch_strays(shared);
+    let test = request
+        .path_test
+        .then(|| shared.lock().controller.request_path_test(&request.job))
+        .flatten();
     tokio::time::sleep(watch).await;
     if let Some(test) = test {
-        path::acknowledged(shared, &request.job, test).await;
+        path_evidence::acknowledged(shared, &request.job, test).await;
     }
-    let strays = path::strays(strays);
+    let strays = path_evidence::strays(strays);
     let after = network.interfaces().await.map_err(internal)?;
     let mut ports =
         shared.lock().controller.job(&request.job).map(Job::flow_ports).unwrap_or_default();
-    let facts = path::facts(shared, &ports, &after).await;
+    let facts = path_evidence::facts(shared, &ports, &after).await;
     let is_known = !ports.is_empty();
     if !is_known {
         // A rank that has not joined may be behind any port.
@@ -167,7 +170,7 @@ pub async fn answer(
     let inner = shared.lock();
     let unknown_flows = unknown_flows(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
-    let mut evidence = path::evidence(&inner, job, &facts, &strays, &unknown_flows);
+    let mut evidence = path_evidence::evidence(&inner, job, &facts, &strays, &unknown_flows);
     evidence.bridging = bridging;
     let mut obstacles = evidence.obstacles();
     obstacles.iter_mut().for_each(|o| o.is_fatal &= is_known);
@@ -181,13 +184,13 @@ pub async fn answer(
     };
     let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
     let findings = diagnose(job, &rings, &unknown_flows, wrong_tokens, &obstacles);
-    evidence.findings = path::of_ranks(&findings);
+    evidence.findings = path_evidence::of_ranks(&findings);
     let drops =
         counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
     let rings = rings.iter().map(ring_message).collect();
     let diagnosis = api::Diagnosis {
         rings,
-        path: test.map(|test| path::of_ring(&inner, job, test)).unwrap_or_default(),
+        path_test: test.map(|test| path_evidence::of_ring(&inner, job, test)).unwrap_or_default(),
         drops: drops.into_iter().filter(|c| c.value > 0 && c.kind == Kind::Drop.name()).collect(),
         ..diagnosis_message(job, findings)
     };
@@ -198,7 +201,7 @@ pub async fn answer(
 
 /// Counts first packets whose token matches no job, since the start.
 fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
-    Ok(count(&inner.executor.plane.counters(RingNumber::NONE)?, Counter::InBandToken))
+    Ok(count(&inner.executor.plane.counters(RingNumber::NONE)?, Counter::InBandWrongToken))
 }
 
 fn ring_evidence(

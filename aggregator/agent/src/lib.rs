@@ -21,7 +21,7 @@
 //! | [`spread`] | spreads unsummed flows over uplinks; `spread_uplinks` polls these |
 //! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
-//! | `path`, `path_cause` | why a job's packets do not arrive |
+//! | `path_evidence`, `missing_packets` | why a job's packets do not arrive |
 //! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: which client gets which |
 //! | [`packet`] | these as messages of the API |
 //! | [`load`] | how full rings are, and their jobs' counters |
@@ -49,13 +49,13 @@ pub mod lldp;
 pub mod load;
 pub mod memory;
 pub mod metrics;
+mod missing_packets;
 pub mod neighbours;
 pub mod netlink;
 pub mod network;
 pub mod own_addresses;
 pub mod packet;
-mod path;
-mod path_cause;
+mod path_evidence;
 mod port_selection;
 pub mod privileges;
 pub mod reload;

@@ -182,7 +182,7 @@ impl Reloader {
                         interface.name
                     );
                     self.refused.remove(&interface.ifindex);
-                    inner.executor.programs = new_program_generation();
+                    inner.executor.program_generation = new_program_generation();
                 }
                 Err(e) if self.refused.insert(interface.ifindex) => {
                     log::error!(NETSUM_PORT = interface.name; "port {}: {e:#}", interface.name)

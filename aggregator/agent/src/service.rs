@@ -400,7 +400,7 @@ fn slot_message(ring: JobRing, number: u32, slot: &Slot, senders: &[u32]) -> api
         state: match slot {
             s if s.is(Slot::RELEASED) => "released",
             s if s.is(Slot::COMPLETE) => "complete",
-            _ => "partial",
+            _ => "incomplete",
         }
         .into(),
         contributors: of(true),

@@ -243,7 +243,7 @@ mod tests {
     fn what_is_written_can_be_read_with_comments_interfaces_and_time() {
         let bytes = Shared::default();
         let mut writer = Writer::new(Box::new(bytes.clone())).unwrap();
-        writer.packet(&packet("port0", "aggregate", &[1, 2, 3, 4, 5]), "fragments", 0).unwrap();
+        writer.packet(&packet("port0", "aggregate", &[1, 2, 3, 4, 5]), "contributions", 0).unwrap();
         writer.packet(&packet("port1", "egress", &[6, 7]), "results", 3).unwrap();
         writer.packet(&packet("port0", "ingress", &[8; 60]), "not_roce", 0).unwrap();
         writer.flush().unwrap();

@@ -201,12 +201,12 @@ impl Client {
 
     /// Diagnoses a stalled job.
     pub async fn diagnose(&mut self, job: String, watch_ms: u32) -> Result<api::Diagnosis> {
-        said(self.jobs.diagnose(api::DiagnoseRequest { job, watch_ms, path: false }).await)
+        said(self.jobs.diagnose(api::DiagnoseRequest { job, watch_ms, path_test: false }).await)
     }
 
     /// Whether packets get through between a job's ranks.
-    pub async fn path(&mut self, job: String) -> Result<api::Diagnosis> {
-        let request = api::DiagnoseRequest { job, watch_ms: 250, path: true };
+    pub async fn path_test(&mut self, job: String) -> Result<api::Diagnosis> {
+        let request = api::DiagnoseRequest { job, watch_ms: 250, path_test: true };
         said(self.jobs.diagnose(request).await)
     }
 

@@ -10,7 +10,7 @@ use crate::args::{
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
-use crate::{diagnosis, fabric, path, peers, print, rates, spread, tenants, topology, trees};
+use crate::{diagnosis, fabric, path_test, peers, print, rates, spread, tenants, topology, trees};
 
 /// Reads the token from the first line: every user of a machine can see the arguments of a command.
 fn token(mut input: impl BufRead) -> Result<String> {
@@ -144,7 +144,7 @@ pub async fn one(
             let watch_ms = u32::try_from(watch.as_millis()).unwrap_or(u32::MAX);
             diagnosis::diagnosis(out, format, client.diagnose(job, watch_ms).await?)
         }
-        Command::Path { job } => path::path(out, format, client.path(job).await?),
+        Command::Path { job } => path_test::path_test(out, format, client.path_test(job).await?),
         Command::Stats { command: Some(StatsCommand::Show(show)), .. }
         | Command::Stats { command: None, show } => stats(show, format, client, out).await,
     }

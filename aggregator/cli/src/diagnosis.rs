@@ -221,7 +221,7 @@ mod tests {
             packets: 6,
             refused: u32::from(missing),
             last_psn: Some(0x105),
-            last_verdict: if missing { "rx_icrc_encapsulated" } else { "fragments" }.into(),
+            last_verdict: if missing { "rx_icrc_encapsulated" } else { "contributions" }.into(),
             last_ms: (!missing).then_some(1234),
             heartbeat_ms: Some(300),
             missing,
@@ -252,7 +252,7 @@ mod tests {
                 behind: String::new(),
             }],
             drops: vec![drop],
-            path: Vec::new(),
+            path_test: Vec::new(),
         }
     }
 

@@ -15,7 +15,7 @@
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top` |
 //! | [`diagnosis`] | `netsum diagnose` |
-//! | [`path`] | `netsum path` |
+//! | [`path_test`] | `netsum path` |
 //! | [`trace`] | `netsum trace`; [`capture`]: frames in pcapng and pcap files |
 //! | [`plan`] | `netsum plan` |
 //! | [`peers`] | `netsum flow peers` |
@@ -31,7 +31,7 @@ pub mod fabric;
 pub mod failure;
 pub mod format;
 pub mod layout;
-pub mod path;
+pub mod path_test;
 pub mod peers;
 pub mod plan;
 pub mod print;

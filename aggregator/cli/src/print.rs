@@ -272,7 +272,7 @@ pub fn slots(out: &mut impl Write, format: Format, all: api::ShowSlotsReply) -> 
         );
         for s in of_ring() {
             let style = match s.state.as_str() {
-                "partial" => FAIR,
+                "incomplete" => FAIR,
                 "complete" => GOOD,
                 _ => PLAIN,
             };
@@ -414,7 +414,7 @@ mod tests {
                     packets: 7,
                     refused: 1,
                     last_psn: Some(0xabd),
-                    last_verdict: "fragments".into(),
+                    last_verdict: "contributions".into(),
                 }),
             }],
             token: "secret".into(),
@@ -508,7 +508,7 @@ mod tests {
             slot,
             index: slot,
             len: 1024,
-            state: if missing.is_empty() { "released" } else { "partial" }.into(),
+            state: if missing.is_empty() { "released" } else { "incomplete" }.into(),
             contributors: vec![0],
             missing: missing.to_vec(),
         };

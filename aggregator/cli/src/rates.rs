@@ -58,8 +58,8 @@ fn job(
     JobRates {
         state: job.is_some().then(|| new.state().into()),
         job,
-        fragments: of(Counter::Fragments),
-        gbps_in: gbps(Counter::Fragments),
+        contributions: of(Counter::Contributions),
+        gbps_in: gbps(Counter::Contributions),
         gbps_out: gbps(Counter::Results),
         replays: of(Counter::Replays),
         // The sum of an empty list is -0.0.
@@ -106,7 +106,7 @@ impl Printer {
                  {:>9}",
                 "utc",
                 "job",
-                "fragments/s",
+                "contrib/s",
                 "in Gb/s",
                 "out Gb/s",
                 "replay/s",
@@ -141,7 +141,7 @@ impl Printer {
                 out,
                 "{clock}  {name:<width$}  {:>11.0}  {:>8.3}  {:>8.3}  {:>8.0}  \
                  {drops}{:>8.0}{drops:#}  {slots:>13}  {credit:>13}  {p50:>9}  {p99:>9}  {last:>9}",
-                j.fragments, j.gbps_in, j.gbps_out, j.replays, j.drops
+                j.contributions, j.gbps_in, j.gbps_out, j.replays, j.drops
             )?;
             self.lines += 1;
             if !j.drops_by_reason.is_empty() {
@@ -183,9 +183,9 @@ mod tests {
         };
         let job = |&(name, value): &(&str, u64)| {
             let mut values = vec![0; Counter::ALL.len()];
-            values[Counter::Fragments as usize] = value;
+            values[Counter::Contributions as usize] = value;
             values[Counter::Results as usize] = value;
-            values[Counter::Duplicate as usize] = value / 1000;
+            values[Counter::DuplicateRequest as usize] = value / 1000;
             api::JobStats {
                 job: name.into(),
                 state: api::JobState::Active.into(),
@@ -221,7 +221,7 @@ mod tests {
             7.0,
         );
         let a = &rates.jobs[0];
-        assert_eq!((a.fragments, a.gbps_in, a.gbps_out, a.drops), (250_000.0, 2.0, 2.0, 250.0));
+        assert_eq!((a.contributions, a.gbps_in, a.gbps_out, a.drops), (250_000.0, 2.0, 2.0, 250.0));
         assert_eq!(a.drops_by_reason, [("duplicate_request".to_owned(), 250.0)].into());
         assert_eq!((a.completion_p50_ns, a.completion_p99_ns), (Some(32_768), Some(32_768)));
         assert_eq!((a.last_rank, a.last_share), (Some(1), Some(1.0)));
@@ -237,9 +237,9 @@ mod tests {
             0.0,
         );
         assert_eq!(rates.jobs.len(), 1);
-        assert_eq!(rates.jobs[0].fragments, 7.0);
+        assert_eq!(rates.jobs[0].contributions, 7.0);
         let same = reading(5, &[("a", 1)]);
-        assert_eq!(between(&same, &same, 0.0).jobs[0].fragments, 0.0);
+        assert_eq!(between(&same, &same, 0.0).jobs[0].contributions, 0.0);
     }
 
     #[test]

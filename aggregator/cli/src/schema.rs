@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::check::Checkup;
 use super::diagnosis::Diagnosis;
 use super::fabric::{Fabric, Probe};
-use super::path::Path;
+use super::path_test::PathTest;
 use super::plan::Plans;
 use super::simulation::Simulation;
 use super::tenants::Tenant;
@@ -52,7 +52,7 @@ pub fn all() -> Vec<Schema> {
         of::<Topology>("topology.json", "netsum -j fabric topology"),
         of::<api::ListProgramsReply>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB, fabric diagnose JOB"),
-        of::<Path>("path.json", "netsum -j path JOB"),
+        of::<PathTest>("path.json", "netsum -j path JOB"),
         of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
         of::<Simulation>("simulation.json", "netsum -j simulate FILE"),
         of::<Plans>("plan.json", "netsum -j plan --topology FILE"),

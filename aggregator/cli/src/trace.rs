@@ -398,11 +398,11 @@ mod tests {
         arp[13] = 6;
         vec![
             (of_job("ingress", &["steered"], slot(16, None, &[])), 0),
-            (of_job("aggregate", &["fragments"], slot(16, Some(17), &[0, 2])), 0),
+            (of_job("aggregate", &["contributions"], slot(16, Some(17), &[0, 2])), 0),
             (
                 of_job(
                     "aggregate",
-                    &["fragments", "completed", "released"],
+                    &["contributions", "completed", "released"],
                     api::SlotSnapshot {
                         complete: true,
                         released: true,

@@ -209,7 +209,7 @@ pub struct JobRates {
     /// Its state; null for packets that belong to none.
     pub state: Option<State>,
     /// Contributions added.
-    pub fragments: f64,
+    pub contributions: f64,
     /// Gigabits of payload received with them, as if each fragment were one of a full message.
     pub gbps_in: f64,
     /// Gigabits of payload sent with results, likewise.

@@ -37,7 +37,10 @@ pub trait Backend: Clone + Send + Sync + 'static {
     async fn diagnose(&self, request: api::DiagnoseRequest) -> Result<api::Diagnosis, Status>;
 
     /// Says why packets do not reach a rank.
-    async fn path(&self, request: api::PathRequest) -> Result<api::PathReply, Status>;
+    async fn explain_missing_packets(
+        &self,
+        request: api::ExplainMissingPacketsRequest,
+    ) -> Result<api::ExplainMissingPacketsReply, Status>;
 
     /// Begins to log possible causes after a rank has ended a job, which had its flows at these
     /// ports.

@@ -39,7 +39,7 @@ pub trait Executor: Send + 'static {
 
     /// Identifies the programs that sum a job; 0 if nothing could sum it now, so its ranks need not
     /// try.
-    fn programs(&self, job: &str) -> u64;
+    fn program_generation(&self, job: &str) -> u64;
 
     /// What has arrived on a flow; `None` if that is known elsewhere.
     fn flow_stats(&self, flow: &FlowSpec) -> Option<FlowStats>;

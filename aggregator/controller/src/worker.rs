@@ -304,11 +304,23 @@ impl<B: Backend> Worker for WorkerService<B> {
             .map_err(refused)?;
         let (state, error) = (state_message(&job.state).into(), error_of(job));
         let epoch = epoch_number(job);
-        let path = job.epoch.as_ref().map_or(0, |epoch| epoch.path);
+        let path_test = job.epoch.as_ref().map_or(0, |epoch| epoch.path_test);
         let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.reconnect);
-        inner.controller.path_acknowledged(&r.job, Rank(r.rank), r.epoch, r.path);
-        let programs = inner.executor.programs(&r.job);
-        Ok(Response::new(api::HeartbeatReply { state, error, epoch, reconnect, programs, path }))
+        inner.controller.path_test_acknowledged(
+            &r.job,
+            Rank(r.rank),
+            r.epoch,
+            r.acknowledged_path_test,
+        );
+        let program_generation = inner.executor.program_generation(&r.job);
+        Ok(Response::new(api::HeartbeatReply {
+            state,
+            error,
+            epoch,
+            reconnect,
+            program_generation,
+            path_test,
+        }))
     }
 
     async fn leave(&self, request: Request<api::LeaveRequest>) -> RpcResult<api::LeaveReply> {
@@ -337,10 +349,13 @@ impl<B: Backend> Worker for WorkerService<B> {
         Ok(Response::new(api::AbortReply {}))
     }
 
-    async fn path(&self, request: Request<api::PathRequest>) -> RpcResult<api::PathReply> {
+    async fn explain_missing_packets(
+        &self,
+        request: Request<api::ExplainMissingPacketsRequest>,
+    ) -> RpcResult<api::ExplainMissingPacketsReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        self.backend.path(r).await.map(Response::new)
+        self.backend.explain_missing_packets(r).await.map(Response::new)
     }
 }
 

@@ -12,7 +12,7 @@ use netsum_common::counters::{Counter, Kind};
 pub use self::explain::{Case, explain};
 use self::ring::of_ring;
 use super::members::Member;
-use super::path::bypass_sender;
+use super::missing_packets::bypass_sender;
 use super::watch::RingView;
 use super::{Job, JobRing, Rank, State};
 use crate::plane::{FlowSpec, FlowStats, RingSpec};
@@ -51,7 +51,7 @@ impl RankEvidence {
     /// The port towards the box that may know why the contribution is missing; only if this box
     /// sees no fault itself.
     fn asks_behind(&self) -> Option<String> {
-        let refused = |o: Counter| o.kind() == Kind::Drop && o != Counter::Duplicate;
+        let refused = |o: Counter| o.kind() == Kind::Drop && o != Counter::DuplicateRequest;
         let is_clean = self.port.up && !self.seen.last_verdict.is_some_and(refused);
         self.behind().filter(|_| is_clean).map(|_| self.port.name.clone())
     }

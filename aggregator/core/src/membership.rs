@@ -62,7 +62,7 @@ pub struct Epoch {
     /// Its ranks have fallen back from the box, and sum by themselves until it ends.
     pub on_host_ring: bool,
     /// The number of the last requested path test.
-    pub path: u32,
+    pub path_test: u32,
     /// For each rank, the number of the last path test in which its packet was acknowledged.
     pub acknowledged: Vec<u32>,
     /// When each rank's last heartbeat arrived; `None` when it has left.
@@ -296,7 +296,7 @@ impl Controller {
             ring: order,
             reconnect: false,
             on_host_ring: false,
-            path: 0,
+            path_test: 0,
             acknowledged: vec![0; forming.ranks.len()],
             last_seen: vec![Some(now); forming.ranks.len()],
             ranks: forming.ranks.into_values().map(|w| w.address).collect(),
@@ -408,17 +408,17 @@ impl Controller {
 
     /// Asks all ranks of an active job to test their path again. Returns the test's number; `None`
     /// if the job has no epoch of netsum's ranks.
-    pub fn ask_for_path(&mut self, name: &str) -> Option<u32> {
+    pub fn request_path_test(&mut self, name: &str) -> Option<u32> {
         let epoch = self.jobs.get_mut(name)?.epoch.as_mut()?;
-        epoch.path += 1;
-        Some(epoch.path)
+        epoch.path_test += 1;
+        Some(epoch.path_test)
     }
 
     /// A rank's packet of this path test was acknowledged.
-    pub fn path_acknowledged(&mut self, name: &str, rank: Rank, epoch: u32, test: u32) {
+    pub fn path_test_acknowledged(&mut self, name: &str, rank: Rank, epoch: u32, test: u32) {
         let current = self.jobs.get_mut(name).and_then(|job| job.epoch.as_mut());
         // A report above the last test is about one that an earlier daemon asked for.
-        if let Some(current) = current.filter(|e| e.number == epoch && test <= e.path)
+        if let Some(current) = current.filter(|e| e.number == epoch && test <= e.path_test)
             && let Some(known) = current.acknowledged.get_mut(rank.0 as usize)
         {
             *known = test;
@@ -506,7 +506,7 @@ impl Epoch {
             ring,
             reconnect: false,
             on_host_ring: false,
-            path: 0,
+            path_test: 0,
             acknowledged: vec![0; ranks.len()],
             ranks,
             last_seen,

@@ -197,11 +197,11 @@ fn a_path_test_is_not_done_by_a_report_of_before_a_restart() {
     for rank in 0..2 {
         c.join(join("a", rank, 0, 1 + u64::from(rank), now), now).unwrap();
     }
-    let test = c.ask_for_path("a").unwrap();
+    let test = c.request_path_test("a").unwrap();
     let acknowledged = |c: &Controller| c.job("a").unwrap().epoch.as_ref().unwrap().acknowledged[0];
-    c.path_acknowledged("a", Rank(0), 1, test + 4);
+    c.path_test_acknowledged("a", Rank(0), 1, test + 4);
     assert!(acknowledged(&c) < test);
-    c.path_acknowledged("a", Rank(0), 1, test);
+    c.path_test_acknowledged("a", Rank(0), 1, test);
     assert_eq!(acknowledged(&c), test);
 }
 
@@ -215,8 +215,8 @@ fn a_rank_is_on_a_wrong_card_only_by_packets_that_foreign_hosts_cannot_send() {
     let job = c.job("a").unwrap();
     let [src, dst] = [1, 2].map(|n| IpAddr::from([10, 0, 0, n]));
     let is_fatal = |to, at_home| {
-        let stray = path::Misplaced { src, to, port: "p3".into() };
-        path::misplaced(job, &[stray], |_| "p0".into(), |_| at_home)[0].is_fatal
+        let stray = missing_packets::Misplaced { src, to, port: "p3".into() };
+        missing_packets::misplaced(job, &[stray], |_| "p0".into(), |_| at_home)[0].is_fatal
     };
     // Rank 1 receives on the bypass connection at queue pair 24.
     assert!(is_fatal(Some((dst, 24)), false));

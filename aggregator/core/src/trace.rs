@@ -164,7 +164,7 @@ mod tests {
         let drops = all.clone().counted_by(&names(&["drop", "stale"])).unwrap();
         assert!(drops.has(&event(1, 0, Counter::BadIcrc.bit() | Counter::EcnMarked.bit())));
         assert!(drops.has(&event(1, 0, Counter::Stale.bit())));
-        assert!(!drops.has(&event(1, 0, Counter::Fragments.bit())));
+        assert!(!drops.has(&event(1, 0, Counter::Contributions.bit())));
         let error = all.counted_by(&names(&["bad"])).unwrap_err().to_string();
         assert!(
             error.contains("--verdict bad") && error.contains("rx_icrc_encapsulated"),
@@ -178,7 +178,7 @@ mod tests {
             rings: Some(vec![RingNumber(3), RingNumber(70)]),
             ..TraceSelection::new(None, None).unwrap()
         }
-        .counted_by(&["fragments".into()])
+        .counted_by(&["contributions".into()])
         .unwrap();
         let other = TraceSelection {
             rings: Some(vec![RingNumber(255)]),
@@ -189,7 +189,7 @@ mod tests {
         .with_bytes(9000);
         let filter = together([&one, &other]);
         assert_eq!(filter.rings, [1 << 3, 1 << 6, 0, 1 << 63]);
-        assert_eq!(filter.counters, Counter::Fragments.bit() | Counter::Stale.bit());
+        assert_eq!(filter.counters, Counter::Contributions.bit() | Counter::Stale.bit());
         assert_eq!(filter.capture, MAX_CAPTURE as u32);
         assert!(one.has(&event(70, 0, u64::MAX)) && !one.has(&event(255, 0, u64::MAX)));
         assert_eq!(

@@ -243,7 +243,7 @@ mod tests {
         let seen = |rank: usize| FlowStats {
             packets: sent[rank].map_or(0, |i| i + 1),
             last_psn: sent[rank].map_or(0, |i| base_psns[rank].plus(i).get()),
-            last_verdict: sent[rank].map(|_| Counter::Fragments),
+            last_verdict: sent[rank].map(|_| Counter::Contributions),
             ..FlowStats::default()
         };
         let flags = if contributors == 0 { 0 } else { Slot::USED | complete };

@@ -149,7 +149,7 @@ impl Rank {
             rank: self.rank,
             epoch: self.epoch.load(Ordering::Relaxed),
             on_host_ring,
-            path: 0,
+            acknowledged_path_test: 0,
         };
         // Requests fail until the next manager listens.
         loop {

@@ -261,7 +261,7 @@ impl Model {
             Beginning::Version(_) => Some(Look::Count(Counter::InBandVersion)),
             Beginning::Header => Some(match self.job_of(header) {
                 Some(job) => Look::Job(job, frame, len),
-                None => Look::Count(Counter::InBandToken),
+                None => Look::Count(Counter::InBandWrongToken),
             }),
         }
     }

@@ -70,7 +70,7 @@ pub fn decide(
             save_header: true,
             completed: false,
             output: held,
-            counter: Counter::Fragments,
+            counter: Counter::Contributions,
             gap: missing > 0,
         };
     }
@@ -112,7 +112,7 @@ pub fn decide(
         save_header: true,
         completed: is_new && is_complete,
         output: if leaves { Output::Release } else { held },
-        counter: if is_new { Counter::Fragments } else { Counter::Duplicate },
+        counter: if is_new { Counter::Contributions } else { Counter::DuplicateRequest },
         gap: missing > 0,
     }
 }

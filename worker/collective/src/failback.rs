@@ -23,7 +23,7 @@ pub struct ReconnectRequest {
     pub reconnect: bool,
     /// The number of the box's programs, which changes with every start of its daemon; 0 where
     /// there is no box.
-    pub programs: u64,
+    pub program_generation: u64,
 }
 
 /// Whether the ranks trust the box.
@@ -41,7 +41,7 @@ pub enum BoxTrust {
 #[derive(Clone, Copy, Debug)]
 pub struct Failback {
     /// The number of the programs while the box summed.
-    programs: u64,
+    program_generation: u64,
     /// When the present connections were made, or when a reconnect failed.
     since: Instant,
     /// The next wait.
@@ -54,15 +54,15 @@ pub struct Failback {
 
 impl Failback {
     pub fn new(now: Instant) -> Self {
-        Self { programs: 0, since: now, wait: FIRST, due: None, rest: None }
+        Self { program_generation: 0, since: now, wait: FIRST, due: None, rest: None }
     }
 
     /// All ranks have connected, with these programs at the box. The path test has used them, so a
     /// wrong sum of it is theirs.
-    pub fn connected(&mut self, now: Instant, programs: u64) {
+    pub fn connected(&mut self, now: Instant, program_generation: u64) {
         (self.since, self.due, self.rest) = (now, None, None);
-        if programs != 0 {
-            self.programs = programs;
+        if program_generation != 0 {
+            self.program_generation = program_generation;
         }
     }
 
@@ -85,8 +85,8 @@ impl Failback {
             return false;
         }
         if standing == BoxTrust::Trusted {
-            if wish.programs != 0 {
-                self.programs = wish.programs;
+            if wish.program_generation != 0 {
+                self.program_generation = wish.program_generation;
             }
             return wish.reconnect;
         }
@@ -97,8 +97,10 @@ impl Failback {
             self.put_off(now);
         }
         // An unchanged box that has summed wrong needs an administrator.
-        let other = standing != BoxTrust::Wrong || wish.programs != self.programs;
-        wish.reconnect || wish.programs != 0 && other && self.due.is_some_and(|due| now >= due)
+        let other =
+            standing != BoxTrust::Wrong || wish.program_generation != self.program_generation;
+        wish.reconnect
+            || wish.program_generation != 0 && other && self.due.is_some_and(|due| now >= due)
     }
 }
 
@@ -107,10 +109,10 @@ mod tests {
     use super::BoxTrust::{GivenUp, Trusted, Wrong};
     use super::*;
 
-    const NONE: ReconnectRequest = ReconnectRequest { reconnect: false, programs: 0 };
-    const THERE: ReconnectRequest = ReconnectRequest { reconnect: false, programs: 7 };
-    const ANOTHER: ReconnectRequest = ReconnectRequest { reconnect: false, programs: 8 };
-    const ASKED: ReconnectRequest = ReconnectRequest { reconnect: true, programs: 7 };
+    const NONE: ReconnectRequest = ReconnectRequest { reconnect: false, program_generation: 0 };
+    const THERE: ReconnectRequest = ReconnectRequest { reconnect: false, program_generation: 7 };
+    const ANOTHER: ReconnectRequest = ReconnectRequest { reconnect: false, program_generation: 8 };
+    const ASKED: ReconnectRequest = ReconnectRequest { reconnect: true, program_generation: 7 };
 
     /// Milliseconds after the start.
     fn at(start: Instant, ms: u64) -> Instant {
@@ -188,7 +190,7 @@ mod tests {
         assert!(way.is_due(at(start, 100), ASKED, Wrong));
         // A path test can find the first sum of a session wrong.
         let mut way = Failback::new(start);
-        way.connected(start, THERE.programs);
+        way.connected(start, THERE.program_generation);
         assert_eq!(tries(way, start, THERE, Wrong, 0), [0; 0]);
     }
 

@@ -64,7 +64,7 @@ pub(super) struct Core {
     /// Whether a warning about lost small values has been logged.
     pub has_warned: bool,
     /// The number of the last path test.
-    path: u32,
+    path_test: u32,
 }
 
 impl Core {
@@ -86,7 +86,7 @@ impl Core {
             question,
             returning,
             has_warned,
-            path: 0,
+            path_test: 0,
         })
     }
 
@@ -139,11 +139,11 @@ impl Core {
             heartbeat.on_host_ring();
         }
         if let Some(heartbeat) = &self.heartbeat {
-            if heartbeat.path() != self.path {
-                self.path = heartbeat.path();
+            if heartbeat.path_test() != self.path_test {
+                self.path_test = heartbeat.path_test();
                 self.engine.send_full_size(&mut *self.connections);
-            } else if self.path > 0 && self.engine.acknowledged() {
-                heartbeat.path_acknowledged(self.path);
+            } else if self.path_test > 0 && self.engine.acknowledged() {
+                heartbeat.path_test_acknowledged(self.path_test);
             }
         }
         if let (Some(heartbeat), Some(error)) = (&self.heartbeat, self.engine.failure())
@@ -349,8 +349,8 @@ impl Core {
     }
 
     /// The number of the box's programs, as the daemon reported it last.
-    pub fn programs(&self) -> u64 {
-        self.heartbeat.as_ref().map_or(0, |heartbeat| heartbeat.wish().programs)
+    pub fn program_generation(&self) -> u64 {
+        self.heartbeat.as_ref().map_or(0, |heartbeat| heartbeat.wish().program_generation)
     }
 
     /// Whether a reconnect is due and the daemon answers: without it no rank could join. `None`

@@ -100,7 +100,7 @@ impl Session {
         let (shape, title, core) = establish(&config, started, network, membership, || true)?;
         log::info!("rank {}: connected over {title}", config.rank);
         let (before, mut failback) = (Statistics::default(), Failback::new(Instant::now()));
-        failback.connected(Instant::now(), core.programs());
+        failback.connected(Instant::now(), core.program_generation());
         let (core, reconnecting, queue, broken) = (Some(core), None, VecDeque::new(), None);
         Ok(Self { config, shape, title, core, reconnecting, queue, before, failback, broken })
     }
@@ -269,7 +269,7 @@ impl Session {
         match established {
             Ok((shape, title, core)) => {
                 self.before.reconnects += 1;
-                self.failback.connected(Instant::now(), core.programs());
+                self.failback.connected(Instant::now(), core.program_generation());
                 (self.shape, self.title, self.core) = (shape, title, Some(core));
             }
             Err(error) => self.broken = Some(error),

@@ -17,7 +17,7 @@ struct Shared {
     failed: Mutex<Option<String>>,
     on_host_ring: AtomicBool,
     /// The path test that the daemon has asked for, and the one whose packet was acknowledged.
-    path: AtomicU32,
+    path_test: AtomicU32,
     acknowledged: AtomicU32,
     has_given_up: AtomicBool,
     last: Mutex<Last>,
@@ -84,8 +84,9 @@ impl Heartbeat {
                 };
                 let mut wish = ReconnectRequest::default();
                 let on_host_ring = theirs.on_host_ring.load(Ordering::Relaxed);
-                let path = theirs.acknowledged.load(Ordering::Relaxed);
-                match control.heartbeat(rank, epoch, on_host_ring, path, ANSWER.max(period)) {
+                let acknowledged = theirs.acknowledged.load(Ordering::Relaxed);
+                match control.heartbeat(rank, epoch, on_host_ring, acknowledged, ANSWER.max(period))
+                {
                     Ok(answer) => {
                         if unreachable {
                             log::info!("rank {rank}: the controller answers again");
@@ -93,7 +94,9 @@ impl Heartbeat {
                         unreachable = false;
                         wish = answer.wish;
                         // A daemon that was restarted counts from the start.
-                        if theirs.path.swap(answer.path, Ordering::Relaxed) > answer.path {
+                        if theirs.path_test.swap(answer.path_test, Ordering::Relaxed)
+                            > answer.path_test
+                        {
                             theirs.acknowledged.store(0, Ordering::Relaxed);
                         }
                         if member && answer.failed.is_some() {
@@ -110,7 +113,7 @@ impl Heartbeat {
                 }
                 *lock(&theirs.last) = Last { wish, answered: asked };
                 if let Some(missing) = missing {
-                    let cause = control.path(rank, epoch, missing, ANSWER);
+                    let cause = control.explain_missing_packets(rank, epoch, missing, ANSWER);
                     let cause = cause.inspect_err(|e| log::debug!("rank {rank}: {e}"));
                     if let (MissingPackets::Sum, Ok(Cause { text, .. })) = (missing, &cause)
                         && !text.is_empty()
@@ -166,12 +169,12 @@ impl Heartbeat {
     }
 
     /// Number of the path test that the daemon requested last.
-    pub fn path(&self) -> u32 {
-        self.shared.path.load(Ordering::Relaxed)
+    pub fn path_test(&self) -> u32 {
+        self.shared.path_test.load(Ordering::Relaxed)
     }
 
     /// Reports at once that this test's packet was acknowledged.
-    pub fn path_acknowledged(&self, test: u32) {
+    pub fn path_test_acknowledged(&self, test: u32) {
         if self.shared.acknowledged.swap(test, Ordering::Relaxed) != test {
             self.ask();
         }

@@ -14,7 +14,7 @@ use std::error::Error as _;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-pub(crate) use netsum_api::v1::path_request::MissingPackets;
+pub(crate) use netsum_api::v1::explain_missing_packets_request::MissingPackets;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_api::v1::{self, JobState};
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
@@ -35,7 +35,7 @@ pub(crate) struct HeartbeatAnswer {
     /// Why the job has failed, if it has.
     pub failed: Option<String>,
     /// The number of the path test that it asks for.
-    pub path: u32,
+    pub path_test: u32,
 }
 
 /// Why packets do not arrive.
@@ -222,18 +222,21 @@ impl Control {
         rank: u32,
         epoch: u32,
         on_host_ring: bool,
-        path: u32,
+        acknowledged_path_test: u32,
         timeout: Duration,
     ) -> Result<HeartbeatAnswer, Error> {
         let (job, token) = (self.job.clone(), self.token.clone());
-        let request = v1::HeartbeatRequest { job, token, rank, epoch, on_host_ring, path };
+        let request =
+            v1::HeartbeatRequest { job, token, rank, epoch, on_host_ring, acknowledged_path_test };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
             Ok(reply) => {
                 // After a new start of the box its job waits for ranks, which is not a failure.
                 let other =
                     reply.epoch > epoch || reply.epoch < epoch && reply.state() == JobState::Active;
-                let wish =
-                    ReconnectRequest { reconnect: reply.reconnect, programs: reply.programs };
+                let wish = ReconnectRequest {
+                    reconnect: reply.reconnect,
+                    program_generation: reply.program_generation,
+                };
                 let failed = match reply.state() {
                     JobState::Failed => Some(reply.error),
                     _ if other => {
@@ -244,14 +247,14 @@ impl Control {
                     }
                     _ => None,
                 };
-                Ok(HeartbeatAnswer { wish, failed, path: reply.path })
+                Ok(HeartbeatAnswer { wish, failed, path_test: reply.path_test })
             }
             Err(s) => Err(self.error(s.message())),
         }
     }
 
     /// Asks why packets of the job do not arrive, as far as the box can tell.
-    pub fn path(
+    pub fn explain_missing_packets(
         &mut self,
         rank: u32,
         epoch: u32,
@@ -259,8 +262,9 @@ impl Control {
         timeout: Duration,
     ) -> Result<Cause, Error> {
         let (job, token) = (self.job.clone(), self.token.clone());
-        let request = v1::PathRequest { job, token, rank, epoch, missing: missing.into() };
-        self.call(timeout, |mut c| async move { c.path(request).await })
+        let request =
+            v1::ExplainMissingPacketsRequest { job, token, rank, epoch, missing: missing.into() };
+        self.call(timeout, |mut c| async move { c.explain_missing_packets(request).await })
             .map(|reply| Cause { text: reply.cause, is_certain: reply.certain })
             .map_err(|s| self.error(s.message()))
     }

@@ -249,7 +249,7 @@ fn of_counters(s: &Snapshot) -> Vec<Family> {
             "payload_received",
             Some(Unit::Bytes),
             "payload of contributions; each fragment taken for one of a full message",
-            bytes(Counter::Fragments),
+            bytes(Counter::Contributions),
         ),
         counter(
             "payload_sent",

@@ -338,8 +338,8 @@ fn facts(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
     );
     lines.push(match &row.rates {
         Some(r) => Line::from(format!(
-            " in {:.3} Gb/s  out {:.3} Gb/s  {:.0} fragments/s  {:.0} replays/s  {:.0} drops/s",
-            r.gbps_in, r.gbps_out, r.fragments, r.replays, r.drops
+            " in {:.3} Gb/s  out {:.3} Gb/s  {:.0} contrib/s  {:.0} replays/s  {:.0} drops/s",
+            r.gbps_in, r.gbps_out, r.contributions, r.replays, r.drops
         )),
         None => Line::from(" rates come with the next reading"),
     });

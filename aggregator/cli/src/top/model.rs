@@ -356,7 +356,7 @@ pub(crate) mod tests {
     pub fn reading(second: u64) -> Reading {
         let stats = |name: &str, fragments: u64, ranks: u32| {
             let mut values = vec![0; Counter::ALL.len()];
-            for counter in [Counter::Fragments, Counter::Results] {
+            for counter in [Counter::Contributions, Counter::Results] {
                 values[counter as usize] = fragments;
             }
             values[Counter::BadIcrc as usize] = fragments / 100_000;

@@ -22,7 +22,8 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
         }
         // A newer refusal for another reason takes precedence.
         let reason = r.seen.last_verdict.filter(|outcome| outcome.kind() == Kind::Drop);
-        let still = matches!(reason, None | Some(Counter::LengthMismatch | Counter::Duplicate));
+        let still =
+            matches!(reason, None | Some(Counter::LengthMismatch | Counter::DuplicateRequest));
         let of_index = |psn: u32| serial::sub(psn, r.flow.base_psn.get()) == low;
         r.seen.mismatch.filter(|(psn, _)| still && of_index(*psn)).map(|(_, len)| len)
     };

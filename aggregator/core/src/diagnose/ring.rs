@@ -123,7 +123,7 @@ fn missing_rank(
     let low = ring.view.state.low;
     let psn = flow.base_psn.plus(low).get();
     match seen.last_verdict {
-        Some(outcome) if outcome.kind() == Kind::Drop && outcome != Counter::Duplicate => {
+        Some(outcome) if outcome.kind() == Kind::Drop && outcome != Counter::DuplicateRequest => {
             refused(ring, rank, outcome)
         }
         Some(Counter::Stale) if rank.moved > 0 => refused(ring, rank, Counter::Stale),
@@ -356,7 +356,7 @@ mod tests {
             (Counter::CreditViolation, 20),
             (Counter::BadIcrc, 8),
         ] {
-            let mut evidence = ring([(psn, outcome), (8, Counter::Fragments)]);
+            let mut evidence = ring([(psn, outcome), (8, Counter::Contributions)]);
             evidence.ranks[0].member = Member::Group(Group { first: 0, last: 3 });
             evidence.view.slot =
                 Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
@@ -366,7 +366,7 @@ mod tests {
         }
         // Sums that the parent refuses do not come down. Meanwhile, ranks that were started without
         // a daemon report on bypass connections that they lack sums.
-        let mut evidence = ring([(7, Counter::Fragments), (8, Counter::Fragments)]);
+        let mut evidence = ring([(7, Counter::Contributions), (8, Counter::Contributions)]);
         evidence.ranks[0].member = Member::Up;
         evidence.ranks[0].seen = FlowStats::default();
         evidence.view.state.expected[0] = 0;
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn who_has_lost_its_place_is_named_and_nobody_else_is_missed() {
         // Rank 1 sends a message that no other rank has sent: all others appear to be late.
-        let mut evidence = ring([(7, Counter::Replays), (9, Counter::Fragments)]);
+        let mut evidence = ring([(7, Counter::Replays), (9, Counter::Contributions)]);
         let findings = of_ring(&evidence, &[]);
         assert_eq!(
             findings.iter().map(|f| f.rank).collect::<Vec<_>>(),

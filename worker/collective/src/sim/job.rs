@@ -412,8 +412,8 @@ impl Sim {
             let there =
                 self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed);
             // Other datagrams after a pause.
-            let programs = u64::from(there) << u8::from(elapsed >= self.spec.absent.end);
-            let wish = ReconnectRequest { reconnect: false, programs };
+            let program_generation = u64::from(there) << u8::from(elapsed >= self.spec.absent.end);
+            let wish = ReconnectRequest { reconnect: false, program_generation };
             let asks = self.spec.reconnect == Some(host.begun)
                 || self.spec.refused == Some(host.begun)
                 || self.spec.returns && self.failback.is_due(now, wish, host.engine.standing());

@@ -85,7 +85,7 @@ impl RingBox {
         let (next, again) = match verdict.output {
             Output::Release => (&mut self.next, false),
             Output::Replay | Output::Stale => (&mut self.next, true),
-            Output::Up => (&mut self.next_up, verdict.counter == Counter::PartialResent),
+            Output::Up => (&mut self.next_up, verdict.counter == Counter::PartialsResent),
             Output::Drop | Output::Gap => return,
         };
         let in_turn = if again { serial::before(index, *next) } else { index == *next };

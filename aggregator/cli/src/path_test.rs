@@ -11,9 +11,9 @@ use super::failure::Result;
 use super::format::Format;
 use super::layout::{BAD, NAME};
 
-/// How packets get through between a job's ranks.
+/// Whether packets get through between a job's ranks.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Path {
+pub struct PathTest {
     /// The job.
     pub job: String,
     /// Its ranks, in the order of the ring; none where they are not netsum's, or not at work.
@@ -22,7 +22,7 @@ pub struct Path {
     pub findings: Vec<Finding>,
 }
 
-/// A rank's way to the next one.
+/// A rank's path to the next one.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Rank {
     /// The rank.
@@ -40,21 +40,21 @@ pub struct Rank {
 }
 
 /// Prints it.
-pub fn path(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Result<()> {
-    let rank = |r: api::PathOfRank| {
-        let api::PathOfRank { rank, next, port, acknowledged, packets, refused } = r;
+pub fn path_test(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Result<()> {
+    let rank = |r: api::RankPathTest| {
+        let api::RankPathTest { rank, next, port, acknowledged, packets, refused } = r;
         Rank { rank, next, port, acknowledged, packets, refused }
     };
-    let path = Path {
+    let test = PathTest {
         job: d.job,
-        ranks: d.path.into_iter().map(rank).collect(),
+        ranks: d.path_test.into_iter().map(rank).collect(),
         findings: d.findings.into_iter().map(Finding::from).collect(),
     };
-    if format.json(out, &path)? {
+    if format.json(out, &test)? {
         return Ok(());
     }
-    writeln!(out, "{NAME}{}:{NAME:#} {} ranks tested", path.job, path.ranks.len())?;
-    for Rank { rank, next, port, acknowledged, packets, refused } in &path.ranks {
+    writeln!(out, "{NAME}{}:{NAME:#} {} ranks tested", test.job, test.ranks.len())?;
+    for Rank { rank, next, port, acknowledged, packets, refused } in &test.ranks {
         let to_next = if *acknowledged { "acknowledged" } else { "NOT acknowledged" };
         writeln!(
             out,
@@ -62,7 +62,7 @@ pub fn path(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Result<(
              {packets} ({refused} refused)"
         )?;
     }
-    for f in &path.findings {
+    for f in &test.findings {
         let rank = f.rank.map(|rank| format!("rank {rank}: ")).unwrap_or_default();
         writeln!(out, "{BAD}*{BAD:#} {rank}{}", f.what)?;
         writeln!(out, "  next: {}", f.next)?;

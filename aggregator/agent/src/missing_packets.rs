@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
-use netsum_api::v1::path_request::MissingPackets as ReportedMissing;
+use netsum_api::v1::explain_missing_packets_request::MissingPackets as ReportedMissing;
 use netsum_controller::message::refused;
 use netsum_core::Rank;
-use netsum_core::path::{Evidence, MissingPackets};
+use netsum_core::missing_packets::{Evidence, MissingPackets};
 use netsum_core::port::Problem;
 use tonic::Status;
 
@@ -31,7 +31,7 @@ pub async fn cause(
     shared: &Shared,
     network: &Network,
     seen: &tokio::sync::Mutex<Seen>,
-    request: &api::PathRequest,
+    request: &api::ExplainMissingPacketsRequest,
 ) -> Result<Option<Problem>, Status> {
     let (job, rank) = (&request.job, Rank(request.rank));
     let missing = match request.missing() {
@@ -55,7 +55,7 @@ pub async fn cause(
     let is_known = seen.0.as_ref().is_some_and(is_fresh);
     if !is_known {
         let watch_ms = WATCH.as_millis() as u32;
-        let watched = api::DiagnoseRequest { job: job.clone(), watch_ms, path: false };
+        let watched = api::DiagnoseRequest { job: job.clone(), watch_ms, path_test: false };
         let (_, evidence) = answer(shared, network, watched).await?;
         seen.0 = Some((job.clone(), request.epoch, Instant::now(), evidence));
     }

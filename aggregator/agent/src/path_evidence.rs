@@ -1,4 +1,4 @@
-//! Gathers the evidence for [`netsum_core::path`].
+//! Gathers the evidence for [`netsum_core::missing_packets`].
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use netsum_api::v1 as api;
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Frame};
 use netsum_core::diagnose::{Finding, UnknownFlow};
-use netsum_core::path::{Evidence, Misplaced, bypass_sender, misplaced, of_port};
+use netsum_core::missing_packets::{Evidence, Misplaced, bypass_sender, misplaced, of_port};
 use netsum_core::plane::unmapped;
 use netsum_core::port::{PortFacts, Problem, tolerable};
 use netsum_core::{Job, Rank};
@@ -122,14 +122,14 @@ pub async fn acknowledged(shared: &Shared, job: &str, test: u32) {
 }
 
 /// The state of each rank's path to the next.
-pub fn of_ring(inner: &Inner, job: &Job, test: u32) -> Vec<api::PathOfRank> {
+pub fn of_ring(inner: &Inner, job: &Job, test: u32) -> Vec<api::RankPathTest> {
     let Some(epoch) = &job.epoch else { return Vec::new() };
     let pairs = epoch.ring.iter().zip(epoch.ring.iter().cycle().skip(1));
     let of = |(rank, next): (&Rank, &Rank)| {
         let flows = || job.flows.iter().filter(|flow| job.sender(flow.rank) == *rank);
         let seen: Vec<_> =
             flows().filter_map(|f| inner.executor.plane.flow_stats(f.key()).ok()).collect();
-        api::PathOfRank {
+        api::RankPathTest {
             rank: rank.0,
             next: next.0,
             port: flows().next().map(|f| inner.controller.port_name(f.ifindex)).unwrap_or_default(),
