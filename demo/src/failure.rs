@@ -81,17 +81,13 @@ impl Failure {
         let mut moments = vec![Moment { at: self.failed, what: self.words[0].clone() }];
         moments.extend(self.recovered.map(|at| Moment { at, what: self.words[1].clone() }));
         // The first phase is not an event.
-        moments.extend(self.phases().iter().skip(1).map(|phase| {
-            Moment {
+        moments.extend(
+            self.phases().iter().skip(1).map(|phase| Moment {
                 at: phase.first,
-                what: if phase.by_box {
-                    "the boxes sum again"
-                } else {
-                    "the hosts sum by themselves"
-                }
-                .to_owned(),
-            }
-        }));
+                what: if phase.by_box { "the boxes sum again" } else { "the hosts' ring sums" }
+                    .to_owned(),
+            }),
+        );
         moments.sort_by(|a, b| a.at.total_cmp(&b.at));
         moments
     }
@@ -129,7 +125,7 @@ pub(crate) mod tests {
             failure().moments().iter().map(|m| format!("{:.1} {}", m.at, m.what)).collect();
         let expected = [
             "4.0 netsum on spine0 is killed",
-            "7.1 the hosts sum by themselves",
+            "7.1 the hosts' ring sums",
             "8.5 netsum on spine0 is started again",
             "9.1 the boxes sum again",
         ];

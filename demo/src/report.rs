@@ -63,7 +63,7 @@ pub struct LinkBytes {
     pub received: u64,
 }
 
-/// The training with a ring of the hosts instead of the box.
+/// The training with the hosts' ring instead of the box.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ring {
     /// Measured while the ranks trained, in rank order.
@@ -107,7 +107,7 @@ pub struct Summary {
     pub links: Vec<LinkBytes>,
     /// The same between racks and spine; empty with one box.
     pub uplinks: Vec<LinkBytes>,
-    /// The same training, with the sums done by a ring of the hosts.
+    /// The same training, with the sums done by the hosts' ring.
     pub ring: Option<Ring>,
     /// The failure, if one was asked for.
     pub failure: Option<Failure>,

@@ -168,10 +168,8 @@ impl Summary {
         out.push('\n');
         self.tree(out);
         if ring.is_some() {
-            let _ = writeln!(
-                out,
-                "  [1] the same training again, with the sums by netsum's ring of the hosts"
-            );
+            let _ =
+                writeln!(out, "  [1] the same training again, with the sums by the hosts' ring");
         }
         let _ = writeln!(
             out,
@@ -249,7 +247,7 @@ mod tests {
         for part in [
             "1 680 of the 1 760 all-reduces by the boxes",
             "     4.0 s   step    40   netsum on spine0 is killed\n     7.1 s   step    40   the \
-             hosts sum by themselves\n",
+             hosts' ring sums\n",
             "     8.5 s   step    54   netsum on spine0 is started again\n     9.1 \
              s   step    60   the boxes sum again\n",
             "pauses: 3.0 s; as a rule a sum takes 2.1 ms by the boxes, 2.1 ms by the hosts",

@@ -1,4 +1,4 @@
-//! Ranks in processes of their own over loopback, without root and box: the ranks' ring sums.
+//! Ranks in processes of their own over loopback, without root and box: the hosts' ring sums.
 
 use std::net::Ipv4Addr;
 use std::path::Path;

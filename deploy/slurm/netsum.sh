@@ -47,7 +47,7 @@ epilog_slurmd)
     rm -f "$TOKENS/$SLURM_JOB_ID"
     ;;
 prolog_task)
-    # Other jobs have no token file, and their ranks sum by themselves.
+    # Other jobs have no token file, and their ranks sum over the hosts' ring.
     [ -z "${NETSUM_JOB-}" ] && [ -e "$TOKENS/$SLURM_JOB_ID" ] || exit 0
     echo "export NETSUM_CONTROLLER=$CONTROLLER"
     echo "export NETSUM_JOB=slurm-$SLURM_JOB_ID"

@@ -96,7 +96,7 @@ pub fn merge(
     if said.is_empty() {
         causes.push(api::Finding {
             what: "no box sums the job".to_owned(),
-            next: "check the manager's log: the ranks sum by themselves, or are about to reconnect"
+            next: "check the manager's log: the ranks sum over the hosts' ring, or are about to reconnect"
                 .to_owned(),
             ..api::Finding::default()
         });

@@ -58,7 +58,7 @@ pub struct Programmer {
     pending: Pending,
     given: BTreeMap<String, GivenOrders>,
     /// Jobs that no boxes could sum when their ranks joined, and that started nevertheless.
-    by_ring: HashMap<String, Members>,
+    on_host_ring: HashMap<String, Members>,
     /// Jobs of an earlier manager whose boxes are not known yet.
     taken_over: HashMap<String, Members>,
     /// Jobs whose ranks have left, with the time and the boxes that summed them: ranks leave before
@@ -90,13 +90,13 @@ impl Programmer {
         let pending = shared.lock().executor.pending();
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
         let (given, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
-        let (by_ring, taken_over) = (HashMap::new(), HashMap::new());
+        let (on_host_ring, taken_over) = (HashMap::new(), HashMap::new());
         let mut programmer = Self {
             shared,
             boxes,
             pending,
             given,
-            by_ring,
+            on_host_ring,
             taken_over,
             left,
             leftover,
@@ -177,7 +177,7 @@ impl Programmer {
                     return RequiredState::Same;
                 }
                 State::Active
-                    if [&self.by_ring, &self.taken_over]
+                    if [&self.on_host_ring, &self.taken_over]
                         .iter()
                         .any(|of| of.get(name) == Some(&members(job))) =>
                 {
@@ -299,13 +299,13 @@ impl Programmer {
             if inner.controller.set_without_box(&name, now) {
                 log::warn!(
                     NETSUM_JOB = name;
-                    "job {name}: no boxes sum it, its ranks sum by themselves: {why:#}"
+                    "job {name}: no boxes sum it, its ranks sum over the hosts' ring: {why:#}"
                 );
                 let of = inner.controller.job(&name).map(members);
                 inner
                     .carry_out(Some(&name), Vec::new())
                     .unwrap_or_else(|e| log::error!("{}", e.message()));
-                of.map(|of| self.by_ring.insert(name, of)).ok();
+                of.map(|of| self.on_host_ring.insert(name, of)).ok();
                 continue;
             }
             log::error!(NETSUM_JOB = name; "job {name}: {why:#}");

@@ -17,7 +17,7 @@ use crate::routes::{Balance, Demand, flows};
 pub enum Collective {
     /// An all-reduce by boxes, over the trees that `plan` finds.
     Netsum,
-    /// By a ring of hosts.
+    /// By the hosts' ring.
     Ring,
     /// Two binary trees; each host is an inner node of at most one of them (Sanders, Speck, Traeff,
     /// "Two-tree algorithms", 2009; NCCL's).

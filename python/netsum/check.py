@@ -45,7 +45,7 @@ def find():
     if "controller" in found:
         yield controller(found["controller"])
     else:
-        hint = "the ranks' own ring sums: set NETSUM_CONTROLLER to use a box"
+        hint = "the hosts' ring sums: set NETSUM_CONTROLLER to use a box"
         yield None, f"peers {', '.join(found['peers'])}", hint
     yield own_address(found["ip"])
     yield buffers()

@@ -54,7 +54,7 @@ class ClosedError(Error):
 
 
 class NoBoxWarning(UserWarning):
-    """A box should sum, but the ranks' own ring does."""
+    """A box should sum, but the hosts' ring does."""
 
 
 class UnderflowWarning(UserWarning):

@@ -503,7 +503,7 @@ impl Communicator {
         format!("<netsum.Communicator: rank {} of {}>", self.rank, self.ranks)
     }
 
-    /// "box" if the box sums, "ring" if the ranks' own ring does.
+    /// "box" if the box sums, "ring" if the hosts' ring does.
     #[getter]
     fn mode(&self, py: Python<'_>) -> PyResult<&'static str> {
         self.with(py, |comm| Ok(comm.mode().name()))

@@ -19,7 +19,7 @@ pub const SIGNALS: Duration = Duration::from_millis(100);
 /// The result of an operation.
 #[pyclass(frozen, get_all, module = "netsum")]
 pub struct Report {
-    /// "box", or "ring" if the ranks' own ring summed any part.
+    /// "box", or "ring" if the hosts' ring summed any part.
     mode: &'static str,
     /// Seconds from the call to the last sum.
     elapsed: f64,
@@ -113,12 +113,12 @@ impl Work {
             PyErr::warn(py, &category, &CString::new(text)?, 1)?;
         }
         let Some(fallen_back) = &self.warned.fallen_back else { return Ok(()) };
-        let by_ring = report.mode == Mode::Ring;
+        let by_ring = report.mode == Mode::HostRing;
         if fallen_back.swap(by_ring, Ordering::Relaxed) || !by_ring {
             return Ok(());
         }
         let category = py.import("netsum.errors")?.getattr("NoBoxWarning")?;
-        let text = c"no box has summed: the ranks fall back to an ordinary ring until a box sums \
+        let text = c"no box has summed: the ranks fall back to the hosts' ring until a box sums \
             again. `netsum diagnose JOB` on the box shows the reason";
         PyErr::warn(py, &category, text, 1)
     }

@@ -1,4 +1,4 @@
-"""The scripts of deploy/launch, deploy/slurm and deploy/kubernetes; the ranks' own ring sums."""
+"""The scripts of deploy/launch, deploy/slurm and deploy/kubernetes; the hosts' ring sums."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""The package, over loopback: the ranks sum by themselves."""
+"""The package, over loopback: the ranks sum over the hosts' ring."""
 
 import os
 import pickle

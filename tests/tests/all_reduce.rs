@@ -189,7 +189,7 @@ fn a_killed_rank_is_named_by_the_others() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn without_a_box_the_ranks_sum_themselves() {
+fn without_a_box_the_ranks_sum_over_the_host_ring() {
     let cluster = Cluster::without_daemon(lab(3)).unwrap();
     let mut group = cluster.ranks_alone(&JobSpec::new("alone", 3), &one_on_each_host(3)).unwrap();
     for (seed, dtype) in [(1, "i32"), (2, "f32")] {
@@ -245,7 +245,7 @@ fn the_box_goes_and_comes_back_between_all_reduces() {
     let mut group = start(&cluster, &job);
     assert_box(&group.all_reduce("i32", 100_000, 1).unwrap(), "before");
     cluster.stop_daemon().unwrap();
-    // The box is a plain bridge now; the ranks compute the right sums themselves.
+    // The box is a plain bridge now; the hosts' ring computes the right sums.
     for outcome in group.all_reduce("i32", 100_000, 2).unwrap() {
         assert_eq!((&*outcome.mode, outcome.fallbacks), ("ring", 1), "{outcome:?}");
     }

@@ -278,7 +278,7 @@ fn ranks_are_back_on_the_box_when_a_port_that_was_down_is_up() {
     // Until all ranks have begun, they wait for each other, whether or not the box sums.
     while released() < begun {}
     box_.set_link(&port, false).unwrap();
-    // Longer than three tenths of the timeout, after which ranks sum themselves.
+    // Longer than three tenths of the timeout, after which ranks use the hosts' ring.
     std::thread::sleep(5 * SECOND / 2);
     box_.set_link(&port, true).unwrap();
     assert!(all_by("ring", &group.check_all_reduce("i32", 8_000_000, 2, &files).unwrap()));

@@ -51,12 +51,12 @@ fn by_the_box(hosts: u32, rate: &str, windows: &[u32], sizes: &[usize]) {
     }
 }
 
-/// Sums by the ranks' own ring, without a box.
+/// Sums by the hosts' ring, without a box.
 fn by_the_ring(hosts: u32, rate: &str, window: u32, sizes: &[usize]) {
     let cluster = lab(hosts, rate);
     let job = JobSpec { message_size: 64 * KIB, window, ..JobSpec::new("ring", hosts) };
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(hosts)).unwrap();
-    let what = format!("{rate}, {hosts} hosts, own ring, window {window}");
+    let what = format!("{rate}, {hosts} hosts, the hosts' ring, window {window}");
     // Until the ranks fall back, they send everything to be summed by a box.
     group.all_reduce("i32", 1000, 1).unwrap();
     assert_eq!(sent_again(&mut group, "ring", sizes, &what), 0, "{what}");
@@ -75,7 +75,7 @@ fn a_message_that_takes_longer_than_the_timeout_is_taken_for_nothing_else() {
     drop(group);
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(2)).unwrap();
     group.all_reduce("i32", 1000, 1).unwrap();
-    sent_again(&mut group, "ring", &[16 * MIB], "the same by the ranks' own ring");
+    sent_again(&mut group, "ring", &[16 * MIB], "the same by the hosts' ring");
 }
 
 #[test]

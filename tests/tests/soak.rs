@@ -21,7 +21,7 @@ const JOB: &str = "soak";
 /// Lengths in elements: less than a packet, some packets, some messages, and several windows.
 const LENGTHS: [usize; 4] = [100, 5000, 100_000, 500_000];
 /// How long the flapping link is down: once for a time that connections outlast, and once for a
-/// time after which ranks sum themselves (three tenths of their timeout).
+/// time after which ranks use the hosts' ring (three tenths of their timeout).
 const DOWN: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(3500)];
 const UP: Duration = Duration::from_secs(4);
 /// The longest time that an all-reduce may take. The link is down for 3.5 s, and ranks fall back or

@@ -83,7 +83,7 @@ fn count(mut comm: Communicator, mode: Mode) {
 #[test]
 fn the_ranks_own_ring_uses_its_buffers_again() {
     let rank = |r: u32| address(1 + r as u8);
-    ranks(rank, rank, Mode::Ring);
+    ranks(rank, rank, Mode::HostRing);
 }
 
 #[test]

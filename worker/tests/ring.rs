@@ -1,4 +1,4 @@
-//! Communicators over UDP on loopback, without a box: the ranks' own ring sums.
+//! Communicators over UDP on loopback, without a box: the hosts' ring sums.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ fn without_a_box_the_ranks_get_the_same_sums() {
                         .wrapping_mul(n)
                         .wrapping_add(n * (n - 1) / 2)
                 }));
-                assert_eq!(report.mode, Mode::Ring);
+                assert_eq!(report.mode, Mode::HostRing);
             }
             comm.barrier().unwrap();
             comm.statistics()
@@ -174,7 +174,7 @@ fn operations_in_flight_give_the_same_sums() {
                 let all: Vec<_> = all.iter().map(|v| &v[..]).collect();
                 let expected = reference_sum(&all, &comm.layout());
                 assert!(sum.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{n}");
-                assert_eq!((sum.len(), report.mode), (lengths(n), Mode::Ring));
+                assert_eq!((sum.len(), report.mode), (lengths(n), Mode::HostRing));
             }
             assert_eq!(comm.statistics().all_reduces, 103);
         });

@@ -199,7 +199,7 @@ impl Job {
         let planned = if told.is_empty() {
             Err(Failure::new(
                 Kind::Failed,
-                "no boxes sum it: its ranks have not joined, or sum by themselves",
+                "no boxes sum it: its ranks have not joined, or sum over the hosts' ring",
             ))
         } else {
             Plan::new(fabric, jobs, mine)

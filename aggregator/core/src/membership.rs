@@ -59,7 +59,8 @@ pub struct Epoch {
     pub ring: Vec<Rank>,
     /// Its ranks are asked to reconnect; a new epoch will follow.
     pub reconnect: bool,
-    /// Its ranks have fallen back from the box, and sum by themselves until it ends.
+    /// Its ranks have fallen back from the box, and sum over the hosts' ring until it
+    /// ends.
     pub on_host_ring: bool,
     /// The number of the last requested path test.
     pub path_test: u32,

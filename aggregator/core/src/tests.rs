@@ -1206,7 +1206,7 @@ fn a_limit_that_is_lowered_ends_no_job() {
 }
 
 #[test]
-fn ranks_that_sum_by_themselves_have_fallen_back_once_in_an_epoch() {
+fn ranks_on_the_host_ring_have_fallen_back_once_in_an_epoch() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("train", 2)).unwrap();
     let begin = |c: &mut Controller, epoch| {

@@ -72,7 +72,7 @@ impl Pins {
                     "{} has the programs of another version of netsum, which still sum; this one \
                      (ABI {VERSION}) cannot take them over. Run that version, or start with \
                      --reset: this detaches them and ends their jobs, and the ranks fall back to \
-                     their own ring",
+                     the hosts' ring",
                     path.display()
                 );
             }

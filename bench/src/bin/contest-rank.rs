@@ -15,7 +15,7 @@ fn main() -> Result<()> {
         serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
     // Several boxes have no common controller to join.
     let wanted =
-        if std::env::args().nth(2).as_deref() == Some("box") { Mode::Box } else { Mode::Ring };
+        if std::env::args().nth(2).as_deref() == Some("box") { Mode::Box } else { Mode::HostRing };
     let mut comm = Communicator::connect(spec.config())?;
     println!("ready");
     for line in std::io::stdin().lock().lines() {

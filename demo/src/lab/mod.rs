@@ -66,10 +66,10 @@ pub struct DemoArgs {
     /// With --racks: fail something during the training, for five seconds. `spine0`, `leaf1` and so
     /// on: kill netsum on that box, with its programs. `uplink`: cut the last leaf's link to the
     /// last spine. `manager`: kill the fabric manager. The training is slowed down to show the
-    /// effects, and the second training with a ring of the hosts is skipped.
+    /// effects, and the second training with the hosts' ring is skipped.
     #[arg(long, requires = "racks")]
     fail: Option<String>,
-    /// Skip the second training with a ring of the hosts, which compares the bytes.
+    /// Skip the second training with the hosts' ring, which compares the bytes.
     #[arg(long)]
     no_ring: bool,
 }
@@ -80,7 +80,7 @@ const WATCHED: f64 = 0.04;
 /// With higher losses the demo takes too long.
 const MOST_LOSS: f64 = 0.2;
 
-/// Trains by the box, by a ring of the hosts, and in one process.
+/// Trains by the box, by the hosts' ring, and in one process.
 ///
 /// # Errors
 /// If something fails, or a promise of the demo is not kept.
@@ -110,7 +110,7 @@ pub fn run(args: DemoArgs) -> Result<()> {
     let by_ring = if args.no_ring || victim.is_some() {
         None
     } else {
-        println!("training again, summed by a ring of the hosts, for comparison");
+        println!("training again, summed by the hosts' ring, for comparison");
         Some(train(&mut boxes, &args, &config, &program, SumBackend::Ring, None)?)
     };
     drop(boxes);

@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(100);
 pub enum SumBackend<'a> {
     /// The box, or several boxes.
     Box(&'a Job),
-    /// The hosts themselves, by a ring that is not registered at any box.
+    /// The hosts' ring, which is not registered at any box.
     Ring,
 }
 

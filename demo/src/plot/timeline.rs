@@ -9,7 +9,7 @@ use crate::report::Summary;
 
 /// The origins of a sum, with their text in the legend and their colour.
 const WHO: [(bool, &str, RGBColor); 2] =
-    [(true, "the boxes sum", BLUE), (false, "the hosts sum by themselves", ORANGE)];
+    [(true, "the boxes sum", BLUE), (false, "the hosts' ring sums", ORANGE)];
 
 /// A panel of the picture.
 struct Panel<'a> {

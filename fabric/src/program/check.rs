@@ -55,11 +55,11 @@ impl Programmer {
             layout::lay_out(job, &self.boxes.paths(), Share::Links, |port| self.boxes.end(port))
                 .is_err()
         };
-        self.by_ring
+        self.on_host_ring
             .retain(|name, of| inner.controller.job(name).is_ok_and(|job| members(job) == *of));
-        let by_ring =
-            self.by_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
-        let (mut stuck, mut changed) = (by_ring.cloned().collect::<HashSet<_>>(), Vec::new());
+        let on_host_ring =
+            self.on_host_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
+        let (mut stuck, mut changed) = (on_host_ring.cloned().collect::<HashSet<_>>(), Vec::new());
         for (name, given) in &self.given {
             let Ok(job) = inner.controller.job(name) else { continue };
             if job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring) && cannot(job) {
@@ -95,7 +95,7 @@ impl Programmer {
         }
         // Orders of failed attempts are not repeated to boxes.
         let has_orders =
-            |name: &str| self.given.contains_key(name) || self.by_ring.contains_key(name);
+            |name: &str| self.given.contains_key(name) || self.on_host_ring.contains_key(name);
         self.boxes.are_stuck(stuck, has_orders);
         let tree = |(root, rings)| api::FabricTree { root, rings };
         let job = |(name, given): (&String, &GivenOrders)| api::FabricJob {

@@ -84,7 +84,7 @@ def rendezvous(
     """Connects all ranks. Returns the communicator, and this rank's address.
 
     With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", this is netsum.init(). With none of
-    these at any rank, the ranks exchange their addresses over the store, and their own ring sums.
+    these at any rank, the ranks exchange their addresses over the store, and the hosts' ring sums.
     An error of one rank is raised by all ranks: none is left waiting. `timeout` is the group's, in
     seconds: a rank that is silent for so long in an operation, 60 s at most, is dead.
     """
@@ -109,7 +109,7 @@ def rendezvous(
         try:
             warnings.warn(
                 'no box: NETSUM_CONTROLLER is not set, and there is no host "netsum". '
-                "The ranks' own ring sums, at " + ", ".join(peers[:4] + ["..."] * (ranks > 4)),
+                "The hosts' ring sums, at " + ", ".join(peers[:4] + ["..."] * (ranks > 4)),
                 NoBoxWarning,
                 stacklevel=2,
             )

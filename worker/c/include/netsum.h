@@ -53,8 +53,8 @@ typedef enum {
 typedef enum {
   // The box.
   NETSUM_BOX = 0,
-  // The ranks' own ring.
-  NETSUM_RING = 1,
+  // The hosts' ring.
+  NETSUM_HOST_RING = 1,
 } netsum_mode;
 
 // A member of a job. Several threads may use it at once; their calls are serialized. All ranks
@@ -97,7 +97,7 @@ typedef struct {
 
 // The result of an operation.
 typedef struct {
-  // NETSUM_RING if the ranks' own ring summed any part.
+  // NETSUM_HOST_RING if the hosts' ring summed any part.
   netsum_mode mode;
   // Seconds since the call.
   double elapsed;
@@ -153,7 +153,7 @@ uint32_t netsum_rank(const netsum_comm *comm);
 // `comm` comes from netsum_init().
 uint32_t netsum_ranks(const netsum_comm *comm);
 
-// Whether the box sums, or the ranks' own ring after a fallback.
+// Whether the box sums, or the hosts' ring after a fallback.
 //
 // The caller promises:
 // `comm` comes from netsum_init().

@@ -132,7 +132,7 @@ pub unsafe extern "C" fn netsum_ranks(comm: *const netsum_comm) -> u32 {
     unsafe { comm.as_ref() }.map_or(0, |comm| comm.ranks)
 }
 
-/// Whether the box sums, or the ranks' own ring after a fallback.
+/// Whether the box sums, or the hosts' ring after a fallback.
 ///
 /// # Safety
 /// `comm` comes from netsum_init().
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn netsum_get_mode(comm: *const netsum_comm) -> netsum_mod
     versioned!("netsum_get_mode");
     // SAFETY: the caller's promise.
     let comm = unsafe { comm.as_ref() }.filter(|comm| comm.is_here());
-    comm.map_or(netsum_mode::NETSUM_RING, |comm| comm.lock().mode().into())
+    comm.map_or(netsum_mode::NETSUM_HOST_RING, |comm| comm.lock().mode().into())
 }
 
 /// Starts an operation with the caller's data, if it is valid; waits while too many are in flight.

@@ -22,15 +22,15 @@ const LONGEST: f64 = 86_400.0;
 pub enum netsum_mode {
     /// The box.
     NETSUM_BOX = 0,
-    /// The ranks' own ring.
-    NETSUM_RING = 1,
+    /// The hosts' ring.
+    NETSUM_HOST_RING = 1,
 }
 
 impl From<Mode> for netsum_mode {
     fn from(mode: Mode) -> Self {
         match mode {
             Mode::Box => Self::NETSUM_BOX,
-            Mode::Ring => Self::NETSUM_RING,
+            Mode::HostRing => Self::NETSUM_HOST_RING,
         }
     }
 }
@@ -39,7 +39,7 @@ impl From<Mode> for netsum_mode {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct netsum_report {
-    /// NETSUM_RING if the ranks' own ring summed any part.
+    /// NETSUM_HOST_RING if the hosts' ring summed any part.
     mode: netsum_mode,
     /// Seconds since the call.
     elapsed: f64,

@@ -130,7 +130,7 @@ pub enum Frame {
     Failure { origin: u32, error: Error },
     /// A rank leaves in good order, having completed so many operations.
     Goodbye { origin: u32, completed: u64 },
-    /// A step of an ordinary ring all-reduce; the lanes follow.
+    /// A step of the hosts' ring; the lanes follow.
     Data(DataHeader),
     /// Rank 0 proposes to reconnect after an operation that it has not started. Until it is
     /// decided, `after` is the latest operation that any rank up to the sender has started.
@@ -157,7 +157,7 @@ fn control_room(ranks: u32, rings: u32) -> usize {
     64 + TEXT + (ranks as usize * 16).max(rings as usize * 8)
 }
 
-/// Room that the largest frame of a job needs: control, or a step of an ordinary ring.
+/// Room that the largest frame of a job needs: control, or a step of the hosts' ring.
 pub fn bypass_room(shape: &JobShape) -> usize {
     let lanes = shape.layout.message_size as usize / 4;
     let step = DATA_HEADER + lanes.div_ceil(shape.ranks as usize) * 4;

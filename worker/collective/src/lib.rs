@@ -8,7 +8,7 @@
 //! | [`channels`] | the interface below the engine |
 //! | [`queue_pairs`] | its implementation by queue pairs of the RC endpoint `netsum-rc` |
 //! | [`frame`] | messages between ranks on bypass connections |
-//! | [`reduction`] | an ordinary ring all-reduce of one message |
+//! | [`reduction`] | the hosts' ring: a ring all-reduce of one message |
 //! | [`buffer`] | memory of a message |
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`shape`] | what all ranks of a job must agree on |

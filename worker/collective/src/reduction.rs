@@ -1,4 +1,5 @@
-//! An ordinary ring all-reduce of one message: reduce-scatter, then all-gather, in 2 (N - 1) steps.
+//! The hosts' ring: an all-reduce of one message by reduce-scatter, then all-gather, in 2 (N - 1)
+//! steps.
 //!
 //! The lanes are cut in N parts. In step s a rank sends to the next rank the part that it received
 //! in step s - 1. In the first N - 1 steps it adds its own lanes before that. Then part p is

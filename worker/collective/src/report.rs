@@ -5,21 +5,21 @@ use std::time::Duration;
 
 use crate::numeric::quant::Underflow;
 
-/// Whether the box or the ring sums.
+/// Whether the box or the hosts' ring sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Mode {
     /// The box.
     Box,
-    /// The ranks themselves, by an ordinary ring all-reduce.
-    Ring,
+    /// The hosts' ring: a ring all-reduce among the ranks, without the box.
+    HostRing,
 }
 
 impl Mode {
-    /// `box` or `ring`, as in tables.
+    /// `box` or `ring` (the hosts'), as in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Box => "box",
-            Self::Ring => "ring",
+            Self::HostRing => "ring",
         }
     }
 }
@@ -34,7 +34,7 @@ impl fmt::Display for Mode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// [`Mode::Ring`] if the ranks' own ring summed any part.
+    /// [`Mode::HostRing`] if the hosts' ring summed any part.
     pub mode: Mode,
     /// Sums (of messages) whose check lanes were verified.
     pub verified: u64,
@@ -58,11 +58,11 @@ pub struct Statistics {
     pub unsummed: u64,
     /// Messages received that were neither a sum nor one rank's data.
     pub wrong: u64,
-    /// How often the ranks fell back from the box to their own ring; at most once in a session.
+    /// How often the ranks fell back from the box to the hosts' ring; at most once in a session.
     pub fallbacks: u64,
     /// Payload bytes of messages sent to be summed by the box.
     pub box_bytes: u64,
-    /// Payload bytes sent by the ranks' own ring.
+    /// Payload bytes sent by the hosts' ring.
     pub ring_bytes: u64,
     /// How often an adapter has given a connection up, which was then restarted; see the adapter's
     /// retries.

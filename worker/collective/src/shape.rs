@@ -24,7 +24,7 @@ pub struct JobShape {
     pub layout: Layout,
     /// The box releases sums in any order, and ranks send again only what is missing.
     pub relaxed: bool,
-    /// There is no box: the ranks' own ring sums from the start.
+    /// There is no box: the hosts' ring sums from the start.
     pub on_host_ring: bool,
 }
 

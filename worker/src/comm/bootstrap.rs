@@ -231,7 +231,7 @@ fn join(
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
     if reply.on_host_ring && config.rank == 0 {
         log::warn!(
-            "rank 0: no box sums job {job} now: the ranks sum by an ordinary ring; the manager's \
+            "rank 0: no box sums job {job} now: the ranks sum over the hosts' ring; the manager's \
              log has the reason"
         );
     }

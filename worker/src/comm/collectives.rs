@@ -1,5 +1,5 @@
 //! Broadcast, gather and other collectives. Each is one sum over all ranks, made by the box or the
-//! ranks' ring as an all-reduce is.
+//! hosts' ring as an all-reduce is.
 
 use std::ops::{Deref, DerefMut};
 

@@ -321,7 +321,7 @@ impl Communicator {
         data.keep_own();
         self.alone.all_reduces += 1;
         let (non_finite, underflow) = (None, Underflow::default());
-        let finished = Finished { mode: Mode::Ring, verified: 0, non_finite, underflow };
+        let finished = Finished { mode: Mode::HostRing, verified: 0, non_finite, underflow };
         finished.report(called.elapsed(), Some(0))
     }
 
@@ -353,9 +353,9 @@ impl Communicator {
         &self.title
     }
 
-    /// Whether the box sums, or the ranks' own ring after a fallback.
+    /// Whether the box sums, or the hosts' ring after a fallback.
     pub fn mode(&self) -> Mode {
-        self.here().map_or(Mode::Ring, |driven| driven.session.lock().mode())
+        self.here().map_or(Mode::HostRing, |driven| driven.session.lock().mode())
     }
 
     /// What this rank has done since it connected.

@@ -305,7 +305,7 @@ impl Session {
     /// Whether the box or the ring sums.
     pub fn mode(&self) -> Mode {
         let before =
-            self.reconnecting.as_ref().map_or(Mode::Ring, |reconnecting| reconnecting.mode);
+            self.reconnecting.as_ref().map_or(Mode::HostRing, |reconnecting| reconnecting.mode);
         self.core.as_ref().map_or(before, |core| core.engine.mode())
     }
 
@@ -391,7 +391,7 @@ fn reconnect(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Reconnect
         }
     };
     core.go();
-    let returning = (core.engine.mode() == Mode::Ring).then_some(rank);
+    let returning = (core.engine.mode() == Mode::HostRing).then_some(rank);
     let (left, refused) = (core.statistics(), core.engine.refused());
     let (descriptor, has_warned) = (Arc::downgrade(&core.fd), core.has_warned);
     drop(core);

@@ -61,8 +61,8 @@ const WELL_KNOWN: &str = "netsum";
 /// | `job`, `token` | the job's name and token |
 /// | `ip` | this rank's address, or several separated by commas, one for each `local_rank`;
 /// default: the one on the route to the controller |
-/// | `peers` | without a controller: the addresses of all ranks, separated by commas; the ranks'
-/// own ring sums |
+/// | `peers` | without a controller: the addresses of all ranks, separated by commas; the hosts'
+/// ring sums |
 /// | `mtu`, `message_size`, `window`, `rings` | with `peers`: the job's properties, the same at all
 /// ranks |
 /// | `transport` | `auto`, `udp`, `xdp` or `verbs` |
@@ -157,7 +157,7 @@ impl Settings {
                     return Err(Error::Config(format!(
                         "no box found: set NETSUM_CONTROLLER to its HOST:PORT, because there is no \
                          host {WELL_KNOWN:?}. Without a box, set NETSUM_PEERS to the addresses of \
-                         all ranks, which then sum over their own ring"
+                         all ranks, which then sum over the hosts' ring"
                     )));
                 }
                 address

@@ -152,13 +152,13 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
         gauge(
             "job_on_host_ring",
             None,
-            "1 while a job's ranks sum over their own ring",
+            "1 while a job's ranks sum over the hosts' ring",
             jobs.iter().map(|j| (job(j), Value::Gauge(j.on_host_ring.0.into()))).collect(),
         ),
         counter(
             "job_fallbacks",
             None,
-            "fallbacks from the box to the ranks' own ring",
+            "fallbacks from the box to the hosts' ring",
             jobs.iter().map(|j| (job(j), Value::Count(j.on_host_ring.1))).collect(),
         ),
         gauge(

@@ -41,7 +41,7 @@ pub struct JobSnapshot {
     pub mtu: u32,
     /// Its state.
     pub state: State,
-    /// Whether its ranks sum without the box, and how often they have fallen back.
+    /// Whether its ranks sum over the hosts' ring, and how often they have fallen back.
     pub on_host_ring: (bool, u64),
     /// Bytes of its rings.
     pub memory: u64,

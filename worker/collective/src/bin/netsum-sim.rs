@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     let elapsed = start.elapsed();
     println!(
         "{cases} cases in {elapsed:.1?}, {:.0} a second: {right} with right sums, {ring} of them \
-         in part by the ranks' ring, {} with an error that names the cause, {failures} failed",
+         in part by the hosts' ring, {} with an error that names the cause, {failures} failed",
         cases as f64 / elapsed.as_secs_f64(),
         cases - failures - right
     );

@@ -1,4 +1,4 @@
-//! The fallback from the box to an ordinary ring.
+//! The fallback from the box to the hosts' ring.
 //!
 //! A rank that no longer trusts the box stops accepting sums from it, and sends its first
 //! unverified message number of each ring to its next rank. Every rank that receives such a frame
@@ -88,11 +88,11 @@ impl Engine {
         };
         let from: Vec<u64> =
             (0..self.rings.len()).map(|r| told.iter().map(|u| u[r]).min().unwrap_or(0)).collect();
-        self.summer = SumMode::Ring;
+        self.summer = SumMode::HostRing;
         // Logged only now: what looked like a fault of the box may have been a rank's death.
         if let Some((origin, reason)) = self.reason {
             log::warn!(
-                "rank {}: falling back from the box to an ordinary ring of the ranks: rank {} \
+                "rank {}: falling back from the box to the hosts' ring: rank {} \
                  found that {}",
                 self.own_name(),
                 self.name(origin),

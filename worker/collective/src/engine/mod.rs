@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`queue`] | all-reduces that are open: how they begin and end |
 //! | [`operation`] | their messages and sums |
-//! | [`fallback`] | from the box to an ordinary ring, agreed by all ranks |
+//! | [`fallback`] | from the box to the hosts' ring, agreed by all ranks |
 //! | [`liveness`] | keep-alives, ranks that die or leave, failures |
 //! | [`reconnect`] | after which operation all ranks reconnect |
 //! | [`pool`] | buffers that are used again |
@@ -94,7 +94,7 @@ enum SumMode {
     Box,
     /// The ranks exchange the numbers of their first unverified messages; nothing is summed.
     Agreeing,
-    Ring,
+    HostRing,
 }
 
 /// A message that has been sent to the box.
@@ -189,7 +189,7 @@ pub struct Engine {
     all_started: Option<Instant>,
     bypass_ids: u64,
     bypass_outstanding: u64,
-    /// Buffers for messages, and for steps of the ranks' own ring.
+    /// Buffers for messages, and for steps of the hosts' ring.
     messages: Pool,
     steps: Pool,
     /// Steps that are about to be sent; kept to reuse its memory.
@@ -211,7 +211,7 @@ impl Engine {
             settings,
             member: Member { rank: settings.rank, ranks },
             names: Vec::new(),
-            summer: if on_host_ring { SumMode::Ring } else { SumMode::Box },
+            summer: if on_host_ring { SumMode::HostRing } else { SumMode::Box },
             session: (settings.rank == 0).then_some(settings.session),
             reason: None,
             wrong: false,
@@ -388,10 +388,13 @@ impl Engine {
 
     /// Sends a frame to the next rank.
     fn tell(&mut self, channels: &mut dyn Channels, frame: &Frame) {
-        // In the ranks' own ring every operation is announced; through the box, frames are rare and
+        // In the hosts' ring every operation is announced; through the box, frames are rare and
         // small.
-        let mut bytes =
-            if self.summer == SumMode::Ring { self.steps.take(channels) } else { Buffer::heap(64) };
+        let mut bytes = if self.summer == SumMode::HostRing {
+            self.steps.take(channels)
+        } else {
+            Buffer::heap(64)
+        };
         bytes.resize(0);
         frame.encode_to(&mut bytes);
         self.send_bypass(channels, bytes);
@@ -448,12 +451,12 @@ impl Engine {
 
     /// Whether the box or the ring sums; the ring as soon as the box is given up.
     pub fn mode(&self) -> Mode {
-        if self.summer == SumMode::Box { Mode::Box } else { Mode::Ring }
+        if self.summer == SumMode::Box { Mode::Box } else { Mode::HostRing }
     }
 
-    /// Whether all ranks have agreed to sum by themselves.
+    /// Whether all ranks have agreed to sum over the hosts' ring.
     pub fn is_on_host_ring(&self) -> bool {
-        self.summer == SumMode::Ring
+        self.summer == SumMode::HostRing
     }
 
     /// Whether the ranks trust the box, as far as this one knows.

@@ -360,7 +360,7 @@ impl Engine {
                 continue;
             }
             self.statistics.all_reduces += 1;
-            let mode = if op.by_ring { Mode::Ring } else { Mode::Box };
+            let mode = if op.by_ring { Mode::HostRing } else { Mode::Box };
             self.statistics.underflows += op.underflow.zeroed;
             let finished = Finished {
                 mode,
@@ -376,7 +376,7 @@ impl Engine {
         }
     }
 
-    /// Gives this rank's part of a message to the ranks' own ring.
+    /// Gives this rank's part of a message to the hosts' ring.
     pub(super) fn contribute(
         &mut self,
         now: Instant,
@@ -394,7 +394,7 @@ impl Engine {
         self.after_steps(now, channels, data, ring, done);
     }
 
-    /// A step of the ranks' own ring.
+    /// A step of the hosts' ring.
     pub(super) fn on_data(
         &mut self,
         now: Instant,
@@ -461,10 +461,7 @@ impl Engine {
             let Some(sum) = self.reductions.take_done(member, ring, number) else { return };
             if self.examine(ring, &sum) != Verification::Sum {
                 self.statistics.wrong += 1;
-                self.suspect(
-                    now,
-                    Error::Protocol("a sum of the ranks' own ring is wrong".to_owned()),
-                );
+                self.suspect(now, Error::Protocol("a sum of the hosts' ring is wrong".to_owned()));
                 return;
             }
             self.accept(now, data, ring, &sum);

@@ -54,7 +54,7 @@ impl Case {
             spec.branches = vec![self.racks];
             spec.uplink = Some(Speed { others: 0, ..self.speed(self.uplink) });
         }
-        if self.mode == Mode::Ring {
+        if self.mode == Mode::HostRing {
             spec.present = NEVER;
             spec.wakes = Duration::from_nanos(
                 u64::from(self.per_byte * WAKES) * (MTU as usize + PACKET_OVERHEAD) as u64,
@@ -70,7 +70,9 @@ impl Case {
         sim.run();
         for host in &sim.hosts {
             assert!(host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == self.mode)));
-            assert!(self.mode == Mode::Ring || host.stack.endpoint.stats().retransmissions == 0);
+            assert!(
+                self.mode == Mode::HostRing || host.stack.endpoint.stats().retransmissions == 0
+            );
         }
         let end = |n: usize| sim.hosts.iter().map(|host| host.results[n].2).max().unwrap();
         (end(1) - end(0)).as_secs_f64()
@@ -104,11 +106,11 @@ impl Case {
         let (failed, balance) = (BTreeSet::new(), Balance::Spray);
         let scene = Scene { network: &network, failed, balance, background, step: 0.0 };
         let collective =
-            if self.mode == Mode::Ring { Collective::Ring } else { Collective::Netsum };
+            if self.mode == Mode::HostRing { Collective::Ring } else { Collective::Netsum };
         let elements = LAYOUT.elements(Dtype::I32).unwrap();
         // A rank's part of a message has its own header, which may need one more packet.
         let (parts, each) = match self.mode {
-            Mode::Ring => (self.hosts, DATA_HEADER + elements.div_ceil(self.hosts) * 4),
+            Mode::HostRing => (self.hosts, DATA_HEADER + elements.div_ceil(self.hosts) * 4),
             _ => (1, LAYOUT.message_size as usize),
         };
         let wire = parts * (each + each.div_ceil(MTU as usize) * PACKET_OVERHEAD);
@@ -140,10 +142,10 @@ fn packets_and_fluids_take_as_long() {
         [(4, 2, 40), (8, 2, 20), (8, 2, 80), (8, 2, 160), (8, 4, 40), (8, 4, 80), (8, 4, 160)];
     let racks =
         racks.map(|(hosts, racks, uplink)| Case { racks, uplink, ..case(Mode::Box, hosts, 80) });
-    let beside = [(Mode::Box, 250), (Mode::Box, 500), (Mode::Ring, 250), (Mode::Ring, 500)];
+    let beside = [(Mode::Box, 250), (Mode::Box, 500), (Mode::HostRing, 250), (Mode::HostRing, 500)];
     let beside = beside.map(|(mode, others)| Case { others, ..case(mode, 4, 80) });
     let mut wrong = Vec::new();
-    let all = flat(Mode::Box).into_iter().chain(racks).chain(flat(Mode::Ring)).chain(beside);
+    let all = flat(Mode::Box).into_iter().chain(racks).chain(flat(Mode::HostRing)).chain(beside);
     for case in all {
         let (packets, fluid) = (case.packets(), case.fluid());
         let text = format!(

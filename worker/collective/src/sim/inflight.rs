@@ -60,7 +60,7 @@ fn sums_are_right_despite_losses_and_if_the_box_disappears() {
             assert_eq!(sim.hosts[rank].results.len(), CALLS);
             assert_right(&sim, &spec, rank);
         }
-        let by_ring = sim.hosts[0].engine.mode() == Mode::Ring;
+        let by_ring = sim.hosts[0].engine.mode() == Mode::HostRing;
         assert!(by_ring || seed % 3 != 1, "seed {seed}");
         fell_back += u32::from(by_ring && seed % 3 == 2);
     }

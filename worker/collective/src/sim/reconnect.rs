@@ -54,7 +54,7 @@ fn all_leave_after_the_same_operation_whatever_is_lost() {
         let sim =
             run(&Spec { present, faults, ..Spec::new(ranks, LAYOUT, seed) }, |_, _| Duration::ZERO);
         (0..ranks as usize).for_each(|rank| assert_parted(&sim, ranks, rank));
-        let by_ring = sim.hosts.iter().any(|h| h.engine.mode() == Mode::Ring);
+        let by_ring = sim.hosts.iter().any(|h| h.engine.mode() == Mode::HostRing);
         assert!(
             by_ring || sim.aggregator.unreleased().is_empty(),
             "seed {seed}: slots are not released"
@@ -251,6 +251,6 @@ fn ranks_stay_away_from_a_box_that_has_summed_wrong() {
             sim.aggregator.spoil(40, Spoil::Flip)
         });
         assert_eq!(sim.connected, [], "seed {seed}");
-        assert_eq!(modes(&sim)[99].0, Mode::Ring, "seed {seed}");
+        assert_eq!(modes(&sim)[99].0, Mode::HostRing, "seed {seed}");
     }
 }

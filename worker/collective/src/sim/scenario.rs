@@ -27,7 +27,7 @@ pub(super) struct Scenario {
 pub struct Summary {
     /// All operations gave the right sum at every rank.
     pub right: bool,
-    /// At least in part, the ranks' own ring summed.
+    /// At least in part, the hosts' ring summed.
     pub by_ring: bool,
     /// Datagrams that the network lost.
     pub lost: u64,
@@ -286,7 +286,7 @@ impl Scenario {
                 };
                 match outcome {
                     Ok(finished) => {
-                        summary.by_ring |= finished.mode == Mode::Ring;
+                        summary.by_ring |= finished.mode == Mode::HostRing;
                         if data.bits() != expected {
                             return Err(format!("rank {rank}: a wrong sum in operation {n}"));
                         }

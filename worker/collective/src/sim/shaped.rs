@@ -16,7 +16,7 @@ fn sent_again(ranks: u32, layout: Layout, per_byte: u32, bucket: u32, mode: Mode
     let mut spec = Spec { mtu: 1024, ..Spec::new(ranks, layout, 1) };
     spec.speed = Speed { per_byte, latency: Duration::from_micros(10), bucket, others: 0 };
     (spec.timeout, spec.limit) = (Duration::from_secs(100), Duration::from_secs(1000));
-    if mode == Mode::Ring {
+    if mode == Mode::HostRing {
         spec.present = NEVER;
     }
     let long =
@@ -72,7 +72,7 @@ fn nothing_is_sent_again_without_loss_at_any_rate() {
 
 #[test]
 fn nothing_is_sent_again_by_the_ranks_own_ring_without_loss_at_any_rate() {
-    check(Mode::Ring, 0, |_, _| 0);
+    check(Mode::HostRing, 0, |_, _| 0);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn the_ranks_own_ring_learns_of_slow_links_that_take_some_bytes_at_once() {
     // Steps that fit into the bucket make a link of 10 Mb/s seem fast. A few probes of each rank
     // correct that, and at most one flight is sent again.
     check(
-        Mode::Ring,
+        Mode::HostRing,
         16 << 10,
         |per_byte, ranks| if per_byte == 800 { u64::from(3 * ranks) + 128 } else { 0 },
     );
@@ -94,13 +94,14 @@ fn the_ranks_own_ring_learns_of_slow_links_that_take_some_bytes_at_once() {
 /// Each takes more than two timeouts to arrive, and so do keep-alives behind it.
 #[test]
 fn a_message_may_take_longer_than_the_timeout() {
-    for (ranks, mode) in [(2, Mode::Box), (2, Mode::Ring), (3, Mode::Box), (3, Mode::Ring)] {
+    for (ranks, mode) in [(2, Mode::Box), (2, Mode::HostRing), (3, Mode::Box), (3, Mode::HostRing)]
+    {
         let layout = Layout { message_size: 2 << 20, window: 2, rings: 1 };
         let mut spec = Spec { mtu: 256, ..Spec::new(ranks, layout, 1) };
         spec.speed =
             Speed { per_byte: 320, latency: Duration::from_micros(10), bucket: 0, others: 0 };
         spec.timeout = Duration::from_millis(300);
-        if mode == Mode::Ring {
+        if mode == Mode::HostRing {
             spec.present = NEVER;
         }
         let data = |rank| Vector::ints(rank, 800_000, 1);

@@ -57,7 +57,7 @@ fn a_session_accepts_no_sum_from_the_slots_of_an_earlier_one() {
         assert!(met.iter().any(|wrong| *wrong > 0), "{met:?}");
         for (rank, host) in second.hosts.iter().enumerate() {
             assert!(host.results.iter().all(|r| r.0.is_ok()), "rank {rank}: {:?}", host.results);
-            assert_eq!(host.engine.mode(), Mode::Ring, "rank {rank}");
+            assert_eq!(host.engine.mode(), Mode::HostRing, "rank {rank}");
         }
     }
 }

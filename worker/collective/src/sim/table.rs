@@ -42,7 +42,7 @@ fn cell(ranks: u32, loss: u32, selective: bool, by_ring: bool) -> Cell {
     if by_ring {
         spec.present = NEVER;
     }
-    run(&spec, if by_ring { Mode::Ring } else { Mode::Box }, |_| ())
+    run(&spec, if by_ring { Mode::HostRing } else { Mode::Box }, |_| ())
 }
 
 fn run(spec: &Spec, mode: Mode, prepare: impl FnOnce(&mut Sim)) -> Cell {

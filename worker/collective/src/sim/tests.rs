@@ -97,7 +97,7 @@ fn ranks_that_know_of_no_box_do_not_wait_for_one() {
         for host in &sim.hosts {
             let statistics = host.engine.statistics();
             assert_eq!((statistics.fallbacks, statistics.box_bytes), (0, 0), "seed {seed}");
-            assert!(statistics.ring_bytes > 0 && host.engine.mode() == Mode::Ring);
+            assert!(statistics.ring_bytes > 0 && host.engine.mode() == Mode::HostRing);
         }
     }
 }
@@ -179,7 +179,7 @@ fn without_a_box_the_ranks_sum() {
             Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
         let sim = check(&spec, &[0, 1, 3, many(&layout) / 2]);
         for host in &sim.hosts {
-            assert_eq!(host.engine.mode(), Mode::Ring);
+            assert_eq!(host.engine.mode(), Mode::HostRing);
             assert_eq!(host.engine.statistics().fallbacks, 1);
         }
     }
@@ -222,7 +222,7 @@ fn a_box_that_swallows_everything_is_given_up() {
     sim.run();
     for host in &sim.hosts {
         assert!(host.results.iter().all(|r| r.0.is_ok()), "{:?}", host.results[0].0);
-        assert_eq!(host.engine.mode(), Mode::Ring);
+        assert_eq!(host.engine.mode(), Mode::HostRing);
         assert!(host.results[0].2 < Duration::from_secs(2));
     }
 }
@@ -239,7 +239,7 @@ fn a_box_that_corrupts_a_sum_is_detected_and_given_up() {
         });
         let statistics = sim.hosts.iter().map(|h| h.engine.statistics());
         assert!(statistics.map(|s| s.wrong).sum::<u64>() > 0, "seed {seed} {how:?}");
-        assert!(sim.hosts.iter().all(|h| h.engine.mode() == Mode::Ring));
+        assert!(sim.hosts.iter().all(|h| h.engine.mode() == Mode::HostRing));
     }
 }
 

@@ -91,7 +91,7 @@ pub struct Options {
     /// The certificate's private key, a PEM file.
     #[arg(long, env = "NETSUM_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Without a daemon: the addresses of all ranks, in rank order. The ranks' own ring sums.
+    /// Without a daemon: the addresses of all ranks, in rank order. The hosts' ring sums.
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["controller", "job", "token"])]
     pub peers: Option<Vec<IpAddr>>,
     /// With --peers: path MTU in bytes.

@@ -73,7 +73,7 @@ struct Times {
 impl Times {
     fn add(&mut self, elapsed: Duration, report: &Report, again: Option<u64>) {
         self.elapsed += elapsed;
-        self.by_ring |= report.mode == Mode::Ring;
+        self.by_ring |= report.mode == Mode::HostRing;
         self.retransmissions = self.retransmissions.zip(again).map(|(all, these)| all + these);
     }
 }
@@ -166,7 +166,7 @@ fn measure<T: Input>(
         time: elapsed / options.iters,
         ranks: comm.ranks(),
         wrong: wrong.map(|_| counts[0] as u64),
-        mode: if counts[2] > 0 { Mode::Ring } else { Mode::Box },
+        mode: if counts[2] > 0 { Mode::HostRing } else { Mode::Box },
         retransmissions: (counts[3] == 0).then_some(counts[1] as u64),
     })
 }
