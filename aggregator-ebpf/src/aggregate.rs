@@ -19,7 +19,13 @@ use crate::{Dispatch, maps, output, saved};
 
 /// Checks a contribution, runs the slot machine and carries out its verdict.
 #[inline(always)]
-pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow, dispatch: Dispatch) -> u32 {
+pub fn contribution(
+    ctx: &XdpContext,
+    p: &Packet,
+    frame: &Frame,
+    flow: *mut Flow,
+    dispatch: Dispatch,
+) -> u32 {
     // SAFETY: a map value that user space writes as a whole; the learned MAC address and what was
     // last seen are written here, by the ring's CPU.
     let flow = unsafe { &mut *flow };

@@ -13,7 +13,8 @@ use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
 use netsum_common::wire::{
-    Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, GROUP_MARK, MAX_HEADERS, TOTAL, UdpHdr, VlanHdr,
+    Bytes, ETHERTYPE_VLAN, EthHdr, GROUP_MARK, Header, Ipv4Hdr, L3, MAX_HEADERS, TOTAL, UdpHdr,
+    VlanHdr,
 };
 
 use crate::packet::{Packet, opaque};
@@ -94,7 +95,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<FlowRef> {
     if ring.flags & (ring_flags::RELAXED | ring_flags::UPLINK | ring_flags::GROUPS) != 0 {
         // Marks of other boxes are in the flags of the ring.
         let mark = (ring.flags >> ring_flags::GROUP_MARK_SHIFT) as u8 & GROUP_MARK;
-        let tells = if goes_up { mark } else { slot.tells(source) };
+        let tells = if goes_up { mark } else { slot.receiver_marks(source) };
         let total =
             if goes_up { slot.is(Slot::COMPLETE) } else { ring.flags & ring_flags::GROUPS != 0 };
         let [before] = p.load::<1>(udp + UdpHdr::LEN + BTH_ECN)?;

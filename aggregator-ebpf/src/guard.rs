@@ -51,7 +51,8 @@ fn waits(port: u32, found: &Classified) -> bool {
     let Frame { src_ip, dst_ip, bth, .. } = found.frame;
     found.unknown_flow
         && maps::watched() & watch::FIRST_PACKETS != 0
-        && maps::pending_job(&ConnectionKey { src_ip, dst_ip, qpn: bth.qpn, ifindex: port }).is_some()
+        && maps::pending_job(&ConnectionKey { src_ip, dst_ip, qpn: bth.qpn, ifindex: port })
+            .is_some()
 }
 
 /// Interface at which the packet arrived.

@@ -10,9 +10,9 @@ use core::mem::offset_of;
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Claim, ClaimKey, MAX_MTU, ConnectionKey, Token, ring_flags};
+use netsum_common::abi::{Claim, ClaimKey, ConnectionKey, MAX_MTU, Token, ring_flags};
 use netsum_common::counters::Counter;
-use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
+use netsum_common::wire::in_band::{HeaderKind, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{
     BTH_LEN, Bytes, EthHdr, Frame, ICRC_LEN, Ipv4Hdr, Ipv6Hdr, L3, UdpHdr, ipv4_mapped,
 };
@@ -85,7 +85,7 @@ pub fn follows(
         return Err(Counter::InBandHeader);
     }
     let Some(words) = words_at(p, frame.payload()) else { return Err(Counter::InBandHeader) };
-    if let Beginning::Header = beginning(word(words, 0).to_le_bytes())
+    if let HeaderKind::Header = beginning(word(words, 0).to_le_bytes())
         && (word(words, WORDS - 1) >> 32) as u32 == index
     {
         return Ok(());
@@ -117,9 +117,9 @@ extern "C" fn first_look(ctx: *mut xdp_md, at: u32) -> u64 {
     let p = Packet::new(&XdpContext::new(ctx));
     let Some(words) = words_at(&p, (at & 127) as usize) else { return NOTHING };
     match beginning(word(words, 0).to_le_bytes()) {
-        Beginning::Other => return NOTHING,
-        Beginning::Version(_) => return Counter::InBandVersion as u64,
-        Beginning::Header => {}
+        HeaderKind::Other => return NOTHING,
+        HeaderKind::Version(_) => return Counter::InBandVersion as u64,
+        HeaderKind::Header => {}
     }
     match maps::in_band_job(&Token::from_words([word(words, 1), word(words, 2)])) {
         Some(job) => {

@@ -55,7 +55,7 @@ impl<T, const SIZE: usize> InnerArray<T, SIZE> {
 }
 
 #[btf_map]
-static FLOWS: HashMap<FlowKey, Flow, { (MAX_FLOWS + MAX_ENDED) as usize }> = HashMap::new();
+static FLOWS: HashMap<FlowKey, Flow, { (MAX_FLOWS + MAX_ENDED_FLOWS) as usize }> = HashMap::new();
 #[btf_map]
 static OWNERS: HashMap<Address, Owner, { MAX_OWNERS as usize }> = HashMap::new();
 #[btf_map]
@@ -77,8 +77,10 @@ static SUMS_2048: ArrayOfMaps<InnerArray<[u64; 256], 2048>, RINGS_LEN> = ArrayOf
 #[btf_map]
 static SUMS_3328: ArrayOfMaps<InnerArray<[u64; 416], 3328>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static SAVED_HEADERS: ArrayOfMaps<InnerArray<SavedHeader, { size_of::<SavedHeader>() }>, RINGS_LEN> =
-    ArrayOfMaps::new();
+static SAVED_HEADERS: ArrayOfMaps<
+    InnerArray<SavedHeader, { size_of::<SavedHeader>() }>,
+    RINGS_LEN,
+> = ArrayOfMaps::new();
 #[btf_map]
 static RING_PORTS: ArrayOfMaps<DevMap<MAX_RANKS>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
@@ -102,12 +104,13 @@ static LAGGED: PerCpuArray<Lagged, 1> = PerCpuArray::new();
 #[btf_map]
 static FEATURES: Array<u32, 1> = Array::new();
 #[btf_map]
-static UNKNOWN_FLOWS: LruHashMap<ConnectionKey, u64, { MAX_UNKNOWN_FLOWS as usize }> = LruHashMap::new();
+static UNKNOWN_FLOWS: LruHashMap<ConnectionKey, u64, { MAX_UNKNOWN_FLOWS as usize }> =
+    LruHashMap::new();
 
 #[btf_map]
 static TRACE_FILTER: Array<TraceFilter, 1> = Array::new();
 #[btf_map]
-static TRACE_EVENTS: RingBuf<TraceRecord, { EVENTS_BYTES as usize }> = RingBuf::new();
+static TRACE_EVENTS: RingBuf<TraceRecord, { TRACE_BUFFER_BYTES as usize }> = RingBuf::new();
 #[btf_map]
 static TRACE_LOST: PerCpuArray<u64, 1> = PerCpuArray::new();
 #[btf_map]
@@ -119,7 +122,8 @@ static TOKENS: HashMap<Token, InBandJob, RINGS_LEN> = HashMap::new();
 static CLAIMS: HashMap<ClaimKey, Claim, { MAX_CLAIMS as usize }, SPARSE> = HashMap::new();
 
 #[btf_map]
-static PENDING_CONNS: LruHashMap<ConnectionKey, u32, { MAX_WAITING as usize }> = LruHashMap::new();
+static PENDING_CONNS: LruHashMap<ConnectionKey, u32, { MAX_PENDING_CONNECTIONS as usize }> =
+    LruHashMap::new();
 
 /// The optional work to do: bits of [`watch`].
 #[inline(always)]

@@ -374,8 +374,9 @@ macro_rules! global {
             // Separate maps by size: a slot takes little more memory than its payload, in one
             // look-up.
             let done = match packed >> 24 {
-                0 => maps::sum_512(ring, slot)
-                    .and_then(|s| apply_to::<OP, 2>(&p, at, len, s.cast())),
+                0 => {
+                    maps::sum_512(ring, slot).and_then(|s| apply_to::<OP, 2>(&p, at, len, s.cast()))
+                }
                 1 => maps::sum_1024(ring, slot)
                     .and_then(|s| apply_to::<OP, 4>(&p, at, len, s.cast())),
                 2 => maps::sum_1536(ring, slot)

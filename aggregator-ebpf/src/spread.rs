@@ -18,7 +18,7 @@ use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
 use aya_ebpf::macros::{btf_map, classifier};
 use aya_ebpf::programs::TcContext;
 use netsum_common::abi::{
-    MAX_SPREAD, MAX_UPLINKS, SPREAD_FIRST, SpreadFlow, SpreadKey, SpreadUplink,
+    MAX_SPREAD_FLOWS, MAX_UPLINKS, SPREAD_FIRST, SpreadFlow, SpreadKey, SpreadUplink,
 };
 use netsum_common::wire::{ROCE_PORT, ipv4_mapped};
 
@@ -26,7 +26,8 @@ use netsum_common::wire::{ROCE_PORT, ipv4_mapped};
 const SPARSE: usize = 1;
 
 #[btf_map]
-static SPREAD: HashMap<SpreadKey, SpreadFlow, { MAX_SPREAD as usize }, SPARSE> = HashMap::new();
+static SPREAD: HashMap<SpreadKey, SpreadFlow, { MAX_SPREAD_FLOWS as usize }, SPARSE> =
+    HashMap::new();
 #[btf_map]
 static SPREAD_UPLINKS: Array<SpreadUplink, { MAX_UPLINKS as usize }> = Array::new();
 

@@ -8,9 +8,9 @@ use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Address, watch};
 use netsum_common::wire::{
-    self, UpperLayer, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Header,
-    IPPROTO_ICMPV6, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject,
-    UdpHdr, Wrapped, ipv4_mapped,
+    self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Header, IPPROTO_ICMPV6,
+    IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject, UdpHdr, UpperLayer,
+    Wrapped, ipv4_mapped,
 };
 
 use crate::maps;

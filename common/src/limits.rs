@@ -8,7 +8,7 @@ pub const MAX_RINGS: u32 = 256;
 pub const MAX_FLOWS: u32 = MAX_RINGS * MAX_RANKS as u32;
 /// Most connections whose job has ended and whose data is dropped: all flows at once, and as many
 /// that were about to become flows.
-pub const MAX_ENDED: u32 = 2 * MAX_FLOWS;
+pub const MAX_ENDED_FLOWS: u32 = 2 * MAX_FLOWS;
 /// Most addresses that belong to ranks: a MAC and an IP address each.
 pub const MAX_OWNERS: u32 = 2 * MAX_FLOWS;
 /// Most slots in a ring.
@@ -19,9 +19,9 @@ pub const MAX_UNKNOWN_FLOWS: u32 = 1024;
 /// them many times a second.
 pub const MAX_CLAIMS: u32 = 4096;
 /// Connections that [`crate::abi::maps::PENDING_CONNS`] holds.
-pub const MAX_WAITING: u32 = 2 * MAX_FLOWS;
+pub const MAX_PENDING_CONNECTIONS: u32 = 2 * MAX_FLOWS;
 /// Bytes of [`crate::abi::maps::TRACE_EVENTS`], a power of two.
-pub const EVENTS_BYTES: u32 = 4 << 20;
+pub const TRACE_BUFFER_BYTES: u32 = 4 << 20;
 /// Most bytes of a frame in a traced event: fits the longest headers, the largest path MTU and the
 /// ICRC.
 pub const MAX_CAPTURE: usize = 3440;
@@ -74,7 +74,7 @@ pub const MAX_SLAVES: u32 = 1024;
 /// Most uplinks that a box spreads flows over.
 pub const MAX_UPLINKS: u32 = 16;
 /// Most flows that it spreads at a time.
-pub const MAX_SPREAD: u32 = 16384;
+pub const MAX_SPREAD_FLOWS: u32 = 16384;
 
 #[cfg(test)]
 mod tests {

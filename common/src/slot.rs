@@ -94,7 +94,7 @@ impl Slot {
     /// Bits of [`Bth::flags`](crate::wire::Bth::flags) that its sum carries to the receiver of a
     /// rank's packets.
     #[inline(always)]
-    pub const fn tells(&self, rank: u32) -> u8 {
+    pub const fn receiver_marks(&self, rank: u32) -> u8 {
         let past_gap = self.is(Self::PAST_GAP) && self.flags >> Self::GAP_RANK_SHIFT == rank;
         (if self.is(Self::IN_ORDER) { wire::IN_ORDER } else { 0 })
             | if past_gap { wire::PAST_GAP } else { 0 }
@@ -311,7 +311,7 @@ impl PackedVerdict {
 
     /// The sum is complete and held back for an earlier one.
     #[inline(always)]
-    pub const fn is_held(self) -> bool {
+    pub const fn is_held_back(self) -> bool {
         self.completed() && !self.output_is(Output::Release) && !self.output_is(Output::Up)
     }
 
@@ -329,7 +329,7 @@ impl PackedVerdict {
         if self.completed() && !self.counts(Counter::TotalsReceived) {
             count(Counter::Completed);
         }
-        if self.is_held() {
+        if self.is_held_back() {
             count(Counter::HeldBack);
         }
         if self.output_is(Output::Release) {

@@ -146,7 +146,7 @@ fn a_verdict_in_one_word_says_the_same() {
                     );
                     assert_eq!(outputs.iter().filter(|o| p.output_is(**o)).count(), 1);
                     assert_eq!(p.leaves(), matches!(output, Release | Replay | Up));
-                    assert_eq!(p.is_held(), completed && !matches!(output, Release | Up));
+                    assert_eq!(p.is_held_back(), completed && !matches!(output, Release | Up));
                     assert_eq!(p.counters(false) & counter.bit(), counter.bit());
                 }
             }

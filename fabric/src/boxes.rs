@@ -1,6 +1,6 @@
 //! The boxes: their state, their ports, and behind which of these a host is.
 
-mod ask;
+mod requests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,8 +17,8 @@ use crate::config::{BoxConfig, Config, End, Link};
 use crate::hosts::Hosts;
 use crate::layout::Paths;
 use crate::link_table::{LinkState, LinkTable};
-use crate::probe_results::Carries;
-use crate::share::Speeds;
+use crate::probe_results::Capacity;
+use crate::share::ReportedRates;
 
 /// All boxes of the fabric.
 pub struct Boxes {
@@ -160,23 +160,23 @@ impl Boxes {
     }
 
     /// Sets the election of all later requests to boxes.
-    pub fn elect(&self, election: u64) {
+    pub fn set_election(&self, election: u64) {
         self.election.set(election);
     }
 
     /// Records that a box refuses orders because of a manager of a later election.
-    pub fn is_followed(&self, name: &str, why: &Status) {
+    pub fn record_refusal(&self, name: &str, why: &Status) {
         self.known().ahead.insert(name.to_owned(), why.message().to_owned());
     }
 
     /// Whether any box refuses orders for that reason.
-    pub fn is_ahead(&self) -> bool {
+    pub fn is_superseded(&self) -> bool {
         !self.known().ahead.is_empty()
     }
 
     /// The manager of a later election, as text, if most boxes have been called by it. A single box
     /// may report a false election.
-    pub fn follower(&self) -> Option<String> {
+    pub fn successor(&self) -> Option<String> {
         let known = self.known();
         let mut ahead = known.ahead.iter().filter(|(name, _)| !known.silent.contains_key(*name));
         let count = ahead.clone().count();
@@ -187,7 +187,7 @@ impl Boxes {
     }
 
     /// Restores the port numbers of an earlier manager.
-    pub fn number_again(&self, ports: &[PortInfo]) {
+    pub fn restore_port_numbers(&self, ports: &[PortInfo]) {
         let mut known = self.known();
         for port in ports {
             let Ok(end) = End::try_from(port.name.clone()) else { continue };
@@ -197,7 +197,7 @@ impl Boxes {
     }
 
     /// Restores the links that an earlier manager found.
-    pub fn find_again(&self, found: &[[String; 2]]) {
+    pub fn restore_found_links(&self, found: &[[String; 2]]) {
         let ends = |[below, above]: &[String; 2]| {
             Some([End::try_from(below.clone()).ok()?, End::try_from(above.clone()).ok()?])
         };
@@ -213,7 +213,7 @@ impl Boxes {
     }
 
     /// Whether the set of links has changed since the last call.
-    pub fn has_found(&self) -> bool {
+    pub fn links_changed(&self) -> bool {
         self.known().link_table.has_changed()
     }
 
@@ -235,19 +235,19 @@ impl Boxes {
     }
 
     /// Restores what earlier managers were told to accept.
-    pub fn accepted_before(&self, ends: &[String]) {
+    pub fn restore_accepted(&self, ends: &[String]) {
         let ends = ends.iter().filter_map(|text| End::try_from(text.clone()).ok());
-        self.known().link_table.accepted_before(ends);
+        self.known().link_table.restore_accepted(ends);
     }
 
     /// Records ports behind which ranks are at work, by their numbers here.
-    pub fn have_hosts(&self, ports: &HashSet<u32>) {
+    pub fn set_host_ports(&self, ports: &HashSet<u32>) {
         let Known { link_table, ends, .. } = &mut *self.known();
-        link_table.have_hosts(ports.iter().filter_map(|port| ends.get(port).cloned()));
+        link_table.set_host_ports(ports.iter().filter_map(|port| ends.get(port).cloned()));
     }
 
     /// Restores the rates that an earlier manager measured; the links must be known.
-    pub fn measured_before(&self, rates: &[Measured]) {
+    pub fn restore_measured(&self, rates: &[Measured]) {
         self.known().link_table.restore_measured(rates);
     }
 
@@ -257,7 +257,7 @@ impl Boxes {
     }
 
     /// Records a link's measured rate, or why it is unknown.
-    pub fn record_measurement(&self, link: &Link, carries: Result<Carries, String>) {
+    pub fn record_measurement(&self, link: &Link, carries: Result<Capacity, String>) {
         self.known().link_table.record_measurement(link, carries);
     }
 
@@ -323,7 +323,7 @@ impl Boxes {
     }
 
     /// Records that a box has not answered.
-    pub fn was_silent(&self, name: &str, why: &Status) {
+    pub fn record_no_answer(&self, name: &str, why: &Status) {
         let unreachable = why.code() == Code::Unavailable;
         if self.known().silent.insert(name.to_owned(), unreachable).is_none() {
             log::warn!("box {name}: does not answer: {}", why.message());
@@ -332,7 +332,7 @@ impl Boxes {
 
     /// Records the jobs that no boxes can sum at present. Jobs that were stuck before stay so until
     /// all boxes answer, unless boxes are ordered to sum them.
-    pub fn are_stuck(&self, mut jobs: HashSet<String>, has_orders: impl Fn(&str) -> bool) {
+    pub fn set_stuck_jobs(&self, mut jobs: HashSet<String>, has_orders: impl Fn(&str) -> bool) {
         let mut known = self.known();
         if !known.silent.is_empty() {
             jobs.extend(known.stuck.drain().filter(|name| !has_orders(name)));
@@ -341,7 +341,7 @@ impl Boxes {
     }
 
     /// Records the trees of all jobs.
-    pub fn have_trees(&self, trees: Vec<api::FabricJob>) {
+    pub fn set_trees(&self, trees: Vec<api::FabricJob>) {
         self.known().trees = trees;
     }
 
@@ -385,7 +385,7 @@ impl Boxes {
     }
 
     /// Records which boxes have no rings, at a moment when no rings are being set up there.
-    pub fn are_empty(&self, is_empty: impl Fn(&str) -> bool) {
+    pub fn update_drains(&self, is_empty: impl Fn(&str) -> bool) {
         for (name, drain) in &mut self.known().drains {
             let done = is_empty(name);
             if done && !std::mem::replace(&mut drain.done, done) {
@@ -437,7 +437,7 @@ impl Boxes {
     }
 }
 
-impl Speeds for Boxes {
+impl ReportedRates for Boxes {
     fn rate(&self, port: &End) -> u64 {
         self.known().link_table.rate(port)
     }

@@ -8,13 +8,13 @@ use netsum_api::v1 as api;
 use crate::config::{End, Link};
 
 /// A box's diagnosis of a job, or the error of the request.
-pub type Said = (String, Result<api::Diagnosis, String>);
+pub type BoxDiagnosis = (String, Result<api::Diagnosis, String>);
 
 /// Merges the answers. If a box's finding refers to another box, it counts only if that box has no
 /// finding of its own: then the link between them is at fault. `age` is that of a rank's last
 /// heartbeat.
 pub fn merge(
-    said: &[Said],
+    said: &[BoxDiagnosis],
     links: &[Link],
     age: impl Fn(u32) -> Option<Duration>,
 ) -> api::Diagnosis {
@@ -138,7 +138,7 @@ mod tests {
             findings: found.iter().map(finding).collect(),
             ..api::Diagnosis::default()
         };
-        let said: Vec<Said> = said
+        let said: Vec<BoxDiagnosis> = said
             .iter()
             .map(|(name, said)| ((*name).to_owned(), said.map(answer).map_err(str::to_owned)))
             .collect();

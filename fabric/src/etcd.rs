@@ -46,7 +46,7 @@ const NEXT: Duration = Duration::from_millis(200);
 const SAY: Duration = Duration::from_secs(5);
 
 /// Start of a leader's term.
-pub struct Leading {
+pub struct Leadership {
     /// State that the last leader wrote.
     pub state: Option<String>,
     lead: Lead,
@@ -184,7 +184,7 @@ fn put(leader: &[u8], made: i64, put: pb::PutRequest) -> pb::TxnRequest {
 ///
 /// # Errors
 /// If the configuration cannot be used.
-pub async fn lead(config: &Etcd, me: &str) -> Result<Leading> {
+pub async fn lead(config: &Etcd, me: &str) -> Result<Leadership> {
     let endpoints = Arc::new(Endpoints::new(config).context("etcd")?);
     let (mut said, mut other, mut granted) = (None::<Instant>, Vec::new(), None);
     loop {
@@ -212,7 +212,7 @@ async fn campaign(
     me: &str,
     endpoints: &Arc<Endpoints>,
     granted: &mut Option<(i64, Instant)>,
-) -> Result<Result<Leading, Vec<u8>>> {
+) -> Result<Result<Leadership, Vec<u8>>> {
     let [leader, key] =
         ["leader", "state"].map(|name| format!("{}/{name}", config.prefix).into_bytes());
     let before = endpoints.get(&leader).await?;
@@ -246,13 +246,13 @@ async fn campaign(
     let state = endpoints.get(&key).await?.map(|state| unpacked(state.value)).transpose()?;
     let (made, ttl) = (now.create_revision, Duration::from_secs(config.lease_s.into()));
     let endpoints = endpoints.clone();
-    Ok(Ok(Leading {
+    Ok(Ok(Leadership {
         state,
         lead: Lead { endpoints, id, leader, made, key, ttl, since, unwritten: false },
     }))
 }
 
-impl Leading {
+impl Leadership {
     /// Writes the state at once.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use netsum_core::{Job, Rank};
 
 use self::parents::{Parent, parents};
 use crate::config::{End, Link};
-use crate::share::{AtWork, Candidate, Share};
+use crate::share::{Candidate, PlacedJob, Share};
 
 /// An order to a box for a job.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +42,7 @@ pub struct Paths {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     pub orders: Vec<Order>,
-    pub at_work: AtWork,
+    pub placed: PlacedJob,
     /// The possible parents.
     pub candidates: Vec<Candidate>,
     /// Its ranks' IP and MAC addresses, and their ports.
@@ -150,7 +150,7 @@ pub fn lay_out(
             end.map(|end| addresses.insert(address, end));
         }
     }
-    Ok(Layout { orders, at_work: AtWork { ends, trees }, candidates, addresses })
+    Ok(Layout { orders, placed: PlacedJob { ends, trees }, candidates, addresses })
 }
 
 /// A job's trees, from an order to a box that has ranks of it: by the ports towards parents.

@@ -1,5 +1,5 @@
 //! The fabric manager: several boxes as one. Ranks join here as they join a box. When all have
-//! joined, the manager lays the job out over the boxes, programs these by the API that their
+//! joined, the manager lays the job out over the boxes, orders these by the API that their
 //! administrators use, and answers the ranks.
 //!
 //! Boxes sum without it: it is not in the path of packets.
@@ -16,7 +16,7 @@
 //! | [`client`] | connections to the boxes |
 //! | [`boxes`] | the known state of the boxes, and their ports |
 //! | [`hosts`] | finds the ports that hosts are behind |
-//! | [`program`] | programs the boxes as the controller wants |
+//! | [`dispatch`] | gives the boxes their orders, as the controller wants |
 //! | [`etcd`] | leader election of managers, and their state |
 //! | [`service`] | the service for boxes and links |
 //! | [`run`] | `netsum fabric run` |
@@ -25,6 +25,7 @@ pub mod boxes;
 pub mod client;
 pub mod config;
 pub mod diagnosis;
+pub mod dispatch;
 pub mod etcd;
 pub mod hosts;
 pub mod layout;
@@ -33,7 +34,6 @@ pub mod measure;
 pub mod orders;
 pub mod own_addresses;
 pub mod probe_results;
-pub mod program;
 pub mod run;
 pub mod service;
 pub mod share;

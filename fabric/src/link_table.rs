@@ -10,7 +10,7 @@ use netsum_core::rate::Rate;
 use netsum_core::saved::Measured;
 
 use crate::config::{End, Link, Pattern, Trust};
-use crate::probe_results::{Carries, settle};
+use crate::probe_results::{Capacity, settle};
 
 /// A box that has just started has received nothing yet, and one frame may be lost.
 const GRACE: Duration = Duration::from_secs(3);
@@ -83,7 +83,7 @@ pub struct LinkTable {
     memory: BTreeMap<[End; 2], Memory>,
     /// Bytes per second that ports receive and send, and the time of each box's last poll.
     rates: HashMap<End, [u64; 2]>,
-    looked: HashMap<String, Instant>,
+    polled_at: HashMap<String, Instant>,
     /// All their ends.
     ends: Arc<BTreeSet<End>>,
     /// The set of links has changed since the last query.
@@ -136,12 +136,12 @@ impl LinkTable {
         self.accepted.iter().map(End::to_string).collect()
     }
 
-    pub fn accepted_before(&mut self, ends: impl Iterator<Item = End>) {
+    pub fn restore_accepted(&mut self, ends: impl Iterator<Item = End>) {
         self.accepted.extend(ends);
     }
 
     /// Records ports behind which ranks are at work.
-    pub fn have_hosts(&mut self, ends: impl Iterator<Item = End>) {
+    pub fn set_host_ports(&mut self, ends: impl Iterator<Item = End>) {
         self.hosts.extend(ends);
     }
 
@@ -191,7 +191,7 @@ impl LinkTable {
 
     /// Stores the boxes' reports. Silent boxes keep their state, and so do the LLDP peers
     /// that others report.
-    pub fn look(&mut self, fresh: HashMap<String, BoxReport>, now: Instant) {
+    pub fn update(&mut self, fresh: HashMap<String, BoxReport>, now: Instant) {
         let reported = |of: &str| fresh.contains_key(of);
         let has_lldp = |of: &str| fresh.get(of).is_some_and(|report| report.lldp);
         let peers = lldp_peers(&fresh, &self.reports);
@@ -199,7 +199,7 @@ impl LinkTable {
         self.reports.extend(fresh.clone());
         self.log_equal_chassis_ids();
         if self.configured.is_empty() {
-            self.find(&peers, now);
+            self.discover(&peers, now);
         }
         let configured = !self.configured.is_empty();
         for ([below, above], memory) in &mut self.memory {
@@ -273,9 +273,9 @@ impl LinkTable {
     /// Rates of ports since the last poll.
     fn measure(&mut self, fresh: &HashMap<String, BoxReport>, now: Instant) {
         self.rates.retain(|end, _| fresh.contains_key(&end.of));
-        self.looked.retain(|of, _| fresh.contains_key(of));
+        self.polled_at.retain(|of, _| fresh.contains_key(of));
         for (of, report) in fresh {
-            let since = self.looked.insert(of.clone(), now);
+            let since = self.polled_at.insert(of.clone(), now);
             let (Some(since), Some(before)) = (since, self.reports.get(of)) else { continue };
             let seconds = (now - since).as_secs_f64();
             for p in &report.ports {
@@ -291,7 +291,7 @@ impl LinkTable {
     }
 
     /// Adds discovered links; removes those whose ends have been elsewhere for a while.
-    fn find(&mut self, peers: &HashMap<End, LldpPeer>, now: Instant) {
+    fn discover(&mut self, peers: &HashMap<End, LldpPeer>, now: Instant) {
         let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
         let elsewhere = |end: &End, other: &End| {
             peers.get(end).is_some_and(|h| *h != LldpPeer::Box(other.clone()))
@@ -345,7 +345,7 @@ impl LinkTable {
     }
 
     /// Records a link's measured rate, or why it is unknown.
-    pub fn record_measurement(&mut self, link: &Link, carries: Result<Carries, String>) {
+    pub fn record_measurement(&mut self, link: &Link, carries: Result<Capacity, String>) {
         let ends = [link.below.clone(), link.above.clone()];
         let link_state =
             self.all().into_iter().find(|link_state| link_state.link.below == link.below);
@@ -365,8 +365,8 @@ impl LinkTable {
             self.changed = true;
         }
         memory.measured = Some(match carries {
-            Ok(Carries::Just(rate)) => Ok(rate),
-            Ok(Carries::AtLeast(rate)) => Err(format!("carries {} or more", Rate(rate))),
+            Ok(Capacity::Exactly(rate)) => Ok(rate),
+            Ok(Capacity::AtLeast(rate)) => Err(format!("carries {} or more", Rate(rate))),
             Err(why) => Err(why),
         });
     }

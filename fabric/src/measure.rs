@@ -10,7 +10,7 @@ use tonic::{Response, Status};
 use crate::boxes::Boxes;
 use crate::client::TIMEOUT;
 use crate::config::{End, Link};
-use crate::probe_results::{Carries, FIRST, TRAINS, both, bytes, direction};
+use crate::probe_results::{Capacity, FIRST, PROBES, both, bytes, direction};
 
 /// Poll interval of the receiver, and how many polls without new frames end a probe: the rest is
 /// then lost. This limits the wait, whatever a box reports.
@@ -28,19 +28,19 @@ impl Boxes {
         }
     }
 
-    async fn link(&self, link: &Link) -> Result<Carries, Status> {
+    async fn link(&self, link: &Link) -> Result<Capacity, Status> {
         let up = self.way(&link.below, &link.above).await?;
         Ok(both(up, self.way(&link.above, &link.below).await?))
     }
 
-    async fn way(&self, from: &End, to: &End) -> Result<Carries, Status> {
+    async fn way(&self, from: &End, to: &End) -> Result<Capacity, Status> {
         let lost = || Status::unavailable(format!("too few frames from {from} arrive at {to}"));
         let (_, first) = self.train(from, to, FIRST).await?;
-        let mut trains = Vec::new();
-        for _ in 0..TRAINS {
-            trains.push(self.train(from, to, bytes(first)).await?);
+        let mut probes = Vec::new();
+        for _ in 0..PROBES {
+            probes.push(self.train(from, to, bytes(first)).await?);
         }
-        direction(&trains).ok_or_else(lost)
+        direction(&probes).ok_or_else(lost)
     }
 
     /// Sends one probe; returns the rate at which it left and the rate at which it arrived, 0 if

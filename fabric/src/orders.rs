@@ -1,11 +1,11 @@
 //! The manager as the controller's executor: actions become orders to boxes, which
-//! [`program`](crate::program) gives.
+//! [`dispatch`](crate::dispatch) gives.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use netsum_controller::executor::{Executor, new_program_generation};
 use netsum_controller::state;
-use netsum_controller::waiters::{JoinAnswer, Waiters};
+use netsum_controller::waiters::{JoinResult, Waiters};
 use netsum_core::plane::{FlowSpec, FlowStats};
 use netsum_core::saved::Saved;
 use netsum_core::{Action, Controller, JobSpec, Refusal};
@@ -25,7 +25,7 @@ pub struct Change {
 
 /// A rank that is answered when the change has been carried out, and the epoch in its answer.
 pub struct Joined {
-    pub rank: oneshot::Sender<JoinAnswer>,
+    pub rank: oneshot::Sender<JoinResult>,
     pub epoch: u32,
 }
 
@@ -44,7 +44,7 @@ impl Pending {
     }
 }
 
-/// Turns actions into changes for [`Programmer`](crate::program::Programmer).
+/// Turns actions into changes for [`Dispatcher`](crate::dispatch::Dispatcher).
 pub struct Orders {
     changes: UnboundedSender<Change>,
     pending: Pending,

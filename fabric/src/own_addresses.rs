@@ -19,27 +19,27 @@ pub const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// This machine's addresses, and where each is.
 #[derive(Default)]
-pub struct Own {
+pub struct ManagerAddresses {
     places: BTreeMap<String, ManagerLocation>,
-    looked: Option<Instant>,
+    updated: Option<Instant>,
 }
 
-impl Own {
+impl ManagerAddresses {
     pub fn places(&self) -> &BTreeMap<String, ManagerLocation> {
         &self.places
     }
 
     /// Finds where the addresses are. An address whose place is unknown keeps its last place, so
     /// nobody else can take it meanwhile.
-    pub async fn look(&mut self, boxes: &Boxes) {
-        if self.looked.is_some_and(|at| at.elapsed() < RETRY_INTERVAL) {
+    pub async fn update(&mut self, boxes: &Boxes) {
+        if self.updated.is_some_and(|at| at.elapsed() < RETRY_INTERVAL) {
             return;
         }
         let own = match callable() {
             Ok(own) => own,
             Err(e) => return log::warn!("addresses of this machine: {e}"),
         };
-        self.looked = Some(Instant::now());
+        self.updated = Some(Instant::now());
         let (mut places, mut by_mac) = (BTreeMap::new(), HashMap::new());
         for (ip, mac) in own {
             let place = match by_mac.entry(mac) {

@@ -1,11 +1,11 @@
 //! Evaluates bandwidth probes of a link, and decides when plans use the result: pure.
 
-use netsum_core::bandwidth::MOST;
+use netsum_core::bandwidth::MAX_PROBE_BYTES;
 
 /// A probe occupies at most this part of a second of a link.
 const PART: u64 = 10;
 /// Probes in each direction, after a short first one that determines their length.
-pub const TRAINS: usize = 3;
+pub const PROBES: usize = 3;
 /// Bytes of the first probe.
 pub const FIRST: u32 = 256 << 10;
 /// Rates that differ by at most this count as equal, in percent.
@@ -13,9 +13,9 @@ const SAME: u64 = 10;
 
 /// Rate of a link in bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carries {
+pub enum Capacity {
     /// The link limited the rate.
-    Just(u64),
+    Exactly(u64),
     /// The sender limited the rate.
     AtLeast(u64),
 }
@@ -23,41 +23,42 @@ pub enum Carries {
 /// Result of the probes in one direction. Each has the rate at which it left and the rate at which
 /// it arrived; `None` if too few frames arrived. The fastest counts: other traffic or a delayed
 /// sender makes a probe slower, and little makes one faster.
-pub fn direction(trains: &[(u64, u64)]) -> Option<Carries> {
+pub fn direction(probes: &[(u64, u64)]) -> Option<Capacity> {
     let &(sent, rate) =
-        trains.iter().filter(|(_, came)| *came > 0).max_by_key(|(_, came)| *came)?;
+        probes.iter().filter(|(_, came)| *came > 0).max_by_key(|(_, came)| *came)?;
     // Frames that arrive about as fast as they left met no queue. A shortage of CPU time can halve
     // the rate.
-    Some(if rate < sent / 2 { Carries::Just(rate) } else { Carries::AtLeast(rate) })
+    Some(if rate < sent / 2 { Capacity::Exactly(rate) } else { Capacity::AtLeast(rate) })
 }
 
 /// Rate of a link in both directions together, which sums need.
-pub fn both(up: Carries, down: Carries) -> Carries {
+pub fn both(up: Capacity, down: Capacity) -> Capacity {
     match (up, down) {
-        (Carries::Just(a), Carries::Just(b)) => Carries::Just(a.min(b)),
-        (Carries::Just(a), Carries::AtLeast(_)) | (Carries::AtLeast(_), Carries::Just(a)) => {
-            Carries::Just(a)
-        }
-        (Carries::AtLeast(a), Carries::AtLeast(b)) => Carries::AtLeast(a.min(b)),
+        (Capacity::Exactly(a), Capacity::Exactly(b)) => Capacity::Exactly(a.min(b)),
+        (Capacity::Exactly(a), Capacity::AtLeast(_))
+        | (Capacity::AtLeast(_), Capacity::Exactly(a)) => Capacity::Exactly(a),
+        (Capacity::AtLeast(a), Capacity::AtLeast(b)) => Capacity::AtLeast(a.min(b)),
     }
 }
 
 /// Length of a probe in bytes on a link of about this rate.
 pub fn bytes(rate: u64) -> u32 {
-    (rate / 8 / PART).min(MOST as u64) as u32
+    (rate / 8 / PART).min(MAX_PROBE_BYTES as u64) as u32
 }
 
 /// The rate that replaces the nominal one in plans from now on, if any. Noise does not cause
 /// another plan.
-pub fn settle(nominal: Option<u64>, before: Option<u64>, carries: Carries) -> Option<u64> {
+pub fn settle(nominal: Option<u64>, before: Option<u64>, carries: Capacity) -> Option<u64> {
     let differs = |used: u64, rate: u64| {
         u128::from(used.abs_diff(rate)) * 100 > u128::from(used) * u128::from(SAME)
     };
     match (before.or(nominal), carries) {
-        (Some(used), Carries::Just(rate)) if !differs(used, rate) => before,
-        (_, Carries::Just(rate)) => Some(rate),
+        (Some(used), Capacity::Exactly(rate)) if !differs(used, rate) => before,
+        (_, Capacity::Exactly(rate)) => Some(rate),
         // The link may be faster than observed; the nominal rate may be right again.
-        (_, Carries::AtLeast(rate)) => before.filter(|used| *used >= rate || !differs(*used, rate)),
+        (_, Capacity::AtLeast(rate)) => {
+            before.filter(|used| *used >= rate || !differs(*used, rate))
+        }
     }
 }
 
@@ -70,13 +71,16 @@ mod tests {
     #[test]
     fn the_fastest_train_counts_and_one_that_met_no_queue_tells_the_least() {
         assert_eq!(direction(&[(8, 0), (8, 0)]), None);
-        assert_eq!(direction(&[(8000, 250), (8000, 180), (8000, 251)]), Some(Carries::Just(251)));
+        assert_eq!(
+            direction(&[(8000, 250), (8000, 180), (8000, 251)]),
+            Some(Capacity::Exactly(251))
+        );
         assert_eq!(
             direction(&[(8000, 7900), (8000, 250), (8000, 8100)]),
-            Some(Carries::AtLeast(8100))
+            Some(Capacity::AtLeast(8100))
         );
-        assert_eq!(both(Carries::Just(5), Carries::AtLeast(9)), Carries::Just(5));
-        assert_eq!(both(Carries::Just(5), Carries::Just(4)), Carries::Just(4));
+        assert_eq!(both(Capacity::Exactly(5), Capacity::AtLeast(9)), Capacity::Exactly(5));
+        assert_eq!(both(Capacity::Exactly(5), Capacity::Exactly(4)), Capacity::Exactly(4));
     }
 
     #[test]
@@ -86,12 +90,12 @@ mod tests {
 
     #[test]
     fn a_link_that_is_fast_again_has_its_nominal_rate() {
-        let slow = settle(Some(10_000), None, Carries::Just(250));
+        let slow = settle(Some(10_000), None, Capacity::Exactly(250));
         assert_eq!(slow, Some(250));
-        assert_eq!(settle(Some(10_000), slow, Carries::AtLeast(5_000)), None);
-        assert_eq!(settle(Some(10_000), slow, Carries::AtLeast(240)), slow);
+        assert_eq!(settle(Some(10_000), slow, Capacity::AtLeast(5_000)), None);
+        assert_eq!(settle(Some(10_000), slow, Capacity::AtLeast(240)), slow);
         assert_eq!(
-            settle(None, None, Carries::AtLeast(5_000)),
+            settle(None, None, Capacity::AtLeast(5_000)),
             None,
             "not known, and at least something"
         );
@@ -104,7 +108,7 @@ mod tests {
         ) {
             let rate = used / 1000 * of_1000;
             let (nominal, before) = if is_nominal { (Some(used), None) } else { (Some(7), Some(used)) };
-            prop_assert_eq!(settle(nominal, before, Carries::Just(rate)), before);
+            prop_assert_eq!(settle(nominal, before, Capacity::Exactly(rate)), before);
         }
 
         #[test]
@@ -112,9 +116,9 @@ mod tests {
             used in 1_000_000u64..1_000_000_000_000, of_1000 in prop_oneof![1u64..899, 1102u64..5000],
         ) {
             let rate = used / 1000 * of_1000;
-            let settled = settle(Some(used), None, Carries::Just(rate));
+            let settled = settle(Some(used), None, Capacity::Exactly(rate));
             prop_assert_eq!(settled, Some(rate));
-            prop_assert_eq!(settle(Some(used), settled, Carries::Just(rate)), settled);
+            prop_assert_eq!(settle(Some(used), settled, Capacity::Exactly(rate)), settled);
         }
 
         #[test]
@@ -126,7 +130,7 @@ mod tests {
             let mut settled = None;
             let mut changes = 0;
             for of_1000 in noise {
-                let now = settle(nominal, settled, Carries::Just(rate / 1000 * of_1000));
+                let now = settle(nominal, settled, Capacity::Exactly(rate / 1000 * of_1000));
                 changes += u32::from(now != settled);
                 settled = now;
             }

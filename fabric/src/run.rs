@@ -22,9 +22,9 @@ use tonic::service::Routes;
 
 use crate::boxes::{Boxes, ports};
 use crate::config::Config;
-use crate::etcd::{Leading, lead};
+use crate::dispatch::Dispatcher;
+use crate::etcd::{Leadership, lead};
 use crate::orders::{Orders, Shared};
-use crate::program::Programmer;
 use crate::service::ManagerBackend;
 
 /// A job ends when none of its ranks has sent a heartbeat for this time. It is shorter than at a
@@ -43,7 +43,7 @@ const CPUS: u32 = 64;
 /// If it cannot listen, or cannot read the state of the last one.
 #[tokio::main]
 pub async fn run(config: &Config) -> Result<()> {
-    netsum_controller::serve::take_descriptors();
+    netsum_controller::serve::raise_descriptor_limit();
     let boxes = Arc::new(Boxes::new(config)?);
     let mut controller = Controller::new(MEMORY, CPUS, DEAD);
     let (saved, store, leading) = state(config).await?;
@@ -56,13 +56,13 @@ pub async fn run(config: &Config) -> Result<()> {
         }
         None => None,
     };
-    boxes.elect(election);
-    boxes.number_again(&saved.ports);
-    boxes.find_again(&saved.found);
-    boxes.accepted_before(&saved.accepted);
-    boxes.measured_before(&saved.measured);
+    boxes.set_election(election);
+    boxes.restore_port_numbers(&saved.ports);
+    boxes.restore_found_links(&saved.found);
+    boxes.restore_accepted(&saved.accepted);
+    boxes.restore_measured(&saved.measured);
     // This finds the links that active jobs use.
-    let seen = boxes.look().await;
+    let seen = boxes.poll().await;
     for (name, reason) in &saved.drained {
         boxes.drain(name, Some(reason.clone())).unwrap_or_else(|e| log::warn!("{e}"));
     }
@@ -71,14 +71,15 @@ pub async fn run(config: &Config) -> Result<()> {
     controller.set_ports(ports(&seen, controller.ports()));
     let (orders, changes) = Orders::new(boxes.clone());
     let shared = Shared::new(controller, orders, HEARTBEAT);
-    let programmer = Programmer::new(shared.clone(), boxes.clone(), &seen).reserving_own();
+    let programmer =
+        Dispatcher::new(shared.clone(), boxes.clone(), &seen).reserving_own_addresses();
     {
         let mut inner = shared.lock();
         (inner.store, inner.election) = (Some(store), election);
         inner.carry_out(None, actions).map_err(|e| anyhow!("{}", e.message()))?;
-        let is_behind = inner.store.as_ref().is_some_and(Store::is_behind);
+        let has_unsaved = inner.store.as_ref().is_some_and(Store::has_unsaved);
         ensure!(
-            !is_behind,
+            !has_unsaved,
             "{}: the number of this election cannot be written",
             config.state.display()
         );
@@ -134,7 +135,7 @@ pub async fn run(config: &Config) -> Result<()> {
     ended
 }
 
-type Kept = (Saved, Store, Option<(Leading, watch::Receiver<String>)>);
+type Kept = (Saved, Store, Option<(Leadership, watch::Receiver<String>)>);
 
 /// The last manager's state, and where this one keeps its own. With etcd, returns once it leads.
 async fn state(config: &Config) -> Result<Kept> {
@@ -147,7 +148,7 @@ async fn state(config: &Config) -> Result<Kept> {
     let saved = leading.state.as_deref().map(serde_json::from_str).transpose();
     let saved = saved.with_context(|| format!("etcd: {}/state", etcd.prefix))?.unwrap_or_default();
     let (keeper, states) = watch::channel(String::new());
-    Ok((saved, Store::kept_by(keeper), Some((leading, states))))
+    Ok((saved, Store::forwarding_to(keeper), Some((leading, states))))
 }
 
 /// This manager's description for others.

@@ -19,7 +19,7 @@ const PARTS: f64 = 1000.0;
 
 /// A job that boxes sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AtWork {
+pub struct PlacedJob {
     /// Its ranks' ports.
     pub ends: Vec<End>,
     /// Boxes at the top of its trees, and how many of its rings each has.
@@ -37,7 +37,7 @@ pub struct Candidate {
 }
 
 /// Rates that boxes report.
-pub trait Speeds {
+pub trait ReportedRates {
     /// Bits per second of a port; 0 if unknown.
     fn rate(&self, port: &End) -> u64;
     /// Aggregation rate of a box in bytes per second and its number of CPUs, if known.
@@ -50,7 +50,7 @@ pub enum Share<'a> {
     /// As they are, if possible; otherwise by the links.
     Kept(&'a [(String, u32)]),
     /// By the residual capacity next to these jobs.
-    Beside(&'a [AtWork], &'a dyn Speeds),
+    Beside(&'a [PlacedJob], &'a dyn ReportedRates),
     /// By the links alone.
     Links,
 }
@@ -123,8 +123,8 @@ fn bits(rate: u64) -> f64 {
 
 /// Residual capacity at each candidate, next to the fair shares of the others.
 fn rooms(
-    others: &[AtWork],
-    speeds: &dyn Speeds,
+    others: &[PlacedJob],
+    speeds: &dyn ReportedRates,
     candidates: &[Candidate],
     ends: &[End],
     links: &[&Link],
@@ -167,7 +167,7 @@ fn rooms(
         topology.link(below, above, bits(link.rate.map_or(least, |rate| rate.0)));
     }
     let network = Network::new(&topology)?;
-    let of = |job: &AtWork| -> Vec<Tree> {
+    let of = |job: &PlacedJob| -> Vec<Tree> {
         job.trees.iter().map(|(root, rings)| numbers.tree(&job.ends, root, *rings)).collect()
     };
     let others: Vec<Vec<Tree>> = others.iter().map(of).collect();
@@ -266,7 +266,7 @@ mod tests {
 
     struct Unknown;
 
-    impl Speeds for Unknown {
+    impl ReportedRates for Unknown {
         fn rate(&self, _: &End) -> u64 {
             0
         }
@@ -281,10 +281,10 @@ mod tests {
         share.rings(rings, &candidates, &[end("a/1"), end("b/1")], &links)
     }
 
-    fn at(trees: &[u32]) -> AtWork {
+    fn at(trees: &[u32]) -> PlacedJob {
         let trees = trees.iter().enumerate().filter(|(_, rings)| **rings > 0);
         let trees = trees.map(|(n, rings)| (format!("s{n}"), *rings)).collect();
-        AtWork { ends: vec![end("a/2"), end("b/2")], trees }
+        PlacedJob { ends: vec![end("a/2"), end("b/2")], trees }
     }
 
     #[test]
@@ -303,7 +303,7 @@ mod tests {
     /// Boxes with these aggregation rates, and ports that are never a bottleneck.
     struct Adds<'a>(&'a [(&'a str, u64)]);
 
-    impl Speeds for Adds<'_> {
+    impl ReportedRates for Adds<'_> {
         fn rate(&self, _: &End) -> u64 {
             u64::MAX
         }
@@ -350,7 +350,7 @@ mod tests {
             before in prop::collection::vec(prop::collection::vec(0u32..4, 5), 0..4),
             rings in 1u32..12,
         ) {
-            let mut others: Vec<AtWork> =
+            let mut others: Vec<PlacedJob> =
                 before.iter().map(|trees| at(&trees[..rates.len()])).filter(|job| !job.trees.is_empty()).collect();
             let mine = rings_of(Share::Beside(&others, &Unknown), rings, &rates);
             prop_assert_eq!(mine.iter().sum::<u32>(), rings);

@@ -262,7 +262,7 @@ async fn ranks_that_join_again_have_the_next_hops_that_were_known() {
         known.push(d.told.lock().unwrap().hops.values().all(|hop| hop.dst == dst));
         {
             let mut inner = d.shared.lock();
-            let edges: Vec<_> = inner.controller.edges().collect();
+            let edges: Vec<_> = inner.controller.routed_connections().collect();
             let hop = Hop { own, dst: [2, 0, 0, 0, 0, 7], src: own };
             inner.executor.next_hops =
                 edges.iter().map(|edge| ((edge.dst, edge.own), hop)).collect();

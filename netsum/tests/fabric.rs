@@ -18,14 +18,14 @@ use netsum_controller::socket::{self, Access};
 use netsum_controller::store::Store;
 use netsum_controller::tls::Tls;
 use netsum_controller::tls::server_config;
-use netsum_controller::waiters::JoinAnswer;
+use netsum_controller::waiters::JoinResult;
 use netsum_core::membership::Join;
 use netsum_core::saved::Saved;
 use netsum_core::{Connection, Controller, Rank, RankAddress, State};
 use netsum_fabric::boxes::Boxes;
 use netsum_fabric::config::Config;
+use netsum_fabric::dispatch::Dispatcher;
 use netsum_fabric::orders::{Orders, Shared};
-use netsum_fabric::program::Programmer;
 use netsum_fabric::service::ManagerBackend;
 use tokio::sync::oneshot;
 use tonic::Code;
@@ -82,8 +82,8 @@ impl Manager {
         std::fs::write(&file, text).unwrap();
         let boxes = Arc::new(Boxes::new(&Config::read(&file).unwrap()).unwrap());
         let mut controller = Controller::new(1 << 40, 2, LATE);
-        boxes.number_again(&saved.ports);
-        let boxes_seen = boxes.look().await;
+        boxes.restore_port_numbers(&saved.ports);
+        let boxes_seen = boxes.poll().await;
         let seen: Vec<_> = boxes_seen.values().flat_map(|seen| seen.ports.clone()).collect();
         let ports = ports.map(|name| seen.iter().find(|port| port.name == name).unwrap().ifindex);
         controller.set_ports(seen);
@@ -95,28 +95,28 @@ impl Manager {
         }
         let (orders, changes) = Orders::new(boxes.clone());
         let shared = Shared::new(controller, orders, LATE);
-        let programmer = Programmer::new(shared.clone(), boxes.clone(), &boxes_seen);
+        let programmer = Dispatcher::new(shared.clone(), boxes.clone(), &boxes_seen);
         let task = tokio::spawn(programmer.run(changes));
         Self { shared, boxes, task, rings, ports, _folder: folder }
     }
 
     /// Both ranks join; returns their answers.
-    async fn join(&self) -> [JoinAnswer; 2] {
+    async fn join(&self) -> [JoinResult; 2] {
         self.join_job("train", self.rings).await
     }
 
-    async fn join_job(&self, job: &str, rings: u32) -> [JoinAnswer; 2] {
+    async fn join_job(&self, job: &str, rings: u32) -> [JoinResult; 2] {
         let answers = [0, 1].map(|rank| self.join_to(job, rings, rank));
         let [first, second] = answers;
         let both = async { [first.await.unwrap(), second.await.unwrap()] };
         tokio::time::timeout(LATE, both).await.unwrap()
     }
 
-    fn join_as(&self, rank: u32) -> oneshot::Receiver<JoinAnswer> {
+    fn join_as(&self, rank: u32) -> oneshot::Receiver<JoinResult> {
         self.join_to("train", self.rings, rank)
     }
 
-    fn join_to(&self, job: &str, rings: u32, rank: u32) -> oneshot::Receiver<JoinAnswer> {
+    fn join_to(&self, job: &str, rings: u32, rank: u32) -> oneshot::Receiver<JoinResult> {
         let mut inner = self.shared.lock();
         let (waiter, answer) = inner.waiters.add();
         let a = join(rank, "sesame", 1000).address.unwrap();
@@ -393,7 +393,7 @@ async fn one_box_of_three_that_lies_does_not_end_the_manager() {
     b.shared.lock().election = u64::MAX;
     tokio::time::sleep(Duration::from_millis(1200)).await;
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
-    assert_eq!(manager.boxes.follower(), None);
+    assert_eq!(manager.boxes.successor(), None);
     let closed = manager.boxes.paths().closed;
     assert!(
         closed["b"].starts_with("follows a manager of election 18446744073709551615"),
@@ -430,8 +430,8 @@ async fn what_a_manager_has_left_on_a_box_is_deleted_or_replaced_by_the_next() {
 
 /// Makes a manager the winner of this election, and poll its boxes.
 async fn elected(manager: &Manager, election: u64) {
-    manager.boxes.elect(election);
-    manager.boxes.look().await;
+    manager.boxes.set_election(election);
+    manager.boxes.poll().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

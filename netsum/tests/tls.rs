@@ -147,7 +147,7 @@ async fn look(address: &str, cert: &Path, key: &Path, ca: &Path) -> Option<usize
     let boxes =
         netsum_fabric::boxes::Boxes::new(&netsum_fabric::config::Config::read(&file).unwrap())
             .unwrap();
-    boxes.look().await.get("a").map(|seen| seen.ports.len())
+    boxes.poll().await.get("a").map(|seen| seen.ports.len())
 }
 
 #[tokio::test(flavor = "multi_thread")]

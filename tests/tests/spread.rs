@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use aya::programs::{TestRun, TestRunOptions};
-use netsum_common::abi::MAX_SPREAD;
+use netsum_common::abi::MAX_SPREAD_FLOWS;
 use netsum_common::wire::ROCE_PORT;
 use netsum_dataplane::pins::Pins;
-use netsum_dataplane::spread::{Ends, Spread, Uplink};
+use netsum_dataplane::spread::{FlowEndpoints, Spread, Uplink};
 use netsum_lab::cluster::{Cluster, TIMEOUT};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes};
 use netsum_lab::lab::BoxNode;
@@ -67,9 +67,9 @@ struct Sender {
     packets: usize,
 }
 
-fn sender(lab: &Lab, flow: usize, port: u16, packets: usize, v6: bool) -> (Sender, Ends) {
+fn sender(lab: &Lab, flow: usize, port: u16, packets: usize, v6: bool) -> (Sender, FlowEndpoints) {
     let (from, to) = (lab.host(flow / 2 % 2), lab.host(2 + flow % 2));
-    let ends = Ends { src: ip(from, v6), dst: ip(to, v6), src_port: port };
+    let ends = FlowEndpoints { src: ip(from, v6), dst: ip(to, v6), src_port: port };
     let socket = from.enter(|| UdpSocket::bind((ends.src, port))).unwrap();
     (Sender { socket, to: SocketAddr::new(ends.dst, ROCE_PORT), packets }, ends)
 }
@@ -123,12 +123,12 @@ fn even(bytes: [u64; SPINES]) -> bool {
 }
 
 /// The flows in pieces, each of which has its own port, from `first` on.
-fn senders(lab: &Lab, first: u16, pieces: &[Piece], v6: bool) -> Vec<(Sender, Ends)> {
+fn senders(lab: &Lab, first: u16, pieces: &[Piece], v6: bool) -> Vec<(Sender, FlowEndpoints)> {
     let all = (first..).zip(pieces);
     all.map(|(port, piece)| sender(lab, piece.flow, port, PACKETS / piece.of, v6)).collect()
 }
 
-fn pin(cluster: &Cluster, flow: &Ends, uplink: usize) {
+fn pin(cluster: &Cluster, flow: &FlowEndpoints, uplink: usize) {
     let (src, port, dst) = (flow.src.to_string(), flow.src_port.to_string(), flow.dst.to_string());
     let command = ["spread", "pin", &src, &port, &dst, &BoxNode::uplink(uplink)];
     cluster.netsum_on(Some(0), &command).unwrap();
@@ -400,7 +400,7 @@ fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
 fn a_full_table_leaves_new_flows_to_the_kernel() {
     let cluster = cluster();
     let mut bench = bench(cluster.lab());
-    let ends = |n: u32| Ends {
+    let ends = |n: u32| FlowEndpoints {
         src: Ipv4Addr::from(n).into(),
         dst: Ipv4Addr::BROADCAST.into(),
         src_port: 1,
@@ -421,18 +421,18 @@ fn a_full_table_leaves_new_flows_to_the_kernel() {
     };
     let time = |bench: &mut Bench<'_>| time_of(bench, false);
     let empty = time(&mut bench);
-    (1..MAX_SPREAD).for_each(|n| bench.spread.give(ends(n), 0).unwrap());
-    assert!(bench.spread.give(ends(0), 0).is_err());
+    (1..MAX_SPREAD_FLOWS).for_each(|n| bench.spread.pin(ends(n), 0).unwrap());
+    assert!(bench.spread.pin(ends(0), 0).is_err());
     assert_eq!(bench.run(&packet(true).build(), 1).0, NEXT, "no room");
     assert_eq!(bench.run(&known, 1).0, REDIRECT, "a flow that is known goes its way");
     let full = time(&mut bench);
-    bench.spread.take_back(ends(1)).unwrap();
+    bench.spread.unpin(ends(1)).unwrap();
     assert_eq!(bench.run(&packet(true).build(), 1).0, REDIRECT, "room again");
     let others =
         bench.run(&FrameSpec { macs: ([9; 6], [2; 6]), ..packet(false) }.build(), 100_000).2;
     let v6 = time_of(&mut bench, true);
     println!(
-        "a packet: {empty:?} with 1 flow, {full:?} with {MAX_SPREAD}; over IPv6 {v6:?}; not for \
+        "a packet: {empty:?} with 1 flow, {full:?} with {MAX_SPREAD_FLOWS}; over IPv6 {v6:?}; not for \
          this machine {others:?}"
     );
 }
@@ -453,7 +453,7 @@ fn a_pinned_flow_goes_back_to_its_uplink_when_that_is_back() {
         (0..SPINES).map(uplink).collect()
     };
     let key = bench.spread.flows().unwrap()[0].0;
-    bench.spread.give(Ends::from(key), SPINES as u32 - 1).unwrap();
+    bench.spread.pin(FlowEndpoints::from(key), SPINES as u32 - 1).unwrap();
     for (up, is_there) in [(true, true), (false, false), (true, true)] {
         bench.spread.set_uplinks(&uplinks(up), Instant::now()).unwrap();
         assert_eq!(bench.run(&frame, 1).0, REDIRECT);
@@ -468,12 +468,13 @@ fn flows_keep_uplinks_if_the_next_daemon_reorders_them() {
     let cluster = cluster();
     let folder = tempfile::tempdir().unwrap();
     let pins = Pins::hold(&cluster.pins(), &folder.path().join("lock")).unwrap().unwrap();
-    let flow = |src_port| Ends { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), src_port };
+    let flow =
+        |src_port| FlowEndpoints { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), src_port };
     let uplink = |ifindex| Uplink { ifindex, up: false };
     let mut spread = Spread::load(Some(&pins)).unwrap();
     spread.set_uplinks(&[uplink(7), uplink(8)], Instant::now()).unwrap();
-    spread.give(flow(1), 0).unwrap();
-    spread.give(flow(2), 1).unwrap();
+    spread.pin(flow(1), 0).unwrap();
+    spread.pin(flow(2), 1).unwrap();
     drop(spread);
     let mut spread = Spread::load(Some(&pins)).unwrap();
     spread.set_uplinks(&[uplink(8), uplink(9)], Instant::now()).unwrap();
@@ -481,5 +482,8 @@ fn flows_keep_uplinks_if_the_next_daemon_reorders_them() {
     drop(spread);
     pins.remove().unwrap();
     assert_eq!(left.len(), 1, "the flow by 7 is forgotten: {left:?}");
-    assert_eq!((Ends::from(left[0].0), left[0].1.uplink, left[0].1.given), (flow(2), 0, 1));
+    assert_eq!(
+        (FlowEndpoints::from(left[0].0), left[0].1.uplink, left[0].1.given),
+        (flow(2), 0, 1)
+    );
 }

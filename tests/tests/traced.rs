@@ -2,7 +2,7 @@
 //! the right events while it is on.
 
 use netsum_common::abi::{
-    EVENTS_BYTES, MAX_CAPTURE, MIN_CAPTURE, TraceEvent, TraceFilter, traced_by,
+    MAX_CAPTURE, MIN_CAPTURE, TRACE_BUFFER_BYTES, TraceEvent, TraceFilter, traced_by,
 };
 use netsum_common::counters::Counter;
 use netsum_common::slot::Slot;
@@ -176,7 +176,7 @@ fn filters_leave_out_rings_and_verdicts_and_frames_are_whole_if_wanted() {
 fn what_there_is_no_room_for_is_counted_and_forgotten_with_the_next_start() {
     let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
     bench.plane.trace(Some(&TraceFilter::ALL)).unwrap();
-    let runs = 2 * EVENTS_BYTES / (size_of::<TraceEvent>() as u32 + MIN_CAPTURE);
+    let runs = 2 * TRACE_BUFFER_BYTES / (size_of::<TraceEvent>() as u32 + MIN_CAPTURE);
     bench.repeat("ingress", &[0; 200], runs).unwrap();
     let lost = bench.plane.trace_lost().unwrap();
     assert!(lost > u64::from(runs) / 4, "{lost} of {runs}");

@@ -13,7 +13,7 @@ use netsum_core::ended::Ended;
 use netsum_core::plane::{FlowSpec, FlowStats, RingSpec};
 use netsum_core::saved::Saved;
 use netsum_core::watch::{RingTimeouts, Watch};
-use netsum_core::{Action, Controller, Edge, JobSpec, Refusal};
+use netsum_core::{Action, Controller, JobSpec, Refusal, RoutedConnection};
 use netsum_dataplane::{DataPlane, EndedRing};
 
 use super::memory;
@@ -101,7 +101,7 @@ impl Agent {
 
     /// Forgets flows that ended long ago, and a manager that has not called for long, and detaches
     /// from former ports.
-    pub fn tidy(&mut self, controller: &Controller, now: Instant) -> anyhow::Result<()> {
+    pub fn expire(&mut self, controller: &Controller, now: Instant) -> anyhow::Result<()> {
         let is_silent = self.reserved.called.is_some_and(|called| now > called + MANAGER_TIMEOUT);
         if is_silent && !self.reserved.manager.is_empty() {
             self.reserved.manager.clear();
@@ -147,11 +147,13 @@ impl Agent {
             Action::AddInBandToken(token, job) => self.plane.add_in_band_token(token, job),
             Action::RemoveInBandToken(token) => self.plane.remove_in_band_token(token),
             Action::ActivateRing(ring, ports) => {
-                let edges = controller.edges().filter(|edge: &Edge| edge.to.ring == ring.id);
-                for edge in edges {
-                    let known = self.next_hops.get(&(edge.dst, edge.own));
-                    let unknown = Hop { own: edge.own, dst: [0; 6], src: [0; 6] };
-                    self.plane.set_hop(edge.to, known.unwrap_or(&unknown))?;
+                let connections = controller
+                    .routed_connections()
+                    .filter(|c: &RoutedConnection| c.to.ring == ring.id);
+                for connection in connections {
+                    let known = self.next_hops.get(&(connection.dst, connection.own));
+                    let unknown = Hop { own: connection.own, dst: [0; 6], src: [0; 6] };
+                    self.plane.set_hop(connection.to, known.unwrap_or(&unknown))?;
                 }
                 self.plane.activate_ring(&ring, &ports)
             }
@@ -195,7 +197,7 @@ impl Executor for Agent {
             let why = "--host-ring-fallback: only a fabric's manager chooses boxes";
             return Err(Refusal::Invalid(why.into()));
         }
-        memory::look(controller);
+        memory::update(controller);
         Ok(())
     }
 

@@ -23,7 +23,7 @@ use super::{diagnose, missing_packets};
 pub struct BoxBackend {
     shared: Shared,
     pub network: Network,
-    seen: Arc<Mutex<missing_packets::Seen>>,
+    seen: Arc<Mutex<missing_packets::CachedEvidence>>,
 }
 
 impl BoxBackend {

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use netsum_api::v1 as api;
-use netsum_core::bandwidth::{FEWEST, MOST, fastest, rate};
+use netsum_core::bandwidth::{MAX_PROBE_BYTES, MIN_PROBE_FRAMES, fastest, rate};
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg, setsockopt, sockopt};
 use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::frames::{HEADER, NEAREST, bind_to, send};
+use super::frames::{HEADER, NEAREST_BRIDGE, bind_to, send};
 
 /// IEEE 802 reserves this EtherType for local experiments.
 const ETHERTYPE: u16 = 0x88b5;
@@ -27,7 +27,7 @@ const LONGEST: Duration = Duration::from_millis(200);
 /// Longest frame, regardless of the MTU.
 const FRAME: usize = 9000;
 /// Most frames that are recorded. A foreign host that sends more causes no further work.
-const FRAMES: usize = MOST / 1024;
+const FRAMES: usize = MAX_PROBE_BYTES / 1024;
 /// Frames sent in a row before other tasks have their turn.
 const TURN: usize = 64;
 /// Pause until a full queue has room again.
@@ -42,8 +42,10 @@ pub fn open() -> Result<Socket> {
     setsockopt(&socket, sockopt::ReceiveTimestampns, &true)
         .context("bandwidth probes: times of frames")?;
     // A frame takes more room than its bytes.
-    setsockopt(&socket, sockopt::RcvBufForce, &(2 * MOST)).context("bandwidth probes: buffer")?;
-    setsockopt(&socket, sockopt::SndBufForce, &(2 * MOST)).context("bandwidth probes: buffer")?;
+    setsockopt(&socket, sockopt::RcvBufForce, &(2 * MAX_PROBE_BYTES))
+        .context("bandwidth probes: buffer")?;
+    setsockopt(&socket, sockopt::SndBufForce, &(2 * MAX_PROBE_BYTES))
+        .context("bandwidth probes: buffer")?;
     Ok(socket)
 }
 
@@ -109,9 +111,9 @@ impl BandwidthProbes {
         let _one = self.one.lock().await;
         let number = getrandom::u64().map_err(io::Error::other)?;
         let mut frame =
-            [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes(), &number.to_be_bytes()].concat();
+            [&NEAREST_BRIDGE[..], &mac, &ETHERTYPE.to_be_bytes(), &number.to_be_bytes()].concat();
         frame.resize(HEADER + (mtu as usize).clamp(64, FRAME), 0);
-        let wanted = (bytes.min(MOST) / frame.len()).max(FEWEST);
+        let wanted = (bytes.min(MAX_PROBE_BYTES) / frame.len()).max(MIN_PROBE_FRAMES);
         let (start, mut waited, mut sent) = (Instant::now(), Duration::ZERO, Vec::new());
         while sent.len() < wanted && start.elapsed() < LONGEST {
             match send(&*self.socket, ETHERTYPE, ifindex, &frame) {
@@ -174,6 +176,6 @@ fn next(socket: &Socket) -> io::Result<Option<(u32, u64, u64, u32)>> {
         Err(e) => return Err(e.into()),
     };
     let number = head.last_chunk().map(|number| u64::from_be_bytes(*number));
-    let is_probe = head[..6] == NEAREST && bytes as usize >= head.len();
+    let is_probe = head[..6] == NEAREST_BRIDGE && bytes as usize >= head.len();
     Ok(is_probe.then_some(()).and_then(|()| Some((from?.ifindex() as u32, number?, time?, bytes))))
 }

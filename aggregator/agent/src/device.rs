@@ -98,14 +98,14 @@ pub fn attach(
 }
 
 /// Logs why a chosen interface cannot be a port.
-pub fn tell_unfit(interface: &Interface, why: &anyhow::Error) {
+pub fn log_unfit_port(interface: &Interface, why: &anyhow::Error) {
     let name = &interface.name;
     log::error!(NETSUM_PORT = name; "port {name} does not serve, and ranks behind it are refused: \
         {why:#}");
 }
 
 /// Logs defects of ports that have their programs.
-pub fn tell(interfaces: &[Interface], cpus: &[u32]) {
+pub fn log_defects(interfaces: &[Interface], cpus: &[u32]) {
     for interface in interfaces {
         match facts(interface, cpus) {
             Ok(facts) => {

@@ -40,7 +40,7 @@ pub async fn filters(through: [bool; 2]) -> Result<Vec<Filter>> {
         (libc::AF_INET6 as u8, ip6),
     ];
     for (family, _) in families.into_iter().filter(|(_, counts)| *counts) {
-        match rtnl.list(Raw { kind, bytes: vec![family, 0, 0, 0] }).await {
+        match rtnl.dump(Raw { kind, bytes: vec![family, 0, 0, 0] }).await {
             Ok(chains) => found.extend(chains.iter().filter_map(|chain| parse(&chain.bytes))),
             Err(e)
                 if matches!(

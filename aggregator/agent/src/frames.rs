@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use nix::sys::socket::{LinkAddr, MsgFlags, SockaddrLike as _, bind, sendto};
 
 /// The group address that any kind of bridge takes for itself, and does not forward.
-pub(crate) const NEAREST: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
+pub(crate) const NEAREST_BRIDGE: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 /// Bytes of the two addresses and the EtherType.
 pub(crate) const HEADER: usize = 14;
 

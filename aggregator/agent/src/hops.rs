@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use netsum_common::abi::{Address, Hop};
 use netsum_controller::message::mac_from_text;
-use netsum_core::Edge;
+use netsum_core::RoutedConnection;
 use netsum_core::plane::mapped;
 
 use super::agent::Shared;
-use super::netlink::{Netlink, NextHop, ask_for};
+use super::netlink::{Netlink, NextHop, resolve_neighbour};
 
 /// Poll intervals: for new rings and missing next hops, and for changes.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -28,27 +28,28 @@ pub async fn update_next_hops(shared: Shared, netlink: Netlink) {
     let mut unknown = HashSet::new();
     loop {
         tick.tick().await;
-        let edges: Vec<Edge> = shared.lock().controller.edges().collect();
-        if edges == last && unknown.is_empty() && at.elapsed() < CHANGES {
+        let connections: Vec<RoutedConnection> =
+            shared.lock().controller.routed_connections().collect();
+        if connections == last && unknown.is_empty() && at.elapsed() < CHANGES {
             continue;
         }
-        if let Err(e) = look(&shared, &netlink, &edges, &mut unknown).await {
+        if let Err(e) = update(&shared, &netlink, &connections, &mut unknown).await {
             log::error!("next hops: {e:#}");
         }
-        (last, at) = (edges, Instant::now());
+        (last, at) = (connections, Instant::now());
     }
 }
 
 /// One look. `unknown` holds the addresses whose next hop has no MAC address and that have been
 /// logged.
-async fn look(
+async fn update(
     shared: &Shared,
     netlink: &Netlink,
-    edges: &[Edge],
+    connections: &[RoutedConnection],
     unknown: &mut HashSet<IpAddr>,
 ) -> Result<()> {
-    unknown.retain(|ip| edges.iter().any(|edge| edge.dst == *ip));
-    if edges.is_empty() {
+    unknown.retain(|ip| connections.iter().any(|connection| connection.dst == *ip));
+    if connections.is_empty() {
         let mut inner = shared.lock();
         inner.executor.next_hops.clear();
         inner.executor.reserved.routers.clear();
@@ -60,8 +61,8 @@ async fn look(
             .filter(|mac| *mac != [0; 6])
     };
     let (mut ways, mut routers, mut hops) = (HashMap::new(), HashMap::new(), HashMap::new());
-    for &edge in edges {
-        let Edge { dst, port, .. } = edge;
+    for &connection in connections {
+        let RoutedConnection { dst, port, .. } = connection;
         let way = match ways.entry(dst) {
             Entry::Occupied(way) => *way.get(),
             Entry::Vacant(place) => *place.insert(netlink.next_hop_to(dst).await?),
@@ -73,11 +74,11 @@ async fn look(
                     routers.insert(Address::ip(mapped(hop)), port);
                 }
                 if let Some(src) = mac(ifindex) {
-                    hops.insert(edge, Hop { own: edge.own, dst: next, src });
+                    hops.insert(connection, Hop { own: connection.own, dst: next, src });
                 }
             }
             Some(NextHop { mac: None, next, .. }) => {
-                ask_for(dst);
+                resolve_neighbour(dst);
                 if unknown.insert(dst) {
                     log::debug!(
                         "no MAC address of {next} is known, by which this box would route to {dst}"
@@ -89,12 +90,12 @@ async fn look(
     }
     let mut inner = shared.lock();
     // A ring may have passed to another job meanwhile.
-    let now: HashSet<Edge> = inner.controller.edges().collect();
-    for (edge, hop) in hops.iter().filter(|(edge, _)| now.contains(edge)) {
-        inner.executor.plane.set_hop(edge.to, hop)?;
+    let now: HashSet<RoutedConnection> = inner.controller.routed_connections().collect();
+    for (connection, hop) in hops.iter().filter(|(connection, _)| now.contains(connection)) {
+        inner.executor.plane.set_hop(connection.to, hop)?;
     }
     inner.executor.next_hops =
-        hops.into_iter().map(|(edge, hop)| ((edge.dst, edge.own), hop)).collect();
+        hops.into_iter().map(|(connection, hop)| ((connection.dst, connection.own), hop)).collect();
     inner.executor.reserved.routers = routers;
     inner.executor.reserve()
 }

@@ -179,7 +179,7 @@ impl Interface {
     }
 
     /// Whether it has this name.
-    pub fn is_called(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         self.name == name || self.alt_names.iter().any(|alt| alt == name)
     }
 }
@@ -279,9 +279,9 @@ mod tests {
         };
         assert_eq!(Interface::parse(&message(b"port1\0", b"caf\xe9\0")), Some(expected.clone()));
         assert!(
-            expected.is_called("port1")
-                && expected.is_called("caf\u{fffd}")
-                && !expected.is_called("x")
+            expected.has_name("port1")
+                && expected.has_name("caf\u{fffd}")
+                && !expected.has_name("x")
         );
         let odd = Interface::parse(&message(b"caf\xe9\0", b"")).unwrap();
         assert_eq!((odd.name.as_str(), odd.bridge), ("caf\u{fffd}", Some(3)));

@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::unix::AsyncFd;
 
 use super::agent::Shared;
-use super::frames::{HEADER, NEAREST, send};
+use super::frames::{HEADER, NEAREST_BRIDGE, send};
 use super::neighbours::{LldpNeighbours, Neighbour};
 use super::netlink::{Interface, Netlink};
 
@@ -118,7 +118,7 @@ async fn receive(socket: &AsyncFd<Socket>, neighbours: &LldpNeighbours) -> io::R
 
 /// A port's announcement: its name, and its machine's chassis id and name.
 fn frame(mac: [u8; 6], [id, chassis]: [&str; 2], port: &str) -> Vec<u8> {
-    let mut frame = [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes()].concat();
+    let mut frame = [&NEAREST_BRIDGE[..], &mac, &ETHERTYPE.to_be_bytes()].concat();
     let mut add = |kind: u8, head: &[u8], value: &[u8]| {
         let value = &value[..value.len().min(255)];
         let length = (head.len() + value.len()) as u16;
@@ -138,7 +138,7 @@ fn frame(mac: [u8; 6], [id, chassis]: [&str; 2], port: &str) -> Vec<u8> {
 fn parse(frame: &[u8]) -> Option<Neighbour> {
     let (header, mut rest) = frame.split_at_checked(HEADER)?;
     // Bridges forward frames to any other address.
-    if header[..6] != NEAREST || header[12..] != ETHERTYPE.to_be_bytes() {
+    if header[..6] != NEAREST_BRIDGE || header[12..] != ETHERTYPE.to_be_bytes() {
         return None;
     }
     let (mut chassis, mut port, mut ttl, mut name) = (None, None, None, None);
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_switch_is_called_by_its_system_name_or_by_what_it_has() {
         let of = |tlvs: &[u8]| {
-            parse(&[&NEAREST[..], &MAC, &[0x88, 0xcc], tlvs].concat())
+            parse(&[&NEAREST_BRIDGE[..], &MAC, &[0x88, 0xcc], tlvs].concat())
                 .map(|n| (n.id, n.chassis, n.port))
         };
         let plain = [

@@ -38,13 +38,13 @@ fn usable(text: &str) -> u64 {
 }
 
 /// Updates the controller's available memory.
-pub fn look(controller: &mut Controller) {
+pub fn update(controller: &mut Controller) {
     controller.set_available(available().unwrap_or(u64::MAX));
 }
 
 /// The same, and logs if the machine has less memory than the configuration promises.
-pub fn tell(controller: &mut Controller) {
-    look(controller);
+pub fn update_and_warn(controller: &mut Controller) {
+    update(controller);
     let promised = controller.memory().saturating_sub(controller.memory_used());
     if let Some(available) = available().filter(|available| *available < promised) {
         log::warn!(

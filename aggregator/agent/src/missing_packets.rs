@@ -21,7 +21,7 @@ const CACHE_TTL: Duration = Duration::from_secs(1);
 
 /// The last observation of a job.
 #[derive(Default)]
-pub struct Seen(Option<(String, u32, Instant, Evidence)>);
+pub struct CachedEvidence(Option<(String, u32, Instant, Evidence)>);
 
 /// Why a rank lacks something. Ranks that ask at the same time share one observation.
 ///
@@ -30,7 +30,7 @@ pub struct Seen(Option<(String, u32, Instant, Evidence)>);
 pub async fn cause(
     shared: &Shared,
     network: &Network,
-    seen: &tokio::sync::Mutex<Seen>,
+    seen: &tokio::sync::Mutex<CachedEvidence>,
     request: &api::ExplainMissingPacketsRequest,
 ) -> Result<Option<Problem>, Status> {
     let (job, rank) = (&request.job, Rank(request.rank));

@@ -24,7 +24,7 @@ use super::filters::filters;
 use super::link::HEADER;
 pub use super::link::Interface;
 use super::neighbours::LldpNeighbours;
-use super::port_selection::Chosen;
+use super::port_selection::PortSelection;
 use super::rtnl::{Raw, Rtnl};
 use crate::config::Ports;
 
@@ -50,7 +50,7 @@ impl Netlink {
 
     /// All interfaces.
     pub async fn interfaces(&self) -> Result<Vec<Interface>> {
-        let messages = self.rtnl.list(link(0)).await.context("the list of interfaces")?;
+        let messages = self.rtnl.dump(link(0)).await.context("the list of interfaces")?;
         Ok(completed(messages.iter().filter_map(|m| Interface::parse(&m.bytes)).collect()))
     }
 
@@ -79,7 +79,7 @@ impl Netlink {
 
     /// An interface by its number; `None` if the kernel reports that it does not exist.
     async fn interface(&self, ifindex: u32) -> Result<Option<Interface>> {
-        match self.rtnl.one(link(ifindex)).await {
+        match self.rtnl.get(link(ifindex)).await {
             Ok(messages) => Ok(messages.iter().find_map(|m| Interface::parse(&m.bytes))),
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => Ok(None),
             Err(e) => Err(e).with_context(|| format!("interface {ifindex}")),
@@ -90,13 +90,17 @@ impl Netlink {
     ///
     /// # Errors
     /// If one is missing.
-    pub async fn choose(&self, ports: &Ports) -> Result<(Chosen, Vec<Interface>)> {
-        Chosen::new(ports.clone(), &self.interfaces().await?)
+    pub async fn choose(&self, ports: &Ports) -> Result<(PortSelection, Vec<Interface>)> {
+        PortSelection::new(ports.clone(), &self.interfaces().await?)
     }
 
     /// Those that exist now. If the kernel's list lacks one of these ports, a query of its own
     /// confirms that.
-    pub async fn present(&self, chosen: &mut Chosen, ports: &[u32]) -> Result<Vec<Interface>> {
+    pub async fn present(
+        &self,
+        chosen: &mut PortSelection,
+        ports: &[u32],
+    ) -> Result<Vec<Interface>> {
         let mut all = self.interfaces().await?;
         for ifindex in ports.iter().chain(chosen.ifindexes()).filter(|i| **i != 0) {
             if all.iter().all(|l| l.ifindex != *ifindex) {
@@ -119,7 +123,7 @@ impl Netlink {
     /// IP addresses of this machine, and the interfaces that have them.
     async fn addresses(&self) -> Result<Vec<(u32, IpAddr)>> {
         let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        let messages = self.rtnl.list(question).await.context("the list of addresses")?;
+        let messages = self.rtnl.dump(question).await.context("the list of addresses")?;
         let messages: Vec<AddressMessage> = messages
             .iter()
             .filter_map(|m| match m.decode()? {
@@ -147,7 +151,7 @@ impl Netlink {
             let mut question = RouteMessage::default();
             question.header.address_family = family;
             let question = RouteNetlinkMessage::GetRoute(question);
-            let routes = match self.rtnl.list(question).await {
+            let routes = match self.rtnl.dump(question).await {
                 Ok(routes) => routes,
                 // A kernel without IPv6.
                 Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => continue,
@@ -235,7 +239,7 @@ impl Netlink {
                             return Ok(PortLookup::Port { ifindex, mac });
                         }
                     }
-                    Some(NextHop { mac: None, .. }) => ask_for(ip),
+                    Some(NextHop { mac: None, .. }) => resolve_neighbour(ip),
                     None => {}
                 }
             }
@@ -265,7 +269,7 @@ impl Netlink {
     async fn neighbours(&self, family: AddressFamily) -> Result<Vec<NeighbourMessage>> {
         let mut question = NeighbourMessage::default();
         question.header.family = family;
-        let messages = self.rtnl.list(RouteNetlinkMessage::GetNeighbour(question)).await?;
+        let messages = self.rtnl.dump(RouteNetlinkMessage::GetNeighbour(question)).await?;
         let entry = |m: &Raw| match m.decode()? {
             RouteNetlinkMessage::NewNeighbour(m) => Some(m),
             _ => None,
@@ -281,7 +285,7 @@ impl Netlink {
             IpAddr::V6(_) => (AddressFamily::Inet6, 128),
         };
         question.attributes.push(RouteAttribute::Destination(ip.into()));
-        let answer = match self.rtnl.one(RouteNetlinkMessage::GetRoute(question)).await {
+        let answer = match self.rtnl.get(RouteNetlinkMessage::GetRoute(question)).await {
             Ok(answer) => answer,
             // There is no route.
             Err(e) if e.raw_os_error().is_some() => return Ok(None),
@@ -385,7 +389,7 @@ pub enum PortLookup {
 
 /// Makes the kernel resolve the next hop's MAC address by sending an empty packet to the discard
 /// service (RFC 863). Errors are ignored, because the caller notices an unreachable address.
-pub fn ask_for(ip: IpAddr) {
+pub fn resolve_neighbour(ip: IpAddr) {
     let any: IpAddr =
         if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let _ = UdpSocket::bind((any, 0)).and_then(|socket| socket.send_to(&[], (ip, 9)));

@@ -13,7 +13,7 @@ use netsum_core::plane::mapped;
 
 use super::agent::Shared;
 use super::link::Interface;
-use super::netlink::{Gateway, Netlink, ask_for};
+use super::netlink::{Gateway, Netlink, resolve_neighbour};
 use super::rtnl::Changes;
 
 /// Longest time between two looks, in case notices are lost.
@@ -25,7 +25,7 @@ const VIRTUAL: [[u8; 5]; 3] = [[0, 0, 0x5e, 0, 1], [0, 0, 0x5e, 0, 2], [0, 0, 0x
 
 /// Maps the slaves of bonds, and reserves the current addresses of this machine and of its
 /// gateways.
-pub async fn look(shared: &Shared, netlink: &Netlink) -> Result<()> {
+pub async fn update(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let interfaces = netlink.interfaces().await?;
     let (ips, macs) = netlink.own(&interfaces).await?;
     let slaves = interfaces.iter().filter_map(|l| Some((l.ifindex, l.bond?))).collect();
@@ -36,10 +36,11 @@ pub async fn look(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let gateways = netlink.gateways().await?;
     let mut inner = shared.lock();
     let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
-    inner.executor.reserved.gateways = of_gateways(&gateways, &interfaces, &ports, ask_for);
+    inner.executor.reserved.gateways =
+        of_gateways(&gateways, &interfaces, &ports, resolve_neighbour);
     inner.executor.plane.set_slaves(slaves)?;
     inner.executor.reserved.the_box = own.map(|address| (address, Owner::THE_BOX)).collect();
-    inner.controller.set_own(ips, macs);
+    inner.controller.set_own_addresses(ips, macs);
     inner.executor.reserve()
 }
 
@@ -77,9 +78,9 @@ fn of_gateways(
 }
 
 /// Keeps all of these up to date.
-pub async fn keep(shared: Shared, netlink: Netlink, mut changes: Changes) {
+pub async fn follow(shared: Shared, netlink: Netlink, mut changes: Changes) {
     loop {
-        if let Err(e) = look(&shared, &netlink).await {
+        if let Err(e) = update(&shared, &netlink).await {
             log::error!("addresses, gateways and bonds of this box: {e:#}");
         }
         if let Ok(false) = tokio::time::timeout(INTERVAL, changes.next()).await {

@@ -8,13 +8,13 @@ use crate::config::Ports;
 /// The interfaces that a configuration names, by interface number. The first interface found under
 /// a name stays chosen, even if it is renamed, until it is removed.
 #[derive(Clone, Debug)]
-pub struct Chosen {
+pub struct PortSelection {
     ports: Ports,
     /// The bridge's number, or those of the interfaces in order; 0 if it does not exist.
     ifindexes: Vec<u32>,
 }
 
-impl Chosen {
+impl PortSelection {
     /// Before the first look at the interfaces.
     pub fn of(ports: Ports) -> Self {
         let names = ports.names().len();
@@ -52,7 +52,7 @@ impl Chosen {
         let of = |ifindex: u32| all.iter().find(|l| l.ifindex == ifindex);
         for (name, ifindex) in self.ports.names().iter().zip(&mut self.ifindexes) {
             if of(*ifindex).is_none() {
-                *ifindex = all.iter().find(|l| l.is_called(name)).map_or(0, |l| l.ifindex);
+                *ifindex = all.iter().find(|l| l.has_name(name)).map_or(0, |l| l.ifindex);
             }
         }
         if let Ports::Bridge(_) = self.ports {
@@ -91,7 +91,7 @@ mod tests {
     fn an_interface_is_found_by_each_of_its_names_and_kept_under_every_other() {
         let list = Ports::List(["eth1", "other", "eth0"].map(str::to_owned).to_vec());
         let mut all = vec![interface(4, &["eth0"], None), interface(5, &["eth1", "other"], None)];
-        let (mut chosen, found) = Chosen::new(list, &all).unwrap();
+        let (mut chosen, found) = PortSelection::new(list, &all).unwrap();
         assert_eq!(numbers(found), [5, 4]);
         // eth1 is renamed, and another interface takes that name.
         all[1] = interface(5, &["late"], None);
@@ -110,14 +110,15 @@ mod tests {
             interface(4, &["a"], Some(3)),
             interface(5, &["b"], Some(9)),
         ];
-        let (mut chosen, found) = Chosen::new(bridge.clone(), &all).unwrap();
+        let (mut chosen, found) = PortSelection::new(bridge.clone(), &all).unwrap();
         assert_eq!(numbers(found), [4]);
         all[0].name = "core".into();
         assert_eq!(numbers(chosen.find(&all)), [4]);
         all[0] = interface(9, &["br0"], None);
         assert_eq!(numbers(chosen.find(&all)), [5]);
-        let why =
-            |ports: Ports, all: &[Interface]| Chosen::new(ports, all).unwrap_err().to_string();
+        let why = |ports: Ports, all: &[Interface]| {
+            PortSelection::new(ports, all).unwrap_err().to_string()
+        };
         assert!(why(bridge.clone(), &all[1..]).contains("there is no such interface"));
         assert!(why(bridge, &all[..1]).contains("has no ports"));
         assert!(

@@ -17,7 +17,7 @@ pub const KEPT: [Capability; 2] = [Capability::CAP_BPF, Capability::CAP_NET_ADMI
 /// Drops every other capability for good, and with no_new_privs the ability to gain any by running
 /// a program. Capabilities belong to threads, so this must be called while only one thread exists.
 /// Threads started later inherit its capabilities.
-pub fn give_up() -> Result<()> {
+pub fn drop_capabilities() -> Result<()> {
     let kept: CapsHashSet = KEPT.into_iter().collect();
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         for capability in caps::read(None, CapSet::Bounding)?.difference(&kept) {

@@ -13,7 +13,7 @@ use super::agent::{Inner, Shared};
 use super::device;
 use super::memory;
 use super::netlink::{Interface, Netlink};
-use super::port_selection::Chosen;
+use super::port_selection::PortSelection;
 use super::systemd;
 use crate::config::Config;
 
@@ -25,7 +25,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 pub struct Reloader {
     path: PathBuf,
     config: Config,
-    chosen: Chosen,
+    chosen: PortSelection,
     shared: Shared,
     netlink: Netlink,
     /// The CPUs that serve rings.
@@ -40,7 +40,7 @@ impl Reloader {
     pub fn new(
         path: PathBuf,
         config: Config,
-        chosen: Chosen,
+        chosen: PortSelection,
         refused: HashSet<u32>,
         shared: Shared,
         netlink: Netlink,
@@ -50,7 +50,7 @@ impl Reloader {
     }
 
     /// Runs for as long as the daemon lives.
-    pub async fn keep(mut self, mut hangup: Signal) {
+    pub async fn run(mut self, mut hangup: Signal) {
         let mut tick = tokio::time::interval(INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -71,7 +71,7 @@ impl Reloader {
                         Ok(interfaces) => self.take(&interfaces),
                         Err(e) => log::warn!("ports cannot be looked for: {e:#}"),
                     }
-                    self.tidy();
+                    self.expire();
                 }
             }
         }
@@ -95,7 +95,7 @@ impl Reloader {
                 }
             }
             inner.controller.set_memory(new.memory)?;
-            memory::tell(&mut inner.controller);
+            memory::update_and_warn(&mut inner.controller);
             inner.controller.set_heartbeat_timeout(new.heartbeat_timeout);
             inner.controller.set_tenants(new.tenants.clone());
             inner.executor.watch.set_timeouts(new.timeouts);
@@ -114,11 +114,11 @@ impl Reloader {
     }
 
     /// Cleans up after everything that ends without an event.
-    fn tidy(&self) {
+    fn expire(&self) {
         let mut guard = self.shared.lock();
-        guard.keep_again();
+        guard.retry_save();
         let Inner { controller, executor, .. } = &mut *guard;
-        if let Err(e) = executor.tidy(controller, Instant::now()) {
+        if let Err(e) = executor.expire(controller, Instant::now()) {
             log::error!("flows that have ended: {e:#}");
         }
         match executor.plane.keep_cpus() {
@@ -163,11 +163,11 @@ impl Reloader {
             match attached {
                 Ok(()) => {
                     log::info!(NETSUM_PORT = interface.name; "port {} added", interface.name);
-                    device::tell(std::slice::from_ref(interface), &self.cpus);
+                    device::log_defects(std::slice::from_ref(interface), &self.cpus);
                     ports.push(interface.port());
                 }
                 Err(e) if self.refused.insert(interface.ifindex) => {
-                    device::tell_unfit(interface, &e)
+                    device::log_unfit_port(interface, &e)
                 }
                 Err(_) => {}
             }

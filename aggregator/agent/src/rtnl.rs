@@ -93,8 +93,8 @@ impl Rtnl {
     ///
     /// # Errors
     /// The kernel's error, by its number.
-    pub async fn one(&self, question: impl Into<Raw>) -> io::Result<Vec<Raw>> {
-        ask(&self.handle, question.into(), 0).await
+    pub async fn get(&self, request: impl Into<Raw>) -> io::Result<Vec<Raw>> {
+        ask(&self.handle, request.into(), 0).await
     }
 
     /// Returns a whole list. The list is read to its end even if the caller is cancelled, for
@@ -103,19 +103,19 @@ impl Rtnl {
     ///
     /// # Errors
     /// The kernel's error, or that the list keeps changing.
-    pub async fn list(&self, question: impl Into<Raw>) -> io::Result<Vec<Raw>> {
-        let (Self { handle, one_list }, question) = (self.clone(), question.into());
+    pub async fn dump(&self, request: impl Into<Raw>) -> io::Result<Vec<Raw>> {
+        let (Self { handle, one_list }, request) = (self.clone(), request.into());
         let whole = tokio::spawn(async move {
             let _one_list = one_list.lock().await;
-            until_whole(|| ask(&handle, question.clone(), NLM_F_DUMP)).await
+            until_whole(|| ask(&handle, request.clone(), NLM_F_DUMP)).await
         });
         whole.await?
     }
 }
 
-async fn ask(handle: &ConnectionHandle<Raw>, question: Raw, list: u16) -> io::Result<Vec<Raw>> {
+async fn ask(handle: &ConnectionHandle<Raw>, request: Raw, list: u16) -> io::Result<Vec<Raw>> {
     let mut message =
-        NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(question));
+        NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(request));
     message.header.flags = NLM_F_REQUEST | list;
     let answer = handle.request(message, SocketAddr::new(0, 0)).map_err(io::Error::other)?;
     whole(answer, list != 0).await

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use netsum_controller::limiter::Limits;
-use netsum_controller::serve::{WorkerPort, take_descriptors};
+use netsum_controller::serve::{WorkerPort, raise_descriptor_limit};
 use netsum_controller::socket::{self, SocketFile};
 use netsum_controller::store::JobFile;
 use netsum_controller::tls;
@@ -26,11 +26,11 @@ use super::link::Interface;
 use super::listen::{manager_tls, serve, serve_manager};
 use super::netlink::Netlink;
 use super::network::Network;
-use super::port_selection::Chosen;
+use super::port_selection::PortSelection;
 use super::reload::Reloader;
 use super::rtnl::Changes;
 use super::spread::Spreader;
-use super::startup::{Begun, begin, hold};
+use super::startup::{Startup, begin, hold};
 use super::{
     device, hops, lldp, memory, metrics, neighbours, own_addresses, privileges, spread_uplinks,
     systemd,
@@ -44,22 +44,22 @@ use crate::config::Config;
 /// an earlier daemon, including its jobs. With `detach_now`, the programs leave the ports when this
 /// daemon ends.
 pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Result<()> {
-    take_descriptors();
+    raise_descriptor_limit();
     // One thread does everything that needs privileges.
     let setup = Builder::new_current_thread().enable_all().build()?;
     let ready = setup.block_on(Ready::new(config, reset))?;
     drop(setup);
-    privileges::give_up()?;
+    privileges::drop_capabilities()?;
     Builder::new_multi_thread().enable_all().build()?.block_on(ready.run(path, config, detach_now))
 }
 
 /// A daemon that has opened everything it needs, but does not serve yet.
 struct Ready {
-    chosen: Chosen,
+    chosen: PortSelection,
     /// The interfaces that are ports, and the numbers of the others.
     interfaces: Vec<Interface>,
     unfit: HashSet<u32>,
-    begun: Begun,
+    begun: Startup,
     /// The jobs to create again.
     job_file: Option<(JobFile, Vec<JobSpec>)>,
     cpus: Vec<u32>,
@@ -111,7 +111,7 @@ impl Ready {
             interfaces.into_iter().partition(|l| ports.iter().any(|p| p.ifindex == l.ifindex));
         let (interfaces, unfit) = (fit, unfit.iter().map(|l| l.ifindex).collect());
         begun.aggregation_rate = begun.aggregation_rate.or_else(|| measure(&cpus, &interfaces));
-        device::tell(&interfaces, &cpus);
+        device::log_defects(&interfaces, &cpus);
         let lldp = lldp::open()
             .inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
         let lldp = lldp.ok();
@@ -136,7 +136,7 @@ impl Ready {
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Begun { mut plane, spread, controller, actions, store, election, aggregation_rate } =
+        let Startup { mut plane, spread, controller, actions, store, election, aggregation_rate } =
             self.begun;
         let mut netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
@@ -146,18 +146,18 @@ impl Ready {
         let shared = Shared::new(controller, agent, config.heartbeat);
         {
             let mut inner = shared.lock();
-            memory::tell(&mut inner.controller);
+            memory::update_and_warn(&mut inner.controller);
             (inner.store, inner.election) = (store, election);
             (inner.executor.spread, inner.executor.aggregation_rate) = (spread, aggregation_rate);
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
             if let Some((job_file, jobs)) = self.job_file {
-                inner.create_again(job_file, jobs);
+                inner.recreate_jobs(job_file, jobs);
             }
         }
         let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let changes = Changes::open(&groups).context("netlink")?;
         // Before ranks can connect.
-        own_addresses::look(&shared, &netlink).await?;
+        own_addresses::update(&shared, &netlink).await?;
         if let Some(socket) = self.lldp {
             let own = lldp::chassis_id().context("LLDP: a random chassis id")?;
             let neighbours = neighbours::LldpNeighbours::new(&own);
@@ -207,15 +207,15 @@ impl Ready {
             netlink.clone(),
             self.cpus,
         );
-        let reloader = tokio::spawn(reloader.keep(signal(SignalKind::hangup())?));
+        let reloader = tokio::spawn(reloader.run(signal(SignalKind::hangup())?));
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hand_over = signal(SignalKind::user_defined1())?;
         tokio::spawn(systemd::keep_alive(shared.clone()));
-        tokio::spawn(own_addresses::keep(shared.clone(), netlink.clone(), changes));
+        tokio::spawn(own_addresses::follow(shared.clone(), netlink.clone(), changes));
         tokio::spawn(hops::update_next_hops(shared.clone(), netlink.clone()));
         if !config.spread.is_empty() {
-            tokio::spawn(spread_uplinks::keep(shared.clone(), netlink.clone()));
+            tokio::spawn(spread_uplinks::follow(shared.clone(), netlink.clone()));
         }
         systemd::ready();
         let ended = tokio::select! {
@@ -245,7 +245,7 @@ impl Ready {
         systemd::stopping();
         reloader.abort();
         let mut inner = shared.lock();
-        if let Some(Err(e)) = inner.executor.spread.take().map(Spreader::end) {
+        if let Some(Err(e)) = inner.executor.spread.take().map(Spreader::stop) {
             log::error!("spread flows: {e:#}");
         }
         inner.end_all().unwrap_or_else(|e| log::error!("jobs: {e:#}"));

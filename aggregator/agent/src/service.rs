@@ -15,7 +15,7 @@ use netsum_controller::jobs::{election, shown};
 use netsum_controller::message::{RpcResult, mac_from_text, refused, senders, state_message};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_core::{Job, JobRing, Rank, State};
-use netsum_dataplane::spread::Ends;
+use netsum_dataplane::spread::FlowEndpoints;
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
@@ -187,7 +187,8 @@ impl Agent for AgentService {
         let src_port = u16::try_from(src_port).map_err(|_| {
             Status::invalid_argument(format!("port {src_port}: UDP has 16 bits for it"))
         })?;
-        let flow = Ends { src: address("src", &src)?, dst: address("dst", &dst)?, src_port };
+        let flow =
+            FlowEndpoints { src: address("src", &src)?, dst: address("dst", &dst)?, src_port };
         inner.executor.spread.as_mut().ok_or_else(not_spread)?.pin(flow, uplink.as_deref())?;
         Ok(Response::new(api::PinFlowReply {}))
     }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use netsum_api::v1 as api;
 use netsum_dataplane::pins::Pins;
-use netsum_dataplane::spread::{Ends, Spread, Uplink};
+use netsum_dataplane::spread::{FlowEndpoints, Spread, Uplink};
 use tonic::Status;
 
 use super::link::Interface;
-use super::port_selection::Chosen;
+use super::port_selection::PortSelection;
 use crate::config::Ports;
 
 /// Interval at which the bytes of flows are summed.
@@ -22,7 +22,7 @@ const COUNTS: Duration = Duration::from_secs(1);
 pub struct Spreader {
     spread: Spread,
     names: Vec<String>,
-    chosen: Chosen,
+    chosen: PortSelection,
     /// The state last given to the program, and when.
     told: (Vec<Uplink>, Option<Instant>),
     /// The last error, which has been logged.
@@ -35,20 +35,20 @@ impl Spreader {
     ///
     /// # Errors
     /// If the kernel does not accept the program.
-    pub fn begin(names: &[String], pins: Option<&Pins>) -> Result<Option<Self>> {
+    pub fn start(names: &[String], pins: Option<&Pins>) -> Result<Option<Self>> {
         if names.is_empty() {
             pins.map_or(Ok(()), Pins::remove_spread)?;
             return Ok(None);
         }
         let (spread, names) = (Spread::load(pins)?, names.to_vec());
-        let chosen = Chosen::of(Ports::List(names.clone()));
+        let chosen = PortSelection::of(Ports::List(names.clone()));
         Ok(Some(Self { spread, names, chosen, told: Default::default(), trouble: String::new() }))
     }
 
     /// Updates the program from the interfaces, of which `ports` are the box's. Each error is
     /// logged once.
-    pub fn keep(&mut self, interfaces: Result<Vec<Interface>>, ports: &[u32], now: Instant) {
-        let done = interfaces.and_then(|interfaces| self.look(&interfaces, ports, now));
+    pub fn update(&mut self, interfaces: Result<Vec<Interface>>, ports: &[u32], now: Instant) {
+        let done = interfaces.and_then(|interfaces| self.try_update(&interfaces, ports, now));
         let trouble = done.map_or_else(|e| format!("{e:#}"), |()| String::new());
         if !trouble.is_empty() && trouble != self.trouble {
             log::error!("flows are not spread: {trouble}");
@@ -56,7 +56,7 @@ impl Spreader {
         self.trouble = trouble;
     }
 
-    fn look(&mut self, interfaces: &[Interface], ports: &[u32], now: Instant) -> Result<()> {
+    fn try_update(&mut self, interfaces: &[Interface], ports: &[u32], now: Instant) -> Result<()> {
         self.chosen.find(interfaces);
         // A missing uplink keeps its place.
         let is_up = |ifindex: u32| interfaces.iter().any(|l| l.ifindex == ifindex && l.up);
@@ -72,15 +72,15 @@ impl Spreader {
             |l: &&Interface| ports.contains(&l.ifindex) && !ifindexes.contains(&l.ifindex);
         let hosts = interfaces.iter().filter(is_host);
         let attachments: HashSet<u32> = hosts.map(|l| l.bridge.unwrap_or(l.ifindex)).collect();
-        self.spread.attach_only(&attachments)
+        self.spread.attach_exactly(&attachments)
     }
 
     /// Detaches the program.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn end(mut self) -> Result<()> {
-        self.spread.attach_only(&HashSet::new())
+    pub fn stop(mut self) -> Result<()> {
+        self.spread.attach_exactly(&HashSet::new())
     }
 
     /// All uplinks and flows.
@@ -90,7 +90,7 @@ impl Spreader {
     pub fn show(&mut self) -> Result<api::Spread> {
         let name = |place: u32| self.names.get(place as usize).cloned().unwrap_or_default();
         let flow = |(key, flow): (_, netsum_common::abi::SpreadFlow)| {
-            let Ends { src, dst, src_port } = Ends::from(key);
+            let FlowEndpoints { src, dst, src_port } = FlowEndpoints::from(key);
             let (src, dst, src_port) = (src.to_string(), dst.to_string(), src_port.into());
             let (uplink, pinned) = (name(flow.uplink), flow.given != 0);
             api::SpreadFlow { src, src_port, dst, uplink, pinned, bytes: flow.bytes }
@@ -107,16 +107,16 @@ impl Spreader {
     }
 
     /// Pins a flow to an uplink, or leaves the choice to the box again.
-    pub fn pin(&mut self, flow: Ends, uplink: Option<&str>) -> Result<(), Status> {
+    pub fn pin(&mut self, flow: FlowEndpoints, uplink: Option<&str>) -> Result<(), Status> {
         let done = match uplink {
             Some(name) => {
                 let place = self.names.iter().position(|n| n == name).ok_or_else(|| {
                     let names = self.names.join(", ");
                     Status::not_found(format!("uplink `{name}`: flows are spread over {names}"))
                 })?;
-                self.spread.give(flow, place as u32)
+                self.spread.pin(flow, place as u32)
             }
-            None => self.spread.take_back(flow),
+            None => self.spread.unpin(flow),
         };
         done.map_err(|e| Status::resource_exhausted(format!("{e:#}")))
     }

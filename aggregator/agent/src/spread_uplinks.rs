@@ -8,7 +8,7 @@ use super::netlink::Netlink;
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Updates the program with changes of the machine's interfaces.
-pub async fn keep(shared: Shared, netlink: Netlink) {
+pub async fn follow(shared: Shared, netlink: Netlink) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -17,6 +17,6 @@ pub async fn keep(shared: Shared, netlink: Netlink) {
         let mut inner = shared.lock();
         let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
         let Some(spreader) = &mut inner.executor.spread else { return };
-        spreader.keep(interfaces, &ports, Instant::now());
+        spreader.update(interfaces, &ports, Instant::now());
     }
 }

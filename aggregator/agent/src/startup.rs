@@ -17,7 +17,7 @@ use super::spread::Spreader;
 use crate::config::Config;
 
 /// A data plane with programs on all ports that can have them, and a controller that matches it.
-pub struct Begun {
+pub struct Startup {
     pub plane: BpfDataPlane,
     pub spread: Option<Spreader>,
     pub controller: Controller,
@@ -51,12 +51,12 @@ pub fn begin(
     interfaces: &[Interface],
     reset: bool,
     mut controller: Controller,
-) -> Result<Begun> {
+) -> Result<Startup> {
     let Some(pins) = pins else {
         let mut plane = BpfDataPlane::load(cpus)?;
         controller.set_ports(attach(&mut plane, interfaces, &[], &[])?);
-        let spread = Spreader::begin(&config.spread, None)?;
-        return Ok(Begun {
+        let spread = Spreader::start(&config.spread, None)?;
+        return Ok(Startup {
             plane,
             spread,
             controller,
@@ -84,7 +84,7 @@ pub fn begin(
     let Some(saved) = saved else {
         old.extend(pins.clear()?);
         store.remove()?;
-        let spread = Spreader::begin(&config.spread, Some(&pins))?;
+        let spread = Spreader::start(&config.spread, Some(&pins))?;
         let mut plane = BpfDataPlane::load_pinned(cpus, pins)?;
         match attach(&mut plane, interfaces, &[], &old) {
             Ok(ports) => controller.set_ports(ports),
@@ -93,7 +93,7 @@ pub fn begin(
                 return Err(e);
             }
         }
-        return Ok(Begun {
+        return Ok(Startup {
             plane,
             spread,
             controller,
@@ -104,20 +104,20 @@ pub fn begin(
         });
     };
 
-    let spread = Spreader::begin(&config.spread, Some(&pins))?;
+    let spread = Spreader::start(&config.spread, Some(&pins))?;
     let mut plane = BpfDataPlane::load_pinned(cpus, pins)?;
     let taken = plane.take_over_links()?;
     controller.set_ports(attach(&mut plane, interfaces, &taken, &[])?);
     let rings: Vec<RingNumber> =
         saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
-    if plane.forget_others(&rings, &flows)? > 0 {
+    if plane.remove_others(&rings, &flows)? > 0 {
         log::warn!("removing orphaned rings: no saved job owns them");
     }
     let mut broken = Vec::new();
     for job in &saved.jobs {
         for ring in job.rings() {
-            if !plane.is_whole(&ring, job.is_active(), &job.flows)? {
+            if !plane.is_intact(&ring, job.is_active(), &job.flows)? {
                 broken.push(ring.id);
             } else if !job.is_active() {
                 // The state may be older than the maps, and a ring that begins must be empty.
@@ -142,7 +142,15 @@ pub fn begin(
          has ended",
         taken.len()
     );
-    Ok(Begun { plane, spread, controller, actions, store: Some(store), election, aggregation_rate })
+    Ok(Startup {
+        plane,
+        spread,
+        controller,
+        actions,
+        store: Some(store),
+        election,
+        aggregation_rate,
+    })
 }
 
 /// Makes interfaces ports, except those in `done`, which are ports already. Interfaces that cannot
@@ -185,6 +193,6 @@ fn attach(
             unfit.iter().map(|(l, e)| format!("port {}: {e:#}", l.name)).collect();
         bail!("{}", why.join("; "));
     }
-    unfit.iter().for_each(|(interface, e)| device::tell_unfit(interface, e));
+    unfit.iter().for_each(|(interface, e)| device::log_unfit_port(interface, e));
     Ok(ports)
 }

@@ -65,7 +65,7 @@ pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, St
     let selection = TraceSelection::new(job, request.ring.map(JobRing))
         .map_err(refused)?
         .of_rank(request.rank.map(Rank))
-        .met_by(&request.program)
+        .seen_by_program(&request.program)
         .map_err(refused)?
         .counted_by(&request.verdicts)
         .map_err(refused)?
@@ -90,7 +90,7 @@ async fn pump(shared: Shared) {
                 tracers.pumping = false;
                 return;
             }
-            match tracers.hand_on(plane.as_mut(), controller, clock) {
+            match tracers.forward(plane.as_mut(), controller, clock) {
                 Ok(packets) => packets == BATCH,
                 Err(e) => {
                     log::error!("traced packets cannot be read: {e:#}");

@@ -3,7 +3,7 @@
 use netsum_api::v1 as api;
 use netsum_common::abi::{RingNumber, TraceEvent};
 use netsum_controller::message::{refused, senders};
-use netsum_core::trace::{TraceSelection, together};
+use netsum_core::trace::{TraceSelection, union};
 use netsum_core::{Controller, Refusal};
 use netsum_dataplane::{DataPlane, Traced};
 use tokio::sync::mpsc;
@@ -92,12 +92,12 @@ impl Tracers {
     /// Updates the data plane's filter to what the clients want now.
     fn switch(&self, plane: &mut dyn DataPlane) -> anyhow::Result<()> {
         let filter =
-            (!self.clients.is_empty()).then(|| together(self.clients.iter().map(|c| &c.selection)));
+            (!self.clients.is_empty()).then(|| union(self.clients.iter().map(|c| &c.selection)));
         plane.trace(filter.as_ref())
     }
 
     /// Passes one batch on; returns its number of packets.
-    pub fn hand_on(
+    pub fn forward(
         &mut self,
         plane: &mut dyn DataPlane,
         controller: &Controller,

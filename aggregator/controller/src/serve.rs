@@ -41,7 +41,7 @@ pub const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 /// Raises the soft limit of file descriptors: a ring takes three, or seven while it is created; a
 /// connection takes one.
-pub fn take_descriptors() {
+pub fn raise_descriptor_limit() {
     let limit = Resource::RLIMIT_NOFILE;
     let taken = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
     taken.unwrap_or_else(|e| log::warn!("cannot raise the limit of file descriptors: {e}"));

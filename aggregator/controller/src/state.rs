@@ -134,7 +134,7 @@ impl<E: Executor> Inner<E> {
         let began = Instant::now();
         let result = self.execute(job, actions);
         // After the actions: the next daemon finds rings that were not saved, and ends their jobs.
-        self.keep();
+        self.save();
         // A large job's rings, or a disk, can take seconds, and heartbeats wait for the lock.
         self.controller.extend_heartbeats(began.elapsed(), |_| true);
         result
@@ -149,41 +149,41 @@ impl<E: Executor> Inner<E> {
                  refused"
             );
             self.election = election;
-            self.keep();
+            self.save();
         }
         election == self.election
     }
 
     /// Writes the state that outlives the daemon.
-    fn keep(&mut self) {
+    fn save(&mut self) {
         if let Some(store) = &mut self.store {
             let mut saved = Saved { election: self.election, ..self.controller.save() };
             self.executor.save(&mut saved);
-            store.keep(&saved, "its jobs would not survive a kill of the daemon");
+            store.save(&saved, "its jobs would not survive a kill of the daemon");
         }
         if let Some(job_file) = &mut self.job_file {
-            job_file.keep(&self.controller);
+            job_file.save(&self.controller);
         }
     }
 
     /// Repeats writes that have failed.
-    pub fn keep_again(&mut self) {
-        if self.store.as_ref().is_some_and(Store::is_behind)
-            || self.job_file.as_ref().is_some_and(JobFile::is_behind)
+    pub fn retry_save(&mut self) {
+        if self.store.as_ref().is_some_and(Store::has_unsaved)
+            || self.job_file.as_ref().is_some_and(JobFile::has_unsaved)
         {
-            self.keep();
+            self.save();
         }
     }
 
     /// Creates jobs again that should exist and do not, for example after a boot. From now on
     /// changes are written.
-    pub fn create_again(&mut self, mut job_file: JobFile, jobs: Vec<JobSpec>) {
+    pub fn recreate_jobs(&mut self, mut job_file: JobFile, jobs: Vec<JobSpec>) {
         for spec in jobs {
             let name = spec.name.clone();
             if self.controller.job(&name).is_ok() {
                 continue;
             }
-            match self.controller.create_again(spec.clone()) {
+            match self.controller.recreate_job(spec.clone()) {
                 Ok(actions) => match self.carry_out(Some(&name), actions) {
                     Ok(()) => {
                         log::info!(NETSUM_JOB = name; "job {name} is created again, with empty \
@@ -194,11 +194,11 @@ impl<E: Executor> Inner<E> {
                             begin: {}", e.message())
                     }
                 },
-                Err(refusal) => job_file.is_missing(spec, &refusal.to_string()),
+                Err(refusal) => job_file.add_missing(spec, &refusal.to_string()),
             }
         }
         self.job_file = Some(job_file);
-        self.keep();
+        self.save();
     }
 
     /// Ends all jobs. The file for later starts keeps them.

@@ -16,21 +16,21 @@ use tokio::sync::watch;
 pub struct Store {
     path: PathBuf,
     /// Receives the text instead of the file.
-    keeper: Option<watch::Sender<String>>,
+    forwarded_to: Option<watch::Sender<String>>,
     last: String,
     /// Whether the last write failed.
-    behind: bool,
+    unsaved: bool,
 }
 
 impl Store {
     /// A file, which may not exist yet.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, keeper: None, last: String::new(), behind: false }
+        Self { path, forwarded_to: None, last: String::new(), unsaved: false }
     }
 
-    /// A store without a file: `keeper` receives each change, and reports failures itself.
-    pub fn kept_by(keeper: watch::Sender<String>) -> Self {
-        Self { keeper: Some(keeper), ..Self::new(PathBuf::new()) }
+    /// A store without a file: `forwarded_to` receives each change, and reports failures itself.
+    pub fn forwarding_to(forwarded_to: watch::Sender<String>) -> Self {
+        Self { forwarded_to: Some(forwarded_to), ..Self::new(PathBuf::new()) }
     }
 
     /// Its content; `None` if it does not exist.
@@ -44,10 +44,10 @@ impl Store {
 
     /// Writes changes. If that fails, the file stays as it was, and the failure is logged once,
     /// with its consequence `then`.
-    pub fn keep(&mut self, value: &impl Serialize, then: &str) {
-        let before = self.behind;
+    pub fn save(&mut self, value: &impl Serialize, then: &str) {
+        let before = self.unsaved;
         let result = self.write(value);
-        self.behind = result.is_err();
+        self.unsaved = result.is_err();
         match result {
             Ok(()) if before => log::info!("{}: written again", self.path.display()),
             Err(e) if !before => {
@@ -58,8 +58,8 @@ impl Store {
     }
 
     /// Whether the last write has to be repeated.
-    pub fn is_behind(&self) -> bool {
-        self.behind
+    pub fn has_unsaved(&self) -> bool {
+        self.unsaved
     }
 
     /// Writes changes atomically, even across a power failure.
@@ -68,8 +68,8 @@ impl Store {
         if text == self.last {
             return Ok(());
         }
-        if let Some(keeper) = &self.keeper {
-            keeper.send_replace(text.clone());
+        if let Some(forwarded_to) = &self.forwarded_to {
+            forwarded_to.send_replace(text.clone());
             self.last = text;
             return Ok(());
         }
@@ -156,21 +156,21 @@ impl JobFile {
     }
 
     /// Records that a job could not be created, and logs why.
-    pub fn is_missing(&mut self, spec: JobSpec, why: &str) {
+    pub fn add_missing(&mut self, spec: JobSpec, why: &str) {
         let (name, path) = (&spec.name, self.store.path().display());
         log::error!(NETSUM_JOB = name; "cannot recreate job {name}: {why}; it stays in {path}");
         self.missing.push(spec);
     }
 
     /// Writes the current jobs.
-    pub fn keep(&mut self, controller: &Controller) {
+    pub fn save(&mut self, controller: &Controller) {
         self.missing.retain(|spec| controller.job(&spec.name).is_err());
         let jobs = controller.specs().chain(&self.missing).cloned().collect();
-        self.store.keep(&Jobs { jobs }, "a reboot now would restore an outdated list of jobs");
+        self.store.save(&Jobs { jobs }, "a reboot now would restore an outdated list of jobs");
     }
 
-    pub fn is_behind(&self) -> bool {
-        self.store.is_behind()
+    pub fn has_unsaved(&self) -> bool {
+        self.store.has_unsaved()
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
 
     fn controller(jobs: &[JobSpec]) -> Controller {
         let mut controller = Controller::new(1 << 20, 1, Duration::from_secs(1));
-        jobs.iter().for_each(|spec| drop(controller.create_again(spec.clone()).unwrap()));
+        jobs.iter().for_each(|spec| drop(controller.recreate_job(spec.clone()).unwrap()));
         controller
     }
 
@@ -201,7 +201,7 @@ mod tests {
         let path = folder.path().join("of/its/own/jobs.json");
         let (mut job_file, jobs) = JobFile::open(path.clone()).unwrap();
         assert_eq!(jobs, []);
-        job_file.keep(&controller(&[spec("a", 2)]));
+        job_file.save(&controller(&[spec("a", 2)]));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         let error = JobFile::open(path.clone()).unwrap_err().to_string();
@@ -210,15 +210,15 @@ mod tests {
         // The temporary file cannot be created, because a folder has its name.
         let new = path.with_extension("new");
         fs::create_dir(&new).unwrap();
-        job_file.keep(&controller(&[]));
-        assert!(job_file.is_behind());
+        job_file.save(&controller(&[]));
+        assert!(job_file.has_unsaved());
         drop(job_file);
         let (mut job_file, jobs) = JobFile::open(path.clone()).unwrap();
         assert_eq!(jobs, [spec("a", 2)]);
-        job_file.keep(&controller(&[]));
+        job_file.save(&controller(&[]));
         fs::remove_dir(&new).unwrap();
-        job_file.keep(&controller(&[spec("b", 2)]));
-        assert!(!job_file.is_behind() && !new.exists());
+        job_file.save(&controller(&[spec("b", 2)]));
+        assert!(!job_file.has_unsaved() && !new.exists());
         assert!(fs::read_to_string(&path).unwrap().contains("\"b\""));
     }
 
@@ -227,12 +227,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("jobs.json");
         let (mut job_file, _) = JobFile::open(path.clone()).unwrap();
-        job_file.is_missing(spec("large", 100), "not enough memory");
-        job_file.keep(&controller(&[spec("a", 2)]));
+        job_file.add_missing(spec("large", 100), "not enough memory");
+        job_file.save(&controller(&[spec("a", 2)]));
         assert_eq!(names(&path), ["a", "large"]);
-        job_file.keep(&controller(&[spec("large", 2)]));
+        job_file.save(&controller(&[spec("large", 2)]));
         assert_eq!(names(&path), ["large"]);
-        job_file.keep(&controller(&[]));
+        job_file.save(&controller(&[]));
         assert_eq!(names(&path), [""; 0]);
     }
 

@@ -6,18 +6,18 @@ use netsum_core::Refusal;
 use tokio::sync::oneshot;
 
 /// The answer to a rank's `Join`: the epoch that has begun.
-pub type JoinAnswer = Result<u32, Refusal>;
+pub type JoinResult = Result<u32, Refusal>;
 
 /// The requests that wait for an answer, by number.
 #[derive(Default)]
 pub struct Waiters {
-    senders: HashMap<u64, oneshot::Sender<JoinAnswer>>,
+    senders: HashMap<u64, oneshot::Sender<JoinResult>>,
     last: u64,
 }
 
 impl Waiters {
     /// A number for a request that will be answered later, and the receiver of its answer.
-    pub fn add(&mut self) -> (u64, oneshot::Receiver<JoinAnswer>) {
+    pub fn add(&mut self) -> (u64, oneshot::Receiver<JoinResult>) {
         let (sender, receiver) = oneshot::channel();
         self.last += 1;
         self.senders.insert(self.last, sender);
@@ -25,11 +25,11 @@ impl Waiters {
     }
 
     /// Takes a request, to answer it later; `None` if it no longer waits.
-    pub fn take(&mut self, waiter: u64) -> Option<oneshot::Sender<JoinAnswer>> {
+    pub fn take(&mut self, waiter: u64) -> Option<oneshot::Sender<JoinResult>> {
         self.senders.remove(&waiter)
     }
 
-    pub fn answer(&mut self, waiter: u64, answer: JoinAnswer) {
+    pub fn answer(&mut self, waiter: u64, answer: JoinResult) {
         if let Some(sender) = self.take(waiter) {
             // A rank that has disconnected needs no answer.
             let _ = sender.send(answer);

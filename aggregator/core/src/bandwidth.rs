@@ -2,9 +2,9 @@
 //! before a link leave it at its rate.
 
 /// Most bytes of a train.
-pub const MOST: usize = 2 << 20;
+pub const MAX_PROBE_BYTES: usize = 2 << 20;
 /// Least frames for a measurement.
-pub const FEWEST: usize = 64;
+pub const MIN_PROBE_FRAMES: usize = 64;
 /// Parts of a train, each with its own rate.
 const PARTS: usize = 16;
 
@@ -15,7 +15,7 @@ const PARTS: usize = 16;
 /// median rate of the parts of the second half, which is robust against a sender that stalls and
 /// then catches up.
 pub fn rate(arrivals: &[(u64, u32)]) -> Option<u64> {
-    if arrivals.len() < FEWEST {
+    if arrivals.len() < MIN_PROBE_FRAMES {
         return None;
     }
     let mut rates = parts(&arrivals[arrivals.len() / 2..]);
@@ -26,7 +26,7 @@ pub fn rate(arrivals: &[(u64, u32)]) -> Option<u64> {
 /// Bits per second that a sender can reach, from the time at which it sent each frame: the rate of
 /// the fastest part. In others it may have been delayed.
 pub fn fastest(sent: &[(u64, u32)]) -> Option<u64> {
-    if sent.len() < FEWEST { None } else { parts(sent).into_iter().max() }
+    if sent.len() < MIN_PROBE_FRAMES { None } else { parts(sent).into_iter().max() }
 }
 
 /// Rates of consecutive parts.
@@ -63,8 +63,8 @@ mod tests {
 
     #[test]
     fn few_frames_say_nothing() {
-        assert_eq!(rate(&arrivals(1_000_000_000, FEWEST - 1, 0, &[0])), None);
-        assert!(rate(&arrivals(1_000_000_000, FEWEST, 0, &[0])).is_some());
+        assert_eq!(rate(&arrivals(1_000_000_000, MIN_PROBE_FRAMES - 1, 0, &[0])), None);
+        assert!(rate(&arrivals(1_000_000_000, MIN_PROBE_FRAMES, 0, &[0])).is_some());
     }
 
     #[test]

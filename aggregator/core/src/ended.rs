@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{FlowKey, MAX_ENDED};
+use netsum_common::abi::{FlowKey, MAX_ENDED_FLOWS};
 
 use crate::plane::EndedFlow;
 
@@ -17,7 +17,7 @@ use crate::plane::EndedFlow;
 pub const LINGER: Duration = Duration::from_secs(3600);
 /// Most flows that are kept: all flows may end at once, as may as many waiting connections. Beyond
 /// that, the flows that have been silent longest are forgotten.
-const MOST: usize = MAX_ENDED as usize;
+const MOST: usize = MAX_ENDED_FLOWS as usize;
 
 /// The last state of each ended flow.
 #[derive(Debug, Default)]

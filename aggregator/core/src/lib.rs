@@ -169,7 +169,7 @@ pub struct Controller {
 
 /// A member's connection to the next one, routed by this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Edge {
+pub struct RoutedConnection {
     /// The next member.
     pub to: HopKey,
     /// The next member's address.
@@ -219,7 +219,7 @@ impl Controller {
     }
 
     /// Sets the addresses of the box itself: no rank can have these.
-    pub fn set_own(&mut self, ips: HashSet<IpAddr>, macs: HashSet<[u8; 6]>) {
+    pub fn set_own_addresses(&mut self, ips: HashSet<IpAddr>, macs: HashSet<[u8; 6]>) {
         let ips = ips.into_iter().map(owners::Address::Ip);
         self.own = ips.chain(macs.into_iter().map(owners::Address::Mac)).collect();
     }
@@ -300,17 +300,19 @@ impl Controller {
     }
 
     /// The connections between members of active rings that this machine routes.
-    pub fn edges(&self) -> impl Iterator<Item = Edge> {
+    pub fn routed_connections(&self) -> impl Iterator<Item = RoutedConnection> {
         let active = self.jobs.values().filter(|job| job.state == State::Active);
-        active.flat_map(move |job| job.flows.iter().filter_map(move |flow| self.edge(job, flow)))
+        active.flat_map(move |job| {
+            job.flows.iter().filter_map(move |flow| self.routed_connection(job, flow))
+        })
     }
 
-    fn edge(&self, job: &Job, flow: &FlowSpec) -> Option<Edge> {
+    fn routed_connection(&self, job: &Job, flow: &FlowSpec) -> Option<RoutedConnection> {
         let own = self.router(flow.ifindex)?;
         let next = flow.rank.next(job.spec.member_count());
         let of_next = job.flows.iter().find(|f| f.ring == flow.ring && f.rank == next);
         let to = HopKey { ring: flow.ring, member: next.0 };
-        Some(Edge { to, dst: flow.dst, own, port: of_next.map(|f| f.ifindex) })
+        Some(RoutedConnection { to, dst: flow.dst, own, port: of_next.map(|f| f.ifindex) })
     }
 
     /// A port's name; its number if the port no longer exists.
@@ -383,7 +385,7 @@ impl Controller {
             spec.largest_mtu = None;
         }
         self.check_room(&spec, slots)?;
-        let rings = self.pool.take(&spec, slots)?;
+        let rings = self.pool.reserve(&spec, slots)?;
         let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
         let mut actions: Vec<_> =
             reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
@@ -432,7 +434,7 @@ impl Controller {
         actions
             .extend(job.spec.in_band.then(|| Action::RemoveInBandToken(job.spec.token.in_band())));
         actions.extend(job.teardown());
-        self.pool.give_back(&job.spec, job.slots, &job.rings);
+        self.pool.release(&job.spec, job.slots, &job.rings);
         Ok(actions)
     }
 

@@ -427,7 +427,7 @@ impl Controller {
     }
 
     /// No box sums for the ranks of this epoch. Returns whether they may begin without one.
-    pub fn set_without_box(&mut self, name: &str, epoch: u32) -> bool {
+    pub fn set_on_host_ring(&mut self, name: &str, epoch: u32) -> bool {
         let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.host_ring_fallback) else {
             return false;
         };

@@ -107,7 +107,7 @@ impl Pool {
     }
 
     /// Takes the resources for a job.
-    pub fn take(&mut self, spec: &JobSpec, slots: u32) -> Result<Vec<RingSpec>, Refusal> {
+    pub fn reserve(&mut self, spec: &JobSpec, slots: u32) -> Result<Vec<RingSpec>, Refusal> {
         self.check_room(spec, slots)?;
         let free: Vec<u32> =
             (1..MAX_RINGS).filter(|&i| !self.rings[i as usize]).take(spec.rings as usize).collect();
@@ -125,7 +125,7 @@ impl Pool {
 
     /// Takes the resources that a job had under an earlier daemon. Its rings may get other CPUs if
     /// there are fewer now.
-    pub fn take_again(
+    pub fn reserve_again(
         &mut self,
         spec: &JobSpec,
         slots: u32,
@@ -156,7 +156,7 @@ impl Pool {
     }
 
     /// Returns the resources of a job.
-    pub fn give_back(&mut self, spec: &JobSpec, slots: u32, rings: &[RingSpec]) {
+    pub fn release(&mut self, spec: &JobSpec, slots: u32, rings: &[RingSpec]) {
         self.used -= job_memory(spec, slots);
         for ring in rings {
             self.rings[ring.id.0 as usize] = false;

@@ -163,7 +163,7 @@ impl Controller {
     ///
     /// # Errors
     /// If the job no longer fits, as for [`Controller::create_job`].
-    pub fn create_again(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+    pub fn recreate_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         self.add_job(spec)
     }
 
@@ -185,7 +185,7 @@ impl Controller {
             let (why, mut rings) = (broken(&saved), saved.rings().collect::<Vec<_>>());
             let slots = saved.spec.check().map_err(|e| format!("job `{name}`: {e}"))?;
             self.pool
-                .take_again(&saved.spec, slots, &mut rings)
+                .reserve_again(&saved.spec, slots, &mut rings)
                 .map_err(|e| format!("job `{name}`: {e}"))?;
             let gone =
                 saved.flows.iter().find(|f| self.ports.iter().all(|p| p.ifindex != f.ifindex));

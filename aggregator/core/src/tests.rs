@@ -949,7 +949,7 @@ fn a_recreated_job_is_empty_and_accepts_ranks_of_later_epochs() {
     // configured.
     let mut next = Controller::new(64 << 20, 2, Duration::from_secs(1));
     let actions: Vec<_> =
-        kept.clone().into_iter().flat_map(|spec| next.create_again(spec).unwrap()).collect();
+        kept.clone().into_iter().flat_map(|spec| next.recreate_job(spec).unwrap()).collect();
     let made = actions.iter().filter(|a| matches!(a, Action::CreateRing(_))).count();
     let tokens = actions.iter().filter(|a| matches!(a, Action::AddInBandToken(..))).count();
     assert_eq!((made, tokens), (2, 1), "{actions:?}");
@@ -964,7 +964,7 @@ fn a_recreated_job_is_empty_and_accepts_ranks_of_later_epochs() {
 
     // A job that no longer fits is refused with the reason, and does not exist.
     let mut small = Controller::new(1 << 10, 2, Duration::from_secs(1));
-    let error = small.create_again(kept[0].clone()).unwrap_err().to_string();
+    let error = small.recreate_job(kept[0].clone()).unwrap_err().to_string();
     assert!(error.contains("not enough memory for slots"), "{error}");
     assert_eq!(small.jobs().count(), 0);
 }
@@ -1036,7 +1036,7 @@ fn nobody_can_take_an_address_of_the_box_itself() {
     let mut c = controller();
     c.create_job(spec("a", 2)).unwrap();
     let mac = [2, 0, 0, 0, 0, 0xfe];
-    c.set_own([IpAddr::from([10, 0, 0, 254])].into(), [mac].into());
+    c.set_own_addresses([IpAddr::from([10, 0, 0, 254])].into(), [mac].into());
     let refused = |c: &mut Controller, change: &dyn Fn(&mut Join)| {
         let mut thief = join("a", 1, 0, 1, now);
         change(&mut thief);
@@ -1375,6 +1375,7 @@ fn what_comes_in_where_the_box_routes_is_sent_to_the_next_members_next_hop() {
         c.add_flow("a", JobRing(0), FlowSpec { ifindex, ..flow(rank, 3) }).unwrap();
     }
     let to = HopKey { ring: RingNumber(1), member: 2 };
-    let edge = Edge { to, dst: flow(1, 3).dst, own: [2, 0, 0, 0, 0, 9], port: Some(12) };
-    assert_eq!(c.edges().collect::<Vec<_>>(), [edge]);
+    let edge =
+        RoutedConnection { to, dst: flow(1, 3).dst, own: [2, 0, 0, 0, 0, 9], port: Some(12) };
+    assert_eq!(c.routed_connections().collect::<Vec<_>>(), [edge]);
 }

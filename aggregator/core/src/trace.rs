@@ -47,7 +47,7 @@ impl TraceSelection {
     ///
     /// # Errors
     /// If the program does not exist.
-    pub fn met_by(mut self, program: &str) -> Result<Self, Refusal> {
+    pub fn seen_by_program(mut self, program: &str) -> Result<Self, Refusal> {
         if !program.is_empty() {
             let number = PROGRAMS.iter().position(|&name| name == program).ok_or_else(|| {
                 Refusal::Invalid(format!("--program {program}: there are {}", PROGRAMS.join(", ")))
@@ -84,8 +84,8 @@ impl TraceSelection {
     }
 }
 
-/// The data plane's filter for all clients together.
-pub fn together<'a>(all: impl IntoIterator<Item = &'a TraceSelection>) -> TraceFilter {
+/// The data plane's filter that matches what any client selects.
+pub fn union<'a>(all: impl IntoIterator<Item = &'a TraceSelection>) -> TraceFilter {
     let mut filter = TraceFilter::NOTHING;
     for selection in all {
         match &selection.rings {
@@ -187,16 +187,16 @@ mod tests {
         .counted_by(&["stale".into()])
         .unwrap()
         .with_bytes(9000);
-        let filter = together([&one, &other]);
+        let filter = union([&one, &other]);
         assert_eq!(filter.rings, [1 << 3, 1 << 6, 0, 1 << 63]);
         assert_eq!(filter.counters, Counter::Contributions.bit() | Counter::Stale.bit());
         assert_eq!(filter.capture, MAX_CAPTURE as u32);
         assert!(one.has(&event(70, 0, u64::MAX)) && !one.has(&event(255, 0, u64::MAX)));
         assert_eq!(
-            together([&one, &TraceSelection::new(None, None).unwrap()]).rings,
+            union([&one, &TraceSelection::new(None, None).unwrap()]).rings,
             TraceFilter::ALL.rings
         );
-        assert_eq!(together([]), TraceFilter::NOTHING);
+        assert_eq!(union([]), TraceFilter::NOTHING);
     }
 
     #[test]
@@ -204,11 +204,11 @@ mod tests {
         let selection = TraceSelection::new(None, None)
             .unwrap()
             .of_rank(Some(Rank(2)))
-            .met_by("aggregate")
+            .seen_by_program("aggregate")
             .unwrap();
         assert!(selection.has(&event(1, 2, 1)) && !selection.has(&event(1, 1, 1)));
         assert!(!selection.has(&TraceEvent { program: traced_by::EGRESS, ..event(1, 2, 1) }));
-        assert!(TraceSelection::default().met_by("agg").is_err());
+        assert!(TraceSelection::default().seen_by_program("agg").is_err());
         assert!(TraceSelection::new(None, Some(JobRing(0))).is_err());
     }
 }

@@ -79,7 +79,7 @@ impl RingView {
 
     /// Whether the lowest unreleased index has its sum, or its partial sum, but no packet to carry
     /// it.
-    pub fn is_held(&self) -> bool {
+    pub fn is_held_back(&self) -> bool {
         self.front()
             .is_some_and(|s| s.is(Slot::COMPLETE) || s.is(Slot::PARTIAL) && !s.is(Slot::SENT))
     }
@@ -179,7 +179,7 @@ impl Watch {
             return events;
         }
         let waited = now - *track.pending.get_or_insert(now);
-        let held = view.is_held();
+        let held = view.is_held_back();
         if held
             && waited >= self.timeouts.hold
             && track.sent.is_none_or(|t| now - t >= self.timeouts.hold)

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use netsum_common::abi::{
-    Claim, ClaimKey, ConnectionKey, InBandJob, MAX_ENDED, Token, maps, watch,
+    Claim, ClaimKey, ConnectionKey, InBandJob, MAX_ENDED_FLOWS, Token, maps, watch,
 };
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::{InBandToken, JobHeader};
@@ -26,7 +26,7 @@ impl BpfDataPlane {
         let all: Vec<(ConnectionKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
         // Only a few for each ring and rank. A holder of the token can fill the table with forged
         // connections, and other flows need the room.
-        let room = MAX_ENDED.saturating_sub(self.ended.len() as u32);
+        let room = MAX_ENDED_FLOWS.saturating_sub(self.ended.len() as u32);
         let most = (job.ranks * job.rings * 16).min(room) as usize;
         for (n, (c, _)) in all.iter().filter(|(_, number)| *number == job.job.0).enumerate() {
             if n < most {

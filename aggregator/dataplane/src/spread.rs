@@ -100,15 +100,18 @@ impl Spread {
     ///
     /// # Errors
     /// If it cannot be attached to one.
-    pub fn attach_only(&mut self, wanted: &HashSet<u32>) -> Result<()> {
+    pub fn attach_exactly(&mut self, wanted: &HashSet<u32>) -> Result<()> {
         let gone: Vec<u32> =
-            self.attachments.keys().filter(|door| !wanted.contains(door)).copied().collect();
-        for door in gone {
-            self.detach(door)?;
+            self.attachments.keys().filter(|ifindex| !wanted.contains(ifindex)).copied().collect();
+        for ifindex in gone {
+            self.detach(ifindex)?;
         }
-        let missing: Vec<u32> =
-            wanted.iter().filter(|door| !self.attachments.contains_key(door)).copied().collect();
-        missing.into_iter().try_for_each(|door| self.attach(door))
+        let missing: Vec<u32> = wanted
+            .iter()
+            .filter(|ifindex| !self.attachments.contains_key(ifindex))
+            .copied()
+            .collect();
+        missing.into_iter().try_for_each(|ifindex| self.attach(ifindex))
     }
 
     fn attach(&mut self, ifindex: u32) -> Result<()> {
@@ -204,7 +207,7 @@ impl Spread {
     ///
     /// # Errors
     /// If the table is full.
-    pub fn give(&mut self, flow: Ends, uplink: u32) -> Result<()> {
+    pub fn pin(&mut self, flow: FlowEndpoints, uplink: u32) -> Result<()> {
         let mut flows = self.table()?;
         let new = SpreadFlow { uplink, given: 1 + uplink, bytes: 0, advance: 0 };
         let before = found(flows.get(&flow.key(), 0))?;
@@ -216,7 +219,7 @@ impl Spread {
     ///
     /// # Errors
     /// If the table cannot be written.
-    pub fn take_back(&mut self, flow: Ends) -> Result<()> {
+    pub fn unpin(&mut self, flow: FlowEndpoints) -> Result<()> {
         ignore_missing(self.table()?.remove(&flow.key()))
     }
 
@@ -254,14 +257,14 @@ impl Spread {
 
 /// The key of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ends {
+pub struct FlowEndpoints {
     pub src: IpAddr,
     pub dst: IpAddr,
     /// UDP source port.
     pub src_port: u16,
 }
 
-impl Ends {
+impl FlowEndpoints {
     fn key(self) -> SpreadKey {
         let bytes = |ip| match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -275,7 +278,7 @@ impl Ends {
     }
 }
 
-impl From<SpreadKey> for Ends {
+impl From<SpreadKey> for FlowEndpoints {
     fn from(key: SpreadKey) -> Self {
         let ip = |bytes: [u8; 16]| IpAddr::from(bytes).to_canonical();
         Self { src: ip(key.src_ip), dst: ip(key.dst_ip), src_port: key.src_port as u16 }

@@ -16,7 +16,7 @@ use super::plane::EndedRing;
 impl BpfDataPlane {
     /// Whether a ring and its flows are complete in the maps. They are not if a daemon was killed
     /// while it changed them.
-    pub fn is_whole(&mut self, ring: &RingSpec, active: bool, flows: &[FlowSpec]) -> Result<bool> {
+    pub fn is_intact(&mut self, ring: &RingSpec, active: bool, flows: &[FlowSpec]) -> Result<bool> {
         let rings: Array<_, RingConfig> = self.array(maps::RINGS)?;
         let config = rings.get(&ring.id.0, 0)?;
         let RingConfig { members: ranks, slots, credit, mtu, .. } = ring.config;
@@ -128,7 +128,7 @@ impl BpfDataPlane {
     }
 
     /// Removes all other rings, and ends all other flows. Returns how many rings it removed.
-    pub fn forget_others(&mut self, rings: &[RingNumber], flows: &[FlowSpec]) -> Result<usize> {
+    pub fn remove_others(&mut self, rings: &[RingNumber], flows: &[FlowSpec]) -> Result<usize> {
         let known: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let all: Vec<(FlowKey, Flow)> = map.iter().collect::<Result<_, _>>()?;

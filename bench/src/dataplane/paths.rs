@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use netsum_common::abi::{EVENTS_BYTES, MAX_CAPTURE, TraceFilter, ring_flags};
+use netsum_common::abi::{MAX_CAPTURE, TRACE_BUFFER_BYTES, TraceFilter, ring_flags};
 use netsum_dataplane::DataPlane as _;
 use serde::Serialize;
 
@@ -70,8 +70,8 @@ const PATHS: &[(&str, &str, Base)] = &[
 ];
 
 /// The number of runs whose events fit the ring buffer: events of headers, and of whole frames.
-const REPEAT_TRACED: u32 = EVENTS_BYTES / 256;
-const REPEAT_WHOLE: u32 = EVENTS_BYTES / 4096;
+const REPEAT_TRACED: u32 = TRACE_BUFFER_BYTES / 256;
+const REPEAT_WHOLE: u32 = TRACE_BUFFER_BYTES / 4096;
 
 /// The cost of a path.
 #[derive(Clone, Debug, Serialize)]

@@ -33,7 +33,7 @@ impl fmt::Debug for InBandToken {
 
 /// Kind of lanes 0 and 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Beginning {
+pub enum HeaderKind {
     /// No header.
     Other,
     /// A header of another version.
@@ -44,13 +44,13 @@ pub enum Beginning {
 
 /// Looks at lanes 0 and 1.
 #[inline(always)]
-pub const fn beginning(b: [u8; 8]) -> Beginning {
+pub const fn beginning(b: [u8; 8]) -> HeaderKind {
     if u32::from_le_bytes([b[0], b[1], b[2], b[3]]) != JOB_MAGIC {
-        Beginning::Other
+        HeaderKind::Other
     } else if b[4] != JOB_VERSION {
-        Beginning::Version(b[4])
+        HeaderKind::Version(b[4])
     } else {
-        Beginning::Header
+        HeaderKind::Header
     }
 }
 
@@ -115,7 +115,7 @@ impl JobHeader {
 
     /// Reads a header; `None` if the bytes are not a header of this version.
     pub fn decode(b: &[u8; JOB_HEADER_LEN]) -> Option<Self> {
-        if beginning([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) != Beginning::Header {
+        if beginning([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) != HeaderKind::Header {
             return None;
         }
         let lane =
@@ -193,12 +193,12 @@ mod tests {
         b[4] = 2;
         assert_eq!(
             (JobHeader::decode(&b), beginning(*b.first_chunk().unwrap())),
-            (None, Beginning::Version(2))
+            (None, HeaderKind::Version(2))
         );
         b[3] ^= 1;
         assert_eq!(
             (JobHeader::decode(&b), beginning(*b.first_chunk().unwrap())),
-            (None, Beginning::Other)
+            (None, HeaderKind::Other)
         );
     }
 

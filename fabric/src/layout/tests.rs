@@ -264,7 +264,7 @@ fn above(paths: &Paths, rings: usize) -> Result<Vec<(String, u32)>, String> {
     let place =
         |port: u32| ends.get(port as usize - 1).map(|e| End::try_from((*e).to_owned()).unwrap());
     let layout = lay_out(joined(&ends, rings).job("train").unwrap(), paths, Share::Links, place)?;
-    Ok(layout.at_work.trees)
+    Ok(layout.placed.trees)
 }
 
 #[test]

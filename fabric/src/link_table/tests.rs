@@ -69,12 +69,12 @@ fn ports_carry_what_came_between_two_looks() {
         (port.rx_bytes, port.tx_bytes) = (rx, tx);
         answers
     };
-    link_table.look(with(1_000_000, 0), now);
+    link_table.update(with(1_000_000, 0), now);
     assert_eq!((link_table.ports()[0].rx_rate, link_table.ports()[0].tx_rate), (0, 0));
-    link_table.look(with(1_500_000, 1000), now + Duration::from_millis(500));
+    link_table.update(with(1_500_000, 1000), now + Duration::from_millis(500));
     assert_eq!((link_table.ports()[0].rx_rate, link_table.ports()[0].tx_rate), (1_000_000, 2000));
     // The box has restarted.
-    link_table.look(with(0, 0), now + Duration::from_secs(1));
+    link_table.update(with(0, 0), now + Duration::from_secs(1));
     assert_eq!(link_table.ports()[0].rx_rate, 0);
 }
 
@@ -87,7 +87,7 @@ fn of_links_that_were_found_the_bridges_own_comes_first() {
     ]);
     let order = |said: &HashMap<String, BoxReport>| {
         let mut link_table = link_table(&[]);
-        link_table.look(said.clone(), Instant::now());
+        link_table.update(said.clone(), Instant::now());
         link_table.all().into_iter().map(|c| c.link.below.port).collect::<Vec<_>>()
     };
     assert_eq!(order(&said), ["swp10", "swp9"]);
@@ -98,10 +98,10 @@ fn of_links_that_were_found_the_bridges_own_comes_first() {
 #[test]
 fn a_link_is_found_when_both_ends_hear_each_other() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
-    link_table.look(answers(&HALF), now);
+    link_table.update(answers(&HALF), now);
     assert_eq!(state(&link_table), [], "whoever says that he is s/1");
     assert!(link_table.found().is_empty() && link_table.ends().is_empty());
-    link_table.look(answers(&BOTH), now);
+    link_table.update(answers(&BOTH), now);
     assert_eq!(state(&link_table), [is("a/up s/1", true, "")]);
     assert_eq!(link_table.all()[0].link.rate, Some(Rate(10)));
     assert!(
@@ -116,7 +116,7 @@ fn a_link_that_carries_one_direction_is_down_after_a_while_typed_or_found() {
     for configured in [&[][..], &[("a/up", "s/1")]] {
         let (mut link_table, now) = (link_table(configured), Instant::now());
         let mut at = |seconds, said: &[_]| {
-            link_table.look(answers(said), now + Duration::from_secs(seconds));
+            link_table.update(answers(said), now + Duration::from_secs(seconds));
             state(&link_table)
         };
         assert_eq!(at(0, &BOTH), [is("a/up s/1", true, "")]);
@@ -133,7 +133,7 @@ fn a_link_that_carries_one_direction_is_down_after_a_while_typed_or_found() {
 fn a_box_that_is_silent_or_has_just_started_is_given_time() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
     let mut at = |seconds, said: &[_]| {
-        link_table.look(answers(said), now + Duration::from_secs(seconds));
+        link_table.update(answers(said), now + Duration::from_secs(seconds));
         state(&link_table)[0].1
     };
     assert!(at(0, &BOTH));
@@ -149,25 +149,25 @@ fn boxes_of_one_image_have_links_of_their_own_or_are_named() {
         ("b", &[("up", "s/2")]),
         ("s", &[("1", "a/up"), ("2", "b/up")]),
     ]);
-    link_table.look(said.clone(), now);
+    link_table.update(said.clone(), now);
     assert_eq!(state(&link_table), [is("a/up s/1", true, ""), is("b/up s/2", true, "")]);
     assert!(link_table.alike.is_empty());
     said.get_mut("b").unwrap().chassis_id = "a".into();
-    link_table.look(said, now);
+    link_table.update(said, now);
     assert_eq!(link_table.alike, BTreeSet::from(["a, b".to_owned()]));
 }
 
 #[test]
 fn found_links_follow_the_cables() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
-    link_table.look(answers(&BOTH), now);
-    link_table.look(
+    link_table.update(answers(&BOTH), now);
+    link_table.update(
         answers(&[("a", &[("up", "t/7")]), ("s", &[("1", "")]), ("t", &[("7", "a/up")])]),
         now,
     );
     assert_eq!(state(&link_table), [is("a/up t/7", true, "")]);
-    link_table.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now);
-    link_table.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now + GRACE);
+    link_table.update(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now);
+    link_table.update(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now + GRACE);
     assert_eq!(
         state(&link_table),
         [is("a/up t/7", false, "neither end receives LLDP from the other")]
@@ -177,25 +177,25 @@ fn found_links_follow_the_cables() {
 #[test]
 fn one_forged_frame_removes_no_link_across_managers() {
     let (mut first, now) = (link_table(&[]), Instant::now());
-    first.look(answers(&BOTH), now);
+    first.update(answers(&BOTH), now);
     assert!(first.has_changed() && !first.has_changed());
-    first.look(answers(&[("a", &[("up", "00:07")]), ("s", &[("1", "a/up")])]), now);
+    first.update(answers(&[("a", &[("up", "00:07")]), ("s", &[("1", "a/up")])]), now);
     assert_eq!(state(&first), [is("a/up s/1", true, "")]);
-    first.look(answers(&BOTH), now + Duration::from_secs(1));
+    first.update(answers(&BOTH), now + Duration::from_secs(1));
     assert_eq!(state(&first), [is("a/up s/1", true, "")]);
     assert!(!first.has_changed());
 
     let mut next = link_table(&[]);
     assert!(next.found().is_empty());
     next.restore(first.found().into_iter().map(|ends| ends.map(|text| end(&text))));
-    next.look(answers(&BOTH[..1]), now);
+    next.update(answers(&BOTH[..1]), now);
     assert_eq!(state(&next), [is("a/up s/1", true, "")], "s is silent");
 }
 
 #[test]
 fn boxes_of_one_level_have_no_link() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
-    link_table.look(answers(&[("a", &[("x", "b/y")]), ("b", &[("y", "a/x")])]), now);
+    link_table.update(answers(&[("a", &[("x", "b/y")]), ("b", &[("y", "a/x")])]), now);
     assert_eq!(
         state(&link_table),
         [is("a/x b/y", false, "both boxes are of level 0: it is not used")]
@@ -211,7 +211,7 @@ fn a_link_that_is_found_is_used_once_an_end_is_named_or_accepted() {
     let with = |named: &[&str]| {
         let named = named.iter().map(|text| Pattern::try_from((*text).to_owned()).unwrap());
         let mut link_table = link_table(&[]).confirmed_by(named.collect(), Trust::Named);
-        link_table.look(answers(&BOTH), now);
+        link_table.update(answers(&BOTH), now);
         link_table
     };
     let mut proposed = with(&["b/*", "a/up2"]);
@@ -231,7 +231,7 @@ fn a_link_that_is_found_is_used_once_an_end_is_named_or_accepted() {
     assert_eq!(state(&proposed), [is("a/up s/1", true, "")]);
     assert_eq!(proposed.accepted(), ["s/1"]);
     let mut next = with(&[]);
-    next.accepted_before(proposed.accepted().iter().map(|text| end(text)));
+    next.restore_accepted(proposed.accepted().iter().map(|text| end(text)));
     assert_eq!(state(&next), [is("a/up s/1", true, "")], "the next manager knows");
     next.accept(&end("s/1"), true).unwrap();
     assert!(!state(&next)[0].1);
@@ -242,13 +242,13 @@ fn a_link_that_is_found_is_used_once_an_end_is_named_or_accepted() {
 #[test]
 fn a_port_with_a_jobs_hosts_is_no_uplink_whoever_trusts_it() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
-    link_table.have_hosts([end("a/up")].into_iter());
-    link_table.look(answers(&BOTH), now);
+    link_table.set_host_ports([end("a/up")].into_iter());
+    link_table.update(answers(&BOTH), now);
     let (_, carries, trouble) = state(&link_table).remove(0);
     assert!(!carries && trouble.unwrap().starts_with("ranks of a job were behind a/up"));
     assert!(link_table.all()[0].is_unused && !link_table.ends().contains(&end("a/up")));
     link_table.accept(&end("a/up"), false).unwrap();
-    link_table.look(answers(&BOTH), now);
+    link_table.update(answers(&BOTH), now);
     assert_eq!(state(&link_table), [is("a/up s/1", true, "")], "it was plugged in elsewhere");
 }
 
@@ -257,8 +257,8 @@ fn what_is_typed_wins_and_what_is_heard_is_said() {
     let now = Instant::now();
     let with = |said: &[_]| {
         let mut link_table = link_table(&[("a/up", "s/1")]);
-        link_table.look(answers(said), now);
-        link_table.look(answers(said), now + GRACE);
+        link_table.update(answers(said), now);
+        link_table.update(answers(said), now + GRACE);
         state(&link_table)
     };
     let other = with(&[("a", &[("up", "s/2")]), ("s", &[("1", ""), ("2", "a/up")])]);
@@ -277,15 +277,15 @@ fn a_box_that_does_not_listen_takes_no_typed_link_away() {
     let (mut link_table, now) = (link_table(&[("a/up", "s/1")]), Instant::now());
     let mut said = answers(&HALF);
     said.get_mut("a").unwrap().lldp = false;
-    link_table.look(said.clone(), now);
-    link_table.look(said, now + 2 * GRACE);
+    link_table.update(said.clone(), now);
+    link_table.update(said, now + 2 * GRACE);
     assert_eq!(state(&link_table), [is("a/up s/1", true, "")]);
 }
 
 #[test]
 fn a_box_is_known_by_a_mac_address_that_no_other_has() {
     let mut link_table = link_table(&[]);
-    link_table.look(answers(&BOTH), Instant::now());
+    link_table.update(answers(&BOTH), Instant::now());
     assert_eq!(link_table.with_mac("mac of s").as_deref(), Some("s"));
     assert_eq!([link_table.with_mac("shared"), link_table.with_mac("another")], [None, None]);
 }
@@ -295,7 +295,7 @@ fn mtus_that_differ_are_said() {
     let mut link_table = link_table(&[]);
     let mut said = answers(&BOTH);
     said.get_mut("a").unwrap().ports[0].mtu = 9000;
-    link_table.look(said, Instant::now());
+    link_table.update(said, Instant::now());
     assert_eq!(state(&link_table), [is("a/up s/1", true, "MTU 9000 at a/up and 1500 at s/1")]);
 }
 
@@ -307,7 +307,7 @@ fn a_link_of_unknown_rate_is_measured_at_each_link_up() {
         said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = rate);
         said
     };
-    link_table.look(with_rate(0), now);
+    link_table.update(with_rate(0), now);
     let unmeasured =
         |link_table: &mut LinkTable, up| link_table.unmeasured(|_| up, |_| false).len();
     assert_eq!(link_table.unmeasured(|_| true, |of| of == "s").len(), 0, "a box is silent");
@@ -316,28 +316,28 @@ fn a_link_of_unknown_rate_is_measured_at_each_link_up() {
         [1, 0, 0, 1, 0]
     );
     let of = link_table.all().remove(0).link;
-    link_table.record_measurement(&of, Ok(Carries::Just(1000)));
+    link_table.record_measurement(&of, Ok(Capacity::Exactly(1000)));
     assert_eq!(
         [false, true].map(|up| unmeasured(&mut link_table, up)),
         [0, 1],
         "it may be another link"
     );
-    link_table.look(with_rate(10_000), now);
+    link_table.update(with_rate(10_000), now);
     assert_eq!([false, true].map(|up| unmeasured(&mut link_table, up)), [0, 0], "its driver knows");
 }
 
 #[test]
 fn what_is_measured_counts_and_the_next_manager_knows() {
     let (mut first, now) = (link_table(&[("a/up", "s/1")]), Instant::now());
-    first.look(answers(&BOTH), now);
+    first.update(answers(&BOTH), now);
     let rate = |link_table: &LinkTable| link_table.all()[0].link.rate.map(|rate| rate.0);
     let of = link("a/up", "s/1");
     first.has_changed();
     for (carries, counts, changed) in [
-        (Ok(Carries::Just(1000)), 1000, true),
-        (Ok(Carries::Just(1090)), 1000, false),
+        (Ok(Capacity::Exactly(1000)), 1000, true),
+        (Ok(Capacity::Exactly(1090)), 1000, false),
         (Err("a job has its rings at up".to_owned()), 1000, false),
-        (Ok(Carries::Just(890)), 890, true),
+        (Ok(Capacity::Exactly(890)), 890, true),
     ] {
         first.record_measurement(&of, carries);
         assert_eq!((rate(&first), first.has_changed()), (Some(counts), changed));
@@ -347,7 +347,7 @@ fn what_is_measured_counts_and_the_next_manager_knows() {
         next.restore_measured(&first.measured());
         let mut said = answers(&BOTH);
         said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = nominal);
-        next.look(said, now);
+        next.update(said, now);
         rate(&next)
     };
     assert_eq!(again("s/1", 10), Some(890));
@@ -358,7 +358,7 @@ fn what_is_measured_counts_and_the_next_manager_knows() {
 #[test]
 fn ports_show_whom_they_hear_and_who_hears_them() {
     let mut link_table = link_table(&[]);
-    link_table.look(
+    link_table.update(
         answers(&[("a", &[("up", ""), ("h", ""), ("x", "00:07")]), ("s", &[("1", "a/up")])]),
         Instant::now(),
     );

@@ -12,7 +12,7 @@ use netsum_common::serial::{Psn, Qpn};
 use netsum_common::slot::{
     Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot,
 };
-use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
+use netsum_common::wire::in_band::{HeaderKind, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{
     self, BTH_LEN, Frame, ICRC_LEN, InBandToken, JobHeader, L3, Reject, UdpHdr,
 };
@@ -257,9 +257,9 @@ impl Model {
         let payload = &packet[frame.payload()..][..len];
         let header = payload.first_chunk::<JOB_HEADER_LEN>()?;
         match beginning(*payload.first_chunk()?) {
-            Beginning::Other => None,
-            Beginning::Version(_) => Some(Look::Count(Counter::InBandVersion)),
-            Beginning::Header => Some(match self.job_of(header) {
+            HeaderKind::Other => None,
+            HeaderKind::Version(_) => Some(Look::Count(Counter::InBandVersion)),
+            HeaderKind::Header => Some(match self.job_of(header) {
                 Some(job) => Look::Job(job, frame, len),
                 None => Look::Count(Counter::InBandWrongToken),
             }),
@@ -497,9 +497,9 @@ impl Model {
         if config.flags & ring_flags::IN_BAND != 0 && frame.bth.opcode.is_first() {
             let index = serial::sub(frame.bth.psn, flow.spec.base_psn.get());
             let payload = &packet[frame.payload()..][..len];
-            let header = payload
-                .first_chunk()
-                .filter(|h| beginning(*h.first_chunk().expect("eight bytes")) == Beginning::Header);
+            let header = payload.first_chunk().filter(|h| {
+                beginning(*h.first_chunk().expect("eight bytes")) == HeaderKind::Header
+            });
             let says = header.and_then(JobHeader::decode).map(|h| h.index);
             if says != Some(index) {
                 let Some(job) = header.and_then(|h| self.job_of(h)) else {
@@ -671,7 +671,7 @@ impl Model {
         if ring.config.flags & ring_flags::RELAXED != 0 {
             // FECN and BECN stay as the sender set them.
             let told = &mut frame[ip + l3.header_len() + 8 + 4];
-            *told = *told & 0xc0 | ring.slots[s].tells((to + ranks - 1) % ranks);
+            *told = *told & 0xc0 | ring.slots[s].receiver_marks((to + ranks - 1) % ranks);
         }
         let checksum_at = ip + l3.header_len() + 6;
         let with_checksum = ring.slots[s].checksum != 0 && u16_at(&frame, checksum_at) != 0;

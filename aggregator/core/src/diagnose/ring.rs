@@ -28,7 +28,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
     {
         return vec![here(Rank(rank), refused(ring, evidence, Counter::LayoutMismatch))];
     }
-    if view.is_held() && ring.waits.is_some() {
+    if view.is_held_back() && ring.waits.is_some() {
         return vec![Finding {
             ring: Some(ring.ring),
             rank: None,

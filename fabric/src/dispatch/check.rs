@@ -5,16 +5,16 @@ use std::collections::{HashMap, HashSet};
 use netsum_api::v1 as api;
 use netsum_core::{Job, State};
 
-use super::{GivenOrders, Programmer, REJOIN_TIMEOUT, epoch, members};
+use super::{Dispatcher, GivenOrders, REJOIN_TIMEOUT, epoch, members};
 use crate::boxes::{Seen, ports};
 use crate::layout::{self, Layout, Order};
 use crate::share::{self, Candidate, Share};
 
-impl Programmer {
+impl Dispatcher {
     /// Checks that the boxes do as ordered. If one does not, or a link is down, the ranks
     /// reconnect.
-    pub(super) async fn look(&mut self) {
-        let seen = self.boxes.look().await;
+    pub(super) async fn poll(&mut self) {
+        let seen = self.boxes.poll().await;
         // Links found during a measurement are measured after it.
         if self.boxes.measuring.try_lock().is_ok() {
             let (new, boxes) = (self.boxes.unmeasured(), self.boxes.clone());
@@ -27,16 +27,16 @@ impl Programmer {
         }
         self.left.retain(|_, (since, _)| since.elapsed() < REJOIN_TIMEOUT);
         let come_back = |at: &str| self.left.keys().any(|name| self.is_at(name, at));
-        self.boxes.are_empty(|at| {
+        self.boxes.update_drains(|at| {
             seen.get(at).is_some_and(|seen| seen.jobs.is_empty()) && !come_back(at)
         });
         let mut inner = self.shared.lock();
         let ports = ports(&seen, inner.controller.ports());
         inner.controller.set_ports(ports);
-        let at_work = inner.controller.jobs().filter(|job| job.state == State::Active);
-        let at_work = at_work.flat_map(|job| job.flows.iter().map(|flow| flow.ifindex));
-        self.boxes.have_hosts(&at_work.collect());
-        if self.boxes.has_found() {
+        let placed = inner.controller.jobs().filter(|job| job.state == State::Active);
+        let placed = placed.flat_map(|job| job.flows.iter().map(|flow| flow.ifindex));
+        self.boxes.set_host_ports(&placed.collect());
+        if self.boxes.links_changed() {
             inner.carry_out(None, Vec::new()).unwrap_or_else(|e| log::error!("{}", e.message()));
         }
         // Boxes that were silent when the manager started.
@@ -70,9 +70,9 @@ impl Programmer {
             if epoch(job) != given.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.reconnect) {
                 continue;
             }
-            let Layout { orders, at_work, candidates, .. } = &given.layout;
+            let Layout { orders, placed, candidates, .. } = &given.layout;
             let lost = orders.iter().find(|order| is_lost(order, name, &seen));
-            let now = self.layout_at_work(job, &at_work.trees).ok();
+            let now = self.layout_at_work(job, &placed.trees).ok();
             let why = match (lost, now) {
                 (Some(order), _) => format!("box {} no longer sums the job", order.at),
                 (None, Some(now)) if now.orders != *orders => {
@@ -96,13 +96,13 @@ impl Programmer {
         // Orders of failed attempts are not repeated to boxes.
         let has_orders =
             |name: &str| self.given.contains_key(name) || self.on_host_ring.contains_key(name);
-        self.boxes.are_stuck(stuck, has_orders);
+        self.boxes.set_stuck_jobs(stuck, has_orders);
         let tree = |(root, rings)| api::FabricTree { root, rings };
         let job = |(name, given): (&String, &GivenOrders)| api::FabricJob {
             name: name.clone(),
-            trees: given.layout.at_work.trees.iter().cloned().map(tree).collect(),
+            trees: given.layout.placed.trees.iter().cloned().map(tree).collect(),
         };
-        self.boxes.have_trees(self.given.iter().map(job).collect());
+        self.boxes.set_trees(self.given.iter().map(job).collect());
         drop(inner);
         self.reshare(changed);
     }

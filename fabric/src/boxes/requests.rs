@@ -14,7 +14,7 @@ use tonic::{Code, Response, Status};
 use super::{Boxes, ManagerLocation, Seen};
 use crate::client::{Client, ORDERS, TIMEOUT};
 use crate::config::End;
-use crate::diagnosis::{self, Said};
+use crate::diagnosis::{self, BoxDiagnosis};
 use crate::hosts::SECOND_QUERY_DELAY;
 use crate::link_table::BoxReport;
 
@@ -34,7 +34,7 @@ impl Boxes {
         let patience = if self.is_silent(name) { TIMEOUT } else { ORDERS };
         tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| {
             let late = Status::deadline_exceeded(format!("no answer within {patience:?}"));
-            self.was_silent(name, &late);
+            self.record_no_answer(name, &late);
             Err(late)
         })
     }
@@ -112,7 +112,7 @@ impl Boxes {
     }
 
     /// Polls all boxes; returns those that answer.
-    pub async fn look(&self) -> HashMap<String, Seen> {
+    pub async fn poll(&self) -> HashMap<String, Seen> {
         let mut looks = JoinSet::new();
         for (name, client) in &self.all {
             let (name, mut client) = (name.clone(), client.clone());
@@ -200,11 +200,11 @@ impl Boxes {
                         // A box before protocol 5 has no service of this name.
                         self.known().look_at_version(&name, 0, "");
                     }
-                    self.was_silent(&name, &status);
+                    self.record_no_answer(&name, &status);
                 }
             }
         }
-        self.known().link_table.look(said, Instant::now().into_std());
+        self.known().link_table.update(said, Instant::now().into_std());
         seen
     }
 
@@ -256,7 +256,7 @@ impl Boxes {
 
     /// The boxes and the hosts below them.
     pub async fn topology(&self) -> api::Fabric {
-        self.look().await;
+        self.poll().await;
         let mut fabric = self.show();
         let request = api::ListPortsRequest { hosts: true };
         let mut answers =
@@ -305,7 +305,7 @@ impl Boxes {
             let request = request.clone();
             async move { c.jobs.diagnose(request).await }
         });
-        let mut said: Vec<Said> = Vec::new();
+        let mut said: Vec<BoxDiagnosis> = Vec::new();
         while let Some(Ok((name, answer))) = answers.join_next().await {
             if at.contains(&name) {
                 said.push((name, answer.map_err(|status| status.message().to_owned())));

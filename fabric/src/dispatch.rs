@@ -18,8 +18,8 @@ use tonic::{Code, Status};
 use crate::boxes::{Boxes, Seen};
 use crate::layout::{self, Layout, Order, Paths, TOKEN_PREFIX};
 use crate::orders::{Change, Joined, Pending, Shared};
-use crate::own_addresses::{Own, RETRY_INTERVAL, reservations};
-use crate::share::{AtWork, Share};
+use crate::own_addresses::{ManagerAddresses, RETRY_INTERVAL, reservations};
+use crate::share::{PlacedJob, Share};
 
 /// Time within which ranks that left to reconnect join again.
 const REJOIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ impl GivenOrders {
 }
 
 /// Keeps the orders that boxes have received.
-pub struct Programmer {
+pub struct Dispatcher {
     shared: Shared,
     boxes: Arc<Boxes>,
     pending: Pending,
@@ -70,7 +70,7 @@ pub struct Programmer {
     unknown: BTreeSet<String>,
     /// Reservations of each box, with the time of the last order.
     reserved: HashMap<String, (Vec<api::Reservation>, Instant)>,
-    own: Option<Own>,
+    own: Option<ManagerAddresses>,
 }
 
 /// The required state of a job.
@@ -83,7 +83,7 @@ enum RequiredState {
     Nothing { gone: bool },
 }
 
-impl Programmer {
+impl Dispatcher {
     /// Starts with boxes that are already programmed as the controller wants: it took over from
     /// another manager, or has no jobs.
     pub fn new(shared: Shared, boxes: Arc<Boxes>, seen: &HashMap<String, Seen>) -> Self {
@@ -125,8 +125,8 @@ impl Programmer {
 
     /// Makes boxes reserve this machine's addresses for the ports by which it calls.
     #[must_use]
-    pub fn reserving_own(self) -> Self {
-        Self { own: Some(Own::default()), ..self }
+    pub fn reserving_own_addresses(self) -> Self {
+        Self { own: Some(ManagerAddresses::default()), ..self }
     }
 
     /// Carries changes out, until their senders end or boxes follow another manager; returns why.
@@ -144,11 +144,11 @@ impl Programmer {
                     None => return "all senders of orders have ended".into(),
                 },
                 _ = ticks.tick() => {
-                    self.look().await;
+                    self.poll().await;
                     self.reserve(None).await;
                 }
             }
-            if let Some(why) = self.boxes.follower() {
+            if let Some(why) = self.boxes.successor() {
                 return why;
             }
         }
@@ -198,7 +198,7 @@ impl Programmer {
     fn layout(&self, job: &Job) -> Result<Layout, String> {
         let begin = Instant::now();
         let others = self.given.iter().filter(|(of, _)| **of != job.spec.name);
-        let others: Vec<AtWork> = others.map(|(_, given)| given.layout.at_work.clone()).collect();
+        let others: Vec<PlacedJob> = others.map(|(_, given)| given.layout.placed.clone()).collect();
         let share = Share::Beside(&others, &*self.boxes);
         let layout = block_in_place(|| self.layout_by(job, self.boxes.paths(), share));
         log::debug!(
@@ -288,15 +288,15 @@ impl Programmer {
                 }
             };
             // Another manager may own the job and its ranks by now.
-            if done.is_err() && self.boxes.is_ahead() {
-                self.boxes.look().await;
+            if done.is_err() && self.boxes.is_superseded() {
+                self.boxes.poll().await;
             }
-            if self.boxes.follower().is_some() {
+            if self.boxes.successor().is_some() {
                 return;
             }
             let Err(why) = done else { continue };
             let mut inner = self.shared.lock();
-            if inner.controller.set_without_box(&name, now) {
+            if inner.controller.set_on_host_ring(&name, now) {
                 log::warn!(
                     NETSUM_JOB = name;
                     "job {name}: no boxes sum it, its ranks sum over the hosts' ring: {why:#}"
@@ -382,9 +382,9 @@ impl Programmer {
     /// that is about to start: nobody can take them over there.
     async fn reserve(&mut self, new: Option<&Layout>) {
         if let Some(own) = &mut self.own {
-            own.look(&self.boxes).await;
+            own.update(&self.boxes).await;
         }
-        let own = self.own.as_ref().map(Own::places);
+        let own = self.own.as_ref().map(ManagerAddresses::places);
         let paths = self.boxes.paths();
         let layouts: Vec<&Layout> =
             self.given.values().map(|given| &given.layout).chain(new).collect();
@@ -421,8 +421,8 @@ impl Programmer {
         let boxes = self.boxes.clone();
         let failed = |status: Status| {
             match status.code() {
-                Code::Unavailable => boxes.was_silent(at, &status),
-                Code::Aborted => boxes.is_followed(at, &status),
+                Code::Unavailable => boxes.record_no_answer(at, &status),
+                Code::Aborted => boxes.record_refusal(at, &status),
                 _ => {}
             }
             anyhow!("box {at}: {}", status.message())
