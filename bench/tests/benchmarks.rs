@@ -74,6 +74,24 @@ fn the_data_plane_is_measured_from_single_packets_to_live_frames() {
 }
 
 #[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_host_is_measured_alone_over_both_transports() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("json");
+    let mut command = Command::new(program("bench-host").unwrap());
+    let text = output(command.args(["--quick", "--json"]).arg(&file)).unwrap();
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let rows = rows(&figures, "rows");
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["udp", "xdp"], "{text}");
+    for row in rows {
+        positive(row, &["gbps", "cpu_per_gb", "packets_per_sleep", "rank_busy", "reflector_busy"]);
+        // The reflector's sums are taken for the box's.
+        assert_eq!(row["fallbacks"], 0, "{row}");
+    }
+}
+
+#[test]
 #[ignore = "needs the program `netsum`: cargo xtask test"]
 fn a_managers_cost_and_starts_of_operations_are_measured() {
     let folder = tempfile::tempdir().unwrap();

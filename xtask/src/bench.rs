@@ -59,6 +59,16 @@ enum What {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Measure what a host costs alone: a rank on one CPU, over UDP and AF_XDP, while an XDP program
+    /// on the other CPU plays box and peer. Two minutes.
+    Host {
+        /// Also write figures, with machine and kernel, to benchmarks/host.{txt,json}.
+        #[arg(long)]
+        save: bool,
+        /// Arguments of the benchmark itself; `-- --help` lists them.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
     /// Measure a fabric manager with many boxes and ranks: the time to admit them, to recover after
     /// it was killed, and to lay all jobs out again when a spine has died. Boxes and ranks have no
     /// data plane. Also measure how long the call that starts an operation takes, with and without
@@ -124,6 +134,10 @@ pub fn run(args: BenchArgs) -> Result<()> {
             }
             recorded("control", arguments, save)
         }
+        What::Host { save, arguments } => {
+            setup::require_bpf()?;
+            recorded("host", arguments, save)
+        }
         What::Racks { save, mut arguments } => {
             setup::require_bpf()?;
             setup::install_rivals();
@@ -139,7 +153,8 @@ fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
     let said = said.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
     let said = said.collect::<Vec<_>>().join(" ");
     if save {
-        let kinds: &[&str] = if name != "control" { &["json", "svg"] } else { &["json"] };
+        let draws = !["control", "host"].contains(&name);
+        let kinds: &[&str] = if draws { &["json", "svg"] } else { &["json"] };
         for kind in kinds {
             let path = paths::root()?.join(RECORDS).join(format!("{name}.{kind}"));
             arguments.extend([format!("--{kind}"), path.display().to_string()]);

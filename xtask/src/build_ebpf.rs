@@ -9,9 +9,9 @@ use crate::paths;
 use crate::paths::output;
 use crate::toolchain::{Toolchain, nightly};
 
-/// The objects, which are committed in [`FOLDER`]: two of the box, and those of the benchmark, of
-/// the lab's lossy links and VLANs, and of an AF_XDP host.
-pub const OBJECTS: [&str; 6] = ["netsum", "spread", "bench", "faults", "vlan", "host"];
+/// The objects, which are committed in [`FOLDER`]: two of the box, and those of the benchmarks,
+/// of the lab's lossy links and VLANs, and of an AF_XDP host.
+pub const OBJECTS: [&str; 7] = ["netsum", "spread", "bench", "reflector", "faults", "vlan", "host"];
 /// The folder of the objects.
 const FOLDER: &str = "objects";
 

@@ -4,7 +4,7 @@
 use std::io::{BufRead, Write};
 
 use anyhow::{Context, Result};
-use netsum_bench::contest::cost::busy_now;
+use netsum_bench::contest::cost::{busy_now, own_cpu};
 use netsum_bench::contest::{Answer, Order};
 use netsum_lab::cluster::RankSpec;
 use netsum_worker::{Communicator, Mode};
@@ -38,6 +38,7 @@ fn reduce(comm: &mut Communicator, order: &Order, wanted: Mode) -> Result<Answer
         micros: Vec::new(),
         busy: 0.0,
         busiest: 0.0,
+        cpu: 0.0,
         wrong: 0,
         retransmissions: 0,
         astray: 0,
@@ -45,8 +46,9 @@ fn reduce(comm: &mut Communicator, order: &Order, wanted: Mode) -> Result<Answer
     for _ in 0..order.iters {
         buffer.iter_mut().enumerate().for_each(|(i, x)| *x = number(element(i) * (rank + 1)));
         comm.all_reduce(&mut [number(1)])?;
-        let before = busy_now()?;
+        let (before, cpu) = (busy_now()?, own_cpu()?);
         let report = comm.all_reduce(&mut buffer)?;
+        answer.cpu += own_cpu()? - cpu;
         let busy =
             busy_now()?.iter().zip(before).map(|(now, before)| now - before).collect::<Vec<_>>();
         answer.busy += busy.iter().sum::<f64>();

@@ -4,6 +4,8 @@ use anyhow::{Context, Result, ensure};
 
 use netsum_lab::Host;
 use netsum_lab::cluster::Cluster;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike as _;
 
 /// Readings, or their differences.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,6 +70,15 @@ impl Cost {
 /// Without `/proc/stat`.
 pub fn busy_now() -> Result<Vec<f64>> {
     Ok(busy(&std::fs::read_to_string("/proc/stat").context("/proc/stat")?))
+}
+
+/// CPU seconds of this process, user and system (getrusage(2)).
+///
+/// # Errors
+/// If the kernel does not report them.
+pub fn own_cpu() -> Result<f64> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    Ok((usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1e6)
 }
 
 /// Seconds that each CPU was busy: user, nice, system, irq and softirq.

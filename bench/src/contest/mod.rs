@@ -57,6 +57,10 @@ pub struct Answer {
     /// Busy time of the busiest CPU in each all-reduce.
     #[serde(default)]
     pub busiest: f64,
+    /// CPU time of the process that answers in those times, in seconds; of all together once the
+    /// answers are merged.
+    #[serde(default)]
+    pub cpu: f64,
     /// The number of wrong elements.
     pub wrong: u64,
     /// Packets sent again, if the contestant counts them.
@@ -99,7 +103,7 @@ impl Round {
 }
 
 /// The median; for an even number of values the mean of the two in the middle.
-fn median(mut numbers: Vec<f64>) -> f64 {
+pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
     if numbers.len() % 2 == 1 {
@@ -160,6 +164,7 @@ impl Contestant {
                 .iter_mut()
                 .zip(&answer.micros)
                 .for_each(|(longest, time)| *longest = longest.max(*time));
+            all.cpu += answer.cpu;
             all.wrong += answer.wrong;
             all.retransmissions += answer.retransmissions;
             all.astray += answer.astray;

@@ -10,6 +10,7 @@ and writes answers.
 import ctypes
 import json
 import os
+import resource
 import sys
 import time
 
@@ -182,6 +183,12 @@ def busy():
     return [sum(int(ticks[i]) for i in (0, 1, 2, 5, 6)) / 100 for ticks in lines]
 
 
+def own_cpu():
+    """CPU seconds of this process, user and system."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
 def main():
     kind = {"gloo": Gloo, "oneccl": OneCcl, "mpi": Mpi, "mpich": Mpich}[sys.argv[1]]
     alone = kind in (Gloo, OneCcl)
@@ -200,20 +207,22 @@ def main():
         own, right = pattern * (comm.rank + 1), pattern * (comm.ranks * (comm.ranks + 1) // 2)
         buffer = comm.numbers.empty(length, dtype=dtype)
         blocks = [slice(start, min(start + block, length)) for start in range(0, length, block)]
-        micros, seconds, busiest, wrong = [], 0.0, 0.0, 0
+        micros, seconds, busiest, cpu, wrong = [], 0.0, 0.0, 0.0, 0
         for _ in range(order["iters"]):
             for part in blocks:
                 buffer[part] = own[: part.stop - part.start]
             comm.barrier()
-            before, start = busy(), time.perf_counter()
+            before, cpu, start = busy(), cpu - own_cpu(), time.perf_counter()
             comm.reduce(buffer, order["setting"])
             micros.append((time.perf_counter() - start) * 1e6)
+            cpu += own_cpu()
             spent = [now - then for now, then in zip(busy(), before)]
             seconds, busiest = seconds + sum(spent), busiest + max(spent)
             wrong += sum(int((buffer[part] != right[: part.stop - part.start]).sum()) for part in blocks)
         micros, wrong = comm.of_all(micros, wrong)
         if speaks:
-            print(json.dumps({"micros": micros, "wrong": wrong, "busy": seconds, "busiest": busiest}), flush=True)
+            answer = {"micros": micros, "wrong": wrong, "busy": seconds, "busiest": busiest, "cpu": cpu}
+            print(json.dumps(answer), flush=True)
 
 
 main()

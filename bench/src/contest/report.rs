@@ -248,6 +248,7 @@ mod tests {
             micros: micros.to_vec(),
             busy,
             busiest: busy,
+            cpu: busy,
             wrong: 0,
             retransmissions: 1,
             astray: 0,

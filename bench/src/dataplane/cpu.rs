@@ -30,24 +30,33 @@ fn parse(schedstat: &str) -> Option<Duration> {
 /// If one of them does not exist.
 pub fn of_ring(cpu: u32, map: u32) -> Result<Vec<String>> {
     let names = [format!("cpumap/{cpu}/map:{map}"), format!("ksoftirqd/{cpu}")];
-    let mut found: Vec<Option<String>> = vec![None; names.len()];
+    let thread = |name: String| {
+        // Of two threads with the same name, the older belongs to a replaced program and is about
+        // to end; the newer one comes later in the list.
+        let pid = threads(|comm| comm == name)?.pop();
+        pid.with_context(|| format!("no thread `{name}` of the kernel"))
+    };
+    names.into_iter().map(thread).collect()
+}
+
+/// Process IDs of the threads with such a name, kernel threads included.
+///
+/// # Errors
+/// Without `/proc`.
+pub fn threads(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+    let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").context("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().filter(|n| n.bytes().all(|b| b.is_ascii_digit())) else {
             continue;
         };
         // Skip threads that have ended meanwhile.
-        let Ok(comm) = std::fs::read_to_string(format!("/proc/{pid}/comm")) else { continue };
-        // Of two threads with the same name, the older belongs to a replaced program and is about
-        // to end; the newer one comes later in the list.
-        if let Some(i) = names.iter().position(|n| n == comm.trim()) {
-            found[i] = Some(pid.to_owned());
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        if comm.is_ok_and(|comm| is_wanted(comm.trim())) {
+            found.push(pid.to_owned());
         }
     }
-    let found = found.into_iter().zip(&names);
-    found
-        .map(|(pid, name)| pid.with_context(|| format!("no thread `{name}` of the kernel")))
-        .collect()
+    Ok(found)
 }
 
 #[cfg(test)]
