@@ -253,7 +253,7 @@ fn a_port_with_a_jobs_hosts_is_no_uplink_whoever_trusts_it() {
 }
 
 #[test]
-fn what_is_typed_wins_and_what_is_heard_is_said() {
+fn a_configured_link_wins_and_another_lldp_peer_is_reported() {
     let now = Instant::now();
     let with = |said: &[_]| {
         let mut link_table = link_table(&[("a/up", "s/1")]);

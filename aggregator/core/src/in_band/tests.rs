@@ -432,7 +432,7 @@ fn jobs_in_band_are_told_from_others() {
 }
 
 #[test]
-fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_continues() {
+fn after_a_restart_the_data_plane_gets_the_tokens_again_and_the_epoch_continues() {
     let mut c = with_job();
     begin(&mut c, 1);
     assert_eq!(outcome(&mut c, packet(0, 2)), Outcome::Waits);
