@@ -427,6 +427,11 @@ impl Endpoint {
         }
     }
 
+    /// Acknowledges at once all that has been received: this end is about to be closed.
+    pub fn acknowledge_all(&mut self) {
+        self.qps.iter_mut().for_each(|qp| qp.responder.acknowledge_owed());
+    }
+
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()

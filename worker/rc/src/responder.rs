@@ -390,10 +390,17 @@ impl Responder {
         [waiting, again, self.owed].into_iter().flatten().min()
     }
 
+    /// Acknowledges now what was to wait for later messages.
+    pub fn acknowledge_owed(&mut self) {
+        if self.owed.take().is_some() {
+            self.acknowledge();
+        }
+    }
+
     /// Checks the timers. Returns whether a NAK is pending.
     pub fn on_timeout(&mut self, now: Instant) -> bool {
         if self.owed.is_some_and(|at| now >= at) {
-            self.acknowledge();
+            self.acknowledge_owed();
         }
         let Some(loss_tracker) = &mut self.loss_tracker else { return false };
         let over = loss_tracker.waiting.iter().take_while(|(_, until)| *until <= now).last();

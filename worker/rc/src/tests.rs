@@ -382,6 +382,30 @@ fn messages_without_a_request_are_acknowledged_and_sent_again_if_lost() {
 }
 
 /// An acknowledgement of all up to a PSN arrives at end 0.
+/// A driver whose socket is full does not poll.
+#[test]
+fn an_acknowledgement_that_is_owed_is_due_once_and_before_the_end() {
+    let owing = || {
+        let mut pair = Pair::new(5, Faults::default(), |c| c.selective = true);
+        for id in 0..5 {
+            pair.ends[0].post_send(pair.qps[0], id, vec![1; 256], None);
+            pair.ends[1].post_receive(pair.qps[1], Vec::new());
+        }
+        // The first four are acknowledged at once.
+        while pair.ends[1].next_timeout().is_none() && pair.step() {}
+        pair
+    };
+    let mut pair = owing();
+    let late = pair.now + Duration::from_millis(4);
+    pair.ends[1].handle_timeout(late);
+    assert!(pair.ends[1].next_timeout().is_none_or(|at| at > late));
+    assert_eq!(sent_now(&mut pair, 1).len(), 1);
+    let mut pair = owing();
+    assert_eq!(sent_now(&mut pair, 1).len(), 0);
+    pair.ends[1].acknowledge_all();
+    assert_eq!(sent_now(&mut pair, 1).len(), 1);
+}
+
 pub(crate) fn acknowledge(pair: &mut Pair, psn: u32) {
     acknowledge_with(pair, psn, Syndrome::Ack(0x1f));
 }

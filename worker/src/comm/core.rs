@@ -441,7 +441,8 @@ impl Core {
 
     /// Reports to the daemon how the job has ended for this rank.
     fn depart(&mut self, end: Result<(), String>) {
-        // Sends the last acknowledgements.
+        // The others need not stay for these.
+        self.connections.acknowledge_all();
         let _ = self.connections.drive(Instant::now());
         if let Some(heartbeat) = &mut self.heartbeat {
             heartbeat.stop(end);

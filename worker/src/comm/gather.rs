@@ -3,11 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-/// With fewer bytes in flight, an operation may wait for the next packet.
-const LEAST_IN_FLIGHT: u64 = 64 << 10;
+/// With fewer bytes in flight, an operation may wait for the next packet. These are more than
+/// [`BATCH`] of the longest packets: with fewer in flight than are waited for, each wait would
+/// lengthen the next one.
+const LEAST_IN_FLIGHT: u64 = 128 << 10;
 /// How many packets to gather.
 const BATCH: u32 = 32;
-/// The longest wait: a part of the 500 us that [`LEAST_IN_FLIGHT`] takes at 1 Gb/s.
+/// The longest wait: a part of the millisecond that [`LEAST_IN_FLIGHT`] takes at 1 Gb/s.
 const LONGEST_WAIT: Duration = Duration::from_micros(150);
 /// Packets further apart than this are received one by one.
 const LARGEST_GAP: Duration = Duration::from_micros(50);

@@ -43,6 +43,8 @@ pub(crate) trait Connections: Channels + Send {
     fn gather_time(&self) -> Option<Duration> {
         None
     }
+    /// Acknowledges at the next drive all that has been received.
+    fn acknowledge_all(&mut self) {}
     /// When to drive at the latest, if nothing arrives.
     fn next_timeout(&self) -> Option<Instant>;
     /// Readable when something has arrived.

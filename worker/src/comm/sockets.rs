@@ -223,6 +223,10 @@ impl<D: Driver> Connections for SocketConnections<D> {
         self.gather.wait(Instant::now(), self.channels.endpoint.in_flight())
     }
 
+    fn acknowledge_all(&mut self) {
+        self.channels.endpoint.acknowledge_all();
+    }
+
     fn next_timeout(&self) -> Option<Instant> {
         self.channels.endpoint.next_timeout()
     }

@@ -131,7 +131,7 @@ fn write_pairs(unit: i32, bits: u32, x: &[f32], out: &mut [[u8; 8]]) {
         // One bit more, so that there is always one to cut.
         let (wide, by) = (u64::from(mantissa) << 1, (-shift).clamp(0, 31) as u32 + 1);
         let rounded = (wide + (((1 << by) - 1) >> 1) + (wide >> by & 1)) >> by;
-        let magnitude = (rounded << shift.clamp(0, 38)) as i64;
+        let magnitude = (rounded << shift.clamp(0, 39)) as i64;
         let number = if biased == 0xff { 0 } else { magnitude };
         let sign = i64::from(pattern as i32 >> 31);
         let number = (number ^ sign) - sign;
@@ -293,6 +293,14 @@ mod tests {
     }
 
     #[test]
+    fn one_rank_keeps_its_numbers() {
+        for exponent in 1..255 {
+            let x = f32::from_bits(exponent << 23 | 0x40_0001);
+            assert_eq!((one(2, &[x]), one(3, &[-x])), (x, -x));
+        }
+    }
+
+    #[test]
     fn what_becomes_zero_is_counted() {
         let x = [1.0, 1e-30, 0.0, -1e-30, 1e-5, f32::NAN];
         let format = Limbs::new(2, quant::exponents(&x), 4);
@@ -314,7 +322,7 @@ mod tests {
         #[test]
         fn sums_are_rounded_once(
             limbs in 2u8..4,
-            ranks in 2usize..65,
+            ranks in 1usize..65,
             first in 1u32..70,
             seeds in prop::collection::vec((any::<u32>(), 0u32..21), 64),
             is_average in any::<bool>(),
@@ -337,7 +345,7 @@ mod tests {
 
         /// The largest numbers of all ranks fit the lanes.
         #[test]
-        fn nothing_overflows(limbs in 2u8..4, ranks in 2usize..65, bits in any::<u32>()) {
+        fn nothing_overflows(limbs in 2u8..4, ranks in 1usize..65, bits in any::<u32>()) {
             let x = f32::from_bits(bits);
             let x = if x.is_finite() { x } else { f32::MAX };
             let sum = one(limbs, &vec![x; ranks]);
