@@ -387,11 +387,16 @@ fn messages_without_a_request_are_acknowledged_and_sent_again_if_lost() {
 fn an_acknowledgement_that_is_owed_is_due_once_and_before_the_end() {
     let owing = || {
         let mut pair = Pair::new(5, Faults::default(), |c| c.selective = true);
+        // The fifth is late; the first four are acknowledged at once.
+        let mut nth = 0;
+        pair.meddle = Some(Box::new(move |_, to, _| {
+            nth += u32::from(to == 1);
+            vec![Duration::from_micros(if nth == 5 { 100 } else { 0 })]
+        }));
         for id in 0..5 {
             pair.ends[0].post_send(pair.qps[0], id, vec![1; 256], None);
             pair.ends[1].post_receive(pair.qps[1], Vec::new());
         }
-        // The first four are acknowledged at once.
         while pair.ends[1].next_timeout().is_none() && pair.step() {}
         pair
     };
