@@ -12,7 +12,7 @@
 //!
 //! This detects a contribution that was lost or added twice, sums of other sessions, rings and
 //! messages, mixed-up slots, and bits changed in the box, which no ICRC can detect.
-//! ARCHITECTURE.md, "Verified sums", has the probability that an error passes.
+//! The book's page "The collective" has the probability that an error passes.
 
 /// Number of check lanes.
 pub const CHECK_LANES: usize = 3 + DATA_SUMS;

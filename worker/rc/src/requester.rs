@@ -15,14 +15,14 @@ use super::rtt::{PACKET_OVERHEAD, RttEstimator};
 use super::segmenter::{Part, Segmenter};
 use super::{Operation, Psn, QpConfig, QpError, Qpn, name, packets};
 
-/// At least every so many packets of a message, one requests an acknowledgement.
+/// Within a message, each packet of this number requests an acknowledgement.
 const ACK_EVERY: u64 = 32;
 /// While more than [`FEW`] packets are in flight, the end of a message requests one only after so
 /// many packets or an eighth of the window. If nothing follows, the receiver acknowledges unasked.
 const UNASKED: u64 = 8;
 /// So few packets in flight may each be waited for, and show how long a round trip takes.
 const FEW: u64 = 4;
-/// Timeouts back off to at most this many times the configured one.
+/// The longest backoff, as a multiple of the configured timeout.
 const MAX_BACKOFF: u32 = 16;
 
 /// Least time to wait for other acknowledgements after that of a probe.
@@ -99,7 +99,7 @@ pub struct Requester {
     /// NAKs after the first that had the same packet sent again.
     naks: u32,
     sample: Option<Sample>,
-    /// The last packet has not probed since an acknowledgement arrived.
+    /// Whether a probe may still be sent when sums stop: once for each acknowledgement.
     may_ask: bool,
 }
 

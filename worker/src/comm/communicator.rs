@@ -2,7 +2,7 @@
 //!
 //! While the application is in a call, its thread drives. Between calls the *progress thread* does:
 //! operations in flight continue, lost packets are sent again, keep-alives are sent, and other
-//! ranks can fall back to the ring while this one computes.
+//! ranks can fall back to the hosts' ring while this one computes.
 
 use std::ops::DerefMut;
 use std::sync::Arc;

@@ -37,7 +37,7 @@ pub enum Transport {
     /// job has a daemon; else UDP.
     #[default]
     Auto,
-    /// The RC endpoint of this crate over a UDP socket.
+    /// netsum's RC endpoint over a UDP socket.
     Udp,
     /// The same endpoint over AF_XDP sockets, past the kernel's network stack. Needs the feature
     /// `xdp`, the capabilities CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF, and an interface without

@@ -1,4 +1,4 @@
-//! Connections over sockets: the RC endpoint of this crate, over UDP or AF_XDP.
+//! Connections over sockets: netsum's RC endpoint, over UDP or AF_XDP.
 
 use std::io;
 use std::net::IpAddr;

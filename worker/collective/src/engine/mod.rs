@@ -30,8 +30,8 @@
 //!
 //! ## Few floats
 //! A small operation of floats is one message, if the prediction of its exponents is right. All
-//! ranks predict alike: the exponents that the last such message of this ring and length has
-//! needed. Those are known when the next message is built, because a ring sends nothing after a
+//! ranks predict alike: the exponents that the last such message of this ring has needed whose
+//! length was the same modulo 16. Those are known when the next message is built, because a ring sends nothing after a
 //! speculative message before it has the sum. All ranks read the same from a sum. So if the
 //! prediction was wrong, all of them insert a second message right after it, before those of later
 //! operations, which have not been sent yet. The result always has the bits of the right format.

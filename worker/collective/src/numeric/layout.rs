@@ -100,8 +100,8 @@ impl Default for Last {
     }
 }
 
-/// The last exponents by length, as far as lengths differ in their lowest bits: a training repeats
-/// the same operations.
+/// The last exponents, in 16 entries by length modulo 16: a training repeats the same operations.
+/// Lengths that share an entry may spoil each other's prediction.
 #[derive(Debug, Default)]
 pub struct Lasts([Last; 16]);
 

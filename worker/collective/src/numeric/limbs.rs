@@ -1,5 +1,6 @@
-//! Few floats as fixed-point numbers of two or three lanes each, so that a sum loses next to
-//! nothing: the latency of a small operation hardly depends on its bytes.
+//! Few floats as fixed-point numbers of two or three lanes each, so that a sum loses almost
+//! nothing. The bytes cost a small operation some latency: BENCHMARKS.md, "All-reduces on unshaped
+//! links".
 //!
 //! With b = 32 - ceil(log2 N) bits a lane, a number is an integer of K b bits in two's complement,
 //! lowest limb first. The limbs below the last one have no sign. N of each fit in 32 bits, so the
@@ -198,16 +199,12 @@ fn quotient(number: i128, by: u32, unit: i32) -> f32 {
     // Enough bits of the quotient that the rest only decides a tie.
     const MORE: u32 = 31;
     let magnitude = number.unsigned_abs();
-    let (magnitude, unit, rest) = if by == 1 {
-        (magnitude, unit, false)
+    let bits = if by == 1 {
+        rounded(magnitude, unit, false)
     } else {
-        let by = u128::from(by);
-        {
-            let wide = magnitude << MORE;
-            (wide / by, unit - MORE as i32, !wide.is_multiple_of(by))
-        }
+        let (magnitude, by) = (magnitude << MORE, u128::from(by));
+        rounded(magnitude / by, unit - MORE as i32, !magnitude.is_multiple_of(by))
     };
-    let bits = rounded(magnitude, unit, rest);
     f32::from_bits(bits | u32::from(number < 0) << 31)
 }
 
