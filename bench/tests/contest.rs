@@ -2,7 +2,7 @@
 
 use netsum_bench::contest::Order;
 use netsum_bench::contest::link::{Link, Wire};
-use netsum_bench::contest::start::{Who, start};
+use netsum_bench::contest::start::{Peer, start};
 use netsum_bench::contest::wire::{Part, Progress};
 use netsum_lab::cluster::JobSpec;
 
@@ -11,7 +11,7 @@ use netsum_lab::cluster::JobSpec;
 fn netsum_takes_part_with_and_without_its_box() {
     let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
     let order = Order { len: 100_000, iters: 3, setting: 0 };
-    let rounds = [Who::Box, Who::Xdp, Who::Ring { offload: true }].map(|who| {
+    let rounds = [Peer::Box, Peer::Xdp, Peer::Ring { offload: true }].map(|who| {
         let mut contestant =
             start(who, &job, Wire { mtu: 2152, rate: Link(None), loss: 0.0, uplinks: None })
                 .unwrap();
@@ -34,7 +34,7 @@ fn contestants_are_not_faster_than_the_links() {
         job: JobSpec { message_size: 65_536, window: 2, ..JobSpec::new("bench", 2) },
         wire: Wire { mtu: 1500, rate: "50mbit".parse().unwrap(), loss: 0.0, uplinks: None },
         sizes: vec![4096, 1 << 20],
-        who: vec![Who::Box, Who::Xdp, Who::Ring { offload: true }],
+        who: vec![Peer::Box, Peer::Xdp, Peer::Ring { offload: true }],
         launches: 2,
         rounds: 1,
         round_seconds: 0.1,

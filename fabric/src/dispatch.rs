@@ -91,7 +91,7 @@ impl Dispatcher {
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
         let (given, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
         let (on_host_ring, taken_over) = (HashMap::new(), HashMap::new());
-        let mut programmer = Self {
+        let mut dispatcher = Self {
             shared,
             boxes,
             pending,
@@ -105,22 +105,22 @@ impl Dispatcher {
             own: None,
         };
         // A box that is being drained may still sum any of them.
-        let at: Vec<String> = programmer.unknown.iter().cloned().collect();
-        for name in programmer.names() {
-            programmer.left.insert(name.clone(), (Instant::now(), at.clone()));
+        let at: Vec<String> = dispatcher.unknown.iter().cloned().collect();
+        for name in dispatcher.names() {
+            dispatcher.left.insert(name.clone(), (Instant::now(), at.clone()));
             let (of, layout) = {
-                let inner = programmer.shared.lock();
+                let inner = dispatcher.shared.lock();
                 let job = inner.controller.job(&name).ok().filter(|job| job.state == State::Active);
                 let Some(job) = job else { continue };
-                (members(job), programmer.layout_found(job, seen))
+                (members(job), dispatcher.layout_found(job, seen))
             };
             match layout {
-                Ok(layout) => drop(programmer.given.insert(name, GivenOrders::new(of.1, layout))),
+                Ok(layout) => drop(dispatcher.given.insert(name, GivenOrders::new(of.1, layout))),
                 // The same as for a box that does not answer.
-                Err(_) => drop(programmer.taken_over.insert(name, of)),
+                Err(_) => drop(dispatcher.taken_over.insert(name, of)),
             }
         }
-        programmer
+        dispatcher
     }
 
     /// Makes boxes reserve this machine's addresses for the ports by which it calls.

@@ -71,7 +71,7 @@ pub async fn run(config: &Config) -> Result<()> {
     controller.set_ports(ports(&seen, controller.ports()));
     let (orders, changes) = Orders::new(boxes.clone());
     let shared = Shared::new(controller, orders, HEARTBEAT);
-    let programmer =
+    let dispatcher =
         Dispatcher::new(shared.clone(), boxes.clone(), &seen).reserving_own_addresses();
     {
         let mut inner = shared.lock();
@@ -109,7 +109,7 @@ pub async fn run(config: &Config) -> Result<()> {
     let workers = WorkerPort { listener, tls, limits: Limits::default() };
     let backend = ManagerBackend::new(shared.clone(), boxes);
     let routes = Routes::new(ManagerServer::new(backend.clone()));
-    let mut programming = tokio::spawn(programmer.run(changes));
+    let mut programming = tokio::spawn(dispatcher.run(changes));
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let led = async {

@@ -95,8 +95,8 @@ impl Manager {
         }
         let (orders, changes) = Orders::new(boxes.clone());
         let shared = Shared::new(controller, orders, LATE);
-        let programmer = Dispatcher::new(shared.clone(), boxes.clone(), &boxes_seen);
-        let task = tokio::spawn(programmer.run(changes));
+        let dispatcher = Dispatcher::new(shared.clone(), boxes.clone(), &boxes_seen);
+        let task = tokio::spawn(dispatcher.run(changes));
         Self { shared, boxes, task, rings, ports, _folder: folder }
     }
 

@@ -15,11 +15,11 @@ const RECORDS: &str = "benchmarks";
 #[derive(clap::Args, Debug)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    what: What,
+    what: Benchmark,
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
+enum Benchmark {
     /// Measure the XDP programs: ns per packet on each path, whole fragments by number of ranks,
     /// live frames per core next to the kernel's own cost, memory of rings, and the verifier's
     /// statistics.
@@ -101,14 +101,14 @@ const RACKS: [&str; 12] = [
 
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
-        What::Dataplane { json, save, mut arguments } => {
+        Benchmark::Dataplane { json, save, mut arguments } => {
             setup::require_bpf()?;
             if json {
                 arguments.extend(["--json", "-"].map(str::to_owned));
             }
             recorded("dataplane", arguments, save)
         }
-        What::Numeric => {
+        Benchmark::Numeric => {
             let mut cargo = paths::cargo()?;
             cargo.args([
                 "bench",
@@ -122,23 +122,23 @@ pub fn run(args: BenchArgs) -> Result<()> {
             ensure!(status.success(), "the benchmark failed: {status}");
             Ok(())
         }
-        What::Wire { save, arguments } => {
+        Benchmark::Wire { save, arguments } => {
             setup::require_bpf()?;
             // A peer that cannot be installed is named by the benchmark.
             setup::install_rivals();
             recorded("wire", arguments, save)
         }
-        What::Control { save, mut arguments } => {
+        Benchmark::Control { save, mut arguments } => {
             if arguments.is_empty() {
                 arguments.push("--smaller".to_owned());
             }
             recorded("control", arguments, save)
         }
-        What::Host { save, arguments } => {
+        Benchmark::Host { save, arguments } => {
             setup::require_bpf()?;
             recorded("host", arguments, save)
         }
-        What::Racks { save, mut arguments } => {
+        Benchmark::Racks { save, mut arguments } => {
             setup::require_bpf()?;
             setup::install_rivals();
             arguments.splice(0..0, RACKS.map(str::to_owned));

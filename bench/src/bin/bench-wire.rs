@@ -7,7 +7,7 @@ use netsum_api::v1::CreateJobRequest;
 use netsum_bench::contest::link::{Link, Uplinks, Wire};
 use netsum_bench::contest::plan::{self, Slice};
 use netsum_bench::contest::report::{picture, tables};
-use netsum_bench::contest::start::Who;
+use netsum_bench::contest::start::Peer;
 use netsum_bench::contest::wire::{Part, Progress, wanted, without_missing};
 use netsum_bench::keep::Keep;
 use netsum_common::size::Size;
@@ -179,7 +179,7 @@ impl Args {
     fn part(&self, slice: Slice) -> Result<Option<Part>> {
         let Slice { hosts, wire, sizes, who } = slice;
         let asked =
-            |who: &Who| self.only.is_empty() || self.only.iter().any(|name| name == who.name());
+            |who: &Peer| self.only.is_empty() || self.only.iter().any(|name| name == who.name());
         let mut who = wanted(if who.is_empty() { &self.only } else { &who }, wire.rate)?;
         who.retain(asked);
         let job = self.job(hosts, wire.mtu)?;

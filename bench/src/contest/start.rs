@@ -36,7 +36,7 @@ const ONECCL: Venv = Venv(
 
 /// A contestant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Who {
+pub enum Peer {
     /// netsum by the box.
     Box,
     /// netsum by the box, with ranks over AF_XDP.
@@ -66,7 +66,7 @@ pub enum Who {
     OneCcl,
 }
 
-impl Who {
+impl Peer {
     pub const ALL: [Self; 12] = [
         Self::Box,
         Self::Xdp,
@@ -117,10 +117,10 @@ impl Who {
 ///
 /// # Errors
 /// If its programs are missing or end.
-pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
+pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     let Wire { mtu, rate: Link(rate), loss, uplinks } = wire;
     ensure!(loss == 0.0 || rate.is_some(), "links without a rate cannot lose packets");
-    let (faulty_links, xdp) = (loss > 0.0, who == Who::Xdp);
+    let (faulty_links, xdp) = (loss > 0.0, who == Peer::Xdp);
     let mut cluster = Cluster::without_daemon(LabSpec {
         mtu,
         rate,
@@ -138,18 +138,18 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     let mut boxes = None;
     let ranks = match who {
         // Ranks of several boxes are connected by hand.
-        Who::Box | Who::Xdp if uplinks.is_some() => {
+        Peer::Box | Peer::Xdp if uplinks.is_some() => {
             boxes = Some(Racks::new(cluster.lab(), job, false)?);
-            let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
+            let xdp = if who == Peer::Xdp { (0..job.ranks).collect() } else { Vec::new() };
             netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, None, true)?
         }
-        Who::Box | Who::Xdp => {
+        Peer::Box | Peer::Xdp => {
             cluster.start_daemon()?;
             let token = cluster.create_job(job)?;
-            let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
+            let xdp = if who == Peer::Xdp { (0..job.ranks).collect() } else { Vec::new() };
             netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, Some(&token), true)?
         }
-        Who::Ring { offload } => {
+        Peer::Ring { offload } => {
             // A lab's links have the offloads that help its packets anyway; for TCP's segments,
             // veths would swap them.
             if !offload {
@@ -157,16 +157,16 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
             }
             netsum(&cluster, job, 0, None, false)?
         }
-        Who::Gloo { offload } => {
+        Peer::Gloo { offload } => {
             set_offload(&cluster, offload)?;
             gloo(&cluster, job.ranks)?
         }
-        Who::Mpi { offload } => {
+        Peer::Mpi { offload } => {
             set_offload(&cluster, offload)?;
             mpi(&cluster, &["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"])?
         }
         // UCX looks for an InfiniBand adapter unless it is told otherwise.
-        Who::Ucx => {
+        Peer::Ucx => {
             let any =
                 ["--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"];
             mpi(
@@ -178,15 +178,15 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
                 .concat(),
             )?
         }
-        Who::Mpi5 => {
+        Peer::Mpi5 => {
             set_offload(&cluster, true)?;
             mpi5(&cluster)?
         }
-        Who::Mpich => {
+        Peer::Mpich => {
             set_offload(&cluster, true)?;
             mpich(&cluster)?
         }
-        Who::OneCcl => {
+        Peer::OneCcl => {
             set_offload(&cluster, true)?;
             oneccl(&cluster, job.ranks)?
         }
@@ -400,14 +400,14 @@ fn agent(cluster: &Cluster) -> String {
 ///
 /// # Errors
 /// If this machine lacks something that it needs.
-pub fn is_there(who: Who) -> Result<()> {
+pub fn is_there(who: Peer) -> Result<()> {
     let module = match who {
-        Who::Box | Who::Xdp | Who::Ring { .. } => return Ok(()),
-        Who::Gloo { .. } => "torch.distributed",
-        Who::Mpi { .. } | Who::Ucx => "mpi4py.MPI",
-        Who::Mpi5 => return MPI5.made().map(drop).context("no virtual environment"),
-        Who::Mpich => return MPICH.made().map(drop).context("no virtual environment"),
-        Who::OneCcl => {
+        Peer::Box | Peer::Xdp | Peer::Ring { .. } => return Ok(()),
+        Peer::Gloo { .. } => "torch.distributed",
+        Peer::Mpi { .. } | Peer::Ucx => "mpi4py.MPI",
+        Peer::Mpi5 => return MPI5.made().map(drop).context("no virtual environment"),
+        Peer::Mpich => return MPICH.made().map(drop).context("no virtual environment"),
+        Peer::OneCcl => {
             let venv = ONECCL.made().context("no virtual environment")?;
             let load = "import ctypes; [ctypes.CDLL(name) for name in ('libccl_legacy_cpu.so', \
                         'libfabric.so.1')]";

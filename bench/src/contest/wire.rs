@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::link::{Link, Wire};
 use super::report::{Row, millis};
-use super::start::{Who, is_there, start};
+use super::start::{Peer, is_there, start};
 use super::{Contestant, Order, Round};
 use netsum_lab::cluster::JobSpec;
 
@@ -18,7 +18,7 @@ pub struct Part {
     pub wire: Wire,
     /// Bytes of vectors.
     pub sizes: Vec<usize>,
-    pub who: Vec<Who>,
+    pub who: Vec<Peer>,
     /// Number of times that all contestants are started.
     pub launches: u32,
     /// Rounds of each contestant with each size in each launch.
@@ -50,7 +50,7 @@ impl Part {
             .map(|_| self.who.iter().map(|_| Record::default()).collect())
             .collect();
         for launch in 0..self.launches {
-            let start = |who: &Who| {
+            let start = |who: &Peer| {
                 start(*who, &self.job, self.wire)
                     .with_context(|| format!("{} does not start", who.name()))
             };
@@ -178,20 +178,20 @@ fn left(all: f64, done: f64, took: f64) -> f64 {
 ///
 /// # Errors
 /// If a name is unknown.
-pub fn wanted(only: &[String], link: Link) -> Result<Vec<Who>> {
+pub fn wanted(only: &[String], link: Link) -> Result<Vec<Peer>> {
     for name in only {
-        let names = Who::ALL.map(Who::name).join(", ");
+        let names = Peer::ALL.map(Peer::name).join(", ");
         ensure!(
-            Who::ALL.iter().any(|who| who.name() == name),
+            Peer::ALL.iter().any(|who| who.name() == name),
             "--only {name}: choose from \
              {names}"
         );
     }
-    let wanted = |who: &Who| match only {
+    let wanted = |who: &Peer| match only {
         [] => who.is_usual(link.0),
         names => names.iter().any(|name| who.name() == name),
     };
-    Ok(Who::ALL.into_iter().filter(wanted).collect())
+    Ok(Peer::ALL.into_iter().filter(wanted).collect())
 }
 
 /// Removes contestants that cannot run on this machine from all parts; returns their names, each
@@ -201,7 +201,7 @@ pub fn wanted(only: &[String], link: Link) -> Result<Vec<Who>> {
 /// If a part has no contestants left.
 pub fn without_missing(parts: &mut [Part]) -> Result<Vec<String>> {
     let mut missing = Vec::new();
-    for who in Who::ALL {
+    for who in Peer::ALL {
         if !parts.iter().any(|part| part.who.contains(&who)) {
             continue;
         }
@@ -241,7 +241,7 @@ mod tests {
         let link: Link = "100mbit".parse().unwrap();
         assert_eq!(link.to_string(), "100mbit");
         let names = ["netsum-ring".to_owned(), "netsum".to_owned()];
-        assert_eq!(wanted(&names, link).unwrap(), [Who::Box, Who::Ring { offload: true }]);
+        assert_eq!(wanted(&names, link).unwrap(), [Peer::Box, Peer::Ring { offload: true }]);
         let error = wanted(&["nccl".to_owned()], link).unwrap_err().to_string();
         assert!(error.contains("--only nccl: choose from netsum, netsum-xdp"), "{error}");
         let usual = |link: &str| wanted(&[], link.parse().unwrap()).unwrap().len();

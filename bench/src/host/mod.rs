@@ -19,7 +19,7 @@ use netsum_lab::cluster::JobSpec;
 use serde::Serialize;
 
 use crate::contest::link::{Link, Wire};
-use crate::contest::start::{Who, is_there, start};
+use crate::contest::start::{Peer, is_there, start};
 use crate::contest::{Order, median};
 use rank::Answer;
 use reflector::Reflector;
@@ -178,7 +178,7 @@ pub fn measure(settings: &Settings, tell: impl Fn(&Row)) -> Result<Figures> {
 /// Gloo with two ranks, half of whose CPU time is one's. A veth receives on the CPU that sends, so
 /// their processes' time includes that, and the bridge between them.
 fn gloo(settings: &Settings, offload: bool) -> Result<Row> {
-    let who = Who::Gloo { offload };
+    let who = Peer::Gloo { offload };
     is_there(who)?;
     let wire = Wire { mtu: 1500, rate: Link(None), loss: 0.0, uplinks: None };
     let mut contestant = start(who, &JobSpec::new("host", 2), wire)?;

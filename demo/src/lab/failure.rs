@@ -65,7 +65,7 @@ pub struct Plan {
 
 /// The action that is due.
 #[derive(Debug, PartialEq)]
-pub enum Now {
+pub enum DueAction {
     Fail,
     Recover,
 }
@@ -76,15 +76,15 @@ impl Plan {
     }
 
     /// Returns the action that is due after `steps` steps; call it repeatedly.
-    pub fn due(&mut self, steps: usize, now: Instant) -> Option<Now> {
+    pub fn due(&mut self, steps: usize, now: Instant) -> Option<DueAction> {
         match (self.failed, self.recovered) {
             (None, _) if steps >= self.at => {
                 self.failed = Some(now);
-                Some(Now::Fail)
+                Some(DueAction::Fail)
             }
             (Some(failed), None) if now >= failed + LASTS => {
                 self.recovered = Some(now);
-                Some(Now::Recover)
+                Some(DueAction::Recover)
             }
             _ => None,
         }
@@ -119,9 +119,9 @@ mod tests {
         let start = Instant::now();
         let mut plan = Plan::new(Victim::Manager, 440);
         assert_eq!(plan.due(109, start), None);
-        assert_eq!(plan.due(110, start), Some(Now::Fail));
+        assert_eq!(plan.due(110, start), Some(DueAction::Fail));
         assert_eq!(plan.due(111, start + LASTS / 2), None);
-        assert_eq!(plan.due(112, start + LASTS), Some(Now::Recover));
+        assert_eq!(plan.due(112, start + LASTS), Some(DueAction::Recover));
         assert_eq!(plan.due(113, start + 2 * LASTS), None);
     }
 }

@@ -14,7 +14,7 @@ use netsum_lab::Lab;
 use netsum_lab::process::Running;
 
 use super::boxes::{Boxes, Job};
-use super::failure::{Now, Plan};
+use super::failure::{DueAction, Plan};
 use super::{interrupt, link};
 
 /// The timeout of a step, and of connecting.
@@ -178,12 +178,12 @@ impl Ranks {
                     println!(
                         "  step {}, {seconds:.1} s: {}",
                         loss.len(),
-                        words[usize::from(what == Now::Recover)]
+                        words[usize::from(what == DueAction::Recover)]
                     );
                 });
                 match what {
-                    Now::Fail => boxes.fail(&plan.victim),
-                    Now::Recover => boxes.recover(&plan.victim),
+                    DueAction::Fail => boxes.fail(&plan.victim),
+                    DueAction::Recover => boxes.recover(&plan.victim),
                 }
             })?;
             match (rank, event) {

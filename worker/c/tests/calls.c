@@ -140,9 +140,14 @@ int main(void) {
 
     ASSERT(netsum_all_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_AVERAGE, NULL) == NETSUM_OK);
     ASSERT(x[0] == 1 && x[3] == 4);
-    float infinite = 1.0f / 0.0f;
-    FAILS(netsum_all_reduce(comm, &infinite, 1, NETSUM_FLOAT32, NETSUM_SUM, NULL),
+    static float infinite[5000];
+    infinite[7] = 1.0f / 0.0f;
+    FAILS(netsum_all_reduce(comm, infinite, 5000, NETSUM_FLOAT32, NETSUM_SUM, NULL),
           NETSUM_ERROR_NON_FINITE, "infinity");
+    infinite[7] = 1.0f / 0.0f;
+    infinite[8] = 1;
+    ASSERT(netsum_all_reduce(comm, infinite + 7, 2, NETSUM_FLOAT32, NETSUM_SUM, NULL) == NETSUM_OK);
+    ASSERT(infinite[7] == 1.0f / 0.0f && infinite[8] == 2);
     int32_t mine = 10 + (int32_t)rank;
     ASSERT(netsum_reduce(comm, &mine, 1, NETSUM_INT32, NETSUM_SUM, 1, NULL) == NETSUM_OK);
     ASSERT(mine == (rank == 1 ? 21 : 10));

@@ -72,7 +72,7 @@ impl Member {
 
 /// A step does not fit: the ranks disagree about the message.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Misfit;
+pub struct StepMismatch;
 
 impl Reduction {
     /// Adds this rank's lanes. Calls `send(step, lanes)` for each part to be sent.
@@ -81,7 +81,7 @@ impl Reduction {
         member: Member,
         lanes: Buffer,
         mut send: impl FnMut(u32, &[u8]),
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), StepMismatch> {
         send(0, &lanes[member.sent(0, lanes.len())]);
         self.lanes = Some(lanes);
         let mut early = std::mem::take(&mut self.early);
@@ -102,21 +102,21 @@ impl Reduction {
         step: u32,
         part: &[u8],
         mut send: impl FnMut(u32, &[u8]),
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), StepMismatch> {
         let Some(lanes) = &mut self.lanes else {
             // Steps arrive in order.
             if step >= member.steps() || step as usize != self.early.steps.len() {
-                return Err(Misfit);
+                return Err(StepMismatch);
             }
             self.early.push(step, part);
             return Ok(());
         };
         if step != self.received || step >= member.steps() {
-            return Err(Misfit);
+            return Err(StepMismatch);
         }
         let range = member.received(step, lanes.len());
         if part.len() != range.len() {
-            return Err(Misfit);
+            return Err(StepMismatch);
         }
         let own = &mut lanes[range];
         if step < member.ranks - 1 {
@@ -251,12 +251,12 @@ mod tests {
         let member = Member { rank: 0, ranks: 3 };
         let mut r = Reduction::default();
         r.contribute(member, vec![0; 24].into(), |_, _| ()).unwrap();
-        assert_eq!(r.step(member, 1, &[0; 8], |_, _| ()), Err(Misfit), "not the next step");
-        assert_eq!(r.step(member, 0, &[0; 4], |_, _| ()), Err(Misfit), "another length");
+        assert_eq!(r.step(member, 1, &[0; 8], |_, _| ()), Err(StepMismatch), "not the next step");
+        assert_eq!(r.step(member, 0, &[0; 4], |_, _| ()), Err(StepMismatch), "another length");
         assert_eq!(r.step(member, 0, &[0; 8], |_, _| ()), Ok(()));
         assert_eq!(
             r.step(member, u32::MAX, &[0; 8], |_, _| ()),
-            Err(Misfit),
+            Err(StepMismatch),
             "after the last step"
         );
     }
@@ -265,11 +265,11 @@ mod tests {
     fn early_steps_are_those_of_one_round_in_their_order() {
         let member = Member { rank: 0, ranks: 3 };
         let mut r = Reduction::default();
-        assert_eq!(r.step(member, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit));
+        assert_eq!(r.step(member, u32::MAX, &[0; 8], |_, _| ()), Err(StepMismatch));
         for step in 0..4 {
-            assert_eq!(r.step(member, step + 1, &[0; 8], |_, _| ()), Err(Misfit));
+            assert_eq!(r.step(member, step + 1, &[0; 8], |_, _| ()), Err(StepMismatch));
             assert_eq!(r.step(member, step, &[0; 8], |_, _| ()), Ok(()));
         }
-        assert_eq!(r.step(member, 4, &[0; 8], |_, _| ()), Err(Misfit));
+        assert_eq!(r.step(member, 4, &[0; 8], |_, _| ()), Err(StepMismatch));
     }
 }

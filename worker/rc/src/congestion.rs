@@ -17,7 +17,7 @@ const REGROWTH: f64 = 0.53;
 const LEAST: f64 = 2.0;
 /// If so few packets are in flight and more would be allowed, a mark says nothing about the link: a
 /// message of one packet was marked because of another flow's congestion.
-const FEW: u64 = 64;
+const MIN_TELLING_FLIGHT: u64 = 64;
 
 /// A window of packets.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Congestion {
         }
         self.recovered = sent;
         // Reduces the packets in flight: a window that is not used says nothing about the link.
-        self.before = self.window.min(self.flight.max(FEW) as f64);
+        self.before = self.window.min(self.flight.max(MIN_TELLING_FLIGHT) as f64);
         self.window = (self.before * KEPT).max(LEAST).min(self.window);
     }
 

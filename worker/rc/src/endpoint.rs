@@ -78,7 +78,7 @@ struct Qp {
     congested: bool,
     notified: Option<Instant>,
     /// Another packet has arrived before the first one.
-    misfit: bool,
+    first_packet_missing: bool,
     /// When the latest packet was accepted.
     taken: Option<Instant>,
     failed: bool,
@@ -153,7 +153,7 @@ impl Endpoint {
             sums: c.waits_for_others,
             congested: false,
             notified: None,
-            misfit: false,
+            first_packet_missing: false,
             taken: None,
             failed: false,
         });
@@ -298,7 +298,7 @@ impl Endpoint {
             let received =
                 |data, immediate| events.push_back(Event::Received { qp: id, data, immediate });
             let arrival = qp.responder.on_data(&packet, (now, self.rtt.pause()), received);
-            qp.misfit = qp.responder.waits_for_first();
+            qp.first_packet_missing = qp.responder.waits_for_first();
             if arrival == Arrival::Taken {
                 qp.taken = Some(now);
                 if qp.sums {
@@ -429,7 +429,7 @@ impl Endpoint {
 
     /// Acknowledges at once all that has been received: this end is about to be closed.
     pub fn acknowledge_all(&mut self) {
-        self.qps.iter_mut().for_each(|qp| qp.responder.acknowledge_owed());
+        self.qps.iter_mut().for_each(|qp| qp.responder.acknowledge_unrequested());
     }
 
     /// The next event.
@@ -440,7 +440,7 @@ impl Endpoint {
     /// Whether all packets that have arrived on a queue pair with [reused](QpConfig::reused)
     /// numbers are after its first packet: the other side still has an earlier connection.
     pub fn is_of_earlier(&self, id: QpId) -> bool {
-        self.qps.iter().any(|q| q.id == id && q.misfit)
+        self.qps.iter().any(|q| q.id == id && q.first_packet_missing)
     }
 
     /// When a queue pair last accepted a packet, be it in the middle of a message.

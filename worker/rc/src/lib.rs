@@ -134,7 +134,7 @@ impl QpConfig {
     /// Both sides are this library, and packets are no sums. Then the receiver acknowledges
     /// messages that do not request it, a little later, and its ACKs tell how many packets it
     /// holds.
-    fn is_own(&self) -> bool {
+    fn is_selective_bypass(&self) -> bool {
         self.selective && !self.waits_for_others
     }
 }

@@ -17,11 +17,12 @@ use super::{Operation, Psn, QpConfig, QpError, Qpn, name, packets};
 
 /// Within a message, each packet of this number requests an acknowledgement.
 const ACK_EVERY: u64 = 32;
-/// While more than [`FEW`] packets are in flight, the end of a message requests one only after so
-/// many packets or an eighth of the window. If nothing follows, the receiver acknowledges unasked.
-const UNASKED: u64 = 8;
-/// So few packets in flight may each be waited for, and show how long a round trip takes.
-const FEW: u64 = 4;
+/// With more than [`ALWAYS_ACK_BELOW`] packets in flight, the end of a message requests one only
+/// after so many packets or an eighth of the window. If nothing follows, the receiver acknowledges
+/// without a request.
+const ACK_REQUEST_INTERVAL: u64 = 8;
+/// Each of so few packets in flight requests one: it may be waited for, and measures a round trip.
+const ALWAYS_ACK_BELOW: u64 = 4;
 /// The longest backoff, as a multiple of the configured timeout.
 const MAX_BACKOFF: u32 = 16;
 
@@ -59,9 +60,9 @@ pub struct Requester {
     ack_timeout: Duration,
     min_ack_timeout: Option<Duration>,
     /// Factor of the minimum timeout, which was too short: a power of two.
-    caution: u32,
+    timeout_factor: u32,
     /// When the factor last changed.
-    cautious: Option<Instant>,
+    factor_raised_at: Option<Instant>,
     retry_limit: Option<u32>,
     rnr_retry_limit: Option<u32>,
     /// The oldest packet that is not acknowledged.
@@ -70,8 +71,8 @@ pub struct Requester {
     next: u64,
     /// The receiver keeps packets that arrive early.
     selective: bool,
-    /// [`QpConfig::is_own`].
-    is_own: bool,
+    /// [`QpConfig::is_selective_bypass`].
+    is_selective_bypass: bool,
     /// Packets to send again to a selective receiver.
     retransmit_queue: RetransmitQueue,
     /// One after the last packet that was ever sent.
@@ -81,15 +82,15 @@ pub struct Requester {
     /// When the timeout was started, and the number of packets of sums that had arrived by then.
     waiting: Option<(Instant, u64)>,
     /// Time added to the timeout because the clock was checked late.
-    excuse: Duration,
+    late_extension: Duration,
     retries: u32,
     rnr_retries: u32,
     not_before: Option<Instant>,
     probe: Probe,
     /// Packets before this one are acknowledged as soon as they arrive.
-    prompt: u64,
-    /// When the oldest unacknowledged packet became one before `prompt`.
-    prompted: Option<Instant>,
+    prompt_ack_end: u64,
+    /// When the oldest unacknowledged packet became one before `prompt_ack_end`.
+    prompt_ack_since: Option<Instant>,
     waits_for_others: bool,
     /// After a timeout: when an acknowledgement last arrived.
     unanswered: Option<Instant>,
@@ -157,25 +158,25 @@ impl Requester {
             asked: 0,
             ack_timeout: c.ack_timeout,
             min_ack_timeout: c.min_ack_timeout,
-            caution: 1,
-            cautious: None,
+            timeout_factor: 1,
+            factor_raised_at: None,
             retry_limit: c.retry_limit,
             rnr_retry_limit: c.rnr_retry_limit,
             acked: 0,
             next: 0,
             selective: c.selective,
-            is_own: c.is_own(),
+            is_selective_bypass: c.is_selective_bypass(),
             retransmit_queue: RetransmitQueue::default(),
             sent: 0,
             load: 0,
             waiting: None,
-            excuse: Duration::ZERO,
+            late_extension: Duration::ZERO,
             retries: 0,
             rnr_retries: 0,
             not_before: None,
             probe: Probe::None,
-            prompt: if c.waits_for_others { 0 } else { u64::MAX },
-            prompted: None,
+            prompt_ack_end: if c.waits_for_others { 0 } else { u64::MAX },
+            prompt_ack_since: None,
             waits_for_others: c.waits_for_others,
             unanswered: None,
             went_back: None,
@@ -210,12 +211,12 @@ impl Requester {
 
     /// From now on a posted message, and all before it, will be acknowledged as soon as it arrives.
     pub fn expect(&mut self, now: Instant, id: u64) {
-        let Some(prompt) = self.segmenter.end(id) else { return };
-        if prompt > self.prompt {
-            if self.acked >= self.prompt {
-                self.prompted = Some(now);
+        let Some(prompt_ack_end) = self.segmenter.end(id) else { return };
+        if prompt_ack_end > self.prompt_ack_end {
+            if self.acked >= self.prompt_ack_end {
+                self.prompt_ack_since = Some(now);
             }
-            self.prompt = prompt;
+            self.prompt_ack_end = prompt_ack_end;
         }
     }
 
@@ -276,8 +277,8 @@ impl Requester {
         let part = self.segmenter.packet(n)?;
         let eighth = n + 1 >= self.asked + window.div_ceil(8);
         let often = self.congestion.is_limited() && eighth;
-        let must_ask = !self.is_own || again || n < self.acked + FEW;
-        let ends = part.last && (must_ask || eighth || n + 1 >= self.asked + UNASKED);
+        let must_ask = !self.is_selective_bypass || again || n < self.acked + ALWAYS_ACK_BELOW;
+        let ends = part.last && (must_ask || eighth || n + 1 >= self.asked + ACK_REQUEST_INTERVAL);
         let mut bth = Bth::new(part.opcode, self.qpn.get(), psn.get());
         bth.pad = (part.payload.len().wrapping_neg() & 3) as u8;
         let last_repeat = repeat.is_some_and(|r| r.last);
@@ -308,7 +309,7 @@ impl Requester {
             // A packet behind twice as much load is a better sample: the first packets may find the
             // link idle in both directions.
             let tells_more = self.sample.is_none_or(|s| load > 2 * s.load);
-            if bth.ack_request && tells_more && n < self.prompt {
+            if bth.ack_request && tells_more && n < self.prompt_ack_end {
                 self.sample = Some(Sample { packet: n, at: now, load });
             }
         }
@@ -319,10 +320,10 @@ impl Requester {
     /// When the oldest packet is to be sent again, if it is not acknowledged. Sending other packets
     /// postpones it.
     fn due(&self, rtt: &RttEstimator) -> Option<Instant> {
-        self.without_excuse(rtt).map(|due| due + self.excuse)
+        self.without_late_extension(rtt).map(|due| due + self.late_extension)
     }
 
-    fn without_excuse(&self, rtt: &RttEstimator) -> Option<Instant> {
+    fn without_late_extension(&self, rtt: &RttEstimator) -> Option<Instant> {
         let waiting = rtt.since(self.waiting?);
         let longest = rtt.longest();
         match self.probe {
@@ -338,9 +339,11 @@ impl Requester {
         let cap = longest.max(self.ack_timeout);
         let due = waiting + cap * backoff;
         Some(match self.min_ack_timeout {
-            Some(min) if self.acked < self.prompt => {
-                let timeout = longest.max(min * self.caution) * backoff;
-                due.min(self.prompted.map_or(waiting, |t| t.max(waiting)) + timeout.min(cap))
+            Some(min) if self.acked < self.prompt_ack_end => {
+                let timeout = longest.max(min * self.timeout_factor) * backoff;
+                due.min(
+                    self.prompt_ack_since.map_or(waiting, |t| t.max(waiting)) + timeout.min(cap),
+                )
             }
             _ => due,
         })
@@ -372,7 +375,7 @@ impl Requester {
                 if !self.waits_for_others
                     && !self.retransmit_queue.have_retransmitted(self.acked..packet) =>
             {
-                self.was_too_soon(now, rtt);
+                self.on_spurious_timeout(now, rtt);
                 self.probe = Probe::Answered { end, whole: true };
             }
             Probe::Answered { .. } | Probe::None => {}
@@ -407,9 +410,9 @@ impl Requester {
                 sample.load,
                 self.waits_for_others,
             );
-            if self.cautious.is_some_and(|t| now.saturating_duration_since(t) >= CALM) {
-                self.caution /= 2;
-                self.cautious = (self.caution > 1).then_some(now);
+            if self.factor_raised_at.is_some_and(|t| now.saturating_duration_since(t) >= CALM) {
+                self.timeout_factor /= 2;
+                self.factor_raised_at = (self.timeout_factor > 1).then_some(now);
             }
         }
         self.segmenter.acknowledge(packet, done);
@@ -417,7 +420,7 @@ impl Requester {
             self.probe = Probe::None;
         }
         self.waiting = (self.acked < self.sent).then(|| (now, rtt.sums()));
-        self.excuse = Duration::ZERO;
+        self.late_extension = Duration::ZERO;
     }
 
     /// The answer to a probe. If it covered more than the probe, nothing was lost except perhaps an
@@ -438,16 +441,17 @@ impl Requester {
         if took > rtt.least() * 4 {
             // After a single probe that took no longer than usual, it may be chance.
             self.unanswered.take_if(|_| self.retries <= 1 && took <= rtt.usual());
-            self.was_too_soon(now, rtt);
+            self.on_spurious_timeout(now, rtt);
         }
         self.unanswered = None;
     }
 
     /// A timeout without a loss before it.
-    fn was_too_soon(&mut self, now: Instant, rtt: &mut RttEstimator) {
+    fn on_spurious_timeout(&mut self, now: Instant, rtt: &mut RttEstimator) {
         let longest =
             self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
-        (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
+        (self.timeout_factor, self.factor_raised_at) =
+            ((self.timeout_factor * 2).min(longest.max(1)), Some(now));
         if let Some(since) = self.unanswered.take().filter(|_| !self.waits_for_others) {
             let took = now.saturating_duration_since(since);
             let probe =
@@ -455,7 +459,11 @@ impl Requester {
             // A timeout is four times the learned value. Perhaps only acknowledgements were lost:
             // learning the whole wait would then multiply each timeout by four. So it learns a
             // quarter of the wait, plus the probe's own round trip, which is new.
-            rtt.was_slower(if self.retries > 1 { took / 4 } else { (took / 4 + probe).min(took) });
+            rtt.raise_estimate(if self.retries > 1 {
+                took / 4
+            } else {
+                (took / 4 + probe).min(took)
+            });
         }
     }
 
@@ -469,7 +477,7 @@ impl Requester {
     ) {
         // A PSN that was never sent: the ACK is a stale one.
         if let Some(packet) = self.packet(psn).filter(|p| *p < self.sent) {
-            if let Some(most) = packets(credits).filter(|_| self.is_own) {
+            if let Some(most) = packets(credits).filter(|_| self.is_selective_bypass) {
                 self.congestion.limit(most);
             }
             self.acknowledge(now, rtt, packet + 1, &mut done);
@@ -544,7 +552,7 @@ impl Requester {
         // The receiver lives. The timeout for retransmitted packets starts now.
         self.retries = 0;
         self.waiting = Some((now, rtt.sums()));
-        self.excuse = Duration::ZERO;
+        self.late_extension = Duration::ZERO;
     }
 
     /// The receiver had no buffer for `psn`: all before has arrived, try again after `delay`.
@@ -581,7 +589,7 @@ impl Requester {
         self.went_back = Some((self.acked, now));
         self.sample = None;
         self.waiting = Some((now, rtt.sums()));
-        self.excuse = Duration::ZERO;
+        self.late_extension = Duration::ZERO;
     }
 
     /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
@@ -592,8 +600,8 @@ impl Requester {
             .min()
     }
 
-    /// When the oldest packet probes, behind a box: a loss at the end of the credit delays all sums,
-    /// and no gap shows it.
+    /// When the oldest packet probes, behind a box: a loss at the end of the credit delays all
+    /// sums, and no gap shows it.
     fn tail(&self, rtt: &RttEstimator) -> Option<Instant> {
         let asks =
             self.waits_for_others && self.selective && self.may_ask && self.probe == Probe::None;
@@ -619,9 +627,9 @@ impl Requester {
             return Effect::None;
         }
         let late = now - due;
-        if late >= LATE && self.excuse.is_zero() {
+        if late >= LATE && self.late_extension.is_zero() {
             // Waits as long again, once.
-            self.excuse = late + late.min(self.ack_timeout);
+            self.late_extension = late + late.min(self.ack_timeout);
             return Effect::None;
         }
         let answered = matches!(self.probe, Probe::Answered { .. });

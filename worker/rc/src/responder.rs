@@ -31,7 +31,7 @@ const RNR_TIMER: u8 = 12;
 const SWAPPED: usize = 64;
 /// How long a message that does not request an acknowledgement waits for one: for later messages
 /// to share it, and less than any timeout.
-const UNASKED_DELAY: Duration = Duration::from_millis(1);
+const UNREQUESTED_ACK_DELAY: Duration = Duration::from_millis(1);
 
 /// State of the receiving half.
 #[derive(Debug)]
@@ -64,8 +64,8 @@ pub struct Responder {
     /// A pending acknowledgement.
     pending: Option<Pending>,
     /// Whether messages are acknowledged that do not request it, and when that is due.
-    is_own: bool,
-    owed: Option<Instant>,
+    is_selective_bypass: bool,
+    unrequested_ack_at: Option<Instant>,
     /// The code of its ACKs.
     credits: u8,
     /// The pending NAK answers a packet from far ahead.
@@ -149,9 +149,9 @@ impl Responder {
             max_message: c.max_message,
             nak_sent_for: None,
             pending: None,
-            is_own: c.is_own(),
-            owed: None,
-            credits: if c.is_own() { credits(c.max_inflight) } else { NO_LIMIT },
+            is_selective_bypass: c.is_selective_bypass(),
+            unrequested_ack_at: None,
+            credits: if c.is_selective_bypass() { credits(c.max_inflight) } else { NO_LIMIT },
             from_far: false,
         }
     }
@@ -199,8 +199,8 @@ impl Responder {
         }
         if p.bth.ack_request {
             self.acknowledge();
-        } else if self.is_own && p.bth.opcode.is_last() {
-            self.owed.get_or_insert(now + UNASKED_DELAY);
+        } else if self.is_selective_bypass && p.bth.opcode.is_last() {
+            self.unrequested_ack_at.get_or_insert(now + UNREQUESTED_ACK_DELAY);
         }
         let filled =
             self.early.as_ref().is_some_and(|early| !early.is_empty()) || !self.swapped.is_empty();
@@ -387,20 +387,20 @@ impl Responder {
         let loss_tracker = self.loss_tracker.as_ref();
         let waiting = loss_tracker.and_then(|t| t.waiting.front()).map(|(_, until)| *until);
         let again = loss_tracker.and_then(|t| t.again).map(|(at, _)| at);
-        [waiting, again, self.owed].into_iter().flatten().min()
+        [waiting, again, self.unrequested_ack_at].into_iter().flatten().min()
     }
 
     /// Acknowledges now what was to wait for later messages.
-    pub fn acknowledge_owed(&mut self) {
-        if self.owed.take().is_some() {
+    pub fn acknowledge_unrequested(&mut self) {
+        if self.unrequested_ack_at.take().is_some() {
             self.acknowledge();
         }
     }
 
     /// Checks the timers. Returns whether a NAK is pending.
     pub fn on_timeout(&mut self, now: Instant) -> bool {
-        if self.owed.is_some_and(|at| now >= at) {
-            self.acknowledge_owed();
+        if self.unrequested_ack_at.is_some_and(|at| now >= at) {
+            self.acknowledge_unrequested();
         }
         let Some(loss_tracker) = &mut self.loss_tracker else { return false };
         let over = loss_tracker.waiting.iter().take_while(|(_, until)| *until <= now).last();
@@ -429,7 +429,7 @@ impl Responder {
     /// Takes the pending acknowledgement: its PSN and AETH, and the list of gaps.
     pub fn poll(&mut self) -> Option<(Psn, Aeth, Option<Gaps>)> {
         let pending = self.pending.take()?;
-        (self.from_far, self.owed) = (false, None);
+        (self.from_far, self.unrequested_ack_at) = (false, None);
         let gaps = if pending == Pending::Ack { self.gaps() } else { None };
         let (psn, syndrome) = match pending {
             Pending::Ack if gaps.is_none() => (self.expected.minus(1), Syndrome::Ack(self.credits)),

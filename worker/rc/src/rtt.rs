@@ -186,7 +186,7 @@ impl RttEstimator {
     }
 
     /// Packets in flight were considered lost, but were only late.
-    pub fn was_slower(&mut self, took: Duration) {
+    pub fn raise_estimate(&mut self, took: Duration) {
         let took = took.min(slowest(self.load) * 2);
         if took > self.loaded.get() {
             // Until the next round trip is measured.

@@ -25,12 +25,12 @@ use netsum_collective::report::{Mode, Statistics};
 /// How often a thread that drives polls the heartbeat at least.
 pub(super) const POLL: Duration = Duration::from_millis(100);
 /// How often it polls for a daemon's answer that it waits for.
-const ANSWER: Duration = Duration::from_millis(1);
+const ANSWER_POLL: Duration = Duration::from_millis(1);
 /// How long rank 0 waits for the daemon's answer before it continues without.
-const DAEMON: Duration = Duration::from_millis(500);
+const DAEMON_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a packet may take on a path that is tested, and a sum. An answer of the daemon takes
 /// some 300 ms, and the cause is to be known within 2 s.
-const PATH: Duration = Duration::from_millis(1400);
+const PATH_TEST_TIMEOUT: Duration = Duration::from_millis(1400);
 /// How long a rank that leaves waits for others that may still need it.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
@@ -113,7 +113,7 @@ impl Core {
                     "rank {}: {} of {} nonzero floats of an all-reduce became 0, because their \
                      message has far larger ones; `Report::underflow` counts them from now on, \
                      without a warning",
-                    self.engine.own_name(),
+                    self.engine.own_rank(),
                     underflow.zeroed,
                     underflow.nonzero
                 );
@@ -130,7 +130,7 @@ impl Core {
     }
 
     fn advance(&mut self, until: Instant, lent: Option<&mut dyn Data>) -> Result<bool, Error> {
-        let carried = self.carry(until.min(self.engine.next_timeout()))?;
+        let progressed = self.drive_connections(until.min(self.engine.next_timeout()))?;
         if let Some(reason) = self.heartbeat.as_ref().and_then(Heartbeat::failed) {
             self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
         }
@@ -151,26 +151,27 @@ impl Core {
         {
             heartbeat.give_up(|| error.to_string());
         }
-        Ok(carried)
+        Ok(progressed)
     }
 
-    /// Where to wait before the next step. `carried`: the last one has received or sent something.
-    pub fn wait(&self, carried: bool) -> Wait {
+    /// Where to wait before the next step. `progressed`: the last one has received or sent
+    /// something.
+    pub fn wait(&self, progressed: bool) -> Wait {
         let fd = Some(Arc::clone(&self.fd));
-        if carried {
+        if progressed {
             return (fd, Duration::ZERO);
         }
-        if let Some(time) = self.connections.gather_time() {
+        if let Some(time) = self.connections.batch_delay() {
             return (None, time);
         }
         let timeout = self.engine.next_timeout();
         let next = self.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
-        let most = if self.question.is_some() { ANSWER } else { POLL };
+        let most = if self.question.is_some() { ANSWER_POLL } else { POLL };
         (fd, next.saturating_duration_since(Instant::now()).min(most))
     }
 
     /// Drives only the connections. If they fail, all operations fail.
-    fn carry(&mut self, until: Instant) -> Result<bool, Error> {
+    fn drive_connections(&mut self, until: Instant) -> Result<bool, Error> {
         self.connections.drive(until).inspect_err(|error| {
             self.engine.fail(&mut *self.connections, error.clone());
         })
@@ -178,10 +179,10 @@ impl Core {
 
     /// Receives and sends what there is, and leaves events to the next step. Returns whether there
     /// was anything.
-    pub fn carry_now(&mut self) -> Result<bool, Error> {
-        let carried = self.carry(Instant::now());
+    pub fn drive_connections_now(&mut self) -> Result<bool, Error> {
+        let progressed = self.drive_connections(Instant::now());
         self.deliver();
-        carried
+        progressed
     }
 
     /// Waits for the previous rank's hello and the next rank's acknowledgement, at most until
@@ -205,7 +206,7 @@ impl Core {
             let Some(missing) = self.missing() else { return Ok(()) };
             let mut cause = None;
             if let Some(heartbeat) = &self.heartbeat {
-                if asked != Some(missing) && begun.elapsed() >= PATH {
+                if asked != Some(missing) && begun.elapsed() >= PATH_TEST_TIMEOUT {
                     asked = Some(missing);
                     heartbeat.ask_why(missing);
                 }
@@ -246,7 +247,7 @@ impl Core {
         let data = vec![0; (mtu as usize - CHECK_BYTES) / 4];
         // An adapter retransmits after up to four times its timeout, and counts no packets here.
         if self.connections.traffic().is_some() {
-            self.engine.begin_path_test(PATH);
+            self.engine.begin_path_test(PATH_TEST_TIMEOUT);
         }
         let work = Work::Owned(Box::new(Slice(data)));
         self.engine.start(Instant::now(), &mut *self.connections, Call::SUM, work)?;
@@ -261,7 +262,7 @@ impl Core {
             }
         };
         self.engine.end_path_test();
-        log::debug!("rank {}: path tested in {:.1?}", self.engine.own_name(), begun.elapsed());
+        log::debug!("rank {}: path tested in {:.1?}", self.engine.own_rank(), begun.elapsed());
         outcome.map(drop)
     }
 
@@ -331,7 +332,7 @@ impl Core {
     /// Sends what the engine has just decided, which otherwise waits for the progress thread.
     pub fn send_now(&mut self) {
         if let Err(e) = self.connections.drive(Instant::now()) {
-            log::debug!("rank {}: sending at the end of a call: {e}", self.engine.own_name());
+            log::debug!("rank {}: sending at the end of a call: {e}", self.engine.own_rank());
         }
     }
 
@@ -370,7 +371,7 @@ impl Core {
         match answered {
             Some(false) => return None,
             None if is_due => {
-                self.question = Some((heartbeat.ask(), now + DAEMON));
+                self.question = Some((heartbeat.ask(), now + DAEMON_ANSWER_TIMEOUT));
                 return None;
             }
             _ => self.question = None,
@@ -538,7 +539,7 @@ mod tests {
         core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
         assert!(!settlement.lock().is_settled);
         // As the progress thread does between two steps.
-        assert_eq!(core.carry_now().unwrap_err(), gone());
+        assert_eq!(core.drive_connections_now().unwrap_err(), gone());
         assert!(matches!(&settlement.lock().outcome, Some(Err(error)) if *error == gone()));
     }
 

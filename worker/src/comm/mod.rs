@@ -18,13 +18,14 @@
 //! | [`communicator`] | the interface for applications |
 
 mod allocator;
+mod batching;
 mod bootstrap;
 mod collectives;
 pub mod communicator;
 pub mod config;
 mod core;
 pub(crate) mod driver_lock;
-mod gather;
+
 mod network;
 pub mod pending;
 mod progress;

@@ -40,7 +40,7 @@ pub(crate) trait Connections: Channels + Send {
     /// something to do, at most until `until`. Returns whether anything was received or sent.
     fn drive(&mut self, until: Instant) -> Result<bool, Error>;
     /// How long to let packets gather before the next drive. A drive before receives nothing.
-    fn gather_time(&self) -> Option<Duration> {
+    fn batch_delay(&self) -> Option<Duration> {
         None
     }
     /// Acknowledges at the next drive all that has been received.

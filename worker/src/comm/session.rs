@@ -321,19 +321,20 @@ impl Session {
         let wait = self.step()?;
         let Some(core) = &mut self.core else { return Some(wait) };
         // If packets have arrived now, the engine needs another step.
-        let carried = core.carry_now().ok()?;
-        Some(core.wait(carried))
+        let progressed = core.drive_connections_now().ok()?;
+        Some(core.wait(progressed))
     }
 
     /// A step of a caller that waits for an operation; never waits itself. Returns where to wait
     /// for the next step and how long, or `None` when there is nothing to drive.
     pub fn step(&mut self) -> Option<Wait> {
-        let carried = self.core.as_mut().map_or(Ok(false), |core| core.drive_for(Duration::ZERO));
+        let progressed =
+            self.core.as_mut().map_or(Ok(false), |core| core.drive_for(Duration::ZERO));
         self.start_queued();
         if self.reconnecting.is_some() {
             return Some((None, JOINING));
         }
-        Some(self.core.as_ref()?.wait(carried.ok()?))
+        Some(self.core.as_ref()?.wait(progressed.ok()?))
     }
 
     /// Sends what the engine has decided since the last step.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::allocator::QpAllocator;
-use super::gather::Gather;
+use super::batching::ReceiveBatching;
 use super::network::{Bind, Connections, Network};
 use crate::udp::UdpDriver;
 #[cfg(feature = "xdp")]
@@ -143,7 +143,12 @@ impl<D: Driver> Network for SocketNetwork<D> {
         let capacity = driver.receive_capacity(shape.mtu as usize);
         let channels = QueuePairChannels::new(endpoint, shape, rank as u32, ranks, capacity)
             .map_err(|e| Error::Config(format!("connections: {e}")))?;
-        Ok(Box::new(SocketConnections { ip, channels, driver, gather: Gather::default() }))
+        Ok(Box::new(SocketConnections {
+            ip,
+            channels,
+            driver,
+            batching: ReceiveBatching::default(),
+        }))
     }
 
     fn any_ip_id(&self) -> bool {
@@ -160,13 +165,13 @@ struct SocketConnections<D> {
     ip: IpAddr,
     channels: QueuePairChannels,
     driver: D,
-    gather: Gather,
+    batching: ReceiveBatching,
 }
 
 impl<D: Driver> SocketConnections<D> {
     fn drive_driver(&mut self, until: Instant) -> io::Result<bool> {
         let endpoint = &mut self.channels.endpoint;
-        if let Some(wait) = self.gather.wait(Instant::now(), endpoint.in_flight()) {
+        if let Some(wait) = self.batching.wait(Instant::now(), endpoint.in_flight()) {
             let sent = self.driver.transmit(endpoint)?;
             let left = until.saturating_duration_since(Instant::now());
             if sent || left.is_zero() {
@@ -178,7 +183,7 @@ impl<D: Driver> SocketConnections<D> {
         let driven = self.driver.drive(endpoint, until);
         let packets = endpoint.stats().received_packets - before;
         if packets > 0 {
-            self.gather.received(Instant::now(), packets as u32);
+            self.batching.received(Instant::now(), packets as u32);
         }
         driven
     }
@@ -219,8 +224,8 @@ impl<D: Driver> Connections for SocketConnections<D> {
         self.drive_driver(until).map_err(|e| Error::Socket { ip: self.ip, reason: e.to_string() })
     }
 
-    fn gather_time(&self) -> Option<Duration> {
-        self.gather.wait(Instant::now(), self.channels.endpoint.in_flight())
+    fn batch_delay(&self) -> Option<Duration> {
+        self.batching.wait(Instant::now(), self.channels.endpoint.in_flight())
     }
 
     fn acknowledge_all(&mut self) {

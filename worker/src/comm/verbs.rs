@@ -13,7 +13,7 @@ use super::config::CommConfig;
 use super::network::{Connections, Network};
 use crate::udp::wait_for;
 use crate::verbs::device::{
-    Adapter, Completion, Depths, Device, Direction, Remote, Retry, Trouble,
+    Adapter, Completion, Depths, Device, Direction, Remote, Retry, WorkError,
 };
 use crate::verbs::gid::GidEntry;
 use crate::verbs::memory::{Arena, Block};
@@ -311,7 +311,7 @@ impl<A: Adapter> Verbs<A> {
                     self.post(queue);
                 }
             }
-            (Side::Send(messages), Err(Trouble::GaveUp | Trouble::Flushed)) => {
+            (Side::Send(messages), Err(WorkError::GaveUp | WorkError::Flushed)) => {
                 if let Outcome::Stopped = messages.on_stop(ticket) {
                     self.restart(queue);
                 }
@@ -329,9 +329,9 @@ impl<A: Adapter> Verbs<A> {
             }
             (_, Err(trouble)) => {
                 let reason = match trouble {
-                    Trouble::GaveUp => "no acknowledgement after all retries".to_owned(),
-                    Trouble::Flushed => "the queue pair has stopped".to_owned(),
-                    Trouble::Broken(text) => text,
+                    WorkError::GaveUp => "no acknowledgement after all retries".to_owned(),
+                    WorkError::Flushed => "the queue pair has stopped".to_owned(),
+                    WorkError::Broken(text) => text,
                 };
                 self.fail(queue, format!("{}: {reason}", self.device));
             }

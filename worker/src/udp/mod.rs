@@ -153,8 +153,8 @@ impl UdpDriver {
         if deadline <= Instant::now() {
             return self.progress(endpoint);
         }
-        let is_soon = self.unsent.is_none() && endpoint.in_flight() < BULK;
-        if is_soon && look_again(deadline, || self.progress(endpoint))? {
+        let is_soon = self.unsent.is_none() && endpoint.in_flight() < MAX_POLLED_IN_FLIGHT;
+        if is_soon && spin_until(deadline, || self.progress(endpoint))? {
             return Ok(true);
         }
         let wait = deadline.saturating_duration_since(Instant::now());
@@ -171,7 +171,7 @@ impl UdpDriver {
         // however long this process did not run.
         let before = Instant::now();
         let (received, all) = self.receive(endpoint)?;
-        endpoint.handle_timeout(as_of(before, all));
+        endpoint.handle_timeout(timer_now(before, all));
         let sent = self.transmit(endpoint)?;
         Ok(received || sent)
     }
@@ -260,7 +260,7 @@ impl AsFd for UdpDriver {
 
 /// The time for which timers are checked: that before all packets were received. If there are
 /// always more, as in a flood, timeouts are late, but they expire.
-pub(crate) fn as_of(before: Instant, all: bool) -> Instant {
+pub(crate) fn timer_now(before: Instant, all: bool) -> Instant {
     if all { before } else { before.checked_sub(FLOODED).unwrap_or(before) }
 }
 
@@ -268,7 +268,7 @@ pub(crate) fn as_of(before: Instant, all: bool) -> Instant {
 /// usually arrive soon, and sleeping and waking take longer than polling: 4 and 16 KiB take a fifth
 /// less time or more (4 ranks on two cores), large vectors the same. Spinning without yielding is
 /// slower where ranks share cores: it blocks those that it waits for.
-pub(crate) fn look_again(
+pub(crate) fn spin_until(
     deadline: Instant,
     mut progress: impl FnMut() -> io::Result<bool>,
 ) -> io::Result<bool> {
@@ -284,7 +284,7 @@ pub(crate) fn look_again(
 
 /// With so many bytes in flight no operation waits for a single packet, and polling would only keep
 /// a processor busy: at 100 Mb/s a packet arrives every 120 us.
-pub(crate) const BULK: u64 = 40 << 10;
+pub(crate) const MAX_POLLED_IN_FLIGHT: u64 = 40 << 10;
 
 /// Waits until a file descriptor is ready, or some time has passed.
 pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, wait: Duration) -> io::Result<()> {

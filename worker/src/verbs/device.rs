@@ -53,12 +53,12 @@ pub(crate) struct Completion {
     /// The id, as posted.
     pub work: u64,
     /// Bytes received, or the error.
-    pub result: Result<usize, Trouble>,
+    pub result: Result<usize, WorkError>,
 }
 
 /// The error of a work request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum WorkError {
     /// No acknowledgement, or no receive at the other side, after all retries.
     GaveUp,
     /// The queue pair had stopped before.
@@ -594,9 +594,9 @@ impl Adapter for Device {
             work: wc.wr_id,
             result: match wc.status {
                 ibv::IBV_WC_SUCCESS => Ok(wc.byte_len as usize),
-                ibv::IBV_WC_RETRY_EXC_ERR | ibv::IBV_WC_RNR_RETRY_EXC_ERR => Err(Trouble::GaveUp),
-                ibv::IBV_WC_WR_FLUSH_ERR => Err(Trouble::Flushed),
-                status => Err(Trouble::Broken(self.status_text(status))),
+                ibv::IBV_WC_RETRY_EXC_ERR | ibv::IBV_WC_RNR_RETRY_EXC_ERR => Err(WorkError::GaveUp),
+                ibv::IBV_WC_WR_FLUSH_ERR => Err(WorkError::Flushed),
+                status => Err(WorkError::Broken(self.status_text(status))),
             },
         }));
         Ok(count == BATCH)

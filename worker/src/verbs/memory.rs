@@ -77,12 +77,12 @@ struct Piece {
 unsafe impl Send for Piece {}
 
 /// Free blocks of one size.
-struct Shelf {
+struct FreeBlocks {
     room: usize,
     free: Mutex<Vec<Piece>>,
 }
 
-impl Shelf {
+impl FreeBlocks {
     fn pieces(&self) -> std::sync::MutexGuard<'_, Vec<Piece>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,7 +91,7 @@ impl Shelf {
 /// All registered memory of a rank.
 pub(crate) struct Arena {
     register: Box<Register>,
-    shelves: HashMap<usize, Arc<Shelf>>,
+    shelves: HashMap<usize, Arc<FreeBlocks>>,
 }
 
 impl std::fmt::Debug for Arena {
@@ -134,13 +134,13 @@ impl Arena {
         Ok(Block { piece: Some(piece), len: 0, shelf })
     }
 
-    fn shelf(&mut self, room: usize) -> Arc<Shelf> {
+    fn shelf(&mut self, room: usize) -> Arc<FreeBlocks> {
         let room = if room < PAGE {
             room.max(LEAST).next_power_of_two()
         } else {
             room.next_multiple_of(PAGE)
         };
-        let shelf = || Arc::new(Shelf { room, free: Mutex::new(Vec::new()) });
+        let shelf = || Arc::new(FreeBlocks { room, free: Mutex::new(Vec::new()) });
         Arc::clone(self.shelves.entry(room).or_insert_with(shelf))
     }
 }
@@ -150,7 +150,7 @@ pub(crate) struct Block {
     /// `None` only while it is dropped.
     piece: Option<Piece>,
     len: usize,
-    shelf: Arc<Shelf>,
+    shelf: Arc<FreeBlocks>,
 }
 
 impl Block {

@@ -152,9 +152,9 @@ impl XdpDriver {
             return self.progress(endpoint);
         }
         if self.unsent.is_none()
-            && endpoint.in_flight() < udp::BULK
+            && endpoint.in_flight() < udp::MAX_POLLED_IN_FLIGHT
             && !self.queues[0].is_behind()
-            && udp::look_again(deadline, || self.progress(endpoint))?
+            && udp::spin_until(deadline, || self.progress(endpoint))?
         {
             return Ok(true);
         }
@@ -183,7 +183,7 @@ impl XdpDriver {
         // As with UDP, time is taken before receiving.
         let before = Instant::now();
         let (received, all) = self.receive(endpoint)?;
-        endpoint.handle_timeout(udp::as_of(before, all));
+        endpoint.handle_timeout(udp::timer_now(before, all));
         let sent = self.transmit(endpoint)?;
         Ok(received || sent)
     }

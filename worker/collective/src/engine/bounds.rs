@@ -76,7 +76,7 @@ impl Rank {
     }
 
     /// The same after a fallback.
-    fn by_ring() -> Self {
+    fn on_host_ring() -> Self {
         let mut rank = Self::new();
         for origin in [0, 2] {
             let unverified = vec![0];
@@ -147,7 +147,7 @@ fn what_a_rank_says_of_others_must_be_possible() {
 #[test]
 fn steps_are_of_messages_that_there_can_be() {
     let step = |number, step| Frame::Data(DataHeader { ring: 0, step, number });
-    let mut rank = Rank::by_ring();
+    let mut rank = Rank::on_host_ring();
     for number in 1..2000 {
         rank.receive(&step(number, 0), &[0; 4]);
         rank.receive(&step(u64::MAX - number, 0), &[0; 4]);
@@ -155,7 +155,7 @@ fn steps_are_of_messages_that_there_can_be() {
     assert!(rank.engine.reductions.len() <= 4, "{}", rank.engine.reductions.len());
     assert!(rank.failure().contains("rank 0 is at message"));
     for (number, wrong) in [(0, u32::MAX), (0, 4), (1, u32::MAX), (1, 3)] {
-        let mut rank = Rank::by_ring();
+        let mut rank = Rank::on_host_ring();
         rank.receive(&step(number, wrong), &[0; 4]);
         assert!(rank.failure().contains("does not fit this rank"), "{number} {wrong}");
     }

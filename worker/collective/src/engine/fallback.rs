@@ -18,7 +18,7 @@ use crate::numeric::element::Data;
 impl Engine {
     /// Gives the box up, because `origin` found a reason.
     pub(super) fn fall_back(&mut self, channels: &mut dyn Channels, reason: Reason, origin: u32) {
-        if self.summer != SumMode::Box || self.failure.is_some() {
+        if self.sum_mode != SumMode::Box || self.failure.is_some() {
             return;
         }
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
@@ -27,7 +27,7 @@ impl Engine {
         }
         log::debug!(
             "rank {}: rank {} gave the box up: {}",
-            self.own_name(),
+            self.own_rank(),
             self.name(origin),
             reason.text()
         );
@@ -35,7 +35,7 @@ impl Engine {
         self.announce(channels);
         self.reason = Some((origin, reason));
         self.wrong |= reason == Reason::Wrong;
-        self.summer = SumMode::Agreeing;
+        self.sum_mode = SumMode::Agreeing;
         self.statistics.fallbacks += 1;
         for ring in 0..self.rings.len() as u32 {
             for (number, payload) in channels.close(Channel::RingOut(ring)) {
@@ -79,7 +79,7 @@ impl Engine {
         channels: &mut dyn Channels,
         data: &mut dyn Data,
     ) {
-        if self.summer != SumMode::Agreeing || self.failure.is_some() {
+        if self.sum_mode != SumMode::Agreeing || self.failure.is_some() {
             return;
         }
         let Some(told) = self.unverified.iter().map(Option::as_deref).collect::<Option<Vec<_>>>()
@@ -88,13 +88,13 @@ impl Engine {
         };
         let from: Vec<u64> =
             (0..self.rings.len()).map(|r| told.iter().map(|u| u[r]).min().unwrap_or(0)).collect();
-        self.summer = SumMode::HostRing;
+        self.sum_mode = SumMode::HostRing;
         // Logged only now: what looked like a fault of the box may have been a rank's death.
         if let Some((origin, reason)) = self.reason {
             log::warn!(
                 "rank {}: falling back from the box to the hosts' ring: rank {} \
                  found that {}",
-                self.own_name(),
+                self.own_rank(),
                 self.name(origin),
                 reason.text()
             );

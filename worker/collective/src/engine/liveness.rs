@@ -24,7 +24,7 @@ impl Engine {
         self.hello = Some(now);
         let own = self.settings.shape.named(self.settings.timeout);
         let pairs = own.iter().zip(shape.named(timeout)).filter(|(own, theirs)| *own != theirs);
-        let (a, b) = (self.name(self.previous()), self.own_name());
+        let (a, b) = (self.name(self.previous()), self.own_rank());
         let differences: Vec<_> = pairs
             .map(|((name, own), (_, theirs))| {
                 format!("{name} is {theirs} at rank {a} and {own} at rank {b}")
@@ -50,7 +50,7 @@ impl Engine {
             "rank {} has version {version} of the protocol between ranks, rank {} version \
              {VERSION}: all must run the same netsum",
             self.name(self.previous()),
-            self.own_name()
+            self.own_rank()
         );
         self.fail(channels, Error::Mismatch(text));
     }
@@ -71,7 +71,7 @@ impl Engine {
                 let text = format!(
                     "rank {} is in another session than rank {}",
                     self.name(self.previous()),
-                    self.own_name()
+                    self.own_rank()
                 );
                 self.fail(channels, Error::Protocol(text));
             }
@@ -129,7 +129,7 @@ impl Engine {
         known.started = known.started.max(completed);
         // The leaving rank waits until nobody needs it.
         self.tell_status(channels);
-        if self.summer == SumMode::Agreeing {
+        if self.sum_mode == SumMode::Agreeing {
             self.fail(channels, Error::RankLeft { rank: self.name(origin) });
         } else {
             // All ranks that need it receive the goodbye themselves.
@@ -142,7 +142,7 @@ impl Engine {
         let own = self.member.rank;
         if self.failure.is_none() && self.failures_seen & 1 << own == 0 {
             self.failures_seen |= 1 << own;
-            let told = error.for_others(self.own_name());
+            let told = error.for_others(self.own_rank());
             self.tell(channels, &Frame::Failure { origin: own, error: told });
         }
         self.end(error);
@@ -151,7 +151,7 @@ impl Engine {
     /// Ends the session because a neighbour has never answered. `why` is the error that this rank's
     /// caller gets.
     pub fn fail_to_meet(&mut self, channels: &mut dyn Channels, why: &Error) {
-        let reason = format!("rank {} cannot connect: {why}", self.own_name());
+        let reason = format!("rank {} cannot connect: {why}", self.own_rank());
         let rank = match why {
             Error::Unreachable { rank, .. } => *rank,
             _ => self.name(self.previous()),
@@ -172,7 +172,7 @@ impl Engine {
 
     fn end(&mut self, error: Error) {
         if self.failure.is_none() {
-            log::debug!("rank {}: {error}", self.own_name());
+            log::debug!("rank {}: {error}", self.own_rank());
             self.give_up(0, &error);
             self.reductions.clear();
             self.failure = Some(error);
@@ -202,7 +202,7 @@ impl Engine {
             && now.saturating_duration_since(self.last_received) >= self.settings.timeout
             && self.waiting.is_some_and(|since| now >= since + self.settings.stall())
         {
-            let own = self.own_name();
+            let own = self.own_rank();
             let mut reason =
                 format!("rank {own} has received nothing from it for {:?}", self.settings.timeout);
             // The next rank acknowledges keep-alives, several within this time.
@@ -258,7 +258,8 @@ impl Engine {
         let Some(all_started) = self.all_started else { return };
         let idle = now.saturating_duration_since(self.last_progress.max(all_started));
         let stall = self.settings.stall();
-        if self.summer == SumMode::Box && idle >= self.hurry.map_or(stall, |hurry| hurry.min(stall))
+        if self.sum_mode == SumMode::Box
+            && idle >= self.path_test_timeout.map_or(stall, |most| most.min(stall))
         {
             self.fall_back(channels, Reason::Stalled, self.member.rank);
         } else if self.left != 0 && idle >= self.settings.timeout {

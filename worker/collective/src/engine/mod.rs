@@ -31,10 +31,11 @@
 //! ## Few floats
 //! A small operation of floats is one message, if the prediction of its exponents is right. All
 //! ranks predict alike: the exponents that the last such message of this ring has needed whose
-//! length was the same modulo 16. Those are known when the next message is built, because a ring sends nothing after a
-//! speculative message before it has the sum. All ranks read the same from a sum. So if the
-//! prediction was wrong, all of them insert a second message right after it, before those of later
-//! operations, which have not been sent yet. The result always has the bits of the right format.
+//! length was the same modulo 16. Those are known when the next message is built, because a ring
+//! sends nothing after a speculative message before it has the sum. All ranks read the same from a
+//! sum. So if the prediction was wrong, all of them insert a second message right after it, before
+//! those of later operations, which have not been sent yet. The result always has the bits of the
+//! right format.
 
 #[cfg(test)]
 mod bounds;
@@ -57,7 +58,7 @@ use crate::error::Error;
 use crate::failback::BoxTrust;
 use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, bypass_buffers, bypass_room};
 use crate::numeric::element::{Data, Slice};
-use crate::numeric::layout::Lasts;
+use crate::numeric::layout::ExponentPredictor;
 use crate::reduction::{Member, Reductions};
 use crate::report::{Mode, Statistics};
 use crate::shape::JobShape;
@@ -116,7 +117,7 @@ struct Ring {
     /// knows what the next message is.
     speculated: u64,
     /// Exponents that the last speculative messages with verified sums have needed.
-    lasts: Lasts,
+    predictor: ExponentPredictor,
     /// The first without a verified sum.
     verified: u64,
     /// The first message whose acknowledgement the connection does not expect yet.
@@ -132,8 +133,8 @@ pub struct Engine {
     member: Member,
     /// The application's numbers of the ranks, by their places in the ring; empty where both are
     /// the same.
-    names: Vec<u32>,
-    summer: SumMode,
+    application_ranks: Vec<u32>,
+    sum_mode: SumMode,
     /// Rank 0's random number; nothing is sent to be summed before it is known.
     session: Option<u64>,
     /// The rank that gave the box up first, as far as this rank knows, and the reason.
@@ -151,7 +152,7 @@ pub struct Engine {
     progress: Vec<Progress>,
     /// An operation that has not been announced to the next rank: most are complete before an
     /// announcement would help.
-    untold: Option<Descriptor>,
+    unannounced: Option<Descriptor>,
     /// Operations of the previous rank that this rank has not started.
     announced: VecDeque<Descriptor>,
     /// In [`SumMode::Agreeing`], by rank: the first unverified message of each ring.
@@ -175,7 +176,7 @@ pub struct Engine {
     full_size: u64,
     acknowledged: bool,
     /// While the path is tested: how long the box may take for a sum.
-    hurry: Option<Duration>,
+    path_test_timeout: Option<Duration>,
     last_received: Instant,
     /// Since when the caller waits for other ranks.
     waiting: Option<Instant>,
@@ -210,8 +211,8 @@ impl Engine {
         let mut engine = Self {
             settings,
             member: Member { rank: settings.rank, ranks },
-            names: Vec::new(),
-            summer: if on_host_ring { SumMode::HostRing } else { SumMode::Box },
+            application_ranks: Vec::new(),
+            sum_mode: if on_host_ring { SumMode::HostRing } else { SumMode::Box },
             session: (settings.rank == 0).then_some(settings.session),
             reason: None,
             wrong: false,
@@ -220,7 +221,7 @@ impl Engine {
             refused: 0,
             outcomes: VecDeque::new(),
             progress: vec![Progress::default(); ranks as usize],
-            untold: None,
+            unannounced: None,
             announced: VecDeque::new(),
             unverified: vec![None; ranks as usize],
             reductions: Reductions::default(),
@@ -234,7 +235,7 @@ impl Engine {
             greeted: false,
             full_size: 0,
             acknowledged: false,
-            hurry: None,
+            path_test_timeout: None,
             last_received: now,
             waiting: None,
             answered: now,
@@ -355,7 +356,7 @@ impl Engine {
                 self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
             }
             ChannelEvent::Failed { reason, .. } => {
-                log::debug!("rank {}: connection through the box: {reason}", self.own_name());
+                log::debug!("rank {}: connection through the box: {reason}", self.own_rank());
                 self.fall_back(channels, Reason::Broken, self.settings.rank);
             }
         }
@@ -390,7 +391,7 @@ impl Engine {
     fn tell(&mut self, channels: &mut dyn Channels, frame: &Frame) {
         // In the hosts' ring every operation is announced; through the box, frames are rare and
         // small.
-        let mut bytes = if self.summer == SumMode::HostRing {
+        let mut bytes = if self.sum_mode == SumMode::HostRing {
             self.steps.take(channels)
         } else {
             Buffer::heap(64)
@@ -409,14 +410,14 @@ impl Engine {
 
     /// Sets the numbers by which errors and logs name the ranks, by their places in the ring.
     pub fn name_ranks(&mut self, names: Vec<u32>) {
-        self.names = names;
+        self.application_ranks = names;
     }
 
     fn name(&self, place: u32) -> u32 {
-        self.names.get(place as usize).copied().unwrap_or(place)
+        self.application_ranks.get(place as usize).copied().unwrap_or(place)
     }
 
-    pub fn own_name(&self) -> u32 {
+    pub fn own_rank(&self) -> u32 {
         self.name(self.member.rank)
     }
 
@@ -451,17 +452,17 @@ impl Engine {
 
     /// Whether the box or the ring sums; the ring as soon as the box is given up.
     pub fn mode(&self) -> Mode {
-        if self.summer == SumMode::Box { Mode::Box } else { Mode::HostRing }
+        if self.sum_mode == SumMode::Box { Mode::Box } else { Mode::HostRing }
     }
 
     /// Whether all ranks have agreed to sum over the hosts' ring.
     pub fn is_on_host_ring(&self) -> bool {
-        self.summer == SumMode::HostRing
+        self.sum_mode == SumMode::HostRing
     }
 
     /// Whether the ranks trust the box, as far as this one knows.
     pub fn standing(&self) -> BoxTrust {
-        match self.summer {
+        match self.sum_mode {
             SumMode::Box => BoxTrust::Trusted,
             _ if self.wrong => BoxTrust::Wrong,
             _ => BoxTrust::GivenUp,
@@ -487,12 +488,12 @@ impl Engine {
     /// During the path test, falls back from the box after `patience` if that is shorter than
     /// usual.
     pub fn begin_path_test(&mut self, patience: Duration) {
-        self.hurry = Some(patience);
+        self.path_test_timeout = Some(patience);
     }
 
     /// Ends the path test, whose operations do not count in the statistics.
     pub fn end_path_test(&mut self) {
-        self.hurry = None;
+        self.path_test_timeout = None;
         let Statistics { fallbacks, unsummed, wrong, .. } = self.statistics;
         self.statistics = Statistics { fallbacks, unsummed, wrong, ..Statistics::default() };
     }

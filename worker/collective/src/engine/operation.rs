@@ -17,7 +17,7 @@ use crate::numeric::format::Format;
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
 use crate::numeric::limbs::Limbs;
 use crate::numeric::quant::{self, Exponents, HISTOGRAM_BYTES, Underflow};
-use crate::reduction::Misfit;
+use crate::reduction::StepMismatch;
 use crate::report::{Mode, Report};
 
 /// An operation in progress.
@@ -31,7 +31,7 @@ pub(super) struct Operation {
     /// Messages without a verified sum.
     pub left: usize,
     pub verified: u64,
-    pub by_ring: bool,
+    pub on_host_ring: bool,
     pub non_finite: Option<Range<usize>>,
     pub underflow: Underflow,
 }
@@ -119,7 +119,7 @@ impl Engine {
         let window = self.window();
         let Some(session) = self.session else { return };
         for ring in 0..self.rings.len() as u32 {
-            while self.summer != SumMode::Agreeing {
+            while self.sum_mode != SumMode::Agreeing {
                 let state = &self.rings[ring as usize];
                 let number = state.next;
                 if number >= state.verified + window || state.speculated > state.verified {
@@ -142,7 +142,7 @@ impl Engine {
                 if message.is_speculative() {
                     state.speculated = state.next;
                 }
-                if self.summer == SumMode::Box {
+                if self.sum_mode == SumMode::Box {
                     self.statistics.box_bytes += payload.len() as u64;
                     self.rings[ring as usize].kept.push_back(Kept { number, payload: None });
                     channels.send(Channel::RingOut(ring), number, payload);
@@ -158,7 +158,7 @@ impl Engine {
     /// each sends its part of every message as soon as this rank does, because the same sums give
     /// credit to all.
     pub(super) fn expect_acknowledgements(&mut self, now: Instant, channels: &mut dyn Channels) {
-        if self.summer != SumMode::Box {
+        if self.sum_mode != SumMode::Box {
             return;
         }
         let started = self.progress.iter().map(|p| p.started).min().unwrap_or(0);
@@ -208,7 +208,7 @@ impl Engine {
     fn element(&self, op: &Operation, ring: u32, message: &Message) -> (usize, Option<Format>) {
         let ranks = self.member.ranks;
         if message.is_speculative() {
-            let predicted = self.rings[ring as usize].lasts.predict(message, ranks);
+            let predicted = self.rings[ring as usize].predictor.predict(message, ranks);
             return (predicted.map_or(0, Limbs::lanes), predicted.map(Format::Limbs));
         }
         let format = message.data.as_ref().and_then(|(i, _)| op.format(ring, *i, ranks));
@@ -224,10 +224,10 @@ impl Engine {
         ring: u32,
         sum: &[u8],
     ) {
-        if self.summer != SumMode::Box || self.failure.is_some() {
+        if self.sum_mode != SumMode::Box || self.failure.is_some() {
             return;
         }
-        if self.is_of_nobody(ring) {
+        if self.is_abandoned(ring) {
             return;
         }
         match self.examine(ring, sum) {
@@ -249,7 +249,7 @@ impl Engine {
 
     /// Whether a ring's next sum is one of an operation that has been given up, because a rank has
     /// left.
-    fn is_of_nobody(&self, ring: u32) -> bool {
+    fn is_abandoned(&self, ring: u32) -> bool {
         let verified = self.rings[ring as usize].verified;
         (self.left != 0 || self.leaving)
             && verified < self.rings[ring as usize].end
@@ -301,7 +301,7 @@ impl Engine {
             let exponents = quant::read_histogram(histogram);
             op.rings[ring as usize].exponents[i] = Some(exponents);
             if message.is_speculative() {
-                state.lasts.learn(&message, exponents);
+                state.predictor.learn(&message, exponents);
             }
         }
         let mut again = false;
@@ -333,7 +333,7 @@ impl Engine {
         for rank in &mut self.progress {
             rank.started = rank.started.max(op.number());
         }
-        op.by_ring |= self.summer != SumMode::Box;
+        op.on_host_ring |= self.sum_mode != SumMode::Box;
         self.statistics.verified += 1;
         self.last_progress = now;
         state.verified += 1;
@@ -352,7 +352,7 @@ impl Engine {
         // With several rings a later operation may have all its sums first; it waits.
         while let Some(op) = self.operations.pop_front_if(|op| op.left == 0) {
             self.own().completed = op.number();
-            self.untold.take_if(|d| d.number == op.number());
+            self.unannounced.take_if(|d| d.number == op.number());
             self.monitor_oldest(now);
             let is_refused = op.is_refused();
             self.parts.push(op.rings);
@@ -360,7 +360,7 @@ impl Engine {
                 continue;
             }
             self.statistics.all_reduces += 1;
-            let mode = if op.by_ring { Mode::HostRing } else { Mode::Box };
+            let mode = if op.on_host_ring { Mode::HostRing } else { Mode::Box };
             self.statistics.underflows += op.underflow.zeroed;
             let finished = Finished {
                 mode,
@@ -416,7 +416,7 @@ impl Engine {
                 self.name(self.previous()),
                 h.number,
                 h.ring,
-                self.own_name()
+                self.own_rank()
             );
             self.suspect(now, Error::Protocol(text));
             return;
@@ -435,7 +435,7 @@ impl Engine {
         channels: &mut dyn Channels,
         data: &mut dyn Data,
         ring: u32,
-        done: Result<(), Misfit>,
+        done: Result<(), StepMismatch>,
     ) {
         let mut out = std::mem::take(&mut self.outgoing);
         for frame in out.drain(..) {
@@ -443,7 +443,7 @@ impl Engine {
             self.send_bypass(channels, frame);
         }
         self.outgoing = out;
-        if done == Err(Misfit) {
+        if done == Err(StepMismatch) {
             self.suspect(
                 now,
                 Error::Protocol(format!(
@@ -456,7 +456,7 @@ impl Engine {
         // Discards sums that this rank has already.
         let (member, verified) = (self.member, self.rings[ring as usize].verified);
         self.reductions.forget_done(member, ring, verified, verified.saturating_sub(self.window()));
-        while !self.is_of_nobody(ring) {
+        while !self.is_abandoned(ring) {
             let number = self.rings[ring as usize].verified;
             let Some(sum) = self.reductions.take_done(member, ring, number) else { return };
             if self.examine(ring, &sum) != Verification::Sum {

@@ -80,7 +80,7 @@ impl Engine {
             plan,
             rings,
             verified: 0,
-            by_ring: self.summer != SumMode::Box,
+            on_host_ring: self.sum_mode != SumMode::Box,
             non_finite: None,
             underflow: Underflow::default(),
         });
@@ -90,9 +90,9 @@ impl Engine {
         }
         if self.session.is_some() {
             self.announce(channels);
-            self.untold = Some(descriptor);
+            self.unannounced = Some(descriptor);
             let messages: usize = self.operations.back().map_or(0, |o| o.left);
-            if self.summer != SumMode::Box || self.operations.len() > 1 || messages > FEW {
+            if self.sum_mode != SumMode::Box || self.operations.len() > 1 || messages > FEW {
                 self.announce(channels);
             }
         }
@@ -127,7 +127,7 @@ impl Engine {
     /// and an announcement and its acknowledgement are two packets of six. Long ones are announced
     /// at once, because losses are detected sooner where all ranks are known to have started.
     pub(super) fn announce(&mut self, channels: &mut dyn Channels) {
-        if let Some(descriptor) = self.untold.take() {
+        if let Some(descriptor) = self.unannounced.take() {
             self.tell(channels, &Frame::Operation(descriptor));
         }
     }
@@ -213,7 +213,7 @@ impl Engine {
                          must call for the same",
                         own.number,
                         self.name(self.previous()),
-                        self.own_name()
+                        self.own_rank()
                     )),
                 );
                 return;

@@ -22,13 +22,13 @@ use super::quant::{Exponents, HISTOGRAM_LANES, Scale};
 pub const CHECK_BYTES: usize = CHECK_LANES * 4;
 
 /// Limbs of a float in a message of one packet, at the usual path MTU, which is always sent.
-const PACKET_LIMBS: u8 = 3;
+const SHORT_LIMBS: u8 = 3;
 const PACKET_BYTES: usize = 1024;
 /// Limbs of a float in a longer one, which has values only if the last prediction was right: its
 /// bytes are wasted if this one is wrong.
-const LIMBS: u8 = 2;
+const LONG_LIMBS: u8 = 2;
 /// Most elements of a small operation.
-const SMALL: usize = 4096;
+const MAX_SMALL_ELEMENTS: usize = 4096;
 
 /// The properties of a job that decide how data is cut into messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,14 +103,14 @@ impl Default for Last {
 /// The last exponents, in 16 entries by length modulo 16: a training repeats the same operations.
 /// Lengths that share an entry may spoil each other's prediction.
 #[derive(Debug, Default)]
-pub struct Lasts([Last; 16]);
+pub struct ExponentPredictor([Last; 16]);
 
-impl Lasts {
+impl ExponentPredictor {
     /// The format of a speculative message's values; `None` if it has none.
     pub fn predict(&self, message: &Message, ranks: u32) -> Option<Limbs> {
         let (limbs, last) = (message.limbs?, self.0[Self::place(message)]);
         let exponents = Exponents { largest: last.bucket, finite: last.bucket };
-        (limbs == PACKET_LIMBS || last.steady).then(|| Limbs::new(limbs, exponents, ranks))
+        (limbs == SHORT_LIMBS || last.steady).then(|| Limbs::new(limbs, exponents, ranks))
     }
 
     /// Notes the exponents that a speculative message needed, which its sum shows.
@@ -147,14 +147,14 @@ impl Plan {
         // An empty slice still takes one message: the ranks must wait for each other.
         let chunks = length.div_ceil(elements).max(1);
         // Also with classes, which a second message may need.
-        let most = SMALL.min(elements / usize::from(LIMBS + 1));
-        let packet = (CHECK_LANES + HISTOGRAM_LANES + length * usize::from(PACKET_LIMBS)) * 4;
+        let most = MAX_SMALL_ELEMENTS.min(elements / usize::from(LONG_LIMBS + 1));
+        let packet = (CHECK_LANES + HISTOGRAM_LANES + length * usize::from(SHORT_LIMBS)) * 4;
         let limbs = if dtype != Dtype::F32 || length == 0 {
             None
         } else if packet <= PACKET_BYTES.min(layout.message_size as usize) {
-            Some(PACKET_LIMBS)
+            Some(SHORT_LIMBS)
         } else {
-            (length <= most).then_some(LIMBS)
+            (length <= most).then_some(LONG_LIMBS)
         };
         let prologue = match dtype {
             Dtype::F32 if length > 0 && limbs.is_none() => {
@@ -284,14 +284,14 @@ mod tests {
     #[test]
     fn more_than_a_packet_is_predicted_only_if_the_last_prediction_was_right() {
         let layout = Layout { message_size: 65536, window: 2, rings: 1 };
-        let predicted = |length, lasts: &Lasts| {
+        let predicted = |length, predictor: &ExponentPredictor| {
             let message = Plan::new(&layout, Dtype::F32, length).unwrap().message(0, 0);
-            (message.is_speculative(), lasts.predict(&message, 4))
+            (message.is_speculative(), predictor.predict(&message, 4))
         };
         let format = |limbs, bucket| {
             Some(Limbs::new(limbs, Exponents { largest: bucket, finite: bucket }, 4))
         };
-        let mut lasts = Lasts::default();
+        let mut predictor = ExponentPredictor::default();
         for (bucket, few, more) in [
             (170, format(3, 127), None),
             (170, format(3, 170), None),
@@ -300,14 +300,14 @@ mod tests {
             (60, format(3, 175), format(2, 175)),
             (60, format(3, 60), None),
         ] {
-            assert_eq!(predicted(57, &lasts), (true, few));
-            assert_eq!(predicted(57 + 16, &lasts), (true, more));
+            assert_eq!(predicted(57, &predictor), (true, few));
+            assert_eq!(predicted(57 + 16, &predictor), (true, more));
             let message = Plan::new(&layout, Dtype::F32, 57 + 16).unwrap().message(0, 0);
-            lasts.learn(&message, Exponents { largest: bucket, finite: bucket });
+            predictor.learn(&message, Exponents { largest: bucket, finite: bucket });
         }
         // Other lengths have others.
-        assert_eq!(predicted(4096, &lasts), (true, None));
-        assert_eq!(predicted(4097, &lasts), (false, None));
+        assert_eq!(predicted(4096, &predictor), (true, None));
+        assert_eq!(predicted(4097, &predictor), (false, None));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! All elements of a message have one scale, a power of two, the same at all ranks. It follows from
 //! the largest exponent over all ranks' elements of that message: N quantised values of the
 //! largest magnitude must not overflow. The exponents are added up by the box like everything else:
-//! as a histogram of [`BUCKETS`] buckets of eight bits, four to a lane. Each rank adds at most one to
-//! a bucket, so with at most 64 ranks no bucket carries into its neighbour.
+//! as a histogram of [`BUCKETS`] buckets of eight bits, four to a lane. Each rank adds at most one
+//! to a bucket, so with at most 64 ranks no bucket carries into its neighbour.
 
 use multiversion::multiversion;
 use netsum_common::lanes::{DATA_SUMS, data_sums};

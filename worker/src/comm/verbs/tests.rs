@@ -99,7 +99,7 @@ fn message(v: &mut Verbs<Fake>, len: usize) -> Buffer {
 }
 
 /// Completes a work request, and drives.
-fn complete(v: &mut Verbs<Fake>, work: u64, result: Result<usize, Trouble>) -> Vec<String> {
+fn complete(v: &mut Verbs<Fake>, work: u64, result: Result<usize, WorkError>) -> Vec<String> {
     v.adapter.done.push_back(Completion { work, result });
     drive(v)
 }
@@ -154,9 +154,9 @@ fn a_queue_pair_that_gives_up_is_restarted_where_it_stopped() {
     assert_eq!(complete(&mut v, posted[0], Ok(0)), ["RingOut(0) sent 0"]);
     let posted: Vec<u64> = v.adapter.sends[1..].iter().map(|s| s.1).collect();
     assert_eq!(posted.len(), 2);
-    assert_eq!(complete(&mut v, posted[0], Err(Trouble::GaveUp)), [""; 0]);
+    assert_eq!(complete(&mut v, posted[0], Err(WorkError::GaveUp)), [""; 0]);
     assert!(v.adapter.resets.is_empty(), "not before all messages have returned");
-    assert_eq!(complete(&mut v, posted[1], Err(Trouble::Flushed)), [""; 0]);
+    assert_eq!(complete(&mut v, posted[1], Err(WorkError::Flushed)), [""; 0]);
     assert_eq!(v.adapter.resets, [OUT]);
     // Three packets after 0xff_ffff.
     assert_eq!(
@@ -166,7 +166,7 @@ fn a_queue_pair_that_gives_up_is_restarted_where_it_stopped() {
     let again: Vec<u64> = v.adapter.sends[3..].iter().map(|s| s.1).collect();
     assert_eq!(again.len(), 2);
     assert_eq!(
-        complete(&mut v, posted[1], Err(Trouble::Flushed)),
+        complete(&mut v, posted[1], Err(WorkError::Flushed)),
         [""; 0],
         "of its earlier generation"
     );
@@ -188,9 +188,9 @@ fn a_permanent_error_is_reported_once_and_close_returns_all_messages() {
         v.send(Channel::RingOut(0), id, buffer);
     }
     let works: Vec<u64> = v.adapter.sends.iter().map(|s| s.1).collect();
-    let told = complete(&mut v, works[0], Err(Trouble::Broken("remote access error".into())));
+    let told = complete(&mut v, works[0], Err(WorkError::Broken("remote access error".into())));
     assert_eq!(told, ["RingOut(0) failed: fake: remote access error"]);
-    assert_eq!(complete(&mut v, works[1], Err(Trouble::Flushed)), [""; 0]);
+    assert_eq!(complete(&mut v, works[1], Err(WorkError::Flushed)), [""; 0]);
     // Messages sent from now on wait for `close`.
     let buffer = message(&mut v, 100);
     v.send(Channel::RingOut(0), 3, buffer);

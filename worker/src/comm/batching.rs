@@ -16,13 +16,13 @@ const LARGEST_GAP: Duration = Duration::from_micros(50);
 
 /// Decides from the rate at which packets arrive.
 #[derive(Debug, Default)]
-pub(crate) struct Gather {
+pub(crate) struct ReceiveBatching {
     last: Option<Instant>,
     /// The smoothed time between two packets.
     gap: Duration,
 }
 
-impl Gather {
+impl ReceiveBatching {
     /// Notes that packets have been received.
     pub fn received(&mut self, now: Instant, packets: u32) {
         if let Some(last) = self.last.replace(now) {
@@ -49,28 +49,28 @@ mod tests {
     const BULK: u64 = 512 << 10;
 
     /// Receives 20 batches of `packets`, `gap` apart.
-    fn at_rate(packets: u32, gap: Duration) -> (Gather, Instant) {
-        let (mut gather, mut now) = (Gather::default(), Instant::now());
+    fn at_rate(packets: u32, gap: Duration) -> (ReceiveBatching, Instant) {
+        let (mut batching, mut now) = (ReceiveBatching::default(), Instant::now());
         for _ in 0..20 {
             now += packets * gap;
-            gather.received(now, packets);
+            batching.received(now, packets);
         }
-        (gather, now)
+        (batching, now)
     }
 
     #[test]
     fn a_fast_link_fills_a_batch() {
-        let (gather, now) = at_rate(4, Duration::from_nanos(1000));
-        let wait = gather.wait(now, BULK).unwrap();
+        let (batching, now) = at_rate(4, Duration::from_nanos(1000));
+        let wait = batching.wait(now, BULK).unwrap();
         assert!((28..=32).contains(&wait.as_micros()), "{wait:?}");
-        assert_eq!(gather.wait(now + wait, BULK), None);
+        assert_eq!(batching.wait(now + wait, BULK), None);
     }
 
     #[test]
     fn a_wait_is_short_at_any_rate() {
         for gap in [5, 11, 25, 45] {
-            let (gather, now) = at_rate(1, Duration::from_micros(gap));
-            assert_eq!(gather.wait(now, BULK), Some(LONGEST_WAIT), "gap {gap} us");
+            let (batching, now) = at_rate(1, Duration::from_micros(gap));
+            assert_eq!(batching.wait(now, BULK), Some(LONGEST_WAIT), "gap {gap} us");
         }
     }
 
@@ -80,14 +80,14 @@ mod tests {
         assert_eq!(slow.wait(now, BULK), None);
         let (fast, now) = at_rate(4, Duration::from_nanos(1000));
         assert_eq!(fast.wait(now, LEAST_IN_FLIGHT - 1), None);
-        assert_eq!(Gather::default().wait(now, BULK), None);
+        assert_eq!(ReceiveBatching::default().wait(now, BULK), None);
     }
 
     #[test]
     fn a_pause_between_operations_does_not_end_the_batches() {
-        let (mut gather, now) = at_rate(4, Duration::from_micros(1));
+        let (mut batching, now) = at_rate(4, Duration::from_micros(1));
         let later = now + Duration::from_secs(1);
-        gather.received(later, 4);
-        assert!(gather.wait(later, BULK).is_some());
+        batching.received(later, 4);
+        assert!(batching.wait(later, BULK).is_some());
     }
 }
