@@ -320,7 +320,7 @@ fn small_messages_share_acknowledgements() {
     // The window's last packet, and often enough before it.
     assert_eq!(asked(30, 256, &|c| c.max_inflight = 20), [0, 1, 2, 3, 6, 9, 12, 15, 18, 19]);
     assert_eq!(asked(9, 256, &|c| c.max_inflight = 4), [0, 1, 2, 3]);
-    // Sums, and receivers that do not acknowledge unasked.
+    // Sums, and receivers that do not acknowledge without a request.
     assert_eq!(asked(4, 256, &|c| c.waits_for_others = true), [0, 1, 2, 3]);
     assert_eq!(asked(4, 256, &|c| c.selective = false), [0, 1, 2, 3]);
 }
@@ -496,7 +496,7 @@ fn a_late_check_of_the_clock_extends_the_timeout_once() {
     pair.now = due + ms(20);
     pair.ends[0].handle_timeout(pair.now);
     assert_eq!(sent_now(&mut pair, 0), [(100, true)]);
-    // After an acknowledgement the excuse is used up.
+    // After an acknowledgement the extension is used up.
     acknowledge(&mut pair, 101);
     pair.ends[0].post_send(pair.qps[0], 1, vec![1; 512], None);
     assert_eq!(sent_now(&mut pair, 0).len(), 2);
