@@ -161,12 +161,8 @@ fn matrix(ranks: u32, order: &'static str) {
             let grown = |name| after.since(&before, name);
             if direction.up() {
                 let seen = match fault {
-                    Fault::Loss | Fault::Reorder if order == "in-order" => grown("out_of_sequence"),
-                    // All receivers ask for it, so all ranks except the one that lost it send it
-                    // twice.
-                    Fault::Loss => grown("duplicate_request") + grown("replays"),
-                    // A receiver that keeps early packets need not ask.
-                    Fault::Reorder => 1,
+                    // Whether a receiver asks for it as well depends on who comes first.
+                    Fault::Loss | Fault::Reorder => grown("out_of_sequence"),
                     Fault::Duplicate => {
                         grown("duplicate_request") + grown("replays") + grown("stale")
                     }

@@ -35,6 +35,13 @@ fn sent_again(group: &mut Group, mode: &str, sizes: &[usize], what: &str) -> u64
     again
 }
 
+/// Nothing is sent again in one of three runs at least. A rank that gets no CPU for longer than its
+/// neighbour's timer looks like a lost packet: that is not the network's fault, and happens on a
+/// busy machine, but not three times in a row.
+fn assert_nothing_sent_again(what: &str, mut run: impl FnMut() -> u64) {
+    assert!((0..3).any(|_| run() == 0), "{what}: packets were sent again in each of three runs");
+}
+
 /// Sums by the box, with a job for each window, in messages of 64 KiB.
 fn by_the_box(hosts: u32, rate: &str, windows: &[u32], sizes: &[usize]) {
     let cluster = lab(hosts, rate);
@@ -44,8 +51,13 @@ fn by_the_box(hosts: u32, rate: &str, windows: &[u32], sizes: &[usize]) {
         let token = cluster.create_job(&job).unwrap();
         let mut group = cluster.ranks(&job, &token, &one_on_each_host(hosts)).unwrap();
         let what = format!("{rate}, {hosts} hosts, window {window}");
-        let again = sent_again(&mut group, "box", sizes, &what);
-        assert_eq!(again, 0, "{what}\n{}", cluster.netsum(&["stats", &name]).unwrap());
+        assert_nothing_sent_again(&what, || {
+            let again = sent_again(&mut group, "box", sizes, &what);
+            if again > 0 {
+                println!("{}", cluster.netsum(&["stats", &name]).unwrap());
+            }
+            again
+        });
         drop(group);
         cluster.netsum(&["job", "delete", &name]).unwrap();
     }
@@ -59,7 +71,7 @@ fn by_the_ring(hosts: u32, rate: &str, window: u32, sizes: &[usize]) {
     let what = format!("{rate}, {hosts} hosts, the hosts' ring, window {window}");
     // Until the ranks fall back, they send everything to be summed by a box.
     group.all_reduce("i32", 1000, 1).unwrap();
-    assert_eq!(sent_again(&mut group, "ring", sizes, &what), 0, "{what}");
+    assert_nothing_sent_again(&what, || sent_again(&mut group, "ring", sizes, &what));
 }
 
 /// The ranks suspect neither a dead rank nor a box that does not sum.
@@ -85,24 +97,13 @@ fn without_a_rate_nothing_is_sent_again_either() {
     let job = JobSpec::new("clean", 4);
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(4)).unwrap();
-    group.start_together();
-    // A rank that gets no CPU for longer than its neighbour's timer looks like a lost packet. That
-    // is not the network's fault, and happens on a busy machine, but not three times in a row.
-    let clean = (0..3).any(|attempt| {
-        (0..5).all(|seed| {
-            let outcomes = group.all_reduce("f32", 1_000_000, seed).unwrap();
-            assert!(outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0), "{outcomes:?}");
-            let again: u64 = outcomes.iter().map(|outcome| outcome.retransmissions).sum();
-            if again > 0 {
-                println!(
-                    "attempt {attempt}: {outcomes:?}\n{}",
-                    cluster.netsum(&["stats", "clean"]).unwrap()
-                );
-            }
-            again == 0
-        })
+    assert_nothing_sent_again("no rate", || {
+        let again = sent_again(&mut group, "box", &[4_000_000; 5], "no rate");
+        if again > 0 {
+            println!("{}", cluster.netsum(&["stats", "clean"]).unwrap());
+        }
+        again
     });
-    assert!(clean, "packets were sent again in each of three runs");
     for counter in ["steer_failed", "redirect_failed", "credit_violation", "internal_error"] {
         assert_eq!(cluster.counter(Some("clean"), counter).unwrap(), 0, "{counter}");
     }
