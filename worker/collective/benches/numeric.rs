@@ -17,7 +17,7 @@ fn floats() -> Vec<f32> {
 }
 
 fn scale(x: &[f32]) -> Scale {
-    Scale::new(bucket(x), 4).expect("all are finite")
+    Scale::new(bucket(x), 4, 31).expect("all are finite")
 }
 
 #[divan::bench]

@@ -9,7 +9,7 @@ use crate::numeric::element::Dtype;
 use crate::shape::JobShape;
 
 /// Version of these messages, and of the contents of messages to be summed.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.

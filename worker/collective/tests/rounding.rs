@@ -78,7 +78,7 @@ fn results_do_not_depend_on_rounding_or_flush_to_zero() {
 fn restored_sums_are_rounded_as_the_processor_rounds() {
     for exponent in 0..=254u8 {
         for ranks in [1, 2, 64] {
-            let scale = Scale::new(exponent, ranks).expect("finite");
+            let scale = Scale::new(exponent, ranks, 31).expect("finite");
             let mut sums =
                 vec![0, 1, -1, 3, i32::MAX, i32::MIN, i32::MIN + 1, 0x0100_0001, 0x0100_0003];
             sums.extend((0..200u32).map(|i| (i.wrapping_mul(0x9e37_79b9) as i32) >> (i % 31)));
@@ -106,7 +106,7 @@ fn quotients_are_rounded_as_the_processor_rounds_in_every_mode() {
     let bytes: Vec<u8> = sums.iter().flat_map(|x: &i32| x.to_le_bytes()).collect();
     for by in 2..=64 {
         for exponent in [0, 1, 2, 30, 127, 200, 253, 254] {
-            let scale = Scale::new(exponent, by).expect("finite");
+            let scale = Scale::new(exponent, by, 31).expect("finite");
             let quotient = |x: &i32| (f64::from(*x) / f64::from(by) * scale.inverse()) as f32;
             let right: Vec<f32> = sums.iter().map(quotient).collect();
             for mode in modes() {

@@ -13,10 +13,10 @@ use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
 use crate::numeric::element::{Data, Owned};
+use crate::numeric::block::{EXPONENT_BYTES, read_exponent, write_exponent};
 use crate::numeric::format::Format;
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
-use crate::numeric::limbs::Limbs;
-use crate::numeric::quant::{self, Exponents, HISTOGRAM_BYTES, Underflow};
+use crate::numeric::quant::{self, Exponents, Underflow};
 use crate::reduction::StepMismatch;
 use crate::report::{Mode, Report};
 
@@ -41,8 +41,23 @@ pub(super) struct RingPart {
     /// Number of the first message.
     pub base: u64,
     pub messages: usize,
-    /// Largest exponents over all ranks, by data message, as far as known.
-    pub exponents: Vec<Option<Exponents>>,
+    /// Data messages whose exponents are known: they come in order.
+    pub known: usize,
+    /// Their blocks' largest exponents over all ranks.
+    pub buckets: Vec<u8>,
+    /// The largest exponents over all ranks in a small operation, once known.
+    pub exponents: Option<Exponents>,
+}
+
+impl RingPart {
+    /// The format of a data message's floats, once its exponents are known.
+    fn format(&self, plan: &Plan, ring: u32, data_message: usize, ranks: u32) -> Option<Format<'_>> {
+        if let Some(exponents) = self.exponents {
+            return plan.limb_format(exponents, ranks).map(Format::Limbs);
+        }
+        let buckets = self.buckets.get(plan.blocks(ring as usize, data_message))?;
+        plan.block_format(buckets, ranks).map(Format::Blocks)
+    }
 }
 
 impl Operation {
@@ -70,10 +85,9 @@ impl Operation {
         MessageId { run: session, ring, number, tag: self.descriptor.tag() }
     }
 
-    /// The format of a data message's floats, once its exponents are known.
-    fn format(&self, ring: u32, data_message: usize, ranks: u32) -> Option<Format> {
-        let exponents = self.rings[ring as usize].exponents.get(data_message).copied().flatten();
-        self.plan.format(exponents.filter(|_| self.plan.has_exponents())?, ranks)
+    /// As [`RingPart::format`].
+    fn format(&self, ring: u32, data_message: usize, ranks: u32) -> Option<Format<'_>> {
+        self.rings[ring as usize].format(&self.plan, ring, data_message, ranks)
     }
 }
 
@@ -91,9 +105,9 @@ pub struct Outcome {
 pub struct Finished {
     pub mode: Mode,
     pub verified: u64,
-    /// Elements of the first message with an infinity or a NaN.
+    /// Elements of the first block with an infinity or a NaN.
     pub non_finite: Option<Range<usize>>,
-    /// Floats for which the scales of their messages were too coarse.
+    /// Floats for which the scales of their blocks were too coarse.
     pub underflow: Underflow,
 }
 
@@ -131,7 +145,7 @@ impl Engine {
                 if let Some((i, _)) = &message.data
                     && !message.is_speculative()
                     && op.plan.has_exponents()
-                    && op.rings[ring as usize].exponents[*i].is_none()
+                    && op.rings[ring as usize].known <= *i
                 {
                     break;
                 }
@@ -184,18 +198,25 @@ impl Engine {
     ) {
         let ring = id.ring;
         let data: &dyn Data = op.data.as_ref().map_or(lent, |data| &**data);
-        let (lanes, format) = self.element(op, ring, message);
-        out.resize(message.len(lanes));
+        let (element, format) = self.element(op, ring, message);
+        out.resize(message.len(element));
         let (check, lanes) = out.split_at_mut(CHECK_BYTES);
-        let (histograms, values) = lanes.split_at_mut(message.histograms.len() * HISTOGRAM_BYTES);
-        for (i, histogram) in message.histograms.clone().zip(histograms.chunks_mut(HISTOGRAM_BYTES))
-        {
-            quant::write_histogram(data.exponents(op.plan.range(ring as usize, i)), histogram);
+        let (exponents, values) = lanes.split_at_mut(message.exponent_bytes);
+        if message.is_speculative() {
+            quant::write_histogram(data.exponents(op.plan.range(ring as usize, 0)), exponents);
+        } else {
+            let ranges = message.exponents.clone();
+            let ranges = ranges.flat_map(|i| op.plan.block_ranges(ring as usize, i));
+            for (range, counts) in ranges.zip(exponents.chunks_mut(EXPONENT_BYTES)) {
+                write_exponent(data.exponents(range).largest, counts);
+            }
         }
         if let Some((_, range)) = &message.data
             && !values.is_empty()
         {
+            let (values, padding) = values.split_at_mut(range.len() * element);
             data.load(range.clone(), format, values);
+            padding.fill(0);
         }
         let data = quant::check_sums(lanes);
         let lanes = Check { stamp: id.of(self.member.rank), data }.encode();
@@ -204,15 +225,25 @@ impl Engine {
         }
     }
 
-    /// The lanes of an element in a message, and the format of floats.
-    fn element(&self, op: &Operation, ring: u32, message: &Message) -> (usize, Option<Format>) {
+    /// The bytes of an element in a message, and the format of floats.
+    fn element<'a>(
+        &self,
+        op: &'a Operation,
+        ring: u32,
+        message: &Message,
+    ) -> (usize, Option<Format<'a>>) {
         let ranks = self.member.ranks;
         if message.is_speculative() {
-            let predicted = self.rings[ring as usize].predictor.predict(message, ranks);
-            return (predicted.map_or(0, Limbs::lanes), predicted.map(Format::Limbs));
+            let predicted = self.predicted(ring, message);
+            return (predicted.map_or(0, Format::bytes), predicted);
         }
         let format = message.data.as_ref().and_then(|(i, _)| op.format(ring, *i, ranks));
-        (format.map_or(1, Format::lanes), format)
+        (format.map_or(4, Format::bytes), format)
+    }
+
+    fn predicted(&self, ring: u32, message: &Message) -> Option<Format<'static>> {
+        let ring = &self.rings[ring as usize];
+        ring.predictor.predict(message, self.member.ranks).map(Format::Limbs)
     }
 
     /// A message from a ring's connection: it should be the next sum.
@@ -279,8 +310,8 @@ impl Engine {
         match check.examine(&id, self.member.ranks, self.previous(), &sums) {
             Verification::Sum => {
                 let message = op.message(ring, state.verified);
-                let (lanes, _) = self.element(op, ring, &message);
-                let right = sum.len() == message.len(lanes);
+                let (element, _) = self.element(op, ring, &message);
+                let right = sum.len() == message.len(element);
                 if right { Verification::Sum } else { Verification::Wrong }
             }
             finding => finding,
@@ -293,32 +324,33 @@ impl Engine {
         let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
         let number = self.rings[ring as usize].verified;
         let message = self.operations[at].message(ring, number);
-        let (_, sent) = self.element(&self.operations[at], ring, &message);
+        let predicted = self.predicted(ring, &message);
         let (state, op) = (&mut self.rings[ring as usize], &mut self.operations[at]);
-        let (histograms, values) =
-            sum[CHECK_BYTES..].split_at(message.histograms.len() * HISTOGRAM_BYTES);
-        for (i, histogram) in message.histograms.clone().zip(histograms.chunks(HISTOGRAM_BYTES)) {
-            let exponents = quant::read_histogram(histogram);
-            op.rings[ring as usize].exponents[i] = Some(exponents);
-            if message.is_speculative() {
-                state.predictor.learn(&message, exponents);
-            }
+        let part = &mut op.rings[ring as usize];
+        let (exponents, values) = sum[CHECK_BYTES..].split_at(message.exponent_bytes);
+        part.known += message.exponents.len();
+        if message.is_speculative() {
+            let exponents = quant::read_histogram(exponents);
+            part.exponents = Some(exponents);
+            state.predictor.learn(&message, exponents);
+        } else {
+            part.buckets.extend(exponents.chunks(EXPONENT_BYTES).map(read_exponent));
         }
         let mut again = false;
         if let Some((i, range)) = message.data.clone() {
-            let format = op.format(ring, i, ranks);
+            let format = part.format(&op.plan, ring, i, ranks);
             // If the prediction was wrong, the next message brings the sum.
-            again = message.is_speculative() && sent != format;
+            again = message.is_speculative() && predicted != format;
             if !again {
                 let data: &mut dyn Data = op.data.as_mut().map_or(lent, |data| &mut **data);
-                match format {
-                    Some(format) => op.underflow += data.underflow(range.clone(), format),
-                    None if op.plan.has_exponents()
-                        && op.non_finite.as_ref().is_none_or(|n| range.start < n.start) =>
-                    {
-                        op.non_finite = Some(range.clone());
+                if let Some(format) = format {
+                    op.underflow += data.underflow(range.clone(), format);
+                    if let Some(block) = format.non_finite(range.len()) {
+                        let block = range.start + block.start..range.start + block.end;
+                        if op.non_finite.as_ref().is_none_or(|first| block.start < first.start) {
+                            op.non_finite = Some(block);
+                        }
                     }
-                    None => {}
                 }
                 data.store(range, format, values);
             }

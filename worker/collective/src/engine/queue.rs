@@ -9,7 +9,7 @@ use crate::call::{Call, Collective};
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::{Descriptor, Frame, Progress};
-use crate::numeric::element::{Data, Dtype, Owned, Slice};
+use crate::numeric::element::{Data, Owned, Slice};
 use crate::numeric::layout::Plan;
 use crate::numeric::quant::Underflow;
 
@@ -65,10 +65,9 @@ impl Engine {
         for (r, (ring, part)) in self.rings.iter_mut().zip(&mut rings).enumerate() {
             let (base, messages) = (ring.end, plan.messages(r));
             ring.end += messages as u64;
-            let known = if dtype == Dtype::F32 { plan.data_messages(r) } else { 0 };
-            (part.base, part.messages) = (base, messages);
-            part.exponents.clear();
-            part.exponents.resize(known, None);
+            (part.base, part.messages, part.known) = (base, messages, 0);
+            part.exponents = None;
+            part.buckets.clear();
         }
         self.operations.push_back(Operation {
             descriptor,

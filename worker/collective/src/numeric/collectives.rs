@@ -3,7 +3,7 @@
 
 use std::ops::{Deref, DerefMut, Range};
 
-use super::element::{Data, Dtype, Element, lane_bytes};
+use super::element::{Data, Dtype, Element, part_of};
 use super::format::Format;
 use super::memory::Memory;
 use super::quant::{Exponents, Underflow};
@@ -27,13 +27,13 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
     fn exponents(&self, range: Range<usize>) -> Exponents {
         T::exponents(&self.data[range])
     }
-    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
+    fn load(&self, range: Range<usize>, format: Option<Format<'_>>, out: &mut [u8]) {
         T::to_lanes(&self.data[range], format, out);
     }
-    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
+    fn underflow(&self, range: Range<usize>, format: Format<'_>) -> Underflow {
         T::underflow(&self.data[range], format)
     }
-    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, format: Option<Format<'_>>, sums: &[u8]) {
         if self.keeps {
             T::from_lanes(sums, format, self.divisor, &mut self.data[range]);
         }
@@ -64,23 +64,23 @@ impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Sca
     fn exponents(&self, range: Range<usize>) -> Exponents {
         T::exponents(&self.input[range])
     }
-    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
+    fn load(&self, range: Range<usize>, format: Option<Format<'_>>, out: &mut [u8]) {
         T::to_lanes(&self.input[range], format, out);
     }
-    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
+    fn underflow(&self, range: Range<usize>, format: Format<'_>) -> Underflow {
         T::underflow(&self.input[range], format)
     }
     fn keep_own(&mut self) {
         let part = self.start..self.start + self.output.len();
         self.output.copy_from_slice(&self.input[part]);
     }
-    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, format: Option<Format<'_>>, sums: &[u8]) {
         let part = self.start..self.start + self.output.len();
         let (from, to) = (range.start.max(part.start), range.end.min(part.end));
         if from < to {
-            let sums = &sums[lane_bytes(from - range.start..to - range.start, format)];
+            let (bytes, format) = part_of(from - range.start..to - range.start, format);
             let out = &mut self.output[from - part.start..to - part.start];
-            T::from_lanes(sums, format, self.divisor, out);
+            T::from_lanes(&sums[bytes], format, self.divisor, out);
         }
     }
     fn memory(&self) -> Memory {
@@ -175,7 +175,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
     fn exponents(&self, _: Range<usize>) -> Exponents {
         Exponents::default()
     }
-    fn load(&self, range: Range<usize>, _: Option<Format>, out: &mut [u8]) {
+    fn load(&self, range: Range<usize>, _: Option<Format<'_>>, out: &mut [u8]) {
         out.fill(0);
         for (block, bytes, place) in self.parts(range) {
             if let Some(given) = self.given(block) {
@@ -183,7 +183,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
             }
         }
     }
-    fn underflow(&self, _: Range<usize>, _: Format) -> Underflow {
+    fn underflow(&self, _: Range<usize>, _: Format<'_>) -> Underflow {
         Underflow::default()
     }
     fn keep_own(&mut self) {
@@ -191,7 +191,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
         self.load(0..self.len(), None, &mut lanes);
         self.store(0..self.len(), None, &lanes);
     }
-    fn store(&mut self, range: Range<usize>, _: Option<Format>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, _: Option<Format<'_>>, sums: &[u8]) {
         for (block, bytes, place) in self.parts(range) {
             if let Some(taken) = self.taken(block) {
                 taken[bytes].copy_from_slice(&sums[place]);
@@ -213,7 +213,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::quant::Scale;
+    use super::super::block::{Blocks, Width};
     use super::super::reference::add_lanes;
     use super::*;
 
@@ -236,7 +236,8 @@ mod tests {
         for ranks in 2..=64 {
             let x = [f32::MAX, -f32::MAX, 3e38, 1.0, 0.1, f32::MIN_POSITIVE, 0.0];
             for x in x.map(|x| [x]) {
-                let scale = Scale::new(f32::exponents(&x).largest, ranks).map(Format::Scaled);
+                let buckets = [f32::exponents(&x).largest];
+                let scale = Some(Format::Blocks(Blocks::new(&buckets, Width::Full, ranks)));
                 let mut data = Reduce { data: x.to_vec(), keeps: true, divisor: ranks };
                 let (mut lanes, mut sums) = ([0; 4], [0; 4]);
                 data.load(0..1, scale, &mut lanes);

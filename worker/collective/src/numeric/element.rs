@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::ops::{Deref, DerefMut, Range};
 
+use super::block::Width;
 use super::format::Format;
 use super::memory::Memory;
 use super::quant::{self, Exponents, Underflow};
@@ -12,16 +13,28 @@ use super::quant::{self, Exponents, Underflow};
 pub enum Dtype {
     /// 32-bit integers, summed modulo 2^32.
     I32,
-    /// Single precision floats, summed as integers with a scale for each message.
+    /// Single precision floats, summed as integers with a scale for each block of 1,024.
     F32,
+    /// Single precision floats in 16 bits each: half the bytes, and about as exact as bfloat16.
+    F32In16Bits,
 }
 
 impl Dtype {
-    /// As in tables and options: `i32` or `f32`.
+    /// As in tables and errors, such as `i32` or `f32`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::I32 => "i32",
             Self::F32 => "f32",
+            Self::F32In16Bits => "f32 in 16 bits",
+        }
+    }
+
+    /// How floats travel in long operations; `None` for integers.
+    pub const fn width(self) -> Option<Width> {
+        match self {
+            Self::I32 => None,
+            Self::F32 => Some(Width::Full),
+            Self::F32In16Bits => Some(Width::Half),
         }
     }
 
@@ -29,6 +42,7 @@ impl Dtype {
         match self {
             Self::I32 => 1,
             Self::F32 => 2,
+            Self::F32In16Bits => 3,
         }
     }
 
@@ -36,6 +50,7 @@ impl Dtype {
         match code {
             1 => Some(Self::I32),
             2 => Some(Self::F32),
+            3 => Some(Self::F32In16Bits),
             _ => None,
         }
     }
@@ -66,16 +81,16 @@ pub trait Element:
 
     /// Writes the elements as lanes. Floats need a format; without one the lanes are zero.
     #[doc(hidden)]
-    fn to_lanes(x: &[Self], format: Option<Format>, out: &mut [u8]);
+    fn to_lanes(x: &[Self], format: Option<Format<'_>>, out: &mut [u8]);
 
     /// Counts nonzero elements that become 0.
     #[doc(hidden)]
-    fn underflow(x: &[Self], format: Format) -> Underflow;
+    fn underflow(x: &[Self], format: Format<'_>) -> Underflow;
 
     /// Reads elements from summed lanes, divided by `by`. Floats need a format; without one they
     /// become NaN. Integers are not divided.
     #[doc(hidden)]
-    fn from_lanes(sums: &[u8], format: Option<Format>, by: u32, out: &mut [Self]);
+    fn from_lanes(sums: &[u8], format: Option<Format<'_>>, by: u32, out: &mut [Self]);
 }
 
 impl Element for i32 {
@@ -85,17 +100,17 @@ impl Element for i32 {
         Exponents::default()
     }
 
-    fn to_lanes(x: &[Self], _: Option<Format>, out: &mut [u8]) {
+    fn to_lanes(x: &[Self], _: Option<Format<'_>>, out: &mut [u8]) {
         for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = x.to_le_bytes();
         }
     }
 
-    fn underflow(_: &[Self], _: Format) -> Underflow {
+    fn underflow(_: &[Self], _: Format<'_>) -> Underflow {
         Underflow::default()
     }
 
-    fn from_lanes(sums: &[u8], _: Option<Format>, _: u32, out: &mut [Self]) {
+    fn from_lanes(sums: &[u8], _: Option<Format<'_>>, _: u32, out: &mut [Self]) {
         for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
             *out = i32::from_le_bytes(*sum);
         }
@@ -109,18 +124,18 @@ impl Element for f32 {
         quant::exponents(x)
     }
 
-    fn to_lanes(x: &[Self], format: Option<Format>, out: &mut [u8]) {
+    fn to_lanes(x: &[Self], format: Option<Format<'_>>, out: &mut [u8]) {
         match format {
             Some(format) => format.write(x, out),
             None => out.fill(0),
         }
     }
 
-    fn underflow(x: &[Self], format: Format) -> Underflow {
+    fn underflow(x: &[Self], format: Format<'_>) -> Underflow {
         format.underflow(x)
     }
 
-    fn from_lanes(sums: &[u8], format: Option<Format>, by: u32, out: &mut [Self]) {
+    fn from_lanes(sums: &[u8], format: Option<Format<'_>>, by: u32, out: &mut [Self]) {
         match format {
             Some(format) => format.read(sums, by, out),
             None => out.fill(f32::NAN),
@@ -128,10 +143,14 @@ impl Element for f32 {
     }
 }
 
-/// The bytes of a range of elements among their lanes.
-pub(super) fn lane_bytes(range: Range<usize>, format: Option<Format>) -> Range<usize> {
-    let element = 4 * format.map_or(1, Format::lanes);
-    range.start * element..range.end * element
+/// The bytes of a range of elements among their lanes, and their format.
+pub(super) fn part_of(
+    range: Range<usize>,
+    format: Option<Format<'_>>,
+) -> (Range<usize>, Option<Format<'_>>) {
+    let element = format.map_or(4, Format::bytes);
+    let after = format.map(|format| format.after(range.start));
+    (range.start * element..range.end * element, after)
 }
 
 /// A slice of any element type, from which the engine reads contributions and to which it writes
@@ -141,10 +160,10 @@ pub trait Data {
     fn dtype(&self) -> Dtype;
     fn len(&self) -> usize;
     fn exponents(&self, range: Range<usize>) -> Exponents;
-    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]);
+    fn load(&self, range: Range<usize>, format: Option<Format<'_>>, out: &mut [u8]);
     /// Elements for which a format is too coarse.
-    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow;
-    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]);
+    fn underflow(&self, range: Range<usize>, format: Format<'_>) -> Underflow;
+    fn store(&mut self, range: Range<usize>, format: Option<Format<'_>>, sums: &[u8]);
     /// Makes this rank's own data the result, for a job of one rank.
     fn keep_own(&mut self) {}
     /// The memory that it uses, if other operations may use it, too.
@@ -166,13 +185,13 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Slice<B> {
     fn exponents(&self, range: Range<usize>) -> Exponents {
         T::exponents(&self.0[range])
     }
-    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
+    fn load(&self, range: Range<usize>, format: Option<Format<'_>>, out: &mut [u8]) {
         T::to_lanes(&self.0[range], format, out);
     }
-    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
+    fn underflow(&self, range: Range<usize>, format: Format<'_>) -> Underflow {
         T::underflow(&self.0[range], format)
     }
-    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, format: Option<Format<'_>>, sums: &[u8]) {
         T::from_lanes(sums, format, 1, &mut self.0[range]);
     }
     fn memory(&self) -> Memory {
@@ -240,23 +259,23 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for 
             |(tensor, part, _): (usize, Range<usize>, _)| T::exponents(&self.tensors[tensor][part]);
         parts.map(of).reduce(Exponents::max).unwrap_or_default()
     }
-    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
+    fn load(&self, range: Range<usize>, format: Option<Format<'_>>, out: &mut [u8]) {
         for (tensor, part, at) in parts(&self.ends, range) {
-            let out = &mut out[lane_bytes(at, format)];
-            T::to_lanes(&self.tensors[tensor][part], format, out);
+            let (bytes, format) = part_of(at, format);
+            T::to_lanes(&self.tensors[tensor][part], format, &mut out[bytes]);
         }
     }
-    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
+    fn underflow(&self, range: Range<usize>, format: Format<'_>) -> Underflow {
         let mut all = Underflow::default();
-        for (tensor, part, _) in parts(&self.ends, range) {
-            all += T::underflow(&self.tensors[tensor][part], format);
+        for (tensor, part, at) in parts(&self.ends, range) {
+            all += T::underflow(&self.tensors[tensor][part], format.after(at.start));
         }
         all
     }
-    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, format: Option<Format<'_>>, sums: &[u8]) {
         for (tensor, part, at) in parts(&self.ends, range) {
-            let sums = &sums[lane_bytes(at, format)];
-            T::from_lanes(sums, format, 1, &mut self.tensors[tensor][part]);
+            let (bytes, format) = part_of(at, format);
+            T::from_lanes(&sums[bytes], format, 1, &mut self.tensors[tensor][part]);
         }
     }
     fn memory(&self) -> Memory {
@@ -289,8 +308,8 @@ impl std::fmt::Debug for dyn OwnedData {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::block::{BLOCK, Blocks};
     use super::super::limbs::Limbs;
-    use super::super::quant::Scale;
     use super::*;
 
     /// Cuts, some of them at the same place: empty tensors among them.
@@ -308,22 +327,25 @@ mod tests {
     proptest! {
         #[test]
         fn tensors_are_their_concatenation(
-            bits in prop::collection::vec(any::<u32>(), 0..200),
-            cuts in prop::collection::vec(0usize..40, 0..12),
-            (from, to) in (0usize..=200, 0usize..=200),
+            bits in prop::collection::vec(any::<u32>(), 0..3000),
+            cuts in prop::collection::vec(0usize..600, 0..12),
+            (from, to) in (0usize..=3000, 0usize..=3000),
             bucket in 100u8..160,
-            limbs in 1u8..4,
+            limbs in 0u8..4,
         ) {
             let mut whole: Vec<f32> = bits.iter().map(|b| f32::from_bits(*b)).collect();
             let mut copy = whole.clone();
             let len = whole.len();
             let range = from.min(to).min(len)..from.max(to).min(len);
             let exponents = Exponents { largest: bucket, finite: bucket };
-            let format = match limbs {
-                1 => Scale::new(bucket, 3).map(Format::Scaled),
-                n => Some(Format::Limbs(Limbs::new(n, exponents, 3))),
-            };
-            let bytes = range.len() * 4 * usize::from(limbs);
+            let buckets = [bucket, bucket + 20, 255];
+            prop_assert!(buckets.len() * BLOCK >= range.len());
+            let format = Some(match limbs {
+                0 => Format::Blocks(Blocks::new(&buckets, Width::Half, 3)),
+                1 => Format::Blocks(Blocks::new(&buckets, Width::Full, 3)),
+                n => Format::Limbs(Limbs::new(n, exponents, 3)),
+            });
+            let bytes = range.len() * format.unwrap().bytes();
             let mut tensors = cut(&mut copy, &cuts);
             let (mut one, mut many) = (Slice(&mut whole[..]), Slices::new(&mut tensors[..]));
             prop_assert_eq!(one.len(), many.len());

@@ -1,30 +1,50 @@
 //! How the floats of a message become lanes.
 
+use std::ops::Range;
+
+use super::block::Blocks;
 use super::limbs::Limbs;
-use super::quant::{Scale, Underflow};
+use super::quant::Underflow;
 
 /// The format of a message's floats, the same at all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Format {
-    /// One lane each, with one scale.
-    Scaled(Scale),
+pub enum Format<'a> {
+    /// A lane or half of one each, with a scale for each block.
+    Blocks(Blocks<'a>),
     /// Several lanes each, for small operations.
     Limbs(Limbs),
 }
 
-impl Format {
-    /// Lanes of an element.
-    pub fn lanes(self) -> usize {
+impl Format<'_> {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
         match self {
-            Self::Scaled(_) => 1,
-            Self::Limbs(limbs) => limbs.lanes(),
+            Self::Blocks(blocks) => blocks.bytes(),
+            Self::Limbs(limbs) => limbs.lanes() * 4,
         }
     }
 
-    /// Writes elements as lanes, little-endian words.
+    /// The format of what follows a message's first elements.
+    pub fn after(self, elements: usize) -> Self {
+        match self {
+            Self::Blocks(blocks) => Self::Blocks(blocks.after(elements)),
+            Self::Limbs(_) => self,
+        }
+    }
+
+    /// The first block of a message's `len` elements that has an infinity or a NaN and no room for
+    /// them.
+    pub fn non_finite(self, len: usize) -> Option<Range<usize>> {
+        match self {
+            Self::Blocks(blocks) => blocks.non_finite(len),
+            Self::Limbs(_) => None,
+        }
+    }
+
+    /// Writes elements as little-endian lanes.
     pub fn write(self, x: &[f32], out: &mut [u8]) {
         match self {
-            Self::Scaled(scale) => scale.quantise(x, out),
+            Self::Blocks(blocks) => blocks.write(x, out),
             Self::Limbs(limbs) => limbs.write(x, out),
         }
     }
@@ -32,8 +52,7 @@ impl Format {
     /// Reads sums of lanes, divided by `by`, which is 1 to 64, and rounded once.
     pub fn read(self, sums: &[u8], by: u32, out: &mut [f32]) {
         match self {
-            Self::Scaled(scale) if by == 1 => scale.restore(sums, out),
-            Self::Scaled(scale) => scale.average(sums, by, out),
+            Self::Blocks(blocks) => blocks.read(sums, by, out),
             Self::Limbs(limbs) => limbs.read(sums, by, out),
         }
     }
@@ -41,7 +60,7 @@ impl Format {
     /// Counts the elements that are not zero, and those of them that become 0.
     pub fn underflow(self, x: &[f32]) -> Underflow {
         match self {
-            Self::Scaled(scale) => scale.underflow(x),
+            Self::Blocks(blocks) => blocks.underflow(x),
             Self::Limbs(limbs) => limbs.underflow(x),
         }
     }

@@ -1,10 +1,10 @@
 //! How an all-reduce is cut into messages. Every rank computes the same from the length and the
 //! job's properties.
 //!
-//! A message has [`CHECK_LANES`] check lanes, for floats perhaps a histogram, then data. Chunk g of
-//! the data goes to ring g mod R, as that ring's data message g div R. The scale of a ring's data
-//! message i + W travels as a histogram in its message i; those of its first W messages travel in
-//! *prologue* messages, which hold nothing else.
+//! A message has [`CHECK_LANES`] check lanes, for floats perhaps exponents, then data. Chunk g of
+//! the data goes to ring g mod R, as that ring's data message g div R. The exponents of the
+//! [blocks](super::block) of a ring's data message i + W travel in its message i; those of its first
+//! W messages travel in *prologue* messages, which hold nothing else.
 //!
 //! A *small* operation of floats needs no prologue: one *speculative* message has their histogram,
 //! and their values in [`Limbs`] for the exponents that the last such message needed. If the
@@ -14,10 +14,10 @@ use std::ops::Range;
 
 use netsum_common::lanes::CHECK_LANES;
 
+use super::block::{BLOCK, Blocks, EXPONENT_BYTES, EXPONENT_LANES, Width};
 use super::element::Dtype;
-use super::format::Format;
 use super::limbs::Limbs;
-use super::quant::{Exponents, HISTOGRAM_LANES, Scale};
+use super::quant::{Exponents, HISTOGRAM_BYTES, HISTOGRAM_LANES};
 
 pub const CHECK_BYTES: usize = CHECK_LANES * 4;
 
@@ -47,7 +47,7 @@ impl Layout {
     /// # Errors
     /// Where the message size leaves no room; names the least one that does.
     pub fn elements(&self, dtype: Dtype) -> Result<usize, String> {
-        let overhead = CHECK_LANES + if dtype == Dtype::F32 { HISTOGRAM_LANES } else { 0 };
+        let overhead = CHECK_LANES + if dtype.width().is_some() { HISTOGRAM_LANES } else { 0 };
         let lanes = self.message_size as usize / 4;
         if !self.message_size.is_multiple_of(4) || lanes <= overhead {
             return Err(format!(
@@ -56,15 +56,23 @@ impl Layout {
                 (overhead + 1) * 4
             ));
         }
-        Ok(lanes - overhead)
+        let lanes = lanes - CHECK_LANES;
+        Ok(dtype.width().map_or(lanes, |width| {
+            // Each message of a ring carries the exponents of another one of the same length.
+            let block = EXPONENT_BYTES + BLOCK * width.bytes();
+            let (blocks, rest) = (lanes * 4 / block, lanes * 4 % block);
+            blocks * BLOCK + rest.saturating_sub(EXPONENT_BYTES) / width.bytes()
+        }))
     }
 }
 
 /// The contents of a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
-    /// Data messages (of the same ring) whose histograms it carries.
-    pub histograms: Range<usize>,
+    /// Data messages (of the same ring) whose exponents it carries.
+    pub exponents: Range<usize>,
+    /// Bytes of these: of a histogram in a small operation, else of all their blocks' exponents.
+    pub exponent_bytes: usize,
     /// Its number among the data messages, and its elements; `None` for a prologue.
     pub data: Option<(usize, Range<usize>)>,
     /// In a small operation of floats, the limbs of each.
@@ -74,13 +82,13 @@ pub struct Message {
 impl Message {
     /// Whether its exponents are predicted.
     pub fn is_speculative(&self) -> bool {
-        self.limbs.is_some() && !self.histograms.is_empty()
+        self.limbs.is_some() && !self.exponents.is_empty()
     }
 
     /// Bytes with all lanes, where an element has so many.
-    pub fn len(&self, element_lanes: usize) -> usize {
-        let values = self.data.as_ref().map_or(0, |d| d.1.len()) * element_lanes;
-        (CHECK_LANES + self.histograms.len() * HISTOGRAM_LANES + values) * 4
+    pub fn len(&self, element_bytes: usize) -> usize {
+        let values = self.data.as_ref().map_or(0, |d| d.1.len()) * element_bytes;
+        CHECK_BYTES + self.exponent_bytes + values.next_multiple_of(4)
     }
 }
 
@@ -134,8 +142,10 @@ pub struct Plan {
     chunks: usize,
     window: usize,
     rings: usize,
-    /// Histograms in a prologue message; 0 where none are needed.
+    /// Data messages whose exponents fit in a prologue message; 0 where none are needed.
     prologue: usize,
+    /// How floats travel in a long operation.
+    width: Option<Width>,
     /// In a small operation of floats, the limbs of each: it is one speculative message, and
     /// another one if the prediction was wrong.
     limbs: Option<u8>,
@@ -146,24 +156,23 @@ impl Plan {
         let elements = layout.elements(dtype)?;
         // An empty slice still takes one message: the ranks must wait for each other.
         let chunks = length.div_ceil(elements).max(1);
+        let (lanes, width) = (layout.message_size as usize / 4 - CHECK_LANES, dtype.width());
         // Also with classes, which a second message may need.
-        let most = MAX_SMALL_ELEMENTS.min(elements / usize::from(LONG_LIMBS + 1));
+        let most = lanes.saturating_sub(HISTOGRAM_LANES) / usize::from(LONG_LIMBS + 1);
+        let most = MAX_SMALL_ELEMENTS.min(most);
         let packet = (CHECK_LANES + HISTOGRAM_LANES + length * usize::from(SHORT_LIMBS)) * 4;
-        let limbs = if dtype != Dtype::F32 || length == 0 {
+        let limbs = if width.is_none() || length == 0 {
             None
         } else if packet <= PACKET_BYTES.min(layout.message_size as usize) {
             Some(SHORT_LIMBS)
         } else {
             (length <= most).then_some(LONG_LIMBS)
         };
-        let prologue = match dtype {
-            Dtype::F32 if length > 0 && limbs.is_none() => {
-                (layout.message_size as usize / 4 - CHECK_LANES) / HISTOGRAM_LANES
-            }
-            _ => 0,
-        };
+        let width = width.filter(|_| length > 0 && limbs.is_none());
+        let exponents = elements.div_ceil(BLOCK) * EXPONENT_LANES;
+        let prologue = if width.is_some() { lanes / exponents } else { 0 };
         let (window, rings) = (layout.window as usize, layout.rings as usize);
-        Ok(Self { elements, length, chunks, window, rings, prologue, limbs })
+        Ok(Self { elements, length, chunks, window, rings, prologue, width, limbs })
     }
 
     pub fn data_messages(&self, ring: usize) -> usize {
@@ -193,37 +202,56 @@ impl Plan {
     pub fn message(&self, ring: usize, m: usize) -> Message {
         let limbs = self.limbs;
         if limbs.is_some() {
-            let histograms = if m == 0 { 0..1 } else { 0..0 };
-            return Message { histograms, data: Some((0, self.range(ring, 0))), limbs };
+            let (exponents, exponent_bytes) =
+                if m == 0 { (0..1, HISTOGRAM_BYTES) } else { (0..0, 0) };
+            let data = Some((0, self.range(ring, 0)));
+            return Message { exponents, exponent_bytes, data, limbs };
         }
         let (n, p) = (self.data_messages(ring), self.prologue_messages(ring));
-        match m.checked_sub(p) {
+        let (exponents, data) = match m.checked_sub(p) {
             None => {
                 let last = n.min(self.window);
-                let histograms = m * self.prologue..((m + 1) * self.prologue).min(last);
-                Message { histograms, data: None, limbs }
+                (m * self.prologue..((m + 1) * self.prologue).min(last), None)
             }
             Some(i) => {
                 let ahead = i + self.window;
-                let histograms =
-                    if self.prologue > 0 && ahead < n { ahead..ahead + 1 } else { 0..0 };
-                Message { histograms, data: Some((i, self.range(ring, i))), limbs }
+                let ahead = if self.prologue > 0 && ahead < n { ahead..ahead + 1 } else { 0..0 };
+                (ahead, Some((i, self.range(ring, i))))
             }
-        }
+        };
+        let blocks: usize = exponents.clone().map(|i| self.blocks(ring, i).len()).sum();
+        Message { exponents, exponent_bytes: blocks * EXPONENT_BYTES, data, limbs }
     }
 
     /// Whether data messages have a format, by their exponents.
     pub fn has_exponents(&self) -> bool {
-        self.prologue > 0 || self.limbs.is_some()
+        self.width.is_some() || self.limbs.is_some()
     }
 
-    /// The format of a data message's floats with these exponents; `None` for an infinity or a NaN
-    /// in a message with one scale.
-    pub fn format(&self, exponents: Exponents, ranks: u32) -> Option<Format> {
-        match self.limbs {
-            Some(limbs) => Some(Format::Limbs(Limbs::new(limbs, exponents, ranks))),
-            None => Scale::new(exponents.largest, ranks).map(Format::Scaled),
-        }
+    /// Numbers of a data message's blocks among those of its ring.
+    pub fn blocks(&self, ring: usize, data_message: usize) -> Range<usize> {
+        let first = data_message * self.elements.div_ceil(BLOCK);
+        first..first + self.range(ring, data_message).len().div_ceil(BLOCK)
+    }
+
+    /// The elements of each of a data message's blocks.
+    pub fn block_ranges(
+        &self,
+        ring: usize,
+        data_message: usize,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let range = self.range(ring, data_message);
+        range.clone().step_by(BLOCK).map(move |start| start..(start + BLOCK).min(range.end))
+    }
+
+    /// The format of a message's floats in a long operation, with their blocks' exponents.
+    pub fn block_format<'a>(&self, buckets: &'a [u8], ranks: u32) -> Option<Blocks<'a>> {
+        Some(Blocks::new(buckets, self.width?, ranks))
+    }
+
+    /// The format of a small operation's floats.
+    pub fn limb_format(&self, exponents: Exponents, ranks: u32) -> Option<Limbs> {
+        Some(Limbs::new(self.limbs?, exponents, ranks))
     }
 }
 
@@ -233,12 +261,12 @@ mod tests {
 
     #[test]
     fn every_element_and_every_scale_travels_once_and_in_time() {
-        for dtype in [Dtype::I32, Dtype::F32] {
+        for dtype in [Dtype::I32, Dtype::F32, Dtype::F32In16Bits] {
             for (message_size, window, rings) in
-                [(336, 1, 1), (512, 2, 1), (600, 4, 3), (4096, 3, 2), (336, 4, 2)]
+                [(336, 1, 1), (512, 2, 1), (600, 4, 3), (4096, 3, 2), (336, 4, 2), (9000, 2, 1)]
             {
                 let layout = Layout { message_size, window, rings };
-                for length in [0, 1, 3, 100, 1000, 5003] {
+                for length in [0, 1, 3, 100, 1000, 5003, 20_001] {
                     let plan = Plan::new(&layout, dtype, length).unwrap();
                     let mut seen = vec![0; length];
                     for ring in 0..rings as usize {
@@ -246,15 +274,15 @@ mod tests {
                         for m in 0..plan.messages(ring) {
                             // The contents of message m - W are known when m is sent.
                             if let Some(before) = m.checked_sub(window as usize) {
-                                plan.message(ring, before).histograms.for_each(|i| known[i] = true);
+                                plan.message(ring, before).exponents.for_each(|i| known[i] = true);
                             }
                             let message = plan.message(ring, m);
                             // A second message may have a lane of classes.
-                            let limbs = usize::from(message.limbs.unwrap_or(1));
+                            let limbs = message.limbs.map_or(0, usize::from) * 4;
                             let most = if message.is_speculative() {
-                                plan.message(ring, 1).len(limbs + 1).max(message.len(limbs))
+                                plan.message(ring, 1).len(limbs + 4).max(message.len(limbs))
                             } else {
-                                message.len(limbs)
+                                message.len(dtype.width().map_or(4, Width::bytes))
                             };
                             assert!(most <= message_size as usize, "{layout:?} {length}");
                             match message.data {
@@ -271,7 +299,7 @@ mod tests {
                                     }
                                     range.clone().for_each(|e| seen[e] += 1);
                                 }
-                                None => message.histograms.for_each(|i| known[i] = true),
+                                None => message.exponents.for_each(|i| known[i] = true),
                             }
                         }
                     }
@@ -314,7 +342,8 @@ mod tests {
     fn too_small_messages_are_refused() {
         let layout = |message_size| Layout { message_size, window: 1, rings: 1 };
         assert_eq!(layout(80).elements(Dtype::I32), Ok(1));
-        assert_eq!(layout(336).elements(Dtype::F32), Ok(1));
+        assert_eq!(layout(336).elements(Dtype::F32), Ok(48));
+        assert_eq!(layout(336).elements(Dtype::F32In16Bits), Ok(96));
         assert!(layout(76).elements(Dtype::I32).unwrap_err().contains("at least 80"));
         assert!(layout(332).elements(Dtype::F32).unwrap_err().contains("at least 336"));
         assert!(layout(30).elements(Dtype::I32).is_err());

@@ -4,6 +4,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`quant`] | floats to integers with a power-of-two scale, and back |
+//! | [`block`] | many floats, with a scale for each block of them |
 //! | [`limbs`] | few floats to integers of several lanes, and back |
 //! | [`format`] | one or the other |
 //! | [`element`] | the element types of an all-reduce |
@@ -13,6 +14,7 @@
 //!
 //! Pure: no I/O, no clock.
 
+pub mod block;
 pub mod collectives;
 pub mod element;
 pub mod format;

@@ -1,10 +1,10 @@
 //! Floats as 32-bit integers after SwitchML (NSDI 2021).
 //!
-//! All elements of a message have one scale, a power of two, the same at all ranks. It follows from
-//! the largest exponent over all ranks' elements of that message: N quantised values of the
-//! largest magnitude must not overflow. The exponents are added up by the box like everything else:
-//! as a histogram of [`BUCKETS`] buckets of eight bits, four to a lane. Each rank adds at most one
-//! to a bucket, so with at most 64 ranks no bucket carries into its neighbour.
+//! A scale is a power of two, the same at all ranks. It follows from the largest exponent over all
+//! ranks' elements: N quantised values of the largest magnitude must not overflow. Long operations
+//! have a scale for each [block](super::block). For small ones the exponents are added up by the box
+//! like everything else, as a histogram of [`BUCKETS`] buckets of eight bits, four to a lane. Each
+//! rank adds at most one to a bucket, so with at most 64 ranks no bucket carries into its neighbour.
 
 use multiversion::multiversion;
 use netsum_common::lanes::{DATA_SUMS, data_sums};
@@ -13,7 +13,7 @@ use netsum_common::lanes::{DATA_SUMS, data_sums};
 pub const BUCKETS: usize = 256;
 pub const HISTOGRAM_LANES: usize = BUCKETS / 4;
 pub const HISTOGRAM_BYTES: usize = BUCKETS;
-/// The bucket of messages with an infinity or a NaN.
+/// The bucket of elements with an infinity or a NaN among them.
 pub const NON_FINITE: u8 = 255;
 
 /// The largest biased exponents of some elements.
@@ -95,7 +95,7 @@ impl std::ops::AddAssign for Underflow {
     }
 }
 
-/// The scale by which floats of one message become integers.
+/// The scale by which floats become integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// s: a float is multiplied by 2^s.
@@ -105,17 +105,16 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// The scale for the sum of `ranks` messages whose largest exponent is in `bucket`. `None` for
-    /// [`NON_FINITE`].
-    pub fn new(bucket: u8, ranks: u32) -> Option<Self> {
+    /// The scale for sums of `ranks` elements whose largest exponent is in `bucket`, with magnitudes
+    /// of so many bits: 31, or 15 for halves of lanes. `None` for [`NON_FINITE`].
+    pub fn new(bucket: u8, ranks: u32, sum_bits: i32) -> Option<Self> {
         if bucket == NON_FINITE {
             return None;
         }
-        let bits = ranks.next_power_of_two().ilog2() as i32;
-        // |x| < 2^e, so |x 2^s| < 2^(31 - ceil(log2 N)). The limit applies where rounding reaches that
-        // power.
+        let bits = sum_bits - ranks.next_power_of_two().ilog2() as i32;
+        // |x| < 2^e, so |x 2^s| < 2^bits. The limit applies where rounding reaches that power.
         let e = i32::from(bucket) - 126;
-        Some(Self { exponent: 31 - bits - e, limit: ((1i64 << (31 - bits)) - 1) as i32 })
+        Some(Self { exponent: bits - e, limit: ((1i64 << bits) - 1) as i32 })
     }
 
     /// 2^-s.
@@ -339,7 +338,7 @@ mod tests {
                 f32::from_bits(0x7f_ffff),
                 f32::from_bits(1),
             ] {
-                let scale = Scale::new(bucket(&[x]), ranks).unwrap();
+                let scale = Scale::new(bucket(&[x]), ranks, 31).unwrap();
                 let q = quantise(scale, &[x, -x]);
                 assert_eq!(q[0], -q[1]);
                 assert!(
@@ -369,7 +368,7 @@ mod tests {
         #[test]
         fn quantising_is_exact_arithmetic(x in finite(), up in 0u8..20, ranks in 1u32..=64) {
             let b = bucket(&[x]).saturating_add(up).min(254);
-            let scale = Scale::new(b, ranks).unwrap();
+            let scale = Scale::new(b, ranks, 31).unwrap();
             let bits = x.to_bits();
             let (exponent, mantissa) = ((bits >> 23 & 0xff) as i32, i128::from(bits & 0x7f_ffff));
             let (mantissa, exponent) = if exponent == 0 { (mantissa, 1) } else { (mantissa | 1 << 23, exponent) };
@@ -396,7 +395,7 @@ mod tests {
             bucket in 0u8..255,
             ranks in 1u32..=64,
         ) {
-            let scale = Scale::new(bucket, ranks).unwrap();
+            let scale = Scale::new(bucket, ranks, 31).unwrap();
             // Also values next to the limit, which are halves of subnormal numbers at the lowest
             // scales.
             let half = (-f64::from(scale.exponent) - 1.0).exp2() as f32;
@@ -414,7 +413,7 @@ mod tests {
         fn the_error_is_bounded(x in prop::collection::vec(-1e30f32..1e30, 1..64), shift in -100i32..20) {
             let x: Vec<f32> = x.iter().map(|x| (f64::from(*x) * (2f64).powi(shift)) as f32).collect();
             let ranks = x.len() as u32;
-            let scale = Scale::new(bucket(&x), ranks).unwrap();
+            let scale = Scale::new(bucket(&x), ranks, 31).unwrap();
             let sum: i32 = quantise(scale, &x).iter().sum();
             let mut result = [0.0];
             scale.restore(&sum.to_le_bytes(), &mut result);

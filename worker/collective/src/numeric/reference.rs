@@ -1,33 +1,59 @@
 //! The result of an all-reduce, computed in one process.
 
-use super::element::Element;
+use super::element::{Dtype, Element};
+use super::block::{EXPONENT_BYTES, read_exponent, write_exponent};
 use super::format::Format;
 use super::layout::{Layout, Plan};
 use super::quant::Exponents;
 
 /// The result of `all_reduce`, bit for bit: it uses the same formats and rounding. The order of the
 /// contributions does not matter. In operations of up to 4,096 floats, infinities and NaNs follow
-/// IEEE 754; in longer ones all floats of a message in which any rank has one are NaN.
+/// IEEE 754; in longer ones all floats of a block in which any rank has one are NaN.
 ///
 /// # Panics
 /// If there are no contributions, their lengths differ, or the layout has no room for the type.
 pub fn reference_sum<T: Element>(contributions: &[&[T]], layout: &Layout) -> Vec<T> {
+    reference_sum_as(T::DTYPE, contributions, layout)
+}
+
+/// [`reference_sum`] of elements that travel as `dtype`.
+///
+/// # Panics
+/// As [`reference_sum`].
+pub fn reference_sum_as<T: Element>(
+    dtype: Dtype,
+    contributions: &[&[T]],
+    layout: &Layout,
+) -> Vec<T> {
     let length = contributions.first().expect("at least one contribution").len();
     assert!(contributions.iter().all(|c| c.len() == length), "contributions of different lengths");
     let layout = Layout { rings: 1, ..*layout };
-    let plan = Plan::new(&layout, T::DTYPE, length).expect("a message has room for an element");
+    let plan = Plan::new(&layout, dtype, length).expect("a message has room for an element");
     let mut out = vec![T::default(); length];
-    let (mut sums, mut one) = (Vec::new(), Vec::new());
+    let (mut sums, mut one, mut buckets) = (Vec::new(), Vec::new(), Vec::new());
+    let ranks = contributions.len() as u32;
     for i in 0..plan.data_messages(0) {
         let range = plan.range(0, i);
         let exponents = contributions.iter().map(|c| T::exponents(&c[range.clone()]));
         let exponents = exponents.reduce(Exponents::max).unwrap_or_default();
-        let format =
-            plan.has_exponents().then(|| plan.format(exponents, contributions.len() as u32));
-        let format = format.flatten();
-        let bytes = range.len() * 4 * format.map_or(1, Format::lanes);
+        buckets.clear();
+        buckets.extend(plan.block_ranges(0, i).map(|block| {
+            let mut counts = [0; EXPONENT_BYTES];
+            for c in contributions {
+                let mut own = [0; EXPONENT_BYTES];
+                write_exponent(T::exponents(&c[block.clone()]).largest, &mut own);
+                add_lanes(&mut counts, &own);
+            }
+            read_exponent(&counts)
+        }));
+        let format = match plan.limb_format(exponents, ranks) {
+            Some(limbs) => Some(Format::Limbs(limbs)),
+            None => plan.block_format(&buckets, ranks).map(Format::Blocks),
+        };
+        let bytes = (range.len() * format.map_or(4, Format::bytes)).next_multiple_of(4);
         sums.clear();
         sums.resize(bytes, 0u8);
+        one.clear();
         one.resize(bytes, 0u8);
         for c in contributions {
             T::to_lanes(&c[range.clone()], format, &mut one);

@@ -194,7 +194,8 @@ impl Scenario {
             let salt = (seed << 4) + n as u64;
             let data = match dtype {
                 Dtype::I32 => Vector::ints(rank, *length, salt),
-                Dtype::F32 => Vector::floats(rank, *length, salt),
+                _ if seed % 3 == 0 => Vector::floats(rank, *length, salt).halves(),
+                _ => Vector::floats(rank, *length, salt),
             };
             let late = self.idle != 0 && rng.u64(..self.idle) == 0;
             let not_before = Duration::from_micros(if late { 1 << rng.u64(..19) } else { 0 });

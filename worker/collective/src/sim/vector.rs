@@ -7,20 +7,22 @@ use crate::numeric::element::{Data, Dtype, Element};
 use crate::numeric::format::Format;
 use crate::numeric::layout::Layout;
 use crate::numeric::quant::{Exponents, Underflow};
-use crate::numeric::reference::reference_sum;
+use crate::numeric::reference::{reference_sum, reference_sum_as};
 
 /// A slice of either type.
 #[derive(Clone, Debug)]
 pub(super) enum Vector {
     I(Vec<i32>),
     F(Vec<f32>),
+    /// Floats in 16 bits each.
+    Halves(Vec<f32>),
 }
 
 impl Vector {
     pub fn bits(&self) -> Vec<u32> {
         match self {
             Self::I(x) => x.iter().map(|x| *x as u32).collect(),
-            Self::F(x) => x.iter().map(|x| x.to_bits()).collect(),
+            Self::F(x) | Self::Halves(x) => x.iter().map(|x| x.to_bits()).collect(),
         }
     }
 
@@ -39,19 +41,27 @@ impl Vector {
         Self::F(x.collect())
     }
 
+    /// The same floats in 16 bits each.
+    pub fn halves(self) -> Self {
+        match self {
+            Self::F(x) => Self::Halves(x),
+            other => other,
+        }
+    }
+
     /// The sum that every rank should get, as bits.
     pub fn sum(layout: &Layout, of: &[Self]) -> Vec<u32> {
         let (mut i, mut f) = (Vec::new(), Vec::new());
         for v in of {
             match v {
                 Self::I(x) => i.push(&x[..]),
-                Self::F(x) => f.push(&x[..]),
+                Self::F(x) | Self::Halves(x) => f.push(&x[..]),
             }
         }
         if f.is_empty() {
             Self::I(reference_sum(&i, layout)).bits()
         } else {
-            Self::F(reference_sum(&f, layout)).bits()
+            Self::F(reference_sum_as(of[0].dtype(), &f, layout)).bits()
         }
     }
 }
@@ -61,36 +71,37 @@ impl Data for Vector {
         match self {
             Self::I(_) => Dtype::I32,
             Self::F(_) => Dtype::F32,
+            Self::Halves(_) => Dtype::F32In16Bits,
         }
     }
     fn len(&self) -> usize {
         match self {
             Self::I(x) => x.len(),
-            Self::F(x) => x.len(),
+            Self::F(x) | Self::Halves(x) => x.len(),
         }
     }
     fn exponents(&self, range: Range<usize>) -> Exponents {
         match self {
             Self::I(x) => i32::exponents(&x[range]),
-            Self::F(x) => f32::exponents(&x[range]),
+            Self::F(x) | Self::Halves(x) => f32::exponents(&x[range]),
         }
     }
-    fn load(&self, range: Range<usize>, format: Option<Format>, out: &mut [u8]) {
+    fn load(&self, range: Range<usize>, format: Option<Format<'_>>, out: &mut [u8]) {
         match self {
             Self::I(x) => i32::to_lanes(&x[range], format, out),
-            Self::F(x) => f32::to_lanes(&x[range], format, out),
+            Self::F(x) | Self::Halves(x) => f32::to_lanes(&x[range], format, out),
         }
     }
-    fn underflow(&self, range: Range<usize>, format: Format) -> Underflow {
+    fn underflow(&self, range: Range<usize>, format: Format<'_>) -> Underflow {
         match self {
             Self::I(x) => i32::underflow(&x[range], format),
-            Self::F(x) => f32::underflow(&x[range], format),
+            Self::F(x) | Self::Halves(x) => f32::underflow(&x[range], format),
         }
     }
-    fn store(&mut self, range: Range<usize>, format: Option<Format>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, format: Option<Format<'_>>, sums: &[u8]) {
         match self {
             Self::I(x) => i32::from_lanes(sums, format, 1, &mut x[range]),
-            Self::F(x) => f32::from_lanes(sums, format, 1, &mut x[range]),
+            Self::F(x) | Self::Halves(x) => f32::from_lanes(sums, format, 1, &mut x[range]),
         }
     }
 }
