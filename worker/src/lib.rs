@@ -50,7 +50,8 @@ pub use comm::{
 pub use netsum_collective::call::Op;
 pub use netsum_collective::error::{Error, Position, UnreachableReason};
 pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};
+pub use numeric::block::Width;
 pub use numeric::element::{Dtype, Element, Owned};
 pub use numeric::layout::Layout;
 pub use numeric::quant::Underflow;
-pub use numeric::reference::reference_sum;
+pub use numeric::reference::{reference_sum, reference_sum_in};

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::numeric::block::Width;
+
 /// How all ranks' elements are reduced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Op {
@@ -48,25 +50,31 @@ pub enum Collective {
     Refused,
 }
 
+/// Beside an encoded call's kind: floats travel in half a lane.
+const IN_16_BITS: u32 = 1 << 8;
+
 /// A rank's call for a collective.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Call {
     pub collective: Collective,
     /// A number that must also agree, such as a hash of how the caller's tensors are laid out.
     pub tag: u32,
+    /// How floats travel in a long operation; [`Width::Full`] for other data.
+    pub width: Width,
 }
 
 impl From<Collective> for Call {
     fn from(collective: Collective) -> Self {
-        Self { collective, tag: 0 }
+        Self { collective, tag: 0, width: Width::Full }
     }
 }
 
 impl Call {
     /// An ordinary sum.
-    pub const SUM: Self = Self { collective: Collective::AllReduce(Op::Sum), tag: 0 };
+    pub const SUM: Self =
+        Self { collective: Collective::AllReduce(Op::Sum), tag: 0, width: Width::Full };
 
-    /// Encodes the call as kind, operator, root, tag; and the block.
+    /// Encodes the call as kind and width, operator, root, tag; and the block.
     pub fn words(self) -> ([u32; 4], u64) {
         let (kind, op, root, block) = match self.collective {
             Collective::AllReduce(op) => (0, op, 0, 0),
@@ -78,7 +86,11 @@ impl Call {
             Collective::Barrier => (6, Op::Sum, 0, 0),
             Collective::Refused => (7, Op::Sum, 0, 0),
         };
-        ([kind, op as u32, root, self.tag], block)
+        let width = match self.width {
+            Width::Full => 0,
+            Width::Half => IN_16_BITS,
+        };
+        ([kind | width, op as u32, root, self.tag], block)
     }
 
     /// Decodes [`words`](Self::words); `None` if they are not valid.
@@ -88,7 +100,8 @@ impl Call {
             1 => Op::Average,
             _ => return None,
         };
-        let collective = match kind {
+        let width = if kind & IN_16_BITS == 0 { Width::Full } else { Width::Half };
+        let collective = match kind & !IN_16_BITS {
             0 => Collective::AllReduce(op),
             1 => Collective::Reduce { op, root },
             2 => Collective::ReduceScatter(op),
@@ -99,7 +112,7 @@ impl Call {
             7 => Collective::Refused,
             _ => return None,
         };
-        let call = Self { collective, tag };
+        let call = Self { collective, tag, width };
         (call.words() == ([kind, op as u32, root, tag], block)).then_some(call)
     }
 }

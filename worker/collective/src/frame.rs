@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::buffer::Buffer;
 use crate::call::{Call, Collective};
 use crate::error::Error;
+use crate::numeric::block::Width;
 use crate::numeric::element::Dtype;
 use crate::shape::JobShape;
 
@@ -71,6 +72,9 @@ impl std::fmt::Display for Descriptor {
             Collective::Barrier => f.write_str("barrier"),
             Collective::Refused => f.write_str("nothing (its own call returned an error)"),
         }?;
+        if call.width == Width::Half {
+            f.write_str(" in 16 bits")?;
+        }
         match call.tag {
             0 => Ok(()),
             tag => write!(f, " (tag {tag:#x})"),
@@ -362,6 +366,7 @@ mod tests {
                 call: Call {
                     collective: Collective::Broadcast { root: 63, block: 1 << 40 },
                     tag: 7,
+                    width: Width::Half,
                 },
             }),
             Frame::FallBack { origin: 1, reason: Reason::Stray, unverified: vec![5, 6, 1 << 50] },
@@ -423,7 +428,13 @@ mod tests {
         let calls: Vec<Call> = collectives
             .chain(moves)
             .chain([Collective::Barrier, Collective::Refused])
-            .flat_map(|collective| [0, 1, 2].map(|tag| Call { collective, tag }))
+            .flat_map(|collective| {
+                let call = Call::from(collective);
+                [0, 1, 2]
+                    .map(|tag| Call { tag, ..call })
+                    .into_iter()
+                    .chain([Call { width: Width::Half, ..call }])
+            })
             .collect();
         let mut seen = std::collections::HashSet::new();
         for call in calls {
@@ -439,6 +450,7 @@ mod tests {
             }
         }
         assert_eq!(Call::of_words([8, 0, 0, 0], 0), None);
+        assert_eq!(Call::of_words([1 << 9, 0, 0, 0], 0), None);
         assert_eq!(Call::of_words([0, 2, 0, 0], 0), None);
         assert_eq!(Call::of_words([6, 0, 1, 0], 0), None, "a barrier has no root");
     }

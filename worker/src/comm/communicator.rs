@@ -16,6 +16,7 @@ use super::session::{Session, wait_until};
 use netsum_collective::call::{Call, Collective, Op};
 use netsum_collective::engine::{Finished, MAX_OPEN};
 use netsum_collective::error::{Error, Position};
+use netsum_collective::numeric::block::Width;
 use netsum_collective::numeric::element::{Data, Element, Owned, Slice, Slices, take_back};
 use netsum_collective::numeric::layout::Layout;
 use netsum_collective::numeric::quant::Underflow;
@@ -46,6 +47,8 @@ pub struct Communicator {
     patience: Duration,
     /// See [`set_tag`](Self::set_tag).
     tag: u32,
+    /// See [`set_width`](Self::set_width).
+    width: Width,
     /// The process that connected.
     process: u32,
 }
@@ -89,6 +92,7 @@ impl Communicator {
             alone: Statistics::default(),
             patience: Duration::ZERO,
             tag: 0,
+            width: Width::Full,
             process: std::process::id(),
         })
     }
@@ -111,6 +115,7 @@ impl Communicator {
             alone,
             patience: Duration::ZERO,
             tag: 0,
+            width: Width::Full,
             process: std::process::id(),
         })
     }
@@ -227,6 +232,20 @@ impl Communicator {
         self.tag = tag;
     }
 
+    /// Sets how the floats of the next operations travel, if they are more than 4,096: in 32 bits,
+    /// or in 16, which takes half the bytes. Then a float keeps 15 bits less those that the ranks'
+    /// number needs, sign included: 14 for 4 ranks, 10 for 64, below the largest float of its block
+    /// of 1,024. It must be the same at all ranks.
+    pub fn set_width(&mut self, width: Width) {
+        self.width = width;
+    }
+
+    /// How other ranks see a call.
+    fn described(&self, collective: Collective, data: &dyn Data) -> Call {
+        let width = if data.dtype().is_scaled() { self.width } else { Width::Full };
+        Call { collective, tag: self.tag, width }
+    }
+
     /// Starts an operation whose data the engine owns until it completes. `data` is an error where
     /// the arguments are wrong.
     pub(super) fn call_async<B, D: Data + Send + 'static>(
@@ -263,7 +282,8 @@ impl Communicator {
         let pending = {
             let mut session = wait_until(driven.session.lock(), |session| Ok(!session.is_full()))?;
             let (pending, promise) = Pending::new(Arc::clone(&driven.session), back);
-            session.enqueue(Call { collective, tag: self.tag }, Box::new(data), promise, memory)?;
+            let call = self.described(collective, &data);
+            session.enqueue(call, Box::new(data), promise, memory)?;
             if !self.patience.is_zero() {
                 let until = Instant::now() + self.patience;
                 session.drive_until(until, self.patience, || pending.is_done());
@@ -310,7 +330,7 @@ impl Communicator {
         let called = Instant::now();
         let Some(driven) = &self.driven else { return self.run_alone(data, called) };
         let mut session = wait_until(driven.session.lock(), Session::may_run)?;
-        let report = session.run(Call { collective, tag: self.tag }, data, called);
+        let report = session.run(self.described(collective, data), data, called);
         (self.shape, self.title) = (session.shape, session.title.clone());
         drop(session);
         self.announce_refusal(report)

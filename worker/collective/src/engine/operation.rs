@@ -12,8 +12,8 @@ use crate::call::Collective;
 use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
-use crate::numeric::element::{Data, Owned};
 use crate::numeric::block::{EXPONENT_BYTES, read_exponent, write_exponent};
+use crate::numeric::element::{Data, Owned};
 use crate::numeric::format::Format;
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
 use crate::numeric::quant::{self, Exponents, Underflow};
@@ -51,7 +51,13 @@ pub(super) struct RingPart {
 
 impl RingPart {
     /// The format of a data message's floats, once its exponents are known.
-    fn format(&self, plan: &Plan, ring: u32, data_message: usize, ranks: u32) -> Option<Format<'_>> {
+    fn format(
+        &self,
+        plan: &Plan,
+        ring: u32,
+        data_message: usize,
+        ranks: u32,
+    ) -> Option<Format<'_>> {
         if let Some(exponents) = self.exponents {
             return plan.limb_format(exponents, ranks).map(Format::Limbs);
         }

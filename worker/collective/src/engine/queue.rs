@@ -50,7 +50,7 @@ impl Engine {
             return Err(failure.clone());
         }
         let (dtype, length) = (work.data().dtype(), work.data().len());
-        let plan = Plan::new(&self.settings.shape.layout, dtype, length)
+        let plan = Plan::new(&self.settings.shape.layout, dtype, call.width, length)
             .map_err(|reason| Error::Length { dtype, reason })?;
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
             // Not a failure of the session: others may still be in an operation that this rank has

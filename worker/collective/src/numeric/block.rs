@@ -53,9 +53,10 @@ pub fn read_exponent(counts: &[u8]) -> u8 {
 }
 
 /// Bits of a float in a message.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Width {
     /// A lane.
+    #[default]
     Full,
     /// Half a lane. A field is the integer plus 2^(15 - ceil(log2 N)), so it is positive, and N of
     /// them do not carry into the other half.
@@ -249,7 +250,8 @@ mod tests {
         for ranks in [1, 2, 3, 4, 5, 33, 64] {
             for x in [f32::MAX, -f32::MAX, 1.999_999_9, f32::MIN_POSITIVE, f32::from_bits(1)] {
                 let sums = sum(&vec![vec![x, -x, 0.0]; ranks], Width::Half, 0, ranks as u32);
-                let step = x.abs().max(f32::MIN_POSITIVE) / f32::from(1u16 << (14 - ranks.next_power_of_two().ilog2()));
+                let step = x.abs().max(f32::MIN_POSITIVE)
+                    / f32::from(1u16 << (14 - ranks.next_power_of_two().ilog2()));
                 assert!((sums[0] - x).abs() <= step, "{ranks} ranks, {x:e}: {:e}", sums[0]);
                 assert_eq!((sums[1], sums[2]), (-sums[0], 0.0), "{ranks} ranks, {x:e}");
             }

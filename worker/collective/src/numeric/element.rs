@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::ops::{Deref, DerefMut, Range};
 
-use super::block::Width;
 use super::format::Format;
 use super::memory::Memory;
 use super::quant::{self, Exponents, Underflow};
@@ -15,34 +14,26 @@ pub enum Dtype {
     I32,
     /// Single precision floats, summed as integers with a scale for each block of 1,024.
     F32,
-    /// Single precision floats in 16 bits each: half the bytes, and about as exact as bfloat16.
-    F32In16Bits,
 }
 
 impl Dtype {
-    /// As in tables and errors, such as `i32` or `f32`.
+    /// As in tables and options: `i32` or `f32`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::I32 => "i32",
             Self::F32 => "f32",
-            Self::F32In16Bits => "f32 in 16 bits",
         }
     }
 
-    /// How floats travel in long operations; `None` for integers.
-    pub const fn width(self) -> Option<Width> {
-        match self {
-            Self::I32 => None,
-            Self::F32 => Some(Width::Full),
-            Self::F32In16Bits => Some(Width::Half),
-        }
+    /// Whether its elements are floats that travel as integers with a scale.
+    pub const fn is_scaled(self) -> bool {
+        matches!(self, Self::F32)
     }
 
     pub const fn code(self) -> u32 {
         match self {
             Self::I32 => 1,
             Self::F32 => 2,
-            Self::F32In16Bits => 3,
         }
     }
 
@@ -50,7 +41,6 @@ impl Dtype {
         match code {
             1 => Some(Self::I32),
             2 => Some(Self::F32),
-            3 => Some(Self::F32In16Bits),
             _ => None,
         }
     }
@@ -308,7 +298,7 @@ impl std::fmt::Debug for dyn OwnedData {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::block::{BLOCK, Blocks};
+    use super::super::block::{BLOCK, Blocks, Width};
     use super::super::limbs::Limbs;
     use super::*;
 

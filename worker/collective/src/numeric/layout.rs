@@ -42,12 +42,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Data elements in a full message.
+    /// Data elements in a full message of a long operation; `width` is that of floats.
     ///
     /// # Errors
     /// Where the message size leaves no room; names the least one that does.
-    pub fn elements(&self, dtype: Dtype) -> Result<usize, String> {
-        let overhead = CHECK_LANES + if dtype.width().is_some() { HISTOGRAM_LANES } else { 0 };
+    pub fn elements(&self, dtype: Dtype, width: Width) -> Result<usize, String> {
+        let overhead = CHECK_LANES + if dtype.is_scaled() { HISTOGRAM_LANES } else { 0 };
         let lanes = self.message_size as usize / 4;
         if !self.message_size.is_multiple_of(4) || lanes <= overhead {
             return Err(format!(
@@ -57,12 +57,13 @@ impl Layout {
             ));
         }
         let lanes = lanes - CHECK_LANES;
-        Ok(dtype.width().map_or(lanes, |width| {
-            // Each message of a ring carries the exponents of another one of the same length.
-            let block = EXPONENT_BYTES + BLOCK * width.bytes();
-            let (blocks, rest) = (lanes * 4 / block, lanes * 4 % block);
-            blocks * BLOCK + rest.saturating_sub(EXPONENT_BYTES) / width.bytes()
-        }))
+        if !dtype.is_scaled() {
+            return Ok(lanes);
+        }
+        // Each message of a ring carries the exponents of another one of the same length.
+        let block = EXPONENT_BYTES + BLOCK * width.bytes();
+        let (blocks, rest) = (lanes * 4 / block, lanes * 4 % block);
+        Ok(blocks * BLOCK + rest.saturating_sub(EXPONENT_BYTES) / width.bytes())
     }
 }
 
@@ -152,23 +153,23 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn new(layout: &Layout, dtype: Dtype, length: usize) -> Result<Self, String> {
-        let elements = layout.elements(dtype)?;
+    pub fn new(layout: &Layout, dtype: Dtype, width: Width, length: usize) -> Result<Self, String> {
+        let elements = layout.elements(dtype, width)?;
         // An empty slice still takes one message: the ranks must wait for each other.
         let chunks = length.div_ceil(elements).max(1);
-        let (lanes, width) = (layout.message_size as usize / 4 - CHECK_LANES, dtype.width());
+        let lanes = layout.message_size as usize / 4 - CHECK_LANES;
         // Also with classes, which a second message may need.
         let most = lanes.saturating_sub(HISTOGRAM_LANES) / usize::from(LONG_LIMBS + 1);
         let most = MAX_SMALL_ELEMENTS.min(most);
         let packet = (CHECK_LANES + HISTOGRAM_LANES + length * usize::from(SHORT_LIMBS)) * 4;
-        let limbs = if width.is_none() || length == 0 {
+        let limbs = if !dtype.is_scaled() || length == 0 {
             None
         } else if packet <= PACKET_BYTES.min(layout.message_size as usize) {
             Some(SHORT_LIMBS)
         } else {
             (length <= most).then_some(LONG_LIMBS)
         };
-        let width = width.filter(|_| length > 0 && limbs.is_none());
+        let width = (dtype.is_scaled() && length > 0 && limbs.is_none()).then_some(width);
         let exponents = elements.div_ceil(BLOCK) * EXPONENT_LANES;
         let prologue = if width.is_some() { lanes / exponents } else { 0 };
         let (window, rings) = (layout.window as usize, layout.rings as usize);
@@ -261,13 +262,14 @@ mod tests {
 
     #[test]
     fn every_element_and_every_scale_travels_once_and_in_time() {
-        for dtype in [Dtype::I32, Dtype::F32, Dtype::F32In16Bits] {
+        let (full, half) = (Width::Full, Width::Half);
+        for (dtype, width) in [(Dtype::I32, full), (Dtype::F32, full), (Dtype::F32, half)] {
             for (message_size, window, rings) in
                 [(336, 1, 1), (512, 2, 1), (600, 4, 3), (4096, 3, 2), (336, 4, 2), (9000, 2, 1)]
             {
                 let layout = Layout { message_size, window, rings };
                 for length in [0, 1, 3, 100, 1000, 5003, 20_001] {
-                    let plan = Plan::new(&layout, dtype, length).unwrap();
+                    let plan = Plan::new(&layout, dtype, width, length).unwrap();
                     let mut seen = vec![0; length];
                     for ring in 0..rings as usize {
                         let mut known = vec![!plan.has_exponents(); plan.data_messages(ring)];
@@ -282,7 +284,7 @@ mod tests {
                             let most = if message.is_speculative() {
                                 plan.message(ring, 1).len(limbs + 4).max(message.len(limbs))
                             } else {
-                                message.len(dtype.width().map_or(4, Width::bytes))
+                                message.len(width.bytes())
                             };
                             assert!(most <= message_size as usize, "{layout:?} {length}");
                             match message.data {
@@ -313,7 +315,8 @@ mod tests {
     fn more_than_a_packet_is_predicted_only_if_the_last_prediction_was_right() {
         let layout = Layout { message_size: 65536, window: 2, rings: 1 };
         let predicted = |length, predictor: &ExponentPredictor| {
-            let message = Plan::new(&layout, Dtype::F32, length).unwrap().message(0, 0);
+            let message =
+                Plan::new(&layout, Dtype::F32, Width::Full, length).unwrap().message(0, 0);
             (message.is_speculative(), predictor.predict(&message, 4))
         };
         let format = |limbs, bucket| {
@@ -330,7 +333,8 @@ mod tests {
         ] {
             assert_eq!(predicted(57, &predictor), (true, few));
             assert_eq!(predicted(57 + 16, &predictor), (true, more));
-            let message = Plan::new(&layout, Dtype::F32, 57 + 16).unwrap().message(0, 0);
+            let message =
+                Plan::new(&layout, Dtype::F32, Width::Full, 57 + 16).unwrap().message(0, 0);
             predictor.learn(&message, Exponents { largest: bucket, finite: bucket });
         }
         // Other lengths have others.
@@ -341,11 +345,12 @@ mod tests {
     #[test]
     fn too_small_messages_are_refused() {
         let layout = |message_size| Layout { message_size, window: 1, rings: 1 };
-        assert_eq!(layout(80).elements(Dtype::I32), Ok(1));
-        assert_eq!(layout(336).elements(Dtype::F32), Ok(48));
-        assert_eq!(layout(336).elements(Dtype::F32In16Bits), Ok(96));
-        assert!(layout(76).elements(Dtype::I32).unwrap_err().contains("at least 80"));
-        assert!(layout(332).elements(Dtype::F32).unwrap_err().contains("at least 336"));
-        assert!(layout(30).elements(Dtype::I32).is_err());
+        let full = |size, dtype| layout(size).elements(dtype, Width::Full);
+        assert_eq!(full(80, Dtype::I32), Ok(1));
+        assert_eq!(full(336, Dtype::F32), Ok(48));
+        assert_eq!(layout(336).elements(Dtype::F32, Width::Half), Ok(96));
+        assert!(full(76, Dtype::I32).unwrap_err().contains("at least 80"));
+        assert!(full(332, Dtype::F32).unwrap_err().contains("at least 336"));
+        assert!(full(30, Dtype::I32).is_err());
     }
 }

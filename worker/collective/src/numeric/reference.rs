@@ -1,7 +1,7 @@
 //! The result of an all-reduce, computed in one process.
 
-use super::element::{Dtype, Element};
-use super::block::{EXPONENT_BYTES, read_exponent, write_exponent};
+use super::block::{EXPONENT_BYTES, Width, read_exponent, write_exponent};
+use super::element::Element;
 use super::format::Format;
 use super::layout::{Layout, Plan};
 use super::quant::Exponents;
@@ -13,22 +13,23 @@ use super::quant::Exponents;
 /// # Panics
 /// If there are no contributions, their lengths differ, or the layout has no room for the type.
 pub fn reference_sum<T: Element>(contributions: &[&[T]], layout: &Layout) -> Vec<T> {
-    reference_sum_as(T::DTYPE, contributions, layout)
+    reference_sum_in(Width::Full, contributions, layout)
 }
 
-/// [`reference_sum`] of elements that travel as `dtype`.
+/// [`reference_sum`] of floats that travel in so many bits.
 ///
 /// # Panics
 /// As [`reference_sum`].
-pub fn reference_sum_as<T: Element>(
-    dtype: Dtype,
+pub fn reference_sum_in<T: Element>(
+    width: Width,
     contributions: &[&[T]],
     layout: &Layout,
 ) -> Vec<T> {
     let length = contributions.first().expect("at least one contribution").len();
     assert!(contributions.iter().all(|c| c.len() == length), "contributions of different lengths");
     let layout = Layout { rings: 1, ..*layout };
-    let plan = Plan::new(&layout, dtype, length).expect("a message has room for an element");
+    let plan =
+        Plan::new(&layout, T::DTYPE, width, length).expect("a message has room for an element");
     let mut out = vec![T::default(); length];
     let (mut sums, mut one, mut buckets) = (Vec::new(), Vec::new(), Vec::new());
     let ranks = contributions.len() as u32;

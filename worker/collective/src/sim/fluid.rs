@@ -16,6 +16,7 @@ use super::job::{Call, NEVER, Sim, Spec};
 use super::network::Speed;
 use super::vector::Vector;
 use crate::frame::DATA_HEADER;
+use crate::numeric::block::Width;
 use crate::numeric::element::Dtype;
 use crate::numeric::layout::Layout;
 use crate::report::Mode;
@@ -107,7 +108,7 @@ impl Case {
         let scene = Scene { network: &network, failed, balance, background, step: 0.0 };
         let collective =
             if self.mode == Mode::HostRing { Collective::Ring } else { Collective::Netsum };
-        let elements = LAYOUT.elements(Dtype::I32).unwrap();
+        let elements = LAYOUT.elements(Dtype::I32, Width::Full).unwrap();
         // A rank's part of a message has its own header, which may need one more packet.
         let (parts, each) = match self.mode {
             Mode::HostRing => (self.hosts, DATA_HEADER + elements.div_ceil(self.hosts) * 4),

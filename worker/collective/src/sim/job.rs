@@ -429,7 +429,8 @@ impl Sim {
             let blocking = depth == 1 || (host.begun + rank).is_multiple_of(blocking);
             let work =
                 if blocking { Work::Lent(&data) } else { Work::Owned(Box::new(data.clone())) };
-            let called = self.spec.called.get(rank).copied().unwrap_or(call::Call::SUM);
+            let called = self.spec.called.get(rank).copied();
+            let called = called.unwrap_or(call::Call { width: data.width(), ..call::Call::SUM });
             match host.engine.start(now, &mut host.stack, called, work) {
                 Ok(_) if blocking => host.current = Some(data),
                 Ok(_) => {}

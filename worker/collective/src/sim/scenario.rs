@@ -9,6 +9,7 @@ use super::network::{Burst, Class, Cut, Damage, Direction, Faults, Rates, Victim
 use super::rng::{Random, Rng};
 use super::vector::Vector;
 use crate::error::Error;
+use crate::numeric::block::Width;
 use crate::numeric::element::Dtype;
 use crate::numeric::layout::Layout;
 use crate::report::Mode;
@@ -163,7 +164,7 @@ impl Scenario {
         });
         let operations = (0..rng.pick(&[1, 1, 2, 3])).map(|_| {
             let dtype = rng.pick(&[Dtype::I32, Dtype::F32]);
-            let elements = layout.elements(dtype).expect("messages have room") as u64;
+            let elements = layout.elements(dtype, Width::Full).expect("messages have room") as u64;
             let length = match rng.u64(..4) {
                 0 => rng.u64(..4),
                 1 => rng.u64(..elements + 1),

@@ -12,6 +12,7 @@ use super::{describe, simulate};
 use crate::call::{self, Collective, Op};
 use crate::error::Error;
 use crate::frame::Descriptor;
+use crate::numeric::block::Width;
 use crate::numeric::element::Dtype;
 use crate::numeric::layout::Layout;
 use crate::queue_pairs::MIN_ACK_TIMEOUT;
@@ -73,7 +74,7 @@ fn even(loss: u32, duplicate: u32, reorder: u32) -> Faults {
 
 /// A length of at most some hundred messages.
 fn many(layout: &Layout) -> usize {
-    4000.min(layout.elements(Dtype::F32).unwrap() * 100)
+    4000.min(layout.elements(Dtype::F32, Width::Full).unwrap() * 100)
 }
 
 fn layouts() -> impl Iterator<Item = Layout> {
@@ -107,7 +108,7 @@ fn steps_of_the_hosts_ring_share_acknowledgements() {
     // Each step is a packet.
     let layout = Layout { message_size: 16 * 128, window: 16, rings: 2 };
     let spec = Spec { on_host_ring: true, ..Spec::new(16, layout, 1) };
-    let sim = check(&spec, &[layout.elements(Dtype::F32).unwrap() * 64]);
+    let sim = check(&spec, &[layout.elements(Dtype::F32, Width::Full).unwrap() * 64]);
     let [steps, acks] = [Class::Data, Class::Ack].map(|class| sim.network.sent(class));
     assert!(acks * 7 < steps, "{acks} acknowledgements of {steps} steps");
     assert!(sim.hosts.iter().all(|h| h.stack.endpoint.stats().retransmissions == 0));
@@ -352,10 +353,11 @@ fn different_operations_are_an_error() {
 /// Calls with the same elements of the same type: every message fits every other.
 #[test]
 fn each_pair_of_different_calls_is_an_error_that_names_both() {
-    let of = |collective, tag| call::Call { collective, tag };
+    let of = |collective, tag| call::Call { tag, ..call::Call::from(collective) };
     let calls = [
         call::Call::SUM,
         of(Collective::AllReduce(Op::Sum), 1),
+        call::Call { width: Width::Half, ..call::Call::SUM },
         of(Collective::AllReduce(Op::Average), 0),
         of(Collective::Reduce { op: Op::Sum, root: 0 }, 0),
         of(Collective::Reduce { op: Op::Sum, root: 1 }, 0),
@@ -447,7 +449,7 @@ fn calls_that_all_ranks_refuse_do_no_harm() {
 #[test]
 fn non_finite_elements_are_named_and_do_no_harm() {
     let layout = Layout { message_size: 600, window: 2, rings: 2 };
-    let per_message = layout.elements(Dtype::F32).unwrap();
+    let per_message = layout.elements(Dtype::F32, Width::Full).unwrap();
     let bad = |rank: u32| {
         let Vector::F(mut x) = floats(rank, 3000, 1) else { panic!() };
         if rank == 1 {

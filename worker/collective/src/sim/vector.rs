@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use super::rng::Rng;
+use crate::numeric::block::Width;
 use crate::numeric::element::{Data, Dtype, Element};
 use crate::numeric::format::Format;
 use crate::numeric::layout::Layout;
 use crate::numeric::quant::{Exponents, Underflow};
-use crate::numeric::reference::{reference_sum, reference_sum_as};
+use crate::numeric::reference::{reference_sum, reference_sum_in};
 
 /// A slice of either type.
 #[derive(Clone, Debug)]
@@ -49,6 +50,10 @@ impl Vector {
         }
     }
 
+    pub fn width(&self) -> Width {
+        if matches!(self, Self::Halves(_)) { Width::Half } else { Width::Full }
+    }
+
     /// The sum that every rank should get, as bits.
     pub fn sum(layout: &Layout, of: &[Self]) -> Vec<u32> {
         let (mut i, mut f) = (Vec::new(), Vec::new());
@@ -61,7 +66,7 @@ impl Vector {
         if f.is_empty() {
             Self::I(reference_sum(&i, layout)).bits()
         } else {
-            Self::F(reference_sum_as(of[0].dtype(), &f, layout)).bits()
+            Self::F(reference_sum_in(of[0].width(), &f, layout)).bits()
         }
     }
 }
@@ -70,8 +75,7 @@ impl Data for Vector {
     fn dtype(&self) -> Dtype {
         match self {
             Self::I(_) => Dtype::I32,
-            Self::F(_) => Dtype::F32,
-            Self::Halves(_) => Dtype::F32In16Bits,
+            Self::F(_) | Self::Halves(_) => Dtype::F32,
         }
     }
     fn len(&self) -> usize {

@@ -1,6 +1,6 @@
 //! Inputs that follow from rank and index: every rank can compute all ranks' sum.
 
-use netsum_worker::{Element, Layout, reference_sum};
+use netsum_worker::{Element, Layout, Width, reference_sum};
 
 /// An element type with known inputs.
 pub trait Input: Element {
@@ -40,7 +40,7 @@ impl Input for f32 {
 
 /// How many elements differ from the sum over all ranks' inputs.
 pub fn wrong<T: Input>(result: &[T], ranks: u32, layout: &Layout) -> u64 {
-    let message = layout.elements(T::DTYPE).unwrap_or(1);
+    let message = layout.elements(T::DTYPE, Width::Full).unwrap_or(1);
     // Some messages at a time, to save memory. The last ones are not a small operation, whose floats
     // have another format.
     let part = (1usize << 20).next_multiple_of(message);
