@@ -221,6 +221,7 @@ impl Engine {
             && !values.is_empty()
         {
             let (values, padding) = values.split_at_mut(range.len() * element);
+            let format = format.map(|f| f.of_rank(self.member.rank, op.number(), range.start));
             data.load(range.clone(), format, values);
             padding.fill(0);
         }

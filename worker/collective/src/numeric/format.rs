@@ -32,6 +32,15 @@ impl Format<'_> {
         }
     }
 
+    /// The format with which a rank writes its message that begins at element `start` of an
+    /// operation.
+    pub fn of_rank(self, rank: u32, operation: u64, start: usize) -> Self {
+        match self {
+            Self::Blocks(blocks) => Self::Blocks(blocks.of_rank(rank, operation, start)),
+            Self::Limbs(_) => self,
+        }
+    }
+
     /// The first block of a message's `len` elements that has an infinity or a NaN and no room for
     /// them.
     pub fn non_finite(self, len: usize) -> Option<Range<usize>> {

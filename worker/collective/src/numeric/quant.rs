@@ -127,7 +127,14 @@ impl Scale {
         quantise(self.exponent, self.limit as u32, x, out);
     }
 
-    /// Counts the elements that are not zero, and those of them that become 0.
+    /// `x 2^s`, rounded up or down at random, so that the expected value is `x 2^s`: by a number
+    /// that follows from the seed and the element's place.
+    pub fn quantise_stochastically(self, x: &[f32], seed: u32, out: &mut [u8]) {
+        quantise_stochastically(self.exponent, self.limit as u32, seed, x, out);
+    }
+
+    /// Counts the elements that are not zero, and those of them that rounding to the nearest makes
+    /// 0.
     pub fn underflow(self, x: &[f32]) -> Underflow {
         count_underflow(self.exponent, x)
     }
@@ -161,20 +168,42 @@ impl Scale {
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 fn quantise(exponent: i32, limit: u32, x: &[f32], out: &mut [u8]) {
     for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
-        let bits = x.to_bits();
-        let biased = (bits >> 23 & 0xff) as i32;
-        let mantissa = (bits & 0x7f_ffff) | u32::from(biased != 0) << 23;
-        // |x 2^s| = mantissa 2^7 2^-shift. Elements that are too large for the scale exceed the limit,
-        // too.
-        let (wide, shift) = (mantissa << 7, 157 - exponent - biased.max(1));
-        let by = shift.clamp(0, 31) as u32;
-        let rounded = (wide + (((1 << by) - 1) >> 1) + (wide >> by & 1)) >> by;
-        let magnitude = if shift < 0 { wide << 1 } else { rounded };
-        // Less than a half.
-        let magnitude = if shift > 31 { 0 } else { magnitude.min(limit) };
-        let sign = (bits as i32 >> 31) as u32;
-        *out = (magnitude ^ sign).wrapping_sub(sign).to_le_bytes();
+        // To the nearest, ties to even.
+        *out = integer(exponent, limit, *x, |wide, by| (((1 << by) - 1) >> 1) + (wide >> by & 1));
     }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
+fn quantise_stochastically(exponent: i32, limit: u32, seed: u32, x: &[f32], out: &mut [u8]) {
+    for (i, (x, out)) in x.iter().zip(out.as_chunks_mut::<4>().0).enumerate() {
+        let random = mix(seed.wrapping_add(i as u32));
+        *out = integer(exponent, limit, *x, |_, by| random & ((1 << by) - 1));
+    }
+}
+
+/// `x 2^exponent` as a little-endian word; `up` is what to add before the lowest bits are cut.
+#[inline(always)]
+fn integer(exponent: i32, limit: u32, x: f32, up: impl Fn(u32, u32) -> u32) -> [u8; 4] {
+    let bits = x.to_bits();
+    let biased = (bits >> 23 & 0xff) as i32;
+    let mantissa = (bits & 0x7f_ffff) | u32::from(biased != 0) << 23;
+    // |x 2^s| = mantissa 2^7 2^-shift. Elements that are too large for the scale exceed the limit, too.
+    let (wide, shift) = (mantissa << 7, 157 - exponent - biased.max(1));
+    // Beyond 31 it is less than a half, and a probability of so many bits is enough.
+    let (wide, by) = (wide >> (shift - 31).clamp(0, 31), shift.clamp(0, 31) as u32);
+    let rounded = (wide + up(wide, by)) >> by;
+    let magnitude = if shift < 0 { wide << 1 } else { rounded };
+    let magnitude = magnitude.min(limit);
+    let sign = (bits as i32 >> 31) as u32;
+    (magnitude ^ sign).wrapping_sub(sign).to_le_bytes()
+}
+
+/// The finaliser of MurmurHash3 (Appleby): a number whose bits all depend on all of `x`.
+#[inline(always)]
+pub(super) const fn mix(x: u32) -> u32 {
+    let x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
+    let x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
+    x ^ x >> 16
 }
 
 /// Counts the elements that are not zero, and those of them that become 0 in units of 2^-`exponent`:

@@ -13,15 +13,17 @@ use super::quant::Exponents;
 /// # Panics
 /// If there are no contributions, their lengths differ, or the layout has no room for the type.
 pub fn reference_sum<T: Element>(contributions: &[&[T]], layout: &Layout) -> Vec<T> {
-    reference_sum_in(Width::Full, contributions, layout)
+    reference_sum_in(Width::Full, 0, contributions, layout)
 }
 
-/// [`reference_sum`] of floats that travel in so many bits.
+/// [`reference_sum`] of floats that travel in so many bits, in a communicator's operation of this
+/// number. The first is 1; numbers begin again when the ranks reconnect.
 ///
 /// # Panics
 /// As [`reference_sum`].
 pub fn reference_sum_in<T: Element>(
     width: Width,
+    operation: u64,
     contributions: &[&[T]],
     layout: &Layout,
 ) -> Vec<T> {
@@ -56,7 +58,8 @@ pub fn reference_sum_in<T: Element>(
         sums.resize(bytes, 0u8);
         one.clear();
         one.resize(bytes, 0u8);
-        for c in contributions {
+        for (rank, c) in contributions.iter().enumerate() {
+            let format = format.map(|f| f.of_rank(rank as u32, operation, range.start));
             T::to_lanes(&c[range.clone()], format, &mut one);
             add_lanes(&mut sums, &one);
         }

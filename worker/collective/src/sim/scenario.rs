@@ -277,7 +277,7 @@ impl Scenario {
         }
         for n in 0..self.operations.len() {
             let contributions: Vec<Vector> = all.iter().map(|c| c[n].data.clone()).collect();
-            let expected = Vector::sum(&self.spec.layout, &contributions);
+            let expected = Vector::sum_in(n + 1, &self.spec.layout, &contributions);
             for (rank, host) in sim.hosts.iter().enumerate().filter(|(r, _)| Some(*r) != dead) {
                 let Some((outcome, data, _)) = host.results.get(n) else {
                     // It reconnects, and does not take part in later operations.

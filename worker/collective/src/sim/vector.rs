@@ -56,6 +56,11 @@ impl Vector {
 
     /// The sum that every rank should get, as bits.
     pub fn sum(layout: &Layout, of: &[Self]) -> Vec<u32> {
+        Self::sum_in(1, layout, of)
+    }
+
+    /// The sum that every rank should get in a session's operation of this number.
+    pub fn sum_in(operation: usize, layout: &Layout, of: &[Self]) -> Vec<u32> {
         let (mut i, mut f) = (Vec::new(), Vec::new());
         for v in of {
             match v {
@@ -66,7 +71,7 @@ impl Vector {
         if f.is_empty() {
             Self::I(reference_sum(&i, layout)).bits()
         } else {
-            Self::F(reference_sum_in(of[0].width(), &f, layout)).bits()
+            Self::F(reference_sum_in(of[0].width(), operation as u64, &f, layout)).bits()
         }
     }
 }
