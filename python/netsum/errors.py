@@ -45,7 +45,7 @@ class MismatchError(Error):
 class NonFiniteError(Error, ArithmeticError):
     """One of over 4,096 floats is infinite or NaN at some rank.
 
-    All results of its message are NaN, the others are sums. The communicator can still be used.
+    All results of its block of 1,024 are NaN, the others are sums. The communicator can still be used.
     """
 
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use netsum_worker::{
     Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, UnreachableReason,
-    reference_sum,
+    Width, reference_sum, reference_sum_in,
 };
 
 /// A rank's address of 127.0.0.0/8, that no other test and no other test run uses at the same time.
@@ -432,7 +432,7 @@ fn non_finite_elements_are_an_error_and_the_communicator_continues() {
             panic!("no error")
         };
         assert!((first..end).contains(&7000));
-        // Elements of its message are NaN at both ranks, all others are sums.
+        // Elements of its block are NaN at both ranks, all others are sums.
         let sums = floats(0, 20_000).into_iter().zip(floats(1, 20_000)).map(|(a, b)| a + b);
         for (i, (x, sum)) in x.iter().zip(sums).enumerate() {
             let is_right =
@@ -442,6 +442,44 @@ fn non_finite_elements_are_an_error_and_the_communicator_continues() {
         let mut x = [1.5f32];
         comm.all_reduce(&mut x).unwrap();
         assert_eq!(x, [3.0]);
+    });
+}
+
+#[test]
+fn floats_in_16_bits_are_half_the_bytes_and_the_same_at_all_ranks() {
+    run(30, 3, LAYOUT, |mut comm| {
+        let inputs: Vec<Vec<f32>> = (0..3).map(|rank| floats(rank, 50_000)).collect();
+        let parts: Vec<&[f32]> = inputs.iter().map(|x| &x[..]).collect();
+        let mut bytes = [0; 2];
+        for (operation, width) in [(1, Width::Full), (2, Width::Half)] {
+            comm.set_width(width);
+            let before = comm.statistics().ring_bytes;
+            let mut x = inputs[comm.rank() as usize].clone();
+            comm.all_reduce(&mut x).unwrap();
+            assert_eq!(x, reference_sum_in(width, operation, &parts, &comm.layout()), "{width:?}");
+            bytes[operation as usize - 1] = comm.statistics().ring_bytes - before;
+        }
+        let share = bytes[1] as f64 / bytes[0] as f64;
+        assert!((0.45..0.55).contains(&share), "{bytes:?}");
+        // Few floats, integers and bytes do not become less exact.
+        let mut x = [0.1f32, 1e9];
+        comm.all_reduce(&mut x).unwrap();
+        assert_eq!(x, [0.3, 3e9]);
+        let mut x = vec![1 << 20; 10_000];
+        comm.all_reduce(&mut x).unwrap();
+        assert_eq!(x, [3 << 20; 10_000]);
+    });
+}
+
+#[test]
+fn a_rank_with_another_width_is_named() {
+    run(31, 2, LAYOUT, |mut comm| {
+        if comm.rank() == 1 {
+            comm.set_width(Width::Half);
+        }
+        let error = comm.all_reduce(&mut floats(0, 20_000)).unwrap_err();
+        let text = "all_reduce (sum) of 20000 elements of f32 in 16 bits";
+        assert!(matches!(&error, Error::Mismatch(both) if both.contains(text)), "{error}");
     });
 }
 

@@ -51,7 +51,7 @@ def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future
     same bits. Gradients of bfloat16 and float16 are summed as float32: that takes as many bytes on
     the wire as float32, and rounds once.
 
-    An infinity or a NaN at any rank makes the results of its message NaN at all ranks, beyond 4,096
+    An infinity or a NaN at any rank makes the results of its block NaN at all ranks, beyond 4,096
     floats. A GradScaler can skip the step.
     """
     if not isinstance(state, HookState):

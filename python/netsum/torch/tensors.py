@@ -63,14 +63,14 @@ class Sum(Memory):
     def finish(self, work: Work) -> torch.Tensor:
         """Waits, and copies the result back.
 
-        An infinity or a NaN at any rank makes its message NaN at all ranks, beyond 4,096 floats: a
+        An infinity or a NaN at any rank makes its block NaN at all ranks, beyond 4,096 floats: a
         GradScaler can skip the step.
         """
         try:
             work.wait()
         except NonFiniteError as error:
             if self.kept:
-                text = f"{error}: the sums of its message are NaN at all ranks that get them"
+                text = f"{error}: the sums of its block are NaN at all ranks that get them"
                 warnings.warn(text, stacklevel=1)
         return self.put() if self.kept else self.tensor
 

@@ -3,6 +3,7 @@
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
+use netsum_collective::numeric::block::{BLOCK, Blocks, EXPONENT_BYTES, Width, write_exponent};
 use netsum_collective::numeric::limbs::Limbs;
 use netsum_collective::numeric::quant::{Scale, bucket, check_sums, exponents};
 
@@ -39,6 +40,38 @@ fn quantise(b: Bencher<'_, '_>) {
     let scale = scale(&x);
     b.counter(BytesCount::new(LEN))
         .bench_local(|| scale.quantise(black_box(&x), black_box(&mut out)));
+}
+
+/// As in a long operation: each block with a scale of its own, in 32 or 16 bits.
+#[divan::bench(args = [Width::Full, Width::Half])]
+fn write_blocks(b: Bencher<'_, '_>, width: Width) {
+    let x = floats();
+    let buckets: Vec<u8> = x.chunks(BLOCK).map(bucket).collect();
+    let (blocks, mut out) = (Blocks::new(&buckets, width, 4), vec![0; LEN]);
+    b.counter(BytesCount::new(LEN))
+        .bench_local(|| blocks.write(black_box(&x), black_box(&mut out)));
+}
+
+#[divan::bench(args = [Width::Full, Width::Half])]
+fn read_blocks(b: Bencher<'_, '_>, width: Width) {
+    let mut x = floats();
+    let buckets: Vec<u8> = x.chunks(BLOCK).map(bucket).collect();
+    let (blocks, mut sums) = (Blocks::new(&buckets, width, 4), vec![0; LEN]);
+    blocks.write(&x, &mut sums);
+    b.counter(BytesCount::new(LEN))
+        .bench_local(|| blocks.read(black_box(&sums), 1, black_box(&mut x)));
+}
+
+/// The exponents of all blocks, as counts.
+#[divan::bench]
+fn block_exponents(b: Bencher<'_, '_>) {
+    let (x, mut out) = (floats(), vec![0; LEN / 4 / BLOCK * EXPONENT_BYTES]);
+    b.counter(BytesCount::new(LEN)).bench_local(|| {
+        for (x, out) in black_box(&x).chunks(BLOCK).zip(out.chunks_mut(EXPONENT_BYTES)) {
+            write_exponent(bucket(x), out);
+        }
+        black_box(&out);
+    });
 }
 
 /// As two limbs each, as in an operation of 4,096 floats.

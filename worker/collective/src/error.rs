@@ -145,17 +145,17 @@ pub enum Error {
     #[error("{0}")]
     Mismatch(String),
     /// Elements that are infinite or NaN at any rank, in an operation of over 4,096 floats. The
-    /// results of messages with such elements are NaN at every rank; other results are sums. The
+    /// results of blocks with such elements are NaN at every rank; other results are sums. The
     /// communicator can still be used.
     #[error("elements {first}..{end} contain an infinity or a NaN at some rank")]
     NonFinite {
-        /// First element of the first message concerned.
+        /// First element of the first block concerned.
         first: usize,
-        /// One after the last element of that message.
+        /// One after the last element of that block.
         end: usize,
     },
     /// The same of an all-reduce of several tensors: from the first to the last element of the
-    /// first message concerned.
+    /// first block concerned.
     #[error("{} at some rank", stretch(.first, .last))]
     NonFiniteTensors {
         /// First element.
