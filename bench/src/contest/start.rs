@@ -41,6 +41,8 @@ pub enum Peer {
     Box,
     /// netsum by the box, with ranks over AF_XDP.
     Xdp,
+    /// netsum by the box, with floats in 16 bits.
+    Half,
     /// netsum's ring over the same endpoints, without a box.
     Ring {
         /// Network devices cut and merge segments; on a real link that costs time.
@@ -51,6 +53,8 @@ pub enum Peer {
         /// As above.
         offload: bool,
     },
+    /// Gloo with half-precision floats.
+    GlooHalf,
     /// Open MPI over its own TCP.
     Mpi {
         /// As above.
@@ -67,13 +71,15 @@ pub enum Peer {
 }
 
 impl Peer {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Box,
         Self::Xdp,
+        Self::Half,
         Self::Ring { offload: true },
         Self::Ring { offload: false },
         Self::Gloo { offload: true },
         Self::Gloo { offload: false },
+        Self::GlooHalf,
         Self::Mpi { offload: true },
         Self::Mpi { offload: false },
         Self::Ucx,
@@ -87,10 +93,12 @@ impl Peer {
         match self {
             Self::Box => "netsum",
             Self::Xdp => "netsum-xdp",
+            Self::Half => "netsum-16bit",
             Self::Ring { offload: true } => "netsum-ring",
             Self::Ring { offload: false } => "netsum-ring-no-offload",
             Self::Gloo { offload: true } => "gloo",
             Self::Gloo { offload: false } => "gloo-no-offload",
+            Self::GlooHalf => "gloo-16bit",
             Self::Mpi { offload: true } => "openmpi",
             Self::Mpi { offload: false } => "openmpi-no-offload",
             Self::Ucx => "openmpi-ucx",
@@ -100,9 +108,12 @@ impl Peer {
         }
     }
 
-    /// Whether it takes part by default: without offload only where the rate is unlimited, as CPU
-    /// time is then the only cost of a link.
+    /// Whether it takes part by default: in 16 bits never, without offload only where the rate is
+    /// unlimited, as CPU time is then the only cost of a link.
     pub fn is_usual(self, rate: Option<Rate>) -> bool {
+        if matches!(self, Self::Half | Self::GlooHalf) {
+            return false;
+        }
         let cut = matches!(
             self,
             Self::Ring { offload: false }
@@ -138,16 +149,17 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     let mut boxes = None;
     let ranks = match who {
         // Ranks of several boxes are connected by hand.
-        Peer::Box | Peer::Xdp if uplinks.is_some() => {
-            boxes = Some(Racks::new(cluster.lab(), job, false)?);
+        Peer::Box | Peer::Xdp | Peer::Half => {
+            let token = if uplinks.is_some() {
+                boxes = Some(Racks::new(cluster.lab(), job, false)?);
+                None
+            } else {
+                cluster.start_daemon()?;
+                Some(cluster.create_job(job)?)
+            };
             let xdp = if who == Peer::Xdp { (0..job.ranks).collect() } else { Vec::new() };
-            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, None, true)?
-        }
-        Peer::Box | Peer::Xdp => {
-            cluster.start_daemon()?;
-            let token = cluster.create_job(job)?;
-            let xdp = if who == Peer::Xdp { (0..job.ranks).collect() } else { Vec::new() };
-            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, Some(&token), true)?
+            let way = if who == Peer::Half { "box-16bit" } else { "box" };
+            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, token.as_deref(), way)?
         }
         Peer::Ring { offload } => {
             // A lab's links have the offloads that help its packets anyway; for TCP's segments,
@@ -155,11 +167,15 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
             if !offload {
                 set_offload(&cluster, offload)?;
             }
-            netsum(&cluster, job, 0, None, false)?
+            netsum(&cluster, job, 0, None, "ring")?
         }
         Peer::Gloo { offload } => {
             set_offload(&cluster, offload)?;
-            gloo(&cluster, job.ranks)?
+            gloo(&cluster, job.ranks, "gloo")?
+        }
+        Peer::GlooHalf => {
+            set_offload(&cluster, true)?;
+            gloo(&cluster, job.ranks, "gloo-16bit")?
         }
         Peer::Mpi { offload } => {
             set_offload(&cluster, offload)?;
@@ -194,20 +210,21 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     Ok(Contestant { _boxes: boxes, ..Contestant::ready(who.name(), ranks, cluster)? })
 }
 
-/// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses.
+/// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses. `way` is an argument of
+/// contest-rank.
 pub(super) fn netsum(
     cluster: &Cluster,
     job: &JobSpec,
     k: usize,
     token: Option<&str>,
-    by_box: bool,
+    way: &str,
 ) -> Result<Vec<Running>> {
     let peers: Vec<_> = cluster.lab().hosts().iter().map(|host| host.ip(k)).collect();
     let workers = cluster.workers().to_string();
     let rank = |(rank, host): (usize, &Host)| {
         let spec = RankSpec::new(job, rank, &peers, token.map(|token| (&*workers, token)));
         let mut command = host.command(program("contest-rank")?);
-        command.arg(serde_json::to_string(&spec)?).arg(if by_box { "box" } else { "ring" });
+        command.arg(serde_json::to_string(&spec)?).arg(way);
         Running::start(&format!("{}, rank {rank}", job.name), &mut command)
     };
     cluster.lab().hosts().iter().enumerate().map(rank).collect()
@@ -242,12 +259,12 @@ fn write(cluster: &Cluster, name: &str, mode: u32, text: &str) -> Result<PathBuf
     Ok(path)
 }
 
-fn gloo(cluster: &Cluster, ranks: u32) -> Result<Vec<Running>> {
+fn gloo(cluster: &Cluster, ranks: u32, kind: &str) -> Result<Vec<Running>> {
     let script = write(cluster, "rank.py", 0o600, RANK)?;
     let first = cluster.lab().host(0).ip(0).to_string();
     let rank = |(rank, host): (usize, &Host)| {
         let mut command = host.command(PYTHON);
-        command.arg(&script).args(["gloo", &rank.to_string(), &ranks.to_string(), &first]);
+        command.arg(&script).args([kind, &rank.to_string(), &ranks.to_string(), &first]);
         command.env("GLOO_SOCKET_IFNAME", Host::INTERFACE);
         Running::start(&format!("Gloo's rank {rank}"), &mut command)
     };
@@ -402,8 +419,8 @@ fn agent(cluster: &Cluster) -> String {
 /// If this machine lacks something that it needs.
 pub fn is_there(who: Peer) -> Result<()> {
     let module = match who {
-        Peer::Box | Peer::Xdp | Peer::Ring { .. } => return Ok(()),
-        Peer::Gloo { .. } => "torch.distributed",
+        Peer::Box | Peer::Xdp | Peer::Half | Peer::Ring { .. } => return Ok(()),
+        Peer::Gloo { .. } | Peer::GlooHalf => "torch.distributed",
         Peer::Mpi { .. } | Peer::Ucx => "mpi4py.MPI",
         Peer::Mpi5 => return MPI5.made().map(drop).context("no virtual environment"),
         Peer::Mpich => return MPICH.made().map(drop).context("no virtual environment"),
