@@ -144,7 +144,9 @@ impl Contestant {
             answers.push(answer);
         }
         let cost = Cost::now(&self.cluster)?.since(&before);
-        cost.carried(4 * order.len as u64 * u64::from(order.iters)).with_context(|| self.name)?;
+        let element = if self.name.ends_with("16bit") { 2 } else { 4 };
+        let vectors = element * order.len as u64 * u64::from(order.iters);
+        cost.carried(vectors).with_context(|| self.name)?;
         Ok(Round { answer: self.merge(order, &answers)?, cost })
     }
 
