@@ -54,4 +54,4 @@ pub use numeric::block::Width;
 pub use numeric::element::{Dtype, Element, Owned};
 pub use numeric::layout::Layout;
 pub use numeric::quant::Underflow;
-pub use numeric::reference::{reference_sum, reference_sum_in};
+pub use numeric::reference::{reference_reduce, reference_sum, reference_sum_in};

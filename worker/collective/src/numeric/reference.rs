@@ -5,6 +5,7 @@ use super::element::Element;
 use super::format::Format;
 use super::layout::{Layout, Plan};
 use super::quant::Exponents;
+use crate::call::Op;
 
 /// The result of `all_reduce`, bit for bit: it uses the same formats and rounding. The order of the
 /// contributions does not matter. In operations of up to 4,096 floats, infinities and NaNs follow
@@ -27,6 +28,24 @@ pub fn reference_sum_in<T: Element>(
     contributions: &[&[T]],
     layout: &Layout,
 ) -> Vec<T> {
+    reduce_in(Op::Sum, width, operation, contributions, layout)
+}
+
+/// As [`reference_sum`], for any operator.
+///
+/// # Panics
+/// As [`reference_sum`].
+pub fn reference_reduce<T: Element>(op: Op, contributions: &[&[T]], layout: &Layout) -> Vec<T> {
+    reduce_in(op, Width::Full, 0, contributions, layout)
+}
+
+fn reduce_in<T: Element>(
+    op: Op,
+    width: Width,
+    operation: u64,
+    contributions: &[&[T]],
+    layout: &Layout,
+) -> Vec<T> {
     let length = contributions.first().expect("at least one contribution").len();
     assert!(contributions.iter().all(|c| c.len() == length), "contributions of different lengths");
     let layout = Layout { rings: 1, ..*layout };
@@ -35,6 +54,10 @@ pub fn reference_sum_in<T: Element>(
     let mut out = vec![T::default(); length];
     let (mut sums, mut one, mut buckets) = (Vec::new(), Vec::new(), Vec::new());
     let ranks = contributions.len() as u32;
+    let divisor = match op {
+        Op::Sum => 1,
+        Op::Average => ranks,
+    };
     for i in 0..plan.data_messages(0) {
         let range = plan.range(0, i);
         let exponents = contributions.iter().map(|c| T::exponents(&c[range.clone()]));
@@ -63,7 +86,7 @@ pub fn reference_sum_in<T: Element>(
             T::to_lanes(&c[range.clone()], format, &mut one);
             add_lanes(&mut sums, &one);
         }
-        T::from_lanes(&sums, format, 1, &mut out[range]);
+        T::from_lanes(&sums, format, divisor, &mut out[range]);
     }
     out
 }

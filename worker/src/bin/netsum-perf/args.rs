@@ -1,45 +1,95 @@
 //! The command line. Every option of a rank may also be set by the environment.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Communicator, Tls, Transport};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, Args, Command, FromArgMatches};
+use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Communicator, Dtype, Op, Tls, Transport};
 
-#[derive(Parser)]
-#[command(
-    name = "netsum-perf",
-    version,
-    about = "Measure all-reduces over netsum; start it once for each rank"
-)]
-pub struct Cli {
-    #[command(subcommand)]
-    pub command: Command,
+use crate::command::{COMMANDS, Collective, Kind, OPS};
+use crate::{TYPES, nccl_name};
+
+/// A subcommand for each of [`COMMANDS`], with [`Options`].
+pub fn program() -> Command {
+    let program = Command::new("netsum-perf")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Measure collectives over netsum; start it once for each rank")
+        .after_help(
+            "Sizes, columns and bandwidths are those of nccl-tests. Times are rank 0's. Two more \
+             columns: `by`, the box or the hosts' ring, and `retrans`, packets sent again.",
+        )
+        .subcommand_required(true)
+        .arg_required_else_help(true);
+    COMMANDS.iter().fold(program, |program, collective| {
+        let command = Command::new(collective.name)
+            .visible_aliases(collective.aliases)
+            .about(collective.about);
+        let hide = |arg: Arg| {
+            let is_taken = collective.kind.takes(arg.get_id().as_str());
+            arg.hide(!is_taken)
+        };
+        program.subcommand(Options::augment_args(command).mut_args(hide))
+    })
 }
 
-#[derive(Subcommand)]
-pub enum Command {
-    /// Sum over all ranks, in place.
-    #[command(name = "all_reduce", visible_alias = "all-reduce")]
-    AllReduce(Options),
+/// Parses a command line, and refuses options that the command does not have.
+pub fn parse(
+    words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> Result<(&'static Collective, Options), clap::Error> {
+    let mut program = program();
+    let matches = program.try_get_matches_from_mut(words)?;
+    let found = matches
+        .subcommand()
+        .and_then(|(name, matches)| Some((COMMANDS.iter().find(|c| c.name == name)?, matches)));
+    let (collective, matches) =
+        found.ok_or_else(|| program.error(ErrorKind::MissingSubcommand, "name a command"))?;
+    let command = program.find_subcommand_mut(collective.name).into_iter();
+    for command in command {
+        let extra = command.get_arguments().find(|arg| {
+            let id = arg.get_id().as_str();
+            matches.value_source(id) == Some(ValueSource::CommandLine) && !collective.kind.takes(id)
+        });
+        if let Some(arg) = extra {
+            let of: Vec<_> =
+                COMMANDS.iter().filter(|c| c.kind.takes(arg.get_id().as_str())).collect();
+            let of: Vec<_> = of.iter().map(|c| c.name).collect();
+            let text = format!(
+                "--{} is not for {}, but for {}",
+                arg.get_long().unwrap_or_default(),
+                collective.name,
+                of.join(", ")
+            );
+            return Err(command.error(ErrorKind::UnknownArgument, text));
+        }
+    }
+    Ok((collective, Options::from_arg_matches(matches)?))
 }
 
-/// Element type.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Type {
-    /// 32-bit integers.
-    I32,
-    /// Single precision floats.
-    F32,
+fn type_parser() -> impl TypedValueParser<Value = Dtype> {
+    let values = TYPES.iter().map(|t| PossibleValue::new(t.name()).alias(nccl_name(*t)));
+    let named =
+        |name: String| TYPES.iter().copied().find(|t| [t.name(), nccl_name(*t)].contains(&&*name));
+    PossibleValuesParser::new(values).try_map(move |name| named(name).ok_or("not a type"))
+}
+
+fn op_parser() -> impl TypedValueParser<Value = Op> {
+    let named = |name: String| OPS.iter().find(|(n, _)| *n == name).map(|(_, op)| *op);
+    PossibleValuesParser::new(OPS.map(|(name, _)| name))
+        .try_map(move |name| named(name).ok_or("not an operator"))
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Smallest size in bytes; K, M and G stand for powers of 1024.
-    #[arg(short = 'b', long = "minbytes", default_value = "8", value_parser = parse_size)]
-    pub begin: usize,
+    /// Smallest size in bytes; K, M and G stand for powers of 1024. Default: 8, or one element for
+    /// each rank if sizes are those of all parts and that is more.
+    #[arg(short = 'b', long = "minbytes", value_parser = parse_size)]
+    pub begin: Option<usize>,
     /// Largest size in bytes.
     #[arg(short = 'e', long = "maxbytes", default_value = "64M", value_parser = parse_size)]
     pub end: usize,
@@ -47,21 +97,27 @@ pub struct Options {
     #[arg(short = 'f', long = "stepfactor", default_value_t = 2)]
     pub factor: usize,
     /// Element type.
-    #[arg(short = 'd', long, value_enum, default_value_t = Type::F32)]
-    pub dtype: Type,
-    /// All-reduces to measure for each size.
+    #[arg(short = 'd', long, default_value = "f32", value_parser = type_parser())]
+    pub dtype: Dtype,
+    /// Operator.
+    #[arg(short = 'o', long, default_value = "sum", value_parser = op_parser())]
+    pub op: Op,
+    /// The rank that has the data, or gets the result.
+    #[arg(short = 'r', long, default_value_t = 0)]
+    pub root: u32,
+    /// Operations to measure for each size.
     #[arg(short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub iters: u32,
-    /// All-reduces of each size before the measured ones.
+    /// Operations of each size before the measured ones.
     #[arg(short = 'w', long, default_value_t = 5)]
     pub warmup: u32,
-    /// All-reduces in flight: start so many at once and then wait for all; 1 waits for each.
+    /// Operations in flight: start so many at once and then wait for all; 1 waits for each.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=Communicator::MAX_IN_FLIGHT as i64))]
     pub inflight: u32,
     /// Tensors to cut each size into, summed in one all-reduce.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536), conflicts_with = "inflight")]
     pub tensors: u32,
-    /// Compare the sums, bit by bit, with those of one process.
+    /// Compare the results, bit by bit, with those of one process.
     #[arg(short = 'c', long)]
     pub check: bool,
     /// Print JSON instead of the table.
@@ -139,15 +195,30 @@ pub struct Options {
 const MOST: usize = 1 << 36;
 
 impl Options {
-    /// The sizes to measure, in bytes, whole elements.
-    pub fn sizes(&self) -> Result<Vec<usize>> {
-        let Self { begin, end, factor, .. } = *self;
-        ensure!(begin >= 4, "-b {begin}: at least 4, one element");
+    /// The elements of each size to measure, or of one rank's part of it.
+    pub fn counts(&self, collective: &Collective, element: usize) -> Result<Vec<usize>> {
+        let Self { end, factor, root, ranks, .. } = *self;
+        if collective.kind == Kind::Barrier {
+            return Ok(vec![0]);
+        }
+        ensure!(root < ranks.max(1), "-r {root}: 0 to {} with {ranks} ranks", ranks.max(1) - 1);
+        ensure!(
+            self.tensors == 1 || self.op == Op::Sum,
+            "--tensors {}: several tensors have a sum only, not -o {}",
+            self.tensors,
+            self.op
+        );
+        let (unit, of) = match collective.has_parts {
+            true => (element * ranks.max(1) as usize, format!(" for each of {ranks} ranks")),
+            false => (element, String::new()),
+        };
+        let begin = self.begin.unwrap_or(unit.max(8));
+        ensure!(begin >= unit, "-b {begin}: at least {unit}, one element{of}");
         ensure!(begin <= end, "-b {begin} is more than -e {end}");
         ensure!(end <= MOST, "-e {end}: at most 64G");
         ensure!(factor >= 2 || begin == end, "-f {factor}: at least 2");
         let sizes = std::iter::successors(Some(begin), |s| s.checked_mul(factor.max(2)));
-        Ok(sizes.take_while(|s| *s <= end).map(|s| s / 4 * 4).collect())
+        Ok(sizes.take_while(|s| *s <= end).map(|s| s / unit).collect())
     }
 
     /// The communicator's configuration.
@@ -202,60 +273,99 @@ fn parse_size(text: &str) -> Result<usize, String> {
 mod tests {
     use super::*;
 
-    fn options(more: &[&str]) -> Result<Options, clap::Error> {
-        let base = [
-            "netsum-perf",
-            "all_reduce",
-            "--peers",
-            "127.0.0.1,127.0.0.2",
-            "--rank",
-            "0",
-            "--ranks",
-            "2",
-        ];
+    fn options(command: &str, more: &[&str]) -> Result<Options, clap::Error> {
+        let peers = "127.0.0.1,127.0.0.2,127.0.0.3";
+        let base = ["netsum-perf", command, "--peers", peers, "--rank", "0", "--ranks", "3"];
         let all = base.iter().chain(&["--ip", "127.0.0.1"]).chain(more);
-        Cli::try_parse_from(all).map(|c| {
-            let Command::AllReduce(options) = c.command;
-            options
-        })
+        parse(all).map(|(_, options)| options)
+    }
+
+    fn counts(command: &str, more: &[&str]) -> Result<Vec<usize>> {
+        let collective = COMMANDS.iter().find(|c| c.name == command).unwrap();
+        options(command, more)?.counts(collective, 4)
     }
 
     #[test]
     fn sizes_are_multiplied_up() {
-        let o = options(&["-b", "8", "-e", "1K", "-f", "4"]).unwrap();
-        assert_eq!(o.sizes().unwrap(), [8, 32, 128, 512]);
-        assert_eq!(options(&["-b", "64M", "-e", "64M"]).unwrap().sizes().unwrap(), [64 << 20]);
-        assert_eq!(options(&["-b", "10", "-e", "20"]).unwrap().sizes().unwrap(), [8, 20]);
+        let all_reduce = |more: &[&str]| counts("all_reduce", more).unwrap();
+        assert_eq!(all_reduce(&["-b", "8", "-e", "1K", "-f", "4"]), [2, 8, 32, 128]);
+        assert_eq!(all_reduce(&["-b", "64M", "-e", "64M"]), [16 << 20]);
+        assert_eq!(all_reduce(&["-b", "10", "-e", "20"]), [2, 5]);
+        assert_eq!(all_reduce(&["-e", "64"]), [2, 4, 8, 16]);
+    }
+
+    #[test]
+    fn sizes_are_totals_of_all_parts() {
+        for command in ["all_gather", "reduce_scatter", "alltoall"] {
+            assert_eq!(counts(command, &["-b", "16", "-e", "64"]).unwrap(), [1, 2, 5]);
+            // The default begins with an element for each rank.
+            assert_eq!(counts(command, &["-e", "64"]).unwrap(), [1, 2, 4]);
+        }
+        for command in ["reduce", "broadcast"] {
+            assert_eq!(counts(command, &["-b", "16", "-e", "64"]).unwrap(), [4, 8, 16]);
+        }
+        assert_eq!(counts("barrier", &[]).unwrap(), [0]);
+    }
+
+    #[test]
+    fn commands_have_aliases_and_types_have_nccl_tests_names() {
+        for alias in ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "all_to_all"] {
+            options(alias, &[]).unwrap();
+        }
+        assert_eq!(options("reduce", &["-d", "int32"]).unwrap().dtype, Dtype::I32);
+        assert_eq!(options("reduce", &["-o", "avg"]).unwrap().op, Op::Average);
+        program().debug_assert();
+    }
+
+    #[test]
+    fn help_shows_only_the_options_that_a_command_has() {
+        for (command, there, absent) in [
+            ("all_reduce", "--tensors", "--root"),
+            ("reduce", "--root", "--tensors"),
+            ("broadcast", "--root", "--op"),
+            ("barrier", "--iters", "--check"),
+        ] {
+            let help = options(command, &["--help"]).unwrap_err().to_string();
+            assert!(help.contains(there) && !help.contains(absent), "{help}");
+        }
     }
 
     #[test]
     fn nonsense_is_refused_by_name() {
-        for (more, word) in [
-            (&["-b", "1M", "-e", "8"][..], "-b 1048576 is more than -e 8"),
-            (&["-f", "1"], "-f 1"),
-            (&["-b", "0"], "-b 0"),
-            (&["-e", "65G"], "at most 64G"),
+        for (command, more, word) in [
+            ("all_reduce", &["-b", "1M", "-e", "8"][..], "-b 1048576 is more than -e 8"),
+            ("all_reduce", &["-f", "1"], "-f 1"),
+            ("all_reduce", &["-b", "0"], "-b 0: at least 4, one element"),
+            ("all_reduce", &["-e", "65G"], "at most 64G"),
+            ("all_gather", &["-b", "8"], "-b 8: at least 12, one element for each of 3 ranks"),
+            ("reduce", &["-r", "3"], "-r 3: 0 to 2 with 3 ranks"),
+            ("broadcast", &["-r", "99"], "-r 99: 0 to 2 with 3 ranks"),
+            ("all_reduce", &["--tensors", "2", "-o", "avg"], "not -o avg"),
         ] {
-            let e = options(more).unwrap().sizes().unwrap_err().to_string();
+            let e = counts(command, more).unwrap_err().to_string();
             assert!(e.contains(word), "{e}");
         }
-        let e = options(&["-b", "8X"]).unwrap_err().to_string();
-        assert!(e.contains("8X") && e.contains("not a size"), "{e}");
-        assert!(options(&["--iters", "0"]).is_err());
-        for more in [
-            &["--inflight", "0"][..],
-            &["--inflight", "65"],
-            &["--inflight", "2", "--tensors", "2"],
+        for (command, more, word) in [
+            ("all_reduce", &["-b", "8X"][..], "8X\" is not a size"),
+            ("all_reduce", &["--iters", "0"], "0 is not in 1.."),
+            ("all_reduce", &["--inflight", "0"], "0 is not in 1..=64"),
+            ("all_reduce", &["--inflight", "65"], "65 is not in 1..=64"),
+            ("all_reduce", &["--inflight", "2", "--tensors", "2"], "cannot be used with"),
+            ("all_reduce", &["-r", "0"], "--root is not for all_reduce, but for reduce, broadcast"),
+            ("all_reduce", &["-o", "mul"], "'mul'"),
+            ("reduce", &["-d", "f8"], "'f8'"),
+            ("reduce", &["--tensors", "2"], "--tensors is not for reduce, but for all_reduce"),
+            ("broadcast", &["-o", "sum"], "--op is not for broadcast"),
+            ("alltoall", &["-o", "avg"], "--op is not for alltoall"),
+            ("barrier", &["-b", "8"], "--minbytes is not for barrier"),
+            ("barrier", &["-c"], "--check is not for barrier"),
+            ("barrier", &["--inflight", "2"], "--inflight is not for barrier"),
+            ("sendrecv", &[], "'sendrecv'"),
         ] {
-            assert!(options(more).is_err(), "{more:?}");
+            let e = options(command, more).unwrap_err().to_string();
+            assert!(e.contains(word), "{e}");
         }
-        assert!(
-            options(&["--timeout", "0"])
-                .unwrap()
-                .config()
-                .unwrap_err()
-                .to_string()
-                .contains("--timeout 0")
-        );
+        let e = options("reduce", &["--timeout", "0"]).unwrap().config().unwrap_err().to_string();
+        assert!(e.contains("--timeout 0"), "{e}");
     }
 }

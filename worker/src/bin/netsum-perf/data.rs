@@ -1,6 +1,10 @@
-//! Inputs that follow from rank and index: every rank can compute all ranks' sum.
+//! Inputs that follow from rank and index: every rank can compute all ranks' results.
 
-use netsum_worker::{Element, Layout, Width, reference_sum};
+use std::ops::Range;
+
+use netsum_worker::{Element, Layout, Op, Width, reference_reduce};
+
+use crate::command::Kind;
 
 /// An element type with known inputs.
 pub trait Input: Element {
@@ -38,42 +42,160 @@ impl Input for f32 {
     }
 }
 
-/// How many elements differ from the sum over all ranks' inputs.
-pub fn wrong<T: Input>(result: &[T], ranks: u32, layout: &Layout) -> u64 {
-    let message = layout.elements(T::DTYPE, Width::Full).unwrap_or(1);
-    // Some messages at a time, to save memory. The last ones are not a small operation, whose floats
-    // have another format.
-    let part = (1usize << 20).next_multiple_of(message);
-    let parts = (result.len() / part).max(1);
-    let mut wrong = 0;
-    for n in 0..parts {
-        let end = if n + 1 == parts { result.len() } else { (n + 1) * part };
-        let (start, result) = ((n * part) as u64, &result[n * part..end]);
-        let inputs: Vec<Vec<T>> = (0..ranks)
-            .map(|rank| (start..start + result.len() as u64).map(|i| T::input(rank, i)).collect())
-            .collect();
-        let inputs: Vec<&[T]> = inputs.iter().map(|v| &v[..]).collect();
-        let expected = reference_sum(&inputs, layout);
-        wrong += result.iter().zip(&expected).filter(|(a, b)| !a.same(**b)).count() as u64;
+/// A rank's elements, which are reduced.
+pub fn elements<T: Input>(rank: u32, range: Range<usize>) -> Vec<T> {
+    (range.start as u64..range.end as u64).map(|i| T::input(rank, i)).collect()
+}
+
+/// A rank's bytes, which other ranks get.
+pub fn bytes(rank: u32, range: Range<usize>) -> Vec<u8> {
+    let words = range.start as u64 / 8..range.end.div_ceil(8) as u64;
+    let bytes = words.flat_map(|i| mix(rank, i).to_le_bytes());
+    bytes.skip(range.start % 8).take(range.len()).collect()
+}
+
+/// An operation of one size, as one rank calls it.
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub kind: Kind,
+    pub rank: u32,
+    pub ranks: u32,
+    pub op: Op,
+    pub root: u32,
+    pub layout: Layout,
+    /// Elements; of one rank's part, if the command has parts.
+    pub count: usize,
+}
+
+impl Case {
+    /// How many reduced elements differ from those of one process.
+    pub fn wrong_elements<T: Input>(&self, result: &[T]) -> u64 {
+        if self.kind == Kind::Reduce && self.rank != self.root {
+            return differing(result, &elements(self.rank, 0..self.count));
+        }
+        let (length, start) = match self.kind {
+            Kind::ReduceScatter => {
+                (self.count * self.ranks as usize, self.count * self.rank as usize)
+            }
+            _ => (self.count, 0),
+        };
+        let message = self.layout.elements(T::DTYPE, Width::Full).unwrap_or(1);
+        // Some messages at a time, to save memory. The last ones are not a small operation, whose
+        // floats have another format.
+        let part = (1usize << 20).next_multiple_of(message);
+        let parts = (length / part).max(1);
+        let mut wrong = 0;
+        for n in 0..parts {
+            let range = n * part..if n + 1 == parts { length } else { (n + 1) * part };
+            let own = range.start.max(start)..range.end.min(start + self.count);
+            if own.is_empty() {
+                continue;
+            }
+            let inputs: Vec<Vec<T>> =
+                (0..self.ranks).map(|rank| elements(rank, range.clone())).collect();
+            let inputs: Vec<&[T]> = inputs.iter().map(|v| &v[..]).collect();
+            let expected = reference_reduce(self.op, &inputs, &self.layout);
+            wrong += differing(
+                &result[own.start - start..own.end - start],
+                &expected[own.start - range.start..own.end - range.start],
+            );
+        }
+        wrong
     }
-    wrong
+
+    /// How many copied elements differ from what their rank gave.
+    pub fn wrong_bytes(&self, result: &[u8], element: usize) -> u64 {
+        let size = self.count * element;
+        let wrong = result.chunks(size).zip(0..).map(|(block, from)| {
+            let expected = match self.kind {
+                Kind::Broadcast => bytes(self.root, 0..size),
+                Kind::AllGather => bytes(from, 0..size),
+                _ => bytes(from, self.rank as usize * size..(self.rank as usize + 1) * size),
+            };
+            let pairs = block.chunks(element).zip(expected.chunks(element));
+            pairs.filter(|(a, b)| a != b).count() as u64
+        });
+        wrong.sum()
+    }
+}
+
+fn differing<T: Input>(result: &[T], expected: &[T]) -> u64 {
+    result.iter().zip(expected).filter(|(a, b)| !a.same(**b)).count() as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const LAYOUT: Layout = Layout { message_size: 1000, window: 1, rings: 1 };
+    const RANKS: u32 = 3;
+
+    fn case(kind: Kind, rank: u32, count: usize) -> Case {
+        let (op, root, ranks) = (Op::Sum, 1, RANKS);
+        Case { kind, rank, ranks, op, root, layout: LAYOUT, count }
+    }
+
+    fn reduced(op: Op, length: usize, layout: &Layout) -> Vec<f32> {
+        let inputs: Vec<Vec<f32>> = (0..RANKS).map(|r| elements(r, 0..length)).collect();
+        let inputs: Vec<&[f32]> = inputs.iter().map(|v| &v[..]).collect();
+        reference_reduce(op, &inputs, layout)
+    }
+
+    /// Finds no element of a right result wrong, and then one that is negated.
+    fn check(case: &Case, mut right: Vec<f32>) {
+        assert_eq!(right.len(), case.count);
+        assert_eq!(case.wrong_elements(&right), 0, "{:?} at rank {}", case.kind, case.rank);
+        let last = right.last_mut().unwrap();
+        *last = -*last;
+        assert_eq!(case.wrong_elements(&right), 1, "{:?} at rank {}", case.kind, case.rank);
+    }
+
     #[test]
-    fn a_wrong_element_is_counted_and_right_ones_are_not() {
-        for (message_size, length) in [(1000, (1 << 20) + 5000), (1 << 16, 1_062_565)] {
-            let layout = Layout { message_size, window: 1, rings: 1 };
-            let inputs: Vec<Vec<f32>> =
-                (0..3).map(|r| (0..length).map(|i| f32::input(r, i)).collect()).collect();
-            let inputs: Vec<&[f32]> = inputs.iter().map(|v| &v[..]).collect();
-            let mut sum = reference_sum(&inputs, &layout);
-            assert_eq!(wrong(&sum, 3, &layout), 0);
-            sum[(1 << 20) + 77] = -sum[(1 << 20) + 77];
-            assert_eq!(wrong(&sum, 3, &layout), 1);
+    fn a_wrong_element_of_a_reduction_is_counted_and_right_ones_are_not() {
+        for (message_size, count) in [(1000, (1 << 20) + 5000), (1 << 16, 1_062_565), (1000, 7)] {
+            let layout = Layout { message_size, ..LAYOUT };
+            for op in [Op::Sum, Op::Average] {
+                let sum = reduced(op, count, &layout);
+                let all_reduce = Case { op, layout, ..case(Kind::AllReduce, 0, count) };
+                check(&all_reduce, sum.clone());
+                check(&Case { kind: Kind::Reduce, rank: 1, ..all_reduce }, sum);
+                check(&Case { kind: Kind::Reduce, ..all_reduce }, elements(0, 0..count));
+            }
         }
+        for count in [3, 400_000] {
+            let sum = reduced(Op::Sum, 3 * count, &LAYOUT);
+            for (rank, part) in (0..RANKS).zip(sum.chunks(count)) {
+                check(&case(Kind::ReduceScatter, rank, count), part.to_vec());
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_element_of_a_copy_is_counted_and_right_ones_are_not() {
+        let (count, element) = (5, 4);
+        let size = count * element;
+        // Blocks of each rank's data, by the number of the block.
+        let block = |from: u32, n: usize| {
+            bytes(from, 0..RANKS as usize * size)[n * size..][..size].to_vec()
+        };
+        for rank in 0..RANKS {
+            let n = rank as usize;
+            for (kind, mut result) in [
+                (Kind::Broadcast, block(1, 0)),
+                (Kind::AllGather, (0..RANKS).flat_map(|from| block(from, 0)).collect()),
+                (Kind::AllToAll, (0..RANKS).flat_map(|from| block(from, n)).collect::<Vec<u8>>()),
+            ] {
+                let case = case(kind, rank, count);
+                assert_eq!(case.wrong_bytes(&result, element), 0, "{kind:?} at rank {rank}");
+                let at = result.len() - 2;
+                result[at] ^= 1;
+                assert_eq!(case.wrong_bytes(&result, element), 1, "{kind:?} at rank {rank}");
+                // What was there before the operation is wrong, too.
+                let nothing = vec![0; result.len()];
+                assert_eq!(case.wrong_bytes(&nothing, element), (result.len() / element) as u64);
+            }
+        }
+        assert!(bytes(0, 0..size) != bytes(1, 0..size));
+        assert_eq!(bytes(2, 3..21), bytes(2, 0..40)[3..21]);
     }
 }

@@ -6,65 +6,148 @@ use netsum_worker::{Communicator, Dtype, Mode};
 use serde::Serialize;
 
 use crate::args::Options;
-use crate::name;
+use crate::command::{Collective, Kind};
+use crate::data::{Case, Input};
+use crate::nccl_name;
+
+/// The size of a row, which a barrier has not, and its bandwidths.
+#[derive(Clone, Debug)]
+pub struct Sized {
+    /// As nccl-tests define it for the command.
+    pub size: usize,
+    pub count: usize,
+    pub dtype: Dtype,
+    pub op: Option<String>,
+    pub root: Option<u32>,
+    /// Bus bandwidth divided by algorithm bandwidth.
+    pub bus_factor: f64,
+}
+
+impl Sized {
+    /// `None` for a barrier.
+    pub fn new<T: Input>(collective: &Collective, case: &Case) -> Option<Self> {
+        let parts = if collective.has_parts { case.ranks as usize } else { 1 };
+        (case.kind != Kind::Barrier).then(|| Self {
+            size: case.count * parts * size_of::<T>(),
+            count: case.count,
+            dtype: T::DTYPE,
+            op: case.kind.reduces().then(|| case.op.to_string()),
+            root: case.kind.has_root().then_some(case.root),
+            bus_factor: (collective.bus_factor)(f64::from(case.ranks)),
+        })
+    }
+}
 
 /// One size's result.
 #[derive(Clone, Debug)]
 pub struct Row {
-    pub size: usize,
-    pub count: usize,
-    pub dtype: Dtype,
-    /// Mean of one all-reduce.
-    pub time: Duration,
-    pub ranks: u32,
+    pub sized: Option<Sized>,
+    pub mean: Duration,
+    pub p50: Duration,
+    pub max: Duration,
     /// `None` if not checked.
     pub wrong: Option<u64>,
     pub mode: Mode,
-    /// Packets sent again, at all ranks in all measured all-reduces; `None` if a rank uses an
+    /// Packets sent again, at all ranks in all measured operations; `None` if a rank uses an
     /// adapter.
     pub retransmissions: Option<u64>,
 }
 
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
 impl Row {
-    /// Bytes reduced in a second, in GB/s.
-    fn algbw(&self) -> f64 {
-        self.size as f64 / self.time.as_secs_f64() / 1e9
-    }
-
-    /// The rate of a link in a ring all-reduce, as nccl-tests define it.
-    fn busbw(&self) -> f64 {
-        let n = f64::from(self.ranks);
-        self.algbw() * 2.0 * (n - 1.0) / n
-    }
-
     fn json(&self) -> Json {
         Json {
-            size: self.size,
-            count: self.count,
-            r#type: self.dtype.name(),
-            redop: "sum",
-            time_us: self.time.as_secs_f64() * 1e6,
-            algbw: self.algbw(),
-            busbw: self.busbw(),
-            wrong: self.wrong,
+            sized: self.sized.as_ref().map(|sized| {
+                let algbw = sized.size as f64 / self.mean.as_secs_f64() / 1e9;
+                JsonSized {
+                    size: sized.size,
+                    count: sized.count,
+                    r#type: sized.dtype.name(),
+                    redop: sized.op.clone(),
+                    root: sized.root,
+                    algbw,
+                    busbw: algbw * sized.bus_factor,
+                    wrong: self.wrong,
+                }
+            }),
+            time_us: micros(self.mean),
+            p50_us: micros(self.p50),
+            max_us: micros(self.max),
             by: self.mode.name(),
             retransmissions: self.retransmissions,
         }
     }
+
+    fn columns(&self) -> Vec<Column> {
+        let (time, or_not) = (
+            |t| format!("{:.2}", micros(t)),
+            |n: Option<u64>| n.map_or("N/A".to_owned(), |n| n.to_string()),
+        );
+        let mut columns = Vec::new();
+        let json = self.json();
+        match (&json.sized, &self.sized) {
+            (Some(json), Some(sized)) => columns.extend([
+                Column("size", "(B)", 12, json.size.to_string()),
+                Column("count", "(elements)", 12, json.count.to_string()),
+                Column("type", "", 7, nccl_name(sized.dtype).to_owned()),
+                Column("redop", "", 5, json.redop.clone().unwrap_or("none".to_owned())),
+                Column("root", "", 4, json.root.map_or("-1".to_owned(), |r| r.to_string())),
+                Column("time", "(us)", 11, time(self.mean)),
+                Column("algbw", "(GB/s)", 10, bandwidth(json.algbw)),
+                Column("busbw", "(GB/s)", 10, bandwidth(json.busbw)),
+                Column("#wrong", "", 7, or_not(self.wrong)),
+            ]),
+            _ => columns.extend([
+                Column("time", "(us)", 13, time(self.mean)),
+                Column("p50", "(us)", 11, time(self.p50)),
+                Column("max", "(us)", 11, time(self.max)),
+            ]),
+        }
+        columns.push(Column("by", "", 4, self.mode.name().to_owned()));
+        columns.push(Column("retrans", "", 7, or_not(self.retransmissions)));
+        columns
+    }
+}
+
+/// GB/s with three significant digits or more, and at least three places.
+fn bandwidth(rate: f64) -> String {
+    let places = if rate > 0.0 { (2.0 - rate.log10().floor()).clamp(3.0, 9.0) } else { 3.0 };
+    format!("{rate:.0$}", places as usize)
+}
+
+/// A column's head, unit, width and value.
+struct Column(&'static str, &'static str, usize, String);
+
+/// A line of the table, from one text of each column.
+fn line<'a>(first: char, columns: &'a [Column], text: impl Fn(&'a Column) -> &'a str) -> String {
+    let texts = columns.iter().map(|column| format!(" {:>1$}", text(column), column.2));
+    std::iter::once(first.to_string()).chain(texts).collect()
 }
 
 #[derive(Serialize)]
 struct Json {
+    #[serde(flatten)]
+    sized: Option<JsonSized>,
+    time_us: f64,
+    p50_us: f64,
+    max_us: f64,
+    by: &'static str,
+    retransmissions: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct JsonSized {
     size: usize,
     count: usize,
     r#type: &'static str,
-    redop: &'static str,
-    time_us: f64,
+    redop: Option<String>,
+    root: Option<u32>,
     algbw: f64,
     busbw: f64,
     wrong: Option<u64>,
-    by: &'static str,
-    retransmissions: Option<u64>,
 }
 
 /// The output of rows.
@@ -72,25 +155,31 @@ pub struct Table {
     json: bool,
     print: bool,
     rows: Vec<Json>,
+    has_head: bool,
 }
 
 impl Table {
     pub fn new(json: bool, print: bool) -> Self {
-        Self { json, print, rows: Vec::new() }
+        Self { json, print, rows: Vec::new(), has_head: false }
     }
 
-    pub fn start(&self, comm: &Communicator, dtype: Dtype, options: &Options) {
+    pub fn start(&self, comm: &Communicator, collective: &Collective, options: &Options) {
         if !self.print || self.json {
             return;
         }
-        let layout = comm.layout();
+        let (layout, rooted) = (comm.layout(), collective.kind.has_root());
         println!(
-            "# netsum-perf all_reduce: {} ranks, {dtype}, {} warm-up and {} measured for each \
-             size, {}{}",
+            "# netsum-perf {}: {} ranks, {}{} warm-up and {} measured{}{}",
+            collective.name,
             comm.ranks(),
+            if rooted { format!("root {}, ", options.root) } else { String::new() },
             options.warmup,
             options.iters,
-            if options.check { "checked bit by bit" } else { "not checked" },
+            match (collective.kind, options.check) {
+                (Kind::Barrier, _) => "",
+                (_, true) => " for each size, checked bit by bit",
+                (_, false) => " for each size, not checked",
+            },
             match (options.inflight, options.tensors) {
                 (1, 1) => String::new(),
                 (1, tensors) => format!(", as {tensors} tensors"),
@@ -98,24 +187,28 @@ impl Table {
             }
         );
         println!(
-            "# messages of {} bytes, window {}, {} ring{}; rank 0 over {}",
+            "# messages of {} bytes, window {}, {} ring{}; rank 0 over {}\n#",
             layout.message_size,
             layout.window,
             layout.rings,
             if layout.rings == 1 { "" } else { "s" },
             comm.transport()
         );
-        println!("#\n#{}", HEAD[0]);
-        println!("#{}", HEAD[1]);
     }
 
     pub fn row(&mut self, row: &Row) {
         if !self.print {
-        } else if self.json {
-            self.rows.push(row.json());
-        } else {
-            println!("{}", text(row));
+            return;
         }
+        if self.json {
+            self.rows.push(row.json());
+            return;
+        }
+        let columns = row.columns();
+        if !std::mem::replace(&mut self.has_head, true) {
+            println!("{}\n{}", line('#', &columns, |c| c.0), line('#', &columns, |c| c.1));
+        }
+        println!("{}", line(' ', &columns, |c| &c.3));
     }
 
     pub fn end(&self, comm: &Communicator, wrong: u64) {
@@ -132,47 +225,80 @@ impl Table {
     }
 }
 
-const HEAD: [&str; 2] = [
-    "        size         count    type  redop        time   algbw   busbw  #wrong    by  retrans",
-    "         (B)    (elements)                      (us)  (GB/s)  (GB/s)",
-];
-
-fn text(row: &Row) -> String {
-    format!(
-        "{:>13} {:>13} {:>7} {:>6} {:>11.2} {:>7.3} {:>7.3} {:>7} {:>5} {:>8}",
-        row.size,
-        row.count,
-        name(row.dtype),
-        "sum",
-        row.time.as_secs_f64() * 1e6,
-        row.algbw(),
-        row.busbw(),
-        row.wrong.map_or("N/A".to_owned(), |w| w.to_string()),
-        row.mode.name(),
-        row.retransmissions.map_or("N/A".to_owned(), |r| r.to_string())
-    )
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use netsum_worker::{Layout, Op};
 
-    #[test]
-    fn columns_stand_under_their_heads() {
-        let row = Row {
-            size: 64 << 20,
-            count: 16 << 20,
-            dtype: Dtype::F32,
-            time: Duration::from_millis(100),
+    use super::*;
+    use crate::command::COMMANDS;
+
+    /// A row of 64 MiB of floats in 100 ms, at 4 ranks.
+    fn row(name: &str) -> Row {
+        let collective = COMMANDS.iter().find(|c| c.name == name).unwrap();
+        let parts = if collective.has_parts { 4 } else { 1 };
+        let case = Case {
+            kind: collective.kind,
+            rank: 0,
             ranks: 4,
+            op: Op::Sum,
+            root: 2,
+            layout: Layout { message_size: 4096, window: 1, rings: 1 },
+            count: (16 << 20) / parts,
+        };
+        let time = Duration::from_millis(100);
+        Row {
+            sized: Sized::new::<f32>(collective, &case),
+            mean: time,
+            p50: time,
+            max: time * 2,
             wrong: Some(0),
             mode: Mode::Box,
             retransmissions: Some(12),
-        };
-        let line = text(&row);
-        assert_eq!(line.len(), HEAD[0].len() + 1, "{line}");
-        for word in ["67108864", "16777216", "float", "100000.00", "0.671", "1.007", "box"] {
-            assert!(line.contains(word), "{word} in {line}");
         }
+    }
+
+    #[test]
+    fn columns_stand_under_their_heads() {
+        for (name, words) in [
+            ("all_reduce", &["67108864", "16777216", "float", "sum", "-1", "0.671", "1.007"][..]),
+            ("reduce", &["67108864", "16777216", "float", "sum", "2", "0.671", "0.671"]),
+            ("broadcast", &["67108864", "16777216", "float", "none", "2", "0.671", "0.671"]),
+            ("all_gather", &["67108864", "4194304", "float", "none", "-1", "0.671", "0.503"]),
+            ("reduce_scatter", &["67108864", "4194304", "float", "sum", "-1", "0.671", "0.503"]),
+            ("alltoall", &["67108864", "4194304", "float", "none", "-1", "0.671", "0.503"]),
+            ("barrier", &["100000.00", "100000.00", "200000.00"]),
+        ] {
+            let columns = row(name).columns();
+            let (head, text) = (line('#', &columns, |c| c.0), line(' ', &columns, |c| &c.3));
+            assert_eq!(head.len(), text.len(), "{head}\n{text}");
+            let expected = words.iter().copied().chain(["100000.00", "0", "box", "12"]);
+            for word in expected.filter(|w| name != "barrier" || *w != "0") {
+                assert!(text.split_whitespace().any(|w| w == word), "{word} in {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn low_bandwidths_keep_three_digits() {
+        for (rate, text) in [
+            (0.0, "0.000"),
+            (12.34567, "12.346"),
+            (0.671_088, "0.671"),
+            (0.012_345, "0.0123"),
+            (0.000_080_04, "0.0000800"),
+        ] {
+            assert_eq!(bandwidth(rate), text);
+        }
+    }
+
+    #[test]
+    fn json_has_null_where_a_command_has_no_value() {
+        let json = |name| serde_json::to_value(row(name).json()).unwrap();
+        let (gather, reduce, barrier) = (json("all_gather"), json("reduce"), json("barrier"));
+        assert_eq!((&gather["size"], &gather["count"]), (&(64 << 20).into(), &(4 << 20).into()));
+        assert!(gather["redop"].is_null() && gather["root"].is_null(), "{gather}");
+        assert_eq!((&reduce["redop"], &reduce["root"]), (&"sum".into(), &2.into()));
+        assert!(barrier.get("size").is_none(), "{barrier}");
+        assert_eq!(barrier["max_us"], 200_000.0);
     }
 }
