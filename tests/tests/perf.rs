@@ -12,23 +12,59 @@ fn netsum_perf_prints_a_row_for_each_size_and_finds_no_sum_wrong() {
     let job = JobSpec { message_size: 65536, window: 2, ..JobSpec::new("perf", 4) };
     let token = cluster.create_job(&job).unwrap();
     for more in ["--iters 2", "--iters 7 --inflight 3", "--iters 2 --tensors 5"] {
-        measure(&cluster, &job, &token, more);
+        let arguments = format!("all_reduce -b 8 -e 4M -f 8 --dtype f32 --check -j {more}");
+        let rows = measure(&cluster, &job, &token, &arguments);
+        assert_eq!(sizes(&rows), [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20]);
+        println!(
+            "{more}: {:?} us",
+            rows.iter().map(|row| row["time_us"].as_f64().unwrap()).collect::<Vec<_>>()
+        );
     }
 }
 
-/// All ranks measure, with these additional options.
-fn measure(cluster: &Cluster, job: &JobSpec, token: &str, more: &str) {
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn netsum_perf_finds_no_result_of_any_collective_wrong() {
+    let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
+    let job = JobSpec { message_size: 16384, window: 2, ..JobSpec::new("every", 3) };
+    let token = cluster.create_job(&job).unwrap();
+    let (any, whole, parts) =
+        ("-f 100 -e 300K -n 3 -w 1 -c -j", [8, 800, 80_000], [12, 1200, 120_000]);
+    for (command, expected, redop, root) in [
+        ("all_reduce -o avg", whole, Some("avg"), None),
+        ("reduce -r 2 -d i32", whole, Some("sum"), Some(2)),
+        ("broadcast -r 1", whole, None, Some(1)),
+        ("all_gather --inflight 2", parts, None, None),
+        ("reduce_scatter", parts, Some("sum"), None),
+        ("alltoall", parts, None, None),
+    ] {
+        let rows = measure(&cluster, &job, &token, &format!("{command} {any}"));
+        assert_eq!(sizes(&rows), expected, "{command}");
+        for row in &rows {
+            assert_eq!((row["redop"].as_str(), row["root"].as_u64()), (redop, root), "{row}");
+            assert!(row["busbw"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
+    let rows = measure(&cluster, &job, &token, "barrier -n 5 -j");
+    assert!(rows.len() == 1 && rows[0]["time_us"].as_f64().unwrap() > 0.0, "{rows:?}");
+}
+
+fn sizes(rows: &[Value]) -> Vec<u64> {
+    rows.iter().map(|row| row["size"].as_u64().unwrap()).collect()
+}
+
+/// All ranks measure. Returns the rows, in which nothing is wrong.
+fn measure(cluster: &Cluster, job: &JobSpec, token: &str, arguments: &str) -> Vec<Value> {
     let mut ranks = Vec::new();
-    for rank in 0..4 {
-        let host = cluster.lab().host(rank);
+    for rank in 0..job.ranks {
+        let host = cluster.lab().host(rank as usize);
         let mut perf = host.command(program("netsum-perf").unwrap());
-        perf.args("all_reduce -b 8 -e 4M -f 8 --dtype f32 --check -j".split(' '))
-            .args(more.split_whitespace())
+        perf.args(arguments.split_whitespace())
             .env("NETSUM_CONTROLLER", format!("{}:{WORKER_PORT}", cluster.lab().box_().ip()))
             .env("NETSUM_JOB", &job.name)
             .env("NETSUM_TOKEN", token)
             .env("NETSUM_RANK", rank.to_string())
-            .env("NETSUM_RANKS", "4")
+            .env("NETSUM_RANKS", job.ranks.to_string())
             .env("NETSUM_IP", host.ip(0).to_string());
         ranks.push(Running::start(&format!("netsum-perf of rank {rank}"), &mut perf).unwrap());
     }
@@ -36,16 +72,11 @@ fn measure(cluster: &Cluster, job: &JobSpec, token: &str, more: &str) {
         ranks.into_iter().map(|rank| rank.success(2 * TIMEOUT).unwrap()).collect();
     let rows: Vec<Value> =
         serde_json::from_str(&printed[0]).unwrap_or_else(|e| panic!("{e}: {}", printed[0]));
-    let sizes: Vec<_> = rows.iter().map(|row| row["size"].as_u64().unwrap()).collect();
-    assert_eq!(sizes, [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20]);
-    println!(
-        "{more}: {:?} us",
-        rows.iter().map(|row| row["time_us"].as_f64().unwrap()).collect::<Vec<_>>()
-    );
     for row in &rows {
-        assert_eq!((row["wrong"].as_u64(), row["by"].as_str()), (Some(0), Some("box")), "{row}");
-        assert!(row["algbw"].as_f64().unwrap() > 0.0, "{row}");
+        assert_eq!(row["by"], "box", "{row}");
+        assert!(arguments.starts_with("barrier") || row["wrong"] == 0, "{row}");
     }
+    rows
 }
 
 #[test]

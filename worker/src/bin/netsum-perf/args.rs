@@ -49,24 +49,22 @@ pub fn parse(
         .and_then(|(name, matches)| Some((COMMANDS.iter().find(|c| c.name == name)?, matches)));
     let (collective, matches) =
         found.ok_or_else(|| program.error(ErrorKind::MissingSubcommand, "name a command"))?;
-    let command = program.find_subcommand_mut(collective.name).into_iter();
-    for command in command {
-        let extra = command.get_arguments().find(|arg| {
-            let id = arg.get_id().as_str();
-            matches.value_source(id) == Some(ValueSource::CommandLine) && !collective.kind.takes(id)
-        });
-        if let Some(arg) = extra {
-            let of: Vec<_> =
-                COMMANDS.iter().filter(|c| c.kind.takes(arg.get_id().as_str())).collect();
-            let of: Vec<_> = of.iter().map(|c| c.name).collect();
-            let text = format!(
-                "--{} is not for {}, but for {}",
-                arg.get_long().unwrap_or_default(),
-                collective.name,
-                of.join(", ")
-            );
-            return Err(command.error(ErrorKind::UnknownArgument, text));
-        }
+    let is_refused = |arg: &&Arg| {
+        let id = arg.get_id().as_str();
+        matches.value_source(id) == Some(ValueSource::CommandLine) && !collective.kind.takes(id)
+    };
+    let command = program.find_subcommand(collective.name);
+    let refused = command.and_then(|command| command.get_arguments().find(is_refused));
+    if let Some(arg) = refused {
+        let takes = |c: &&Collective| c.kind.takes(arg.get_id().as_str());
+        let takers: Vec<_> = COMMANDS.iter().filter(takes).map(|c| c.name).collect();
+        let text = format!(
+            "--{} is not for {}, but for {}",
+            arg.get_long().unwrap_or_default(),
+            collective.name,
+            takers.join(", ")
+        );
+        return Err(program.error(ErrorKind::UnknownArgument, text));
     }
     Ok((collective, Options::from_arg_matches(matches)?))
 }

@@ -124,7 +124,8 @@ struct Column(&'static str, &'static str, usize, String);
 /// A line of the table, from one text of each column.
 fn line<'a>(first: char, columns: &'a [Column], text: impl Fn(&'a Column) -> &'a str) -> String {
     let texts = columns.iter().map(|column| format!(" {:>1$}", text(column), column.2));
-    std::iter::once(first.to_string()).chain(texts).collect()
+    let line: String = std::iter::once(first.to_string()).chain(texts).collect();
+    line.trim_end().to_owned()
 }
 
 #[derive(Serialize)]
