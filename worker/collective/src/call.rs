@@ -4,22 +4,60 @@ use std::fmt;
 
 use crate::numeric::block::Width;
 
-/// How all ranks' elements are reduced.
+/// How all ranks' elements are reduced. Results are the same bits at all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Op {
-    /// Their sum.
+    /// Their sum; of integers modulo two to the power of their width, of bool the or.
     #[default]
     Sum,
     /// Their sum divided by the number of ranks; of floats only.
     Average,
+    /// The smallest. A NaN at any rank is the result, and -0 is less than +0.
+    Min,
+    /// The largest, in the same order.
+    Max,
+    /// Their product; of integers modulo two to the power of their width, of floats rounded after
+    /// each rank.
+    Product,
+    /// The bitwise and; of integers and bool.
+    BitAnd,
+    /// The bitwise or; of integers and bool.
+    BitOr,
+    /// The bitwise exclusive or; of integers and bool.
+    BitXor,
+}
+
+impl Op {
+    /// All, in the order of their codes.
+    pub const ALL: [Self; 8] = [
+        Self::Sum,
+        Self::Average,
+        Self::Min,
+        Self::Max,
+        Self::Product,
+        Self::BitAnd,
+        Self::BitOr,
+        Self::BitXor,
+    ];
+
+    /// As in texts and Python: `sum`, `avg`, `min`, `max`, `prod`, `band`, `bor` or `bxor`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Average => "avg",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Product => "prod",
+            Self::BitAnd => "band",
+            Self::BitOr => "bor",
+            Self::BitXor => "bxor",
+        }
+    }
 }
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sum => "sum",
-            Self::Average => "avg",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -95,11 +133,7 @@ impl Call {
 
     /// Decodes [`words`](Self::words); `None` if they are not valid.
     pub fn of_words([kind, op, root, tag]: [u32; 4], block: u64) -> Option<Self> {
-        let op = match op {
-            0 => Op::Sum,
-            1 => Op::Average,
-            _ => return None,
-        };
+        let op = *Op::ALL.get(op as usize)?;
         let width = if kind & IN_16_BITS == 0 { Width::Full } else { Width::Half };
         let collective = match kind & !IN_16_BITS {
             0 => Collective::AllReduce(op),

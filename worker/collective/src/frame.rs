@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn different_operations_have_different_tags_and_texts() {
         use crate::call::Op;
-        let collectives = [Op::Sum, Op::Average].into_iter().flat_map(|op| {
+        let collectives = Op::ALL.into_iter().flat_map(|op| {
             let roots = (0..3).map(move |root| Collective::Reduce { op, root });
             [Collective::AllReduce(op), Collective::ReduceScatter(op)].into_iter().chain(roots)
         });
@@ -442,8 +442,8 @@ mod tests {
             assert_eq!(Call::of_words(words, block), Some(call));
             let text = Descriptor { number: 1, length: 4, dtype: Dtype::I32, call }.to_string();
             assert!(seen.insert((0, text.clone())), "{text}");
-            for length in (0..100).chain([1 << 20, 1 << 40]) {
-                for dtype in [Dtype::I32, Dtype::F32] {
+            for length in (0..8).chain([1 << 20, 1 << 40]) {
+                for dtype in Dtype::ALL {
                     let tag = Descriptor { number: 1, length, dtype, call }.tag();
                     assert!(seen.insert((1, tag.to_string())), "{length} {dtype} {call:?}");
                 }
@@ -451,7 +451,7 @@ mod tests {
         }
         assert_eq!(Call::of_words([8, 0, 0, 0], 0), None);
         assert_eq!(Call::of_words([1 << 9, 0, 0, 0], 0), None);
-        assert_eq!(Call::of_words([0, 2, 0, 0], 0), None);
+        assert_eq!(Call::of_words([0, 8, 0, 0], 0), None);
         assert_eq!(Call::of_words([6, 0, 1, 0], 0), None, "a barrier has no root");
     }
 }

@@ -50,6 +50,7 @@ impl Engine {
             return Err(failure.clone());
         }
         let (dtype, length) = (work.data().dtype(), work.data().len());
+        let (element, elements) = work.data().elements();
         let plan = Plan::new(&self.settings.shape.layout, dtype, call.width, length)
             .map_err(|reason| Error::Length { dtype, reason })?;
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
@@ -59,7 +60,7 @@ impl Engine {
         }
         let number = self.own().started + 1;
         self.own().started = number;
-        let descriptor = Descriptor { number, length: length as u64, dtype, call };
+        let descriptor = Descriptor { number, length: elements as u64, dtype: element, call };
         let mut rings = self.parts.pop().unwrap_or_default();
         rings.resize_with(self.rings.len(), RingPart::default);
         for (r, (ring, part)) in self.rings.iter_mut().zip(&mut rings).enumerate() {

@@ -5,23 +5,66 @@ use std::ops::{Deref, DerefMut, Range};
 
 use super::format::Format;
 use super::memory::Memory;
+use super::number::{Bool8, Number};
 use super::quant::{self, Exponents, Underflow};
 
-/// Data type of an all-reduce.
+/// Data type of a reduction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Dtype {
-    /// 32-bit integers, summed modulo 2^32.
+    /// 8-bit integers. Sums and products of all integers are modulo two to the power of the width.
+    I8,
+    /// 8-bit integers without a sign.
+    U8,
+    /// 16-bit integers.
+    I16,
+    /// 16-bit integers without a sign.
+    U16,
+    /// 32-bit integers.
     I32,
-    /// Single precision floats, summed as integers with a scale for each block of 1,024.
+    /// 32-bit integers without a sign.
+    U32,
+    /// 64-bit integers.
+    I64,
+    /// 64-bit integers without a sign.
+    U64,
+    /// Single precision floats. Sums are sums of integers with a scale for each block of 1,024.
     F32,
+    /// Double precision floats. Sums are rounded after each rank.
+    F64,
+    /// Bytes that are true or false.
+    Bool,
 }
 
 impl Dtype {
-    /// As in tables and options: `i32` or `f32`.
+    /// All.
+    pub const ALL: [Self; 11] = [
+        Self::I8,
+        Self::U8,
+        Self::I16,
+        Self::U16,
+        Self::I32,
+        Self::U32,
+        Self::I64,
+        Self::U64,
+        Self::F32,
+        Self::F64,
+        Self::Bool,
+    ];
+
+    /// As in tables and options: `i32`, `f64` and so on.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::I8 => "i8",
+            Self::U8 => "u8",
+            Self::I16 => "i16",
+            Self::U16 => "u16",
             Self::I32 => "i32",
+            Self::U32 => "u32",
+            Self::I64 => "i64",
+            Self::U64 => "u64",
             Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::Bool => "bool",
         }
     }
 
@@ -34,15 +77,20 @@ impl Dtype {
         match self {
             Self::I32 => 1,
             Self::F32 => 2,
+            Self::I8 => 5,
+            Self::U8 => 6,
+            Self::I16 => 7,
+            Self::U16 => 8,
+            Self::U32 => 9,
+            Self::I64 => 10,
+            Self::U64 => 11,
+            Self::F64 => 12,
+            Self::Bool => 13,
         }
     }
 
-    pub const fn of_code(code: u32) -> Option<Self> {
-        match code {
-            1 => Some(Self::I32),
-            2 => Some(Self::F32),
-            _ => None,
-        }
+    pub fn of_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
 }
 
@@ -52,60 +100,71 @@ impl std::fmt::Display for Dtype {
     }
 }
 
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for i32 {}
-    impl Sealed for f32 {}
-}
-
-/// A type whose slices can be all-reduced: `i32` or `f32`.
-pub trait Element:
-    sealed::Sealed + Copy + Default + Send + Sync + std::fmt::Debug + PartialEq + 'static
-{
+/// A type whose slices can be reduced: integers of 8 to 64 bits, `f32`, `f64`, `bool` and
+/// [`Bool8`](super::number::Bool8).
+///
+/// Sums of types that the hidden methods here do not turn into lanes, and all other operations,
+/// use [`operators`](super::operators), as [`encoding`](super::operators::encoding) says.
+pub trait Element: Number + Send + Sync + std::fmt::Debug + PartialEq + 'static {
     /// The data type.
     const DTYPE: Dtype;
 
     /// The largest exponents of floats.
     #[doc(hidden)]
-    fn exponents(x: &[Self]) -> Exponents;
-
-    /// Writes the elements as lanes. Floats need a format; without one the lanes are zero.
-    #[doc(hidden)]
-    fn to_lanes(x: &[Self], format: Option<Format<'_>>, out: &mut [u8]);
-
-    /// Counts nonzero elements that become 0.
-    #[doc(hidden)]
-    fn underflow(x: &[Self], format: Format<'_>) -> Underflow;
-
-    /// Reads elements from summed lanes, divided by `by`. Floats need a format; without one they
-    /// become NaN. Integers are not divided.
-    #[doc(hidden)]
-    fn from_lanes(sums: &[u8], format: Option<Format<'_>>, by: u32, out: &mut [Self]);
-}
-
-impl Element for i32 {
-    const DTYPE: Dtype = Dtype::I32;
-
     fn exponents(_: &[Self]) -> Exponents {
         Exponents::default()
     }
 
-    fn to_lanes(x: &[Self], _: Option<Format<'_>>, out: &mut [u8]) {
-        for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
-            *out = x.to_le_bytes();
-        }
+    /// Writes the elements as lanes. Floats need a format; without one the lanes are zero.
+    #[doc(hidden)]
+    fn to_lanes(_: &[Self], _: Option<Format<'_>>, out: &mut [u8]) {
+        out.fill(0);
     }
 
+    /// Counts nonzero elements that become 0.
+    #[doc(hidden)]
     fn underflow(_: &[Self], _: Format<'_>) -> Underflow {
         Underflow::default()
     }
 
-    fn from_lanes(sums: &[u8], _: Option<Format<'_>>, _: u32, out: &mut [Self]) {
-        for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
-            *out = i32::from_le_bytes(*sum);
-        }
-    }
+    /// Reads elements from summed lanes, divided by `by`. Floats need a format; without one they
+    /// become NaN. Integers are not divided.
+    #[doc(hidden)]
+    fn from_lanes(_: &[u8], _: Option<Format<'_>>, _: u32, _: &mut [Self]) {}
 }
+
+/// Integers of at most a lane.
+macro_rules! integers {
+    ($($type:ty = $dtype:ident),*) => {$(
+        impl Element for $type {
+            const DTYPE: Dtype = Dtype::$dtype;
+
+            fn to_lanes(x: &[Self], _: Option<Format<'_>>, out: &mut [u8]) {
+                for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
+                    *out = (*x as u32).to_le_bytes();
+                }
+            }
+
+            fn from_lanes(sums: &[u8], _: Option<Format<'_>>, _: u32, out: &mut [Self]) {
+                for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
+                    *out = u32::from_le_bytes(*sum) as Self;
+                }
+            }
+        }
+    )*};
+}
+
+integers!(i8 = I8, u8 = U8, i16 = I16, u16 = U16, i32 = I32, u32 = U32);
+
+macro_rules! others {
+    ($($type:ty = $dtype:ident),*) => {$(
+        impl Element for $type {
+            const DTYPE: Dtype = Dtype::$dtype;
+        }
+    )*};
+}
+
+others!(i64 = I64, u64 = U64, f64 = F64, bool = Bool, Bool8 = Bool);
 
 impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
@@ -149,6 +208,11 @@ pub(super) fn part_of(
 pub trait Data {
     fn dtype(&self) -> Dtype;
     fn len(&self) -> usize;
+    /// The type and number of the caller's elements, which all ranks compare. They differ from
+    /// [`dtype`](Self::dtype) and [`len`](Self::len) if elements are encoded as lanes.
+    fn elements(&self) -> (Dtype, usize) {
+        (self.dtype(), self.len())
+    }
     fn exponents(&self, range: Range<usize>) -> Exponents;
     fn load(&self, range: Range<usize>, format: Option<Format<'_>>, out: &mut [u8]);
     /// Elements for which a format is too coarse.
@@ -194,6 +258,8 @@ pub struct Slices<S> {
     pub tensors: S,
     /// Where each ends in the concatenation.
     ends: Vec<usize>,
+    /// 1, or for an average the number of ranks.
+    pub divisor: u32,
 }
 
 impl<T, B: Deref<Target = [T]>, S: Deref<Target = [B]>> Slices<S> {
@@ -202,11 +268,20 @@ impl<T, B: Deref<Target = [T]>, S: Deref<Target = [B]>> Slices<S> {
             *end += tensor.len();
             Some(*end)
         });
-        Self { ends: ends.collect(), tensors }
+        Self { ends: ends.collect(), tensors, divisor: 1 }
     }
 }
 
 impl<S> Slices<S> {
+    /// The parts of a range of the concatenation: tensor, range in it, and where that lies in the
+    /// range.
+    pub(super) fn parts(
+        &self,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
+        parts(&self.ends, range)
+    }
+
     /// The tensor that an element of the concatenation belongs to, and its place there.
     pub fn locate(&self, element: usize) -> (usize, usize) {
         let tensor = self.ends.partition_point(|end| *end <= element);
@@ -265,7 +340,7 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for 
     fn store(&mut self, range: Range<usize>, format: Option<Format<'_>>, sums: &[u8]) {
         for (tensor, part, at) in parts(&self.ends, range) {
             let (bytes, format) = part_of(at, format);
-            T::from_lanes(&sums[bytes], format, 1, &mut self.tensors[tensor][part]);
+            T::from_lanes(&sums[bytes], format, self.divisor, &mut self.tensors[tensor][part]);
         }
     }
     fn memory(&self) -> Memory {

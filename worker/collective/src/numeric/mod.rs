@@ -8,6 +8,8 @@
 //! | [`limbs`] | few floats to integers of several lanes, and back |
 //! | [`format`] | one or the other |
 //! | [`element`] | the element types of an all-reduce |
+//! | [`number`] | arithmetic of each type |
+//! | [`operators`] | other operations and types, as sums of lanes |
 //! | [`memory`] | the memory that operations use |
 //! | [`layout`] | how an all-reduce is cut into messages |
 //! | [`reference`] | the same sum in one process, bit for bit |
@@ -21,5 +23,7 @@ pub mod format;
 pub mod layout;
 pub mod limbs;
 pub mod memory;
+pub mod number;
+pub mod operators;
 pub mod quant;
 pub mod reference;

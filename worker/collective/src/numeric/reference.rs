@@ -4,11 +4,12 @@ use super::block::{EXPONENT_BYTES, Width, read_exponent, write_exponent};
 use super::element::Element;
 use super::format::Format;
 use super::layout::{Layout, Plan};
+use super::operators::{Encoding, encoding, unsupported};
 use super::quant::Exponents;
 use crate::call::Op;
 
 /// The result of `all_reduce`, bit for bit: it uses the same formats and rounding. The order of the
-/// contributions does not matter. In operations of up to 4,096 floats, infinities and NaNs follow
+/// contributions matters only for `f64`. In operations of up to 4,096 floats, infinities and NaNs follow
 /// IEEE 754; in longer ones all floats of a block in which any rank has one are NaN.
 ///
 /// # Panics
@@ -34,7 +35,7 @@ pub fn reference_sum_in<T: Element>(
 /// As [`reference_sum`], for any operator.
 ///
 /// # Panics
-/// As [`reference_sum`].
+/// As [`reference_sum`], and if there is no such operation on the type.
 pub fn reference_reduce<T: Element>(op: Op, contributions: &[&[T]], layout: &Layout) -> Vec<T> {
     reduce_in(op, Width::Full, 0, contributions, layout)
 }
@@ -48,16 +49,18 @@ fn reduce_in<T: Element>(
 ) -> Vec<T> {
     let length = contributions.first().expect("at least one contribution").len();
     assert!(contributions.iter().all(|c| c.len() == length), "contributions of different lengths");
+    if encoding(T::DTYPE, op) != Some(Encoding::Lanes) {
+        assert!(encoding(T::DTYPE, op).is_some(), "{}", unsupported(T::DTYPE, op));
+        let of_all = |i: usize| in_order(op, contributions.iter().map(|c| c[i]));
+        return (0..length).map(of_all).collect();
+    }
     let layout = Layout { rings: 1, ..*layout };
     let plan =
         Plan::new(&layout, T::DTYPE, width, length).expect("a message has room for an element");
     let mut out = vec![T::default(); length];
     let (mut sums, mut one, mut buckets) = (Vec::new(), Vec::new(), Vec::new());
     let ranks = contributions.len() as u32;
-    let divisor = match op {
-        Op::Sum => 1,
-        Op::Average => ranks,
-    };
+    let divisor = if op == Op::Average { ranks } else { 1 };
     for i in 0..plan.data_messages(0) {
         let range = plan.range(0, i);
         let exponents = contributions.iter().map(|c| T::exponents(&c[range.clone()]));
@@ -89,6 +92,23 @@ fn reduce_in<T: Element>(
         T::from_lanes(&sums, format, divisor, &mut out[range]);
     }
     out
+}
+
+/// The result for one element, of all ranks' in their order.
+fn in_order<T: Element>(op: Op, values: impl ExactSizeIterator<Item = T>) -> T {
+    let bits = |f: fn(u64, u64) -> u64| move |a: T, b: T| T::of_bits(f(a.to_bits(), b.to_bits()));
+    let ranks = values.len() as u32;
+    let result = match op {
+        Op::Sum | Op::Average => values.reduce(T::add),
+        Op::Min => values.reduce(T::min),
+        Op::Max => values.reduce(T::max),
+        Op::Product => values.reduce(T::multiply),
+        Op::BitAnd => values.reduce(bits(|a, b| a & b)),
+        Op::BitOr => values.reduce(bits(|a, b| a | b)),
+        Op::BitXor => values.reduce(bits(|a, b| a ^ b)),
+    };
+    let result = result.expect("at least one contribution");
+    if op == Op::Average { result.divide(ranks) } else { result }
 }
 
 /// Adds lanes to lanes, little-endian words, wrapping.
