@@ -53,5 +53,6 @@ pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};
 pub use numeric::block::Width;
 pub use numeric::element::{Dtype, Element, Owned};
 pub use numeric::layout::Layout;
+pub use numeric::number::Bool8;
 pub use numeric::quant::Underflow;
 pub use numeric::reference::{reference_reduce, reference_sum, reference_sum_in};

@@ -518,6 +518,9 @@ fn a_single_rank_is_its_own_sum() {
         let handle = comm.reduce_scatter_async(x.to_vec(), vec![0.0; x.len()], op).unwrap();
         assert_eq!(bits(&handle.wait().unwrap().0.1), bits(&x));
     }
+    let x = [f64::from_bits(0xfff8_0000_0000_0123), -0.0, 1e-320];
+    let (y, _) = comm.reduce_async(x.to_vec(), Op::Min, None).unwrap().wait().unwrap();
+    assert!(y.iter().zip(x).all(|(y, x)| y.to_bits() == x.to_bits()));
     let bytes = [1, 2, 3, 4, 5];
     assert_eq!(comm.broadcast_async(bytes.to_vec(), 0).unwrap().wait().unwrap().0, bytes);
     assert_eq!(
@@ -559,7 +562,7 @@ const CALLS: [(&str, Caller); 9] = [
 ];
 
 /// The same for one element, and for floats.
-const MORE: [(&str, Caller); 5] = [
+const MORE: [(&str, Caller); 9] = [
     ("barrier", Communicator::barrier),
     ("all_reduce (sum) of 1 elements of i32", |c| c.all_reduce(&mut [7]).map(drop)),
     ("all_reduce (sum) of 3 elements of f32", |c| c.all_reduce(&mut [1.0f32; 3]).map(drop)),
@@ -568,6 +571,16 @@ const MORE: [(&str, Caller); 5] = [
     }),
     ("reduce_scatter (avg) of 3 elements of f32", |c| {
         c.reduce_scatter_async(vec![1.0f32; 3], vec![0.0; 1], Op::Average)?.wait().map(drop)
+    }),
+    ("all_reduce (min) of 3 elements of f32", |c| {
+        c.reduce(&mut [1.0f32; 3], Op::Min, None).map(drop)
+    }),
+    ("all_reduce (max) of 3 elements of f32", |c| {
+        c.reduce(&mut [1.0f32; 3], Op::Max, None).map(drop)
+    }),
+    ("all_reduce (min) of 3 elements of i32", |c| c.reduce(&mut [1; 3], Op::Min, None).map(drop)),
+    ("all_reduce (min) of 3 elements of u32", |c| {
+        c.reduce(&mut [1u32; 3], Op::Min, None).map(drop)
     }),
 ];
 
@@ -598,9 +611,10 @@ fn each_pair_of_different_calls_is_an_error_that_names_both() {
 #[test]
 fn a_call_that_one_rank_alone_refuses_is_an_error_at_the_others() {
     type Refused = fn(&mut Communicator) -> Error;
-    let ways: [Refused; 7] = [
+    let ways: [Refused; 8] = [
         |comm| comm.reduce_async(vec![0], Op::Sum, Some(9)).unwrap_err(),
         |comm| comm.reduce_async(vec![0], Op::Average, None).unwrap_err(),
+        |comm| comm.reduce(&mut [0.0f64], Op::BitAnd, None).unwrap_err(),
         |comm| comm.reduce_scatter_async(vec![0; 5], vec![0], Op::Sum).unwrap_err(),
         |comm| comm.broadcast_async(vec![0], 9).unwrap_err(),
         |comm| comm.all_gather_async(vec![0], vec![0]).unwrap_err(),
@@ -676,7 +690,7 @@ fn floats_that_count_as_zero_are_counted() {
         assert_eq!((x[1], x[2], x[3], x[19_000]), (0.0, 128.0, 0.0, 4e-20));
         assert_eq!(comm.statistics().underflows, 2);
         // Few floats have three limbs, in steps of 2^-40 here, or two, in steps of 2^-18.
-        for (few, kept, lost) in [(2, 1e-9, 1e-20), (100, 1e-3, 1e-8)] {
+        for (few, kept, lost) in [(2, 1e-9f32, 1e-20f32), (100, 1e-3, 1e-8)] {
             let (mut x, mut y) = (vec![kept; few], vec![lost; few]);
             (x[1], y[1]) = (1e10, 1e10);
             assert_eq!(comm.all_reduce(&mut x).unwrap().underflow.zeroed, 0);

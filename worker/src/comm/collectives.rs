@@ -8,14 +8,12 @@ use super::pending::Pending;
 use netsum_collective::call::{Collective, Op};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::collectives::{Moved, Reduce, Route, Scatter};
-use netsum_collective::numeric::element::{Dtype, Element, Slice, take_back};
+use netsum_collective::numeric::element::{Element, Slice, Slices, take_back};
+use netsum_collective::numeric::operators::{Code, Elements, Reduction};
+use netsum_collective::report::Report;
 
-fn divisor(op: Op, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
-    match (op, dtype) {
-        (Op::Sum, _) => Ok(1),
-        (Op::Average, Dtype::F32) => Ok(ranks),
-        (Op::Average, _) => Err(Error::Argument(format!("{dtype}: only f32 has an average"))),
-    }
+fn reduction(op: Op, root: Option<u32>) -> Collective {
+    root.map_or(Collective::AllReduce(op), |root| Collective::Reduce { op, root })
 }
 
 /// Operations are in flight when these methods return, as with
@@ -28,10 +26,17 @@ fn divisor(op: Op, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
 /// can use the communicator afterwards. If all ranks refuse it, they can still use it.
 impl Communicator {
     /// Reduces in place, for all ranks if `root` is `None`, else for that rank only: the others'
-    /// data is unchanged.
+    /// data is unchanged. All ranks that get the result get the same bits.
+    ///
+    /// Every [`Op`] is possible with every type, except averages of integers and bool, and bitwise
+    /// operations on floats. With N ranks [`Op::Min`], [`Op::Max`], [`Op::Product`], and all
+    /// operations on `f64`, take N times as many bytes as the elements have, and bitwise operations
+    /// 32 / F, where F = 32 / bits of N, rounded down: see
+    /// [`encoding`](crate::numeric::operators::encoding).
     ///
     /// # Errors
-    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`].
+    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where there is no
+    /// such operation or root.
     pub fn reduce_async<T: Element, B>(
         &mut self,
         data: B,
@@ -41,19 +46,48 @@ impl Communicator {
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        let checked = root.map_or(Ok(()), |root| self.check_root(root));
-        let divisor = checked.and_then(|()| divisor(op, T::DTYPE, self.ranks()));
-        let keeps = root.is_none_or(|root| root == self.rank());
-        let collective =
-            root.map_or(Collective::AllReduce(op), |root| Collective::Reduce { op, root });
-        self.call_async(
-            collective,
-            divisor.map(|divisor| Reduce { data, keeps, divisor }),
-            |owned| take_back(owned).map(|Reduce { data, .. }| data),
-        )
+        let collective = reduction(op, root);
+        self.call_async(collective, self.reduced(data, op, root), |owned| {
+            take_back(owned).map(|Reduction { elements: Reduce { data, .. }, .. }| data)
+        })
     }
 
-    /// Reduces `input`, and gives each rank one part of the sum: rank r the r-th.
+    /// As [`reduce_async`](Self::reduce_async), but waits for the result.
+    ///
+    /// # Errors
+    /// As [`reduce_async`](Self::reduce_async). After an error some elements of the slice may be
+    /// results already.
+    pub fn reduce<T: Element>(
+        &mut self,
+        data: &mut [T],
+        op: Op,
+        root: Option<u32>,
+    ) -> Result<Report, Error> {
+        let data = self.reduced(data, op, root);
+        self.call(reduction(op, root), data).1
+    }
+
+    /// As [`reduce_async`](Self::reduce_async) for all ranks, of several tensors as if they were
+    /// concatenated.
+    ///
+    /// # Errors
+    /// As [`reduce_async`](Self::reduce_async).
+    pub fn reduce_many_async<T: Element, B>(
+        &mut self,
+        tensors: Vec<B>,
+        op: Op,
+    ) -> Result<Pending<Vec<B>>, Error>
+    where
+        B: DerefMut<Target = [T]> + Send + 'static,
+    {
+        let data = self.reduced_many(tensors, op);
+        self.call_async(Collective::AllReduce(op), data, |owned| {
+            take_back(owned).map(|Reduction { elements: Slices { tensors, .. }, .. }| tensors)
+        })
+    }
+
+    /// Reduces `input`, and gives each rank one part of the result: rank r the r-th. Operations and
+    /// types as of [`reduce_async`](Self::reduce_async).
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the input is
@@ -69,12 +103,14 @@ impl Communicator {
         O: DerefMut<Target = [T]> + Send + 'static,
     {
         let checked = self.check_lengths("input", input.len(), "output", output.len(), "elements");
-        let scatter = checked.and_then(|()| divisor(op, T::DTYPE, self.ranks())).map(|divisor| {
+        let divisor = self.divisor(op);
+        let scatter = checked.and_then(|()| {
             let start = self.rank() as usize * output.len();
-            Scatter { input, output, start, divisor }
+            self.encoded(Scatter { input, output, start, divisor }, op)
         });
         self.call_async(Collective::ReduceScatter(op), scatter, |owned| {
-            take_back(owned).map(|Scatter { input, output, .. }| (input, output))
+            take_back(owned)
+                .map(|Reduction { elements: Scatter { input, output, .. }, .. }| (input, output))
         })
     }
 
@@ -141,6 +177,40 @@ impl Communicator {
         self.call_async(Collective::Barrier, Ok(Slice(vec![0])), |owned| {
             take_back(owned).map(|Slice(data)| data)
         })
+    }
+
+    pub(super) fn reduced<T: Element, B: DerefMut<Target = [T]>>(
+        &self,
+        data: B,
+        op: Op,
+        root: Option<u32>,
+    ) -> Result<Reduction<Reduce<B>>, Error> {
+        root.map_or(Ok(()), |root| self.check_root(root))?;
+        let keeps = root.is_none_or(|root| root == self.rank());
+        self.encoded(Reduce { data, keeps, divisor: self.divisor(op) }, op)
+    }
+
+    pub(super) fn reduced_many<T: Element, B, S>(
+        &self,
+        tensors: S,
+        op: Op,
+    ) -> Result<Reduction<Slices<S>>, Error>
+    where
+        B: DerefMut<Target = [T]>,
+        S: DerefMut<Target = [B]>,
+    {
+        let mut slices = Slices::new(tensors);
+        slices.divisor = self.divisor(op);
+        self.encoded(slices, op)
+    }
+
+    fn encoded<E: Elements>(&self, elements: E, op: Op) -> Result<Reduction<E>, Error> {
+        let code = Code::new::<E::Element>(op, self.rank(), self.ranks());
+        code.map(|code| Reduction::new(elements, code)).map_err(Error::Argument)
+    }
+
+    fn divisor(&self, op: Op) -> u32 {
+        if op == Op::Average { self.ranks() } else { 1 }
     }
 
     fn moved<I, O>(&self, input: I, output: O, route: Route, block: usize) -> Moved<I, O> {

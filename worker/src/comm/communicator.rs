@@ -17,8 +17,9 @@ use netsum_collective::call::{Call, Collective, Op};
 use netsum_collective::engine::{Finished, MAX_OPEN};
 use netsum_collective::error::{Error, Position};
 use netsum_collective::numeric::block::Width;
-use netsum_collective::numeric::element::{Data, Element, Owned, Slice, Slices, take_back};
+use netsum_collective::numeric::element::{Data, Element, Owned, Slice};
 use netsum_collective::numeric::layout::Layout;
+use netsum_collective::numeric::operators::Reduction;
 use netsum_collective::numeric::quant::Underflow;
 use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::shape::JobShape;
@@ -120,15 +121,17 @@ impl Communicator {
         })
     }
 
-    /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32,
-    /// `f32` as [`reference_sum`](crate::reference_sum) adds, with the same bits at every rank and
-    /// every time. All ranks must call with the same length and type. Operations in flight complete
-    /// first.
+    /// Replaces each element by the sum over all ranks' elements at its place, with the same bits at
+    /// every rank and every time: integers modulo two to the power of their width, `f32` as
+    /// [`reference_sum`](crate::reference_sum) adds, `f64` rounded after each rank, `bool` the or.
+    /// All ranks must call with the same length and type. Operations in flight complete first.
+    /// [`reduce`](Self::reduce) has other operators.
     ///
     /// # Errors
     /// See [`Error`]. After an error some elements of the slice may be sums already.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T]) -> Result<Report, Error> {
-        self.call(Collective::AllReduce(Op::Sum), &mut Slice(data))
+        let data = self.reduced(data, Op::Sum, None);
+        self.call(Collective::AllReduce(Op::Sum), data).1
     }
 
     /// One [`all_reduce`](Self::all_reduce) of several tensors, as if they were concatenated in one
@@ -151,16 +154,17 @@ impl Communicator {
         &mut self,
         tensors: &mut [&mut [T]],
     ) -> Result<Report, Error> {
-        let mut data = Slices::new(tensors);
-        self.call(Collective::AllReduce(Op::Sum), &mut data).map_err(|error| match error {
-            Error::NonFinite { first, end } => {
+        let data = self.reduced_many(tensors, Op::Sum);
+        let (data, report) = self.call(Collective::AllReduce(Op::Sum), data);
+        report.map_err(|error| match (error, data) {
+            (Error::NonFinite { first, end }, Some(Reduction { elements: data, .. })) => {
                 let position = |element| {
                     let (tensor, element) = data.locate(element);
                     Position { tensor, element }
                 };
                 Error::NonFiniteTensors { first: position(first), last: position(end - 1) }
             }
-            error => error,
+            (error, _) => error,
         })
     }
 
@@ -196,9 +200,7 @@ impl Communicator {
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        self.call_async(Collective::AllReduce(Op::Sum), Ok(Slice(data)), |owned| {
-            take_back(owned).map(|Slice(data)| data)
-        })
+        self.reduce_async(data, Op::Sum, None)
     }
 
     /// One [`all_reduce_async`](Self::all_reduce_async) of several tensors, as
@@ -214,9 +216,7 @@ impl Communicator {
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        self.call_async(Collective::AllReduce(Op::Sum), Ok(Slices::new(tensors)), |owned| {
-            take_back(owned).map(|Slices { tensors, .. }| tensors)
-        })
+        self.reduce_many_async(tensors, Op::Sum)
     }
 
     /// Makes calls that start an operation wait for it for at most `patience`, as
@@ -324,16 +324,32 @@ impl Communicator {
         }
     }
 
-    /// An operation from its start to its end, with data that is lent.
-    fn call(&mut self, collective: Collective, data: &mut dyn Data) -> Result<Report, Error> {
-        forked(self.process)?;
+    /// An operation from its start to its end, with data that is lent. `data` is an error where the
+    /// arguments are wrong.
+    pub(super) fn call<D: Data>(
+        &mut self,
+        collective: Collective,
+        data: Result<D, Error>,
+    ) -> (Option<D>, Result<Report, Error>) {
+        if let Err(error) = forked(self.process) {
+            return (None, Err(error));
+        }
+        match data {
+            Ok(mut data) => {
+                let report = self.run(collective, &mut data);
+                (Some(data), self.announce_refusal(report))
+            }
+            Err(error) => (None, self.announce_refusal(Err(error))),
+        }
+    }
+
+    fn run(&mut self, collective: Collective, data: &mut dyn Data) -> Result<Report, Error> {
         let called = Instant::now();
         let Some(driven) = &self.driven else { return self.run_alone(data, called) };
         let mut session = wait_until(driven.session.lock(), Session::may_run)?;
         let report = session.run(self.described(collective, data), data, called);
         (self.shape, self.title) = (session.shape, session.title.clone());
-        drop(session);
-        self.announce_refusal(report)
+        report
     }
 
     /// A single rank's data is its own sum: floats keep their bits.
@@ -350,7 +366,7 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.call(Collective::Barrier, &mut Slice(&mut [0i32][..])).map(|_| ())
+        self.call(Collective::Barrier, Ok(Slice(&mut [0i32][..]))).1.map(|_| ())
     }
 
     /// This rank.

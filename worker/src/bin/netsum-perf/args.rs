@@ -10,9 +10,10 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, Args, Command, FromArgMatches};
+use netsum_worker::numeric::operators::{encoding, unsupported};
 use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Communicator, Dtype, Op, Tls, Transport};
 
-use crate::command::{COMMANDS, Collective, Kind, OPS};
+use crate::command::{COMMANDS, Collective, Kind};
 use crate::{TYPES, nccl_name};
 
 /// A subcommand for each of [`COMMANDS`], with [`Options`].
@@ -77,8 +78,8 @@ fn type_parser() -> impl TypedValueParser<Value = Dtype> {
 }
 
 fn op_parser() -> impl TypedValueParser<Value = Op> {
-    let named = |name: String| OPS.iter().find(|(n, _)| *n == name).map(|(_, op)| *op);
-    PossibleValuesParser::new(OPS.map(|(name, _)| name))
+    let named = |name: String| Op::ALL.into_iter().find(|op| op.name() == name);
+    PossibleValuesParser::new(Op::ALL.map(Op::name))
         .try_map(move |name| named(name).ok_or("not an operator"))
 }
 
@@ -200,12 +201,8 @@ impl Options {
             return Ok(vec![0]);
         }
         ensure!(root < ranks.max(1), "-r {root}: 0 to {} with {ranks} ranks", ranks.max(1) - 1);
-        ensure!(
-            self.tensors == 1 || self.op == Op::Sum,
-            "--tensors {}: several tensors have a sum only, not -o {}",
-            self.tensors,
-            self.op
-        );
+        let (op, dtype) = (self.op, self.dtype);
+        ensure!(encoding(dtype, op).is_some(), "-o {op} -d {dtype}: {}", unsupported(dtype, op));
         let (unit, of) = match collective.has_parts {
             true => (element * ranks.max(1) as usize, format!(" for each of {ranks} ranks")),
             false => (element, String::new()),
@@ -338,7 +335,7 @@ mod tests {
             ("all_gather", &["-b", "8"], "-b 8: at least 12, one element for each of 3 ranks"),
             ("reduce", &["-r", "3"], "-r 3: 0 to 2 with 3 ranks"),
             ("broadcast", &["-r", "99"], "-r 99: 0 to 2 with 3 ranks"),
-            ("all_reduce", &["--tensors", "2", "-o", "avg"], "not -o avg"),
+            ("all_reduce", &["-d", "int32", "-o", "avg"], "only floats have an average"),
         ] {
             let e = counts(command, more).unwrap_err().to_string();
             assert!(e.contains(word), "{e}");

@@ -1,7 +1,5 @@
 //! The commands: nccl-tests' names, sizes and factors.
 
-use netsum_worker::Op;
-
 /// A command, as the table shows it.
 pub struct Collective {
     pub kind: Kind,
@@ -84,9 +82,6 @@ pub const COMMANDS: [Collective; 7] = [
     },
 ];
 
-/// The library's operators, with their names.
-pub const OPS: [(&str, Op); 2] = [("sum", Op::Sum), ("avg", Op::Average)];
-
 impl Kind {
     pub fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
@@ -125,12 +120,5 @@ mod tests {
             ("barrier", 1.0),
         ];
         assert_eq!(factors, expected);
-    }
-
-    #[test]
-    fn operators_have_the_library_s_names() {
-        for (name, op) in OPS {
-            assert_eq!(name, op.to_string());
-        }
     }
 }

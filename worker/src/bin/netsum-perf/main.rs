@@ -43,8 +43,17 @@ macro_rules! types {
 }
 
 types! {
+    I8, i8, "int8";
+    U8, u8, "uint8";
+    I16, i16, "int16";
+    U16, u16, "uint16";
     I32, i32, "int32";
+    U32, u32, "uint32";
+    I64, i64, "int64";
+    U64, u64, "uint64";
     F32, f32, "float";
+    F64, f64, "double";
+    Bool, bool, "bool";
 }
 
 fn main() -> ExitCode {

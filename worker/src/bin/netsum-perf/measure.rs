@@ -54,7 +54,7 @@ fn one_size<T: Input>(
                 tensors.iter_mut().zip(&parts).for_each(|(to, from)| (**from).clone_into(to));
             };
             let wrong = |tensors: &Vec<Vec<T>>| case.wrong_elements(&tensors.concat());
-            measure(comm, options, fill, |comm, b| comm.all_reduce_many_async(b), wrong)
+            measure(comm, options, fill, |comm, b| comm.reduce_many_async(b, op), wrong)
         }
         Kind::AllReduce | Kind::Reduce => {
             let input = elements::<T>(rank, 0..count);
