@@ -74,7 +74,8 @@ typedef struct netsum_work netsum_work;
 // Element types.
 typedef uint32_t netsum_dtype;
 
-// How all ranks' elements are reduced.
+// How all ranks' elements are reduced. With N ranks NETSUM_MIN, NETSUM_MAX, NETSUM_PRODUCT and all
+// operations on NETSUM_FLOAT64 send N times the bytes of the elements.
 typedef uint32_t netsum_op;
 
 // A message that an application sends to the next rank of its ring, by itself.
@@ -107,17 +108,62 @@ typedef struct {
   uint64_t underflows;
 } netsum_report;
 
-// 32-bit integers, with a sign or without, summed modulo 2^32.
+// 32-bit integers. Sums and products of all integers are modulo two to the power of the width.
 #define NETSUM_INT32 1
 
-// Single precision floats.
+// Single precision floats. Their sums have a scale for each message.
 #define NETSUM_FLOAT32 2
+
+// 8-bit integers.
+#define NETSUM_INT8 5
+
+// 8-bit integers without a sign.
+#define NETSUM_UINT8 6
+
+// 16-bit integers.
+#define NETSUM_INT16 7
+
+// 16-bit integers without a sign.
+#define NETSUM_UINT16 8
+
+// 32-bit integers without a sign.
+#define NETSUM_UINT32 9
+
+// 64-bit integers.
+#define NETSUM_INT64 10
+
+// 64-bit integers without a sign.
+#define NETSUM_UINT64 11
+
+// Double precision floats. Sums are rounded after each rank.
+#define NETSUM_FLOAT64 12
+
+// Bytes that are true unless they are 0. The sum is the or.
+#define NETSUM_BOOL 13
 
 // Their sum.
 #define NETSUM_SUM 0
 
 // Their sum divided by the number of ranks; of floats only.
 #define NETSUM_AVERAGE 1
+
+// The smallest. A NaN at any rank is the result, and -0 is less than +0.
+#define NETSUM_MIN 2
+
+// The largest, in the same order.
+#define NETSUM_MAX 3
+
+// Their product; of floats rounded after each rank.
+#define NETSUM_PRODUCT 4
+
+// The bitwise and; of integers and NETSUM_BOOL.
+#define NETSUM_BAND 5
+
+// The bitwise or; of integers and NETSUM_BOOL.
+#define NETSUM_BOR 6
+
+// The bitwise exclusive or; of integers and NETSUM_BOOL.
+#define NETSUM_BXOR 7
 
 #ifdef __cplusplus
 extern "C" {
@@ -159,8 +205,8 @@ uint32_t netsum_ranks(const netsum_comm *comm);
 // `comm` comes from netsum_init().
 netsum_mode netsum_get_mode(const netsum_comm *comm);
 
-// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their
-// average; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL if the
+// Replaces each of `count` elements by the sum of all ranks' elements at its place, or what `op`
+// makes of them; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL if the
 // operation cannot be started. If `work` is NULL, the call waits.
 //
 // The caller promises:
@@ -184,7 +230,8 @@ netsum_status netsum_reduce(netsum_comm *comm,
                             uint32_t root,
                             netsum_work **work);
 
-// Sums `count` elements for each rank, and writes rank r's part of the sum to rank r's `output`.
+// Reduces `count` elements for each rank, and writes rank r's part of the result to rank r's
+// `output`.
 // `input` has `count` elements for each rank; its part for this rank may be `output`, otherwise
 // they must not share memory. `work` as with netsum_all_reduce().
 //

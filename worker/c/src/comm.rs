@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use netsum_worker::{Communicator, Element, Error, Op, Owned, Pending, Room};
+use netsum_worker::{Bool8, Communicator, Element, Error, Op, Owned, Pending, Room};
 
 use crate::config::{netsum_config, settings};
 use crate::memory::Memory;
@@ -44,18 +44,49 @@ impl netsum_comm {
 /// Element types.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub type netsum_dtype = u32;
-/// 32-bit integers, with a sign or without, summed modulo 2^32.
+/// 32-bit integers. Sums and products of all integers are modulo two to the power of the width.
 pub const NETSUM_INT32: netsum_dtype = 1;
-/// Single precision floats.
+/// Single precision floats. Their sums have a scale for each message.
 pub const NETSUM_FLOAT32: netsum_dtype = 2;
+/// 8-bit integers.
+pub const NETSUM_INT8: netsum_dtype = 5;
+/// 8-bit integers without a sign.
+pub const NETSUM_UINT8: netsum_dtype = 6;
+/// 16-bit integers.
+pub const NETSUM_INT16: netsum_dtype = 7;
+/// 16-bit integers without a sign.
+pub const NETSUM_UINT16: netsum_dtype = 8;
+/// 32-bit integers without a sign.
+pub const NETSUM_UINT32: netsum_dtype = 9;
+/// 64-bit integers.
+pub const NETSUM_INT64: netsum_dtype = 10;
+/// 64-bit integers without a sign.
+pub const NETSUM_UINT64: netsum_dtype = 11;
+/// Double precision floats. Sums are rounded after each rank.
+pub const NETSUM_FLOAT64: netsum_dtype = 12;
+/// Bytes that are true unless they are 0. The sum is the or.
+pub const NETSUM_BOOL: netsum_dtype = 13;
 
-/// How all ranks' elements are reduced.
+/// How all ranks' elements are reduced. With N ranks NETSUM_MIN, NETSUM_MAX, NETSUM_PRODUCT and all
+/// operations on NETSUM_FLOAT64 send N times the bytes of the elements.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub type netsum_op = u32;
 /// Their sum.
 pub const NETSUM_SUM: netsum_op = 0;
 /// Their sum divided by the number of ranks; of floats only.
 pub const NETSUM_AVERAGE: netsum_op = 1;
+/// The smallest. A NaN at any rank is the result, and -0 is less than +0.
+pub const NETSUM_MIN: netsum_op = 2;
+/// The largest, in the same order.
+pub const NETSUM_MAX: netsum_op = 3;
+/// Their product; of floats rounded after each rank.
+pub const NETSUM_PRODUCT: netsum_op = 4;
+/// The bitwise and; of integers and NETSUM_BOOL.
+pub const NETSUM_BAND: netsum_op = 5;
+/// The bitwise or; of integers and NETSUM_BOOL.
+pub const NETSUM_BOR: netsum_op = 6;
+/// The bitwise exclusive or; of integers and NETSUM_BOOL.
+pub const NETSUM_BXOR: netsum_op = 7;
 
 /// Joins a job, and returns when all ranks have joined. If `config` is NULL, the environment is
 /// used. netsum_finalize() leaves the job. If this fails, `*comm` is NULL.
@@ -187,8 +218,34 @@ fn op(op: netsum_op) -> Result<Op, Error> {
     match op {
         NETSUM_SUM => Ok(Op::Sum),
         NETSUM_AVERAGE => Ok(Op::Average),
-        _ => Err(Error::Argument(format!("op {op}: NETSUM_SUM or NETSUM_AVERAGE"))),
+        NETSUM_MIN => Ok(Op::Min),
+        NETSUM_MAX => Ok(Op::Max),
+        NETSUM_PRODUCT => Ok(Op::Product),
+        NETSUM_BAND => Ok(Op::BitAnd),
+        NETSUM_BOR => Ok(Op::BitOr),
+        NETSUM_BXOR => Ok(Op::BitXor),
+        _ => Err(Error::Argument(format!("op {op}: must be NETSUM_SUM to NETSUM_BXOR"))),
     }
+}
+
+/// Calls a function for the type of elements.
+macro_rules! with_type {
+    ($dtype:expr, $start:ident($($argument:expr),*), _ => $unknown:expr) => {
+        match $dtype {
+            NETSUM_INT32 => $start::<i32>($($argument),*),
+            NETSUM_FLOAT32 => $start::<f32>($($argument),*),
+            NETSUM_INT8 => $start::<i8>($($argument),*),
+            NETSUM_UINT8 => $start::<u8>($($argument),*),
+            NETSUM_INT16 => $start::<i16>($($argument),*),
+            NETSUM_UINT16 => $start::<u16>($($argument),*),
+            NETSUM_UINT32 => $start::<u32>($($argument),*),
+            NETSUM_INT64 => $start::<i64>($($argument),*),
+            NETSUM_UINT64 => $start::<u64>($($argument),*),
+            NETSUM_FLOAT64 => $start::<f64>($($argument),*),
+            NETSUM_BOOL => $start::<Bool8>($($argument),*),
+            _ => $unknown,
+        }
+    };
 }
 
 /// # Safety
@@ -198,13 +255,13 @@ unsafe fn no_dtype(
     dtype: netsum_dtype,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
-    let wrong = Error::Argument(format!("dtype {dtype}: NETSUM_INT32 or NETSUM_FLOAT32"));
+    let wrong = Error::Argument(format!("dtype {dtype}: not one of NETSUM_INT8 to NETSUM_BOOL"));
     // SAFETY: the caller's promise.
     unsafe { run::<Infallible, Owned>(comm, work, |_| Err(wrong), |_, never| match never {}) }
 }
 
-/// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their
-/// average; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL if the
+/// Replaces each of `count` elements by the sum of all ranks' elements at its place, or what `op`
+/// makes of them; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL if the
 /// operation cannot be started. If `work` is NULL, the call waits.
 ///
 /// # Safety
@@ -270,15 +327,14 @@ unsafe fn reduce(
     }
     // SAFETY: the caller's promise.
     unsafe {
-        match dtype {
-            NETSUM_INT32 => start::<i32>(comm, (data, count), op, root, work),
-            NETSUM_FLOAT32 => start::<f32>(comm, (data, count), op, root, work),
-            _ => no_dtype(comm, dtype, work),
-        }
+        with_type!(dtype, start(comm, (data, count), op, root, work), _ => {
+            no_dtype(comm, dtype, work)
+        })
     }
 }
 
-/// Sums `count` elements for each rank, and writes rank r's part of the sum to rank r's `output`.
+/// Reduces `count` elements for each rank, and writes rank r's part of the result to rank r's
+/// `output`.
 /// `input` has `count` elements for each rank; its part for this rank may be `output`, otherwise
 /// they must not share memory. `work` as with netsum_all_reduce().
 ///
@@ -321,11 +377,9 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
     }
     // SAFETY: the caller's promise.
     unsafe {
-        match dtype {
-            NETSUM_INT32 => start::<i32>(comm, output, input, count, op, work),
-            NETSUM_FLOAT32 => start::<f32>(comm, output, input, count, op, work),
-            _ => no_dtype(comm, dtype, work),
-        }
+        with_type!(dtype, start(comm, output, input, count, op, work), _ => {
+            no_dtype(comm, dtype, work)
+        })
     }
 }
 

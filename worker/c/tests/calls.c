@@ -91,6 +91,39 @@ static void header(void) {
     FAILS(netsum_job_header(&message, written), NETSUM_ERROR_ARGUMENT, "token is NULL");
 }
 
+/* Reduces `mine + rank`, and compares with what two ranks make of it. */
+#define REDUCES(type, dtype, op, mine, expected)                                       \
+    do {                                                                               \
+        type value[3] = {(type)((mine) + (type)rank), 0, (type)((mine) + (type)rank)}; \
+        ASSERT(netsum_all_reduce(comm, value, 3, dtype, op, NULL) == NETSUM_OK);       \
+        ASSERT(value[0] == (type)(expected) && value[2] == (type)(expected));          \
+    } while (0)
+
+static void operators(uint32_t rank) {
+    REDUCES(int8_t, NETSUM_INT8, NETSUM_SUM, 100, 201);
+    REDUCES(uint8_t, NETSUM_UINT8, NETSUM_MAX, 254, 255);
+    REDUCES(int8_t, NETSUM_INT8, NETSUM_MIN, -1, -1);
+    REDUCES(int16_t, NETSUM_INT16, NETSUM_SUM, -7, -13);
+    REDUCES(uint16_t, NETSUM_UINT16, NETSUM_BXOR, 6, 1);
+    REDUCES(int32_t, NETSUM_INT32, NETSUM_MIN, -1, -1);
+    REDUCES(uint32_t, NETSUM_UINT32, NETSUM_MAX, UINT32_MAX - 1, UINT32_MAX);
+    REDUCES(int64_t, NETSUM_INT64, NETSUM_SUM, -(INT64_C(1) << 40), 1 - (INT64_C(1) << 41));
+    REDUCES(uint64_t, NETSUM_UINT64, NETSUM_PRODUCT, UINT64_C(1) << 32, UINT64_C(1) << 32);
+    REDUCES(uint64_t, NETSUM_UINT64, NETSUM_BOR, UINT64_C(1) << 63, (UINT64_C(1) << 63) + 1);
+    REDUCES(int32_t, NETSUM_INT32, NETSUM_BAND, 6, 6);
+    REDUCES(float, NETSUM_FLOAT32, NETSUM_PRODUCT, 1.5f, 3.75f);
+    REDUCES(double, NETSUM_FLOAT64, NETSUM_SUM, 0.1, 0.1 + (0.1 + 1));
+    REDUCES(double, NETSUM_FLOAT64, NETSUM_AVERAGE, 2.0, 2.5);
+    /* Any byte but 0 is true. */
+    uint8_t flags[3] = {rank == 0 ? 4 : 0, 0, 3};
+    ASSERT(netsum_all_reduce(comm, flags, 3, NETSUM_BOOL, NETSUM_SUM, NULL) == NETSUM_OK);
+    ASSERT(flags[0] == 1 && flags[1] == 0 && flags[2] == 1);
+    bool both[2] = {true, rank == 1}, part;
+    ASSERT(netsum_reduce_scatter(comm, &part, both, 1, NETSUM_BOOL, NETSUM_BAND, NULL)
+           == NETSUM_OK);
+    ASSERT(part == (rank == 0));
+}
+
 int main(void) {
     header();
     netsum_config *config;
@@ -114,7 +147,7 @@ int main(void) {
     ASSERT(ranks == 2);
 
     float x[4] = {1, 2, 3, 4};
-    FAILS(netsum_all_reduce(comm, x, 4, 7, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "dtype 7");
+    FAILS(netsum_all_reduce(comm, x, 4, 77, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "dtype 77");
     FAILS(netsum_all_reduce(comm, x, 4, NETSUM_FLOAT32, 9, NULL), NETSUM_ERROR_ARGUMENT, "op 9");
     FAILS(netsum_all_reduce(comm, NULL, 4, NETSUM_FLOAT32, NETSUM_SUM, NULL),
           NETSUM_ERROR_ARGUMENT, "data is NULL");
@@ -123,7 +156,9 @@ int main(void) {
     FAILS(netsum_all_reduce(comm, x, SIZE_MAX, NETSUM_FLOAT32, NETSUM_SUM, NULL),
           NETSUM_ERROR_ARGUMENT, "more than memory");
     FAILS(netsum_all_reduce(comm, x, 4, NETSUM_INT32, NETSUM_AVERAGE, NULL),
-          NETSUM_ERROR_ARGUMENT, "average");
+          NETSUM_ERROR_ARGUMENT, "avg of i32: only floats have an average");
+    FAILS(netsum_all_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_BAND, NULL),
+          NETSUM_ERROR_ARGUMENT, "band of f32");
     FAILS(netsum_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_SUM, 2, NULL),
           NETSUM_ERROR_ARGUMENT, "root 2");
     netsum_work *none = (netsum_work *)x;
@@ -131,7 +166,7 @@ int main(void) {
           NETSUM_ERROR_ARGUMENT, "root 2");
     ASSERT(none == NULL);
     none = (netsum_work *)x;
-    FAILS(netsum_all_reduce(comm, x, 4, 7, NETSUM_SUM, &none), NETSUM_ERROR_ARGUMENT, "dtype 7");
+    FAILS(netsum_all_reduce(comm, x, 4, 77, NETSUM_SUM, &none), NETSUM_ERROR_ARGUMENT, "dtype 77");
     ASSERT(none == NULL);
     FAILS(netsum_all_reduce(NULL, x, 4, NETSUM_FLOAT32, NETSUM_SUM, NULL),
           NETSUM_ERROR_ARGUMENT, "comm is NULL");
@@ -151,6 +186,7 @@ int main(void) {
     int32_t mine = 10 + (int32_t)rank;
     ASSERT(netsum_reduce(comm, &mine, 1, NETSUM_INT32, NETSUM_SUM, 1, NULL) == NETSUM_OK);
     ASSERT(mine == (rank == 1 ? 21 : 10));
+    operators(rank);
     char name[6] = "rank0";
     name[4] += (char)rank;
     char names[12], all[12];

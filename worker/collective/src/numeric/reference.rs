@@ -9,8 +9,8 @@ use super::quant::Exponents;
 use crate::call::Op;
 
 /// The result of `all_reduce`, bit for bit: it uses the same formats and rounding. The order of the
-/// contributions matters only for `f64`. In operations of up to 4,096 floats, infinities and NaNs follow
-/// IEEE 754; in longer ones all floats of a block in which any rank has one are NaN.
+/// contributions matters only for `f64`. In operations of up to 4,096 `f32`, infinities and NaNs
+/// follow IEEE 754; in longer ones all floats of a block in which any rank has one are NaN.
 ///
 /// # Panics
 /// If there are no contributions, their lengths differ, or the layout has no room for the type.
@@ -130,6 +130,8 @@ mod tests {
     fn integers_wrap() {
         let sum = reference_sum(&[&[i32::MAX, -1, 7][..], &[1, -2, 8], &[0, 3, 9]], &LAYOUT);
         assert_eq!(sum, [i32::MIN, 0, 24]);
+        assert_eq!(reference_sum(&[&[200u8, 1], &[100, 2]], &LAYOUT), [44, 3]);
+        assert_eq!(reference_sum(&[&[0.1f64], &[1e-17]], &LAYOUT), [0.1 + 1e-17]);
     }
 
     #[test]

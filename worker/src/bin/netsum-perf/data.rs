@@ -132,7 +132,11 @@ impl Case {
 }
 
 fn differing<T: Input>(result: &[T], expected: &[T]) -> u64 {
-    result.iter().zip(expected).filter(|(a, b)| Number::to_bits(**a) != Number::to_bits(**b)).count() as u64
+    result
+        .iter()
+        .zip(expected)
+        .filter(|(a, b)| Number::to_bits(**a) != Number::to_bits(**b))
+        .count() as u64
 }
 
 #[cfg(test)]
