@@ -47,6 +47,7 @@ pub mod xdp;
 pub use comm::{
     AdapterRetry, Bootstrap, CommConfig, Communicator, Pending, Room, Settings, Tls, Transport,
 };
+pub use half;
 pub use netsum_collective::call::Op;
 pub use netsum_collective::error::{Error, Position, UnreachableReason};
 pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};
@@ -55,4 +56,4 @@ pub use numeric::element::{Dtype, Element, Owned};
 pub use numeric::layout::Layout;
 pub use numeric::number::Bool8;
 pub use numeric::quant::Underflow;
-pub use numeric::reference::{reference_reduce, reference_sum, reference_sum_in};
+pub use numeric::reference::{Reference, reference_sum};

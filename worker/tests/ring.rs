@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
+use netsum_worker::half::{bf16, f16};
 use netsum_worker::{
-    Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, UnreachableReason,
-    Width, reference_sum, reference_sum_in,
+    Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, Reference,
+    UnreachableReason, Width, reference_sum,
 };
 
 /// A rank's address of 127.0.0.0/8, that no other test and no other test run uses at the same time.
@@ -456,7 +457,8 @@ fn floats_in_16_bits_are_half_the_bytes_and_the_same_at_all_ranks() {
             let before = comm.statistics().ring_bytes;
             let mut x = inputs[comm.rank() as usize].clone();
             comm.all_reduce(&mut x).unwrap();
-            assert_eq!(x, reference_sum_in(width, operation, &parts, &comm.layout()), "{width:?}");
+            let reference = Reference { width, operation, ..Reference::new(&comm.layout()) };
+            assert_eq!(x, reference.of(&parts), "{width:?}");
             bytes[operation as usize - 1] = comm.statistics().ring_bytes - before;
         }
         let share = bytes[1] as f64 / bytes[0] as f64;
@@ -468,6 +470,33 @@ fn floats_in_16_bits_are_half_the_bytes_and_the_same_at_all_ranks() {
         let mut x = vec![1 << 20; 10_000];
         comm.all_reduce(&mut x).unwrap();
         assert_eq!(x, [3 << 20; 10_000]);
+    });
+}
+
+#[test]
+fn halves_are_summed_in_16_bits_and_few_of_them_exactly() {
+    run(29, 2, LAYOUT, |mut comm| {
+        let inputs: Vec<Vec<bf16>> = (0..2)
+            .map(|rank| floats(rank, 50_000).into_iter().map(bf16::from_f32).collect())
+            .collect();
+        let own = inputs[comm.rank() as usize].clone();
+        let parts: Vec<&[bf16]> = inputs.iter().map(|x| &x[..]).collect();
+        let reference = Reference { op: Op::Average, ..Reference::new(&comm.layout()) };
+        let (means, _) = comm.reduce_async(own, Op::Average, None).unwrap().wait().unwrap();
+        assert_eq!(means, reference.of(&parts));
+        let bytes = comm.statistics().ring_bytes;
+        assert!(bytes < 150_000, "{bytes} for 100,000");
+        for (x, (a, b)) in means.iter().zip(inputs[0].iter().zip(&inputs[1])) {
+            let exact = (a.to_f32() + b.to_f32()) / 2.0;
+            // A step of bfloat16 at 50, and one of the sum.
+            assert!((x.to_f32() - exact).abs() < 0.125 + 0.016, "{x} for {exact}");
+        }
+        let mut few = [f16::from_f32(0.5), f16::MAX, f16::NEG_INFINITY];
+        comm.reduce(&mut few, Op::Sum, None).unwrap();
+        assert_eq!(few, [f16::ONE, f16::INFINITY, f16::NEG_INFINITY]);
+        let mut largest = vec![f16::from_f32(comm.rank() as f32); 10_000];
+        comm.reduce(&mut largest, Op::Max, None).unwrap();
+        assert_eq!(largest, [f16::ONE; 10_000]);
     });
 }
 

@@ -5,7 +5,7 @@
 use fastrand::Rng;
 use netsum_collective::numeric::block::Width;
 use netsum_collective::numeric::layout::Layout;
-use netsum_collective::numeric::reference::reference_sum_in;
+use netsum_collective::numeric::reference::Reference;
 
 const LENGTH: usize = 1 << 16;
 const RANKS: [usize; 3] = [4, 16, 64];
@@ -85,10 +85,11 @@ fn main() {
             let parts: Vec<&[f32]> = all.iter().map(|x| &x[..]).collect();
             let exact: Vec<f64> =
                 (0..LENGTH).map(|i| all.iter().map(|x| f64::from(x[i])).sum()).collect();
+            let of = |width| Reference { width, ..Reference::new(&LAYOUT) }.of(&parts);
             println!(
                 "| {name} | {ranks} | {} | {} | {} | {} |",
-                errors(&reference_sum_in(Width::Full, 1, &parts, &LAYOUT), &exact),
-                errors(&reference_sum_in(Width::Half, 1, &parts, &LAYOUT), &exact),
+                errors(&of(Width::Full), &exact),
+                errors(&of(Width::Half), &exact),
                 errors(&in_order(&all, |x| x), &exact),
                 errors(&in_order(&all, bf16), &exact),
             );

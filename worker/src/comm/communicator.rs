@@ -232,8 +232,8 @@ impl Communicator {
         self.tag = tag;
     }
 
-    /// Sets how the floats of the next operations travel, if they are more than 4,096: in 32 bits,
-    /// or in 16, which takes half the bytes. Then a float keeps 15 bits less those that the ranks'
+    /// Sets how the `f32` of the next operations travel, if they are more than 4,096: in 32 bits,
+    /// or in 16 as `f16` and `bf16` do, which takes half the bytes. Then a float keeps 15 bits less those that the ranks'
     /// number needs, sign included: 14 for 4 ranks, 10 for 64, below the largest float of its block
     /// of 1,024. It must be the same at all ranks.
     pub fn set_width(&mut self, width: Width) {
@@ -242,8 +242,7 @@ impl Communicator {
 
     /// How other ranks see a call.
     fn described(&self, collective: Collective, data: &dyn Data) -> Call {
-        let width = if data.dtype().is_scaled() { self.width } else { Width::Full };
-        Call { collective, tag: self.tag, width }
+        Call { collective, tag: self.tag, width: data.dtype().width(self.width) }
     }
 
     /// Starts an operation whose data the engine owns until it completes. `data` is an error where

@@ -267,7 +267,8 @@ impl Session {
         };
         self.before = self.before.plus(left);
         match established {
-            Ok((shape, title, core)) => {
+            Ok((shape, title, mut core)) => {
+                core.engine.count_from(self.before.all_reduces);
                 self.before.reconnects += 1;
                 self.failback.connected(Instant::now(), core.program_generation());
                 (self.shape, self.title, self.core) = (shape, title, Some(core));

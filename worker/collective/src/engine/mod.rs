@@ -134,6 +134,8 @@ pub struct Engine {
     /// The application's numbers of the ranks, by their places in the ring; empty where both are
     /// the same.
     application_ranks: Vec<u32>,
+    /// See [`count_from`](Self::count_from).
+    operations_before: u64,
     sum_mode: SumMode,
     /// Rank 0's random number; nothing is sent to be summed before it is known.
     session: Option<u64>,
@@ -212,6 +214,7 @@ impl Engine {
             settings,
             member: Member { rank: settings.rank, ranks },
             application_ranks: Vec::new(),
+            operations_before: 0,
             sum_mode: if on_host_ring { SumMode::HostRing } else { SumMode::Box },
             session: (settings.rank == 0).then_some(settings.session),
             reason: None,
@@ -411,6 +414,12 @@ impl Engine {
     /// Sets the numbers by which errors and logs name the ranks, by their places in the ring.
     pub fn name_ranks(&mut self, names: Vec<u32>) {
         self.application_ranks = names;
+    }
+
+    /// Counts the operations of the connections before, which decides how floats in 16 bits are
+    /// rounded.
+    pub fn count_from(&mut self, operations: u64) {
+        self.operations_before = operations;
     }
 
     fn name(&self, place: u32) -> u32 {

@@ -221,7 +221,8 @@ impl Engine {
             && !values.is_empty()
         {
             let (values, padding) = values.split_at_mut(range.len() * element);
-            let format = format.map(|f| f.of_rank(self.member.rank, op.number(), range.start));
+            let number = self.operations_before + op.number();
+            let format = format.map(|f| f.of_rank(self.own_rank(), number, range.start));
             data.load(range.clone(), format, values);
             padding.fill(0);
         }

@@ -3,6 +3,10 @@
 use std::any::Any;
 use std::ops::{Deref, DerefMut, Range};
 
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::block::Width;
 use super::format::Format;
 use super::memory::Memory;
 use super::number::{Bool8, Number};
@@ -27,6 +31,11 @@ pub enum Dtype {
     I64,
     /// 64-bit integers without a sign.
     U64,
+    /// Half precision floats. Sums of over 4,096 of them take 16 bits each, as sums of `f32` do in
+    /// [half a lane](super::block::Width::Half).
+    F16,
+    /// Floats with the exponents of `f32`, of which sums are as those of [`F16`](Self::F16).
+    Bf16,
     /// Single precision floats. Sums are sums of integers with a scale for each block of 1,024.
     F32,
     /// Double precision floats. Sums are rounded after each rank.
@@ -37,7 +46,7 @@ pub enum Dtype {
 
 impl Dtype {
     /// All.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::I8,
         Self::U8,
         Self::I16,
@@ -46,6 +55,8 @@ impl Dtype {
         Self::U32,
         Self::I64,
         Self::U64,
+        Self::F16,
+        Self::Bf16,
         Self::F32,
         Self::F64,
         Self::Bool,
@@ -62,6 +73,8 @@ impl Dtype {
             Self::U32 => "u32",
             Self::I64 => "i64",
             Self::U64 => "u64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
             Self::F32 => "f32",
             Self::F64 => "f64",
             Self::Bool => "bool",
@@ -70,13 +83,24 @@ impl Dtype {
 
     /// Whether its elements are floats that travel as integers with a scale.
     pub const fn is_scaled(self) -> bool {
-        matches!(self, Self::F32)
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32)
+    }
+
+    /// How elements travel in a long operation, if `f32` travels so.
+    pub const fn width(self, of_f32: Width) -> Width {
+        match self {
+            Self::F16 | Self::Bf16 => Width::Half,
+            Self::F32 => of_f32,
+            _ => Width::Full,
+        }
     }
 
     pub const fn code(self) -> u32 {
         match self {
             Self::I32 => 1,
             Self::F32 => 2,
+            Self::F16 => 3,
+            Self::Bf16 => 4,
             Self::I8 => 5,
             Self::U8 => 6,
             Self::I16 => 7,
@@ -100,8 +124,8 @@ impl std::fmt::Display for Dtype {
     }
 }
 
-/// A type whose slices can be reduced: integers of 8 to 64 bits, `f32`, `f64`, `bool` and
-/// [`Bool8`](super::number::Bool8).
+/// A type whose slices can be reduced: integers of 8 to 64 bits, `f16`, `bf16`, `f32`, `f64`,
+/// `bool` and [`Bool8`](super::number::Bool8).
 ///
 /// Sums of types that the hidden methods here do not turn into lanes, and all other operations,
 /// use [`operators`](super::operators), as [`encoding`](super::operators::encoding) says.
@@ -289,6 +313,58 @@ impl<S> Slices<S> {
     }
 }
 
+/// Floats that are widened at a time.
+const WIDENED: usize = 256;
+
+macro_rules! halves {
+    ($($type:ty = $dtype:ident),*) => {$(
+        impl Element for $type {
+            const DTYPE: Dtype = Dtype::$dtype;
+
+            fn exponents(x: &[Self]) -> Exponents {
+                let all = x.chunks(WIDENED).map(|x| {
+                    let mut wide = [0.0; WIDENED];
+                    x.convert_to_f32_slice(&mut wide[..x.len()]);
+                    quant::exponents(&wide[..x.len()])
+                });
+                all.reduce(Exponents::max).unwrap_or_default()
+            }
+
+            fn to_lanes(x: &[Self], format: Option<Format<'_>>, out: &mut [u8]) {
+                let Some(format) = format else { return out.fill(0) };
+                for (i, x) in x.chunks(WIDENED).enumerate() {
+                    let mut wide = [0.0; WIDENED];
+                    x.convert_to_f32_slice(&mut wide[..x.len()]);
+                    let out = &mut out[i * WIDENED * format.bytes()..][..x.len() * format.bytes()];
+                    format.after(i * WIDENED).write(&wide[..x.len()], out);
+                }
+            }
+
+            fn underflow(x: &[Self], format: Format<'_>) -> Underflow {
+                let mut all = Underflow::default();
+                for (i, x) in x.chunks(WIDENED).enumerate() {
+                    let mut wide = [0.0; WIDENED];
+                    x.convert_to_f32_slice(&mut wide[..x.len()]);
+                    all += format.after(i * WIDENED).underflow(&wide[..x.len()]);
+                }
+                all
+            }
+
+            fn from_lanes(sums: &[u8], format: Option<Format<'_>>, by: u32, out: &mut [Self]) {
+                let Some(format) = format else { return out.fill(Self::NAN) };
+                for (i, out) in out.chunks_mut(WIDENED).enumerate() {
+                    let mut wide = [0.0; WIDENED];
+                    let sums = &sums[i * WIDENED * format.bytes()..][..out.len() * format.bytes()];
+                    format.after(i * WIDENED).read(sums, by, &mut wide[..out.len()]);
+                    out.convert_from_f32_slice(&wide[..out.len()]);
+                }
+            }
+        }
+    )*};
+}
+
+halves!(f16 = F16, bf16 = Bf16);
+
 /// Where a tensor starts in the concatenation.
 fn start(ends: &[usize], tensor: usize) -> usize {
     tensor.checked_sub(1).map_or(0, |before| ends[before])
@@ -373,7 +449,7 @@ impl std::fmt::Debug for dyn OwnedData {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::block::{BLOCK, Blocks, Width};
+    use super::super::block::{BLOCK, Blocks};
     use super::super::limbs::Limbs;
     use super::*;
 

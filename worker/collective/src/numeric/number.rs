@@ -1,5 +1,7 @@
 //! Arithmetic of each element type, the same at every rank: no result depends on the processor.
 
+use half::{bf16, f16};
+
 mod sealed {
     pub trait Sealed {}
 }
@@ -128,6 +130,41 @@ macro_rules! floats {
 }
 
 floats!(f32, f64);
+
+/// Computed in single precision, and rounded.
+macro_rules! halves {
+    ($($type:ty),*) => {$(
+        impl sealed::Sealed for $type {}
+
+        impl Number for $type {
+            const BITS: u32 = 16;
+
+            fn to_bits(self) -> u64 {
+                self.to_bits().into()
+            }
+            fn of_bits(bits: u64) -> Self {
+                Self::from_bits(bits as u16)
+            }
+            fn add(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32().add(other.to_f32()))
+            }
+            fn multiply(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32().multiply(other.to_f32()))
+            }
+            fn min(self, other: Self) -> Self {
+                Self::from_f32(Number::min(self.to_f32(), other.to_f32()))
+            }
+            fn max(self, other: Self) -> Self {
+                Self::from_f32(Number::max(self.to_f32(), other.to_f32()))
+            }
+            fn divide(self, by: u32) -> Self {
+                Self::from_f32(self.to_f32().divide(by))
+            }
+        }
+    )*};
+}
+
+halves!(f16, bf16);
 
 /// Sum and largest are the or, product and smallest the and.
 macro_rules! booleans {

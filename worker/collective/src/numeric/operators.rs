@@ -38,11 +38,11 @@ pub const fn encoding(dtype: Dtype, op: Op) -> Option<Encoding> {
     use Dtype::*;
     use Op::*;
     match (dtype, op) {
-        (I16 | U16 | I32 | U32 | F32, Sum) | (F32, Average) => Some(Encoding::Lanes),
+        (I16 | U16 | I32 | U32, Sum) | (F16 | Bf16 | F32, Sum | Average) => Some(Encoding::Lanes),
         (I8 | U8, Sum) => Some(Encoding::Halves),
         (I64 | U64, Sum) => Some(Encoding::Thirds),
         (F64, Sum | Average) => Some(Encoding::Gather),
-        (F32 | F64, BitAnd | BitOr | BitXor) => None,
+        (F16 | Bf16 | F32 | F64, BitAnd | BitOr | BitXor) => None,
         (_, Average) => None,
         (Bool, _) | (_, BitAnd | BitOr | BitXor) => Some(Encoding::Bits),
         (_, Min | Max | Product) => Some(Encoding::Gather),

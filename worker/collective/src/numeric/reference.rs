@@ -8,90 +8,95 @@ use super::operators::{Encoding, encoding, unsupported};
 use super::quant::Exponents;
 use crate::call::Op;
 
-/// The result of `all_reduce`, bit for bit: it uses the same formats and rounding. The order of the
-/// contributions matters only for `f64`. In operations of up to 4,096 `f32`, infinities and NaNs
+/// An operation whose result is computed in one process, bit for bit: with the same formats and
+/// rounding.
+#[derive(Clone, Copy, Debug)]
+pub struct Reference {
+    pub op: Op,
+    /// Of `f32`.
+    pub width: Width,
+    /// The operation's number in its communicators, the first of which is 1: floats in 16 bits are
+    /// rounded in each operation by other numbers.
+    pub operation: u64,
+    /// How many elements of the operation lie before the given ones: a multiple of a message's.
+    pub start: usize,
+    pub layout: Layout,
+}
+
+impl Reference {
+    /// The sum over ranks with this layout.
+    pub fn new(layout: &Layout) -> Self {
+        let layout = Layout { rings: 1, ..*layout };
+        Self { op: Op::Sum, width: Width::Full, operation: 1, start: 0, layout }
+    }
+
+    /// The result of all ranks' contributions, in the order of ranks. It matters only for `f64`,
+    /// floats in 16 bits and products of floats.
+    ///
+    /// # Panics
+    /// If there are no contributions, their lengths differ, the layout has no room for the type, or
+    /// there is no such operation on it.
+    pub fn of<T: Element>(&self, contributions: &[&[T]]) -> Vec<T> {
+        let Self { op, operation, layout, .. } = *self;
+        let width = T::DTYPE.width(self.width);
+        let length = contributions.first().expect("at least one contribution").len();
+        assert!(
+            contributions.iter().all(|c| c.len() == length),
+            "contributions of different lengths"
+        );
+        if encoding(T::DTYPE, op) != Some(Encoding::Lanes) {
+            assert!(encoding(T::DTYPE, op).is_some(), "{}", unsupported(T::DTYPE, op));
+            let of_all = |i: usize| in_order(op, contributions.iter().map(|c| c[i]));
+            return (0..length).map(of_all).collect();
+        }
+        let plan =
+            Plan::new(&layout, T::DTYPE, width, length).expect("a message has room for an element");
+        let mut out = vec![T::default(); length];
+        let (mut sums, mut one, mut buckets) = (Vec::new(), Vec::new(), Vec::new());
+        let ranks = contributions.len() as u32;
+        let divisor = if op == Op::Average { ranks } else { 1 };
+        for i in 0..plan.data_messages(0) {
+            let range = plan.range(0, i);
+            let exponents = contributions.iter().map(|c| T::exponents(&c[range.clone()]));
+            let exponents = exponents.reduce(Exponents::max).unwrap_or_default();
+            buckets.clear();
+            buckets.extend(plan.block_ranges(0, i).map(|block| {
+                let mut counts = [0; EXPONENT_BYTES];
+                for c in contributions {
+                    let mut own = [0; EXPONENT_BYTES];
+                    write_exponent(T::exponents(&c[block.clone()]).largest, &mut own);
+                    add_lanes(&mut counts, &own);
+                }
+                read_exponent(&counts)
+            }));
+            let format = match plan.limb_format(exponents, ranks) {
+                Some(limbs) => Some(Format::Limbs(limbs)),
+                None => plan.block_format(&buckets, ranks).map(Format::Blocks),
+            };
+            let bytes = (range.len() * format.map_or(4, Format::bytes)).next_multiple_of(4);
+            sums.clear();
+            sums.resize(bytes, 0u8);
+            one.clear();
+            one.resize(bytes, 0u8);
+            for (rank, c) in contributions.iter().enumerate() {
+                let format =
+                    format.map(|f| f.of_rank(rank as u32, operation, self.start + range.start));
+                T::to_lanes(&c[range.clone()], format, &mut one);
+                add_lanes(&mut sums, &one);
+            }
+            T::from_lanes(&sums, format, divisor, &mut out[range]);
+        }
+        out
+    }
+}
+
+/// The result of `all_reduce`, bit for bit. In operations of up to 4,096 `f32`, infinities and NaNs
 /// follow IEEE 754; in longer ones all floats of a block in which any rank has one are NaN.
 ///
 /// # Panics
-/// If there are no contributions, their lengths differ, or the layout has no room for the type.
+/// As [`Reference::of`].
 pub fn reference_sum<T: Element>(contributions: &[&[T]], layout: &Layout) -> Vec<T> {
-    reference_sum_in(Width::Full, 0, contributions, layout)
-}
-
-/// [`reference_sum`] of floats that travel in so many bits, in a communicator's operation of this
-/// number. The first is 1; numbers begin again when the ranks reconnect.
-///
-/// # Panics
-/// As [`reference_sum`].
-pub fn reference_sum_in<T: Element>(
-    width: Width,
-    operation: u64,
-    contributions: &[&[T]],
-    layout: &Layout,
-) -> Vec<T> {
-    reduce_in(Op::Sum, width, operation, contributions, layout)
-}
-
-/// As [`reference_sum`], for any operator.
-///
-/// # Panics
-/// As [`reference_sum`], and if there is no such operation on the type.
-pub fn reference_reduce<T: Element>(op: Op, contributions: &[&[T]], layout: &Layout) -> Vec<T> {
-    reduce_in(op, Width::Full, 0, contributions, layout)
-}
-
-fn reduce_in<T: Element>(
-    op: Op,
-    width: Width,
-    operation: u64,
-    contributions: &[&[T]],
-    layout: &Layout,
-) -> Vec<T> {
-    let length = contributions.first().expect("at least one contribution").len();
-    assert!(contributions.iter().all(|c| c.len() == length), "contributions of different lengths");
-    if encoding(T::DTYPE, op) != Some(Encoding::Lanes) {
-        assert!(encoding(T::DTYPE, op).is_some(), "{}", unsupported(T::DTYPE, op));
-        let of_all = |i: usize| in_order(op, contributions.iter().map(|c| c[i]));
-        return (0..length).map(of_all).collect();
-    }
-    let layout = Layout { rings: 1, ..*layout };
-    let plan =
-        Plan::new(&layout, T::DTYPE, width, length).expect("a message has room for an element");
-    let mut out = vec![T::default(); length];
-    let (mut sums, mut one, mut buckets) = (Vec::new(), Vec::new(), Vec::new());
-    let ranks = contributions.len() as u32;
-    let divisor = if op == Op::Average { ranks } else { 1 };
-    for i in 0..plan.data_messages(0) {
-        let range = plan.range(0, i);
-        let exponents = contributions.iter().map(|c| T::exponents(&c[range.clone()]));
-        let exponents = exponents.reduce(Exponents::max).unwrap_or_default();
-        buckets.clear();
-        buckets.extend(plan.block_ranges(0, i).map(|block| {
-            let mut counts = [0; EXPONENT_BYTES];
-            for c in contributions {
-                let mut own = [0; EXPONENT_BYTES];
-                write_exponent(T::exponents(&c[block.clone()]).largest, &mut own);
-                add_lanes(&mut counts, &own);
-            }
-            read_exponent(&counts)
-        }));
-        let format = match plan.limb_format(exponents, ranks) {
-            Some(limbs) => Some(Format::Limbs(limbs)),
-            None => plan.block_format(&buckets, ranks).map(Format::Blocks),
-        };
-        let bytes = (range.len() * format.map_or(4, Format::bytes)).next_multiple_of(4);
-        sums.clear();
-        sums.resize(bytes, 0u8);
-        one.clear();
-        one.resize(bytes, 0u8);
-        for (rank, c) in contributions.iter().enumerate() {
-            let format = format.map(|f| f.of_rank(rank as u32, operation, range.start));
-            T::to_lanes(&c[range.clone()], format, &mut one);
-            add_lanes(&mut sums, &one);
-        }
-        T::from_lanes(&sums, format, divisor, &mut out[range]);
-    }
-    out
+    Reference::new(layout).of(contributions)
 }
 
 /// The result for one element, of all ranks' in their order.

@@ -8,7 +8,7 @@ use crate::numeric::element::{Data, Dtype, Element};
 use crate::numeric::format::Format;
 use crate::numeric::layout::Layout;
 use crate::numeric::quant::{Exponents, Underflow};
-use crate::numeric::reference::{reference_sum, reference_sum_in};
+use crate::numeric::reference::{Reference, reference_sum};
 
 /// A slice of either type.
 #[derive(Clone, Debug)]
@@ -71,7 +71,8 @@ impl Vector {
         if f.is_empty() {
             Self::I(reference_sum(&i, layout)).bits()
         } else {
-            Self::F(reference_sum_in(of[0].width(), operation as u64, &f, layout)).bits()
+            let (width, operation) = (of[0].width(), operation as u64);
+            Self::F(Reference { width, operation, ..Reference::new(layout) }.of(&f)).bits()
         }
     }
 }

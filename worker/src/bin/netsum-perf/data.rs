@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use netsum_worker::half::{bf16, f16};
 use netsum_worker::numeric::number::Number;
-use netsum_worker::{Element, Layout, Op, Width, reference_reduce};
+use netsum_worker::{Element, Layout, Op, Reference, Width};
 
 use crate::command::Kind;
 
@@ -54,6 +55,18 @@ impl Input for f32 {
     }
 }
 
+impl Input for f16 {
+    fn input(rank: u32, i: u64) -> Self {
+        Self::from_f32(f32::input(rank, i))
+    }
+}
+
+impl Input for bf16 {
+    fn input(rank: u32, i: u64) -> Self {
+        Self::from_f32(f32::input(rank, i))
+    }
+}
+
 /// A rank's elements, which are reduced.
 pub fn elements<T: Input>(rank: u32, range: Range<usize>) -> Vec<T> {
     (range.start as u64..range.end as u64).map(|i| T::input(rank, i)).collect()
@@ -75,13 +88,15 @@ pub struct Case {
     pub op: Op,
     pub root: u32,
     pub layout: Layout,
+    /// Of `f32`.
+    pub width: Width,
     /// Elements; of one rank's part, if the command has parts.
     pub count: usize,
 }
 
 impl Case {
-    /// How many reduced elements differ from those of one process.
-    pub fn wrong_elements<T: Input>(&self, result: &[T]) -> u64 {
+    /// How many reduced elements differ from those of one process; `operation` is its number.
+    pub fn wrong_elements<T: Input>(&self, operation: u64, result: &[T]) -> u64 {
         if self.kind == Kind::Reduce && self.rank != self.root {
             return differing(result, &elements(self.rank, 0..self.count));
         }
@@ -91,7 +106,8 @@ impl Case {
             }
             _ => (self.count, 0),
         };
-        let message = self.layout.elements(T::DTYPE, Width::Full).unwrap_or(1);
+        let reference = Reference::new(&self.layout);
+        let message = self.layout.elements(T::DTYPE, T::DTYPE.width(self.width)).unwrap_or(1);
         // Some messages at a time, to save memory. The last ones are not a small operation, whose
         // floats have another format.
         let part = (1usize << 20).next_multiple_of(message);
@@ -106,7 +122,9 @@ impl Case {
             let inputs: Vec<Vec<T>> =
                 (0..self.ranks).map(|rank| elements(rank, range.clone())).collect();
             let inputs: Vec<&[T]> = inputs.iter().map(|v| &v[..]).collect();
-            let expected = reference_reduce(self.op, &inputs, &self.layout);
+            let Self { op, width, .. } = *self;
+            let reference = Reference { op, width, operation, start: range.start, ..reference };
+            let expected = reference.of(&inputs);
             wrong += differing(
                 &result[own.start - start..own.end - start],
                 &expected[own.start - range.start..own.end - range.start],
@@ -148,22 +166,22 @@ mod tests {
 
     fn case(kind: Kind, rank: u32, count: usize) -> Case {
         let (op, root, ranks) = (Op::Sum, 1, RANKS);
-        Case { kind, rank, ranks, op, root, layout: LAYOUT, count }
+        Case { kind, rank, ranks, op, root, layout: LAYOUT, width: Width::Full, count }
     }
 
     fn reduced(op: Op, length: usize, layout: &Layout) -> Vec<f32> {
         let inputs: Vec<Vec<f32>> = (0..RANKS).map(|r| elements(r, 0..length)).collect();
         let inputs: Vec<&[f32]> = inputs.iter().map(|v| &v[..]).collect();
-        reference_reduce(op, &inputs, layout)
+        Reference { op, ..Reference::new(layout) }.of(&inputs)
     }
 
     /// Finds no element of a right result wrong, and then one that is negated.
     fn check(case: &Case, mut right: Vec<f32>) {
         assert_eq!(right.len(), case.count);
-        assert_eq!(case.wrong_elements(&right), 0, "{:?} at rank {}", case.kind, case.rank);
+        assert_eq!(case.wrong_elements(1, &right), 0, "{:?} at rank {}", case.kind, case.rank);
         let last = right.last_mut().unwrap();
         *last = -*last;
-        assert_eq!(case.wrong_elements(&right), 1, "{:?} at rank {}", case.kind, case.rank);
+        assert_eq!(case.wrong_elements(1, &right), 1, "{:?} at rank {}", case.kind, case.rank);
     }
 
     #[test]

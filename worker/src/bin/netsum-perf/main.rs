@@ -18,6 +18,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use netsum_worker::Dtype;
+use netsum_worker::half::{bf16, f16};
 
 use args::Options;
 use command::Collective;
@@ -51,6 +52,8 @@ types! {
     U32, u32, "uint32";
     I64, i64, "int64";
     U64, u64, "uint64";
+    F16, f16, "half";
+    Bf16, bf16, "bfloat16";
     F32, f32, "float";
     F64, f64, "double";
     Bool, bool, "bool";

@@ -17,6 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn run<T: Input>(collective: &'static Collective, options: &Options) -> Result<u64> {
     let counts = options.counts(collective, size_of::<T>())?;
     let mut comm = Communicator::connect(options.config()?)?;
+    comm.set_width(options.wire.width());
     if options.inflight == 1 {
         comm.wait_first(PATIENCE);
     }
@@ -25,8 +26,9 @@ pub fn run<T: Input>(collective: &'static Collective, options: &Options) -> Resu
     let mut total = 0;
     for count in counts {
         let (rank, ranks, layout) = (comm.rank(), comm.ranks(), comm.layout());
-        let Options { op, root, .. } = *options;
-        let case = Case { kind: collective.kind, rank, ranks, op, root, layout, count };
+        let Options { op, root, wire, .. } = *options;
+        let (kind, width) = (collective.kind, wire.width());
+        let case = Case { kind, rank, ranks, op, root, layout, width, count };
         let measured = one_size::<T>(&mut comm, options, &case)
             .with_context(|| format!("{} of {count} elements of {}", collective.name, T::DTYPE))?;
         let row = measured.row(&mut comm, Sized::new::<T>(collective, &case))?;
@@ -53,7 +55,7 @@ fn one_size<T: Input>(
                 tensors.resize_with(parts.len(), Vec::new);
                 tensors.iter_mut().zip(&parts).for_each(|(to, from)| (**from).clone_into(to));
             };
-            let wrong = |tensors: &Vec<Vec<T>>| case.wrong_elements(&tensors.concat());
+            let wrong = |n, tensors: &Vec<Vec<T>>| case.wrong_elements(n, &tensors.concat());
             measure(comm, options, fill, |comm, b| comm.reduce_many_async(b, op), wrong)
         }
         Kind::AllReduce | Kind::Reduce => {
@@ -61,7 +63,7 @@ fn one_size<T: Input>(
             let root = kind.has_root().then_some(root);
             let fill = |b: &mut Vec<T>| input.clone_into(b);
             let start = |comm: &mut Communicator, b| comm.reduce_async(b, op, root);
-            measure(comm, options, fill, start, |b| case.wrong_elements(b))
+            measure(comm, options, fill, start, |n, b| case.wrong_elements(n, b))
         }
         Kind::ReduceScatter => {
             let input = elements::<T>(rank, 0..ranks * count);
@@ -71,13 +73,13 @@ fn one_size<T: Input>(
             };
             let start =
                 |comm: &mut Communicator, (from, to)| comm.reduce_scatter_async(from, to, op);
-            measure(comm, options, fill, start, |(_, to)| case.wrong_elements(to))
+            measure(comm, options, fill, start, |n, (_, to)| case.wrong_elements(n, to))
         }
         Kind::Broadcast => {
             let input = bytes(rank, 0..block);
             let fill = |b: &mut Vec<u8>| input.clone_into(b);
             let start = |comm: &mut Communicator, b| comm.broadcast_async(b, root);
-            measure(comm, options, fill, start, |b| case.wrong_bytes(b, element))
+            measure(comm, options, fill, start, |_, b| case.wrong_bytes(b, element))
         }
         Kind::AllGather | Kind::AllToAll => {
             let gathers = kind == Kind::AllGather;
@@ -90,11 +92,11 @@ fn one_size<T: Input>(
                 true => comm.all_gather_async(from, to),
                 false => comm.all_to_all_async(from, to),
             };
-            measure(comm, options, fill, start, |(_, to)| case.wrong_bytes(to, element))
+            measure(comm, options, fill, start, |_, (_, to)| case.wrong_bytes(to, element))
         }
         Kind::Barrier => {
             let start = |comm: &mut Communicator, _| comm.barrier_async();
-            measure(comm, options, |_: &mut Vec<i32>| (), start, |_| 0)
+            measure(comm, options, |_: &mut Vec<i32>| (), start, |_, _| 0)
         }
     }
 }
@@ -122,7 +124,7 @@ fn measure<B: Default>(
     options: &Options,
     fill: impl Fn(&mut B),
     start: impl Fn(&mut Communicator, B) -> Result<Pending<B>, Error>,
-    wrong: impl Fn(&B) -> u64,
+    wrong: impl Fn(u64, &B) -> u64,
 ) -> Result<Measured, Error> {
     let resent = |comm: &Communicator| comm.statistics().traffic.map(|t| t.retransmissions);
     let mut buffers: Vec<B> = (0..options.inflight).map(|_| B::default()).collect();
@@ -153,7 +155,10 @@ fn measure<B: Default>(
         }
     }
     let retransmissions = resent(comm).zip(before).map(|(after, before)| after - before);
-    let wrong = if options.check { buffers.last().map(wrong) } else { None };
+    // The last operation's number.
+    let number = comm.statistics().all_reduces;
+    let last = buffers.last().filter(|_| options.check);
+    let wrong = last.map(|buffer| wrong(number, buffer));
     Ok(Measured { mean: total / options.iters, times, by_ring, retransmissions, wrong })
 }
 

@@ -244,6 +244,7 @@ mod tests {
             op: Op::Sum,
             root: 2,
             layout: Layout { message_size: 4096, window: 1, rings: 1 },
+            width: netsum_worker::Width::Full,
             count: (16 << 20) / parts,
         };
         let time = Duration::from_millis(100);

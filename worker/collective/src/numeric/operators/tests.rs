@@ -1,5 +1,6 @@
 use std::collections::VecDeque;
 
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
@@ -176,6 +177,33 @@ macro_rules! floats {
     }};
 }
 
+macro_rules! halves {
+    ($given:expr, $($type:ty),*) => {{
+        let (size, words, cut) = $given;
+        $({
+            let of = |word: u64| match word % 64 {
+                0 => <$type>::NAN,
+                1 => <$type>::INFINITY,
+                _ => <$type>::from_f32((word as i64 >> 40) as f32 / 1e5),
+            };
+            let is_nan = |x: &[$type]| x.iter().any(|x| x.is_nan());
+            let total = |a: &&$type, b: &&$type| a.total_cmp(b);
+            let or_nan = |x: &[$type], other: Option<&$type>| {
+                if is_nan(x) { <$type>::NAN } else { *other.unwrap() }
+            };
+            fold(Op::Min, size, words, cut, of, |x| or_nan(x, x.iter().min_by(total)));
+            fold(Op::Max, size, words, cut, of, |x| or_nan(x, x.iter().max_by(total)));
+            fold(Op::Product, size, words, cut, of, |x| {
+                let times = |a: $type, b: &$type| {
+                    let product = a.to_f32() * b.to_f32();
+                    if product.is_nan() { <$type>::NAN } else { <$type>::from_f32(product) }
+                };
+                x[1..].iter().fold(x[0], times)
+            });
+        })*
+    }};
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -189,6 +217,7 @@ proptest! {
         let given = ((ranks, length), &words[..], Cut { step, rings, window, order });
         integers!(given, i8, u8, i16, u16, i32, u32, i64, u64);
         floats!(given, f32, f64);
+        halves!(given, f16, bf16);
         let (size, words, cut) = given;
         for op in [Op::Sum, Op::Max, Op::BitOr] {
             fold(op, size, words, cut, |word| word % 3 == 0, |x| x.contains(&true));
@@ -206,7 +235,7 @@ proptest! {
 #[test]
 fn all_types_have_all_operations_except_averages_of_integers_and_bits_of_floats() {
     for dtype in Dtype::ALL {
-        let is_float = matches!(dtype, Dtype::F32 | Dtype::F64);
+        let is_float = matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64);
         for op in Op::ALL {
             let is_supported = match op {
                 Op::Average => is_float,
