@@ -1,6 +1,7 @@
 //! The benchmark of whole all-reduces measures what it should.
 
 use netsum_bench::contest::Order;
+use netsum_bench::contest::collective::Collective;
 use netsum_bench::contest::link::{Link, Wire};
 use netsum_bench::contest::start::{Peer, start};
 use netsum_bench::contest::wire::{Part, Progress};
@@ -10,7 +11,7 @@ use netsum_lab::cluster::JobSpec;
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn netsum_takes_part_with_and_without_its_box() {
     let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
-    let order = Order { len: 100_000, iters: 3, setting: 0 };
+    let order = Order { collective: Collective::AllReduce, len: 100_000, iters: 3, setting: 0 };
     let rounds = [Peer::Box, Peer::Xdp, Peer::Ring { offload: true }].map(|who| {
         let mut contestant =
             start(who, &job, Wire { mtu: 2152, rate: Link(None), loss: 0.0, uplinks: None })
@@ -29,10 +30,26 @@ fn netsum_takes_part_with_and_without_its_box() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn every_collective_gives_the_right_result_by_the_box() {
+    let job = JobSpec { message_size: 65_536, ..JobSpec::new("bench", 3) };
+    let wire = Wire { mtu: 1500, rate: Link(None), loss: 0.0, uplinks: None };
+    let mut contestant = start(Peer::Box, &job, wire).unwrap();
+    for collective in Collective::ALL {
+        let bytes = collective.sizes(&[100_000], 3)[0];
+        // A wrong element is an error.
+        let order = Order { collective, len: bytes / 4, iters: 2, setting: 0 };
+        let answer = contestant.run(&order).unwrap().answer;
+        assert_eq!((answer.micros.len(), answer.astray), (2, 0), "{collective}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn contestants_are_not_faster_than_the_links() {
     let part = Part {
         job: JobSpec { message_size: 65_536, window: 2, ..JobSpec::new("bench", 2) },
         wire: Wire { mtu: 1500, rate: "50mbit".parse().unwrap(), loss: 0.0, uplinks: None },
+        collective: Collective::AllReduce,
         sizes: vec![4096, 1 << 20],
         who: vec![Peer::Box, Peer::Xdp, Peer::Ring { offload: true }],
         launches: 2,

@@ -4,9 +4,10 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use netsum_api::v1::CreateJobRequest;
+use netsum_bench::contest::collective::Collective;
 use netsum_bench::contest::link::{Link, Uplinks, Wire};
 use netsum_bench::contest::plan::{self, Slice};
-use netsum_bench::contest::report::{picture, tables};
+use netsum_bench::contest::report::{collectives, picture, tables};
 use netsum_bench::contest::start::Peer;
 use netsum_bench::contest::wire::{Part, Progress, wanted, without_missing};
 use netsum_bench::keep::Keep;
@@ -66,6 +67,11 @@ struct Args {
     /// MTUs of the links. Default outside the plan: 1500.
     #[arg(long, value_delimiter = ',')]
     link_mtus: Vec<u32>,
+    /// Measure every collective of netsum beside Gloo's, from rank 0 as the root, in one table.
+    /// Sizes are those of nccl-tests. Default: 4 hosts, rates 1gbit and none, sizes of 4 KiB to 64
+    /// MiB.
+    #[arg(long)]
+    collectives: bool,
     /// netsum's path MTU. Its default, and that of the next three, is that of `netsum job create`.
     #[arg(long)]
     mtu: Option<u32>,
@@ -108,7 +114,8 @@ impl Args {
 
     fn sizes(&self, link: Link) -> Result<Vec<usize>> {
         if self.sizes.is_empty() {
-            return Ok(vec![link.usual_size()]);
+            let all = vec![4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
+            return Ok(if self.collectives { all } else { vec![link.usual_size()] });
         }
         for size in &self.sizes {
             ensure!(
@@ -122,7 +129,8 @@ impl Args {
     /// The slices to measure: all combinations of the options, or the plan.
     fn slices(&self) -> Result<Vec<Slice>> {
         let Self { rates, hosts, sizes, losses, link_mtus, racks, .. } = self;
-        if rates.is_empty()
+        if !self.collectives
+            && rates.is_empty()
             && hosts.is_empty()
             && sizes.is_empty()
             && losses.is_empty()
@@ -132,6 +140,7 @@ impl Args {
             return Ok(plan::usual());
         }
         let rates = match &**rates {
+            [] if self.collectives => vec!["1gbit".parse()?, Link(None)],
             [] => ["100mbit", "250mbit", "500mbit", "1gbit"]
                 .iter()
                 .map(|rate| rate.parse())
@@ -142,7 +151,7 @@ impl Args {
             |given: &[u32], usual: &[u32]| if given.is_empty() { usual } else { given }.to_vec();
         let losses = if losses.is_empty() { vec![0.0] } else { losses.clone() };
         let mut all = Vec::new();
-        for hosts in or(hosts, &[4, 8]) {
+        for hosts in or(hosts, if self.collectives { &[4] } else { &[4, 8] }) {
             for mtu in or(link_mtus, &[1500]) {
                 for &loss in &losses {
                     for &rate in &rates {
@@ -175,7 +184,26 @@ impl Args {
         Ok(all)
     }
 
-    /// A slice with the selected contestants; `None` if none of them is in it.
+    /// A slice with the selected contestants, for each collective; none if no contestant is in it.
+    fn parts(&self, mut slice: Slice) -> Result<Vec<Part>> {
+        if !self.collectives {
+            return Ok(self.part(slice)?.into_iter().collect());
+        }
+        if self.only.is_empty() {
+            slice.who = vec!["netsum".to_owned(), "gloo".to_owned()];
+        }
+        let mut parts = Vec::new();
+        for collective in Collective::ALL {
+            let Some(part) = self.part(slice.clone())? else { continue };
+            let sizes = collective.sizes(&part.sizes, part.job.ranks);
+            let who: Vec<_> = part.who.iter().copied().filter(|who| who.has(collective)).collect();
+            if !who.is_empty() {
+                parts.push(Part { collective, sizes, who, ..part });
+            }
+        }
+        Ok(parts)
+    }
+
     fn part(&self, slice: Slice) -> Result<Option<Part>> {
         let Slice { hosts, wire, sizes, who } = slice;
         let asked =
@@ -187,6 +215,7 @@ impl Args {
         Ok((!who.is_empty()).then_some(Part {
             job,
             wire,
+            collective: Collective::AllReduce,
             sizes,
             who,
             launches,
@@ -201,12 +230,14 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let JobSpec { message_size, window, rings, .. } = args.job(2, 1500)?;
     args.keep.print(format_args!(
-        "All-reduces of f32 on one machine, {} launches of {} rounds.\n\
+        "{} of f32 on one machine, {} launches of {} rounds.\n\
          netsum: messages of {message_size} B, window {window}, rings {rings}.\n",
-        args.launches, args.rounds
+        if args.collectives { "Collectives" } else { "All-reduces" },
+        args.launches,
+        args.rounds
     ));
     let parts =
-        args.slices()?.into_iter().map(|slice| args.part(slice)).collect::<Result<Vec<_>>>()?;
+        args.slices()?.into_iter().map(|slice| args.parts(slice)).collect::<Result<Vec<_>>>()?;
     let mut parts: Vec<Part> = parts.into_iter().flatten().collect();
     for line in without_missing(&mut parts)? {
         args.keep.print(format_args!("{line}\n"));
@@ -215,17 +246,23 @@ fn main() -> Result<()> {
     for part in &parts {
         match part.measure(&mut progress) {
             Ok(these) => {
-                args.keep.print(tables(&these));
+                if !args.collectives {
+                    args.keep.print(tables(&these));
+                }
                 rows.extend(these);
             }
             // The figures of other parts are kept.
             Err(error) => {
                 failed += 1;
-                args.keep
-                    .print(format_args!("\n{} hosts, {}: failed\n", part.job.ranks, part.wire));
-                eprintln!("{} hosts, {}: {error:#}", part.job.ranks, part.wire);
+                let Part { wire, collective, .. } = part;
+                let what = format!("{} hosts, {wire}, {collective}", part.job.ranks);
+                args.keep.print(format_args!("\n{what}: failed\n"));
+                eprintln!("{what}: {error:#}");
             }
         }
+    }
+    if args.collectives {
+        args.keep.print(collectives(&rows));
     }
     args.keep.write(&rows, || picture(&rows))?;
     ensure!(failed == 0, "{failed} of {} parts failed", parts.len());

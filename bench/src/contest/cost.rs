@@ -47,18 +47,17 @@ impl Cost {
         }
     }
 
-    /// Checks that the link carried at least this many bytes of vectors both ways. Every all-reduce
-    /// must; a smaller number means that data bypassed the link, as hosts share a kernel and its
-    /// memory.
+    /// Checks that the link carried at least this many bytes of vectors out and in. A smaller
+    /// number means that data bypassed the link, as hosts share a kernel and its memory.
     ///
     /// # Errors
     /// If one direction carried less.
-    pub fn carried(&self, vectors: u64) -> Result<()> {
+    pub fn carried(&self, [out, into]: [u64; 2]) -> Result<()> {
         let (sent, received) = (self.sent, self.received);
         ensure!(
-            sent.min(received) >= vectors,
-            "rank 0's link carried only {sent} bytes out and {received} in, for vectors of \
-             {vectors}"
+            sent >= out && received >= into,
+            "rank 0's link carried only {sent} bytes out and {received} in, for {out} and \
+             {into} of vectors"
         );
         Ok(())
     }
@@ -115,13 +114,13 @@ mod tests {
     #[test]
     fn data_that_bypasses_the_link_is_detected() {
         let cost = Cost { sent: 1000, received: 1200, ..Cost::default() };
-        cost.carried(1000).unwrap();
-        let error = cost.carried(1001).unwrap_err().to_string();
+        cost.carried([1000, 1200]).unwrap();
+        let error = cost.carried([1001, 5]).unwrap_err().to_string();
         assert_eq!(
             error,
-            "rank 0's link carried only 1000 bytes out and 1200 in, for vectors of 1001"
+            "rank 0's link carried only 1000 bytes out and 1200 in, for 1001 and 5 of vectors"
         );
-        Cost { sent: 1200, received: 1000, ..cost }.carried(1001).unwrap_err();
+        Cost { sent: 1200, received: 1000, ..cost }.carried([5, 1001]).unwrap_err();
     }
 
     #[test]

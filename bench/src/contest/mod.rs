@@ -6,6 +6,7 @@
 //! | this one | a contestant, and its orders |
 //! | [`start`] | netsum by its box and by its ring, and its peers |
 //! | [`plan`] | the default measurements of `bench wire` |
+//! | [`collective`] | the collectives |
 //! | [`wire`] | rounds of all contestants in turns, each at its best setting |
 //! | [`cost`] | CPU time of the whole machine, bytes on the links |
 //! | [`report`] | the results as a table, JSON and a picture |
@@ -13,6 +14,7 @@
 //! All contestants run at the same time, each in a lab of its own, and take turns: the machine's
 //! noise affects all of them alike.
 
+pub mod collective;
 pub mod cost;
 pub mod link;
 pub mod plan;
@@ -25,6 +27,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use collective::Collective;
 use cost::Cost;
 use netsum_lab::cluster::Cluster;
 use netsum_lab::process::Running;
@@ -36,6 +39,8 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// An order to all ranks of a contestant, as a line of JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Order {
+    #[serde(default)]
+    pub collective: Collective,
     /// Elements: 32-bit floats.
     pub len: usize,
     /// The number of all-reduces, one after the other. The ranks wait for each other before each
@@ -145,8 +150,9 @@ impl Contestant {
         }
         let cost = Cost::now(&self.cluster)?.since(&before);
         let element = if self.name.ends_with("16bit") { 2 } else { 4 };
-        let vectors = element * order.len as u64 * u64::from(order.iters);
-        cost.carried(vectors).with_context(|| self.name)?;
+        let ranks = self.cluster.lab().hosts().len() as u64;
+        let least = order.collective.least(element * order.len as u64, ranks);
+        cost.carried(least.map(|one| one * u64::from(order.iters))).with_context(|| self.name)?;
         Ok(Round { answer: self.merge(order, &answers)?, cost })
     }
 

@@ -59,6 +59,32 @@ class Gloo:
         for work in works:
             work.wait()
 
+    def operation(self, name, length):
+        """A collective other than all_reduce: the functions that make its input, run it and count
+        wrong elements of its result."""
+        torch, dist, rank, ranks = self.numbers, self.distributed, self.rank, self.ranks
+        part = length // ranks
+        element = (torch.arange(length) % PERIOD).float()
+        whole, block = element * (rank + 1), slice(rank * part, (rank + 1) * part)
+        of_ranks = lambda x: torch.cat([x * (other + 1) for other in range(ranks)])
+        data, output = whole.clone(), torch.empty(length)
+        parts = list(output.chunk(ranks)) if length else []
+        run, result, right = {
+            "reduce": (lambda: dist.reduce(data, 0), data, element * (ranks * (ranks + 1) // 2)),
+            "broadcast": (lambda: dist.broadcast(data, 0), data, element),
+            "all_gather": (lambda: dist.all_gather(parts, data[:part]), output, of_ranks(element[:part])),
+            "alltoall": (lambda: dist.all_to_all_single(output, data), output, of_ranks(element[block])),
+            "barrier": (dist.barrier, data, element),
+        }[name]
+
+        def fill():
+            data.copy_(whole)
+            output.fill_(-1)
+
+        # Other ranks than the root may have any result.
+        unchecked = name == "reduce" and rank > 0
+        return fill, run, lambda: 0 if unchecked else int((result != right).sum())
+
     def of_all(self, micros, wrong):
         return micros, wrong
 
@@ -220,17 +246,29 @@ def main():
         buffer = comm.numbers.empty(length, dtype=dtype)
         blocks = [slice(start, min(start + block, length)) for start in range(0, length, block)]
         micros, seconds, busiest, cpu, wrong = [], 0.0, 0.0, 0.0, 0
-        for _ in range(order["iters"]):
+
+        def fill():
             for part in blocks:
                 buffer[part] = own[: part.stop - part.start]
+
+        def run():
+            comm.reduce(buffer, order["setting"])
+
+        def count():
+            return sum(int((buffer[part] != right[: part.stop - part.start]).sum()) for part in blocks)
+
+        if order["collective"] != "all_reduce":
+            fill, run, count = comm.operation(order["collective"], length)
+        for _ in range(order["iters"]):
+            fill()
             comm.barrier()
             before, cpu, start = busy(), cpu - own_cpu(), time.perf_counter()
-            comm.reduce(buffer, order["setting"])
+            run()
             micros.append((time.perf_counter() - start) * 1e6)
             cpu += own_cpu()
             spent = [now - then for now, then in zip(busy(), before)]
             seconds, busiest = seconds + sum(spent), busiest + max(spent)
-            wrong += sum(int((buffer[part] != right[: part.stop - part.start]).sum()) for part in blocks)
+            wrong += count()
         micros, wrong = comm.of_all(micros, wrong)
         if speaks:
             answer = {"micros": micros, "wrong": wrong, "busy": seconds, "busiest": busiest, "cpu": cpu}

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 
+use super::collective::Collective;
 use super::link::{Link, Uplinks, Wire};
 use super::{Round, median};
 use crate::plot::{self, Height, Panel};
@@ -25,7 +26,8 @@ pub struct Row {
     /// Racks, and the rate of their hosts divided by that of their uplinks; 0 with one box.
     pub racks: u32,
     pub oversubscribed: u32,
-    /// Bytes of each rank's vector.
+    pub collective: Collective,
+    /// Bytes of each rank's vector, or of all ranks' parts of it.
     pub bytes: usize,
     /// The time of each round, which is the median of its all-reduces.
     pub rounds_ms: Vec<f64>,
@@ -63,6 +65,7 @@ impl Row {
         setting: String,
         hosts: u32,
         wire: Wire,
+        collective: Collective,
         bytes: usize,
         rounds: &[Round],
     ) -> Self {
@@ -82,13 +85,17 @@ impl Row {
             loss: wire.loss,
             racks: wire.uplinks.map_or(0, |uplinks| uplinks.racks),
             oversubscribed: wire.uplinks.map_or(0, |uplinks| uplinks.oversubscribed),
+            collective,
             bytes,
             median_ms,
             min_ms: rounds_ms.iter().copied().fold(f64::INFINITY, f64::min),
             max_ms: rounds_ms.iter().copied().fold(0.0, f64::max),
             rounds_ms,
             algbw_gbps: bytes as f64 * 8.0 / median_ms / 1e6,
-            share_of_limit: wire.least(bytes).map(|least| least * 1e3 / median_ms),
+            share_of_limit: wire
+                .least(bytes)
+                .filter(|_| collective == Collective::AllReduce)
+                .map(|least| least * 1e3 / median_ms),
             cores_busy: busy / seconds,
             cpu_seconds_per_gb: busy / seconds * median_ms / 1e3 / (bytes as f64 / 1e9),
             cpu_bound: busiest / seconds > BUSY,
@@ -154,6 +161,36 @@ pub fn tables(rows: &[Row]) -> String {
         text += &format!("\n{hosts} hosts, {wire}, {bytes} B{}\n", least.unwrap_or_default());
         text += &format!("{}\n", Row::titles());
         group.iter().for_each(|row| text += &format!("{}\n", row.text()));
+    }
+    text
+}
+
+/// Median times of every collective in one table, a column for each contestant; the last column is
+/// the last contestant's time divided by the first one's.
+pub fn collectives(rows: &[Row]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for row in rows {
+        if !names.contains(&&*row.name) {
+            names.push(&row.name);
+        }
+    }
+    let mut text = format!("\n{:5} {:14} {:10} {:>9}", "hosts", "collective", "rate", "bytes");
+    names.iter().for_each(|name| text += &format!(" {:>14}", format!("{name} ms")));
+    let (first, last) = (names.first(), names.last());
+    text += &format!(" {:>8}\n", "ratio");
+    let key = |row: &Row| (row.hosts, row.wire(), row.collective, row.bytes);
+    for group in rows.chunk_by(|a, b| key(a) == key(b)) {
+        let Row { hosts, rate, collective, bytes, .. } = &group[0];
+        text += &format!("{hosts:5} {collective:14} {:10} {bytes:>9}", rate.to_string());
+        let time = |name: Option<&&str>| {
+            group.iter().find(|row| name.is_some_and(|n| row.name == *n)).map(|row| row.median_ms)
+        };
+        for name in &names {
+            let time = time(Some(name)).map_or("-".to_owned(), millis);
+            text += &format!(" {time:>14}");
+        }
+        let ratio = time(last).zip(time(first)).map(|(last, first)| last / first);
+        text += &format!(" {:>8}\n", ratio.map_or("-".to_owned(), |r| format!("{r:.2}")));
     }
     text
 }
@@ -262,7 +299,8 @@ mod tests {
 
     fn row(name: &str, rate: &str, bytes: usize) -> Row {
         let rounds = [round(&[200e3, 300e3, 700e3]), round(&[100e3]), round(&[250e3])];
-        Row::new(name, "ring".to_owned(), 4, wire(rate), bytes, &rounds)
+        let collective = Collective::AllReduce;
+        Row::new(name, "ring".to_owned(), 4, wire(rate), collective, bytes, &rounds)
     }
 
     #[test]
@@ -285,7 +323,8 @@ mod tests {
     fn a_row_is_marked_if_a_cpu_was_busy_all_the_time() {
         let mut busy = round(&[1e6]);
         busy.answer.busiest = 0.97;
-        let row = Row::new("x", String::new(), 4, wire("1gbit"), 1000, &[busy]);
+        let row =
+            Row::new("x", String::new(), 4, wire("1gbit"), Collective::AllReduce, 1000, &[busy]);
         assert!(row.cpu_bound && row.text().contains(" cpu "), "{}", row.text());
     }
 
@@ -304,6 +343,19 @@ mod tests {
     }
 
     #[test]
+    fn all_collectives_are_in_one_table() {
+        let with = |name, collective, bytes| Row { collective, ..row(name, "1gbit", bytes) };
+        let mut fast = with("netsum", Collective::Broadcast, 4096);
+        fast.median_ms = 100.0;
+        let slow = with("gloo", Collective::Broadcast, 4096);
+        let table = collectives(&[fast, slow, with("netsum", Collective::ReduceScatter, 4096)]);
+        let lines: Vec<Vec<&str>> =
+            table.trim().lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["4", "broadcast", "1gbit", "4096", "100.0", "250.0", "2.50"]);
+        assert_eq!(lines[2], ["4", "reduce_scatter", "1gbit", "4096", "250.0", "-", "-"]);
+    }
+
+    #[test]
     fn racks_have_the_uplinks_limit_and_a_panel_for_each_number() {
         let rate: Link = "100mbit".parse().unwrap();
         let row = |racks, oversubscribed| {
@@ -311,7 +363,7 @@ mod tests {
             let wire = Wire { uplinks: Some(uplinks), ..wire("100mbit") };
             let mut round = round(&[500e3]);
             round.cost.up = u64::from(racks) * 2_750_000;
-            Row::new("one", String::new(), 8, wire, 2_500_000, &[round])
+            Row::new("one", String::new(), 8, wire, Collective::AllReduce, 2_500_000, &[round])
         };
         let rows = [row(2, 1), row(2, 8), row(4, 1)];
         // 400mbit and 50mbit: 20 Mbit take 200 ms on a host's link, and 400 ms on the second

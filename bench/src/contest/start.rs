@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::Contestant;
+use super::collective::Collective;
 use super::link::{Link, Wire};
 use netsum_lab::cluster::{Cluster, JobSpec, RankSpec, program};
 use netsum_lab::faults::Faults;
@@ -105,6 +106,16 @@ impl Peer {
             Self::Mpi5 => "openmpi5",
             Self::Mpich => "mpich",
             Self::OneCcl => "oneccl",
+        }
+    }
+
+    /// Whether it can be measured with a collective: Gloo has no reduce-scatter, and the others only
+    /// have orders for all-reduces.
+    pub fn has(self, collective: Collective) -> bool {
+        match self {
+            Self::Box | Self::Xdp | Self::Ring { .. } => true,
+            Self::Gloo { .. } => collective != Collective::ReduceScatter,
+            _ => collective == Collective::AllReduce,
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
+use super::collective::Collective;
 use super::link::{Link, Wire};
 use super::report::{Row, millis};
 use super::start::{Peer, is_there, start};
@@ -16,6 +17,7 @@ pub struct Part {
     /// netsum's job; its ranks are the hosts.
     pub job: JobSpec,
     pub wire: Wire,
+    pub collective: Collective,
     /// Bytes of vectors.
     pub sizes: Vec<usize>,
     pub who: Vec<Peer>,
@@ -56,9 +58,10 @@ impl Part {
             };
             let (of, left) = (self.launches, progress.minutes_left());
             eprintln!(
-                "{} hosts, {}: launch {} of {of}; {left}",
+                "{} hosts, {}, {}: launch {} of {of}; {left}",
                 self.job.ranks,
                 self.wire,
+                self.collective,
                 launch + 1
             );
             let mut contestants = self.who.iter().map(start).collect::<Result<Vec<_>>>()?;
@@ -71,7 +74,8 @@ impl Part {
                     let row = |(c, record): (&Contestant, &Record)| {
                         let setting = c.settings.get(record.setting.unwrap_or(0));
                         let setting = setting.cloned().unwrap_or_default();
-                        Row::new(c.name, setting, self.job.ranks, self.wire, *bytes, &record.rounds)
+                        let (ranks, wire, rounds) = (self.job.ranks, self.wire, &record.rounds);
+                        Row::new(c.name, setting, ranks, wire, self.collective, *bytes, rounds)
                     };
                     rows.extend(contestants.iter().zip(records).map(row));
                 }
@@ -106,7 +110,8 @@ impl Part {
         contestants: &mut [Contestant],
         records: &mut [Record],
     ) -> Result<()> {
-        let order = |setting, iters| Order { len: bytes / 4, iters, setting };
+        let collective = self.collective;
+        let order = |setting, iters| Order { collective, len: bytes / 4, iters, setting };
         for (contestant, record) in contestants.iter_mut().zip(&mut *records) {
             match record.setting {
                 // Only to warm up.
@@ -114,7 +119,10 @@ impl Part {
                 None => {
                     contestant.run(&order(0, 1))?;
                     let mut times = Vec::new();
-                    for setting in 0..contestant.settings.len().max(1) {
+                    // Settings are of all-reduces.
+                    let is_set = collective == Collective::AllReduce;
+                    let settings = if is_set { contestant.settings.len() } else { 0 };
+                    for setting in 0..settings.max(1) {
                         let micros = contestant.run(&order(setting, 1))?.answer.micros[0];
                         times.push((micros, setting));
                     }
@@ -134,7 +142,8 @@ impl Part {
             }
         }
         for _ in 0..self.rounds {
-            let mut line = format!("{} hosts, {}, {bytes} B, ms:", self.job.ranks, self.wire);
+            let mut line =
+                format!("{} hosts, {}, {collective} of {bytes} B, ms:", self.job.ranks, self.wire);
             for (contestant, record) in contestants.iter_mut().zip(&mut *records) {
                 let order = order(record.setting.unwrap_or(0), record.iters);
                 let round = contestant.run(&order)?;

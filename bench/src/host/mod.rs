@@ -18,6 +18,7 @@ use anyhow::{Result, ensure};
 use netsum_lab::cluster::JobSpec;
 use serde::Serialize;
 
+use crate::contest::collective::Collective;
 use crate::contest::link::{Link, Wire};
 use crate::contest::start::{Peer, is_there, start};
 use crate::contest::{Order, median};
@@ -183,12 +184,14 @@ fn gloo(settings: &Settings, offload: bool) -> Result<Row> {
     let wire = Wire { mtu: 1500, rate: Link(None), loss: 0.0, uplinks: None };
     let mut contestant = start(who, &JobSpec::new("host", 2), wire)?;
     let len = (settings.size << 20) / 4;
-    contestant.run(&Order { len, iters: 3, setting: 0 })?;
+    contestant.run(&Order { collective: Collective::AllReduce, len, iters: 3, setting: 0 })?;
     let (mut cpu, mut times) = (Vec::new(), Vec::new());
     let until = std::time::Instant::now()
         + Duration::from_secs_f64(settings.seconds * settings.rounds as f64);
     while cpu.is_empty() || std::time::Instant::now() < until {
-        let answer = contestant.run(&Order { len, iters: 10, setting: 0 })?.answer;
+        let answer = contestant
+            .run(&Order { collective: Collective::AllReduce, len, iters: 10, setting: 0 })?
+            .answer;
         let seconds = answer.micros.iter().sum::<f64>() / 1e6;
         times.push(seconds / 10.0);
         cpu.push(answer.cpu / 2.0 / 10.0);
