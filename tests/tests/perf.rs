@@ -36,6 +36,8 @@ fn netsum_perf_finds_no_result_of_any_collective_wrong() {
         ("broadcast -r 1", whole, None, Some(1)),
         ("all_gather --inflight 2", parts, None, None),
         ("reduce_scatter", parts, Some("sum"), None),
+        ("reduce_scatter -o bxor -d u8", [6, 798, 79_998], Some("bxor"), None),
+        ("all_reduce -o max -d f64", whole, Some("max"), None),
         ("alltoall", parts, None, None),
     ] {
         let rows = measure(&cluster, &job, &token, &format!("{command} {any}"));

@@ -37,7 +37,7 @@ integers!(i8, u8, i16, u16, i32, u32, i64, u64);
 impl Input for bool {
     /// Mostly true.
     fn input(rank: u32, i: u64) -> Self {
-        mix(rank, i) % 8 > 0
+        !mix(rank, i).is_multiple_of(8)
     }
 }
 
