@@ -42,6 +42,17 @@ def sums():
             comm.reduce_scatter(part, numpy.arange(ranks * 9000, dtype=numpy.float32)).mode == "box"
         )
         assert (part == (numpy.arange(9000) + 9000 * comm.rank) * ranks).all()
+        for dtype, op, expected in (
+            ("f8", "min", 0),
+            ("f4", "max", ranks - 1),
+            ("f8", "avg", others / ranks),
+            ("i8", "sum", others),
+            ("u1", "sum", others),
+            ("i4", "bor", 1 if ranks == 2 else 3),
+            ("?", "band", False),
+        ):
+            x = numpy.full(50_000, comm.rank, dtype=dtype)
+            assert comm.all_reduce(x, op).mode == "box" and (x == expected).all(), (dtype, op, x)
     statistics = comm.statistics()
     assert comm.mode == "box" and statistics["fallbacks"] == statistics["ring_bytes"] == 0, (
         statistics
@@ -73,8 +84,8 @@ def reconnects():
                 works.append(comm.all_reduce_async(x))
                 # All refuse it, and it keeps its place among the others over all connections.
                 try:
-                    comm.all_reduce(numpy.zeros(3))
-                    raise AssertionError("float64 is not summed")
+                    comm.all_reduce(numpy.zeros(3), "bxor")
+                    raise AssertionError("floats have no bitwise operations")
                 except netsum.ArgumentError:
                     pass
             for work, x in zip(works, arrays):

@@ -15,6 +15,9 @@ class Ranks(unittest.TestCase):
         run("sums")
         run("sums", ranks=3)
 
+    def test_all_operators_and_dtypes(self):
+        run("operators", ranks=3)
+
     def test_other_collectives_move_bytes_of_any_type(self):
         run("moves", ranks=3)
 

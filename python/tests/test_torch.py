@@ -124,6 +124,9 @@ class Backend(unittest.TestCase):
     def test_an_interrupted_rank_ends(self):
         self.assertIn("ENDED", torchrun("interrupted"))
 
+    def test_all_operators_and_types_without_gloo(self):
+        torchrun("operators", ranks=3)
+
     def test_gloo_does_the_rest_and_that_is_said_once(self):
         torchrun("by_gloo", ranks=3)
 

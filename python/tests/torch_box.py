@@ -44,7 +44,8 @@ said = [str(w.message) for w in caught if w.category is netsum.NoBoxWarning]
 assert len(said) == 1 and "netsum diagnose" in said[0], said
 told(f"by the ranks {weights}")
 # The network cannot: Gloo does it, at the same addresses.
-number = torch.tensor(float(dist.get_rank()))
-dist.all_reduce(number, op=dist.ReduceOp.MAX)
-assert number == dist.get_world_size() - 1
+ranks, rank = dist.get_world_size(), dist.get_rank()
+out = torch.zeros(ranks)
+dist.all_to_all_single(out, torch.full((ranks,), float(rank)))
+assert torch.equal(out, torch.arange(float(ranks))), out
 dist.destroy_process_group()

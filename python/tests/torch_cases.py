@@ -1,6 +1,7 @@
 """Test cases for ranks of PyTorch: torchrun torch_cases.py NAME..."""
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import netsum
 import netsum.torch
+from netsum.torch import tensors
 
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -287,7 +289,9 @@ def refused():
 
     raises(netsum.ArgumentError, "netsum.init()", step, None, torch.nn.Linear(50, 2))
     with netsum.init() as comm:
-        raises(RuntimeError, "model.float()", step, comm, torch.nn.Linear(50, 2).double())
+        whole = torch.ones(1, dtype=torch.int32)
+        raises(netsum.ArgumentError, "model.float()", netsum.torch.hook._check, whole)
+        step(comm, torch.nn.Linear(50, 2).double())
     with netsum.init(
         rank=0, ranks=1, peers=[f"127.200.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"]
     ) as alone:
@@ -501,9 +505,9 @@ def again():
             for x in batches(2):
                 held[-1](x).sum().backward()
             assert same_everywhere(held[-1].module.first.weight.grad)
-            x = torch.ones(3, dtype=torch.float64)  # Gloo's
+            x = torch.eye(3).to_sparse()  # Gloo's
             dist.all_reduce(x)
-            assert (x == size).all(), x
+            assert torch.equal(x.to_dense(), torch.eye(3) * size), x
             comm = dist.group.WORLD.comm
             dist.destroy_process_group()
             if NEW:
@@ -697,36 +701,83 @@ def by_compilers():
         assert torch.equal(calls.wait_tensor(given), expected), (given, expected)
 
 
+def operators():
+    """Reductions of all types with all operators, none of them by Gloo."""
+    with backend() as caught:
+        ranks, rank, op = dist.get_world_size(), dist.get_rank(), dist.ReduceOp
+        scatter = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
+        for dtype in (*tensors.REDUCED, *tensors.WIDENED):
+            is_bool, is_float = dtype == torch.bool, dtype.is_floating_point
+            folds = {
+                op.SUM: torch.logical_or if is_bool else torch.add,
+                op.PRODUCT: torch.logical_and if is_bool else torch.mul,
+                op.MIN: torch.logical_and if is_bool else torch.minimum,
+                op.MAX: torch.logical_or if is_bool else torch.maximum,
+            }
+            if not is_float:
+                folds |= {
+                    op.BAND: torch.bitwise_and,
+                    op.BOR: torch.bitwise_or,
+                    op.BXOR: torch.bitwise_xor,
+                }
+            kind = torch.bool if is_bool else torch.float64 if is_float else torch.int64
+            for by, fold in folds.items():
+                # Small numbers, which all types have; more signs where there are any.
+                all_values = [
+                    torch.tensor([r + 1, 4 - r, 2, r % 2, 3]).to(kind) for r in range(ranks)
+                ]
+                expected = functools.reduce(fold, all_values).to(dtype)
+                own = all_values[rank].to(dtype)
+                dist.all_reduce(x := own.clone(), by)
+                assert equal(x, expected), (dtype, by, x, expected)
+                dist.reduce(x := own.clone(), 1, by)
+                assert equal(x, expected if rank == 1 else own), (dtype, by, x)
+                scatter(x := own.clone(), torch.cat([own] * ranks), by)
+                assert equal(x, expected), (dtype, by, x, expected)
+                # Parts of several sizes.
+                x = torch.zeros(rank + 1).to(dtype)
+                dist.reduce_scatter(x, [own[:1].expand(r + 1).clone() for r in range(ranks)], by)
+                assert equal(x, expected[:1].expand(rank + 1)), (dtype, by, x, expected)
+            if not is_bool:
+                x = torch.full((3,), 24).to(dtype)
+                dist.all_reduce(x, op.AVG)
+                assert (x.double() == 24).all(), (dtype, x)
+        x = torch.full((3,), 100, dtype=torch.int8)  # the sum is too large for it
+        dist.all_reduce(x, op.AVG)
+        assert (x == 100).all(), x
+        x = torch.tensor(-7 if rank == 0 else 0, dtype=torch.int64)
+        dist.all_reduce(x, op.AVG)
+        assert x == -(7 // ranks), x
+        part = torch.zeros(2, dtype=torch.float64)
+        scatter(part, torch.arange(2.0 * ranks, dtype=torch.float64) + rank, op=op.AVG)
+        right = torch.arange(2.0, dtype=torch.float64) + 2 * rank + (ranks - 1) / 2
+        assert torch.equal(part, right), part
+        for dtype in tensors.PAIRS:
+            x = torch.tensor([1 + 2j, -3j], dtype=dtype)
+            dist.all_reduce(x)
+            assert torch.equal(x, torch.tensor([1 + 2j, -3j], dtype=dtype) * ranks), x
+            x = torch.tensor([[1 + 2j], [rank * 1j]], dtype=dtype).t()
+            dist.all_reduce(x, op.AVG)
+            assert torch.equal(x, torch.tensor([[1 + 2j, (ranks - 1) / 2 * 1j]], dtype=dtype)), x
+        raises(RuntimeError, "", dist.all_reduce, torch.ones(2), op.BAND)
+        raises(RuntimeError, "", dist.all_reduce, torch.tensor([True]), op.AVG)
+        # Numbers, of which one makes the result everywhere.
+        x = torch.tensor([torch.nan if rank == 1 else 1.0, -0.0 if rank else 0.0] * 3000)
+        dist.all_reduce(x, op.MIN)
+        assert x[::2].isnan().all() and x[1::2].signbit().all(), x
+        assert not delegated(caught), delegated(caught)
+
+
+def equal(x, y):
+    """As numbers: older PyTorch cannot compare some types."""
+    return x.dtype == y.dtype and torch.equal(x.double(), y.double())
+
+
 def by_gloo():
     """Gloo handles other calls, with one warning each."""
     with backend() as caught:
         ranks, rank = dist.get_world_size(), dist.get_rank()
-        others = ranks * (ranks - 1) // 2
         for _ in range(2):
-            x = torch.full((3,), rank, dtype=torch.float64)
-            dist.all_reduce(x)
-            assert (x == others).all()
-            dist.all_reduce(x, op=dist.ReduceOp.AVG)
-            assert (x == others).all(), x
-            x = torch.full((3,), 2 * rank, dtype=torch.int64)
-            dist.all_reduce(x, op=dist.ReduceOp.AVG)
-            assert (x == 2 * others // ranks).all(), x
-            x = torch.full((3,), float(rank))
-            dist.all_reduce(x, op=dist.ReduceOp.MAX)
-            assert (x == ranks - 1).all()
-            # Gloo's own sums where it is asked for an average.
-            part, whole = (
-                torch.zeros(2, dtype=torch.float64),
-                torch.arange(2.0 * ranks, dtype=torch.float64) + rank,
-            )
-            scatter = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
-            scatter(part, whole, op=dist.ReduceOp.AVG)
-            assert torch.equal(
-                part, torch.arange(2.0, dtype=torch.float64) + 2 * rank + others / ranks
-            ), part
-            x = torch.full((2,), rank, dtype=torch.float64)
-            dist.reduce(x, 0, op=dist.ReduceOp.AVG)
-            assert rank > 0 or (x == others / ranks).all(), x
             if rank == 0:
                 dist.send(torch.ones(3), 1)
             elif rank == 1:
@@ -766,10 +817,6 @@ def by_gloo():
         said = delegated(caught)
         assert len(said) == len(set(said)), said
         for words in (
-            "all_reduce of torch.float64",
-            "all_reduce of torch.int64",
-            "all_reduce with MAX",
-            "reduce_scatter of",
             "all_to_all",
             "send",
             "recv",

@@ -1,4 +1,4 @@
-"""The backend "netsum" of torch.distributed: sums in the network, and Gloo for all other calls."""
+"""The backend "netsum" of torch.distributed: reductions in the network, and Gloo for the rest."""
 
 import functools
 import warnings
@@ -15,9 +15,20 @@ from ..errors import ArgumentError, Error, MismatchError
 from .completion import Handle, all_of, completed, then
 from .gloo import Abilities, Gloo, op_name
 from .rendezvous import apart, rendezvous
-from .tensors import SUMMED, WIDENED, Memory, Sum, put, tag
+from .tensors import PAIRS, REDUCED, WIDENED, Memory, Reduced, put, tag
 
-_SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+_SUM = dist.ReduceOp.SUM
+#: netsum's names of PyTorch's operators.
+_OPS = {
+    "SUM": "sum",
+    "AVG": "avg",
+    "MIN": "min",
+    "MAX": "max",
+    "PRODUCT": "prod",
+    "BAND": "band",
+    "BOR": "bor",
+    "BXOR": "bxor",
+}
 
 #: Default groups of another backend that have a netsum group of all ranks.
 _beside: "weakref.WeakSet[dist.ProcessGroup]" = weakref.WeakSet()
@@ -106,7 +117,9 @@ class ProcessGroup(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._text
 
-    def _sums(self, kind: str, tensors: Sequence[torch.Tensor], op: "dist.ReduceOp") -> str | None:
+    def _reduces(
+        self, kind: str, tensors: Sequence[torch.Tensor], op: "dist.ReduceOp"
+    ) -> str | None:
         """netsum's name of the operation, if netsum handles it."""
         if self.comm is None:
             return None
@@ -114,13 +127,17 @@ class ProcessGroup(dist.ProcessGroup):
             return _warn(f"{kind} of sparse tensors")
         dtypes = {tensor.dtype for tensor in tensors}
         dtype = next(iter(dtypes), torch.float32)
-        if len(dtypes) > 1 or (dtype not in SUMMED and dtype not in WIDENED):
+        if len(dtypes) > 1 or not (dtype in REDUCED or dtype in WIDENED or dtype in PAIRS):
             return _warn(f"{kind} of {', '.join(map(str, dtypes))}")
-        if op == _SUM:
-            return "sum"
-        if op == _AVG:
-            return "avg" if dtype.is_floating_point else _warn(f"{kind} of {dtype} with AVG")
-        return _warn(f"{kind} with {op_name(op)}")
+        name = _OPS.get(op_name(op))
+        if name is None:
+            return _warn(f"{kind} with {op_name(op)}")
+        if dtype in PAIRS and name not in ("sum", "avg"):
+            raise ArgumentError(f"{kind}: {op_name(op)} of {dtype}: must be SUM or AVG")
+        return name
+
+    def _reduced(self, tensor: torch.Tensor, name: str, kept: bool = True) -> Reduced:
+        return Reduced(tensor, name, self.size(), kept)
 
     def _started(
         self, kind: str, work: Work, finish: Callable[[Work], list[torch.Tensor]]
@@ -171,22 +188,22 @@ class ProcessGroup(dist.ProcessGroup):
             )
         return root
 
-    # Sums.
+    # Reductions.
 
     def allreduce(self, tensors, opts=None):
         tensors, op = _listed(tensors), _option(opts, "reduceOp", _SUM)
         if not tensors:
             raise ArgumentError("all_reduce: no tensors")
-        name = self._sums("all_reduce", tensors, op)
+        name = self._reduces("all_reduce", tensors, op)
         if name is None:
             return all_of([self.gloo.allreduce(tensor, op) for tensor in tensors], tensors)
-        sums = [Sum(tensor) for tensor in tensors]
+        results = [self._reduced(tensor, name) for tensor in tensors]
 
-        def start(one: Sum) -> Handle:
-            work = self.comm.all_reduce_async(one.flat, name, tag=tag(one.tensor.dtype))
+        def start(one: Reduced) -> Handle:
+            work = self.comm.all_reduce_async(one.given, one.op, tag=one.tag())
             return self._started("all_reduce", work, one.finished)
 
-        return all_of([start(one) for one in sums], tensors)
+        return all_of([start(one) for one in results], tensors)
 
     def allreduce_coalesced(self, tensors, opts=None):
         return self.allreduce(tensors, opts)
@@ -194,11 +211,11 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors, opts=None, op=_SUM):
         tensor, op = _listed(tensors)[0], getattr(opts, "reduceOp", op)
         root = self._root("reduce", _option(opts, "rootRank", 0))
-        name = self._sums("reduce", [tensor], op)
+        name = self._reduces("reduce", [tensor], op)
         if name is None:
             return self.gloo.reduce(tensor, root, op)
-        result = Sum(tensor, kept=self.rank() == root)
-        work = self.comm.reduce_async(result.flat, root, name, tag=tag(tensor.dtype))
+        result = self._reduced(tensor, name, kept=self.rank() == root)
+        work = self.comm.reduce_async(result.given, root, result.op, tag=result.tag())
         return self._started("reduce", work, result.finished)
 
     def _reduce_scatter_base(self, output, input, opts=None):
@@ -210,23 +227,23 @@ class ProcessGroup(dist.ProcessGroup):
                 "rank"
             )
         _one_dtype("reduce_scatter", output, input)
-        name = self._sums("reduce_scatter", [output, input], op)
+        name = self._reduces("reduce_scatter", [output, input], op)
         if name is None:
             # Gloo's own has no AVG and, in older PyTorch, no operation at all.
             return self._part_of_all_reduce(output, input, [output.numel()] * self.size(), op)
-        result, whole = Sum(output), Sum(input, kept=False)
-        number = tag(output.dtype)
-        work = self.comm.reduce_scatter_async(result.flat, whole.flat, name, tag=number)
+        result, whole = self._reduced(output, name), self._reduced(input, name, kept=False)
+        given, number = whole.given, result.tag()
+        work = self.comm.reduce_scatter_async(result.given, given, result.op, tag=number)
         return self._started("reduce_scatter", work, result.finished)
 
     def _part_of_all_reduce(self, output, input, sizes, op):
         whole = Memory(input, written=False).flat.reshape(-1).clone()
-        name = self._sums("reduce_scatter", [output, input], op)
+        name = self._reduces("reduce_scatter", [output, input], op)
         if name is None:
             work = self.gloo.allreduce(whole, op, sizes)
         else:
-            result = Sum(whole)
-            work = self.comm.all_reduce_async(result.flat, name, tag=tag(whole.dtype, sizes))
+            result = self._reduced(whole, name)
+            work = self.comm.all_reduce_async(result.given, result.op, tag=result.tag(sizes))
             work = self._started("reduce_scatter", work, result.finished)
         return then(work, lambda: [put(output, whole.split(sizes)[self.rank()])])
 

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 from ..errors import ArgumentError, Error
 from .completion import Handle, all_of, over, then
 from .rendezvous import has_come
-from .tensors import WIDENED, Memory
+from .tensors import WIDENED, Memory, divided
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
@@ -213,11 +213,11 @@ class Gloo:
             what = f"reduce_scatter ({op_name(op)}) of parts of {sizes}, {_elements(tensor)}"
         if tensor.layout != torch.strided:
             work = self._call(lambda gloo: gloo.allreduce([tensor], opts), what)
-            return then(work, lambda: [_divided(tensor, size)]) if op == _AVG else work
+            return then(work, lambda: [divided(tensor, size)]) if op == _AVG else work
         memory = Memory(tensor, _wide(tensor.dtype) if op == _AVG else None)
         work = self._call(lambda gloo: gloo.allreduce([memory.flat], opts), what)
         if op == _AVG:
-            return then(work, lambda: [_divided(memory.flat, size), memory.put()][1:])
+            return then(work, lambda: [divided(memory.flat, size), memory.put()][1:])
         return _put(work, [memory])
 
     def reduce(self, tensor: torch.Tensor, root: int, op: "dist.ReduceOp") -> DistributedWork:
@@ -233,7 +233,7 @@ class Gloo:
 
         def finish() -> list[torch.Tensor]:
             if op == _AVG:
-                _divided(memory.flat, size)
+                divided(memory.flat, size)
             return [memory.put()]
 
         return then(work, finish)
@@ -479,9 +479,3 @@ def _put(work: DistributedWork, memories: Sequence[Memory]) -> DistributedWork:
     if not any(memory.is_copy for memory in memories):
         return work
     return then(work, lambda: [memory.put() for memory in memories])
-
-
-def _divided(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
-    is_exact = not (tensor.is_floating_point() or tensor.is_complex())
-    with torch.inference_mode(tensor.is_inference()):
-        return tensor.detach().div_(ranks, rounding_mode="trunc" if is_exact else None)

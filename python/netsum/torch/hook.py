@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .._netsum import Communicator
 from ..errors import ArgumentError, ConfigError
 from .completion import completed
-from .tensors import WIDENED, Sum, tag
+from .tensors import WIDENED, Reduced
 
 
 class HookState:
@@ -63,11 +63,11 @@ def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future
     gradient = bucket.buffer()
     try:
         _check(gradient)
-        bucket_sum = Sum(gradient)
+        bucket_sum = Reduced(gradient, "avg")
     except ArgumentError:
         state.comm._refuse()
         raise
-    work = state.comm.all_reduce_async(bucket_sum.flat, "avg", tag=tag(gradient.dtype))
+    work = state.comm.all_reduce_async(bucket_sum.given, bucket_sum.op, tag=bucket_sum.tag())
     return completed(state.comm, work, bucket_sum.finish)
 
 
@@ -77,8 +77,8 @@ def _check(gradient: torch.Tensor) -> None:
             f"gradients on {gradient.device}: netsum sums tensors in the host's memory: move the "
             "model to the CPU"
         )
-    if gradient.dtype != torch.float32 and gradient.dtype not in WIDENED:
+    if gradient.dtype not in (torch.float32, torch.float64, *WIDENED):
         raise ArgumentError(
-            f"gradients of {gradient.dtype}: netsum sums float32, and bfloat16 and float16 as "
-            "float32: convert the model to one of these (model.float())"
+            f"gradients of {gradient.dtype}: netsum sums float32 and float64, and bfloat16 and "
+            "float16 as float32: convert the model to one of these (model.float())"
         )

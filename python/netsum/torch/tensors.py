@@ -1,4 +1,4 @@
-"""PyTorch's tensors, as netsum sums and moves them."""
+"""PyTorch's tensors, as netsum reduces and moves them."""
 
 import warnings
 import zlib
@@ -8,8 +8,31 @@ import torch
 from .._netsum import Work
 from ..errors import ArgumentError, NonFiniteError
 
-SUMMED = (torch.float32, torch.int32)
-WIDENED = (torch.bfloat16, torch.float16)
+
+def _known(*names: str) -> "tuple[torch.dtype, ...]":
+    return tuple(getattr(torch, name) for name in names if hasattr(torch, name))
+
+
+INTEGERS = _known("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+#: Types that netsum reduces as they are.
+REDUCED = (*INTEGERS, torch.float32, torch.float64, torch.bool)
+#: Types that are reduced as float32, and rounded once.
+WIDENED = _known("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+#: Types whose sums are those of pairs of floats.
+PAIRS = _known("complex64", "complex128")
+
+
+def _has_dlpack_bool() -> bool:
+    try:
+        torch.zeros(1, dtype=torch.bool).__dlpack__()
+    except (RuntimeError, BufferError, TypeError):
+        return False
+    return True
+
+
+_DLPACK_BOOL = _has_dlpack_bool()
+#: Operations on bytes that are 0 or 1, as those on booleans.
+_OF_BYTES = {"sum": "bor", "max": "bor", "min": "band", "prod": "band"}
 
 
 class Memory:
@@ -50,15 +73,29 @@ class Memory:
         return self.flat.as_strided((self.flat.numel(),), (1,)).view(torch.uint8)
 
 
-class Sum(Memory):
-    """A tensor that netsum sums or averages: bfloat16 and float16 as float32.
+class Reduced(Memory):
+    """A tensor that netsum reduces: 16-bit floats as float32, complex numbers as pairs of floats.
 
-    A tensor that is not kept stays unchanged.
+    Averages of integers are sums as int64, divided, so they do not wrap. A tensor that is not kept
+    stays unchanged.
     """
 
-    def __init__(self, tensor: torch.Tensor, kept: bool = True):
-        super().__init__(tensor, torch.float32 if tensor.dtype in WIDENED else None, written=kept)
-        self.kept = kept
+    def __init__(
+        self, tensor: torch.Tensor, op: str = "sum", ranks: int = 1, kept: bool = True
+    ):
+        dtype = tensor.dtype
+        self.divisor = ranks if op == "avg" and dtype in INTEGERS else None
+        wide = torch.float32 if dtype in WIDENED else None
+        super().__init__(tensor, torch.int64 if self.divisor else wide, written=kept)
+        self.kept, self.op, self.given = kept, "sum" if self.divisor else op, self.flat
+        if dtype in PAIRS:
+            self.given = torch.view_as_real(self.flat)
+        elif dtype == torch.bool and not _DLPACK_BOOL:
+            self.given, self.op = self.as_bytes(), _OF_BYTES.get(op, op)
+
+    def tag(self, *more: object) -> int:
+        """For properties that the calls do not show."""
+        return tag(self.tensor.dtype, *more, *(["avg"] if self.divisor else []))
 
     def finish(self, work: Work) -> torch.Tensor:
         """Waits, and copies the result back.
@@ -72,10 +109,21 @@ class Sum(Memory):
             if self.kept:
                 text = f"{error}: the sums of its block are NaN at all ranks that get them"
                 warnings.warn(text, stacklevel=1)
-        return self.put() if self.kept else self.tensor
+        if not self.kept:
+            return self.tensor
+        if self.divisor:
+            divided(self.flat, self.divisor)
+        return self.put()
 
     def finished(self, work: Work) -> list[torch.Tensor]:
         return [self.finish(work)]
+
+
+def divided(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Divides in place, also a tensor of inference mode; integers are rounded towards zero."""
+    is_exact = not (tensor.is_floating_point() or tensor.is_complex())
+    with torch.inference_mode(tensor.is_inference()):
+        return tensor.detach().div_(ranks, rounding_mode="trunc" if is_exact else None)
 
 
 def put(into: torch.Tensor, what: torch.Tensor) -> torch.Tensor:

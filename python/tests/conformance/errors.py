@@ -179,7 +179,7 @@ def expanded() -> torch.Tensor:
 MAX, MIN, SUM = dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.SUM
 I64, F64 = torch.int64, torch.float64
 
-# Calls that netsum passes to Gloo, at some or all ranks. `odd` is set at one rank.
+# Calls that differ between ranks, some of which netsum passes to Gloo. `odd` is set at one rank.
 for name, call in {
     "all_reduce of float32 at one rank, of float64 at others": lambda odd: dist.all_reduce(
         of(F64 if odd else torch.float32)
