@@ -28,7 +28,7 @@ class _Buffer(Protocol):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 _Array = _Buffer | _DLPack
-_Op = Literal["sum", "avg"]
+_Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 class Report:
     @property

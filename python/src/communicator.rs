@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use netsum_worker::{
-    Bootstrap, CommConfig, Element, Error, Op, Pending, Room, Settings, addresses,
+    Bool8, Bootstrap, CommConfig, Dtype, Element, Error, Op, Pending, Room, Settings, addresses,
 };
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -15,7 +15,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::array;
 use crate::errors::{argument, raised};
-use crate::memory::{Elements, Kind, Memory};
+use crate::memory::{Elements, Memory};
 use crate::work::{Report, SIGNALS, Warned, Work};
 
 /// Moves bytes from an input to an output.
@@ -119,11 +119,30 @@ pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<C
 }
 
 fn op(py: Python<'_>, name: &str) -> PyResult<Op> {
-    match name {
-        "sum" => Ok(Op::Sum),
-        "avg" => Ok(Op::Average),
-        _ => Err(argument(py, &format!("op {name:?}: must be \"sum\" or \"avg\""))),
-    }
+    Op::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| {
+        let names = Op::ALL.map(|op| format!("{:?}", op.name())).join(", ");
+        argument(py, &format!("op {name:?}: must be one of {names}"))
+    })
+}
+
+/// Calls a method for the type of a memory's elements.
+macro_rules! with_type {
+    ($py:expr, $memory:expr, $self:ident.$method:ident($($argument:expr),*)) => {
+        match $memory.kind {
+            Some(Dtype::I8) => $self.$method::<i8>($($argument),*),
+            Some(Dtype::U8) => $self.$method::<u8>($($argument),*),
+            Some(Dtype::I16) => $self.$method::<i16>($($argument),*),
+            Some(Dtype::U16) => $self.$method::<u16>($($argument),*),
+            Some(Dtype::I32) => $self.$method::<i32>($($argument),*),
+            Some(Dtype::U32) => $self.$method::<u32>($($argument),*),
+            Some(Dtype::I64) => $self.$method::<i64>($($argument),*),
+            Some(Dtype::U64) => $self.$method::<u64>($($argument),*),
+            Some(Dtype::F32) => $self.$method::<f32>($($argument),*),
+            Some(Dtype::F64) => $self.$method::<f64>($($argument),*),
+            Some(Dtype::Bool) => $self.$method::<Bool8>($($argument),*),
+            None => Err($memory.no_sum($py)),
+        }
+    };
 }
 
 /// How to start an operation.
@@ -238,6 +257,7 @@ impl Communicator {
         &self,
         py: Python<'_>,
         memories: Vec<Memory>,
+        op: Op,
         begin: Begin,
     ) -> PyResult<Work> {
         if let Some(other) = memories.iter().find(|other| other.kind != memories[0].kind) {
@@ -251,7 +271,7 @@ impl Communicator {
             .into_iter()
             .map(|memory| memory.elements::<T>(py))
             .collect::<Result<Vec<_>, _>>()?;
-        self.work(py, begin, move |comm| comm.all_reduce_many_async(elements))
+        self.work(py, begin, move |comm| comm.reduce_many_async(elements, op))
     }
 
     fn scatter<T: Element>(
@@ -276,16 +296,14 @@ impl Communicator {
         }
         self.call(py, || {
             let arrays: Vec<Bound<'_, PyAny>> = array.extract()?;
-            if self::op(py, op)? != Op::Sum {
-                let text = "a list of arrays has no average: use \"sum\" and divide the sums";
-                return Err(argument(py, text));
-            }
+            let op = self::op(py, op)?;
             let memories: Vec<_> =
                 arrays.iter().map(|array| array::memory(array, true)).collect::<Result<_, _>>()?;
-            match memories.first().map_or(Kind::F32, |memory| memory.kind) {
-                Kind::I32 => self.reduce_many::<i32>(py, memories, begin),
-                Kind::F32 => self.reduce_many::<f32>(py, memories, begin),
-                Kind::Other => Err(memories[0].no_sum(py)),
+            match memories.first() {
+                None => self.reduce_many::<f32>(py, memories, op, begin),
+                Some(first) => {
+                    with_type!(py, first, self.reduce_many(py, memories, op, begin))
+                }
             }
         })
     }
@@ -301,11 +319,7 @@ impl Communicator {
         self.call(py, || {
             let root = root.map(|root| self.root(py, root)).transpose()?;
             let (op, memory) = (self::op(py, op)?, array::memory(array, true)?);
-            match memory.kind {
-                Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root, begin),
-                Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root, begin),
-                Kind::Other => Err(memory.no_sum(py)),
-            }
+            with_type!(py, memory, self.reduce_in_place(py, memory, op, root, begin))
         })
     }
 
@@ -327,11 +341,7 @@ impl Communicator {
                 );
                 return Err(argument(py, &text));
             }
-            match input.kind {
-                Kind::I32 => self.scatter::<i32>(py, input, output, op, begin),
-                Kind::F32 => self.scatter::<f32>(py, input, output, op, begin),
-                Kind::Other => Err(input.no_sum(py)),
-            }
+            with_type!(py, input, self.scatter(py, input, output, op, begin))
         })
     }
 
@@ -368,9 +378,10 @@ impl Communicator {
 
 #[pymethods]
 impl Communicator {
-    /// Replaces each element by the sum of all ranks' elements at its place, or their average
-    /// ("avg"), in place. The same bits at every rank. A list of arrays of one dtype is summed as
-    /// if they were concatenated, in one operation: use it for many small arrays.
+    /// Replaces each element by the sum of all ranks' elements at its place, in place; or by their
+    /// average ("avg", of floats), "min", "max", product ("prod"), or bitwise "band", "bor" or
+    /// "bxor" (of integers and bool). The same bits at every rank. A list of arrays of one dtype is
+    /// reduced as if they were concatenated, in one operation: use it for many small arrays.
     #[pyo3(signature = (array, op="sum"))]
     fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Report> {
         self.start_all_reduce(array, op, SOON)?.wait(array.py(), None)
@@ -400,7 +411,7 @@ impl Communicator {
         self.start_reduce(array, root, op, in_flight(tag))
     }
 
-    /// Sums `input`, and writes this rank's part of the sum to `output`.
+    /// Reduces `input`, and writes this rank's part of the result to `output`.
     #[pyo3(signature = (output, input, op="sum"))]
     fn reduce_scatter(
         &self,

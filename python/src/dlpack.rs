@@ -4,12 +4,13 @@
 
 use std::ffi::c_void;
 
+use netsum_worker::Dtype;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::errors::argument;
-use crate::memory::{Kind, Memory, not_contiguous, refused};
+use crate::memory::{Memory, integer, not_contiguous, refused};
 
 const CPU: i32 = 1;
 const CUDA_HOST: i32 = 3;
@@ -77,16 +78,18 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
     if !is_contiguous(shape, numbers(tensor.strides, dimensions)) {
         return Err(not_contiguous(py, "x.contiguous()"));
     }
-    let (kind, name) = match (tensor.code, tensor.bits) {
-        (0, 32) => (Kind::I32, "int32".to_owned()),
-        (1, 32) => (Kind::I32, "uint32".to_owned()),
-        (2, 32) => (Kind::F32, "float32".to_owned()),
-        (code, bits) => {
-            let names = ["int", "uint", "float", "opaque", "bfloat", "complex", "bool"];
-            (Kind::Other, format!("{}{bits}", names.get(usize::from(code)).unwrap_or(&"unknown")))
-        }
+    let (code, bits) = (usize::from(tensor.code), usize::from(tensor.bits));
+    let kind = match (code, bits) {
+        (0 | 1, bits) => integer(bits / 8, code == 0),
+        (2, 32) => Some(Dtype::F32),
+        (2, 64) => Some(Dtype::F64),
+        (6, 8) => Some(Dtype::Bool),
+        _ => None,
     };
-    let kind = if tensor.lanes == 1 { kind } else { Kind::Other };
+    let names = ["int", "uint", "float", "opaque", "bfloat", "complex", "bool"];
+    let name = names.get(code).unwrap_or(&"unknown");
+    let name = if code == 6 { (*name).to_owned() } else { format!("{name}{bits}") };
+    let kind = kind.filter(|_| tensor.lanes == 1);
     let elements =
         shape.iter().try_fold(1usize, |n, side| n.checked_mul(usize::try_from(*side).ok()?));
     let size = usize::from(tensor.bits) * usize::from(tensor.lanes);

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use netsum_worker::Dtype;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -10,20 +11,27 @@ use pyo3::types::PyMemoryView;
 
 use crate::errors::argument;
 
-/// The type of elements.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    I32,
-    F32,
-    /// Bytes that can be moved, but not summed.
-    Other,
+/// The type of integers of so many bytes.
+pub fn integer(size: usize, is_signed: bool) -> Option<Dtype> {
+    Some(match (size, is_signed) {
+        (1, true) => Dtype::I8,
+        (1, false) => Dtype::U8,
+        (2, true) => Dtype::I16,
+        (2, false) => Dtype::U16,
+        (4, true) => Dtype::I32,
+        (4, false) => Dtype::U32,
+        (8, true) => Dtype::I64,
+        (8, false) => Dtype::U64,
+        _ => return None,
+    })
 }
 
 /// Contiguous memory of an object, which exports it until this is dropped.
 pub struct Memory {
     pub start: *mut u8,
     pub bytes: usize,
-    pub kind: Kind,
+    /// `None`: bytes that can be moved, but not reduced.
+    pub kind: Option<Dtype>,
     /// The dtype, for messages.
     pub dtype: String,
     /// Keeps the export. If a thread without Python's lock drops it, the next one with the lock
@@ -51,9 +59,12 @@ impl Memory {
         }
         let native = format.trim_start_matches(['@', '=', '<']);
         let kind = match (native, buffer.item_size()) {
-            ("f", 4) => Kind::F32,
-            ("i" | "I" | "l" | "L", 4) => Kind::I32,
-            _ => Kind::Other,
+            ("f", 4) => Some(Dtype::F32),
+            ("d", 8) => Some(Dtype::F64),
+            ("?", 1) => Some(Dtype::Bool),
+            ("b" | "h" | "i" | "l" | "q", size) => integer(size, true),
+            ("B" | "H" | "I" | "L" | "Q", size) => integer(size, false),
+            _ => None,
         };
         let dtype = dtype(&format, buffer.item_size());
         let (start, bytes, readonly) =
@@ -62,13 +73,14 @@ impl Memory {
         Ok((Self { start, bytes, kind, dtype, _export: export }, readonly))
     }
 
-    /// As elements that can be summed.
+    /// As elements that can be reduced.
     pub fn elements<T>(self, py: Python<'_>) -> PyResult<Elements<T>> {
         if !self.start.cast::<T>().is_aligned() {
-            return Err(argument(
-                py,
-                "the array is not aligned to 4 bytes: pass a copy (x.copy())",
-            ));
+            let text = format!(
+                "the array is not aligned to {} bytes: pass a copy (x.copy())",
+                align_of::<T>()
+            );
+            return Err(argument(py, &text));
         }
         Ok(Elements { len: self.bytes / size_of::<T>(), memory: self, elements: PhantomData })
     }
@@ -78,10 +90,10 @@ impl Memory {
         Elements { len: self.bytes, memory: self, elements: PhantomData }
     }
 
-    /// The error for a type that cannot be summed.
+    /// The error for a type that cannot be reduced.
     pub fn no_sum(&self, py: Python<'_>) -> PyErr {
         let text = format!(
-            "dtype {}: netsum sums float32, int32 and uint32: convert it \
+            "dtype {}: netsum reduces integers, float32, float64 and bool: convert it \
              (x.astype(numpy.float32), x.float())",
             self.dtype
         );
