@@ -4,11 +4,19 @@ use std::fmt::Write as _;
 
 use clap::CommandFactory as _;
 use netsum_cli::{Cli, failure};
+use netsum_collective::call::Op;
+use netsum_collective::numeric::element::Dtype;
+use netsum_collective::numeric::operators::{Encoding, encoding};
 use netsum_common::counters::{Counter, Kind};
 
 /// Their names and texts.
-pub fn pages() -> [(&'static str, String); 3] {
-    [("cli.md", command_line()), ("counters.md", counters()), ("conformance.md", conformance())]
+pub fn pages() -> [(&'static str, String); 4] {
+    [
+        ("cli.md", command_line()),
+        ("counters.md", counters()),
+        ("operators.md", operators()),
+        ("conformance.md", conformance()),
+    ]
 }
 
 fn command_line() -> String {
@@ -51,6 +59,53 @@ fn counters() -> String {
             let _ = writeln!(text, "| `{}` | {} |", counter.name(), counter.help());
         }
     }
+    text
+}
+
+/// What each operator sends on each type, from the function that decides it.
+fn operators() -> String {
+    let mut text = String::from(
+        "# Operators and types\n\nThe box adds 32-bit integers. Each rank encodes its elements as \
+         such integers, so that from their sums every rank computes the result, with the same bits \
+         at every rank: by the box, and by the hosts' ring. The table says how many bytes a rank \
+         sends for each byte of its elements.\n\n| type |",
+    );
+    for op in Op::ALL {
+        let _ = write!(text, " {op} |");
+    }
+    let _ = write!(text, "\n| --- |{}\n", " --- |".repeat(Op::ALL.len()));
+    for dtype in Dtype::ALL {
+        let _ = write!(text, "| {dtype} |");
+        for op in Op::ALL {
+            let cost = match (encoding(dtype, op), dtype.bytes()) {
+                (None, _) => "",
+                (Some(Encoding::Lanes), 2) if !dtype.is_scaled() => "2",
+                (Some(Encoding::Halves), _) => "2",
+                (Some(Encoding::Lanes), _) => "1",
+                (Some(Encoding::Thirds), _) => "1.5",
+                (Some(Encoding::Bits), _) if dtype == Dtype::Bool => "B / 8",
+                (Some(Encoding::Bits), _) => "B",
+                (Some(Encoding::Gather), _) => "N",
+            };
+            let _ = write!(text, " {cost} |");
+        }
+        text.push('\n');
+    }
+    text.push_str(
+        "\n- N is the number of ranks: each gets the values of all, and combines them in the order \
+         of the ranks. With many ranks that is slow; use it for few elements.\n\
+         - B is 32 / F, where a lane has F fields that count up to N: 2 with 2 or 3 ranks, 3.2 with 4 \
+         to 7, 4 with 8 to 15, 5.3 with 16 to 31, 6.4 with 32 to 63, and 8 with 64.\n\
+         - An empty cell is an error. PyTorch's averages of integers are sums as int64 that netsum's \
+         backend divides.\n\
+         - Sums and products of integers wrap. A sum of bool is the or, a product the and.\n\
+         - Products of floats and sums of f64 are rounded after each rank, in the order of the \
+         ranks. Sums of f32, f16 and bf16 have [a scale for each block of \
+         1,024](../concepts/numbers.md), and up to 4,096 elements take up to 12 bytes each.\n\
+         - In a minimum or maximum a NaN of any rank is the result, and -0 is less than +0.\n\
+         - Python and PyTorch call the types int8 to uint64, float16, bfloat16, float32, float64 and bool, C \
+         `NETSUM_INT8` and so on.\n",
+    );
     text
 }
 

@@ -137,6 +137,8 @@ macro_rules! with_type {
             Some(Dtype::U32) => $self.$method::<u32>($($argument),*),
             Some(Dtype::I64) => $self.$method::<i64>($($argument),*),
             Some(Dtype::U64) => $self.$method::<u64>($($argument),*),
+            Some(Dtype::F16) => $self.$method::<f16>($($argument),*),
+            Some(Dtype::Bf16) => $self.$method::<bf16>($($argument),*),
             Some(Dtype::F32) => $self.$method::<f32>($($argument),*),
             Some(Dtype::F64) => $self.$method::<f64>($($argument),*),
             Some(Dtype::Bool) => $self.$method::<Bool8>($($argument),*),

@@ -81,6 +81,8 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
     let (code, bits) = (usize::from(tensor.code), usize::from(tensor.bits));
     let kind = match (code, bits) {
         (0 | 1, bits) => integer(bits / 8, code == 0),
+        (2, 16) => Some(Dtype::F16),
+        (4, 16) => Some(Dtype::Bf16),
         (2, 32) => Some(Dtype::F32),
         (2, 64) => Some(Dtype::F64),
         (6, 8) => Some(Dtype::Bool),

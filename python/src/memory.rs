@@ -59,6 +59,7 @@ impl Memory {
         }
         let native = format.trim_start_matches(['@', '=', '<']);
         let kind = match (native, buffer.item_size()) {
+            ("e", 2) => Some(Dtype::F16),
             ("f", 4) => Some(Dtype::F32),
             ("d", 8) => Some(Dtype::F64),
             ("?", 1) => Some(Dtype::Bool),
@@ -93,7 +94,7 @@ impl Memory {
     /// The error for a type that cannot be reduced.
     pub fn no_sum(&self, py: Python<'_>) -> PyErr {
         let text = format!(
-            "dtype {}: netsum reduces integers, float32, float64 and bool: convert it \
+            "dtype {}: netsum reduces integers, floats of 16 to 64 bits and bool: convert it \
              (x.astype(numpy.float32), x.float())",
             self.dtype
         );

@@ -17,9 +17,9 @@ INTEGERS = _known("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"
 #: Types that netsum reduces as they are.
 REDUCED = (*INTEGERS, torch.float32, torch.float64, torch.bool)
 #: Types that are reduced as float32, and rounded once.
-WIDENED = _known("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+WIDENED = (torch.bfloat16, torch.float16)
 #: Types whose sums are those of pairs of floats.
-PAIRS = _known("complex64", "complex128")
+PAIRS = (torch.complex64, torch.complex128)
 
 
 def _has_dlpack_bool() -> bool:

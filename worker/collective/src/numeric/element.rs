@@ -86,6 +86,16 @@ impl Dtype {
         matches!(self, Self::F16 | Self::Bf16 | Self::F32)
     }
 
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 | Self::Bool => 1,
+            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+
     /// How elements travel in a long operation, if `f32` travels so.
     pub const fn width(self, of_f32: Width) -> Width {
         match self {
