@@ -28,6 +28,7 @@ class _Buffer(Protocol):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 _Array = _Buffer | _DLPack
+_Wire = Literal["32bit", "16bit"]
 _Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 class Report:
@@ -59,9 +60,16 @@ class Communicator:
     def transport(self) -> str: ...
     def statistics(self) -> dict[str, int]: ...
     def close(self) -> None: ...
-    def all_reduce(self, array: _Array | Sequence[_Array], op: _Op = "sum") -> Report: ...
+    def all_reduce(
+        self, array: _Array | Sequence[_Array], op: _Op = "sum", *, wire: _Wire | None = None
+    ) -> Report: ...
     def all_reduce_async(
-        self, array: _Array | Sequence[_Array], op: _Op = "sum", *, tag: int = 0
+        self,
+        array: _Array | Sequence[_Array],
+        op: _Op = "sum",
+        *,
+        tag: int = 0,
+        wire: _Wire | None = None,
     ) -> Work: ...
     def reduce(self, array: _Array, root: int | None, op: _Op = "sum") -> Report: ...
     def reduce_async(
@@ -98,6 +106,7 @@ def init(
     ip: str | Sequence[str] | None = None,
     peers: str | Sequence[str] | None = None,
     transport: Literal["auto", "udp", "xdp", "verbs"] | None = None,
+    wire: _Wire | None = None,
     timeout: float | None = None,
     connect_timeout: float | None = None,
     **settings: object,

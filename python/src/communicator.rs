@@ -6,8 +6,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use netsum_worker::half::{bf16, f16};
 use netsum_worker::{
-    Bool8, Bootstrap, CommConfig, Dtype, Element, Error, Op, Pending, Room, Settings, addresses,
+    Bool8, Bootstrap, CommConfig, Dtype, Element, Error, Op, Pending, Room, Settings, Width,
+    addresses,
 };
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -38,6 +40,7 @@ pub struct Communicator {
     #[pyo3(get)]
     /// Ranks of the job.
     ranks: u32,
+    wire: Width,
     /// The process that connected. In a forked one a thread that does not exist there may hold a
     /// lock.
     process: u32,
@@ -99,7 +102,7 @@ pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<C
         let answer = &mut answer;
         match py.detach(move || answer.recv_timeout(SIGNALS)) {
             Ok(Ok(comm)) => {
-                let (rank, ranks) = (comm.rank(), comm.ranks());
+                let (rank, ranks, wire) = (comm.rank(), comm.ranks(), comm.width());
                 let fallen_back = (has_box && ranks > 1).then(AtomicBool::default);
                 let warned = Arc::new(Warned { fallen_back, underflow: AtomicBool::default() });
                 return Ok(Communicator {
@@ -107,6 +110,7 @@ pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<C
                     inner: Mutex::new(Some(comm)),
                     rank,
                     ranks,
+                    wire,
                     process: std::process::id(),
                     warned,
                 });
@@ -154,14 +158,24 @@ struct Begin {
     first: Duration,
     /// A number that must be the same at all ranks.
     tag: u32,
+    /// Instead of the setting `wire`.
+    wire: Option<Width>,
+}
+
+impl Begin {
+    fn with_wire(self, py: Python<'_>, wire: Option<&str>) -> PyResult<Self> {
+        let parsed = wire.map(str::parse).transpose();
+        let wrong = |e: String| argument(py, &format!("wire {:?}: {e}", wire.unwrap_or_default()));
+        Ok(Self { wire: parsed.map_err(wrong)?, ..self })
+    }
 }
 
 /// A call that waits: an operation that completes soon wakes no other thread.
-const SOON: Begin = Begin { first: Duration::from_millis(1), tag: 0 };
+const SOON: Begin = Begin { first: Duration::from_millis(1), tag: 0, wire: None };
 
 /// A call that does not wait.
 const fn in_flight(tag: u32) -> Begin {
-    Begin { first: Duration::ZERO, tag }
+    Begin { first: Duration::ZERO, tag, wire: None }
 }
 
 /// Marks an error that has been announced to the other ranks, or need not be.
@@ -218,7 +232,7 @@ impl Communicator {
     fn work<B: Send>(
         &self,
         py: Python<'_>,
-        Begin { first, tag }: Begin,
+        Begin { first, tag, wire }: Begin,
         start: impl FnOnce(&mut Inner) -> Result<Pending<B>, Error> + Send,
     ) -> PyResult<Work> {
         let mut start = Some(start);
@@ -230,6 +244,7 @@ impl Communicator {
                 };
                 comm.wait_first(first);
                 comm.set_tag(tag);
+                comm.set_width(wire.unwrap_or(self.wire));
                 start(comm)
                     .map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
             });
@@ -384,15 +399,29 @@ impl Communicator {
     /// average ("avg", of floats), "min", "max", product ("prod"), or bitwise "band", "bor" or
     /// "bxor" (of integers and bool). The same bits at every rank. A list of arrays of one dtype is
     /// reduced as if they were concatenated, in one operation: use it for many small arrays.
-    #[pyo3(signature = (array, op="sum"))]
-    fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Report> {
-        self.start_all_reduce(array, op, SOON)?.wait(array.py(), None)
+    /// `wire`, "32bit" or "16bit", is the number of bits of a float32 on the links in a sum of over
+    /// 4,096 of them, if it is to differ from the setting of that name.
+    #[pyo3(signature = (array, op="sum", *, wire=None))]
+    fn all_reduce(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        wire: Option<&str>,
+    ) -> PyResult<Report> {
+        let py = array.py();
+        self.start_all_reduce(array, op, SOON.with_wire(py, wire)?)?.wait(py, None)
     }
 
     /// As all_reduce, in flight.
-    #[pyo3(signature = (array, op="sum", *, tag=0))]
-    fn all_reduce_async(&self, array: &Bound<'_, PyAny>, op: &str, tag: u32) -> PyResult<Work> {
-        self.start_all_reduce(array, op, in_flight(tag))
+    #[pyo3(signature = (array, op="sum", *, tag=0, wire=None))]
+    fn all_reduce_async(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        tag: u32,
+        wire: Option<&str>,
+    ) -> PyResult<Work> {
+        self.start_all_reduce(array, op, in_flight(tag).with_wire(array.py(), wire)?)
     }
 
     /// As all_reduce, but only rank `root` gets the result. None is all ranks.

@@ -15,7 +15,7 @@ from ..errors import ArgumentError, Error, MismatchError
 from .completion import Handle, all_of, completed, then
 from .gloo import Abilities, Gloo, op_name
 from .rendezvous import apart, rendezvous
-from .tensors import PAIRS, REDUCED, WIDENED, Memory, Reduced, put, tag
+from .tensors import PAIRS, REDUCED, Memory, Reduced, put, tag
 
 _SUM = dist.ReduceOp.SUM
 #: netsum's names of PyTorch's operators.
@@ -127,7 +127,7 @@ class ProcessGroup(dist.ProcessGroup):
             return _warn(f"{kind} of sparse tensors")
         dtypes = {tensor.dtype for tensor in tensors}
         dtype = next(iter(dtypes), torch.float32)
-        if len(dtypes) > 1 or not (dtype in REDUCED or dtype in WIDENED or dtype in PAIRS):
+        if len(dtypes) > 1 or dtype not in (*REDUCED, *PAIRS):
             return _warn(f"{kind} of {', '.join(map(str, dtypes))}")
         name = _OPS.get(op_name(op))
         if name is None:

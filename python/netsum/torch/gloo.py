@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 from ..errors import ArgumentError, Error
 from .completion import Handle, all_of, over, then
 from .rendezvous import has_come
-from .tensors import WIDENED, Memory, divided
+from .tensors import Memory, divided
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
@@ -470,7 +470,7 @@ def _elements(tensor: torch.Tensor) -> str:
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """The type in which an average is computed: the sum may be too large for the tensor's own."""
     if dtype.is_floating_point:
-        return torch.float32 if dtype in WIDENED else dtype
+        return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
     return dtype if dtype.is_complex or dtype == torch.bool else torch.int64
 
 

@@ -7,17 +7,20 @@ from torch.nn.parallel import DistributedDataParallel
 from .._netsum import Communicator
 from ..errors import ArgumentError, ConfigError
 from .completion import completed
-from .tensors import WIDENED, Reduced
+from .tensors import FLOATS, Reduced
 
 
 class HookState:
     """The communicator of `comm_hook`, for one model.
 
     The communicator sums over all ranks. So the model's group must have all ranks in their order;
-    a hook cannot find out its model's group by itself.
+    a hook cannot find out its model's group by itself. With `wire="16bit"` gradients of float32 take
+    16 bits each on the links.
     """
 
-    def __init__(self, comm: Communicator, model: DistributedDataParallel):
+    def __init__(
+        self, comm: Communicator, model: DistributedDataParallel, wire: "str | None" = None
+    ):
         if not isinstance(comm, Communicator):
             raise ArgumentError(
                 f"a {type(comm).__name__} instead of a communicator: "
@@ -40,7 +43,7 @@ class HookState:
                 f"the model's group has {group} of {world} ranks, or another order of them, but "
                 "netsum sums over all: leave its gradients to the group's own backend"
             )
-        self.comm = comm
+        self.comm, self.wire = comm, wire
 
 
 def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -48,8 +51,7 @@ def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future
 
     `model.register_comm_hook(netsum.torch.HookState(comm, model), netsum.torch.comm_hook)`, with a
     communicator from `netsum.init()`. Several buckets are in flight at once, and all ranks get the
-    same bits. Gradients of bfloat16 and float16 are summed as float32: that takes as many bytes on
-    the wire as float32, and rounds once.
+    same bits. Gradients of bfloat16 and float16 take half the bytes of float32 on the wire.
 
     An infinity or a NaN at any rank makes the results of its block NaN at all ranks, beyond 4,096
     floats. A GradScaler can skip the step.
@@ -67,7 +69,9 @@ def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future
     except ArgumentError:
         state.comm._refuse()
         raise
-    work = state.comm.all_reduce_async(bucket_sum.given, bucket_sum.op, tag=bucket_sum.tag())
+    work = state.comm.all_reduce_async(
+        bucket_sum.given, bucket_sum.op, tag=bucket_sum.tag(), wire=state.wire
+    )
     return completed(state.comm, work, bucket_sum.finish)
 
 
@@ -77,8 +81,8 @@ def _check(gradient: torch.Tensor) -> None:
             f"gradients on {gradient.device}: netsum sums tensors in the host's memory: move the "
             "model to the CPU"
         )
-    if gradient.dtype not in (torch.float32, torch.float64, *WIDENED):
+    if gradient.dtype not in FLOATS:
         raise ArgumentError(
-            f"gradients of {gradient.dtype}: netsum sums float32 and float64, and bfloat16 and "
-            "float16 as float32: convert the model to one of these (model.float())"
+            f"gradients of {gradient.dtype}: netsum sums float64, float32, bfloat16 and float16: "
+            "convert the model to one of these (model.float())"
         )

@@ -14,10 +14,9 @@ def _known(*names: str) -> "tuple[torch.dtype, ...]":
 
 
 INTEGERS = _known("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 #: Types that netsum reduces as they are.
-REDUCED = (*INTEGERS, torch.float32, torch.float64, torch.bool)
-#: Types that are reduced as float32, and rounded once.
-WIDENED = (torch.bfloat16, torch.float16)
+REDUCED = (*INTEGERS, *FLOATS, torch.bool)
 #: Types whose sums are those of pairs of floats.
 PAIRS = (torch.complex64, torch.complex128)
 
@@ -74,7 +73,7 @@ class Memory:
 
 
 class Reduced(Memory):
-    """A tensor that netsum reduces: 16-bit floats as float32, complex numbers as pairs of floats.
+    """A tensor that netsum reduces: complex numbers as pairs of floats.
 
     Averages of integers are sums as int64, divided, so they do not wrap. A tensor that is not kept
     stays unchanged.
@@ -85,8 +84,7 @@ class Reduced(Memory):
     ):
         dtype = tensor.dtype
         self.divisor = ranks if op == "avg" and dtype in INTEGERS else None
-        wide = torch.float32 if dtype in WIDENED else None
-        super().__init__(tensor, torch.int64 if self.divisor else wide, written=kept)
+        super().__init__(tensor, torch.int64 if self.divisor else None, written=kept)
         self.kept, self.op, self.given = kept, "sum" if self.divisor else op, self.flat
         if dtype in PAIRS:
             self.given = torch.view_as_real(self.flat)

@@ -82,7 +82,7 @@ impl Communicator {
             return Self::alone(config);
         }
         let session = Session::new(config.clone())?;
-        let (shape, title) = (session.shape, session.title.clone());
+        let (shape, title, width) = (session.shape, session.title.clone(), config.wire);
         let driven = Driven::start(session)
             .map_err(|e| Error::Config(format!("cannot start the progress thread: {e}")))?;
         Ok(Self {
@@ -93,7 +93,7 @@ impl Communicator {
             alone: Statistics::default(),
             patience: Duration::ZERO,
             tag: 0,
-            width: Width::Full,
+            width,
             process: std::process::id(),
         })
     }
@@ -235,9 +235,14 @@ impl Communicator {
     /// Sets how the `f32` of the next operations travel, if they are more than 4,096: in 32 bits,
     /// or in 16 as `f16` and `bf16` do, which takes half the bytes. Then a float keeps 15 bits less those that the ranks'
     /// number needs, sign included: 14 for 4 ranks, 10 for 64, below the largest float of its block
-    /// of 1,024. It must be the same at all ranks.
+    /// of 1,024. It must be the same at all ranks. [`CommConfig::wire`] is what it is at first.
     pub fn set_width(&mut self, width: Width) {
         self.width = width;
+    }
+
+    /// As [`set_width`](Self::set_width) has set it.
+    pub fn width(&self) -> Width {
+        self.width
     }
 
     /// How other ranks see a call.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use netsum_collective::numeric::block::Width;
+
 /// How a communicator finds its job.
 #[derive(Clone, Debug)]
 pub struct CommConfig {
@@ -28,6 +30,8 @@ pub struct CommConfig {
     pub connect_timeout: Duration,
     /// TLS to the daemon; in clear when `None`.
     pub tls: Option<Tls>,
+    /// See [`set_width`](super::Communicator::set_width). Must be the same at all ranks.
+    pub wire: Width,
 }
 
 /// The transport of a rank's packets.
@@ -115,7 +119,18 @@ impl CommConfig {
     pub fn new(rank: u32, ranks: u32, ip: IpAddr, bootstrap: Bootstrap) -> Self {
         let (timeout, connect_timeout) = (Duration::from_secs(10), Duration::from_secs(60));
         let (transport, retry) = (Transport::default(), AdapterRetry::default());
-        Self { rank, ranks, ip, transport, retry, bootstrap, timeout, connect_timeout, tls: None }
+        Self {
+            rank,
+            ranks,
+            ip,
+            transport,
+            retry,
+            bootstrap,
+            timeout,
+            connect_timeout,
+            tls: None,
+            wire: Width::Full,
+        }
     }
 }
 

@@ -9,12 +9,14 @@ use std::time::Duration;
 use crate::addresses::towards;
 
 use super::bootstrap::check_peers;
+use netsum_collective::numeric::block::Width;
+
 use super::config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 use netsum_collective::error::Error;
 
 /// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers set the first
 /// three.
-const SETTINGS: [&str; 20] = [
+const SETTINGS: [&str; 21] = [
     "rank",
     "ranks",
     "local_rank",
@@ -28,6 +30,7 @@ const SETTINGS: [&str; 20] = [
     "window",
     "rings",
     "transport",
+    "wire",
     "ib_timeout",
     "ib_retry_cnt",
     "timeout",
@@ -66,6 +69,7 @@ const WELL_KNOWN: &str = "netsum";
 /// | `mtu`, `message_size`, `window`, `rings` | with `peers`: the job's properties, the same at all
 /// ranks |
 /// | `transport` | `auto`, `udp`, `xdp` or `verbs` |
+/// | `wire` | `32bit` or `16bit`: bits of an f32 in sums of over 4,096 of them |
 /// | `ib_timeout`, `ib_retry_cnt` | as [`AdapterRetry`] |
 /// | `timeout`, `connect_timeout` | seconds |
 /// | `tls_ca`, `tls_cert`, `tls_key` | PEM files, as [`Tls`] |
@@ -124,6 +128,10 @@ impl Settings {
             Some(text) => text.parse().map_err(|e: String| wrong("transport", text, &e))?,
             None => Transport::default(),
         };
+        let wire = match self.get("wire") {
+            Some(text) => text.parse().map_err(|e: String| wrong("wire", text, &e))?,
+            None => Width::Full,
+        };
         let retry = AdapterRetry {
             timeout: self.number("ib_timeout", usual.retry.timeout)?,
             count: self.number("ib_retry_cnt", usual.retry.count)?,
@@ -133,7 +141,7 @@ impl Settings {
         let tls = self.get("tls_ca").map(|ca| Tls { ca: ca.into(), identity });
         let timeout = self.seconds("timeout", usual.timeout)?;
         let connect_timeout = self.seconds("connect_timeout", usual.connect_timeout)?;
-        Ok(CommConfig { transport, retry, tls, timeout, connect_timeout, ..usual })
+        Ok(CommConfig { transport, retry, tls, timeout, connect_timeout, wire, ..usual })
     }
 
     fn bootstrap(&self) -> Result<Bootstrap, Error> {

@@ -12,6 +12,7 @@
 //! rounding to the nearest would make it 0 in each step.
 
 use std::ops::Range;
+use std::str::FromStr;
 
 use super::quant::{NON_FINITE, Scale, Underflow, mix};
 
@@ -65,6 +66,19 @@ pub enum Width {
     /// Half a lane. A field is the integer plus 2^(15 - ceil(log2 N)), so it is positive, and N of
     /// them do not carry into the other half.
     Half,
+}
+
+impl FromStr for Width {
+    type Err = String;
+
+    /// Reads `32bit` or `16bit`.
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "32bit" => Ok(Self::Full),
+            "16bit" => Ok(Self::Half),
+            _ => Err("must be 32bit or 16bit".to_owned()),
+        }
+    }
 }
 
 impl Width {

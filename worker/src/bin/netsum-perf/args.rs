@@ -9,7 +9,7 @@ use anyhow::{Result, bail, ensure};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
+use clap::{Arg, Args, Command, FromArgMatches};
 use netsum_worker::numeric::operators::{encoding, unsupported};
 use netsum_worker::{
     AdapterRetry, Bootstrap, CommConfig, Communicator, Dtype, Op, Tls, Transport, Width,
@@ -85,24 +85,6 @@ fn op_parser() -> impl TypedValueParser<Value = Op> {
         .try_map(move |name| named(name).ok_or("not an operator"))
 }
 
-/// Bits of an f32 on the links.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Wire {
-    #[value(name = "32bit")]
-    Full,
-    #[value(name = "16bit")]
-    Half,
-}
-
-impl Wire {
-    pub fn width(self) -> Width {
-        match self {
-            Self::Full => Width::Full,
-            Self::Half => Width::Half,
-        }
-    }
-}
-
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Smallest size in bytes; K, M and G stand for powers of 1024. Default: 8, or one element for
@@ -118,9 +100,9 @@ pub struct Options {
     /// Element type.
     #[arg(short = 'd', long, default_value = "f32", value_parser = type_parser())]
     pub dtype: Dtype,
-    /// Bits of an f32 in long sums; f16 and bf16 always have 16.
-    #[arg(long, value_enum, default_value_t = Wire::Full)]
-    pub wire: Wire,
+    /// Bits of an f32 in sums of over 4,096, 32bit or 16bit; f16 and bf16 always have 16.
+    #[arg(long, env = "NETSUM_WIRE", default_value = "32bit")]
+    pub wire: Width,
     /// Operator.
     #[arg(short = 'o', long, default_value = "sum", value_parser = op_parser())]
     pub op: Op,
@@ -265,6 +247,7 @@ impl Options {
                 .tls_ca
                 .clone()
                 .map(|ca| Tls { ca, identity: self.tls_cert.clone().zip(self.tls_key.clone()) }),
+            wire: self.wire,
             ..CommConfig::new(self.rank, self.ranks, self.ip, bootstrap)
         })
     }

@@ -17,7 +17,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn run<T: Input>(collective: &'static Collective, options: &Options) -> Result<u64> {
     let counts = options.counts(collective, size_of::<T>())?;
     let mut comm = Communicator::connect(options.config()?)?;
-    comm.set_width(options.wire.width());
     if options.inflight == 1 {
         comm.wait_first(PATIENCE);
     }
@@ -27,7 +26,7 @@ pub fn run<T: Input>(collective: &'static Collective, options: &Options) -> Resu
     for count in counts {
         let (rank, ranks, layout) = (comm.rank(), comm.ranks(), comm.layout());
         let Options { op, root, wire, .. } = *options;
-        let (kind, width) = (collective.kind, wire.width());
+        let (kind, width) = (collective.kind, wire);
         let case = Case { kind, rank, ranks, op, root, layout, width, count };
         let measured = one_size::<T>(&mut comm, options, &case)
             .with_context(|| format!("{} of {count} elements of {}", collective.name, T::DTYPE))?;
