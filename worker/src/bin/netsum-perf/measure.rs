@@ -8,7 +8,7 @@ use netsum_worker::{Communicator, Error, Mode, Pending};
 use crate::args::Options;
 use crate::command::{Collective, Kind};
 use crate::data::{Case, Input, bytes, elements};
-use crate::table::{Row, Sized, Table};
+use crate::table::{Row, Table, Volume};
 
 /// How long a call waits for its operation without the progress thread.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ pub fn run<T: Input>(collective: &'static Collective, options: &Options) -> Resu
         let case = Case { kind, rank, ranks, op, root, layout, width, count };
         let measured = one_size::<T>(&mut comm, options, &case)
             .with_context(|| format!("{} of {count} elements of {}", collective.name, T::DTYPE))?;
-        let row = measured.row(&mut comm, Sized::new::<T>(collective, &case))?;
+        let row = measured.row(&mut comm, Volume::new::<T>(collective, &case))?;
         total += row.wrong.unwrap_or(0);
         table.row(&row);
     }
@@ -163,7 +163,7 @@ fn measure<B: Default>(
 
 impl Measured {
     /// Rank 0's times, and the counts of all ranks.
-    fn row(mut self, comm: &mut Communicator, sized: Option<Sized>) -> Result<Row> {
+    fn row(mut self, comm: &mut Communicator, volume: Option<Volume>) -> Result<Row> {
         let clip = |n: u64| i32::try_from(n).unwrap_or(i32::MAX / 64).min(i32::MAX / 64);
         let mut counts = [
             clip(self.wrong.unwrap_or(0)),
@@ -175,7 +175,7 @@ impl Measured {
         ensure!(counts.iter().all(|c| *c >= 0), "counts overflow");
         self.times.sort_unstable();
         Ok(Row {
-            sized,
+            volume,
             mean: self.mean,
             p50: self.times[self.times.len() / 2],
             max: *self.times.last().context("nothing measured")?,

@@ -10,9 +10,9 @@ use crate::command::{Collective, Kind};
 use crate::data::{Case, Input};
 use crate::nccl_name;
 
-/// The size of a row, which a barrier has not, and its bandwidths.
+/// The data of a row, which a barrier does not have.
 #[derive(Clone, Debug)]
-pub struct Sized {
+pub struct Volume {
     /// As nccl-tests define it for the command.
     pub size: usize,
     pub count: usize,
@@ -23,7 +23,7 @@ pub struct Sized {
     pub bus_factor: f64,
 }
 
-impl Sized {
+impl Volume {
     /// `None` for a barrier.
     pub fn new<T: Input>(collective: &Collective, case: &Case) -> Option<Self> {
         let parts = if collective.has_parts { case.ranks as usize } else { 1 };
@@ -41,7 +41,7 @@ impl Sized {
 /// One size's result.
 #[derive(Clone, Debug)]
 pub struct Row {
-    pub sized: Option<Sized>,
+    pub volume: Option<Volume>,
     pub mean: Duration,
     pub p50: Duration,
     pub max: Duration,
@@ -60,16 +60,16 @@ fn micros(time: Duration) -> f64 {
 impl Row {
     fn json(&self) -> Json {
         Json {
-            sized: self.sized.as_ref().map(|sized| {
-                let algbw = sized.size as f64 / self.mean.as_secs_f64() / 1e9;
-                JsonSized {
-                    size: sized.size,
-                    count: sized.count,
-                    r#type: sized.dtype.name(),
-                    redop: sized.op.clone(),
-                    root: sized.root,
+            volume: self.volume.as_ref().map(|volume| {
+                let algbw = volume.size as f64 / self.mean.as_secs_f64() / 1e9;
+                JsonVolume {
+                    size: volume.size,
+                    count: volume.count,
+                    r#type: volume.dtype.name(),
+                    redop: volume.op.clone(),
+                    root: volume.root,
                     algbw,
-                    busbw: algbw * sized.bus_factor,
+                    busbw: algbw * volume.bus_factor,
                     wrong: self.wrong,
                 }
             }),
@@ -88,11 +88,11 @@ impl Row {
         );
         let mut columns = Vec::new();
         let json = self.json();
-        match (&json.sized, &self.sized) {
-            (Some(json), Some(sized)) => columns.extend([
+        match (&json.volume, &self.volume) {
+            (Some(json), Some(volume)) => columns.extend([
                 Column("size", "(B)", 12, json.size.to_string()),
                 Column("count", "(elements)", 12, json.count.to_string()),
-                Column("type", "", 7, nccl_name(sized.dtype).to_owned()),
+                Column("type", "", 7, nccl_name(volume.dtype).to_owned()),
                 Column("redop", "", 5, json.redop.clone().unwrap_or("none".to_owned())),
                 Column("root", "", 4, json.root.map_or("-1".to_owned(), |r| r.to_string())),
                 Column("time", "(us)", 11, time(self.mean)),
@@ -131,7 +131,7 @@ fn line<'a>(first: char, columns: &'a [Column], text: impl Fn(&'a Column) -> &'a
 #[derive(Serialize)]
 struct Json {
     #[serde(flatten)]
-    sized: Option<JsonSized>,
+    volume: Option<JsonVolume>,
     time_us: f64,
     p50_us: f64,
     max_us: f64,
@@ -140,7 +140,7 @@ struct Json {
 }
 
 #[derive(Serialize)]
-struct JsonSized {
+struct JsonVolume {
     size: usize,
     count: usize,
     r#type: &'static str,
@@ -249,7 +249,7 @@ mod tests {
         };
         let time = Duration::from_millis(100);
         Row {
-            sized: Sized::new::<f32>(collective, &case),
+            volume: Volume::new::<f32>(collective, &case),
             mean: time,
             p50: time,
             max: time * 2,
