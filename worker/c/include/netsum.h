@@ -111,8 +111,14 @@ typedef struct {
 // 32-bit integers. Sums and products of all integers are modulo two to the power of the width.
 #define NETSUM_INT32 1
 
-// Single precision floats. Their sums have a scale for each message.
+// Single precision floats. Their sums have a scale for each block of 1,024.
 #define NETSUM_FLOAT32 2
+
+// Half precision floats. Long sums of them take 16 bits each on the links.
+#define NETSUM_FLOAT16 3
+
+// Floats of 16 bits with the exponents of NETSUM_FLOAT32. Their sums are as those of NETSUM_FLOAT16.
+#define NETSUM_BFLOAT16 4
 
 // 8-bit integers.
 #define NETSUM_INT8 5

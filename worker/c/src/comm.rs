@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use netsum_worker::half::{bf16, f16};
 use netsum_worker::{Bool8, Communicator, Element, Error, Op, Owned, Pending, Room};
 
 use crate::config::{netsum_config, settings};
@@ -46,8 +47,12 @@ impl netsum_comm {
 pub type netsum_dtype = u32;
 /// 32-bit integers. Sums and products of all integers are modulo two to the power of the width.
 pub const NETSUM_INT32: netsum_dtype = 1;
-/// Single precision floats. Their sums have a scale for each message.
+/// Single precision floats. Their sums have a scale for each block of 1,024.
 pub const NETSUM_FLOAT32: netsum_dtype = 2;
+/// Half precision floats. Long sums of them take 16 bits each on the links.
+pub const NETSUM_FLOAT16: netsum_dtype = 3;
+/// Floats of 16 bits with the exponents of NETSUM_FLOAT32. Their sums are as those of NETSUM_FLOAT16.
+pub const NETSUM_BFLOAT16: netsum_dtype = 4;
 /// 8-bit integers.
 pub const NETSUM_INT8: netsum_dtype = 5;
 /// 8-bit integers without a sign.
@@ -234,6 +239,8 @@ macro_rules! with_type {
         match $dtype {
             NETSUM_INT32 => $start::<i32>($($argument),*),
             NETSUM_FLOAT32 => $start::<f32>($($argument),*),
+            NETSUM_FLOAT16 => $start::<f16>($($argument),*),
+            NETSUM_BFLOAT16 => $start::<bf16>($($argument),*),
             NETSUM_INT8 => $start::<i8>($($argument),*),
             NETSUM_UINT8 => $start::<u8>($($argument),*),
             NETSUM_INT16 => $start::<i16>($($argument),*),
