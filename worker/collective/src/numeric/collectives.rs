@@ -9,6 +9,7 @@ use super::memory::Memory;
 use super::quant::{Exponents, Underflow};
 
 /// A sum or average in place, which this rank may discard.
+#[derive(Clone, Debug)]
 pub struct Reduce<B> {
     pub data: B,
     /// Whether this rank keeps the sum.

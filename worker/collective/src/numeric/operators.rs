@@ -285,14 +285,14 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Elements 
 }
 
 /// Lanes of a group whose sums are not all known.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Partial {
     sums: Vec<u8>,
     missing: usize,
 }
 
 /// A reduction with any operator.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Reduction<E> {
     pub elements: E,
     code: Option<Code>,

@@ -185,6 +185,11 @@ impl Scenario {
                 operations.push((dtype, length as usize));
             }
         }
+        for (dtype, length) in &mut operations {
+            if *dtype == Dtype::I32 && *length < 700 && *length % 2 == 1 {
+                *dtype = Dtype::F64;
+            }
+        }
         Self { operations, idle, spoil, spec }
     }
 
@@ -195,6 +200,7 @@ impl Scenario {
             let salt = (seed << 4) + n as u64;
             let data = match dtype {
                 Dtype::I32 => Vector::ints(rank, *length, salt),
+                Dtype::F64 => Vector::doubles(rank, self.spec.ranks, *length, salt),
                 _ if seed % 3 == 0 => Vector::floats(rank, *length, salt).halves(),
                 _ => Vector::floats(rank, *length, salt),
             };
