@@ -3,6 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use netsum_collective::numeric::layout::Layout;
+use netsum_collective::numeric::number::Number;
 use netsum_collective::numeric::quant::{Scale, bucket};
 use netsum_collective::numeric::reference::reference_sum;
 
@@ -70,6 +71,27 @@ fn results_do_not_depend_on_rounding_or_flush_to_zero() {
             let differs = sum.iter().zip(&right).position(|(a, b)| a != b);
             assert_eq!(differs, None, "{ranks} ranks, mode {mode:#x}");
         }
+    }
+}
+
+#[test]
+fn results_of_operators_do_not_depend_on_rounding_or_flush_to_zero() {
+    let x: Vec<f32> = elements(1);
+    let x: Vec<f64> =
+        x.iter().map(|x| f64::from_bits(u64::from(x.to_bits()) << 32 | 0x1234_5679)).collect();
+    let all = || {
+        x.windows(2).flat_map(|x| {
+            let (a, b) = (x[0], x[1]);
+            let singles = [a, b].map(|x| f32::from_bits((Number::to_bits(x) >> 32) as u32));
+            let [c, d] = singles;
+            let doubles = [a.add(b), a.multiply(b), a.divide(3), a.smaller(b)];
+            let singles = [c.multiply(d), c.larger(d)].map(Number::to_bits);
+            doubles.map(Number::to_bits).into_iter().chain(singles)
+        })
+    };
+    let right: Vec<u64> = all().collect();
+    for mode in modes() {
+        assert!(with(mode, || all().eq(right.iter().copied())), "mode {mode:#x}");
     }
 }
 

@@ -1,4 +1,7 @@
-//! Arithmetic of each element type, the same at every rank: no result depends on the processor.
+//! Arithmetic of each element type, the same at every rank: no result depends on the processor or
+//! its floating-point modes.
+
+use super::soft::{DOUBLE, SINGLE};
 
 use half::{bf16, f16};
 
@@ -37,10 +40,10 @@ pub trait Number: sealed::Sealed + Copy + Default {
     fn multiply(self, other: Self) -> Self;
 
     #[must_use]
-    fn min(self, other: Self) -> Self;
+    fn smaller(self, other: Self) -> Self;
 
     #[must_use]
-    fn max(self, other: Self) -> Self;
+    fn larger(self, other: Self) -> Self;
 
     /// Of floats; other types stay.
     #[must_use]
@@ -69,10 +72,10 @@ macro_rules! integers {
             fn multiply(self, other: Self) -> Self {
                 self.wrapping_mul(other)
             }
-            fn min(self, other: Self) -> Self {
+            fn smaller(self, other: Self) -> Self {
                 Ord::min(self, other)
             }
-            fn max(self, other: Self) -> Self {
+            fn larger(self, other: Self) -> Self {
                 Ord::max(self, other)
             }
         }
@@ -82,7 +85,7 @@ macro_rules! integers {
 integers!(i8, u8, i16, u16, i32, u32, i64, u64);
 
 macro_rules! floats {
-    ($($type:ty),*) => {$(
+    ($($type:ty = $soft:expr),*) => {$(
         impl sealed::Sealed for $type {}
 
         impl Number for $type {
@@ -95,15 +98,12 @@ macro_rules! floats {
                 Self::from_bits(bits as _)
             }
             fn add(self, other: Self) -> Self {
-                let sum = self + other;
-                // Processors differ in the bits of a NaN.
-                if sum.is_nan() { Self::NAN } else { sum }
+                Number::of_bits($soft.add(Number::to_bits(self), Number::to_bits(other)))
             }
             fn multiply(self, other: Self) -> Self {
-                let product = self * other;
-                if product.is_nan() { Self::NAN } else { product }
+                Number::of_bits($soft.multiply(Number::to_bits(self), Number::to_bits(other)))
             }
-            fn min(self, other: Self) -> Self {
+            fn smaller(self, other: Self) -> Self {
                 if self.is_nan() || other.is_nan() {
                     Self::NAN
                 } else if other.total_cmp(&self).is_lt() {
@@ -112,7 +112,7 @@ macro_rules! floats {
                     self
                 }
             }
-            fn max(self, other: Self) -> Self {
+            fn larger(self, other: Self) -> Self {
                 if self.is_nan() || other.is_nan() {
                     Self::NAN
                 } else if other.total_cmp(&self).is_gt() {
@@ -122,14 +122,13 @@ macro_rules! floats {
                 }
             }
             fn divide(self, by: u32) -> Self {
-                let quotient = self / by as Self;
-                if quotient.is_nan() { Self::NAN } else { quotient }
+                Number::of_bits($soft.divide(Number::to_bits(self), by))
             }
         }
     )*};
 }
 
-floats!(f32, f64);
+floats!(f32 = SINGLE, f64 = DOUBLE);
 
 /// Computed in single precision, and rounded.
 macro_rules! halves {
@@ -186,10 +185,10 @@ macro_rules! booleans {
             fn multiply(self, other: Self) -> Self {
                 $of($true(self) & $true(other))
             }
-            fn min(self, other: Self) -> Self {
+            fn smaller(self, other: Self) -> Self {
                 self.multiply(other)
             }
-            fn max(self, other: Self) -> Self {
+            fn larger(self, other: Self) -> Self {
                 self.add(other)
             }
         }
@@ -205,13 +204,13 @@ mod tests {
     #[test]
     fn a_nan_is_the_smallest_and_the_largest_and_zeros_have_an_order() {
         for (a, b) in [(f64::NAN, 1.0), (-1.0, -f64::NAN)] {
-            for x in [Number::min(a, b), Number::max(a, b), a.add(b), a.multiply(b)] {
+            for x in [Number::smaller(a, b), Number::larger(a, b), a.add(b), a.multiply(b)] {
                 assert_eq!(x.to_bits(), f64::NAN.to_bits());
             }
         }
         for (a, b) in [(-0.0f32, 0.0f32), (0.0, -0.0)] {
-            assert_eq!(Number::min(a, b).to_bits(), (-0.0f32).to_bits());
-            assert_eq!(Number::max(a, b).to_bits(), 0);
+            assert_eq!(Number::smaller(a, b).to_bits(), (-0.0f32).to_bits());
+            assert_eq!(Number::larger(a, b).to_bits(), 0);
         }
         assert_eq!(f32::INFINITY.add(f32::NEG_INFINITY).to_bits(), f32::NAN.to_bits());
         assert_eq!(Number::to_bits(-1i8), 255);

@@ -210,8 +210,8 @@ impl Code {
     /// Combines the values of all ranks.
     fn combine<T: Number>(&self, sums: &[u8], out: &mut [T]) {
         let combined = match self.op {
-            Op::Min => T::min,
-            Op::Max => T::max,
+            Op::Min => T::smaller,
+            Op::Max => T::larger,
             Op::Product => T::multiply,
             _ => T::add,
         };
