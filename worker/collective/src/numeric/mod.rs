@@ -9,7 +9,6 @@
 //! | [`format`] | one or the other |
 //! | [`element`] | the element types of an all-reduce |
 //! | [`number`] | arithmetic of each type |
-//! | [`soft`] | floating-point arithmetic in integers |
 //! | [`operators`] | other operations and types, as sums of lanes |
 //! | [`memory`] | the memory that operations use |
 //! | [`layout`] | how an all-reduce is cut into messages |
@@ -28,4 +27,3 @@ pub mod number;
 pub mod operators;
 pub mod quant;
 pub mod reference;
-pub mod soft;

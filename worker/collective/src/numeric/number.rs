@@ -1,9 +1,9 @@
 //! Arithmetic of each element type, the same at every rank: no result depends on the processor or
 //! its floating-point modes.
 
-use super::soft::{DOUBLE, SINGLE};
-
 use half::{bf16, f16};
+use rustc_apfloat::ieee::{BFloat, Double, Half, Single};
+use rustc_apfloat::{Float, StatusAnd};
 
 mod sealed {
     pub trait Sealed {}
@@ -84,12 +84,33 @@ macro_rules! integers {
 
 integers!(i8, u8, i16, u16, i32, u32, i64, u64);
 
+/// Floats with arithmetic in integers: to the nearest, ties to even, with subnormal numbers and one
+/// NaN. An application may have set another rounding mode or flush-to-zero for one thread of the
+/// processor and not for another, and processors differ in the bits of a NaN. An addition takes 50 ns.
+trait Soft: Sized {
+    type Soft;
+
+    fn soft(self) -> Self::Soft;
+    fn of_soft(x: StatusAnd<Self::Soft>) -> Self;
+}
+
 macro_rules! floats {
-    ($($type:ty = $soft:expr),*) => {$(
+    ($($type:ty = $soft:ty),*) => {$(
         impl sealed::Sealed for $type {}
 
+        impl Soft for $type {
+            type Soft = $soft;
+
+            fn soft(self) -> $soft {
+                <$soft>::from_bits(self.to_bits().into())
+            }
+            fn of_soft(x: StatusAnd<$soft>) -> Self {
+                if x.value.is_nan() { Self::NAN } else { Self::from_bits(x.value.to_bits() as _) }
+            }
+        }
+
         impl Number for $type {
-            const BITS: u32 = 8 * size_of::<Self>() as u32;
+            const BITS: u32 = <$soft>::BITS as u32;
 
             fn to_bits(self) -> u64 {
                 self.to_bits().into()
@@ -98,10 +119,10 @@ macro_rules! floats {
                 Self::from_bits(bits as _)
             }
             fn add(self, other: Self) -> Self {
-                Number::of_bits($soft.add(Number::to_bits(self), Number::to_bits(other)))
+                Self::of_soft(self.soft() + other.soft())
             }
             fn multiply(self, other: Self) -> Self {
-                Number::of_bits($soft.multiply(Number::to_bits(self), Number::to_bits(other)))
+                Self::of_soft(self.soft() * other.soft())
             }
             fn smaller(self, other: Self) -> Self {
                 if self.is_nan() || other.is_nan() {
@@ -122,48 +143,13 @@ macro_rules! floats {
                 }
             }
             fn divide(self, by: u32) -> Self {
-                Number::of_bits($soft.divide(Number::to_bits(self), by))
+                Self::of_soft(self.soft() / <$soft>::from_u128(by.into()).value)
             }
         }
     )*};
 }
 
-floats!(f32 = SINGLE, f64 = DOUBLE);
-
-/// Computed in single precision, and rounded.
-macro_rules! halves {
-    ($($type:ty),*) => {$(
-        impl sealed::Sealed for $type {}
-
-        impl Number for $type {
-            const BITS: u32 = 16;
-
-            fn to_bits(self) -> u64 {
-                self.to_bits().into()
-            }
-            fn of_bits(bits: u64) -> Self {
-                Self::from_bits(bits as u16)
-            }
-            fn add(self, other: Self) -> Self {
-                Self::from_f32(self.to_f32().add(other.to_f32()))
-            }
-            fn multiply(self, other: Self) -> Self {
-                Self::from_f32(self.to_f32().multiply(other.to_f32()))
-            }
-            fn min(self, other: Self) -> Self {
-                Self::from_f32(Number::min(self.to_f32(), other.to_f32()))
-            }
-            fn max(self, other: Self) -> Self {
-                Self::from_f32(Number::max(self.to_f32(), other.to_f32()))
-            }
-            fn divide(self, by: u32) -> Self {
-                Self::from_f32(self.to_f32().divide(by))
-            }
-        }
-    )*};
-}
-
-halves!(f16, bf16);
+floats!(f16 = Half, bf16 = BFloat, f32 = Single, f64 = Double);
 
 /// Sum and largest are the or, product and smallest the and.
 macro_rules! booleans {
