@@ -220,14 +220,14 @@ proptest! {
         halves!(given, f16, bf16);
         let (size, words, cut) = given;
         for op in [Op::Sum, Op::Max, Op::BitOr] {
-            fold(op, size, words, cut, |word| word % 3 == 0, |x| x.contains(&true));
+            fold(op, size, words, cut, |word| word.is_multiple_of(3), |x| x.contains(&true));
         }
         for op in [Op::Product, Op::Min, Op::BitAnd] {
             fold(op, size, words, cut, |word| word % 8 > 0, |x| !x.contains(&false));
         }
         let odd = |x: &[bool]| x.iter().filter(|x| **x).count() % 2 == 1;
-        fold(Op::BitXor, size, words, cut, |word| word % 2 == 0, odd);
-        let byte = |word: u64| Bool8(if word % 3 == 0 { word as u8 | 2 } else { 0 });
+        fold(Op::BitXor, size, words, cut, |word| word.is_multiple_of(2), odd);
+        let byte = |word: u64| Bool8(if word.is_multiple_of(3) { word as u8 | 2 } else { 0 });
         fold(Op::Sum, size, words, cut, byte, |x| Bool8(x.iter().any(|x| x.0 > 0).into()));
     }
 }
