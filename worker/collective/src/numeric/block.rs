@@ -327,7 +327,9 @@ mod tests {
             let largest = *buckets.iter().max().unwrap();
             let agreed = agreed(buckets.iter().copied());
             prop_assert!(agreed >= largest && agreed - largest < 8);
-            let is_near = |bucket: &u8| largest - bucket <= 24 || (largest / 8 - bucket / 8) % 4 != 0;
+            let is_near = |bucket: &u8| {
+                largest - bucket <= 24 || !(largest / 8 - bucket / 8).is_multiple_of(4)
+            };
             if buckets.iter().all(is_near) {
                 prop_assert_eq!(agreed, largest);
             }

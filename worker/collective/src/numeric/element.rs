@@ -491,25 +491,25 @@ mod tests {
             let exponents = Exponents { largest: bucket, finite: bucket };
             let buckets = [bucket, bucket + 20, 255];
             prop_assert!(buckets.len() * BLOCK >= range.len());
-            let format = Some(match limbs {
+            let format = match limbs {
                 0 => Format::Blocks(Blocks::new(&buckets, Width::Half, 3)),
                 1 => Format::Blocks(Blocks::new(&buckets, Width::Full, 3)),
                 n => Format::Limbs(Limbs::new(n, exponents, 3)),
-            });
-            let bytes = range.len() * format.unwrap().bytes();
+            };
+            let bytes = range.len() * format.bytes();
             let mut tensors = cut(&mut copy, &cuts);
             let (mut one, mut many) = (Slice(&mut whole[..]), Slices::new(&mut tensors[..]));
             prop_assert_eq!(one.len(), many.len());
             prop_assert_eq!(one.exponents(range.clone()), many.exponents(range.clone()));
-            let underflow = one.underflow(range.clone(), format.unwrap());
-            prop_assert_eq!(underflow, many.underflow(range.clone(), format.unwrap()));
+            let underflow = one.underflow(range.clone(), format);
+            prop_assert_eq!(underflow, many.underflow(range.clone(), format));
             let (mut a, mut b) = (vec![7; bytes], vec![9; bytes]);
-            one.load(range.clone(), format, &mut a);
-            many.load(range.clone(), format, &mut b);
+            one.load(range.clone(), Some(format), &mut a);
+            many.load(range.clone(), Some(format), &mut b);
             prop_assert_eq!(&a, &b);
             let sums: Vec<u8> = (0..bytes).map(|i| (i * 89) as u8).collect();
-            one.store(range.clone(), format, &sums);
-            many.store(range, format, &sums);
+            one.store(range.clone(), Some(format), &sums);
+            many.store(range, Some(format), &sums);
             for i in 0..len {
                 let (tensor, element) = many.locate(i);
                 prop_assert_eq!(many.tensors[tensor][element].to_bits(), one.0[i].to_bits());

@@ -201,7 +201,7 @@ impl Scenario {
             let data = match dtype {
                 Dtype::I32 => Vector::ints(rank, *length, salt),
                 Dtype::F64 => Vector::doubles(rank, self.spec.ranks, *length, salt),
-                _ if seed % 3 == 0 => Vector::floats(rank, *length, salt).halves(),
+                _ if seed.is_multiple_of(3) => Vector::floats(rank, *length, salt).halves(),
                 _ => Vector::floats(rank, *length, salt),
             };
             let late = self.idle != 0 && rng.u64(..self.idle) == 0;
