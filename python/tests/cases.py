@@ -583,7 +583,10 @@ def mismatch():
         (lambda c: c.all_reduce(numpy.ones(4, i)), lambda c: c.broadcast(numpy.ones(4, i), 1)),
         (lambda c: c.broadcast(numpy.ones(4, f), 0), lambda c: c.broadcast(numpy.ones(4, f), 1)),
         (lambda c: c.all_reduce(numpy.ones(3, f)), lambda c: c.all_reduce(numpy.ones(3, f), "avg")),
-        (lambda c: c.all_reduce(numpy.ones(3), "min"), lambda c: c.all_reduce(numpy.ones(3), "max")),
+        (
+            lambda c: c.all_reduce(numpy.ones(3), "min"),
+            lambda c: c.all_reduce(numpy.ones(3), "max"),
+        ),
         (lambda c: c.all_reduce(numpy.ones(3, i)), lambda c: c.all_reduce(numpy.ones(3, "u4"))),
         (lambda c: c.barrier(), lambda c: c.all_reduce(numpy.ones(1, i))),
         (lambda c: c.reduce(numpy.ones(4, i), 0), lambda c: c.all_reduce(numpy.ones(4, i))),
