@@ -94,8 +94,8 @@ fn operators() -> String {
     text.push_str(
         "\n- N is the number of ranks: each gets the values of all, and combines them in the order \
          of the ranks. With many ranks that is slow; use it for few elements.\n\
-         - B is 32 / F, where a lane has F fields that count up to N: 2 with 2 or 3 ranks, 3.2 with \
-         4 to 7, 4 with 8 to 15, 5.3 with 16 to 31, 6.4 with 32 to 63, and 8 with 64.\n\
+         - B is 32 / F, where a lane has F fields that count up to N: 2 with 2 or 3 ranks, 3.2 \
+         with 4 to 7, 4 with 8 to 15, 5.3 with 16 to 31, 6.4 with 32 to 63, and 8 with 64.\n\
          - An empty cell is an error. PyTorch's averages of integers are sums as int64 that \
          netsum's backend divides.\n\
          - Sums and products of integers wrap. A sum of bool is the or, a product the and.\n\

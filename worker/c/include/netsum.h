@@ -212,8 +212,8 @@ uint32_t netsum_ranks(const netsum_comm *comm);
 netsum_mode netsum_get_mode(const netsum_comm *comm);
 
 // Replaces each of `count` elements by the sum of all ranks' elements at its place, or what `op`
-// makes of them; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL if the
-// operation cannot be started. If `work` is NULL, the call waits.
+// makes of them; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL
+// if the operation cannot be started. If `work` is NULL, the call waits.
 //
 // The caller promises:
 // `data` has `count` elements, which belong to the operation until it is done.

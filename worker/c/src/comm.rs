@@ -268,8 +268,8 @@ unsafe fn no_dtype(
 }
 
 /// Replaces each of `count` elements by the sum of all ranks' elements at its place, or what `op`
-/// makes of them; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL if the
-/// operation cannot be started. If `work` is NULL, the call waits.
+/// makes of them; the same bits at every rank. `*work` becomes a handle for netsum_wait(), or NULL
+/// if the operation cannot be started. If `work` is NULL, the call waits.
 ///
 /// # Safety
 /// `data` has `count` elements, which belong to the operation until it is done.
