@@ -234,13 +234,14 @@ impl UdpDriver {
                     return Ok(any);
                 }
                 Err(e) if e.raw_os_error() == Some(nix::errno::Errno::EMSGSIZE as i32) => {
+                    let (payload, to) = (t.segment_size.unwrap_or(t.len), t.to);
+                    // The headers of IP and UDP.
+                    let mtu = payload + if to.is_ipv4() { 28 } else { 48 };
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidInput,
                         format!(
-                            "a packet of {} bytes does not fit the interface towards {}: its MTU \
-                             must be at least the path MTU and 80 bytes",
-                            t.segment_size.unwrap_or(t.len),
-                            t.to
+                            "a UDP payload of {payload} bytes does not fit the interface towards \
+                             {to}: its MTU must be at least {mtu}"
                         ),
                     ));
                 }
