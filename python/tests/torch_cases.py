@@ -13,6 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from cases import raises
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -242,6 +243,19 @@ def half_by_backend():
     with backend() as caught:
         averaged(None, torch.float16)
         averaged(None, torch.bfloat16)
+        comm = dist.group.WORLD.comm
+        sent = []
+        # PyTorch refuses bf16_compress_hook without NCCL.
+        for hook in (None, default_hooks.fp16_compress_hook):
+            ddp = DistributedDataParallel(torch.nn.Linear(200, 200))
+            if hook:
+                ddp.register_comm_hook(None, hook)
+            before = sum(comm.statistics()[way] for way in ("box_bytes", "ring_bytes"))
+            ddp(torch.linspace(0, 1, 200)).sum().backward()
+            sent.append(sum(comm.statistics()[way] for way in ("box_bytes", "ring_bytes")) - before)
+            weight = torch.linspace(0, 1, 200).expand(200, 200)
+            assert torch.allclose(ddp.module.weight.grad, weight, atol=1 / 128), hook
+        assert sent[1] < 0.6 * sent[0], sent
         assert not delegated(caught), delegated(caught)
 
 
