@@ -58,7 +58,7 @@ class NoBoxWarning(UserWarning):
 
 
 class UnderflowWarning(UserWarning):
-    """Many nonzero floats became 0, because their message has far larger ones."""
+    """Many nonzero floats became 0, because their block has far larger ones."""
 
 
 class ForkedError(Error):

@@ -27,7 +27,7 @@ pub struct Report {
     verified: u64,
     /// Packets that were sent again meanwhile; None over an RDMA adapter.
     retransmissions: Option<u64>,
-    /// This rank's nonzero floats that became 0, because their message has far larger ones.
+    /// This rank's nonzero floats that became 0, because their block has far larger ones.
     underflows: u64,
 }
 
@@ -107,7 +107,7 @@ impl Work {
         if report.underflow.is_large() && !self.warned.underflow.swap(true, Ordering::Relaxed) {
             let category = py.import("netsum.errors")?.getattr("UnderflowWarning")?;
             let text = format!(
-                "{zeroed} of {nonzero} nonzero floats became 0, because their message has far \
+                "{zeroed} of {nonzero} nonzero floats became 0, because their block has far \
                  larger ones. statistics()[\"underflows\"] counts all; this warning is not repeated"
             );
             PyErr::warn(py, &category, &CString::new(text)?, 1)?;

@@ -111,7 +111,7 @@ impl Core {
             {
                 log::warn!(
                     "rank {}: {} of {} nonzero floats of an all-reduce became 0, because their \
-                     message has far larger ones; `Report::underflow` counts them from now on, \
+                     block has far larger ones; `Report::underflow` counts them from now on, \
                      without a warning",
                     self.engine.own_rank(),
                     underflow.zeroed,
