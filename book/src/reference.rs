@@ -101,7 +101,7 @@ fn operators() -> String {
          - Sums and products of integers wrap. A sum of bool is the or, a product the and.\n\
          - Products of floats and sums of f64 are rounded after each rank, in the order of the \
          ranks. Sums of f32, f16 and bf16 have [a scale for each block of \
-         1,024](../concepts/numbers.md), and up to 4,096 elements take up to 12 bytes each.\n\
+         1,024](../concepts/numbers.md), and up to 4,096 elements take 8 to 16 bytes each.\n\
          - In a minimum or maximum a NaN of any rank is the result, and -0 is less than +0.\n\
          - Python and PyTorch call the types int8 to uint64, float16, bfloat16, float32, float64 and bool, C \
          `NETSUM_INT8` and so on.\n",

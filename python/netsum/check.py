@@ -12,7 +12,7 @@ this rank's address, sockets, adapters. Sends nothing except a connection to the
     peers                        without a box: the addresses of all ranks, separated by commas
     mtu, message_size, window, rings    with peers: the job's properties, the same at all ranks
     transport                    auto, udp, xdp or verbs
-    wire                         32bit or 16bit: bits of a float32 in long sums
+    wire                         32bit or 16bit: bits of a float in long sums; default: its own
     timeout, connect_timeout     seconds
     ib_timeout, ib_retry_cnt     of RDMA adapters, as NCCL's
     tls_ca, tls_cert, tls_key    PEM files

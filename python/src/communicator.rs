@@ -40,7 +40,7 @@ pub struct Communicator {
     #[pyo3(get)]
     /// Ranks of the job.
     ranks: u32,
-    wire: Width,
+    wire: Option<Width>,
     /// The process that connected. In a forked one a thread that does not exist there may hold a
     /// lock.
     process: u32,
@@ -244,7 +244,7 @@ impl Communicator {
                 };
                 comm.wait_first(first);
                 comm.set_tag(tag);
-                comm.set_width(wire.unwrap_or(self.wire));
+                comm.set_width(wire.or(self.wire));
                 start(comm)
                     .map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
             });
@@ -306,8 +306,18 @@ impl Communicator {
 
 /// Methods that start operations.
 impl Communicator {
-    fn start_all_reduce(&self, array: &Bound<'_, PyAny>, op: &str, begin: Begin) -> PyResult<Work> {
+    fn start_all_reduce(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        begin: Begin,
+        wire: Option<&str>,
+    ) -> PyResult<Work> {
         let py = array.py();
+        let begin = match begin.with_wire(py, wire) {
+            Ok(begin) => begin,
+            Err(error) => return self.call(py, || Err(error)),
+        };
         if !array.is_instance_of::<PyList>() && !array.is_instance_of::<PyTuple>() {
             return self.start_reduce(array, None, op, begin);
         }
@@ -399,8 +409,8 @@ impl Communicator {
     /// average ("avg", of floats), "min", "max", product ("prod"), or bitwise "band", "bor" or
     /// "bxor" (of integers and bool). The same bits at every rank. A list of arrays of one dtype is
     /// reduced as if they were concatenated, in one operation: use it for many small arrays.
-    /// `wire`, "32bit" or "16bit", is the number of bits of a float32 on the links in a sum of over
-    /// 4,096 of them, if it is to differ from the setting of that name.
+    /// `wire`, "32bit" or "16bit", is the number of bits of a float on the links in a sum of over
+    /// 4,096 of them, instead of the setting of that name.
     #[pyo3(signature = (array, op="sum", *, wire=None))]
     fn all_reduce(
         &self,
@@ -408,8 +418,7 @@ impl Communicator {
         op: &str,
         wire: Option<&str>,
     ) -> PyResult<Report> {
-        let py = array.py();
-        self.start_all_reduce(array, op, SOON.with_wire(py, wire)?)?.wait(py, None)
+        self.start_all_reduce(array, op, SOON, wire)?.wait(array.py(), None)
     }
 
     /// As all_reduce, in flight.
@@ -421,7 +430,7 @@ impl Communicator {
         tag: u32,
         wire: Option<&str>,
     ) -> PyResult<Work> {
-        self.start_all_reduce(array, op, in_flight(tag).with_wire(array.py(), wire)?)
+        self.start_all_reduce(array, op, in_flight(tag), wire)
     }
 
     /// As all_reduce, but only rank `root` gets the result. None is all ranks.

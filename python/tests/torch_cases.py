@@ -235,6 +235,15 @@ def half():
                 assert error < comm.ranks / 128, (dtype, op, error)
         took = bytes_sent() - before
         assert took < 6 * 20_000 * 2 * 2.2, took
+        sent = []
+        for wire in (None, "16bit"):
+            ddp = DistributedDataParallel(torch.nn.Linear(200, 200))
+            ddp.register_comm_hook(netsum.torch.HookState(comm, ddp, wire), netsum.torch.comm_hook)
+            before = bytes_sent()
+            ddp(torch.linspace(0, 1, 200)).sum().backward()
+            sent.append(bytes_sent() - before)
+        assert sent[1] < 0.6 * sent[0], sent
+        raises(netsum.ArgumentError, "must be 32bit or 16bit", netsum.torch.HookState, comm, ddp, "8bit")
         if NEW:  # older Gloo cannot broadcast the weights
             averaged(comm, torch.bfloat16)
 

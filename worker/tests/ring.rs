@@ -452,7 +452,7 @@ fn floats_in_16_bits_are_half_the_bytes_and_the_same_at_all_ranks() {
         let inputs: Vec<Vec<f32>> = (0..3).map(|rank| floats(rank, 50_000)).collect();
         let parts: Vec<&[f32]> = inputs.iter().map(|x| &x[..]).collect();
         let mut bytes = [0; 2];
-        for (operation, width) in [(1, Width::Full), (2, Width::Half)] {
+        for (operation, width) in [(1, None), (2, Some(Width::Half))] {
             comm.set_width(width);
             let before = comm.statistics().ring_bytes;
             let mut x = inputs[comm.rank() as usize].clone();
@@ -504,7 +504,7 @@ fn halves_are_summed_in_16_bits_and_few_of_them_exactly() {
 fn a_rank_with_another_width_is_named() {
     run(31, 2, LAYOUT, |mut comm| {
         if comm.rank() == 1 {
-            comm.set_width(Width::Half);
+            comm.set_width(Some(Width::Half));
         }
         let error = comm.all_reduce(&mut floats(0, 20_000)).unwrap_err();
         let text = "all_reduce (sum) of 20000 elements of f32 in 16 bits";

@@ -14,8 +14,8 @@ class HookState:
     """The communicator of `comm_hook`, for one model.
 
     The communicator sums over all ranks. So the model's group must have all ranks in their order;
-    a hook cannot find out its model's group by itself. With `wire="16bit"` gradients of float32 take
-    16 bits each on the links.
+    a hook cannot find out its model's group by itself. `wire`, "32bit" or "16bit", is the number of
+    bits of a gradient on the links; the default is that of its type.
     """
 
     def __init__(
@@ -43,6 +43,8 @@ class HookState:
                 f"the model's group has {group} of {world} ranks, or another order of them, but "
                 "netsum sums over all: leave its gradients to the group's own backend"
             )
+        if wire not in (None, "32bit", "16bit"):
+            raise ArgumentError(f"wire {wire!r}: must be 32bit or 16bit")
         self.comm, self.wire = comm, wire
 
 

@@ -75,8 +75,7 @@ class Memory:
 class Reduced(Memory):
     """A tensor that netsum reduces: complex numbers as pairs of floats.
 
-    Averages of integers are sums as int64, divided, so they do not wrap. A tensor that is not kept
-    stays unchanged.
+    Averages of integers are sums as int64, divided. A tensor that is not kept stays unchanged.
     """
 
     def __init__(

@@ -104,8 +104,8 @@ typedef struct {
   double elapsed;
   // Sums of messages that were checked.
   uint64_t verified;
-  // This rank's floats that became 0, because their block has far larger ones; in 16 bits those
-  // that rounding to the nearest would make 0.
+  // This rank's floats that became 0, because their block has far larger ones; not in 16 bits,
+  // where they are kept on the average.
   uint64_t underflows;
 } netsum_report;
 

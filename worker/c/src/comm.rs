@@ -262,7 +262,7 @@ unsafe fn no_dtype(
     dtype: netsum_dtype,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
-    let wrong = Error::Argument(format!("dtype {dtype}: not one of NETSUM_INT8 to NETSUM_BOOL"));
+    let wrong = Error::Argument(format!("dtype {dtype}: not one of NETSUM_INT32 to NETSUM_BOOL"));
     // SAFETY: the caller's promise.
     unsafe { run::<Infallible, Owned>(comm, work, |_| Err(wrong), |_, never| match never {}) }
 }

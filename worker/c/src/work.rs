@@ -45,8 +45,8 @@ pub struct netsum_report {
     elapsed: f64,
     /// Sums of messages that were checked.
     verified: u64,
-    /// This rank's floats that became 0, because their block has far larger ones; in 16 bits those
-    /// that rounding to the nearest would make 0.
+    /// This rank's floats that became 0, because their block has far larger ones; not in 16 bits,
+    /// where they are kept on the average.
     underflows: u64,
 }
 

@@ -88,8 +88,8 @@ fn main() {
             let of = |width| Reference { width, ..Reference::new(&LAYOUT) }.of(&parts);
             println!(
                 "| {name} | {ranks} | {} | {} | {} | {} |",
-                errors(&of(Width::Full), &exact),
-                errors(&of(Width::Half), &exact),
+                errors(&of(Some(Width::Full)), &exact),
+                errors(&of(Some(Width::Half)), &exact),
                 errors(&in_order(&all, |x| x), &exact),
                 errors(&in_order(&all, bf16), &exact),
             );

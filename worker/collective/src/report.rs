@@ -42,8 +42,8 @@ pub struct Report {
     pub elapsed: Duration,
     /// Packets that this rank sent again meanwhile; `None` over an adapter.
     pub retransmissions: Option<u64>,
-    /// This rank's floats that became 0, because their block has far larger ones; in 16 bits those
-    /// that rounding to the nearest would make 0.
+    /// This rank's floats that became 0, because their block has far larger ones; not in 16 bits,
+    /// where they are kept on the average.
     pub underflow: Underflow,
 }
 

@@ -2,10 +2,13 @@
 //! register.
 #![cfg(target_arch = "x86_64")]
 
+use half::f16;
+use netsum_collective::call::Op;
+use netsum_collective::numeric::block::Width;
 use netsum_collective::numeric::layout::Layout;
 use netsum_collective::numeric::number::Number;
 use netsum_collective::numeric::quant::{Scale, bucket};
-use netsum_collective::numeric::reference::reference_sum;
+use netsum_collective::numeric::reference::{Reference, reference_sum};
 
 const FLUSH_TO_ZERO: u32 = 1 << 15;
 const DENORMALS_ARE_ZERO: u32 = 1 << 6;
@@ -70,6 +73,27 @@ fn results_do_not_depend_on_rounding_or_flush_to_zero() {
             let sum = bits(&with(mode, || reference_sum(&all, &layout)));
             let differs = sum.iter().zip(&right).position(|(a, b)| a != b);
             assert_eq!(differs, None, "{ranks} ranks, mode {mode:#x}");
+        }
+    }
+}
+
+#[test]
+fn results_in_16_bits_do_not_depend_on_rounding_or_flush_to_zero_either() {
+    let layout = Layout { message_size: 8 << 10, window: 2, rings: 1 };
+    let all: Vec<_> = (0..3).map(elements).collect();
+    let all: Vec<&[f32]> = all.iter().map(|x| &x[..]).collect();
+    let halves: Vec<Vec<f16>> =
+        all.iter().map(|x| x.iter().map(|x| f16::from_f32(*x)).collect()).collect();
+    let halves: Vec<&[f16]> = halves.iter().map(|x| &x[..]).collect();
+    for op in [Op::Sum, Op::Average] {
+        let reference = Reference { op, width: Some(Width::Half), ..Reference::new(&layout) };
+        let results = || {
+            let of_halves = reference.of(&halves).into_iter().map(|x| u32::from(x.to_bits()));
+            (bits(&reference.of(&all)), of_halves.collect::<Vec<_>>())
+        };
+        let right = results();
+        for mode in modes() {
+            assert!(with(mode, results) == right, "{op}, mode {mode:#x}");
         }
     }
 }

@@ -49,7 +49,7 @@ pub struct Communicator {
     /// See [`set_tag`](Self::set_tag).
     tag: u32,
     /// See [`set_width`](Self::set_width).
-    width: Width,
+    width: Option<Width>,
     /// The process that connected.
     process: u32,
 }
@@ -116,7 +116,7 @@ impl Communicator {
             alone,
             patience: Duration::ZERO,
             tag: 0,
-            width: Width::Full,
+            width: None,
             process: std::process::id(),
         })
     }
@@ -232,16 +232,17 @@ impl Communicator {
         self.tag = tag;
     }
 
-    /// Sets how the `f32` of the next operations travel, if they are more than 4,096: in 32 bits,
-    /// or in 16 as `f16` and `bf16` do, which takes half the bytes. Then a float keeps 15 bits less those that the ranks'
-    /// number needs, sign included: 14 for 4 ranks, 10 for 64, below the largest float of its block
-    /// of 1,024. It must be the same at all ranks. [`CommConfig::wire`] is what it is at first.
-    pub fn set_width(&mut self, width: Width) {
+    /// Sets how the floats of the next operations travel, if they are more than 4,096: in 32 bits, in
+    /// 16, which takes half the bytes, or if `None` in their own. In 16 bits a float keeps, sign
+    /// included, 16 bits less those that the ranks' number needs: 14 with 4 ranks, 10 with 64, below
+    /// the largest float of its block of 1,024. They are rounded at random, so that sums are right on
+    /// the average. It must be the same at all ranks. [`CommConfig::wire`] is what it is at first.
+    pub fn set_width(&mut self, width: Option<Width>) {
         self.width = width;
     }
 
     /// As [`set_width`](Self::set_width) has set it.
-    pub fn width(&self) -> Width {
+    pub fn width(&self) -> Option<Width> {
         self.width
     }
 

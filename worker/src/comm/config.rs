@@ -31,7 +31,7 @@ pub struct CommConfig {
     /// TLS to the daemon; in clear when `None`.
     pub tls: Option<Tls>,
     /// See [`set_width`](super::Communicator::set_width). Must be the same at all ranks.
-    pub wire: Width,
+    pub wire: Option<Width>,
 }
 
 /// The transport of a rank's packets.
@@ -129,7 +129,7 @@ impl CommConfig {
             timeout,
             connect_timeout,
             tls: None,
-            wire: Width::Full,
+            wire: None,
         }
     }
 }

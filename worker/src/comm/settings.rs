@@ -69,7 +69,7 @@ const WELL_KNOWN: &str = "netsum";
 /// | `mtu`, `message_size`, `window`, `rings` | with `peers`: the job's properties, the same at all
 /// ranks |
 /// | `transport` | `auto`, `udp`, `xdp` or `verbs` |
-/// | `wire` | `32bit` or `16bit`: bits of an f32 in sums of over 4,096 of them |
+/// | `wire` | `32bit` or `16bit`: bits of a float in sums of over 4,096; default: its own |
 /// | `ib_timeout`, `ib_retry_cnt` | as [`AdapterRetry`] |
 /// | `timeout`, `connect_timeout` | seconds |
 /// | `tls_ca`, `tls_cert`, `tls_key` | PEM files, as [`Tls`] |
@@ -129,8 +129,8 @@ impl Settings {
             None => Transport::default(),
         };
         let wire = match self.get("wire") {
-            Some(text) => text.parse().map_err(|e: String| wrong("wire", text, &e))?,
-            None => Width::Full,
+            Some(text) => Some(text.parse::<Width>().map_err(|e| wrong("wire", text, &e))?),
+            None => None,
         };
         let retry = AdapterRetry {
             timeout: self.number("ib_timeout", usual.retry.timeout)?,

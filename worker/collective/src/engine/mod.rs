@@ -135,7 +135,7 @@ pub struct Engine {
     /// the same.
     application_ranks: Vec<u32>,
     /// See [`count_from`](Self::count_from).
-    operations_before: u64,
+    begun: u64,
     sum_mode: SumMode,
     /// Rank 0's random number; nothing is sent to be summed before it is known.
     session: Option<u64>,
@@ -214,7 +214,7 @@ impl Engine {
             settings,
             member: Member { rank: settings.rank, ranks },
             application_ranks: Vec::new(),
-            operations_before: 0,
+            begun: 0,
             sum_mode: if on_host_ring { SumMode::HostRing } else { SumMode::Box },
             session: (settings.rank == 0).then_some(settings.session),
             reason: None,
@@ -416,10 +416,10 @@ impl Engine {
         self.application_ranks = names;
     }
 
-    /// Counts the operations of the connections before, which decides how floats in 16 bits are
-    /// rounded.
+    /// Counts on from the operations of the connections before, which decides how floats in 16 bits
+    /// are rounded.
     pub fn count_from(&mut self, operations: u64) {
-        self.operations_before = operations;
+        self.begun = operations;
     }
 
     fn name(&self, place: u32) -> u32 {

@@ -24,6 +24,8 @@ use crate::report::{Mode, Report};
 #[derive(Debug)]
 pub(super) struct Operation {
     pub descriptor: Descriptor,
+    /// Its number among all that this rank has not refused, also over earlier connections.
+    pub count: u64,
     /// `None` where it is lent.
     pub data: Option<Owned>,
     pub plan: Plan,
@@ -221,8 +223,7 @@ impl Engine {
             && !values.is_empty()
         {
             let (values, padding) = values.split_at_mut(range.len() * element);
-            let number = self.operations_before + op.number();
-            let format = format.map(|f| f.of_rank(self.own_rank(), number, range.start));
+            let format = format.map(|f| f.of_rank(self.own_rank(), op.count, range.start));
             data.load(range.clone(), format, values);
             padding.fill(0);
         }

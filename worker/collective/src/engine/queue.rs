@@ -70,8 +70,10 @@ impl Engine {
             part.exponents = None;
             part.buckets.clear();
         }
+        self.begun += u64::from(call.collective != Collective::Refused);
         self.operations.push_back(Operation {
             descriptor,
+            count: self.begun,
             data: match work {
                 Work::Lent(_) => None,
                 Work::Owned(data) => Some(data),

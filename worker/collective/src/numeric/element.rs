@@ -96,11 +96,11 @@ impl Dtype {
         }
     }
 
-    /// How elements travel in a long operation, if `f32` travels so.
-    pub const fn width(self, of_f32: Width) -> Width {
+    /// How elements travel in a long operation; `of_floats` is a caller's wish.
+    pub fn width(self, of_floats: Option<Width>) -> Width {
         match self {
-            Self::F16 | Self::Bf16 => Width::Half,
-            Self::F32 => of_f32,
+            Self::F16 | Self::Bf16 => of_floats.unwrap_or(Width::Half),
+            Self::F32 => of_floats.unwrap_or(Width::Full),
             _ => Width::Full,
         }
     }

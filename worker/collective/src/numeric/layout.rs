@@ -347,8 +347,8 @@ mod tests {
         let layout = |message_size| Layout { message_size, window: 1, rings: 1 };
         let full = |size, dtype| layout(size).elements(dtype, Width::Full);
         assert_eq!(full(80, Dtype::I32), Ok(1));
-        assert_eq!(full(336, Dtype::F32), Ok(48));
-        assert_eq!(layout(336).elements(Dtype::F32, Width::Half), Ok(96));
+        assert_eq!(full(336, Dtype::F32), Ok(40));
+        assert_eq!(layout(336).elements(Dtype::F32, Width::Half), Ok(80));
         assert!(full(76, Dtype::I32).unwrap_err().contains("at least 80"));
         assert!(full(332, Dtype::F32).unwrap_err().contains("at least 336"));
         assert!(full(30, Dtype::I32).is_err());

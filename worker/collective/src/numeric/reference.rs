@@ -13,12 +13,13 @@ use crate::call::Op;
 #[derive(Clone, Copy, Debug)]
 pub struct Reference {
     pub op: Op,
-    /// Of `f32`.
-    pub width: Width,
+    /// Of floats, if not their own.
+    pub width: Option<Width>,
     /// The operation's number in its communicators, the first of which is 1: floats in 16 bits are
     /// rounded in each operation by other numbers.
     pub operation: u64,
-    /// How many elements of the operation lie before the given ones: a multiple of a message's.
+    /// How many elements of the operation lie before the given ones: a multiple of a message's. Both
+    /// together and the given ones alone are a long operation, or neither.
     pub start: usize,
     pub layout: Layout,
 }
@@ -27,7 +28,7 @@ impl Reference {
     /// The sum over ranks with this layout.
     pub fn new(layout: &Layout) -> Self {
         let layout = Layout { rings: 1, ..*layout };
-        Self { op: Op::Sum, width: Width::Full, operation: 1, start: 0, layout }
+        Self { op: Op::Sum, width: None, operation: 1, start: 0, layout }
     }
 
     /// The result of all ranks' contributions, in the order of ranks. It matters only for `f64`,

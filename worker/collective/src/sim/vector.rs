@@ -87,7 +87,7 @@ impl Vector {
         } else if f.is_empty() {
             Self::I(reference_sum(&i, layout)).bits()
         } else {
-            let (width, operation) = (of[0].width(), operation as u64);
+            let (width, operation) = (Some(of[0].width()), operation as u64);
             Self::F(Reference { width, operation, ..Reference::new(layout) }.of(&f)).bits()
         }
     }

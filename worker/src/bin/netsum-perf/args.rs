@@ -100,9 +100,9 @@ pub struct Options {
     /// Element type.
     #[arg(short = 'd', long, default_value = "f32", value_parser = type_parser())]
     pub dtype: Dtype,
-    /// Bits of an f32 in sums of over 4,096, 32bit or 16bit; f16 and bf16 always have 16.
-    #[arg(long, env = "NETSUM_WIRE", default_value = "32bit")]
-    pub wire: Width,
+    /// Bits of a float in sums of over 4,096, 32bit or 16bit. Default: those of the type.
+    #[arg(long, env = "NETSUM_WIRE")]
+    pub wire: Option<Width>,
     /// Operator.
     #[arg(short = 'o', long, default_value = "sum", value_parser = op_parser())]
     pub op: Op,

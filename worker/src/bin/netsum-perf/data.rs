@@ -88,8 +88,8 @@ pub struct Case {
     pub op: Op,
     pub root: u32,
     pub layout: Layout,
-    /// Of `f32`.
-    pub width: Width,
+    /// Of floats, if not their own.
+    pub width: Option<Width>,
     /// Elements; of one rank's part, if the command has parts.
     pub count: usize,
 }
@@ -166,7 +166,7 @@ mod tests {
 
     fn case(kind: Kind, rank: u32, count: usize) -> Case {
         let (op, root, ranks) = (Op::Sum, 1, RANKS);
-        Case { kind, rank, ranks, op, root, layout: LAYOUT, width: Width::Full, count }
+        Case { kind, rank, ranks, op, root, layout: LAYOUT, width: None, count }
     }
 
     fn reduced(op: Op, length: usize, layout: &Layout) -> Vec<f32> {

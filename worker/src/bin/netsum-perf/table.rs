@@ -244,7 +244,7 @@ mod tests {
             op: Op::Sum,
             root: 2,
             layout: Layout { message_size: 4096, window: 1, rings: 1 },
-            width: netsum_worker::Width::Full,
+            width: None,
             count: (16 << 20) / parts,
         };
         let time = Duration::from_millis(100);
