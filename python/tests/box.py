@@ -139,7 +139,7 @@ def refused_alone():
     comm = netsum.init(timeout=5)
     ones = [numpy.ones(5000, dtype=numpy.float32) for _ in range(3)]
     assert comm.all_reduce(ones[0]).mode == "box"
-    wrong = numpy.ones(5000)
+    wrong = numpy.ones(5000, dtype=complex)
     for times in range(2):
         if times == 0 or comm.rank == 2:
             try:
