@@ -491,6 +491,12 @@ fn halves_are_summed_in_16_bits_and_few_of_them_exactly() {
             // A step of bfloat16 at 50, and one of the sum.
             assert!((x.to_f32() - exact).abs() < 0.125 + 0.016, "{x} for {exact}");
         }
+        comm.set_width(Some(Width::Full));
+        let own = inputs[comm.rank() as usize].clone();
+        let (means, _) = comm.reduce_async(own, Op::Average, None).unwrap().wait().unwrap();
+        assert_eq!(means, Reference { width: Some(Width::Full), ..reference }.of(&parts));
+        assert!(comm.statistics().ring_bytes > 3 * bytes - bytes / 10);
+        comm.set_width(None);
         let mut few = [f16::from_f32(0.5), f16::MAX, f16::NEG_INFINITY];
         comm.reduce(&mut few, Op::Sum, None).unwrap();
         assert_eq!(few, [f16::ONE, f16::INFINITY, f16::NEG_INFINITY]);

@@ -297,6 +297,11 @@ mod tests {
         }
         let all = means[1..].iter().sum::<f32>() / (BLOCK - 1) as f32;
         assert!((all / 1e-5 - 1.0).abs() < 0.02, "{all:e}");
+        let counted = |width| Blocks::new(&buckets, width, 1).underflow(&x).zeroed;
+        assert_eq!((counted(Width::Half), counted(Width::Full)), (0, 0));
+        x[1] = 1e-12;
+        let counted = |width| Blocks::new(&buckets, width, 1).underflow(&x).zeroed;
+        assert_eq!((counted(Width::Half), counted(Width::Full)), (0, 1));
         // Steps of 2^-14: one of six elements of each operation, and of six operations of each.
         assert!(means[1..].iter().all(|mean| (mean / 1e-5 - 1.0).abs() < 0.4), "{means:?}");
     }
