@@ -2,6 +2,7 @@
 //! lets an administrator register them.
 
 use crate::serial::{Psn, Qpn};
+use crate::wire::ROCE_PORT;
 
 /// One rank's numbers for one ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,5 +27,15 @@ pub fn static_connection(rank: u32, ring: Option<u32>) -> StaticConnection {
         receive_qpn: Qpn::new(0x10_0000 + connection),
         send_qpn: Qpn::new(0x10_0001 + connection),
         first_psn: Psn::new(0xff_ffd8 - 64 * ring.map_or(0, |r| r + 1) - rank),
+    }
+}
+
+/// The UDP port that `rank` sends from: 4791, or if other ranks have its address, one of those that
+/// RoCEv2 senders use (IBTA A17.9.2).
+pub fn static_source_port<A: PartialEq>(rank: u32, addresses: &[A]) -> u16 {
+    let own = addresses.get(rank as usize);
+    match addresses.iter().filter(|address| Some(*address) == own).count() {
+        0 | 1 => ROCE_PORT,
+        _ => 0xc000 | rank as u16 & 0x3fff,
     }
 }

@@ -75,9 +75,9 @@ pub fn lay_out(
     let mut flows: BTreeMap<Rank, Vec<&FlowSpec>> = BTreeMap::new();
     job.flows.iter().for_each(|flow| flows.entry(flow.rank).or_default().push(flow));
     let mut ends = Vec::new();
-    for rank in &ring {
+    for (place_in_ring, rank) in Rank::all(ranks).zip(&ring) {
         let flow = flows
-            .get(rank)
+            .get(&place_in_ring)
             .and_then(|of| of.first())
             .ok_or_else(|| format!("rank {rank}: it has no flow"))?;
         ends.push(place(flow.ifindex).ok_or_else(|| format!("rank {rank}: its port was removed"))?);
@@ -91,8 +91,7 @@ pub fn lay_out(
     // A box numbers the job's rings from 0.
     let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
         let message = |flow: &&FlowSpec| flow_message(job, flow, port);
-        let of_rings =
-            flows[&ring[rank as usize]].iter().map(message).filter(|f| rings.contains(&f.ring));
+        let of_rings = flows[&Rank(rank)].iter().map(message).filter(|f| rings.contains(&f.ring));
         of_rings.map(|f| api::Flow { ring: f.ring - first, ..f }).collect()
     };
     let all = 0..job.spec.rings;
@@ -226,7 +225,7 @@ fn request(job: &Job, ring: &[Rank]) -> api::CreateJobRequest {
 fn flow_message(job: &Job, flow: &FlowSpec, port: &str) -> api::Flow {
     api::Flow {
         ring: job.job_ring(flow.ring).map_or(0, |ring| ring.0),
-        rank: flow.rank.0,
+        rank: job.sender(flow.rank).0,
         port: port.to_owned(),
         src: flow.src.to_string(),
         dst: flow.dst.to_string(),

@@ -64,7 +64,7 @@ impl System {
         let any_ip_id: bool = u.arbitrary()?;
         let ends = [0, 1].map(|i| {
             let mut endpoint =
-                Endpoint::new(ips[i], EndpointConfig { any_ip_id, cnp_interval: None });
+                Endpoint::new(ips[i], EndpointConfig { any_ip_id, ..EndpointConfig::default() });
             let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], psns[i], psns[1 - i], MTU);
             c.opcode = operation;
             c.max_inflight = max_inflight;
@@ -259,7 +259,15 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 let (mut bth, ext, payload) = forge(u)?;
                 bth.qpn = QPNS[end].get();
                 let mut datagram = Vec::new();
-                encode(&mut datagram, s.ends[1 - end].ip, s.ends[end].ip, 0, &bth, &ext, &payload);
+                encode(
+                    &mut datagram,
+                    (s.ends[1 - end].ip, ROCE_PORT).into(),
+                    s.ends[end].ip,
+                    0,
+                    &bth,
+                    &ext,
+                    &payload,
+                );
                 s.wire.insert(0, (end, datagram));
             }
             15 => {

@@ -143,6 +143,7 @@ impl Manager {
             any_ip_id: false,
             selective: true,
             largest_mtu: 0,
+            source_port: 4791,
         };
         let (name, token, ifindex) = (job.to_owned(), "sesame".into(), self.ports[rank as usize]);
         let join = Join {

@@ -40,6 +40,7 @@ mod routed;
 mod routers;
 mod security;
 mod shaped;
+mod shared_address;
 mod simulate;
 mod soak;
 mod spread;

@@ -279,6 +279,21 @@ fn ranks_of_two_racks_in_turns_send_one_copy_up_and_keep_their_numbers() {
     assert!(errors.lines().all(|why| why.contains("rank 1 died")), "{errors}");
 }
 
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn racks_sum_for_hosts_with_several_ranks() {
+    let cluster = fabric(1);
+    let manager = cluster.start_manager().unwrap();
+    let places: Vec<_> = [0, 0, 1, 1, 2, 2, 3, 3].map(|host| (host, 0)).into();
+    let mut group = cluster.ranks_of(&manager, &JobSpec::new(JOB, 8), &places).unwrap();
+    work(&mut group, 1);
+    let stats = cluster.netsum_on(Some(1), &["-j", "stats"]).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    assert!(stats["partials_sent"].as_u64().unwrap() > 0, "{stats}");
+    manager.json(&cluster, &["job", "reconnect", JOB]).unwrap();
+    (2..6).for_each(|seed| work(&mut group, seed));
+}
+
 /// The sums of the ranks, and how long they took.
 #[derive(Debug, Default)]
 struct Seen {

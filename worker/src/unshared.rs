@@ -1,13 +1,10 @@
 //! Descriptors that are closed in forked processes: a copy of a socket there would keep its port in
 //! use after this process has closed it.
 
-use std::net::SocketAddr;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
-
-use nix::sys::socket::{SockaddrStorage, getsockname};
 
 /// Descriptors to be closed, plus one: 0 is a free place. If there is no free place, a descriptor
 /// stays shared.
@@ -40,14 +37,6 @@ impl<T: AsFd> Unshared<T> {
         let place = OPEN.iter().position(take);
         Self { inner, place }
     }
-}
-
-/// Whether one of them is a socket of this process with this address.
-pub(crate) fn is_bound(address: SocketAddr) -> bool {
-    OPEN.iter().any(|place| {
-        let fd = place.load(Ordering::Relaxed) - 1;
-        fd >= 0 && getsockname::<SockaddrStorage>(fd).is_ok_and(|own| own == address.into())
-    })
 }
 
 /// Called in the forked process.

@@ -60,11 +60,12 @@ fn errors_say_what_is_wrong() {
     let ip = address(9);
     let first = UdpDriver::bind(ip).unwrap();
     let second = UdpDriver::bind(ip).unwrap_err();
-    assert!(matches!(second, BindError::Ours(_)), "{second}");
+    assert!(matches!(second, BindError::InUse(..)), "{second}");
     drop(first);
+    // As Soft-RoCE's, this socket is not shared.
     let _others = std::net::UdpSocket::bind((ip, 4791)).unwrap();
-    let second = UdpDriver::bind(ip).unwrap_err();
-    assert!(matches!(second, BindError::InUse(_)), "{second}");
+    let second = UdpDriver::share(ip, 0).unwrap_err();
+    assert!(matches!(second, BindError::InUse(..)), "{second}");
     assert!(second.to_string().contains("4791"));
     let nowhere = UdpDriver::bind("192.0.2.1".parse().unwrap()).unwrap_err();
     assert!(matches!(nowhere, BindError::NoSuchAddress(_)), "{nowhere}");

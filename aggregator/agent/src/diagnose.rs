@@ -233,7 +233,7 @@ fn ring_evidence(
         RankEvidence {
             last: inner.executor.watch.last_packet(ring.id, flow.rank).map(ago),
             moved: seen.packets.wrapping_sub(known),
-            heartbeat: job.epoch.as_ref().and_then(|e| e.last_seen(flow.rank)).map(ago),
+            heartbeat: job.epoch.as_ref().and_then(|e| e.last_seen(job.sender(flow.rank))).map(ago),
             sender: job.sender(flow.rank),
             member: job.member(flow.rank),
             seen,

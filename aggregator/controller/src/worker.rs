@@ -224,6 +224,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             any_ip_id: a.any_ip_id,
             selective: a.selective,
             largest_mtu: a.largest_mtu,
+            source_port: a.source_port,
         };
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
         let deadline = Instant::now() + wait;
@@ -283,6 +284,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             any_ip_id: a.any_ip_id,
             selective: a.selective,
             largest_mtu: a.largest_mtu,
+            source_port: a.source_port,
         });
         let (ranks, on_host_ring) =
             (ranks.collect(), job.spec.host_ring_fallback && current.on_host_ring);
@@ -375,6 +377,7 @@ mod tests {
             any_ip_id: false,
             selective: true,
             largest_mtu: 0,
+            source_port: 0,
         };
         assert_eq!(behind_router(&address, address.mac), None);
         let warning = behind_router(&address, [2, 0, 0, 0, 0, 9]).unwrap();

@@ -267,7 +267,11 @@ impl Job {
     /// The rank that owns a member's connection: a rank its own, a group its last rank's, and the
     /// uplink that of the rank before the first one here.
     pub fn sender(&self, member: Rank) -> Rank {
-        self.spec.members.sender(member.0, self.spec.ranks).map_or(member, Rank)
+        let ring = self.epoch.as_ref().filter(|_| !self.spec.members.is_part());
+        match ring.and_then(|epoch| epoch.ring.get(member.0 as usize)) {
+            Some(rank) => *rank,
+            None => self.spec.members.sender(member.0, self.spec.ranks).map_or(member, Rank),
+        }
     }
 
     /// The member that is the uplink, and the interface at which unsummed packets of its rank
@@ -313,21 +317,11 @@ impl Job {
         Rank::all(self.spec.member_count()).filter_map(port).collect()
     }
 
-    /// The member that `rank` sends to.
-    fn next(&self, rank: Rank) -> Rank {
-        let ring = self.epoch.as_ref().map(|epoch| &epoch.ring);
-        let place = ring.and_then(|ring| ring.iter().position(|r| *r == rank));
-        match (ring, place) {
-            (Some(ring), Some(place)) => ring[(place + 1) % ring.len()],
-            _ => rank.next(self.spec.member_count()),
-        }
-    }
-
     /// Neighbours in a ring that are behind one port: their packets to each other may never reach
     /// the box.
     pub fn neighbours_behind_one_port(&self) -> Option<(&FlowSpec, &FlowSpec)> {
         self.flows.iter().find_map(|f| {
-            let next = (f.ring, self.next(f.rank), f.ifindex);
+            let next = (f.ring, f.rank.next(self.spec.member_count()), f.ifindex);
             let is_next = |o: &&FlowSpec| (o.ring, o.rank, o.ifindex) == next;
             Some((f, self.flows.iter().find(is_next)?))
         })

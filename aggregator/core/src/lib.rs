@@ -7,6 +7,7 @@
 //! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
 //! | [`ended`] | flows whose job has ended |
+//! | `ring_order` | the order of ranks in a ring |
 //! | [`members`] | contributors to a box, if boxes are in levels |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`plane`] | rings and flows, as passed to the data plane |
@@ -39,6 +40,7 @@ pub mod pool;
 pub mod port;
 mod rank;
 pub mod rate;
+mod ring_order;
 pub mod saved;
 pub mod tenant;
 #[cfg(test)]
@@ -232,8 +234,11 @@ impl Controller {
         };
         for job in self.jobs.values_mut() {
             if let Some(flow) = job.flows.iter().find(|f| gone.contains(&f.ifindex)) {
-                let why =
-                    format!("rank {}: its port {} was removed", flow.rank, name(flow.ifindex));
+                let why = format!(
+                    "rank {}: its port {} was removed",
+                    job.sender(flow.rank),
+                    name(flow.ifindex)
+                );
                 actions.extend(job.fail(why));
             }
         }

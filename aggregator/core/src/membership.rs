@@ -12,6 +12,7 @@ use netsum_common::abi::FlowKey;
 use netsum_common::serial::{self, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
+use super::ring_order::{Location, ring_order};
 use super::{Action, Controller, Job, Rank, Refusal, State, Token};
 use crate::plane::FlowSpec;
 
@@ -47,6 +48,9 @@ pub struct RankAddress {
     /// It takes any path MTU up to this; 0: only the job's.
     #[serde(default)]
     pub largest_mtu: u32,
+    /// The UDP port that it sends from; 0 if it is not known. The other ranks are told.
+    #[serde(default)]
+    pub source_port: u32,
 }
 
 /// A job's epoch: the ranks that joined together, and their state.
@@ -94,6 +98,19 @@ impl Forming {
                 ))
             })
         })
+    }
+
+    /// Neighbours in the ring on one host, whose packets do not reach a box.
+    fn own_neighbour(&self, order: &[Rank]) -> Option<Refusal> {
+        let ip = |rank| self.ranks.get(rank).map(|waiting| waiting.address.ip);
+        let mut pairs = order.iter().zip(order.iter().cycle().skip(1));
+        let (rank, next) = pairs.find(|(rank, next)| ip(rank) == ip(next))?;
+        Some(Refusal::NotNow(format!(
+            "ranks {rank} and {next} have one address, {}, and what they send to each other does \
+             not reach a box: at most half of a job's ranks, and of those behind one box, may have \
+             one address. Ranks on a single host need no box: set NETSUM_PEERS",
+            ip(rank)?
+        )))
     }
 }
 
@@ -251,14 +268,14 @@ impl Controller {
         let mut flows = Vec::new();
         let order = self.ring_order(forming);
         for (r, ring) in job.rings.iter().enumerate() {
-            for (&rank, next) in order.iter().zip(order.iter().cycle().skip(1)) {
-                let [Some(w), Some(next)] = [&rank, next].map(|rank| forming.ranks.get(rank))
-                else {
+            for (place, pair) in (0..).zip(order.iter().zip(order.iter().cycle().skip(1))) {
+                let (rank, next) = pair;
+                let [Some(w), Some(next)] = [rank, next].map(|rank| forming.ranks.get(rank)) else {
                     return Vec::new();
                 };
                 flows.push(FlowSpec {
                     ring: ring.id,
-                    rank,
+                    rank: Rank(place),
                     base_psn: Psn::new(w.address.rings[r].first_psn),
                     ifindex: w.ifindex,
                     src: w.address.ip,
@@ -271,6 +288,7 @@ impl Controller {
         }
         let refusal = forming
             .one_address_twice()
+            .or_else(|| forming.own_neighbour(&order))
             .or_else(|| self.kept_apart(&flows))
             .or_else(|| self.contradiction(name, &flows))
             .or_else(|| self.check_owners(name, &flows).err());
@@ -307,20 +325,18 @@ impl Controller {
         actions
     }
 
-    /// The order of ranks in the ring, from rank 0 on. Ranks below one box follow each other, so
-    /// only one connection leaves the box. Ports of several boxes are named BOX/PORT; on a single
-    /// box, ranks stay in order.
+    /// The order of ranks in the ring. Ports of several boxes are named BOX/PORT.
     fn ring_order(&self, forming: &Forming) -> Vec<Rank> {
-        let place = |ifindex| {
+        let behind = |ifindex| {
             let port = self.ports.iter().find(|p| p.ifindex == ifindex)?;
             port.name.split_once('/').map(|(of, _)| of)
         };
-        let mut firsts = BTreeMap::new();
-        let behind_first =
-            |(&rank, w): (&Rank, &Waiting)| (*firsts.entry(place(w.ifindex)).or_insert(rank), rank);
-        let mut order: Vec<(Rank, Rank)> = forming.ranks.iter().map(behind_first).collect();
-        order.sort_unstable();
-        order.into_iter().map(|(_, rank)| rank).collect()
+        let location = |(rank, w): (&Rank, &Waiting)| Location {
+            rank: *rank,
+            behind: behind(w.ifindex),
+            ip: w.address.ip,
+        };
+        ring_order(&forming.ranks.iter().map(location).collect::<Vec<_>>())
     }
 
     /// Why neighbours in a ring cannot reach each other over the bridge, if so. Routed connections

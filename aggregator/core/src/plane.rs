@@ -24,7 +24,7 @@ pub struct RingSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowSpec {
     pub ring: RingNumber,
-    /// Sending rank.
+    /// The sender's place in the ring.
     pub rank: Rank,
     /// PSN of its first packet.
     pub base_psn: Psn,

@@ -189,11 +189,7 @@ impl Controller {
                 .map_err(|e| format!("job `{name}`: {e}"))?;
             let gone =
                 saved.flows.iter().find(|f| self.ports.iter().all(|p| p.ifindex != f.ifindex));
-            let why = why.or_else(|| {
-                gone.map(|f| {
-                    format!("rank {}: its port (interface {}) was removed", f.rank, f.ifindex)
-                })
-            });
+            let gone = gone.map(|f| (f.rank, f.ifindex));
             let mut job = Job::new(saved.spec, slots, rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
             job.epoch = saved.epoch.map(|e| {
@@ -207,6 +203,11 @@ impl Controller {
                 .map(|(dst, qpn)| FlowKey { dst_ip: mapped(dst), qpn })
                 .collect();
             actions.extend(job.in_band_token_action());
+            let why = why.or_else(|| {
+                let (member, ifindex) = gone?;
+                let rank = job.sender(member);
+                Some(format!("rank {rank}: its port (interface {ifindex}) was removed"))
+            });
             if let Some(why) = why {
                 actions.extend(job.fail(format!("the daemon was started again, and {why}")));
             }

@@ -73,6 +73,7 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
             any_ip_id: false,
             selective: true,
             largest_mtu: 1456,
+            source_port: 4791,
         },
         ifindex: 10 + rank,
         mac: [2, 0, 0, 0, 0, rank as u8],

@@ -130,6 +130,7 @@ impl Rank {
             any_ip_id: false,
             selective: true,
             largest_mtu: 0,
+            source_port: 4791,
         };
         api::JoinRequest {
             job: self.job.clone(),

@@ -29,6 +29,8 @@ pub struct RankQpInfo {
     pub any_ip_id: bool,
     /// It does selective retransmission.
     pub selective: bool,
+    /// The UDP port that it sends from; 0 if it is not known, as an adapter's.
+    pub source_port: u16,
 }
 
 /// An endpoint, with a queue pair for each channel.
@@ -202,6 +204,7 @@ mod tests {
                 // Has no influence.
                 any_ip_id: selective[rank as usize],
                 selective: selective[rank as usize],
+                source_port: 0,
             });
             // By default the box relaxes a ring if all ranks are selective; an administrator can
             // also choose it.

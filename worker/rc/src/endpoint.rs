@@ -87,7 +87,8 @@ struct Qp {
 /// Queue pairs of one address.
 #[derive(Debug)]
 pub struct Endpoint {
-    local: IpAddr,
+    /// The address and port that it sends from.
+    local: SocketAddr,
     verifier: Verifier,
     cnp_interval: Option<Duration>,
     rtt: RttEstimator,
@@ -105,7 +106,7 @@ impl Endpoint {
     /// An endpoint without queue pairs.
     pub fn new(local: IpAddr, config: EndpointConfig) -> Self {
         Self {
-            local,
+            local: SocketAddr::new(local, config.source_port),
             verifier: Verifier::new(local, config.any_ip_id),
             cnp_interval: config.cnp_interval,
             rtt: RttEstimator::new(),
@@ -131,7 +132,7 @@ impl Endpoint {
             return Err(SetupError::Mtu(c.mtu));
         }
         if c.remote.is_ipv4() != self.local.is_ipv4() {
-            return Err(SetupError::Family { local: self.local, remote: c.remote });
+            return Err(SetupError::Family { local: self.local.ip(), remote: c.remote });
         }
         if self.by_qpn.contains_key(&c.local_qpn) {
             return Err(SetupError::Exists(c.local_qpn));
@@ -466,7 +467,7 @@ impl Endpoint {
 
     /// This endpoint's address.
     pub fn local(&self) -> IpAddr {
-        self.local
+        self.local.ip()
     }
 }
 

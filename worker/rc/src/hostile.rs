@@ -14,7 +14,15 @@ fn nak(pair: &mut Pair, psn: u32, gaps: &Gaps) {
     let aeth = Some(Aeth { syndrome: Syndrome::Nak(Nak::SequenceError), msn: 0 });
     let (ext, bth) = (Extended { aeth, ..Default::default() }, Bth::new(Opcode::ACK, 10, psn));
     let mut datagram = Vec::new();
-    encode(&mut datagram, pair.ips[1], pair.ips[0], 0, &bth, &ext, &gaps.encode());
+    encode(
+        &mut datagram,
+        (pair.ips[1], ROCE_PORT).into(),
+        pair.ips[0],
+        0,
+        &bth,
+        &ext,
+        &gaps.encode(),
+    );
     pair.ends[0].receive(pair.now, (pair.ips[1], ROCE_PORT).into(), false, &datagram);
 }
 
@@ -146,7 +154,7 @@ fn spoil(rng: &mut Rng, from: IpAddr, to: IpAddr, datagram: &mut Vec<u8>) {
     let ext = Extended { aeth: Some(aeth), ..Default::default() };
     datagram.clear();
     let bth = Bth { pad: (list.len().wrapping_neg() & 3) as u8, ..bth };
-    encode(datagram, from, to, 0, &bth, &ext, &list);
+    encode(datagram, (from, ROCE_PORT).into(), to, 0, &bth, &ext, &list);
 }
 
 /// Messages in both directions, over the wrap, between ends with different settings. Packets are

@@ -32,6 +32,7 @@ use std::time::Duration;
 
 pub use endpoint::{Endpoint, Stats};
 pub use netsum_common::serial::{Psn, Qpn};
+use netsum_common::wire::ROCE_PORT;
 
 /// The operation that carries messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,7 +163,7 @@ fn name(first: &[u8]) -> u32 {
 }
 
 /// Properties of an endpoint.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct EndpointConfig {
     /// Accept any IPv4 identification, because kernel and hardware senders choose it. Leaves 16
     /// bits of the ICRC as a check.
@@ -170,6 +171,14 @@ pub struct EndpointConfig {
     /// Notify senders of marked packets, each queue pair's at most this often (IBTA A17.9: the
     /// notification point of DCQCN, where 50 us are usual). Never when `None`.
     pub cnp_interval: Option<Duration>,
+    /// The UDP port that its datagrams are sent from, which the ICRC covers.
+    pub source_port: u16,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        Self { any_ip_id: false, cnp_interval: None, source_port: ROCE_PORT }
+    }
 }
 
 /// Identifies a queue pair of an endpoint.

@@ -92,10 +92,10 @@ pub struct Extended {
 }
 
 /// Appends a datagram to a buffer, padded as its BTH requires. `id` is the IPv4 identification that
-/// it will be sent with, from port 4791.
+/// it will be sent with.
 pub fn encode(
     buf: &mut Vec<u8>,
-    src: IpAddr,
+    src: SocketAddr,
     dst: IpAddr,
     id: u16,
     bth: &Bth,
@@ -115,13 +115,12 @@ pub fn encode(
     }
     buf.extend_from_slice(payload);
     buf.resize(buf.len() + bth.pad as usize, 0);
-    let icrc = datagram_icrc(SocketAddr::new(src, ROCE_PORT), dst, id, &buf[start..])
-        .expect("a datagram has a BTH");
+    let icrc = datagram_icrc(src, dst, id, &buf[start..]).expect("a datagram has a BTH");
     buf.extend_from_slice(&icrc.to_le_bytes());
 }
 
 /// Appends a congestion notification packet for a queue pair (IBTA A17.9.3).
-pub fn encode_cnp(buf: &mut Vec<u8>, src: IpAddr, dst: IpAddr, qpn: Qpn) {
+pub fn encode_cnp(buf: &mut Vec<u8>, src: SocketAddr, dst: IpAddr, qpn: Qpn) {
     const BECN: u8 = 0x40;
     let bth = Bth { flags: BECN, ..Bth::new(Opcode::CNP, qpn.get(), 0) };
     encode(buf, src, dst, 0, &bth, &Extended::default(), &[0; 16]);
@@ -348,7 +347,7 @@ mod tests {
         let mut v = Verifier::new(dst, false);
         for id in [0, 1, 2, 63, 127] {
             let mut buf = Vec::new();
-            encode(&mut buf, src, dst, id, &bth, &Extended::default(), &payload);
+            encode(&mut buf, from, dst, id, &bth, &Extended::default(), &payload);
             assert_eq!(v.decode(from, &buf).unwrap().payload, payload);
             for bit in (0..buf.len() * 8).step_by(37).filter(|b| b / 8 != 4) {
                 buf[bit / 8] ^= 1 << (bit % 8);
@@ -365,7 +364,7 @@ mod tests {
         let from = SocketAddr::new(src, ROCE_PORT);
         let mut buf = Vec::new();
         let bth = Bth::new(Opcode::SEND_MIDDLE, 77, 5);
-        encode(&mut buf, src, dst, 7, &bth, &Extended::default(), &[3; 64]);
+        encode(&mut buf, from, dst, 7, &bth, &Extended::default(), &[3; 64]);
         let mut v = Verifier::new(dst, true);
         assert_eq!(v.decode_identified(from, Some(7), &buf).unwrap().payload, [3; 64]);
         assert_eq!(v.decode_identified(from, Some(6), &buf).unwrap_err(), Malformed::Icrc);
@@ -381,33 +380,33 @@ mod tests {
         let aeth = Aeth { syndrome: Syndrome::Nak(Nak::SequenceError), msn: 5 };
         let mut buf = Vec::new();
         let ext = Extended { aeth: Some(aeth), ..Extended::default() };
-        encode(&mut buf, src, dst, 0, &Bth::new(Opcode::ACK, 1, 2), &ext, &[]);
         let from = SocketAddr::new(src, ROCE_PORT);
+        encode(&mut buf, from, dst, 0, &Bth::new(Opcode::ACK, 1, 2), &ext, &[]);
         assert_eq!(Verifier::new(dst, false).decode(from, &buf).unwrap().aeth, Some(aeth));
     }
     #[test]
     fn payloads_of_any_length_are_padded_to_whole_words() {
-        let (src, dst): (IpAddr, IpAddr) =
-            ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let (src, dst) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let from = SocketAddr::new(src, ROCE_PORT);
         for len in 0..9 {
             let payload = vec![0xab; len];
             let bth =
                 Bth { pad: (len.wrapping_neg() & 3) as u8, ..Bth::new(Opcode::SEND_ONLY, 7, 9) };
             let mut buf = Vec::new();
-            encode(&mut buf, src, dst, 0, &bth, &Extended::default(), &payload);
+            encode(&mut buf, from, dst, 0, &bth, &Extended::default(), &payload);
             assert_eq!(buf.len() % 4, 0);
             let mut v = Verifier::new(dst, false);
-            assert_eq!(v.decode(SocketAddr::new(src, ROCE_PORT), &buf).unwrap().payload, payload);
+            assert_eq!(v.decode(from, &buf).unwrap().payload, payload);
         }
     }
 
     #[test]
     fn a_congestion_notification_has_the_standards_bytes() {
-        let (src, dst): (IpAddr, IpAddr) =
-            ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let (src, dst) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let from = SocketAddr::new(src, ROCE_PORT);
         let mut buf = Vec::new();
-        encode_cnp(&mut buf, src, dst, Qpn::new(0x1_2345));
+        encode_cnp(&mut buf, from, dst, Qpn::new(0x1_2345));
         assert_eq!(buf[..28], [&[0x81, 0, 0xff, 0xff, 0x40, 1, 0x23, 0x45][..], &[0; 20]].concat());
-        assert!(Verifier::new(dst, false).decode(SocketAddr::new(src, ROCE_PORT), &buf).is_ok());
+        assert!(Verifier::new(dst, false).decode(from, &buf).is_ok());
     }
 }

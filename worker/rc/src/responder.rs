@@ -489,7 +489,15 @@ mod tests {
             for psn in 0..packets.max(last.min(1000)) {
                 let mut datagram = Vec::new();
                 let bth = Bth::new(Opcode::data(false, psn == 0, psn == last, false), 1, psn);
-                encode(&mut datagram, peer, own, 0, &bth, &Extended::default(), &[7; MTU]);
+                encode(
+                    &mut datagram,
+                    (peer, ROCE_PORT).into(),
+                    own,
+                    0,
+                    &bth,
+                    &Extended::default(),
+                    &[7; MTU],
+                );
                 endpoint.receive(Instant::now(), (peer, ROCE_PORT).into(), false, &datagram);
             }
             let event = endpoint.poll_event();
@@ -517,7 +525,15 @@ mod tests {
         let mut take = |psn, len| {
             let mut datagram = Vec::new();
             let bth = Bth::new(Opcode::SEND_MIDDLE, 1, psn);
-            encode(&mut datagram, peer, own, 0, &bth, &Extended::default(), &vec![7; len]);
+            encode(
+                &mut datagram,
+                (peer, ROCE_PORT).into(),
+                own,
+                0,
+                &bth,
+                &Extended::default(),
+                &vec![7; len],
+            );
             let mut verifier = Verifier::new(own, false);
             let packet = verifier.decode((peer, ROCE_PORT).into(), &datagram).unwrap();
             responder.on_data(&packet, (Instant::now(), Duration::ZERO), |_, _| {

@@ -422,7 +422,7 @@ pub(crate) fn acknowledge_with(pair: &mut Pair, psn: u32, syndrome: Syndrome) {
     let mut datagram = Vec::new();
     packet::encode(
         &mut datagram,
-        pair.ips[1],
+        (pair.ips[1], ROCE_PORT).into(),
         pair.ips[0],
         0,
         &Bth::new(Opcode::ACK, 10, psn),
@@ -686,7 +686,7 @@ fn a_packet_from_far_ahead_is_answered_with_a_nak_each_time() {
         let mut datagram = Vec::new();
         packet::encode(
             &mut datagram,
-            pair.ips[0],
+            (pair.ips[0], ROCE_PORT).into(),
             pair.ips[1],
             0,
             &bth,
@@ -721,7 +721,7 @@ fn a_packet_from_far_ahead_gets_a_nak_even_if_results_follow_it() {
         let mut datagram = Vec::new();
         packet::encode(
             &mut datagram,
-            pair.ips[0],
+            (pair.ips[0], ROCE_PORT).into(),
             pair.ips[1],
             0,
             &bth,
@@ -969,7 +969,15 @@ fn unsupported_requests_are_refused_in_order() {
         let request = |pair: &mut Pair, psn: u32| {
             let bth = Bth::new(Opcode(opcode), 11, psn & 0xff_ffff);
             let (mut datagram, ext) = (Vec::new(), packet::Extended::default());
-            packet::encode(&mut datagram, pair.ips[0], pair.ips[1], 0, &bth, &ext, &[0; 28]);
+            packet::encode(
+                &mut datagram,
+                (pair.ips[0], ROCE_PORT).into(),
+                pair.ips[1],
+                0,
+                &bth,
+                &ext,
+                &[0; 28],
+            );
             pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &datagram);
             let mut answer = Vec::new();
             pair.ends[1].poll_transmit(pair.now, &mut answer)?;

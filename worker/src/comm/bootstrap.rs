@@ -14,7 +14,7 @@ use netsum_collective::error::Error;
 use netsum_collective::numeric::layout::Layout;
 use netsum_collective::queue_pairs::{QpInfo, RankQpInfo};
 use netsum_collective::shape::JobShape;
-use netsum_common::unmanaged::static_connection;
+use netsum_common::unmanaged::{static_connection, static_source_port};
 use netsum_rc::{Psn, Qpn};
 
 /// A job that this rank is a member of.
@@ -80,6 +80,7 @@ pub(crate) fn bootstrap(
                 bypass: numbers(rank, None),
                 any_ip_id: false,
                 selective: true,
+                source_port: static_source_port(rank as u32, peers),
             });
             let names = (0..config.ranks).collect();
             Ok(Membership { shape, ranks: ranks.collect(), names, heartbeat: None })
@@ -117,12 +118,6 @@ pub(super) fn check_peers(peers: &[IpAddr]) -> Result<(), String> {
         let other = |fits: &dyn Fn(&IpAddr) -> bool| peers.iter().position(fits);
         if ip.is_unspecified() || ip.is_multicast() {
             return Err(format!("rank {rank} has the address {ip} of no machine: {DO}"));
-        }
-        if let Some(first) = other(&|o| o == ip).filter(|first| *first < rank) {
-            return Err(format!(
-                "rank {first} and rank {rank} have the same address {ip}, but each rank needs its \
-                 own: set NETSUM_IP (LOCAL_RANK chooses among several) or NETSUM_PEERS"
-            ));
         }
         if let Some(far) = other(&|o| !o.is_loopback()).filter(|_| ip.is_loopback()) {
             return Err(format!(
@@ -210,6 +205,7 @@ fn join(
         bypass: Some(message(&bypass)),
         any_ip_id: network.any_ip_id(),
         selective: network.selective(),
+        source_port: network.source_port().into(),
         largest_mtu: link.map_or(0, |mtu| mtu.saturating_sub(headers(config.ip))),
     };
     let reply = control.join(own, epoch, config.connect_timeout)?;
@@ -261,11 +257,14 @@ fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankQpInfo, String> {
         bypass: numbers(bypass)?,
         any_ip_id: r.any_ip_id,
         selective: r.selective,
+        source_port: r.source_port as u16,
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use netsum_common::wire::ROCE_PORT;
+
     use super::*;
     use crate::comm::network::Connections;
 
@@ -288,6 +287,9 @@ mod tests {
         }
         fn selective(&self) -> bool {
             true
+        }
+        fn source_port(&self) -> u16 {
+            ROCE_PORT
         }
     }
 
@@ -323,10 +325,9 @@ mod tests {
             let peers: Vec<IpAddr> = peers.iter().map(|p| p.parse().unwrap()).collect();
             check_peers(&peers)
         };
-        assert_eq!(check(&["127.0.0.1", "127.0.0.2"]), Ok(()));
+        assert_eq!(check(&["127.0.0.1", "127.0.0.2", "127.0.0.1"]), Ok(()));
         assert_eq!(check(&["fd00::1", "fd00::2", "fd00::3"]), Ok(()));
         for (peers, words) in [
-            (["10.0.0.1", "10.0.0.2", "10.0.0.1"], ["rank 0 and rank 2", "10.0.0.1", "NETSUM_IP"]),
             (
                 ["10.0.0.1", "127.0.1.1", "10.0.0.2"],
                 ["rank 1 has the loopback", "127.0.1.1", "NETSUM_IP"],

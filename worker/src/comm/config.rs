@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use netsum_collective::numeric::block::Width;
+use netsum_common::unmanaged::static_source_port;
 
 /// How a communicator finds its job.
 #[derive(Clone, Debug)]
@@ -15,8 +16,7 @@ pub struct CommConfig {
     pub rank: u32,
     /// Ranks of the job.
     pub ranks: u32,
-    /// This rank's own address; ranks on one machine need different ones. Over UDP, port 4791 must
-    /// be free there.
+    /// This rank's own address. Over UDP, other ranks of the same user may have it too.
     pub ip: IpAddr,
     /// The transport of this rank's packets. Ranks of a job may choose differently.
     pub transport: Transport,
@@ -114,6 +114,12 @@ pub struct Tls {
 }
 
 impl CommConfig {
+    /// The port that other ranks with the same list of addresses expect this one to send from.
+    pub(crate) fn listed_source_port(&self) -> Option<u16> {
+        let Bootstrap::Static { peers, .. } = &self.bootstrap else { return None };
+        Some(static_source_port(self.rank, peers))
+    }
+
     /// A configuration with defaults: an adapter where there is one, a rank is dead after 10 s, and
     /// `connect` waits for 60 s.
     pub fn new(rank: u32, ranks: u32, ip: IpAddr, bootstrap: Bootstrap) -> Self {

@@ -30,6 +30,8 @@ pub(crate) trait Network: Send {
     fn any_ip_id(&self) -> bool;
     /// Whether it does selective retransmission.
     fn selective(&self) -> bool;
+    /// The UDP port that packets are sent from; 0 if it is not known.
+    fn source_port(&self) -> u16;
 }
 
 /// Connections that somebody has to drive.

@@ -1,14 +1,14 @@
 //! Connections over sockets: netsum's RC endpoint, over UDP or AF_XDP.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::allocator::QpAllocator;
 use super::batching::ReceiveBatching;
 use super::network::{Bind, Connections, Network};
-use crate::udp::UdpDriver;
+use crate::udp::{BindError, UdpDriver};
 #[cfg(feature = "xdp")]
 use crate::xdp::XdpDriver;
 use netsum_collective::buffer::Buffer;
@@ -17,6 +17,7 @@ use netsum_collective::error::Error;
 use netsum_collective::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
+use netsum_common::wire::ROCE_PORT;
 use netsum_rc::{Endpoint, EndpointConfig};
 
 /// The least time between congestion notifications to a sender, as in DCQCN (SIGCOMM 2015, table
@@ -31,9 +32,11 @@ pub(crate) trait Driver: AsFd + Send + 'static {
     fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool>;
     /// How many packets of a path MTU the receive buffer holds at least.
     fn receive_capacity(&self, mtu: usize) -> u32;
-    /// Prepares for these ranks and this path MTU.
-    fn prepare(&mut self, _mtu: usize, _peers: &[IpAddr]) -> Result<(), String> {
-        Ok(())
+    /// Prepares for these neighbours and this path MTU.
+    fn prepare(&mut self, mtu: usize, neighbours: &[SocketAddr]) -> Result<(), String>;
+    /// The UDP port that it sends from.
+    fn source_port(&self) -> u16 {
+        ROCE_PORT
     }
     /// The name for people.
     fn title(&self) -> &'static str;
@@ -50,6 +53,14 @@ impl Driver for UdpDriver {
 
     fn receive_capacity(&self, mtu: usize) -> u32 {
         self.receive_capacity(mtu)
+    }
+
+    fn prepare(&mut self, _mtu: usize, neighbours: &[SocketAddr]) -> Result<(), String> {
+        self.meet(neighbours)
+    }
+
+    fn source_port(&self) -> u16 {
+        self.source_port()
     }
 
     fn title(&self) -> &'static str {
@@ -71,8 +82,9 @@ impl Driver for XdpDriver {
         self.receive_capacity(mtu)
     }
 
-    fn prepare(&mut self, mtu: usize, peers: &[IpAddr]) -> Result<(), String> {
-        self.prepare(mtu, peers).map_err(|e| e.to_string())
+    fn prepare(&mut self, mtu: usize, neighbours: &[SocketAddr]) -> Result<(), String> {
+        let ips: Vec<_> = neighbours.iter().map(SocketAddr::ip).collect();
+        self.prepare(mtu, &ips).map_err(|e| e.to_string())
     }
 
     fn title(&self) -> &'static str {
@@ -92,17 +104,22 @@ fn no_socket(ip: IpAddr, e: &impl ToString) -> Error {
     Error::Socket { ip, reason: e.to_string() }
 }
 
-impl<D: Driver> SocketNetwork<D> {
-    fn open(ip: IpAddr, bind: fn(IpAddr) -> Result<D, Error>, when: Bind) -> Result<Self, Error> {
-        let driver = (when == Bind::Now).then(|| bind(ip)).transpose()?;
-        Ok(Self { ip, bind, driver })
-    }
-}
-
 impl SocketNetwork<UdpDriver> {
-    /// A UDP socket.
-    pub fn udp(ip: IpAddr, when: Bind) -> Result<Self, Error> {
-        Self::open(ip, |ip| UdpDriver::bind(ip).map_err(|e| no_socket(ip, &e)), when)
+    /// UDP sockets. `port`: the one to send from, which the other ranks expect; 4791 requires that
+    /// no other rank is at this address.
+    pub fn udp(ip: IpAddr, port: Option<u16>, when: Bind) -> Result<Self, Error> {
+        let bind = |ip| UdpDriver::bind(ip).map_err(|e| no_socket(ip, &e));
+        let driver = match (port, when) {
+            (Some(ROCE_PORT), Bind::Later) => None,
+            (Some(ROCE_PORT), Bind::Now) => Some(UdpDriver::bind(ip)),
+            (None, Bind::Now) => Some(match UdpDriver::bind(ip) {
+                Err(BindError::InUse(..)) => UdpDriver::share(ip, 0),
+                opened => opened,
+            }),
+            (port, _) => Some(UdpDriver::share(ip, port.unwrap_or(0))),
+        };
+        let driver = driver.transpose().map_err(|e| no_socket(ip, &e))?;
+        Ok(Self { ip, bind, driver })
     }
 }
 
@@ -110,7 +127,9 @@ impl SocketNetwork<UdpDriver> {
 impl SocketNetwork<XdpDriver> {
     /// AF_XDP sockets.
     pub fn xdp(ip: IpAddr, when: Bind) -> Result<Self, Error> {
-        Self::open(ip, |ip| XdpDriver::bind(ip).map_err(|e| no_socket(ip, &e)), when)
+        let bind = |ip| XdpDriver::bind(ip).map_err(|e| no_socket(ip, &e));
+        let driver = (when == Bind::Now).then(|| bind(ip)).transpose()?;
+        Ok(Self { ip, bind, driver })
     }
 }
 
@@ -135,9 +154,9 @@ impl<D: Driver> Network for SocketNetwork<D> {
         let (count, rank) = (ranks.len(), rank as usize);
         let neighbours = [&ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]];
         let any_ip_id = neighbours.iter().any(|n| n.any_ip_id);
-        let config = EndpointConfig { any_ip_id, cnp_interval: Some(CNP_INTERVAL) };
-        let endpoint = Endpoint::new(ip, config);
-        let peers = neighbours.map(|n| n.ip);
+        let (cnp_interval, source_port) = (Some(CNP_INTERVAL), driver.source_port());
+        let endpoint = Endpoint::new(ip, EndpointConfig { any_ip_id, cnp_interval, source_port });
+        let peers = neighbours.map(|n| SocketAddr::new(n.ip, n.source_port));
         let ready = driver.prepare(shape.mtu as usize, &peers);
         ready.map_err(|reason| Error::Socket { ip, reason })?;
         let capacity = driver.receive_capacity(shape.mtu as usize);
@@ -157,6 +176,10 @@ impl<D: Driver> Network for SocketNetwork<D> {
 
     fn selective(&self) -> bool {
         true
+    }
+
+    fn source_port(&self) -> u16 {
+        self.driver.as_ref().map_or(ROCE_PORT, Driver::source_port)
     }
 }
 

@@ -13,6 +13,7 @@ use netsum_collective::error::Error;
 pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, Error> {
     let ip = config.ip;
     let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
+    let source_port = config.listed_source_port();
     let gid = match config.transport {
         Transport::Udp => None,
         Transport::Xdp => return open_xdp(ip, when),
@@ -36,19 +37,19 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
         },
     };
     match gid {
-        None => open_udp(ip, when),
+        None => open_udp(ip, source_port, when),
         Some(gid) => match (open_verbs(config, gid), config.transport) {
             (Err(e), Transport::Auto) => {
                 log::warn!("rank {}: {e}: using UDP instead", config.rank);
-                open_udp(ip, when)
+                open_udp(ip, source_port, when)
             }
             (opened, _) => opened,
         },
     }
 }
 
-fn open_udp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
-    Ok(Box::new(SocketNetwork::udp(ip, when)?))
+fn open_udp(ip: IpAddr, port: Option<u16>, when: Bind) -> Result<Box<dyn Network>, Error> {
+    Ok(Box::new(SocketNetwork::udp(ip, port, when)?))
 }
 
 #[cfg(feature = "xdp")]

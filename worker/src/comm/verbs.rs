@@ -148,6 +148,10 @@ impl Network for Opened {
         true
     }
 
+    fn source_port(&self) -> u16 {
+        0
+    }
+
     fn selective(&self) -> bool {
         false
     }

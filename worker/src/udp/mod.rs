@@ -2,6 +2,7 @@
 //! directions (quinn-udp).
 
 pub(crate) mod buffers;
+mod port;
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -10,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use netsum_common::wire::ROCE_PORT;
 use nix::poll::{PollFd, PollFlags};
-use nix::sys::socket::{setsockopt, sockopt};
-use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
-use socket2::{Domain, Protocol, Socket, Type};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta};
 
-use crate::addresses::wait_for_detection;
-use crate::unshared::{self, Unshared};
+pub use port::BindError;
+use port::RoceSocket;
+#[cfg(feature = "xdp")]
+pub(crate) use port::open_port;
+
 use netsum_rc::{Endpoint, Transmit};
 
-/// Requested size of each socket buffer in bytes. An unprivileged process may get less.
-const SOCKET_BUFFER: usize = 16 << 20;
 /// Largest datagram or aggregate that the kernel delivers.
 const RECEIVE_LEN: usize = 65_536;
 
@@ -28,104 +29,85 @@ const FLOODED: Duration = Duration::from_millis(100);
 /// How long a driver polls before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(150);
 
-/// Why a socket could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum BindError {
-    /// This process already has the port on this address.
-    #[error(
-        "this process has a communicator at {0} already: close that one first, or use it, because \
-         each communicator needs its own address"
-    )]
-    Ours(IpAddr),
-    /// Another program has the port on this address.
-    #[error(
-        "UDP port {ROCE_PORT} of {0} is in use by another RoCEv2 endpoint, perhaps the kernel's \
-         Soft-RoCE: each rank needs its own address"
-    )]
-    InUse(IpAddr),
-    /// It means nothing without an interface, and RoCEv2 headers have none.
-    #[error("{0} is a link-local address: use a global or unique local one")]
-    LinkLocal(IpAddr),
-    /// This machine does not have the address.
-    #[error(
-        "{0} is not an address of this machine: set NETSUM_IP, or NETSUM_PEERS at this rank's \
-         place, to one that `ip address` shows"
-    )]
-    NoSuchAddress(IpAddr),
-    /// Another error.
-    #[error("cannot open a UDP socket on {0} port {ROCE_PORT}: {1}")]
-    Other(IpAddr, #[source] io::Error),
-}
-
-/// Opens a socket on port 4791 of an address.
-pub(crate) fn open_port(local: IpAddr) -> Result<Unshared<Socket>, BindError> {
-    let open = || -> io::Result<Unshared<Socket>> {
-        let address = SocketAddr::new(local, ROCE_PORT);
-        let socket = Unshared::new(Socket::new(
-            Domain::for_address(address),
-            Type::DGRAM,
-            Some(Protocol::UDP),
-        )?);
-        socket.bind(&address.into())?;
-        Ok(socket)
-    };
-    if matches!(local, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
-        return Err(BindError::LinkLocal(local));
-    }
-    let opened = match open() {
-        Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable && wait_for_detection(local) => {
-            open()
-        }
-        opened => opened,
-    };
-    opened.map_err(|e| match e.kind() {
-        io::ErrorKind::AddrInUse if unshared::is_bound(SocketAddr::new(local, ROCE_PORT)) => {
-            BindError::Ours(local)
-        }
-        io::ErrorKind::AddrInUse => BindError::InUse(local),
-        io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress(local),
-        _ => BindError::Other(local, e),
-    })
-}
-
-/// A socket that speaks RoCEv2.
+/// Sends and receives RoCEv2 at one address.
 #[derive(Debug)]
 pub struct UdpDriver {
-    socket: Unshared<Socket>,
-    state: UdpSocketState,
+    local: IpAddr,
+    sender: RoceSocket,
+    /// None: the sender also receives.
+    receivers: Vec<RoceSocket>,
+    /// Readable when one of several receivers is.
+    epoll: Option<Epoll>,
     receive: [Vec<u8>; BATCH_SIZE],
     meta: [RecvMeta; BATCH_SIZE],
     send: Vec<u8>,
     /// Datagrams for which the socket had no room.
     unsent: Option<Transmit>,
-    receive_buffer: usize,
 }
 
 impl UdpDriver {
-    /// Opens port 4791 of an address.
+    /// Opens port 4791 of an address, where no other socket is.
     pub fn bind(local: IpAddr) -> Result<Self, BindError> {
-        let socket = open_port(local)?;
-        Self::over(socket, local).map_err(|e| BindError::Other(local, e))
+        RoceSocket::first(local).map(|socket| Self::over(local, socket))
     }
 
-    fn over(socket: Unshared<Socket>, local: IpAddr) -> io::Result<Self> {
-        let state = UdpSocketState::new((&*socket).into())?;
-        if local.is_ipv6() {
-            buffers::accept_no_checksum(socket.as_fd())?;
-        }
-        // quinn-udp 0.6.3 requests timestamps, and then has no room for the congestion mark of
-        // packets that the kernel coalesced.
-        setsockopt(&socket, sockopt::ReceiveTimestampns, &false)?;
-        let receive_buffer = buffers::enlarge(&socket, SOCKET_BUFFER)?;
-        Ok(Self {
-            socket,
-            state,
+    /// Shares port 4791 of an address with other ranks of this user, and sends from `port`, or if 0
+    /// from any. Receives once [`meet`](Self::meet) has been called.
+    pub fn share(local: IpAddr, port: u16) -> Result<Self, BindError> {
+        RoceSocket::sender(local, port).map(|socket| Self::over(local, socket))
+    }
+
+    fn over(local: IpAddr, sender: RoceSocket) -> Self {
+        Self {
+            local,
+            sender,
+            receivers: Vec::new(),
+            epoll: None,
             receive: std::array::from_fn(|_| vec![0; RECEIVE_LEN]),
             meta: [RecvMeta::default(); BATCH_SIZE],
             send: Vec::new(),
             unsent: None,
-            receive_buffer,
-        })
+        }
+    }
+
+    /// The UDP port that it sends from.
+    pub fn source_port(&self) -> u16 {
+        let address = self.sender.socket.local_addr().ok().and_then(|a| a.as_socket());
+        address.map_or(ROCE_PORT, |address| address.port())
+    }
+
+    /// Opens sockets to receive from these neighbours, if the port is shared.
+    ///
+    /// # Errors
+    /// A neighbour's source port is not known, or a socket cannot be opened.
+    pub fn meet(&mut self, neighbours: &[SocketAddr]) -> Result<(), String> {
+        if self.source_port() == ROCE_PORT {
+            return Ok(());
+        }
+        if let Ok(first) = RoceSocket::first(self.local) {
+            self.receivers = vec![first];
+            return Ok(());
+        }
+        if let Some(adapter) = neighbours.iter().find(|n| n.port() == 0) {
+            return Err(format!(
+                "other ranks have this address, and {} sends by an RDMA adapter, whose packets the \
+                 kernel cannot tell apart: set NETSUM_IP to an address of this rank's own",
+                adapter.ip()
+            ));
+        }
+        let mut neighbours = neighbours.to_vec();
+        neighbours.sort_unstable();
+        neighbours.dedup();
+        let receivers = neighbours.iter().map(|n| RoceSocket::receiver(self.local, *n));
+        self.receivers = receivers.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
+        if self.receivers.len() > 1 {
+            self.epoll = Some(epoll(&self.receivers).map_err(|e| e.to_string())?);
+        }
+        Ok(())
+    }
+
+    fn receivers(&self) -> &[RoceSocket] {
+        if self.receivers.is_empty() { std::slice::from_ref(&self.sender) } else { &self.receivers }
     }
 
     /// How many packets of a path MTU the receive buffer holds at least. The kernel counts the
@@ -133,12 +115,13 @@ impl UdpDriver {
     /// through XDP.
     pub fn receive_capacity(&self, mtu: usize) -> u32 {
         let packet = (mtu + 512).next_multiple_of(4096) + 512;
-        (self.receive_buffer / packet) as u32
+        let buffer = self.receivers().iter().map(|r| r.buffer).min().unwrap_or_default();
+        (buffer / packet) as u32
     }
 
     /// How many segments the kernel cuts a large send into at most; 1 without segmentation.
     pub fn max_segments(&self) -> usize {
-        self.state.max_gso_segments()
+        self.sender.state.max_gso_segments()
     }
 
     /// Receives all that has arrived, checks the timers and sends all that may be sent. If that was
@@ -158,11 +141,10 @@ impl UdpDriver {
             return Ok(true);
         }
         let wait = deadline.saturating_duration_since(Instant::now());
-        let mut flags = PollFlags::POLLIN;
-        if self.unsent.is_some() {
-            flags |= PollFlags::POLLOUT;
-        }
-        wait_for(self.socket.as_fd(), flags, wait)?;
+        let readable = PollFd::new(self.as_fd(), PollFlags::POLLIN);
+        let writable = PollFd::new(self.sender.socket.as_fd(), PollFlags::POLLOUT);
+        let count = if self.unsent.is_some() { 2 } else { 1 };
+        wait_for_any(&mut [readable, writable][..count], wait)?;
         self.progress(endpoint)
     }
 
@@ -176,13 +158,24 @@ impl UdpDriver {
         Ok(received || sent)
     }
 
-    /// Returns whether anything was received, and whether the socket is empty.
+    /// Returns whether anything was received, and whether the sockets are empty.
     fn receive(&mut self, endpoint: &mut Endpoint) -> io::Result<(bool, bool)> {
+        let (mut any, mut all) = (false, true);
+        for at in 0..self.receivers().len() {
+            let (received, is_empty) = self.receive_at(at, endpoint)?;
+            any |= received;
+            all &= is_empty;
+        }
+        Ok((any, all))
+    }
+
+    fn receive_at(&mut self, at: usize, endpoint: &mut Endpoint) -> io::Result<(bool, bool)> {
+        let from = self.receivers.get(at).unwrap_or(&self.sender);
         let mut any = false;
         // Bounded, because sending must not wait too long.
         for _ in 0..4 {
             let mut slices = self.receive.each_mut().map(|b| IoSliceMut::new(b));
-            let count = match self.state.recv((&*self.socket).into(), &mut slices, &mut self.meta) {
+            let count = match from.state.recv((&*from.socket).into(), &mut slices, &mut self.meta) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok((any, true)),
                 // An ICMP error of an earlier send: retransmission handles it.
@@ -227,7 +220,7 @@ impl UdpDriver {
                 segment_size: t.segment_size,
                 src_ip: None,
             };
-            match self.state.try_send((&*self.socket).into(), &datagrams) {
+            match self.sender.state.try_send((&*self.sender.socket).into(), &datagrams) {
                 Ok(()) => any = true,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.unsent = Some(t);
@@ -254,9 +247,19 @@ impl UdpDriver {
 }
 
 impl AsFd for UdpDriver {
+    /// Readable when something has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.epoll.as_ref().map_or_else(|| self.receivers()[0].socket.as_fd(), |e| e.0.as_fd())
     }
+}
+
+/// A descriptor that is readable when one of the sockets is.
+pub(crate) fn epoll(sockets: &[impl AsFd]) -> io::Result<Epoll> {
+    let all = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    for socket in sockets {
+        all.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+    }
+    Ok(all)
 }
 
 /// The time for which timers are checked: that before all packets were received. If there are
@@ -289,8 +292,13 @@ pub(crate) const MAX_POLLED_IN_FLIGHT: u64 = 40 << 10;
 
 /// Waits until a file descriptor is ready, or some time has passed.
 pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, wait: Duration) -> io::Result<()> {
+    wait_for_any(&mut [PollFd::new(fd, flags)], wait)
+}
+
+/// [`wait_for`] one of several.
+pub(crate) fn wait_for_any(fds: &mut [PollFd<'_>], wait: Duration) -> io::Result<()> {
     let wait = nix::sys::time::TimeSpec::from_duration(wait.min(Duration::from_secs(1)));
-    match nix::poll::ppoll(&mut [PollFd::new(fd, flags)], Some(wait), None) {
+    match nix::poll::ppoll(fds, Some(wait), None) {
         Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
         Err(e) => Err(e.into()),
     }

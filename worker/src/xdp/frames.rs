@@ -155,7 +155,15 @@ mod tests {
     fn frame(a: &Addresses, id: u16, payload: usize) -> Vec<u8> {
         let mut datagram = Vec::new();
         let bth = Bth::new(Opcode::SEND_MIDDLE, 77, 5);
-        encode(&mut datagram, a.src, a.dst, id, &bth, &Extended::default(), &vec![3; payload]);
+        encode(
+            &mut datagram,
+            (a.src, ROCE_PORT).into(),
+            a.dst,
+            id,
+            &bth,
+            &Extended::default(),
+            &vec![3; payload],
+        );
         let mut frame = vec![0xee; headers_len(a.dst)];
         write_headers(&mut frame, a, id, datagram.len());
         frame.extend(datagram);

@@ -18,11 +18,11 @@ mod queue;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
-use nix::sys::time::TimeSpec;
+use nix::sys::epoll::Epoll;
 
 pub use error::XdpError;
 
@@ -51,7 +51,7 @@ pub struct XdpDriver {
     _program: Program,
     queues: Vec<Queue>,
     /// Readable if one of `queues` is, where there are several.
-    epoll: Option<OwnedFd>,
+    epoll: Option<Epoll>,
     /// Keeps the port in use: other programs cannot open it, and packets that the program passes to
     /// the kernel find a socket.
     _port: Unshared<socket2::Socket>,
@@ -86,7 +86,7 @@ impl XdpDriver {
         let neighbours = Neighbours::new(local, ifindex)?;
         let mut program = Program::attach(&interface.name, ifindex, local)?;
         let queues = (0..count).map(|n| Queue::open(ifindex, n)).collect::<Result<Vec<_>, _>>()?;
-        let epoll = if count > 1 { Some(epoll(&queues)?) } else { None };
+        let epoll = if count > 1 { Some(udp::epoll(&queues)?) } else { None };
         for (number, queue) in (0..).zip(&queues) {
             program.set_socket(number, queue.as_raw_fd())?;
         }
@@ -172,11 +172,7 @@ impl XdpDriver {
         let mut all: [_; MOST_QUEUES as usize] = std::array::from_fn(|i| {
             PollFd::new(self.queues[i.min(last)].as_fd(), PollFlags::POLLIN)
         });
-        let wait = TimeSpec::from_duration(wait.min(Duration::from_secs(1)));
-        match nix::poll::ppoll(&mut all[..=last], Some(wait), None) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        udp::wait_for_any(&mut all[..=last], wait)
     }
 
     fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
@@ -255,30 +251,8 @@ impl XdpDriver {
 
 impl AsFd for XdpDriver {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_ref().map_or_else(|| self.queues[0].as_fd(), AsFd::as_fd)
+        self.epoll.as_ref().map_or_else(|| self.queues[0].as_fd(), |e| e.0.as_fd())
     }
-}
-
-/// A descriptor that is readable when one of the sockets is.
-fn epoll(queues: &[Queue]) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
-    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new, and has no other owner.
-    let all = unsafe { OwnedFd::from_raw_fd(fd) };
-    for queue in queues {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: both descriptors are open, and the event lives across the call.
-        let added = unsafe {
-            libc::epoll_ctl(all.as_raw_fd(), libc::EPOLL_CTL_ADD, queue.as_raw_fd(), &raw mut event)
-        };
-        if added != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(all)
 }
 
 /// The bytes of a MAC address in its usual form.

@@ -331,7 +331,15 @@ impl Aggregator {
         if below.is_none() && here.ranks.contains(&receiver) {
             let (src, dst) = (self.ips[sender], self.ips[receiver]);
             let mut datagram = Vec::new();
-            encode(&mut datagram, src, dst, 0, &bth, &Extended::default(), payload);
+            encode(
+                &mut datagram,
+                (src, ROCE_PORT).into(),
+                dst,
+                0,
+                &bth,
+                &Extended::default(),
+                payload,
+            );
             return out.push((src, dst, datagram));
         }
         let next = below.or(here.parent.as_ref()).copied().expect("a way up");

@@ -575,6 +575,7 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankQpInfo
             bypass: connection(),
             any_ip_id: false,
             selective: true,
+            source_port: ROCE_PORT,
         })
         .collect()
 }
