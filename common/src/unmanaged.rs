@@ -30,12 +30,10 @@ pub fn static_connection(rank: u32, ring: Option<u32>) -> StaticConnection {
     }
 }
 
-/// The UDP port that `rank` sends from: 4791, or if other ranks have its address, one of those that
-/// RoCEv2 senders use (IBTA A17.9.2).
-pub fn static_source_port<A: PartialEq>(rank: u32, addresses: &[A]) -> u16 {
-    let own = addresses.get(rank as usize);
-    match addresses.iter().filter(|address| Some(*address) == own).count() {
-        0 | 1 => ROCE_PORT,
-        _ => 0xc000 | rank as u16 & 0x3fff,
-    }
+/// The UDP ports that `rank` sends from to the next and to the previous rank: 4791, or if any ranks
+/// share an address, two of those that RoCEv2 senders use (IBTA A17.9.2).
+pub fn static_source_ports<A: PartialEq>(rank: u32, addresses: &[A]) -> [u16; 2] {
+    let is_shared = (1..addresses.len()).any(|n| addresses[..n].contains(&addresses[n]));
+    let port = 0xc000 | 2 * rank as u16 & 0x3fff;
+    if is_shared { [port, port + 1] } else { [ROCE_PORT; 2] }
 }

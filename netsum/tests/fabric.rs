@@ -143,7 +143,7 @@ impl Manager {
             any_ip_id: false,
             selective: true,
             largest_mtu: 0,
-            source_port: 4791,
+            ports: [4791; 2],
         };
         let (name, token, ifindex) = (job.to_owned(), "sesame".into(), self.ports[rank as usize]);
         let join = Join {

@@ -64,7 +64,7 @@ fn errors_say_what_is_wrong() {
     drop(first);
     // As Soft-RoCE's, this socket is not shared.
     let _others = std::net::UdpSocket::bind((ip, 4791)).unwrap();
-    let second = UdpDriver::share(ip, 0).unwrap_err();
+    let second = UdpDriver::share(ip, [0; 2]).unwrap_err();
     assert!(matches!(second, BindError::InUse(..)), "{second}");
     assert!(second.to_string().contains("4791"));
     let nowhere = UdpDriver::bind("192.0.2.1".parse().unwrap()).unwrap_err();

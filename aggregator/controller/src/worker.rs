@@ -224,7 +224,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             any_ip_id: a.any_ip_id,
             selective: a.selective,
             largest_mtu: a.largest_mtu,
-            source_port: a.source_port,
+            ports: [a.next_port, a.previous_port],
         };
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
         let deadline = Instant::now() + wait;
@@ -284,7 +284,8 @@ impl<B: Backend> Worker for WorkerService<B> {
             any_ip_id: a.any_ip_id,
             selective: a.selective,
             largest_mtu: a.largest_mtu,
-            source_port: a.source_port,
+            next_port: a.ports[0],
+            previous_port: a.ports[1],
         });
         let (ranks, on_host_ring) =
             (ranks.collect(), job.spec.host_ring_fallback && current.on_host_ring);
@@ -377,7 +378,7 @@ mod tests {
             any_ip_id: false,
             selective: true,
             largest_mtu: 0,
-            source_port: 0,
+            ports: [0; 2],
         };
         assert_eq!(behind_router(&address, address.mac), None);
         let warning = behind_router(&address, [2, 0, 0, 0, 0, 9]).unwrap();

@@ -48,9 +48,10 @@ pub struct RankAddress {
     /// It takes any path MTU up to this; 0: only the job's.
     #[serde(default)]
     pub largest_mtu: u32,
-    /// The UDP port that it sends from; 0 if it is not known. The other ranks are told.
+    /// The UDP ports that it sends from to the next and to the previous rank; 0 if they are not
+    /// known. The other ranks are told.
     #[serde(default)]
-    pub source_port: u32,
+    pub ports: [u32; 2],
 }
 
 /// A job's epoch: the ranks that joined together, and their state.

@@ -73,7 +73,7 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
             any_ip_id: false,
             selective: true,
             largest_mtu: 1456,
-            source_port: 4791,
+            ports: [4791; 2],
         },
         ifindex: 10 + rank,
         mac: [2, 0, 0, 0, 0, rank as u8],
@@ -628,12 +628,14 @@ fn ranks_whose_connections_cannot_be_are_told_when_the_last_has_joined() {
     ];
     for (change, expected) in cases {
         let (mut c, now) = (controller(), Instant::now());
-        c.create_job(spec("a", 2)).unwrap();
-        c.join(join("a", 0, 0, 1, now), now).unwrap();
-        let mut second = join("a", 1, 0, 2, now);
+        c.create_job(spec("a", 4)).unwrap();
+        let mut second = join("a", 1, 0, 1, now);
         change(&mut second.address);
-        let actions = c.join(second, now).unwrap();
-        assert_eq!(replies(&actions), [(1, false), (2, false)], "{actions:?}");
+        c.join(second, now).unwrap();
+        let others = [0, 2, 3].map(|rank| join("a", rank, 0, rank.into(), now));
+        let actions: Vec<Action> =
+            others.into_iter().flat_map(|join| c.join(join, now).unwrap()).collect();
+        assert_eq!(replies(&actions), [0, 1, 2, 3].map(|rank| (rank, false)), "{actions:?}");
         assert!(format!("{actions:?}").contains(expected), "{actions:?}");
         assert_eq!(c.job("a").unwrap().state, State::Waiting);
     }
@@ -731,17 +733,32 @@ fn one_address_on_two_hosts_is_refused_at_all_ranks_also_behind_one_port() {
             && text.contains("NETSUM_IP"),
         "{text}"
     );
-    // Ranks of one host may share an address if an adapter tells them apart.
-    for rank in 0..3 {
-        let mut join = join("a", rank, 0, 10 + u64::from(rank), now);
-        if rank > 0 {
+    // Ranks of one host may share an address if they are not neighbours in the ring.
+    c.create_job(spec("b", 4)).unwrap();
+    for rank in 0..4 {
+        let mut join = join("b", rank, 0, 10 + u64::from(rank), now);
+        if [1, 2].contains(&rank) {
             (join.address.ip, join.address.mac) = (IpAddr::from([10, 0, 0, 7]), [2, 0, 0, 0, 0, 7]);
             (join.mac, join.ifindex) = (join.address.mac, 11);
         }
         let actions = c.join(join, now).unwrap();
-        assert_eq!(replies(&actions).len(), if rank == 2 { 3 } else { 0 });
+        assert_eq!(replies(&actions).len(), if rank == 3 { 4 } else { 0 });
         assert!(replies(&actions).iter().all(|(_, is_ok)| *is_ok), "{actions:?}");
     }
+    let job = c.job("b").unwrap();
+    assert_eq!(job.epoch.as_ref().unwrap().ring, [1, 0, 2, 3].map(Rank));
+    // Flows are numbered by place, and name their ranks.
+    assert_eq!([0, 1, 2, 3].map(|place| job.sender(Rank(place)).0), [1, 0, 2, 3]);
+    assert_eq!(job.flows[0].src, IpAddr::from([10, 0, 0, 7]));
+
+    c.create_job(spec("c", 2)).unwrap();
+    let two = [0, 1].map(|rank| {
+        let mut join = join("c", rank, 0, rank.into(), now);
+        (join.address.ip, join.address.mac) = (IpAddr::from([10, 0, 0, 7]), [2, 0, 0, 0, 0, 7]);
+        join
+    });
+    let actions: Vec<Action> = two.into_iter().flat_map(|r| c.join(r, now).unwrap()).collect();
+    assert!(format!("{actions:?}").contains("at most half"), "{actions:?}");
 }
 
 /// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3. The flow of

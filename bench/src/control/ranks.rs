@@ -130,7 +130,8 @@ impl Rank {
             any_ip_id: false,
             selective: true,
             largest_mtu: 0,
-            source_port: 4791,
+            next_port: 4791,
+            previous_port: 4791,
         };
         api::JoinRequest {
             job: self.job.clone(),

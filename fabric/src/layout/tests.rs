@@ -49,7 +49,7 @@ fn joined(ends: &[&str], rings: usize) -> Controller {
             any_ip_id: false,
             selective: true,
             largest_mtu: 0,
-            source_port: 4791,
+            ports: [4791; 2],
         };
         let join = Join {
             job: "train".into(),

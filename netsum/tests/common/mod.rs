@@ -116,7 +116,8 @@ pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
         any_ip_id: false,
         selective: true,
         largest_mtu: 0,
-        source_port: 4791,
+        next_port: 4791,
+        previous_port: 4791,
     };
     api::JoinRequest {
         job: "train".into(),

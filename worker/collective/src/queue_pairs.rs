@@ -8,6 +8,7 @@ use crate::buffer::Buffer;
 use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::frame::bypass_room;
 use crate::shape::JobShape;
+use netsum_common::wire::ROCE_PORT;
 use netsum_rc::{Endpoint, Event, Psn, QpConfig, QpId, Qpn, SetupError};
 
 /// Numbers of a rank's connections from the previous and to the next rank.
@@ -16,6 +17,22 @@ pub struct QpInfo {
     pub receive_qpn: Qpn,
     pub send_qpn: Qpn,
     pub first_psn: Psn,
+}
+
+/// The UDP ports that a rank sends from. Ranks that share an address distinguish packets by their
+/// senders' addresses and ports, and one neighbour may be that of two of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SourcePorts {
+    /// To the next rank.
+    pub next: u16,
+    /// To the previous rank.
+    pub previous: u16,
+}
+
+impl SourcePorts {
+    /// An adapter chooses its own.
+    pub const UNKNOWN: Self = Self { next: 0, previous: 0 };
+    pub const ROCE: Self = Self { next: ROCE_PORT, previous: ROCE_PORT };
 }
 
 /// A rank's address and numbers.
@@ -29,8 +46,7 @@ pub struct RankQpInfo {
     pub any_ip_id: bool,
     /// It does selective retransmission.
     pub selective: bool,
-    /// The UDP port that it sends from; 0 if it is not known, as an adapter's.
-    pub source_port: u16,
+    pub ports: SourcePorts,
 }
 
 /// An endpoint, with a queue pair for each channel.
@@ -103,6 +119,10 @@ fn queue_pairs(
     for (channel, config) in &mut pairs {
         // A rank may compute for an hour before it sends its part. Keep-alives find dead ranks.
         config.retry_limit = None;
+        config.source_port = match channel {
+            Channel::BypassOut | Channel::RingOut(_) => own.ports.next,
+            Channel::BypassIn | Channel::RingIn(_) => own.ports.previous,
+        };
         config.ack_timeout = ACK_TIMEOUT;
         config.min_ack_timeout = Some(MIN_ACK_TIMEOUT);
         config.selective = match channel {
@@ -204,7 +224,7 @@ mod tests {
                 // Has no influence.
                 any_ip_id: selective[rank as usize],
                 selective: selective[rank as usize],
-                source_port: 0,
+                ports: SourcePorts::ROCE,
             });
             // By default the box relaxes a ring if all ranks are selective; an administrator can
             // also choose it.

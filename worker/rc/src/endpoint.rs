@@ -67,6 +67,8 @@ pub struct Stats {
 struct Qp {
     id: QpId,
     local_qpn: Qpn,
+    /// The address and port that it sends from.
+    source: SocketAddr,
     remote: IpAddr,
     remote_qpn: Qpn,
     requester: Requester,
@@ -84,11 +86,16 @@ struct Qp {
     failed: bool,
 }
 
+impl Qp {
+    fn transmit(&self, segment_size: Option<usize>, len: usize) -> Transmit {
+        Transmit { port: self.source.port(), to: self.remote, segment_size, len }
+    }
+}
+
 /// Queue pairs of one address.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// The address and port that it sends from.
-    local: SocketAddr,
+    local: IpAddr,
     verifier: Verifier,
     cnp_interval: Option<Duration>,
     rtt: RttEstimator,
@@ -106,7 +113,7 @@ impl Endpoint {
     /// An endpoint without queue pairs.
     pub fn new(local: IpAddr, config: EndpointConfig) -> Self {
         Self {
-            local: SocketAddr::new(local, config.source_port),
+            local,
             verifier: Verifier::new(local, config.any_ip_id),
             cnp_interval: config.cnp_interval,
             rtt: RttEstimator::new(),
@@ -132,7 +139,7 @@ impl Endpoint {
             return Err(SetupError::Mtu(c.mtu));
         }
         if c.remote.is_ipv4() != self.local.is_ipv4() {
-            return Err(SetupError::Family { local: self.local.ip(), remote: c.remote });
+            return Err(SetupError::Family { local: self.local, remote: c.remote });
         }
         if self.by_qpn.contains_key(&c.local_qpn) {
             return Err(SetupError::Exists(c.local_qpn));
@@ -146,6 +153,7 @@ impl Endpoint {
         self.qps.push(Qp {
             id,
             local_qpn: c.local_qpn,
+            source: SocketAddr::new(self.local, c.source_port),
             remote: c.remote,
             remote_qpn: c.remote_qpn,
             requester: Requester::new(&c),
@@ -344,18 +352,18 @@ impl Endpoint {
         for qp in &mut self.qps {
             if std::mem::take(&mut qp.congested) {
                 qp.notified = Some(now);
-                packet::encode_cnp(buf, self.local, qp.remote, qp.remote_qpn);
+                packet::encode_cnp(buf, qp.source, qp.remote, qp.remote_qpn);
                 self.stats.cnp_sent += 1;
                 self.stats.sent_bytes += buf.len() as u64;
-                return Some(Transmit { to: qp.remote, segment_size: None, len: buf.len() });
+                return Some(qp.transmit(None, buf.len()));
             }
             if let Some((psn, aeth, gaps)) = qp.responder.poll() {
                 let ext = Extended { aeth: Some(aeth), ..Extended::default() };
                 let bth = Bth::new(Opcode::ACK, qp.remote_qpn.get(), psn.get());
                 let gaps = gaps.map(|gaps| gaps.encode()).unwrap_or_default();
-                packet::encode(buf, self.local, qp.remote, 0, &bth, &ext, &gaps);
+                packet::encode(buf, qp.source, qp.remote, 0, &bth, &ext, &gaps);
                 self.stats.sent_bytes += buf.len() as u64;
-                return Some(Transmit { to: qp.remote, segment_size: None, len: buf.len() });
+                return Some(qp.transmit(None, buf.len()));
             }
         }
         for i in 0..self.qps.len() {
@@ -377,7 +385,7 @@ impl Endpoint {
                 let start = buf.len();
                 packet::encode(
                     buf,
-                    self.local,
+                    qp.source,
                     qp.remote,
                     count as u16,
                     &out.bth,
@@ -401,7 +409,7 @@ impl Endpoint {
             }
             self.stats.sent_bytes += buf.len() as u64;
             let segment_size = (count > 1).then_some(segment);
-            return Some(Transmit { to: qp.remote, segment_size, len: buf.len() });
+            return Some(qp.transmit(segment_size, buf.len()));
         }
         None
     }
@@ -467,7 +475,7 @@ impl Endpoint {
 
     /// This endpoint's address.
     pub fn local(&self) -> IpAddr {
-        self.local.ip()
+        self.local
     }
 }
 

@@ -53,6 +53,8 @@ pub enum Operation {
 pub struct QpConfig {
     /// Its own number.
     pub local_qpn: Qpn,
+    /// The UDP port that it sends from, which the ICRC covers.
+    pub source_port: u16,
     /// The other side's address.
     pub remote: IpAddr,
     /// The other side's queue pair number.
@@ -99,7 +101,7 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// A queue pair with at most 128 unacknowledged or early packets, as in rdma_rxe, a timeout of
+    /// A queue pair that sends from port 4791, with at most 128 unacknowledged or early packets, as in rdma_rxe, a timeout of
     /// 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
     pub fn new(
         local_qpn: Qpn,
@@ -111,6 +113,7 @@ impl QpConfig {
     ) -> Self {
         Self {
             local_qpn,
+            source_port: ROCE_PORT,
             remote,
             remote_qpn,
             send_psn,
@@ -163,7 +166,7 @@ fn name(first: &[u8]) -> u32 {
 }
 
 /// Properties of an endpoint.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EndpointConfig {
     /// Accept any IPv4 identification, because kernel and hardware senders choose it. Leaves 16
     /// bits of the ICRC as a check.
@@ -171,14 +174,6 @@ pub struct EndpointConfig {
     /// Notify senders of marked packets, each queue pair's at most this often (IBTA A17.9: the
     /// notification point of DCQCN, where 50 us are usual). Never when `None`.
     pub cnp_interval: Option<Duration>,
-    /// The UDP port that its datagrams are sent from, which the ICRC covers.
-    pub source_port: u16,
-}
-
-impl Default for EndpointConfig {
-    fn default() -> Self {
-        Self { any_ip_id: false, cnp_interval: None, source_port: ROCE_PORT }
-    }
 }
 
 /// Identifies a queue pair of an endpoint.
@@ -259,6 +254,8 @@ pub enum SetupError {
 /// be shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
+    /// Source port.
+    pub port: u16,
     /// Destination; port 4791.
     pub to: IpAddr,
     /// Length of each datagram when there is more than one.

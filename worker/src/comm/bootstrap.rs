@@ -12,9 +12,9 @@ use crate::control::heartbeat::Heartbeat;
 use crate::control::interface::{self, Interface};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::layout::Layout;
-use netsum_collective::queue_pairs::{QpInfo, RankQpInfo};
+use netsum_collective::queue_pairs::{QpInfo, RankQpInfo, SourcePorts};
 use netsum_collective::shape::JobShape;
-use netsum_common::unmanaged::{static_connection, static_source_port};
+use netsum_common::unmanaged::{static_connection, static_source_ports};
 use netsum_rc::{Psn, Qpn};
 
 /// A job that this rank is a member of.
@@ -80,7 +80,10 @@ pub(crate) fn bootstrap(
                 bypass: numbers(rank, None),
                 any_ip_id: false,
                 selective: true,
-                source_port: static_source_port(rank as u32, peers),
+                ports: {
+                    let [next, previous] = static_source_ports(rank as u32, peers);
+                    SourcePorts { next, previous }
+                },
             });
             let names = (0..config.ranks).collect();
             Ok(Membership { shape, ranks: ranks.collect(), names, heartbeat: None })
@@ -197,6 +200,7 @@ fn join(
     };
     // Adapters take only what they were prepared for.
     let link = interface.as_ref().and_then(|i| i.mtu).filter(|_| network.selective());
+    let ports = network.ports();
     let own = v1::RankAddress {
         rank: config.rank,
         ip: config.ip.to_string(),
@@ -205,7 +209,8 @@ fn join(
         bypass: Some(message(&bypass)),
         any_ip_id: network.any_ip_id(),
         selective: network.selective(),
-        source_port: network.source_port().into(),
+        next_port: ports.next.into(),
+        previous_port: ports.previous.into(),
         largest_mtu: link.map_or(0, |mtu| mtu.saturating_sub(headers(config.ip))),
     };
     let reply = control.join(own, epoch, config.connect_timeout)?;
@@ -257,14 +262,12 @@ fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankQpInfo, String> {
         bypass: numbers(bypass)?,
         any_ip_id: r.any_ip_id,
         selective: r.selective,
-        source_port: r.source_port as u16,
+        ports: SourcePorts { next: r.next_port as u16, previous: r.previous_port as u16 },
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use netsum_common::wire::ROCE_PORT;
-
     use super::*;
     use crate::comm::network::Connections;
 
@@ -288,8 +291,8 @@ mod tests {
         fn selective(&self) -> bool {
             true
         }
-        fn source_port(&self) -> u16 {
-            ROCE_PORT
+        fn ports(&self) -> SourcePorts {
+            SourcePorts::ROCE
         }
     }
 

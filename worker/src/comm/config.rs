@@ -7,7 +7,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use netsum_collective::numeric::block::Width;
-use netsum_common::unmanaged::static_source_port;
+use netsum_collective::queue_pairs::SourcePorts;
+use netsum_common::unmanaged::static_source_ports;
 
 /// How a communicator finds its job.
 #[derive(Clone, Debug)]
@@ -114,10 +115,11 @@ pub struct Tls {
 }
 
 impl CommConfig {
-    /// The port that other ranks with the same list of addresses expect this one to send from.
-    pub(crate) fn listed_source_port(&self) -> Option<u16> {
+    /// The ports that other ranks with the same list of addresses expect this one to send from.
+    pub(crate) fn listed_ports(&self) -> Option<SourcePorts> {
         let Bootstrap::Static { peers, .. } = &self.bootstrap else { return None };
-        Some(static_source_port(self.rank, peers))
+        let [next, previous] = static_source_ports(self.rank, peers);
+        Some(SourcePorts { next, previous })
     }
 
     /// A configuration with defaults: an adapter where there is one, a rank is dead after 10 s, and

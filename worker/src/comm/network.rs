@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use netsum_collective::channels::Channels;
 use netsum_collective::error::Error;
-use netsum_collective::queue_pairs::{QpInfo, RankQpInfo};
+use netsum_collective::queue_pairs::{QpInfo, RankQpInfo, SourcePorts};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
 
@@ -30,8 +30,8 @@ pub(crate) trait Network: Send {
     fn any_ip_id(&self) -> bool;
     /// Whether it does selective retransmission.
     fn selective(&self) -> bool;
-    /// The UDP port that packets are sent from; 0 if it is not known.
-    fn source_port(&self) -> u16;
+    /// The UDP ports that packets are sent from.
+    fn ports(&self) -> SourcePorts;
 }
 
 /// Connections that somebody has to drive.

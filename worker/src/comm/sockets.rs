@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 use super::allocator::QpAllocator;
 use super::batching::ReceiveBatching;
 use super::network::{Bind, Connections, Network};
-use crate::udp::{BindError, UdpDriver};
+use crate::udp::UdpDriver;
 #[cfg(feature = "xdp")]
 use crate::xdp::XdpDriver;
 use netsum_collective::buffer::Buffer;
 use netsum_collective::channels::{Channel, ChannelEvent, Channels};
 use netsum_collective::error::Error;
-use netsum_collective::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo};
+use netsum_collective::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo, SourcePorts};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
+#[cfg(feature = "xdp")]
 use netsum_common::wire::ROCE_PORT;
 use netsum_rc::{Endpoint, EndpointConfig};
 
@@ -32,12 +33,10 @@ pub(crate) trait Driver: AsFd + Send + 'static {
     fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool>;
     /// How many packets of a path MTU the receive buffer holds at least.
     fn receive_capacity(&self, mtu: usize) -> u32;
-    /// Prepares for these neighbours and this path MTU.
-    fn prepare(&mut self, mtu: usize, neighbours: &[SocketAddr]) -> Result<(), String>;
-    /// The UDP port that it sends from.
-    fn source_port(&self) -> u16 {
-        ROCE_PORT
-    }
+    /// Prepares for neighbours that send from these addresses and ports, and for this path MTU.
+    fn prepare(&mut self, mtu: usize, neighbours: [SocketAddr; 2]) -> Result<(), String>;
+    /// The UDP ports that it sends from.
+    fn ports(&self) -> SourcePorts;
     /// The name for people.
     fn title(&self) -> &'static str;
 }
@@ -55,12 +54,13 @@ impl Driver for UdpDriver {
         self.receive_capacity(mtu)
     }
 
-    fn prepare(&mut self, _mtu: usize, neighbours: &[SocketAddr]) -> Result<(), String> {
+    fn prepare(&mut self, _mtu: usize, neighbours: [SocketAddr; 2]) -> Result<(), String> {
         self.meet(neighbours)
     }
 
-    fn source_port(&self) -> u16 {
-        self.source_port()
+    fn ports(&self) -> SourcePorts {
+        let [next, previous] = self.ports();
+        SourcePorts { next, previous }
     }
 
     fn title(&self) -> &'static str {
@@ -82,9 +82,13 @@ impl Driver for XdpDriver {
         self.receive_capacity(mtu)
     }
 
-    fn prepare(&mut self, mtu: usize, neighbours: &[SocketAddr]) -> Result<(), String> {
-        let ips: Vec<_> = neighbours.iter().map(SocketAddr::ip).collect();
-        self.prepare(mtu, &ips).map_err(|e| e.to_string())
+    fn prepare(&mut self, mtu: usize, neighbours: [SocketAddr; 2]) -> Result<(), String> {
+        self.prepare(mtu, &neighbours.map(|n| n.ip())).map_err(|e| e.to_string())
+    }
+
+    fn ports(&self) -> SourcePorts {
+        // No other rank is at this address, so any two ports are its own.
+        SourcePorts { next: ROCE_PORT, previous: 0xc001 }
     }
 
     fn title(&self) -> &'static str {
@@ -105,18 +109,18 @@ fn no_socket(ip: IpAddr, e: &impl ToString) -> Error {
 }
 
 impl SocketNetwork<UdpDriver> {
-    /// UDP sockets. `port`: the one to send from, which the other ranks expect; 4791 requires that
-    /// no other rank is at this address.
-    pub fn udp(ip: IpAddr, port: Option<u16>, when: Bind) -> Result<Self, Error> {
+    /// UDP sockets. `ports`: those to send from, which the other ranks expect; if they are 4791, no
+    /// other rank can be at this address.
+    pub fn udp(ip: IpAddr, ports: Option<SourcePorts>, when: Bind) -> Result<Self, Error> {
         let bind = |ip| UdpDriver::bind(ip).map_err(|e| no_socket(ip, &e));
-        let driver = match (port, when) {
-            (Some(ROCE_PORT), Bind::Later) => None,
-            (Some(ROCE_PORT), Bind::Now) => Some(UdpDriver::bind(ip)),
-            (None, Bind::Now) => Some(match UdpDriver::bind(ip) {
-                Err(BindError::InUse(..)) => UdpDriver::share(ip, 0),
-                opened => opened,
-            }),
-            (port, _) => Some(UdpDriver::share(ip, port.unwrap_or(0))),
+        let driver = match (ports, when) {
+            (Some(SourcePorts::ROCE), Bind::Later) => None,
+            (Some(SourcePorts::ROCE), Bind::Now) => Some(UdpDriver::bind(ip)),
+            (Some(SourcePorts { next, previous }), _) => {
+                Some(UdpDriver::share(ip, [next, previous]))
+            }
+            (None, Bind::Now) => Some(UdpDriver::first_or_share(ip)),
+            (None, Bind::Later) => Some(UdpDriver::share(ip, [0; 2])),
         };
         let driver = driver.transpose().map_err(|e| no_socket(ip, &e))?;
         Ok(Self { ip, bind, driver })
@@ -154,10 +158,11 @@ impl<D: Driver> Network for SocketNetwork<D> {
         let (count, rank) = (ranks.len(), rank as usize);
         let neighbours = [&ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]];
         let any_ip_id = neighbours.iter().any(|n| n.any_ip_id);
-        let (cnp_interval, source_port) = (Some(CNP_INTERVAL), driver.source_port());
-        let endpoint = Endpoint::new(ip, EndpointConfig { any_ip_id, cnp_interval, source_port });
-        let peers = neighbours.map(|n| SocketAddr::new(n.ip, n.source_port));
-        let ready = driver.prepare(shape.mtu as usize, &peers);
+        let config = EndpointConfig { any_ip_id, cnp_interval: Some(CNP_INTERVAL) };
+        let endpoint = Endpoint::new(ip, config);
+        let [next, previous] = neighbours;
+        let sources = [(next.ip, next.ports.previous), (previous.ip, previous.ports.next)];
+        let ready = driver.prepare(shape.mtu as usize, sources.map(SocketAddr::from));
         ready.map_err(|reason| Error::Socket { ip, reason })?;
         let capacity = driver.receive_capacity(shape.mtu as usize);
         let channels = QueuePairChannels::new(endpoint, shape, rank as u32, ranks, capacity)
@@ -178,8 +183,8 @@ impl<D: Driver> Network for SocketNetwork<D> {
         true
     }
 
-    fn source_port(&self) -> u16 {
-        self.driver.as_ref().map_or(ROCE_PORT, Driver::source_port)
+    fn ports(&self) -> SourcePorts {
+        self.driver.as_ref().map_or(SourcePorts::ROCE, Driver::ports)
     }
 }
 

@@ -8,12 +8,13 @@ use super::network::{Bind, Network};
 use super::sockets::SocketNetwork;
 use crate::verbs::gid::{self, GidEntry};
 use netsum_collective::error::Error;
+use netsum_collective::queue_pairs::SourcePorts;
 
 /// Opens the configured transport.
 pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, Error> {
     let ip = config.ip;
     let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
-    let source_port = config.listed_source_port();
+    let ports = config.listed_ports();
     let gid = match config.transport {
         Transport::Udp => None,
         Transport::Xdp => return open_xdp(ip, when),
@@ -37,19 +38,19 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
         },
     };
     match gid {
-        None => open_udp(ip, source_port, when),
+        None => open_udp(ip, ports, when),
         Some(gid) => match (open_verbs(config, gid), config.transport) {
             (Err(e), Transport::Auto) => {
                 log::warn!("rank {}: {e}: using UDP instead", config.rank);
-                open_udp(ip, source_port, when)
+                open_udp(ip, ports, when)
             }
             (opened, _) => opened,
         },
     }
 }
 
-fn open_udp(ip: IpAddr, port: Option<u16>, when: Bind) -> Result<Box<dyn Network>, Error> {
-    Ok(Box::new(SocketNetwork::udp(ip, port, when)?))
+fn open_udp(ip: IpAddr, ports: Option<SourcePorts>, when: Bind) -> Result<Box<dyn Network>, Error> {
+    Ok(Box::new(SocketNetwork::udp(ip, ports, when)?))
 }
 
 #[cfg(feature = "xdp")]

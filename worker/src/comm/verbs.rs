@@ -22,7 +22,7 @@ use netsum_collective::buffer::{Buffer, Registered as _};
 use netsum_collective::channels::{Channel, ChannelEvent, Channels};
 use netsum_collective::error::Error;
 use netsum_collective::frame::{bypass_buffers, bypass_room};
-use netsum_collective::queue_pairs::{QpInfo, RankQpInfo};
+use netsum_collective::queue_pairs::{QpInfo, RankQpInfo, SourcePorts};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
 use netsum_rc::Psn;
@@ -148,8 +148,8 @@ impl Network for Opened {
         true
     }
 
-    fn source_port(&self) -> u16 {
-        0
+    fn ports(&self) -> SourcePorts {
+        SourcePorts::UNKNOWN
     }
 
     fn selective(&self) -> bool {

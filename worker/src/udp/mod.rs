@@ -33,8 +33,9 @@ const SPIN_TIME: Duration = Duration::from_micros(150);
 #[derive(Debug)]
 pub struct UdpDriver {
     local: IpAddr,
-    sender: RoceSocket,
-    /// None: the sender also receives.
+    /// To the next rank, and to the previous one if that is another socket.
+    senders: Vec<(u16, RoceSocket)>,
+    /// None: the first sender also receives.
     receivers: Vec<RoceSocket>,
     /// Readable when one of several receivers is.
     epoll: Option<Epoll>,
@@ -48,19 +49,29 @@ pub struct UdpDriver {
 impl UdpDriver {
     /// Opens port 4791 of an address, where no other socket is.
     pub fn bind(local: IpAddr) -> Result<Self, BindError> {
-        RoceSocket::first(local).map(|socket| Self::over(local, socket))
+        Ok(Self::over(local, vec![RoceSocket::first(local)?]))
     }
 
-    /// Shares port 4791 of an address with other ranks of this user, and sends from `port`, or if 0
-    /// from any. Receives once [`meet`](Self::meet) has been called.
-    pub fn share(local: IpAddr, port: u16) -> Result<Self, BindError> {
-        RoceSocket::sender(local, port).map(|socket| Self::over(local, socket))
+    /// Shares port 4791 of an address with other ranks of this user. Sends from these two ports, or
+    /// where they are 0 from any. Receives once [`meet`](Self::meet) has been called.
+    pub fn share(local: IpAddr, [next, previous]: [u16; 2]) -> Result<Self, BindError> {
+        let next = RoceSocket::sender(local, next)?;
+        Ok(Self::over(local, vec![next, RoceSocket::sender(local, previous)?]))
     }
 
-    fn over(local: IpAddr, sender: RoceSocket) -> Self {
+    /// [`share`](Self::share), but the first at the address receives over a single socket.
+    pub fn first_or_share(local: IpAddr) -> Result<Self, BindError> {
+        match RoceSocket::first(local) {
+            Ok(first) => Ok(Self::over(local, vec![first, RoceSocket::sender(local, 0)?])),
+            Err(BindError::InUse(..)) => Self::share(local, [0; 2]),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn over(local: IpAddr, senders: Vec<RoceSocket>) -> Self {
         Self {
             local,
-            sender,
+            senders: senders.into_iter().map(|sender| (sender.port(), sender)).collect(),
             receivers: Vec::new(),
             epoll: None,
             receive: std::array::from_fn(|_| vec![0; RECEIVE_LEN]),
@@ -70,18 +81,24 @@ impl UdpDriver {
         }
     }
 
-    /// The UDP port that it sends from.
-    pub fn source_port(&self) -> u16 {
-        let address = self.sender.socket.local_addr().ok().and_then(|a| a.as_socket());
-        address.map_or(ROCE_PORT, |address| address.port())
+    /// The UDP ports that it sends from to the next rank and to the previous one.
+    pub fn ports(&self) -> [u16; 2] {
+        [self.senders[0].0, self.senders[self.senders.len() - 1].0]
     }
 
-    /// Opens sockets to receive from these neighbours, if the port is shared.
+    /// The socket that sends from a port.
+    fn sender(&self, port: u16) -> &RoceSocket {
+        let found = self.senders.iter().find(|(of, _)| *of == port);
+        &found.unwrap_or(&self.senders[0]).1
+    }
+
+    /// Opens sockets to receive what neighbours send from these addresses and ports, if port 4791
+    /// is shared.
     ///
     /// # Errors
     /// A neighbour's source port is not known, or a socket cannot be opened.
-    pub fn meet(&mut self, neighbours: &[SocketAddr]) -> Result<(), String> {
-        if self.source_port() == ROCE_PORT {
+    pub fn meet(&mut self, neighbours: [SocketAddr; 2]) -> Result<(), String> {
+        if self.senders[0].0 == ROCE_PORT {
             return Ok(());
         }
         if let Ok(first) = RoceSocket::first(self.local) {
@@ -95,19 +112,17 @@ impl UdpDriver {
                 adapter.ip()
             ));
         }
-        let mut neighbours = neighbours.to_vec();
-        neighbours.sort_unstable();
-        neighbours.dedup();
         let receivers = neighbours.iter().map(|n| RoceSocket::receiver(self.local, *n));
         self.receivers = receivers.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
-        if self.receivers.len() > 1 {
-            self.epoll = Some(epoll(&self.receivers).map_err(|e| e.to_string())?);
-        }
+        self.epoll = Some(epoll(&self.receivers).map_err(|e| e.to_string())?);
         Ok(())
     }
 
     fn receivers(&self) -> &[RoceSocket] {
-        if self.receivers.is_empty() { std::slice::from_ref(&self.sender) } else { &self.receivers }
+        match &*self.receivers {
+            [] => std::slice::from_ref(&self.senders[0].1),
+            receivers => receivers,
+        }
     }
 
     /// How many packets of a path MTU the receive buffer holds at least. The kernel counts the
@@ -121,7 +136,7 @@ impl UdpDriver {
 
     /// How many segments the kernel cuts a large send into at most; 1 without segmentation.
     pub fn max_segments(&self) -> usize {
-        self.sender.state.max_gso_segments()
+        self.senders[0].1.state.max_gso_segments()
     }
 
     /// Receives all that has arrived, checks the timers and sends all that may be sent. If that was
@@ -142,9 +157,13 @@ impl UdpDriver {
         }
         let wait = deadline.saturating_duration_since(Instant::now());
         let readable = PollFd::new(self.as_fd(), PollFlags::POLLIN);
-        let writable = PollFd::new(self.sender.socket.as_fd(), PollFlags::POLLOUT);
-        let count = if self.unsent.is_some() { 2 } else { 1 };
-        wait_for_any(&mut [readable, writable][..count], wait)?;
+        match self.unsent {
+            Some(t) => {
+                let writable = PollFd::new(self.sender(t.port).as_fd(), PollFlags::POLLOUT);
+                wait_for_any(&mut [readable, writable], wait)?;
+            }
+            None => wait_for_any(&mut [readable], wait)?,
+        }
         self.progress(endpoint)
     }
 
@@ -170,7 +189,7 @@ impl UdpDriver {
     }
 
     fn receive_at(&mut self, at: usize, endpoint: &mut Endpoint) -> io::Result<(bool, bool)> {
-        let from = self.receivers.get(at).unwrap_or(&self.sender);
+        let from = self.receivers.get(at).unwrap_or(&self.senders[0].1);
         let mut any = false;
         // Bounded, because sending must not wait too long.
         for _ in 0..4 {
@@ -220,7 +239,8 @@ impl UdpDriver {
                 segment_size: t.segment_size,
                 src_ip: None,
             };
-            match self.sender.state.try_send((&*self.sender.socket).into(), &datagrams) {
+            let sender = self.sender(t.port);
+            match sender.state.try_send((&*sender.socket).into(), &datagrams) {
                 Ok(()) => any = true,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.unsent = Some(t);

@@ -1,9 +1,10 @@
 //! Port 4791 of an address, which ranks of one user share.
 //!
 //! The first rank at an address has an unconnected socket there. Each further one has a socket that
-//! is connected to each of its neighbours (`SO_REUSEPORT`), and sends from a port of its own. The
-//! kernel prefers a connected socket for its peer's packets (`compute_score` in net/ipv4/udp.c,
-//! Linux 6.12). So ranks need no agreement, and the end of one does not affect the others. With a
+//! is connected to each of its neighbours (`SO_REUSEPORT`). Two ranks at an address may have the
+//! same neighbour, which therefore sends to its next and to its previous rank from different ports.
+//! The kernel prefers a connected socket for its peer's packets (`compute_score` in
+//! net/ipv4/udp.c, Linux 6.12). So ranks need no agreement, and the end of one does not affect the others. With a
 //! filter on queue pair numbers both would be different: it chooses by a socket's number, which
 //! changes when another one is closed (`reuseport_detach_sock` in net/core/sock_reuseport.c).
 
@@ -84,20 +85,20 @@ impl RoceSocket {
 
     /// Sends from a port of its own, `port`, or if 0 from any, beside others at the address.
     pub fn sender(local: IpAddr, port: u16) -> Result<Self, BindError> {
-        let until = Instant::now() + SHARED_WITHIN;
-        while let Err(error) = open(local, ROCE_PORT, true) {
-            if !matches!(error, BindError::InUse(..)) || Instant::now() > until {
-                return Err(error);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        drop(open_shared(local)?);
         let socket = open(local, port, false)?;
         Self::over(socket, local).map_err(|e| BindError::Other(local, port, e))
     }
 
+    /// The port that it is bound to.
+    pub fn port(&self) -> u16 {
+        let address = self.socket.local_addr().ok().and_then(|address| address.as_socket());
+        address.map_or(ROCE_PORT, |address| address.port())
+    }
+
     /// Receives what one neighbour sends.
     pub fn receiver(local: IpAddr, neighbour: SocketAddr) -> Result<Self, BindError> {
-        let socket = open(local, ROCE_PORT, true)?;
+        let socket = open_shared(local)?;
         let connected = socket.connect(&neighbour.into()).and_then(|()| Self::over(socket, local));
         connected.map_err(|e| BindError::Other(local, ROCE_PORT, e))
     }
@@ -106,6 +107,19 @@ impl RoceSocket {
 /// Opens a socket on port 4791 of an address, where there is none.
 pub(crate) fn open_port(local: IpAddr) -> Result<Unshared<Socket>, BindError> {
     open(local, ROCE_PORT, false)
+}
+
+/// Opens a socket on port 4791 of an address beside others, which may be about to share it.
+fn open_shared(local: IpAddr) -> Result<Unshared<Socket>, BindError> {
+    let until = Instant::now() + SHARED_WITHIN;
+    loop {
+        match open(local, ROCE_PORT, true) {
+            Err(BindError::InUse(..)) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            opened => return opened,
+        }
+    }
 }
 
 fn open(local: IpAddr, port: u16, shared: bool) -> Result<Unshared<Socket>, BindError> {

@@ -26,6 +26,8 @@ pub(crate) struct Addresses {
     pub dst_mac: Mac,
     /// This rank's address.
     pub src: IpAddr,
+    /// The UDP port that it sends from.
+    pub port: u16,
     /// The other rank's address, of the same family.
     pub dst: IpAddr,
 }
@@ -78,12 +80,8 @@ pub(crate) fn write_headers(frame: &mut [u8], a: &Addresses, id: u16, len: usize
             put(frame, EthHdr::LEN, ip.bytes())
         }
     };
-    let port = ROCE_PORT.to_be_bytes();
-    put(
-        frame,
-        udp,
-        UdpHdr { src: port, dst: port, len: udp_len.to_be_bytes(), check: [0; 2] }.bytes(),
-    );
+    let (src, dst) = (a.port.to_be_bytes(), ROCE_PORT.to_be_bytes());
+    put(frame, udp, UdpHdr { src, dst, len: udp_len.to_be_bytes(), check: [0; 2] }.bytes());
 }
 
 /// Where the UDP header begins.
@@ -146,7 +144,13 @@ mod tests {
 
     fn addresses(src: &str, dst: &str) -> Addresses {
         let (src, dst) = (src.parse().unwrap(), dst.parse().unwrap());
-        Addresses { src_mac: [2, 0, 0, 0, 0, 1], dst_mac: [2, 0, 0, 0, 0, 2], src, dst }
+        Addresses {
+            src_mac: [2, 0, 0, 0, 0, 1],
+            dst_mac: [2, 0, 0, 0, 0, 2],
+            src,
+            port: ROCE_PORT,
+            dst,
+        }
     }
 
     const FAMILIES: [(&str, &str); 2] = [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")];

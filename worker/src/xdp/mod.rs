@@ -230,7 +230,8 @@ impl XdpDriver {
                 log::debug!("the next hop to {} is not known yet", t.to);
                 continue;
             };
-            let addresses = Addresses { src_mac: self.mac, dst_mac, src: self.local, dst: t.to };
+            let addresses =
+                Addresses { src_mac: self.mac, dst_mac, src: self.local, port: t.port, dst: t.to };
             let headers = headers_len(t.to);
             let datagrams = || self.send[..t.len].chunks(segment);
             let mut bodies = datagrams();

@@ -16,7 +16,7 @@ use crate::error::{Error, UnreachableReason};
 use crate::failback::{Failback, ReconnectRequest};
 use crate::numeric::element::take_back;
 use crate::numeric::layout::Layout;
-use crate::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo};
+use crate::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo, SourcePorts};
 use crate::shape::JobShape;
 use netsum_common::wire::ROCE_PORT;
 use netsum_rc::{Endpoint, EndpointConfig, Psn, Qpn};
@@ -575,7 +575,7 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankQpInfo
             bypass: connection(),
             any_ip_id: false,
             selective: true,
-            source_port: ROCE_PORT,
+            ports: SourcePorts::ROCE,
         })
         .collect()
 }
