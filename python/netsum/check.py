@@ -69,14 +69,15 @@ def controller(address):
 
 
 def own_address(ip):
-    """Checks that the address is this machine's, and its RoCE port free."""
+    """Checks that the address is this machine's, and its RoCE port free or shared."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as tried:
         try:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             tried.bind((ip, ROCE_PORT))
             return True, f"UDP port {ROCE_PORT} of {ip}", ""
         except OSError as error:
-            hint = "set NETSUM_IP to an address of this machine that no other rank uses"
+            hint = "set NETSUM_IP to an address of this machine that only your ranks use"
             return False, f"UDP port {ROCE_PORT} of {ip}: {error}", hint
 
 

@@ -14,9 +14,9 @@ pub(super) struct Location<'a> {
     pub ip: IpAddr,
 }
 
-/// Ranks behind one box follow each other, so only one connection leaves the box. Among them, ranks
-/// with one address are apart from each other, if they are half of them or fewer: what a host sends
-/// to itself does not reach a box. Ranks with addresses of their own stay in order.
+/// From rank 0 on. Ranks behind one box follow each other, so only one connection leaves the box.
+/// Among them, ranks with one address are apart from each other, if they are half of them or fewer:
+/// what a host sends to itself does not reach a box. Ranks with addresses of their own stay in order.
 pub(super) fn ring_order(ranks: &[Location<'_>]) -> Vec<Rank> {
     // By their first ranks.
     let mut groups: Vec<(Option<&str>, Vec<Location<'_>>)> = Vec::new();
@@ -42,6 +42,9 @@ fn apart(group: &[Location<'_>]) -> Vec<Rank> {
     let mut order = vec![Rank(0); group.len()];
     let places = (0..group.len()).step_by(2).chain((1..group.len()).step_by(2));
     places.zip(hosts.into_iter().flatten()).for_each(|(place, rank)| order[place] = rank);
+    // It remains right as a circle.
+    let first = order.iter().position(|rank| *rank == group[0].rank).unwrap_or(0);
+    order.rotate_left(first);
     order
 }
 
@@ -67,7 +70,7 @@ mod tests {
         let on = |hosts: &[u8]| order(&hosts.iter().map(|host| (None, *host)).collect::<Vec<_>>());
         assert_eq!(on(&[1, 2, 3]), [0, 1, 2], "one rank a host: as they are");
         assert_eq!(on(&[1, 1, 2, 2]), [0, 2, 1, 3]);
-        assert_eq!(on(&[1, 2, 2, 3]), [1, 0, 2, 3]);
+        assert_eq!(on(&[1, 2, 2, 3]), [0, 2, 3, 1]);
         assert_eq!(on(&[1, 1, 2, 2, 3, 3]), [0, 3, 1, 4, 2, 5]);
     }
 
@@ -86,6 +89,7 @@ mod tests {
         ) {
             let most = (1..6).map(|h| hosts.iter().filter(|o| **o == h).count()).max().unwrap();
             let ring = order(&hosts.iter().map(|host| (None, *host)).collect::<Vec<_>>());
+            prop_assert_eq!(ring[0], 0);
             let mut sorted = ring.clone();
             sorted.sort_unstable();
             prop_assert!(sorted.into_iter().eq(0..hosts.len() as u32), "each rank once");
