@@ -113,13 +113,14 @@ fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
 
 /// Warns if neighbours in the ring may send each other packets that bypass the box.
 fn warn_of_neighbours(controller: &Controller, job: &str) {
-    if let Some((rank, next)) = controller.job(job).ok().and_then(Job::neighbours_behind_one_port) {
+    let Ok(known) = controller.job(job) else { return };
+    if let Some((rank, next)) = known.neighbours_behind_one_port() {
         let port = controller.port_name(rank.ifindex);
         log::warn!(
             NETSUM_JOB = job, NETSUM_PORT = port;
             "job {job}: ranks {} and {} are neighbours behind port {port}: their traffic to each \
              other may not reach the box",
-            rank.rank, next.rank
+            known.sender(rank.rank), known.sender(next.rank)
         );
     }
 }

@@ -101,6 +101,11 @@ impl JobSpec {
         RingConfig { flags: self.flags() | relaxed, members: ranks, slots, credit, mtu, cpu: 0 }
     }
 
+    /// The rank that owns a member's connection, if ranks without boxes in levels are in order.
+    pub(super) fn sender(&self, member: Rank) -> Rank {
+        self.members.sender(member.0, self.ranks).map_or(member, Rank)
+    }
+
     /// Number of members of each ring on this box.
     pub fn member_count(&self) -> u32 {
         self.members.count(self.ranks)
@@ -270,7 +275,7 @@ impl Job {
         let ring = self.epoch.as_ref().filter(|_| !self.spec.members.is_part());
         match ring.and_then(|epoch| epoch.ring.get(member.0 as usize)) {
             Some(rank) => *rank,
-            None => self.spec.members.sender(member.0, self.spec.ranks).map_or(member, Rank),
+            None => self.spec.sender(member),
         }
     }
 

@@ -269,14 +269,14 @@ impl Controller {
         let mut flows = Vec::new();
         let order = self.ring_order(forming);
         for (r, ring) in job.rings.iter().enumerate() {
-            for (place, pair) in (0..).zip(order.iter().zip(order.iter().cycle().skip(1))) {
-                let (rank, next) = pair;
-                let [Some(w), Some(next)] = [rank, next].map(|rank| forming.ranks.get(rank)) else {
+            for (&rank, next) in order.iter().zip(order.iter().cycle().skip(1)) {
+                let [Some(w), Some(next)] = [&rank, next].map(|rank| forming.ranks.get(rank))
+                else {
                     return Vec::new();
                 };
                 flows.push(FlowSpec {
                     ring: ring.id,
-                    rank: Rank(place),
+                    rank,
                     base_psn: Psn::new(w.address.rings[r].first_psn),
                     ifindex: w.ifindex,
                     src: w.address.ip,
@@ -300,6 +300,8 @@ impl Controller {
         if let Some(refusal) = refusal {
             return job.dismiss_waiters(&refusal);
         }
+        let places = Rank::all(order.len() as u32).cycle();
+        flows.iter_mut().zip(places).for_each(|(flow, place)| flow.rank = place);
         let Some(forming) = job.forming.take() else { return Vec::new() };
         // Rings start empty. A single rank with go-back-N requires all results in order.
         let in_order = forming.ranks.values().any(|w| !w.address.selective);

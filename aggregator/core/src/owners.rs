@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::{Controller, Job, Refusal};
+use super::{Controller, Job, Rank, Refusal};
 use crate::plane::FlowSpec;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +18,8 @@ struct Claim<'a> {
     ifindex: u32,
     job: &'a Job,
     flow: &'a FlowSpec,
+    /// The rank that it is about.
+    rank: Rank,
 }
 
 impl Claim<'_> {
@@ -32,7 +34,11 @@ impl Claim<'_> {
 
 /// The addresses of senders, and those of receivers behind other boxes. If a job has several
 /// uplinks, the first one owns such an address.
-fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim<'a>> {
+fn claims<'a>(
+    job: &'a Job,
+    flows: &'a [FlowSpec],
+    rank: impl Fn(Rank) -> Rank,
+) -> impl Iterator<Item = Claim<'a>> {
     let by_boxes = flows.iter().filter(|f| f.group_mark != 0);
     let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
     let uplink_flow = job.uplink_flow(flows);
@@ -47,11 +53,13 @@ fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim
             sender.and_then(|ifindex| Some((Address::Mac(flow.src_mac?), ifindex))),
             receiver.map(|&ifindex| (Address::Ip(flow.dst), ifindex)),
         ];
+        let rank = rank(flow.rank);
         claims.into_iter().flatten().map(move |(address, ifindex)| Claim {
             address,
             ifindex,
             job,
             flow,
+            rank,
         })
     })
 }
@@ -60,15 +68,17 @@ impl Controller {
     /// Checks that these flows, all flows of a job, do not place an address behind another port
     /// than other flows do.
     pub(super) fn check_owners(&self, name: &str, flows: &[FlowSpec]) -> Result<(), Refusal> {
-        let others =
-            self.jobs.values().filter(|j| j.spec.name != name).flat_map(|j| claims(j, &j.flows));
+        let others = self.jobs.values().filter(|j| j.spec.name != name);
+        let others = others.flat_map(|j| claims(j, &j.flows, |member| j.sender(member)));
+        let job = self.job(name)?;
+        let own = claims(job, flows, |member| job.spec.sender(member));
         let mut known: HashMap<Address, Claim<'_>> = HashMap::new();
-        for claim in others.chain(claims(self.job(name)?, flows)) {
+        for claim in others.chain(own) {
             if self.own.contains(&claim.address) {
                 let what = claim.what();
-                let rank = claim.job.sender(claim.flow.rank);
                 return Err(Refusal::Exists(format!(
-                    "rank {rank}: {what} belongs to this box itself"
+                    "rank {}: {what} belongs to this box itself",
+                    claim.rank
                 )));
             }
             match known.get(&claim.address) {
@@ -83,15 +93,12 @@ impl Controller {
     }
 
     fn both_sides(&self, claim: &Claim<'_>, other: &Claim<'_>) -> String {
-        let Claim { flow, job, .. } = claim;
         let what = claim.what();
         let [here, there] = [claim, other].map(|c| self.port_name(c.ifindex));
         format!(
             "rank {}: {what} belongs to a rank behind another port already: port {here}, and for \
              rank {} of job `{}` port {there}",
-            job.sender(flow.rank),
-            other.job.sender(other.flow.rank),
-            other.job.spec.name
+            claim.rank, other.rank, other.job.spec.name
         )
     }
 }
