@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use netsum_lab::cluster::TIMEOUT;
+use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT, WORKER_PORT};
 use netsum_lab::netns::output;
 use netsum_lab::process::Running;
 use netsum_lab::{Host, Lab, LabSpec};
@@ -17,14 +17,14 @@ fn of_project(path: &str) -> PathBuf {
 }
 
 /// The program of a rank, started through `command`.
-fn rank(mut command: Command, method: &str, rank: usize) -> Command {
+fn rank(mut command: Command, method: &str, rank: usize, ranks: usize) -> Command {
     let python = of_project("target/python/debian/bin/python");
     assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
     command
         .arg(python)
         .arg(of_project("python/tests/torch_hosts.py"))
         .args([method, &rank.to_string()]);
-    command.arg(RANKS.to_string());
+    command.arg(ranks.to_string());
     for name in ["MASTER_ADDR", "NETSUM_IP", "NETSUM_PEERS", "NETSUM_CONTROLLER"] {
         command.env_remove(name);
     }
@@ -34,12 +34,22 @@ fn rank(mut command: Command, method: &str, rank: usize) -> Command {
 
 /// The output of one rank on each host.
 fn run(lab: &Lab, method: &str, more: impl Fn(usize, &mut Command)) -> Vec<String> {
-    let start = |number: usize| {
-        let mut command = rank(lab.host(number).command("env"), method, number);
+    run_on(lab, &[0, 1], method, more)
+}
+
+/// The output of each rank, on these hosts.
+fn run_on(
+    lab: &Lab,
+    hosts: &[usize],
+    method: &str,
+    more: impl Fn(usize, &mut Command),
+) -> Vec<String> {
+    let start = |(number, host): (usize, &usize)| {
+        let mut command = rank(lab.host(*host).command("env"), method, number, hosts.len());
         more(number, &mut command);
         Running::start(&format!("PyTorch rank {number}"), &mut command).unwrap()
     };
-    let ranks: Vec<Running> = (0..RANKS).map(start).collect();
+    let ranks: Vec<Running> = hosts.iter().enumerate().map(start).collect();
     ranks.into_iter().map(|rank| rank.success(TIMEOUT).unwrap()).collect()
 }
 
@@ -71,6 +81,31 @@ fn the_stores_machine_or_the_only_address_is_enough() {
     summed(&lab, &run(&lab, &tcp(&lab.host(0).ip(0).to_string()), |_, _| ()));
     let folder = tempfile::tempdir().unwrap();
     summed(&lab, &run(&lab, &format!("file://{}/store", folder.path().display()), |_, _| ()));
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_of_one_host_share_its_address_with_a_box_and_without() {
+    const HOSTS: [usize; 4] = [0, 0, 1, 1];
+    let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+    let (lab, store) = (cluster.lab(), tcp(&cluster.lab().host(0).ip(0).to_string()));
+    let expected = HOSTS.map(|host| format!("summed at {}", lab.host(host).ip(0)));
+    let said = |more: &dyn Fn(usize, &mut Command)| {
+        let said = run_on(lab, &HOSTS, &store, more);
+        said.iter().map(|said| said.trim().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(said(&|_, _| ()), expected);
+    let token = cluster.create_job(&JobSpec::new("train", 4)).unwrap();
+    let controller = format!("{}:{WORKER_PORT}", lab.box_().ip());
+    let by_box = said(&|_, command| {
+        command.envs([
+            ("NETSUM_CONTROLLER", &*controller),
+            ("NETSUM_JOB", "train"),
+            ("NETSUM_TOKEN", &token),
+        ]);
+    });
+    assert_eq!(by_box, expected);
+    assert!(cluster.counter(Some("train"), "released").unwrap() > 0);
 }
 
 #[test]
@@ -107,7 +142,7 @@ fn a_master_whose_own_name_is_a_loopback_address() {
         command
             .args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""])
             .arg(hosts);
-        let mut command = rank(command, &tcp("master-of-ranks"), number);
+        let mut command = rank(command, &tcp("master-of-ranks"), number, RANKS);
         Running::start(&format!("PyTorch rank {number}"), &mut command).unwrap()
     };
     let ranks: Vec<Running> = (0..RANKS).map(start).collect();
