@@ -164,14 +164,19 @@ impl Dispatcher {
             .collect()
     }
 
-    fn required_state(&self, name: &str) -> RequiredState {
+    /// `stopped`: if the job is deleted, its ranks are known to have stopped.
+    fn required_state(&self, name: &str, stopped: bool) -> RequiredState {
         let job = {
             let inner = self.shared.lock();
             let Ok(job) = inner.controller.job(name) else {
-                return RequiredState::Nothing { gone: false };
+                return RequiredState::Nothing { gone: stopped };
             };
             let given = self.given.get(name).filter(|given| given.is_of(job));
             match job.state {
+                // A group without rings: its ranks sum over the hosts' ring.
+                State::Active if job.rings.is_empty() => {
+                    return RequiredState::Nothing { gone: false };
+                }
                 // The orders of active ranks stay as they are until the ranks reconnect.
                 State::Active if given.is_some_and(|given| given.epoch == epoch(job)) => {
                     return RequiredState::Same;
@@ -269,11 +274,11 @@ impl Dispatcher {
             })
     }
 
-    async fn carry_out(&mut self, Change { job, joined }: Change) {
+    async fn carry_out(&mut self, Change { job, joined, stopped }: Change) {
         let names = job.map_or_else(|| self.names(), |name| BTreeSet::from([name]));
         let mut refusal = None;
         for name in names {
-            let (now, done) = match self.required_state(&name) {
+            let (now, done) = match self.required_state(&name, stopped) {
                 RequiredState::Same => continue,
                 RequiredState::Orders(now, Ok(layout)) => {
                     (now, self.order_with_retries(&name, now, layout).await)
@@ -348,7 +353,7 @@ impl Dispatcher {
             if result.is_ok() || self.boxes.unreachable() == before {
                 return result;
             }
-            match self.required_state(name) {
+            match self.required_state(name, false) {
                 RequiredState::Orders(now, again) if now == epoch => {
                     layout = again.map_err(|why| anyhow!(why))?
                 }

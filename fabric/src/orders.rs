@@ -21,6 +21,8 @@ pub type Shared = state::Shared<Orders>;
 pub struct Change {
     pub job: Option<String>,
     pub joined: Vec<Joined>,
+    /// Ranks of deleted jobs are known to have stopped.
+    pub stopped: bool,
 }
 
 /// A rank that is answered when the change has been carried out, and the epoch in its answer.
@@ -74,7 +76,7 @@ impl Executor for Orders {
         job: Option<&str>,
         actions: Vec<Action>,
     ) -> anyhow::Result<()> {
-        let (mut is_change, mut joined) = (false, Vec::new());
+        let (mut is_change, mut joined, mut stopped) = (false, Vec::new(), false);
         for action in actions {
             log::debug!("{action:?}");
             match action {
@@ -83,6 +85,7 @@ impl Executor for Orders {
                 }
                 Action::Reply { waiter, result } => waiters.answer(waiter, result),
                 Action::ActivateRing(..) | Action::DeleteRing { .. } => is_change = true,
+                Action::ForgetEnded(_) => stopped = true,
                 // Boxes do this with their own part of the job.
                 _ => {}
             }
@@ -91,7 +94,7 @@ impl Executor for Orders {
             let job = job.map(str::to_owned);
             self.pending.jobs().push(job.clone());
             // The receiver is gone when the manager ends.
-            let _ = self.changes.send(Change { job, joined });
+            let _ = self.changes.send(Change { job, joined, stopped });
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use netsum_api::ELECTION;
 use netsum_api::v1 as api;
 use netsum_api::v1::jobs_server::Jobs;
 use netsum_core::tenant::{Limits, TenantView};
-use netsum_core::{Action, Job};
+use netsum_core::{Action, Job, groups};
 use tonic::{Request, Response, Status};
 
 use super::backend::Backend;
@@ -36,6 +36,10 @@ impl<B: Backend> JobsService<B> {
         let (election, request) = (election(&request)?, request.into_inner());
         let spec = job_spec(request)?;
         let name = spec.name.clone();
+        if election.is_none() && groups::job_of(&name).is_some() {
+            let message = format!("NAME `{name}`: its ranks open groups, administrators do not");
+            return Err(Status::invalid_argument(message));
+        }
         self.backend.refresh_ports().await?;
         let mut guard = self.shared().order(election)?;
         let inner = &mut *guard;

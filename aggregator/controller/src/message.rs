@@ -194,6 +194,7 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         tenant: if r.tenant.is_empty() { defaults::TENANT.to_owned() } else { r.tenant },
         members: members(&r.members, &r.groups, &r.uplink, &r.ring_order)?,
         host_ring_fallback: r.host_ring_fallback,
+        is_group: false,
     })
 }
 

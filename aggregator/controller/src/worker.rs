@@ -7,7 +7,9 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_server::Worker;
 use netsum_api::{PROTOCOL, RELEASE};
 use netsum_core::membership::Join;
-use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress, epoch_number};
+use netsum_core::{
+    Action, Connection, Controller, Job, Rank, RankAddress, Refusal, epoch_number, groups,
+};
 use tonic::{Request, Response, Status};
 
 use super::backend::{Backend, RankLocation};
@@ -16,13 +18,13 @@ use super::limiter::Peer;
 use super::message::{
     RpcResult, error_of, job_message, mac_from_text, mac_text, refused, state_message,
 };
-use super::state::Shared;
+use super::state::{Inner, Shared};
 
 /// Longest time that a rank may wait for others.
 const MAX_JOIN: Duration = Duration::from_secs(3600);
 
-/// Longest name of a job, and longest token that is checked, in bytes.
-const MAX_NAME: usize = 64;
+/// Longest name of a job or group, and longest token that is checked, in bytes.
+const MAX_NAME: usize = 64 + 1 + 64;
 const MAX_TOKEN: usize = 1024;
 /// Characters of a rank's abort reason that are passed to the others.
 const MAX_REASON: usize = 300;
@@ -47,10 +49,14 @@ impl<B: Backend> WorkerService<B> {
         if job.len() > MAX_NAME || token.len() > MAX_TOKEN {
             return Err(Status::unauthenticated("no such job, or the token is wrong"));
         }
-        let check =
-            || self.shared().lock().controller.job_for(job, token).map(drop).map_err(refused);
+        // A group that has ended does not make its job's token wrong.
+        let check = || match self.shared().lock().controller.job_for(job, token) {
+            Ok(_) | Err(Refusal::NotFound(_)) => Ok(()),
+            Err(why) => Err(refused(why)),
+        };
         match peer {
-            Some(peer) => peer.authorise(job, check).await,
+            // A group has its job's token.
+            Some(peer) => peer.authorise(groups::job_of(job).unwrap_or(job), check).await,
             None => check(),
         }
     }
@@ -59,9 +65,35 @@ impl<B: Backend> WorkerService<B> {
         let inner = self.shared().lock();
         let job = inner.controller.job_for(name, token).map_err(refused)?;
         let heartbeat = self.shared().heartbeat.as_millis() as u32;
-        let message = job_message(job, |ifindex| ifindex.to_string(), heartbeat, false);
+        let message = rank_message(job, heartbeat);
         // The next ranks may get another path MTU than those at work.
         Ok(api::Job { mtu: job.spec.mtu, ..message })
+    }
+
+    fn open_group(&self, r: &api::OpenGroupRequest) -> Result<String, Status> {
+        let mut guard = self.shared().lock();
+        let inner = &mut *guard;
+        let Inner { controller, executor, .. } = inner;
+        let spec = controller.job_for(&r.job, &r.token).map_err(refused)?.spec.clone();
+        executor.admit(controller, &spec).map_err(refused)?;
+        let now = Instant::now();
+        let open =
+            controller.open_group(&r.job, &r.token, &r.group, r.ranks, now).map_err(refused)?;
+        let (name, mut why) = (open.name, open.without_rings.map(|why| why.to_string()));
+        if !open.actions.is_empty()
+            && let Err(error) = inner.carry_out(None, open.actions)
+        {
+            let actions = inner.controller.take_rings(&name, now).map_err(refused)?;
+            inner.carry_out(None, actions)?;
+            why = Some(error.message().to_owned());
+        }
+        if let Some(why) = why {
+            log::warn!(
+                NETSUM_JOB = name;
+                "group {name}: its ranks sum over the hosts' ring: {why}"
+            );
+        }
+        Ok(name)
     }
 
     /// Records why a rank was refused, for the ranks that wait for it.
@@ -88,6 +120,12 @@ impl<B: Backend> WorkerService<B> {
         );
         Status::new(refusal.code(), text)
     }
+}
+
+/// A job as a message for its ranks. Without rings in the box, they have the connections of one.
+fn rank_message(job: &Job, heartbeat_ms: u32) -> api::Job {
+    let message = job_message(job, |ifindex| ifindex.to_string(), heartbeat_ms, false);
+    api::Job { rings: message.rings.max(1), ..message }
 }
 
 fn connection(c: Option<api::Connection>, what: &str) -> Result<Connection, Status> {
@@ -291,7 +329,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         let (ranks, on_host_ring) =
             (ranks.collect(), job.spec.host_ring_fallback && current.on_host_ring);
         let heartbeat = self.shared().heartbeat.as_millis() as u32;
-        let job = Some(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false));
+        let job = Some(rank_message(job, heartbeat));
         Ok(Response::new(api::JoinReply { job, ranks, on_host_ring, warnings }))
     }
 
@@ -301,11 +339,28 @@ impl<B: Backend> Worker for WorkerService<B> {
     ) -> RpcResult<api::HeartbeatReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        let mut inner = self.shared().lock();
-        let job = inner
-            .controller
-            .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, r.on_host_ring, Instant::now())
-            .map_err(refused)?;
+        let mut guard = self.shared().lock();
+        let inner = &mut *guard;
+        let now = Instant::now();
+        let rank = Rank(r.rank);
+        let job = match inner.controller.heartbeat(
+            &r.job,
+            &r.token,
+            rank,
+            r.epoch,
+            r.on_host_ring,
+            now,
+        ) {
+            // After a boot, groups are not there until their ranks reconnect, as with jobs.
+            Err(Refusal::NotFound(_)) => {
+                let state = api::JobState::Waiting.into();
+                let program_generation = inner.executor.program_generation(&r.job);
+                let reply = api::HeartbeatReply { state, program_generation, ..Default::default() };
+                return Ok(Response::new(reply));
+            }
+            job => job.map_err(refused)?,
+        };
+        let has_rings = !job.rings.is_empty();
         let (state, error) = (state_message(&job.state).into(), error_of(job));
         let epoch = epoch_number(job);
         let path_test = job.epoch.as_ref().map_or(0, |epoch| epoch.path_test);
@@ -316,7 +371,8 @@ impl<B: Backend> Worker for WorkerService<B> {
             r.epoch,
             r.acknowledged_path_test,
         );
-        let program_generation = inner.executor.program_generation(&r.job);
+        let program_generation =
+            if has_rings { inner.executor.program_generation(&r.job) } else { 0 };
         Ok(Response::new(api::HeartbeatReply {
             state,
             error,
@@ -360,6 +416,13 @@ impl<B: Backend> Worker for WorkerService<B> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         self.backend.explain_missing_packets(r).await.map(Response::new)
+    }
+
+    async fn open_group(&self, request: Request<api::OpenGroupRequest>) -> RpcResult<api::Job> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let name = WorkerService::open_group(self, &r)?;
+        self.job(&name, &r.token).map(Response::new)
     }
 }
 

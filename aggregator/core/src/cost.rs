@@ -47,6 +47,7 @@ impl Cost {
             tenant: defaults::TENANT.into(),
             members: Members::default(),
             host_ring_fallback: false,
+            is_group: false,
         };
         spec.cost()
     }

@@ -34,6 +34,7 @@ pub struct JobSpec {
     pub message_size: u32,
     /// Messages that a rank may send without their sums.
     pub window: Messages,
+    /// 0: no box sums it. Only groups can have none.
     pub rings: u32,
     /// The ICRC of contributions is verified.
     pub verify_icrc: bool,
@@ -54,6 +55,9 @@ pub struct JobSpec {
     /// Its ranks may begin even if no boxes can sum for them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_ring_fallback: bool,
+    /// Its ranks have opened it as a group of another job.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_group: bool,
 }
 
 /// Most ranks of a job over several boxes; each box has at most 64 members.
@@ -63,6 +67,11 @@ const MOST_RANKS: u32 = 4096;
 pub fn is_name(text: &str) -> bool {
     let is_possible = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
     (1..=64).contains(&text.len()) && text.chars().all(is_possible)
+}
+
+/// Whether a text is a valid name for a job or, after its job's name and a slash, for a group.
+fn is_name_of_job_or_group(text: &str) -> bool {
+    text.split_once('/').map_or(is_name(text), |(job, group)| is_name(job) && is_name(group))
 }
 
 fn default_tenant() -> String {
@@ -124,7 +133,7 @@ impl JobSpec {
     /// Checks every property; returns the slots of a ring.
     pub fn check(&self) -> Result<u32, Refusal> {
         let invalid = |message: String| Err(Refusal::Invalid(message));
-        if !is_name(&self.name) {
+        if !is_name_of_job_or_group(&self.name) {
             return invalid(format!(
                 "NAME `{}`: must be 1 to 64 of a-z, 0-9, `.`, `_`, `-`",
                 self.name
@@ -168,7 +177,7 @@ impl JobSpec {
         if self.window == Messages(0) {
             return invalid("--window 0: must be at least 1".into());
         }
-        if self.rings == 0 || self.rings >= MAX_RINGS {
+        if self.rings >= MAX_RINGS || self.rings == 0 && !self.is_group {
             return invalid(format!("--rings {}: must be 1 to {}", self.rings, MAX_RINGS - 1));
         }
         if self.in_band && self.in_order == Some(false) {
@@ -237,6 +246,8 @@ pub struct Job {
     pub(super) in_band: InBand,
     /// The last flows that it had.
     pub(super) ended: Vec<FlowKey>,
+    /// Of a group: since when it waits for ranks, as they have opened it or have left.
+    pub(super) idle_since: Option<Instant>,
 }
 
 /// Most ended flows that a job remembers; more if its last epoch had more.
@@ -261,6 +272,7 @@ impl Job {
             refused,
             in_band,
             ended,
+            idle_since: None,
         }
     }
 
@@ -305,8 +317,10 @@ impl Job {
 
     /// The ring with this number.
     pub fn ring(&self, ring: JobRing) -> Result<&RingSpec, Refusal> {
-        let last = self.rings.len() - 1;
-        let why = || Refusal::Invalid(format!("--ring {ring}: the job has rings 0 to {last}"));
+        let why = || match self.rings.len() {
+            0 => Refusal::Invalid(format!("--ring {ring}: the job has no rings")),
+            n => Refusal::Invalid(format!("--ring {ring}: the job has rings 0 to {}", n - 1)),
+        };
         self.rings.get(ring.0 as usize).ok_or_else(why)
     }
 

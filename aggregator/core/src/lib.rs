@@ -7,6 +7,7 @@
 //! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
 //! | [`ended`] | flows whose job has ended |
+//! | [`groups`] | child jobs of some of a job's ranks |
 //! | `ring_order` | the order of ranks in a ring |
 //! | [`members`] | contributors to a box, if boxes are in levels |
 //! | [`membership`] | ranks that join, live and leave |
@@ -29,6 +30,7 @@ pub mod bridging;
 pub mod cost;
 pub mod diagnose;
 pub mod ended;
+pub mod groups;
 pub mod in_band;
 pub mod job;
 pub mod members;
@@ -167,6 +169,9 @@ pub struct Controller {
     isolated: HashMap<u32, u32>,
     /// Number of jobs created since the daemon started, by tenant.
     admitted: BTreeMap<String, u64>,
+    /// The last epoch of all groups that were deleted. A group that is opened again counts on, so
+    /// that epochs of one name differ.
+    last_group_epoch: u32,
 }
 
 /// A member's connection to the next one, routed by this machine.
@@ -198,6 +203,7 @@ impl Controller {
             own: HashSet::new(),
             isolated: HashMap::new(),
             admitted: BTreeMap::new(),
+            last_group_epoch: 0,
         }
     }
 
@@ -348,7 +354,15 @@ impl Controller {
                  --show-token` on the box prints it"
             ))
         };
-        let job = self.jobs.get(name).ok_or_else(denied)?;
+        let job = match (self.jobs.get(name), groups::job_of(name)) {
+            (Some(job), _) => job,
+            (None, Some(parent)) => {
+                self.job_for(parent, token)?;
+                let message = format!("job `{name}`: no such group: its ranks have to open it");
+                return Err(Refusal::NotFound(message));
+            }
+            (None, None) => return Err(denied()),
+        };
         if job.spec.token.is(token) { Ok(job) } else { Err(denied()) }
     }
 
@@ -431,11 +445,17 @@ impl Controller {
         Ok(())
     }
 
-    /// Deletes a job; waiting ranks get an error.
+    /// Deletes a job with its groups; waiting ranks get an error.
     pub fn delete_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
-        let mut actions =
-            job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
+        if job.spec.is_group {
+            self.last_group_epoch = self.last_group_epoch.max(job.last_epoch);
+        }
+        let groups: Vec<String> = self.groups_of(name).cloned().collect();
+        let mut actions: Vec<_> =
+            groups.iter().filter_map(|group| self.delete_job(group).ok()).flatten().collect();
+        actions
+            .extend(job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted"))));
         actions
             .extend(job.spec.in_band.then(|| Action::RemoveInBandToken(job.spec.token.in_band())));
         actions.extend(job.teardown());
@@ -595,7 +615,20 @@ impl Controller {
     /// Checks timeouts: ranks that are late to join, or silent.
     pub fn tick(&mut self, now: Instant) -> Vec<Action> {
         let timeout = self.heartbeat_timeout;
-        self.jobs.values_mut().flat_map(|job| job.tick(now, timeout)).collect()
+        let (mut actions, mut ended) = (Vec::new(), Vec::new());
+        for job in self.jobs.values_mut() {
+            let had_epoch = job.epoch.is_some();
+            actions.extend(job.tick(now, timeout));
+            if let State::Failed(why) = &job.state
+                && had_epoch
+                && job.epoch.is_none()
+            {
+                ended.push((job.spec.name.clone(), why.clone()));
+            }
+        }
+        actions.extend(ended.iter().flat_map(|(job, why)| self.end_groups(job, why)));
+        actions.extend(self.delete_idle_groups(now));
+        actions
     }
 }
 

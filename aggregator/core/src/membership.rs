@@ -227,12 +227,14 @@ impl Controller {
             )));
         }
         self.check_mtu(&format!("rank {}", a.rank), job.spec.mtu, join.ifindex)?;
-        if a.rings.len() != job.rings.len() {
+        // Without rings in the box, ranks have the connections of one nevertheless.
+        let rings = job.rings.len().max(1);
+        if a.rings.len() != rings {
             return Err(Refusal::Invalid(format!(
                 "rank {}: connections for {} rings, the job has {}",
                 a.rank,
                 a.rings.len(),
-                job.rings.len()
+                rings
             )));
         }
         for c in a.rings.iter().chain([&a.bypass]) {
@@ -313,11 +315,12 @@ impl Controller {
         actions.extend(flows.into_iter().map(Action::AddFlow));
         actions.extend(job.activate_if_complete());
         let waiters: Vec<u64> = forming.ranks.values().map(|w| w.waiter).collect();
+        job.idle_since = None;
         job.epoch = Some(Epoch {
             number,
             ring: order,
             reconnect: false,
-            on_host_ring: false,
+            on_host_ring: job.rings.is_empty(),
             path_test: 0,
             acknowledged: vec![0; forming.ranks.len()],
             last_seen: vec![Some(now); forming.ranks.len()],
@@ -463,7 +466,7 @@ impl Controller {
         }
     }
 
-    /// A rank leaves. When all have left, the job waits for others.
+    /// A rank leaves. When all have left, the job waits for others, and a group ends.
     pub fn leave(
         &mut self,
         name: &str,
@@ -482,10 +485,12 @@ impl Controller {
         if current.last_seen.iter().any(Option::is_some) {
             return Ok(Vec::new());
         }
+        let reconnects = current.reconnect || job.idle_since.is_some() || job.has_waiters();
         job.epoch = None;
         job.state = State::Waiting;
         let flows = job.flows.iter().map(FlowSpec::key).collect();
-        let mut actions = job.restart();
+        let mut actions =
+            if job.spec.is_group && !reconnects { self.delete_job(name)? } else { job.restart() };
         // Ranks that have left send no more data.
         actions.push(Action::ForgetEnded(flows));
         Ok(actions)
@@ -505,7 +510,10 @@ impl Controller {
         if job.epoch.as_ref().is_none_or(|e| e.number != epoch) {
             return Ok(Vec::new());
         }
-        Ok(job.end_epoch(format!("rank {rank} gave up: {reason}")))
+        let reason = format!("rank {rank} gave up: {reason}");
+        let mut actions = job.end_epoch(reason.clone());
+        actions.extend(self.end_groups(name, &reason));
+        Ok(actions)
     }
 }
 

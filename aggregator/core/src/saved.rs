@@ -152,9 +152,10 @@ impl Controller {
         Saved { ports: self.ports.clone(), jobs, ..Saved::default() }
     }
 
-    /// The properties that the jobs were created with: enough to create them again.
+    /// The properties that the jobs were created with: enough to create them again. Ranks open
+    /// groups again by themselves.
     pub fn specs(&self) -> impl Iterator<Item = &JobSpec> {
-        self.jobs.values().map(|job| &job.spec)
+        self.jobs.values().map(|job| &job.spec).filter(|spec| !spec.is_group)
     }
 
     /// Creates a job of an earlier controller again: its rings are empty, and may have other

@@ -57,10 +57,10 @@ pub enum Resource {
 }
 
 impl Amount {
-    /// Resources of a job with this many slots in each ring.
+    /// Resources of a job with this many slots in each ring. A group without rings needs none.
     pub fn of(spec: &JobSpec, slots: u32) -> Self {
         Self {
-            jobs: 1,
+            jobs: u64::from(spec.rings > 0),
             rings: spec.rings.into(),
             slots: u64::from(slots) * u64::from(spec.rings),
             memory: job_memory(spec, slots),

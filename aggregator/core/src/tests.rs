@@ -26,6 +26,7 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
         in_order: None,
         in_band: false,
         host_ring_fallback: false,
+        is_group: false,
         token: "t".into(),
         tenant: "default".into(),
         members: members::Members::default(),
@@ -658,6 +659,7 @@ fn a_job_that_all_have_left_waits_for_others() {
 enum Event {
     Create(u8, u32, u32),
     Delete(u8),
+    Open(u8, u32),
     Flow(u8, u32, u32),
     Join(u8, u32, u32),
     Leave(u8, u32),
@@ -666,15 +668,17 @@ enum Event {
 }
 
 fn events() -> impl Strategy<Value = Event> {
-    let (job, rank) = (0u8..4, 0u32..4);
+    // The last four are groups.
+    let (job, any, rank) = (0u8..4, 0u8..8, 0u32..4);
     prop_oneof![
         (job.clone(), 1u32..5, 0u32..4).prop_map(|(j, n, r)| Event::Create(j, n, r)),
-        job.clone().prop_map(Event::Delete),
-        (job.clone(), 0u32..3, rank.clone()).prop_map(|(j, r, k)| Event::Flow(j, r, k)),
-        (job.clone(), rank.clone(), 0u32..3).prop_map(|(j, k, e)| Event::Join(j, k, e)),
-        (job.clone(), rank.clone()).prop_map(|(j, k)| Event::Leave(j, k)),
-        (job, rank).prop_map(|(j, k)| Event::Abort(j, k)),
-        (0u64..3000).prop_map(Event::Tick),
+        any.clone().prop_map(Event::Delete),
+        (job, 1u32..5).prop_map(|(j, n)| Event::Open(j, n)),
+        (any.clone(), 0u32..3, rank.clone()).prop_map(|(j, r, k)| Event::Flow(j, r, k)),
+        (any.clone(), rank.clone(), 0u32..3).prop_map(|(j, k, e)| Event::Join(j, k, e)),
+        (any.clone(), rank.clone()).prop_map(|(j, k)| Event::Leave(j, k)),
+        (any, rank).prop_map(|(j, k)| Event::Abort(j, k)),
+        (0u64..30_000).prop_map(Event::Tick),
     ]
 }
 
@@ -842,7 +846,7 @@ proptest! {
         let mut flows: HashSet<FlowKey> = HashSet::new();
         let mut waiter = 0;
         for event in events {
-            let name = |j: u8| format!("j{j}");
+            let name = |j: u8| if j < 4 { format!("j{j}") } else { format!("j{}/g", j - 4) };
             let epoch = |c: &Controller, j: u8| c.job(&name(j)).map_or(0, |j| j.last_epoch);
             let actions = match event {
                 Event::Create(j, ranks, rings) => {
@@ -851,11 +855,15 @@ proptest! {
                     c.create_job(s)
                 }
                 Event::Delete(j) => c.delete_job(&name(j)),
+                Event::Open(j, ranks) => {
+                    c.open_group(&name(j), "t", "g", ranks, now).map(|open| open.actions)
+                }
                 Event::Flow(j, r, k) => c.add_flow(&name(j), JobRing(r), FlowSpec { qpn: Qpn::new(50 * r + k + 1000 * j as u32), ..flow(k, 4) }),
                 Event::Join(j, k, e) => {
                     waiter += 1;
                     let mut join = join(&name(j), k, e, waiter, now);
-                    join.address.rings = vec![join.address.rings[0]; c.job(&name(j)).map_or(1, |j| j.rings.len().min(1))];
+                    // Groups may have the addresses of their job.
+                    join.address.rings[0].receive_qpn += 256 * u32::from(j);
                     c.join(join, now)
                 }
                 Event::Leave(j, k) => { let e = epoch(&c, j); c.leave(&name(j), "t", Rank(k), e) }
@@ -885,7 +893,10 @@ proptest! {
             prop_assert_eq!(flows.len(), c.jobs().map(|j| j.flows.len()).sum::<usize>());
         }
         let names: Vec<String> = c.jobs().map(|j| j.spec.name.clone()).collect();
-        for name in names { c.delete_job(&name).unwrap(); }
+        for name in names {
+            // With a job, its groups are deleted.
+            prop_assert!(c.delete_job(&name).is_ok() || name.contains('/'));
+        }
         prop_assert_eq!(c.pool.used(), 0);
     }
 }
@@ -1396,4 +1407,169 @@ fn what_comes_in_where_the_box_routes_is_sent_to_the_next_members_next_hop() {
     let edge =
         RoutedConnection { to, dst: flow(1, 3).dst, own: [2, 0, 0, 0, 0, 9], port: Some(12) };
     assert_eq!(c.routed_connections().collect::<Vec<_>>(), [edge]);
+}
+
+fn group_controller() -> (Controller, Instant) {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(JobSpec { rings: 2, ..spec("a", 4) }).unwrap();
+    (c, now)
+}
+
+/// Joins all ranks of a group with so many rings.
+fn join_group(c: &mut Controller, name: &str, ranks: u32, now: Instant) -> Vec<Action> {
+    let job = c.job(name).unwrap();
+    let (rings, epoch) = (job.rings.len().max(1), job.last_epoch + 1);
+    let join = |rank: u32| {
+        let mut join = join(name, rank, epoch, rank.into(), now);
+        join.address.ip = IpAddr::from([10, 0, 0, rank as u8 + 1]);
+        let ring = |n: u32| Connection {
+            receive_qpn: 512 * ranks + 64 * rank + 2 * n,
+            send_qpn: 512 * ranks + 1 + 64 * rank + 2 * n,
+            first_psn: 0,
+        };
+        join.address.rings = (0..rings as u32).map(ring).collect();
+        join
+    };
+    let joins: Vec<_> = (0..ranks).map(join).collect();
+    joins.into_iter().flat_map(|join| c.join(join, now).unwrap()).collect()
+}
+
+#[test]
+fn a_group_is_a_job_of_its_own_until_its_last_rank_leaves() {
+    let (mut c, now) = group_controller();
+    let used = c.memory_used();
+    let open = c.open_group("a", "t", "g1", 2, now).unwrap();
+    assert_eq!((open.name.as_str(), open.without_rings), ("a/g1", None));
+    let group = c.job("a/g1").unwrap();
+    assert_eq!((group.spec.ranks, group.rings.len(), group.spec.mtu), (2, 2, 1024));
+    assert_eq!(group.spec.window, c.job("a").unwrap().spec.window);
+    // Another member finds it.
+    assert_eq!(c.open_group("a", "t", "g1", 2, now).unwrap().actions, []);
+    assert!(c.specs().all(|spec| spec.name == "a"), "a start does not create groups again");
+    let began = join_group(&mut c, "a/g1", 2, now);
+    assert_eq!(replies(&began), [(0, true), (1, true)]);
+    let epoch = c.job("a/g1").unwrap().last_epoch;
+    assert_eq!(c.leave("a/g1", "t", Rank(0), epoch).unwrap(), []);
+    let actions = c.leave("a/g1", "t", Rank(1), epoch).unwrap();
+    assert!(
+        matches!(&actions[..], [Action::DeleteRing { .. }, Action::DeleteRing { .. }, Action::ForgetEnded(flows)] if flows.len() == 4),
+        "{actions:?}"
+    );
+    assert!(c.job("a/g1").is_err());
+    assert_eq!(c.memory_used(), used);
+    // Opened again, it does not begin with an epoch that it had.
+    c.open_group("a", "t", "g1", 2, now).unwrap();
+    assert!(c.job("a/g1").unwrap().last_epoch >= epoch);
+    let rest = c.delete_job("a").unwrap();
+    assert_eq!(rest.len(), 4);
+    assert_eq!((c.jobs().count(), c.memory_used()), (0, 0));
+}
+
+#[test]
+fn ranks_that_reconnect_find_their_group() {
+    let (mut c, now) = group_controller();
+    c.open_group("a", "t", "g", 2, now).unwrap();
+    join_group(&mut c, "a/g", 2, now);
+    // Rank 0 has left and opens it again before rank 1 leaves.
+    c.leave("a/g", "t", Rank(0), 1).unwrap();
+    c.open_group("a", "t", "g", 2, now).unwrap();
+    c.leave("a/g", "t", Rank(1), 1).unwrap();
+    assert_eq!(c.job("a/g").unwrap().state, State::Waiting);
+    join_group(&mut c, "a/g", 2, now);
+    assert_eq!(c.job("a/g").unwrap().last_epoch, 2);
+}
+
+#[test]
+fn a_group_without_ranks_and_one_that_has_failed_end() {
+    let (mut c, now) = group_controller();
+    let used = c.memory_used();
+    let after = |s| now + Duration::from_secs(s);
+    c.open_group("a", "t", "idle", 2, now).unwrap();
+    c.tick(after(59));
+    assert!(c.job("a/idle").is_ok());
+    assert!(!c.tick(after(61)).is_empty());
+    c.open_group("a", "t", "silent", 2, after(61)).unwrap();
+    join_group(&mut c, "a/silent", 2, after(61));
+    c.tick(after(63));
+    assert!(
+        matches!(&c.job("a/silent").unwrap().state, State::Failed(why) if why.contains("no heartbeat"))
+    );
+    c.tick(after(72));
+    assert!(c.job("a/silent").is_ok(), "its ranks can still read why");
+    c.tick(after(74));
+    assert_eq!((c.jobs().count(), c.memory_used()), (1, used));
+}
+
+#[test]
+fn the_end_of_a_jobs_epoch_ends_those_of_its_groups() {
+    let (mut c, now) = group_controller();
+    c.open_group("a", "t", "g", 2, now).unwrap();
+    join_group(&mut c, "a/g", 2, now);
+    join_group(&mut c, "a", 4, now);
+    c.abort("a", "t", Rank(1), 1, "no more").unwrap();
+    let state = &c.job("a/g").unwrap().state;
+    let why = "job a has ended: rank 1 gave up: no more";
+    assert_eq!(*state, State::Failed(why.to_owned()));
+}
+
+#[test]
+fn groups_are_refused_by_name() {
+    let (mut c, now) = group_controller();
+    let mut refused = |job: &str, token: &str, group: &str, ranks: u32, words: &str| {
+        let error = c.open_group(job, token, group, ranks, now).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    refused("b", "t", "g", 2, "job `b`: no such job, or the token is wrong");
+    refused("a", "u", "g", 2, "job `a`: no such job, or the token is wrong");
+    refused("a/g", "u", "g", 2, "job `a`: no such job, or the token is wrong");
+    refused("a/g", "t", "h", 2, "job `a/g`: no such group");
+    refused("a", "t", "g/h", 2, "group `g/h`: must be 1 to 64 of");
+    refused("a", "t", "", 2, "group ``: must be");
+    refused("a", "t", "g", 1, "group a/g: 1 ranks: must be 2 to 4");
+    refused("a", "t", "g", 5, "group a/g: 5 ranks: must be 2 to 4");
+    c.open_group("a", "t", "g", 2, now).unwrap();
+    let mut refused = |job: &str, group: &str, ranks: u32, words: &str| {
+        let error = c.open_group(job, "t", group, ranks, now).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    refused("a", "g", 3, "group a/g: is open already, with 2 ranks instead of 3");
+    refused("a/g", "h", 2, "job `a/g`: is a group itself");
+    c.create_job(JobSpec { in_band: true, token: "t".into(), ..spec("in", 2) }).unwrap();
+    let error = c.open_group("in", "t", "g", 2, now).unwrap_err().to_string();
+    assert!(error.contains("its ranks do not join"), "{error}");
+}
+
+#[test]
+fn a_job_has_at_most_256_groups_and_those_without_room_have_no_rings() {
+    let (mut c, now) = group_controller();
+    let mut without = 0;
+    for n in 0..groups::MAX_GROUPS {
+        let open = c.open_group("a", "t", &format!("g{n}"), 2, now).unwrap();
+        without += usize::from(open.without_rings.is_some_and(|why| {
+            assert!(why.to_string().contains("are free"), "{why}");
+            true
+        }));
+    }
+    assert!((1..groups::MAX_GROUPS).contains(&without), "{without}");
+    let error = c.open_group("a", "t", "more", 2, now).unwrap_err().to_string();
+    assert!(error.contains("job a has 256 groups already"), "{error}");
+    // The last one works without rings, also after a restart of the daemon.
+    let last = "a/g255";
+    assert_eq!(c.job(last).unwrap().rings, []);
+    let began = join_group(&mut c, last, 2, now);
+    assert_eq!(replies(&began).len(), began.len());
+    assert!(c.job(last).unwrap().epoch.as_ref().unwrap().on_host_ring);
+    let c = after_restart(&c);
+    assert!(c.job(last).unwrap().epoch.as_ref().unwrap().on_host_ring);
+    assert!(c.job(last).unwrap().ring(JobRing(0)).is_err());
+}
+
+#[test]
+fn a_tenants_limits_count_groups() {
+    let (mut c, now) = group_controller();
+    let limits = tenant::Limits { jobs: Some(2), ..tenant::Limits::default() };
+    c.set_tenants([("default".to_owned(), limits)].into());
+    assert_eq!(c.open_group("a", "t", "g", 2, now).unwrap().without_rings, None);
+    let why = c.open_group("a", "t", "h", 2, now).unwrap().without_rings.unwrap().to_string();
+    assert!(why.contains("jobs limit 2, 2 in use"), "{why}");
 }
