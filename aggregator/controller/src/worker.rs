@@ -83,15 +83,12 @@ impl<B: Backend> WorkerService<B> {
         if !open.actions.is_empty()
             && let Err(error) = inner.carry_out(None, open.actions)
         {
-            let actions = inner.controller.take_rings(&name, now).map_err(refused)?;
+            let actions = inner.controller.remove_rings(&name);
             inner.carry_out(None, actions)?;
             why = Some(error.message().to_owned());
         }
         if let Some(why) = why {
-            log::warn!(
-                NETSUM_JOB = name;
-                "group {name}: its ranks sum over the hosts' ring: {why}"
-            );
+            warn_without_rings(&name, &why);
         }
         Ok(name)
     }
@@ -147,6 +144,10 @@ fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
         "rank {rank} runs netsum {theirs} (protocol {protocol}) and the box netsum {RELEASE} \
          (protocol {PROTOCOL}): they do not understand each other; install the same release on both"
     )))
+}
+
+fn warn_without_rings(group: &str, why: &str) {
+    log::warn!(NETSUM_JOB = group; "group {group}: its ranks sum over the hosts' ring: {why}");
 }
 
 /// Warns if neighbours in the ring may send each other packets that bypass the box.
@@ -280,6 +281,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             let mut inner = self.shared().lock();
             let (waiter, receiver) = inner.waiters.add();
             let now = Instant::now();
+            let had_rings = inner.controller.job(&r.job).is_ok_and(|job| !job.rings.is_empty());
             let (job, token) = (r.job.clone(), r.token.as_str().into());
             let join = Join { job, token, address, ifindex, mac, epoch: r.epoch, deadline, waiter };
             let actions = match inner.controller.join(join, now) {
@@ -291,6 +293,10 @@ impl<B: Backend> Worker for WorkerService<B> {
                 }
             };
             let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));
+            if had_rings && inner.controller.job(&r.job).is_ok_and(|job| job.rings.is_empty()) {
+                let why = "ranks of one host are neighbours, whose packets do not reach a box";
+                warn_without_rings(&r.job, why);
+            }
             // If a rank only waits, nothing has to be written.
             if !actions.is_empty() {
                 inner.carry_out(Some(&r.job), actions)?;

@@ -67,7 +67,7 @@ impl Controller {
         let created = self.add_job(spec).or_else(|_| self.add_job(one.clone()));
         let (actions, without_rings) = match created {
             Ok(actions) => (actions, None),
-            Err(why) => (self.add_without_rings(one)?, Some(why)),
+            Err(why) => (self.add_job(without_rings(one))?, Some(why)),
         };
         let last_epoch = self.last_group_epoch;
         if let Some(open) = self.jobs.get_mut(&name) {
@@ -76,20 +76,14 @@ impl Controller {
         Ok(OpenedGroup { name, actions, without_rings })
     }
 
-    /// Takes the rings from a new group, for example after the data plane could not create them.
-    ///
-    /// # Errors
-    /// If it does not exist.
-    pub fn take_rings(&mut self, name: &str, now: Instant) -> Result<Vec<Action>, Refusal> {
-        let spec = self.job(name)?.spec.clone();
-        let mut actions = self.delete_job(name)?;
-        actions.extend(self.add_without_rings(spec)?);
-        self.job_mut(name)?.idle_since = Some(now);
-        Ok(actions)
-    }
-
-    fn add_without_rings(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
-        self.add_job(JobSpec { rings: 0, largest_mtu: None, host_ring_fallback: true, ..spec })
+    /// Removes the rings of a group, whose ranks then sum over the hosts' ring.
+    pub fn remove_rings(&mut self, name: &str) -> Vec<Action> {
+        let Some(job) = self.jobs.get_mut(name) else { return Vec::new() };
+        let actions = job.teardown();
+        self.pool.release(&job.spec, job.slots, &job.rings);
+        job.rings.clear();
+        job.spec = without_rings(job.spec.clone());
+        actions
     }
 
     /// The names of a job's groups.
@@ -138,6 +132,11 @@ impl Job {
         };
         now.saturating_duration_since(since) > timeout
     }
+}
+
+/// The properties of a group that no box sums.
+fn without_rings(spec: JobSpec) -> JobSpec {
+    JobSpec { rings: 0, largest_mtu: None, host_ring_fallback: true, ..spec }
 }
 
 /// Checks that a job can have such a group.

@@ -357,7 +357,7 @@ impl Controller {
         let job = match (self.jobs.get(name), groups::job_of(name)) {
             (Some(job), _) => job,
             (None, Some(parent)) => {
-                self.job_for(parent, token)?;
+                self.job_for(parent, token).map_err(|_| denied())?;
                 let message = format!("job `{name}`: no such group: its ranks have to open it");
                 return Err(Refusal::NotFound(message));
             }

@@ -270,6 +270,13 @@ impl Controller {
         let link = self.link_mtu();
         let mut flows = Vec::new();
         let order = self.ring_order(forming);
+        let own_neighbour = forming.own_neighbour(&order).filter(|_| !job.rings.is_empty());
+        if own_neighbour.is_some() && job.spec.is_group {
+            // A group may be all ranks of one host.
+            let mut actions = self.remove_rings(name);
+            actions.extend(self.begin(name, now));
+            return actions;
+        }
         for (r, ring) in job.rings.iter().enumerate() {
             for (&rank, next) in order.iter().zip(order.iter().cycle().skip(1)) {
                 let [Some(w), Some(next)] = [&rank, next].map(|rank| forming.ranks.get(rank))
@@ -291,7 +298,7 @@ impl Controller {
         }
         let refusal = forming
             .one_address_twice()
-            .or_else(|| forming.own_neighbour(&order))
+            .or(own_neighbour)
             .or_else(|| self.kept_apart(&flows))
             .or_else(|| self.contradiction(name, &flows))
             .or_else(|| self.check_owners(name, &flows).err());

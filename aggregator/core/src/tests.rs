@@ -1513,6 +1513,26 @@ fn the_end_of_a_jobs_epoch_ends_those_of_its_groups() {
 }
 
 #[test]
+fn a_group_of_one_hosts_ranks_gives_its_rings_back() {
+    let (mut c, now) = group_controller();
+    let used = c.memory_used();
+    c.open_group("a", "t", "g", 2, now).unwrap();
+    let mut all = Vec::new();
+    for rank in 0..2 {
+        let mut join = join("a/g", rank, 0, rank.into(), now);
+        (join.address.ip, join.address.mac) = (IpAddr::from([10, 0, 0, 1]), [2; 6]);
+        let more =
+            Connection { receive_qpn: 900 + 2 * rank, send_qpn: 901 + 2 * rank, first_psn: 0 };
+        join.address.rings.push(more);
+        all.extend(c.join(join, now).unwrap());
+    }
+    assert!(matches!(&all[..2], [Action::DeleteRing { .. }, Action::DeleteRing { .. }]));
+    assert_eq!(replies(&all), [(0, true), (1, true)]);
+    assert!(c.job("a/g").unwrap().epoch.as_ref().unwrap().on_host_ring);
+    assert_eq!(c.memory_used(), used);
+}
+
+#[test]
 fn groups_are_refused_by_name() {
     let (mut c, now) = group_controller();
     let mut refused = |job: &str, token: &str, group: &str, ranks: u32, words: &str| {
@@ -1521,7 +1541,7 @@ fn groups_are_refused_by_name() {
     };
     refused("b", "t", "g", 2, "job `b`: no such job, or the token is wrong");
     refused("a", "u", "g", 2, "job `a`: no such job, or the token is wrong");
-    refused("a/g", "u", "g", 2, "job `a`: no such job, or the token is wrong");
+    refused("a/g", "u", "g", 2, "job `a/g`: no such job, or the token is wrong");
     refused("a/g", "t", "h", 2, "job `a/g`: no such group");
     refused("a", "t", "g/h", 2, "group `g/h`: must be 1 to 64 of");
     refused("a", "t", "", 2, "group ``: must be");
