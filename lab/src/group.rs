@@ -125,6 +125,10 @@ pub enum Order {
     },
     /// Drop the communicator, and connect a new one to the same job.
     Reconnect,
+    /// Drop the part of an earlier split, split the communicator, and sum in it and in the part at
+    /// the same time. The answer's result has the rank and the ranks of the part and both sums, of
+    /// two to the power of each rank.
+    Split { color: Option<u32>, key: i32 },
 }
 
 /// Answers of `netsum-rank`.
@@ -167,7 +171,7 @@ pub struct Outcome {
     pub restarts: u64,
     /// The rank's transport.
     pub transport: String,
-    /// The result's bytes in hexadecimal digits, if requested.
+    /// The result's bytes in hexadecimal digits, if requested; of a split, its numbers.
     pub result: Option<String>,
 }
 
@@ -275,8 +279,26 @@ impl Group {
 
     /// Orders a rank to reconnect.
     pub fn order_reconnect(&mut self, rank: usize) -> Result<()> {
+        self.order(rank, &Order::Reconnect)
+    }
+
+    fn order(&mut self, rank: usize, order: &Order) -> Result<()> {
         let running = self.ranks[rank].as_mut().context("that rank has gone")?;
-        running.say(&serde_json::to_string(&Order::Reconnect)?)
+        running.say(&serde_json::to_string(order)?)
+    }
+
+    /// Splits the communicators of all ranks by these colors, with keys that reverse the order.
+    pub fn split(&mut self, colors: &[Option<u32>]) -> Result<Vec<Outcome>> {
+        for (rank, color) in colors.iter().enumerate() {
+            self.order(rank, &Order::Split { color: *color, key: -(rank as i32) })?;
+        }
+        let answers = self.answers(2 * TIMEOUT)?.into_iter();
+        answers
+            .map(|(rank, answer)| match answer {
+                RankReply::Done(outcome) => Ok(outcome),
+                RankReply::Error(error) => bail!("rank {rank}: {error}"),
+            })
+            .collect()
     }
 
     pub fn answer(&mut self, rank: usize, timeout: Duration) -> Result<RankReply> {

@@ -13,6 +13,7 @@ mod fabric;
 mod faults;
 mod faulty_links;
 mod first_packets;
+mod groups;
 mod guide;
 mod inband;
 mod inflight;

@@ -15,12 +15,24 @@ fn main() -> Result<()> {
         serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
     let config = spec.config();
     let Some(mut communicator) = connect(&config)? else { return Ok(()) };
+    let mut part = None;
     for line in std::io::stdin().lock().lines() {
         match serde_json::from_str(&line?)? {
             Order::Reconnect => {
                 drop(communicator);
                 let Some(another) = connect(&config)? else { return Ok(()) };
                 communicator = another;
+            }
+            Order::Split { color, key } => {
+                drop(part.take());
+                let split = split(&mut communicator, color, key, spec.rank);
+                answer(&match split {
+                    Ok((outcome, made)) => {
+                        part = made;
+                        RankReply::Done(outcome)
+                    }
+                    Err(error) => RankReply::Error(error.to_string()),
+                })?;
             }
             Order::InFlight { operations, seed, out } => {
                 answer(&in_flight(&mut communicator, spec.rank, &operations, seed, &out)?)?;
@@ -90,6 +102,34 @@ fn outcome(communicator: &Communicator, report: &Report, result: Option<String>)
         transport: communicator.transport().to_owned(),
         result,
     }
+}
+
+/// Splits the communicator, and sums in it and in the part at the same time.
+fn split(
+    communicator: &mut Communicator,
+    color: Option<u32>,
+    key: i32,
+    rank: u32,
+) -> Result<(Outcome, Option<Communicator>), Error> {
+    const LEN: usize = 50_000;
+    let mut part = communicator.split(color, key)?;
+    let whole = communicator.all_reduce_async(vec![1i32 << rank; LEN])?;
+    let (mut numbers, mut outcome_) = (String::new(), Outcome::default());
+    if let Some(part) = &mut part {
+        let mut sums = vec![1i32 << rank; LEN];
+        let report = part.all_reduce(&mut sums)?;
+        outcome_ = outcome(part, &report, None);
+        let (own, ranks) = (part.rank(), part.ranks());
+        numbers = format!("rank {own} of {ranks}, {} in the part, ", only(&sums));
+    }
+    let (sums, _) = whole.wait()?;
+    let result = Some(numbers + &format!("{} in all", only(&sums)));
+    Ok((Outcome { result, ..outcome_ }, part))
+}
+
+/// The value of all elements; -1 if they differ.
+fn only(elements: &[i32]) -> i32 {
+    if elements.iter().all(|x| *x == elements[0]) { elements[0] } else { -1 }
 }
 
 /// An all-reduce in flight.

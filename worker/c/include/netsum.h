@@ -186,6 +186,14 @@ const char *netsum_version(void);
 // `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
 netsum_status netsum_init(const netsum_config *config, netsum_comm **comm);
 
+// Makes a communicator of all ranks of `comm` that pass the same `color`, in the order of their
+// `key`, and of their ranks where keys are equal. All ranks of `comm` must call it. With a negative
+// `color`, or if this fails, `*part` is NULL. netsum_finalize() leaves the group.
+//
+// The caller promises:
+// `comm` comes from netsum_init() or netsum_split(); `part` points to room for a pointer.
+netsum_status netsum_split(netsum_comm *comm, int32_t color, int32_t key, netsum_comm **part);
+
 // Leaves the job, and frees the communicator; does nothing for NULL. Completes operations in
 // flight if the other ranks call them within two seconds; for others netsum_wait() returns
 // NETSUM_ERROR_CLOSED. Afterwards no operation touches memory.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use netsum_worker::half::{bf16, f16};
-use netsum_worker::{Bool8, Communicator, Element, Error, Op, Owned, Pending, Room};
+use netsum_worker::{Bool8, CommConfig, Communicator, Element, Error, Op, Owned, Pending, Room};
 
 use crate::config::{netsum_config, settings};
 use crate::memory::Memory;
@@ -111,17 +111,56 @@ pub unsafe extern "C" fn netsum_init(
             return Err(null("comm"));
         }
         // SAFETY: the caller's promise.
-        let made = Communicator::connect(unsafe { settings(config) }?.config()?)?;
-        let (rank, ranks) = (made.rank(), made.ranks());
-        let made = Box::into_raw(Box::new(netsum_comm {
-            room: made.room(),
-            inner: Mutex::new(made),
-            process: std::process::id(),
-            rank,
-            ranks,
-        }));
+        let config = unsafe { settings(config) }?.config()?;
         // SAFETY: the caller's promise.
-        unsafe { comm.write(made) };
+        unsafe { comm.write(connected(config)?) };
+        Ok(())
+    })
+}
+
+fn connected(config: CommConfig) -> Result<*mut netsum_comm, Error> {
+    let made = Communicator::connect(config)?;
+    let (rank, ranks) = (made.rank(), made.ranks());
+    Ok(Box::into_raw(Box::new(netsum_comm {
+        room: made.room(),
+        inner: Mutex::new(made),
+        process: std::process::id(),
+        rank,
+        ranks,
+    })))
+}
+
+/// Makes a communicator of all ranks of `comm` that pass the same `color`, in the order of their
+/// `key`, and of their ranks where keys are equal. All ranks of `comm` must call it. With a negative
+/// `color`, or if this fails, `*part` is NULL. netsum_finalize() leaves the group.
+///
+/// # Safety
+/// `comm` comes from netsum_init() or netsum_split(); `part` points to room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_split(
+    comm: *mut netsum_comm,
+    color: i32,
+    key: i32,
+    part: *mut *mut netsum_comm,
+) -> netsum_status {
+    versioned!("netsum_split");
+    // SAFETY: the caller's promise.
+    unsafe { clear(part) };
+    status(|| {
+        if part.is_null() {
+            return Err(null("part"));
+        }
+        // SAFETY: the caller's promise.
+        let comm = unsafe { comm.as_ref() }.ok_or_else(|| null("comm"))?;
+        if !comm.is_here() {
+            return Err(Error::Forked);
+        }
+        let color = u32::try_from(color).ok();
+        let config = comm.lock().split_config(color, key)?;
+        if let Some(config) = config {
+            // SAFETY: the caller's promise.
+            unsafe { part.write(connected(config)?) };
+        }
         Ok(())
     })
 }

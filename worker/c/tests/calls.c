@@ -215,6 +215,12 @@ int main(void) {
            == NETSUM_OK);
     ASSERT(two[rank] == (rank == 0 ? 2 : 4) && two[1 - rank] == (rank == 0 ? 2 : 1));
 
+    /* Groups are of a job on a box. */
+    netsum_comm *part = comm;
+    FAILS(netsum_split(comm, 0, 0, NULL), NETSUM_ERROR_ARGUMENT, "part");
+    FAILS(netsum_split(comm, 0, 0, &part), NETSUM_ERROR_CONFIG, "groups need a box");
+    ASSERT(part == NULL);
+
     /* Threads: as many calls at both ranks, all alike. */
     pthread_t threads[3];
     for (int t = 0; t < 3; t++) ASSERT(pthread_create(&threads[t], NULL, other_thread, NULL) == 0);

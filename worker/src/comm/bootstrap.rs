@@ -45,6 +45,12 @@ pub(crate) fn bootstrap(
 ) -> Result<Membership, Error> {
     match &config.bootstrap {
         Bootstrap::Static { peers, mtu, message_size, window, rings } => {
+            if let Some(group) = &config.group {
+                return wrong(format!(
+                    "group {group}: groups need a box: set NETSUM_CONTROLLER instead of \
+                     NETSUM_PEERS"
+                ));
+            }
             if peers.len() != config.ranks as usize {
                 return wrong(format!(
                     "peers: {} addresses for {} ranks: set one for each rank (NETSUM_PEERS; \
@@ -93,7 +99,7 @@ pub(crate) fn bootstrap(
             if patience == RetryFor::Long {
                 control.be_patient(config.connect_timeout);
             }
-            join(config, network, control, address, job)
+            join(config, network, control, address, &name(config, job))
         }
     }
 }
@@ -102,9 +108,17 @@ pub(crate) fn bootstrap(
 pub(crate) fn control(config: &CommConfig) -> Result<Control, Error> {
     match &config.bootstrap {
         Bootstrap::Controller { address, job, token } => {
-            Control::new(address, job, token, config.tls.as_ref())
+            Control::new(address, &name(config, job), token, config.tls.as_ref())
         }
         Bootstrap::Static { .. } => wrong("no daemon".to_owned()),
+    }
+}
+
+/// The daemon's name of the job, or of its group.
+fn name(config: &CommConfig, job: &str) -> String {
+    match &config.group {
+        Some(group) => format!("{job}/{group}"),
+        None => job.to_owned(),
     }
 }
 
@@ -164,7 +178,10 @@ fn join(
     address: &str,
     job: &str,
 ) -> Result<Membership, Error> {
-    let described = control.describe(config.connect_timeout)?;
+    let described = match &config.group {
+        Some(group) => control.open_group(group, config.ranks, config.connect_timeout)?,
+        None => control.describe(config.connect_timeout)?,
+    };
     if described.ranks != config.ranks {
         let (own, its) = (config.ranks, described.ranks);
         return wrong(format!(
@@ -232,7 +249,7 @@ fn join(
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
     if reply.on_host_ring && config.rank == 0 {
         log::warn!(
-            "rank 0: no box sums job {job} now: the ranks sum over the hosts' ring; the manager's \
+            "rank 0: no box sums job {job} now: the ranks sum over the hosts' ring; the daemon's \
              log has the reason"
         );
     }
@@ -320,6 +337,12 @@ mod tests {
             panic!()
         };
         assert!(e.contains("127.0.0.2 for rank 1"), "{e}");
+        let group = Some("g".to_owned());
+        let config = CommConfig { group, ..config(0, 2, &["127.0.0.1", "127.0.0.2"]) };
+        let Err(Error::Config(e)) = bootstrap(&config, &mut Unused, RetryFor::Short) else {
+            panic!()
+        };
+        assert!(e.contains("group g: groups need a box"), "{e}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ use netsum_collective::shape::JobShape;
 /// seconds, and leaves the job in good order. That may take two more seconds where other ranks are
 /// behind.
 pub struct Communicator {
-    config: CommConfig,
+    pub(super) config: CommConfig,
     shape: JobShape,
     title: Arc<str>,
     /// `None` for a single rank, which needs no network.
@@ -50,6 +50,8 @@ pub struct Communicator {
     tag: u32,
     /// See [`set_width`](Self::set_width).
     width: Option<Width>,
+    /// Number of calls of [`split`](Self::split).
+    pub(super) splits: u32,
     /// The process that connected.
     process: u32,
 }
@@ -94,6 +96,7 @@ impl Communicator {
             patience: Duration::ZERO,
             tag: 0,
             width,
+            splits: 0,
             process: std::process::id(),
         })
     }
@@ -117,6 +120,7 @@ impl Communicator {
             patience: Duration::ZERO,
             tag: 0,
             width: None,
+            splits: 0,
             process: std::process::id(),
         })
     }

@@ -14,6 +14,7 @@
 //! | [`session`] | one [`core`] after the other, as the ranks reconnect |
 //! | `collectives` | operations other than the all-reduce |
 //! | `settings` | a configuration from names and texts, as in the environment |
+//! | `split` | communicators of some of the ranks |
 //! | [`pending`] | an operation in flight; [`promise`], its outcome |
 //! | [`communicator`] | the interface for applications |
 
@@ -33,6 +34,7 @@ mod promise;
 mod session;
 mod settings;
 mod sockets;
+mod split;
 mod transport;
 #[cfg(feature = "verbs")]
 mod verbs;

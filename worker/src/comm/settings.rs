@@ -16,13 +16,14 @@ use netsum_collective::error::Error;
 
 /// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers set the first
 /// three.
-const SETTINGS: [&str; 21] = [
+const SETTINGS: [&str; 22] = [
     "rank",
     "ranks",
     "local_rank",
     "controller",
     "job",
     "token",
+    "group",
     "ip",
     "peers",
     "mtu",
@@ -62,6 +63,7 @@ const WELL_KNOWN: &str = "netsum";
 /// | `controller` | HOST:PORT of the box's daemon, or of a fabric's manager; default: host `netsum`
 /// |
 /// | `job`, `token` | the job's name and token |
+/// | `group` | connects `ranks` of the job's ranks as a group of this name |
 /// | `ip` | this rank's address, or several separated by commas, one for each `local_rank`;
 /// default: the one on the route to the controller |
 /// | `peers` | without a controller: the addresses of all ranks, separated by commas; the hosts'
@@ -141,7 +143,8 @@ impl Settings {
         let tls = self.get("tls_ca").map(|ca| Tls { ca: ca.into(), identity });
         let timeout = self.seconds("timeout", usual.timeout)?;
         let connect_timeout = self.seconds("connect_timeout", usual.connect_timeout)?;
-        Ok(CommConfig { transport, retry, tls, timeout, connect_timeout, wire, ..usual })
+        let group = self.get("group").map(str::to_owned);
+        Ok(CommConfig { transport, retry, group, tls, timeout, connect_timeout, wire, ..usual })
     }
 
     fn bootstrap(&self) -> Result<Bootstrap, Error> {
@@ -281,6 +284,9 @@ mod tests {
                 .concat();
         let config = settings(&two).config().unwrap();
         assert_eq!((config.rank, config.ip), (3, [10, 0, 0, 2].into()));
+        assert_eq!(config.group, None);
+        let config = settings(&[&two[..], &[("NETSUM_GROUP", "g")]].concat()).config().unwrap();
+        assert_eq!(config.group.as_deref(), Some("g"));
     }
 
     #[test]

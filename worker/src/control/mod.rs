@@ -152,17 +152,53 @@ impl Control {
 
     /// The job's properties.
     pub fn describe(&mut self, timeout: Duration) -> Result<v1::Job, Error> {
+        let request = v1::DescribeRequest { job: self.job.clone(), token: self.token.clone() };
+        self.first_call(timeout, |mut c| {
+            let request = request.clone();
+            async move { c.describe(request).await }
+        })
+    }
+
+    /// Opens this group of so many ranks, and returns its properties. The client is one of the
+    /// group.
+    pub fn open_group(
+        &mut self,
+        group: &str,
+        ranks: u32,
+        timeout: Duration,
+    ) -> Result<v1::Job, Error> {
+        let job = self.job.split_once('/').map_or(&*self.job, |(job, _)| job).to_owned();
+        let (token, group) = (self.token.clone(), group.to_owned());
+        let request = v1::OpenGroupRequest { job, token, group, ranks };
+        self.first_call(timeout, |mut c| {
+            let request = request.clone();
+            async move { c.open_group(request).await }
+        })
+    }
+
+    /// A call that is repeated while the daemon cannot be reached: it may be about to start.
+    fn first_call<T, F>(
+        &mut self,
+        timeout: Duration,
+        call: impl Fn(WorkerClient<Channel>) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
         let started = Instant::now();
         loop {
-            let request = v1::DescribeRequest { job: self.job.clone(), token: self.token.clone() };
             let wait = Duration::from_secs(10).min(timeout);
-            match self.call(wait, |mut c| async move { c.describe(request).await }) {
-                Ok(job) => return Ok(job),
+            match self.call(wait, &call) {
+                Ok(answer) => return Ok(answer),
                 Err(s)
                     if s.code() == Code::Unavailable
                         && started.elapsed() < self.patience.min(timeout) =>
                 {
                     std::thread::sleep(Duration::from_millis(100));
+                }
+                Err(s) if s.code() == Code::Unimplemented => {
+                    let reason = "its netsum has no groups: install this release there, too";
+                    return Err(self.error(reason));
                 }
                 Err(s) => {
                     let broken =
