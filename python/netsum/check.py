@@ -7,6 +7,7 @@ this rank's address, sockets, adapters. Sends nothing except a connection to the
     rank, ranks, local_rank      also from torchrun, Open MPI, MPICH and Slurm's srun
     controller                   HOST:PORT of the box's daemon; default: the host "netsum"
     job, token                   as `netsum job create` prints them
+    group                        connects ranks of the job's ranks as a group of this name
     ip                           this rank's address; of several with commas, local_rank chooses;
                                  default: the address on the route to the controller
     peers                        without a box: the addresses of all ranks, separated by commas

@@ -93,19 +93,30 @@ fn configuration(py: Python<'_>, settings: &BTreeMap<String, String>) -> PyResul
 pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Communicator> {
     let config = configuration(py, &settings)?;
     let has_box = matches!(config.bootstrap, Bootstrap::Controller { .. });
+    let made = made(py, has_box, move || Inner::connect(config).map(Some))?;
+    made.ok_or_else(|| raised(py, &Error::Closed))
+}
+
+/// Waits for a communicator that `make` connects.
+fn made(
+    py: Python<'_>,
+    has_box: bool,
+    make: impl FnOnce() -> Result<Option<Inner>, Error> + Send + 'static,
+) -> PyResult<Option<Communicator>> {
     let (told, mut answer) = mpsc::channel();
     // In its own thread, because Ctrl-C must end the wait.
     std::thread::Builder::new().name("netsum-connect".to_owned()).spawn(move || {
-        let _ = told.send(netsum_worker::Communicator::connect(config));
+        let _ = told.send(make());
     })?;
     loop {
         let answer = &mut answer;
         match py.detach(move || answer.recv_timeout(SIGNALS)) {
-            Ok(Ok(comm)) => {
+            Ok(Ok(None)) => return Ok(None),
+            Ok(Ok(Some(comm))) => {
                 let (rank, ranks, wire) = (comm.rank(), comm.ranks(), comm.width());
                 let fallen_back = (has_box && ranks > 1).then(AtomicBool::default);
                 let warned = Arc::new(Warned { fallen_back, underflow: AtomicBool::default() });
-                return Ok(Communicator {
+                return Ok(Some(Communicator {
                     room: comm.room(),
                     inner: Mutex::new(Some(comm)),
                     rank,
@@ -113,7 +124,7 @@ pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<C
                     wire,
                     process: std::process::id(),
                     warned,
-                });
+                }));
             }
             Ok(Err(error)) => return Err(raised(py, &error)),
             Err(RecvTimeoutError::Disconnected) => return Err(raised(py, &Error::Closed)),
@@ -584,6 +595,24 @@ impl Communicator {
             all.set_item(name, value)?;
         }
         Ok(all)
+    }
+
+    /// Makes a communicator of all ranks that pass the same `color`, in the order of their `key`,
+    /// and of their ranks here where keys are equal. All ranks must call it; those that pass None
+    /// get None.
+    #[pyo3(signature = (color, key=0))]
+    fn split(
+        slf: Py<Self>,
+        py: Python<'_>,
+        color: Option<u32>,
+        key: i32,
+    ) -> PyResult<Option<Self>> {
+        // Without a box only a rank alone can.
+        made(py, true, move || {
+            let split = |comm: &mut Inner| comm.split_config(color, key);
+            let config = slf.get().lock().as_mut().ok_or(Error::Closed).and_then(split)?;
+            config.map(Inner::connect).transpose()
+        })
     }
 
     /// Leaves the job. Operations in flight complete if the other ranks call them within two

@@ -53,6 +53,12 @@ def sums():
         ):
             x = numpy.full(50_000, comm.rank, dtype=dtype)
             assert comm.all_reduce(x, op).mode == "box" and (x == expected).all(), (dtype, op, x)
+    with comm.split(comm.rank % 2, -comm.rank) as part:
+        x = numpy.full(50_000, comm.rank)
+        assert part.all_reduce(x).mode == "box"
+        pairs = [r for r in range(ranks) if r % 2 == comm.rank % 2]
+        assert (x == sum(pairs)).all() and part.rank == pairs[::-1].index(comm.rank), (x, part)
+    assert comm.split(None) is None
     statistics = comm.statistics()
     assert comm.mode == "box" and statistics["fallbacks"] == statistics["ring_bytes"] == 0, (
         statistics

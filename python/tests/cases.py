@@ -707,6 +707,10 @@ def alone():
         out = numpy.zeros(5, dtype=numpy.float32)
         comm.all_gather(out, x)
         assert (out == x).all()
+        assert comm.split(None) is None
+        with comm.split(3, key=1) as part:
+            part.all_reduce(out)
+        assert part.ranks == 1 and (out == x).all()
 
 
 if __name__ == "__main__":

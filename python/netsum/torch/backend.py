@@ -14,7 +14,7 @@ from .._netsum import Communicator, Work
 from ..errors import ArgumentError, Error, MismatchError
 from .completion import Handle, all_of, completed, then
 from .gloo import Abilities, Gloo, op_name
-from .rendezvous import apart, rendezvous
+from .rendezvous import apart, group_rendezvous, rendezvous
 from .tensors import PAIRS, REDUCED, Memory, Reduced, put, tag
 
 _SUM = dist.ReduceOp.SUM
@@ -39,11 +39,13 @@ class DelegatedWarning(UserWarning):
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """The first group of all ranks, which netsum serves; or another one, which Gloo serves."""
+    """A group that netsum serves; or one that Gloo serves, as all but the first without a box."""
 
-    #: The communicator, while it exists, and this rank's address.
-    last: "weakref.ref[Communicator] | None" = None
+    #: The communicators that exist, and this rank's address.
+    connected: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
     address = ""
+    #: Whether all ranks of the first group know of a box.
+    has_box = False
     warned: set[str] = set()
 
     def __init__(self, options, _more=None):
@@ -66,24 +68,37 @@ class ProcessGroup(dist.ProcessGroup):
     def _communicator(
         self, store: "dist.Store", world: "dist.ProcessGroup | None", ranks: "list[int]"
     ) -> Communicator | None:
-        """Connects the first group of all ranks in their order; an empty list means all.
+        """Connects the group's ranks; an empty list means all in their order.
 
-        Operations of two groups must not mix, but a communicator has one order of operations. The
+        Operations of two groups must not mix, but a communicator has one order of operations. So
+        each group but the first one of all ranks has a group of the job, if there is a box. The
         result must be the same at all ranks, and so must not depend on a rank's own past.
         """
         if world is not None:
+            what = None
             if ranks and ranks != list(range(world.size())):
+                what = "a group with another order of ranks"
                 if self.size() < world.size():
-                    return _warn(f"a group of {self.size()} of {world.size()} ranks")
-                return _warn("a group with another order of ranks")
-            if isinstance(world, ProcessGroup) or world in _beside:
-                return _warn("a second group of all ranks")
+                    what = f"a group of {self.size()} of {world.size()} ranks"
+            elif isinstance(world, ProcessGroup) or world in _beside:
+                what = "a second group of all ranks"
+            if what is not None:
+                if isinstance(world, ProcessGroup) and not world.has_box:
+                    return _warn(what)
+                rank, size = self.rank(), self.size()
+                comm, why = group_rendezvous(store, rank, size, self._timeout)
+                if comm is None:
+                    return _warn(what, why)
+                ProcessGroup.connected.add(comm)
+                return comm
             _beside.add(world)
-        # A model may keep a destroyed group alive.
-        if last := ProcessGroup.last and ProcessGroup.last():
-            last.close()
-        comm, ProcessGroup.address = rendezvous(store, self.rank(), self.size(), self._timeout)
-        ProcessGroup.last = weakref.ref(comm)
+        # A model may keep destroyed groups alive.
+        for comm in list(ProcessGroup.connected):
+            comm.close()
+        comm, ProcessGroup.address, self.has_box = rendezvous(
+            store, self.rank(), self.size(), self._timeout
+        )
+        ProcessGroup.connected.add(comm)
         return comm
 
     def shutdown(self) -> None:
@@ -429,11 +444,11 @@ _NEWER = {
 }
 
 
-def _warn(what: str) -> None:
+def _warn(what: str, why: str = "") -> None:
     """Warns once of a call that Gloo handles."""
     if what not in ProcessGroup.warned:
         ProcessGroup.warned.add(what)
-        text = f"{what}: Gloo does it, as the network cannot"
+        text = f"{what}: Gloo does it, as the network cannot" + (f": {why}" if why else "")
         warnings.warn(text, DelegatedWarning, stacklevel=1)
 
 

@@ -80,8 +80,8 @@ class _Within:
 
 def rendezvous(
     store: "dist.Store", rank: int, ranks: int, timeout: float
-) -> tuple[Communicator, str]:
-    """Connects all ranks. Returns the communicator, and this rank's address.
+) -> tuple[Communicator, str, bool]:
+    """Connects all ranks. Returns the communicator, this rank's address, and whether there is a box.
 
     With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", this is netsum.init(). With none of
     these at any rank, the ranks exchange their addresses over the store, and the hosts' ring sums.
@@ -89,17 +89,16 @@ def rendezvous(
     seconds: a rank that is silent for so long in an operation, 60 s at most, is dead.
     """
     store = _Within(store, timeout)
-    known = _all(store, rank, ranks, "known", [_is_configured(), timeout])
-    configured = [is_configured for is_configured, _ in known]
-    # Ranks may have different timeouts.
-    store.silence = min(max(min(theirs for _, theirs in known), 0.1), LONGEST)
+    configured = _known(store, rank, ranks, timeout)
     if all(configured):
         own = resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
-        return store.connect(rank=rank, ranks=ranks), own
+        has_box = all(by == "controller" for by in configured)
+        return store.connect(rank=rank, ranks=ranks), own, has_box
     if any(configured):
         text = (
-            f"rank {configured.index(True)} knows of a box and rank {configured.index(False)} does "
-            "not: set NETSUM_CONTROLLER (or NETSUM_PEERS) at all ranks, or at none"
+            f"rank {next(r for r in range(ranks) if configured[r])} knows of a box and rank "
+            f"{configured.index('')} does not: set NETSUM_CONTROLLER (or NETSUM_PEERS) at all "
+            "ranks, or at none"
         )
         raise _together(store, rank, ranks, ConfigError(text))
     peers = _peers(store, rank, ranks)
@@ -117,16 +116,56 @@ def rendezvous(
             refusal = ("NoBoxWarning", str(warning))
     for kind, text in filter(None, _all(store, rank, ranks, "ready", refusal)):
         raise _together(store, rank, ranks, getattr(errors, kind)(text))
-    return store.connect(rank=rank, ranks=ranks, peers=peers, ip=peers[rank]), peers[rank]
+    comm = store.connect(rank=rank, ranks=ranks, peers=peers, ip=peers[rank])
+    return comm, peers[rank], False
 
 
-def _is_configured() -> bool:
-    if os.environ.get("NETSUM_PEERS") or os.environ.get("NETSUM_CONTROLLER"):
-        return True
+def group_rendezvous(
+    store: "dist.Store", rank: int, ranks: int, timeout: float
+) -> "tuple[Communicator | None, str]":
+    """Connects some ranks of the box's job as a group. Returns None, and why, where they cannot.
+
+    All ranks return the same: an error of one, as of a job that has too many groups, is the reason
+    of all.
+    """
+    store = _Within(store, timeout)
+    if not all(by == "controller" for by in _known(store, rank, ranks, timeout)):
+        return None, ""
+    if rank == 0:
+        # No other group of the job has it, in this process or another.
+        store.set("name/0", secrets.token_hex(8))
+    name = store.of_rank("name", 0).decode()
+    comm, why = None, ""
     try:
-        return bool(socket.getaddrinfo("netsum", None))
+        comm = store.connect(rank=rank, ranks=ranks, group=name)
+    except errors.Error as error:
+        why = f"rank {rank}: {error}"
+    reasons = _all(store, rank, ranks, "connected", why)
+    if reason := next(filter(None, reasons), ""):
+        if comm is not None:
+            comm.close()
+        return None, reason
+    return comm, ""
+
+
+def _known(store: _Within, rank: int, ranks: int, timeout: float) -> list[str]:
+    """How each rank is configured. Sets the store's `silence`."""
+    known = _all(store, rank, ranks, "known", [_configured(), timeout])
+    # Ranks may have different timeouts.
+    store.silence = min(max(min(theirs for _, theirs in known), 0.1), LONGEST)
+    return [by for by, _ in known]
+
+
+def _configured() -> str:
+    """Where the ranks' addresses come from: "peers", "controller", or "" for the store."""
+    if os.environ.get("NETSUM_PEERS"):
+        return "peers"
+    if os.environ.get("NETSUM_CONTROLLER"):
+        return "controller"
+    try:
+        return "controller" if socket.getaddrinfo("netsum", None) else ""
     except OSError:
-        return False
+        return ""
 
 
 def _all(store: _Within, rank: int, ranks: int, key: str, value: T) -> "list[T]":
