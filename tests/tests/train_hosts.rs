@@ -1,4 +1,5 @@
-//! Ranks of PyTorch on several hosts find each other without a box, or are told at once why not.
+//! Ranks of PyTorch on several hosts find each other without a box, or are told at once why not; and
+//! their groups are summed by a box.
 //! `cargo xtask test` creates target/python/debian.
 
 use std::path::{Path, PathBuf};
@@ -17,17 +18,29 @@ fn of_project(path: &str) -> PathBuf {
 }
 
 /// The program of a rank, started through `command`.
-fn rank(mut command: Command, method: &str, rank: usize, ranks: usize) -> Command {
-    let python = of_project("target/python/debian/bin/python");
-    assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
-    command
-        .arg(python)
-        .arg(of_project("python/tests/torch_hosts.py"))
-        .args([method, &rank.to_string()]);
-    command.arg(ranks.to_string());
+fn rank(command: Command, method: &str, rank: usize, ranks: usize) -> Command {
+    let mut command = program_of(command, "torch_hosts.py", method, rank, ranks);
     for name in ["MASTER_ADDR", "NETSUM_IP", "NETSUM_PEERS", "NETSUM_CONTROLLER"] {
         command.env_remove(name);
     }
+    command
+}
+
+/// A Python program of a rank, started through `command`.
+fn program_of(
+    mut command: Command,
+    program: &str,
+    method: &str,
+    rank: usize,
+    ranks: usize,
+) -> Command {
+    let python = of_project("target/python/debian/bin/python");
+    assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
+    command.arg(python).arg(of_project("python/tests").join(program)).args([
+        method,
+        &rank.to_string(),
+        &ranks.to_string(),
+    ]);
     command.env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
     command
 }
@@ -182,4 +195,31 @@ fn addresses_that_other_machines_do_not_reach_are_refused_at_all_ranks() {
         }
     });
     refused(&said, &["rank 1", "10.99.0.1", "set NETSUM_IP to an address of this machine"]);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_box_sums_for_the_rows_and_columns_of_a_mesh() {
+    let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
+    let token = cluster.create_job(&JobSpec::new("mesh", 4)).unwrap();
+    let method = tcp(&cluster.lab().host(0).ip(0).to_string());
+    let start = |number: usize| {
+        let command = cluster.lab().host(number).command("env");
+        let mut command = program_of(command, "torch_groups.py", &method, number, 4);
+        command.env("NETSUM_CONTROLLER", cluster.workers().to_string());
+        command.env("NETSUM_JOB", "mesh").env("NETSUM_TOKEN", &token);
+        Running::start(&format!("PyTorch rank {number}"), &mut command).unwrap()
+    };
+    let mut ranks: Vec<Running> = (0..4).map(start).collect();
+    let jobs = || cluster.netsum_json(&["job", "list"]).unwrap().as_array().unwrap().len();
+    // The job, two rows, two columns, and a second group of all ranks.
+    for (word, count) in [("summed", 6), ("destroyed", 1)] {
+        for rank in &mut ranks {
+            let line = rank.line(TIMEOUT);
+            assert_eq!(line.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log())), word);
+        }
+        assert_eq!(jobs(), count, "{}", cluster.daemon_log());
+        ranks.iter_mut().for_each(|rank| rank.say("go on").unwrap());
+    }
+    ranks.into_iter().for_each(|rank| drop(rank.success(TIMEOUT).unwrap()));
 }
