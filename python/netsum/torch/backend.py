@@ -11,10 +11,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo, Work as DistributedWork
 
 from .._netsum import Communicator, Work
-from ..errors import ArgumentError, Error, MismatchError
+from ..errors import ArgumentError, MismatchError
 from .completion import Handle, all_of, completed, then
+from .devices import NEWER, device_types, other_backend, refuse, take_devices
 from .gloo import Abilities, Gloo, op_name
 from .rendezvous import apart, group_rendezvous, rendezvous
+from .staging import Staging
 from .tensors import PAIRS, REDUCED, Memory, Reduced, put, tag
 
 _SUM = dist.ReduceOp.SUM
@@ -47,8 +49,11 @@ class ProcessGroup(dist.ProcessGroup):
     #: Whether all ranks of the first group know of a box.
     has_box = False
     warned: set[str] = set()
+    staging: "Staging | None" = None
 
     def __init__(self, options, _more=None):
+        #: Backends of others, by their types of devices.
+        self.others: dict[str, object] = {}
         rank, size = options.group_rank, options.group_size
         super().__init__(rank, size)
         self._name = self._text = ""
@@ -114,6 +119,8 @@ class ProcessGroup(dist.ProcessGroup):
     # PyTorch's own class keeps these in C++ backends.
 
     def _get_backend(self, device: torch.device) -> "ProcessGroupGloo | Abilities":
+        if (other := other_backend(self, torch.device(device).type)) is not None:
+            return other
         return self.gloo.group if self.gloo.is_set_up else Abilities(self.gloo)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -434,14 +441,6 @@ _COLLECTIVES = (
     "gather",
     "scatter",
 )
-#: Newer names.
-_NEWER = {
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "all_gather_single": "_allgather_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "all_to_all_single": "alltoall_base",
-}
 
 
 def _warn(what: str, why: str = "") -> None:
@@ -503,10 +502,7 @@ def _tell_refusals(group: type) -> None:
             try:
                 return call(self, *arguments, **more)
             except Exception as error:
-                is_lost = isinstance(error, Error) and not isinstance(error, ArgumentError)
-                if self.comm is not None and not is_lost and not getattr(error, "told", False):
-                    self.comm._refuse()
-                    error.told = True
+                refuse(self, error)
                 raise
 
         return told
@@ -528,9 +524,15 @@ def _untraced(group: type) -> None:
 def register() -> None:
     """Registers the backend for init_process_group("netsum")."""
     _tell_refusals(ProcessGroup)
+    take_devices(ProcessGroup)
+    # What is refused before it is queued.
+    _tell_refusals(ProcessGroup)
     _untraced(ProcessGroup)
-    for newer, name in _NEWER.items():
+    for newer, name in NEWER.items():
         setattr(ProcessGroup, newer, getattr(ProcessGroup, name))
     has_devices = "devices" in dist.Backend.register_backend.__code__.co_varnames
     more = {"devices": ["cpu"]} if has_devices else {}
     dist.Backend.register_backend("netsum", ProcessGroup, extended_api=True, **more)
+    if has_devices:
+        # As an argument, it would make netsum the default for devices that have none yet.
+        dist.Backend.backend_capability["netsum"] = device_types()

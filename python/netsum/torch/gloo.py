@@ -351,19 +351,20 @@ class Gloo:
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> DistributedWork:
         self._check("send to", to)
         carrier, ranks, tag = self._carrier(tag)
-        work = carrier.send([_given(tensor) for tensor in tensors], ranks[to], tag)
+        given = [Memory(tensor, written=False).to_host().flat for tensor in tensors]
+        work = carrier.send(given, ranks[to], tag)
         return Message(work, [], ranks, self.timeout)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> DistributedWork:
         self._check("recv from", source)
         carrier, ranks, tag = self._carrier(tag)
-        memories = [Memory(tensor) for tensor in tensors]
+        memories = [Memory(tensor).to_host() for tensor in tensors]
         work = carrier.recv([memory.flat for memory in memories], ranks[source], tag)
         return Message(work, memories, ranks, self.timeout)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> DistributedWork:
         carrier, ranks, tag = self._carrier(tag)
-        memories = [Memory(tensor) for tensor in tensors]
+        memories = [Memory(tensor).to_host() for tensor in tensors]
         work = carrier.recv_anysource([memory.flat for memory in memories], tag)
         return Message(work, memories, ranks, self.timeout)
 

@@ -1,12 +1,17 @@
 """The hook of DistributedDataParallel."""
 
+import weakref
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .._netsum import Communicator
 from ..errors import ArgumentError, ConfigError
-from .completion import completed
+from .completion import Handle, completed
+from .devices import refuse
+from .staging import Staging, is_on_device
 from .tensors import FLOATS, Reduced
 
 
@@ -46,6 +51,14 @@ class HookState:
         if wire not in (None, "32bit", "16bit"):
             raise ArgumentError(f"wire {wire!r}: must be 32bit or 16bit")
         self.comm, self.wire = comm, wire
+        self._staging: "Staging | None" = None
+
+    @property
+    def staging(self) -> Staging:
+        if self._staging is None:
+            proxy = weakref.proxy(self)
+            self._staging = Staging(self, lambda error: refuse(proxy, error))
+        return self._staging
 
 
 def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -67,22 +80,30 @@ def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future
     gradient = bucket.buffer()
     try:
         _check(gradient)
-        bucket_sum = Reduced(gradient, "avg")
-    except ArgumentError:
-        state.comm._refuse()
+        if is_on_device(gradient):
+            handle = state.staging.run(_start(state), ([gradient],), ("rw",), (1,))
+        else:
+            handle = _start(state)([gradient])
+    except ArgumentError as error:
+        refuse(state, error)
         raise
-    work = state.comm.all_reduce_async(
-        bucket_sum.given, bucket_sum.op, tag=bucket_sum.tag(), wire=state.wire
-    )
-    return completed(state.comm, work, bucket_sum.finish)
+    return handle.get_future().then(lambda future: future.value()[0])
+
+
+def _start(state: HookState) -> Callable[[list[torch.Tensor]], Handle]:
+    def start(gradients: list[torch.Tensor]) -> Handle:
+        bucket_sum = Reduced(gradients[0], "avg")
+        work = state.comm.all_reduce_async(
+            bucket_sum.given, bucket_sum.op, tag=bucket_sum.tag(), wire=state.wire
+        )
+        return Handle().follow(
+            lambda then: completed(state.comm, work, then), bucket_sum.finished
+        )
+
+    return start
 
 
 def _check(gradient: torch.Tensor) -> None:
-    if gradient.device.type != "cpu":
-        raise ArgumentError(
-            f"gradients on {gradient.device}: netsum sums tensors in the host's memory: move the "
-            "model to the CPU"
-        )
     if gradient.dtype not in FLOATS:
         raise ArgumentError(
             f"gradients of {gradient.dtype}: netsum sums float64, float32, bfloat16 and float16: "

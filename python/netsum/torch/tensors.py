@@ -1,5 +1,6 @@
 """PyTorch's tensors, as netsum reduces and moves them."""
 
+import threading
 import warnings
 import zlib
 
@@ -58,8 +59,14 @@ class Memory:
         is_converted = dtype not in (None, tensor.dtype)
         self.is_copy = self.flat.data_ptr() != self.tensor.data_ptr() or is_converted
 
-    def put(self) -> torch.Tensor:
-        return put(self.tensor, self.flat) if self.is_copy else self.tensor
+    def put(self, non_blocking: bool = False) -> torch.Tensor:
+        return put(self.tensor, self.flat, non_blocking) if self.is_copy else self.tensor
+
+    def to_host(self) -> "Memory":
+        """Waits for a copy in the host's memory, which `put` copies back."""
+        if self.flat.device.type != "cpu":
+            self.flat, self.is_copy = self.flat.cpu(), True
+        return self
 
     @property
     def line(self) -> torch.Tensor:
@@ -123,12 +130,23 @@ def divided(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
         return tensor.detach().div_(ranks, rounding_mode="trunc" if is_exact else None)
 
 
-def put(into: torch.Tensor, what: torch.Tensor) -> torch.Tensor:
+def put(into: torch.Tensor, what: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Copies, also into a tensor of inference mode: each thread has its own mode."""
+    if what.layout == torch.strided:
+        what = what.view_as(into)
     with torch.inference_mode(into.is_inference()):
-        return into.detach().copy_(what.view_as(into))
+        return into.detach().copy_(what, non_blocking)
+
+
+class _Cut(threading.local):
+    """A thread's call that is one of several for the same tensors: their size, and its place."""
+
+    number: "tuple[int, ...]" = ()
+
+
+cut = _Cut()
 
 
 def tag(*what: object) -> int:
     """A number for properties that must be the same at all ranks, such as a dtype."""
-    return zlib.crc32(repr(what).encode())
+    return zlib.crc32(repr((*what, *cut.number)).encode())
