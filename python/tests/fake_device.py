@@ -6,6 +6,7 @@ done by a thread of the stream, in its order. `hold` stops all streams.
 
 import contextlib
 import queue
+import sys
 import threading
 import time
 from typing import NamedTuple
@@ -25,7 +26,7 @@ _local = threading.local()
 
 
 class Device(NamedTuple):
-    type: str = "fake"
+    type: str = "privateuseone"
     index: int = 0
 
 
@@ -135,6 +136,10 @@ class Tensor(torch.Tensor):
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 return func(*plain(args), **kwargs)
 
+        if getattr(func, "__module__", None) == "torch.distributed.distributed_c10d":
+            # Newer PyTorch asks here before it calls the group's method, which `install` wraps.
+            with torch._C.DisableTorchFunction():
+                return func(*args, **kwargs)
         if name in _READS:
             current_stream().synchronize()
             return call()
@@ -193,10 +198,20 @@ def pinned(size):
 
 def install():
     """Makes netsum take the device's tensors."""
-    import sys
-
-    from netsum.torch import staging
+    from netsum.torch import backend, devices, staging
 
     staging.module_of = lambda device: sys.modules[__name__]
     staging.pinned = pinned
     staging.future_of = lambda device: torch.futures.Future()
+    if hasattr(getattr(torch._C, "_EnableTorchFunction", None), "__enter__"):
+        for name in (*devices._USES, *devices._OTHERS, *devices.NEWER):
+            call = getattr(backend.ProcessGroup, name)
+            setattr(backend.ProcessGroup, name, _enabling(call))
+
+
+def _enabling(call):
+    def enabled(*arguments, **more):
+        with torch._C._EnableTorchFunction():
+            return call(*arguments, **more)
+
+    return enabled

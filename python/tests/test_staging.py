@@ -13,6 +13,8 @@ if TORCH:
     from netsum.torch import staging
     from netsum.torch.completion import Handle
 
+    fake_device.install()
+
 
 def until(condition):
     """Waits for something that must happen."""
@@ -48,7 +50,6 @@ class Call:
 )
 class Staging(unittest.TestCase):
     def setUp(self):
-        fake_device.install()
         fake_device.done.clear()
         fake_device.allocated.clear()
         self.calls, self.refused, self.chunk = [], [], staging.CHUNK

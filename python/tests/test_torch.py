@@ -11,6 +11,7 @@ import unittest
 from ranks import addresses, launched
 
 CASES = pathlib.Path(__file__).with_name("torch_cases.py")
+DEVICE_CASES = pathlib.Path(__file__).with_name("device_cases.py")
 TORCH = importlib.util.find_spec("torch") is not None
 VERSION = (0, 0)
 if TORCH:
@@ -19,7 +20,7 @@ if TORCH:
     VERSION = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
 
 
-def torchrun(*cases, ranks=2, **more):
+def torchrun(*cases, ranks=2, script=CASES, **more):
     """Runs ranks by torchrun, which must all succeed. Returns the output."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", "--max_restarts=0"]
@@ -29,7 +30,7 @@ def torchrun(*cases, ranks=2, **more):
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")
     }
-    return launched([*command, str(CASES), *cases], environment | more)
+    return launched([*command, str(script), *cases], environment | more)
 
 
 def free_port():
@@ -145,6 +146,56 @@ class Backend(unittest.TestCase):
     @unittest.skipIf(VERSION < (2, 6), "FSDP2 is in PyTorch 2.6 or later")
     def test_sharded_weights(self):
         torchrun("sharded")
+
+
+def no_gpu():
+    """Why the tests with a GPU are skipped, if they are."""
+    if not TORCH or VERSION < (2, 0):
+        return "no PyTorch 2 for a GPU: `cargo xtask test --gpu` installs it"
+    if not os.environ.get("NETSUM_TEST_GPU"):
+        return "not asked for (--gpu)"
+    return None if torch.cuda.is_available() else "no GPU that PyTorch's CUDA can use"
+
+
+@unittest.skipUnless(
+    TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`"
+)
+class Devices(unittest.TestCase):
+    """A device made of threads, whose tensors are the host's."""
+
+    device = {}
+
+    def run_on_device(self, *cases, ranks=2, **more):
+        return torchrun(*cases, ranks=ranks, script=DEVICE_CASES, **self.device, **more)
+
+    def test_all_that_the_network_and_gloo_can(self):
+        self.run_on_device("collectives", ranks=3)
+
+    def test_calls_in_flight_keep_their_order(self):
+        self.run_on_device("in_flight")
+
+    def test_mistaken_calls(self):
+        self.run_on_device("mistaken")
+
+    def test_the_rank_that_died_is_named(self):
+        self.assertIn("NAMED", self.run_on_device("dies"))
+
+    def test_the_hook(self):
+        self.run_on_device("hook", NETSUM_PEERS=",".join(addresses(2)))
+
+    @unittest.skipIf(VERSION < (2, 0), "backends of devices are in PyTorch 2 or later")
+    def test_another_backend_for_the_devices_tensors(self):
+        self.run_on_device("other_backends")
+
+
+@unittest.skipIf(no_gpu(), str(no_gpu()))
+class Gpu(Devices):
+    """The same on a GPU, which the ranks share."""
+
+    device = {"NETSUM_TEST_DEVICE": "cuda"}
+
+    def test_training(self):
+        self.run_on_device("trains")
 
 
 if __name__ == "__main__":
