@@ -46,9 +46,12 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
     let py = object.py();
     let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
     if device != CPU && device != CUDA_HOST {
-        let text = "the tensor is on a device, but netsum sums memory of the host: sum x.cpu() and \
-                    copy the result back";
-        return Err(argument(py, text));
+        let text = format!(
+            "the tensor is in memory of device {}, but netsum sums memory of the host: sum x.cpu() \
+             and copy the result back, or use the backend of netsum.torch, which does so",
+            device_name(device)
+        );
+        return Err(argument(py, &text));
     }
     let arguments = PyDict::new(py);
     arguments.set_item("max_version", (1, 0))?;
@@ -100,6 +103,19 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
     let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
     let export = capsule.into_any().unbind();
     Ok((Memory { start, bytes, kind, dtype: name, _export: export }, read_only))
+}
+
+/// DLPack's name of a type of devices.
+fn device_name(device: i32) -> String {
+    let name = match device {
+        2 => "kDLCUDA",
+        8 => "kDLMetal",
+        10 => "kDLROCM",
+        13 => "kDLCUDAManaged",
+        14 => "kDLOneAPI",
+        _ => return format!("type {device}"),
+    };
+    name.to_owned()
 }
 
 fn numbers<'a>(start: *const i64, count: usize) -> &'a [i64] {

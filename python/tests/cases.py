@@ -232,7 +232,8 @@ def dlpack():
         y = numpy.zeros((4, 4), dtype=numpy.float32)
         raises(netsum.ArgumentError, "not contiguous", comm.all_reduce, OnlyDLPack(y[:, :2]))
         raises(netsum.ArgumentError, "complex64", comm.all_reduce, OnlyDLPack(y.astype("c8")))
-        raises(netsum.ArgumentError, "x.cpu()", comm.all_reduce, OnlyDLPack(y, device=(2, 0)))
+        for kind, name in ((2, "device kDLCUDA, but"), (99, "type 99"), (14, "x.cpu()")):
+            raises(netsum.ArgumentError, name, comm.all_reduce, OnlyDLPack(y, device=(kind, 0)))
         # the tensor goes back to its library
         x = numpy.ones(10, dtype=numpy.float32)
         before = sys.getrefcount(x)

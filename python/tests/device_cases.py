@@ -84,8 +84,8 @@ def collectives():
             dist.all_to_all_single(out, on(torch.arange(ranks) + 10 * rank), group=group)
             assert torch.equal(out.cpu(), torch.arange(ranks) * 10 + rank), out
             outs = [on(torch.zeros(1)) for _ in range(ranks)]
-            dist.all_to_all(outs, [on(torch.full((1,), 10.0 * rank + r)) for r in range(ranks)],
-                            group=group)
+            given = [on(torch.full((1,), 10.0 * rank + r)) for r in range(ranks)]
+            dist.all_to_all(outs, given, group=group)
             assert [x.item() for x in outs] == [10 * r + rank for r in range(ranks)], outs
             outs = [on(torch.zeros(2)) for _ in range(ranks)] if rank == 1 else None
             dist.gather(on(torch.full((2,), float(rank))), outs, 1, group=group)
@@ -198,7 +198,8 @@ def other_backends():
     """A backend for the host's tensors and another for a device's."""
     kind = DEVICE or fake_device.Device().type
     name = "nccl" if kind == "cuda" else "gloo"
-    for config in (f"cpu:netsum,{kind}:netsum", f"cpu:netsum,{kind}:{name}"):
+    both = f"{kind}:netsum,cpu:netsum", f"cpu:netsum,{kind}:{name}", f"{kind}:{name},cpu:netsum"
+    for config in both:
         dist.init_process_group(config)
         ranks, comm = dist.get_world_size(), dist.group.WORLD.comm
         for place, counts in ((lambda x: x, 1), (on, name not in config)):

@@ -50,7 +50,7 @@ class Event:
 
 class Stream:
     def __init__(self, device=None):
-        self.jobs = queue.SimpleQueue()
+        self.jobs, self.waits = queue.SimpleQueue(), False
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self):
@@ -65,8 +65,14 @@ class Stream:
 
     def wait_event(self, event):
         happened = event.happened
+
+        def wait():
+            self.waits = True
+            happened.wait(60)
+            self.waits = False
+
         if happened is not None:
-            self.put(lambda: happened.wait(60))
+            self.put(wait)
 
     def synchronize(self):
         event = Event()
@@ -179,7 +185,8 @@ if not hasattr(torch.Tensor, "untyped_storage"):
 def _copy(into, what):
     time.sleep(DELAY)
     with torch._C.DisableTorchFunction():
-        into, what, ways = plain(into), plain(what), (isinstance(what, Tensor), isinstance(into, Tensor))
+        ways = isinstance(what, Tensor), isinstance(into, Tensor)
+        into, what = plain(into), plain(what)
         with torch.inference_mode(into.is_inference()):
             into.copy_(what)
     if ways[0] != ways[1]:

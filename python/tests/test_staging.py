@@ -90,6 +90,19 @@ class Staging(unittest.TestCase):
         self.assertEqual([what for what, _ in fake_device.done], ["out", "call", "back"])
         self.assertIs(handle.result()[0], x)
 
+    def test_copies_wait_for_the_callers_stream(self):
+        x, go = fake_device.tensor(torch.ones(3)), threading.Event()
+        fake_device.current_stream().put(lambda: go.wait(30))
+        x.add_(1)
+        handle = self.run_on(x)
+        until(lambda: self.staging.streams[x.device].out.waits or fake_device.done)
+        self.assertFalse(fake_device.done)
+        go.set()
+        until(lambda: self.calls)
+        self.assertEqual(self.calls[0].seen.tolist(), [2, 2, 2])
+        self.calls[0].end()
+        handle.wait()
+
     def test_chunks_overlap(self):
         staging.CHUNK = 4096
         values = torch.arange(3000.0)
@@ -168,17 +181,16 @@ class Staging(unittest.TestCase):
         self.assertTrue(torch.equal(x.cpu(), expected))
         self.assertEqual(fake_device.allocated[1:], [4096] * 3)
         until(lambda: pool.used == 0)
-        # What does not fit is alone.
-        handle = self.run_on(fake_device.tensor(torch.zeros(1024).repeat(1)), "r")
-        big = self.staging.run(
-            self.start, ([fake_device.tensor(torch.zeros(9000))],), ("r",)
-        )
+        # Other sizes make room, and what does not fit is alone.
+        handle = self.run_on(fake_device.tensor(torch.zeros(1024)), "r")
+        big = self.staging.run(self.start, ([fake_device.tensor(torch.zeros(9000))],), ("r",))
         until(lambda: len(self.calls) == 31)
         self.calls[30].end()
         until(lambda: len(self.calls) == 32)
         self.calls[31].end()
         handle.wait()
         big.wait()
+        self.assertEqual(sum(map(len, pool.free.values())), 0)
 
     def test_errors_reach_the_one_who_waits(self):
         x = fake_device.tensor(torch.ones(3))

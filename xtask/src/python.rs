@@ -122,7 +122,8 @@ fn wheel(python: &Path, maturin: &Path, profile: &str, out: &Path) -> Result<Pat
 ///
 /// # Errors
 /// If something is missing or fails.
-pub fn test(tally: &mut Tally, torch: Torch) -> Result<()> {
+pub fn test(tally: &mut Tally, torch: Torch, gpu: bool) -> Result<()> {
+    let torch = if gpu { Torch::Pypi } else { torch };
     let ready = python().and_then(|python| tools(&python).map(|maturin| (python, maturin)));
     let (python, maturin) = match ready {
         Ok(ready) => ready,
@@ -152,7 +153,7 @@ pub fn test(tally: &mut Tally, torch: Torch) -> Result<()> {
     let asked = (torch == Torch::Pypi).then_some(&PYPI_TORCH);
     for environment in ENVIRONMENTS.iter().chain(asked) {
         match environment.make(&python, &wheel) {
-            Ok(python) => unittest(&python, environment.title, tally),
+            Ok(python) => unittest(&python, environment.title, gpu, tally),
             Err(error) => {
                 tally.skip(environment.title, tests(), &format!("{error:#}"));
                 first = first.and(Err(error));
@@ -258,12 +259,18 @@ fn tests() -> u32 {
         let path = paths::root().map(|root| root.join("python/tests").join(file));
         path.and_then(|path| Ok(std::fs::read_to_string(path)?)).unwrap_or_default()
     };
-    let files = ["test_conformance.py", "test_launch.py", "test_netsum.py", "test_torch.py"];
+    let files = [
+        "test_conformance.py",
+        "test_launch.py",
+        "test_netsum.py",
+        "test_staging.py",
+        "test_torch.py",
+    ];
     files.iter().map(|file| text(file).matches("    def test_").count() as u32).sum()
 }
 
-fn unittest(python: &Path, title: &'static str, tally: &mut Tally) {
-    match run_tests(python) {
+fn unittest(python: &Path, title: &'static str, gpu: bool, tally: &mut Tally) {
+    match run_tests(python, gpu) {
         Ok((counts, skipped)) => {
             tally.skip(title, counts.ignored, &skipped);
             tally.add(title, Counts { ignored: 0, ..counts });
@@ -273,12 +280,13 @@ fn unittest(python: &Path, title: &'static str, tally: &mut Tally) {
 }
 
 /// Runs the tests; returns their counts, and why some were skipped.
-fn run_tests(python: &Path) -> Result<(Counts, String)> {
+fn run_tests(python: &Path, gpu: bool) -> Result<(Counts, String)> {
     let out = Command::new(python)
         .args(["-m", "unittest", "--verbose"])
         .current_dir(paths::root()?.join("python/tests"))
         // Python must not write into the source folders.
         .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("NETSUM_TEST_GPU", if gpu { "1" } else { "" })
         .output()?;
     let text = String::from_utf8_lossy(&out.stderr);
     let counts =

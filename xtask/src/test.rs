@@ -38,6 +38,9 @@ pub struct TestArgs {
     /// The PyTorch that the Python package is tested with.
     #[arg(long, value_enum, default_value = "debian")]
     torch: python::Torch,
+    /// Also test tensors on a GPU, with PyPI's PyTorch.
+    #[arg(long)]
+    gpu: bool,
 }
 
 /// The test files of the lab that `--fast` runs.
@@ -170,7 +173,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         }
         if !python.is_empty() {
             let python_ready =
-                python::test(&mut tally, args.torch).and_then(|()| setup::require_bpf());
+                python::test(&mut tally, args.torch, args.gpu).and_then(|()| setup::require_bpf());
             let torch_ready = match python.iter().any(TestProgram::needs_torch) {
                 true => setup::require_torch(),
                 false => Ok(()),

@@ -111,8 +111,19 @@ def take_devices(group: type) -> None:
 
         return taken
 
+    def ending(call: Callable) -> Callable:
+        @functools.wraps(call)
+        def ended(self) -> None:
+            for other in self.others.values():
+                getattr(other, "shutdown", lambda: None)()
+            call(self)
+
+        return ended
+
     for name in (*_USES, *_OTHERS):
         setattr(group, name, taking(name, getattr(group, name)))
+    for name in ("shutdown", "abort"):
+        setattr(group, name, ending(getattr(group, name)))
 
 
 def other_backend(group: "dist.ProcessGroup", device: str) -> object:

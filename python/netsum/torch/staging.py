@@ -28,11 +28,12 @@ from ..errors import ArgumentError
 from .completion import Handle, over
 from .tensors import Memory, cut, put
 
-#: Bytes of a chunk, the same at all ranks.
+#: Bytes of a chunk, the same at all ranks: 0.2 ms over PCIe 4.0 with 16 lanes, and 3.4 ms at
+#: 10 Gb/s, which is far above what a further operation costs.
 CHUNK = 4 << 20
 #: Elements that a chunk is a multiple of: netsum's blocks.
 _BLOCK = 1024
-#: Bytes of pinned memory that are used at once, and that are kept.
+#: Bytes of pinned memory, used or kept, unless a single call needs more.
 LIMIT = 256 << 20
 
 
@@ -107,6 +108,10 @@ class Pool:
         with self.changed:
             found = self.free[size].popleft() if self.free[size] else None
             self.kept -= size if found else 0
+            if found is None and self.used + self.kept > self.limit:
+                # Memory of other sizes makes room.
+                self.free.clear()
+                self.kept = 0
         if found is None:
             return pinned(size)
         memory, copied = found
@@ -121,7 +126,7 @@ class Pool:
                 size = memory.numel()
                 self.used -= size
                 # PyTorch frees what is dropped when its copies are done.
-                if is_kept and self.kept + size <= self.limit:
+                if is_kept and self.used + self.kept + size <= self.limit:
                     self.kept += size
                     self.free[size].append((memory, copied))
             self.changed.notify_all()
@@ -135,7 +140,7 @@ class Streams:
         self.out, self.back = module.Stream(device), module.Stream(device)
 
     def event(self, stream: object) -> object:
-        """An event after what the stream has to do; waiting for it leaves the processor to others."""
+        """An event after what the stream has to do. To wait for it takes no processor."""
         try:
             event = self.module.Event(blocking=True)
         except TypeError:
