@@ -5,8 +5,11 @@ import os
 import pathlib
 import re
 import socket
+import subprocess
 import sys
+import tempfile
 import unittest
+from unittest import mock
 
 from ranks import addresses, launched
 
@@ -67,6 +70,61 @@ class Hook(unittest.TestCase):
 
     def test_the_rank_that_died_is_named(self):
         self.assertIn("NAMED", self.run_beside_gloo("dies"))
+
+
+@unittest.skipUnless(
+    TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`"
+)
+class Recorder(unittest.TestCase):
+    """The flight recorder alone."""
+
+    def dump(self, calls=3, **environment):
+        """What is recorded of some calls, with only these variables set."""
+        from netsum.torch import recorder
+
+        names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+        others = {name: "" for name in names}
+        with (
+            mock.patch.object(recorder, "recorder", recorder._Recorder()) as alone,
+            mock.patch.dict(os.environ, others | environment),
+        ):
+            group = alone.group(1, range(2))
+            tensors = [torch.ones(2, 3)]
+            entries = [
+                recorder.begun(group, "all_reduce", tensors, tensors, 60) for _ in range(calls)
+            ]
+            entries[0].follows(torch.futures.Future())
+            entries[-1].follows(torch.futures.Future())
+            entries[-1].done()
+            return recorder.dump_flight_recorder()
+
+    def test_the_last_entries_are_kept(self):
+        for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+            kept = self.dump(9, **{name: "4"})["entries"]
+            self.assertEqual([entry["record_id"] for entry in kept], [5, 6, 7, 8])
+        self.assertEqual(len(self.dump(2100)["entries"]), 2000)
+
+    def test_states(self):
+        dump = self.dump()
+        states = [entry["state"] for entry in dump["entries"]]
+        self.assertEqual(states, ["started", "scheduled", "completed"])
+        self.assertEqual(
+            dump["pg_status"]["0"],
+            {
+                "last_enqueued_collective": 3,
+                "last_started_collective": 3,
+                "last_completed_collective": 3,
+            },
+        )
+
+    def test_a_size_of_0_turns_it_off(self):
+        self.assertEqual(self.dump(TORCH_FR_BUFFER_SIZE="0")["entries"], [])
+
+    def test_a_size_that_is_not_a_number_is_refused(self):
+        import netsum
+
+        with self.assertRaisesRegex(netsum.ConfigError, "TORCH_FR_BUFFER_SIZE=many: must be"):
+            self.dump(TORCH_FR_BUFFER_SIZE="many")
 
 
 @unittest.skipUnless(
@@ -142,6 +200,35 @@ class Backend(unittest.TestCase):
 
     def test_the_rank_that_died_is_named(self):
         self.assertIn("NAMED", torchrun("dies_in_backend"))
+
+    def test_the_flight_recorder_has_each_collective(self):
+        torchrun("recorded")
+
+    def test_profiler_ranges(self):
+        torchrun("profiled")
+
+    def test_detailed_debugging(self):
+        torchrun("detailed", ranks=3, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+
+    def test_a_failure_writes_the_flight_recorders_file(self):
+        cases = {
+            "recorded_failure": "missed FR dumps from ranks ({1})",
+            "recorded_timeout": "missing ranks: {1}\ncollective: nccl:all_reduce",
+        }
+        for case, found in cases.items():
+            with self.subTest(case), tempfile.TemporaryDirectory() as folder:
+                files = {"TORCH_FR_DUMP_TEMP_FILE": f"{folder}/trace_"}
+                self.assertIn("WRITTEN", torchrun(case, **files))
+                if VERSION < (2, 9):
+                    continue
+                reader = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
+                options = ["--allow-incomplete-ranks", folder]
+                read = subprocess.run(
+                    [*reader, *options], capture_output=True, text=True, timeout=120, check=False
+                )
+                said = read.stdout + read.stderr
+                self.assertEqual(read.returncode, 0, said)
+                self.assertIn(found, said)
 
     @unittest.skipIf(VERSION < (2, 6), "FSDP2 is in PyTorch 2.6 or later")
     def test_sharded_weights(self):

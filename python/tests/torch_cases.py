@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import logging
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -367,6 +369,119 @@ def dies_in_backend():
     raises(RuntimeError, "rank 1 died", lambda: ddp(batches(1)[0]).sum().backward())
     print("NAMED", flush=True)
     os._exit(0)  # Gloo waits for the one that died
+
+
+def recorded():
+    """The flight recorder has each collective of netsum's group, with its size and state."""
+    with backend():
+        ranks = dist.get_world_size()
+        dist.all_reduce(torch.ones(3, 4))
+        dist.broadcast(torch.ones(5, dtype=torch.int32), 0)
+        whole = torch.zeros(2 * ranks)
+        dist.all_gather_into_tensor(whole, torch.ones(2))
+        dist.barrier()
+        dist.all_reduce(torch.ones(7), async_op=True).wait()
+        dist.all_reduce(torch.ones(2), group=dist.new_group())
+        dump = netsum.torch.dump_flight_recorder()
+        entries = dump["entries"]
+        names = [entry["profiling_name"] for entry in entries]
+        kinds = ["all_reduce", "broadcast", "all_gather", "barrier", "all_reduce"]
+        assert names == [f"netsum:{kind}" for kind in kinds], names
+        assert entries[0]["input_sizes"] == entries[0]["output_sizes"] == [[3, 4]], entries[0]
+        assert entries[1]["input_dtypes"] == ["int32"], entries[1]
+        assert (entries[2]["input_sizes"], entries[2]["output_sizes"]) == ([[2]], [[2 * ranks]])
+        numbers = [entry["collective_seq_id"] for entry in entries]
+        assert numbers == list(range(1, 6)), numbers
+        for entry in entries:
+            assert entry["state"] == "completed" and entry["retired"] and "error" not in entry
+            created, over = entry["time_created_ns"], entry["time_discovered_completed_ns"]
+            assert created <= entry["time_discovered_started_ns"] <= over, entry
+            assert entry["timeout_ms"] == 1_800_000, entry
+            assert any(frame["name"] == "recorded" for frame in entry["frames"]), entry["frames"]
+        name, text = entries[0]["process_group"]
+        group = {"name": name, "desc": text, "ranks": str(list(range(ranks)))}
+        assert dump["pg_config"] == {name: group}, dump["pg_config"]
+        assert dump["pg_status"]["0"]["last_completed_collective"] == 5, dump["pg_status"]
+
+
+def recorded_failure():
+    """The file that is written by itself names the dead rank, and what the others did not call."""
+    os.environ["NETSUM_TIMEOUT"] = "1"
+    dist.init_process_group("netsum")
+    dist.all_reduce(torch.ones(5))
+    if dist.get_rank() == 1:
+        os._exit(0)
+    works = [dist.all_reduce(torch.ones(n), async_op=True) for n in (6, 7)]
+    raises(netsum.RankDiedError, "rank 1 died", works[0].wait)
+    with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}", "rb") as file:
+        dump = pickle.load(file)
+    states = [entry["state"] for entry in dump["entries"]]
+    assert states == ["completed", "started", "started"], states
+    failed = dump["entries"][1]
+    assert failed["missing_rank"] == 1 and "rank 1 died" in failed["error"], failed
+    assert failed["retired"] and not dump["entries"][2]["retired"]
+    print("WRITTEN", flush=True)
+    os._exit(0)  # Gloo waits for the one that died
+
+
+def recorded_timeout():
+    """All ranks write their file: one for its timeout, the other for the call that differs."""
+    timeout = timedelta(seconds=2)
+    dist.init_process_group("netsum", timeout=timeout)
+    dist.all_reduce(torch.ones(5))
+    if dist.get_rank() == 0:
+        raises(TimeoutError, "all_reduce has taken 2 s", dist.all_reduce, torch.ones(6))
+    else:
+        time.sleep(3)
+        file = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1"
+        netsum.torch.dump_flight_recorder(file)
+    print("WRITTEN", flush=True)
+    os._exit(0)
+
+
+def detailed():
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL logs each collective, and changes nothing else."""
+    said = []
+
+    class Kept(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    log = logging.getLogger("netsum.torch")
+    log.addHandler(Kept())
+    log.setLevel(logging.DEBUG)
+    with backend():
+        rank = dist.get_rank()
+        dist.all_reduce(torch.ones(3, 4))
+        found = trained(None, Net())
+        assert same_everywhere(found)
+        dist.all_reduce(x := torch.ones(2), group=dist.new_group())
+        assert (x == dist.get_world_size()).all()
+        assert any(
+            text.startswith(f"rank {rank}: all_reduce number ")
+            and text.endswith("input float32[3, 4], output float32[3, 4]")
+            for text in said
+        ), said
+        assert len(said) == len(netsum.torch.dump_flight_recorder()["entries"]), said
+
+
+def profiled():
+    """torch.profiler shows each collective, until its results are there."""
+    with backend():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            work = None
+            if dist.get_rank() == 0:
+                work = dist.all_reduce(torch.ones(1000), async_op=True)
+                time.sleep(0.2)
+            else:
+                time.sleep(0.2)
+                work = dist.all_reduce(torch.ones(1000), async_op=True)
+            work.wait()
+            dist.barrier()
+        found = {event.key: event for event in profile.key_averages()}
+        assert {"netsum:all_reduce", "netsum:barrier"} <= set(found), sorted(found)
+        took = found["netsum:all_reduce"].cpu_time_total / 1e6
+        assert dist.get_rank() > 0 or took > 0.15, took
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ There is also a hook for DistributedDataParallel with another backend.
 
 from .backend import DelegatedWarning, register as _register
 from .hook import HookState, comm_hook
+from .recorder import dump_flight_recorder
 
-__all__ = ["DelegatedWarning", "HookState", "comm_hook"]
+__all__ = ["DelegatedWarning", "HookState", "comm_hook", "dump_flight_recorder"]
 
 _register()

@@ -15,6 +15,7 @@ from ..errors import ArgumentError, MismatchError
 from .completion import Handle, all_of, completed, then
 from .devices import NEWER, device_types, other_backend, refuse, take_devices
 from .gloo import Abilities, Gloo, op_name
+from .recorder import begun, recorder
 from .rendezvous import apart, group_rendezvous, rendezvous
 from .staging import Staging
 from .tensors import PAIRS, REDUCED, Memory, Reduced, put, tag
@@ -62,6 +63,7 @@ class ProcessGroup(dist.ProcessGroup):
         store = apart(options.store, size)
         ranks = list(options.global_ranks_in_group)
         self.comm = self._communicator(store, world, ranks)
+        self._record = recorder.group(rank, ranks or range(size)) if self.comm else None
         world_gloo = world.gloo if isinstance(world, ProcessGroup) else None
         agree = None
         if self.comm is not None:
@@ -129,12 +131,16 @@ class ProcessGroup(dist.ProcessGroup):
 
     def setGroupName(self, name: str) -> None:
         self._name = name
+        if self._record is not None:
+            self._record.name = name
 
     def getGroupName(self) -> str:
         return self._name
 
     def setGroupDesc(self, text: str) -> None:
         self._text = text
+        if self._record is not None:
+            self._record.text = text
 
     def getGroupDesc(self) -> str:
         return self._text
@@ -162,17 +168,37 @@ class ProcessGroup(dist.ProcessGroup):
         return Reduced(tensor, name, self.size(), kept)
 
     def _started(
-        self, kind: str, work: Work, finish: Callable[[Work], list[torch.Tensor]]
+        self,
+        kind: str,
+        start: Callable[[], Work],
+        finish: Callable[[Work], list[torch.Tensor]],
+        inputs: Sequence[torch.Tensor] = (),
+        outputs: Sequence[torch.Tensor] = (),
     ) -> Handle:
-        def done(work: Work) -> list[torch.Tensor]:
-            if not work.is_done():
-                raise TimeoutError(
-                    f"{kind} has taken {self._timeout:g} s, the group's timeout: another rank has "
-                    "not made the call, or is behind"
-                )
-            return finish(work)
+        entry = begun(self._record, kind, inputs, outputs, self._timeout)
 
-        return Handle().follow(lambda call: completed(self.comm, work, call, self._timeout), done)
+        def done(work: Work) -> list[torch.Tensor]:
+            try:
+                if not work.is_done():
+                    raise TimeoutError(
+                        f"{kind} has taken {self._timeout:g} s, the group's timeout: another rank "
+                        "has not made the call, or is behind"
+                    )
+                results = finish(work)
+            except BaseException as error:
+                entry.failed(error)
+                raise
+            entry.done()
+            return results
+
+        try:
+            work = start()
+        except BaseException as error:
+            entry.failed(error)
+            raise
+        handle = Handle().follow(lambda call: completed(self.comm, work, call, self._timeout), done)
+        entry.follows(handle.get_future())
+        return handle
 
     def _agree(self, what: str, sizes: Sequence[int]) -> Handle:
         """Completes when all ranks make the same call, which Gloo will handle.
@@ -188,9 +214,9 @@ class ProcessGroup(dist.ProcessGroup):
         table = torch.zeros(ranks * len(sizes), dtype=torch.int64)
         if sizes:
             outputs, own = table.view(torch.uint8), given.view(torch.uint8)
-            work = self.comm.all_gather_async(outputs, own, tag=number)
+            start = functools.partial(self.comm.all_gather_async, outputs, own, tag=number)
         else:
-            work = self.comm.barrier_async(tag=number)
+            start = functools.partial(self.comm.barrier_async, tag=number)
 
         def finish(work: Work) -> list[torch.Tensor]:
             try:
@@ -201,7 +227,7 @@ class ProcessGroup(dist.ProcessGroup):
                 _crossing(table, ranks)
             return []
 
-        return self._started(what, work, finish)
+        return self._started(what, start, finish)
 
     def _root(self, kind: str, root: int) -> int:
         if not 0 <= root < self.size():
@@ -222,8 +248,11 @@ class ProcessGroup(dist.ProcessGroup):
         results = [self._reduced(tensor, name) for tensor in tensors]
 
         def start(one: Reduced) -> Handle:
-            work = self.comm.all_reduce_async(one.given, one.op, tag=one.tag())
-            return self._started("all_reduce", work, one.finished)
+            call = functools.partial(
+                self.comm.all_reduce_async, one.given, one.op, tag=one.tag()
+            )
+            both = [one.tensor]
+            return self._started("all_reduce", call, one.finished, both, both)
 
         return all_of([start(one) for one in results], tensors)
 
@@ -237,8 +266,11 @@ class ProcessGroup(dist.ProcessGroup):
         if name is None:
             return self.gloo.reduce(tensor, root, op)
         result = self._reduced(tensor, name, kept=self.rank() == root)
-        work = self.comm.reduce_async(result.given, root, result.op, tag=result.tag())
-        return self._started("reduce", work, result.finished)
+        call = functools.partial(
+            self.comm.reduce_async, result.given, root, result.op, tag=result.tag()
+        )
+        both = [tensor]
+        return self._started("reduce", call, result.finished, both, both)
 
     def _reduce_scatter_base(self, output, input, opts=None):
         op = _option(opts, "reduceOp", _SUM)
@@ -255,8 +287,10 @@ class ProcessGroup(dist.ProcessGroup):
             return self._part_of_all_reduce(output, input, [output.numel()] * self.size(), op)
         result, whole = self._reduced(output, name), self._reduced(input, name, kept=False)
         given, number = whole.given, result.tag()
-        work = self.comm.reduce_scatter_async(result.given, given, result.op, tag=number)
-        return self._started("reduce_scatter", work, result.finished)
+        call = functools.partial(
+            self.comm.reduce_scatter_async, result.given, given, result.op, tag=number
+        )
+        return self._started("reduce_scatter", call, result.finished, [input], [output])
 
     def _part_of_all_reduce(self, output, input, sizes, op):
         whole = Memory(input, written=False).flat.reshape(-1).clone()
@@ -265,8 +299,10 @@ class ProcessGroup(dist.ProcessGroup):
             work = self.gloo.allreduce(whole, op, sizes)
         else:
             result = self._reduced(whole, name)
-            work = self.comm.all_reduce_async(result.given, result.op, tag=result.tag(sizes))
-            work = self._started("reduce_scatter", work, result.finished)
+            call = functools.partial(
+                self.comm.all_reduce_async, result.given, result.op, tag=result.tag(sizes)
+            )
+            work = self._started("reduce_scatter", call, result.finished, [input], [output])
         return then(work, lambda: [put(output, whole.split(sizes)[self.rank()])])
 
     def reduce_scatter(self, outputs, inputs, opts=None):
@@ -300,8 +336,11 @@ class ProcessGroup(dist.ProcessGroup):
 
         def start(memory: Memory) -> Handle:
             number = tag(memory.flat.dtype)
-            work = self.comm.broadcast_async(memory.as_bytes(), root, tag=number)
-            return self._started("broadcast", work, _finish([memory]))
+            call = functools.partial(
+                self.comm.broadcast_async, memory.as_bytes(), root, tag=number
+            )
+            both = [memory.tensor]
+            return self._started("broadcast", call, _finish([memory]), both, both)
 
         return all_of([start(memory) for memory in memories], tensors)
 
@@ -320,8 +359,10 @@ class ProcessGroup(dist.ProcessGroup):
             )
             return then(work, lambda: [whole.put()])
         whole, own = Memory(output), Memory(input, written=False)
-        work = self.comm.all_gather_async(whole.as_bytes(), own.as_bytes(), tag=tag(output.dtype))
-        return self._started("all_gather", work, _finish([whole]))
+        call = functools.partial(
+            self.comm.all_gather_async, whole.as_bytes(), own.as_bytes(), tag=tag(output.dtype)
+        )
+        return self._started("all_gather", call, _finish([whole]), [input], [output])
 
     def allgather(self, outputs, inputs, opts=None):
         own = inputs
@@ -357,7 +398,7 @@ class ProcessGroup(dist.ProcessGroup):
     def barrier(self, opts=None):
         if self.comm is None:
             return self.gloo.barrier()
-        return self._started("barrier", self.comm.barrier_async(), _finish([]))
+        return self._started("barrier", self.comm.barrier_async, _finish([]))
 
     # Transfers between ranks.
 
