@@ -18,7 +18,7 @@ const PRINTED: [&str; 12] = [
     "SpreadUplink",
 ];
 /// What serde must know of their fields. The command line adds the skipped ones in other forms.
-const FIELDS: [(&str, &str); 22] = [
+const FIELDS: [(&str, &str); 24] = [
     ("Job.state", "skip"),
     ("Job.flows", "skip"),
     ("Job.token", "skip"),
@@ -30,6 +30,8 @@ const FIELDS: [(&str, &str); 22] = [
     ("Job.refusals", "skip"),
     ("Job.members", r#"skip_serializing_if = "Vec::is_empty""#),
     ("Job.uplink", r#"skip_serializing_if = "String::is_empty""#),
+    ("Job.min_ranks", "skip"),
+    ("Job.max_ranks", "skip"),
     ("Port.hosts", "skip"),
     ("Port.rate", "skip"),
     ("Port.neighbour", "skip"),
@@ -43,7 +45,7 @@ const FIELDS: [(&str, &str); 22] = [
     ("Program.run_ns", r#"rename = "run_time_ns""#),
 ];
 /// Options of what the command line parses, besides names and comments.
-const OPTIONS: [(&str, &str); 23] = [
+const OPTIONS: [(&str, &str); 24] = [
     ("CreateJobRequest.ranks", r#"value_name = "N""#),
     (
         "CreateJobRequest.mtu",
@@ -71,6 +73,10 @@ const OPTIONS: [(&str, &str); 23] = [
     ("CreateJobRequest.uplink", r#"default_value = "", value_name = "IFNAME""#),
     ("CreateJobRequest.ring_order", r#"default_value = "", value_name = "RANK,..""#),
     ("CreateJobRequest.host_ring_fallback", ""),
+    (
+        "CreateJobRequest.min_ranks",
+        r#"default_value_t = 0, hide_default_value = true, value_name = "MIN""#,
+    ),
     ("Flow.ring", r#"value_parser = number, value_name = "R""#),
     ("Flow.rank", r#"value_parser = number, value_name = "K""#),
     ("Flow.port", r#"value_name = "IFNAME""#),

@@ -104,6 +104,10 @@ impl Executor for Orders {
             let why = "--in-band: set-up in band does not work over several boxes";
             return Err(Refusal::Invalid(why.into()));
         }
+        if spec.elastic.is_some() {
+            let why = "--min-ranks: over several boxes, a job has a fixed number of ranks";
+            return Err(Refusal::Invalid(why.into()));
+        }
         Ok(())
     }
 

@@ -196,6 +196,7 @@ impl System {
             uplink: (*u.choose(&["", "", "p0"])?).into(),
             ring_order: String::new(),
             host_ring_fallback: u.ratio(1u8, 4u8)?,
+            min_ranks: if u.ratio(1u8, 4u8)? { u.int_in_range(1..=4)? } else { 0 },
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         // The daemon would make a random one, and a run would not be reproducible.
@@ -282,6 +283,7 @@ impl System {
             }),
             epoch: u.int_in_range(0..=3)?,
             timeout_ms: u.arbitrary::<u16>()? as u32,
+            ranks: u.int_in_range(0..=4)?,
             ..Default::default()
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
@@ -312,6 +314,7 @@ impl System {
             },
             ifindex: 10,
             mac,
+            ranks: r.ranks,
             epoch: r.epoch,
             deadline: self.now + Duration::from_millis(r.timeout_ms.into()),
             waiter: self.waiters,

@@ -152,6 +152,7 @@ impl Manager {
             address,
             ifindex,
             mac,
+            ranks: 0,
             epoch: 0,
             deadline: now + LATE,
             waiter,

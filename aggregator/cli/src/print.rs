@@ -38,7 +38,10 @@ fn job_entry(j: &Job) -> Entry {
     let mut entry = Entry::new(vec![
         name(&j.name),
         state(j.state),
-        attribute("ranks", j.ranks),
+        match (j.min_ranks, j.max_ranks) {
+            (_, 0) => attribute("ranks", j.ranks),
+            (min, max) => attribute("ranks", format!("{} ({min} to {max})", j.ranks)),
+        },
         attribute("mtu", j.mtu),
         attribute("message", j.message_size),
         attribute("window", j.window),

@@ -283,7 +283,8 @@ impl<B: Backend> Worker for WorkerService<B> {
             let now = Instant::now();
             let had_rings = inner.controller.job(&r.job).is_ok_and(|job| !job.rings.is_empty());
             let (job, token) = (r.job.clone(), r.token.as_str().into());
-            let join = Join { job, token, address, ifindex, mac, epoch: r.epoch, deadline, waiter };
+            let (ranks, epoch) = (r.ranks, r.epoch);
+            let join = Join { job, token, address, ifindex, mac, ranks, epoch, deadline, waiter };
             let actions = match inner.controller.join(join, now) {
                 Ok(actions) => actions,
                 Err(refusal) => {

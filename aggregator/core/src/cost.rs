@@ -35,6 +35,7 @@ impl Cost {
         let spec = JobSpec {
             name: "plan".into(),
             ranks: 2,
+            elastic: None,
             mtu,
             largest_mtu: None,
             message_size,

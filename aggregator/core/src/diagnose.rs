@@ -214,8 +214,9 @@ fn of_job(
 fn waiting(job: &Job) -> Vec<Finding> {
     let joined = job.joined();
     if !job.spec.members.is_part() && (!joined.is_empty() || job.flows.is_empty()) {
-        let missing = Rank::all(job.spec.ranks).filter(|r| !joined.contains(r));
-        return missing
+        return job
+            .missing()
+            .into_iter()
             .map(|rank| Finding {
                 ring: None,
                 rank: Some(rank),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
@@ -22,8 +23,11 @@ use crate::plane::{FlowSpec, RingSpec};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
     pub name: String,
-    /// Ranks, 2 to 64.
+    /// Ranks, 2 to 64; of an elastic job, as many as have joined last.
     pub ranks: u32,
+    /// Fewest and most ranks, if any number between them may join.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elastic: Option<RangeInclusive<u32>>,
     /// Path MTU in bytes, for any ranks.
     pub mtu: u32,
     /// The largest path MTU that its memory suffices for, if joining ranks may have a larger one;
@@ -120,6 +124,25 @@ impl JobSpec {
         self.members.count(self.ranks)
     }
 
+    /// The number of members that its memory suffices for.
+    pub(super) fn most_members(&self) -> u32 {
+        self.elastic.as_ref().map_or(self.member_count(), |elastic| *elastic.end())
+    }
+
+    /// How many ranks join together, if one of them says so; 0: it does not say.
+    pub(super) fn joining(&self, ranks: u32) -> Result<u32, Refusal> {
+        match &self.elastic {
+            _ if ranks == 0 || ranks == self.ranks => Ok(self.ranks),
+            Some(elastic) if elastic.contains(&ranks) => Ok(ranks),
+            Some(elastic) => Err(Refusal::Invalid(format!(
+                "ranks {ranks}: the job has {} to {}",
+                elastic.start(),
+                elastic.end()
+            ))),
+            None => Err(Refusal::Invalid(format!("ranks {ranks}: the job has {}", self.ranks))),
+        }
+    }
+
     /// Bits of [`ring_flags`] that do not depend on its ranks.
     pub(super) fn flags(&self) -> u32 {
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
@@ -142,6 +165,22 @@ impl JobSpec {
         let most = if self.members.is_part() { MOST_RANKS } else { MAX_RANKS as u32 };
         if !(2..=most).contains(&self.ranks) {
             return invalid(format!("--ranks {}: must be 2 to {most}", self.ranks));
+        }
+        if let Some(elastic) = &self.elastic {
+            if *elastic.start() < 2 || !elastic.contains(&self.ranks) {
+                return invalid(format!(
+                    "--min-ranks {}: must be 2 to the number of ranks, {}",
+                    elastic.start(),
+                    elastic.end()
+                ));
+            }
+            if self.in_band || self.members.is_part() {
+                return invalid(
+                    "--min-ranks with --in-band, --members, --groups or --uplink: the number of \
+                     ranks is fixed there"
+                        .into(),
+                );
+            }
         }
         self.members.check(self.ranks)?;
         self.members.uplink.as_ref().map_or(Ok(()), |uplink| uplink.check(self.rings))?;

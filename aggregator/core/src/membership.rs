@@ -81,6 +81,8 @@ const MOST_REASONS: usize = 3;
 /// Ranks that wait for others.
 #[derive(Clone, Debug)]
 pub(super) struct Forming {
+    /// How many they will be.
+    size: u32,
     ranks: BTreeMap<Rank, Waiting>,
 }
 
@@ -134,6 +136,8 @@ pub struct Join {
     pub ifindex: u32,
     /// The source MAC address of its packets there: its own, or its router's.
     pub mac: [u8; 6],
+    /// How many ranks join together; 0: as many as the job has.
+    pub ranks: u32,
     /// The last epoch that it knows; 0 if none.
     pub epoch: u32,
     /// When the rank stops waiting.
@@ -167,18 +171,29 @@ impl Controller {
             && join.epoch <= epoch.number
         {
             // A repeated request after a lost answer, or another process.
-            let known = &epoch.ranks[rank.0 as usize];
-            return if *known == join.address {
-                Ok(vec![Action::Reply { waiter: join.waiter, result: Ok(epoch.number) }])
-            } else {
-                Err(Refusal::Exists(format!(
+            return match epoch.ranks.get(rank.0 as usize) {
+                Some(known) if *known == join.address => {
+                    Ok(vec![Action::Reply { waiter: join.waiter, result: Ok(epoch.number) }])
+                }
+                Some(known) => Err(Refusal::Exists(format!(
                     "rank {rank}: has joined from {} already, and the job is at work",
                     known.ip
-                )))
+                ))),
+                None => Err(Refusal::Exists(format!(
+                    "rank {rank}: the job is at work with {} ranks",
+                    epoch.ranks.len()
+                ))),
             };
         }
-        let forming = job.forming.get_or_insert_with(|| Forming { ranks: BTreeMap::new() });
+        let size = job.spec.joining(join.ranks)?;
         let mut actions = Vec::new();
+        if let Some(before) = job.forming.as_ref().map(|f| f.size).filter(|&before| before != size)
+        {
+            // The launcher began again, without a host or with one more.
+            let message = format!("rank {rank} has joined as one of {size} ranks, not of {before}");
+            actions.extend(job.dismiss_waiters(&Refusal::NotNow(message)));
+        }
+        let forming = job.forming.get_or_insert_with(|| Forming { size, ranks: BTreeMap::new() });
         if let Some(before) = forming.ranks.get(&rank) {
             if before.address != join.address {
                 let message = format!(
@@ -193,7 +208,7 @@ impl Controller {
         let Join { address, ifindex, mac, waiter, deadline, .. } = join;
         job.refused.remove(&rank);
         forming.ranks.insert(rank, Waiting { address, ifindex, mac, waiter, deadline });
-        if forming.ranks.len() == job.spec.ranks as usize {
+        if forming.ranks.len() == size as usize {
             actions.extend(self.begin(&join.job, now));
         }
         Ok(actions)
@@ -211,7 +226,7 @@ impl Controller {
 
     /// Records why a rank was refused, for the error of ranks that wait for it.
     pub fn note_refused(&mut self, name: &str, rank: Rank, why: &str) {
-        if let Some(job) = self.jobs.get_mut(name).filter(|job| rank.0 < job.spec.ranks) {
+        if let Some(job) = self.jobs.get_mut(name).filter(|job| rank.0 < job.spec.most_members()) {
             job.refused.insert(rank, why.to_owned());
         }
     }
@@ -219,11 +234,12 @@ impl Controller {
     fn check_address(&self, join: &Join) -> Result<(), Refusal> {
         let job = self.job(&join.job)?;
         let a = &join.address;
-        if a.rank.0 >= job.spec.ranks {
+        let ranks = job.spec.joining(join.ranks)?;
+        if a.rank.0 >= ranks {
             return Err(Refusal::Invalid(format!(
                 "rank {}: the job has ranks 0 to {}",
                 a.rank,
-                job.spec.ranks - 1
+                ranks - 1
             )));
         }
         self.check_mtu(&format!("rank {}", a.rank), job.spec.mtu, join.ifindex)?;
@@ -312,6 +328,7 @@ impl Controller {
         let places = Rank::all(order.len() as u32).cycle();
         flows.iter_mut().zip(places).for_each(|(flow, place)| flow.rank = place);
         let Some(forming) = job.forming.take() else { return Vec::new() };
+        job.spec.ranks = forming.size;
         // Rings start empty. A single rank with go-back-N requires all results in order.
         let in_order = forming.ranks.values().any(|w| !w.address.selective);
         let most = forming.ranks.values().map(|w| w.address.largest_mtu).min().unwrap_or(0);
@@ -555,6 +572,14 @@ impl Epoch {
 }
 
 impl Job {
+    /// Ranks that ranks which have joined wait for; all ranks, if none has joined.
+    pub(super) fn missing(&self) -> Vec<Rank> {
+        let forming = self.forming.as_ref();
+        let size = forming.map_or(self.spec.ranks, |forming| forming.size);
+        let has_joined = |rank: &Rank| forming.is_some_and(|f| f.ranks.contains_key(rank));
+        Rank::all(size).filter(|rank| !has_joined(rank)).collect()
+    }
+
     /// Ranks that wait for others to join.
     pub fn joined(&self) -> Vec<Rank> {
         self.forming.as_ref().map(|f| f.ranks.keys().copied().collect()).unwrap_or_default()
@@ -575,10 +600,9 @@ impl Job {
 
     /// Answers ranks whose deadline has passed.
     pub(super) fn late_joins(&mut self, now: Instant) -> Vec<Action> {
-        let ranks = self.spec.ranks;
         let Some(forming) = &mut self.forming else { return Vec::new() };
         let missing: Vec<Rank> =
-            Rank::all(ranks).filter(|r| !forming.ranks.contains_key(r)).collect();
+            Rank::all(forming.size).filter(|r| !forming.ranks.contains_key(r)).collect();
         // Only a few: the answer must fit a header.
         let why = missing.iter().filter_map(|rank| self.refused.get(rank)).take(MOST_REASONS);
         let why: String = why.flat_map(|why| ["; refused: ", why]).collect();

@@ -17,6 +17,7 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
     JobSpec {
         name: name.into(),
         ranks,
+        elastic: None,
         mtu: 1024,
         largest_mtu: None,
         message_size: 65536,
@@ -78,6 +79,7 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
         },
         ifindex: 10 + rank,
         mac: [2, 0, 0, 0, 0, rank as u8],
+        ranks: 0,
         epoch,
         deadline: now + Duration::from_secs(5),
         waiter,
@@ -241,6 +243,86 @@ fn another_epoch_starts_with_empty_rings() {
         assert_eq!(c.job("a").unwrap().epoch.as_ref().unwrap().number, epoch + 1);
         assert_eq!(c.job("a").unwrap().flows.len(), 2);
     }
+}
+
+/// An elastic job of 2 to 4 ranks, and how a rank joins it as one of so many.
+fn elastic() -> JobSpec {
+    JobSpec { elastic: Some(2..=4), ..spec("a", 4) }
+}
+
+fn one_of(ranks: u32, rank: u32, epoch: u32, now: Instant) -> Join {
+    Join { ranks, ..join("a", rank, epoch, (10 * epoch + rank).into(), now) }
+}
+
+#[test]
+fn an_elastic_job_begins_with_as_many_ranks_as_they_say() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(elastic()).unwrap();
+    let used = c.pool.used();
+    for (epoch, size) in [4, 3, 2, 4].into_iter().enumerate() {
+        let epoch = epoch as u32;
+        let mut last = Vec::new();
+        for rank in 0..size {
+            assert_eq!(replies(&last), []);
+            last = c.join(one_of(size, rank, epoch + u32::from(epoch > 0), now), now).unwrap();
+        }
+        assert_eq!(replies(&last).iter().filter(|(_, good)| *good).count(), size as usize);
+        let job = c.job("a").unwrap();
+        assert_eq!(
+            (job.spec.ranks, job.flows.len(), &job.state),
+            (size, size as usize, &State::Active)
+        );
+        assert_eq!(job.rings[0].config.members, size);
+        let to_last = job.flows.iter().find(|f| f.rank == Rank(size - 1)).unwrap().dst;
+        assert_eq!(to_last, job.flows[0].src, "the ring is not closed");
+        // It takes no less memory, so a larger epoch always fits.
+        assert_eq!(c.pool.used(), used);
+        let (mut again, saved) = (controller(), c.save());
+        again.restore(saved.clone(), now, |_| None).unwrap();
+        assert_eq!(again.save(), saved);
+    }
+}
+
+#[test]
+fn an_elastic_job_refuses_other_sizes_and_ranks() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(elastic()).unwrap();
+    for (ranks, rank, words) in [
+        (5, 0, "ranks 5: the job has 2 to 4"),
+        (1, 0, "ranks 1: the job has 2 to 4"),
+        (3, 3, "rank 3: the job has ranks 0 to 2"),
+    ] {
+        let why = c.join(one_of(ranks, rank, 0, now), now).unwrap_err().to_string();
+        assert!(why.contains(words), "{why}");
+    }
+    c.delete_job("a").unwrap();
+    c.create_job(spec("a", 4)).unwrap();
+    let why = c.join(one_of(3, 0, 0, now), now).unwrap_err().to_string();
+    assert!(why.contains("ranks 3: the job has 4"), "{why}");
+    // An unfit range.
+    for (elastic, in_band) in [(1..=4, false), (5..=4, false), (2..=4, true)] {
+        let bad = JobSpec { elastic: Some(elastic), in_band, ..spec("b", 4) };
+        let why = c.create_job(bad).unwrap_err().to_string();
+        assert!(why.contains("--min-ranks"), "{why}");
+    }
+}
+
+#[test]
+fn ranks_that_wait_as_another_number_are_dismissed_by_newer_ones() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(elastic()).unwrap();
+    (0..3).for_each(|rank| drop(c.join(one_of(4, rank, 0, now), now).unwrap()));
+    // The fourth host does not come back, and the launcher begins again without it.
+    let actions = c.join(Join { waiter: 20, ..one_of(3, 1, 0, now) }, now).unwrap();
+    assert_eq!(replies(&actions), [(0, false), (1, false), (2, false)]);
+    assert!(format!("{actions:?}").contains("rank 1 has joined as one of 3 ranks, not of 4"));
+    assert_eq!(c.job("a").unwrap().missing(), [Rank(0), Rank(2)]);
+    c.join(Join { waiter: 21, ..one_of(3, 2, 0, now) }, now).unwrap();
+    let actions = c.join(Join { waiter: 22, ..one_of(3, 0, 0, now) }, now).unwrap();
+    assert_eq!(replies(&actions), [(22, true), (20, true), (21, true)]);
+    // A rank of the larger epoch before that asks late.
+    let late = c.join(one_of(4, 3, 1, now), now).unwrap_err().to_string();
+    assert!(late.contains("rank 3: the job is at work with 3 ranks"), "{late}");
 }
 
 #[test]

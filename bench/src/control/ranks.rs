@@ -141,6 +141,7 @@ impl Rank {
             timeout_ms: JOIN.as_millis() as u32,
             protocol: PROTOCOL,
             release: RELEASE.into(),
+            ranks: 0,
         }
     }
 

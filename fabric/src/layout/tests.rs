@@ -57,6 +57,7 @@ fn joined(ends: &[&str], rings: usize) -> Controller {
             address,
             ifindex: 1 + rank,
             mac,
+            ranks: 0,
             epoch: 0,
             deadline: now + Duration::from_secs(1),
             waiter: rank.into(),

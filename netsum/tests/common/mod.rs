@@ -127,5 +127,6 @@ pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
         timeout_ms,
         protocol: netsum_api::PROTOCOL,
         release: netsum_api::RELEASE.into(),
+        ranks: 0,
     }
 }

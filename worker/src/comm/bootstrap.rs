@@ -182,8 +182,15 @@ fn join(
         Some(group) => control.open_group(group, config.ranks, config.connect_timeout)?,
         None => control.describe(config.connect_timeout)?,
     };
-    if described.ranks != config.ranks {
-        let (own, its) = (config.ranks, described.ranks);
+    let (own, its) = (config.ranks, described.ranks);
+    let (min, max) = (described.min_ranks, described.max_ranks);
+    if max > 0 && !(min..=max).contains(&own) {
+        return wrong(format!(
+            "ranks {own}: job {job} has {min} to {max}: start as many (WORLD_SIZE, NETSUM_RANKS), \
+             or create a job for {own}"
+        ));
+    }
+    if max == 0 && its != own {
         return wrong(format!(
             "ranks {own}: job {job} has {its}: start {its} ranks (WORLD_SIZE, NETSUM_RANKS), or \
              create a job for {own}"
@@ -194,13 +201,8 @@ fn join(
         window: described.window,
         rings: described.rings,
     };
-    let shape = JobShape {
-        ranks: described.ranks,
-        mtu: described.mtu,
-        layout,
-        relaxed: false,
-        on_host_ring: false,
-    };
+    let shape =
+        JobShape { ranks: own, mtu: described.mtu, layout, relaxed: false, on_host_ring: false };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
     check_mtu(config.ip, shape.mtu, interface.as_ref())?;
@@ -218,7 +220,7 @@ fn join(
     // Adapters take only what they were prepared for.
     let link = interface.as_ref().and_then(|i| i.mtu).filter(|_| network.selective());
     let ports = network.ports();
-    let own = v1::RankAddress {
+    let place = v1::RankAddress {
         rank: config.rank,
         ip: config.ip.to_string(),
         mac: interface.and_then(|i| i.mac).unwrap_or_default(),
@@ -230,7 +232,7 @@ fn join(
         previous_port: ports.previous.into(),
         largest_mtu: link.map_or(0, |mtu| mtu.saturating_sub(headers(config.ip))),
     };
-    let reply = control.join(own, epoch, config.connect_timeout)?;
+    let reply = control.join(place, own, epoch, config.connect_timeout)?;
     let ranks =
         reply.ranks.iter().map(|r| rank_numbers(r, layout.rings)).collect::<Result<Vec<_>, _>>();
     let ranks =

@@ -218,6 +218,7 @@ impl Control {
     pub fn join(
         &mut self,
         address: v1::RankAddress,
+        ranks: u32,
         epoch: u32,
         timeout: Duration,
     ) -> Result<v1::JoinReply, Error> {
@@ -232,6 +233,7 @@ impl Control {
                 timeout_ms: left.as_millis() as u32,
                 protocol: netsum_api::PROTOCOL,
                 release: netsum_api::RELEASE.into(),
+                ranks,
             };
             // The daemon's own deadline comes first: its answer names the ranks that are missing.
             let wait = left + Duration::from_secs(2);
