@@ -5,6 +5,9 @@
 
 on each host, with NETSUM_CONTROLLER, NETSUM_JOB and NETSUM_TOKEN set. Downloads nothing: the digits
 are those of netsum's demo, and the text is Python's own help. Rank 0 prints a JSON object per line.
+
+With --checkpoint, and torchrun --max-restarts N, training goes on after a rank has died; with
+torchrun --nnodes 2:4 and a job of `netsum job create --ranks 4 --min-ranks 2` also with fewer ranks.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import csv
 import gzip
 import hashlib
 import json
+import os
 import pathlib
 import sys
 import time
@@ -140,6 +144,25 @@ def fingerprint(model):
     return digest.hexdigest()[:16]
 
 
+def save(file, step, model, optimizer):
+    """Replaces the file in one go: a rank may be killed at any time."""
+    new = file.with_name(f"{file.name}.new")
+    state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, new)
+    os.replace(new, file)
+
+
+def resume(file, model, optimizer):
+    """The step to begin with: rank 0 reads the file, and the others get what it has."""
+    states = [torch.load(file) if dist.get_rank() == 0 and file.exists() else None]
+    dist.broadcast_object_list(states)
+    if states[0] is None:
+        return 0
+    model.load_state_dict(states[0]["model"])
+    optimizer.load_state_dict(states[0]["optimizer"])
+    return states[0]["step"]
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -153,6 +176,9 @@ def main():
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--checkpoint", type=pathlib.Path, metavar="FILE", help="resume there; save every 10 steps"
+    )
     parser.add_argument(
         "--wait",
         action="store_true",
@@ -174,6 +200,10 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     # Each rank draws other batches.
     generator = torch.Generator().manual_seed(args.seed * 1000 + dist.get_rank())
+    first = resume(args.checkpoint, model.module, optimizer) if args.checkpoint else 0
+    if first > 0:
+        generator.manual_seed((args.seed + first) * 1000 + dist.get_rank())
+        say("resumed", step=first, rank=dist.get_rank(), ranks=dist.get_world_size())
 
     def wait(event, **what):
         say(event, **what)
@@ -181,7 +211,7 @@ def main():
             sys.stdin.readline()
 
     wait("ready", floats=sum(p.numel() for p in model.parameters()))
-    for step in range(args.steps):
+    for step in range(first, args.steps):
         began = time.perf_counter()
         optimizer.zero_grad()
         loss = loss_of(model, data.draw(generator))
@@ -189,6 +219,8 @@ def main():
         optimizer.step()
         if dist.get_rank() == 0:
             say("step", step=step, loss=loss.item(), seconds=time.perf_counter() - began)
+            if args.checkpoint and (step + 1) % 10 == 0:
+                save(args.checkpoint, step + 1, model.module, optimizer)
     with torch.no_grad():
         test = loss_of(model.module, data.test()).item()
     wait(

@@ -1,9 +1,12 @@
 """PyTorch over the package, over loopback, started by torchrun."""
 
+import contextlib
 import importlib.util
+import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -23,17 +26,27 @@ if TORCH:
     VERSION = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
 
 
-def torchrun(*cases, ranks=2, script=CASES, **more):
-    """Runs ranks by torchrun, which must all succeed. Returns the output."""
+def launcher(ranks, restarts=0):
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
-    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", "--max_restarts=0"]
+    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", f"--max_restarts={restarts}"]
     if VERSION < (2, 0) and sys.version_info >= (3, 11):
         # Its default of "nothing is redirected" is None there. This value means the same.
         command += ["-r", "9:1", "-t", "9:1"]
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")
-    }
-    return launched([*command, str(script), *cases], environment | more)
+    return command
+
+
+def environment_of(**more):
+    others = {name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")}
+    return others | more
+
+
+def torchrun(*cases, ranks=2, script=CASES, **more):
+    """Runs ranks by torchrun, which must all succeed. Returns the output."""
+    return launched([*launcher(ranks), str(script), *cases], environment_of(**more))
+
+
+def resumed(said):
+    return [line for line in said if line["event"] == "resumed"]
 
 
 def free_port():
@@ -229,6 +242,43 @@ class Backend(unittest.TestCase):
                 said = read.stdout + read.stderr
                 self.assertEqual(read.returncode, 0, said)
                 self.assertIn(found, said)
+
+    def test_training_resumes_after_a_rank_was_killed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "checkpoint"
+            options = ["--steps", "60", "--checkpoint", str(file)]
+            script = str(CASES.parents[1] / "examples/train.py")
+            command = [*launcher(2, restarts=1), script, *options]
+            environment = environment_of(OMP_NUM_THREADS="1", TMPDIR=folder)
+            with subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            ) as started:
+                said, more = [], ""
+                try:
+                    for line in started.stdout:
+                        if not line.startswith("{"):
+                            more += line
+                            continue
+                        said.append(json.loads(line))
+                        if said[-1].get("step") == 25 and not resumed(said):
+                            ranks = f"/proc/{started.pid}/task/{started.pid}/children"
+                            rank = pathlib.Path(ranks).read_text().split()[-1]
+                            os.kill(int(rank), signal.SIGKILL)
+                    self.assertEqual(started.wait(60), 0, more)
+                finally:
+                    # Also the ranks, if torchrun has not ended them.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(started.pid, signal.SIGKILL)
+        self.assertEqual(len(resumed(said)), 2, said)
+        self.assertEqual({line["step"] % 10 for line in resumed(said)}, {0})
+        self.assertGreaterEqual(resumed(said)[0]["step"], 20)
+        weights = [line["weights"] for line in said if line["event"] == "trained"]
+        self.assertEqual(weights[1:], weights[:1])
 
     @unittest.skipIf(VERSION < (2, 6), "FSDP2 is in PyTorch 2.6 or later")
     def test_sharded_weights(self):

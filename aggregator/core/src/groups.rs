@@ -62,7 +62,7 @@ impl Controller {
                 "group {name}: job {job} has {MAX_GROUPS} groups already, which is the most"
             )));
         }
-        let spec = JobSpec { name: name.clone(), ranks, is_group: true, ..parent };
+        let spec = JobSpec { name: name.clone(), ranks, elastic: None, is_group: true, ..parent };
         let one = JobSpec { rings: 1, ..spec.clone() };
         let created = self.add_job(spec).or_else(|_| self.add_job(one.clone()));
         let (actions, without_rings) = match created {
