@@ -6,8 +6,8 @@
 on each host, with NETSUM_CONTROLLER, NETSUM_JOB and NETSUM_TOKEN set. Downloads nothing: the digits
 are those of netsum's demo, and the text is Python's own help. Rank 0 prints a JSON object per line.
 
-With --checkpoint, and torchrun --max-restarts N, training goes on after a rank has died; with
-torchrun --nnodes 2:4 and a job of `netsum job create --ranks 4 --min-ranks 2` also with fewer ranks.
+With --checkpoint and torchrun --max-restarts N, training continues after a rank has died; with
+torchrun --nnodes 2:4 and a job of --ranks 4 --min-ranks 2 also with fewer ranks.
 """
 
 import argparse

@@ -1,6 +1,5 @@
-//! Ranks of PyTorch on several hosts find each other without a box, or are told at once why not; and
-//! their groups are summed by a box.
-//! `cargo xtask test` creates target/python/debian.
+//! Ranks of PyTorch on several hosts find each other without a box, or are told at once why not. A
+//! box sums their groups. `cargo xtask test` creates target/python/debian.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

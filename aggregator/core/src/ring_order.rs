@@ -16,7 +16,8 @@ pub(super) struct Location<'a> {
 
 /// From rank 0 on. Ranks behind one box follow each other, so only one connection leaves the box.
 /// Among them, ranks with one address are apart from each other, if they are half of them or fewer:
-/// what a host sends to itself does not reach a box. Ranks with addresses of their own stay in order.
+/// what a host sends to itself does not reach a box. Ranks with addresses of their own stay in
+/// order.
 pub(super) fn ring_order(ranks: &[Location<'_>]) -> Vec<Rank> {
     // By their first ranks.
     let mut groups: Vec<(Option<&str>, Vec<Location<'_>>)> = Vec::new();
@@ -29,8 +30,8 @@ pub(super) fn ring_order(ranks: &[Location<'_>]) -> Vec<Rank> {
     groups.iter().flat_map(|(_, group)| apart(group)).collect()
 }
 
-/// All even places in turn, then all odd ones, are for the hosts, beginning with those that have the
-/// most ranks.
+/// Fills all even places in turn, then all odd ones, beginning with the hosts that have the most
+/// ranks.
 fn apart(group: &[Location<'_>]) -> Vec<Rank> {
     let mut by_host: BTreeMap<IpAddr, Vec<Rank>> = BTreeMap::new();
     group.iter().for_each(|l| by_host.entry(l.ip).or_default().push(l.rank));

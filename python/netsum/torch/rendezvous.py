@@ -81,7 +81,7 @@ class _Within:
 def rendezvous(
     store: "dist.Store", rank: int, ranks: int, timeout: float
 ) -> tuple[Communicator, str, bool]:
-    """Connects all ranks. Returns the communicator, this rank's address, and whether there is a box.
+    """Connects all ranks. Returns communicator, this rank's address, and whether there is a box.
 
     With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", this is netsum.init(). With none of
     these at any rank, the ranks exchange their addresses over the store, and the hosts' ring sums.

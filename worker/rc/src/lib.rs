@@ -101,8 +101,8 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// A queue pair that sends from port 4791, with at most 128 unacknowledged or early packets, as in rdma_rxe, a timeout of
-    /// 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
+    /// A queue pair that sends from port 4791, with at most 128 unacknowledged or early packets, as
+    /// in rdma_rxe, a timeout of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
     pub fn new(
         local_qpn: Qpn,
         remote: IpAddr,

@@ -4,9 +4,10 @@
 //! is connected to each of its neighbours (`SO_REUSEPORT`). Two ranks at an address may have the
 //! same neighbour, which therefore sends to its next and to its previous rank from different ports.
 //! The kernel prefers a connected socket for its peer's packets (`compute_score` in
-//! net/ipv4/udp.c, Linux 6.12). So ranks need no agreement, and the end of one does not affect the others. With a
-//! filter on queue pair numbers both would be different: it chooses by a socket's number, which
-//! changes when another one is closed (`reuseport_detach_sock` in net/core/sock_reuseport.c).
+//! net/ipv4/udp.c, Linux 6.12). So ranks need no agreement, and the end of one does not affect the
+//! others. With a filter on queue pair numbers both would be different: it chooses by a socket's
+//! number, which changes when another one is closed (`reuseport_detach_sock` in
+//! net/core/sock_reuseport.c).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
