@@ -51,6 +51,7 @@ mod timing;
 mod trace;
 mod traced;
 mod train;
+mod train_elastic;
 mod train_hosts;
 mod train_on;
 mod vlan;
