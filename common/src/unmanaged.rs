@@ -34,6 +34,6 @@ pub fn static_connection(rank: u32, ring: Option<u32>) -> StaticConnection {
 /// share an address, two of those that RoCEv2 senders use (IBTA A17.9.2).
 pub fn static_source_ports<A: PartialEq>(rank: u32, addresses: &[A]) -> [u16; 2] {
     let is_shared = (1..addresses.len()).any(|n| addresses[..n].contains(&addresses[n]));
-    let port = 0xc000 | 2 * rank as u16 & 0x3fff;
+    let port = 0xc000 | ((2 * rank as u16) & 0x3fff);
     if is_shared { [port, port + 1] } else { [ROCE_PORT; 2] }
 }

@@ -186,7 +186,7 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         },
         name: r.name,
         ranks: r.ranks,
-        elastic: (r.min_ranks > 0).then(|| r.min_ranks..=r.ranks),
+        elastic: (r.min_ranks > 0).then_some(r.min_ranks..=r.ranks),
         mtu: r.mtu,
         largest_mtu: None,
         message_size,

@@ -300,7 +300,9 @@ fn an_elastic_job_refuses_other_sizes_and_ranks() {
     let why = c.join(one_of(3, 0, 0, now), now).unwrap_err().to_string();
     assert!(why.contains("ranks 3: the job has 4"), "{why}");
     // An unfit range.
-    for (elastic, in_band) in [(1..=4, false), (5..=4, false), (2..=4, true)] {
+    for (elastic, in_band) in
+        [(1..=4, false), (std::ops::RangeInclusive::new(5, 4), false), (2..=4, true)]
+    {
         let bad = JobSpec { elastic: Some(elastic), in_band, ..spec("b", 4) };
         let why = c.create_job(bad).unwrap_err().to_string();
         assert!(why.contains("--min-ranks"), "{why}");
