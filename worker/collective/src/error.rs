@@ -203,7 +203,8 @@ pub enum Error {
 impl Error {
     /// The error that the other ranks get for this error of rank `rank`. A local error becomes
     /// [`Error::RankDied`].
-    pub(crate) fn for_others(&self, rank: u32) -> Self {
+    #[must_use]
+    pub fn for_others(&self, rank: u32) -> Self {
         match self {
             Self::RankDied { .. }
             | Self::RankLeft { .. }

@@ -45,6 +45,9 @@ pub struct Report {
     /// This rank's floats that became 0, because their block has far larger ones; not in 16 bits,
     /// where they are kept on the average.
     pub underflow: Underflow,
+    /// Whether the ranks of each host added their data before they sent it. Then `underflow` and
+    /// `retransmissions` are those of the part that this rank sent, and its host's ranks.
+    pub hierarchical: bool,
 }
 
 /// Counters of a communicator since it connected.
@@ -53,6 +56,9 @@ pub struct Report {
 pub struct Statistics {
     /// Operations that gave a sum, barriers among them.
     pub all_reduces: u64,
+    /// Those that were hierarchical: see [`Report::hierarchical`]. Other counts include the rings
+    /// between hosts.
+    pub hierarchical: u64,
     /// Sums (of messages) whose check lanes were verified.
     pub verified: u64,
     /// Messages received that no box had summed.
@@ -81,6 +87,7 @@ impl Statistics {
     pub fn plus(self, o: Self) -> Self {
         Self {
             all_reduces: self.all_reduces + o.all_reduces,
+            hierarchical: self.hierarchical + o.hierarchical,
             verified: self.verified + o.verified,
             unsummed: self.unsummed + o.unsummed,
             wrong: self.wrong + o.wrong,

@@ -366,7 +366,8 @@ impl Communicator {
         data.keep_own();
         self.alone.all_reduces += 1;
         let (non_finite, underflow) = (None, Underflow::default());
-        let finished = Finished { mode: Mode::HostRing, verified: 0, non_finite, underflow };
+        let (mode, hierarchical) = (Mode::HostRing, false);
+        let finished = Finished { mode, verified: 0, non_finite, underflow, hierarchical };
         finished.report(called.elapsed(), Some(0))
     }
 

@@ -471,7 +471,8 @@ fn establish(
     // As all ranks have it: the daemon has told them.
     let tests_path = heartbeat.is_some() && !shape.on_host_ring;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
-        let settings = Settings { rank: place, shape, timeout, session: nonce() };
+        let settings =
+            Settings { rank: place, shape, summands: shape.ranks, timeout, session: nonce() };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
         engine.name_ranks(names);
         connections.start().map(|()| (engine, connections))

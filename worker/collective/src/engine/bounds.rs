@@ -61,7 +61,8 @@ impl Rank {
     /// Rank 1 of 3, connected, in its first operation.
     fn new() -> Self {
         let (now, mut told) = (Instant::now(), ScriptedChannels::default());
-        let settings = Settings { rank: 1, shape: SHAPE, timeout: TIMEOUT, session: 1 };
+        let settings =
+            Settings { rank: 1, shape: SHAPE, summands: SHAPE.ranks, timeout: TIMEOUT, session: 1 };
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
         rank.receive(&Frame::Hello { shape: SHAPE, timeout: TIMEOUT, rank: 0, nonce: 1 }, &[]);

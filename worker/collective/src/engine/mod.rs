@@ -72,6 +72,8 @@ pub struct Settings {
     /// Its place in the ring.
     pub rank: u32,
     pub shape: JobShape,
+    /// Vectors in a sum: the number of ranks, or of those whose vectors these add on their hosts.
+    pub summands: u32,
     /// A rank that is silent for so long is dead, if it is needed.
     pub timeout: Duration,
     /// A random number. Rank 0's is the session's.
@@ -416,10 +418,20 @@ impl Engine {
         self.application_ranks = names;
     }
 
+    /// Whether a rank, by the application's number, has left in good order.
+    pub fn has_departed(&self, rank: u32) -> bool {
+        (0..self.member.ranks).any(|place| self.name(place) == rank && self.has_left(place))
+    }
+
     /// Counts on from the operations of the connections before, which decides how floats in 16 bits
     /// are rounded.
     pub fn count_from(&mut self, operations: u64) {
         self.begun = operations;
+    }
+
+    /// Counts operations from here, as if those before had not been.
+    pub fn forget_operations(&mut self) {
+        (self.begun, self.statistics.all_reduces) = (0, 0);
     }
 
     fn name(&self, place: u32) -> u32 {

@@ -117,6 +117,8 @@ pub struct Finished {
     pub non_finite: Option<Range<usize>>,
     /// Floats for which the scales of their blocks were too coarse.
     pub underflow: Underflow,
+    /// See [`Report::hierarchical`].
+    pub hierarchical: bool,
 }
 
 impl Finished {
@@ -130,6 +132,7 @@ impl Finished {
                 elapsed,
                 retransmissions,
                 underflow: self.underflow,
+                hierarchical: self.hierarchical,
             }),
         }
     }
@@ -241,7 +244,7 @@ impl Engine {
         ring: u32,
         message: &Message,
     ) -> (usize, Option<Format<'a>>) {
-        let ranks = self.member.ranks;
+        let ranks = self.settings.summands;
         if message.is_speculative() {
             let predicted = self.predicted(ring, message);
             return (predicted.map_or(0, Format::bytes), predicted);
@@ -252,7 +255,7 @@ impl Engine {
 
     fn predicted(&self, ring: u32, message: &Message) -> Option<Format<'static>> {
         let ring = &self.rings[ring as usize];
-        ring.predictor.predict(message, self.member.ranks).map(Format::Limbs)
+        ring.predictor.predict(message, self.settings.summands).map(Format::Limbs)
     }
 
     /// A message from a ring's connection: it should be the next sum.
@@ -329,7 +332,7 @@ impl Engine {
 
     /// Writes back a verified sum, and notes the scales of later messages that it contains.
     fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8]) {
-        let (ranks, window) = (self.member.ranks, self.window());
+        let (ranks, window) = (self.settings.summands, self.window());
         let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
         let number = self.rings[ring as usize].verified;
         let message = self.operations[at].message(ring, number);
@@ -408,6 +411,7 @@ impl Engine {
                 verified: op.verified,
                 non_finite: op.non_finite,
                 underflow: op.underflow,
+                hierarchical: false,
             };
             self.outcomes.push_back(Outcome {
                 number: op.descriptor.number,

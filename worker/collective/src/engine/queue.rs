@@ -51,7 +51,8 @@ impl Engine {
         }
         let (dtype, length) = (work.data().dtype(), work.data().len());
         let (element, elements) = work.data().elements();
-        let plan = Plan::new(&self.settings.shape.layout, dtype, call.width, length)
+        let plan = if work.data().is_part() { Plan::of_part } else { Plan::new };
+        let plan = plan(&self.settings.shape.layout, dtype, call.width, length)
             .map_err(|reason| Error::Length { dtype, reason })?;
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
             // Not a failure of the session: others may still be in an operation that this rank has

@@ -124,6 +124,12 @@ impl<'a> Blocks<'a> {
         Self { seed, ..self }
     }
 
+    /// The format of one of the ranks whose floats a rank writes as one message. Source 0 has that of
+    /// a rank.
+    pub fn of_source(self, source: u32) -> Self {
+        Self { seed: self.seed ^ mix(source), ..self }
+    }
+
     pub const fn bytes(self) -> usize {
         self.width.bytes()
     }

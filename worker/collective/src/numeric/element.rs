@@ -252,6 +252,11 @@ pub trait Data {
     /// Elements for which a format is too coarse.
     fn underflow(&self, range: Range<usize>, format: Format<'_>) -> Underflow;
     fn store(&mut self, range: Range<usize>, format: Option<Format<'_>>, sums: &[u8]);
+    /// Whether it is a part of a longer operation: then its floats have scales for blocks, however
+    /// few they are.
+    fn is_part(&self) -> bool {
+        false
+    }
     /// Makes this rank's own data the result, for a job of one rank.
     fn keep_own(&mut self) {}
     /// The memory that it uses, if other operations may use it, too.

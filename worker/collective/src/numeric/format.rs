@@ -41,6 +41,15 @@ impl Format<'_> {
         }
     }
 
+    /// The format for one of several ranks whose elements a rank adds before it sends them: each
+    /// rounds by other numbers.
+    pub fn of_source(self, source: u32) -> Self {
+        match self {
+            Self::Blocks(blocks) => Self::Blocks(blocks.of_source(source)),
+            Self::Limbs(_) => self,
+        }
+    }
+
     /// The first block of a message's `len` elements that has an infinity or a NaN and no room for
     /// them.
     pub fn non_finite(self, len: usize) -> Option<Range<usize>> {

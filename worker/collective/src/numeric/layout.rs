@@ -154,9 +154,7 @@ pub struct Plan {
 
 impl Plan {
     pub fn new(layout: &Layout, dtype: Dtype, width: Width, length: usize) -> Result<Self, String> {
-        let elements = layout.elements(dtype, width)?;
-        // An empty slice still takes one message: the ranks must wait for each other.
-        let chunks = length.div_ceil(elements).max(1);
+        let long = Self::of_part(layout, dtype, width, length)?;
         let lanes = layout.message_size as usize / 4 - CHECK_LANES;
         // Also with classes, which a second message may need.
         let most = lanes.saturating_sub(HISTOGRAM_LANES) / usize::from(LONG_LIMBS + 1);
@@ -169,11 +167,28 @@ impl Plan {
         } else {
             (length <= most).then_some(LONG_LIMBS)
         };
-        let width = (dtype.is_scaled() && length > 0 && limbs.is_none()).then_some(width);
+        Ok(match limbs {
+            Some(_) => Self { prologue: 0, width: None, limbs, ..long },
+            None => long,
+        })
+    }
+
+    /// The messages of a part of a longer operation: its floats have scales for blocks.
+    pub fn of_part(
+        layout: &Layout,
+        dtype: Dtype,
+        width: Width,
+        length: usize,
+    ) -> Result<Self, String> {
+        let elements = layout.elements(dtype, width)?;
+        // An empty slice still takes one message: the ranks must wait for each other.
+        let chunks = length.div_ceil(elements).max(1);
+        let width = (dtype.is_scaled() && length > 0).then_some(width);
+        let lanes = layout.message_size as usize / 4 - CHECK_LANES;
         let exponents = elements.div_ceil(BLOCK) * EXPONENT_LANES;
         let prologue = if width.is_some() { lanes / exponents } else { 0 };
         let (window, rings) = (layout.window as usize, layout.rings as usize);
-        Ok(Self { elements, length, chunks, window, rings, prologue, width, limbs })
+        Ok(Self { elements, length, chunks, window, rings, prologue, width, limbs: None })
     }
 
     pub fn data_messages(&self, ring: usize) -> usize {

@@ -11,6 +11,7 @@
 //! | [`number`] | arithmetic of each type |
 //! | [`operators`] | other operations and types, as sums of lanes |
 //! | [`memory`] | the memory that operations use |
+//! | [`sources`] | the elements of several ranks of one host as one contribution |
 //! | [`layout`] | how an all-reduce is cut into messages |
 //! | [`reference`] | the same sum in one process, bit for bit |
 //!
@@ -27,3 +28,4 @@ pub mod number;
 pub mod operators;
 pub mod quant;
 pub mod reference;
+pub mod sources;

@@ -314,6 +314,11 @@ impl<E: Elements> Reduction<E> {
         Self { elements, code, partial: BTreeMap::new() }
     }
 
+    /// Whether the elements are lanes by themselves.
+    pub fn is_plain(&self) -> bool {
+        self.code.is_none()
+    }
+
     /// The groups at the start of a range of lanes: as many as are whole in it, up to a batch, or
     /// one that is not.
     fn groups(&self, code: Code, range: &Range<usize>) -> Groups {

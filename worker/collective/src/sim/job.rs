@@ -595,7 +595,7 @@ fn connect(
     let session =
         Rng::with_seed(spec.seed << 32 ^ (spec.session + reconnects) << 8 ^ u64::from(rank))
             .u64(..);
-    let settings = Settings { rank, shape, timeout: spec.timeout, session };
+    let settings = Settings { rank, shape, summands: shape.ranks, timeout: spec.timeout, session };
     let engine = Engine::new(now, settings, &mut stack);
     (stack, engine)
 }
