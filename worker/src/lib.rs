@@ -9,6 +9,7 @@
 //! | `verbs` | RDMA adapters through libibverbs |
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`comm`] | [`Communicator`]: all-reduce and barrier |
+//! | `local` | what the ranks of one host share |
 //! | `control` | client of the box's daemon |
 //! | [`addresses`] | this machine's addresses, and which to use |
 //!
@@ -36,6 +37,7 @@
 pub mod addresses;
 pub mod comm;
 mod control;
+mod local;
 pub use netsum_collective::numeric;
 pub use netsum_rc as rc;
 pub mod udp;
@@ -45,7 +47,8 @@ mod verbs;
 pub mod xdp;
 
 pub use comm::{
-    AdapterRetry, Bootstrap, CommConfig, Communicator, Pending, Room, Settings, Tls, Transport,
+    AdapterRetry, Bootstrap, CommConfig, Communicator, Hierarchy, Pending, Room, Settings, Tls,
+    Transport,
 };
 pub use half;
 pub use netsum_collective::call::Op;

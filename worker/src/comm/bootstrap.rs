@@ -14,7 +14,7 @@ use netsum_collective::error::Error;
 use netsum_collective::numeric::layout::Layout;
 use netsum_collective::queue_pairs::{QpInfo, RankQpInfo, SourcePorts};
 use netsum_collective::shape::JobShape;
-use netsum_common::unmanaged::{static_connection, static_source_ports};
+use netsum_common::unmanaged::static_connection;
 use netsum_rc::{Psn, Qpn};
 
 /// A job that this rank is a member of.
@@ -78,7 +78,9 @@ pub(crate) fn bootstrap(
             check_mtu(config.ip, *mtu, interface::that_holds(config.ip).as_ref())?;
             let numbers = |rank: usize, ring| {
                 let c = static_connection(rank as u32, ring);
-                QpInfo { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
+                let [receive_qpn, send_qpn] = [c.receive_qpn, c.send_qpn]
+                    .map(|qpn| Qpn::new(qpn.get() + config.queue_pair_offset()));
+                QpInfo { receive_qpn, send_qpn, first_psn: c.first_psn }
             };
             let ranks = peers.iter().enumerate().map(|(rank, ip)| RankQpInfo {
                 ip: *ip,
@@ -86,10 +88,7 @@ pub(crate) fn bootstrap(
                 bypass: numbers(rank, None),
                 any_ip_id: false,
                 selective: true,
-                ports: {
-                    let [next, previous] = static_source_ports(rank as u32, peers);
-                    SourcePorts { next, previous }
-                },
+                ports: config.ports_of(rank as u32, peers),
             });
             let names = (0..config.ranks).collect();
             Ok(Membership { shape, ranks: ranks.collect(), names, heartbeat: None })

@@ -47,7 +47,7 @@ impl Communicator {
         B: DerefMut<Target = [T]> + Send + 'static,
     {
         let collective = reduction(op, root);
-        self.call_async(collective, self.reduced(data, op, root), |owned| {
+        self.call_reduction_async(collective, self.reduced(data, op, root), |owned| {
             take_back(owned).map(|Reduction { elements: Reduce { data, .. }, .. }| data)
         })
     }
@@ -64,7 +64,7 @@ impl Communicator {
         root: Option<u32>,
     ) -> Result<Report, Error> {
         let data = self.reduced(data, op, root);
-        self.call(reduction(op, root), data).1
+        self.call_reduction(reduction(op, root), data).1
     }
 
     /// As [`reduce_async`](Self::reduce_async) for all ranks, of several tensors as if they were
@@ -81,7 +81,7 @@ impl Communicator {
         B: DerefMut<Target = [T]> + Send + 'static,
     {
         let data = self.reduced_many(tensors, op);
-        self.call_async(Collective::AllReduce(op), data, |owned| {
+        self.call_reduction_async(Collective::AllReduce(op), data, |owned| {
             take_back(owned).map(|Reduction { elements: Slices { tensors, .. }, .. }| tensors)
         })
     }

@@ -8,8 +8,10 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::config::{Bootstrap, CommConfig};
+use super::config::{Bootstrap, CommConfig, Hierarchy};
+use super::driver_lock::DriverLock;
 use super::forked;
+use super::hierarchy::{Announcement, Hierarchical};
 use super::pending::{Back, Pending, Room};
 use super::progress::Driven;
 use super::session::{Session, wait_until};
@@ -19,7 +21,8 @@ use netsum_collective::error::{Error, Position};
 use netsum_collective::numeric::block::Width;
 use netsum_collective::numeric::element::{Data, Element, Owned, Slice};
 use netsum_collective::numeric::layout::Layout;
-use netsum_collective::numeric::operators::Reduction;
+use netsum_collective::numeric::memory::Memory;
+use netsum_collective::numeric::operators::{Elements, Reduction};
 use netsum_collective::numeric::quant::Underflow;
 use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::shape::JobShape;
@@ -42,6 +45,8 @@ pub struct Communicator {
     title: Arc<str>,
     /// `None` for a single rank, which needs no network.
     driven: Option<Driven>,
+    /// `None` where all sums are flat.
+    hierarchical: Option<Hierarchical>,
     /// Statistics of a single rank.
     alone: Statistics,
     /// See [`wait_first`](Self::wait_first).
@@ -85,20 +90,37 @@ impl Communicator {
         }
         let session = Session::new(config.clone())?;
         let (shape, title, width) = (session.shape, session.title.clone(), config.wire);
+        let may_be_hierarchical = match config.hierarchy {
+            Hierarchy::Auto => ranks > 2 && session.has_shared_address,
+            Hierarchy::On => ranks > 2,
+            Hierarchy::Off => false,
+        };
         let driven = Driven::start(session)
             .map_err(|e| Error::Config(format!("cannot start the progress thread: {e}")))?;
-        Ok(Self {
+        let mut made = Self {
             config,
             shape,
             title,
             driven: Some(driven),
+            hierarchical: None,
             alone: Statistics::default(),
             patience: Duration::ZERO,
             tag: 0,
             width,
             splits: 0,
             process: std::process::id(),
-        })
+        };
+        if may_be_hierarchical && let Some(flat) = made.driver() {
+            let config = made.config.clone();
+            made.hierarchical = Hierarchical::new(&mut made, &config, &flat)?;
+            flat.lock().forget_operations();
+        }
+        Ok(made)
+    }
+
+    /// The driver of the connections of all ranks.
+    pub(super) fn driver(&self) -> Option<Arc<DriverLock<Session>>> {
+        self.driven.as_ref().map(|driven| Arc::clone(&driven.session))
     }
 
     fn alone(config: CommConfig) -> Result<Self, Error> {
@@ -116,6 +138,7 @@ impl Communicator {
             shape,
             title,
             driven: None,
+            hierarchical: None,
             alone,
             patience: Duration::ZERO,
             tag: 0,
@@ -135,7 +158,7 @@ impl Communicator {
     /// See [`Error`]. After an error some elements of the slice may be sums already.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T]) -> Result<Report, Error> {
         let data = self.reduced(data, Op::Sum, None);
-        self.call(Collective::AllReduce(Op::Sum), data).1
+        self.call_reduction(Collective::AllReduce(Op::Sum), data).1
     }
 
     /// One [`all_reduce`](Self::all_reduce) of several tensors, as if they were concatenated in one
@@ -159,7 +182,7 @@ impl Communicator {
         tensors: &mut [&mut [T]],
     ) -> Result<Report, Error> {
         let data = self.reduced_many(tensors, Op::Sum);
-        let (data, report) = self.call(Collective::AllReduce(Op::Sum), data);
+        let (data, report) = self.call_reduction(Collective::AllReduce(Op::Sum), data);
         report.map_err(|error| match (error, data) {
             (Error::NonFinite { first, end }, Some(Reduction { elements: data, .. })) => {
                 let position = |element| {
@@ -281,6 +304,9 @@ impl Communicator {
                         is exactly this rank's part of the longer one";
             return Err(Error::Argument(text.to_owned()));
         }
+        if let Some(hierarchical) = &self.hierarchical {
+            hierarchical.check(&memory)?;
+        }
         let Some(driven) = &self.driven else {
             let outcome = self.run_alone(&mut data, Instant::now());
             return Ok(Pending::done(
@@ -305,6 +331,63 @@ impl Communicator {
             driven.wake();
         }
         Ok(pending)
+    }
+
+    /// As [`call_async`](Self::call_async), of a reduction, which may be hierarchical.
+    pub(super) fn call_reduction_async<B, E: Elements + Send + 'static>(
+        &mut self,
+        collective: Collective,
+        data: Result<Reduction<E>, Error>,
+        back: Back<B>,
+    ) -> Result<Pending<B>, Error> {
+        let is_hierarchical = |data: &Reduction<E>| {
+            self.hierarchical.as_ref().is_some_and(|h| h.takes(collective, data))
+        };
+        match data {
+            Ok(data) if is_hierarchical(&data) => {
+                let (dtype, elements) = data.elements();
+                let announcement = Announcement { dtype, elements, memory: data.memory() };
+                let call = self.described(collective, &announcement);
+                let announced = self.call_async(collective, Ok(announcement), |_| Some(()))?;
+                let (pending, promise) = Pending::promised(back);
+                if let Some(hierarchical) = &self.hierarchical {
+                    hierarchical.enqueue(call, data, announced, promise);
+                }
+                pending.wait_for(self.patience);
+                Ok(pending)
+            }
+            data => self.call_async(collective, data, back),
+        }
+    }
+
+    /// As [`call`](Self::call), of a reduction, which may be hierarchical.
+    pub(super) fn call_reduction<E: Elements>(
+        &mut self,
+        collective: Collective,
+        data: Result<Reduction<E>, Error>,
+    ) -> (Option<Reduction<E>>, Result<Report, Error>) {
+        let is_hierarchical = |data: &Reduction<E>| {
+            self.hierarchical.as_ref().is_some_and(|h| h.takes(collective, data))
+        };
+        match data {
+            Ok(mut data) if is_hierarchical(&data) => {
+                let called = Instant::now();
+                let (dtype, elements) = data.elements();
+                let announcement = Announcement { dtype, elements, memory: Memory::default() };
+                let call = self.described(collective, &announcement);
+                // Other threads can end the session meanwhile.
+                let announced = self.call_async(collective, Ok(announcement), |_| Some(()));
+                let announced = announced.and_then(Pending::wait);
+                let report = announced.and_then(|((), announced)| {
+                    let hierarchical = self.hierarchical.as_ref().ok_or(Error::Closed)?;
+                    let (finished, again) =
+                        hierarchical.run(call, &mut data.elements, announced.verified)?;
+                    finished.report(called.elapsed(), again)
+                });
+                (Some(data), report)
+            }
+            data => self.call(collective, data),
+        }
     }
 
     /// Announces the call to the other ranks if it was refused. Every call returns through this.
@@ -406,7 +489,11 @@ impl Communicator {
 
     /// What this rank has done since it connected.
     pub fn statistics(&self) -> Statistics {
-        self.here().map_or(self.alone, |driven| driven.session.lock().statistics())
+        let flat = self.here().map_or(self.alone, |driven| driven.session.lock().statistics());
+        match self.hierarchical.as_ref().filter(|_| forked(self.process).is_ok()) {
+            Some(hierarchical) => hierarchical.statistics(flat),
+            None => flat,
+        }
     }
 
     /// `None` in a forked process, where another thread's lock would stay locked.
@@ -427,10 +514,12 @@ impl std::fmt::Debug for Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         let Some(driven) = self.driven.take() else { return };
+        let hierarchical = self.hierarchical.take();
         if forked(self.process).is_err() {
             // Only the process that connected may leave the job.
-            std::mem::forget(driven);
+            std::mem::forget((driven, hierarchical));
         } else {
+            drop(hierarchical);
             driven.close();
         }
     }

@@ -36,6 +36,51 @@ pub struct CommConfig {
     pub tls: Option<Tls>,
     /// See [`set_width`](super::Communicator::set_width). Must be the same at all ranks.
     pub wire: Option<Width>,
+    /// Must be the same at all ranks.
+    pub hierarchy: Hierarchy,
+    /// Set in the communicators of a hierarchical one.
+    #[doc(hidden)]
+    pub hosts_ring: Option<HostsRing>,
+}
+
+/// When ranks of one host add their data before they send it. Then one copy of it leaves the host,
+/// and results have the same bits, but for floats in 16 bits. Only sums and averages of over 4,096
+/// floats, or integers of 16 or 32 bits, can be hierarchical. The ranks of a host must be processes
+/// of one user in the same namespaces of network and processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum Hierarchy {
+    /// For long sums, if two ranks have the same address.
+    #[default]
+    Auto,
+    /// Wherever two ranks are on one host, and for all sums that can be.
+    On,
+    /// Never.
+    Off,
+}
+
+impl FromStr for Hierarchy {
+    type Err = String;
+
+    /// Reads `auto`, `on` or `off`.
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err("must be auto, on or off".to_owned()),
+        }
+    }
+}
+
+/// One rank of each host.
+#[doc(hidden)]
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostsRing {
+    pub number: u32,
+    /// The application's numbers of its ranks.
+    pub ranks: Vec<u32>,
+    /// Ranks of all hosts.
+    pub summands: u32,
 }
 
 /// The transport of a rank's packets.
@@ -121,8 +166,24 @@ impl CommConfig {
     /// The ports that other ranks with the same list of addresses expect this one to send from.
     pub(crate) fn listed_ports(&self) -> Option<SourcePorts> {
         let Bootstrap::Static { peers, .. } = &self.bootstrap else { return None };
-        let [next, previous] = static_source_ports(self.rank, peers);
-        Some(SourcePorts { next, previous })
+        Some(self.ports_of(self.rank, peers))
+    }
+
+    /// The ports that a rank of the list sends from. Ranks of one host are in other rings.
+    pub(crate) fn ports_of(&self, rank: u32, peers: &[IpAddr]) -> SourcePorts {
+        let [next, previous] = match &self.hosts_ring {
+            None => static_source_ports(rank, peers),
+            Some(ring) => {
+                let port = 0xc000 | (2 * (64 * (ring.number + 1) + rank)) as u16 & 0x3fff;
+                [port, port + 1]
+            }
+        };
+        SourcePorts { next, previous }
+    }
+
+    /// How far queue pair numbers of a list are from those of all ranks.
+    pub(crate) fn queue_pair_offset(&self) -> u32 {
+        self.hosts_ring.as_ref().map_or(0, |ring| (ring.number + 1) << 16)
     }
 
     /// A configuration with defaults: an adapter where there is one, a rank is dead after 10 s, and
@@ -142,6 +203,8 @@ impl CommConfig {
             connect_timeout,
             tls: None,
             wire: None,
+            hierarchy: Hierarchy::default(),
+            hosts_ring: None,
         }
     }
 }
@@ -173,6 +236,17 @@ pub enum Bootstrap {
         /// Rings.
         rings: u32,
     },
+}
+
+impl Bootstrap {
+    /// The same for some of the ranks.
+    pub(crate) fn of_members(&self, ranks: &[u32]) -> Self {
+        let mut members = self.clone();
+        if let Self::Static { peers, .. } = &mut members {
+            *peers = ranks.iter().filter_map(|rank| peers.get(*rank as usize).copied()).collect();
+        }
+        members
+    }
 }
 
 impl fmt::Debug for Bootstrap {

@@ -324,6 +324,13 @@ impl Core {
         self.send_now();
     }
 
+    /// Ends the session, at all ranks.
+    pub fn fail(&mut self, error: &Error) {
+        self.engine.fail(&mut *self.connections, error.clone());
+        self.deliver();
+        self.send_now();
+    }
+
     /// Memory of open operations.
     pub fn memories(&self) -> impl Iterator<Item = &Memory> {
         self.promises.iter().map(|(.., memory)| memory)

@@ -13,6 +13,7 @@
 //! | [`core`] | engine, connections and heartbeat of one session |
 //! | [`session`] | one [`core`] after the other, as the ranks reconnect |
 //! | `collectives` | operations other than the all-reduce |
+//! | [`hierarchy`] | sums in two levels: in a host's memory, and between hosts |
 //! | `settings` | a configuration from names and texts, as in the environment |
 //! | `split` | communicators of some of the ranks |
 //! | [`pending`] | an operation in flight; [`promise`], its outcome |
@@ -26,7 +27,7 @@ pub mod communicator;
 pub mod config;
 mod core;
 pub(crate) mod driver_lock;
-
+mod hierarchy;
 mod network;
 pub mod pending;
 mod progress;
@@ -55,6 +56,6 @@ mod sync {
 }
 
 pub use communicator::Communicator;
-pub use config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
+pub use config::{AdapterRetry, Bootstrap, CommConfig, Hierarchy, Tls, Transport};
 pub use pending::{Pending, Room};
 pub use settings::Settings;

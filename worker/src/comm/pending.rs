@@ -29,7 +29,7 @@ pub(super) type Back<B> = fn(Owned) -> Option<B>;
 #[must_use = "the sum comes from `wait`"]
 pub struct Pending<B> {
     settlement: Arc<Settlement>,
-    /// `None` for an operation that was complete at once.
+    /// `None` for an operation that was complete at once, or that another thread completes.
     driver: Option<Arc<DriverLock<Session>>>,
     back: Back<B>,
     process: u32,
@@ -40,6 +40,12 @@ impl<B> Pending<B> {
     pub(super) fn new(driver: Arc<DriverLock<Session>>, back: Back<B>) -> (Self, Promise) {
         let (settlement, promise) = Promise::new();
         (Self { settlement, driver: Some(driver), back, process: std::process::id() }, promise)
+    }
+
+    /// An operation that a thread of its own completes.
+    pub(super) fn promised(back: Back<B>) -> (Self, Promise) {
+        let (settlement, promise) = Promise::new();
+        (Self { settlement, driver: None, back, process: std::process::id() }, promise)
     }
 
     /// An operation that is complete.

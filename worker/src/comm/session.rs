@@ -80,6 +80,8 @@ pub(super) struct Session {
     pub shape: JobShape,
     /// The name of the transport.
     pub title: Arc<str>,
+    /// Whether two ranks have one address.
+    pub has_shared_address: bool,
     /// `None` after the end, after a failed reconnect, and while `reconnecting`.
     core: Option<Core>,
     reconnecting: Option<Reconnecting>,
@@ -97,12 +99,29 @@ impl Session {
     pub fn new(config: CommConfig) -> Result<Self, Error> {
         let started = Instant::now();
         let (network, membership) = join(&config, Bind::Now, RetryFor::Short)?;
+        let ranks = &membership.ranks;
+        let has_shared_address =
+            ranks.iter().enumerate().any(|(i, rank)| ranks[..i].iter().any(|r| r.ip == rank.ip));
         let (shape, title, core) = establish(&config, started, network, membership, || true)?;
-        log::info!("rank {}: connected over {title}", config.rank);
+        match &config.hosts_ring {
+            Some(ring) => log::debug!("ring {} of hosts: connected over {title}", ring.number),
+            None => log::info!("rank {}: connected over {title}", config.rank),
+        }
         let (before, mut failback) = (Statistics::default(), Failback::new(Instant::now()));
         failback.connected(Instant::now(), core.program_generation());
         let (core, reconnecting, queue, broken) = (Some(core), None, VecDeque::new(), None);
-        Ok(Self { config, shape, title, core, reconnecting, queue, before, failback, broken })
+        Ok(Self {
+            config,
+            shape,
+            title,
+            has_shared_address,
+            core,
+            reconnecting,
+            queue,
+            before,
+            failback,
+            broken,
+        })
     }
 
     /// Whether an operation may be started now; never waits.
@@ -201,6 +220,31 @@ impl Session {
             Some(core) if self.queue.is_empty() => core.refuse(),
             None if self.reconnecting.is_none() => {}
             _ => self.queue.push_back(Queued::Refused),
+        }
+    }
+
+    /// Ends the session at all ranks.
+    pub fn fail(&mut self, error: &Error) {
+        match &mut self.core {
+            Some(core) => core.fail(error),
+            None => self.broken = Some(error.clone()),
+        }
+    }
+
+    /// Why the session has ended, if it has failed.
+    pub fn failure(&self) -> Option<Error> {
+        self.core.as_ref().and_then(|core| core.engine.failure().cloned())
+    }
+
+    /// Whether a rank has left in good order, or this one is in no session.
+    pub fn has_departed(&self, rank: u32) -> bool {
+        self.core.as_ref().is_none_or(|core| core.engine.has_departed(rank))
+    }
+
+    /// Counts operations from here, as if those before had not been.
+    pub fn forget_operations(&mut self) {
+        if let Some(core) = &mut self.core {
+            core.engine.forget_operations();
         }
     }
 
@@ -465,14 +509,18 @@ fn establish(
     let CommConfig { rank, timeout, .. } = *config;
     let Membership { shape, ranks, names, mut heartbeat } = membership;
     let place = names.iter().position(|name| *name == rank).unwrap_or(rank as usize) as u32;
+    let names: Vec<u32> = match &config.hosts_ring {
+        Some(ring) => names.iter().map(|name| ring.ranks[*name as usize]).collect(),
+        None => names,
+    };
     let previous = (place as usize + ranks.len() - 1) % ranks.len();
     let next = (place as usize + 1) % ranks.len();
     let [before, behind] = [previous, next].map(|place| (names[place], ranks[place].ip));
     // As all ranks have it: the daemon has told them.
     let tests_path = heartbeat.is_some() && !shape.on_host_ring;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
-        let settings =
-            Settings { rank: place, shape, summands: shape.ranks, timeout, session: nonce() };
+        let summands = config.hosts_ring.as_ref().map_or(shape.ranks, |ring| ring.summands);
+        let settings = Settings { rank: place, shape, summands, timeout, session: nonce() };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
         engine.name_ranks(names);
         connections.start().map(|()| (engine, connections))
@@ -556,6 +604,7 @@ mod tests {
             config: CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap),
             shape: JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, on_host_ring: false },
             title: "nothing".into(),
+            has_shared_address: false,
             core: None,
             reconnecting: Some(Reconnecting { outcome, wanted, mode, statistics }),
             queue: VecDeque::new(),

@@ -11,12 +11,12 @@ use crate::addresses::towards;
 use super::bootstrap::check_peers;
 use netsum_collective::numeric::block::Width;
 
-use super::config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
+use super::config::{AdapterRetry, Bootstrap, CommConfig, Hierarchy, Tls, Transport};
 use netsum_collective::error::Error;
 
 /// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers set the first
 /// three.
-const SETTINGS: [&str; 22] = [
+const SETTINGS: [&str; 23] = [
     "rank",
     "ranks",
     "local_rank",
@@ -32,6 +32,7 @@ const SETTINGS: [&str; 22] = [
     "rings",
     "transport",
     "wire",
+    "hierarchy",
     "ib_timeout",
     "ib_retry_cnt",
     "timeout",
@@ -72,6 +73,7 @@ const WELL_KNOWN: &str = "netsum";
 /// ranks |
 /// | `transport` | `auto`, `udp`, `xdp` or `verbs` |
 /// | `wire` | `32bit` or `16bit`: bits of a float in sums of over 4,096; default: its own |
+/// | `hierarchy` | `auto`, `on` or `off`: see [`Hierarchy`] |
 /// | `ib_timeout`, `ib_retry_cnt` | as [`AdapterRetry`] |
 /// | `timeout`, `connect_timeout` | seconds |
 /// | `tls_ca`, `tls_cert`, `tls_key` | PEM files, as [`Tls`] |
@@ -130,6 +132,10 @@ impl Settings {
             Some(text) => text.parse().map_err(|e: String| wrong("transport", text, &e))?,
             None => Transport::default(),
         };
+        let hierarchy = match self.get("hierarchy") {
+            Some(text) => text.parse().map_err(|e: String| wrong("hierarchy", text, &e))?,
+            None => Hierarchy::default(),
+        };
         let wire = match self.get("wire") {
             Some(text) => Some(text.parse::<Width>().map_err(|e| wrong("wire", text, &e))?),
             None => None,
@@ -144,7 +150,8 @@ impl Settings {
         let timeout = self.seconds("timeout", usual.timeout)?;
         let connect_timeout = self.seconds("connect_timeout", usual.connect_timeout)?;
         let group = self.get("group").map(str::to_owned);
-        Ok(CommConfig { transport, retry, group, tls, timeout, connect_timeout, wire, ..usual })
+        let usual = CommConfig { transport, retry, group, tls, timeout, connect_timeout, ..usual };
+        Ok(CommConfig { wire, hierarchy, ..usual })
     }
 
     fn bootstrap(&self) -> Result<Bootstrap, Error> {
@@ -338,6 +345,7 @@ mod tests {
         for (name, value, word) in [
             ("NETSUM_TIMEOUT", "0", "0.1 to 86400 seconds"),
             ("NETSUM_TRANSPORT", "tcp", "auto, udp, xdp or verbs"),
+            ("NETSUM_HIERARCHY", "yes", "auto, on or off"),
             ("NETSUM_MTU", "-1", "must be a number"),
         ] {
             says(&[&with(ok)[..], &[(name, value)]].concat(), word);
