@@ -43,6 +43,9 @@ pub struct RankSpec {
     /// Use AF_XDP; otherwise the rank uses what is available.
     #[serde(default)]
     pub xdp: bool,
+    /// `auto`, `on` or `off`; empty for the default.
+    #[serde(default)]
+    pub hierarchy: String,
 }
 
 impl RankSpec {
@@ -66,6 +69,7 @@ impl RankSpec {
             connect_timeout_ms: job.connect_timeout.as_millis() as u64,
             retry: job.retry,
             xdp: job.xdp.contains(&(rank as u32)),
+            hierarchy: job.hierarchy.to_owned(),
         }
     }
 
@@ -89,6 +93,7 @@ impl RankSpec {
         config.timeout = Duration::from_millis(self.timeout_ms);
         config.connect_timeout = Duration::from_millis(self.connect_timeout_ms);
         config.retry = AdapterRetry { timeout: self.retry.0, count: self.retry.1 };
+        config.hierarchy = self.hierarchy.parse().unwrap_or_default();
         if self.xdp {
             config.transport = Transport::Xdp;
         }
@@ -169,6 +174,12 @@ pub struct Outcome {
     pub reconnects: u64,
     /// Connections that an adapter gave up and that were restarted, since the start.
     pub restarts: u64,
+    /// Whether the ranks of each host added their data first.
+    #[serde(default)]
+    pub hierarchical: bool,
+    /// Bytes of packets that the rank has sent, since the start.
+    #[serde(default)]
+    pub bytes_sent: u64,
     /// The rank's transport.
     pub transport: String,
     /// The result's bytes in hexadecimal digits, if requested; of a split, its numbers.

@@ -27,6 +27,8 @@ pub struct JobSpec {
     pub xdp: Vec<u32>,
     /// Ranks begin even if no box of a fabric can sum.
     pub host_ring_fallback: bool,
+    /// `hierarchy` of the ranks' settings.
+    pub hierarchy: &'static str,
 }
 
 impl JobSpec {
@@ -45,6 +47,7 @@ impl JobSpec {
             retry: (17, 7),
             xdp: Vec::new(),
             host_ring_fallback: false,
+            hierarchy: "auto",
         }
     }
 

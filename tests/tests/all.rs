@@ -15,6 +15,7 @@ mod faulty_links;
 mod first_packets;
 mod groups;
 mod guide;
+mod hierarchy;
 mod inband;
 mod inflight;
 mod ingress;

@@ -99,6 +99,8 @@ fn outcome(communicator: &Communicator, report: &Report, result: Option<String>)
         marked: statistics.traffic.map_or(0, |t| t.congestion_marks),
         restarts: statistics.restarts,
         reconnects: statistics.reconnects,
+        hierarchical: report.hierarchical,
+        bytes_sent: statistics.traffic.map_or(0, |t| t.bytes_sent),
         transport: communicator.transport().to_owned(),
         result,
     }

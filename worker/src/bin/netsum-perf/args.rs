@@ -12,7 +12,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, Args, Command, FromArgMatches};
 use netsum_worker::numeric::operators::{encoding, unsupported};
 use netsum_worker::{
-    AdapterRetry, Bootstrap, CommConfig, Communicator, Dtype, Op, Tls, Transport, Width,
+    AdapterRetry, Bootstrap, CommConfig, Communicator, Dtype, Hierarchy, Op, Tls, Transport, Width,
 };
 
 use crate::command::{COMMANDS, Collective, Kind};
@@ -103,6 +103,9 @@ pub struct Options {
     /// Bits of a float in sums of over 4,096, 32bit or 16bit. Default: those of the type.
     #[arg(long, env = "NETSUM_WIRE")]
     pub wire: Option<Width>,
+    /// Whether ranks of one host add their data before they send it: auto, on or off.
+    #[arg(long, env = "NETSUM_HIERARCHY", default_value = "auto")]
+    pub hierarchy: Hierarchy,
     /// Operator.
     #[arg(short = 'o', long, default_value = "sum", value_parser = op_parser())]
     pub op: Op,
@@ -248,6 +251,7 @@ impl Options {
                 .clone()
                 .map(|ca| Tls { ca, identity: self.tls_cert.clone().zip(self.tls_key.clone()) }),
             wire: self.wire,
+            hierarchy: self.hierarchy,
             ..CommConfig::new(self.rank, self.ranks, self.ip, bootstrap)
         })
     }
