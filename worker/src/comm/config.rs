@@ -174,7 +174,7 @@ impl CommConfig {
         let [next, previous] = match &self.hosts_ring {
             None => static_source_ports(rank, peers),
             Some(ring) => {
-                let port = 0xc000 | (2 * (64 * (ring.number + 1) + rank)) as u16 & 0x3fff;
+                let port = 0xc000 | ((2 * (64 * (ring.number + 1) + rank)) as u16 & 0x3fff);
                 [port, port + 1]
             }
         };
