@@ -36,7 +36,7 @@ fn the_box_sums_for_groups_and_for_their_job_at_once() {
     let job = JobSpec { rings: 2, ..JobSpec::new("whole", 4) };
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(4)).unwrap();
-    let used = || cluster.netsum_json(&["tenant", "list"]).unwrap();
+    let used = || cluster.netsum_json(&["tenant", "show"]).unwrap();
     let before = used();
 
     let halves = [Some(0), Some(1), Some(0), Some(1)];

@@ -116,17 +116,17 @@ fn split(
     const LEN: usize = 50_000;
     let mut part = communicator.split(color, key)?;
     let whole = communicator.all_reduce_async(vec![1i32 << rank; LEN])?;
-    let (mut numbers, mut outcome_) = (String::new(), Outcome::default());
+    let (mut numbers, mut of_part) = (String::new(), Outcome::default());
     if let Some(part) = &mut part {
         let mut sums = vec![1i32 << rank; LEN];
         let report = part.all_reduce(&mut sums)?;
-        outcome_ = outcome(part, &report, None);
+        of_part = outcome(part, &report, None);
         let (own, ranks) = (part.rank(), part.ranks());
         numbers = format!("rank {own} of {ranks}, {} in the part, ", only(&sums));
     }
     let (sums, _) = whole.wait()?;
     let result = Some(numbers + &format!("{} in all", only(&sums)));
-    Ok((Outcome { result, ..outcome_ }, part))
+    Ok((Outcome { result, ..of_part }, part))
 }
 
 /// The value of all elements; -1 if they differ.
