@@ -477,6 +477,8 @@ def profiled():
                 time.sleep(0.2)
                 work = dist.all_reduce(torch.ones(1000), async_op=True)
             work.wait()
+            # The range of the first is over when the second is.
+            dist.barrier()
             dist.barrier()
         found = {event.key: event for event in profile.key_averages()}
         assert {"netsum:all_reduce", "netsum:barrier"} <= set(found), sorted(found)
