@@ -118,7 +118,8 @@ typedef struct {
 // Half precision floats. Long sums of them take 16 bits each on the links.
 #define NETSUM_FLOAT16 3
 
-// Floats of 16 bits with the exponents of NETSUM_FLOAT32. Their sums are as those of NETSUM_FLOAT16.
+// Floats of 16 bits with the exponents of NETSUM_FLOAT32. Their sums are as those of
+// NETSUM_FLOAT16.
 #define NETSUM_BFLOAT16 4
 
 // 8-bit integers.
@@ -187,8 +188,8 @@ const char *netsum_version(void);
 netsum_status netsum_init(const netsum_config *config, netsum_comm **comm);
 
 // Makes a communicator of all ranks of `comm` that pass the same `color`, in the order of their
-// `key`, and of their ranks where keys are equal. All ranks of `comm` must call it. With a negative
-// `color`, or if this fails, `*part` is NULL. netsum_finalize() leaves the group.
+// `key`, and of their ranks where keys are equal. All ranks of `comm` must call it. With a
+// negative `color`, or if this fails, `*part` is NULL. netsum_finalize() leaves the group.
 //
 // The caller promises:
 // `comm` comes from netsum_init() or netsum_split(); `part` points to room for a pointer.

@@ -51,7 +51,8 @@ pub const NETSUM_INT32: netsum_dtype = 1;
 pub const NETSUM_FLOAT32: netsum_dtype = 2;
 /// Half precision floats. Long sums of them take 16 bits each on the links.
 pub const NETSUM_FLOAT16: netsum_dtype = 3;
-/// Floats of 16 bits with the exponents of NETSUM_FLOAT32. Their sums are as those of NETSUM_FLOAT16.
+/// Floats of 16 bits with the exponents of NETSUM_FLOAT32. Their sums are as those of
+/// NETSUM_FLOAT16.
 pub const NETSUM_BFLOAT16: netsum_dtype = 4;
 /// 8-bit integers.
 pub const NETSUM_INT8: netsum_dtype = 5;
@@ -131,8 +132,8 @@ fn connected(config: CommConfig) -> Result<*mut netsum_comm, Error> {
 }
 
 /// Makes a communicator of all ranks of `comm` that pass the same `color`, in the order of their
-/// `key`, and of their ranks where keys are equal. All ranks of `comm` must call it. With a negative
-/// `color`, or if this fails, `*part` is NULL. netsum_finalize() leaves the group.
+/// `key`, and of their ranks where keys are equal. All ranks of `comm` must call it. With a
+/// negative `color`, or if this fails, `*part` is NULL. netsum_finalize() leaves the group.
 ///
 /// # Safety
 /// `comm` comes from netsum_init() or netsum_split(); `part` points to room for a pointer.

@@ -25,8 +25,8 @@ pub struct CommConfig {
     pub retry: AdapterRetry,
     /// Where the other ranks' addresses come from.
     pub bootstrap: Bootstrap,
-    /// Connects some ranks of the job as a group of this name, `rank` and `ranks` being theirs. Needs
-    /// a daemon.
+    /// Connects some ranks of the job as a group of this name, `rank` and `ranks` being theirs.
+    /// Needs a daemon.
     pub group: Option<String>,
     /// A rank that is silent for so long is dead. Must be the same at all ranks.
     pub timeout: Duration,

@@ -576,8 +576,9 @@ impl Runner {
         for (at, (_, part)) in
             rings.into_iter().enumerate().filter(|(_, (_, part))| !part.is_empty())
         {
-            // SAFETY: Only this rank uses this part of all ranks' chunks, until it has announced the
-            // sums: its engine reads a message's elements before it writes them, not at one time.
+            // SAFETY: Only this rank uses this part of all ranks' chunks, until it has announced
+            // the sums: its engine reads a message's elements before it writes them, not at one
+            // time.
             let of = |place| unsafe { self.part::<E::Element>(number, place, part.clone()) };
             let data = Sources { sources: all.clone().map(of).collect(), output: of(own), divisor };
             let (_, ring) = &mut self.rings[at];

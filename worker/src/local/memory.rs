@@ -36,13 +36,13 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Maps `len` bytes of the file, which becomes as long. New bytes are zero, and take memory only
-    /// once they are written.
+    /// Maps `len` bytes of the file, which becomes as long. New bytes are zero, and take memory
+    /// only once they are written.
     pub fn map(file: &File, len: NonZeroUsize) -> io::Result<Self> {
         file.set_len(len.get() as u64)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: A new mapping, where the kernel chooses. The file is never made shorter: all ranks
-        // give it the same length.
+        // SAFETY: A new mapping, where the kernel chooses. The file is never made shorter: all
+        // ranks give it the same length.
         let start = unsafe { mmap(None, len, protection, MapFlags::MAP_SHARED, file, 0)? };
         Ok(Self { start: start.cast(), len })
     }
@@ -99,7 +99,8 @@ impl<T: Element> Part<T> {
     /// mutable, none reads them.
     ///
     /// # Panics
-    /// If they are not in the memory or not aligned, or for `bool`, whose bytes may not be anything.
+    /// If they are not in the memory or not aligned, or for `bool`, whose bytes may not be
+    /// anything.
     pub unsafe fn new(memory: &Arc<SharedMemory>, start: usize, len: usize) -> Self {
         assert!(T::DTYPE != Dtype::Bool);
         let at = memory.at(start..start + len * size_of::<T>());

@@ -4,12 +4,12 @@
 //! The scale follows from the largest exponent over all ranks' floats of that block. Ranks add
 //! exponents up like everything else, as counts of eight bits (at most 64 ranks): of its upper five
 //! bits, of its lower three, and of blocks with an infinity or a NaN. Eight sets of counts of lower
-//! bits are kept, by the upper bits modulo 8, so that ranks whose floats are smaller by up to 2^56 do
-//! not disturb. Beyond that the scale may be too coarse by up to 2^7.
+//! bits are kept, by the upper bits modulo 8, so that ranks whose floats are smaller by up to 2^56
+//! do not disturb. Beyond that the scale may be too coarse by up to 2^7.
 //!
-//! Floats in 16 bits are rounded stochastically (Gupta et al., "Deep Learning with Limited Numerical
-//! Precision", ICML 2015): what is far below a block's largest float is kept on the average, where
-//! rounding to the nearest would make it 0 in each step.
+//! Floats in 16 bits are rounded stochastically (Gupta et al., "Deep Learning with Limited
+//! Numerical Precision", ICML 2015): what is far below a block's largest float is kept on the
+//! average, where rounding to the nearest would make it 0 in each step.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -117,15 +117,15 @@ impl<'a> Blocks<'a> {
     }
 
     /// The format with which a rank writes its message that begins at element `start` of an
-    /// operation. Halves are rounded stochastically: each rank rounds each element of each operation
-    /// by another number, the same in every run.
+    /// operation. Halves are rounded stochastically: each rank rounds each element of each
+    /// operation by another number, the same in every run.
     pub fn of_rank(self, rank: u32, operation: u64, start: usize) -> Self {
         let seed = mix(mix(mix(rank) ^ operation as u32) ^ start as u32);
         Self { seed, ..self }
     }
 
-    /// The format of one of the ranks whose floats a rank writes as one message. Source 0 has that of
-    /// a rank.
+    /// The format of one of the ranks whose floats a rank writes as one message. Source 0 has that
+    /// of a rank.
     pub fn of_source(self, source: u32) -> Self {
         Self { seed: self.seed ^ mix(source), ..self }
     }

@@ -132,7 +132,8 @@ mod tests {
         }
     }
 
-    /// A hierarchical operation: the vector in parts that begin with a message, one after the other.
+    /// A hierarchical operation: the vector in parts that begin with a message, one after the
+    /// other.
     fn hierarchical<T: Element>(
         hosts: &[Vec<Vec<T>>],
         layout: &Layout,
@@ -225,7 +226,8 @@ mod tests {
     fn floats_in_16_bits_are_right_on_the_average() {
         let layout = Layout { message_size: 9000, window: 2, rings: 1 };
         for length in [5000, 5001] {
-            // Below the unit of their block, whose largest float is 1; a third is never kept exactly.
+            // Below the unit of their block, whose largest float is 1; a third is never kept
+            // exactly.
             let of_rank: Vec<f32> =
                 (0..length).map(|i| if i % 1024 == 0 { 1.0 } else { 1.0 / 3e5 }).collect();
             let hosts = vec![vec![of_rank; 4]; 2];

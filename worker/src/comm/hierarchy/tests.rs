@@ -179,7 +179,10 @@ fn parts_begin_with_messages_and_cover_the_chunk() {
         [(Dtype::F32, Width::Full), (Dtype::F32, Width::Half), (Dtype::I16, Width::Full)]
     {
         let cut = areas.cut(dtype, width).unwrap();
-        assert!(cut.chunk * dtype.bytes() <= areas.chunk_bytes() && cut.chunk % cut.message == 0);
+        assert!(
+            cut.chunk * dtype.bytes() <= areas.chunk_bytes()
+                && cut.chunk.is_multiple_of(cut.message)
+        );
         for elements in [1, cut.message, cut.message + 1, 7 * cut.message - 1, cut.chunk] {
             let parts: Vec<_> = (0..3).map(|ring| cut.part(elements, ring)).collect();
             assert_eq!((parts[0].start, parts[2].end), (0, elements));
