@@ -81,7 +81,7 @@ fn whole_job(j: &Job) -> Entry {
         j.rings,
         j.slots,
         netsum_common::limits::sum_len(j.largest_mtu),
-        j.connections() / j.rings
+        j.connections() / j.rings.max(1)
     );
     entry.attributes(2, vec![plain(memory)]);
     if let Some(token) = &j.token {

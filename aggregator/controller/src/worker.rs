@@ -412,7 +412,8 @@ impl<B: Backend> Worker for WorkerService<B> {
         if !actions.is_empty() {
             self.backend.job_aborted(r.job.clone(), ports);
         }
-        inner.carry_out(Some(&r.job), actions)?;
+        // Its groups end, too.
+        inner.carry_out(None, actions)?;
         Ok(Response::new(api::AbortReply {}))
     }
 

@@ -10,6 +10,8 @@ use super::{Action, Controller, Job, JobSpec, Refusal, State};
 
 /// Most groups of a job at one time.
 pub const MAX_GROUPS: usize = 256;
+/// Most of them with rings, so that no job's ranks can take the whole pool.
+pub const MAX_WITH_RINGS: usize = 32;
 /// How long a group without ranks waits for some.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a failed group stays, so that its ranks are told why.
@@ -64,7 +66,15 @@ impl Controller {
         }
         let spec = JobSpec { name: name.clone(), ranks, elastic: None, is_group: true, ..parent };
         let one = JobSpec { rings: 1, ..spec.clone() };
-        let created = self.add_job(spec).or_else(|_| self.add_job(one.clone()));
+        let with_rings = self.groups_of(job).filter(|group| !self.jobs[*group].rings.is_empty());
+        let created = if with_rings.count() < MAX_WITH_RINGS {
+            self.add_job(spec).or_else(|_| self.add_job(one.clone()))
+        } else {
+            Err(Refusal::Exhausted(format!(
+                "group {name}: job {job} has {MAX_WITH_RINGS} groups with rings already, which is \
+                 the most"
+            )))
+        };
         let (actions, without_rings) = match created {
             Ok(actions) => (actions, None),
             Err(why) => (self.add_job(without_rings(one))?, Some(why)),

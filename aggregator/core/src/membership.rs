@@ -245,7 +245,8 @@ impl Controller {
         self.check_mtu(&format!("rank {}", a.rank), job.spec.mtu, join.ifindex)?;
         // Without rings in the box, ranks have the connections of one nevertheless.
         let rings = job.rings.len().max(1);
-        if a.rings.len() != rings {
+        // A group may have lost its rings since it was described.
+        if a.rings.len() != rings && (a.rings.is_empty() || !job.rings.is_empty()) {
             return Err(Refusal::Invalid(format!(
                 "rank {}: connections for {} rings, the job has {}",
                 a.rank,

@@ -80,7 +80,8 @@ def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future
     gradient = bucket.buffer()
     try:
         _check(gradient)
-        if is_on_device(gradient):
+        # Buckets must not overtake those that are being copied.
+        if is_on_device(gradient) or (state._staging and state._staging.needs([gradient])):
             handle = state.staging.run(_start(state), ([gradient],), ("rw",), (1,))
         else:
             handle = _start(state)([gradient])

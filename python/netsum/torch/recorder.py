@@ -75,7 +75,8 @@ class Entry:
         self.thread = threading.current_thread().name
         self.started: int | None = None
         self.completed: int | None = None
-        self.error: BaseException | None = None
+        #: The error's text, and the rank that it names.
+        self.error: tuple[str, int | None] | None = None
         self.frames: list[tuple[CodeType, int]] = []
         self._range: torch.autograd.profiler.record_function | None = None
         if torch.autograd._profiler_enabled():
@@ -101,7 +102,8 @@ class Entry:
 
     def failed(self, error: BaseException) -> None:
         """Writes the file, if the operation hangs at some rank."""
-        self.error = error
+        # The error itself would keep the caller's frames, and their tensors.
+        self.error = str(error), getattr(error, "rank", None)
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
@@ -147,7 +149,7 @@ class Entry:
         if self.completed is not None and self.started is not None:
             fields["duration_ms"] = (self.completed - self.started) / 1e6
         if error is not None:
-            fields |= {"error": str(error), "missing_rank": getattr(error, "rank", None)}
+            fields["error"], fields["missing_rank"] = error
         return fields
 
 

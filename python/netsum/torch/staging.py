@@ -102,7 +102,13 @@ class Pool:
                     return None
                 self.changed.wait()
             self.used += sum(sizes)
-        return [self._one(size) for size in sizes]
+        try:
+            return [self._one(size) for size in sizes]
+        except BaseException:
+            with self.changed:
+                self.used -= sum(sizes)
+                self.changed.notify_all()
+            raise
 
     def _one(self, size: int) -> torch.Tensor:
         with self.changed:
@@ -197,15 +203,18 @@ class _Job:
         if streams is None:
             self.source.set_result(self.results)
             return
-        with streams.module.stream(streams.back):
-            try:
+        try:
+            with streams.module.stream(streams.back):
                 for memory in self.copies if error is None else []:
                     memory.put(non_blocking=True)
                     memory.flat.record_stream(streams.back)
-            except Exception as raised:  # noqa: BLE001: the caller's
-                self.error = raised
-            self.handle.streams, self.handle.event = streams, streams.event(streams.back)
-            self.source.set_result(self.results)
+                self.handle.streams, self.handle.event = streams, streams.event(streams.back)
+                self.source.set_result(self.results)
+        except Exception as raised:  # noqa: BLE001: the caller's
+            # After some errors a device does nothing more; the caller must not wait for it.
+            self.error, self.handle.streams = self.error or raised, None
+            if not self.source.done():
+                self.source.set_exception(self.error)
 
 
 class _Part:
@@ -424,8 +433,10 @@ class Staging:
             self._failed(part, error)
 
     def _failed(self, part: _Part, error: Exception) -> None:
-        self.refuse(error)
-        part.end(self.pool, error)
+        try:
+            self.refuse(error)
+        finally:
+            part.end(self.pool, error)
 
 
 def _cut(

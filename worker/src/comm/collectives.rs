@@ -174,6 +174,7 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async).
     pub fn barrier_async(&mut self) -> Result<Pending<Vec<i32>>, Error> {
+        self.complete_hierarchical();
         self.call_async(Collective::Barrier, Ok(Slice(vec![0])), |owned| {
             take_back(owned).map(|Slice(data)| data)
         })

@@ -118,6 +118,13 @@ impl Communicator {
         Ok(made)
     }
 
+    /// Waits for hierarchical operations in flight, which are not among the session's.
+    pub(super) fn complete_hierarchical(&self) {
+        if let Some(hierarchical) = &self.hierarchical {
+            hierarchical.complete();
+        }
+    }
+
     /// The driver of the connections of all ranks.
     pub(super) fn driver(&self) -> Option<Arc<DriverLock<Session>>> {
         self.driven.as_ref().map(|driven| Arc::clone(&driven.session))
@@ -377,11 +384,10 @@ impl Communicator {
                 let call = self.described(collective, &announcement);
                 // Other threads can end the session meanwhile.
                 let announced = self.call_async(collective, Ok(announcement), |_| Some(()));
-                let announced = announced.and_then(Pending::wait);
-                let report = announced.and_then(|((), announced)| {
+                let report = announced.and_then(|announced| {
                     let hierarchical = self.hierarchical.as_ref().ok_or(Error::Closed)?;
                     let (finished, again) =
-                        hierarchical.run(call, &mut data.elements, announced.verified)?;
+                        hierarchical.run(call, &mut data.elements, announced)?;
                     finished.report(called.elapsed(), again)
                 });
                 (Some(data), report)
@@ -426,6 +432,7 @@ impl Communicator {
         if let Err(error) = forked(self.process) {
             return (None, Err(error));
         }
+        self.complete_hierarchical();
         match data {
             Ok(mut data) => {
                 let report = self.run(collective, &mut data);

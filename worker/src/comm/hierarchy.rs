@@ -9,9 +9,11 @@
 
 use std::fs::File;
 use std::io;
+use std::net::Shutdown;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
@@ -19,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netsum_collective::call::{Call, Collective, Op};
-use netsum_collective::engine::Finished;
+use netsum_collective::engine::{Finished, MAX_OPEN};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::block::Width;
 use netsum_collective::numeric::element::{Data, Dtype, Element};
@@ -134,7 +136,10 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        drop(self.alarm.take());
+        // A forked process may have a copy of the socket.
+        if let Some(alarm) = self.alarm.take() {
+            let _ = alarm.shutdown(Shutdown::Both);
+        }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -229,8 +234,11 @@ impl Hierarchical {
             .map(|ring| {
                 let members: Vec<u32> = hosts.iter().map(|h| h[ring % h.len()]).collect();
                 let config = ring_config(config, ring, &members, places.len());
-                let comm = Communicator::connect(config).map_err(|e| e.to_string())?;
-                Ok((ring, comm))
+                let ring_comm = Communicator::connect(config).map_err(|e| e.to_string())?;
+                if ring_comm.mode() == Mode::HostRing && comm.mode() == Mode::Box {
+                    return Err(format!("the box has no room for ring {ring} of the hosts"));
+                }
+                Ok((ring, ring_comm))
             })
             .collect();
         let is_connected = agreed(comm, &connected)?;
@@ -263,7 +271,11 @@ impl Hierarchical {
             .name("netsum-hosts".to_owned())
             .spawn(move || {
                 for task in tasks {
-                    task(&mut lock(&worker.runner));
+                    let mut runner = lock(&worker.runner);
+                    // A task calls the application's function.
+                    if catch_unwind(AssertUnwindSafe(|| task(&mut runner))).is_err() {
+                        runner.fail(Error::Protocol("a function of `when_done` panicked".into()));
+                    }
                     worker.fewer.notify_all();
                 }
             })
@@ -309,12 +321,17 @@ impl Hierarchical {
         announced: Pending<()>,
         promise: Promise,
     ) {
-        lock(&self.shared.open).push(data.memory());
+        let mut open = lock(&self.shared.open);
+        while open.len() >= MAX_OPEN {
+            open = self.shared.fewer.wait(open).unwrap_or_else(PoisonError::into_inner);
+        }
+        open.push(data.memory());
+        drop(open);
         let shared = Arc::clone(&self.shared);
         let task = Box::new(move |runner: &mut Runner| {
-            let summed = announced
-                .wait()
-                .and_then(|((), report)| runner.sum(call, &mut data.elements, report.verified));
+            let summed = runner
+                .announced(announced)
+                .and_then(|verified| runner.sum(call, &mut data.elements, verified));
             shared.done.fetch_add(summed.is_ok().into(), Relaxed);
             // The caller may use the memory again as soon as it has the outcome.
             lock(&shared.open).remove(0);
@@ -329,19 +346,25 @@ impl Hierarchical {
         }
     }
 
+    /// Waits until all queued operations are complete.
+    pub fn complete(&self) {
+        let mut open = lock(&self.shared.open);
+        while !open.is_empty() {
+            open = self.shared.fewer.wait(open).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Executes an operation that has been announced, after those that are queued.
     pub fn run<E: Elements>(
         &self,
         call: Call,
         elements: &mut E,
-        verified: u64,
+        announced: Pending<()>,
     ) -> Result<(Finished, Option<u64>), Error> {
-        let mut open = lock(&self.shared.open);
-        while !open.is_empty() {
-            open = self.shared.fewer.wait(open).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(open);
-        let summed = lock(&self.shared.runner).sum(call, elements, verified);
+        self.complete();
+        let mut runner = lock(&self.shared.runner);
+        let verified = runner.announced(announced)?;
+        let summed = runner.sum(call, elements, verified);
         self.shared.done.fetch_add(summed.is_ok().into(), Relaxed);
         summed
     }
@@ -530,10 +553,30 @@ impl Runner {
         before.map_or(Ok(()), |last| self.finish(cut, elements, last, all))
     }
 
-    /// Until when this rank waits.
-    fn until(&self) -> impl Fn() -> Option<Instant> + use<> {
-        let closing = Arc::clone(&self.closing);
-        move || *lock(&closing)
+    /// Why this rank cannot wait any longer, if so.
+    fn give_up(&self) -> impl Fn() -> Option<Error> + use<> {
+        let (closing, failing) = (Arc::clone(&self.closing), self.failing.clone());
+        move || {
+            let is_late = lock(&closing).is_some_and(|until| Instant::now() > until);
+            let failure = || failing.iter().find_map(|driver| driver.try_lock()?.failure());
+            if is_late { Some(Error::Closed) } else { failure() }
+        }
+    }
+
+    /// Waits until all ranks have announced an operation. Returns how many messages that verified.
+    fn announced(&mut self, operation: Pending<()>) -> Result<u64, Error> {
+        let give_up = self.give_up();
+        while !operation.wait_for(CHECK) {
+            if let Some(error) = give_up() {
+                return Err(self.fail(error));
+            }
+        }
+        operation.wait().map(|((), report)| report.verified).map_err(|error| match give_up() {
+            // The others on this host must not wait for this rank.
+            Some(_) => self.fail(error),
+            // All ranks have this error.
+            None => error,
+        })
     }
 
     /// A range of elements of a rank's chunk.
@@ -560,7 +603,7 @@ impl Runner {
         self.chunks += 1;
         let (locals, own) = (&self.locals, self.locals.own_place());
         // The chunk before the last one had the same memory.
-        locals.wait(number.saturating_sub(1), |steps| &steps.copied_out, self.until())?;
+        locals.wait(number.saturating_sub(1), |steps| &steps.copied_out, self.give_up())?;
         {
             // SAFETY: All ranks have copied out what was there, and others read it only after this
             // one has announced it.
@@ -568,7 +611,7 @@ impl Runner {
             elements.read(range.start, &mut chunk);
         }
         locals.announce(&locals.own().copied_in, number + 1);
-        locals.wait(number + 1, |steps| &steps.copied_in, self.until())?;
+        locals.wait(number + 1, |steps| &steps.copied_in, self.give_up())?;
         let divisor = if op == Op::Average { self.summands } else { 1 };
         let (all, mut sums) = (0..locals.len(), Vec::new());
         let rings: Vec<(usize, Range<usize>)> =
@@ -621,7 +664,7 @@ impl Runner {
         first.store(found.start as u64, Release);
         end.store(found.end as u64, Release);
         locals.announce(&locals.own().summed, number + 1);
-        locals.wait(number + 1, |steps| &steps.summed, self.until())?;
+        locals.wait(number + 1, |steps| &steps.summed, self.give_up())?;
         let found = locals.all().iter().map(|steps| {
             let [first, end] = steps.non_finite[area].each_ref().map(|e| e.load(Acquire) as usize);
             range.start + first..range.start + end

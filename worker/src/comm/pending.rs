@@ -44,7 +44,8 @@ impl<B> Pending<B> {
 
     /// An operation that a thread of its own completes.
     pub(super) fn promised(back: Back<B>) -> (Self, Promise) {
-        let (settlement, promise) = Promise::new();
+        let (settlement, mut promise) = Promise::new();
+        promise.retransmissions = Some(0);
         (Self { settlement, driver: None, back, process: std::process::id() }, promise)
     }
 

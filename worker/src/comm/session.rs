@@ -233,7 +233,8 @@ impl Session {
 
     /// Why the session has ended, if it has failed.
     pub fn failure(&self) -> Option<Error> {
-        self.core.as_ref().and_then(|core| core.engine.failure().cloned())
+        let of_core = self.core.as_ref().and_then(|core| core.engine.failure());
+        of_core.or(self.broken.as_ref()).cloned()
     }
 
     /// Whether a rank has left in good order, or this one is in no session.
@@ -305,6 +306,7 @@ impl Session {
             Reconnected::Stayed(core) => {
                 self.failback.failed(Instant::now());
                 self.core = Some(*core);
+                self.fail_as_told();
                 return;
             }
             Reconnected::Left(left, established) => (left, *established),
@@ -316,8 +318,16 @@ impl Session {
                 self.before.reconnects += 1;
                 self.failback.connected(Instant::now(), core.program_generation());
                 (self.shape, self.title, self.core) = (shape, title, Some(core));
+                self.fail_as_told();
             }
             Err(error) => self.broken = Some(error),
+        }
+    }
+
+    /// Ends the session if [`fail`](Self::fail) was called during a reconnect.
+    fn fail_as_told(&mut self) {
+        if let (Some(error), Some(core)) = (&self.broken, &mut self.core) {
+            core.fail(error);
         }
     }
 

@@ -10,17 +10,27 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use netsum_collective::numeric::element::{Dtype, Element};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// A file in memory, which others open through `/proc`.
+/// A file in memory, which others open through `/proc`. Nobody can make it shorter.
 pub(crate) fn create() -> io::Result<OwnedFd> {
-    Ok(memfd_create("netsum", MFdFlags::MFD_CLOEXEC)?)
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = memfd_create("netsum", flags)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK))?;
+    Ok(file)
 }
 
 /// Opens a file that another process of this user has [created](create).
 pub(crate) fn open(pid: u32, file: u32) -> io::Result<File> {
-    File::options().read(true).write(true).open(format!("/proc/{pid}/fd/{file}"))
+    let file = File::options().read(true).write(true).open(format!("/proc/{pid}/fd/{file}"))?;
+    // That process may have closed it, or be another one by now.
+    let seals = SealFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GET_SEALS)?);
+    if seals != SealFlag::F_SEAL_SHRINK {
+        return Err(io::Error::other("it is not a file that netsum has created"));
+    }
+    Ok(file)
 }
 
 /// A file that is mapped.
@@ -41,8 +51,7 @@ impl SharedMemory {
     pub fn map(file: &File, len: NonZeroUsize) -> io::Result<Self> {
         file.set_len(len.get() as u64)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: A new mapping, where the kernel chooses. The file is never made shorter: all
-        // ranks give it the same length.
+        // SAFETY: A new mapping, where the kernel chooses. The file cannot be made shorter.
         let start = unsafe { mmap(None, len, protection, MapFlags::MAP_SHARED, file, 0)? };
         Ok(Self { start: start.cast(), len })
     }
@@ -148,6 +157,9 @@ mod tests {
         a.copy_from_slice(&[1.0, 2.0, 3.0]);
         assert_eq!(*b, [1.0, 2.0, 3.0]);
         assert!(open(std::process::id(), 999_999).is_err());
+        assert!(own.set_len(1).is_err(), "the mappings would lose their memory");
+        let foreign = tempfile::tempfile().unwrap();
+        assert!(open(std::process::id(), foreign.as_raw_fd() as u32).is_err());
     }
 
     #[test]

@@ -127,17 +127,17 @@ impl Locals {
         let _ = futex::wake(changes, futex::Flags::empty(), i32::MAX as u32);
     }
 
-    /// Waits until `count` is at least `value` for all ranks, at most until `until`.
+    /// Waits until `count` is at least `value` for all ranks, or `give_up` returns why not.
     ///
     /// # Errors
-    /// [`Error::RankDied`] names a rank that has died, [`Error::Closed`] if it takes too long;
-    /// others' failures.
+    /// [`Error::RankDied`] names a rank that has died; others' failures.
     pub fn wait(
         &self,
         value: u64,
         count: impl Fn(&Steps) -> &AtomicU64,
-        until: impl Fn() -> Option<Instant>,
+        give_up: impl Fn() -> Option<Error>,
     ) -> Result<(), Error> {
+        let mut next = Instant::now() + CHECK;
         loop {
             let changes = self.control().changes.load(Acquire);
             if self.all().iter().all(|steps| count(steps).load(Acquire) >= value) {
@@ -146,8 +146,11 @@ impl Locals {
             if let Some(failure) = self.failure() {
                 return Err(failure);
             }
-            if until().is_some_and(|until| Instant::now() > until) {
-                return Err(Error::Closed);
+            if Instant::now() >= next {
+                next += CHECK;
+                if let Some(error) = give_up() {
+                    return Err(error);
+                }
             }
             self.sleep(changes);
             let behind = |place: usize| count(&self.all()[place]).load(Acquire) < value;
@@ -331,9 +334,8 @@ mod tests {
         assert_eq!(a.fail(first.clone()), first);
         assert_eq!(b.wait(1, |s| &s.summed, || None).unwrap_err(), first);
         assert_eq!(b.fail(Error::Closed), first);
-        let soon = Instant::now();
         let [a, _b] = locals(&[std::process::id(); 2]).try_into().unwrap();
-        assert_eq!(a.wait(1, |s| &s.summed, || Some(soon)), Err(Error::Closed));
+        assert_eq!(a.wait(1, |s| &s.summed, || Some(Error::Closed)), Err(Error::Closed));
         // The others get another error for some.
         a.fail(Error::Closed);
         assert_eq!(a.check(), Err(Error::RankLeft { rank: 10 }));

@@ -12,7 +12,7 @@ use crate::call::Collective;
 use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
-use crate::numeric::block::{EXPONENT_BYTES, read_exponent, write_exponent};
+use crate::numeric::block::{EXPONENT_BYTES, read_exponent};
 use crate::numeric::element::{Data, Owned};
 use crate::numeric::format::Format;
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
@@ -219,7 +219,7 @@ impl Engine {
             let ranges = message.exponents.clone();
             let ranges = ranges.flat_map(|i| op.plan.block_ranges(ring as usize, i));
             for (range, counts) in ranges.zip(exponents.chunks_mut(EXPONENT_BYTES)) {
-                write_exponent(data.exponents(range).largest, counts);
+                data.write_exponent(range, counts);
             }
         }
         if let Some((_, range)) = &message.data

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut, Range};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::block::Width;
+use super::block::{Width, write_exponent};
 use super::format::Format;
 use super::memory::Memory;
 use super::number::{Bool8, Number};
@@ -248,6 +248,10 @@ pub trait Data {
         (self.dtype(), self.len())
     }
     fn exponents(&self, range: Range<usize>) -> Exponents;
+    /// Writes the counts for a block's largest exponent.
+    fn write_exponent(&self, range: Range<usize>, counts: &mut [u8]) {
+        write_exponent(self.exponents(range).largest, counts);
+    }
     fn load(&self, range: Range<usize>, format: Option<Format<'_>>, out: &mut [u8]);
     /// Elements for which a format is too coarse.
     fn underflow(&self, range: Range<usize>, format: Format<'_>) -> Underflow;

@@ -4,6 +4,7 @@
 
 use std::ops::{Deref, DerefMut, Range};
 
+use super::block::{EXPONENT_BYTES, write_exponent};
 use super::element::{Data, Dtype, Element, part_of};
 use super::format::Format;
 use super::quant::{Exponents, Underflow};
@@ -38,6 +39,15 @@ impl<T: Element, S: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Sou
     fn exponents(&self, range: Range<usize>) -> Exponents {
         let of_all = self.sources.iter().map(|source| T::exponents(&source[range.clone()]));
         of_all.reduce(Exponents::max).unwrap_or_default()
+    }
+    /// Counts each source, as ranks by themselves do, so that a scale is as coarse as theirs.
+    fn write_exponent(&self, range: Range<usize>, counts: &mut [u8]) {
+        counts.fill(0);
+        for source in &self.sources {
+            let mut own = [0; EXPONENT_BYTES];
+            write_exponent(T::exponents(&source[range.clone()]).largest, &mut own);
+            add_lanes(counts, &own);
+        }
     }
     fn load(&self, range: Range<usize>, format: Option<Format<'_>>, out: &mut [u8]) {
         let size = format.map_or(4, Format::bytes);
@@ -94,7 +104,7 @@ mod tests {
     use half::{bf16, f16};
     use proptest::prelude::*;
 
-    use super::super::block::{EXPONENT_BYTES, Width, read_exponent, write_exponent};
+    use super::super::block::{Width, read_exponent};
     use super::super::layout::{Layout, Plan};
     use super::super::number::Number;
     use super::super::reference::Reference;
@@ -111,7 +121,7 @@ mod tests {
                     let mut counts = [0; EXPONENT_BYTES];
                     for host in &*hosts {
                         let mut own = [0; EXPONENT_BYTES];
-                        write_exponent(host.exponents(block.clone()).largest, &mut own);
+                        host.write_exponent(block.clone(), &mut own);
                         add_lanes(&mut counts, &own);
                     }
                     read_exponent(&counts)
@@ -220,6 +230,16 @@ mod tests {
                 check(&made(&hosts, length, seed, |x| f16::from_bits(x as u16 & 0xbbff)), op, messages);
             }
         }
+    }
+
+    /// A rank whose floats are 2^57 smaller than another's makes the scale coarser, on whatever host
+    /// it is.
+    #[test]
+    fn a_scale_is_as_coarse_as_without_hosts() {
+        let large = |i: u32| f32::from_bits(120 << 23 | i * 7919 & 0x7f_ffff);
+        let large: Vec<f32> = (0..5000).map(large).collect();
+        let small = vec![f32::from_bits(63 << 23); 5000];
+        check(&[vec![large, small], vec![vec![0.0; 5000]]], Op::Sum, 1);
     }
 
     #[test]

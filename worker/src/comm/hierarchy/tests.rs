@@ -109,6 +109,13 @@ fn operations_in_flight_keep_their_order() {
             let all: Vec<&[f32]> = all.iter().map(|x| &x[..]).collect();
             Reference::new(&layout).of(&all)
         };
+        // So does a barrier.
+        let before_barrier = comm.all_reduce_async(data(rank, 2)).unwrap();
+        comm.barrier().unwrap();
+        assert!(before_barrier.is_done());
+        let before_barrier = comm.all_reduce_async(data(rank, 2)).unwrap();
+        comm.barrier_async().unwrap().wait().unwrap();
+        assert!(before_barrier.is_done());
         // The memory of one that is complete is free at once.
         let mut again = Some(vec![0f32; 70_000]);
         for _ in 0..20 {
@@ -157,6 +164,21 @@ fn errors_reach_all_ranks() {
         let mut x = vec![1.0f32; 200_000 + usize::from(comm.rank() == 3)];
         let error = comm.all_reduce(&mut x).unwrap_err();
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
+    });
+}
+
+#[test]
+fn a_rank_leaves_although_no_other_makes_its_call() {
+    let all = std::sync::Barrier::new(4);
+    run(8, &[0, 0, 1, 1], Hierarchy::Auto, |mut comm| {
+        if comm.rank() == 0 {
+            let sum = comm.all_reduce_async(vec![1.0f32; 200_000]).unwrap();
+            let begun = Instant::now();
+            drop(comm);
+            assert!(begun.elapsed() < 10 * Duration::from_secs(1), "{:?}", begun.elapsed());
+            assert!(sum.wait().is_err());
+        }
+        all.wait();
     });
 }
 
