@@ -236,7 +236,7 @@ mod tests {
     /// it is.
     #[test]
     fn a_scale_is_as_coarse_as_without_hosts() {
-        let large = |i: u32| f32::from_bits(120 << 23 | i * 7919 & 0x7f_ffff);
+        let large = |i: u32| f32::from_bits(120 << 23 | ((i * 7919) & 0x7f_ffff));
         let large: Vec<f32> = (0..5000).map(large).collect();
         let small = vec![f32::from_bits(63 << 23); 5000];
         check(&[vec![large, small], vec![vec![0.0; 5000]]], Op::Sum, 1);
