@@ -179,7 +179,10 @@ fn refusals(cluster: &Cluster) {
     refused_by("odd", &odd_token, "--transport verbs", words);
     let refused = |arguments: &str, words: &str| refused_by("wide", &token, arguments, words);
     refused("--transport verbs --ib-timeout 32", "retry.timeout 32: 1 to 31");
-    refused("--transport udp", "in use by another RoCEv2 endpoint, perhaps the kernel's Soft-RoCE");
+    refused(
+        "--transport udp",
+        "in use by another RoCEv2 endpoint that does not share it: the kernel's Soft-RoCE",
+    );
     let interface_mtu = |mtu: &str| {
         let mut ip = cluster.lab().host(0).command("/usr/bin/ip");
         let ip = Running::start("ip", ip.args(["link", "set", "eth0", "mtu", mtu])).unwrap();
