@@ -13,9 +13,12 @@ fn netsum_takes_part_with_and_without_its_box() {
     let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
     let order = Order { collective: Collective::AllReduce, len: 100_000, iters: 3, setting: 0 };
     let rounds = [Peer::Box, Peer::Xdp, Peer::Ring { offload: true }].map(|who| {
-        let mut contestant =
-            start(who, &job, Wire { mtu: 2152, rate: Link(None), loss: 0.0, uplinks: None })
-                .unwrap();
+        let mut contestant = start(
+            who,
+            &job,
+            Wire { mtu: 2152, rate: Link(None), loss: 0.0, uplinks: None, ranks_per_host: 1 },
+        )
+        .unwrap();
         let round = contestant.run(&order).unwrap();
         assert_eq!((round.answer.micros.len(), round.answer.astray), (3, 0), "{who:?}");
         round
@@ -32,7 +35,7 @@ fn netsum_takes_part_with_and_without_its_box() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn every_collective_gives_the_right_result_by_the_box() {
     let job = JobSpec { message_size: 65_536, ..JobSpec::new("bench", 3) };
-    let wire = Wire { mtu: 1500, rate: Link(None), loss: 0.0, uplinks: None };
+    let wire = Wire { mtu: 1500, rate: Link(None), loss: 0.0, uplinks: None, ranks_per_host: 1 };
     let mut contestant = start(Peer::Box, &job, wire).unwrap();
     for collective in Collective::ALL {
         let bytes = collective.sizes(&[100_000], 3)[0];
@@ -48,7 +51,13 @@ fn every_collective_gives_the_right_result_by_the_box() {
 fn contestants_are_not_faster_than_the_links() {
     let part = Part {
         job: JobSpec { message_size: 65_536, window: 2, ..JobSpec::new("bench", 2) },
-        wire: Wire { mtu: 1500, rate: "50mbit".parse().unwrap(), loss: 0.0, uplinks: None },
+        wire: Wire {
+            mtu: 1500,
+            rate: "50mbit".parse().unwrap(),
+            loss: 0.0,
+            uplinks: None,
+            ranks_per_host: 1,
+        },
         collective: Collective::AllReduce,
         sizes: vec![4096, 1 << 20],
         who: vec![Peer::Box, Peer::Xdp, Peer::Ring { offload: true }],

@@ -34,13 +34,16 @@ struct Args {
     /// Numbers of hosts. Default outside the plan: 4,8.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
     hosts: Vec<u32>,
+    /// Ranks of each host, which share its address and its link; for netsum, Gloo and Open MPI.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    ranks_per_host: u32,
     /// Sizes of each rank's vector, such as 64K,16M. Default: one for each rate: 8 MiB up to
     /// 100mbit, 16 MiB at 250mbit, 32 MiB at 500mbit, else 64 MiB.
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
     /// Measure only these: netsum, netsum-xdp, netsum-ring, gloo, openmpi, openmpi-ucx, openmpi5,
     /// mpich, oneccl; and netsum-ring-no-offload, gloo-no-offload and openmpi-no-offload, which are
-    /// included by default if the rate is `none`; netsum-16bit and gloo-16bit, which never are.
+    /// included by default if the rate is `none`; netsum-flat, netsum-16bit and gloo-16bit, which never are.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds of each contestant with each size, in each launch.
@@ -128,7 +131,8 @@ impl Args {
 
     /// The slices to measure: all combinations of the options, or the plan.
     fn slices(&self) -> Result<Vec<Slice>> {
-        let Self { rates, hosts, sizes, losses, link_mtus, racks, .. } = self;
+        let Self { rates, hosts, sizes, losses, link_mtus, racks, ranks_per_host, .. } = self;
+        let ranks_per_host = *ranks_per_host;
         if !self.collectives
             && rates.is_empty()
             && hosts.is_empty()
@@ -136,6 +140,7 @@ impl Args {
             && losses.is_empty()
             && link_mtus.is_empty()
             && racks.is_empty()
+            && ranks_per_host == 1
         {
             return Ok(plan::usual());
         }
@@ -156,7 +161,8 @@ impl Args {
                 for &loss in &losses {
                     for &rate in &rates {
                         for uplinks in self.uplinks(hosts, rate)? {
-                            let (wire, who) = (Wire { rate, mtu, loss, uplinks }, Vec::new());
+                            let (wire, who) =
+                                (Wire { rate, mtu, loss, uplinks, ranks_per_host }, Vec::new());
                             all.push(Slice { hosts, wire, sizes: self.sizes(rate)?, who });
                         }
                     }
@@ -209,8 +215,8 @@ impl Args {
         let asked =
             |who: &Peer| self.only.is_empty() || self.only.iter().any(|name| name == who.name());
         let mut who = wanted(if who.is_empty() { &self.only } else { &who }, wire.rate)?;
-        who.retain(asked);
-        let job = self.job(hosts, wire.mtu)?;
+        who.retain(|who| asked(who) && (wire.ranks_per_host == 1 || who.shares_hosts()));
+        let job = self.job(hosts * wire.ranks_per_host, wire.mtu)?;
         let (launches, rounds, round_seconds) = (self.launches, self.rounds, self.seconds);
         Ok((!who.is_empty()).then_some(Part {
             job,
@@ -255,7 +261,7 @@ fn main() -> Result<()> {
             Err(error) => {
                 failed += 1;
                 let Part { wire, collective, .. } = part;
-                let what = format!("{} hosts, {wire}, {collective}", part.job.ranks);
+                let what = format!("{} hosts, {wire}, {collective}", part.hosts());
                 args.keep.print(format_args!("\n{what}: failed\n"));
                 eprintln!("{what}: {error:#}");
             }

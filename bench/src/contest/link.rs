@@ -36,6 +36,8 @@ pub struct Wire {
     pub loss: f64,
     /// `None`: one box for all.
     pub uplinks: Option<Uplinks>,
+    /// Ranks of each host, which share its address and its link.
+    pub ranks_per_host: u32,
 }
 
 /// Hosts in racks, each with a box, and a spine between these.
@@ -57,6 +59,9 @@ impl Uplinks {
 
 impl fmt::Display for Wire {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        if self.ranks_per_host > 1 {
+            write!(f, "{} ranks each, ", self.ranks_per_host)?;
+        }
         write!(f, "rate {}, link MTU {}", self.rate, self.mtu)?;
         if self.loss > 0.0 {
             write!(f, ", {} % lost", self.loss * 100.0)?;
@@ -71,8 +76,8 @@ impl fmt::Display for Wire {
 }
 
 impl Wire {
-    /// The least time for a sum in the network, in seconds: every link carries the vector once each
-    /// way.
+    /// The least time for a sum in the network, in seconds: every link carries one vector each way,
+    /// as a host can sum its ranks' vectors.
     pub fn least(&self, bytes: usize) -> Option<f64> {
         let host = self.rate.0?.seconds(bytes);
         Some(self.uplinks.map_or(host, |uplinks| host.max(uplinks.rate.seconds(bytes))))

@@ -24,7 +24,12 @@ const BYTES: usize = 128 << 20;
 fn slice(hosts: u32, rate: &str, mtu: u32, sizes: &[usize], who: &[&str]) -> Slice {
     let rate = rate.parse().expect("a rate");
     let who = who.iter().map(|name| (*name).to_owned()).collect();
-    Slice { hosts, wire: Wire { rate, mtu, loss: 0.0, uplinks: None }, sizes: sizes.to_vec(), who }
+    Slice {
+        hosts,
+        wire: Wire { rate, mtu, loss: 0.0, uplinks: None, ranks_per_host: 1 },
+        sizes: sizes.to_vec(),
+        who,
+    }
 }
 
 /// Bytes of a vector that is large for such links, within the machine's limit.

@@ -18,6 +18,7 @@ pub struct Row {
     /// The best of its settings.
     pub setting: String,
     pub hosts: u32,
+    pub ranks_per_host: u32,
     #[serde(serialize_with = "as_text")]
     pub rate: Link,
     pub link_mtu: u32,
@@ -80,6 +81,7 @@ impl Row {
             name: name.to_owned(),
             setting,
             hosts,
+            ranks_per_host: wire.ranks_per_host,
             rate: wire.rate,
             link_mtu: wire.mtu,
             loss: wire.loss,
@@ -111,7 +113,8 @@ impl Row {
         let rate = self.rate.0.filter(|_| self.racks > 0);
         let uplinks =
             rate.map(|rate| Uplinks::new(self.racks, self.hosts, rate, self.oversubscribed));
-        Wire { rate: self.rate, mtu: self.link_mtu, loss: self.loss, uplinks }
+        let Self { rate, link_mtu: mtu, loss, ranks_per_host, .. } = *self;
+        Wire { rate, mtu, loss, uplinks, ranks_per_host }
     }
 
     /// The headings of [`Row::text`].
@@ -294,7 +297,7 @@ mod tests {
     }
 
     fn wire(rate: &str) -> Wire {
-        Wire { rate: rate.parse().unwrap(), mtu: 1500, loss: 0.0, uplinks: None }
+        Wire { rate: rate.parse().unwrap(), mtu: 1500, loss: 0.0, uplinks: None, ranks_per_host: 1 }
     }
 
     fn row(name: &str, rate: &str, bytes: usize) -> Row {

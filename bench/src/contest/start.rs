@@ -40,6 +40,8 @@ const ONECCL: Venv = Venv(
 pub enum Peer {
     /// netsum by the box.
     Box,
+    /// netsum by the box, where the ranks of a host do not add before they send.
+    Flat,
     /// netsum by the box, with ranks over AF_XDP.
     Xdp,
     /// netsum by the box, with floats in 16 bits.
@@ -72,8 +74,9 @@ pub enum Peer {
 }
 
 impl Peer {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Box,
+        Self::Flat,
         Self::Xdp,
         Self::Half,
         Self::Ring { offload: true },
@@ -93,6 +96,7 @@ impl Peer {
     pub fn name(self) -> &'static str {
         match self {
             Self::Box => "netsum",
+            Self::Flat => "netsum-flat",
             Self::Xdp => "netsum-xdp",
             Self::Half => "netsum-16bit",
             Self::Ring { offload: true } => "netsum-ring",
@@ -113,16 +117,22 @@ impl Peer {
     /// have orders for all-reduces.
     pub fn has(self, collective: Collective) -> bool {
         match self {
-            Self::Box | Self::Xdp | Self::Ring { .. } => true,
+            Self::Box | Self::Flat | Self::Xdp | Self::Ring { .. } => true,
             Self::Gloo { .. } => collective != Collective::ReduceScatter,
             _ => collective == Collective::AllReduce,
         }
     }
 
-    /// Whether it takes part by default: in 16 bits never, without offload only where the rate is
-    /// unlimited, as CPU time is then the only cost of a link.
+    /// Whether it can be measured with several ranks on a host.
+    pub fn shares_hosts(self) -> bool {
+        matches!(self, Self::Box | Self::Flat | Self::Half | Self::Ring { .. })
+            || matches!(self, Self::Gloo { .. } | Self::GlooHalf | Self::Mpi { .. })
+    }
+
+    /// Whether it takes part by default: flat and in 16 bits never, without offload only where the
+    /// rate is unlimited, as CPU time is then the only cost of a link.
     pub fn is_usual(self, rate: Option<Rate>) -> bool {
-        if matches!(self, Self::Half | Self::GlooHalf) {
+        if matches!(self, Self::Flat | Self::Half | Self::GlooHalf) {
             return false;
         }
         let cut = matches!(
@@ -135,12 +145,13 @@ impl Peer {
     }
 }
 
-/// Starts a contestant with a job's ranks, one on each host.
+/// Starts a contestant with a job's ranks, host by host.
 ///
 /// # Errors
 /// If its programs are missing or end.
 pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
-    let Wire { mtu, rate: Link(rate), loss, uplinks } = wire;
+    let Wire { mtu, rate: Link(rate), loss, uplinks, ranks_per_host } = wire;
+    ensure!(ranks_per_host == 1 || who.shares_hosts(), "{}: one rank on each host", who.name());
     ensure!(loss == 0.0 || rate.is_some(), "links without a rate cannot lose packets");
     let (faulty_links, xdp) = (loss > 0.0, who == Peer::Xdp);
     let mut cluster = Cluster::without_daemon(LabSpec {
@@ -150,7 +161,7 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
         xdp,
         racks: uplinks.map_or(0, |uplinks| uplinks.racks as usize),
         uplink: uplinks.map(|uplinks| uplinks.rate),
-        ..LabSpec::hosts(job.ranks as usize)
+        ..LabSpec::hosts((job.ranks / ranks_per_host) as usize)
     })?;
     if faulty_links {
         let mut hosts = cluster.lab().hosts().iter().zip(1..);
@@ -160,7 +171,7 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     let mut boxes = None;
     let ranks = match who {
         // Ranks of several boxes are connected by hand.
-        Peer::Box | Peer::Xdp | Peer::Half => {
+        Peer::Box | Peer::Flat | Peer::Xdp | Peer::Half => {
             let token = if uplinks.is_some() {
                 boxes = Some(Racks::new(cluster.lab(), job, false)?);
                 None
@@ -170,7 +181,8 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
             };
             let xdp = if who == Peer::Xdp { (0..job.ranks).collect() } else { Vec::new() };
             let way = if who == Peer::Half { "box-16bit" } else { "box" };
-            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, token.as_deref(), way)?
+            let hierarchy = if who == Peer::Flat { "off" } else { job.hierarchy };
+            netsum(&cluster, &JobSpec { xdp, hierarchy, ..job.clone() }, 0, token.as_deref(), way)?
         }
         Peer::Ring { offload } => {
             // A lab's links have the offloads that help its packets anyway; for TCP's segments,
@@ -190,7 +202,8 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
         }
         Peer::Mpi { offload } => {
             set_offload(&cluster, offload)?;
-            mpi(&cluster, &["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"])?
+            let shared = if ranks_per_host > 1 { "tcp,self,vader" } else { "tcp,self" };
+            mpi(&cluster, ranks_per_host, &["--mca", "btl", shared, "--mca", "pml", "ob1"])?
         }
         // UCX looks for an InfiniBand adapter unless it is told otherwise.
         Peer::Ucx => {
@@ -198,6 +211,7 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
                 ["--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"];
             mpi(
                 &cluster,
+                1,
                 &[
                     &["--mca", "btl", "self", "--mca", "pml", "ucx", "--mca", "osc", "ucx"],
                     &any[..],
@@ -221,7 +235,7 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     Ok(Contestant { _boxes: boxes, ..Contestant::ready(who.name(), ranks, cluster)? })
 }
 
-/// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses. `way` is an argument of
+/// Starts a job's ranks, host by host, at the hosts' `k`-th addresses. `way` is an argument of
 /// contest-rank.
 pub(super) fn netsum(
     cluster: &Cluster,
@@ -230,7 +244,8 @@ pub(super) fn netsum(
     token: Option<&str>,
     way: &str,
 ) -> Result<Vec<Running>> {
-    let peers: Vec<_> = cluster.lab().hosts().iter().map(|host| host.ip(k)).collect();
+    let hosts: Vec<&Host> = hosts_of_ranks(cluster, job.ranks);
+    let peers: Vec<_> = hosts.iter().map(|host| host.ip(k)).collect();
     let workers = cluster.workers().to_string();
     let rank = |(rank, host): (usize, &Host)| {
         let spec = RankSpec::new(job, rank, &peers, token.map(|token| (&*workers, token)));
@@ -238,7 +253,14 @@ pub(super) fn netsum(
         command.arg(serde_json::to_string(&spec)?).arg(way);
         Running::start(&format!("{}, rank {rank}", job.name), &mut command)
     };
-    cluster.lab().hosts().iter().enumerate().map(rank).collect()
+    hosts.into_iter().enumerate().map(rank).collect()
+}
+
+/// The host of each rank: each host has as many, one after the other.
+fn hosts_of_ranks(cluster: &Cluster, ranks: u32) -> Vec<&Host> {
+    let hosts = cluster.lab().hosts();
+    let each = ranks as usize / hosts.len();
+    hosts.iter().flat_map(|host| std::iter::repeat_n(host, each)).collect()
 }
 
 fn set_offload(cluster: &Cluster, on: bool) -> Result<()> {
@@ -279,21 +301,23 @@ fn gloo(cluster: &Cluster, ranks: u32, kind: &str) -> Result<Vec<Running>> {
         command.env("GLOO_SOCKET_IFNAME", Host::INTERFACE);
         Running::start(&format!("Gloo's rank {rank}"), &mut command)
     };
-    cluster.lab().hosts().iter().enumerate().map(rank).collect()
+    hosts_of_ranks(cluster, ranks).into_iter().enumerate().map(rank).collect()
 }
 
-/// Open MPI over `transport`, which must not be shared memory: real hosts share none.
-fn mpi(cluster: &Cluster, transport: &[&str]) -> Result<Vec<Running>> {
+/// Open MPI over `transport`, which must not be shared memory with one rank on each host: real
+/// hosts share none.
+fn mpi(cluster: &Cluster, ranks_per_host: u32, transport: &[&str]) -> Result<Vec<Running>> {
     let script = write(cluster, "rank.py", 0o600, RANK)?;
     let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
     let first = cluster.lab().host(0);
     // Each host needs a name of its own, or Open MPI takes them all for one.
     let mut command: Command = first.command("unshare");
     command.args(["--uts", "sh", "-c", "hostname host0; exec \"$0\" \"$@\"", "mpirun"]);
-    let hosts: Vec<String> = cluster.lab().hosts().iter().map(|h| h.ip(0).to_string()).collect();
+    let hosts = cluster.lab().hosts().iter();
+    let hosts: Vec<String> = hosts.map(|h| format!("{}:{ranks_per_host}", h.ip(0))).collect();
     let interface = ["--mca", "btl_tcp_if_include", Host::INTERFACE, "--mca", "oob_tcp_if_include"];
     command
-        .args(["--allow-run-as-root", "--host", &hosts.join(","), "--map-by", "node"])
+        .args(["--allow-run-as-root", "--host", &hosts.join(","), "--map-by", "slot"])
         .args(["--mca", "plm_rsh_agent"])
         .arg(agent)
         .args(transport)
@@ -430,7 +454,7 @@ fn agent(cluster: &Cluster) -> String {
 /// If this machine lacks something that it needs.
 pub fn is_there(who: Peer) -> Result<()> {
     let module = match who {
-        Peer::Box | Peer::Xdp | Peer::Half | Peer::Ring { .. } => return Ok(()),
+        Peer::Box | Peer::Flat | Peer::Xdp | Peer::Half | Peer::Ring { .. } => return Ok(()),
         Peer::Gloo { .. } | Peer::GlooHalf => "torch.distributed",
         Peer::Mpi { .. } | Peer::Ucx => "mpi4py.MPI",
         Peer::Mpi5 => return MPI5.made().map(drop).context("no virtual environment"),

@@ -14,7 +14,7 @@ use netsum_lab::cluster::JobSpec;
 /// The measurements with one number of hosts and one rate.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// netsum's job; its ranks are the hosts.
+    /// netsum's job.
     pub job: JobSpec,
     pub wire: Wire,
     pub collective: Collective,
@@ -59,7 +59,7 @@ impl Part {
             let (of, left) = (self.launches, progress.minutes_left());
             eprintln!(
                 "{} hosts, {}, {}: launch {} of {of}; {left}",
-                self.job.ranks,
+                self.hosts(),
                 self.wire,
                 self.collective,
                 launch + 1
@@ -74,14 +74,18 @@ impl Part {
                     let row = |(c, record): (&Contestant, &Record)| {
                         let setting = c.settings.get(record.setting.unwrap_or(0));
                         let setting = setting.cloned().unwrap_or_default();
-                        let (ranks, wire, rounds) = (self.job.ranks, self.wire, &record.rounds);
-                        Row::new(c.name, setting, ranks, wire, self.collective, *bytes, rounds)
+                        let (hosts, wire, rounds) = (self.hosts(), self.wire, &record.rounds);
+                        Row::new(c.name, setting, hosts, wire, self.collective, *bytes, rounds)
                     };
                     rows.extend(contestants.iter().zip(records).map(row));
                 }
             }
         }
         Ok(rows)
+    }
+
+    pub fn hosts(&self) -> u32 {
+        self.job.ranks / self.wire.ranks_per_host
     }
 
     /// A rough estimate of the time, in seconds; [`Progress`] corrects it.
@@ -143,7 +147,7 @@ impl Part {
         }
         for _ in 0..self.rounds {
             let mut line =
-                format!("{} hosts, {}, {collective} of {bytes} B, ms:", self.job.ranks, self.wire);
+                format!("{} hosts, {}, {collective} of {bytes} B, ms:", self.hosts(), self.wire);
             for (contestant, record) in contestants.iter_mut().zip(&mut *records) {
                 let order = order(record.setting.unwrap_or(0), record.iters);
                 let round = contestant.run(&order)?;

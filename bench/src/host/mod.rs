@@ -181,7 +181,7 @@ pub fn measure(settings: &Settings, tell: impl Fn(&Row)) -> Result<Figures> {
 fn gloo(settings: &Settings, offload: bool) -> Result<Row> {
     let who = Peer::Gloo { offload };
     is_there(who)?;
-    let wire = Wire { mtu: 1500, rate: Link(None), loss: 0.0, uplinks: None };
+    let wire = Wire { mtu: 1500, rate: Link(None), loss: 0.0, uplinks: None, ranks_per_host: 1 };
     let mut contestant = start(who, &JobSpec::new("host", 2), wire)?;
     let len = (settings.size << 20) / 4;
     contestant.run(&Order { collective: Collective::AllReduce, len, iters: 3, setting: 0 })?;
