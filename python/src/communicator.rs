@@ -103,10 +103,10 @@ fn made(
     has_box: bool,
     make: impl FnOnce() -> Result<Option<Inner>, Error> + Send + 'static,
 ) -> PyResult<Option<Communicator>> {
-    let (told, mut answer) = mpsc::channel();
+    let (sender, mut answer) = mpsc::channel();
     // In its own thread, because Ctrl-C must end the wait.
     std::thread::Builder::new().name("netsum-connect".to_owned()).spawn(move || {
-        let _ = told.send(make());
+        let _ = sender.send(make());
     })?;
     loop {
         let answer = &mut answer;

@@ -29,6 +29,8 @@ pub struct Report {
     retransmissions: Option<u64>,
     /// This rank's nonzero floats that became 0, because their block has far larger ones.
     underflows: u64,
+    /// Whether the ranks of each host added their data before they sent it.
+    hierarchical: bool,
 }
 
 #[pymethods]
@@ -47,6 +49,7 @@ impl From<netsum_worker::Report> for Report {
             verified: r.verified,
             retransmissions: r.retransmissions,
             underflows: r.underflow.zeroed,
+            hierarchical: r.hierarchical,
         }
     }
 }

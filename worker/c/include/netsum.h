@@ -107,6 +107,8 @@ typedef struct {
   // This rank's floats that became 0, because their block has far larger ones; not in 16 bits,
   // where they are kept on the average.
   uint64_t underflows;
+  // Whether the ranks of each host added their data before they sent it.
+  bool hierarchical;
 } netsum_report;
 
 // 32-bit integers. Sums and products of all integers are modulo two to the power of the width.

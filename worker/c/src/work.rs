@@ -48,12 +48,15 @@ pub struct netsum_report {
     /// This rank's floats that became 0, because their block has far larger ones; not in 16 bits,
     /// where they are kept on the average.
     underflows: u64,
+    /// Whether the ranks of each host added their data before they sent it.
+    hierarchical: bool,
 }
 
 impl From<Report> for netsum_report {
     fn from(report: Report) -> Self {
         let (mode, elapsed) = (report.mode.into(), report.elapsed.as_secs_f64());
-        Self { mode, elapsed, verified: report.verified, underflows: report.underflow.zeroed }
+        let Report { verified, hierarchical, .. } = report;
+        Self { mode, elapsed, verified, underflows: report.underflow.zeroed, hierarchical }
     }
 }
 
