@@ -31,18 +31,18 @@ pub fn contribution(
     let flow = unsafe { &mut *flow };
     let ring_id = flow.ring.0;
     let index = serial::sub(frame.bth.psn, flow.base_psn);
-    let party = FlowRef { ring: ring_id, rank: flow.rank, index };
-    let Some(ring) = maps::ring(ring_id) else { return internal(ctx, FlowRef::NOBODY) };
+    let flow_ref = FlowRef { ring: ring_id, rank: flow.rank, index };
+    let Some(ring) = maps::ring(ring_id) else { return internal(ctx, FlowRef::NONE) };
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = frame.bth.psn;
     match check(ctx, p, frame, flow, ring, dispatch) {
-        Ok(len) => steps(ctx, &Contribution { frame, ring, len, party }, flow)
-            .unwrap_or_else(|| internal(ctx, party)),
+        Ok(len) => contribute(ctx, &Contribution { frame, ring, len, flow_ref }, flow)
+            .unwrap_or_else(|| internal(ctx, flow_ref)),
         Err(counter) => {
             flow.refused = flow.refused.wrapping_add(1);
             flow.last_verdict = counter as u32;
             refused(ctx, ring_id, counter);
-            trace::contribution(ctx, party, counter.bit());
+            trace::contribution(ctx, flow_ref, counter.bit());
             XDP_DROP
         }
     }
@@ -53,21 +53,21 @@ pub fn contribution(
 /// Packets are located again after calls: pointers kept across them would need more stack than
 /// there is.
 #[inline(always)]
-fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
+fn contribute(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     let address = SumAddress {
-        ring: c.party.ring,
-        slot: c.party.index & (c.ring.slots - 1),
+        ring: c.flow_ref.ring,
+        slot: c.flow_ref.index & (c.ring.slots - 1),
         mtu: c.ring.mtu,
     };
     if c.ring.flags & ring_flags::RELAXED != 0 {
-        relaxed_advance(c.party.ring);
+        relaxed_advance(c.flow_ref.ring);
     }
-    let FlowRef { ring, rank, index } = c.party;
+    let FlowRef { ring, rank, index } = c.flow_ref;
     let total = c.ring.flags & (ring_flags::UPLINK | ring_flags::GROUPS) != 0
         && c.frame.bth.flags & TOTAL != 0;
-    let rest =
+    let packed =
         c.frame.bounds() << 16 | (c.frame.ce as u32) << 15 | (total as u32) << 14 | c.len as u32;
-    let verdict = PackedVerdict(decide(ring, index, rank, rest));
+    let verdict = PackedVerdict(decide(ring, index, rank, packed));
     // SAFETY: a map value that only the ring's CPU writes, and it runs one program at a time.
     let slot = unsafe { &mut *maps::slot(address.ring, address.slot)? };
     if !verdict.counts(Counter::CreditViolation) && !verdict.counts(Counter::UnexpectedTotal) {
@@ -76,7 +76,7 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     }
     count(c, flow, verdict);
     // The packet is still unchanged here, and its slot already final.
-    trace::contribution(ctx, c.party, verdict.counters(c.frame.ce));
+    trace::contribution(ctx, c.flow_ref, verdict.counters(c.frame.ce));
     if verdict.save_header() {
         save(ctx, c, slot, &address)?;
     }
@@ -90,21 +90,21 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
 /// everything behind it once for each of its paths.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn decide(ring_id: u32, index: u32, rank: u32, rest: u32) -> u64 {
+extern "C" fn decide(ring_id: u32, index: u32, rank: u32, packed: u32) -> u64 {
     let Some(ring) = maps::ring(ring_id) else { return PackedVerdict::INTERNAL.0 };
     let Some(state) = maps::state(ring_id) else { return PackedVerdict::INTERNAL.0 };
     let Some(slot) = maps::slot(ring_id, index & ring.slots.wrapping_sub(1)) else {
         return PackedVerdict::INTERNAL.0;
     };
-    let [ce, total] = [15, 14].map(|bit| rest >> bit & 1 != 0);
-    let fragment = Fragment { rank, index, len: rest & 0x3fff, ce, bounds: rest >> 16, total };
+    let [ce, total] = [15, 14].map(|bit| packed >> bit & 1 != 0);
+    let fragment = Fragment { rank, index, len: packed & 0x3fff, ce, bounds: packed >> 16, total };
     // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
     unsafe { slot::on_fragment(ring, &mut *state, &mut *slot, fragment) }.packed().0
 }
 
 #[inline(always)]
 fn count(c: &Contribution, flow: &mut Flow, verdict: PackedVerdict) {
-    let ring = c.party.ring;
+    let ring = c.flow_ref.ring;
     flow.last_verdict = verdict.counter();
     if verdict.counts(Counter::LengthMismatch) {
         (flow.mismatch_psn, flow.mismatch_len) = (c.frame.bth.psn, c.len as u32);
@@ -115,7 +115,7 @@ fn count(c: &Contribution, flow: &mut Flow, verdict: PackedVerdict) {
 
 #[inline(always)]
 fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, address: &SumAddress) -> Option<()> {
-    saved::save(ctx, c.frame, address.ring, address.slot * c.ring.members + c.party.rank)?;
+    saved::save(ctx, c.frame, address.ring, address.slot * c.ring.members + c.flow_ref.rank)?;
     if c.frame.ip != EthHdr::LEN {
         slot.flags |= Slot::TAGGED;
     }
@@ -124,13 +124,13 @@ fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, address: &SumAddres
 
 #[inline(always)]
 fn time(c: &Contribution, verdict: PackedVerdict) {
-    let FlowRef { ring, index, .. } = c.party;
+    let FlowRef { ring, index, .. } = c.flow_ref;
     // The parent's total is not the ranks' partial sum, and a single rank waits for nobody.
     let alone = verdict.payload_is(Payload::Copy) && verdict.completed();
     let of_rank = !verdict.payload_is(Payload::Leave) && !alone;
     if of_rank && timing::is_sampled(index) {
         let part = verdict.payload_is(Payload::Add) as u32 + verdict.completed() as u32;
-        note_time(ring, index, c.party.rank, part);
+        record_time(ring, index, c.flow_ref.rank, part);
     }
 }
 
@@ -179,7 +179,7 @@ extern "C" fn relaxed_advance(ring_id: u32) -> u64 {
 /// in [`payload`]: few packets need it.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn note_time(ring_id: u32, index: u32, rank: u32, part: u32) -> u64 {
+extern "C" fn record_time(ring_id: u32, index: u32, rank: u32, part: u32) -> u64 {
     let Some(timing) = maps::timing(ring_id) else { return 0 };
     let part = match part {
         0 => Part::First,
@@ -187,13 +187,13 @@ extern "C" fn note_time(ring_id: u32, index: u32, rank: u32, part: u32) -> u64 {
         _ => Part::Last,
     };
     // SAFETY: a helper without preconditions; a map value that only the ring's CPU writes.
-    unsafe { (*timing).note(index, rank, part, bpf_ktime_get_ns()) };
+    unsafe { (*timing).record(index, rank, part, bpf_ktime_get_ns()) };
     0
 }
 
 #[inline(always)]
-fn internal(ctx: &XdpContext, party: FlowRef) -> u32 {
-    maps::count(party.ring, Counter::InternalError);
-    trace::contribution(ctx, party, Counter::InternalError.bit());
+fn internal(ctx: &XdpContext, flow_ref: FlowRef) -> u32 {
+    maps::count(flow_ref.ring, Counter::InternalError);
+    trace::contribution(ctx, flow_ref, Counter::InternalError.bit());
     XDP_DROP
 }

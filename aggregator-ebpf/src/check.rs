@@ -21,7 +21,7 @@ pub struct Contribution<'a> {
     /// Length of its payload.
     pub len: usize,
     /// Its sender and index.
-    pub party: FlowRef,
+    pub flow_ref: FlowRef,
 }
 
 /// Whether every receiver has long had the result of this packet, in an active ring; works on any

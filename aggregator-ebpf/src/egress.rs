@@ -26,14 +26,14 @@ use crate::{maps, payload};
 #[inline(always)]
 pub fn result(ctx: &XdpContext, ifindex: u32) -> u32 {
     match write(ctx, ifindex) {
-        Some(party) => {
-            maps::count(party.ring, Counter::Results);
-            trace::result(ctx, ifindex, party, Counter::Results);
+        Some(flow_ref) => {
+            maps::count(flow_ref.ring, Counter::Results);
+            trace::result(ctx, ifindex, flow_ref, Counter::Results);
             XDP_PASS
         }
         None => {
             maps::count(0, Counter::EgressNoRoute);
-            trace::result(ctx, ifindex, FlowRef::NOBODY, Counter::EgressNoRoute);
+            trace::result(ctx, ifindex, FlowRef::NONE, Counter::EgressNoRoute);
             XDP_DROP
         }
     }

@@ -1,6 +1,6 @@
 //! Jobs that are set up in band: the first packet of a connection identifies it to the daemon.
 //!
-//! These programs only check that the packet carries a job's token and is complete. They note it
+//! These programs only check that the packet carries a job's token and is complete. They record it
 //! and drop it, with all packets of its connection, because no message may reach its receiver
 //! unsummed. The sender times out and retransmits until the daemon has registered the connections
 //! of all ranks. (If the other packets were forwarded, some receivers would NAK each of them, and
@@ -35,38 +35,38 @@ const BROKEN: u32 = u32::MAX;
 #[inline(always)]
 pub fn is_of_job(ctx: &XdpContext, p: &Packet, found: &mut Classified) -> bool {
     let Ok(len) = found.frame.data_len(p.len()) else { return false };
-    let looked = look(ctx, &found.frame, len);
-    let counter = looked & 0xff;
+    let inspected = inspect(ctx, &found.frame, len);
+    let counter = inspected & 0xff;
     if counter == Counter::InBandWrongToken as u64 {
         found.counter = Counter::InBandWrongToken;
     } else if counter == Counter::InBandVersion as u64 {
         found.counter = Counter::InBandVersion;
     } else if counter == Counter::InBandFirst as u64 {
-        found.ring = (looked >> JOB_SHIFT) as u32;
+        found.ring = (inspected >> JOB_SHIFT) as u32;
         return true;
     }
     false
 }
 
 /// The same on the ring's CPU, with all remaining checks. If true, the packet must be dropped; it
-/// is noted if it is valid.
+/// is recorded if it is valid.
 #[inline(always)]
 pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Classified) -> bool {
     let Ok(len) = found.frame.data_len(p.len()) else { return false };
-    let looked = look(ctx, &found.frame, len);
-    if looked & 0xff != Counter::InBandFirst as u64 {
+    let inspected = inspect(ctx, &found.frame, len);
+    if inspected & 0xff != Counter::InBandFirst as u64 {
         return false;
     }
-    found.ring = (looked >> JOB_SHIFT) as u32;
+    found.ring = (inspected >> JOB_SHIFT) as u32;
     if len > MAX_MTU {
         found.counter = Counter::Oversized;
-    } else if looked & VERIFY != 0 && !is_intact(ctx, p, &found.frame, len) {
+    } else if inspected & VERIFY != 0 && !is_intact(ctx, p, &found.frame, len) {
         found.counter = Counter::BadIcrc;
         // The connection that it names may be another one.
-        claim_note(ctx.ctx, place(&found.frame), BROKEN);
+        record_claim(ctx.ctx, offsets(&found.frame), BROKEN);
     } else {
         found.counter = Counter::InBandFirst;
-        note(ctx, &found.frame, len);
+        record(ctx, &found.frame, len);
     }
     true
 }
@@ -90,10 +90,10 @@ pub fn follows(
     {
         return Ok(());
     }
-    if look(ctx, frame, len) & 0xff != Counter::InBandFirst as u64 {
+    if inspect(ctx, frame, len) & 0xff != Counter::InBandFirst as u64 {
         return Err(Counter::InBandHeader);
     }
-    note(ctx, frame, len);
+    record(ctx, frame, len);
     Err(Counter::InBandFirst)
 }
 
@@ -106,7 +106,7 @@ const NOTHING: u64 = 0xff;
 /// The kind of a payload's beginning: [`Counter::InBandFirst`], with the job's number and whether
 /// its ICRC is verified; or the counter of an invalid header; or [`NOTHING`].
 #[inline(always)]
-fn look(ctx: &XdpContext, frame: &Frame, len: usize) -> u64 {
+fn inspect(ctx: &XdpContext, frame: &Frame, len: usize) -> u64 {
     if len < JOB_HEADER_LEN { NOTHING } else { first_look(ctx.ctx, frame.payload() as u32) }
 }
 
@@ -138,41 +138,41 @@ fn is_intact(ctx: &XdpContext, p: &Packet, frame: &Frame, len: usize) -> bool {
     u32::from_le_bytes(sent) == !state
 }
 
-/// Notes a packet for the daemon.
+/// Records a packet for the daemon.
 #[inline(always)]
-fn note(ctx: &XdpContext, frame: &Frame, len: usize) {
+fn record(ctx: &XdpContext, frame: &Frame, len: usize) {
     let only = frame.bth.opcode.is_last() as u32;
-    claim_note(ctx.ctx, place(frame), only << 31 | len as u32);
+    record_claim(ctx.ctx, offsets(frame), only << 31 | len as u32);
 }
 
 /// Offsets of IP header and payload of a packet, and its IP version.
 #[inline(always)]
-fn place(frame: &Frame) -> u32 {
+fn offsets(frame: &Frame) -> u32 {
     ((frame.l3 == L3::V6) as u32) << 16 | (frame.ip as u32) << 8 | frame.payload() as u32
 }
 
-/// Notes the first packet whose IP header, IP version and payload are at `place`, and whose
+/// Records the first packet whose IP header, IP version and payload are at `offsets`, and whose
 /// payload's length is in `len`. A global function, as in [`payload`], and because a claim takes a
 /// third of a BPF program's stack.
 ///
-/// An unread note of the same rank and port is of the same packet, or of a later message's; the
+/// An unread record of the same rank and port is of the same packet, or of a later message's; the
 /// first message's is kept.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn claim_note(ctx: *mut xdp_md, place: u32, len: u32) -> u64 {
+extern "C" fn record_claim(ctx: *mut xdp_md, offsets: u32, len: u32) -> u64 {
     let ctx = XdpContext::new(ctx);
-    claim(&ctx, place, len).is_none() as u64
+    claim(&ctx, offsets, len).is_none() as u64
 }
 
 #[inline(always)]
-fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
+fn claim(ctx: &XdpContext, offsets: u32, len: u32) -> Option<()> {
     let p = Packet::new(ctx);
     // The verifier takes the bounds from here.
-    let (at, ip) = ((place & 127) as usize, (place >> 8 & 31) as usize);
+    let (at, ip) = ((offsets & 127) as usize, (offsets >> 8 & 31) as usize);
     // The nearer one first: the compiler omits a comparison that follows from a farther one, and
     // the verifier cannot follow that.
     let src_mac = p.load::<6>(offset_of!(EthHdr, src_addr))?;
-    let (src_ip, dst_ip, bth) = if place >> 16 != 0 {
+    let (src_ip, dst_ip, bth) = if offsets >> 16 != 0 {
         let src = p.load::<16>(ip + offset_of!(Ipv6Hdr, src_addr))?;
         let dst = p.load::<16>(ip + offset_of!(Ipv6Hdr, dst_addr))?;
         (src, dst, p.load::<BTH_LEN>(ip + Ipv6Hdr::LEN + UdpHdr::LEN)?)

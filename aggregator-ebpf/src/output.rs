@@ -17,7 +17,7 @@ use crate::{maps, trace};
 /// Drops, forwards or sends it, with the sum if it carries one.
 #[inline(always)]
 pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: PackedVerdict) -> u32 {
-    let Contribution { frame, ring, len, party } = *c;
+    let Contribution { frame, ring, len, flow_ref } = *c;
     if verdict.output_is(Output::Gap) {
         return forward_past_gap(
             ctx,
@@ -40,22 +40,22 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: PackedVerd
         last | if slot.is(Slot::COMPLETE) { ReleaseTag::TOTAL as u32 } else { 0 }
     } else {
         let end = if ring.flags & ring_flags::UPLINK == 0 { ring.members } else { last };
-        if party.rank + 1 >= end { 0 } else { party.rank + 1 }
+        if flow_ref.rank + 1 >= end { 0 } else { flow_ref.rank + 1 }
     };
     let sent = tag(ctx, c, receiver as u16).and_then(|()| {
         if verdict.output_is(Output::Release) {
-            maps::to_all(party.ring)
+            maps::to_all(flow_ref.ring)
         } else if verdict.output_is(Output::Up) {
-            maps::to_parent(party.ring)
+            maps::to_parent(flow_ref.ring)
         } else {
-            maps::to_rank(party.ring, receiver)
+            maps::to_rank(flow_ref.ring, receiver)
         }
     });
     match sent {
         Some(action) => action,
         None => {
-            maps::count(party.ring, Counter::RedirectFailed);
-            trace::contribution(ctx, party, Counter::RedirectFailed.bit());
+            maps::count(flow_ref.ring, Counter::RedirectFailed);
+            trace::contribution(ctx, flow_ref, Counter::RedirectFailed.bit());
             XDP_DROP
         }
     }
@@ -65,7 +65,7 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: PackedVerd
 #[inline(always)]
 fn tag(ctx: &XdpContext, c: &Contribution, rank: u16) -> Option<()> {
     let payload = c.frame.payload() as u16;
-    let tag = ReleaseTag { ring: c.party.ring, index: c.party.index, rank, payload };
+    let tag = ReleaseTag { ring: c.flow_ref.ring, index: c.flow_ref.index, rank, payload };
     // SAFETY: `ReleaseTag` is `repr(C)` without padding, 12 bytes as asserted in the ABI.
     Packet::new(ctx).store(0, unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) })
 }

@@ -219,7 +219,7 @@ impl Packet {
             rest: [0; 4],
         };
         // SAFETY: the structure is laid out as the kernel's, of the size that it asks for.
-        let said = unsafe {
+        let error = unsafe {
             bpf_fib_lookup(
                 ctx.skb.skb.cast(),
                 (&raw mut route).cast(),
@@ -227,7 +227,7 @@ impl Packet {
                 flags,
             )
         };
-        if said == 0 { Ok(route) } else { Err(said as i64) }
+        if error == 0 { Ok(route) } else { Err(error as i64) }
     }
 
     /// The route over an uplink with a carrier.

@@ -30,13 +30,13 @@ pub struct FlowRef {
 
 impl FlowRef {
     /// Stands for no rank.
-    pub const NOBODY: Self = Self { ring: 0, rank: TraceEvent::NONE, index: 0 };
+    pub const NONE: Self = Self { ring: 0, rank: TraceEvent::NONE, index: 0 };
 
     /// For a classified packet.
     #[inline(always)]
     fn of(found: &Classified) -> Self {
         if found.flow.is_null() {
-            return Self { ring: found.ring, ..Self::NOBODY };
+            return Self { ring: found.ring, ..Self::NONE };
         }
         // SAFETY: a map value; what is read here is written by user space as a whole.
         let flow = unsafe { &*found.flow };
@@ -64,24 +64,24 @@ pub fn classified(ctx: &XdpContext, program: u32, found: &Classified, counter: C
 
 /// Traces a contribution at its ring's CPU, with its counters, bit by bit.
 #[inline(always)]
-pub fn contribution(ctx: &XdpContext, party: FlowRef, counters: u64) {
+pub fn contribution(ctx: &XdpContext, flow_ref: FlowRef, counters: u64) {
     if is_on() {
-        event(ctx, traced_by::AGGREGATE, ctx.ingress_ifindex() as u32, party, counters);
+        event(ctx, traced_by::AGGREGATE, ctx.ingress_ifindex() as u32, flow_ref, counters);
     }
 }
 
 /// Traces a result at a port's egress.
 #[inline(always)]
-pub fn result(ctx: &XdpContext, ifindex: u32, party: FlowRef, counter: Counter) {
+pub fn result(ctx: &XdpContext, ifindex: u32, flow_ref: FlowRef, counter: Counter) {
     if is_on() {
-        event(ctx, traced_by::EGRESS, ifindex, party, counter.bit());
+        event(ctx, traced_by::EGRESS, ifindex, flow_ref, counter.bit());
     }
 }
 
 #[inline(always)]
-fn event(ctx: &XdpContext, program: u32, ifindex: u32, party: FlowRef, counters: u64) {
-    let place = (ifindex as u64) << 32 | (program << 16 | party.ring) as u64;
-    trace_event(ctx.ctx, counters, place, party.rank, party.index);
+fn event(ctx: &XdpContext, program: u32, ifindex: u32, flow_ref: FlowRef, counters: u64) {
+    let place = (ifindex as u64) << 32 | (program << 16 | flow_ref.ring) as u64;
+    trace_event(ctx.ctx, counters, place, flow_ref.rank, flow_ref.index);
 }
 
 /// Notes an event: `place` is interface, program and ring. A global function, as in

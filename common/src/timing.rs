@@ -155,7 +155,7 @@ impl Timing {
 
     /// A contribution to an index that [`is_sampled`].
     #[inline(always)]
-    pub fn note(&mut self, index: u32, rank: u32, part: Part, now: u64) {
+    pub fn record(&mut self, index: u32, rank: u32, part: Part, now: u64) {
         let started = &mut self.started[(index / SAMPLED) as usize & (STARTS - 1)];
         if matches!(part, Part::First) {
             *started = now;
@@ -250,20 +250,20 @@ mod tests {
         // Two sums under way at once, one of them by the ring's last place; ranks 1 and 2 are late
         // in turn.
         let (a, b) = (0, (STARTS as u32 - 1) * SAMPLED);
-        timing.note(a, 0, Part::First, 1_000_000);
-        timing.note(b, 1, Part::First, 1_000_100);
-        timing.note(a, 1, Part::Middle, 1_000_200);
-        timing.note(a, 2, Part::Last, 1_050_000);
-        timing.note(b, 2, Part::Middle, 1_060_000);
-        timing.note(b, 0, Part::Last, 1_100_100);
+        timing.record(a, 0, Part::First, 1_000_000);
+        timing.record(b, 1, Part::First, 1_000_100);
+        timing.record(a, 1, Part::Middle, 1_000_200);
+        timing.record(a, 2, Part::Last, 1_050_000);
+        timing.record(b, 2, Part::Middle, 1_060_000);
+        timing.record(b, 0, Part::Last, 1_100_100);
         assert_eq!(timing.completion, of(&[50_000, 100_000]));
         assert_eq!([0, 1, 2, 3].map(|r| timing.ranks[r].last), [1, 0, 1, 0]);
         assert_eq!(timing.ranks[0].late, of(&[0, 100_000]));
         assert_eq!(timing.ranks[1].late, of(&[0, 200]));
         assert_eq!(timing.ranks[2].late, of(&[50_000, 59_900]));
         // The place is used again.
-        timing.note(a + STARTS as u32 * SAMPLED, 2, Part::First, 2_000_000);
-        timing.note(a + STARTS as u32 * SAMPLED, 0, Part::Last, 2_000_300);
+        timing.record(a + STARTS as u32 * SAMPLED, 2, Part::First, 2_000_000);
+        timing.record(a + STARTS as u32 * SAMPLED, 0, Part::Last, 2_000_300);
         assert_eq!(timing.completion, of(&[50_000, 100_000, 300]));
     }
 

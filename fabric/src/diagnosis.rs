@@ -14,13 +14,13 @@ pub type BoxDiagnosis = (String, Result<api::Diagnosis, String>);
 /// finding of its own: then the link between them is at fault. `age` is that of a rank's last
 /// heartbeat.
 pub fn merge(
-    said: &[BoxDiagnosis],
+    reports: &[BoxDiagnosis],
     links: &[Link],
     age: impl Fn(u32) -> Option<Duration>,
 ) -> api::Diagnosis {
     let answers: BTreeMap<&str, &api::Diagnosis> =
-        said.iter().filter_map(|(name, d)| Some((&**name, d.as_ref().ok()?))).collect();
-    let silent = said.iter().filter_map(|(name, d)| Some((&**name, d.as_ref().err()?)));
+        reports.iter().filter_map(|(name, d)| Some((&**name, d.as_ref().ok()?))).collect();
+    let silent = reports.iter().filter_map(|(name, d)| Some((&**name, d.as_ref().err()?)));
     let mut causes: Vec<api::Finding> = silent
         .clone()
         .map(|(name, why)| api::Finding {
@@ -93,7 +93,7 @@ pub fn merge(
         let idle = answers.values().flat_map(|d| &d.findings);
         causes.extend(idle.max_by_key(|f| f.what.contains("on their way")).cloned());
     }
-    if said.is_empty() {
+    if reports.is_empty() {
         causes.push(api::Finding {
             what: "no box sums the job".to_owned(),
             next: "check the manager's log: the ranks sum over the hosts' ring, or are about to reconnect"
@@ -124,7 +124,7 @@ mod tests {
     /// A rank or none, the finding, and the port towards a box that may know more.
     type FindingRow<'a> = (Option<u32>, &'a str, &'a str);
 
-    fn merged(said: &[(&str, Result<&[FindingRow<'_>], &str>)]) -> Vec<(Option<u32>, String)> {
+    fn merged(reports: &[(&str, Result<&[FindingRow<'_>], &str>)]) -> Vec<(Option<u32>, String)> {
         let finding = |&(rank, what, behind): &FindingRow<'_>| api::Finding {
             ring: rank.map(|_| 0),
             rank,
@@ -138,9 +138,9 @@ mod tests {
             findings: found.iter().map(finding).collect(),
             ..api::Diagnosis::default()
         };
-        let said: Vec<BoxDiagnosis> = said
+        let reports: Vec<BoxDiagnosis> = reports
             .iter()
-            .map(|(name, said)| ((*name).to_owned(), said.map(answer).map_err(str::to_owned)))
+            .map(|(name, reports)| ((*name).to_owned(), reports.map(answer).map_err(str::to_owned)))
             .collect();
         let end = |text: &str| End::try_from(text.to_owned()).unwrap();
         let links = [("a/up", "s/1"), ("b/up", "s/2")].map(|(below, above)| Link {
@@ -149,7 +149,7 @@ mod tests {
             rate: None,
         });
         let age = |rank| (rank == 3).then_some(Duration::from_millis(400));
-        merge(&said, &links, age).findings.into_iter().map(|f| (f.rank, f.what)).collect()
+        merge(&reports, &links, age).findings.into_iter().map(|f| (f.rank, f.what)).collect()
     }
 
     const LACKS: &str = "has sent nothing";

@@ -207,8 +207,8 @@ impl LinkTable {
                 memory.missing = None;
                 continue;
             }
-            let said = |from: &End, to: &End| peers.get(from) == Some(&LldpPeer::Box(to.clone()));
-            let [up, down] = [said(above, below), said(below, above)];
+            let sees = |from: &End, to: &End| peers.get(from) == Some(&LldpPeer::Box(to.clone()));
+            let [up, down] = [sees(above, below), sees(below, above)];
             let other =
                 [(below, above), (above, below)].into_iter().find_map(|(end, configured)| {
                     let peer = peers
@@ -553,14 +553,14 @@ fn lldp_peers(
             named.extend(port.neighbour.as_ref().map(|neighbour| (end, neighbour)));
         }
     }
-    let who = |(end, n): (End, &api::Neighbour)| {
+    let peer_of = |(end, n): (End, &api::Neighbour)| {
         let mut of = owners.get(&[&*n.chassis_id, &*n.port]).into_iter().flatten();
         let other = of.find(|other| other.of != end.of);
         let foreign = || LldpPeer::ForeignHost(format!("{} {} ({})", n.chassis, n.port, n.mac));
-        let who = other.cloned().map_or_else(foreign, LldpPeer::Box);
-        (end, who)
+        let peer = other.cloned().map_or_else(foreign, LldpPeer::Box);
+        (end, peer)
     };
-    named.into_iter().map(who).collect()
+    named.into_iter().map(peer_of).collect()
 }
 
 #[cfg(test)]

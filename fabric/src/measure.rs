@@ -29,11 +29,11 @@ impl Boxes {
     }
 
     async fn link(&self, link: &Link) -> Result<Capacity, Status> {
-        let up = self.way(&link.below, &link.above).await?;
-        Ok(both(up, self.way(&link.above, &link.below).await?))
+        let up = self.one_way(&link.below, &link.above).await?;
+        Ok(both(up, self.one_way(&link.above, &link.below).await?))
     }
 
-    async fn way(&self, from: &End, to: &End) -> Result<Capacity, Status> {
+    async fn one_way(&self, from: &End, to: &End) -> Result<Capacity, Status> {
         let lost = || Status::unavailable(format!("too few frames from {from} arrive at {to}"));
         let (_, first) = self.train(from, to, FIRST).await?;
         let mut probes = Vec::new();

@@ -87,17 +87,20 @@ pub fn reservations<'a>(
     ranks: impl Iterator<Item = (&'a String, &'a End)>,
     own: Option<&BTreeMap<String, ManagerLocation>>,
 ) -> Vec<api::Reservation> {
-    let one = |address: &String, port: &str, lapses| api::Reservation {
+    let reservation = |address: &String, port: &str, lapses| api::Reservation {
         address: address.clone(),
         port: port.to_owned(),
         lapses,
     };
     let towards = |of: &str| paths.towards(at, of).filter(|_| of != at);
-    let ranks = ranks.filter_map(|(address, end)| Some(one(address, towards(&end.of)?, false)));
+    let ranks =
+        ranks.filter_map(|(address, end)| Some(reservation(address, towards(&end.of)?, false)));
     let own = own.into_iter().flatten().filter_map(|(address, place)| match place {
-        ManagerLocation::Behind(end) if end.of == at => Some(one(address, &end.port, false)),
+        ManagerLocation::Behind(end) if end.of == at => {
+            Some(reservation(address, &end.port, false))
+        }
         ManagerLocation::Behind(End { of, .. }) | ManagerLocation::On(of) => {
-            Some(one(address, towards(of)?, true))
+            Some(reservation(address, towards(of)?, true))
         }
     });
     ranks.chain(own).collect()

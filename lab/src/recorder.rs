@@ -122,8 +122,8 @@ impl DataPlane for Recorder {
     fn timing(&self, ring: RingNumber) -> anyhow::Result<Box<Timing>> {
         // One sum, for which all others have waited for rank 1.
         let mut timing = Box::new(Timing::EMPTY);
-        timing.note(0, 0, Part::First, 1_000);
-        timing.note(0, 1, Part::Last, 1_000 + 100 * u64::from(ring.0));
+        timing.record(0, 0, Part::First, 1_000);
+        timing.record(0, 1, Part::Last, 1_000 + 100 * u64::from(ring.0));
         Ok(timing)
     }
     fn slots(&self, _: RingNumber) -> anyhow::Result<Vec<Slot>> {

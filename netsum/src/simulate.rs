@@ -29,7 +29,7 @@ const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
 
 /// The counter that decides a frame's outcome: that of the last program except egress.
-fn telling(steps: &[Step]) -> Option<(u32, u64)> {
+fn deciding_step(steps: &[Step]) -> Option<(u32, u64)> {
     let on_the_way = |s: &&Step| s.traced.event.program != abi::traced_by::EGRESS;
     steps.iter().rfind(on_the_way).map(|s| (s.action, s.traced.event.counters))
 }
@@ -223,7 +223,7 @@ fn simulated(
 ) -> Result<Simulated> {
     let mut frame = skipped(number, captured, box_.port_name(ifindex), String::new());
     let steps = copy.run(&captured.frame, ifindex)?;
-    let Some((action, counters)) = telling(&steps) else { return Ok(frame) };
+    let Some((action, counters)) = deciding_step(&steps) else { return Ok(frame) };
     frame.outcome = outcome(action, counters);
     for step in &steps {
         let event = &step.traced.event;
@@ -232,8 +232,8 @@ fn simulated(
             (frame.reason, frame.next) =
                 reason(frame.outcome, event.counters, event, &captured.frame, box_, copy);
             let ring = box_.ring_of_job(event.ring);
-            let said = Packet::new(packet_message(&step.traced, 0, String::new(), ring, 0), 0);
-            (frame.job, frame.ring, frame.slot) = (said.job, said.ring, said.slot);
+            let packet = Packet::new(packet_message(&step.traced, 0, String::new(), ring, 0), 0);
+            (frame.job, frame.ring, frame.slot) = (packet.job, packet.ring, packet.slot);
         }
         frame.steps.push(SimulatedStep {
             program: program_name(event.program).into(),

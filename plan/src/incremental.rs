@@ -78,12 +78,12 @@ pub fn incremental(
     let busy: f64 = mine.map(|(var, part)| solution[*var] * part).sum();
     let needs_rings = busy > f64::from(rings) * (1.0 - 1e-6);
     let share = shares.pop().unwrap_or_default();
-    let mut taken: BTreeMap<Resource, f64> = BTreeMap::new();
+    let mut used: BTreeMap<Resource, f64> = BTreeMap::new();
     for (trees, share) in others.iter().zip(&shares) {
         let rated = rated(trees, *share);
         let rated: Vec<_> = rated.iter().map(|tree| (Collective::AllReduce, tree)).collect();
         for (resource, part) in load(network, &rated) {
-            *taken.entry(resource).or_insert(0.0) += part;
+            *used.entry(resource).or_insert(0.0) += part;
         }
     }
     let own = |resource: &Resource| {
@@ -91,7 +91,7 @@ pub fn incremental(
     };
     let room = |uses: &BTreeMap<Resource, f64>| {
         let left = uses.iter().filter(|(resource, _)| own(resource)).map(|(resource, amount)| {
-            let part = 1.0 - taken.get(resource).copied().unwrap_or(0.0);
+            let part = 1.0 - used.get(resource).copied().unwrap_or(0.0);
             network.capacity(*resource) * part.max(0.0) / amount
         });
         left.fold(f64::INFINITY, f64::min)

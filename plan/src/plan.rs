@@ -167,8 +167,8 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
         let others: Vec<(Collective, &Tree)> = others
             .flat_map(|(_, (job, trees))| trees.iter().map(|tree| (job.collective, tree)))
             .collect();
-        let taken = load(network, &others);
-        let free: BTreeMap<Resource, f64> = taken
+        let used = load(network, &others);
+        let free: BTreeMap<Resource, f64> = used
             .into_iter()
             .map(|(r, part)| (r, network.capacity(r) * (1.0 - part).max(0.0)))
             .collect();

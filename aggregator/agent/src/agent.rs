@@ -125,7 +125,7 @@ impl Agent {
     }
 
     /// Carries out one action, together with following ones that fit into the same change.
-    fn one(
+    fn carry_out(
         &mut self,
         controller: &Controller,
         waiters: &mut Waiters,
@@ -187,7 +187,7 @@ impl Executor for Agent {
     ) -> anyhow::Result<()> {
         let (mut actions, mut result) = (actions.into_iter().peekable(), Ok(()));
         while let Some(action) = actions.next() {
-            result = result.and(self.one(controller, waiters, action, &mut actions));
+            result = result.and(self.carry_out(controller, waiters, action, &mut actions));
         }
         result
     }

@@ -58,8 +58,8 @@ impl Backend for BoxBackend {
         address: &RankAddress,
         _: Duration,
     ) -> Result<RankLocation, Status> {
-        let way = self.network.next_hop_to(address.ip).await.map_err(internal)?;
-        if way.is_some_and(|way| way.is_own) {
+        let next_hop = self.network.next_hop_to(address.ip).await.map_err(internal)?;
+        if next_hop.is_some_and(|next_hop| next_hop.is_own) {
             return Err(Status::failed_precondition(format!(
                 "rank {rank}: {} is an address of the box itself",
                 address.ip
@@ -83,7 +83,7 @@ impl Backend for BoxBackend {
             PortLookup::NotSeen { router: Some(router) } => {
                 return refused(format!(
                     "the bridge has not seen {of} on any port, nor that of {router}, the box's \
-                     router on the way there"
+                     router on the next_hop there"
                 ));
             }
         };
@@ -93,7 +93,7 @@ impl Backend for BoxBackend {
         inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
         inner.controller.set_routers(interfaces.iter().map(|l| (l.ifindex, l.router)));
         if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
-            let router = way.map(|way| way.next).filter(|next| *next != address.ip);
+            let router = next_hop.map(|next_hop| next_hop.next).filter(|next| *next != address.ip);
             Ok(RankLocation { ifindex, mac, router })
         } else {
             let of = if mac == address.mac {

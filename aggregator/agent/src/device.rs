@@ -20,22 +20,22 @@ use crate::link::{Interface, attribute};
 /// # Errors
 /// If a query fails, or its answer is malformed.
 pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
-    let said = ethtool(interface.ifindex)?;
+    let settings = ethtool(interface.ifindex)?;
     Ok(PortFacts {
         name: interface.name.clone(),
         kind: interface.kind.clone(),
         part_of: interface.part_of.clone(),
         mode_without_xdp: interface.mode_without_xdp,
         slaves: interface.slaves.iter().map(|l| facts(l, cpus)).collect::<Result<_>>()?,
-        driver: said.driver.clone(),
+        driver: settings.driver.clone(),
         up: interface.up,
         mtu: interface.mtu,
         xdp: interface.xdp.is_some(),
         features: features(interface.ifindex)?,
-        lro: said.lro,
+        lro: settings.lro,
         // On a veth, the other end decides whether frames keep their tags.
-        rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
-        queues: said.queues,
+        rx_vlan: settings.rx_vlan.filter(|_| settings.driver != "veth"),
+        queues: settings.queues,
         interrupts: interrupts(
             &interface.name,
             &fs::read_to_string("/proc/interrupts").unwrap_or_default(),

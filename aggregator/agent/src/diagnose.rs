@@ -31,12 +31,12 @@ pub async fn run_watch(shared: Shared) {
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        look(&mut shared.lock(), Instant::now());
+        poll(&mut shared.lock(), Instant::now());
     }
 }
 
 /// Checks all active rings once.
-fn look(inner: &mut Inner, now: Instant) {
+fn poll(inner: &mut Inner, now: Instant) {
     let active: Vec<(String, JobRing, RingSpec)> = active_rings(inner).collect();
     inner.executor.watch.retain(|id| active.iter().any(|(_, _, ring)| ring.id == id));
     for (job, number, ring) in active {

@@ -60,14 +60,14 @@ async fn update(
         mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac)
             .filter(|mac| *mac != [0; 6])
     };
-    let (mut ways, mut routers, mut hops) = (HashMap::new(), HashMap::new(), HashMap::new());
+    let (mut next_hops, mut routers, mut hops) = (HashMap::new(), HashMap::new(), HashMap::new());
     for &connection in connections {
         let RoutedConnection { dst, port, .. } = connection;
-        let way = match ways.entry(dst) {
-            Entry::Occupied(way) => *way.get(),
+        let next_hop = match next_hops.entry(dst) {
+            Entry::Occupied(next_hop) => *next_hop.get(),
             Entry::Vacant(place) => *place.insert(netlink.next_hop_to(dst).await?),
         };
-        match way {
+        match next_hop {
             Some(NextHop { mac: Some(next), ifindex, next: hop, .. }) => {
                 unknown.remove(&dst);
                 if let Some(port) = port.filter(|_| hop != dst) {

@@ -230,9 +230,9 @@ impl Netlink {
             // The host's own packets take precedence: a network in which this machine has no
             // address may seem to be behind its router.
             if attempt >= 4 {
-                let way = self.next_hop_to(ip).await?;
-                router = way.as_ref().map(|way| way.next).filter(|next| *next != ip);
-                match way {
+                let next_hop = self.next_hop_to(ip).await?;
+                router = next_hop.as_ref().map(|next_hop| next_hop.next).filter(|next| *next != ip);
+                match next_hop {
                     Some(NextHop { mac: Some(mac), ifindex, .. }) => {
                         let port = ports.contains(&ifindex).then_some(ifindex);
                         if let Some(ifindex) = router.and_then(|_| behind(mac)).or(port) {

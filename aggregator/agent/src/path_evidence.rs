@@ -30,7 +30,7 @@ pub fn watch_strays(shared: &Shared) -> Option<trace::Tracing> {
 
 /// The packets noted.
 pub fn strays(tracing: Option<trace::Tracing>) -> Vec<Misplaced> {
-    let packets = tracing.map(|mut tracing| tracing.taken()).unwrap_or_default();
+    let packets = tracing.map(|mut tracing| tracing.drain()).unwrap_or_default();
     let stray = |frame: &[u8], port: String| {
         let mut headers = Frame::EMPTY;
         // The source is known even if the rest cannot be parsed.

@@ -78,7 +78,7 @@ impl AgentService {
                 ))
             })?),
         };
-        let way = self.backend.network.next_hop_to(src).await.map_err(internal)?;
+        let next_hop = self.backend.network.next_hop_to(src).await.map_err(internal)?;
         let inner = self.shared().lock();
         let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
             let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();
@@ -87,8 +87,8 @@ impl AgentService {
         };
         // If this box routes by the port itself, packets carry the MAC address of the last router
         // before it. If the kernel does not know that address, the box learns it.
-        if let Some(way) = way.filter(|way| way.ifindex == port.ifindex) {
-            src_mac = src_mac.and(way.mac);
+        if let Some(next_hop) = next_hop.filter(|next_hop| next_hop.ifindex == port.ifindex) {
+            src_mac = src_mac.and(next_hop.mac);
         }
         let flow = FlowSpec {
             ring: RingNumber::NONE,

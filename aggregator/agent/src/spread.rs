@@ -24,7 +24,7 @@ pub struct Spreader {
     names: Vec<String>,
     chosen: PortSelection,
     /// The state last given to the program, and when.
-    told: (Vec<Uplink>, Option<Instant>),
+    reported: (Vec<Uplink>, Option<Instant>),
     /// The last error, which has been logged.
     trouble: String,
 }
@@ -42,7 +42,13 @@ impl Spreader {
         }
         let (spread, names) = (Spread::load(pins)?, names.to_vec());
         let chosen = PortSelection::of(Ports::List(names.clone()));
-        Ok(Some(Self { spread, names, chosen, told: Default::default(), trouble: String::new() }))
+        Ok(Some(Self {
+            spread,
+            names,
+            chosen,
+            reported: Default::default(),
+            trouble: String::new(),
+        }))
     }
 
     /// Updates the program from the interfaces, of which `ports` are the box's. Each error is
@@ -63,10 +69,10 @@ impl Spreader {
         let ifindexes = self.chosen.ifindexes();
         let uplinks: Vec<Uplink> =
             ifindexes.iter().map(|&ifindex| Uplink { ifindex, up: is_up(ifindex) }).collect();
-        let counted = self.told.1.is_some_and(|at| now.duration_since(at) < COUNTS);
-        if !counted || self.told.0 != uplinks {
+        let counted = self.reported.1.is_some_and(|at| now.duration_since(at) < COUNTS);
+        if !counted || self.reported.0 != uplinks {
             self.spread.set_uplinks(&uplinks, now)?;
-            self.told = (uplinks, Some(now));
+            self.reported = (uplinks, Some(now));
         }
         let is_host =
             |l: &&Interface| ports.contains(&l.ifindex) && !ifindexes.contains(&l.ifindex);

@@ -106,8 +106,8 @@ pub fn begin(
 
     let spread = Spreader::start(&config.spread, Some(&pins))?;
     let mut plane = BpfDataPlane::load_pinned(cpus, pins)?;
-    let taken = plane.take_over_links()?;
-    controller.set_ports(attach(&mut plane, interfaces, &taken, &[])?);
+    let links = plane.take_over_links()?;
+    controller.set_ports(attach(&mut plane, interfaces, &links, &[])?);
     let rings: Vec<RingNumber> =
         saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
@@ -138,9 +138,9 @@ pub fn begin(
     })?;
     let ended = plane.ended_flows()?.len();
     log::info!(
-        "taken over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job \
+        "links over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job \
          has ended",
-        taken.len()
+        links.len()
     );
     Ok(Startup {
         plane,

@@ -29,7 +29,7 @@ pub struct Tracing {
 
 impl Tracing {
     /// Noted packets that have not been taken yet, without waiting.
-    pub fn taken(&mut self) -> Vec<api::TracedPacket> {
+    pub fn drain(&mut self) -> Vec<api::TracedPacket> {
         let replies = std::iter::from_fn(|| self.replies.try_recv().ok());
         replies.flatten().flat_map(|reply| reply.packets).collect()
     }

@@ -26,7 +26,7 @@ pub struct Client {
 }
 
 /// The daemon's answer, without gRPC's own words.
-fn said<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
+fn checked<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
     answer.map(Response::into_inner).map_err(failure)
 }
 
@@ -36,7 +36,7 @@ fn said_by<T>(answer: std::result::Result<Response<T>, Status>, otherwise: &str)
         Err(status) if status.code() == Code::Unimplemented => {
             Err(Failure::new(Kind::Refused, otherwise))
         }
-        answer => said(answer),
+        answer => checked(answer),
     }
 }
 
@@ -111,35 +111,35 @@ impl Client {
     }
 
     pub async fn create_job(&mut self, request: api::CreateJobRequest) -> Result<api::Job> {
-        said(self.jobs.create_job(request).await)
+        checked(self.jobs.create_job(request).await)
     }
 
     pub async fn list_tenants(&mut self) -> Result<Vec<api::Tenant>> {
-        Ok(said(self.jobs.list_tenants(api::ListTenantsRequest {}).await)?.tenants)
+        Ok(checked(self.jobs.list_tenants(api::ListTenantsRequest {}).await)?.tenants)
     }
 
     pub async fn list_jobs(&mut self) -> Result<Vec<api::Job>> {
-        Ok(said(self.jobs.list_jobs(api::ListJobsRequest {}).await)?.jobs)
+        Ok(checked(self.jobs.list_jobs(api::ListJobsRequest {}).await)?.jobs)
     }
 
     /// A job; with its token if requested.
     pub async fn show_job(&mut self, name: String, show_token: bool) -> Result<api::Job> {
-        said(self.jobs.show_job(api::ShowJobRequest { name, show_token }).await)
+        checked(self.jobs.show_job(api::ShowJobRequest { name, show_token }).await)
     }
 
     pub async fn delete_job(&mut self, name: String, forget_connections: bool) -> Result<()> {
-        said(self.jobs.delete_job(api::DeleteJobRequest { name, forget_connections }).await)
+        checked(self.jobs.delete_job(api::DeleteJobRequest { name, forget_connections }).await)
             .map(drop)
     }
 
     /// Empties a job's rings and forgets its flows.
     pub async fn restart_job(&mut self, name: String) -> Result<api::Job> {
-        said(self.jobs.restart_job(api::RestartJobRequest { name }).await)
+        checked(self.jobs.restart_job(api::RestartJobRequest { name }).await)
     }
 
     /// Has a job's ranks reconnect.
     pub async fn reconnect_job(&mut self, name: String) -> Result<()> {
-        said(self.jobs.reconnect_job(api::ReconnectJobRequest { name }).await).map(drop)
+        checked(self.jobs.reconnect_job(api::ReconnectJobRequest { name }).await).map(drop)
     }
 
     /// Registers a flow; returns the job with it.
@@ -201,13 +201,13 @@ impl Client {
 
     /// Diagnoses a stalled job.
     pub async fn diagnose(&mut self, job: String, watch_ms: u32) -> Result<api::Diagnosis> {
-        said(self.jobs.diagnose(api::DiagnoseRequest { job, watch_ms, path_test: false }).await)
+        checked(self.jobs.diagnose(api::DiagnoseRequest { job, watch_ms, path_test: false }).await)
     }
 
     /// Whether packets get through between a job's ranks.
     pub async fn path_test(&mut self, job: String) -> Result<api::Diagnosis> {
         let request = api::DiagnoseRequest { job, watch_ms: 250, path_test: true };
-        said(self.jobs.diagnose(request).await)
+        checked(self.jobs.diagnose(request).await)
     }
 
     /// Single packets, as they arrive.

@@ -195,7 +195,7 @@ pub fn probe(
         return Ok(());
     }
     let entry = |p: &Probe| {
-        let way = match (p.foreign, p.sees_neighbour, p.seen_by_neighbour) {
+        let state = match (p.foreign, p.sees_neighbour, p.seen_by_neighbour) {
             (true, ..) => plain("not a box of the fabric"),
             (_, true, true) => plain("both ways"),
             (_, true, false) => styled("one way: the other end receives no LLDP", FAIR),
@@ -207,7 +207,7 @@ pub fn probe(
         } else {
             vec![plain(format!("to {}", p.neighbour))]
         };
-        let mut entry = Entry::new([vec![name(&p.port)], to, vec![way]].concat());
+        let mut entry = Entry::new([vec![name(&p.port)], to, vec![state]].concat());
         let mut facts = vec![plain(format!("MTU {}", p.mtu))];
         if p.neighbour_mtu > 0 && p.neighbour_mtu != p.mtu {
             facts = vec![styled(format!("MTU {}, and {} there", p.mtu, p.neighbour_mtu), FAIR)];

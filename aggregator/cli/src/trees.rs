@@ -129,12 +129,13 @@ impl Plan {
         jobs: &[api::Job],
         mine: &api::Job,
     ) -> Result<(Self, BTreeMap<String, f64>)> {
-        let told = |of: &api::Job| fabric.jobs.iter().find(|told| told.name == of.name);
-        let jobs: Vec<api::Job> = jobs.iter().filter(|job| told(job).is_some()).cloned().collect();
+        let known_job = |of: &api::Job| fabric.jobs.iter().find(|job| job.name == of.name);
+        let jobs: Vec<api::Job> =
+            jobs.iter().filter(|job| known_job(job).is_some()).cloned().collect();
         let network = network(fabric, &jobs)?;
         let network = network.with_rings(shape(mine.mtu, mine.message_size, mine.window)?);
         let others = jobs.iter().filter(|job| job.name != mine.name).map(|job| {
-            let trees = told(job).into_iter().flat_map(|told| &told.trees);
+            let trees = known_job(job).into_iter().flat_map(|job| &job.trees);
             trees.filter_map(|t| tree_at(&network, job, &t.root, t.rings)).collect::<Vec<_>>()
         });
         let mut all: Vec<Vec<planned::Tree>> = others.filter(|trees| !trees.is_empty()).collect();
@@ -147,7 +148,7 @@ impl Plan {
         }
         let refused = |e: Error| Failure::new(Kind::Failed, e.to_string());
         let rings: u32 =
-            told(mine).into_iter().flat_map(|told| &told.trees).map(|tree| tree.rings).sum();
+            known_job(mine).into_iter().flat_map(|job| &job.trees).map(|tree| tree.rings).sum();
         let found = incremental(&network, &all, &trees, rings).map_err(refused)?;
         let Incremental { share, others, residual, needs_rings } = found;
         let one = trees.len() == 1;
@@ -194,9 +195,9 @@ impl Job {
     fn new(fabric: &api::Fabric, jobs: &[api::Job], wanted: &str) -> Result<Self> {
         let missing = || Failure::new(Kind::NotFound, format!("job `{wanted}` does not exist"));
         let mine = jobs.iter().find(|job| job.name == wanted).ok_or_else(missing)?;
-        let told = fabric.jobs.iter().find(|job| job.name == wanted);
-        let told = told.map_or(&[][..], |job| &job.trees);
-        let planned = if told.is_empty() {
+        let job = fabric.jobs.iter().find(|job| job.name == wanted);
+        let trees = job.map_or(&[][..], |job| &job.trees);
+        let planned = if trees.is_empty() {
             Err(Failure::new(
                 Kind::Failed,
                 "no boxes sum it: its ranks have not joined, or sum over the hosts' ring",
@@ -204,7 +205,7 @@ impl Job {
         } else {
             Plan::new(fabric, jobs, mine)
         };
-        let rings: u32 = told.iter().map(|tree| tree.rings).sum();
+        let rings: u32 = trees.iter().map(|tree| tree.rings).sum();
         let boxes: BTreeSet<&str> = ports(mine).into_values().map(box_of).collect();
         let tree = |tree: &api::FabricTree| Tree {
             root: tree.root.clone(),
@@ -216,7 +217,7 @@ impl Job {
                 .map(|(_, parts)| parts.get(&tree.root).copied().unwrap_or(0.0)),
             links: boxes.iter().filter_map(|of| link(fabric, of, &tree.root)).collect(),
         };
-        let trees = told.iter().map(tree).collect();
+        let trees = trees.iter().map(tree).collect();
         let (plan, no_plan) = match planned {
             Ok((plan, _)) => (Some(plan), None),
             Err(why) => (None, Some(why.message)),

@@ -63,7 +63,7 @@ impl Lines {
     const INTERVAL: Duration = Duration::from_secs(10);
 
     /// Counts an event. Returns how many went unlogged if a line is due.
-    fn note(&mut self, now: Instant) -> Option<u64> {
+    fn record(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < Self::INTERVAL) {
             self.unsaid += 1;
             return None;
@@ -164,8 +164,11 @@ impl Peer {
         match &result {
             Ok(()) => drop(self.proved.set(job.to_owned())),
             Err(_) => {
-                let due =
-                    self.wrong.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now());
+                let due = self
+                    .wrong
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .record(Instant::now());
                 match due {
                     Some(0) => log::warn!("{}: a wrong token, or no such job", self.ip),
                     Some(more) => log::warn!(
@@ -273,10 +276,10 @@ mod tests {
     fn wrong_tokens_make_one_line_in_an_interval_with_their_number() {
         let (mut lines, begin) = (Lines::default(), Instant::now());
         let after = |ms: u32| begin + ms * Duration::from_millis(1);
-        let said: Vec<u64> = (0..9_000).filter_map(|ms| lines.note(after(ms))).collect();
+        let said: Vec<u64> = (0..9_000).filter_map(|ms| lines.record(after(ms))).collect();
         assert_eq!(said, [0]);
-        assert_eq!(lines.note(after(10_000)), Some(8_999));
-        assert_eq!(lines.note(after(10_001)), None);
-        assert_eq!(lines.note(after(20_000)), Some(1));
+        assert_eq!(lines.record(after(10_000)), Some(8_999));
+        assert_eq!(lines.record(after(10_001)), None);
+        assert_eq!(lines.record(after(20_000)), Some(1));
     }
 }

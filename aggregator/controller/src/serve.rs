@@ -43,8 +43,8 @@ pub const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// connection takes one.
 pub fn raise_descriptor_limit() {
     let limit = Resource::RLIMIT_NOFILE;
-    let taken = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
-    taken.unwrap_or_else(|e| log::warn!("cannot raise the limit of file descriptors: {e}"));
+    let raised = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
+    raised.unwrap_or_else(|e| log::warn!("cannot raise the limit of file descriptors: {e}"));
 }
 
 /// Serves workers and administration until one fails. `routes` has the services of administration

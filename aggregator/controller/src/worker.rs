@@ -94,7 +94,7 @@ impl<B: Backend> WorkerService<B> {
     }
 
     /// Records why a rank was refused, for the ranks that wait for it.
-    fn note(&self, job: &str, rank: u32, refusal: Status) -> Status {
+    fn record(&self, job: &str, rank: u32, refusal: Status) -> Status {
         self.shared().lock().controller.note_refused(
             job,
             Rank(rank),
@@ -231,8 +231,8 @@ impl<B: Backend> Worker for WorkerService<B> {
         self.authorise(peer, &r.job, &r.token).await?;
         let a = r.address.ok_or_else(|| Status::invalid_argument("address: missing"))?;
         let rank = a.rank;
-        let note = |refusal| self.note(&r.job, rank, refusal);
-        fits(rank, r.protocol, &r.release).map_err(note)?;
+        let record = |refusal| self.record(&r.job, rank, refusal);
+        fits(rank, r.protocol, &r.release).map_err(record)?;
         let invalid = |what: &str, value: &str, expected: &str| {
             Status::invalid_argument(format!("rank {rank}: {what} `{value}`: {expected}"))
         };
@@ -249,7 +249,7 @@ impl<B: Backend> Worker for WorkerService<B> {
                         "rank {rank}: the interface with {} there has no MAC address",
                         a.ip
                     );
-                    return Err(note(
+                    return Err(record(
                         self.misplaced(Status::failed_precondition(no_mac), from, &a.ip).await,
                     ));
                 }
@@ -271,10 +271,10 @@ impl<B: Backend> Worker for WorkerService<B> {
         let RankLocation { ifindex, mac, router } =
             match self.backend.find(rank, &address, wait).await {
                 Ok(place) => place,
-                Err(status) => return Err(note(self.misplaced(status, from, &a.ip).await)),
+                Err(status) => return Err(record(self.misplaced(status, from, &a.ip).await)),
             };
         if let Some(router) = router.filter(|by| mac != address.mac && from == Some(*by)) {
-            return Err(note(Status::failed_precondition(translated(&address, router))));
+            return Err(record(Status::failed_precondition(translated(&address, router))));
         }
         let warnings = behind_router(&address, mac).into_iter().collect();
         let (mut waiting, receiver) = {
@@ -290,7 +290,7 @@ impl<B: Backend> Worker for WorkerService<B> {
                 Err(refusal) => {
                     inner.waiters.take(waiter);
                     drop(inner);
-                    return Err(note(refused(refusal)));
+                    return Err(record(refused(refusal)));
                 }
             };
             let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));

@@ -23,7 +23,7 @@ struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    fn what(&self) -> String {
+    fn description(&self) -> String {
         match self.address {
             Address::Ip(ip) if ip == self.flow.src => format!("address {ip}"),
             Address::Ip(ip) => format!("--dst {ip}"),
@@ -75,9 +75,9 @@ impl Controller {
         let mut known: HashMap<Address, Claim<'_>> = HashMap::new();
         for claim in others.chain(own) {
             if self.own.contains(&claim.address) {
-                let what = claim.what();
+                let description = claim.description();
                 return Err(Refusal::Exists(format!(
-                    "rank {}: {what} belongs to this box itself",
+                    "rank {}: {description} belongs to this box itself",
                     claim.rank
                 )));
             }
@@ -93,11 +93,11 @@ impl Controller {
     }
 
     fn both_sides(&self, claim: &Claim<'_>, other: &Claim<'_>) -> String {
-        let what = claim.what();
+        let description = claim.description();
         let [here, there] = [claim, other].map(|c| self.port_name(c.ifindex));
         format!(
-            "rank {}: {what} belongs to a rank behind another port already: port {here}, and for \
-             rank {} of job `{}` port {there}",
+            "rank {}: {description} belongs to a rank behind another port already: port {here}, and \
+             for rank {} of job `{}` port {there}",
             claim.rank, other.rank, other.job.spec.name
         )
     }

@@ -118,7 +118,7 @@ impl BpfDataPlane {
     /// Replaces the programs of pinned attachments by those of this process, in one step each and
     /// without missing a packet. Returns the interfaces.
     pub fn take_over_links(&mut self) -> Result<Vec<u32>> {
-        let mut taken = Vec::new();
+        let mut attached = Vec::new();
         let found = self.pins.as_ref().map_or(Vec::new(), |pins| pins.links());
         if let Some(pins) = &self.pins {
             // An earlier daemon was killed while it detached from these ports.
@@ -154,9 +154,9 @@ impl BpfDataPlane {
             };
             self.ports
                 .insert(ifindex, Port { ingress: Some(Attachment::Pinned(attachment)), guard });
-            taken.push(ifindex);
+            attached.push(ifindex);
         }
-        Ok(taken)
+        Ok(attached)
     }
 }
 

@@ -20,13 +20,13 @@ pub(super) fn switch(plane: &mut BpfDataPlane, filter: Option<&TraceFilter>) -> 
 }
 
 pub(super) fn take(events: &mut RingBuf<MapData>, most: usize) -> Vec<Traced> {
-    let mut taken = Vec::new();
-    while taken.len() < most
+    let mut packets = Vec::new();
+    while packets.len() < most
         && let Some(item) = events.next()
     {
-        taken.extend(traced(&item));
+        packets.extend(traced(&item));
     }
-    taken
+    packets
 }
 
 /// Events lost for lack of room.

@@ -51,7 +51,7 @@ impl UpperLayer {
 
     /// The reason not to take the packet for RoCEv2.
     #[inline(always)]
-    pub const fn what(self) -> Reject {
+    pub const fn reject(self) -> Reject {
         match self.0 & 0xff {
             Self::UDP => Reject::Ipv6Extensions,
             1 => Reject::Hidden,

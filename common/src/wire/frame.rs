@@ -56,7 +56,7 @@ pub trait Wrapped: Bytes {
         if let Some(bth) = behind.udp().and_then(|at| self.load_far(at + UdpHdr::LEN)) {
             frame.bth = Bth::decode(&bth);
         }
-        behind.what()
+        behind.reject()
     }
 }
 

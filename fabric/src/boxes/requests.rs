@@ -131,7 +131,7 @@ impl Boxes {
                 (name, tokio::time::timeout(TIMEOUT, both).await.unwrap_or_else(late))
             });
         }
-        let (mut seen, mut said) = (HashMap::new(), HashMap::new());
+        let (mut seen, mut reports) = (HashMap::new(), HashMap::new());
         while let Some(Ok((name, answer))) = looks.join_next().await {
             match answer {
                 Ok((reply, jobs)) => {
@@ -148,7 +148,7 @@ impl Boxes {
                     } = reply;
                     let mut known = self.known();
                     let report = BoxReport { ports: ports.clone(), lldp, chassis_id, macs };
-                    said.insert(name.clone(), report);
+                    reports.insert(name.clone(), report);
                     known.look_at_version(&name, protocol, &release);
                     let ours = self.election.get();
                     if ours > 0 && election > ours {
@@ -204,7 +204,7 @@ impl Boxes {
                 }
             }
         }
-        self.known().link_table.update(said, Instant::now().into_std());
+        self.known().link_table.update(reports, Instant::now().into_std());
         seen
     }
 
@@ -305,14 +305,19 @@ impl Boxes {
             let request = request.clone();
             async move { c.jobs.diagnose(request).await }
         });
-        let mut said: Vec<BoxDiagnosis> = Vec::new();
+        let mut reports: Vec<BoxDiagnosis> = Vec::new();
         while let Some(Ok((name, answer))) = answers.join_next().await {
             if at.contains(&name) {
-                said.push((name, answer.map_err(|status| status.message().to_owned())));
+                reports.push((name, answer.map_err(|status| status.message().to_owned())));
             }
         }
         let age = |rank: u32| ages.get(rank as usize).copied().flatten();
         let state = api::JobState::Active.into();
-        api::Diagnosis { job, ranks, state, ..diagnosis::merge(&said, &self.known().links(), age) }
+        api::Diagnosis {
+            job,
+            ranks,
+            state,
+            ..diagnosis::merge(&reports, &self.known().links(), age)
+        }
     }
 }

@@ -49,18 +49,18 @@ pub struct Failback {
     /// When to try.
     due: Option<Instant>,
     /// No try before this, not even for an administrator, because the last one failed.
-    rest: Option<Instant>,
+    not_before: Option<Instant>,
 }
 
 impl Failback {
     pub fn new(now: Instant) -> Self {
-        Self { program_generation: 0, since: now, wait: FIRST, due: None, rest: None }
+        Self { program_generation: 0, since: now, wait: FIRST, due: None, not_before: None }
     }
 
     /// All ranks have connected, with these programs at the box. The path test has used them, so a
     /// wrong sum of it is theirs.
     pub fn connected(&mut self, now: Instant, program_generation: u64) {
-        (self.since, self.due, self.rest) = (now, None, None);
+        (self.since, self.due, self.not_before) = (now, None, None);
         if program_generation != 0 {
             self.program_generation = program_generation;
         }
@@ -69,7 +69,7 @@ impl Failback {
     /// The ranks could not join, and keep their connections.
     pub fn failed(&mut self, now: Instant) {
         self.since = now;
-        self.rest = Some(self.put_off(now));
+        self.not_before = Some(self.put_off(now));
     }
 
     fn put_off(&mut self, now: Instant) -> Instant {
@@ -80,15 +80,15 @@ impl Failback {
     }
 
     /// Whether the ranks should reconnect now.
-    pub fn is_due(&mut self, now: Instant, wish: ReconnectRequest, standing: BoxTrust) -> bool {
-        if self.rest.is_some_and(|rest| now < rest) {
+    pub fn is_due(&mut self, now: Instant, request: ReconnectRequest, trust: BoxTrust) -> bool {
+        if self.not_before.is_some_and(|not_before| now < not_before) {
             return false;
         }
-        if standing == BoxTrust::Trusted {
-            if wish.program_generation != 0 {
-                self.program_generation = wish.program_generation;
+        if trust == BoxTrust::Trusted {
+            if request.program_generation != 0 {
+                self.program_generation = request.program_generation;
             }
-            return wish.reconnect;
+            return request.reconnect;
         }
         if self.due.is_none() {
             if now.saturating_duration_since(self.since) >= STEADY {
@@ -98,9 +98,9 @@ impl Failback {
         }
         // An unchanged box that has summed wrong needs an administrator.
         let other =
-            standing != BoxTrust::Wrong || wish.program_generation != self.program_generation;
-        wish.reconnect
-            || wish.program_generation != 0 && other && self.due.is_some_and(|due| now >= due)
+            trust != BoxTrust::Wrong || request.program_generation != self.program_generation;
+        request.reconnect
+            || request.program_generation != 0 && other && self.due.is_some_and(|due| now >= due)
     }
 }
 
@@ -124,16 +124,16 @@ mod tests {
     fn tries(
         mut way: Failback,
         start: Instant,
-        wish: ReconnectRequest,
-        standing: BoxTrust,
+        request: ReconnectRequest,
+        trust: BoxTrust,
         lasts: u64,
     ) -> Vec<u64> {
         let (mut tries, mut ms) = (Vec::new(), 0);
         while ms < 1_500_000 {
-            if way.is_due(at(start, ms), wish, standing) {
+            if way.is_due(at(start, ms), request, trust) {
                 tries.push(ms);
                 way.connected(at(start, ms), 0);
-                assert!(!way.is_due(at(start, ms), wish, Trusted));
+                assert!(!way.is_due(at(start, ms), request, Trusted));
                 ms += lasts;
             }
             ms += 100;
@@ -201,9 +201,9 @@ mod tests {
         assert!(way.is_due(start, ASKED, Trusted) && way.is_due(start, ASKED, GivenUp));
         way.failed(at(start, 100));
         let wait = FIRST.as_millis() as u64 * u64::from(FACTOR);
-        for standing in [Trusted, GivenUp] {
-            assert!(!way.is_due(at(start, 99 + wait), ASKED, standing));
-            assert!(way.is_due(at(start, 100 + wait), ASKED, standing));
+        for trust in [Trusted, GivenUp] {
+            assert!(!way.is_due(at(start, 99 + wait), ASKED, trust));
+            assert!(way.is_due(at(start, 100 + wait), ASKED, trust));
         }
     }
 }

@@ -82,7 +82,7 @@ struct Qp {
     /// Another packet has arrived before the first one.
     first_packet_missing: bool,
     /// When the latest packet was accepted.
-    taken: Option<Instant>,
+    accepted_at: Option<Instant>,
     failed: bool,
 }
 
@@ -163,7 +163,7 @@ impl Endpoint {
             congested: false,
             notified: None,
             first_packet_missing: false,
-            taken: None,
+            accepted_at: None,
             failed: false,
         });
         Ok(id)
@@ -309,7 +309,7 @@ impl Endpoint {
             let arrival = qp.responder.on_data(&packet, (now, self.rtt.pause()), received);
             qp.first_packet_missing = qp.responder.waits_for_first();
             if arrival == Arrival::Taken {
-                qp.taken = Some(now);
+                qp.accepted_at = Some(now);
                 if qp.sums {
                     self.rtt.on_sum(now);
                 }
@@ -454,7 +454,7 @@ impl Endpoint {
 
     /// When a queue pair last accepted a packet, be it in the middle of a message.
     pub fn last_taken(&self, id: QpId) -> Option<Instant> {
-        self.qps.iter().find(|q| q.id == id)?.taken
+        self.qps.iter().find(|q| q.id == id)?.accepted_at
     }
 
     /// The address that sent the latest packet for an unknown queue pair, or for one of another

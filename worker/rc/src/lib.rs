@@ -161,7 +161,7 @@ fn credits(most: u32) -> u8 {
 
 /// Identifies a connection by its first packet, where numbers are [reused](QpConfig::reused); has
 /// the length of an MSN.
-fn name(first: &[u8]) -> u32 {
+fn connection_id(first: &[u8]) -> u32 {
     netsum_common::icrc::update(!0, first) & 0xff_ffff
 }
 

@@ -13,7 +13,7 @@ use super::packet::{Extended, OVERHEAD};
 use super::retransmit_queue::RetransmitQueue;
 use super::rtt::{PACKET_OVERHEAD, RttEstimator};
 use super::segmenter::{Part, Segmenter};
-use super::{Operation, Psn, QpConfig, QpError, Qpn, name, packets};
+use super::{Operation, Psn, QpConfig, QpError, Qpn, packets};
 
 /// Within a message, each packet of this number requests an acknowledgement.
 const ACK_EVERY: u64 = 32;
@@ -52,7 +52,7 @@ pub struct Requester {
     first_psn: Psn,
     reused: bool,
     /// Where numbers are reused, identifies the connection by its first packet.
-    name: Option<u32>,
+    connection_id: Option<u32>,
     segmenter: Segmenter,
     congestion: Congestion,
     /// One after the last packet that requested an acknowledgement.
@@ -101,7 +101,7 @@ pub struct Requester {
     naks: u32,
     sample: Option<Sample>,
     /// Whether a probe may still be sent when sums stop: once for each acknowledgement.
-    may_ask: bool,
+    may_probe: bool,
 }
 
 /// The state after a timeout. A timeout does not show what was lost, or whether anything was:
@@ -152,7 +152,7 @@ impl Requester {
             qpn: c.remote_qpn,
             first_psn: c.send_psn,
             reused: c.reused,
-            name: None,
+            connection_id: None,
             segmenter: Segmenter::new(c.mtu, c.opcode),
             congestion: Congestion::new(c.max_inflight.max(1) as u64),
             asked: 0,
@@ -182,7 +182,7 @@ impl Requester {
             went_back: None,
             naks: 0,
             sample: None,
-            may_ask: true,
+            may_probe: true,
         }
     }
 
@@ -195,8 +195,9 @@ impl Requester {
         immediate: Option<u32>,
     ) {
         self.segmenter.post(id, data, operation, immediate);
-        if self.reused && self.name.is_none() {
-            self.name = self.segmenter.packet(0).map(|first| name(first.payload));
+        if self.reused && self.connection_id.is_none() {
+            self.connection_id =
+                self.segmenter.packet(0).map(|first| super::connection_id(first.payload));
         }
     }
 
@@ -206,7 +207,7 @@ impl Requester {
         // packet.
         let of_none =
             psn == self.first_psn && aeth.msn == 0 && !matches!(aeth.syndrome, Syndrome::Ack(_));
-        self.name.is_some_and(|name| name != aeth.msn) && !of_none
+        self.connection_id.is_some_and(|connection_id| connection_id != aeth.msn) && !of_none
     }
 
     /// From now on a posted message, and all before it, will be acknowledged as soon as it arrives.
@@ -351,7 +352,7 @@ impl Requester {
 
     /// Restarts the wait, as if no packet were in flight.
     pub(super) fn give_up(&mut self, rtt: &mut RttEstimator) {
-        rtt.take_back(std::mem::take(&mut self.load));
+        rtt.release(std::mem::take(&mut self.load));
     }
 
     /// Everything before `packet` has arrived.
@@ -382,7 +383,7 @@ impl Requester {
         }
         let bytes = self.segmenter.bytes(self.acked, packet);
         self.load -= bytes;
-        rtt.take_back(bytes);
+        rtt.release(bytes);
         if self.probe == Probe::Sent
             && !more_than_one
             && let Some((_, at)) = self.went_back
@@ -392,7 +393,7 @@ impl Requester {
         }
         self.congestion.on_acknowledged(packet - self.acked, packet, self.sent);
         self.acked = packet;
-        self.may_ask = true;
+        self.may_probe = true;
         self.next = self.next.max(packet);
         self.retransmit_queue.acknowledge(packet);
         self.retries = 0;
@@ -603,9 +604,9 @@ impl Requester {
     /// When the oldest packet probes, behind a box: a loss at the end of the credit delays all
     /// sums, and no gap shows it.
     fn tail(&self, rtt: &RttEstimator) -> Option<Instant> {
-        let asks =
-            self.waits_for_others && self.selective && self.may_ask && self.probe == Probe::None;
-        rtt.may_be_lost(self.waiting.filter(|_| asks && self.acked < self.sent)?)
+        let probes =
+            self.waits_for_others && self.selective && self.may_probe && self.probe == Probe::None;
+        rtt.may_be_lost(self.waiting.filter(|_| probes && self.acked < self.sent)?)
     }
 
     /// Checks the timers.
@@ -614,8 +615,8 @@ impl Requester {
             self.not_before = None;
         }
         let tail = self.tail(rtt).is_some_and(|t| now >= t);
-        self.may_ask &= !tail;
-        if (self.retransmit_queue.asks(now) || tail) && self.acked < self.sent {
+        self.may_probe &= !tail;
+        if (self.retransmit_queue.probes(now) || tail) && self.acked < self.sent {
             // A box that has the last packet absorbs it, and nobody answers. The oldest one may
             // itself be what is missing.
             let probe = if self.waits_for_others { self.acked } else { self.sent - 1 };

@@ -22,7 +22,7 @@ use netsum_common::wire::{Aeth, IN_ORDER, Nak, Opcode, PAST_GAP, Syndrome};
 use super::gaps::Gaps;
 use super::packet::Packet;
 use super::rtt::LONGEST_PAUSE;
-use super::{NO_LIMIT, Psn, QpConfig, credits, name};
+use super::{NO_LIMIT, Psn, QpConfig, connection_id, credits};
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;
@@ -38,7 +38,7 @@ const UNREQUESTED_ACK_DELAY: Duration = Duration::from_millis(1);
 pub struct Responder {
     expected: Psn,
     /// How many packets have been accepted: the number of the expected one.
-    taken: u64,
+    accepted: u64,
     /// Packets that arrived early, by number; `None` where they are dropped.
     early: Option<BTreeMap<u64, Early>>,
     /// For receivers that are not selective: sums that arrived shortly before the expected one. The
@@ -88,7 +88,7 @@ struct LossTracker {
 impl LossTracker {
     /// NAKs packets that are missing before a packet. Returns whether there was a gap before it
     /// that waits.
-    fn ask(&mut self, before: u64) -> bool {
+    fn request(&mut self, before: u64) -> bool {
         self.nak_before = self.nak_before.max(before);
         let gaps = self.waiting.partition_point(|(end, _)| *end <= before);
         self.waiting.drain(..gaps).count() > 0
@@ -134,7 +134,7 @@ impl Responder {
     pub fn new(c: &QpConfig) -> Self {
         Self {
             expected: c.recv_psn,
-            taken: 0,
+            accepted: 0,
             newest: c.recv_psn,
             early: c.selective.then(BTreeMap::new),
             swapped: BTreeMap::new(),
@@ -204,7 +204,8 @@ impl Responder {
         }
         let filled =
             self.early.as_ref().is_some_and(|early| !early.is_empty()) || !self.swapped.is_empty();
-        while let Some(next) = self.early.as_mut().unwrap_or(&mut self.swapped).remove(&self.taken)
+        while let Some(next) =
+            self.early.as_mut().unwrap_or(&mut self.swapped).remove(&self.accepted)
         {
             match self.take(next.opcode, &next.payload, next.immediate, &mut done) {
                 Ok(()) => {}
@@ -214,11 +215,11 @@ impl Responder {
             }
         }
         if filled {
-            self.swapped = self.swapped.split_off(&self.taken);
+            self.swapped = self.swapped.split_off(&self.accepted);
             self.acknowledge();
             if let Some(loss_tracker) = &mut self.loss_tracker {
-                loss_tracker.ask(self.taken);
-                loss_tracker.reported = loss_tracker.reported.split_off(&self.taken);
+                loss_tracker.request(self.accepted);
+                loss_tracker.reported = loss_tracker.reported.split_off(&self.accepted);
             }
         }
         Arrival::Taken
@@ -227,14 +228,14 @@ impl Responder {
     /// Whether early packets may belong to an earlier connection. They are not kept, and each one
     /// is answered with a NAK for the first packet.
     pub fn waits_for_first(&self) -> bool {
-        self.reused && self.taken == 0
+        self.reused && self.accepted == 0
     }
 
     /// Keeps a packet right after the expected one for a moment.
     fn keep_swapped(&mut self, p: &Packet<'_>, ahead: u64) {
         if self.sums && ahead <= SWAPPED as u64 && p.payload.len() <= self.mtu {
             let (opcode, immediate, payload) = (p.bth.opcode, p.immediate, p.payload.to_vec());
-            self.swapped.insert(self.taken + ahead, Early { opcode, immediate, payload });
+            self.swapped.insert(self.accepted + ahead, Early { opcode, immediate, payload });
         }
     }
 
@@ -260,10 +261,10 @@ impl Responder {
     fn lost_before(&mut self, packet: u64) -> bool {
         let early = self.early.as_ref();
         let lacks = |n: &u64| early.is_some_and(|early| !early.contains_key(n));
-        let lost = (self.taken..packet).rev().find(lacks);
+        let lost = (self.accepted..packet).rev().find(lacks);
         if let (Some(lost), Some(loss_tracker)) = (lost, &mut self.loss_tracker) {
             loss_tracker.reported.insert(lost);
-            self.newest = self.expected.plus((packet - self.taken) as u32);
+            self.newest = self.expected.plus((packet - self.accepted) as u32);
             self.acknowledge();
         }
         lost.is_some()
@@ -273,7 +274,7 @@ impl Responder {
     fn keep(&mut self, p: &Packet<'_>, ahead: u64, (now, pause): (Instant, Duration)) -> Arrival {
         let before = ahead as i64 - i64::from(GAP_PSN_AHEAD);
         if self.loss_tracker.is_some() && before.unsigned_abs() <= self.reach {
-            let lost = self.lost_before(self.taken.saturating_add_signed(before));
+            let lost = self.lost_before(self.accepted.saturating_add_signed(before));
             if let Some(loss_tracker) = self.loss_tracker.as_mut().filter(|_| lost) {
                 loss_tracker.again = Some((now + pause, pause));
             }
@@ -285,8 +286,9 @@ impl Responder {
         let Some(early) = self.early.as_mut().filter(|_| may) else {
             return self.past_gap(Psn::new(p.bth.psn), ahead as i32);
         };
-        let number = self.taken + ahead;
-        let behind_a_gap = early.last_key_value().map_or(self.taken, |(last, _)| last + 1) < number;
+        let number = self.accepted + ahead;
+        let behind_a_gap =
+            early.last_key_value().map_or(self.accepted, |(last, _)| last + 1) < number;
         let known = early.contains_key(&number);
         if !known {
             let (opcode, immediate) = (p.bth.opcode, p.immediate);
@@ -294,10 +296,10 @@ impl Responder {
         }
         let lost =
             self.loss_tracker.is_some() && p.bth.flags & PAST_GAP != 0 && self.lost_before(number);
-        let asks = match &mut self.loss_tracker {
+        let requests = match &mut self.loss_tracker {
             // The box has sent all packets before it: missing ones are lost.
             Some(loss_tracker) if p.bth.flags & IN_ORDER != 0 => {
-                loss_tracker.ask(number) || behind_a_gap
+                loss_tracker.request(number) || behind_a_gap
             }
             Some(loss_tracker) if behind_a_gap => {
                 loss_tracker.waiting.push_back((number, now + pause));
@@ -305,10 +307,10 @@ impl Responder {
             }
             _ => behind_a_gap || lost,
         };
-        if let Some(loss_tracker) = self.loss_tracker.as_mut().filter(|_| asks) {
+        if let Some(loss_tracker) = self.loss_tracker.as_mut().filter(|_| requests) {
             loss_tracker.again = Some((now + pause, pause));
         }
-        let nak = asks || known || p.bth.ack_request;
+        let nak = requests || known || p.bth.ack_request;
         if nak {
             self.acknowledge();
         }
@@ -348,10 +350,10 @@ impl Responder {
             }
         }
         if self.waits_for_first() {
-            self.msn = name(payload);
+            self.msn = connection_id(payload);
         }
         self.expected = self.expected.plus(1);
-        self.taken += 1;
+        self.accepted += 1;
         if let Some(partial) = &mut self.partial {
             partial.extend_from_slice(payload);
         }
@@ -410,15 +412,15 @@ impl Responder {
             loss_tracker.again = Some((now + pause * 2, pause * 2));
         }
         if let Some(end) = over {
-            loss_tracker.ask(end);
+            loss_tracker.request(end);
         }
-        let asks = (over.is_some() || again.is_some()) && self.gaps().is_some();
-        if asks {
+        let requests = (over.is_some() || again.is_some()) && self.gaps().is_some();
+        if requests {
             self.acknowledge();
         } else if let Some(loss_tracker) = self.loss_tracker.as_mut().filter(|_| again.is_some()) {
             loss_tracker.again = None;
         }
-        asks
+        requests
     }
 
     /// Whether an acknowledgement is pending.
@@ -441,10 +443,10 @@ impl Responder {
 
     fn gaps(&self) -> Option<Gaps> {
         let early = self.early.as_ref()?;
-        let psn = |number: u64| self.expected.plus((number - self.taken) as u32);
+        let psn = |number: u64| self.expected.plus((number - self.accepted) as u32);
         let nak_before =
             self.loss_tracker.as_ref().map_or(u64::MAX, |loss_tracker| loss_tracker.nak_before);
-        let (mut missing, mut next) = (Vec::new(), self.taken);
+        let (mut missing, mut next) = (Vec::new(), self.accepted);
         for &number in early.keys() {
             let end = number.min(nak_before);
             if end > next {
@@ -455,7 +457,7 @@ impl Responder {
         let reported = self
             .loss_tracker
             .iter()
-            .flat_map(|loss_tracker| loss_tracker.reported.range(nak_before.max(self.taken)..));
+            .flat_map(|loss_tracker| loss_tracker.reported.range(nak_before.max(self.accepted)..));
         missing.extend(reported.filter(|n| !early.contains_key(n)).map(|n| (psn(*n), 1)));
         (!missing.is_empty()).then_some(Gaps { newest: self.newest, missing })
     }
@@ -578,10 +580,10 @@ mod tests {
                 let packet = Packet { bth, immediate: None, aeth: None, payload: &[7; MTU] };
                 self.responder.on_data(&packet, (self.start, PAUSE), |_, _| ());
             }
-            self.asks()
+            self.requests()
         }
 
-        fn asks(&mut self) -> Vec<(u32, u32)> {
+        fn requests(&mut self) -> Vec<(u32, u32)> {
             let gaps = self.responder.poll().and_then(|(_, _, gaps)| gaps);
             gaps.map_or(vec![], |g| {
                 g.missing.iter().map(|(first, len)| (first.get(), *len)).collect()
@@ -590,7 +592,7 @@ mod tests {
 
         fn at(&mut self, after: Duration) -> Vec<(u32, u32)> {
             self.responder.on_timeout(self.start + after);
-            self.asks()
+            self.requests()
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::rtt::RttEstimator;
 
 /// Least time to wait for acknowledgements of retransmissions, before a packet probes.
-const LEAST_ASKING: Duration = Duration::from_micros(200);
+const LEAST_PROBE_DELAY: Duration = Duration::from_micros(200);
 
 /// So many losses of one packet are usual. More mean another problem, or that the sum waits for
 /// another rank.
@@ -29,8 +29,8 @@ pub(super) struct RetransmitQueue {
     count: u64,
     /// When a packet probes whether retransmissions have arrived, if no NAK shows it before: once
     /// for each NAK with a list.
-    ask: Option<Instant>,
-    may_ask: bool,
+    probe_at: Option<Instant>,
+    may_probe: bool,
     lost_oldest_twice: bool,
 }
 
@@ -92,8 +92,8 @@ impl RetransmitQueue {
         self.count += 1;
         let lost = self.retransmitted.get(&packet).map_or(0, |then| then.lost);
         self.retransmitted.insert(packet, Retransmitted { sent, count: self.count, at: now, lost });
-        if last && std::mem::take(&mut self.may_ask) {
-            self.ask = Some(now + rtt.usual().max(LEAST_ASKING));
+        if last && std::mem::take(&mut self.may_probe) {
+            self.probe_at = Some(now + rtt.usual().max(LEAST_PROBE_DELAY));
         }
         Some(Retransmit { packet, last })
     }
@@ -132,14 +132,14 @@ impl RetransmitQueue {
                 }
                 let next = then.next(rtt, most);
                 if now < next {
-                    self.ask = Some(self.ask.map_or(next, |t| t.min(next)));
+                    self.probe_at = Some(self.probe_at.map_or(next, |t| t.min(next)));
                     continue;
                 }
                 then.lost += u32::from(!self.due.contains(&n));
                 self.lost_oldest_twice |= n == oldest;
             }
             self.due.insert(n);
-            self.may_ask = true;
+            self.may_probe = true;
         }
     }
 
@@ -153,7 +153,7 @@ impl RetransmitQueue {
         self.lost_oldest_twice = false;
         self.due = self.due.split_off(&packet);
         self.retransmitted = self.retransmitted.split_off(&packet);
-        self.ask = self.ask.filter(|_| !self.retransmitted.is_empty());
+        self.probe_at = self.probe_at.filter(|_| !self.retransmitted.is_empty());
     }
 
     /// Forgets all packets, for go-back-N.
@@ -161,14 +161,14 @@ impl RetransmitQueue {
         self.due.clear();
     }
 
-    /// When [`asks`](Self::asks) should be called.
+    /// When [`probes`](Self::probes) should be called.
     pub fn deadline(&self) -> Option<Instant> {
-        self.ask
+        self.probe_at
     }
 
     /// Whether a packet is to probe now.
-    pub fn asks(&mut self, now: Instant) -> bool {
-        self.ask.take_if(|t| now >= *t).is_some()
+    pub fn probes(&mut self, now: Instant) -> bool {
+        self.probe_at.take_if(|t| now >= *t).is_some()
     }
 }
 
@@ -220,12 +220,12 @@ mod tests {
     #[test]
     fn the_last_packet_probes_once_for_a_list_unless_acknowledged() {
         let (mut queue, now) = (RetransmitQueue::default(), Instant::now());
-        let due = now + RttEstimator::new().usual().max(LEAST_ASKING);
+        let due = now + RttEstimator::new().usual().max(LEAST_PROBE_DELAY);
         missing(&mut queue, 3..5, 6);
         assert_eq!(queue.deadline(), None, "nothing has been retransmitted");
         retransmit(&mut queue, now, 10);
         assert_eq!(queue.deadline(), Some(due));
-        assert!(!queue.asks(now) && queue.asks(due) && !queue.asks(due));
+        assert!(!queue.probes(now) && queue.probes(due) && !queue.probes(due));
         queue.add(9);
         retransmit(&mut queue, due, 10);
         assert_eq!(queue.deadline(), None, "a probe needs no probe");

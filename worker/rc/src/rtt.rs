@@ -160,7 +160,7 @@ impl RttEstimator {
     }
 
     /// Bytes are acknowledged, or given up.
-    pub fn take_back(&mut self, bytes: u64) {
+    pub fn release(&mut self, bytes: u64) {
         self.load = self.load.saturating_sub(bytes);
     }
 
@@ -241,7 +241,7 @@ mod tests {
     fn flight(rtt: &mut RttEstimator, bytes: u64, per_byte: u64) -> (Duration, Duration) {
         let load = rtt.send(bytes);
         let (longest, took) = (rtt.longest(), Duration::from_nanos(2 * per_byte * bytes + 50_000));
-        rtt.take_back(bytes);
+        rtt.release(bytes);
         rtt.measure(took, load, false);
         (longest, took)
     }
@@ -300,7 +300,7 @@ mod tests {
         let mut rtt = RttEstimator::new();
         for n in 0..100 {
             let load = rtt.send(64_000);
-            rtt.take_back(64_000);
+            rtt.release(64_000);
             rtt.measure(if n % 3 == 0 { MS / 5 } else { 20 * MS }, load, true);
         }
         assert!(rtt.longest() < MS, "{:?}", rtt.longest());

@@ -8,7 +8,7 @@ use super::pending::Pending;
 use netsum_collective::call::{Collective, Op};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::collectives::{Moved, Reduce, Route, Scatter};
-use netsum_collective::numeric::element::{Element, Slice, Slices, take_back};
+use netsum_collective::numeric::element::{Element, Slice, Slices, into_data};
 use netsum_collective::numeric::operators::{Code, Elements, Reduction};
 use netsum_collective::report::Report;
 
@@ -48,7 +48,7 @@ impl Communicator {
     {
         let collective = reduction(op, root);
         self.call_reduction_async(collective, self.reduced(data, op, root), |owned| {
-            take_back(owned).map(|Reduction { elements: Reduce { data, .. }, .. }| data)
+            into_data(owned).map(|Reduction { elements: Reduce { data, .. }, .. }| data)
         })
     }
 
@@ -82,7 +82,7 @@ impl Communicator {
     {
         let data = self.reduced_many(tensors, op);
         self.call_reduction_async(Collective::AllReduce(op), data, |owned| {
-            take_back(owned).map(|Reduction { elements: Slices { tensors, .. }, .. }| tensors)
+            into_data(owned).map(|Reduction { elements: Slices { tensors, .. }, .. }| tensors)
         })
     }
 
@@ -109,7 +109,7 @@ impl Communicator {
             self.encoded(Scatter { input, output, start, divisor }, op)
         });
         self.call_async(Collective::ReduceScatter(op), scatter, |owned| {
-            take_back(owned)
+            into_data(owned)
                 .map(|Reduction { elements: Scatter { input, output, .. }, .. }| (input, output))
         })
     }
@@ -126,7 +126,7 @@ impl Communicator {
         let route = Route::Broadcast { root: root as usize };
         let moved = checked.map(|()| self.moved([].as_slice(), data, route, block));
         self.call_async(Collective::Broadcast { root, block: block as u64 }, moved, |owned| {
-            take_back(owned).map(|Moved::<&[u8], B> { output, .. }| output)
+            into_data(owned).map(|Moved::<&[u8], B> { output, .. }| output)
         })
     }
 
@@ -144,7 +144,7 @@ impl Communicator {
         let checked = self.check_lengths("output", output.len(), "input", block, "bytes");
         let moved = checked.map(|()| self.moved(input, output, Route::AllGather, block));
         self.call_async(Collective::AllGather { block: block as u64 }, moved, |owned| {
-            take_back(owned).map(|Moved { input, output, .. }| (input, output))
+            into_data(owned).map(|Moved { input, output, .. }| (input, output))
         })
     }
 
@@ -165,7 +165,7 @@ impl Communicator {
             .and_then(|()| self.check_lengths("output", output.len(), "each part", block, "bytes"));
         let moved = checked.map(|()| self.moved(input, output, Route::AllToAll, block));
         self.call_async(Collective::AllToAll { block: block as u64 }, moved, |owned| {
-            take_back(owned).map(|Moved { input, output, .. }| (input, output))
+            into_data(owned).map(|Moved { input, output, .. }| (input, output))
         })
     }
 
@@ -176,7 +176,7 @@ impl Communicator {
     pub fn barrier_async(&mut self) -> Result<Pending<Vec<i32>>, Error> {
         self.complete_hierarchical();
         self.call_async(Collective::Barrier, Ok(Slice(vec![0])), |owned| {
-            take_back(owned).map(|Slice(data)| data)
+            into_data(owned).map(|Slice(data)| data)
         })
     }
 

@@ -358,7 +358,9 @@ impl Core {
 
     /// The number of the box's programs, as the daemon reported it last.
     pub fn program_generation(&self) -> u64 {
-        self.heartbeat.as_ref().map_or(0, |heartbeat| heartbeat.wish().program_generation)
+        self.heartbeat
+            .as_ref()
+            .map_or(0, |heartbeat| heartbeat.reconnect_request().program_generation)
     }
 
     /// Whether a reconnect is due and the daemon answers: without it no rank could join. `None`
@@ -374,7 +376,7 @@ impl Core {
             failback.failed(now);
             return Some(false);
         }
-        let is_due = failback.is_due(now, heartbeat.wish(), self.engine.standing());
+        let is_due = failback.is_due(now, heartbeat.reconnect_request(), self.engine.box_trust());
         match answered {
             Some(false) => return None,
             None if is_due => {

@@ -480,12 +480,12 @@ fn is_wanted(wanted: &Weak<()>) -> bool {
 
 /// [`join`], while this thread drives the present connections: the other ranks may need this one.
 fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Result<Joined, Error> {
-    let (told, answer) = mpsc::channel();
+    let (sender, answer) = mpsc::channel();
     let theirs = config.clone();
     let join = move || {
         let joined = join(&theirs, Bind::Later, RetryFor::Long);
         if let Err(mpsc::SendError(Ok((_, Membership { heartbeat: Some(mut heartbeat), .. })))) =
-            told.send(joined)
+            sender.send(joined)
         {
             heartbeat.stop(Err("the rank gave up before the daemon answered".to_owned()));
         }

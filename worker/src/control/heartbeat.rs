@@ -39,7 +39,7 @@ struct Orders {
 /// The daemon's last answer; the default if it does not answer, because no rank could join then.
 #[derive(Clone, Copy, Default)]
 struct Last {
-    wish: ReconnectRequest,
+    reconnect_request: ReconnectRequest,
     /// The number of the last request that has been answered.
     answered: u64,
 }
@@ -82,7 +82,7 @@ impl Heartbeat {
                     let mut orders = lock(&theirs.orders);
                     (orders.asked, orders.missing.take())
                 };
-                let mut wish = ReconnectRequest::default();
+                let mut reconnect_request = ReconnectRequest::default();
                 let on_host_ring = theirs.on_host_ring.load(Ordering::Relaxed);
                 let acknowledged = theirs.acknowledged.load(Ordering::Relaxed);
                 match control.heartbeat(rank, epoch, on_host_ring, acknowledged, ANSWER.max(period))
@@ -92,7 +92,7 @@ impl Heartbeat {
                             log::info!("rank {rank}: the controller answers again");
                         }
                         unreachable = false;
-                        wish = answer.wish;
+                        reconnect_request = answer.reconnect_request;
                         // A daemon that was restarted counts from the start.
                         if theirs.path_test.swap(answer.path_test, Ordering::Relaxed)
                             > answer.path_test
@@ -111,7 +111,7 @@ impl Heartbeat {
                         unreachable = true;
                     }
                 }
-                *lock(&theirs.last) = Last { wish, answered: asked };
+                *lock(&theirs.last) = Last { reconnect_request, answered: asked };
                 if let Some(missing) = missing {
                     let cause = control.explain_missing_packets(rank, epoch, missing, ANSWER);
                     let cause = cause.inspect_err(|e| log::debug!("rank {rank}: {e}"));
@@ -140,11 +140,11 @@ impl Heartbeat {
             if unreachable {
                 return;
             }
-            let told = match end {
+            let sent = match end {
                 Ok(()) => control.leave(rank, epoch, ANSWER),
                 Err(reason) => control.abort(rank, epoch, &reason, ANSWER),
             };
-            if let Err(e) = told {
+            if let Err(e) = sent {
                 log::debug!("rank {rank}: cannot report its end to the daemon: {e}");
             }
         };
@@ -195,9 +195,9 @@ impl Heartbeat {
             .map(|(_, cause)| cause)
     }
 
-    /// The daemon's last wish.
-    pub fn wish(&self) -> ReconnectRequest {
-        lock(&self.shared.last).wish
+    /// The daemon's last request.
+    pub fn reconnect_request(&self) -> ReconnectRequest {
+        lock(&self.shared.last).reconnect_request
     }
 
     /// Requests a heartbeat at once. Returns the number of the request.

@@ -31,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct HeartbeatAnswer {
     /// Whether and when to reconnect.
-    pub wish: ReconnectRequest,
+    pub reconnect_request: ReconnectRequest,
     /// Why the job has failed, if it has.
     pub failed: Option<String>,
     /// The number of the path test that it asks for.
@@ -271,7 +271,7 @@ impl Control {
                 // After a new start of the box its job waits for ranks, which is not a failure.
                 let other =
                     reply.epoch > epoch || reply.epoch < epoch && reply.state() == JobState::Active;
-                let wish = ReconnectRequest {
+                let reconnect_request = ReconnectRequest {
                     reconnect: reply.reconnect,
                     program_generation: reply.program_generation,
                 };
@@ -285,7 +285,7 @@ impl Control {
                     }
                     _ => None,
                 };
-                Ok(HeartbeatAnswer { wish, failed, path_test: reply.path_test })
+                Ok(HeartbeatAnswer { reconnect_request, failed, path_test: reply.path_test })
             }
             Err(s) => Err(self.error(s.message())),
         }

@@ -225,11 +225,11 @@ impl Locals {
         let mut frame = Buffer::heap(FAILURE);
         frame.resize(0);
         let origin = self.ranks[self.own];
-        let told = match &error {
+        let message = match &error {
             Error::Closed => Error::RankLeft { rank: origin },
             error => error.for_others(origin),
         };
-        Frame::Failure { origin, error: told }.encode_to(&mut frame);
+        Frame::Failure { origin, error: message }.encode_to(&mut frame);
         let bytes = &frame[..frame.len().min(FAILURE)];
         if control.failed.compare_exchange(NONE, WRITING, AcqRel, Acquire).is_ok() {
             for (out, byte) in control.failure.iter().zip(bytes) {

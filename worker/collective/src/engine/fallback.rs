@@ -22,13 +22,13 @@ impl Engine {
             return;
         }
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
-            self.fail(channels, Error::RankLeft { rank: self.name(rank) });
+            self.fail(channels, Error::RankLeft { rank: self.rank_of(rank) });
             return;
         }
         log::debug!(
             "rank {}: rank {} gave the box up: {}",
             self.own_rank(),
-            self.name(origin),
+            self.rank_of(origin),
             reason.text()
         );
         // Perhaps the ranks' calls differ.
@@ -95,7 +95,7 @@ impl Engine {
                 "rank {}: falling back from the box to the hosts' ring: rank {} \
                  found that {}",
                 self.own_rank(),
-                self.name(origin),
+                self.rank_of(origin),
                 reason.text()
             );
         }

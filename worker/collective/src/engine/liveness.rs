@@ -24,7 +24,7 @@ impl Engine {
         self.hello = Some(now);
         let own = self.settings.shape.named(self.settings.timeout);
         let pairs = own.iter().zip(shape.named(timeout)).filter(|(own, theirs)| *own != theirs);
-        let (a, b) = (self.name(self.previous()), self.own_rank());
+        let (a, b) = (self.rank_of(self.previous()), self.own_rank());
         let differences: Vec<_> = pairs
             .map(|((name, own), (_, theirs))| {
                 format!("{name} is {theirs} at rank {a} and {own} at rank {b}")
@@ -34,8 +34,8 @@ impl Engine {
         if rank != self.previous() && shape.ranks == self.member.ranks {
             let text = format!(
                 "connected with rank {} instead of rank {}: check the order of the addresses",
-                self.name(rank),
-                self.name(self.previous())
+                self.rank_of(rank),
+                self.rank_of(self.previous())
             );
             self.fail(channels, Error::Protocol(text));
         } else if !differences.is_empty() {
@@ -49,7 +49,7 @@ impl Engine {
         let text = format!(
             "rank {} has version {version} of the protocol between ranks, rank {} version \
              {VERSION}: all must run the same netsum",
-            self.name(self.previous()),
+            self.rank_of(self.previous()),
             self.own_rank()
         );
         self.fail(channels, Error::Mismatch(text));
@@ -70,7 +70,7 @@ impl Engine {
             Some(_) => {
                 let text = format!(
                     "rank {} is in another session than rank {}",
-                    self.name(self.previous()),
+                    self.rank_of(self.previous()),
                     self.own_rank()
                 );
                 self.fail(channels, Error::Protocol(text));
@@ -82,21 +82,21 @@ impl Engine {
         if let Some(rank) = theirs.iter().position(|p| !self.can_be_at(*p)) {
             let text = format!(
                 "rank {} cannot have the progress that rank {} reports: {:?}",
-                self.name(rank as u32),
-                self.name(self.previous()),
+                self.rank_of(rank as u32),
+                self.rank_of(self.previous()),
                 theirs[rank]
             );
             self.fail(channels, Error::Protocol(text));
             return;
         }
         let mut news = false;
-        for (rank, (known, told)) in self.progress.iter_mut().zip(theirs).enumerate() {
+        for (rank, (known, reported)) in self.progress.iter_mut().zip(theirs).enumerate() {
             if rank as u32 == self.member.rank {
                 continue;
             }
-            news |= told.started > known.started || told.completed > known.completed;
-            known.started = known.started.max(told.started);
-            known.completed = known.completed.max(told.completed);
+            news |= reported.started > known.started || reported.completed > known.completed;
+            known.started = known.started.max(reported.started);
+            known.completed = known.completed.max(reported.completed);
         }
         if news {
             self.tell_status(channels);
@@ -115,7 +115,7 @@ impl Engine {
         if !self.can_be_at(Progress { started: completed, completed }) {
             let text = format!(
                 "rank {} leaves after operation {completed}, which it cannot have completed",
-                self.name(origin)
+                self.rank_of(origin)
             );
             self.fail(channels, Error::Protocol(text));
             return;
@@ -130,10 +130,10 @@ impl Engine {
         // The leaving rank waits until nobody needs it.
         self.tell_status(channels);
         if self.sum_mode == SumMode::Agreeing {
-            self.fail(channels, Error::RankLeft { rank: self.name(origin) });
+            self.fail(channels, Error::RankLeft { rank: self.rank_of(origin) });
         } else {
             // All ranks that need it receive the goodbye themselves.
-            self.give_up(completed, &Error::RankLeft { rank: self.name(origin) });
+            self.give_up(completed, &Error::RankLeft { rank: self.rank_of(origin) });
         }
     }
 
@@ -142,8 +142,8 @@ impl Engine {
         let own = self.member.rank;
         if self.failure.is_none() && self.failures_seen & 1 << own == 0 {
             self.failures_seen |= 1 << own;
-            let told = error.for_others(self.own_rank());
-            self.tell(channels, &Frame::Failure { origin: own, error: told });
+            let failure = error.for_others(self.own_rank());
+            self.tell(channels, &Frame::Failure { origin: own, error: failure });
         }
         self.end(error);
     }
@@ -154,7 +154,7 @@ impl Engine {
         let reason = format!("rank {} cannot connect: {why}", self.own_rank());
         let rank = match why {
             Error::Unreachable { rank, .. } => *rank,
-            _ => self.name(self.previous()),
+            _ => self.rank_of(self.previous()),
         };
         self.fail(channels, Error::RankDied { rank, reason });
     }
@@ -211,10 +211,10 @@ impl Engine {
             {
                 reason += &format!(
                     ", nor from rank {}: rank {own} itself may be cut off",
-                    self.name(self.next())
+                    self.rank_of(self.next())
                 );
             }
-            self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
+            self.fail(channels, Error::RankDied { rank: self.rank_of(self.previous()), reason });
             return;
         }
         if let Some((_, error)) = self.suspicion.take_if(|(due, _)| now >= *due) {
@@ -264,7 +264,7 @@ impl Engine {
             self.fall_back(channels, Reason::Stalled, self.member.rank);
         } else if self.left != 0 && idle >= self.settings.timeout {
             let rank = self.left.trailing_zeros();
-            self.fail(channels, Error::RankLeft { rank: self.name(rank) });
+            self.fail(channels, Error::RankLeft { rank: self.rank_of(rank) });
         }
     }
 
@@ -281,14 +281,15 @@ impl Engine {
     /// completed the operations that it has. Unless `patient`, a next rank that has left need not
     /// acknowledge anything: it may have ended.
     pub fn may_leave(&self, patient: bool) -> bool {
-        let told = self.bypass_outstanding == 0 || !patient && self.has_left(self.next());
+        let is_known = self.bypass_outstanding == 0 || !patient && self.has_left(self.next());
         if self.failure.is_some() {
-            return told;
+            return is_known;
         }
         let completed = self.progress[self.member.rank as usize].completed;
         let sent = self.has_left(self.next())
             || self.rings.iter().all(|r| r.kept.iter().all(|k| k.payload.is_some()));
-        told && sent
+        is_known
+            && sent
             && self.reductions.is_empty()
             && (0..self.member.ranks)
                 .all(|r| self.has_left(r) || self.progress[r as usize].completed >= completed)

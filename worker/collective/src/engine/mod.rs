@@ -345,7 +345,7 @@ impl Engine {
                     None => {
                         let text = format!(
                             "rank {} sent a frame that cannot be decoded",
-                            self.name(self.previous())
+                            self.rank_of(self.previous())
                         );
                         self.fail(channels, Error::Protocol(text));
                     }
@@ -354,11 +354,17 @@ impl Engine {
             }
             ChannelEvent::Failed { channel: Channel::BypassOut, reason } => {
                 if !self.has_left(self.next()) {
-                    self.fail(channels, Error::RankDied { rank: self.name(self.next()), reason });
+                    self.fail(
+                        channels,
+                        Error::RankDied { rank: self.rank_of(self.next()), reason },
+                    );
                 }
             }
             ChannelEvent::Failed { channel: Channel::BypassIn, reason } => {
-                self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
+                self.fail(
+                    channels,
+                    Error::RankDied { rank: self.rank_of(self.previous()), reason },
+                );
             }
             ChannelEvent::Failed { reason, .. } => {
                 log::debug!("rank {}: connection through the box: {reason}", self.own_rank());
@@ -420,7 +426,7 @@ impl Engine {
 
     /// Whether a rank, by the application's number, has left in good order.
     pub fn has_departed(&self, rank: u32) -> bool {
-        (0..self.member.ranks).any(|place| self.name(place) == rank && self.has_left(place))
+        (0..self.member.ranks).any(|place| self.rank_of(place) == rank && self.has_left(place))
     }
 
     /// Counts on from the operations of the connections before, which decides how floats in 16 bits
@@ -434,12 +440,12 @@ impl Engine {
         (self.begun, self.statistics.all_reduces) = (0, 0);
     }
 
-    fn name(&self, place: u32) -> u32 {
+    fn rank_of(&self, place: u32) -> u32 {
         self.application_ranks.get(place as usize).copied().unwrap_or(place)
     }
 
     pub fn own_rank(&self) -> u32 {
-        self.name(self.member.rank)
+        self.rank_of(self.member.rank)
     }
 
     fn next(&self) -> u32 {
@@ -482,7 +488,7 @@ impl Engine {
     }
 
     /// Whether the ranks trust the box, as far as this one knows.
-    pub fn standing(&self) -> BoxTrust {
+    pub fn box_trust(&self) -> BoxTrust {
         match self.sum_mode {
             SumMode::Box => BoxTrust::Trusted,
             _ if self.wrong => BoxTrust::Wrong,

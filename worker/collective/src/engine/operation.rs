@@ -458,7 +458,7 @@ impl Engine {
         if h.number.saturating_add(window) < verified || h.number >= verified + 2 * window {
             let text = format!(
                 "rank {} is at message {} of ring {}, rank {} at {verified}",
-                self.name(self.previous()),
+                self.rank_of(self.previous()),
                 h.number,
                 h.ring,
                 self.own_rank()
@@ -493,7 +493,7 @@ impl Engine {
                 now,
                 Error::Protocol(format!(
                     "a step of ring {ring} from rank {} does not fit this rank's message",
-                    self.name(self.previous())
+                    self.rank_of(self.previous())
                 )),
             );
             return;

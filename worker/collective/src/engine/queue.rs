@@ -57,7 +57,7 @@ impl Engine {
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
             // Not a failure of the session: others may still be in an operation that this rank has
             // completed.
-            return Err(Error::RankLeft { rank: self.name(rank) });
+            return Err(Error::RankLeft { rank: self.rank_of(rank) });
         }
         let number = self.own().started + 1;
         self.own().started = number;
@@ -181,7 +181,7 @@ impl Engine {
         if d.number <= latest || !self.can_be_at(Progress { started: d.number, completed: 0 }) {
             let text = format!(
                 "rank {} cannot have started operation {}",
-                self.name(self.previous()),
+                self.rank_of(self.previous()),
                 d.number
             );
             self.fail(channels, Error::Protocol(text));
@@ -215,7 +215,7 @@ impl Engine {
                         "operation {}: rank {} calls for {theirs}, rank {} for {own}; all ranks \
                          must call for the same",
                         own.number,
-                        self.name(self.previous()),
+                        self.rank_of(self.previous()),
                         self.own_rank()
                     )),
                 );

@@ -85,7 +85,7 @@ impl Engine {
                 Reconnect { after, agreed: true }
             }
             _ => {
-                let previous = self.name(self.previous());
+                let previous = self.rank_of(self.previous());
                 let text =
                     format!("rank {previous} sent an impossible reconnect after operation {after}");
                 self.fail(channels, Error::Protocol(text));

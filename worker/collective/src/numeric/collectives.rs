@@ -132,7 +132,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Moved<I, O> {
     }
 
     /// Where a block of the result goes.
-    fn taken(&mut self, block: usize) -> Option<&mut [u8]> {
+    fn output_block(&mut self, block: usize) -> Option<&mut [u8]> {
         let size = self.block;
         let of = |at: usize| at * size..(at + 1) * size;
         match self.route {
@@ -194,8 +194,8 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
     }
     fn store(&mut self, range: Range<usize>, _: Option<Format<'_>>, sums: &[u8]) {
         for (block, bytes, place) in self.parts(range) {
-            if let Some(taken) = self.taken(block) {
-                taken[bytes].copy_from_slice(&sums[place]);
+            if let Some(block_out) = self.output_block(block) {
+                block_out[bytes].copy_from_slice(&sums[place]);
             }
         }
     }

@@ -96,7 +96,7 @@ impl Dtype {
         }
     }
 
-    /// How elements travel in a long operation; `of_floats` is a caller's wish.
+    /// How elements travel in a long operation; `of_floats` is what a caller asks for.
     pub fn width(self, of_floats: Option<Width>) -> Width {
         match self {
             Self::F16 | Self::Bf16 => of_floats.unwrap_or(Width::Half),
@@ -454,7 +454,7 @@ impl<D: Data + Any + Send> OwnedData for D {}
 pub type Owned = Box<dyn OwnedData>;
 
 /// Returns the data that was passed to the engine; `None` if it has another type.
-pub fn take_back<D: Data + Any>(owned: Owned) -> Option<D> {
+pub fn into_data<D: Data + Any>(owned: Owned) -> Option<D> {
     (owned as Box<dyn Any>).downcast().ok().map(|data| *data)
 }
 

@@ -14,7 +14,7 @@ use crate::call;
 use crate::engine::{Engine, Finished, Outcome, Settings, Work};
 use crate::error::{Error, UnreachableReason};
 use crate::failback::{Failback, ReconnectRequest};
-use crate::numeric::element::take_back;
+use crate::numeric::element::into_data;
 use crate::numeric::layout::Layout;
 use crate::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo, SourcePorts};
 use crate::shape::JobShape;
@@ -383,7 +383,7 @@ impl Sim {
                 None => host.engine.step(now, &mut host.stack, None),
             }
             while let Some(Outcome { result, data, .. }) = host.engine.outcome() {
-                if let Some(data) = data.and_then(take_back).or_else(|| host.current.take()) {
+                if let Some(data) = data.and_then(into_data).or_else(|| host.current.take()) {
                     host.results.push((result, data, elapsed));
                 }
             }
@@ -413,10 +413,11 @@ impl Sim {
                 self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed);
             // Other datagrams after a pause.
             let program_generation = u64::from(there) << u8::from(elapsed >= self.spec.absent.end);
-            let wish = ReconnectRequest { reconnect: false, program_generation };
+            let reconnect_request = ReconnectRequest { reconnect: false, program_generation };
             let asks = self.spec.reconnect == Some(host.begun)
                 || self.spec.refused == Some(host.begun)
-                || self.spec.returns && self.failback.is_due(now, wish, host.engine.standing());
+                || self.spec.returns
+                    && self.failback.is_due(now, reconnect_request, host.engine.box_trust());
             if rank == 0 && asks {
                 host.engine.propose_reconnect(&mut host.stack);
             }
