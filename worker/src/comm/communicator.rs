@@ -90,11 +90,10 @@ impl Communicator {
         }
         let session = Session::new(config.clone())?;
         let (shape, title, width) = (session.shape, session.title.clone(), config.wire);
-        let may_be_hierarchical = match config.hierarchy {
-            Hierarchy::Auto => ranks > 2 && session.has_shared_address,
-            Hierarchy::On => ranks > 2,
-            Hierarchy::Off => false,
-        };
+        // Ranks for which they are off take part in the agreement: the ranks' settings may differ.
+        let may_be_hierarchical = ranks > 2
+            && config.hosts_ring.is_none()
+            && (session.has_shared_address || config.hierarchy == Hierarchy::On);
         let driven = Driven::start(session)
             .map_err(|e| Error::Config(format!("cannot start the progress thread: {e}")))?;
         let mut made = Self {

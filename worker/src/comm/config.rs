@@ -52,9 +52,10 @@ pub enum Hierarchy {
     /// For long sums, if two ranks have the same address.
     #[default]
     Auto,
-    /// Wherever two ranks are on one host, and for all sums that can be.
+    /// Wherever two ranks are on one host, and for all sums that can be; also if only one rank has
+    /// this setting, where two ranks have the same address.
     On,
-    /// Never.
+    /// Never, at any rank.
     Off,
 }
 

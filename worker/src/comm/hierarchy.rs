@@ -206,7 +206,11 @@ impl Hierarchical {
             pid: std::process::id(),
             file: file.as_ref().map_or(0, |file| file.as_raw_fd() as u32),
             // AF_XDP has one user of an interface.
-            is_willing: host.is_ok() && file.is_ok() && config.transport != Transport::Xdp,
+            is_willing: host.is_ok()
+                && file.is_ok()
+                && config.transport != Transport::Xdp
+                && config.hierarchy != Hierarchy::Off,
+            wants_short: config.hierarchy == Hierarchy::On,
         };
         let all = gather(comm, &place.encode())?;
         let places: Vec<Place> =
@@ -216,7 +220,7 @@ impl Hierarchical {
             if config.hierarchy == Hierarchy::On {
                 log::warn!(
                     "rank {}: no hierarchical sums: they need two hosts, and one with two ranks \
-                     in the same namespaces",
+                     in the same namespaces, and no rank where they are off",
                     comm.rank()
                 );
             }
@@ -285,7 +289,7 @@ impl Hierarchical {
             comm.rank(),
             hosts.len()
         );
-        let least_bytes = if config.hierarchy == Hierarchy::On { 0 } else { LEAST_BYTES };
+        let least_bytes = if places.iter().any(|p| p.wants_short) { 0 } else { LEAST_BYTES };
         let (queue, thread) = (Some(queue), Some(thread));
         Ok(Some(Self { shared, queue, thread, _watch: watch, drivers, closing, least_bytes }))
     }

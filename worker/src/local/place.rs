@@ -8,7 +8,7 @@ use std::os::linux::fs::MetadataExt;
 use std::path::Path;
 
 /// Bytes of an encoded [`Place`].
-pub(crate) const PLACE_BYTES: usize = 20;
+pub(crate) const PLACE_BYTES: usize = 24;
 
 /// Where a rank runs, and its file for shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,15 +18,17 @@ pub(crate) struct Place {
     pub pid: u32,
     /// The descriptor in that process.
     pub file: u32,
-    /// Whether this rank can share memory and wants to.
+    /// Whether this rank can share memory and may.
     pub is_willing: bool,
+    /// Whether it wants hierarchical sums of few bytes, too.
+    pub wants_short: bool,
 }
 
 impl Place {
     pub fn encode(self) -> [u8; PLACE_BYTES] {
         let mut out = [0; PLACE_BYTES];
         out[..8].copy_from_slice(&self.host.to_le_bytes());
-        let rest = [self.pid, self.file, self.is_willing.into()];
+        let rest = [self.pid, self.file, self.is_willing.into(), self.wants_short.into()];
         for (out, word) in out[8..].as_chunks_mut().0.iter_mut().zip(rest) {
             *out = word.to_le_bytes();
         }
@@ -36,7 +38,8 @@ impl Place {
     pub fn decode(bytes: &[u8; PLACE_BYTES]) -> Self {
         let word = |i: usize| u32::from_le_bytes(bytes.as_chunks().0[i]);
         let host = u64::from(word(0)) | u64::from(word(1)) << 32;
-        Self { host, pid: word(2), file: word(3), is_willing: word(4) != 0 }
+        let [is_willing, wants_short] = [4, 5].map(|i| word(i) != 0);
+        Self { host, pid: word(2), file: word(3), is_willing, wants_short }
     }
 }
 
@@ -71,7 +74,9 @@ mod tests {
     fn ranks_are_grouped_by_their_hosts() {
         assert_eq!(by_host(&[7, 7, 9, 7, 9]), [vec![0, 1, 3], vec![2, 4]]);
         assert_eq!(host().unwrap(), host().unwrap());
-        let place = Place { host: u64::MAX - 5, pid: 77, file: 3, is_willing: true };
-        assert_eq!(Place::decode(&place.encode()), place);
+        for (is_willing, wants_short) in [(true, false), (false, true)] {
+            let place = Place { host: u64::MAX - 5, pid: 77, file: 3, is_willing, wants_short };
+            assert_eq!(Place::decode(&place.encode()), place);
+        }
     }
 }

@@ -22,6 +22,16 @@ fn run<T: Send>(
     hierarchy: Hierarchy,
     f: impl Fn(Communicator) -> T + Sync,
 ) -> Vec<T> {
+    run_with(test, hosts, &vec![hierarchy; hosts.len()], f)
+}
+
+/// The same with a setting for each rank.
+fn run_with<T: Send>(
+    test: u8,
+    hosts: &[usize],
+    settings: &[Hierarchy],
+    f: impl Fn(Communicator) -> T + Sync,
+) -> Vec<T> {
     let peers: Vec<IpAddr> = hosts.iter().map(|host| address(test, *host)).collect();
     let Layout { message_size, window, rings } = LAYOUT;
     std::thread::scope(|s| {
@@ -30,7 +40,7 @@ fn run<T: Send>(
             let bootstrap =
                 Bootstrap::Static { peers: peers.clone(), mtu: 1024, message_size, window, rings };
             let config = CommConfig {
-                hierarchy,
+                hierarchy: settings[rank],
                 timeout: Duration::from_secs(5),
                 ..CommConfig::new(rank as u32, peers.len() as u32, *ip, bootstrap)
             };
@@ -128,6 +138,26 @@ fn operations_in_flight_keep_their_order() {
             assert!(bits(&sum) == bits(&right(n)), "operation {n}");
         }
     });
+}
+
+#[test]
+fn ranks_agree_if_their_settings_differ() {
+    use Hierarchy::{Auto, Off, On};
+    for (test, settings, expected) in [
+        (10, [Auto, Off, Auto, Auto], [false, false]),
+        (11, [On, On, Off, On], [false, false]),
+        (12, [Auto, Auto, On, Auto], [true, true]),
+        (13, [Auto; 4], [false, true]),
+    ] {
+        run_with(test, &[0, 0, 1, 1], &settings, |mut comm| {
+            let is_hierarchical = [5000, 100_000].map(|length| {
+                let mut x = floats(comm.rank(), length);
+                comm.all_reduce(&mut x).unwrap().hierarchical
+            });
+            assert_eq!(is_hierarchical, expected, "{settings:?}");
+            comm.barrier().unwrap();
+        });
+    }
 }
 
 #[test]
