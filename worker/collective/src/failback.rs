@@ -21,8 +21,8 @@ const STEADY: Duration = Duration::from_secs(60);
 pub struct ReconnectRequest {
     /// The ranks are to reconnect, whether or not the box sums.
     pub reconnect: bool,
-    /// The number of the box's programs, which changes with every start of its daemon; 0 where
-    /// there is no box.
+    /// The number of the box's programs, which changes when they are loaded or attached again; 0
+    /// where there is no box.
     pub program_generation: u64,
 }
 
