@@ -189,6 +189,25 @@ fn a_killed_rank_is_named_by_the_others() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn the_end_of_a_process_is_noticed_before_the_timeout() {
+    let cluster = Cluster::start(lab(3)).unwrap();
+    for hosts in [&[0, 1, 2][..], &[0, 0, 1, 2]] {
+        let ranks = hosts.len() as u32;
+        let job = JobSpec { timeout: 2 * TIMEOUT, ..JobSpec::new(&format!("of-{ranks}"), ranks) };
+        let token = cluster.create_job(&job).unwrap();
+        let places: Vec<_> = hosts.iter().map(|host| (*host, 0)).collect();
+        let mut group = cluster.ranks(&job, &token, &places).unwrap();
+        group.all_reduce("f32", 100_000, 0).unwrap();
+        group.kill(hosts.len() - 1).unwrap();
+        let error = format!("{:#}", group.all_reduce("f32", 100_000, 1).unwrap_err());
+        let named = format!("rank {} died", ranks - 1);
+        assert!(error.contains(&named), "{error}\n{}", group.log());
+        assert!(error.contains("its process has ended"), "{error}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn without_a_box_the_ranks_sum_over_the_host_ring() {
     let cluster = Cluster::without_daemon(lab(3)).unwrap();
     let mut group = cluster.ranks_alone(&JobSpec::new("alone", 3), &one_on_each_host(3)).unwrap();

@@ -83,7 +83,7 @@ impl Backend for BoxBackend {
             PortLookup::NotSeen { router: Some(router) } => {
                 return refused(format!(
                     "the bridge has not seen {of} on any port, nor that of {router}, the box's \
-                     router on the next_hop there"
+                     router on the way there"
                 ));
             }
         };

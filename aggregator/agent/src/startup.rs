@@ -138,7 +138,7 @@ pub fn begin(
     })?;
     let ended = plane.ended_flows()?.len();
     log::info!(
-        "links over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job \
+        "taken over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job \
          has ended",
         links.len()
     );

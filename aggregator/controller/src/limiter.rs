@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Sleep;
 use tonic::Status;
@@ -50,6 +51,16 @@ pub struct ConnectionLimiter {
     limits: Limits,
     addresses: Arc<Mutex<HashMap<IpAddr, Address>>>,
     wrong: Arc<Mutex<Lines>>,
+    /// Where to report ranks whose connections they have closed.
+    disconnected: Option<UnboundedSender<Member>>,
+}
+
+/// A rank in an epoch of its job.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    pub job: String,
+    pub rank: u32,
+    pub epoch: u32,
 }
 
 /// Rate limit for log lines about one thing: one per [`Lines::INTERVAL`].
@@ -82,7 +93,13 @@ struct Address {
 impl ConnectionLimiter {
     /// Without any connection.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, addresses: Arc::default(), wrong: Arc::default() }
+        let (addresses, wrong) = (Arc::default(), Arc::default());
+        Self { limits, addresses, wrong, disconnected: None }
+    }
+
+    /// Reports ranks that close the connection of their heartbeats.
+    pub fn reporting(self, disconnected: UnboundedSender<Member>) -> Self {
+        Self { disconnected: Some(disconnected), ..self }
     }
 
     fn addresses(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Address>> {
@@ -115,9 +132,10 @@ impl ConnectionLimiter {
         }
         address.connections += 1;
         let (tries, penalty) = (address.tries.clone(), self.limits.penalty);
-        let peer = Peer { ip, proved: Arc::default(), tries, penalty, wrong: self.wrong.clone() };
+        let (proved, member, wrong) = (Arc::default(), Arc::default(), self.wrong.clone());
+        let peer = Peer { ip, proved, member, tries, penalty, wrong };
         let deadline = Some(Box::pin(tokio::time::sleep(self.limits.timeout)));
-        Some(Connection { tcp, deadline, peer, limiter: self.clone() })
+        Some(Connection { tcp, deadline, peer, limiter: self.clone(), is_closed: false })
     }
 
     fn leave(&self, ip: IpAddr) {
@@ -133,6 +151,8 @@ pub struct Peer {
     ip: IpAddr,
     /// The job whose token it has shown.
     proved: Arc<OnceLock<String>>,
+    /// The rank that its last heartbeat was of.
+    member: Arc<Mutex<Option<Member>>>,
     tries: Arc<Semaphore>,
     penalty: Duration,
     /// Wrong tokens of all addresses.
@@ -143,6 +163,11 @@ impl Peer {
     /// Its address.
     pub fn ip(&self) -> IpAddr {
         self.ip
+    }
+
+    /// Records a rank's heartbeat, with a right token.
+    pub fn is_alive(&self, member: Member) {
+        *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
     }
 
     /// Checks a token with `check` once this address has a try left. A connection that has shown a
@@ -197,11 +222,18 @@ pub struct Connection {
     deadline: Option<Pin<Box<Sleep>>>,
     peer: Peer,
     limiter: ConnectionLimiter,
+    /// Whether the other end has closed it.
+    is_closed: bool,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
         self.limiter.leave(self.peer.ip);
+        let member = self.peer.member.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let (true, Some(member), Some(to)) = (self.is_closed, member, &self.limiter.disconnected)
+        {
+            let _ = to.send(member);
+        }
     }
 }
 
@@ -234,7 +266,14 @@ impl AsyncRead for Connection {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.in_time(cx)?;
-        Pin::new(&mut self.tcp).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let result = Pin::new(&mut self.tcp).poll_read(cx, buf);
+        self.is_closed |= match &result {
+            Poll::Ready(Ok(())) => buf.filled().len() == before && buf.remaining() > 0,
+            Poll::Ready(Err(e)) => e.kind() == io::ErrorKind::ConnectionReset,
+            Poll::Pending => false,
+        };
+        result
     }
 }
 

@@ -1,13 +1,15 @@
 //! Serves workers and administration.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use netsum_api::v1::jobs_server::JobsServer;
 use netsum_api::v1::worker_server::WorkerServer;
+use netsum_core::Rank;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::service::Routes;
@@ -15,7 +17,7 @@ use tonic::transport::{Server, ServerTlsConfig};
 
 use super::backend::Backend;
 use super::jobs::JobsService;
-use super::limiter::{ConnectionLimiter, Limits};
+use super::limiter::{ConnectionLimiter, Limits, Member};
 use super::worker::WorkerService;
 
 /// The port for workers.
@@ -61,7 +63,15 @@ pub async fn serve<B: Backend>(
         .serve_with_incoming(accepted(UnixListenerStream::new(admin)));
     let result = match workers {
         Some(WorkerPort { listener, tls, limits }) => {
-            let limiter = ConnectionLimiter::new(limits);
+            let (sender, mut disconnected) = mpsc::unbounded_channel();
+            let limiter = ConnectionLimiter::new(limits).reporting(sender);
+            let shared = backend.shared().clone();
+            tokio::spawn(async move {
+                while let Some(Member { job, rank, epoch }) = disconnected.recv().await {
+                    let mut inner = shared.lock();
+                    inner.controller.disconnected(&job, Rank(rank), epoch, Instant::now());
+                }
+            });
             let connections = accepted(TcpListenerStream::new(listener))
                 .filter_map(move |tcp| limiter.admit(tcp.ok()?).map(Ok::<_, io::Error>));
             let mut server = Server::builder()

@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::backend::{Backend, RankLocation};
 use super::executor::Executor;
-use super::limiter::Peer;
+use super::limiter::{Member, Peer};
 use super::message::{
     RpcResult, error_of, job_message, mac_from_text, mac_text, refused, state_message,
 };
@@ -345,7 +345,10 @@ impl<B: Backend> Worker for WorkerService<B> {
         request: Request<api::HeartbeatRequest>,
     ) -> RpcResult<api::HeartbeatReply> {
         let (peer, r) = parts(request);
-        self.authorise(peer, &r.job, &r.token).await?;
+        self.authorise(peer.clone(), &r.job, &r.token).await?;
+        if let Some(peer) = peer {
+            peer.is_alive(Member { job: r.job.clone(), rank: r.rank, epoch: r.epoch });
+        }
         let mut guard = self.shared().lock();
         let inner = &mut *guard;
         let now = Instant::now();
@@ -372,6 +375,10 @@ impl<B: Backend> Worker for WorkerService<B> {
         let epoch = epoch_number(job);
         let path_test = job.epoch.as_ref().map_or(0, |epoch| epoch.path_test);
         let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.reconnect);
+        // A rank that lives sends its next heartbeat over another connection.
+        let after = self.shared().heartbeat * 3 / 2;
+        let ended = job.epoch.iter().flat_map(|epoch| epoch.ended(now, after));
+        let ended_ranks = ended.map(|rank| rank.0).collect();
         inner.controller.path_test_acknowledged(
             &r.job,
             Rank(r.rank),
@@ -387,6 +394,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             reconnect,
             program_generation,
             path_test,
+            ended_ranks,
         }))
     }
 

@@ -73,6 +73,8 @@ pub struct Epoch {
     pub acknowledged: Vec<u32>,
     /// When each rank's last heartbeat arrived; `None` when it has left.
     last_seen: Vec<Option<Instant>>,
+    /// When the connection of each rank's last heartbeat was closed at the rank's end.
+    disconnected: Vec<Option<Instant>>,
 }
 
 /// Waiting ranks are sent at most this many reasons why other ranks were refused.
@@ -349,6 +351,7 @@ impl Controller {
             path_test: 0,
             acknowledged: vec![0; forming.ranks.len()],
             last_seen: vec![Some(now); forming.ranks.len()],
+            disconnected: vec![None; forming.ranks.len()],
             ranks: forming.ranks.into_values().map(|w| w.address).collect(),
         });
         actions
@@ -446,12 +449,24 @@ impl Controller {
         {
             // The rank may have left to reconnect, failed, and stayed.
             let has_left = last_seen.replace(now).is_none();
+            current.disconnected[rank.0 as usize] = None;
             // All ranks fall back together, so one report counts.
             if on_host_ring && !has_left && !std::mem::replace(&mut current.on_host_ring, true) {
                 job.fallbacks += 1;
             }
         }
         Ok(job)
+    }
+
+    /// The connection of a rank's last heartbeat was closed at the rank's end, as when its process
+    /// ends.
+    pub fn disconnected(&mut self, name: &str, rank: Rank, epoch: u32, now: Instant) {
+        let current = self.jobs.get_mut(name).and_then(|job| job.epoch.as_mut());
+        if let Some(current) = current.filter(|e| e.number == epoch)
+            && let Some(disconnected) = current.disconnected.get_mut(rank.0 as usize)
+        {
+            *disconnected = Some(now);
+        }
     }
 
     /// Asks all ranks of an active job to test their path again. Returns the test's number; `None`
@@ -487,7 +502,8 @@ impl Controller {
     pub fn extend_heartbeats(&mut self, took: Duration, of: impl Fn(&str) -> bool) {
         let jobs = self.jobs.values_mut().filter(|job| of(&job.spec.name));
         for epoch in jobs.filter_map(|job| job.epoch.as_mut()) {
-            epoch.last_seen.iter_mut().flatten().for_each(|last_seen| *last_seen += took);
+            let times = epoch.last_seen.iter_mut().chain(&mut epoch.disconnected);
+            times.flatten().for_each(|time| *time += took);
         }
     }
 
@@ -561,9 +577,20 @@ impl Epoch {
             on_host_ring: false,
             path_test: 0,
             acknowledged: vec![0; ranks.len()],
+            disconnected: vec![None; ranks.len()],
             ranks,
             last_seen,
         }
+    }
+
+    /// Ranks that have not left, and whose connections were closed for so long without another
+    /// heartbeat: their processes have ended.
+    pub fn ended(&self, now: Instant, after: Duration) -> impl Iterator<Item = Rank> {
+        let ranks = (0..).map(Rank).zip(self.last_seen.iter().zip(&self.disconnected));
+        ranks.filter_map(move |(rank, (last_seen, disconnected))| {
+            let closed = disconnected.filter(|_| last_seen.is_some())?;
+            (now.saturating_duration_since(closed) >= after).then_some(rank)
+        })
     }
 
     /// When a rank's last heartbeat arrived; `None` when it has left.

@@ -348,6 +348,32 @@ fn who_waits_in_vain_is_told_who_is_missing() {
 }
 
 #[test]
+fn a_rank_that_disconnects_and_stays_away_has_ended() {
+    let (mut c, now) = (controller(), Instant::now());
+    let at = |ms| now + Duration::from_millis(ms);
+    c.create_job(spec("a", 3)).unwrap();
+    (0..3).for_each(|rank| drop(c.join(join("a", rank, 0, rank.into(), now), now).unwrap()));
+    let ended = |c: &Controller, ms| -> Vec<u32> {
+        let epoch = c.job("a").unwrap().epoch.as_ref().unwrap();
+        epoch.ended(at(ms), Duration::from_millis(1500)).map(|rank| rank.0).collect()
+    };
+    // Of another epoch, and of no rank.
+    c.disconnected("a", Rank(0), 2, at(100));
+    c.disconnected("a", Rank(3), 1, at(100));
+    c.disconnected("b", Rank(0), 1, at(100));
+    // Rank 1 connects again, rank 2 leaves.
+    (0..3).for_each(|rank| c.disconnected("a", Rank(rank), 1, at(200)));
+    c.heartbeat("a", "t", Rank(1), 1, false, at(900)).unwrap();
+    c.leave("a", "t", Rank(2), 1).unwrap();
+    assert_eq!(ended(&c, 1699), []);
+    assert_eq!(ended(&c, 1700), [0]);
+    // The daemon received nothing for a second.
+    c.extend_heartbeats(Duration::from_secs(1), |_| true);
+    assert_eq!(ended(&c, 2699), []);
+    assert_eq!(ended(&c, 2700), [0]);
+}
+
+#[test]
 fn a_job_ends_when_all_remaining_ranks_are_silent() {
     let (mut c, now) = (controller(), Instant::now());
     let at = |ms| now + Duration::from_millis(ms);

@@ -49,6 +49,8 @@ pub(super) struct Core {
     pub engine: Engine,
     pub connections: Box<dyn Connections>,
     heartbeat: Option<Heartbeat>,
+    /// The daemon's numbers of the ranks, in the order of the ring.
+    pub ranks: Vec<u32>,
     /// A duplicate of the connections' descriptor, to wait at without the driver lock. It is
     /// readable when packets have arrived. The connections are closed only after all its clones
     /// have been dropped.
@@ -86,6 +88,7 @@ impl Core {
             question,
             returning,
             has_warned,
+            ranks: Vec::new(),
             path_test: 0,
         })
     }
@@ -133,6 +136,11 @@ impl Core {
         let progressed = self.drive_connections(until.min(self.engine.next_timeout()))?;
         if let Some(reason) = self.heartbeat.as_ref().and_then(Heartbeat::failed) {
             self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
+        }
+        let ended = self.heartbeat.as_ref().and_then(Heartbeat::ended_rank);
+        let place = ended.and_then(|rank| self.ranks.iter().position(|other| *other == rank));
+        if let Some(place) = place {
+            self.engine.on_ended(Instant::now(), &mut *self.connections, place as u32);
         }
         self.engine.step(Instant::now(), &mut *self.connections, lent);
         if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.is_on_host_ring()) {

@@ -519,6 +519,7 @@ fn establish(
     let CommConfig { rank, timeout, .. } = *config;
     let Membership { shape, ranks, names, mut heartbeat } = membership;
     let place = names.iter().position(|name| *name == rank).unwrap_or(rank as usize) as u32;
+    let in_job = names.clone();
     let names: Vec<u32> = match &config.hosts_ring {
         Some(ring) => names.iter().map(|name| ring.ranks[*name as usize]).collect(),
         None => names,
@@ -548,6 +549,7 @@ fn establish(
     let title = connections.title().into();
     let mut core = Core::new(engine, connections, heartbeat)
         .map_err(|e| Error::Config(format!("cannot duplicate a file descriptor: {e}")))?;
+    core.ranks = in_job;
     let patience = timeout.min(config.connect_timeout);
     let is_listed = matches!(config.bootstrap, Bootstrap::Static { .. });
     let unreachable =

@@ -15,6 +15,8 @@ struct Shared {
     orders: Mutex<Orders>,
     wake: Condvar,
     failed: Mutex<Option<String>>,
+    /// Another rank whose process has ended.
+    ended_rank: Mutex<Option<u32>>,
     on_host_ring: AtomicBool,
     /// The path test that the daemon has asked for, and the one whose packet was acknowledged.
     path_test: AtomicU32,
@@ -92,6 +94,8 @@ impl Heartbeat {
                             log::info!("rank {rank}: the controller answers again");
                         }
                         unreachable = false;
+                        let others = answer.ended_ranks.into_iter();
+                        *lock(&theirs.ended_rank) = others.filter(|ended| *ended != rank).min();
                         reconnect_request = answer.reconnect_request;
                         // A daemon that was restarted counts from the start.
                         if theirs.path_test.swap(answer.path_test, Ordering::Relaxed)
@@ -159,6 +163,11 @@ impl Heartbeat {
     /// Why the job has failed, if it has.
     pub fn failed(&self) -> Option<String> {
         lock(&self.shared.failed).clone()
+    }
+
+    /// Another rank whose process has ended, as the daemon last reported.
+    pub fn ended_rank(&self) -> Option<u32> {
+        *lock(&self.shared.ended_rank)
     }
 
     /// Reports to the daemon at once that the ranks have fallen back.

@@ -36,6 +36,8 @@ pub(crate) struct HeartbeatAnswer {
     pub failed: Option<String>,
     /// The number of the path test that it asks for.
     pub path_test: u32,
+    /// Ranks whose processes have ended.
+    pub ended_ranks: Vec<u32>,
 }
 
 /// Why packets do not arrive.
@@ -276,7 +278,7 @@ impl Control {
                     program_generation: reply.program_generation,
                 };
                 let failed = match reply.state() {
-                    JobState::Failed => Some(reply.error),
+                    JobState::Failed => Some(reply.error.clone()),
                     _ if other => {
                         let theirs = reply.epoch;
                         Some(format!(
@@ -285,7 +287,9 @@ impl Control {
                     }
                     _ => None,
                 };
-                Ok(HeartbeatAnswer { reconnect_request, failed, path_test: reply.path_test })
+                let v1::HeartbeatReply { path_test, ended_ranks, .. } = reply;
+                let ended_ranks = if other { Vec::new() } else { ended_ranks };
+                Ok(HeartbeatAnswer { reconnect_request, failed, path_test, ended_ranks })
             }
             Err(s) => Err(self.error(s.message())),
         }

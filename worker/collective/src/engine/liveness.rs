@@ -13,6 +13,9 @@ use crate::error::Error;
 use crate::frame::{Frame, Progress, Reason, VERSION};
 use crate::shape::JobShape;
 
+/// How long an operation has stalled before the end of a rank's process ends it.
+const ENDED: Duration = Duration::from_millis(500);
+
 impl Engine {
     pub(super) fn on_hello(
         &mut self,
@@ -146,6 +149,17 @@ impl Engine {
             self.tell(channels, &Frame::Failure { origin: own, error: failure });
         }
         self.end(error);
+    }
+
+    /// The controller reports that a rank's process has ended without leaving. This ends the session
+    /// if an operation has stalled: its last packets may still be on their way.
+    pub fn on_ended(&mut self, now: Instant, channels: &mut dyn Channels, place: u32) {
+        let waits = !self.operations.is_empty() || self.reconnect.is_some();
+        let idle = now.saturating_duration_since(self.last_progress);
+        if waits && idle >= ENDED && self.failure.is_none() && !self.has_left(place) {
+            let reason = "its process has ended, as the controller reports".to_owned();
+            self.fail(channels, Error::RankDied { rank: self.rank_of(place), reason });
+        }
     }
 
     /// Ends the session because a neighbour has never answered. `why` is the error that this rank's
