@@ -365,11 +365,11 @@ fn a_rank_that_disconnects_and_stays_away_has_ended() {
     (0..3).for_each(|rank| c.disconnected("a", Rank(rank), 1, at(200)));
     c.heartbeat("a", "t", Rank(1), 1, false, at(900)).unwrap();
     c.leave("a", "t", Rank(2), 1).unwrap();
-    assert_eq!(ended(&c, 1699), []);
+    assert!(ended(&c, 1699).is_empty());
     assert_eq!(ended(&c, 1700), [0]);
     // The daemon received nothing for a second.
     c.extend_heartbeats(Duration::from_secs(1), |_| true);
-    assert_eq!(ended(&c, 2699), []);
+    assert!(ended(&c, 2699).is_empty());
     assert_eq!(ended(&c, 2700), [0]);
 }
 
