@@ -28,6 +28,7 @@ mod links;
 mod measured;
 mod monitor;
 mod mtu;
+mod nccl;
 mod operate;
 mod parents;
 mod path;

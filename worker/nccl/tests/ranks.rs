@@ -1,0 +1,162 @@
+//! Compiles the plugin and its driver, and runs ranks of it, whose handles this passes on.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Files of the plugin, in `worker/nccl/`.
+const SOURCES: [&str; 4] = ["coll.c", "device.c", "sockets.c", "tables.c"];
+
+/// What was compiled, in a folder that is removed on drop.
+pub struct Built {
+    room: PathBuf,
+}
+
+impl Built {
+    /// Compiles both, against the library that cargo has built.
+    pub fn new(library: &Path) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let room = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("nccl-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&room).unwrap();
+        // By the name that programs look for.
+        std::os::unix::fs::symlink(library, room.join("libnetsum.so.1")).unwrap();
+        let built = Self { room };
+        let worker = Path::new(file!()).ancestors().nth(3).unwrap();
+        let worker = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .ancestors()
+            .map(|folder| folder.join(worker))
+            .find(|folder| folder.join("nccl/plugin.h").is_file())
+            .expect("the plugin's sources");
+        let mut plugin = compiler();
+        plugin.args(["-pthread", "-fPIC", "-shared", "-fvisibility=hidden"]);
+        plugin.args(SOURCES.map(|source| worker.join("nccl").join(source)));
+        plugin.arg("-I").arg(worker.join("c/include")).arg(library);
+        // NCCL closes the library while the threads of libnetsum still run.
+        plugin.args(["-Wl,-z,nodelete,-z,defs", "-Wl,-rpath,$ORIGIN", "-o"]).arg(built.plugin());
+        run(&mut plugin);
+        let mut drive = compiler();
+        drive.arg(worker.join("nccl/tests/drive.c")).args(["-ldl", "-o"]).arg(built.drive());
+        run(&mut drive);
+        built
+    }
+
+    fn plugin(&self) -> PathBuf {
+        self.room.join("libnccl-net-netsum.so")
+    }
+
+    fn drive(&self) -> PathBuf {
+        self.room.join("drive")
+    }
+
+    /// Starts the ranks of a case, with tables of this version. `command` makes the command that
+    /// runs a program as a rank.
+    pub fn start(
+        &self,
+        (version, case): (u32, &str),
+        ranks: usize,
+        more: &[String],
+        command: impl Fn(&Path, usize) -> Command,
+    ) -> Ranks {
+        let start = |rank: usize| {
+            let mut command = command(&self.drive(), rank);
+            command.arg(self.plugin()).arg(version.to_string()).arg(case);
+            command.arg(rank.to_string()).arg(ranks.to_string()).args(more);
+            // Cargo's path would come first, where an older library may be.
+            command.env_remove("LD_LIBRARY_PATH");
+            let log = self.room.join(format!("{version}-{case}-{rank}.log"));
+            let mut child = command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(File::create(&log).unwrap())
+                .spawn()
+                .unwrap();
+            let out = BufReader::new(child.stdout.take().unwrap());
+            Rank { child, out, log }
+        };
+        Ranks((0..ranks).map(start).collect())
+    }
+}
+
+impl Drop for Built {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.room));
+    }
+}
+
+fn compiler() -> Command {
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror"]);
+    compiler
+}
+
+fn run(command: &mut Command) {
+    let out = command.output().expect("a C compiler");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+struct Rank {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    log: PathBuf,
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Ranks that run. They are killed on drop, and end themselves after a minute.
+pub struct Ranks(Vec<Rank>);
+
+impl Ranks {
+    /// The next line of each rank: its part of an exchange, or its result.
+    pub fn lines(&mut self) -> Vec<String> {
+        let line = |rank: &mut Rank| {
+            let mut line = String::new();
+            rank.out.read_line(&mut line).unwrap();
+            line.trim().to_owned()
+        };
+        let lines: Vec<String> = self.0.iter_mut().map(line).collect();
+        assert!(lines.iter().all(|line| !line.is_empty()), "{lines:?}\n{}", self.logs());
+        lines
+    }
+
+    /// Completes an exchange, in which each rank gets the lines of all.
+    pub fn exchange(&mut self, lines: &[String]) {
+        for rank in &mut self.0 {
+            writeln!(rank.child.stdin.as_mut().unwrap(), "{}", lines.join(" ")).unwrap();
+        }
+    }
+
+    /// Passes handles on until all ranks have printed their result, and succeeded.
+    pub fn results(mut self) -> Vec<String> {
+        loop {
+            let lines = self.lines();
+            if lines.iter().any(|line| line.contains(|c: char| !c.is_ascii_hexdigit())) {
+                for at in 0..self.0.len() {
+                    let status = self.0[at].child.wait().unwrap();
+                    assert!(status.success(), "rank {at}: {status}\n{}", self.logs());
+                }
+                return lines;
+            }
+            self.exchange(&lines);
+        }
+    }
+
+    /// Kills the last rank.
+    pub fn kill_last(&mut self) {
+        self.0.pop();
+    }
+
+    /// What all ranks have logged.
+    pub fn logs(&self) -> String {
+        let log = |rank: &Rank| std::fs::read_to_string(&rank.log).unwrap_or_default();
+        self.0.iter().enumerate().map(|(at, rank)| format!("rank {at}:\n{}", log(rank))).collect()
+    }
+}
