@@ -6,7 +6,6 @@
  * in the handle of the first. */
 #include <netsum.h>
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -73,8 +72,7 @@ ncclResult_t coll_listen(int device, void *handle, void **listener) {
     return ncclSuccess;
 }
 
-ncclResult_t coll_close_listen(void *listener) {
-    (void)listener;
+ncclResult_t coll_close_listen(UNUSED void *listener) {
     return ncclSuccess;
 }
 
@@ -125,22 +123,12 @@ ncclResult_t coll_connect(void *handles[], int ranks, int rank, void *listener, 
 
 /* The type, and the bytes of an element; 0 if it is not supported. */
 static size_t element(ncclDataType_t type, netsum_dtype *dtype) {
-    switch (type) {
-    case ncclInt32:
-        *dtype = NETSUM_INT32;
-        return 4;
-    case ncclFloat32:
-        *dtype = NETSUM_FLOAT32;
-        return 4;
-    case ncclFloat16:
-        *dtype = NETSUM_FLOAT16;
-        return 2;
-    case ncclBfloat16:
-        *dtype = NETSUM_BFLOAT16;
-        return 2;
-    default:
-        return 0;
-    }
+    *dtype = type == ncclInt32     ? NETSUM_INT32
+           : type == ncclFloat32   ? NETSUM_FLOAT32
+           : type == ncclFloat16   ? NETSUM_FLOAT16
+           : type == ncclBfloat16  ? NETSUM_BFLOAT16
+                                   : 0;
+    return type == ncclInt32 || type == ncclFloat32 ? 4 : *dtype ? 2 : 0;
 }
 
 ncclResult_t coll_reduce_support(ncclDataType_t type, ncclRedOp_t op, int *supported) {
@@ -161,13 +149,12 @@ static struct request *unused_request(struct coll *coll) {
     return NULL;
 }
 
-ncclResult_t coll_all_reduce(void *comm, void *send, void *recv, size_t count,
-                             ncclDataType_t type, ncclRedOp_t op, void *send_handle,
-                             void *recv_handle, void **request) {
+ncclResult_t coll_all_reduce(void *comm, void *send, void *recv, size_t count, ncclDataType_t type,
+                             ncclRedOp_t op, UNUSED void *send_handle, UNUSED void *recv_handle,
+                             void **request) {
     struct coll *coll = comm;
     netsum_dtype dtype = 0;
     size_t size = element(type, &dtype);
-    (void)send_handle, (void)recv_handle;
     if (!request) return ncclInvalidArgument;
     *request = NULL;
     if (!coll || !send || !recv || count > SIZE_MAX / 8) {
@@ -199,8 +186,8 @@ static void note(struct coll *coll, netsum_mode mode) {
     if (mode == NETSUM_BOX) {
         LOG(INFO, "the box sums, rank %d of %d", coll->rank, coll->ranks);
     } else {
-        LOG(WARN, "the hosts' ring sums, rank %d of %d: the box's log has the reason", coll->rank,
-            coll->ranks);
+        LOG(WARN, "the hosts' ring sums, rank %d of %d: see the box's log, if there is one",
+            coll->rank, coll->ranks);
     }
 }
 
@@ -228,13 +215,6 @@ ncclResult_t coll_test(void *request, int *done, int *size) {
     return ncclSuccess;
 }
 
-/* Only memory of a GPU needs it. */
-ncclResult_t coll_flush(void *comm, void *data, int size, void *handle, void **request) {
-    (void)comm, (void)data, (void)size, (void)handle;
-    *request = NULL;
-    return ncclSuccess;
-}
-
 ncclResult_t coll_close(void *comm) {
     struct coll *coll = comm;
     if (!coll) return ncclSuccess;
@@ -246,8 +226,8 @@ ncclResult_t coll_close(void *comm) {
     return ncclSuccess;
 }
 
-ncclResult_t register_memory(void *comm, void *data, size_t size, int type, void **handle) {
-    (void)data, (void)size;
+ncclResult_t register_memory(void *comm, UNUSED void *data, UNUSED size_t size, int type,
+                             void **handle) {
     if (!handle) return ncclInvalidArgument;
     *handle = NULL;
     if (type != NCCL_PTR_HOST) {
@@ -258,7 +238,6 @@ ncclResult_t register_memory(void *comm, void *data, size_t size, int type, void
     return ncclSuccess;
 }
 
-ncclResult_t deregister_memory(void *comm, void *handle) {
-    (void)comm, (void)handle;
+ncclResult_t deregister_memory(UNUSED void *comm, UNUSED void *handle) {
     return ncclSuccess;
 }

@@ -19,6 +19,8 @@ struct device {
     } address;
     socklen_t length; /* of the address */
 };
+#define UNUSED __attribute__((unused))
+
 extern struct device netsum_device;
 extern ncclDebugLogger_t netsum_log;
 
@@ -36,7 +38,6 @@ ncclResult_t coll_reduce_support(ncclDataType_t type, ncclRedOp_t op, int *suppo
 ncclResult_t coll_all_reduce(void *comm, void *send, void *recv, size_t count,
                              ncclDataType_t type, ncclRedOp_t op, void *send_handle,
                              void *recv_handle, void **request);
-ncclResult_t coll_flush(void *comm, void *data, int size, void *handle, void **request);
 ncclResult_t coll_test(void *request, int *done, int *size);
 ncclResult_t coll_close(void *comm);
 ncclResult_t coll_close_listen(void *listener);
@@ -51,8 +52,6 @@ ncclResult_t net_connect(int device, void *handle, void **send_comm, void **offl
 ncclResult_t net_accept(void *listener, void **recv_comm, void **offload);
 /* Begins to send, or to receive at most `size` bytes: a connection has one direction. */
 ncclResult_t net_begin(void *comm, void *data, size_t size, void **request);
-ncclResult_t net_flush(void *comm, int n, void **data, int *sizes, void **handles,
-                       void **request);
 ncclResult_t net_test(void *request, int *done, int *sizes);
 ncclResult_t net_close(void *comm);
 ncclResult_t net_close_listen(void *listener);

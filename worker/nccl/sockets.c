@@ -102,9 +102,8 @@ ncclResult_t net_listen(int device, void *handle, void **listener) {
     return ncclSuccess;
 }
 
-ncclResult_t net_connect(int device, void *handle, void **send_comm, void **offload) {
+ncclResult_t net_connect(int device, void *handle, void **send_comm, UNUSED void **offload) {
     struct handle *to = handle;
-    (void)offload;
     *send_comm = NULL;
     if (device != 0 || to->length > sizeof to->address) return ncclInvalidArgument;
     if (!to->connecting) {
@@ -138,10 +137,9 @@ ncclResult_t net_connect(int device, void *handle, void **send_comm, void **offl
     return ncclSuccess;
 }
 
-ncclResult_t net_accept(void *listener, void **recv_comm, void **offload) {
+ncclResult_t net_accept(void *listener, void **recv_comm, UNUSED void **offload) {
     struct listener *at = listener;
     uint64_t secret;
-    (void)offload;
     *recv_comm = NULL;
     if (at->accepted < 0) {
         at->accepted = accept4(at->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -229,12 +227,6 @@ ncclResult_t net_test(void *request, int *done, int *sizes) {
     ncclResult_t result = *done ? ncclSuccess : comm->error;
     pthread_mutex_unlock(&comm->lock);
     return result;
-}
-
-/* NCCL calls it for memory of GPUs only. */
-ncclResult_t net_flush(void *comm, int n, void **data, int *sizes, void **handles, void **request) {
-    (void)comm, (void)n, (void)data, (void)sizes, (void)handles, (void)request;
-    return ncclInternalError;
 }
 
 ncclResult_t net_close(void *comm) {

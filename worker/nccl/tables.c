@@ -4,7 +4,6 @@
 #include "inside.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define UNUSED __attribute__((unused))
 
 /* The most bytes of a call: what NCCL assumes for plugins of version 8 (MAX_NET_SIZE and
  * MAX_COLLNET_SIZE in its src/include/plugin/nccl_net.h). */
@@ -13,17 +12,12 @@ static const size_t MOST_NET = 1 << 30, MOST_COLL = 1 << 29;
 #define FILL_V8(p)                                                                                 \
     if (device != 0) return ncclInvalidArgument;                                                   \
     memset(p, 0, sizeof *(p));                                                                     \
-    (p)->name = netsum_device.name;                                                                \
-    (p)->pciPath = netsum_device.path;                                                             \
-    (p)->ptrSupport = NCCL_PTR_HOST;                                                               \
-    (p)->speed = netsum_device.speed;                                                              \
-    (p)->maxComms = 65536;                                                                         \
-    (p)->maxRecvs = 1
+    (p)->name = netsum_device.name, (p)->pciPath = netsum_device.path;                             \
+    (p)->ptrSupport = NCCL_PTR_HOST, (p)->speed = netsum_device.speed;                             \
+    (p)->maxComms = 65536, (p)->maxRecvs = 1
 #define FILL_V9(p)                                                                                 \
     FILL_V8(p);                                                                                    \
-    (p)->vProps.ndevs = 1;                                                                         \
-    (p)->maxP2pBytes = MOST_NET;                                                                   \
-    (p)->maxCollBytes = MOST_COLL
+    (p)->vProps.ndevs = 1, (p)->maxP2pBytes = MOST_NET, (p)->maxCollBytes = MOST_COLL
 
 static ncclResult_t properties_of_v8(int device, properties_v8 *p) {
     FILL_V8(p);
@@ -130,17 +124,15 @@ static ncclResult_t all_reduce_v8(void *comm, void *send, void *recv, int count,
 #define NET(V, ...)                                                                                \
     EXPORT const net_v##V ncclNetPlugin_v##V = {                                                   \
         .name = "netsum", .devices = device_count, .accept = net_accept,                           \
-        .regMr = register_memory, .deregMr = deregister_memory, .iflush = net_flush,               \
-        .test = net_test, .closeSend = net_close, .closeRecv = net_close,                          \
-        .closeListen = net_close_listen, __VA_ARGS__                                               \
-    };
+        .regMr = register_memory, .deregMr = deregister_memory, .test = net_test,                  \
+        .closeSend = net_close, .closeRecv = net_close, .closeListen = net_close_listen,           \
+        __VA_ARGS__};
 #define COLL(V, TABLE, ...)                                                                        \
     EXPORT const TABLE ncclCollNetPlugin_v##V = {                                                  \
         .name = "netsum", .devices = device_count, .connect = coll_connect,                        \
         .reduceSupport = coll_reduce_support, .regMr = register_memory,                            \
-        .deregMr = deregister_memory, .iflush = coll_flush, .test = coll_test,                     \
-        .closeColl = coll_close, .closeListen = coll_close_listen, __VA_ARGS__                     \
-    };
+        .deregMr = deregister_memory, .test = coll_test, .closeColl = coll_close,                  \
+        .closeListen = coll_close_listen, __VA_ARGS__};
 
 /* NCCL uses its own rings instead of iallgather and ireducescatter that are NULL
  * (src/graph/tuning.cc, 2.20 to 2.30), and does without the other fields that are not set here. */

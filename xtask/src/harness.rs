@@ -132,7 +132,12 @@ impl TestProgram {
 
     /// Whether its tests compile C.
     pub fn needs_compiler(&self) -> bool {
-        self.integration && self.package == "c" && self.name == "programs"
+        self.is_nccl() || self.integration && self.package == "c" && self.name == "programs"
+    }
+
+    /// Whether its tests load NCCL's plugin.
+    pub fn is_nccl(&self) -> bool {
+        self.integration && ["c", "tests"].contains(&&*self.package) && self.name == "nccl"
     }
 
     /// Whether its tests also start the Python package.

@@ -262,6 +262,7 @@ fn tests() -> u32 {
     let files = [
         "test_conformance.py",
         "test_launch.py",
+        "test_nccl.py",
         "test_netsum.py",
         "test_staging.py",
         "test_torch.py",

@@ -138,6 +138,10 @@ pub fn run(args: &TestArgs) -> Result<()> {
         true => setup::require_bpf().and_then(|()| setup::require_prometheus()),
         false => Ok(()),
     };
+    let compiler_ready = match any(TestProgram::needs_compiler) {
+        true => setup::require_bpf().and_then(|()| setup::require_compiler()),
+        false => Ok(()),
+    };
     // Compilers must not disturb the lab's tests.
     objects(rebuild, &mut tally);
     let (python, lab): (Vec<_>, Vec<_>) = lab.into_iter().partition(TestProgram::needs_python);
@@ -145,6 +149,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         () if program.needs_vms() => &vms_ready,
         () if program.needs_terminal() => &terminal_ready,
         () if program.needs_prometheus() => &prometheus_ready,
+        () if program.needs_compiler() => &compiler_ready,
         () => &bpf_ready,
     });
     let (mut alone, mut quiet, mut rest) = (Vec::new(), Vec::new(), Vec::new());
@@ -274,7 +279,10 @@ fn run_pure(program: &TestProgram, filter: Option<&str>, tally: &mut Tally) {
             Ok(tests) => tally.skip("C", tests, &format!("{reason:#}")),
             Err(error) => tally.count("C", &program.title(), Err(error)),
         },
-        Some(Ok(())) => tally.count("C", &program.title(), program.run(filter, false, TIMEOUT)),
+        Some(Ok(())) => {
+            let nccl = program.is_nccl() && std::env::var_os("NETSUM_TEST_NCCL").is_some();
+            tally.count("C", &program.title(), program.run(filter, nccl, TIMEOUT));
+        }
         None => tally.count("unit tests", &program.title(), program.run(filter, false, TIMEOUT)),
     }
 }

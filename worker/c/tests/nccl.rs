@@ -75,23 +75,26 @@ fn without_a_box_the_plugin_refuses_to_start() {
     assert_eq!(ranks.results(), ["disabled"]);
 }
 
-/// NCCL's code for each version, which it runs when it finds a plugin: it cannot start without a
-/// GPU, but these functions can. They are not exported.
+/// NCCL's own code opens the plugin, reads the tables of each version, and calls them. NCCL cannot
+/// start without a GPU, but these functions can. They are not exported.
 #[test]
 #[ignore = "needs PyPI's nvidia-nccl: NETSUM_TEST_NCCL=.../libnccl.so.2"]
 fn nccl_accepts_the_tables_and_uses_them() {
     let path = PathBuf::from(std::env::var_os("NETSUM_TEST_NCCL").expect("NETSUM_TEST_NCCL"));
     let bytes = std::fs::read(&path).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
-    let place = |function: String| {
-        let name = format!("_Z{}{function}Pv", function.len());
+    let place = |function: &str, argument: &str| {
+        let name = format!("_Z{}{function}{argument}", function.len());
         let symbol = file.symbols().find(|symbol| symbol.name() == Ok(&name)).expect(&name);
         format!("{:x}", symbol.address())
     };
     let built = Built::new(&library::path());
     for version in VERSIONS {
-        let places =
-            ["Net", "CollNet"].map(|table| place(format!("getNccl{table}_v{version}")));
+        let places = [
+            place("ncclOpenNetPluginLib", "PKc"),
+            place(&format!("getNcclNet_v{version}"), "Pv"),
+            place(&format!("getNcclCollNet_v{version}"), "Pv"),
+        ];
         for case in ["all", "sends"] {
             let mut ranks = built.start((version, case), RANKS, &places, |program, rank| {
                 let mut command = on_loopback(76)(program, rank);

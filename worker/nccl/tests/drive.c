@@ -1,10 +1,11 @@
 /* Loads the plugin by its symbols, as NCCL does, and drives it as one of several ranks.
  *
- *     drive PLUGIN VERSION CASE RANK RANKS [VALUES]
+ *     drive PLUGIN VERSION CASE RANK RANKS [PLACES]
  *
  * Ranks exchange handles through the test that has started them: each prints a line, and reads a
- * line with those of all. VALUES are addresses of NCCL's own functions that read the tables, in the
- * library of NETSUM_TEST_NCCL, instead of the ones here. */
+ * line with those of all. PLACES are those of NCCL's own functions in the library of
+ * NETSUM_TEST_NCCL that open a plugin, and read the tables for sends and sums. They do it
+ * instead of the ones here. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
@@ -71,7 +72,8 @@ static ncclResult_t coll_listen(void *unused, int device, void *handle, void **l
 static ncclResult_t coll_sum(void *comm, void *send, void *recv, size_t count, ncclDataType_t type,
                              ncclRedOp_t op, void *a, void *b, void **request) {
     return version == 8
-        ? ((const coll_v8 *)old_coll)->iallreduce(comm, send, recv, (int)count, type, op, a, b, request)
+        ? ((const coll_v8 *)old_coll)
+              ->iallreduce(comm, send, recv, (int)count, type, op, a, b, request)
         : ((const coll_v9 *)old_coll)->iallreduce(comm, send, recv, count, type, op, a, b, request);
 }
 static ncclResult_t finalize(void *unused) {
@@ -112,7 +114,8 @@ static ncclResult_t net_listen(void *unused, int device, void *handle, void **li
     (void)unused;
     return OLD(net, listen(device, handle, listener));
 }
-static ncclResult_t net_connect(void *unused, int device, void *handle, void **comm, void **offload) {
+static ncclResult_t net_connect(void *unused, int device, void *handle, void **comm,
+                                void **offload) {
     int config = -1;
     (void)unused;
     return version == 10
@@ -121,18 +124,22 @@ static ncclResult_t net_connect(void *unused, int device, void *handle, void **c
 }
 static ncclResult_t net_send(void *comm, void *data, size_t size, int tag, void *handle,
                              void *profiler, void **request) {
-    return version == 8   ? ((const net_v8 *)old_net)->isend(comm, data, (int)size, tag, handle, request)
-           : version == 9 ? ((const net_v9 *)old_net)->isend(comm, data, size, tag, handle, request)
-                          : ((const net_v10 *)old_net)
-                                ->isend(comm, data, size, tag, handle, profiler, request);
+    const net_v8 *v8 = old_net;
+    const net_v9 *v9 = old_net;
+    const net_v10 *v10 = old_net;
+    return version == 8   ? v8->isend(comm, data, (int)size, tag, handle, request)
+           : version == 9 ? v9->isend(comm, data, size, tag, handle, request)
+                          : v10->isend(comm, data, size, tag, handle, profiler, request);
 }
 static ncclResult_t net_receive(void *comm, int n, void **data, size_t *sizes, int *tags,
                                 void **handles, void **profilers, void **request) {
     int size = (int)*sizes;
-    return version == 8   ? ((const net_v8 *)old_net)->irecv(comm, n, data, &size, tags, handles, request)
-           : version == 9 ? ((const net_v9 *)old_net)->irecv(comm, n, data, sizes, tags, handles, request)
-                          : ((const net_v10 *)old_net)
-                                ->irecv(comm, n, data, sizes, tags, handles, profilers, request);
+    const net_v8 *v8 = old_net;
+    const net_v9 *v9 = old_net;
+    const net_v10 *v10 = old_net;
+    return version == 8   ? v8->irecv(comm, n, data, &size, tags, handles, request)
+           : version == 9 ? v9->irecv(comm, n, data, sizes, tags, handles, request)
+                          : v10->irecv(comm, n, data, sizes, tags, handles, profilers, request);
 }
 
 static void load(const char *plugin) {
@@ -185,20 +192,22 @@ static void load(const char *plugin) {
     coll = &made_coll, net = &made_net;
 }
 
-/* Loads the tables by NCCL's own functions, whose places in its library are given. */
+/* Opens the plugin by NCCL's own functions, from the value of NCCL_NET_PLUGIN, and loads the
+ * tables. */
 static void load_as_nccl(const char *plugin, char **places) {
     void *nccl = dlopen(getenv("NETSUM_TEST_NCCL"), RTLD_NOW | RTLD_LOCAL);
-    void *library = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
     struct link_map *map = NULL;
-    ASSERT(nccl && library && dlinfo(nccl, RTLD_DI_LINKMAP, &map) == 0);
+    ASSERT(nccl && dlinfo(nccl, RTLD_DI_LINKMAP, &map) == 0);
     union {
         uintptr_t place;
+        void *(*open)(const char *name);
         const void *(*get)(void *library);
-    } of_net, of_coll;
-    of_net.place = map->l_addr + strtoul(places[0], NULL, 16);
-    of_coll.place = map->l_addr + strtoul(places[1], NULL, 16);
-    net = of_net.get(library);
-    coll = of_coll.get(library);
+    } functions[3];
+    for (int i = 0; i < 3; i++) functions[i].place = map->l_addr + strtoul(places[i], NULL, 16);
+    void *library = functions[0].open(plugin);
+    ASSERT(library);
+    net = functions[1].get(library);
+    coll = functions[2].get(library);
 }
 
 /* Sends this rank's bytes, and returns those of all; also a barrier. */
@@ -285,14 +294,17 @@ static void types(void *comm) {
                                                {0, 0x3f80, 0x4000, 0x4040, 0x4080}};
         static const uint16_t SUMS[2] = {0x4900, 0x4120}; /* 10 */
         ASSERT(ranks == 4);
-        for (int n = 0; n < 5; n++) integers[n] = n - 2 + rank, halves[n] = NUMBERS[t == 2][rank + 1];
+        for (int n = 0; n < 5; n++) {
+            integers[n] = n - 2 + rank, halves[n] = NUMBERS[t == 2][rank + 1];
+        }
         void *request = NULL, *at = t == 0 ? (void *)integers : halves;
         int done = 0;
         ASSERT(coll->iallreduce(comm, at, at, 5, OTHERS[t], ncclSum, NULL, NULL, &request)
                == ncclSuccess);
         while (!done) ASSERT(coll->test(request, &done, NULL) == ncclSuccess);
         for (int n = 0; n < 5; n++) {
-            ASSERT(t == 0 ? integers[n] == ranks * (n - 2) + total - ranks : halves[n] == SUMS[t - 1]);
+            ASSERT(t == 0 ? integers[n] == ranks * (n - 2) + total - ranks
+                          : halves[n] == SUMS[t - 1]);
         }
     }
     /* An infinity is no error: NCCL's users expect it in the sum, or a NaN. */
@@ -451,11 +463,11 @@ static void sends(void) {
 }
 
 int main(int count, char **words) {
-    ASSERT(count == 6 || count == 8);
+    ASSERT(count == 6 || count == 9);
     alarm(60);
     const char *what = words[3];
     version = atoi(words[2]), rank = atoi(words[4]), ranks = atoi(words[5]);
-    if (count == 8) load_as_nccl(words[1], words + 6);
+    if (count == 9) load_as_nccl("netsum", words + 6);
     else load(words[1]);
     ASSERT(net && coll && strcmp(net->name, "netsum") == 0 && strcmp(coll->name, "netsum") == 0);
     int config[1] = {-1}, devices = 0;

@@ -65,8 +65,8 @@ impl Built {
             let mut command = command(&self.drive(), rank);
             command.arg(self.plugin()).arg(version.to_string()).arg(case);
             command.arg(rank.to_string()).arg(ranks.to_string()).args(more);
-            // Cargo's path would come first, where an older library may be.
-            command.env_remove("LD_LIBRARY_PATH");
+            // Cargo's path would come first, where an older library may be. NCCL searches this one.
+            command.env("LD_LIBRARY_PATH", &self.room);
             let log = self.room.join(format!("{version}-{case}-{rank}.log"));
             let mut child = command
                 .stdin(Stdio::piped())
