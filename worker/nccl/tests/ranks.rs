@@ -11,7 +11,7 @@ const SOURCES: [&str; 4] = ["coll.c", "device.c", "sockets.c", "tables.c"];
 
 /// What was compiled, in a folder that is removed on drop.
 pub struct Built {
-    room: PathBuf,
+    pub room: PathBuf,
 }
 
 impl Built {
