@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 
 #include "../plugin.h"
 
+#define UNUSED __attribute__((unused))
 #define ASSERT(x) ((x) ? (void)0 : failed(__LINE__, #x))
 
 static void failed(int line, const char *what) {
@@ -61,12 +63,10 @@ static int version;
                      : ((const TABLE##_v10 *)old_##TABLE)->CALL)
 typedef coll_v9 coll_v10;
 
-static ncclResult_t coll_init(void **unused, uint64_t comm, ncclDebugLogger_t log) {
-    (void)unused, (void)comm;
+static ncclResult_t coll_init(UNUSED void **unused, UNUSED uint64_t comm, ncclDebugLogger_t log) {
     return OLD(coll, init(log));
 }
-static ncclResult_t coll_listen(void *unused, int device, void *handle, void **listener) {
-    (void)unused;
+static ncclResult_t coll_listen(UNUSED void *unused, int device, void *handle, void **listener) {
     return OLD(coll, listen(device, handle, listener));
 }
 static ncclResult_t coll_sum(void *comm, void *send, void *recv, size_t count, ncclDataType_t type,
@@ -76,8 +76,7 @@ static ncclResult_t coll_sum(void *comm, void *send, void *recv, size_t count, n
               ->iallreduce(comm, send, recv, (int)count, type, op, a, b, request)
         : ((const coll_v9 *)old_coll)->iallreduce(comm, send, recv, count, type, op, a, b, request);
 }
-static ncclResult_t finalize(void *unused) {
-    (void)unused;
+static ncclResult_t finalize(UNUSED void *unused) {
     return ncclSuccess;
 }
 static ncclResult_t properties(int device, properties_v12 *all) {
@@ -103,21 +102,18 @@ static ncclResult_t properties(int device, properties_v12 *all) {
     }
     return ncclSuccess;
 }
-static ncclResult_t net_init(void **unused, uint64_t comm, void *config, ncclDebugLogger_t log,
-                             void *profiler) {
-    (void)unused, (void)comm, (void)config;
+static ncclResult_t net_init(UNUSED void **unused, UNUSED uint64_t comm, UNUSED void *config,
+                             ncclDebugLogger_t log, void *profiler) {
     return version == 8   ? ((const net_v8 *)old_net)->init(log)
            : version == 9 ? ((const net_v9 *)old_net)->init(log)
                           : ((const net_v10 *)old_net)->init(log, profiler);
 }
-static ncclResult_t net_listen(void *unused, int device, void *handle, void **listener) {
-    (void)unused;
+static ncclResult_t net_listen(UNUSED void *unused, int device, void *handle, void **listener) {
     return OLD(net, listen(device, handle, listener));
 }
-static ncclResult_t net_connect(void *unused, int device, void *handle, void **comm,
+static ncclResult_t net_connect(UNUSED void *unused, int device, void *handle, void **comm,
                                 void **offload) {
     int config = -1;
-    (void)unused;
     return version == 10
         ? ((const net_v10 *)old_net)->connect(device, &config, handle, comm, offload)
         : ((const net_v9 *)old_net)->connect(device, handle, comm, offload);
@@ -237,13 +233,15 @@ static void *connected(int halves, int fails) {
     int members = halves ? ranks / 2 : ranks, first = halves ? rank / members * members : 0;
     for (int r = 0; r < members; r++) pointers[r] = handles[first + r];
     ncclResult_t result = coll->connect(pointers, members, rank - first, listener, &comm);
-    if (fails) {
-        ASSERT(result != ncclSuccess && !comm);
-        return NULL;
-    }
-    ASSERT(result == ncclSuccess && comm);
+    ASSERT((result != ncclSuccess) == fails && (comm == NULL) == fails);
     ASSERT(coll->closeListen(listener) == ncclSuccess);
     return comm;
+}
+
+/* As NCCL's proxy thread, which yields when it has nothing to do. */
+static ncclResult_t coll_test(void *request, int *done, int *size) {
+    sched_yield();
+    return coll->test(request, done, size);
 }
 
 static float data[2][NCCL_NET_MAX_REQUESTS][COUNT];
@@ -258,7 +256,7 @@ static void *begin(void *comm, int i, int in_place) {
 
 static void finish(void *request) {
     int done = 0, size = 0;
-    while (!done) ASSERT(coll->test(request, &done, &size) == ncclSuccess);
+    while (!done) ASSERT(coll_test(request, &done, &size) == ncclSuccess);
     ASSERT(size == COUNT * (int)sizeof(float));
 }
 
@@ -269,7 +267,6 @@ static void check(int i, int in_place, int first, int members) {
     const float *sums = data[in_place ? 0 : 1][i];
     for (int n = 0; n < COUNT; n++) {
         float sum = (float)(total * (i + 1) + members * (n % 7));
-        if (sums[n] != sum) fprintf(stderr, "%d: %g, not %g\n", n, sums[n], sum);
         ASSERT(sums[n] == sum);
     }
 }
@@ -301,7 +298,7 @@ static void types(void *comm) {
         int done = 0;
         ASSERT(coll->iallreduce(comm, at, at, 5, OTHERS[t], ncclSum, NULL, NULL, &request)
                == ncclSuccess);
-        while (!done) ASSERT(coll->test(request, &done, NULL) == ncclSuccess);
+        while (!done) ASSERT(coll_test(request, &done, NULL) == ncclSuccess);
         for (int n = 0; n < 5; n++) {
             ASSERT(t == 0 ? integers[n] == ranks * (n - 2) + total - ranks
                           : halves[n] == SUMS[t - 1]);
@@ -313,7 +310,7 @@ static void types(void *comm) {
     for (int n = 0; n < COUNT; n++) data[0][0][n] = n < 1024 && rank == 1 ? 1.0f / 0.0f : 1.0f;
     ASSERT(coll->iallreduce(comm, data[0][0], data[1][0], COUNT, ncclFloat32, ncclSum, NULL, NULL,
                             &request) == ncclSuccess);
-    while (!done) ASSERT(coll->test(request, &done, NULL) == ncclSuccess);
+    while (!done) ASSERT(coll_test(request, &done, NULL) == ncclSuccess);
     ASSERT(!(data[1][0][0] < 1e38f) && data[1][0][COUNT - 1] == (float)ranks);
 }
 
@@ -369,13 +366,13 @@ static void wrong(void *comm) {
 
 /* The last rank is killed before it begins the last sums. The others must not hang. */
 static void dies(void *comm) {
-    void *requests[FLIGHT] = {0};
+    void *requests[FLIGHT];
     int own = rank == ranks - 1 ? FLIGHT / 2 : FLIGHT;
     for (int i = 0; i < own; i++) ASSERT((requests[i] = begin(comm, i, 0)));
     together();
     ncclResult_t result = ncclSuccess;
     for (int done = 0; result == ncclSuccess;) {
-        result = coll->test(requests[FLIGHT - 1], &done, NULL);
+        result = coll_test(requests[FLIGHT - 1], &done, NULL);
         ASSERT(!done);
     }
     ASSERT(result == ncclRemoteError || result == ncclSystemError);
@@ -435,7 +432,7 @@ static void sends(void) {
         ASSERT(net->irecv(from, 1, parts, &room, &tag, &memory, NULL, &received[i]) == ncclSuccess);
         ASSERT(received[i]);
     }
-    for (int left = 8; left;) {
+    for (int left = 8; left; sched_yield()) {
         for (int i = 3; i >= 0; i--) {
             int done = 0, size = -1;
             if (sent[i]) ASSERT(net->test(sent[i], &done, &size) == ncclSuccess);
@@ -464,7 +461,7 @@ static void sends(void) {
 
 int main(int count, char **words) {
     ASSERT(count == 6 || count == 9);
-    alarm(60);
+    alarm(120);
     const char *what = words[3];
     version = atoi(words[2]), rank = atoi(words[4]), ranks = atoi(words[5]);
     if (count == 9) load_as_nccl("netsum", words + 6);

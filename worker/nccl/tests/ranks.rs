@@ -111,7 +111,7 @@ impl Drop for Rank {
     }
 }
 
-/// Ranks that run. They are killed on drop, and end themselves after a minute.
+/// Ranks that run. They are killed on drop, and end themselves after two minutes.
 pub struct Ranks(Vec<Rank>);
 
 impl Ranks {
