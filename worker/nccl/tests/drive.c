@@ -9,10 +9,12 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "../plugin.h"
@@ -57,24 +59,23 @@ static int warned(const char *word) {
 /* What versions 8 to 11 lack, as in NCCL's src/plugin/net/net_v8.cc to net_v11.cc. */
 static const void *old_coll, *old_net;
 static int version;
+#define NET(V) ((const net_v##V *)old_net)
+#define COLL(V) ((const coll_v##V *)old_coll)
 #define OLD(TABLE, CALL)                                                                           \
-    (version == 8    ? ((const TABLE##_v8 *)old_##TABLE)->CALL                                     \
-     : version == 9  ? ((const TABLE##_v9 *)old_##TABLE)->CALL                                     \
-                     : ((const TABLE##_v10 *)old_##TABLE)->CALL)
+    (version == 8 ? TABLE(8)->CALL : version == 9 ? TABLE(9)->CALL : TABLE(10)->CALL)
 typedef coll_v9 coll_v10;
 
 static ncclResult_t coll_init(UNUSED void **unused, UNUSED uint64_t comm, ncclDebugLogger_t log) {
-    return OLD(coll, init(log));
+    return OLD(COLL, init(log));
 }
 static ncclResult_t coll_listen(UNUSED void *unused, int device, void *handle, void **listener) {
-    return OLD(coll, listen(device, handle, listener));
+    return OLD(COLL, listen(device, handle, listener));
 }
 static ncclResult_t coll_sum(void *comm, void *send, void *recv, size_t count, ncclDataType_t type,
                              ncclRedOp_t op, void *a, void *b, void **request) {
     return version == 8
-        ? ((const coll_v8 *)old_coll)
-              ->iallreduce(comm, send, recv, (int)count, type, op, a, b, request)
-        : ((const coll_v9 *)old_coll)->iallreduce(comm, send, recv, count, type, op, a, b, request);
+        ? COLL(8)->iallreduce(comm, send, recv, (int)count, type, op, a, b, request)
+        : COLL(9)->iallreduce(comm, send, recv, count, type, op, a, b, request);
 }
 static ncclResult_t finalize(UNUSED void *unused) {
     return ncclSuccess;
@@ -89,14 +90,14 @@ static ncclResult_t properties(int device, properties_v12 *all) {
     properties_v9 p9;
     properties_v11 p11;
     if (version == 8) {
-        ASSERT(((const coll_v8 *)old_coll)->getProperties(device, &p8) == ncclSuccess);
+        ASSERT(COLL(8)->getProperties(device, &p8) == ncclSuccess);
         TAKE(p8);
     } else if (version < 11) {
-        ASSERT(((const coll_v9 *)old_coll)->getProperties(device, &p9) == ncclSuccess);
+        ASSERT(COLL(9)->getProperties(device, &p9) == ncclSuccess);
         TAKE(p9), all->maxCollBytes = p9.maxCollBytes;
         ASSERT(p9.vProps.ndevs == 1 && p9.vProps.devs[0] == 0 && p9.maxP2pBytes > 0);
     } else {
-        ASSERT(((const coll_v11 *)old_coll)->getProperties(device, &p11) == ncclSuccess);
+        ASSERT(COLL(11)->getProperties(device, &p11) == ncclSuccess);
         TAKE(p11), all->maxCollBytes = p11.maxCollBytes;
         ASSERT(p11.maxMultiRequestSize == 1);
     }
@@ -104,38 +105,32 @@ static ncclResult_t properties(int device, properties_v12 *all) {
 }
 static ncclResult_t net_init(UNUSED void **unused, UNUSED uint64_t comm, UNUSED void *config,
                              ncclDebugLogger_t log, void *profiler) {
-    return version == 8   ? ((const net_v8 *)old_net)->init(log)
-           : version == 9 ? ((const net_v9 *)old_net)->init(log)
-                          : ((const net_v10 *)old_net)->init(log, profiler);
+    return version == 8   ? NET(8)->init(log)
+           : version == 9 ? NET(9)->init(log)
+                          : NET(10)->init(log, profiler);
 }
 static ncclResult_t net_listen(UNUSED void *unused, int device, void *handle, void **listener) {
-    return OLD(net, listen(device, handle, listener));
+    return OLD(NET, listen(device, handle, listener));
 }
 static ncclResult_t net_connect(UNUSED void *unused, int device, void *handle, void **comm,
                                 void **offload) {
     int config = -1;
     return version == 10
-        ? ((const net_v10 *)old_net)->connect(device, &config, handle, comm, offload)
-        : ((const net_v9 *)old_net)->connect(device, handle, comm, offload);
+        ? NET(10)->connect(device, &config, handle, comm, offload)
+        : NET(9)->connect(device, handle, comm, offload);
 }
 static ncclResult_t net_send(void *comm, void *data, size_t size, int tag, void *handle,
                              void *profiler, void **request) {
-    const net_v8 *v8 = old_net;
-    const net_v9 *v9 = old_net;
-    const net_v10 *v10 = old_net;
-    return version == 8   ? v8->isend(comm, data, (int)size, tag, handle, request)
-           : version == 9 ? v9->isend(comm, data, size, tag, handle, request)
-                          : v10->isend(comm, data, size, tag, handle, profiler, request);
+    return version == 8   ? NET(8)->isend(comm, data, (int)size, tag, handle, request)
+           : version == 9 ? NET(9)->isend(comm, data, size, tag, handle, request)
+                          : NET(10)->isend(comm, data, size, tag, handle, profiler, request);
 }
 static ncclResult_t net_receive(void *comm, int n, void **data, size_t *sizes, int *tags,
                                 void **handles, void **profilers, void **request) {
     int size = (int)*sizes;
-    const net_v8 *v8 = old_net;
-    const net_v9 *v9 = old_net;
-    const net_v10 *v10 = old_net;
-    return version == 8   ? v8->irecv(comm, n, data, &size, tags, handles, request)
-           : version == 9 ? v9->irecv(comm, n, data, sizes, tags, handles, request)
-                          : v10->irecv(comm, n, data, sizes, tags, handles, profilers, request);
+    return version == 8   ? NET(8)->irecv(comm, n, data, &size, tags, handles, request)
+           : version == 9 ? NET(9)->irecv(comm, n, data, sizes, tags, handles, request)
+                          : NET(10)->irecv(comm, n, data, sizes, tags, handles, profilers, request);
 }
 
 static void load(const char *plugin) {
@@ -410,6 +405,13 @@ static void sends(void) {
     unsigned char mine[NCCL_NET_HANDLE_MAXSIZE] = {0};
     void *listener = NULL, *to = NULL, *from = NULL, *memory, *parts[1];
     ASSERT(net->listen(net_context, 0, mine, &listener) == ncclSuccess);
+    /* A connection without the secret comes first, and is closed. The address is behind the secret
+     * and its own length: sockets.c. */
+    int foreign = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address;
+    memcpy(&address, mine + 12, sizeof address);
+    ASSERT(connect(foreign, (struct sockaddr *)&address, sizeof address) == 0);
+    ASSERT(send(foreign, "foreign!", 8, 0) == 8);
     exchange(mine, sizeof mine, handles);
     unsigned char next[NCCL_NET_HANDLE_MAXSIZE];
     memcpy(next, handles[(rank + 1) % ranks], sizeof next);
@@ -417,6 +419,7 @@ static void sends(void) {
         if (!to) ASSERT(net->connect(net_context, 0, next, &to, NULL) == ncclSuccess);
         if (!from) ASSERT(net->accept(listener, &from, NULL) == ncclSuccess);
     }
+    ASSERT(recv(foreign, mine, 1, 0) <= 0 && close(foreign) == 0);
     ASSERT(net->closeListen(listener) == ncclSuccess);
     ASSERT(net->regMr(to, out, LARGE, NCCL_PTR_HOST, &memory) == ncclSuccess);
     for (int i = 0; i < LARGE; i++) out[i] = (char)(i / 1000 + rank);
