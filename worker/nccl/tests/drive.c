@@ -56,7 +56,7 @@ static int warned(const char *word) {
     return found;
 }
 
-/* What versions 8 to 11 lack, as in NCCL's src/plugin/net/net_v8.cc to net_v11.cc. */
+/* Adapters of versions 8 to 11 to 12, as in NCCL's src/plugin/net/net_v8.cc to net_v11.cc. */
 static const void *old_coll, *old_net;
 static int version;
 #define NET(V) ((const net_v##V *)old_net)

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Files of the plugin, in `worker/nccl/`.
 const SOURCES: [&str; 4] = ["coll.c", "device.c", "sockets.c", "tables.c"];
 
-/// What was compiled, in a folder that is removed on drop.
+/// The compiled plugin and driver, in a folder that is removed on drop.
 pub struct Built {
     pub room: PathBuf,
 }
@@ -154,7 +154,7 @@ impl Ranks {
         self.0.pop();
     }
 
-    /// What all ranks have logged.
+    /// The logs of all ranks.
     pub fn logs(&self) -> String {
         let log = |rank: &Rank| std::fs::read_to_string(&rank.log).unwrap_or_default();
         self.0.iter().enumerate().map(|(at, rank)| format!("rank {at}:\n{}", log(rank))).collect()
