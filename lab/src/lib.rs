@@ -56,6 +56,7 @@ pub mod job;
 pub mod lab;
 pub mod machine;
 pub mod manager;
+pub mod mpi;
 pub mod netns;
 pub mod plane;
 pub mod process;

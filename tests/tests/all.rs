@@ -27,6 +27,7 @@ mod limits;
 mod links;
 mod measured;
 mod monitor;
+mod mpi;
 mod mtu;
 mod nccl;
 mod operate;

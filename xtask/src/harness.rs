@@ -130,6 +130,11 @@ impl TestProgram {
         self.needs_lab() && self.name.starts_with("monitor")
     }
 
+    /// Whether its tests also run programs of MPI.
+    pub fn needs_mpi(&self) -> bool {
+        self.needs_lab() && self.name == "mpi"
+    }
+
     /// Whether its tests compile C.
     pub fn needs_compiler(&self) -> bool {
         self.is_nccl() || self.integration && self.package == "c" && self.name == "programs"

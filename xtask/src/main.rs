@@ -13,6 +13,7 @@ mod lines;
 mod objects;
 mod papers;
 mod paths;
+mod plugins;
 mod programs;
 #[cfg(test)]
 mod purity;
@@ -68,6 +69,8 @@ enum Command {
     Sanitize,
     /// Build the Python package's wheel, with maturin in target/python.
     Wheel(python::WheelArgs),
+    /// Build the plugins for Open MPI and MPICH into target/plugins.
+    Plugins,
     /// Build the book into target/book, and check its links.
     Book,
     /// Make the command line's man pages and shell completions; with `--deb`, a Debian package of
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         Command::Papers => papers::run(),
         Command::Sanitize => sanitize::run(),
         Command::Wheel(args) => python::run(&args),
+        Command::Plugins => plugins::run(),
         Command::Book => book(),
         Command::Dist(args) => dist::run(&args),
         Command::Lines => lines::run(),

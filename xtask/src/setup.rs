@@ -55,11 +55,7 @@ const TERMINAL_TOOLS: [Tool; 1] = [Tool {
 const RIVALS: [Tool; 5] = [
     Tool { program: "mpirun", package: "openmpi-bin", purpose: "starts Open MPI's ranks" },
     TORCH[0],
-    Tool {
-        program: "/usr/lib/python3/dist-packages/mpi4py/__init__.py",
-        package: "python3-mpi4py",
-        purpose: "calls Open MPI",
-    },
+    MPI4PY,
     VENV,
     Tool {
         program: "/usr/lib/x86_64-linux-gnu/libfabric.so.1",
@@ -86,6 +82,27 @@ const TORCH: [Tool; 2] = [
         purpose: "multiplies PyTorch's matrices much faster than its default library",
     },
 ];
+
+const MPI_COMPILERS: [Tool; 3] = [
+    COMPILER,
+    Tool {
+        program: "mpicc.openmpi",
+        package: "libopenmpi-dev",
+        purpose: "compiles programs of Open MPI",
+    },
+    Tool { program: "mpicc.mpich", package: "libmpich-dev", purpose: "compiles those of MPICH" },
+];
+
+const MPI_RUN: [Tool; 2] = [
+    Tool { program: "mpirun.openmpi", package: "openmpi-bin", purpose: "starts Open MPI's ranks" },
+    Tool { program: "mpirun.mpich", package: "mpich", purpose: "starts MPICH's ranks" },
+];
+
+const MPI4PY: Tool = Tool {
+    program: "/usr/lib/python3/dist-packages/mpi4py/__init__.py",
+    package: "python3-mpi4py",
+    purpose: "calls Open MPI",
+};
 
 const NUMPY: [Tool; 1] = [Tool {
     program: "/usr/lib/python3/dist-packages/numpy/__init__.py",
@@ -148,6 +165,22 @@ pub fn require_terminal() -> Result<()> {
 /// If something is missing and cannot be installed.
 pub fn require_compiler() -> Result<()> {
     install(&[COMPILER])
+}
+
+/// Makes the machine ready to compile programs of Open MPI and MPICH.
+///
+/// # Errors
+/// If something is missing and cannot be installed.
+pub fn require_mpi_compilers() -> Result<()> {
+    install(&MPI_COMPILERS)
+}
+
+/// Makes the machine ready for tests that run them.
+///
+/// # Errors
+/// If something is missing and cannot be installed.
+pub fn require_mpi() -> Result<()> {
+    install(&[&MPI_COMPILERS[..], &MPI_RUN, &[MPI4PY]].concat())
 }
 
 /// Makes Debian's Python ready to make virtual environments.

@@ -18,7 +18,7 @@ use crate::lanes::{self, Queue};
 use crate::tally::{Counts, NOT_ASKED_FOR, Tally};
 use crate::toolchain::Toolchain;
 use crate::vm::Kernel;
-use crate::{paths, python, setup};
+use crate::{paths, plugins, python, setup};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args, Debug)]
@@ -142,6 +142,13 @@ pub fn run(args: &TestArgs) -> Result<()> {
         true => setup::require_bpf().and_then(|()| setup::require_compiler()),
         false => Ok(()),
     };
+    let mpi_ready = match any(TestProgram::needs_mpi) {
+        true => setup::require_bpf().and_then(|()| setup::require_mpi()).and_then(|()| {
+            println!("building the plugins");
+            plugins::build(paths::profile()?).map(drop)
+        }),
+        false => Ok(()),
+    };
     // Compilers must not disturb the lab's tests.
     objects(rebuild, &mut tally);
     let (python, lab): (Vec<_>, Vec<_>) = lab.into_iter().partition(TestProgram::needs_python);
@@ -150,6 +157,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         () if program.needs_terminal() => &terminal_ready,
         () if program.needs_prometheus() => &prometheus_ready,
         () if program.needs_compiler() => &compiler_ready,
+        () if program.needs_mpi() => &mpi_ready,
         () => &bpf_ready,
     });
     let (mut alone, mut quiet, mut rest) = (Vec::new(), Vec::new(), Vec::new());

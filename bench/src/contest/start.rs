@@ -12,6 +12,7 @@ use super::collective::Collective;
 use super::link::{Link, Wire};
 use netsum_lab::cluster::{Cluster, JobSpec, RankSpec, program};
 use netsum_lab::faults::Faults;
+use netsum_lab::mpi::agent;
 use netsum_lab::process::Running;
 use netsum_lab::racks::Racks;
 use netsum_lab::{Host, LabSpec, Rate, netns};
@@ -284,16 +285,16 @@ fn set_offload(cluster: &Cluster, on: bool) -> Result<()> {
 }
 
 /// Writes a file into the cluster's folder.
-fn write(cluster: &Cluster, name: &str, mode: u32, text: &str) -> Result<PathBuf> {
+fn write(cluster: &Cluster, name: &str, text: &str) -> Result<PathBuf> {
     let path = cluster.folder().join(name);
     let mut options = std::fs::OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(mode).open(&path)?;
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&path)?;
     file.write_all(text.as_bytes())?;
     Ok(path)
 }
 
 fn gloo(cluster: &Cluster, ranks: u32, kind: &str) -> Result<Vec<Running>> {
-    let script = write(cluster, "rank.py", 0o600, RANK)?;
+    let script = write(cluster, "rank.py", RANK)?;
     let first = cluster.lab().host(0).ip(0).to_string();
     let rank = |(rank, host): (usize, &Host)| {
         let mut command = host.command(PYTHON);
@@ -307,8 +308,8 @@ fn gloo(cluster: &Cluster, ranks: u32, kind: &str) -> Result<Vec<Running>> {
 /// Open MPI over `transport`, which must not be shared memory with one rank on each host: real
 /// hosts share none.
 fn mpi(cluster: &Cluster, ranks_per_host: u32, transport: &[&str]) -> Result<Vec<Running>> {
-    let script = write(cluster, "rank.py", 0o600, RANK)?;
-    let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
+    let script = write(cluster, "rank.py", RANK)?;
+    let agent = agent(cluster, "contest")?;
     let first = cluster.lab().host(0);
     // Each host needs a name of its own, or Open MPI takes them all for one.
     let mut command: Command = first.command("unshare");
@@ -337,8 +338,8 @@ fn mpi(cluster: &Cluster, ranks_per_host: u32, transport: &[&str]) -> Result<Vec
 
 /// Open MPI 5, whose launcher has other names for its options.
 fn mpi5(cluster: &Cluster) -> Result<Vec<Running>> {
-    let script = write(cluster, "rank.py", 0o600, RANK)?;
-    let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
+    let script = write(cluster, "rank.py", RANK)?;
+    let agent = agent(cluster, "contest")?;
     let venv = MPI5.made()?;
     let mut command: Command = cluster.lab().host(0).command("unshare");
     command
@@ -361,8 +362,8 @@ fn mpi5(cluster: &Cluster) -> Result<Vec<Running>> {
 
 /// MPICH with its launcher, which starts a proxy on each host.
 fn mpich(cluster: &Cluster) -> Result<Vec<Running>> {
-    let script = write(cluster, "rank.py", 0o600, RANK)?;
-    let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
+    let script = write(cluster, "rank.py", RANK)?;
+    let agent = agent(cluster, "contest")?;
     let venv = MPICH.made()?;
     let hosts: Vec<String> = cluster.lab().hosts().iter().map(|h| h.ip(0).to_string()).collect();
     let mut command: Command = cluster.lab().host(0).command(venv.join("bin/mpiexec"));
@@ -389,7 +390,7 @@ fn mpich(cluster: &Cluster) -> Result<Vec<Running>> {
 }
 
 fn oneccl(cluster: &Cluster, ranks: u32) -> Result<Vec<Running>> {
-    let script = write(cluster, "rank.py", 0o600, RANK)?;
+    let script = write(cluster, "rank.py", RANK)?;
     let (venv, first) = (ONECCL.made()?, cluster.folder().join("first"));
     let rank = |(rank, host): (usize, &Host)| {
         let mut command = host.command("unshare");
@@ -434,18 +435,6 @@ impl Venv {
         }
         Ok(folder)
     }
-}
-
-/// The command with which Open MPI starts its daemons instead of ssh: `agent HOST COMMAND...`.
-fn agent(cluster: &Cluster) -> String {
-    let mut text = String::from("#!/bin/sh\nhost=$1\nshift\ncase $host in\n");
-    for (i, host) in cluster.lab().hosts().iter().enumerate() {
-        let netns = Path::new(netns::RUN_NETNS).join(host.name());
-        text += &format!("{}) name=host{i} netns={} ;;\n", host.ip(0), netns.display());
-    }
-    text += "*) echo \"no host $host\" >&2; exit 1 ;;\nesac\n";
-    text += "exec nsenter --net=\"$netns\" unshare --uts sh -c \"hostname $name; $*\"\n";
-    text
 }
 
 /// Checks that a contestant can take part on this machine.

@@ -1,0 +1,105 @@
+//! Programs of Open MPI and MPICH over netsum, by `LD_PRELOAD`. `cargo xtask test mpi` builds
+//! target/plugins.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT};
+use netsum_lab::mpi::Mpi;
+use netsum_lab::netns::output;
+use netsum_lab::process::{Ended, Running};
+
+/// A file of the project.
+fn of_project(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// Compiles a program of the tests.
+fn compile(mpi: Mpi, cluster: &Cluster, name: &str) -> PathBuf {
+    let program = cluster.folder().join(format!("{name}-{}", mpi.name()));
+    let mut compiler = Command::new(format!("mpicc.{}", mpi.name()));
+    compiler.args(["-std=c11", "-D_DEFAULT_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror"]);
+    // GCC takes MPICH's MPI_STATUSES_IGNORE for an array.
+    compiler.arg("-Wno-stringop-overflow");
+    compiler.arg(of_project(&format!("worker/mpi/tests/{name}.c"))).arg("-o").arg(&program);
+    output(compiler.arg("-lm")).unwrap();
+    program
+}
+
+/// Ranks of a job, so many on each host.
+struct Ranks<'a> {
+    cluster: &'a Cluster,
+    mpi: Mpi,
+    hosts: &'a [usize],
+    variables: Vec<(&'static str, OsString)>,
+}
+
+impl<'a> Ranks<'a> {
+    /// With a job of the same number of ranks.
+    fn with_job(cluster: &'a Cluster, mpi: Mpi, hosts: &'a [usize], job: &JobSpec) -> Self {
+        let mut ranks = Self::without_job(cluster, mpi, hosts);
+        let token = cluster.create_job(job).unwrap();
+        ranks.set("NETSUM_CONTROLLER", cluster.workers().to_string());
+        ranks.set("NETSUM_JOB", &job.name);
+        ranks.set("NETSUM_TOKEN", token);
+        ranks
+    }
+
+    fn without_job(cluster: &'a Cluster, mpi: Mpi, hosts: &'a [usize]) -> Self {
+        let plugin = of_project(&format!("target/plugins/{}/libnetsum-mpi.so", mpi.name()));
+        assert!(plugin.exists(), "no {}: `cargo xtask plugins` makes it", plugin.display());
+        let mut ranks = Self { cluster, mpi, hosts, variables: Vec::new() };
+        ranks.set("LD_PRELOAD", plugin.canonicalize().unwrap());
+        ranks.set("NETSUM_MPI_STATS", "1");
+        ranks
+    }
+
+    fn set(&mut self, name: &'static str, value: impl Into<OsString>) {
+        self.variables.push((name, value.into()));
+    }
+
+    /// Starts a program and waits for its end.
+    fn run(&self, options: &[&str], program: &Path, arguments: &[&str]) -> Ended {
+        let mut command = self.mpi.launcher(self.cluster, self.hosts, &self.variables).unwrap();
+        command.args(options).arg(program).args(arguments);
+        Running::start(self.mpi.name(), &mut command).unwrap().end(4 * TIMEOUT).unwrap()
+    }
+
+    fn succeed(&self, program: &Path, arguments: &[&str]) -> Ended {
+        let ended = self.run(&[], program, arguments);
+        let log = self.cluster.daemon_log();
+        assert!(ended.status.success(), "{}\n{}\n{log}", ended.stdout, ended.stderr);
+        ended
+    }
+}
+
+/// Calls that netsum took, from a line of the statistics.
+fn taken(text: &str, kind: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.split_once(&format!("{kind}: netsum ")))?.1;
+    line.split(' ').next()?.parse().ok()
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn each_call_has_the_result_of_mpis_own_and_goes_over_the_box() {
+    let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
+    for mpi in Mpi::ALL {
+        let job = JobSpec::new(mpi.name(), 4);
+        let mut ranks = Ranks::with_job(&cluster, mpi, &[2, 1, 1], &job);
+        ranks.set("NETSUM_MPI_MIN_BYTES", "0");
+        let ended = ranks.succeed(&compile(mpi, &cluster, "calls"), &[]);
+        for kind in
+            ["Allreduce", "Reduce", "Bcast", "Reduce_scatter_block", "Allgather", "Barrier"]
+        {
+            let (expected, by_netsum) = (taken(&ended.stdout, kind), taken(&ended.stderr, kind));
+            assert!(expected > Some(0), "{kind}: {}", ended.stdout);
+            assert_eq!(expected, by_netsum, "{kind}: {}\n{}", ended.stdout, ended.stderr);
+        }
+        let counted = cluster.netsum_json(&["stats", &job.name]).unwrap();
+        println!("{}: {counted}", mpi.name());
+        assert!(counted["contributions"].as_u64() > Some(0), "{counted}");
+        assert!(!ended.stderr.contains("uses MPI's own"), "{}", ended.stderr);
+    }
+}
