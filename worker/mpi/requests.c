@@ -248,20 +248,20 @@ int MPI_Wait(MPI_Request *request, MPI_Status *status) {
 int MPI_Waitall(int count, MPI_Request requests[], MPI_Status statuses[]) {
     int flag = 0;
     WAIT(flag, PMPI_Testall(count, requests, &flag, statuses),
-       PMPI_Waitall(count, requests, statuses));
+         PMPI_Waitall(count, requests, statuses));
 }
 
 int MPI_Waitany(int count, MPI_Request requests[], int *index, MPI_Status *status) {
     int flag = 0;
     WAIT(flag, PMPI_Testany(count, requests, index, &flag, status),
-       PMPI_Waitany(count, requests, index, status));
+         PMPI_Waitany(count, requests, index, status));
 }
 
 int MPI_Waitsome(int count, MPI_Request requests[], int *done, int indices[],
                  MPI_Status statuses[]) {
     *done = 0;
     WAIT(*done, PMPI_Testsome(count, requests, done, indices, statuses),
-       PMPI_Waitsome(count, requests, done, indices, statuses));
+         PMPI_Waitsome(count, requests, done, indices, statuses));
 }
 
 int MPI_Test(MPI_Request *request, int *flag, MPI_Status *status) {

@@ -233,6 +233,7 @@ pub fn fetch_all() {
     let _ = require_vms(&Kernel::ALL);
     let _ = require_prometheus();
     let _ = require_etcd();
+    let _ = require_mpi();
     let _ = install(&[&TERMINAL_TOOLS[..], &TORCH, &NUMPY, &[VENV]].concat());
 }
 
