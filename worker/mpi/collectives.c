@@ -68,14 +68,14 @@ static struct group *choose(struct call *call, MPI_Comm comm, bool blocking) {
     int size = 0;
     bool can = comm != MPI_COMM_NULL && !PMPI_Comm_size(comm, &call->ranks);
     if (!can) return NULL;
+    if (call->kind != BARRIER && call->count > 0 && call->type != MPI_DATATYPE_NULL &&
+        !PMPI_Type_size(call->type, &size))
+        total = (size_t)size * (size_t)call->count;
     if (call->kind == ALLREDUCE || call->kind == REDUCE || call->kind == REDUCE_SCATTER_BLOCK) {
-        can = call->count > 0 && is_sum(call);
-        if (can) total = call->bytes * (size_t)call->count;
+        can = total > 0 && is_sum(call);
     } else if (call->kind != BARRIER) {
-        can = call->count > 0 && call->type != MPI_DATATYPE_NULL &&
-                    !PMPI_Type_size(call->type, &size) && size > 0;
-        if (can) total = call->bytes = (size_t)size * (size_t)call->count;
-        can = can && total <= INT_MAX;
+        can = total > 0 && total <= INT_MAX;
+        call->bytes = total;
     }
     if (call->kind == REDUCE_SCATTER_BLOCK || call->kind == ALLGATHER) total *= (size_t)call->ranks;
     if (call->kind == REDUCE || call->kind == BCAST)
