@@ -69,7 +69,7 @@ enum Command {
     Sanitize,
     /// Build the Python package's wheel, with maturin in target/python.
     Wheel(python::WheelArgs),
-    /// Build the plugins for Open MPI and MPICH into target/plugins.
+    /// Build the plugins for NCCL, Open MPI and MPICH into target/plugins.
     Plugins,
     /// Build the book into target/book, and check its links.
     Book,

@@ -29,7 +29,11 @@ pub fn run() -> Result<()> {
 /// If the build fails.
 pub fn build(profile: &str) -> Result<Vec<PathBuf>> {
     let library = library(profile)?;
-    MPIS.iter().map(|name| mpi(name, &library)).collect()
+    let mut plugins = vec![nccl(&library)?];
+    for name in MPIS {
+        plugins.push(mpi(name, &library)?);
+    }
+    Ok(plugins)
 }
 
 /// Builds `libnetsum.so`; returns its path.
@@ -40,19 +44,35 @@ fn library(profile: &str) -> Result<PathBuf> {
 }
 
 fn mpi(name: &str, library: &Path) -> Result<PathBuf> {
-    let source = paths::root()?.join("worker/mpi");
-    let folder = paths::target_dir()?.join("plugins").join(name);
-    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let mut compiler = Command::new(format!("mpicc.{name}"));
+    compiler.arg("-D_DEFAULT_SOURCE");
+    let map = paths::root()?.join("worker/mpi/plugin.map");
+    compiler.arg(format!("-Wl,--version-script={}", map.display()));
+    compile(compiler, "mpi", library, &format!("{name}/libnetsum-mpi.so"))
+}
+
+fn nccl(library: &Path) -> Result<PathBuf> {
+    let mut compiler = Command::new("cc");
+    compiler.args(["-D_POSIX_C_SOURCE=200809L", "-fvisibility=hidden"]);
+    // NCCL closes the library while the threads of libnetsum still run.
+    compiler.arg("-Wl,-z,nodelete");
+    compile(compiler, "nccl", library, "nccl/libnccl-net-netsum.so")
+}
+
+/// Compiles the C files of `worker/SOURCES` to `target/plugins/PLUGIN`.
+fn compile(mut compiler: Command, sources: &str, library: &Path, plugin: &str) -> Result<PathBuf> {
+    let source = paths::root()?.join("worker").join(sources);
+    let plugin = paths::target_dir()?.join("plugins").join(plugin);
+    let folder = plugin.parent().context("no folder")?;
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     // By the name that the plugin looks for, in its own folder. A program may use the old one.
-    let (beside, plugin) = (folder.join("libnetsum.so.1"), folder.join("libnetsum-mpi.so"));
+    let beside = folder.join("libnetsum.so.1");
     for old in [&beside, &plugin] {
         drop(std::fs::remove_file(old));
     }
     std::fs::copy(library, &beside).with_context(|| beside.display().to_string())?;
-    let mut compiler = Command::new(format!("mpicc.{name}"));
-    compiler.args(["-std=c11", "-D_DEFAULT_SOURCE", "-O2", "-fPIC", "-shared", "-pthread"]);
+    compiler.args(["-std=c11", "-O2", "-fPIC", "-shared", "-pthread"]);
     compiler.args(["-Wall", "-Wextra", "-Werror", "-Wl,-z,defs", "-Wl,-rpath,$ORIGIN"]);
-    compiler.arg(format!("-Wl,--version-script={}", source.join("plugin.map").display()));
     compiler.arg("-I").arg(paths::root()?.join("worker/c/include"));
     let mut files = Vec::new();
     for entry in std::fs::read_dir(&source)? {
