@@ -32,9 +32,6 @@ static const size_t LEAST[KINDS] = {
         [BARRIER] = NEVER,
 };
 
-// Floats that netsum refuses if one is an infinity or a NaN are more than so many.
-#define EXACT_FLOATS 4096
-
 // Sums for which a link carries the bytes of their elements once.
 static const struct {
     MPI_Datatype type;
@@ -72,7 +69,9 @@ static struct group *choose(struct call *call, MPI_Comm comm, bool blocking) {
         !PMPI_Type_size(call->type, &size))
         total = (size_t)size * (size_t)call->count;
     if (call->kind == ALLREDUCE || call->kind == REDUCE || call->kind == REDUCE_SCATTER_BLOCK) {
-        can = total > 0 && is_sum(call);
+        // If netsum refuses a NaN or an infinity, MPI repeats the sum, for which all ranks must wait
+        // in it: a nonblocking one could wait for a rank that is elsewhere in MPI.
+        can = total > 0 && is_sum(call) && (blocking || call->dtype != NETSUM_FLOAT32);
     } else if (call->kind != BARRIER) {
         can = total > 0 && total <= INT_MAX;
         call->bytes = total;
@@ -133,7 +132,8 @@ static void prepare_sum(struct call *call, bool alone, bool has_result) {
         return;
     }
     call->input = from;
-    if (in_place && call->dtype == NETSUM_FLOAT32 && call->count > EXACT_FLOATS)
+    // For MPI, if it repeats the sum.
+    if (in_place && call->dtype == NETSUM_FLOAT32)
         call->input = copy(call, from, bytes);
     if (!is_aligned(call, call->recv)) {
         call->output = copy(call, from, bytes);
@@ -157,13 +157,19 @@ static void prepare_scatter(struct call *call) {
     }
 }
 
+// The program may free the type while the operation is in flight.
+static void keep_type(struct call *call) {
+    PMPI_Type_dup(call->type, &call->type);
+    call->unpacked = true;
+}
+
 static void prepare_broadcast(struct call *call, bool alone) {
     bool is_root = call->rank == call->root, dense = is_dense(call->type);
     call->output = call->recv;
     if (!dense) {
         call->output = room(call, call->bytes);
         if (is_root) pack(call, call->recv, call->count, call->type, call->output);
-        call->unpacked = !is_root;
+        if (!is_root) keep_type(call);
     } else if (is_root && !alone) {
         // Nothing is written, as above.
         call->output = copy(call, call->recv, call->bytes);
@@ -175,7 +181,7 @@ static void prepare_gather(struct call *call) {
     call->output = call->recv;
     if (!is_dense(call->type)) {
         call->output = room(call, all);
-        call->unpacked = true;
+        keep_type(call);
     }
     char *own = (char *)call->output + before;
     if (call->send == MPI_IN_PLACE) {
@@ -243,6 +249,7 @@ void netsum_mpi_finish(struct call *call, MPI_Comm comm, bool succeeded) {
             PMPI_Unpack((char *)call->output + bytes * (size_t)i, (int)bytes, &at,
                   (char *)call->recv + extent * count * i, count, call->type, comm);
     }
+    if (call->unpacked) PMPI_Type_free(&call->type);
     free(call->scratch[0]);
     free(call->scratch[1]);
 }

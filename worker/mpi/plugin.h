@@ -23,7 +23,7 @@ struct group {
     // MPI has freed the communicator.
     bool freed;
     MPI_Comm comm;
-    // A duplicate for operations that netsum refuses after their start: infinities, NaNs.
+    // The same ranks, for operations that netsum refuses after their start: infinities, NaNs.
     MPI_Comm own;
     // Operations in flight in the order of their calls, and the first that has not been started.
     struct op *first, *last, *waiting;

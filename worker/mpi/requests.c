@@ -74,29 +74,39 @@ static void advance(struct group *group) {
         group->started--;
         __atomic_sub_fetch(&in_flight, 1, __ATOMIC_RELEASE);
         netsum_mpi_finish(&op->call, group->own, !op->code);
-        op->done = true;
         op->comm = group->freed ? MPI_COMM_WORLD : group->comm;
         if (op->request != MPI_REQUEST_NULL) {
             PMPI_Grequest_complete(op->request);
             drop(op);
+        } else {
+            // Its thread may return now, and the operation is on its stack.
+            __atomic_store_n(&op->done, true, __ATOMIC_RELEASE);
         }
         start_waiting(group);
     }
 }
 
 static void advance_all(void) {
+    struct group *ended = NULL;
     pthread_mutex_lock(&lock);
     for (struct group **at = &groups, *group; (group = *at);) {
         advance(group);
         if (group->freed && !group->first) {
             *at = group->next;
-            netsum_finalize(group->net);
-            free(group);
+            group->next = ended;
+            ended = group;
         } else {
             at = &group->next;
         }
     }
     pthread_mutex_unlock(&lock);
+    while (ended) {
+        struct group *group = ended;
+        ended = group->next;
+        if (group->own != MPI_COMM_NULL) PMPI_Comm_free(&group->own);
+        netsum_finalize(group->net);
+        free(group);
+    }
 }
 
 bool netsum_mpi_progress(void) {
@@ -108,6 +118,9 @@ bool netsum_mpi_progress(void) {
 void netsum_mpi_doze(void) {
     struct op *op = NULL;
     bool done;
+    int flag;
+    // Other ranks may need messages of this one to come as far.
+    PMPI_Request_get_status(never.request, &flag, MPI_STATUS_IGNORE);
     pthread_mutex_lock(&lock);
     for (struct group *group = groups; group && !op; group = group->next)
         if (group->first && group->first->work && !group->first->busy) op = group->first;
@@ -142,7 +155,8 @@ static int query(void *state, MPI_Status *status) {
     PMPI_Status_set_cancelled(status, 0);
     status->MPI_SOURCE = MPI_UNDEFINED;
     status->MPI_TAG = MPI_UNDEFINED;
-    status->MPI_ERROR = op->code;
+    // Open MPI would call the handler of MPI_COMM_WORLD: outcome() calls the communicator's.
+    status->MPI_ERROR = MPI_SUCCESS;
     if (op->code) {
         failure = op->code;
         failed_comm = op->comm;
@@ -166,13 +180,8 @@ void netsum_mpi_begin(void) {
 
 int netsum_mpi_run(struct group *group, const struct call *call) {
     struct op op = {.call = *call, .request = MPI_REQUEST_NULL};
-    int flag;
     append(group, &op);
-    while (netsum_mpi_progress(), !op.done) {
-        netsum_mpi_doze();
-        // Others may need messages of this rank to come as far.
-        PMPI_Request_get_status(never.request, &flag, MPI_STATUS_IGNORE);
-    }
+    while (netsum_mpi_progress(), !__atomic_load_n(&op.done, __ATOMIC_ACQUIRE)) netsum_mpi_doze();
     if (op.code) PMPI_Comm_call_errhandler(group->comm, op.code);
     return op.code;
 }
@@ -195,7 +204,6 @@ int netsum_mpi_start(struct group *group, const struct call *call, MPI_Request *
 void netsum_mpi_release(struct group *group) {
     pthread_mutex_lock(&lock);
     group->freed = true;
-    if (!group->first && group->own != MPI_COMM_NULL) PMPI_Comm_free(&group->own);
     pthread_mutex_unlock(&lock);
     advance_all();
 }

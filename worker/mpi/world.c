@@ -12,7 +12,7 @@
 static const char *const NAMES[KINDS] = {"Allreduce",            "Reduce",    "Bcast",
                                          "Reduce_scatter_block", "Allgather", "Barrier"};
 
-static bool joined, counts;
+static bool begun, joined, counts;
 static int keyval = MPI_KEYVAL_INVALID, error_class, world_rank;
 // Groups that wait for a blocking call.
 static int wanted;
@@ -115,7 +115,9 @@ static void join(struct group *group, MPI_Comm comm) {
         netsum_finalize(net);
         return;
     }
-    PMPI_Comm_dup(comm, &group->own);
+    // A split copies no attributes, whose functions are the program's.
+    PMPI_Comm_split(comm, 0, rank, &group->own);
+    PMPI_Comm_set_errhandler(group->own, MPI_ERRORS_RETURN);
     group->net = net;
 }
 
@@ -145,7 +147,13 @@ static void begin(void) {
     PMPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     counts = variable("NETSUM_MPI_STATS");
     const char *least = variable("NETSUM_MPI_MIN_BYTES");
-    long long own = least ? strtoll(least, NULL, 10) : -1;
+    char *end = NULL;
+    long long own = least ? strtoll(least, &end, 10) : -1;
+    if (least && (*end || own < 0)) {
+        fprintf(stderr, "netsum-mpi: rank %d: NETSUM_MPI_MIN_BYTES %s is not a number of bytes\n",
+                world_rank, least);
+        own = -1;
+    }
     // The same at all ranks, or they would choose differently.
     PMPI_Allreduce(&own, &min_bytes, 1, MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
     PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, when_freed, &keyval, NULL);
@@ -157,6 +165,7 @@ static void begin(void) {
     netsum_mpi_begin();
     join(world, MPI_COMM_WORLD);
     joined = world->net;
+    begun = true;
 }
 
 int MPI_Init(int *argc, char ***argv) {
@@ -172,6 +181,8 @@ int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
 }
 
 int MPI_Finalize(void) {
+    // Fortran's start bypasses this library.
+    if (!begun) return PMPI_Finalize();
     while (netsum_mpi_progress()) netsum_mpi_doze();
     if (counts && world_rank == 0)
         for (int kind = 0; kind < KINDS; kind++)

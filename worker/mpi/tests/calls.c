@@ -106,6 +106,7 @@ static void reductions(const struct type *type, int count, MPI_Op op) {
     MPI_Request request;
     for (int later = 0; later < 2; later++)
         for (int in_place = 0; in_place < 2; in_place++) {
+            int taken = covered && !(later && type->type == MPI_FLOAT);
             fill(type, in, (size_t)count * (size_t)ranks, rank);
             memcpy(out, in, bytes);
             PMPI_Allreduce(in, right, count, type->type, op, comm);
@@ -117,7 +118,7 @@ static void reductions(const struct type *type, int count, MPI_Op op) {
                 MPI_Allreduce(from, out, count, type->type, op, comm);
             }
             same(type, out, right, (size_t)count, __LINE__);
-            takes(covered, ALLREDUCE);
+            takes(taken, ALLREDUCE);
 
             memcpy(out, in, bytes);
             from = in_place && rank == root ? MPI_IN_PLACE : in;
@@ -128,7 +129,7 @@ static void reductions(const struct type *type, int count, MPI_Op op) {
                 MPI_Reduce(from, out, count, type->type, op, root, comm);
             }
             if (rank == root) same(type, out, right, (size_t)count, __LINE__);
-            takes(covered, REDUCE);
+            takes(taken, REDUCE);
 
             memcpy(out, in, bytes * (size_t)ranks);
             PMPI_Reduce_scatter_block(in, right, count, type->type, op, comm);
@@ -140,7 +141,7 @@ static void reductions(const struct type *type, int count, MPI_Op op) {
                 MPI_Reduce_scatter_block(from, out, count, type->type, op, comm);
             }
             same(type, out, right, (size_t)count, __LINE__);
-            takes(covered, REDUCE_SCATTER_BLOCK);
+            takes(taken, REDUCE_SCATTER_BLOCK);
         }
     free(in), free(out), free(right);
 }
@@ -160,7 +161,11 @@ static void moves(int count) {
         for (int root = 0; root < 2 && root < ranks; root++) {
             for (int i = 0; i < count; i++) data[i * stride] = rank * 1000 + i;
             if (later) {
-                MPI_Ibcast(data, number, type, root, comm, &request);
+                // A type may be freed while it is in use.
+                MPI_Datatype again;
+                MPI_Type_dup(type, &again);
+                MPI_Ibcast(data, number, again, root, comm, &request);
+                MPI_Type_free(&again);
                 finish(&request);
             } else {
                 MPI_Bcast(data, number, type, root, comm);
@@ -273,7 +278,7 @@ static void not_finite(void) {
             }
             same(&TYPES[2], (char *)out, (char *)right, COUNT, __LINE__);
             CHECK(isinf(out[5]) && isnan(out[9000]) && !isnan(out[6]), "%g %g", out[5], out[9000]);
-            takes(1, ALLREDUCE);
+            takes(!later, ALLREDUCE);
         }
     free(in), free(out), free(right);
 }
@@ -352,7 +357,11 @@ static void die(void) {
     MPI_Request request;
     use(MPI_COMM_WORLD);
     MPI_Comm_create_errhandler(handler, &own);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, own);
+    // The communicator's own handler, and not that of MPI_COMM_WORLD, which would abort.
+    MPI_Comm other;
+    MPI_Comm_dup(comm, &other);
+    use(other);
+    MPI_Comm_set_errhandler(comm, own);
     MPI_Allreduce(MPI_IN_PLACE, data, COUNT, MPI_INT, MPI_SUM, comm);
     MPI_Iallreduce(MPI_IN_PLACE, data, COUNT, MPI_INT, MPI_SUM, comm, &request);
     if (rank == ranks - 1) kill(getpid(), SIGKILL);
