@@ -18,7 +18,7 @@
 
 #include "inside.h"
 
-enum { HEAD = sizeof(uint64_t) };
+enum { HEAD = sizeof(uint64_t), PENDING = 16 };
 
 struct comm;
 
@@ -39,8 +39,11 @@ struct comm {
     struct message messages[NCCL_NET_MAX_REQUESTS];
 };
 
+static const char MAGIC[8] = "netsum1";
+
 /* A handle. NCCL passes the same memory to connect until that is done, as its own sockets need. */
 struct handle {
+    char magic[sizeof MAGIC];
     uint64_t secret;
     socklen_t length;
     unsigned char address[sizeof(struct sockaddr_in6)];
@@ -51,7 +54,7 @@ _Static_assert(sizeof(struct handle) <= NCCL_NET_HANDLE_MAXSIZE, "the handle is 
 struct listener {
     int fd;
     uint64_t secret;
-    int accepted; /* a connection that has not sent the secret yet, or -1 */
+    int pending[PENDING]; /* connections that have not sent the secret yet, or -1 */
 };
 
 static ncclResult_t failed(const char *doing) {
@@ -80,7 +83,8 @@ ncclResult_t net_listen(int device, void *handle, void **listener) {
     memset(mine, 0, sizeof *mine);
     struct listener *made = calloc(1, sizeof *made);
     if (!made) return ncclSystemError;
-    made->accepted = -1;
+    for (int i = 0; i < PENDING; i++) made->pending[i] = -1;
+    memcpy(mine->magic, MAGIC, sizeof MAGIC);
     made->fd = socket(at->address.any.sa_family,
                       SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     struct sockaddr_in6 address;
@@ -105,7 +109,11 @@ ncclResult_t net_listen(int device, void *handle, void **listener) {
 ncclResult_t net_connect(int device, void *handle, void **send_comm, UNUSED void **offload) {
     struct handle *to = handle;
     *send_comm = NULL;
-    if (device != 0 || to->length > sizeof to->address) return ncclInvalidArgument;
+    if (device != 0) return ncclInvalidArgument;
+    if (memcmp(to->magic, MAGIC, sizeof MAGIC) != 0 || to->length > sizeof to->address) {
+        LOG(WARN, "the other rank uses another plugin: all hosts must reach the box, or none");
+        return ncclInvalidArgument;
+    }
     if (!to->connecting) {
         struct sockaddr_in6 address;
         memcpy(&address, to->address, to->length);
@@ -123,7 +131,7 @@ ncclResult_t net_connect(int device, void *handle, void **send_comm, UNUSED void
         }
     }
     struct pollfd ready = {.fd = to->connecting->fd, .events = POLLOUT};
-    if (poll(&ready, 1, 0) == 0) return ncclSuccess; /* NCCL calls again */
+    if (poll(&ready, 1, 0) <= 0) return ncclSuccess; /* NCCL calls again */
     struct comm *comm = to->connecting;
     to->connecting = NULL;
     socklen_t room = sizeof errno;
@@ -137,28 +145,40 @@ ncclResult_t net_connect(int device, void *handle, void **send_comm, UNUSED void
     return ncclSuccess;
 }
 
+/* Takes new connections in place of the oldest ones. */
+static ncclResult_t take_new(struct listener *at) {
+    int fd;
+    while ((fd = accept4(at->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
+        if (at->pending[0] >= 0) close(at->pending[0]);
+        memmove(at->pending, at->pending + 1, sizeof at->pending - sizeof at->pending[0]);
+        at->pending[PENDING - 1] = fd;
+    }
+    /* Other errors are those of a connection: accept(2). */
+    int fatal = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
+    return fatal || errno == EBADF || errno == EINVAL ? failed("accept") : ncclSuccess;
+}
+
 ncclResult_t net_accept(void *listener, void **recv_comm, UNUSED void **offload) {
     struct listener *at = listener;
     uint64_t secret;
     *recv_comm = NULL;
-    if (at->accepted < 0) {
-        at->accepted = accept4(at->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (at->accepted < 0) return errno == EAGAIN ? ncclSuccess : failed("accept");
+    ncclResult_t result = take_new(at);
+    for (int i = 0; i < PENDING && result == ncclSuccess && !*recv_comm; i++) {
+        int fd = at->pending[i];
+        if (fd < 0) continue;
+        ssize_t got = recv(fd, &secret, HEAD, MSG_PEEK);
+        /* A part is not judged, or it could be guessed byte by byte. */
+        if ((got < 0 && errno == EAGAIN) || (got > 0 && got < HEAD)) continue;
+        at->pending[i] = -1;
+        struct comm *comm;
+        if (got != HEAD || secret != at->secret || recv(fd, &secret, HEAD, 0) != HEAD) {
+            close(fd);
+        } else if ((result = open_comm(fd, 0, &comm)) == ncclSuccess) {
+            *recv_comm = comm;
+        } else {
+            close(fd);
+        }
     }
-    ssize_t got = recv(at->accepted, &secret, HEAD, MSG_PEEK);
-    if (got < 0 && errno == EAGAIN) return ncclSuccess;
-    if (got > 0 && got < HEAD && memcmp(&secret, &at->secret, (size_t)got) == 0) return ncclSuccess;
-    int fd = at->accepted;
-    at->accepted = -1;
-    /* A foreign connection is closed, and NCCL calls again. */
-    if (got != HEAD || secret != at->secret || recv(fd, &secret, HEAD, 0) != HEAD) {
-        close(fd);
-        return ncclSuccess;
-    }
-    struct comm *comm;
-    ncclResult_t result = open_comm(fd, 0, &comm);
-    if (result == ncclSuccess) *recv_comm = comm;
-    else close(fd);
     return result;
 }
 
@@ -242,7 +262,8 @@ ncclResult_t net_close_listen(void *listener) {
     struct listener *closed = listener;
     if (!closed) return ncclSuccess;
     close(closed->fd);
-    if (closed->accepted >= 0) close(closed->accepted);
+    for (int i = 0; i < PENDING; i++)
+        if (closed->pending[i] >= 0) close(closed->pending[i]);
     free(closed);
     return ncclSuccess;
 }

@@ -405,13 +405,18 @@ static void sends(void) {
     unsigned char mine[NCCL_NET_HANDLE_MAXSIZE] = {0};
     void *listener = NULL, *to = NULL, *from = NULL, *memory, *parts[1];
     ASSERT(net->listen(net_context, 0, mine, &listener) == ncclSuccess);
-    /* A connection without the secret comes first, and is closed. The address is behind the secret
-     * and its own length: sockets.c. */
-    int foreign = socket(AF_INET, SOCK_STREAM, 0);
+    /* A connection without the secret comes first, and is closed. The address is behind a
+     * magic, the secret and its own length: sockets.c. Others stay silent. */
+    int foreign = socket(AF_INET, SOCK_STREAM, 0), silent[20];
     struct sockaddr_in address;
-    memcpy(&address, mine + 12, sizeof address);
+    memcpy(&address, mine + 20, sizeof address);
     ASSERT(connect(foreign, (struct sockaddr *)&address, sizeof address) == 0);
     ASSERT(send(foreign, "foreign!", 8, 0) == 8);
+    for (int i = 0; i < 20; i++) {
+        silent[i] = socket(AF_INET, SOCK_STREAM, 0);
+        ASSERT(connect(silent[i], (struct sockaddr *)&address, sizeof address) == 0);
+        ASSERT(i % 2 || send(silent[i], "f", 1, 0) == 1);
+    }
     exchange(mine, sizeof mine, handles);
     unsigned char next[NCCL_NET_HANDLE_MAXSIZE];
     memcpy(next, handles[(rank + 1) % ranks], sizeof next);
@@ -420,6 +425,11 @@ static void sends(void) {
         if (!from) ASSERT(net->accept(listener, &from, NULL) == ncclSuccess);
     }
     ASSERT(recv(foreign, mine, 1, 0) <= 0 && close(foreign) == 0);
+    for (int i = 0; i < 20; i++) ASSERT(close(silent[i]) == 0);
+    /* Another plugin's handle. */
+    memset(mine, 1, sizeof mine);
+    void *none;
+    ASSERT(net->connect(net_context, 0, mine, &none, NULL) == ncclInvalidArgument);
     ASSERT(net->closeListen(listener) == ncclSuccess);
     ASSERT(net->regMr(to, out, LARGE, NCCL_PTR_HOST, &memory) == ncclSuccess);
     for (int i = 0; i < LARGE; i++) out[i] = (char)(i / 1000 + rank);
