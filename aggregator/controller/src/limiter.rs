@@ -52,7 +52,7 @@ pub struct ConnectionLimiter {
     addresses: Arc<Mutex<HashMap<IpAddr, Address>>>,
     wrong: Arc<Mutex<Lines>>,
     /// Where to report ranks whose connections they have closed.
-    disconnected: Option<UnboundedSender<Member>>,
+    disconnected: Option<UnboundedSender<(Member, Instant)>>,
 }
 
 /// A rank in an epoch of its job.
@@ -98,7 +98,7 @@ impl ConnectionLimiter {
     }
 
     /// Reports ranks that close the connection of their heartbeats.
-    pub fn reporting(self, disconnected: UnboundedSender<Member>) -> Self {
+    pub fn reporting(self, disconnected: UnboundedSender<(Member, Instant)>) -> Self {
         Self { disconnected: Some(disconnected), ..self }
     }
 
@@ -232,7 +232,7 @@ impl Drop for Connection {
         let member = self.peer.member.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let (true, Some(member), Some(to)) = (self.is_closed, member, &self.limiter.disconnected)
         {
-            let _ = to.send(member);
+            let _ = to.send((member, Instant::now()));
         }
     }
 }

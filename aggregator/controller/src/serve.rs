@@ -1,7 +1,7 @@
 //! Serves workers and administration.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use netsum_api::v1::jobs_server::JobsServer;
@@ -67,9 +67,9 @@ pub async fn serve<B: Backend>(
             let limiter = ConnectionLimiter::new(limits).reporting(sender);
             let shared = backend.shared().clone();
             tokio::spawn(async move {
-                while let Some(Member { job, rank, epoch }) = disconnected.recv().await {
+                while let Some((Member { job, rank, epoch }, at)) = disconnected.recv().await {
                     let mut inner = shared.lock();
-                    inner.controller.disconnected(&job, Rank(rank), epoch, Instant::now());
+                    inner.controller.disconnected(&job, Rank(rank), epoch, at);
                 }
             });
             let connections = accepted(TcpListenerStream::new(listener))

@@ -375,8 +375,9 @@ impl<B: Backend> Worker for WorkerService<B> {
         let epoch = epoch_number(job);
         let path_test = job.epoch.as_ref().map_or(0, |epoch| epoch.path_test);
         let reconnect = job.epoch.as_ref().is_some_and(|epoch| epoch.reconnect);
-        // A rank that lives sends its next heartbeat over another connection.
-        let after = self.shared().heartbeat * 3 / 2;
+        // A rank that lives soon sends a heartbeat over another connection. It notices that the old
+        // one was reset when it uses it, and a lost SYN takes a second.
+        let after = (self.shared().heartbeat * 5 / 2).max(Duration::from_secs(3));
         let ended = job.epoch.iter().flat_map(|epoch| epoch.ended(now, after));
         let ended_ranks = ended.map(|rank| rank.0).collect();
         inner.controller.path_test_acknowledged(

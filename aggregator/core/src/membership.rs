@@ -460,12 +460,13 @@ impl Controller {
 
     /// The connection of a rank's last heartbeat was closed at the rank's end, as when its process
     /// ends.
-    pub fn disconnected(&mut self, name: &str, rank: Rank, epoch: u32, now: Instant) {
+    pub fn disconnected(&mut self, name: &str, rank: Rank, epoch: u32, at: Instant) {
         let current = self.jobs.get_mut(name).and_then(|job| job.epoch.as_mut());
         if let Some(current) = current.filter(|e| e.number == epoch)
-            && let Some(disconnected) = current.disconnected.get_mut(rank.0 as usize)
+            // A later heartbeat came over another connection.
+            && current.last_seen(rank).is_some_and(|last_seen| last_seen <= at)
         {
-            *disconnected = Some(now);
+            current.disconnected[rank.0 as usize] = Some(at);
         }
     }
 

@@ -364,6 +364,8 @@ fn a_rank_that_disconnects_and_stays_away_has_ended() {
     // Rank 1 connects again, rank 2 leaves.
     (0..3).for_each(|rank| c.disconnected("a", Rank(rank), 1, at(200)));
     c.heartbeat("a", "t", Rank(1), 1, false, at(900)).unwrap();
+    // Of its first connection.
+    c.disconnected("a", Rank(1), 1, at(800));
     c.leave("a", "t", Rank(2), 1).unwrap();
     assert!(ended(&c, 1699).is_empty());
     assert_eq!(ended(&c, 1700), [0]);

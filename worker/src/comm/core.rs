@@ -137,10 +137,10 @@ impl Core {
         if let Some(reason) = self.heartbeat.as_ref().and_then(Heartbeat::failed) {
             self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
         }
-        let ended = self.heartbeat.as_ref().and_then(Heartbeat::ended_rank);
-        let place = ended.and_then(|rank| self.ranks.iter().position(|other| *other == rank));
-        if let Some(place) = place {
-            self.engine.on_ended(Instant::now(), &mut *self.connections, place as u32);
+        for rank in self.heartbeat.as_ref().map(Heartbeat::ended_ranks).unwrap_or_default() {
+            if let Some(place) = self.ranks.iter().position(|other| *other == rank) {
+                self.engine.on_ended(Instant::now(), &mut *self.connections, place as u32);
+            }
         }
         self.engine.step(Instant::now(), &mut *self.connections, lent);
         if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.is_on_host_ring()) {

@@ -15,8 +15,8 @@ struct Shared {
     orders: Mutex<Orders>,
     wake: Condvar,
     failed: Mutex<Option<String>>,
-    /// Another rank whose process has ended.
-    ended_rank: Mutex<Option<u32>>,
+    /// Ranks whose processes have ended.
+    ended_ranks: Mutex<Vec<u32>>,
     on_host_ring: AtomicBool,
     /// The path test that the daemon has asked for, and the one whose packet was acknowledged.
     path_test: AtomicU32,
@@ -87,15 +87,22 @@ impl Heartbeat {
                 let mut reconnect_request = ReconnectRequest::default();
                 let on_host_ring = theirs.on_host_ring.load(Ordering::Relaxed);
                 let acknowledged = theirs.acknowledged.load(Ordering::Relaxed);
-                match control.heartbeat(rank, epoch, on_host_ring, acknowledged, ANSWER.max(period))
-                {
+                let mut beat = || {
+                    control.heartbeat(rank, epoch, on_host_ring, acknowledged, ANSWER.max(period))
+                };
+                let sent = Instant::now();
+                let mut answer = beat();
+                // A connection that was lost shows only when it is used.
+                if answer.is_err() && !unreachable && sent.elapsed() < ANSWER {
+                    answer = beat();
+                }
+                match answer {
                     Ok(answer) => {
                         if unreachable {
                             log::info!("rank {rank}: the controller answers again");
                         }
                         unreachable = false;
-                        let others = answer.ended_ranks.into_iter();
-                        *lock(&theirs.ended_rank) = others.filter(|ended| *ended != rank).min();
+                        *lock(&theirs.ended_ranks) = answer.ended_ranks;
                         reconnect_request = answer.reconnect_request;
                         // A daemon that was restarted counts from the start.
                         if theirs.path_test.swap(answer.path_test, Ordering::Relaxed)
@@ -113,6 +120,7 @@ impl Heartbeat {
                             log::warn!("rank {rank}: {e}; traffic continues");
                         }
                         unreachable = true;
+                        lock(&theirs.ended_ranks).clear();
                     }
                 }
                 *lock(&theirs.last) = Last { reconnect_request, answered: asked };
@@ -165,9 +173,9 @@ impl Heartbeat {
         lock(&self.shared.failed).clone()
     }
 
-    /// Another rank whose process has ended, as the daemon last reported.
-    pub fn ended_rank(&self) -> Option<u32> {
-        *lock(&self.shared.ended_rank)
+    /// Ranks whose processes have ended, as the daemon last reported; empty if it does not answer.
+    pub fn ended_ranks(&self) -> Vec<u32> {
+        lock(&self.shared.ended_ranks).clone()
     }
 
     /// Reports to the daemon at once that the ranks have fallen back.

@@ -156,7 +156,8 @@ impl Engine {
     pub fn on_ended(&mut self, now: Instant, channels: &mut dyn Channels, place: u32) {
         let waits = !self.operations.is_empty() || self.reconnect.is_some();
         let idle = now.saturating_duration_since(self.last_progress);
-        if waits && idle >= ENDED && self.failure.is_none() && !self.has_left(place) {
+        let is_other = place != self.member.rank && !self.has_left(place);
+        if waits && idle >= ENDED && self.failure.is_none() && is_other {
             let reason = "its process has ended, as the controller reports".to_owned();
             self.fail(channels, Error::RankDied { rank: self.rank_of(place), reason });
         }
