@@ -256,7 +256,7 @@ mod tests {
         let names = ["netsum-ring".to_owned(), "netsum".to_owned()];
         assert_eq!(wanted(&names, link).unwrap(), [Peer::Box, Peer::Ring { offload: true }]);
         let error = wanted(&["nccl".to_owned()], link).unwrap_err().to_string();
-        assert!(error.contains("--only nccl: choose from netsum, netsum-xdp"), "{error}");
+        assert!(error.contains("--only nccl: choose from netsum, netsum-flat"), "{error}");
         let usual = |link: &str| wanted(&[], link.parse().unwrap()).unwrap().len();
         assert_eq!((usual("1gbit"), usual("none")), (9, 12));
     }
