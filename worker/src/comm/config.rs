@@ -53,8 +53,7 @@ pub enum Hierarchy {
     #[default]
     Auto,
     /// Wherever two ranks are on one host, and for all sums that can be; also if only one rank has
-    /// this setting, where two ranks have the same address. Elsewhere it must be set
-    /// at all ranks.
+    /// this setting, where two ranks have the same address. Elsewhere it must be set at all ranks.
     On,
     /// Never, at any rank.
     Off,
