@@ -24,11 +24,15 @@ pub enum Capacity {
 /// it arrived; `None` if too few frames arrived. The fastest counts: other traffic or a delayed
 /// sender makes a probe slower, and little makes one faster.
 pub fn direction(probes: &[(u64, u64)]) -> Option<Capacity> {
-    let &(sent, rate) =
-        probes.iter().filter(|(_, came)| *came > 0).max_by_key(|(_, came)| *came)?;
+    let rate = probes.iter().map(|(_, came)| *came).filter(|came| *came > 0).max()?;
     // Frames that arrive about as fast as they left met no queue. A shortage of CPU time can halve
-    // the rate.
-    Some(if rate < sent / 2 { Capacity::Exactly(rate) } else { Capacity::AtLeast(rate) })
+    // the rate. One probe that met a queue is enough: the sender of the fastest may have been slow.
+    let queued = |&(sent, came): &(u64, u64)| came < sent / 2 && is_same(rate, came);
+    Some(if probes.iter().any(queued) { Capacity::Exactly(rate) } else { Capacity::AtLeast(rate) })
+}
+
+fn is_same(used: u64, rate: u64) -> bool {
+    u128::from(used.abs_diff(rate)) * 100 <= u128::from(used) * u128::from(SAME)
 }
 
 /// Rate of a link in both directions together, which sums need.
@@ -49,16 +53,11 @@ pub fn bytes(rate: u64) -> u32 {
 /// The rate that replaces the nominal one in plans from now on, if any. Noise does not cause
 /// another plan.
 pub fn settle(nominal: Option<u64>, before: Option<u64>, carries: Capacity) -> Option<u64> {
-    let differs = |used: u64, rate: u64| {
-        u128::from(used.abs_diff(rate)) * 100 > u128::from(used) * u128::from(SAME)
-    };
     match (before.or(nominal), carries) {
-        (Some(used), Capacity::Exactly(rate)) if !differs(used, rate) => before,
+        (Some(used), Capacity::Exactly(rate)) if is_same(used, rate) => before,
         (_, Capacity::Exactly(rate)) => Some(rate),
         // The link may be faster than observed; the nominal rate may be right again.
-        (_, Capacity::AtLeast(rate)) => {
-            before.filter(|used| *used >= rate || !differs(*used, rate))
-        }
+        (_, Capacity::AtLeast(rate)) => before.filter(|used| *used >= rate || is_same(*used, rate)),
     }
 }
 
@@ -78,6 +77,11 @@ mod tests {
         assert_eq!(
             direction(&[(8000, 7900), (8000, 250), (8000, 8100)]),
             Some(Capacity::AtLeast(8100))
+        );
+        assert_eq!(
+            direction(&[(8000, 399), (700, 401), (8000, 180)]),
+            Some(Capacity::Exactly(401)),
+            "the sender of the fastest was slow, another probe queued before the link"
         );
         assert_eq!(both(Capacity::Exactly(5), Capacity::AtLeast(9)), Capacity::Exactly(5));
         assert_eq!(both(Capacity::Exactly(5), Capacity::Exactly(4)), Capacity::Exactly(4));
