@@ -82,7 +82,7 @@ fn operators() -> String {
                 (Some(Encoding::Lanes), 2) if !dtype.is_scaled() => "2",
                 (Some(Encoding::Halves), _) => "2",
                 (Some(Encoding::Lanes), _) => "1",
-                (Some(Encoding::Thirds), _) => "1.5",
+                (Some(Encoding::Limbs), _) => "1.5",
                 (Some(Encoding::Bits), _) if dtype == Dtype::Bool => "B / 8",
                 (Some(Encoding::Bits), _) => "B",
                 (Some(Encoding::Gather), _) => "N",

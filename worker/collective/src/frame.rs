@@ -7,10 +7,11 @@ use crate::call::{Call, Collective};
 use crate::error::Error;
 use crate::numeric::block::Width;
 use crate::numeric::element::Dtype;
+use crate::seal::{BYPASS_BYTES, Nonce};
 use crate::shape::JobShape;
 
 /// Version of these messages, and of the contents of messages to be summed.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -122,6 +123,9 @@ pub enum Frame {
     OtherVersion(u32),
     /// The session's number, drawn by rank 0 and forwarded by all.
     Session(u64),
+    /// In a sealed session, in place of its number: the nonces of the ranks up to the sender, then
+    /// those of all.
+    Nonces(Vec<Nonce>),
     /// A keep-alive, with the operations that each rank has started and completed, as far as the
     /// sender knows.
     Status { ranks: Vec<Progress> },
@@ -163,9 +167,10 @@ fn control_room(ranks: u32, rings: u32) -> usize {
 
 /// Room that the largest frame of a job needs: control, or a step of the hosts' ring.
 pub fn bypass_room(shape: &JobShape) -> usize {
-    let lanes = shape.layout.message_size as usize / 4;
+    let lanes = shape.message_room() / 4;
     let step = DATA_HEADER + lanes.div_ceil(shape.ranks as usize) * 4;
-    step.max(control_room(shape.ranks, shape.layout.rings)).max(shape.mtu as usize)
+    let room = step.max(control_room(shape.ranks, shape.layout.rings)).max(shape.mtu as usize);
+    room + if shape.is_sealed { BYPASS_BYTES } else { 0 }
 }
 
 /// Receive buffers of a bypass connection: 64, or fewer where that would be more than 32 MiB. A
@@ -184,7 +189,8 @@ impl Frame {
         match self {
             Self::Hello { shape, timeout, rank, nonce } => {
                 let l = shape.layout;
-                let flags = u32::from(shape.relaxed) | u32::from(shape.on_host_ring) << 1;
+                let flags = [shape.relaxed, shape.on_host_ring, shape.is_sealed];
+                let flags = flags.iter().rev().fold(0, |all, flag| all << 1 | u32::from(*flag));
                 u32s(
                     w,
                     &[
@@ -210,6 +216,10 @@ impl Frame {
             Self::Session(session) => {
                 u32s(w, &[9]);
                 u64(w, *session);
+            }
+            Self::Nonces(nonces) => {
+                u32s(w, &[11]);
+                w.extend_from_slice(nonces.as_flattened());
             }
             Self::Status { ranks } => {
                 u32s(w, &[2]);
@@ -286,8 +296,8 @@ impl Frame {
                     rings: word(7)?,
                 };
                 let (ranks, mtu, flags) = (word(3)?, word(4)?, word(8)?);
-                let (relaxed, on_host_ring) = (flags & 1 != 0, flags & 2 != 0);
-                let shape = JobShape { ranks, mtu, layout, relaxed, on_host_ring };
+                let [relaxed, on_host_ring, is_sealed] = [1, 2, 4].map(|flag| flags & flag != 0);
+                let shape = JobShape { ranks, mtu, layout, relaxed, on_host_ring, is_sealed };
                 let timeout = Duration::from_nanos(long(44)?);
                 Self::Hello { rank: word(2)?, shape, timeout, nonce: long(36)? }
             }
@@ -331,6 +341,10 @@ impl Frame {
             8 => Self::Reconnect { decided: word(1)? != 0, after: long(8)? },
             9 => Self::Session(long(4)?),
             10 => Self::FullSize(b.len()),
+            11 => {
+                let (nonces, rest) = b[4..].as_chunks();
+                Self::Nonces(rest.is_empty().then(|| nonces.to_vec())?)
+            }
             _ => return None,
         })
     }
@@ -349,11 +363,12 @@ mod tests {
             layout: Layout { message_size: 65536, window: 2, rings: 4 },
             relaxed: true,
             on_host_ring: false,
+            is_sealed: false,
         };
         for frame in [
             Frame::Hello { shape, timeout: Duration::from_millis(100), rank: 2, nonce: 1 << 63 },
             Frame::Hello {
-                shape: JobShape { relaxed: false, on_host_ring: true, ..shape },
+                shape: JobShape { relaxed: false, on_host_ring: true, is_sealed: true, ..shape },
                 timeout: Duration::from_secs(86_400),
                 rank: 0,
                 nonce: 0,
@@ -382,6 +397,7 @@ mod tests {
             Frame::FullSize(256),
             Frame::OtherVersion(VERSION - 1),
             Frame::Session(u64::MAX - 5),
+            Frame::Nonces(vec![[7; 16], [9; 16]]),
         ] {
             let mut bytes = Buffer::default();
             frame.encode_to(&mut bytes);
@@ -396,7 +412,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!(Frame::decode(&[11, 0, 0, 0]), None);
+        assert_eq!(Frame::decode(&[12, 0, 0, 0]), None);
     }
 
     #[test]

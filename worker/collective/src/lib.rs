@@ -11,6 +11,7 @@
 //! | [`reduction`] | the hosts' ring: a ring all-reduce of one message |
 //! | [`buffer`] | memory of a message |
 //! | [`numeric`] | floats as integers; how data is cut into messages |
+//! | [`seal`] | pads and tags of sealed sums |
 //! | [`shape`] | what all ranks of a job must agree on |
 //! | [`report`] | results of operations, statistics |
 //! | [`failback`] | when ranks that have fallen back try the box again |
@@ -28,6 +29,7 @@ pub mod numeric;
 pub mod queue_pairs;
 pub mod reduction;
 pub mod report;
+pub mod seal;
 pub mod shape;
 #[cfg(any(test, feature = "simulator"))]
 pub mod sim;

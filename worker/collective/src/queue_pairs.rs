@@ -114,7 +114,7 @@ fn queue_pairs(
     for (i, ((o, n), p)) in (0..).zip(own.rings.iter().zip(&next.rings).zip(&previous.rings)) {
         pairs.extend([(Channel::RingOut(i), out(o, n)), (Channel::RingIn(i), into(o, p))]);
     }
-    let fragments = shape.layout.message_size.div_ceil(shape.mtu);
+    let fragments = (shape.message_room() as u32).div_ceil(shape.mtu);
     let share = (capacity / (shape.layout.rings + 1)).max(8);
     for (channel, config) in &mut pairs {
         // A rank may compute for an hour before it sends its part. Keep-alives find dead ranks.
@@ -139,9 +139,7 @@ fn queue_pairs(
         // The neighbour may have a larger share.
         (config.max_early, config.max_message) = match channel {
             Channel::BypassOut | Channel::BypassIn => (128, bypass_room(shape)),
-            _ => {
-                (fragments.saturating_mul(shape.layout.window), shape.layout.message_size as usize)
-            }
+            _ => (fragments.saturating_mul(shape.layout.window), shape.message_room()),
         };
         config.max_inflight = share.min(config.max_early);
     }
@@ -230,8 +228,14 @@ mod tests {
             // also choose it.
             let all = selective == [true; 3];
             for relaxed in [false, true] {
-                let shape =
-                    JobShape { ranks: RANKS, mtu: 1024, layout, relaxed, on_host_ring: false };
+                let shape = JobShape {
+                    ranks: RANKS,
+                    mtu: 1024,
+                    layout,
+                    relaxed,
+                    on_host_ring: false,
+                    is_sealed: false,
+                };
                 let of = |rank| queue_pairs(&shape, rank, &ranks, [4096, 92, 0][rank as usize]);
                 let ends: Vec<_> = (0..RANKS).map(of).collect();
                 for (rank, (own, next)) in ends.iter().zip(ends.iter().cycle().skip(1)).enumerate()

@@ -6,6 +6,7 @@ use std::time::Duration;
 use netsum_common::limits::{MIN_MTU, MTU_STEP};
 
 use crate::numeric::layout::{CHECK_BYTES, Layout};
+use crate::seal::TAG_BYTES;
 
 /// The largest window.
 pub const MAX_WINDOW: u32 = 1024;
@@ -26,24 +27,39 @@ pub struct JobShape {
     pub relaxed: bool,
     /// There is no box: the hosts' ring sums from the start.
     pub on_host_ring: bool,
+    /// Messages are [sealed](crate::seal). The layout is without their tags.
+    pub is_sealed: bool,
 }
 
 impl JobShape {
     /// Properties that must be the same at all ranks, under the names that users know.
-    pub(crate) fn named(&self, timeout: Duration) -> [(&'static str, String); 8] {
-        let Layout { message_size, window, rings } = self.layout;
+    pub(crate) fn named(&self, timeout: Duration) -> [(&'static str, String); 9] {
+        let Layout { window, rings, .. } = self.layout;
         let order = if self.relaxed { "relaxed" } else { "in-order" };
         let summer = if self.on_host_ring { "the ranks" } else { "a box" };
+        let secret = if self.is_sealed { "set" } else { "not set" };
         [
             ("ranks (NETSUM_RANKS)", self.ranks.to_string()),
             ("mtu (NETSUM_MTU)", self.mtu.to_string()),
-            ("message_size (NETSUM_MESSAGE_SIZE)", message_size.to_string()),
+            ("message_size (NETSUM_MESSAGE_SIZE)", self.message_room().to_string()),
             ("window (NETSUM_WINDOW)", window.to_string()),
             ("rings (NETSUM_RINGS)", rings.to_string()),
             ("the order", order.to_owned()),
             ("who sums", summer.to_owned()),
+            ("secret (NETSUM_SECRET)", secret.to_owned()),
             ("timeout (NETSUM_TIMEOUT)", format!("{timeout:?}")),
         ]
+    }
+
+    /// The same with sealed messages of the same size.
+    pub fn sealed(self) -> Self {
+        let message_size = self.layout.message_size.saturating_sub(TAG_BYTES as u32);
+        Self { layout: Layout { message_size, ..self.layout }, is_sealed: true, ..self }
+    }
+
+    /// Bytes of the longest message, with its tag.
+    pub fn message_room(&self) -> usize {
+        self.layout.message_size as usize + if self.is_sealed { TAG_BYTES } else { 0 }
     }
 
     /// Refuses properties that cannot work, from a daemon or from settings.

@@ -21,6 +21,7 @@ const SHAPE: JobShape = JobShape {
     layout: Layout { message_size: 1024, window: 2, rings: 1 },
     relaxed: false,
     on_host_ring: false,
+    is_sealed: false,
 };
 
 /// Connections with a test's events. Sent messages are acknowledged at once.
@@ -61,8 +62,14 @@ impl Rank {
     /// Rank 1 of 3, connected, in its first operation.
     fn new() -> Self {
         let (now, mut told) = (Instant::now(), ScriptedChannels::default());
-        let settings =
-            Settings { rank: 1, shape: SHAPE, summands: SHAPE.ranks, timeout: TIMEOUT, session: 1 };
+        let settings = Settings {
+            rank: 1,
+            shape: SHAPE,
+            summands: SHAPE.ranks,
+            timeout: TIMEOUT,
+            session: 1,
+            share: None,
+        };
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
         rank.receive(&Frame::Hello { shape: SHAPE, timeout: TIMEOUT, rank: 0, nonce: 1 }, &[]);

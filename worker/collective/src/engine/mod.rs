@@ -7,6 +7,7 @@
 //! | [`operation`] | their messages and sums |
 //! | [`fallback`] | from the box to the hosts' ring, agreed by all ranks |
 //! | [`liveness`] | keep-alives, ranks that die or leave, failures |
+//! | [`sealing`] | the nonces of a sealed session |
 //! | [`reconnect`] | after which operation all ranks reconnect |
 //! | [`pool`] | buffers that are used again |
 //!
@@ -45,6 +46,7 @@ mod operation;
 mod pool;
 mod queue;
 mod reconnect;
+mod sealing;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -61,6 +63,7 @@ use crate::numeric::element::{Data, Slice};
 use crate::numeric::layout::ExponentPredictor;
 use crate::reduction::{Member, Reductions};
 use crate::report::{Mode, Statistics};
+use crate::seal::{BYPASS_BYTES, Seal, Share};
 use crate::shape::JobShape;
 use operation::{Operation, RingPart};
 use pool::Pool;
@@ -76,8 +79,10 @@ pub struct Settings {
     pub summands: u32,
     /// A rank that is silent for so long is dead, if it is needed.
     pub timeout: Duration,
-    /// A random number. Rank 0's is the session's.
+    /// A random number. Rank 0's is the session's, unless it is sealed.
     pub session: u64,
+    /// For a [sealed](crate::seal) session.
+    pub share: Option<Share>,
 }
 
 impl Settings {
@@ -139,8 +144,10 @@ pub struct Engine {
     /// See [`count_from`](Self::count_from).
     begun: u64,
     sum_mode: SumMode,
-    /// Rank 0's random number; nothing is sent to be summed before it is known.
+    /// The session's number; nothing is sent to be summed before it is known.
     session: Option<u64>,
+    /// The keys of a sealed session, known with its number.
+    seal: Option<Seal>,
     /// The rank that gave the box up first, as far as this rank knows, and the reason.
     reason: Option<(u32, Reason)>,
     /// Some rank has received a sum that was wrong.
@@ -218,7 +225,8 @@ impl Engine {
             application_ranks: Vec::new(),
             begun: 0,
             sum_mode: if on_host_ring { SumMode::HostRing } else { SumMode::Box },
-            session: (settings.rank == 0).then_some(settings.session),
+            session: (settings.rank == 0 && settings.share.is_none()).then_some(session),
+            seal: None,
             reason: None,
             wrong: false,
             rings: (0..layout.rings).map(|_| Ring::default()).collect(),
@@ -251,7 +259,7 @@ impl Engine {
             all_started: None,
             bypass_ids: 0,
             bypass_outstanding: 0,
-            messages: Pool::new(layout.message_size as usize),
+            messages: Pool::new(settings.shape.message_room()),
             steps: Pool::new(bypass_room(&settings.shape)),
             outgoing: Vec::new(),
             parts: Vec::new(),
@@ -264,7 +272,7 @@ impl Engine {
                 continue;
             }
             for _ in 0..layout.window + 2 {
-                let buffer = channels.buffer(layout.message_size as usize);
+                let buffer = channels.buffer(settings.shape.message_room());
                 channels.receive_into(Channel::RingIn(ring), buffer);
             }
         }
@@ -284,6 +292,9 @@ impl Engine {
         engine.send_full_size(channels);
         if let Some(session) = engine.session {
             engine.tell(channels, &Frame::Session(session));
+        }
+        if let (0, Some(share)) = (rank, settings.share) {
+            engine.tell(channels, &Frame::Nonces(vec![share.nonce]));
         }
         engine
     }
@@ -331,13 +342,15 @@ impl Engine {
                 self.bypass_outstanding -= 1;
                 self.steps.give(data);
             }
-            ChannelEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
-                self.on_sum(now, channels, data, ring, &sum);
+            ChannelEvent::Received { channel: Channel::RingIn(ring), data: mut sum } => {
+                self.on_sum(now, channels, data, ring, &mut sum);
                 channels.receive_into(Channel::RingIn(ring), sum);
             }
-            ChannelEvent::Received { data: frame, .. } => {
+            ChannelEvent::Received { data: mut frame, .. } => {
                 self.last_received = now;
-                match Frame::decode(&frame) {
+                let opened = self.open_bypass(&mut frame);
+                match opened.then(|| Frame::decode(&frame)).flatten() {
+                    _ if !opened => self.on_forged_frame(channels),
                     Some(Frame::Data(h)) if h.ring < self.settings.shape.layout.rings => {
                         self.on_data(now, channels, data, h, &frame[DATA_HEADER..]);
                     }
@@ -381,6 +394,7 @@ impl Engine {
             Frame::FullSize(_) => self.greeted = true,
             Frame::OtherVersion(version) => self.on_other_version(channels, version),
             Frame::Session(session) => self.on_session(channels, session),
+            Frame::Nonces(nonces) => self.on_nonces(channels, nonces),
             Frame::Status { ranks } => self.on_status(channels, &ranks),
             Frame::Operation(d) => self.on_operation(channels, d),
             Frame::FallBack { origin, reason, unverified } => {
@@ -412,7 +426,10 @@ impl Engine {
         self.send_bypass(channels, bytes);
     }
 
-    fn send_bypass(&mut self, channels: &mut dyn Channels, bytes: Buffer) {
+    fn send_bypass(&mut self, channels: &mut dyn Channels, mut bytes: Buffer) {
+        if let Some(seal) = &mut self.seal {
+            seal.close_bypass(&mut bytes);
+        }
         // Also to a rank that has left: it lingers to learn that nobody needs it.
         self.bypass_ids += 1;
         self.bypass_outstanding += 1;
@@ -503,7 +520,8 @@ impl Engine {
 
     /// Sends the next rank a packet of the path MTU.
     pub fn send_full_size(&mut self, channels: &mut dyn Channels) {
-        self.tell(channels, &Frame::FullSize(self.settings.shape.mtu as usize));
+        let more = if self.seal.is_some() { BYPASS_BYTES } else { 0 };
+        self.tell(channels, &Frame::FullSize(self.settings.shape.mtu as usize - more));
         (self.full_size, self.acknowledged) = (self.bypass_ids, false);
     }
 

@@ -19,6 +19,7 @@ use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
 use crate::numeric::quant::{self, Exponents, Underflow};
 use crate::reduction::StepMismatch;
 use crate::report::{Mode, Report};
+use crate::seal::{Signs, TAG_BYTES};
 
 /// An operation in progress.
 #[derive(Debug)]
@@ -161,7 +162,12 @@ impl Engine {
                     break;
                 }
                 let mut payload = self.messages.take(channels);
-                self.build(op, &*data, op.id(session, ring, number), &message, &mut payload);
+                let id = op.id(session, ring, number);
+                let signs = self.build(op, &*data, id, &message, &mut payload);
+                if let Some(seal) = &mut self.seal {
+                    let parts = (message.exponent_bytes, signs);
+                    seal.close((ring, number), CHECK_BYTES, parts, &mut payload);
+                }
                 let state = &mut self.rings[ring as usize];
                 state.next += 1;
                 if message.is_speculative() {
@@ -206,7 +212,7 @@ impl Engine {
         id: MessageId,
         message: &Message,
         out: &mut Buffer,
-    ) {
+    ) -> Signs {
         let ring = id.ring;
         let data: &dyn Data = op.data.as_ref().map_or(lent, |data| &**data);
         let (element, format) = self.element(op, ring, message);
@@ -235,6 +241,7 @@ impl Engine {
         for (out, lane) in check.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
             *out = lane.to_le_bytes();
         }
+        format.map_or(Signs::Signed, Format::signs)
     }
 
     /// The bytes of an element in a message, and the format of floats.
@@ -265,7 +272,7 @@ impl Engine {
         channels: &mut dyn Channels,
         data: &mut dyn Data,
         ring: u32,
-        sum: &[u8],
+        sum: &mut [u8],
     ) {
         if self.sum_mode != SumMode::Box || self.failure.is_some() {
             return;
@@ -273,7 +280,7 @@ impl Engine {
         if self.is_abandoned(ring) {
             return;
         }
-        match self.examine(ring, sum) {
+        match self.open_and_examine(ring, sum) {
             Verification::Sum => self.accept(now, data, ring, sum),
             Verification::Unsummed => {
                 self.statistics.unsummed += 1;
@@ -299,7 +306,25 @@ impl Engine {
             && self.operation_of(ring, verified).is_none()
     }
 
+    /// Takes the pads of a sealed sum away first.
+    fn open_and_examine(&self, ring: u32, sum: &mut [u8]) -> Verification {
+        let Some(seal) = &self.seal else { return self.examine(ring, sum) };
+        let id = (ring, self.rings[ring as usize].verified);
+        seal.open(id, sum);
+        let found = self.examine(ring, sum);
+        if found != Verification::Wrong {
+            return found;
+        }
+        seal.reopen(id, sum);
+        let unsummed = self.examine(ring, sum) == Verification::Unsummed;
+        if unsummed { Verification::Unsummed } else { Verification::Wrong }
+    }
+
     fn examine(&self, ring: u32, sum: &[u8]) -> Verification {
+        let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
+        let Some((sum, tag)) = sum.len().checked_sub(tag).map(|at| sum.split_at(at)) else {
+            return Verification::Wrong;
+        };
         let (check, lanes) = match sum.split_at_checked(CHECK_BYTES) {
             Some((check, lanes)) if sum.len().is_multiple_of(4) => {
                 (check.as_chunks::<4>().0, lanes)
@@ -322,8 +347,11 @@ impl Engine {
         match check.examine(&id, self.member.ranks, self.previous(), &sums) {
             Verification::Sum => {
                 let message = op.message(ring, state.verified);
-                let (element, _) = self.element(op, ring, &message);
-                let right = sum.len() == message.len(element);
+                let (element, format) = self.element(op, ring, &message);
+                let signs = format.map_or(Signs::Signed, Format::signs);
+                let parts = (message.exponent_bytes, signs);
+                let right = sum.len() == message.len(element)
+                    && self.seal.as_ref().is_none_or(|seal| seal.is_right(tag, lanes, parts));
                 if right { Verification::Sum } else { Verification::Wrong }
             }
             finding => finding,
@@ -339,7 +367,8 @@ impl Engine {
         let predicted = self.predicted(ring, &message);
         let (state, op) = (&mut self.rings[ring as usize], &mut self.operations[at]);
         let part = &mut op.rings[ring as usize];
-        let (exponents, values) = sum[CHECK_BYTES..].split_at(message.exponent_bytes);
+        let end = sum.len() - if self.seal.is_some() { TAG_BYTES } else { 0 };
+        let (exponents, values) = sum[CHECK_BYTES..end].split_at(message.exponent_bytes);
         part.known += message.exponents.len();
         if message.is_speculative() {
             let exponents = quant::read_histogram(exponents);
@@ -503,8 +532,8 @@ impl Engine {
         self.reductions.forget_done(member, ring, verified, verified.saturating_sub(self.window()));
         while !self.is_abandoned(ring) {
             let number = self.rings[ring as usize].verified;
-            let Some(sum) = self.reductions.take_done(member, ring, number) else { return };
-            if self.examine(ring, &sum) != Verification::Sum {
+            let Some(mut sum) = self.reductions.take_done(member, ring, number) else { return };
+            if self.open_and_examine(ring, &mut sum) != Verification::Sum {
                 self.statistics.wrong += 1;
                 self.suspect(now, Error::Protocol("a sum of the hosts' ring is wrong".to_owned()));
                 return;

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::block::Blocks;
+use super::block::{Blocks, Width};
 use super::limbs::Limbs;
 use super::quant::Underflow;
+use crate::seal::Signs;
 
 /// The format of a message's floats, the same at all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -21,6 +22,15 @@ impl Format<'_> {
         match self {
             Self::Blocks(blocks) => blocks.bytes(),
             Self::Limbs(limbs) => limbs.lanes() * 4,
+        }
+    }
+
+    /// Which lanes are signed.
+    pub fn signs(self) -> Signs {
+        match self {
+            Self::Blocks(blocks) if blocks.bytes() == Width::Half.bytes() => Signs::Unsigned,
+            Self::Blocks(_) => Signs::Signed,
+            Self::Limbs(limbs) => limbs.signs(),
         }
     }
 

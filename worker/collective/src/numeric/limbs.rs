@@ -14,6 +14,7 @@
 use multiversion::multiversion;
 
 use super::quant::{self, Exponents, Underflow};
+use crate::seal::Signs;
 
 /// How the floats of a small operation become lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,7 +80,8 @@ impl Limbs {
         let mantissa = i128::from(bits & 0x7f_ffff | u32::from(biased != 0) << 23);
         let shift = biased.max(1) - 150 - self.unit;
         let magnitude = match shift {
-            // A wrong prediction may be far too small; the number is not used then.
+            // A wrong prediction may be far too small; the number is not used then, but must fit:
+            // tags add up only where lanes do not wrap.
             0.. => mantissa << shift.min(100),
             -25.. => {
                 let by = -shift as u32;
@@ -87,7 +89,13 @@ impl Limbs {
             }
             _ => 0,
         };
+        let magnitude = magnitude.min((1 << (u32::from(self.count) * self.bits - 1)) - 1);
         if x.is_sign_negative() { -magnitude } else { magnitude }
+    }
+
+    /// Which lanes are signed.
+    pub fn signs(self) -> Signs {
+        Signs::One { place: usize::from(self.count) - 1, of: self.lanes() }
     }
 
     /// Counts the elements that are not zero, and those of them that become 0.
@@ -132,7 +140,7 @@ fn write_pairs(unit: i32, bits: u32, x: &[f32], out: &mut [[u8; 8]]) {
         // One bit more, so that there is always one to cut.
         let (wide, by) = (u64::from(mantissa) << 1, (-shift).clamp(0, 31) as u32 + 1);
         let rounded = (wide + (((1 << by) - 1) >> 1) + (wide >> by & 1)) >> by;
-        let magnitude = (rounded << shift.clamp(0, 39)) as i64;
+        let magnitude = (rounded << shift.clamp(0, 39)).min((1 << (2 * bits - 1)) - 1) as i64;
         let number = if biased == 0xff { 0 } else { magnitude };
         let sign = i64::from(pattern as i32 >> 31);
         let number = (number ^ sign) - sign;

@@ -23,8 +23,8 @@ pub enum Encoding {
     Lanes,
     /// Two elements of 8 bits are a lane.
     Halves,
-    /// An element of 64 bits is three lanes, of 22, 22 and 20 bits.
-    Thirds,
+    /// An element is several lanes of 22 bits, of which the last has the rest.
+    Limbs,
     /// Each bit of an element is a field that counts the ranks which have set it.
     Bits,
     /// Each rank's elements have lanes of their own, and each rank combines the values of all, in
@@ -40,7 +40,7 @@ pub const fn encoding(dtype: Dtype, op: Op) -> Option<Encoding> {
     match (dtype, op) {
         (I16 | U16 | I32 | U32, Sum) | (F16 | Bf16 | F32, Sum | Average) => Some(Encoding::Lanes),
         (I8 | U8, Sum) => Some(Encoding::Halves),
-        (I64 | U64, Sum) => Some(Encoding::Thirds),
+        (I64 | U64, Sum) => Some(Encoding::Limbs),
         (F64, Sum | Average) => Some(Encoding::Gather),
         (F16 | Bf16 | F32 | F64, BitAnd | BitOr | BitXor) => None,
         (_, Average) => None,
@@ -60,6 +60,7 @@ pub fn unsupported(dtype: Dtype, op: Op) -> String {
 
 /// Bytes of the lanes of the longest group: 64-bit elements of 64 ranks.
 const GROUP_BYTES: usize = 512;
+const LIMB_BITS: usize = 22;
 /// Elements that are converted at once, unless a group has more.
 const BATCH: usize = 64;
 
@@ -74,12 +75,23 @@ pub struct Code {
 }
 
 impl Code {
-    /// `None` for [`Encoding::Lanes`], which needs no code.
+    /// `None` for [`Encoding::Lanes`], which needs no code. In [sealed](crate::seal) sums
+    /// elements of 32 bits are two lanes, because tags add up only where lanes do not wrap.
     ///
     /// # Errors
     /// A text, where there is no such operation.
-    pub fn new<T: Element>(op: Op, rank: u32, ranks: u32) -> Result<Option<Self>, String> {
-        let encoding = encoding(T::DTYPE, op).ok_or_else(|| unsupported(T::DTYPE, op))?;
+    pub fn new<T: Element>(
+        op: Op,
+        rank: u32,
+        ranks: u32,
+        is_sealed: bool,
+    ) -> Result<Option<Self>, String> {
+        let encoding = match encoding(T::DTYPE, op).ok_or_else(|| unsupported(T::DTYPE, op))? {
+            Encoding::Lanes if is_sealed && matches!(T::DTYPE, Dtype::I32 | Dtype::U32) => {
+                Encoding::Limbs
+            }
+            encoding => encoding,
+        };
         let (bits, rank, ranks) = (T::BITS as usize, rank as usize, ranks as usize);
         let code = Self { encoding, op, bits, rank, ranks };
         Ok((encoding != Encoding::Lanes).then_some(code))
@@ -95,8 +107,9 @@ impl Code {
         match self.encoding {
             Encoding::Lanes => (1, 1),
             Encoding::Halves => (2, 1),
-            Encoding::Thirds => (1, 3),
-            Encoding::Bits => (32 / self.width(), self.bits),
+            Encoding::Limbs => (1, self.bits.div_ceil(LIMB_BITS)),
+            // The highest bit stays free: lanes are not negative.
+            Encoding::Bits => (31 / self.width(), self.bits),
             Encoding::Gather => ((32 / self.bits).max(1), self.ranks * self.bits.div_ceil(32)),
         }
     }
@@ -123,10 +136,11 @@ impl Code {
                     let [low, high] = [0, 1].map(|i| x.get(i).map_or(0, |x| x.to_bits() as u32));
                     out[0] = (low | high << 16).to_le_bytes();
                 }
-                Encoding::Thirds => {
+                Encoding::Limbs => {
                     let bits = x[0].to_bits();
                     for (i, lane) in out.iter_mut().enumerate() {
-                        *lane = ((bits >> (22 * i)) as u32 & 0x3f_ffff).to_le_bytes();
+                        let limb = (bits >> (LIMB_BITS * i)) as u32 & ((1 << LIMB_BITS) - 1);
+                        *lane = limb.to_le_bytes();
                     }
                 }
                 Encoding::Bits => self.encode_bits(x, out),
@@ -172,10 +186,9 @@ impl Code {
                         *x = T::of_bits(half.into());
                     }
                 }
-                Encoding::Thirds => {
-                    let [low, middle, high] = [0, 1, 2].map(|i| u64::from(lane(i)));
-                    let sum = low.wrapping_add(middle << 22).wrapping_add(high << 44);
-                    out.fill(T::of_bits(sum));
+                Encoding::Limbs => {
+                    let limbs = (0..lanes).map(|i| u64::from(lane(i)) << (LIMB_BITS * i));
+                    out.fill(T::of_bits(limbs.fold(0, u64::wrapping_add)));
                 }
                 Encoding::Bits => self.decode_bits(sums.as_chunks().0, out),
                 Encoding::Gather => self.combine(sums, out),

@@ -395,7 +395,7 @@ impl Node {
         senders: Vec<usize>,
         flags: u32,
     ) -> Self {
-        let fragments = Fragments(shape.layout.message_size.div_ceil(shape.mtu));
+        let fragments = Fragments((shape.message_room() as u32).div_ceil(shape.mtu));
         let credit = Messages(shape.layout.window).of(fragments).expect("a credit");
         let config = RingConfig {
             flags: ring_flags::ACTIVE | flags | if shape.relaxed { ring_flags::RELAXED } else { 0 },

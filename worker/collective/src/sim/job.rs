@@ -17,6 +17,7 @@ use crate::failback::{Failback, ReconnectRequest};
 use crate::numeric::element::into_data;
 use crate::numeric::layout::Layout;
 use crate::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo, SourcePorts};
+use crate::seal::{Nonce, Secret, Share};
 use crate::shape::JobShape;
 use netsum_common::wire::ROCE_PORT;
 use netsum_rc::{Endpoint, EndpointConfig, Psn, Qpn};
@@ -56,6 +57,8 @@ pub(super) struct Spec {
     pub connect_timeout: Duration,
     /// The ranks know from the start that there is no box.
     pub on_host_ring: bool,
+    /// Messages are sealed. Sums of integers must not wrap.
+    pub is_sealed: bool,
     /// When the box sums.
     pub present: Range<Duration>,
     /// And when it does not sum, in between.
@@ -101,6 +104,7 @@ impl Spec {
             session: 1,
             connect_timeout: Duration::from_secs(10),
             on_host_ring: false,
+            is_sealed: false,
             present: ALWAYS,
             absent: NEVER,
             death: None,
@@ -113,6 +117,13 @@ impl Spec {
             pauses: Vec::new(),
             limit: Duration::from_secs(60),
         }
+    }
+}
+
+impl Spec {
+    fn shape(&self, on_host_ring: bool) -> JobShape {
+        let Self { ranks, mtu, layout, selective: relaxed, is_sealed, .. } = *self;
+        JobShape { ranks, mtu, layout, relaxed, on_host_ring, is_sealed }
     }
 }
 
@@ -203,8 +214,8 @@ const ANSWER: Duration = Duration::from_micros(30);
 
 impl Sim {
     pub fn new(spec: &Spec, mut calls: impl FnMut(u32) -> Vec<Call>) -> Self {
-        let Spec { ranks, layout, mtu, .. } = *spec;
-        let shape = JobShape { ranks, mtu, layout, relaxed: spec.selective, on_host_ring: false };
+        let shape = spec.shape(false);
+        let Spec { ranks, layout, .. } = *spec;
         let ips: Vec<IpAddr> =
             (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
         let mut numbers = (0, Rng::with_seed(spec.seed));
@@ -249,9 +260,9 @@ impl Sim {
 
     /// All ranks have joined again: creates new connections, and a box with their flows.
     fn reconnect(&mut self) {
-        let Spec { ranks, layout, mtu, selective, .. } = self.spec;
+        let layout = self.spec.layout;
         let all = fresh(&mut self.numbers, &self.ips, layout.rings);
-        let shape = JobShape { ranks, mtu, layout, relaxed: selective, on_host_ring: false };
+        let shape = self.spec.shape(false);
         self.aggregator = boxes(&self.spec, &shape, &all);
         if self.swallows {
             self.aggregator.swallow();
@@ -589,14 +600,20 @@ fn connect(
     all: &[RankQpInfo],
     reconnects: u64,
 ) -> (QueuePairChannels, Engine) {
-    let Spec { ranks, layout, mtu, selective: relaxed, .. } = *spec;
-    let shape = JobShape { ranks, mtu, layout, relaxed, on_host_ring: spec.on_host_ring };
+    let shape = spec.shape(spec.on_host_ring);
     let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
     let mut stack = QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections");
-    let session =
-        Rng::with_seed(spec.seed << 32 ^ (spec.session + reconnects) << 8 ^ u64::from(rank))
-            .u64(..);
-    let settings = Settings { rank, shape, summands: shape.ranks, timeout: spec.timeout, session };
+    let mut rng =
+        Rng::with_seed(spec.seed << 32 ^ (spec.session + reconnects) << 8 ^ u64::from(rank));
+    let session = rng.u64(..);
+    let share = spec.is_sealed.then(|| {
+        let secret = Secret::new("a secret of the simulator").expect("it is long enough");
+        let mut nonce = Nonce::default();
+        rng.fill(&mut nonce);
+        Share { secret, nonce }
+    });
+    let (summands, timeout) = (shape.ranks, spec.timeout);
+    let settings = Settings { rank, shape, summands, timeout, session, share };
     let engine = Engine::new(now, settings, &mut stack);
     (stack, engine)
 }

@@ -131,6 +131,7 @@ impl Scenario {
                 spec.branches.push(levels.pick(&[1, 2]));
             }
         }
+        spec.is_sealed = Rng::with_seed(seed ^ 0x7365_616c_6564_0000).u64(..3) == 0;
         let instant = |rng: &mut Rng| {
             Duration::from_micros(1 << rng.u64(..17)) + Duration::from_nanos(rng.u64(..9999))
         };
@@ -199,6 +200,7 @@ impl Scenario {
         let calls = self.operations.iter().enumerate().map(|(n, (dtype, length))| {
             let salt = (seed << 4) + n as u64;
             let data = match dtype {
+                Dtype::I32 if self.spec.is_sealed => Vector::small_ints(rank, *length, salt),
                 Dtype::I32 => Vector::ints(rank, *length, salt),
                 Dtype::F64 => Vector::doubles(rank, self.spec.ranks, *length, salt),
                 _ if seed.is_multiple_of(3) => Vector::floats(rank, *length, salt).halves(),
@@ -378,6 +380,9 @@ impl fmt::Display for Scenario {
                 s.branches,
                 percent(s.uplink_loss)
             )?;
+        }
+        if s.is_sealed {
+            f.write_str("; sealed")?;
         }
         write!(f, "; {}", s.faults)?;
         for (rank, during) in &s.pauses {

@@ -38,6 +38,14 @@ impl Vector {
         Self::I((0..length).map(|_| rng.u64(..) as i32).collect())
     }
 
+    /// Their sums do not wrap.
+    pub fn small_ints(rank: u32, length: usize, salt: u64) -> Self {
+        match Self::ints(rank, length, salt) {
+            Self::I(x) => Self::I(x.iter().map(|x| x >> 6).collect()),
+            other => other,
+        }
+    }
+
     /// Magnitudes differ from message to message and from rank to rank.
     pub fn floats(rank: u32, length: usize, salt: u64) -> Self {
         let mut rng = Rng::with_seed(salt << 8 | u64::from(rank) | 1 << 60);
@@ -51,7 +59,7 @@ impl Vector {
     pub fn doubles(rank: u32, ranks: u32, length: usize, salt: u64) -> Self {
         let mut rng = Rng::with_seed(salt << 8 | u64::from(rank) | 1 << 61);
         let data = (0..length).map(|_| rng.u64(..) as f64 / 3e10).collect();
-        let code = Code::new::<f64>(Op::Sum, rank, ranks).expect("f64 has a sum");
+        let code = Code::new::<f64>(Op::Sum, rank, ranks, false).expect("f64 has a sum");
         Self::D(Reduction::new(Reduce { data, keeps: true, divisor: 1 }, code))
     }
 

@@ -1,0 +1,370 @@
+//! Sealed sums: a box adds messages that it can neither read nor forge.
+//!
+//! ## Keys
+//! All ranks have a [`Secret`] that nobody else has. In each session each rank draws a nonce of 128
+//! bits. The nonces go around the ring of bypass connections twice, first to be collected, then to
+//! be known to all. A rank goes on only if its own nonce is at its own place. HKDF-SHA256 (RFC 5869)
+//! with the list as salt and the secret as input gives the session's keys:
+//!
+//! | label | key of |
+//! | --- | --- |
+//! | `pad`, place i | the pad that ranks i - 1 and i share |
+//! | `sum` | the pad of the sum |
+//! | `tag` | the weights of the tags |
+//! | `bypass`, place i | what rank i sends to the next rank |
+//! | `session` | the number of the session |
+//!
+//! A rank's keys depend on a nonce that it has just drawn. So no replayed message makes it use a
+//! key of an earlier session.
+//!
+//! ## Pads
+//! Rank i adds `k(i) - k(i + 1)` to its lanes, modulo 2^32; rank 0 also adds `s`. Each is the key
+//! stream of ChaCha20 (RFC 8439) with the ring and the message's number as nonce. In the sum the
+//! k(i) cancel, and every rank subtracts s. The N pads are N independent uniform numbers: what ranks
+//! send and what they receive says nothing about the data.
+//!
+//! *Must*: a pad never covers two contents. A message of a session is built once, in the order of
+//! its numbers, which [`Seal::close`] enforces. It is repeated, and summed over the hosts' ring after
+//! a fallback, as it was built.
+//!
+//! ## Tags
+//! The lanes x(j) of a message are integers whose sum over all ranks does not wrap: see [`Signs`].
+//! The tag is `sum of w(j) x(j)` modulo p = 2^61 - 1 with secret weights w(j), in three lanes of 21
+//! bits, so that it adds up like the data. A changed sum has the right tag with a probability of
+//! about 2^-61: the weights are uniform, and tags are padded, so they reveal nothing about the
+//! weights (Carter and Wegman, "New hash functions and their use in authentication and set
+//! equality", 1981).
+//!
+//! ## Bypass connections
+//! After the nonces each message has 16 more bytes, of ChaCha20-Poly1305 with a count as nonce.
+
+use std::fmt;
+
+use chacha20::ChaCha20;
+use chacha20::cipher::{KeyIvInit, StreamCipher};
+use chacha20poly1305::aead::AeadInOut;
+use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce as Count, Tag};
+use hkdf::Hkdf;
+use sha2::{Digest, Sha256};
+
+use crate::buffer::Buffer;
+use crate::numeric::reference::add_lanes;
+
+/// Bytes of a tag, at the end of a message.
+pub const TAG_BYTES: usize = 12;
+/// Bytes that a bypass message becomes longer by.
+pub const BYPASS_BYTES: usize = 16;
+
+/// Fewest bytes of a secret.
+const LEAST_SECRET: usize = 16;
+/// p.
+const MODULUS: u64 = (1 << 61) - 1;
+const LIMB_BITS: u32 = 21;
+/// Bytes of a key stream that are made at a time.
+const BATCH: usize = 1024;
+
+/// A rank's random number of a session.
+pub type Nonce = [u8; 16];
+type Key = [u8; 32];
+
+/// What the ranks of a job know, and nobody else: a hash of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// From at least 16 random bytes, as text. They are not stretched: a password is too weak.
+    ///
+    /// # Errors
+    /// If it is shorter.
+    pub fn new(text: &str) -> Result<Self, String> {
+        if text.len() < LEAST_SECRET {
+            return Err(format!(
+                "must have at least {LEAST_SECRET} characters, at random: `openssl rand -hex 32`"
+            ));
+        }
+        Ok(Self(Sha256::digest(text).into()))
+    }
+}
+
+/// Does not print it.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// What a rank brings to a sealed session.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    pub secret: Secret,
+    /// Must never be used again.
+    pub nonce: Nonce,
+}
+
+/// How lanes are integers whose sum over all ranks is one, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Signs {
+    Signed,
+    Unsigned,
+    /// Of each `of` lanes the one at `place` is signed.
+    One {
+        place: usize,
+        of: usize,
+    },
+}
+
+/// The message did not come from the neighbour as it is, or the neighbour has another secret.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Forged;
+
+/// The keys of a session at one rank.
+pub struct Seal {
+    nonces: Vec<Nonce>,
+    keys: Keys,
+    /// What is added to and subtracted from this rank's messages, and the previous rank's.
+    own: Pads,
+    previous: Pads,
+    ranks: u32,
+    weights: Vec<u64>,
+    /// By ring: the number of the next message.
+    next: Vec<u64>,
+    outgoing: Bypass,
+    incoming: Bypass,
+    /// Whether the previous rank's messages are sealed from now on.
+    pub opens: bool,
+}
+
+struct Keys {
+    expand: Hkdf<Sha256>,
+    sum: Key,
+}
+
+#[derive(Clone, Copy)]
+struct Pads {
+    plus: Key,
+    minus: Key,
+    sum: Option<Key>,
+}
+
+struct Bypass {
+    cipher: ChaCha20Poly1305,
+    count: u64,
+}
+
+impl Bypass {
+    fn nonce(&mut self) -> Count {
+        self.count += 1;
+        let mut nonce = [0; 12];
+        nonce[..8].copy_from_slice(&self.count.to_le_bytes());
+        nonce.into()
+    }
+}
+
+impl Keys {
+    fn new(secret: Secret, nonces: &[Nonce]) -> Self {
+        let mut salt = Sha256::new_with_prefix(b"netsum sealed sums 1");
+        nonces.iter().for_each(|nonce| salt.update(nonce));
+        let expand = Hkdf::new(Some(&salt.finalize()), &secret.0);
+        let mut keys = Self { expand, sum: Key::default() };
+        keys.sum = keys.key("sum", 0);
+        keys
+    }
+
+    fn key<const N: usize>(&self, label: &str, place: u32) -> [u8; N] {
+        let mut key = [0; N];
+        let info = [label.as_bytes(), &place.to_le_bytes()];
+        self.expand.expand_multi_info(&info, &mut key).expect("HKDF gives up to 8,160 bytes");
+        key
+    }
+
+    fn pads(&self, rank: u32, ranks: u32) -> Pads {
+        Pads {
+            plus: self.key("pad", rank),
+            minus: self.key("pad", (rank + 1) % ranks),
+            sum: (rank == 0).then_some(self.sum),
+        }
+    }
+
+    fn bypass(&self, rank: u32) -> Bypass {
+        let key: Key = self.key("bypass", rank);
+        Bypass { cipher: ChaCha20Poly1305::new(&key.into()), count: 0 }
+    }
+}
+
+impl Seal {
+    /// From the nonces of all ranks, in the order of the ring. `rings` and the length of the longest
+    /// message in bytes are the job's.
+    pub fn new(secret: Secret, nonces: Vec<Nonce>, rank: u32, rings: u32, longest: usize) -> Self {
+        let (keys, ranks) = (Keys::new(secret, &nonces), nonces.len() as u32);
+        let mut weights = vec![0; longest.div_ceil(4) * 8];
+        stream(&keys.key("tag", 0), 0, 0).apply_keystream(&mut weights);
+        let weights = weights.as_chunks().0.iter().map(|w| u64::from_le_bytes(*w) & MODULUS);
+        let previous = (rank + ranks - 1) % ranks;
+        Self {
+            own: keys.pads(rank, ranks),
+            previous: keys.pads(previous, ranks),
+            weights: weights.collect(),
+            next: vec![0; rings as usize],
+            outgoing: keys.bypass(rank),
+            incoming: keys.bypass(previous),
+            opens: false,
+            ranks,
+            nonces,
+            keys,
+        }
+    }
+
+    pub fn nonces(&self) -> &[Nonce] {
+        &self.nonces
+    }
+
+    /// The number of the session.
+    pub fn session(&self) -> u64 {
+        u64::from_le_bytes(self.keys.key("session", 0))
+    }
+
+    /// Appends the tag of a message and adds the pads. The first `untagged` bytes have none.
+    ///
+    /// # Panics
+    /// If the message is not the ring's next one: its pad would cover two contents.
+    pub fn close(
+        &mut self,
+        (ring, number): (u32, u64),
+        untagged: usize,
+        parts: (usize, Signs),
+        message: &mut Buffer,
+    ) {
+        let next = &mut self.next[ring as usize];
+        assert_eq!(number, *next, "a message of ring {ring} is built twice");
+        *next += 1;
+        let tag = self.tag(&message[untagged..], parts);
+        let lane = |limb: u32| (tag >> (limb * LIMB_BITS)) as u32 & ((1 << LIMB_BITS) - 1);
+        message.extend_from_slice([0, 1, 2].map(|limb| lane(limb).to_le_bytes()).as_flattened());
+        let Pads { plus, minus, sum } = &self.own;
+        change(message, (ring, number), [Some(plus), sum.as_ref()], [Some(minus), None]);
+    }
+
+    /// Subtracts the pad of a sum.
+    pub fn open(&self, id: (u32, u64), sum: &mut [u8]) {
+        change(sum, id, [None; 2], [Some(&self.keys.sum), None]);
+    }
+
+    /// Of a message without the right sum after [`open`](Self::open): subtracts the pads of the
+    /// previous rank's own instead. It is that where no box sums.
+    pub fn reopen(&self, id: (u32, u64), message: &mut [u8]) {
+        let Pads { plus, minus, sum } = &self.previous;
+        let own_sum = if sum.is_some() { None } else { Some(&self.keys.sum) };
+        change(message, id, [Some(minus), own_sum], [Some(plus), None]);
+    }
+
+    /// Whether a sum without its tag, which may be empty, has this tag.
+    pub fn is_right(&self, tag: &[u8], lanes: &[u8], parts: (usize, Signs)) -> bool {
+        let limbs = tag.as_chunks::<4>().0.iter().map(|limb| u32::from_le_bytes(*limb));
+        let most = self.ranks * ((1 << LIMB_BITS) - 1);
+        let places = 0u32..;
+        let mut told = 0u128;
+        for (place, limb) in places.zip(limbs) {
+            if limb > most {
+                return false;
+            }
+            told += u128::from(limb) << (place * LIMB_BITS);
+        }
+        tag.len() == TAG_BYTES && (told % u128::from(MODULUS)) as u64 == self.tag(lanes, parts)
+    }
+
+    /// The tag of some lanes, of which those of `exponents` bytes come first and are not negative.
+    fn tag(&self, lanes: &[u8], (exponents, signs): (usize, Signs)) -> u64 {
+        let (exponents, values) = lanes.split_at(exponents);
+        let (first, rest) = self.weights.split_at(exponents.len() / 4);
+        let unsigned = |lane: [u8; 4]| i64::from(u32::from_le_bytes(lane));
+        let signed = |lane: [u8; 4]| i64::from(i32::from_le_bytes(lane));
+        let mut total = weighted(first, exponents, unsigned);
+        total += match signs {
+            Signs::Unsigned => weighted(rest, values, unsigned),
+            Signs::Signed => weighted(rest, values, signed),
+            Signs::One { place, of } => {
+                let mut total = 0;
+                for (weights, lanes) in rest.chunks(of).zip(values.chunks(of * 4)) {
+                    let (before, at) = lanes.split_at(lanes.len().min(place * 4));
+                    let (one, behind) = at.split_at(at.len().min(4));
+                    total += weighted(weights, before, unsigned);
+                    total += weighted(&weights[weights.len().min(place)..], one, signed);
+                    total += weighted(&weights[weights.len().min(place + 1)..], behind, unsigned);
+                }
+                total
+            }
+        };
+        total.rem_euclid(i128::from(MODULUS)) as u64
+    }
+
+    /// Seals a message to the next rank.
+    pub fn close_bypass(&mut self, message: &mut Buffer) {
+        let nonce = self.outgoing.nonce();
+        let sealed =
+            self.outgoing.cipher.encrypt_inout_detached(&nonce, &[], (&mut **message).into());
+        message.extend_from_slice(&sealed.expect("a message is shorter than 256 GiB"));
+    }
+
+    /// Opens the previous rank's next message.
+    ///
+    /// # Errors
+    /// If it is not that.
+    pub fn open_bypass(&mut self, message: &mut Buffer) -> Result<(), Forged> {
+        let nonce = self.incoming.nonce();
+        let length = message.len().checked_sub(BYPASS_BYTES).ok_or(Forged)?;
+        let (sealed, tag) = message.split_at_mut(length);
+        let tag = Tag::try_from(&*tag).map_err(|_| Forged)?;
+        let opened = self.incoming.cipher.decrypt_inout_detached(&nonce, &[], sealed.into(), &tag);
+        opened.map_err(|_| Forged)?;
+        message.resize(length);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seal").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
+fn weighted(weights: &[u64], lanes: &[u8], value: impl Fn([u8; 4]) -> i64) -> i128 {
+    let products = weights.iter().zip(lanes.as_chunks().0);
+    products.map(|(weight, lane)| i128::from(*weight) * i128::from(value(*lane))).sum()
+}
+
+fn stream(key: &Key, ring: u32, number: u64) -> ChaCha20 {
+    let mut nonce = [0; 12];
+    nonce[..4].copy_from_slice(&ring.to_le_bytes());
+    nonce[4..].copy_from_slice(&number.to_le_bytes());
+    ChaCha20::new(&(*key).into(), &nonce.into())
+}
+
+/// Adds the key streams of some keys to the lanes, and subtracts those of others.
+fn change(
+    lanes: &mut [u8],
+    (ring, number): (u32, u64),
+    plus: [Option<&Key>; 2],
+    minus: [Option<&Key>; 2],
+) {
+    let streams = |keys: [Option<&Key>; 2]| keys.map(|key| Some(stream(key?, ring, number)));
+    let (mut plus, mut minus) = (streams(plus), streams(minus));
+    for lanes in lanes.chunks_mut(BATCH) {
+        let mut batch = |stream: &mut ChaCha20| {
+            let mut pad = [0; BATCH];
+            stream.apply_keystream(&mut pad[..lanes.len()]);
+            pad
+        };
+        let added = plus.each_mut().map(|s| s.as_mut().map(&mut batch));
+        let taken = minus.each_mut().map(|s| s.as_mut().map(&mut batch));
+        let length = lanes.len();
+        for pad in added.iter().flatten() {
+            add_lanes(lanes, &pad[..length]);
+        }
+        for pad in taken.iter().flatten() {
+            for (lane, pad) in lanes.as_chunks_mut::<4>().0.iter_mut().zip(pad.as_chunks().0) {
+                let difference = u32::from_le_bytes(*lane).wrapping_sub(u32::from_le_bytes(*pad));
+                *lane = difference.to_le_bytes();
+            }
+        }
+    }
+}
