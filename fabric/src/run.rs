@@ -27,7 +27,7 @@ use crate::etcd::{Leadership, lead};
 use crate::orders::{Orders, Shared};
 use crate::service::ManagerBackend;
 
-/// A job ends when none of its ranks has sent a heartbeat for this time. It is shorter than at a
+/// A job fails if none of its ranks has sent a heartbeat for this long. It is shorter than at a
 /// box: rings at several boxes wait for it.
 const DEAD: Duration = Duration::from_secs(10);
 /// Timeout for giving the lease back.

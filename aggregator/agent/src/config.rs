@@ -184,7 +184,7 @@ struct Heartbeat {
     timeout_ms: u64,
 }
 
-/// Milliseconds until a job ends if none of its ranks sends a heartbeat.
+/// Milliseconds after which a job fails if none of its ranks has sent a heartbeat.
 const TIMEOUT_MS: u64 = 60_000;
 
 impl Default for Heartbeat {

@@ -228,7 +228,7 @@ mod tests {
     fn a_fabric_as_text() {
         let node = |name: &str, answers, jobs: &[&str], drain: Option<&str>| api::FabricBox {
             name: name.into(),
-            address: "https://10.0.0.1:4792".into(),
+            address: "https://10.0.0.1:4793".into(),
             answers,
             jobs: jobs.iter().map(|&j| j.into()).collect(),
             drain: drain.map(str::to_owned),

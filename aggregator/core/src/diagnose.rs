@@ -172,7 +172,7 @@ fn of_job(
     match &job.state {
         State::Failed(why) => {
             return vec![Finding::of_job(
-                format!("the job has ended with an error: {why}"),
+                format!("the job has failed: {why}"),
                 "fix the cause and reconnect all ranks; `netsum job delete` frees its \
                  memory",
             )];

@@ -105,7 +105,7 @@ impl Controller {
             .map(|(name, _)| name)
     }
 
-    /// Ends the epochs of a job's groups: its own has ended with an error.
+    /// Ends the epochs of a job's groups: its own has failed.
     pub(super) fn end_groups(&mut self, job: &str, reason: &str) -> Vec<Action> {
         let names: Vec<String> = self.groups_of(job).cloned().collect();
         let mut actions = Vec::new();

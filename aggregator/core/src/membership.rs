@@ -659,7 +659,7 @@ impl Job {
         actions
     }
 
-    /// Why the job must end, if all ranks that have not left have been silent for too long. As long
+    /// Why the job must fail, if all ranks that have not left have been silent for too long. As long
     /// as one is alive, it detects dead ranks itself, by an operation in flight, which is when it
     /// matters.
     pub(super) fn silence(&self, now: Instant, timeout: Duration) -> Option<String> {
