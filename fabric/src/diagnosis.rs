@@ -91,7 +91,7 @@ pub fn merge(
     if causes.is_empty() {
         // No box finds a fault: the one with sums in flight knows most.
         let idle = answers.values().flat_map(|d| &d.findings);
-        causes.extend(idle.max_by_key(|f| f.what.contains("on their way")).cloned());
+        causes.extend(idle.max_by_key(|f| f.what.contains("in progress")).cloned());
     }
     if reports.is_empty() {
         causes.push(api::Finding {
@@ -201,9 +201,9 @@ mod tests {
     fn where_nothing_is_wrong_one_says_so_for_all() {
         let found = merged(&[
             ("a", Ok(&[(None, "nothing is pending", "")])),
-            ("s", Ok(&[(None, "sums are on their way", "")])),
+            ("s", Ok(&[(None, "sums are in progress", "")])),
         ]);
-        assert_eq!(found, [(None, "sums are on their way".to_owned())]);
+        assert_eq!(found, [(None, "sums are in progress".to_owned())]);
     }
 
     #[test]

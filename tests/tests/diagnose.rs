@@ -210,7 +210,7 @@ fn every_cause_of_a_hang_is_named() {
         let mut wrong = TapRing::fragment(2, 3, 0);
         wrong.bth.psn = psn;
         let said = app.diagnose_while(2, Some(&wrong));
-        let words = format!("other PSNs (last {psn:#x}) than registered (0x3000 and on)");
+        let words = format!("other PSNs (last {psn:#x}) than registered (from 0x3000 on)");
         assert_finding(&said, Some(2), &[&words]);
     }
     // Rank 2's packets are larger than the path MTU, or smaller than those of the others.
@@ -267,13 +267,13 @@ fn every_cause_of_a_hang_is_named() {
     assert_finding(
         &said,
         Some(2),
-        &["again and again, whose sum has been released: rank 0 behind port0"],
+        &["keeps retransmitting PSN ", "whose sum has been released: rank 0 behind port0"],
     );
     // Rank 2 ignores its credit: 8 fragments from index 2 on.
     (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 2)));
     app.taken(8);
     let said = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 10)));
-    assert_finding(&said, Some(2), &["sends beyond its credit: index 10, and 2 to 9 are open"]);
+    assert_finding(&said, Some(2), &["sends beyond its credit: index 10, where 2 to 9 are allowed"]);
     // Rank 2's link goes down.
     let host = &cluster.lab().hosts()[2];
     netsum_lab::netns::output(host.command("ip").args(["link", "set", "eth0", "down"])).unwrap();

@@ -243,7 +243,7 @@ fn who_connects_again_alone_waits_for_the_others_and_is_named() {
         assert_eq!(job["in_band"]["claims"][0]["rank"], 1, "{job:#}");
         let said = cluster.netsum(&["diagnose", "app", "--watch", "200ms"]).unwrap();
         assert!(
-            said.contains("rank 1: has connected again (queue pair 0x2004 of 10.0.0.3)"),
+            said.contains("rank 1: has reconnected (queue pair 0x2004 of 10.0.0.3)"),
             "{said}"
         );
         // The other ranks notice, and connect again too.
@@ -291,7 +291,7 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
         assert!(words.contains("waits in band: ring 0 rank 2: port port2 src 10.0.0.3"), "{text}");
         let said = said("200ms");
         assert!(said.contains("rank 1: has not shown up") && !said.contains("rank 0:"), "{said}");
-        assert!(!said.contains("none of them a first packet"), "{said}");
+        assert!(!said.contains("none was a first packet"), "{said}");
         stop.store(true, Ordering::Relaxed);
         let got = two.join().unwrap().unwrap();
         assert!(
@@ -306,7 +306,7 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
         let said = said("500ms");
         stop.store(true, Ordering::Relaxed);
         assert!(
-            said.contains("first packets with a token of no job came while it was watched"),
+            said.contains("first packets with an unknown token arrived while it was watched"),
             "{said}"
         );
         assert!(said.contains("10.0.0.2 sends to queue pair 0x3004 of 10.0.0.3"), "{said}");

@@ -201,7 +201,7 @@ fn check_fragments(cluster: &Cluster, of: impl Fn(u8, u32) -> FrameSpec) {
     assert_eq!(frame(4)["reason"], "rank 1: its packets have a wrong ICRC", "{said:#}");
     // At another port than its rank's, the frame is refused.
     let said = simulate(cluster, &frames[..1], &["--port", "port1"]);
-    assert!(all(&said, "reason")[0].contains("come in on another port than port0"), "{said:#}");
+    assert!(all(&said, "reason")[0].contains("arrive at another port than port0"), "{said:#}");
 }
 
 #[test]

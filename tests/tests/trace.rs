@@ -340,7 +340,7 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     assert_eq!(frame(4)["reason"], "rank 1: its packets have a wrong ICRC", "{said:#}");
     assert!(frame(4)["next"].as_str().unwrap().contains("--icrc ignore"), "{said:#}");
     let beyond = frame(5)["reason"].as_str().unwrap();
-    assert!(beyond.contains("beyond its credit: index 9, and 1 to 8 are open"), "{said:#}");
+    assert!(beyond.contains("beyond its credit: index 9, where 1 to 8 are allowed"), "{said:#}");
     assert_eq!(
         frame(8)["steps"][1]["verdict"],
         serde_json::json!(["contributions", "out_of_sequence", "gap_forwarded"])
@@ -356,7 +356,7 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
 
     // The outcome at another port differs, and the text agrees with the JSON.
     let text = cluster.netsum(&["simulate", file, "--port", "port1"]).unwrap();
-    assert!(text.contains("rank 0: its packets come in on another port than port0"), "{text}");
+    assert!(text.contains("rank 0: its packets arrive at another port than port0"), "{text}");
     assert!(text.contains("8 frames: absorbed 1  dropped 6  passed 1"), "{text}");
 
     // The slots of the running job count: rank 0's fragment is already there.

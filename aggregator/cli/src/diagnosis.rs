@@ -248,7 +248,7 @@ mod tests {
                 ring: Some(0),
                 rank: Some(1),
                 what: "its packets have a wrong ICRC".into(),
-                next: "look for whatever changes packets".into(),
+                next: "find what changes packets".into(),
                 behind: String::new(),
             }],
             drops: vec![drop],

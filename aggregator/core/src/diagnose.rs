@@ -191,11 +191,11 @@ fn of_job(
             ring: Some(JobRing(claim.header.ring)),
             rank: Some(Rank(claim.header.rank)),
             what: format!(
-                "has connected again (queue pair {:#x} of {}) and waits for all others to do so",
+                "has reconnected (queue pair {:#x} of {}) and waits for the others to do so",
                 claim.qpn.get(),
                 claim.dst
             ),
-            next: "connect all ranks again, or look why this one has lost its connection".into(),
+            next: "reconnect all ranks, or find out why this one lost its connection".into(),
             behind: None,
         });
     }
@@ -204,7 +204,7 @@ fn of_job(
         findings.push(if idle {
             Finding::of_job(IDLE, "the ranks are between two collectives; look at the application")
         } else {
-            Finding::of_job("sums are on their way", "nothing")
+            Finding::of_job("sums are in progress", "nothing")
         });
     }
     findings
@@ -256,8 +256,8 @@ fn not_shown_up(job: &Job, unknown_flows: &[UnknownFlow], wrong_tokens: u64) -> 
         .map(|(ring, rank)| Finding {
             ring: Some(ring),
             rank: Some(rank),
-            what: "has not shown up: no first packet of its connection has come".into(),
-            next: "start it, or look whether its messages begin with the job's header and pass \
+            what: "has not shown up: no first packet of its connection has arrived".into(),
+            next: "start it, or check that its messages begin with the job's header and cross \
                 this box"
                 .into(),
             behind: None,
@@ -266,13 +266,13 @@ fn not_shown_up(job: &Job, unknown_flows: &[UnknownFlow], wrong_tokens: u64) -> 
     findings.extend(job.refusals().map(|why| {
         Finding::of_job(
             format!("a first packet was refused: {why}"),
-            "fix what it says, and reconnect",
+            "fix that, and reconnect",
         )
     }));
     if wrong_tokens > 0 {
         findings.push(Finding::of_job(
             format!(
-                "{wrong_tokens} first packets with a token of no job came while it was watched"
+                "{wrong_tokens} first packets with an unknown token arrived while it was watched"
             ),
             format!("compare with `netsum job show {} --show-token`", job.spec.name),
         ));
@@ -280,8 +280,8 @@ fn not_shown_up(job: &Job, unknown_flows: &[UnknownFlow], wrong_tokens: u64) -> 
     findings.extend(unknown_flows.iter().map(|s| {
         Finding::of_job(
             format!(
-                "{} sends to queue pair {:#x} of {}, {} packets while it was watched: none of \
-                 them a first packet with the job's header",
+                "{} sends to queue pair {:#x} of {}: {} packets while it was watched, and none \
+                 was a first packet with the job's header",
                 s.src, s.qpn, s.dst, s.packets
             ),
             "if it is a rank, its messages must begin with the header; otherwise nothing",

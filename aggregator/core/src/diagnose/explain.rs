@@ -33,36 +33,37 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
     match outcome {
         Counter::BadIcrc => (
             "its packets have a wrong ICRC".into(),
-            "look for whatever changes packets between it and the box; `netsum job create --icrc \
-             ignore` takes them as they are"
+            "find what changes packets between it and the box, or accept them with `netsum job \
+             create --icrc ignore`"
                 .into(),
         ),
         Counter::WrongPort => (
-            format!("its packets come in on another port than {port}"),
+            format!("its packets arrive at another port than {port}"),
             "register the flow with the port that it is behind".into(),
         ),
         Counter::WrongSourceIp => (
             format!("packets for its connection come from another address than {src}"),
-            "register the flow with its address; or somebody pretends to be this rank".into(),
+            "register the flow with that address, unless a foreign host pretends to be this rank"
+                .into(),
         ),
         Counter::WrongSourceMac => (
             "packets for its connection come from another MAC address than its first did".into(),
-            "register the flow again if the host or its router has changed; or somebody pretends \
-             to be this rank"
+            "register the flow again if the host or its router has changed; otherwise a foreign \
+             host pretends to be this rank"
                 .into(),
         ),
         Counter::Oversized => (
             format!("its packets are larger than the job's path MTU of {mtu}"),
-            format!("set its path MTU to {mtu}, or create the job with its own"),
+            format!("set its path MTU to {mtu}, or create the job with that of the rank"),
         ),
         Counter::LayoutMismatch => (
-            "has lost its place: it has sent a packet of another place in its message than the \
-             other ranks have at that PSN, or an empty one, so its data is not what its PSNs say \
-             and the ring has stopped"
+            "has lost its place: at this PSN it sent an empty packet, or one from another place in \
+             its message than the other ranks', so its PSNs do not fit its data and the ring has \
+             stopped"
                 .into(),
-            "reconnect all ranks after `netsum job restart`, with the same message size; where it \
-             is Linux's Soft-RoCE (rdma_rxe), which does so when it sends again while \
-             acknowledgements are on their way, give its queue pairs a longer timeout (17 is 0.5 s)"
+            "run `netsum job restart`, then reconnect all ranks with the same message size; \
+             Linux's Soft-RoCE (rdma_rxe) loses its place when it retransmits while \
+             acknowledgements are in flight: give its queue pairs a longer timeout (17 is 0.5 s)"
                 .into(),
         ),
         Counter::ShortFragment => (
@@ -70,16 +71,16 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
                 "its packets are shorter than the job's path MTU of {mtu}, and not the last \
                 of their messages"
             ),
-            format!("set its path MTU to {mtu}, or create the job with its own"),
+            format!("set its path MTU to {mtu}, or create the job with that of the rank"),
         ),
         Counter::LengthMismatch => (
-            "its packets have another length than the other ranks' at the same index".into(),
+            "its packets differ in length from the other ranks' at the same index".into(),
             format!("give all ranks the same path MTU ({mtu}) and message size"),
         ),
         Counter::CreditViolation | Counter::Stale if !accepted => (
             format!(
-                "its first packets have other PSNs (last {psn:#x}) than registered ({base_psn:#x} \
-                 and on)"
+                "its first packets have other PSNs (last {psn:#x}) than registered (from \
+                 {base_psn:#x} on)"
             ),
             "`netsum job restart`, and register the flows again with the first PSNs of the \
              connections"
@@ -87,14 +88,14 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
         ),
         Counter::CreditViolation => (
             format!(
-                "sends beyond its credit: index {index}, and {low} to {} are open",
+                "sends beyond its credit: index {index}, where {low} to {} are allowed",
                 serial::sub(serial::add(low, credit), 1)
             ),
-            "let it wait for sums before it continues: at most --window messages at a time".into(),
+            "let it wait for sums: at most --window messages may be in flight".into(),
         ),
         Counter::Stale => (
-            format!("sends index {index} again, which all others are past, and not index {low}"),
-            "its acknowledgements may get lost: look at the way from its next rank to it".into(),
+            format!("retransmits index {index}, which all others are past, and not index {low}"),
+            "its acknowledgements may be lost: check the path from the next rank to it".into(),
         ),
         other => (
             format!("its packets are refused: {}", other.help().trim()),

@@ -46,7 +46,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
             .map(|(rank, len)| {
                 let behind = rank.behind();
                 let next =
-                    "give it the others' message size and path MTU, and let all connect again";
+                    "give it the others' message size and path MTU, and reconnect all ranks";
                 let next = if behind.is_some() { COMPARE } else { next };
                 let who = behind.map(|behind| behind + " ").unwrap_or_default();
                 Finding {
@@ -70,13 +70,13 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
                 ring: Some(ring.ring),
                 rank: None,
                 what: format!(
-                    "ranks send different lengths at index {low}: {}; who is wrong cannot be told",
+                    "ranks send different lengths at index {low}: {}; netsum cannot know which are wrong",
                     each.join(", ")
                 ),
                 next: if ring.ranks.iter().any(|rank| rank.behind().is_some()) {
                     COMPARE.into()
                 } else {
-                    "give all ranks the same message size and path MTU, and let all connect again"
+                    "give all ranks the same message size and path MTU, and reconnect all ranks"
                         .into()
                 },
                 behind: None,
@@ -212,7 +212,7 @@ mod tests {
         }
         let (findings, _) = compare(&evidence);
         let what = "ranks send different lengths at index 7: 512 bytes by ranks 4-7 behind swp2, \
-            1024 bytes by ranks 0-3 behind swp1; who is wrong cannot be told";
+            1024 bytes by ranks 0-3 behind swp1; netsum cannot know which are wrong";
         assert_eq!((&*findings[0].what, &*findings[0].next), (what, COMPARE));
         let mut third = evidence.ranks[0].clone();
         third.flow.rank = Rank(2);
@@ -237,7 +237,7 @@ mod tests {
             let (findings, _) = compare(&ring(&case));
             assert_eq!(findings.len(), 1, "{findings:?}");
             assert_eq!(findings[0].rank, None);
-            assert!(findings[0].what.contains("who is wrong cannot be told"), "{findings:?}");
+            assert!(findings[0].what.contains("netsum cannot know which are wrong"), "{findings:?}");
             assert!(findings[0].what.contains("64 bytes by rank"), "{findings:?}");
         }
     }

@@ -33,10 +33,10 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
             ring: Some(ring.ring),
             rank: None,
             what: format!(
-                "index {} is complete and waits for a packet to go out with",
+                "the sum of index {} is complete, and waits for a packet to carry it",
                 view.state.low
             ),
-            next: "nothing: the box sends it by itself".into(),
+            next: "nothing: the daemon sends it shortly".into(),
             behind: None,
         }];
     }
@@ -104,7 +104,7 @@ fn missing_rank(
     if !port.up {
         return (
             format!("is behind {}, which is down", port.name),
-            format!("look at the cable and at `ip link show {}`", port.name),
+            format!("check the cable, and `ip link show {}`", port.name),
         );
     }
     if seen.packets == 0 {
@@ -112,8 +112,8 @@ fn missing_rank(
         let neighbour = ring.after(flow.rank);
         if neighbour.flow.ifindex == flow.ifindex {
             next = format!(
-                "{} is behind {}, too: what they send each other does not come by the box; number \
-                 the ranks so that neighbours are behind different ports",
+                "{} is behind {}, too, so their packets to each other bypass the box; number the \
+                 ranks so that neighbours are behind different ports",
                 ring.receiver(rank),
                 port.name
             );
@@ -129,11 +129,11 @@ fn missing_rank(
         Some(Counter::Stale) if rank.moved > 0 => refused(ring, rank, Counter::Stale),
         _ if rank.moved > 0 => (
             format!(
-                "is slow or loses packets: {} packets came while it was watched, index {low} (PSN \
-                 {psn:#x}) did not",
+                "is slow or loses packets: {} packets arrived while it was watched, but not index \
+                 {low} (PSN {psn:#x})",
                 rank.moved
             ),
-            format!("look at losses between it and {}, and at its own statistics", port.name),
+            format!("look for losses between it and {}, and in its own statistics", port.name),
         ),
         _ => {
             let ago =
@@ -153,8 +153,8 @@ fn missing_rank(
                     seen.last_psn
                 ),
                 rank.behind().map_or(
-                    "look whether it is still computing, has stopped, or its packets get lost \
-                     before the box"
+                    "check whether it is still computing, has stopped, or loses packets on the \
+                     way to the box"
                         .into(),
                     |behind| format!("ask `netsum diagnose` of {behind}"),
                 ),
@@ -200,7 +200,7 @@ fn nothing_came(rank: &RankEvidence, unknown_flow: Option<&UnknownFlow>) -> (Str
                 rank.behind().map_or_else(
                     || {
                         format!(
-                            "look whether it runs, whether its packets get to {} (tcpdump -i {} \
+                            "check whether it runs, whether its packets reach {} (tcpdump -i {} \
                              udp port 4791), and whether it is behind another port",
                             port.name, port.name
                         )
@@ -244,7 +244,7 @@ fn jobs_differ(rank: &RankEvidence, outcome: Counter, case: &Case<'_>) -> Option
             format!("{behind} sends fragments of less than {mtu} bytes, this job's path MTU")
         }
         Counter::CreditViolation if accepted => format!(
-            "{behind} has a larger window: it sends index {}, and {low} to {} are open here",
+            "{behind} has a larger window: it sends index {}, where {low} to {} are allowed here",
             serial::sub(psn, base_psn),
             serial::sub(serial::add(low, credit), 1)
         ),
@@ -263,14 +263,14 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
     let (next, receiver) = (ring.after(rank.flow.rank), ring.receiver(rank));
     Some((
         format!(
-            "sends PSN {:#x} again and again, whose sum has been released: {receiver} behind {} \
+            "keeps retransmitting PSN {:#x}, whose sum has been released: {receiver} behind {} \
              does not acknowledge it",
             rank.seen.last_psn, next.port.name
         ),
         format!(
-            "look whether results get from {} to {receiver} and its acknowledgements back to {}; \
-             if the application was started again with the queue pairs and PSNs that it had: \
-             `netsum job restart` first, or it may get sums of its last run",
+            "check that results get from {} to {receiver}, and its acknowledgements back to {}; \
+             if the application was restarted with the same queue pairs and PSNs, run `netsum job \
+             restart` first, or it may get sums of its last run",
             next.port.name, rank.port.name
         ),
     ))
@@ -388,10 +388,10 @@ mod tests {
           compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes
         short_fragment: the box behind port0 (ranks 0-3) sends fragments of less than 1024 bytes, this job's path MTU
           compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes
-        credit_violation: the box behind port0 (ranks 0-3) has a larger window: it sends index 20, and 8 to 15 are open here
+        credit_violation: the box behind port0 (ranks 0-3) has a larger window: it sends index 20, where 8 to 15 are allowed here
           compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes
         rx_icrc_encapsulated: its packets have a wrong ICRC
-          look for whatever changes packets between it and the box; `netsum job create --icrc ignore` takes them as they are
+          find what changes packets between it and the box, or accept them with `netsum job create --icrc ignore`
         has never sent a packet to queue pair 0x11 of 10.0.0.2; port0 is up
           ask `netsum diagnose` of the parent behind port0
         ");
