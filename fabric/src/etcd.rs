@@ -237,7 +237,7 @@ async fn campaign(
                 async move { KvClient::new(channel).txn(claim).await }
             };
             endpoints.ask(claim).await?;
-            endpoints.get(&leader).await?.context("the leader's key is gone already")?
+            endpoints.get(&leader).await?.context("the leader's key was just deleted")?
         }
     };
     let Some((id, since)) = granted.filter(|_| is_mine(&now, granted)) else {

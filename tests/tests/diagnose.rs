@@ -273,7 +273,11 @@ fn every_cause_of_a_hang_is_named() {
     (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 2)));
     app.taken(8);
     let said = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 10)));
-    assert_finding(&said, Some(2), &["sends beyond its credit: index 10, where 2 to 9 are allowed"]);
+    assert_finding(
+        &said,
+        Some(2),
+        &["sends beyond its credit: index 10, where 2 to 9 are allowed"],
+    );
     // Rank 2's link goes down.
     let host = &cluster.lab().hosts()[2];
     netsum_lab::netns::output(host.command("ip").args(["link", "set", "eth0", "down"])).unwrap();

@@ -242,10 +242,7 @@ fn who_connects_again_alone_waits_for_the_others_and_is_named() {
         assert_eq!((&job["state"], &job["epoch"]), (&"active".into(), &1.into()), "{job:#}");
         assert_eq!(job["in_band"]["claims"][0]["rank"], 1, "{job:#}");
         let said = cluster.netsum(&["diagnose", "app", "--watch", "200ms"]).unwrap();
-        assert!(
-            said.contains("rank 1: has reconnected (queue pair 0x2004 of 10.0.0.3)"),
-            "{said}"
-        );
+        assert!(said.contains("rank 1: has reconnected (queue pair 0x2004 of 10.0.0.3)"), "{said}");
         // The other ranks notice, and connect again too.
         stop.store(true, Ordering::Relaxed);
         let got = others.join().unwrap().unwrap();

@@ -84,7 +84,7 @@ fn names_and_aliases_end_no_job_whatever_they_are_and_become() {
     cluster.kill_daemon().unwrap();
     cluster.start_daemon().unwrap();
     let log = cluster.daemon_log();
-    assert!(log.contains("taken over from the daemon before: 2 ports, 1 jobs"), "{log}");
+    assert!(log.contains("took over from the previous daemon: 2 ports, 1 jobs"), "{log}");
     sum(&mut group);
     let check = cluster.netsum(&["check", "--bridge", "box"]).unwrap();
     assert!(check.contains("port first") && check.contains(&format!("port {SHOWN}")), "{check}");
@@ -145,7 +145,7 @@ fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve() {
     assert!(
         refused
             .as_ref()
-            .is_some_and(|e| e.contains("behind port2, which is none of netsum's ports")),
+            .is_some_and(|e| e.contains("behind port2, which is not a port of netsum's")),
         "{refused:?}"
     );
     let check = cluster.netsum(&["check", "--bridge", "br0"]).unwrap_err().to_string();

@@ -84,7 +84,7 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
     let files = group.order_all_reduce("i32", 4_000_000, 4).unwrap();
     cluster.start_daemon().unwrap();
     assert_box(&group.check_all_reduce("i32", 4_000_000, 4, &files).unwrap());
-    assert!(cluster.daemon_log().contains("taken over from the daemon before: 3 ports, 1 jobs"));
+    assert!(cluster.daemon_log().contains("took over from the previous daemon: 3 ports, 1 jobs"));
     assert_box(&group.all_reduce("f32", 50_000, 5).unwrap());
     let (at_work, own) = egress_programs(&cluster);
     assert_eq!(at_work, own, "the ring has the egress program of the daemon before");
@@ -124,7 +124,7 @@ fn a_daemon_that_is_to_be_replaced_leaves_its_jobs_where_they_can_be_left() {
     assert!(!std::fs::exists(cluster.socket()).unwrap(), "nobody listens there");
     cluster.start_daemon().unwrap();
     assert_box(&group.check_all_reduce("i32", 4_000_000, 1, &files).unwrap());
-    assert!(cluster.daemon_log().contains("taken over from the daemon before: 2 ports, 1 jobs"));
+    assert!(cluster.daemon_log().contains("took over from the previous daemon: 2 ports, 1 jobs"));
     assert_box(&group.all_reduce("f32", 1000, 2).unwrap());
     drop(group);
 

@@ -242,7 +242,7 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     assert_ne!(watched & watch::TRACE, 0);
     cluster.start_daemon().unwrap();
     wait_until("the log says so", || {
-        cluster.daemon_log().contains("taken over from the daemon before")
+        cluster.daemon_log().contains("took over from the previous daemon")
     });
     assert!(!is_traced(&cluster));
     cluster.stop_daemon().unwrap();

@@ -38,7 +38,7 @@ enum Benchmark {
     /// Measure the conversion of a message at a rank, next to a copy.
     Numeric,
     /// Measure all-reduces on links with a bandwidth: netsum with and without its box, and its
-    /// peers, in turns, each in a lab of its own. About 35 minutes. Installs missing peers.
+    /// peers, in turns, each in a lab of its own. About 38 minutes. Installs missing peers.
     Wire {
         /// Also write figures and a picture, with machine and kernel, to
         /// benchmarks/wire.{txt,json,svg}.
@@ -49,7 +49,7 @@ enum Benchmark {
         arguments: Vec<String>,
     },
     /// Measure the same with 8 hosts in 2 and 4 racks. A spine connects the racks' boxes, over
-    /// uplinks that carry all, half or a quarter of what a rack's hosts send. About 13 minutes.
+    /// uplinks that carry all, half or a quarter of what a rack's hosts send. About 12 minutes.
     Racks {
         /// Also write figures and a picture, with machine and kernel, to
         /// benchmarks/racks.{txt,json,svg}.

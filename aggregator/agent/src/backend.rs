@@ -102,7 +102,7 @@ impl Backend for BoxBackend {
                 format!("{}, the router of {},", mac_text(mac), address.ip)
             };
             let name = interfaces.iter().find(|l| l.ifindex == ifindex).map_or("?", |l| &l.name);
-            refused(format!("{of} is behind {name}, which is none of netsum's ports"))
+            refused(format!("{of} is behind {name}, which is not a port of netsum's"))
         }
     }
 

@@ -100,7 +100,7 @@ pub fn attach(
 /// Logs why a chosen interface cannot be a port.
 pub fn log_unfit_port(interface: &Interface, why: &anyhow::Error) {
     let name = &interface.name;
-    log::error!(NETSUM_PORT = name; "port {name} does not serve, and ranks behind it are refused: \
+    log::error!(NETSUM_PORT = name; "port {name} cannot be used, and ranks behind it are refused: \
         {why:#}");
 }
 

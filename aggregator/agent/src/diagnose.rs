@@ -115,12 +115,12 @@ impl Drop for Watching {
         if inner.executor.watchers == 0
             && let Err(e) = inner.executor.plane.watch_unknown_flows(false)
         {
-            log::error!("the data plane still notes unknown connections: {e:#}");
+            log::error!("cannot stop the recording of unknown flows: {e:#}");
         }
     }
 }
 
-/// Watches a job for a while, and says why it stands still. Also returns the evidence about its
+/// Watches a job for a while, and says why it has stalled. Also returns the evidence about its
 /// path.
 pub async fn answer(
     shared: &Shared,

@@ -51,7 +51,7 @@ impl Lines {
         }
         match self.left {
             0 => return log::Level::Debug,
-            1 => log::warn!("too many first packets to log them all; there is more at level debug"),
+            1 => log::warn!("too many first packets to log them all: level debug shows the others"),
             _ => {}
         }
         self.left -= 1;

@@ -79,6 +79,6 @@ pub async fn serve_manager(
             .await
     };
     if let Err(e) = served.await {
-        log::error!("listen.fabric: {e}: no manager can call any more");
+        log::error!("listen.fabric: {e}: managers can no longer connect");
     }
 }

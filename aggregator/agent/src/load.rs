@@ -22,7 +22,7 @@ pub struct RingLoad {
     pub slots_used: u32,
     /// Fragments that each rank has sent beyond the released ones.
     pub credit_used: Vec<u32>,
-    /// How long the ring has stood still with something pending.
+    /// How long the ring has been stalled with something pending.
     pub waits: Option<Duration>,
 }
 

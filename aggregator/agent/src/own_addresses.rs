@@ -85,7 +85,7 @@ pub async fn follow(shared: Shared, netlink: Netlink, mut changes: Changes) {
         }
         if let Ok(false) = tokio::time::timeout(INTERVAL, changes.next()).await {
             return log::error!(
-                "netlink: changes of this box's addresses and bonds are not noticed any longer"
+                "netlink: changes of this box's addresses and bonds are no longer noticed"
             );
         }
     }

@@ -69,7 +69,7 @@ impl Reloader {
                     let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
                     match self.netlink.present(&mut self.chosen, &ports).await {
                         Ok(interfaces) => self.take(&interfaces),
-                        Err(e) => log::warn!("ports cannot be looked for: {e:#}"),
+                        Err(e) => log::warn!("cannot list the interfaces: {e:#}"),
                     }
                     self.expire();
                 }
@@ -89,7 +89,7 @@ impl Reloader {
                 {
                     let port = inner.controller.port_name(flow.ifindex);
                     bail!(
-                        "job {} has flows on port {port}, which is to go: delete the job first",
+                        "job {} has flows on port {port}, which would go: delete the job first",
                         job.spec.name
                     );
                 }
@@ -119,11 +119,11 @@ impl Reloader {
         guard.retry_save();
         let Inner { controller, executor, .. } = &mut *guard;
         if let Err(e) = executor.expire(controller, Instant::now()) {
-            log::error!("flows that have ended: {e:#}");
+            log::error!("cannot forget ended flows: {e:#}");
         }
         match executor.plane.keep_cpus() {
             Ok(done) => done.iter().for_each(|line| log::warn!("{line}")),
-            Err(e) => log::error!("CPUs that serve rings: {e:#}"),
+            Err(e) => log::error!("cannot check the CPUs that serve rings: {e:#}"),
         }
     }
 

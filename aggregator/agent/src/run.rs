@@ -113,10 +113,10 @@ impl Ready {
         begun.aggregation_rate = begun.aggregation_rate.or_else(|| measure(&cpus, &interfaces));
         device::log_defects(&interfaces, &cpus);
         let lldp = lldp::open()
-            .inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
+            .inspect_err(|e| log::warn!("{e:#}: a fabric's manager cannot find this box's links"));
         let lldp = lldp.ok();
         let bandwidth_probes = bandwidth_probes::open()
-            .inspect_err(|e| log::warn!("{e:#}: links are not measured"))
+            .inspect_err(|e| log::warn!("{e:#}: links cannot be measured"))
             .ok();
         Ok(Self {
             chosen,

@@ -138,7 +138,7 @@ pub fn begin(
     })?;
     let ended = plane.ended_flows()?.len();
     log::info!(
-        "taken over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job \
+        "took over from the previous daemon: {} ports, {jobs} jobs, {ended} connections whose job \
          has ended",
         links.len()
     );

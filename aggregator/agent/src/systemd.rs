@@ -37,5 +37,5 @@ pub async fn keep_alive(shared: Shared) {
 /// Does nothing without systemd.
 fn tell(state: &[NotifyState]) {
     sd_notify::notify(state)
-        .unwrap_or_else(|e| log::warn!("the service manager cannot be told {state:?}: {e}"));
+        .unwrap_or_else(|e| log::warn!("cannot send {state:?} to systemd: {e}"));
 }

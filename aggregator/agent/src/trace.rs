@@ -47,7 +47,7 @@ impl Drop for Tracing {
     fn drop(&mut self) {
         let Agent { tracers, plane, .. } = &mut self.shared.lock().executor;
         if let Err(e) = tracers.remove(self.id, plane.as_mut()) {
-            log::error!("the data plane still traces packets: {e:#}");
+            log::error!("cannot stop the tracing of packets: {e:#}");
         }
     }
 }

@@ -15,7 +15,7 @@ use super::failure::EXIT_STATUS;
 const AFTER_HELP: &str = "\
 OBJECT := { job | ring | flow | slot | port | stats | prog | spread | tenant | fabric }. `list` is \
 `show`, an object alone is its `show`, and every word can be abbreviated as long as it is \
-unambiguous: `netsum j s`. `help` works behind every object.";
+unambiguous: `netsum j s`. `help` works after every object.";
 
 /// Sum gradients inside the network: run the daemon of the box, and administer it.
 #[derive(Parser, Debug)]
@@ -407,7 +407,7 @@ pub struct TraceArgs {
     /// for all of a kind.
     #[arg(long, value_delimiter = ',', value_name = "COUNTER")]
     pub verdict: Vec<String>,
-    /// Packets as one program sees them: `ingress`, `aggregate` or `egress`.
+    /// Packets at one program: `ingress`, `aggregate` or `egress`.
     #[arg(long, value_name = "NAME")]
     pub program: Option<String>,
     /// Stop after this many packets.
@@ -473,7 +473,8 @@ pub enum SpreadCommand {
     /// Show the uplinks, their flows, and the bytes that these have sent.
     #[command(visible_alias = "list")]
     Show,
-    /// Pin a flow to an uplink. It uses another one only if that uplink has no carrier or no route.
+    /// Pin a flow to an uplink. It uses another uplink only while this one lacks a carrier or a
+    /// route.
     Pin {
         #[command(flatten)]
         flow: Ends,

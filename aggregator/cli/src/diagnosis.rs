@@ -38,7 +38,7 @@ pub struct Ring {
     pub low: u32,
     /// Ranks that have not contributed to it.
     pub missing: Vec<u32>,
-    /// Milliseconds that it has stood still with something pending; null if nothing is pending.
+    /// Milliseconds that it has been stalled with something pending; null if nothing is pending.
     pub stalled_ms: Option<u64>,
     /// Fragments that a rank may send beyond `low`.
     pub credit: u32,

@@ -145,7 +145,7 @@ pub fn job(out: &mut impl Write, format: Format, job: api::Job) -> Result<()> {
     Ok(())
 }
 
-/// Jobs in short.
+/// A summary of jobs.
 pub fn jobs(out: &mut impl Write, format: Format, jobs: Vec<api::Job>) -> Result<()> {
     let jobs: Vec<Job> = jobs.into_iter().map(Job::from).collect();
     if !format.json(out, &jobs)? {

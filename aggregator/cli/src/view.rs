@@ -76,7 +76,7 @@ impl Job {
     }
 }
 
-/// Connections of a job whose ranks show up by their first packets.
+/// Connections of a job whose ranks are recognised by their first packets.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct InBand {
     /// Connections that have shown up and wait for others.

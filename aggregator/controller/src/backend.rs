@@ -33,7 +33,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// The name of the port at which packets of this address arrive, if known.
     async fn port_seen(&self, ip: IpAddr) -> Option<String>;
 
-    /// Watches a stalled job, and says why it stands still.
+    /// Watches a stalled job, and says why it has stalled.
     async fn diagnose(&self, request: api::DiagnoseRequest) -> Result<api::Diagnosis, Status>;
 
     /// Says why packets do not reach a rank.

@@ -146,7 +146,7 @@ impl JobFile {
             let aside = store.path().with_extension("bad");
             let path = store.path().display();
             log::error!(
-                "{path}: {e:#}; no job is created again; the file is {} now",
+                "{path}: {e:#}; its jobs are not created again; it is renamed to {}",
                 aside.display()
             );
             fs::rename(store.path(), &aside).unwrap_or_else(|e| log::error!("{path}: {e}"));

@@ -264,10 +264,7 @@ fn not_shown_up(job: &Job, unknown_flows: &[UnknownFlow], wrong_tokens: u64) -> 
         })
         .collect();
     findings.extend(job.refusals().map(|why| {
-        Finding::of_job(
-            format!("a first packet was refused: {why}"),
-            "fix that, and reconnect",
-        )
+        Finding::of_job(format!("a first packet was refused: {why}"), "fix that, and reconnect")
     }));
     if wrong_tokens > 0 {
         findings.push(Finding::of_job(

@@ -46,7 +46,7 @@ pub struct JobSpec {
     /// require.
     #[serde(default)]
     pub in_order: Option<bool>,
-    /// Ranks show up by the first packets of their connections.
+    /// Ranks are recognised by the first packets of their connections.
     pub in_band: bool,
     /// The secret that workers must know.
     pub token: Token,

@@ -134,7 +134,7 @@ impl Pool {
         let needed = job_memory(spec, slots);
         if needed > self.total - self.used {
             return Err(Refusal::Exhausted(format!(
-                "{} do not fit into pool.memory = {} any more",
+                "{} no longer fit into pool.memory = {}",
                 memory_in_words(spec, slots),
                 Size(self.total)
             )));

@@ -288,7 +288,7 @@ impl Boxes {
         self.measure_links(links).await;
     }
 
-    /// Why a job at work stands still; `ages` are the times since the ranks' last heartbeats.
+    /// Why an active job has stalled; `ages` are the times since the ranks' last heartbeats.
     pub async fn diagnose(
         &self,
         request: api::DiagnoseRequest,

@@ -190,12 +190,12 @@ impl AgentService {
             self.shared().lock().controller.ports().iter().map(|p| p.ifindex).collect();
         let found = self.backend.network.port_of(mac, ip, &ports).await.map_err(internal)?;
         let PortLookup::Port { ifindex, mac } = found else {
-            return Err(Status::not_found(format!("{ip} is on no port")));
+            return Err(Status::not_found(format!("{ip} is not behind any port")));
         };
         let inner = self.shared().lock();
         let port = inner.controller.ports().iter().find(|p| p.ifindex == ifindex);
-        let port =
-            port.ok_or_else(|| Status::not_found(format!("{ip} is on none of netsum's ports")))?;
+        let port = port
+            .ok_or_else(|| Status::not_found(format!("{ip} is not behind a port of netsum's")))?;
         Ok(Response::new(api::FindPortReply { port: port.name.clone(), mac: mac_text(mac) }))
     }
 
@@ -219,5 +219,5 @@ impl AgentService {
 
 fn port<'a>(inner: &'a Inner, name: &str) -> Result<&'a PortInfo, Status> {
     let port = inner.controller.ports().iter().find(|port| port.name == name);
-    port.ok_or_else(|| Status::not_found(format!("port `{name}`: there is none")))
+    port.ok_or_else(|| Status::not_found(format!("port `{name}` does not exist")))
 }

@@ -143,7 +143,7 @@ pub async fn run<V: View>(socket: &Path) -> Result<()> {
                 }
                 // After a resize, as after every event, the screen is redrawn.
                 Some(_) => {}
-                None => return Err(Failure::new(Kind::Failed, "the terminal has gone")),
+                None => return Err(Failure::new(Kind::Failed, "the terminal was closed")),
             },
             reading = readings.recv() => {
                 let Some(reading) = reading else {

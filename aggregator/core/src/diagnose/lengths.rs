@@ -45,8 +45,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
             .flat_map(|(len, odd)| odd.iter().map(move |rank| (rank, *len)))
             .map(|(rank, len)| {
                 let behind = rank.behind();
-                let next =
-                    "give it the others' message size and path MTU, and reconnect all ranks";
+                let next = "give it the others' message size and path MTU, and reconnect all ranks";
                 let next = if behind.is_some() { COMPARE } else { next };
                 let who = behind.map(|behind| behind + " ").unwrap_or_default();
                 Finding {
@@ -237,7 +236,10 @@ mod tests {
             let (findings, _) = compare(&ring(&case));
             assert_eq!(findings.len(), 1, "{findings:?}");
             assert_eq!(findings[0].rank, None);
-            assert!(findings[0].what.contains("netsum cannot know which are wrong"), "{findings:?}");
+            assert!(
+                findings[0].what.contains("netsum cannot know which are wrong"),
+                "{findings:?}"
+            );
             assert!(findings[0].what.contains("64 bytes by rank"), "{findings:?}");
         }
     }

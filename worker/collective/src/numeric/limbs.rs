@@ -1,6 +1,6 @@
 //! Few floats as fixed-point numbers of two or three lanes each, so that a sum loses almost
-//! nothing. The bytes cost a small operation some latency: BENCHMARKS.md, "All-reduces on unshaped
-//! links".
+//! nothing. The bytes cost a small operation some latency: BENCHMARKS.md, "On links with a
+//! bandwidth".
 //!
 //! With b = 32 - ceil(log2 N) bits a lane, a number is an integer of K b bits in two's complement,
 //! lowest limb first. The limbs below the last one have no sign. N of each fit in 32 bits, so the
