@@ -209,16 +209,16 @@ pub fn owner(address: &Address) -> Option<&'static Owner> {
     OWNERS.get_ptr(address).map(|o| unsafe { &*o })
 }
 
-/// The port that packets come in by, where they come in by this interface: the interface itself, or
-/// the bond that it is a slave of.
+/// The port of packets that arrive at this interface: the interface itself, or the bond that it
+/// is a slave of.
 #[inline(always)]
 pub fn port_of(ifindex: u32) -> u32 {
     // SAFETY: a map value of one word.
     SLAVES.get_ptr(&ifindex).map_or(ifindex, |bond| unsafe { *bond })
 }
 
-/// Whether packets that come in by an interface come in by this port. Only where the two differ
-/// does this look into a map.
+/// Whether packets that arrive at an interface belong to this port. Reads a map only if the two
+/// differ.
 #[inline(always)]
 pub fn is_port(ifindex: u32, port: u32) -> bool {
     ifindex == port || port_of(ifindex) == port

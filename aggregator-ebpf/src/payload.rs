@@ -157,9 +157,9 @@ extern "C" fn headers_checksum(ctx: *mut xdp_md, ip: u32, v6: u32, extended: u32
 
 /// Adds to the PSN of a data packet with `len` bytes of payload, for
 /// [`netsum_common::slot::GAP_PSN_AHEAD`] and [`netsum_common::slot::STALE_PSN_BEHIND`]. A wrong
-/// ICRC stays wrong. The UDP checksum goes: it does not survive the way over another CPU when it
-/// was left to the hardware to fill in; zero means none (RFC 768, RFC 6935), and the ICRC protects
-/// the packet.
+/// ICRC stays wrong. The UDP checksum becomes zero, which means none (RFC 768, RFC 6935): one that
+/// was left to the hardware to fill in is lost when the packet goes to another CPU. The ICRC
+/// protects the packet.
 #[inline(always)]
 pub fn shift_psn(ctx: &XdpContext, frame: &Frame, len: usize, by: u32) -> bool {
     let behind = frame.bth.opcode.extended_len() + len;

@@ -107,7 +107,7 @@ extern "C" fn trace_event(
     // SAFETY: a per-CPU value, and programs of a CPU do not interrupt each other.
     let record = unsafe { &mut *record };
     let packet = XdpContext::new(ctx);
-    // The whole difference first, because nobody may cut a pointer to a packet down to 32 bits.
+    // The whole difference first: the verifier refuses to cut a packet pointer down to 32 bits.
     let len = opaque(packet.data_end() - packet.data()) as u32;
     // SAFETY: helpers without arguments.
     let (time, cpu) = unsafe { (bpf_ktime_get_ns(), bpf_get_smp_processor_id()) };
@@ -138,8 +138,8 @@ extern "C" fn trace_event(
     if wanted > len {
         wanted = len;
     }
-    // The verifier is to see the bounds on the very value that is used. That of Linux 6.1 does not
-    // see that what is not 0 is at least 1.
+    // The verifier must see the bounds on the very value that is used. That of Linux 6.1 does not
+    // know that a value other than 0 is at least 1.
     let wanted = opaque(wanted as usize);
     if wanted < EthHdr::LEN || wanted > MAX_CAPTURE {
         return 0;
@@ -149,7 +149,7 @@ extern "C" fn trace_event(
     if unsafe { bpf_xdp_load_bytes(ctx, 0, record.frame.as_mut_ptr().cast(), wanted as u32) } != 0 {
         return 0;
     }
-    // SAFETY: a map value, which is longer; what is not of this event is of an earlier one.
+    // SAFETY: a map value, which is longer; bytes behind this event are of an earlier one.
     unsafe { maps::note_event(record, size_of::<TraceEvent>() + wanted) };
     0
 }
@@ -160,7 +160,7 @@ fn slot_of(event: &mut TraceEvent, ring: u32, rank: usize, index: u32) {
     let Some(config) = maps::ring(ring) else { return };
     let Some(state) = maps::state(ring) else { return };
     // SAFETY: map values of integers; on another CPU than the ring's they may change meanwhile, and
-    // what is shown is of one moment or the next.
+    // then the event shows the earlier or the later state.
     unsafe {
         event.low = (*state).low;
         // The mask applies to a value unknown to the compiler, which keeps it.

@@ -38,7 +38,7 @@ pub struct Config {
     pub found: FoundLinks,
 }
 
-/// What becomes of links that are found and that nobody has configured.
+/// Whether found links are used that the file does not list.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FoundLinks {

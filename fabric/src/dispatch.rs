@@ -1,4 +1,4 @@
-//! Programs the boxes as the controller wants, one change after the other, and checks that they
+//! Programs the boxes as the controller decides, one change after the other, and checks that they
 //! stay so.
 
 mod check;

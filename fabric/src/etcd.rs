@@ -87,7 +87,7 @@ impl Endpoints {
         &self.channels[self.first.load(Ordering::Relaxed)]
     }
 
-    /// The first answer. What is asked must do no harm where several endpoints are asked for it.
+    /// Returns the first answer. Several endpoints may get the request, so it must be idempotent.
     async fn ask<T, F>(&self, question: impl Fn(Channel) -> F) -> Result<T>
     where
         F: Future<Output = Result<T, Status>>,

@@ -75,7 +75,7 @@ pub struct LinkTable {
     named: Vec<Pattern>,
     trust: Trust,
     accepted: BTreeSet<End>,
-    /// Ports behind which ranks of jobs were. They are no ends of links that were found.
+    /// Ports behind which ranks of jobs were. They cannot be ends of found links.
     hosts: BTreeSet<End>,
     /// The last report of each box.
     reports: BTreeMap<String, BoxReport>,

@@ -44,7 +44,7 @@ struct call {
     // Of an element, a rank's block or a broadcast.
     size_t bytes;
     int rank, ranks;
-    // Where the result arises, and what this rank contributes, unless `output` has it.
+    // Buffer of the result, and this rank's contribution, unless `output` has it.
     void *output;
     const void *input;
     // Copy the result from `output` to `recv` at the end: so many bytes, or unpack them.

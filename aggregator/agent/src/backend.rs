@@ -1,4 +1,4 @@
-//! What the controller of a box wants to know of this machine, and has to wait for.
+//! Answers the controller's queries about this machine, which take time.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

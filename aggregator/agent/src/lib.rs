@@ -6,7 +6,7 @@
 //! | [`run`] | `netsum run`; [`startup`]: the start, where a daemon was killed |
 //! | [`config`] | the configuration file |
 //! | [`agent`] | the controller's executor: its actions, in the data plane |
-//! | [`backend`] | what the controller's services want to know of this machine |
+//! | [`backend`] | answers queries of the controller's services about this machine |
 //! | [`listen`] | serves workers, administrators and the fabric's manager |
 //! | [`service`] | the service for data plane and ports |
 //! | [`network`] | interfaces and hosts, by [`netlink`] or, in tests, without |

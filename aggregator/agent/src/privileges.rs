@@ -1,4 +1,4 @@
-//! The daemon's capabilities: only those that it needs at work.
+//! The daemon's capabilities: only those that it needs after its start.
 //!
 //! | capability | what for |
 //! | --- | --- |

@@ -16,9 +16,9 @@ use super::layout::{BAD, NAME};
 pub struct PathTest {
     /// The job.
     pub job: String,
-    /// Its ranks, in the order of the ring; none where they are not netsum's, or not at work.
+    /// Its ranks, in the order of the ring; none unless they are netsum's and active.
     pub ranks: Vec<Rank>,
-    /// What may be in the way, the most likely first.
+    /// Likely causes of losses, the most likely first.
     pub findings: Vec<Finding>,
 }
 
@@ -29,11 +29,11 @@ pub struct Rank {
     pub rank: u32,
     /// The rank that it sends to.
     pub next: u32,
-    /// Interface that its packets come in on.
+    /// Interface at which its packets arrive.
     pub port: String,
     /// Its packet of the path MTU was acknowledged.
     pub acknowledged: bool,
-    /// Data packets that have come to be summed, modulo 2^32.
+    /// Data packets that have arrived to be summed, modulo 2^32.
     pub packets: u32,
     /// Those of them that were refused.
     pub refused: u32,

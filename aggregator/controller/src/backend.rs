@@ -1,4 +1,4 @@
-//! What services want to know of a box or of a fabric.
+//! The services' queries about a box or a fabric.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

@@ -66,7 +66,7 @@ pub fn misplaced(
     all
 }
 
-/// Faults of a job's port, except that it is down, which shows in what is missing. `arrive`: sums
+/// Faults of a job's port, except that it is down, which the missing packets show. `arrive`: sums
 /// arrive, because ranks have not fallen back from the box.
 pub fn of_port(mtu: u32, facts: &PortFacts, arrive: bool) -> Vec<Problem> {
     let (name, needed) = (&facts.name, mtu + MTU_OVERHEAD);

@@ -102,7 +102,7 @@ impl BpfDataPlane {
 /// On PREEMPT_RT, softirqs of one CPU may run at the same time (Linux 6.18, without
 /// `PREEMPT_RT_NEEDS_BH_LOCK`): then a ring's slots would have two writers.
 fn is_realtime() -> bool {
-    // A unit with `ProcSubset=pid` has no /proc/sys. What cannot be known counts as one.
+    // A unit with `ProcSubset=pid` has no /proc/sys. An unknown kernel counts as one.
     let kernel = nix::sys::utsname::uname();
     kernel.map_or(true, |kernel| kernel.version().to_string_lossy().contains("PREEMPT_RT"))
 }

@@ -30,13 +30,13 @@ pub trait Bytes {
 }
 
 /// Parses headers that data of netsum never has, and classifies the frame. Programs implement this
-/// elsewhere, for want of stack.
+/// in global functions, because of the stack's limit.
 pub trait Wrapped: Bytes {
     /// Verdict on a frame whose headers are in a later fragment.
     fn hidden(&self) -> Reject {
         Reject::Hidden
     }
-    /// Looks through two tags, or one that is not of 802.1Q; what the frame is.
+    /// Classifies a frame behind two tags, or behind one that is not of 802.1Q.
     fn tagged(&self, frame: &mut Frame) -> Reject {
         match behind_tags(self) {
             Ok((ethertype, ip)) => {
@@ -46,8 +46,8 @@ pub trait Wrapped: Bytes {
             Err(reject) => reject,
         }
     }
-    /// Looks through the extension headers of an IPv6 packet, and fills in what of it is behind
-    /// them; what it is.
+    /// Classifies an IPv6 packet behind its extension headers, and fills in the fields that follow
+    /// them.
     fn extended(&self, frame: &mut Frame) -> Reject {
         let behind = extensions::behind(self, frame.ip);
         if let Some(target) = behind.advertisement().and_then(|at| self.load_far(at + 8)) {
@@ -290,8 +290,8 @@ pub fn parse_into<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), R
     let mut ethertype = u16::from_be(eth.ether_type);
     frame.ip = EthHdr::LEN;
     // Hosts strip tags of VLAN 0, any number of them (Linux: `__netif_receive_skb_core` in
-    // net/core/dev.c), so what is behind tags is not for others alone. One tag of 802.1Q is what
-    // egress can write; the rest is looked through.
+    // net/core/dev.c), so packets behind tags may be for them. `egress` can write one tag of
+    // 802.1Q; packets with others are only classified.
     if is_tag(ethertype) {
         let Some(tagged) = b.load::<2>(EthHdr::LEN + offset_of!(VlanHdr, ether_type)) else {
             return Err(Reject::NotRoce);
@@ -323,7 +323,7 @@ fn network<B: Wrapped + ?Sized>(b: &B, ethertype: u16, frame: &mut Frame) -> Res
     }
 }
 
-/// EtherType behind one tag or two, and where what it says begins.
+/// The EtherType behind one tag or two, and the offset of the header that it names.
 #[inline(always)]
 pub fn behind_tags<B: Bytes + ?Sized>(b: &B) -> Result<(u16, usize), Reject> {
     let Some(inner) = b.load::<2>(EthHdr::LEN + offset_of!(VlanHdr, ether_type)) else {

@@ -1,7 +1,7 @@
 //! Decides when ranks that have fallen back try the box again. Only rank 0 decides. Pure; the time
 //! is passed in.
 //!
-//! A try costs a reconnect, and three tenths of the timeout if the box swallows everything. So each
+//! A try costs a reconnect, and three tenths of the timeout if the box drops everything. So each
 //! try that does not last makes the wait before the next one longer. The daemon cannot report
 //! whether the box will sum: only a try shows it.
 

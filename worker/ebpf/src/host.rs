@@ -1,8 +1,8 @@
 //! The program on the interface of a host whose rank takes its packets from AF_XDP sockets;
 //! `netsum_worker` loads it.
 //!
-//! RoCEv2 to the rank's address goes to the socket of the receive queue that it came by. All else
-//! is the kernel's: ARP, TCP, other addresses' RoCEv2, and what comes by a queue without a socket.
+//! RoCEv2 to the rank's address goes to the socket of its receive queue. The kernel gets all else:
+//! ARP, TCP, other addresses' RoCEv2, and packets of queues without a socket.
 #![no_std]
 #![no_main]
 
@@ -44,7 +44,7 @@ pub fn host(ctx: XdpContext) -> u32 {
 /// CAP_PERFMON.
 #[inline(always)]
 fn roce_to(p: &Packet) -> Option<[u8; 16]> {
-    // Each arm reads the port itself: an offset that is chosen is no constant.
+    // Each arm reads the port itself: an offset that depends on the arm is not a constant.
     const PORT: usize = offset_of!(UdpHdr, dst);
     let (to, port) = match u16::from_be_bytes(p.load::<2>(offset_of!(EthHdr, ether_type))?) {
         ETHERTYPE_IPV4 => {

@@ -89,7 +89,7 @@ pub struct QpConfig {
     /// acknowledgements carry that packet's number instead of an MSN. It must differ from those of
     /// earlier connections. Only for queue pairs of this library.
     pub reused: bool,
-    /// Most unacknowledged packets. If both sides are selective, and packets are no sums, the
+    /// Most unacknowledged packets. If both sides are selective, and packets are not sums, the
     /// smaller number of both applies.
     pub max_inflight: u32,
     /// How far ahead of the expected packet a selective receiver keeps packets. If the other side
@@ -135,7 +135,7 @@ impl QpConfig {
 }
 
 impl QpConfig {
-    /// Both sides are this library, and packets are no sums. Then the receiver acknowledges
+    /// Both sides are this library, and packets are not sums. Then the receiver acknowledges
     /// messages that do not request it, a little later, and its ACKs tell how many packets it
     /// holds.
     fn is_selective_bypass(&self) -> bool {

@@ -86,8 +86,7 @@ impl Control {
         })
     }
 
-    /// Retries for so long, also where the daemon ends before it has answered: it was there a
-    /// moment ago.
+    /// Retries for this long, even if the daemon ends before it answers: it was there a moment ago.
     pub fn be_patient(&mut self, patience: Duration) {
         (self.patience, self.again) = (patience, true);
     }
