@@ -166,7 +166,7 @@ pub struct Stamp {
     pub rank: u32,
 }
 
-/// A message of a run, as all ranks know it.
+/// A message of a session, as all ranks know it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MessageId {
     /// A random number that the ranks agree on when they connect.
@@ -219,8 +219,8 @@ pub enum Verification {
     Sum,
     /// One rank's message as sent: no box summed it.
     Unsummed,
-    /// A sum of as many contributions as there are ranks, but not of this message: of another run,
-    /// ring or message, or with one rank's contribution in place of another's.
+    /// A sum of as many contributions as there are ranks, but not of this message: of another
+    /// session, ring or message, or with one rank's contribution in place of another's.
     Stray,
     /// None of these.
     Wrong,

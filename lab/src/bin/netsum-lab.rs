@@ -35,7 +35,7 @@ enum LabCommand {
 
 #[derive(Args, Debug)]
 struct UpArgs {
-    /// Hosts on the box's ports, in all racks together; 4 if nothing is said.
+    /// Hosts on the box's ports, in all racks together. Default: 4.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
     hosts: Option<u16>,
     /// MTU of the links in bytes.

@@ -270,7 +270,7 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
         format!(
             "check that results get from {} to {receiver}, and its acknowledgements back to {}; \
              if the application was restarted with the same queue pairs and PSNs, run `netsum job \
-             restart` first, or it may get sums of its last run",
+             restart` first, or it may get sums of its last session",
             next.port.name, rank.port.name
         ),
     ))
