@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Transport, reference_sum};
+use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Secret, Transport, reference_sum};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
@@ -46,6 +46,8 @@ pub struct RankSpec {
     /// `auto`, `on` or `off`; empty for the default.
     #[serde(default)]
     pub hierarchy: String,
+    /// `secret` of the settings; empty for none.
+    pub secret: String,
 }
 
 impl RankSpec {
@@ -70,6 +72,7 @@ impl RankSpec {
             retry: job.retry,
             xdp: job.xdp.contains(&(rank as u32)),
             hierarchy: job.hierarchy.to_owned(),
+            secret: job.secret.to_owned(),
         }
     }
 
@@ -94,6 +97,7 @@ impl RankSpec {
         config.connect_timeout = Duration::from_millis(self.connect_timeout_ms);
         config.retry = AdapterRetry { timeout: self.retry.0, count: self.retry.1 };
         config.hierarchy = self.hierarchy.parse().unwrap_or_default();
+        config.secret = Secret::new(&self.secret).ok();
         if self.xdp {
             config.transport = Transport::Xdp;
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use netsum_collective::seal::TAG_BYTES;
 use netsum_worker::Layout;
 
 #[derive(Clone, Debug)]
@@ -29,6 +30,8 @@ pub struct JobSpec {
     pub host_ring_fallback: bool,
     /// `hierarchy` of the ranks' settings.
     pub hierarchy: &'static str,
+    /// `secret` of the ranks' settings; empty for none.
+    pub secret: &'static str,
 }
 
 impl JobSpec {
@@ -48,6 +51,7 @@ impl JobSpec {
             xdp: Vec::new(),
             host_ring_fallback: false,
             hierarchy: "auto",
+            secret: "",
         }
     }
 
@@ -71,6 +75,8 @@ impl JobSpec {
 
     /// The job's layout, as the library has it.
     pub fn layout(&self) -> Layout {
-        Layout { message_size: self.message_size, window: self.window, rings: self.rings }
+        let tag = if self.secret.is_empty() { 0 } else { TAG_BYTES as u32 };
+        let Self { message_size, window, rings, .. } = *self;
+        Layout { message_size: message_size - tag, window, rings }
     }
 }

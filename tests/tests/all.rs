@@ -42,6 +42,7 @@ mod reconnect;
 mod restart;
 mod routed;
 mod routers;
+mod sealed;
 mod security;
 mod shaped;
 mod shared_address;

@@ -3,20 +3,23 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use netsum_worker::numeric::operators::encoding;
-use netsum_worker::{Bootstrap, CommConfig, Communicator, Element, Op};
+use netsum_worker::{Bootstrap, CommConfig, Communicator, Element, Op, Secret};
 
 const RANKS: u32 = 3;
 
 /// Joins a job whose messages are short, so that they divide groups of lanes.
-fn connect(rank: u32) -> Communicator {
-    let pid = std::process::id();
+fn connect(rank: u32, secret: Option<Secret>) -> Communicator {
+    let (pid, first) = (std::process::id(), if secret.is_some() { 210 } else { 200 });
     let address = |rank: u32| {
-        Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, 200 + rank as u8).into()
+        Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, first + rank as u8).into()
     };
     let peers: Vec<IpAddr> = (0..RANKS).map(address).collect();
     let ip = peers[rank as usize];
     let bootstrap = Bootstrap::Static { peers, mtu: 1024, message_size: 412, window: 2, rings: 2 };
-    Communicator::connect(CommConfig::new(rank, RANKS, ip, bootstrap)).unwrap()
+    let config = CommConfig::new(rank, RANKS, ip, bootstrap);
+    let comm = Communicator::connect(CommConfig { secret, ..config }).unwrap();
+    assert_eq!(comm.is_sealed(), secret.is_some());
+    comm
 }
 
 /// In place, to a root, in parts, blocking, and of several tensors.
@@ -82,10 +85,19 @@ macro_rules! floats {
 
 #[test]
 fn all_operators_and_types_give_the_result_at_every_rank() {
+    with_secret(None);
+}
+
+#[test]
+fn all_operators_and_types_give_the_same_if_sealed() {
+    with_secret(Some(Secret::new("0123456789abcdef").unwrap()));
+}
+
+fn with_secret(secret: Option<Secret>) {
     std::thread::scope(|s| {
         for rank in 0..RANKS {
             s.spawn(move || {
-                let mut comm = connect(rank);
+                let mut comm = connect(rank, secret);
                 integers!(comm, i8, u8, i16, u16, i32, u32, i64, u64);
                 floats!(comm, f32, f64);
                 let average = |x: &[f64]| (x[0] + x[1] + x[2]) / 3.0;

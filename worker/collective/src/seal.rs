@@ -368,3 +368,210 @@ fn change(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const UNTAGGED: usize = 8;
+
+    fn secret() -> Secret {
+        Secret::new("sixteen or more!").unwrap()
+    }
+
+    fn seals(ranks: u32, session: u8) -> Vec<Seal> {
+        let nonces: Vec<Nonce> = (0..ranks).map(|rank| [rank as u8 ^ session; 16]).collect();
+        let seal = |rank| Seal::new(secret(), nonces.clone(), rank, 2, 4096);
+        (0..ranks).map(seal).collect()
+    }
+
+    /// A rank's lanes, of which N fit: small, and negative where they may be.
+    fn lanes(ranks: u32, signs: Signs, words: &[u32], rank: u32) -> Vec<u8> {
+        let (least, most) = (-(1i64 << 31) / i64::from(ranks), (1i64 << 32) / i64::from(ranks) - 1);
+        let lane = |(i, word): (usize, &u32)| {
+            let word = i64::from(word.rotate_left(rank));
+            let is_signed = match signs {
+                Signs::Signed => true,
+                Signs::Unsigned => false,
+                Signs::One { place, of } => i % of == place,
+            };
+            let lane = if is_signed { least + word % -(2 * least) } else { word % (most + 1) };
+            (lane as u32).to_le_bytes()
+        };
+        words.iter().enumerate().flat_map(lane).collect()
+    }
+
+    /// What the box releases for the messages of a number, and the messages.
+    fn sum(
+        seals: &mut [Seal],
+        id: (u32, u64),
+        signs: Signs,
+        words: &[u32],
+    ) -> (Vec<u8>, Vec<Vec<u8>>) {
+        let ranks = seals.len() as u32;
+        let message = |(rank, seal): (u32, &mut Seal)| {
+            let mut message = Buffer::from(vec![0; UNTAGGED]);
+            message.extend_from_slice(&lanes(ranks, signs, words, rank));
+            seal.close(id, UNTAGGED, (0, signs), &mut message);
+            message.into_vec()
+        };
+        let messages: Vec<_> = (0..).zip(seals).map(message).collect();
+        let mut sum = vec![0; messages[0].len()];
+        messages.iter().for_each(|message| add_lanes(&mut sum, message));
+        (sum, messages)
+    }
+
+    fn opened(seal: &Seal, id: (u32, u64), signs: Signs, sum: &[u8]) -> Option<Vec<u8>> {
+        let mut sum = sum.to_vec();
+        seal.open(id, &mut sum);
+        let (lanes, tag) = sum[UNTAGGED..].split_at(sum.len() - UNTAGGED - TAG_BYTES);
+        seal.is_right(tag, lanes, (0, signs)).then(|| lanes.to_vec())
+    }
+
+    fn signs() -> impl Strategy<Value = Signs> {
+        prop_oneof![
+            Just(Signs::Signed),
+            Just(Signs::Unsigned),
+            (1usize..4).prop_flat_map(|of| (0..of).prop_map(move |place| Signs::One { place, of })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_rank_opens_the_sum(
+            ranks in 1u32..65, signs in signs(), words in prop::collection::vec(any::<u32>(), 0..300),
+        ) {
+            let mut seals = seals(ranks, 0);
+            for id in [(0, 0), (1, 0), (0, 1)] {
+                let (sealed, _) = sum(&mut seals, id, signs, &words);
+                let mut expected = vec![0; words.len() * 4];
+                (0..ranks).for_each(|r| add_lanes(&mut expected, &lanes(ranks, signs, &words, r)));
+                for seal in &seals {
+                    let opened = opened(seal, id, signs, &sealed);
+                    prop_assert_eq!(opened.as_ref(), Some(&expected));
+                }
+            }
+        }
+
+        #[test]
+        fn a_changed_sum_is_found(
+            ranks in 1u32..9, signs in signs(), words in prop::collection::vec(any::<u32>(), 1..99),
+            place in any::<prop::sample::Index>(), change in 1u32..,
+        ) {
+            let mut seals = seals(ranks, 0);
+            let (right, messages) = sum(&mut seals, (0, 0), signs, &words);
+            let mut changed = right.clone();
+            let at = UNTAGGED + place.index((right.len() - UNTAGGED) / 4) * 4;
+            add_lanes(&mut changed[at..at + 4], &change.to_le_bytes());
+            let mut doubled = right.clone();
+            add_lanes(&mut doubled, &messages[place.index(messages.len())]);
+            let (other_ring, _) = sum(&mut seals, (1, 0), signs, &words);
+            let (next, _) = sum(&mut seals, (0, 1), signs, &words);
+            for forged in [changed, doubled, other_ring, next.clone()] {
+                prop_assert_eq!(opened(&seals[0], (0, 0), signs, &forged), None);
+            }
+            prop_assert_eq!(opened(&seals[0], (0, 1), signs, &right), None);
+        }
+
+        #[test]
+        fn a_message_that_no_box_has_summed_is_recognised(ranks in 2u32..9, rank in 0u32..9) {
+            let (mut seals, rank) = (seals(ranks, 0), rank % ranks);
+            let words = [1, 2, 3];
+            let (_, messages) = sum(&mut seals, (0, 0), Signs::Signed, &words);
+            let previous = (rank + ranks - 1) % ranks;
+            let (seal, mut message) = (&seals[rank as usize], messages[previous as usize].clone());
+            seal.open((0, 0), &mut message);
+            seal.reopen((0, 0), &mut message);
+            let lanes = lanes(ranks, Signs::Signed, &words, previous);
+            prop_assert_eq!(&message[UNTAGGED..][..12], &lanes[..]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a message of ring 1 is built twice")]
+    fn no_pad_covers_two_contents() {
+        let mut seal = seals(2, 0).remove(0);
+        for number in [0, 1, 1] {
+            seal.close((1, number), 0, (0, Signs::Signed), &mut Buffer::from(vec![0; 4]));
+        }
+    }
+
+    /// Messages and sums of zeros, over ranks, rings, numbers and sessions, and differences of those
+    /// that would cancel a pad.
+    #[test]
+    fn the_wire_carries_uniform_bytes() {
+        let (mut contributions, mut sums) = (vec![0u32; 256], vec![0u32; 256]);
+        let mut differences = vec![0u32; 256];
+        let zeros = [0; 64];
+        for session in 0..40 {
+            let mut seals = seals(4, session * 4);
+            let mut last: Option<Vec<u8>> = None;
+            for (ring, number) in (0..2).flat_map(|ring| (0..10).map(move |n| (ring, n))) {
+                let (sum, messages) = sum(&mut seals, (ring, number), Signs::Unsigned, &zeros);
+                messages.iter().flatten().for_each(|b| contributions[usize::from(*b)] += 1);
+                sum.iter().for_each(|b| sums[usize::from(*b)] += 1);
+                let before = last.replace(sum.clone());
+                let pairs = before.iter().flatten().zip(&sum);
+                pairs.for_each(|(a, b)| differences[usize::from(a.wrapping_sub(*b))] += 1);
+            }
+        }
+        for counts in [contributions, sums, differences] {
+            let expected = f64::from(counts.iter().sum::<u32>()) / 256.0;
+            let of = |count: &u32| (f64::from(*count) - expected).powi(2) / expected;
+            let chi_square: f64 = counts.iter().map(of).sum();
+            // 255 degrees of freedom: once in a million runs beyond these, were it random.
+            assert!((157.0..377.0).contains(&chi_square), "{chi_square}");
+        }
+    }
+
+    #[test]
+    fn sessions_and_ranks_have_keys_of_their_own() {
+        let of = |session| {
+            let keys = seals(3, session).remove(0).keys;
+            let labels = ["pad", "bypass", "sum", "tag", "session"].into_iter();
+            let labels = labels.flat_map(|label| (0..3).map(move |place| (label, place)));
+            labels.map(move |(label, place)| keys.key::<32>(label, place)).collect::<Vec<Key>>()
+        };
+        let all = [of(0), of(4)].concat();
+        let unique: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(unique.len(), all.len());
+        assert!(Secret::new("fifteen letters").is_err());
+        assert_eq!(format!("{:?}", secret()), "Secret");
+    }
+
+    #[test]
+    fn bypass_messages_are_opened_in_their_order_by_the_next_rank() {
+        let mut seals = seals(3, 0);
+        let mut messages: Vec<Vec<u8>> = Vec::new();
+        for text in ["", "one", "a longer message, of two blocks of the key stream and a rest..."] {
+            let mut message = Buffer::from(text.as_bytes().to_vec());
+            seals[1].close_bypass(&mut message);
+            messages.push(message.into_vec());
+        }
+        let open = |seal: &mut Seal, message: &[u8]| {
+            let mut message = Buffer::from(message.to_vec());
+            seal.open_bypass(&mut message).map(|()| message.into_vec())
+        };
+        assert_eq!(open(&mut seals[0], &messages[0]), Err(Forged), "of rank 2 only");
+        assert_eq!(open(&mut seals[2], &messages[0]).as_deref(), Ok(&b""[..]));
+        assert_eq!(open(&mut seals[2], &messages[1]).as_deref(), Ok(&b"one"[..]));
+        assert_eq!(open(&mut seals[2], &messages[1]), Err(Forged), "a replay");
+        for at in [0, 40, messages[2].len() - 1] {
+            let mut seal = seals_of_two_messages();
+            let mut changed = messages[2].clone();
+            changed[at] ^= 1;
+            assert_eq!(open(&mut seal, &changed), Err(Forged), "byte {at}");
+        }
+        assert_eq!(open(&mut seals_of_two_messages(), &messages[2][..15]), Err(Forged));
+        assert!(open(&mut seals_of_two_messages(), &messages[2]).is_ok());
+    }
+
+    /// Rank 2, which has opened two messages.
+    fn seals_of_two_messages() -> Seal {
+        let mut seal = seals(3, 0).remove(2);
+        seal.incoming.count = 2;
+        seal
+    }
+}

@@ -3,7 +3,9 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use netsum_collective::error::Error;
 use netsum_collective::queue_pairs::QpInfo;
+use netsum_collective::seal::Nonce;
 use netsum_rc::{Psn, Qpn};
 
 /// The QPN and PSN allocator.
@@ -17,6 +19,14 @@ pub(crate) fn nonce() -> u64 {
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u32(0);
     hasher.finish()
+}
+
+/// For a sealed session: random for an adversary, too.
+pub(crate) fn seal_nonce() -> Result<Nonce, Error> {
+    let mut nonce = Nonce::default();
+    getrandom::fill(&mut nonce)
+        .map_err(|e| Error::Config(format!("the system gives no random numbers: {e}")))?;
+    Ok(nonce)
 }
 
 impl QpAllocator {

@@ -73,7 +73,9 @@ pub(crate) fn bootstrap(
                 layout,
                 relaxed: false,
                 on_host_ring: false,
+                is_sealed: false,
             };
+            let shape = sealed(config, shape);
             shape.check().map_err(Error::Config)?;
             check_mtu(config.ip, *mtu, interface::that_holds(config.ip).as_ref())?;
             let numbers = |rank: usize, ring| {
@@ -101,6 +103,10 @@ pub(crate) fn bootstrap(
             join(config, network, control, address, &name(config, job))
         }
     }
+}
+
+fn sealed(config: &CommConfig, shape: JobShape) -> JobShape {
+    if config.secret.is_some() { shape.sealed() } else { shape }
 }
 
 /// A client of the job's daemon.
@@ -200,8 +206,10 @@ fn join(
         window: described.window,
         rings: described.rings,
     };
+    let (relaxed, on_host_ring, is_sealed) = (false, false, false);
     let shape =
-        JobShape { ranks: own, mtu: described.mtu, layout, relaxed: false, on_host_ring: false };
+        JobShape { ranks: own, mtu: described.mtu, layout, relaxed, on_host_ring, is_sealed };
+    let shape = sealed(config, shape);
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
     check_mtu(config.ip, shape.mtu, interface.as_ref())?;

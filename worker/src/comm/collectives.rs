@@ -206,7 +206,7 @@ impl Communicator {
     }
 
     fn encoded<E: Elements>(&self, elements: E, op: Op) -> Result<Reduction<E>, Error> {
-        let code = Code::new::<E::Element>(op, self.rank(), self.ranks());
+        let code = Code::new::<E::Element>(op, self.rank(), self.ranks(), self.is_sealed());
         code.map(|code| Reduction::new(elements, code)).map_err(Error::Argument)
     }
 

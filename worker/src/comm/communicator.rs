@@ -136,7 +136,14 @@ impl Communicator {
             }
             _ => Layout { message_size: 1 << 16, window: 1, rings: 1 },
         };
-        let shape = JobShape { ranks: 1, mtu: 1024, layout, relaxed: false, on_host_ring: false };
+        let shape = JobShape {
+            ranks: 1,
+            mtu: 1024,
+            layout,
+            relaxed: false,
+            on_host_ring: false,
+            is_sealed: false,
+        };
         shape.check().map_err(Error::Config)?;
         let (title, alone) = ("nothing".into(), Statistics::default());
         Ok(Self {
@@ -486,6 +493,11 @@ impl Communicator {
     /// The transport of this rank's packets: `UDP`, or an adapter with its port and GID index.
     pub fn transport(&self) -> &str {
         &self.title
+    }
+
+    /// Whether all messages are sealed: see [`CommConfig::secret`].
+    pub fn is_sealed(&self) -> bool {
+        self.shape.is_sealed
     }
 
     /// Whether the box sums, or the hosts' ring after a fallback.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use netsum_collective::numeric::block::Width;
 use netsum_collective::queue_pairs::SourcePorts;
+use netsum_collective::seal::Secret;
 use netsum_common::unmanaged::static_source_ports;
 
 /// How a communicator finds its job.
@@ -38,6 +39,10 @@ pub struct CommConfig {
     pub wire: Option<Width>,
     /// Must be the same at all ranks.
     pub hierarchy: Hierarchy,
+    /// [Seals](netsum_collective::seal) all sums and messages, so that box and network can neither
+    /// read nor forge them. All ranks must have the same, and nobody else. Integers of 32 bits then
+    /// take 64 on the wire.
+    pub secret: Option<Secret>,
     /// Set in the communicators of a hierarchical one.
     #[doc(hidden)]
     pub hosts_ring: Option<HostsRing>,
@@ -205,6 +210,7 @@ impl CommConfig {
             tls: None,
             wire: None,
             hierarchy: Hierarchy::default(),
+            secret: None,
             hosts_ring: None,
         }
     }

@@ -547,9 +547,22 @@ mod tests {
     #[test]
     fn a_failure_of_the_connections_ends_operations_in_flight() {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
-        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, on_host_ring: false };
-        let settings =
-            Settings { rank: 0, shape, summands: 2, timeout: Duration::from_secs(10), session: 1 };
+        let shape = JobShape {
+            ranks: 2,
+            mtu: 1024,
+            layout,
+            relaxed: false,
+            on_host_ring: false,
+            is_sealed: false,
+        };
+        let settings = Settings {
+            rank: 0,
+            shape,
+            summands: 2,
+            timeout: Duration::from_secs(10),
+            session: 1,
+            share: None,
+        };
         let mut connections = Scripted::new(true);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
@@ -565,9 +578,22 @@ mod tests {
     #[test]
     fn a_leaving_rank_settles_newer_operations_while_an_older_one_is_open() {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
-        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, on_host_ring: false };
-        let settings =
-            Settings { rank: 0, shape, summands: 2, timeout: Duration::from_secs(10), session: 1 };
+        let shape = JobShape {
+            ranks: 2,
+            mtu: 1024,
+            layout,
+            relaxed: false,
+            on_host_ring: false,
+            is_sealed: false,
+        };
+        let settings = Settings {
+            rank: 0,
+            shape,
+            summands: 2,
+            timeout: Duration::from_secs(10),
+            session: 1,
+            share: None,
+        };
         let mut connections = Scripted::new(false);
         let script = Arc::clone(&connections.script);
         let engine = Engine::new(Instant::now(), settings, &mut connections);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use super::allocator::nonce;
+use super::allocator::{nonce, seal_nonce};
 use super::bootstrap::{Membership, RetryFor, bootstrap, control};
 use super::config::{Bootstrap, CommConfig};
 use super::core::{Core, LINGER, Wait, sleep_at};
@@ -21,6 +21,7 @@ use netsum_collective::failback::Failback;
 use netsum_collective::numeric::element::{Data, Owned};
 use netsum_collective::numeric::memory::Memory;
 use netsum_collective::report::{Mode, Report, Statistics};
+use netsum_collective::seal::Share;
 use netsum_collective::shape::JobShape;
 
 /// How often a rank that joins again polls for the daemon's answer, and callers for the end of the
@@ -531,7 +532,9 @@ fn establish(
     let tests_path = heartbeat.is_some() && !shape.on_host_ring;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
         let summands = config.hosts_ring.as_ref().map_or(shape.ranks, |ring| ring.summands);
-        let settings = Settings { rank: place, shape, summands, timeout, session: nonce() };
+        let share = |secret| Ok(Share { secret, nonce: seal_nonce()? });
+        let share = config.secret.map(share).transpose()?;
+        let settings = Settings { rank: place, shape, summands, timeout, session: nonce(), share };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
         engine.name_ranks(names);
         connections.start().map(|()| (engine, connections))
@@ -614,7 +617,14 @@ mod tests {
         statistics.all_reduces = 7;
         let session = Session {
             config: CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap),
-            shape: JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, on_host_ring: false },
+            shape: JobShape {
+                ranks: 2,
+                mtu: 1024,
+                layout,
+                relaxed: false,
+                on_host_ring: false,
+                is_sealed: false,
+            },
             title: "nothing".into(),
             has_shared_address: false,
             core: None,

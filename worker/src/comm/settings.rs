@@ -13,10 +13,11 @@ use netsum_collective::numeric::block::Width;
 
 use super::config::{AdapterRetry, Bootstrap, CommConfig, Hierarchy, Tls, Transport};
 use netsum_collective::error::Error;
+use netsum_collective::seal::Secret;
 
 /// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers set the first
 /// three.
-const SETTINGS: [&str; 23] = [
+const SETTINGS: [&str; 24] = [
     "rank",
     "ranks",
     "local_rank",
@@ -33,6 +34,7 @@ const SETTINGS: [&str; 23] = [
     "transport",
     "wire",
     "hierarchy",
+    "secret",
     "ib_timeout",
     "ib_retry_cnt",
     "timeout",
@@ -74,6 +76,7 @@ const WELL_KNOWN: &str = "netsum";
 /// | `transport` | `auto`, `udp`, `xdp` or `verbs` |
 /// | `wire` | `32bit` or `16bit`: bits of a float in sums of over 4,096; default: its own |
 /// | `hierarchy` | `auto`, `on` or `off`: see [`Hierarchy`] |
+/// | `secret` | at least 16 random characters, the same at all ranks: seals all sums |
 /// | `ib_timeout`, `ib_retry_cnt` | as [`AdapterRetry`] |
 /// | `timeout`, `connect_timeout` | seconds |
 /// | `tls_ca`, `tls_cert`, `tls_key` | PEM files, as [`Tls`] |
@@ -140,6 +143,9 @@ impl Settings {
             Some(text) => Some(text.parse::<Width>().map_err(|e| wrong("wire", text, &e))?),
             None => None,
         };
+        // The text is not repeated in the error.
+        let secret = self.get("secret").map(Secret::new).transpose();
+        let secret = secret.map_err(|e| Error::Config(format!("NETSUM_SECRET {e}")))?;
         let retry = AdapterRetry {
             timeout: self.number("ib_timeout", usual.retry.timeout)?,
             count: self.number("ib_retry_cnt", usual.retry.count)?,
@@ -151,7 +157,7 @@ impl Settings {
         let connect_timeout = self.seconds("connect_timeout", usual.connect_timeout)?;
         let group = self.get("group").map(str::to_owned);
         let usual = CommConfig { transport, retry, group, tls, timeout, connect_timeout, ..usual };
-        Ok(CommConfig { wire, hierarchy, ..usual })
+        Ok(CommConfig { wire, hierarchy, secret, ..usual })
     }
 
     fn bootstrap(&self) -> Result<Bootstrap, Error> {
@@ -253,10 +259,12 @@ impl Settings {
     }
 }
 
-/// Does not print the token.
+/// Does not print the token and the secret.
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_map().entries(self.0.iter().filter(|(name, _)| **name != "token")).finish()
+        f.debug_map()
+            .entries(self.0.iter().filter(|(name, _)| !["token", "secret"].contains(*name)))
+            .finish()
     }
 }
 

@@ -169,7 +169,7 @@ impl Needs {
         // Buffers to receive into, and sent messages that are kept for two windows.
         let messages = rings * (window + 2 + window * 2);
         Self {
-            message: (shape.layout.message_size as usize, messages),
+            message: (shape.message_room(), messages),
             bypass: (bypass_room(shape), bypass_buffers(shape)),
         }
     }

@@ -13,6 +13,8 @@ use netsum_common::wire::{Bth, PACKET_OVERHEAD, ROCE_PORT, TOTAL, group_mark};
 use super::network::Speed;
 use super::ring_box::{RingBox, passes_with};
 use super::rng::{Random, Rng};
+use crate::numeric::layout::CHECK_BYTES;
+use crate::numeric::quant;
 use crate::numeric::reference::add_lanes;
 use crate::queue_pairs::RankQpInfo;
 use crate::shape::JobShape;
@@ -82,6 +84,8 @@ pub(super) struct Aggregator {
     wires: Option<Wires>,
     /// The number of the release whose sum is corrupted, and how.
     spoil: Option<(u32, Spoil)>,
+    /// The first sum that was released.
+    first: Vec<u8>,
 }
 
 /// Packets between boxes.
@@ -100,6 +104,10 @@ pub(super) enum Spoil {
     Exchange,
     /// A contribution is added twice.
     Double,
+    /// A lane changes, and the check lanes as they must. Messages are single packets.
+    Forge,
+    /// The first sum comes again.
+    Replay,
 }
 
 impl Aggregator {
@@ -138,6 +146,7 @@ impl Aggregator {
                 sent: 0,
             }),
             spoil: None,
+            first: Vec::new(),
         }
     }
 
@@ -283,12 +292,25 @@ impl Aggregator {
                     Spoil::Flip => *sum.last_mut().unwrap() ^= 4,
                     Spoil::Exchange => sum.rotate_left(4),
                     Spoil::Double => add_lanes(sum, &payload),
+                    Spoil::Forge => {
+                        let mut change = vec![0; sum.len()];
+                        change[CHECK_BYTES] = 1;
+                        let sums = quant::check_sums(&change[CHECK_BYTES..]);
+                        let sums = sums.map(u32::to_le_bytes);
+                        let place = CHECK_BYTES - sums.as_flattened().len();
+                        change[place..CHECK_BYTES].copy_from_slice(sums.as_flattened());
+                        add_lanes(sum, &change);
+                    }
+                    Spoil::Replay => sum.clone_from(&self.first),
                 }
                 // Swapping zeros, or adding them twice, leaves the sum right.
                 if *sum != right {
                     self.spoil = None;
                 }
             } else {
+                if self.first.is_empty() {
+                    self.first.clone_from(&ring.sums[s]);
+                }
                 *after -= 1;
             }
         }

@@ -59,6 +59,8 @@ pub(super) struct Spec {
     pub on_host_ring: bool,
     /// Messages are sealed. Sums of integers must not wrap.
     pub is_sealed: bool,
+    /// A rank with another secret.
+    pub other_secret: Option<u32>,
     /// When the box sums.
     pub present: Range<Duration>,
     /// And when it does not sum, in between.
@@ -105,6 +107,7 @@ impl Spec {
             connect_timeout: Duration::from_secs(10),
             on_host_ring: false,
             is_sealed: false,
+            other_secret: None,
             present: ALWAYS,
             absent: NEVER,
             death: None,
@@ -607,7 +610,9 @@ fn connect(
         Rng::with_seed(spec.seed << 32 ^ (spec.session + reconnects) << 8 ^ u64::from(rank));
     let session = rng.u64(..);
     let share = spec.is_sealed.then(|| {
-        let secret = Secret::new("a secret of the simulator").expect("it is long enough");
+        let is_other = spec.other_secret == Some(rank);
+        let text = if is_other { "another secret, as long" } else { "a secret of the simulator" };
+        let secret = Secret::new(text).expect("it is long enough");
         let mut nonce = Nonce::default();
         rng.fill(&mut nonce);
         Share { secret, nonce }

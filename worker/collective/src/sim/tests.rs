@@ -244,6 +244,82 @@ fn a_box_that_corrupts_a_sum_is_detected_and_given_up() {
     }
 }
 
+/// Single packets, so that the box can forge a message.
+fn forged(seed: u64, is_sealed: bool, how: Spoil) -> (Vec<Vec<Call>>, Sim) {
+    let layout = Layout { message_size: 900, window: 2, rings: 2 };
+    let ranks = [2, 3, 4, 8][seed as usize % 4];
+    let spec = Spec { mtu: 1024, is_sealed, ..Spec::new(ranks, layout, seed) };
+    let calls = |rank: u32| -> Vec<Call> {
+        let call = |n: u64| {
+            let salt = seed * 100 + n;
+            let data = match n % 3 {
+                0 => floats(rank, 5, salt),
+                1 => floats(rank, 2000, salt).halves(),
+                _ => Vector::small_ints(rank, 2000, salt),
+            };
+            Call { data, not_before: Duration::ZERO }
+        };
+        (0..6).map(call).collect()
+    };
+    let mut sim = Sim::new(&spec, calls);
+    sim.aggregator.spoil(seed as u32 % 30, how);
+    sim.run();
+    ((0..ranks).map(calls).collect(), sim)
+}
+
+fn wrong_sums((calls, sim): &(Vec<Vec<Call>>, Sim), layout: &Layout) -> usize {
+    let wrong = |host: &super::job::Host| {
+        let results = host.results.iter().enumerate();
+        let is_wrong = |n: usize, data: &Vector| {
+            let contributions: Vec<Vector> = calls.iter().map(|c| c[n].data.clone()).collect();
+            data.bits() != Vector::sum_in(n + 1, layout, &contributions)
+        };
+        results.filter(|(n, (result, data, _))| result.is_ok() && is_wrong(*n, data)).count()
+    };
+    sim.hosts.iter().map(wrong).sum()
+}
+
+/// Check lanes find accidents. Tags find intentions, too.
+#[test]
+fn a_box_that_forges_a_sum_is_detected_if_sums_are_sealed() {
+    let layout = Layout { message_size: 900, window: 2, rings: 2 };
+    let mut undetected = 0;
+    for seed in 0..40 {
+        let open = forged(seed, false, Spoil::Forge);
+        undetected += usize::from(wrong_sums(&open, &layout) > 0);
+        for how in [Spoil::Forge, Spoil::Flip, Spoil::Exchange, Spoil::Double, Spoil::Replay] {
+            let sealed = forged(seed, true, how);
+            assert_eq!(wrong_sums(&sealed, &layout), 0, "seed {seed} {how:?}");
+            for host in &sealed.1.hosts {
+                assert!(host.results.len() == 6 && host.results.iter().all(|r| r.0.is_ok()));
+            }
+            let statistics = sealed.1.hosts.iter().map(|h| h.engine.statistics());
+            let wrong = statistics.map(|s| s.wrong).sum::<u64>();
+            assert!(wrong > 0 || matches!(how, Spoil::Replay), "seed {seed} {how:?}");
+        }
+    }
+    assert!(undetected > 20, "only {undetected} of 40 forged sums passed the check lanes");
+}
+
+#[test]
+fn a_rank_with_another_secret_is_an_error_at_all() {
+    let layout = Layout { message_size: 1024, window: 2, rings: 1 };
+    for seed in 0..16 {
+        let ranks = [2, 3, 4, 8][seed as usize % 4];
+        let other_secret = Some(seed as u32 % ranks);
+        let spec = Spec { is_sealed: true, other_secret, ..Spec::new(ranks, layout, seed) };
+        let mut sim = Sim::new(&spec, |rank| calls(rank, &[100], seed));
+        sim.run();
+        for host in &sim.hosts {
+            for (result, ..) in &host.results {
+                let text = result.as_ref().unwrap_err().to_string();
+                assert!(text.contains("NETSUM_SECRET must be the same at all ranks"), "{text}");
+            }
+            assert!(!host.results.is_empty());
+        }
+    }
+}
+
 #[test]
 fn a_dead_rank_is_named_by_all_others_in_time() {
     for seed in 0..16 {

@@ -76,6 +76,7 @@ impl Vector {
     }
 
     /// The sum that every rank should get, as bits.
+    #[cfg(test)]
     pub fn sum(layout: &Layout, of: &[Self]) -> Vec<u32> {
         Self::sum_in(1, layout, of)
     }

@@ -1,0 +1,138 @@
+//! Sealed sums through the box, and a box that forges.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use aya::maps::{Array, ArrayOfMaps, Map, MapData};
+use netsum_collective::numeric::layout::CHECK_BYTES;
+use netsum_collective::numeric::quant::check_sums;
+use netsum_collective::numeric::reference::add_lanes;
+use netsum_common::abi::{VERSION, maps};
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
+use netsum_lab::group::Outcome;
+
+const SECRET: &str = "a secret of the ranks";
+
+fn start(cluster: &Cluster, job: &JobSpec, hosts: &[usize]) -> Group {
+    let token = cluster.create_job(job).unwrap();
+    let places: Vec<_> = hosts.iter().map(|host| (*host, 0)).collect();
+    cluster.ranks(job, &token, &places).unwrap()
+}
+
+fn assert_box(outcomes: &[Outcome], hierarchical: bool, log: &str) {
+    for (rank, o) in outcomes.iter().enumerate() {
+        let found = (&*o.mode, o.hierarchical, o.wrong, o.fallbacks);
+        assert_eq!(found, ("box", hierarchical, 0, 0), "rank {rank}\n{log}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_box_adds_what_it_cannot_read() {
+    let mut cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
+    let job = JobSpec { secret: SECRET, rings: 2, ..JobSpec::new("sealed", 4) };
+    let mut group = start(&cluster, &job, &[0, 1, 2, 3]);
+    for (seed, (dtype, len)) in
+        [("f32", 10), ("i32", 3), ("f32", 300_000), ("i32", 70_001), ("f32", 0)].iter().enumerate()
+    {
+        let outcomes = group.all_reduce(dtype, *len, seed as u64).unwrap();
+        assert_box(&outcomes, false, &group.log());
+    }
+    let many = [("f32", 5), ("f32", 40_000), ("i32", 9), ("f32", 100)];
+    assert_box(&group.in_flight(&many, 7).unwrap(), false, &group.log());
+
+    // The box becomes a plain bridge.
+    cluster.kill_daemon().unwrap();
+    let outcomes = group.all_reduce("f32", 100_000, 8).unwrap();
+    assert!(outcomes.iter().all(|o| o.mode == "ring" && o.wrong == 0), "{outcomes:?}");
+    assert!(group.log().contains("arrived unsummed"), "{}", group.log());
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_of_one_host_seal_what_leaves_it() {
+    let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+    let job = JobSpec { secret: SECRET, ..JobSpec::new("sealed", 4) };
+    let mut group = start(&cluster, &job, &[0, 0, 1, 1]);
+    let outcomes = group.all_reduce("f32", 200_000, 1).unwrap();
+    assert_box(&outcomes, true, &group.log());
+    assert_box(&group.all_reduce("i32", 200_000, 2).unwrap(), false, &group.log());
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn boxes_in_levels_add_sealed_messages() {
+    let spec = LabSpec { hosts: 4, racks: 2, mtu: 2300, ..LabSpec::default() };
+    let mut cluster = Cluster::without_daemon(spec).unwrap();
+    cluster.start_daemon().unwrap();
+    cluster.start_leaves().unwrap();
+    let manager = cluster.start_manager().unwrap();
+    let job = JobSpec { secret: SECRET, ..JobSpec::new("sealed", 4) };
+    let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
+    let outcomes = group.all_reduce("f32", 100_000, 1).unwrap();
+    assert_box(&outcomes, false, &group.log());
+}
+
+/// Adds one to a lane of each used slot, and what follows from it to the check lanes: what an
+/// administrator of the box can do. Messages are single packets.
+fn forge(pins: &Path) {
+    let path = pins.join(format!("abi-{VERSION}/maps/{}", maps::SUMS[1]));
+    let map = Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap();
+    let outer = ArrayOfMaps::<_, Array<MapData, [u8; 1024]>>::try_from(map).unwrap();
+    let mut sums = outer.get(&1, 0).unwrap();
+    let read = |sums: &Array<MapData, [u8; 1024]>| -> Vec<[u8; 1024]> {
+        sums.iter().map(Result::unwrap).collect()
+    };
+    let (start, mut before, mut since) = (Instant::now(), read(&sums), Instant::now());
+    let empty = before.clone();
+    // All but the last rank have contributed once the slots have changed, and change no more.
+    while before == empty || since.elapsed() < Duration::from_millis(300) {
+        assert!(start.elapsed() < TIMEOUT, "no contribution arrives");
+        std::thread::sleep(Duration::from_millis(10));
+        let now = read(&sums);
+        if now != before {
+            (before, since) = (now, Instant::now());
+        }
+    }
+    let mut change = [0; 1024];
+    change[CHECK_BYTES] = 1;
+    let check = check_sums(&change[CHECK_BYTES..]).map(u32::to_le_bytes);
+    let place = CHECK_BYTES - check.as_flattened().len();
+    change[place..CHECK_BYTES].copy_from_slice(check.as_flattened());
+    for (slot, (sum, empty)) in before.iter_mut().zip(empty).enumerate() {
+        if *sum != empty {
+            add_lanes(sum, &change);
+            sums.set(slot as u32, &*sum, 0).unwrap();
+        }
+    }
+}
+
+/// A box that forges a sum of four ranks: whether all get the right one, and the ranks' outcomes.
+fn forged(secret: &'static str) -> Result<Vec<Outcome>, String> {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(4)).unwrap();
+    cluster.pin();
+    cluster.start_daemon().unwrap();
+    let job = JobSpec { secret, message_size: 1024, ..JobSpec::new("forged", 4) };
+    let mut group = start(&cluster, &job, &[0, 1, 2, 3]);
+    let files: Vec<PathBuf> = std::thread::scope(|scope| {
+        let pins = cluster.pins();
+        let forging = scope.spawn(move || forge(&pins));
+        let late = Duration::from_millis(1500);
+        let files = group.order_all_reduce_last_late("i32", 100, 1, late).unwrap();
+        forging.join().unwrap();
+        files
+    });
+    group.check_all_reduce("i32", 100, 1, &files).map_err(|error| format!("{error:#}"))
+}
+
+/// Check lanes find accidents; tags find intentions, too.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_box_that_forges_is_found_if_sums_are_sealed() {
+    let error = forged("").unwrap_err();
+    assert!(error.contains("1 of 100 elements are wrong"), "{error}");
+    let outcomes = forged(SECRET).unwrap();
+    let found: u64 = outcomes.iter().map(|o| o.wrong).sum();
+    assert!(found > 0 && outcomes.iter().all(|o| o.mode == "ring"), "{outcomes:?}");
+}
