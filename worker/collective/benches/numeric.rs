@@ -3,9 +3,11 @@
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
+use netsum_collective::buffer::Buffer;
 use netsum_collective::numeric::block::{BLOCK, Blocks, EXPONENT_BYTES, Width, write_exponent};
 use netsum_collective::numeric::limbs::Limbs;
 use netsum_collective::numeric::quant::{Scale, bucket, check_sums, exponents};
+use netsum_collective::seal::{Seal, Secret, Signs, TAG_BYTES};
 
 const LEN: usize = 64 << 10;
 
@@ -139,4 +141,32 @@ fn crc_of_packets(b: Bencher<'_, '_>) {
     let bytes = vec![7u8; LEN];
     let all = || black_box(&bytes).chunks(2048).map(crc32fast::hash).fold(0, |a, c| a ^ c);
     b.counter(BytesCount::new(LEN)).bench_local(all);
+}
+
+fn seal() -> Seal {
+    let secret = Secret::new("a secret of benchmarks").expect("it is long enough");
+    Seal::new(secret, vec![[1; 16], [2; 16], [3; 16], [4; 16]], 1, 1, LEN + TAG_BYTES)
+}
+
+/// Tag and two pads of a message, as at all ranks but the first.
+#[divan::bench]
+fn seal_message(b: Bencher<'_, '_>) {
+    let (mut seal, mut message) = (seal(), Buffer::from(vec![7; LEN]));
+    let mut number = 0;
+    b.counter(BytesCount::new(LEN)).bench_local(|| {
+        message.resize(LEN);
+        seal.close((0, number), 0, (0, Signs::Signed), black_box(&mut message));
+        number += 1;
+    });
+}
+
+/// The pad of a sum, and its tag.
+#[divan::bench]
+fn open_sum(b: Bencher<'_, '_>) {
+    let (seal, mut sum) = (seal(), vec![7; LEN + TAG_BYTES]);
+    b.counter(BytesCount::new(LEN)).bench_local(|| {
+        seal.open((0, 0), black_box(&mut sum));
+        let (lanes, tag) = sum.split_at(LEN);
+        black_box(seal.is_right(tag, lanes, (0, Signs::Signed)))
+    });
 }

@@ -19,7 +19,7 @@
 //!
 //! ## Pads
 //! Rank i adds `k(i) - k(i + 1)` to its lanes, modulo 2^32; rank 0 also adds `s`. Each is the key
-//! stream of ChaCha20 (RFC 8439) with the ring and the message's number as nonce. In the sum the
+//! stream of AES-256 in counter mode; the counter begins with the ring and the message's number. In the sum the
 //! k(i) cancel, and every rank subtracts s. The N pads are N independent uniform numbers: what ranks
 //! send and what they receive says nothing about the data.
 //!
@@ -36,15 +36,18 @@
 //! equality", 1981).
 //!
 //! ## Bypass connections
-//! After the nonces each message has 16 more bytes, of ChaCha20-Poly1305 with a count as nonce.
+//! After the nonces each message has 16 more bytes, of AES-256-GCM with a count as nonce.
 
 use std::fmt;
 
-use chacha20::ChaCha20;
-use chacha20::cipher::{KeyIvInit, StreamCipher};
-use chacha20poly1305::aead::AeadInOut;
-use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce as Count, Tag};
+use aes::Aes256Enc;
+use aes_gcm::aead::AeadInOut;
+use aes_gcm::aead::consts::U32;
+use aes_gcm::{Aes256Gcm, KeyInit, KeySizeUser, Tag};
+use ctr::cipher::{InnerIvInit, StreamCipher, StreamCipherCoreWrapper};
+use ctr::{Ctr32BE, CtrCore};
 use hkdf::Hkdf;
+use multiversion::multiversion;
 use sha2::{Digest, Sha256};
 
 use crate::buffer::Buffer;
@@ -125,7 +128,7 @@ pub struct Seal {
     own: Pads,
     previous: Pads,
     ranks: u32,
-    weights: Vec<u64>,
+    weights: Weights,
     /// By ring: the number of the next message.
     next: Vec<u64>,
     outgoing: Bypass,
@@ -136,27 +139,26 @@ pub struct Seal {
 
 struct Keys {
     expand: Hkdf<Sha256>,
-    sum: Key,
+    sum: Aes256Enc,
 }
 
-#[derive(Clone, Copy)]
 struct Pads {
-    plus: Key,
-    minus: Key,
-    sum: Option<Key>,
+    plus: Aes256Enc,
+    minus: Aes256Enc,
+    sum: Option<Aes256Enc>,
 }
 
 struct Bypass {
-    cipher: ChaCha20Poly1305,
+    cipher: Aes256Gcm,
     count: u64,
 }
 
 impl Bypass {
-    fn nonce(&mut self) -> Count {
+    fn nonce(&mut self) -> [u8; 12] {
         self.count += 1;
         let mut nonce = [0; 12];
         nonce[..8].copy_from_slice(&self.count.to_le_bytes());
-        nonce.into()
+        nonce
     }
 }
 
@@ -165,29 +167,24 @@ impl Keys {
         let mut salt = Sha256::new_with_prefix(b"netsum sealed sums 1");
         nonces.iter().for_each(|nonce| salt.update(nonce));
         let expand = Hkdf::new(Some(&salt.finalize()), &secret.0);
-        let mut keys = Self { expand, sum: Key::default() };
-        keys.sum = keys.key("sum", 0);
-        keys
+        let sum = Aes256Enc::new(&key(&expand, "sum", 0).into());
+        Self { expand, sum }
     }
 
-    fn key<const N: usize>(&self, label: &str, place: u32) -> [u8; N] {
-        let mut key = [0; N];
-        let info = [label.as_bytes(), &place.to_le_bytes()];
-        self.expand.expand_multi_info(&info, &mut key).expect("HKDF gives up to 8,160 bytes");
-        key
+    fn cipher<C: KeyInit + KeySizeUser<KeySize = U32>>(&self, label: &str, place: u32) -> C {
+        C::new(&key(&self.expand, label, place).into())
     }
 
     fn pads(&self, rank: u32, ranks: u32) -> Pads {
         Pads {
-            plus: self.key("pad", rank),
-            minus: self.key("pad", (rank + 1) % ranks),
-            sum: (rank == 0).then_some(self.sum),
+            plus: self.cipher("pad", rank),
+            minus: self.cipher("pad", (rank + 1) % ranks),
+            sum: (rank == 0).then(|| self.sum.clone()),
         }
     }
 
     fn bypass(&self, rank: u32) -> Bypass {
-        let key: Key = self.key("bypass", rank);
-        Bypass { cipher: ChaCha20Poly1305::new(&key.into()), count: 0 }
+        Bypass { cipher: self.cipher("bypass", rank), count: 0 }
     }
 }
 
@@ -197,13 +194,12 @@ impl Seal {
     pub fn new(secret: Secret, nonces: Vec<Nonce>, rank: u32, rings: u32, longest: usize) -> Self {
         let (keys, ranks) = (Keys::new(secret, &nonces), nonces.len() as u32);
         let mut weights = vec![0; longest.div_ceil(4) * 8];
-        stream(&keys.key("tag", 0), 0, 0).apply_keystream(&mut weights);
-        let weights = weights.as_chunks().0.iter().map(|w| u64::from_le_bytes(*w) & MODULUS);
+        stream(&keys.cipher("tag", 0), (0, 0)).apply_keystream(&mut weights);
         let previous = (rank + ranks - 1) % ranks;
         Self {
             own: keys.pads(rank, ranks),
             previous: keys.pads(previous, ranks),
-            weights: weights.collect(),
+            weights: Weights::new(&weights),
             next: vec![0; rings as usize],
             outgoing: keys.bypass(rank),
             incoming: keys.bypass(previous),
@@ -220,7 +216,8 @@ impl Seal {
 
     /// The number of the session.
     pub fn session(&self) -> u64 {
-        u64::from_le_bytes(self.keys.key("session", 0))
+        let [a, b, c, d, e, f, g, h, ..] = key(&self.keys.expand, "session", 0);
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
     /// Appends the tag of a message and adds the pads. The first `untagged` bytes have none.
@@ -274,34 +271,36 @@ impl Seal {
 
     /// The tag of some lanes, of which those of `exponents` bytes come first and are not negative.
     fn tag(&self, lanes: &[u8], (exponents, signs): (usize, Signs)) -> u64 {
-        let (exponents, values) = lanes.split_at(exponents);
-        let (first, rest) = self.weights.split_at(exponents.len() / 4);
-        let unsigned = |lane: [u8; 4]| i64::from(u32::from_le_bytes(lane));
-        let signed = |lane: [u8; 4]| i64::from(i32::from_le_bytes(lane));
-        let mut total = weighted(first, exponents, unsigned);
-        total += match signs {
-            Signs::Unsigned => weighted(rest, values, unsigned),
-            Signs::Signed => weighted(rest, values, signed),
-            Signs::One { place, of } => {
-                let mut total = 0;
-                for (weights, lanes) in rest.chunks(of).zip(values.chunks(of * 4)) {
-                    let (before, at) = lanes.split_at(lanes.len().min(place * 4));
-                    let (one, behind) = at.split_at(at.len().min(4));
-                    total += weighted(weights, before, unsigned);
-                    total += weighted(&weights[weights.len().min(place)..], one, signed);
-                    total += weighted(&weights[weights.len().min(place + 1)..], behind, unsigned);
-                }
-                total
+        let lanes = lanes.as_chunks().0;
+        let first = exponents / 4;
+        let signed = match signs {
+            Signs::Signed => 0..1,
+            Signs::Unsigned => 0..0,
+            Signs::One { place, of } => place..of,
+        };
+        // As a signed number, a lane with the highest bit is 2^32 less.
+        let negative: u128 = match signed.end {
+            0 => 0,
+            1 => self.weights.negative(first, &lanes[first..]),
+            of => {
+                let lanes = lanes[first..].iter().enumerate().skip(signed.start).step_by(of);
+                let negative = lanes.filter(|(_, lane)| lane[3] & 0x80 != 0);
+                negative.map(|(place, _)| u128::from(self.weights.one(first + place))).sum()
             }
         };
-        total.rem_euclid(i128::from(MODULUS)) as u64
+        let modulus = u128::from(MODULUS);
+        let (all, less) = (self.weights.all(lanes) % modulus, (negative << 32) % modulus);
+        ((all + modulus - less) % modulus) as u64
     }
 
     /// Seals a message to the next rank.
     pub fn close_bypass(&mut self, message: &mut Buffer) {
         let nonce = self.outgoing.nonce();
-        let sealed =
-            self.outgoing.cipher.encrypt_inout_detached(&nonce, &[], (&mut **message).into());
+        let sealed = self.outgoing.cipher.encrypt_inout_detached(
+            &nonce.into(),
+            &[],
+            (&mut **message).into(),
+        );
         message.extend_from_slice(&sealed.expect("a message is shorter than 256 GiB"));
     }
 
@@ -314,7 +313,8 @@ impl Seal {
         let length = message.len().checked_sub(BYPASS_BYTES).ok_or(Forged)?;
         let (sealed, tag) = message.split_at_mut(length);
         let tag = Tag::try_from(&*tag).map_err(|_| Forged)?;
-        let opened = self.incoming.cipher.decrypt_inout_detached(&nonce, &[], sealed.into(), &tag);
+        let opened =
+            self.incoming.cipher.decrypt_inout_detached(&nonce.into(), &[], sealed.into(), &tag);
         opened.map_err(|_| Forged)?;
         message.resize(length);
         Ok(())
@@ -327,29 +327,85 @@ impl fmt::Debug for Seal {
     }
 }
 
-fn weighted(weights: &[u64], lanes: &[u8], value: impl Fn([u8; 4]) -> i64) -> i128 {
-    let products = weights.iter().zip(lanes.as_chunks().0);
-    products.map(|(weight, lane)| i128::from(*weight) * i128::from(value(*lane))).sum()
+/// Weights of 61 bits, in pieces of 21, so that a processor multiplies several at a time.
+struct Weights([Vec<u32>; 3]);
+
+impl Weights {
+    /// Sums of so many products fit in 64 bits.
+    const CHUNK: usize = 1 << 11;
+
+    fn new(random: &[u8]) -> Self {
+        let weights = random.as_chunks().0.iter().map(|w| u64::from_le_bytes(*w) & MODULUS);
+        let piece = |weight: u64, piece: u32| {
+            (weight >> (piece * LIMB_BITS)) as u32 & ((1 << LIMB_BITS) - 1)
+        };
+        Self([0, 1, 2].map(|n| weights.clone().map(|weight| piece(weight, n)).collect()))
+    }
+
+    fn sum(&self, of: impl Fn(&[u32]) -> u128) -> u128 {
+        let [low, middle, high] = [0, 1, 2].map(|piece| of(&self.0[piece]));
+        low + (middle << LIMB_BITS) + (high << (2 * LIMB_BITS))
+    }
+
+    fn one(&self, place: usize) -> u64 {
+        self.sum(|pieces| pieces[place].into()) as u64
+    }
+
+    /// The sum of w(j) x(j).
+    fn all(&self, lanes: &[[u8; 4]]) -> u128 {
+        self.sum(|pieces| {
+            let chunks = pieces.chunks(Self::CHUNK).zip(lanes.chunks(Self::CHUNK));
+            chunks.map(|(pieces, lanes)| u128::from(products(pieces, lanes))).sum()
+        })
+    }
+
+    /// The sum of w(j), from lane `first` on, where x(j) has the highest bit.
+    fn negative(&self, first: usize, lanes: &[[u8; 4]]) -> u128 {
+        self.sum(|pieces| {
+            let chunks = pieces[first..].chunks(Self::CHUNK).zip(lanes.chunks(Self::CHUNK));
+            chunks.map(|(pieces, lanes)| u128::from(negative(pieces, lanes))).sum()
+        })
+    }
 }
 
-fn stream(key: &Key, ring: u32, number: u64) -> ChaCha20 {
-    let mut nonce = [0; 12];
-    nonce[..4].copy_from_slice(&ring.to_le_bytes());
-    nonce[4..].copy_from_slice(&number.to_le_bytes());
-    ChaCha20::new(&(*key).into(), &nonce.into())
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
+fn products(pieces: &[u32], lanes: &[[u8; 4]]) -> u64 {
+    let lanes = lanes.iter().map(|lane| u64::from(u32::from_le_bytes(*lane)));
+    pieces.iter().zip(lanes).map(|(piece, lane)| u64::from(*piece) * lane).sum()
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
+fn negative(pieces: &[u32], lanes: &[[u8; 4]]) -> u32 {
+    let masks = lanes.iter().map(|lane| (i32::from_le_bytes(*lane) >> 31) as u32);
+    pieces.iter().zip(masks).map(|(piece, mask)| piece & mask).sum()
+}
+
+fn key(expand: &Hkdf<Sha256>, label: &str, place: u32) -> Key {
+    let mut key = Key::default();
+    let info = [label.as_bytes(), &place.to_le_bytes()];
+    expand.expand_multi_info(&info, &mut key).expect("HKDF gives up to 8,160 bytes");
+    key
+}
+
+fn stream(cipher: &Aes256Enc, (ring, number): (u32, u64)) -> Ctr32BE<Aes256Enc> {
+    let mut counter = [0; 16];
+    counter[..4].copy_from_slice(&ring.to_le_bytes());
+    counter[4..12].copy_from_slice(&number.to_le_bytes());
+    let core = CtrCore::inner_iv_init(cipher.clone(), &counter.into());
+    StreamCipherCoreWrapper::from_core(core)
 }
 
 /// Adds the key streams of some keys to the lanes, and subtracts those of others.
 fn change(
     lanes: &mut [u8],
-    (ring, number): (u32, u64),
-    plus: [Option<&Key>; 2],
-    minus: [Option<&Key>; 2],
+    id: (u32, u64),
+    plus: [Option<&Aes256Enc>; 2],
+    minus: [Option<&Aes256Enc>; 2],
 ) {
-    let streams = |keys: [Option<&Key>; 2]| keys.map(|key| Some(stream(key?, ring, number)));
+    let streams = |ciphers: [Option<&Aes256Enc>; 2]| ciphers.map(|c| Some(stream(c?, id)));
     let (mut plus, mut minus) = (streams(plus), streams(minus));
     for lanes in lanes.chunks_mut(BATCH) {
-        let mut batch = |stream: &mut ChaCha20| {
+        let mut batch = |stream: &mut Ctr32BE<Aes256Enc>| {
             let mut pad = [0; BATCH];
             stream.apply_keystream(&mut pad[..lanes.len()]);
             pad
@@ -532,7 +588,7 @@ mod tests {
             let keys = seals(3, session).remove(0).keys;
             let labels = ["pad", "bypass", "sum", "tag", "session"].into_iter();
             let labels = labels.flat_map(|label| (0..3).map(move |place| (label, place)));
-            labels.map(move |(label, place)| keys.key::<32>(label, place)).collect::<Vec<Key>>()
+            labels.map(move |(label, place)| key(&keys.expand, label, place)).collect::<Vec<Key>>()
         };
         let all = [of(0), of(4)].concat();
         let unique: std::collections::HashSet<_> = all.iter().collect();
