@@ -7,7 +7,7 @@ use netsum_collective::buffer::Buffer;
 use netsum_collective::numeric::block::{BLOCK, Blocks, EXPONENT_BYTES, Width, write_exponent};
 use netsum_collective::numeric::limbs::Limbs;
 use netsum_collective::numeric::quant::{Scale, bucket, check_sums, exponents};
-use netsum_collective::seal::{Seal, Secret, Signs, TAG_BYTES};
+use netsum_collective::seal::{Seal, Secret, Share, Signs, TAG_BYTES};
 
 const LEN: usize = 64 << 10;
 
@@ -145,7 +145,13 @@ fn crc_of_packets(b: Bencher<'_, '_>) {
 
 fn seal() -> Seal {
     let secret = Secret::new("a secret of benchmarks").expect("it is long enough");
-    Seal::new(secret, vec![[1; 16], [2; 16], [3; 16], [4; 16]], 1, 1, LEN + TAG_BYTES)
+    Seal::new(
+        &Share::new(secret, &[], [2; 16]),
+        &[],
+        vec![[1; 16], [2; 16], [3; 16], [4; 16]],
+        1,
+        (1, LEN + TAG_BYTES),
+    )
 }
 
 /// Tag and two pads of a message, as at all ranks but the first.
@@ -167,6 +173,6 @@ fn open_sum(b: Bencher<'_, '_>) {
     b.counter(BytesCount::new(LEN)).bench_local(|| {
         seal.open((0, 0), black_box(&mut sum));
         let (lanes, tag) = sum.split_at(LEN);
-        black_box(seal.is_right(tag, lanes, (0, Signs::Signed)))
+        black_box(seal.is_right((0, 0), tag, lanes, (0, Signs::Signed)))
     });
 }

@@ -4,7 +4,9 @@
 //! All ranks have a [`Secret`] that nobody else has. In each session each rank draws a nonce of 128
 //! bits. The nonces go around the ring of bypass connections twice, first to be collected, then to
 //! be known to all. A rank goes on only if its own nonce is at its own place. HKDF-SHA256 (RFC 5869)
-//! with the list as salt and the secret as input gives the session's keys:
+//! gives the session's keys. Its input is the secret, its salt a hash of the nonces, and of all that
+//! the ranks must agree on: names of job and group, and how data is cut. So ranks of two sessions,
+//! or with two ideas of one, never sum with each other.
 //!
 //! | label | key of |
 //! | --- | --- |
@@ -41,6 +43,7 @@
 use std::fmt;
 
 use aes::Aes256Enc;
+use aes::cipher::BlockCipherEncrypt;
 use aes_gcm::aead::AeadInOut;
 use aes_gcm::aead::consts::U32;
 use aes_gcm::{Aes256Gcm, KeyInit, KeySizeUser, Tag};
@@ -102,6 +105,20 @@ pub struct Share {
     pub secret: Secret,
     /// Must never be used again.
     pub nonce: Nonce,
+    /// A hash of what names the session's ranks: the job, the group.
+    pub context: [u8; 32],
+}
+
+impl Share {
+    /// `names` of the session, the same at all its ranks, with a fresh nonce.
+    pub fn new(secret: Secret, names: &[&str], nonce: Nonce) -> Self {
+        let mut context = Sha256::new();
+        for name in names {
+            context.update((name.len() as u64).to_le_bytes());
+            context.update(name);
+        }
+        Self { secret, nonce, context: context.finalize().into() }
+    }
 }
 
 /// How lanes are integers whose sum over all ranks is one, too.
@@ -163,10 +180,13 @@ impl Bypass {
 }
 
 impl Keys {
-    fn new(secret: Secret, nonces: &[Nonce]) -> Self {
+    fn new(share: &Share, job: &[u8], nonces: &[Nonce]) -> Self {
         let mut salt = Sha256::new_with_prefix(b"netsum sealed sums 1");
+        salt.update(share.context);
+        salt.update((job.len() as u64).to_le_bytes());
+        salt.update(job);
         nonces.iter().for_each(|nonce| salt.update(nonce));
-        let expand = Hkdf::new(Some(&salt.finalize()), &secret.0);
+        let expand = Hkdf::new(Some(&salt.finalize()), &share.secret.0);
         let sum = Aes256Enc::new(&key(&expand, "sum", 0).into());
         Self { expand, sum }
     }
@@ -189,10 +209,16 @@ impl Keys {
 }
 
 impl Seal {
-    /// From the nonces of all ranks, in the order of the ring. `rings` and the length of the longest
-    /// message in bytes are the job's.
-    pub fn new(secret: Secret, nonces: Vec<Nonce>, rank: u32, rings: u32, longest: usize) -> Self {
-        let (keys, ranks) = (Keys::new(secret, &nonces), nonces.len() as u32);
+    /// From the nonces of all ranks, in the order of the ring. `job` has all that the ranks must
+    /// agree on, the number of rings and the bytes of the longest message among it.
+    pub fn new(
+        share: &Share,
+        job: &[u8],
+        nonces: Vec<Nonce>,
+        rank: u32,
+        (rings, longest): (u32, usize),
+    ) -> Self {
+        let (keys, ranks) = (Keys::new(share, job, &nonces), nonces.len() as u32);
         let mut weights = vec![0; longest.div_ceil(4) * 8];
         stream(&keys.cipher("tag", 0), (0, 0)).apply_keystream(&mut weights);
         let previous = (rank + ranks - 1) % ranks;
@@ -234,10 +260,14 @@ impl Seal {
         let next = &mut self.next[ring as usize];
         assert_eq!(number, *next, "a message of ring {ring} is built twice");
         *next += 1;
-        let tag = self.tag(&message[untagged..], parts);
+        let tag = u128::from(self.tag(&message[untagged..], parts));
+        let Pads { plus, minus, sum } = &self.own;
+        let modulus = u128::from(MODULUS);
+        let blind = blind(plus, (ring, number)) + modulus - blind(minus, (ring, number))
+            + sum.as_ref().map_or(0, |sum| self::blind(sum, (ring, number)));
+        let tag = (tag + blind) % modulus;
         let lane = |limb: u32| (tag >> (limb * LIMB_BITS)) as u32 & ((1 << LIMB_BITS) - 1);
         message.extend_from_slice([0, 1, 2].map(|limb| lane(limb).to_le_bytes()).as_flattened());
-        let Pads { plus, minus, sum } = &self.own;
         change(message, (ring, number), [Some(plus), sum.as_ref()], [Some(minus), None]);
     }
 
@@ -255,7 +285,13 @@ impl Seal {
     }
 
     /// Whether a sum without its tag, which may be empty, has this tag.
-    pub fn is_right(&self, tag: &[u8], lanes: &[u8], parts: (usize, Signs)) -> bool {
+    pub fn is_right(
+        &self,
+        id: (u32, u64),
+        tag: &[u8],
+        lanes: &[u8],
+        parts: (usize, Signs),
+    ) -> bool {
         let limbs = tag.as_chunks::<4>().0.iter().map(|limb| u32::from_le_bytes(*limb));
         let most = self.ranks * ((1 << LIMB_BITS) - 1);
         let places = 0u32..;
@@ -266,7 +302,9 @@ impl Seal {
             }
             told += u128::from(limb) << (place * LIMB_BITS);
         }
-        tag.len() == TAG_BYTES && (told % u128::from(MODULUS)) as u64 == self.tag(lanes, parts)
+        let expected = u128::from(self.tag(lanes, parts)) + blind(&self.keys.sum, id);
+        let modulus = u128::from(MODULUS);
+        tag.len() == TAG_BYTES && told % modulus == expected % modulus
     }
 
     /// The tag of some lanes, of which those of `exponents` bytes come first and are not negative.
@@ -380,6 +418,23 @@ fn negative(pieces: &[u32], lanes: &[[u8; 4]]) -> u32 {
     pieces.iter().zip(masks).map(|(piece, mask)| piece & mask).sum()
 }
 
+/// What a key adds to tags modulo p, before they are cut into lanes: otherwise carries between these
+/// would depend on the weights. It is from the second half of the message's counters.
+fn blind(cipher: &Aes256Enc, id: (u32, u64)) -> u128 {
+    let mut block = counter(id);
+    block[12] = 0x80;
+    let mut block = block.into();
+    cipher.encrypt_block(&mut block);
+    u128::from_le_bytes(block.into()) % u128::from(MODULUS)
+}
+
+fn counter((ring, number): (u32, u64)) -> [u8; 16] {
+    let mut counter = [0; 16];
+    counter[..4].copy_from_slice(&ring.to_le_bytes());
+    counter[4..12].copy_from_slice(&number.to_le_bytes());
+    counter
+}
+
 fn key(expand: &Hkdf<Sha256>, label: &str, place: u32) -> Key {
     let mut key = Key::default();
     let info = [label.as_bytes(), &place.to_le_bytes()];
@@ -387,11 +442,8 @@ fn key(expand: &Hkdf<Sha256>, label: &str, place: u32) -> Key {
     key
 }
 
-fn stream(cipher: &Aes256Enc, (ring, number): (u32, u64)) -> Ctr32BE<Aes256Enc> {
-    let mut counter = [0; 16];
-    counter[..4].copy_from_slice(&ring.to_le_bytes());
-    counter[4..12].copy_from_slice(&number.to_le_bytes());
-    let core = CtrCore::inner_iv_init(cipher.clone(), &counter.into());
+fn stream(cipher: &Aes256Enc, id: (u32, u64)) -> Ctr32BE<Aes256Enc> {
+    let core = CtrCore::inner_iv_init(cipher.clone(), &counter(id).into());
     StreamCipherCoreWrapper::from_core(core)
 }
 
@@ -439,7 +491,8 @@ mod tests {
 
     fn seals(ranks: u32, session: u8) -> Vec<Seal> {
         let nonces: Vec<Nonce> = (0..ranks).map(|rank| [rank as u8 ^ session; 16]).collect();
-        let seal = |rank| Seal::new(secret(), nonces.clone(), rank, 2, 4096);
+        let share = Share::new(secret(), &["job"], Nonce::default());
+        let seal = |rank| Seal::new(&share, b"shape", nonces.clone(), rank, (2, 4096));
         (0..ranks).map(seal).collect()
     }
 
@@ -483,7 +536,7 @@ mod tests {
         let mut sum = sum.to_vec();
         seal.open(id, &mut sum);
         let (lanes, tag) = sum[UNTAGGED..].split_at(sum.len() - UNTAGGED - TAG_BYTES);
-        seal.is_right(tag, lanes, (0, signs)).then(|| lanes.to_vec())
+        seal.is_right(id, tag, lanes, (0, signs)).then(|| lanes.to_vec())
     }
 
     fn signs() -> impl Strategy<Value = Signs> {

@@ -249,6 +249,10 @@ fn join(
         return Err(Error::Controller { address: address.to_owned(), reason });
     }
     let names: Vec<u32> = reply.ranks.iter().map(|r| r.rank).collect();
+    if !(0..config.ranks).all(|rank| names.contains(&rank)) {
+        let reason = format!("its answer has the ranks {names:?}");
+        return Err(Error::Controller { address: address.to_owned(), reason });
+    }
     let relaxed = reply.job.as_ref().is_some_and(|j| j.order == "relaxed");
     let mtu = reply.job.as_ref().map_or(shape.mtu, |j| j.mtu);
     let shape = JobShape { mtu, relaxed, on_host_ring: reply.on_host_ring, ..shape };

@@ -21,7 +21,7 @@ use netsum_collective::failback::Failback;
 use netsum_collective::numeric::element::{Data, Owned};
 use netsum_collective::numeric::memory::Memory;
 use netsum_collective::report::{Mode, Report, Statistics};
-use netsum_collective::seal::Share;
+use netsum_collective::seal::{Secret, Share};
 use netsum_collective::shape::JobShape;
 
 /// How often a rank that joins again polls for the daemon's answer, and callers for the end of the
@@ -509,6 +509,17 @@ fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Resul
     }
 }
 
+/// What this rank brings to a sealed session. Another job, group or hosts' ring gives other keys.
+fn share(config: &CommConfig, secret: Secret) -> Result<Share, Error> {
+    let job = match &config.bootstrap {
+        Bootstrap::Controller { job, .. } => job.clone(),
+        Bootstrap::Static { peers, .. } => format!("{peers:?}"),
+    };
+    let ring = config.hosts_ring.as_ref().map(|ring| format!("{} {:?}", ring.number, ring.ranks));
+    let names = [&job, config.group.as_deref().unwrap_or(""), ring.as_deref().unwrap_or("")];
+    Ok(Share::new(secret, &names, seal_nonce()?))
+}
+
 /// Opens connections and waits until the ring is connected.
 fn establish(
     config: &CommConfig,
@@ -532,8 +543,7 @@ fn establish(
     let tests_path = heartbeat.is_some() && !shape.on_host_ring;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
         let summands = config.hosts_ring.as_ref().map_or(shape.ranks, |ring| ring.summands);
-        let share = |secret| Ok(Share { secret, nonce: seal_nonce()? });
-        let share = config.secret.map(share).transpose()?;
+        let share = config.secret.map(|secret| share(config, secret)).transpose()?;
         let settings = Settings { rank: place, shape, summands, timeout, session: nonce(), share };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
         engine.name_ranks(names);

@@ -18,7 +18,7 @@ use crate::numeric::element::Data;
 impl Engine {
     /// Gives the box up, because `origin` found a reason.
     pub(super) fn fall_back(&mut self, channels: &mut dyn Channels, reason: Reason, origin: u32) {
-        if self.sum_mode != SumMode::Box || self.failure.is_some() {
+        if self.sum_mode != SumMode::Box || self.failure.is_some() || !self.is_open() {
             return;
         }
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {

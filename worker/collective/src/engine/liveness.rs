@@ -61,7 +61,7 @@ impl Engine {
     /// The session's number, which goes around the ring once.
     pub(super) fn on_session(&mut self, channels: &mut dyn Channels, session: u64) {
         match self.session {
-            None => {
+            None if self.settings.share.is_none() => {
                 self.session = Some(session);
                 self.tell(channels, &Frame::Session(session));
                 // Frames right behind it show at once if it was lost.
@@ -70,7 +70,7 @@ impl Engine {
             }
             // It has gone around.
             Some(own) if self.member.rank == 0 && own == session => {}
-            Some(_) => {
+            _ => {
                 let text = format!(
                     "rank {} is in another session than rank {}",
                     self.rank_of(self.previous()),
@@ -221,6 +221,15 @@ impl Engine {
         self.look_at_parts(channels);
         // Silence between operations ends nothing: a stopped process or machine may continue.
         self.waiting = self.waits().then(|| self.waiting.unwrap_or(now));
+        // A dead rank is found earlier.
+        let patience = self.settings.timeout * 2;
+        if !self.is_open() && self.waiting.is_some_and(|since| now >= since + patience) {
+            let text = format!(
+                "the nonces of a sealed session have not reached rank {} within {patience:?}",
+                self.own_rank()
+            );
+            self.fail(channels, Error::Protocol(text));
+        }
         if self.greeted
             && !self.has_left(self.previous())
             && now.saturating_duration_since(self.last_received) >= self.settings.timeout

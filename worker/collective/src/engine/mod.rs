@@ -146,8 +146,12 @@ pub struct Engine {
     sum_mode: SumMode,
     /// The session's number; nothing is sent to be summed before it is known.
     session: Option<u64>,
-    /// The keys of a sealed session, known with its number.
+    /// The keys of a sealed session.
     seal: Option<Seal>,
+    /// Whether this rank has added its nonce to the list.
+    is_listed: bool,
+    /// Frames that wait until they can be sealed.
+    unsealed: Vec<Frame>,
     /// The rank that gave the box up first, as far as this rank knows, and the reason.
     reason: Option<(u32, Reason)>,
     /// Some rank has received a sum that was wrong.
@@ -227,6 +231,8 @@ impl Engine {
             sum_mode: if on_host_ring { SumMode::HostRing } else { SumMode::Box },
             session: (settings.rank == 0 && settings.share.is_none()).then_some(session),
             seal: None,
+            is_listed: false,
+            unsealed: Vec::new(),
             reason: None,
             wrong: false,
             rings: (0..layout.rings).map(|_| Ring::default()).collect(),
@@ -293,8 +299,8 @@ impl Engine {
         if let Some(session) = engine.session {
             engine.tell(channels, &Frame::Session(session));
         }
-        if let (0, Some(share)) = (rank, settings.share) {
-            engine.tell(channels, &Frame::Nonces(vec![share.nonce]));
+        if rank == 0 {
+            engine.add_nonce(channels, Vec::new());
         }
         engine
     }
@@ -351,6 +357,7 @@ impl Engine {
                 let opened = self.open_bypass(&mut frame);
                 match opened.then(|| Frame::decode(&frame)).flatten() {
                     _ if !opened => self.on_forged_frame(channels),
+                    Some(frame) if !self.is_open() => self.on_open_frame(now, channels, frame),
                     Some(Frame::Data(h)) if h.ring < self.settings.shape.layout.rings => {
                         self.on_data(now, channels, data, h, &frame[DATA_HEADER..]);
                     }
@@ -394,7 +401,11 @@ impl Engine {
             Frame::FullSize(_) => self.greeted = true,
             Frame::OtherVersion(version) => self.on_other_version(channels, version),
             Frame::Session(session) => self.on_session(channels, session),
-            Frame::Nonces(nonces) => self.on_nonces(channels, nonces),
+            // Expected only before a session is open.
+            Frame::Nonces(_) => {
+                let text = format!("rank {} repeats nonces", self.rank_of(self.previous()));
+                self.fail(channels, Error::Protocol(text));
+            }
             Frame::Status { ranks } => self.on_status(channels, &ranks),
             Frame::Operation(d) => self.on_operation(channels, d),
             Frame::FallBack { origin, reason, unverified } => {
@@ -414,6 +425,7 @@ impl Engine {
 
     /// Sends a frame to the next rank.
     fn tell(&mut self, channels: &mut dyn Channels, frame: &Frame) {
+        let Some(frame) = self.sendable(frame) else { return };
         // In the hosts' ring every operation is announced; through the box, frames are rare and
         // small.
         let mut bytes = if self.sum_mode == SumMode::HostRing {

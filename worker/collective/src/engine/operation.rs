@@ -274,7 +274,7 @@ impl Engine {
         ring: u32,
         sum: &mut [u8],
     ) {
-        if self.sum_mode != SumMode::Box || self.failure.is_some() {
+        if self.sum_mode != SumMode::Box || self.failure.is_some() || !self.is_open() {
             return;
         }
         if self.is_abandoned(ring) {
@@ -351,7 +351,9 @@ impl Engine {
                 let signs = format.map_or(Signs::Signed, Format::signs);
                 let parts = (message.exponent_bytes, signs);
                 let right = sum.len() == message.len(element)
-                    && self.seal.as_ref().is_none_or(|seal| seal.is_right(tag, lanes, parts));
+                    && self.seal.as_ref().is_none_or(|seal| {
+                        seal.is_right((ring, state.verified), tag, lanes, parts)
+                    });
                 if right { Verification::Sum } else { Verification::Wrong }
             }
             finding => finding,

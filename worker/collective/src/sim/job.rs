@@ -615,7 +615,7 @@ fn connect(
         let secret = Secret::new(text).expect("it is long enough");
         let mut nonce = Nonce::default();
         rng.fill(&mut nonce);
-        Share { secret, nonce }
+        Share::new(secret, &["job"], nonce)
     });
     let (summands, timeout) = (shape.ranks, spec.timeout);
     let settings = Settings { rank, shape, summands, timeout, session, share };
