@@ -3,12 +3,14 @@
 
 mod check;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use netsum_api::v1 as api;
+use netsum_common::abi::FlowKey;
+use netsum_core::plane::mapped;
 use netsum_core::{Job, Refusal, State};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::{JoinSet, block_in_place};
@@ -44,6 +46,16 @@ impl GivenOrders {
     /// Whether these orders were for this job, not for an earlier one of the same name.
     fn is_of(&self, job: &Job) -> bool {
         self.layout.orders.first().is_some_and(|order| order.job.token == layout::token(job))
+    }
+
+    /// Whether these are all its flows, or more.
+    fn is_within(&self, flows: &HashSet<FlowKey>) -> bool {
+        let key = |flow: &api::Flow| {
+            let dst = flow.dst.parse().ok()?;
+            Some(FlowKey { dst_ip: mapped(dst), qpn: flow.qpn })
+        };
+        let mut own = self.layout.orders.iter().flat_map(|order| &order.flows);
+        own.all(|flow| key(flow).is_some_and(|key| flows.contains(&key)))
     }
 
     fn boxes(&self) -> impl Iterator<Item = &String> {
@@ -164,12 +176,14 @@ impl Dispatcher {
             .collect()
     }
 
-    /// `stopped`: if the job is deleted, its ranks are known to have stopped.
-    fn required_state(&self, name: &str, stopped: bool) -> RequiredState {
+    /// `stopped`: flows whose ranks are known to have stopped, if their job is deleted.
+    fn required_state(&self, name: &str, stopped: &HashSet<FlowKey>) -> RequiredState {
         let job = {
             let inner = self.shared.lock();
             let Ok(job) = inner.controller.job(name) else {
-                return RequiredState::Nothing { gone: stopped };
+                let given = self.given.get(name);
+                let gone = given.is_some_and(|given| given.is_within(stopped));
+                return RequiredState::Nothing { gone };
             };
             let given = self.given.get(name).filter(|given| given.is_of(job));
             match job.state {
@@ -278,7 +292,7 @@ impl Dispatcher {
         let names = job.map_or_else(|| self.names(), |name| BTreeSet::from([name]));
         let mut refusal = None;
         for name in names {
-            let (now, done) = match self.required_state(&name, stopped) {
+            let (now, done) = match self.required_state(&name, &stopped) {
                 RequiredState::Same => continue,
                 RequiredState::Orders(now, Ok(layout)) => {
                     (now, self.order_with_retries(&name, now, layout).await)
@@ -353,7 +367,7 @@ impl Dispatcher {
             if result.is_ok() || self.boxes.unreachable() == before {
                 return result;
             }
-            match self.required_state(name, false) {
+            match self.required_state(name, &HashSet::new()) {
                 RequiredState::Orders(now, again) if now == epoch => {
                     layout = again.map_err(|why| anyhow!(why))?
                 }

@@ -1,8 +1,10 @@
 //! The manager as the controller's executor: actions become orders to boxes, which
 //! [`dispatch`](crate::dispatch) gives.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use netsum_common::abi::FlowKey;
 use netsum_controller::executor::{Executor, new_program_generation};
 use netsum_controller::state;
 use netsum_controller::waiters::{JoinResult, Waiters};
@@ -21,8 +23,8 @@ pub type Shared = state::Shared<Orders>;
 pub struct Change {
     pub job: Option<String>,
     pub joined: Vec<Joined>,
-    /// Ranks of deleted jobs are known to have stopped.
-    pub stopped: bool,
+    /// Flows of deleted jobs whose ranks are known to have stopped.
+    pub stopped: HashSet<FlowKey>,
 }
 
 /// A rank that is answered when the change has been carried out, and the epoch in its answer.
@@ -76,7 +78,7 @@ impl Executor for Orders {
         job: Option<&str>,
         actions: Vec<Action>,
     ) -> anyhow::Result<()> {
-        let (mut is_change, mut joined, mut stopped) = (false, Vec::new(), false);
+        let (mut is_change, mut joined, mut stopped) = (false, Vec::new(), HashSet::new());
         for action in actions {
             log::debug!("{action:?}");
             match action {
@@ -85,7 +87,7 @@ impl Executor for Orders {
                 }
                 Action::Reply { waiter, result } => waiters.answer(waiter, result),
                 Action::ActivateRing(..) | Action::DeleteRing { .. } => is_change = true,
-                Action::ForgetEnded(_) => stopped = true,
+                Action::ForgetEnded(flows) => stopped.extend(flows),
                 // Boxes do this with their own part of the job.
                 _ => {}
             }

@@ -26,6 +26,8 @@ pub struct RecordedState {
     pub made: u32,
     pub pauses: u32,
     pub flows: HashSet<FlowKey>,
+    /// Ended flows that were forgotten.
+    pub forgotten: HashSet<FlowKey>,
     pub active: HashSet<RingNumber>,
     pub watching: bool,
     pub in_band_tokens: HashSet<InBandToken>,
@@ -91,7 +93,8 @@ impl DataPlane for Recorder {
         }
         Ok(())
     }
-    fn forget_ended(&mut self, _: &[FlowKey]) -> anyhow::Result<()> {
+    fn forget_ended(&mut self, flows: &[FlowKey]) -> anyhow::Result<()> {
+        self.0.lock().unwrap().forgotten.extend(flows);
         Ok(())
     }
     fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>> {

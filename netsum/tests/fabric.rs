@@ -21,7 +21,7 @@ use netsum_controller::tls::server_config;
 use netsum_controller::waiters::JoinResult;
 use netsum_core::membership::Join;
 use netsum_core::saved::Saved;
-use netsum_core::{Connection, Controller, Rank, RankAddress, State};
+use netsum_core::{Action, Connection, Controller, Rank, RankAddress, State};
 use netsum_fabric::boxes::Boxes;
 use netsum_fabric::config::Config;
 use netsum_fabric::dispatch::Dispatcher;
@@ -234,6 +234,33 @@ async fn a_box_sums_when_ranks_are_answered_and_forgets_when_the_job_is_deleted(
     }
     until("the box still has it", async || daemon.netsum("job show train").await.is_err()).await;
     manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn boxes_forget_only_connections_of_ranks_that_have_stopped() {
+    let daemon = Daemon::start().await;
+    let manager = Manager::of(&daemon).await;
+    manager.shared.lock().controller.create_job(job_spec(job("second")).unwrap()).unwrap();
+    assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
+    assert_eq!(manager.join_job("second", 1).await, [Ok(1), Ok(1)]);
+    let of = |name: &str| manager.shared.lock().controller.job(name).unwrap().all_flow_keys();
+    let (stopped, active) = (of("train"), of("second"));
+    {
+        // The dispatcher learns of both at once.
+        let mut inner = manager.shared.lock();
+        for (name, flows) in [("train", Some(stopped.clone())), ("second", None)] {
+            let mut actions = inner.controller.delete_job(name).unwrap();
+            actions.extend(flows.map(Action::ForgetEnded));
+            inner.carry_out(None, actions).unwrap();
+        }
+    }
+    let told = || daemon.told.lock().unwrap();
+    let has_ended = async || told().rings.is_empty() && !told().forgotten.is_empty();
+    until("a job is still there", has_ended).await;
+    manager.task.abort();
+    let forgotten = told().forgotten.clone();
+    assert!(stopped.iter().all(|flow| forgotten.contains(flow)), "{forgotten:?}");
+    assert!(!active.iter().any(|flow| forgotten.contains(flow)), "its ranks may still send");
 }
 
 #[tokio::test(flavor = "multi_thread")]

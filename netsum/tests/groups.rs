@@ -52,9 +52,14 @@ async fn a_group_is_opened_joined_shown_and_left() {
     let reply = d.worker().await.heartbeat(heartbeat).await.unwrap().into_inner();
     assert_eq!((reply.state(), reply.epoch), (api::JobState::Waiting, 0));
     assert_ne!(reply.program_generation, 0);
-    d.worker().await.open_group(open("sesame", "row", 3)).await.unwrap();
-    d.netsum("job delete train").await.unwrap();
-    assert!(d.told.lock().unwrap().rings.is_empty(), "a job's groups end with it");
+    d.worker().await.open_group(open("sesame", "row", 2)).await.unwrap();
+    tokio::join!(enter(0), enter(1));
+    let flows = d.told.lock().unwrap().flows.clone();
+    d.told.lock().unwrap().forgotten.clear();
+    d.netsum("job delete --forget-connections train").await.unwrap();
+    let told = d.told.lock().unwrap();
+    assert!(told.rings.is_empty(), "a job's groups end with it");
+    assert!(flows.len() == 2 && told.forgotten.is_superset(&flows), "{:?}", told.forgotten);
 }
 
 #[tokio::test]

@@ -120,9 +120,14 @@ impl<B: Backend> Jobs for JobsService<B> {
     ) -> RpcResult<api::DeleteJobReply> {
         let mut inner = self.shared().order(election(&request)?)?;
         let api::DeleteJobRequest { name, forget_connections } = request.into_inner();
-        let flows = inner.controller.job(&name).map(Job::all_flow_keys);
+        // Its groups end with it.
+        let is_of = |job: &&Job| {
+            job.spec.name == name
+                || job.spec.is_group && groups::job_of(&job.spec.name) == Some(&*name)
+        };
+        let ended = inner.controller.jobs().filter(is_of).flat_map(Job::all_flow_keys).collect();
         let mut actions = inner.controller.delete_job(&name).map_err(refused)?;
-        actions.extend(flows.ok().filter(|_| forget_connections).map(Action::ForgetEnded));
+        actions.extend(forget_connections.then_some(Action::ForgetEnded(ended)));
         inner.carry_out(None, actions)?;
         log::info!(NETSUM_JOB = name; "job {name} deleted");
         Ok(Response::new(api::DeleteJobReply {}))
