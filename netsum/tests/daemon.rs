@@ -183,6 +183,21 @@ fn first_packet(rank: u32, change: fn(&mut FirstPacket)) -> FirstPacket {
 }
 
 #[tokio::test]
+async fn an_elastic_job_shows_how_many_ranks_may_join() {
+    let d = Daemon::start().await;
+    let made = d.netsum("-j job create grows --ranks 4 --min-ranks 2 --mtu 1024").await.unwrap();
+    let shown = d.netsum("-j job show grows").await.unwrap();
+    for text in [made, shown] {
+        let job: Value = serde_json::from_str(&text).unwrap();
+        let of = ["ranks", "min_ranks", "max_ranks"].map(|what| job[what].clone());
+        assert_eq!(of, [json!(4), json!(2), json!(4)], "{text}");
+    }
+    assert!(d.netsum("job show grows").await.unwrap().contains("ranks 4 (2 to 4)"));
+    let other = d.netsum("-j job create fixed --ranks 2 --mtu 1024").await.unwrap();
+    assert!(!other.contains("min_ranks") && !other.contains("max_ranks"), "{other}");
+}
+
+#[tokio::test]
 async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
     let d = Daemon::start().await;
     let made =

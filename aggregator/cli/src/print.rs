@@ -39,8 +39,8 @@ fn job_entry(j: &Job) -> Entry {
         name(&j.name),
         state(j.state),
         match (j.min_ranks, j.max_ranks) {
-            (_, 0) => attribute("ranks", j.ranks),
-            (min, max) => attribute("ranks", format!("{} ({min} to {max})", j.ranks)),
+            (Some(min), Some(max)) => attribute("ranks", format!("{} ({min} to {max})", j.ranks)),
+            _ => attribute("ranks", j.ranks),
         },
         attribute("mtu", j.mtu),
         attribute("message", j.message_size),

@@ -58,6 +58,12 @@ pub struct Job {
     /// Connections that have shown up in band; only of jobs that are set up so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_band: Option<InBand>,
+    /// Fewest ranks that may join; only of elastic jobs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_ranks: Option<u32>,
+    /// Most ranks that may join; only of elastic jobs, whose `ranks` are those that joined last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_ranks: Option<u32>,
 }
 
 impl Deref for Job {
@@ -103,7 +109,10 @@ impl From<api::Job> for Job {
             refusals: take(&mut job.refusals),
             token: given(take(&mut job.in_band_token)),
         });
+        let is_elastic = job.max_ranks > 0;
         Self {
+            min_ranks: is_elastic.then_some(job.min_ranks),
+            max_ranks: is_elastic.then_some(job.max_ranks),
             state: job.state().into(),
             flows: flows(take(&mut job.flows)),
             token: given(take(&mut job.token)),
