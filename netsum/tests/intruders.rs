@@ -144,16 +144,24 @@ async fn connections_that_show_no_token_are_closed() {
 
 #[tokio::test]
 async fn connections_are_bounded_by_address_and_in_all() {
-    let d = Daemon::with(Limits { per_address: 3, ..Limits::default() }, None).await;
+    let limits = Limits { per_address: 3, with_token: 5, ..Limits::default() };
+    let d = Daemon::with(limits, None).await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     let mut first = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..5 {
         let mut worker = d.worker().await;
+        worker.describe(describe("sesame")).await.unwrap();
+        // Again, which does not count.
         worker.describe(describe("sesame")).await.unwrap();
         first.push(worker);
     }
+    let error = d.worker().await.describe(describe("sesame")).await.unwrap_err();
+    let why = "127.0.0.1 has 5 connections here already, which is the most";
+    assert!(error.code() == Code::ResourceExhausted && error.message().starts_with(why), "{error}");
+    // Those without a token have a limit of their own.
+    let foreign = futures::future::join_all((0..3).map(|_| tcp(&d))).await;
     closed(tcp(&d).await).await;
-    drop(first.pop());
+    drop((first.pop(), foreign));
     // One has disconnected; its place is free as soon as the daemon has noticed.
     let again = async {
         loop {

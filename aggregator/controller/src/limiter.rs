@@ -18,13 +18,15 @@ use tokio::time::Sleep;
 use tonic::Status;
 use tonic::transport::server::Connected;
 
-/// Limits for connections that have not shown a token.
+/// Limits for connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections open at once.
     pub connections: usize,
-    /// Connections open at once from one address; each rank has one or two.
+    /// Connections open at once from one address that have not shown a token.
     pub per_address: usize,
+    /// The same for those that have: each rank has one or two, and as many in each of its groups.
+    pub with_token: usize,
     /// Time to show a token before a connection is closed.
     pub timeout: Duration,
     /// Wrong tokens from one address within `penalty`.
@@ -38,6 +40,7 @@ impl Default for Limits {
         Self {
             connections: 4096,
             per_address: 192,
+            with_token: 1024,
             timeout: Duration::from_secs(10),
             tries: 16,
             penalty: Duration::from_secs(1),
@@ -86,8 +89,16 @@ impl Lines {
 
 #[derive(Debug)]
 struct Address {
-    connections: usize,
+    /// Connections that have not shown a token, and those that have.
+    without_token: usize,
+    with_token: usize,
     tries: Arc<Semaphore>,
+}
+
+impl Address {
+    fn connections(&self) -> usize {
+        self.without_token + self.with_token
+    }
 }
 
 impl ConnectionLimiter {
@@ -112,7 +123,7 @@ impl ConnectionLimiter {
         // Answers are small, and ranks wait for them.
         tcp.set_nodelay(true).ok()?;
         let mut addresses = self.addresses();
-        if addresses.values().map(|a| a.connections).sum::<usize>() >= self.limits.connections {
+        if addresses.values().map(Address::connections).sum::<usize>() >= self.limits.connections {
             log::debug!(
                 "connection from {ip} closed: there are {} already",
                 self.limits.connections
@@ -121,27 +132,24 @@ impl ConnectionLimiter {
         }
         // Addresses without connections and with all tries left are forgotten.
         addresses
-            .retain(|_, a| a.connections > 0 || a.tries.available_permits() < self.limits.tries);
+            .retain(|_, a| a.connections() > 0 || a.tries.available_permits() < self.limits.tries);
         let address = addresses.entry(ip).or_insert_with(|| Address {
-            connections: 0,
+            without_token: 0,
+            with_token: 0,
             tries: Arc::new(Semaphore::new(self.limits.tries)),
         });
-        if address.connections >= self.limits.per_address {
-            log::debug!("connection from {ip} closed: it has {} already", address.connections);
+        if address.without_token >= self.limits.per_address {
+            log::debug!(
+                "connection from {ip} closed: it has {} without a token already",
+                address.without_token
+            );
             return None;
         }
-        address.connections += 1;
-        let (tries, penalty) = (address.tries.clone(), self.limits.penalty);
-        let (proved, member, wrong) = (Arc::default(), Arc::default(), self.wrong.clone());
-        let peer = Peer { ip, proved, member, tries, penalty, wrong };
+        address.without_token += 1;
+        let (proved, member, tries) = (Arc::default(), Arc::default(), address.tries.clone());
+        let peer = Peer { ip, proved, member, tries, limiter: self.clone() };
         let deadline = Some(Box::pin(tokio::time::sleep(self.limits.timeout)));
-        Some(Connection { tcp, deadline, peer, limiter: self.clone(), is_closed: false })
-    }
-
-    fn leave(&self, ip: IpAddr) {
-        if let Some(address) = self.addresses().get_mut(&ip) {
-            address.connections -= 1;
-        }
+        Some(Connection { tcp, deadline, peer, is_closed: false })
     }
 }
 
@@ -154,9 +162,7 @@ pub struct Peer {
     /// The rank that its last heartbeat was of.
     member: Arc<Mutex<Option<Member>>>,
     tries: Arc<Semaphore>,
-    penalty: Duration,
-    /// Wrong tokens of all addresses.
-    wrong: Arc<Mutex<Lines>>,
+    limiter: ConnectionLimiter,
 }
 
 impl Peer {
@@ -185,15 +191,12 @@ impl Peer {
             self.tries.acquire().await.map_err(|_| {
                 Status::resource_exhausted("too many wrong tokens from this address")
             })?;
-        let result = check();
-        match &result {
-            Ok(()) => drop(self.proved.set(job.to_owned())),
-            Err(_) => {
-                let due = self
-                    .wrong
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .record(Instant::now());
+        match check() {
+            Ok(()) => self.prove(job),
+            Err(why) => {
+                let wrong = &self.limiter.wrong;
+                let due =
+                    wrong.lock().unwrap_or_else(PoisonError::into_inner).record(Instant::now());
                 match due {
                     Some(0) => log::warn!("{}: a wrong token, or no such job", self.ip),
                     Some(more) => log::warn!(
@@ -204,14 +207,45 @@ impl Peer {
                 }
                 one_try.forget();
                 // In a task of its own, so hanging up does not return a try earlier.
-                let (tries, penalty) = (self.tries.clone(), self.penalty);
+                let (tries, penalty) = (self.tries.clone(), self.limiter.limits.penalty);
                 tokio::spawn(async move {
                     tokio::time::sleep(penalty).await;
                     tries.add_permits(1);
                 });
+                Err(why)
             }
         }
-        result
+    }
+
+    /// The connection has shown this job's token.
+    fn prove(&self, job: &str) -> Result<(), Status> {
+        let mut addresses = self.limiter.addresses();
+        let Some(address) = addresses.get_mut(&self.ip) else { return Ok(()) };
+        if self.proved.get().is_some() {
+            return Ok(());
+        }
+        if address.with_token >= self.limiter.limits.with_token {
+            return Err(Status::resource_exhausted(format!(
+                "{} has {} connections here already, which is the most: run fewer ranks there, or \
+                 ranks with fewer groups",
+                self.ip, address.with_token
+            )));
+        }
+        address.without_token -= 1;
+        address.with_token += 1;
+        drop(self.proved.set(job.to_owned()));
+        Ok(())
+    }
+
+    /// The connection is closed.
+    fn leave(&self) {
+        if let Some(address) = self.limiter.addresses().get_mut(&self.ip) {
+            // A request may still be about to show a token: it no longer counts.
+            match self.proved.set(String::new()) {
+                Ok(()) => address.without_token -= 1,
+                Err(_) => address.with_token -= 1,
+            }
+        }
     }
 }
 
@@ -221,17 +255,16 @@ pub struct Connection {
     tcp: TcpStream,
     deadline: Option<Pin<Box<Sleep>>>,
     peer: Peer,
-    limiter: ConnectionLimiter,
     /// Whether the other end has closed it.
     is_closed: bool,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.limiter.leave(self.peer.ip);
+        self.peer.leave();
         let member = self.peer.member.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let (true, Some(member), Some(to)) = (self.is_closed, member, &self.limiter.disconnected)
-        {
+        let disconnected = &self.peer.limiter.disconnected;
+        if let (true, Some(member), Some(to)) = (self.is_closed, member, disconnected) {
             let _ = to.send((member, Instant::now()));
         }
     }
