@@ -1,12 +1,16 @@
 //! All-reduces through the box, end to end. Every result is compared bit by bit with a sum computed
 //! in this process.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use netsum_common::unmanaged::static_connection;
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, RankReply, TIMEOUT, one_on_each_host};
+use netsum_lab::cluster::{
+    Cluster, Group, JobSpec, Outcome, RankReply, TIMEOUT, WORKER_PORT, one_on_each_host,
+};
 use netsum_lab::faults::Faults;
+use netsum_lab::netns::output;
 use netsum_lab::traffic::{ping, tcp_transfer};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -204,6 +208,37 @@ fn the_end_of_a_process_is_noticed_before_the_timeout() {
         assert!(error.contains(&named), "{error}\n{}", group.log());
         assert!(error.contains("its process has ended"), "{error}");
     }
+}
+
+/// A reset connection looks to the daemon like the end of the process.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_rank_whose_heartbeats_connection_is_reset_is_alive() {
+    let cluster = Cluster::start(lab(3)).unwrap();
+    let mut group = start(&cluster, &JobSpec::new("reset", 3));
+    assert_box(&group.all_reduce("i32", 1000, 0).unwrap(), "before");
+    let mut reset = cluster.lab().host(2).command("ss");
+    reset.args(["-K", "-H", "-t", "dport", "=", &format!(":{WORKER_PORT}")]);
+    let is_over = &AtomicBool::new(false);
+    let resets = std::thread::scope(|s| {
+        let resets = s.spawn(move || {
+            let mut resets = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                resets += output(&mut reset).unwrap().lines().count();
+                std::thread::sleep(SECOND / 20);
+            }
+            resets
+        });
+        // The others wait for the last rank, and are told of ranks that have ended.
+        let files = group.order_all_reduce_last_late("i32", 1000, 1, 5 * SECOND);
+        is_over.store(true, Ordering::Relaxed);
+        let outcomes = files.and_then(|files| group.check_all_reduce("i32", 1000, 1, &files));
+        assert_box(&outcomes.unwrap(), "meanwhile");
+        resets.join().unwrap()
+    });
+    // It sends a heartbeat each second.
+    assert!(resets >= 3, "{resets} resets");
+    assert_box(&group.all_reduce("i32", 1000, 2).unwrap(), "afterwards");
 }
 
 #[test]
