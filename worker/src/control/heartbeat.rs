@@ -57,6 +57,8 @@ pub(crate) struct Heartbeat {
 
 /// The longest time to wait for the daemon's answer.
 const ANSWER: Duration = Duration::from_secs(2);
+/// The same for reporting the end to a daemon that did not answer before.
+const LAST_TRY: Duration = Duration::from_millis(200);
 
 impl Heartbeat {
     /// Starts the thread.
@@ -149,12 +151,11 @@ impl Heartbeat {
                     break end;
                 }
             };
-            if unreachable {
-                return;
-            }
+            // It may answer again by now.
+            let wait = if unreachable { LAST_TRY } else { ANSWER };
             let sent = match end {
-                Ok(()) => control.leave(rank, epoch, ANSWER),
-                Err(reason) => control.abort(rank, epoch, &reason, ANSWER),
+                Ok(()) => control.leave(rank, epoch, wait),
+                Err(reason) => control.abort(rank, epoch, &reason, wait),
             };
             if let Err(e) = sent {
                 log::debug!("rank {rank}: cannot report its end to the daemon: {e}");
