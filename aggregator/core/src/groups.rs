@@ -64,7 +64,15 @@ impl Controller {
                 "group {name}: job {job} has {MAX_GROUPS} groups already, which is the most"
             )));
         }
-        let spec = JobSpec { name: name.clone(), ranks, elastic: None, is_group: true, ..parent };
+        let spec = JobSpec {
+            name: name.clone(),
+            ranks,
+            elastic: None,
+            // Boxes of a fabric may have no room for it.
+            host_ring_fallback: true,
+            is_group: true,
+            ..parent
+        };
         let one = JobSpec { rings: 1, ..spec.clone() };
         let with_rings = self.groups_of(job).filter(|group| !self.jobs[*group].rings.is_empty());
         let created = if with_rings.count() < MAX_WITH_RINGS {
@@ -146,7 +154,7 @@ impl Job {
 
 /// The properties of a group that no box sums.
 fn without_rings(spec: JobSpec) -> JobSpec {
-    JobSpec { rings: 0, largest_mtu: None, host_ring_fallback: true, ..spec }
+    JobSpec { rings: 0, largest_mtu: None, ..spec }
 }
 
 /// Checks that a job can have such a group.
