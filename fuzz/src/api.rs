@@ -11,11 +11,14 @@ use netsum_common::abi::{FlowKey, MAX_RINGS, RingNumber};
 use netsum_common::serial::{MASK, Psn, Qpn};
 use netsum_common::wire::{InBandToken, JobHeader};
 use netsum_controller::message::{job_spec, mac_from_text};
+use netsum_core::groups::job_of;
 use netsum_core::in_band::Outcome;
 use netsum_core::membership::Join;
 use netsum_core::plane::{FirstPacket, FlowSpec, RingSpec};
 use netsum_core::pool::job_memory;
-use netsum_core::{Action, Connection, Controller, JobRing, PortInfo, Rank, RankAddress, State};
+use netsum_core::{
+    Action, Connection, Controller, JobRing, PortInfo, Rank, RankAddress, State, epoch_number,
+};
 use prost::Message;
 
 /// Runs a sequence of requests.
@@ -59,7 +62,7 @@ fn message<M: Message + Default>(u: &mut Unstructured, sensible: M) -> Result<Op
 }
 
 fn name(u: &mut Unstructured) -> Result<String> {
-    Ok((*u.choose(&["a", "a", "b", "c", "", "A b"])?).into())
+    Ok((*u.choose(&["a", "a", "b", "a/g", "", "A b"])?).into())
 }
 
 fn token(u: &mut Unstructured) -> Result<String> {
@@ -176,6 +179,10 @@ impl System {
             .map(|j| (j.spec.token.in_band(), j.rings[0].id))
             .collect();
         assert_eq!(in_band_tokens, self.told.in_band_tokens);
+        for group in jobs().filter(|j| j.spec.is_group) {
+            let job = job_of(&group.spec.name).map(|job| self.controller.job(job));
+            assert!(job.is_some_and(|job| job.is_ok()), "{} without its job", group.spec.name);
+        }
     }
 
     fn create(&mut self, u: &mut Unstructured) -> Result<()> {
@@ -328,6 +335,87 @@ impl System {
         Ok(())
     }
 
+    fn open_group(&mut self, u: &mut Unstructured) -> Result<()> {
+        let known = self.controller.jobs().find(|j| !j.spec.is_group).map(|j| j.spec.name.clone());
+        let sensible = api::OpenGroupRequest {
+            job: known.map_or_else(|| name(u), Ok)?,
+            token: token(u)?,
+            group: (*u.choose(&["g", "g", "h", ""])?).into(),
+            ranks: number(u, &[2, 3])?,
+        };
+        let Some(r) = message(u, sensible)? else { return Ok(()) };
+        let api::OpenGroupRequest { job, token, group, ranks } = r;
+        let answer = self.controller.open_group(&job, &token, &group, ranks, self.now);
+        let opened = answer.as_ref().ok().filter(|open| !open.actions.is_empty());
+        let opened = opened.map(|open| open.name.clone());
+        self.answered(answer.map(|open| open.actions));
+        // The daemon's data plane may fail to create the rings.
+        if let Some(name) = opened
+            && u.ratio(1u8, 8u8)?
+        {
+            let actions = self.controller.remove_rings(&name);
+            self.carry_out(actions);
+        }
+        if u.ratio(1u8, 2u8)? {
+            let name = format!("{job}/{group}");
+            self.join_group(&name, &token);
+            if u.ratio(1u8, 2u8)? {
+                self.leave_group(&name, &token);
+            }
+        }
+        Ok(())
+    }
+
+    /// All ranks of a group join it, as those that open one do.
+    fn join_group(&mut self, name: &str, token: &str) {
+        let Ok(group) = self.controller.job(name) else { return };
+        let (ranks, rings) = (group.spec.ranks, group.rings.len().max(1) as u32);
+        for rank in 0..ranks {
+            let c = |n: u32| Connection {
+                receive_qpn: 0x1000 * (rank + 1) + 2 * n,
+                send_qpn: 0x1000 * (rank + 1) + 2 * n + 1,
+                first_psn: n,
+            };
+            let mac = [2, 0, 0, 0, 0, 1];
+            self.waiters += 1;
+            self.waiting.insert(self.waiters);
+            let join = Join {
+                job: name.to_owned(),
+                token: token.into(),
+                address: RankAddress {
+                    rank: Rank(rank),
+                    ip: [10, 0, 0, rank as u8].into(),
+                    mac,
+                    rings: (1..=rings).map(c).collect(),
+                    bypass: c(0),
+                    any_ip_id: false,
+                    selective: true,
+                    largest_mtu: 0,
+                    ports: [4791; 2],
+                },
+                ifindex: 10,
+                mac,
+                ranks: 0,
+                epoch: 0,
+                deadline: self.now + Duration::from_secs(60),
+                waiter: self.waiters,
+            };
+            let answer = self.controller.join(join, self.now);
+            if !self.answered(answer) {
+                assert!(self.waiting.remove(&self.waiters));
+            }
+        }
+    }
+
+    fn leave_group(&mut self, name: &str, token: &str) {
+        let Ok(group) = self.controller.job(name) else { return };
+        let epoch = epoch_number(group);
+        for rank in Rank::all(group.spec.ranks) {
+            let answer = self.controller.leave(name, token, rank, epoch);
+            self.answered(answer);
+        }
+    }
+
     /// The data plane has noted a first packet, which any holder of the token can send.
     fn first_packet(&mut self, u: &mut Unstructured) -> Result<()> {
         let jobs: Vec<_> = self
@@ -375,9 +463,17 @@ impl System {
         Ok(())
     }
 
+    /// A group, if there is one; otherwise a job.
+    fn member_of(&self, u: &mut Unstructured) -> Result<String> {
+        match self.controller.jobs().find(|j| j.spec.is_group) {
+            Some(group) if u.ratio(1u8, 2u8)? => Ok(group.spec.name.clone()),
+            _ => name(u),
+        }
+    }
+
     fn member(&mut self, u: &mut Unstructured) -> Result<()> {
         let (rank, epoch) = (number(u, &[0, 1, 2])?, u.int_in_range(0..=3)?);
-        let (job, token) = (name(u)?, token(u)?);
+        let (job, token) = (self.member_of(u)?, token(u)?);
         let answer = match u.int_in_range(0..=4u8)? {
             0 | 1 => {
                 let Some(r) = message(u, api::LeaveRequest { job, token, rank, epoch })? else {
@@ -424,7 +520,8 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             12..=14 => s.first_packet(u)?,
             0..=1 => s.create(u)?,
             2..=3 => s.add_flow(u)?,
-            4..=7 => s.join(u)?,
+            4..=6 => s.join(u)?,
+            7 => s.open_group(u)?,
             8 => s.member(u)?,
             9 => {
                 let name = name(u)?;
@@ -461,12 +558,14 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
         s.check();
     }
     // Everything is returned, and every rank gets an answer.
-    let names: Vec<String> = s.controller.jobs().map(|j| j.spec.name.clone()).collect();
+    let names: Vec<String> =
+        s.controller.jobs().filter(|j| !j.spec.is_group).map(|j| j.spec.name.clone()).collect();
     for name in names {
         let answer = s.controller.delete_job(&name);
         assert!(s.answered(answer));
         s.check();
     }
+    assert_eq!(s.controller.jobs().count(), 0, "groups end with their jobs");
     assert!(s.waiting.is_empty(), "{} ranks never get an answer", s.waiting.len());
     assert_eq!((s.controller.memory_used(), s.told.rings.len(), s.told.flows.len()), (0, 0, 0));
     assert!(s.told.in_band_tokens.is_empty());
