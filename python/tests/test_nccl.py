@@ -5,13 +5,12 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import unittest
 
 from ranks import addresses
 
 ROOT = pathlib.Path(__file__).parents[2]
-LIBRARY = ROOT / "target/debug/libnetsum.so"
+PLUGIN = ROOT / "target/plugins/nccl/libnccl-net-netsum.so"
 
 RANK = """
 import os, torch, torch.distributed as dist
@@ -36,54 +35,41 @@ def missing():
 
     if not torch.cuda.is_available():
         return "no GPU that PyTorch's CUDA can use"
-    return None if LIBRARY.exists() else f"no {LIBRARY}: `cargo build -p netsum-c`"
-
-
-def plugin(folder):
-    """Compiles the plugin into a folder."""
-    made = pathlib.Path(folder) / "libnccl-net-netsum.so"
-    (made.parent / "libnetsum.so.1").symlink_to(LIBRARY)
-    worker = ROOT / "worker"
-    sources = sorted((worker / "nccl").glob("*.c"))
-    options = "-std=c11 -D_POSIX_C_SOURCE=200809L -pthread -fPIC -shared -fvisibility=hidden"
-    links = ["-Wl,-z,nodelete", "-Wl,-rpath,$ORIGIN", f"-I{worker / 'c/include'}"]
-    subprocess.run(["cc", *options.split(), *sources, *links, LIBRARY, "-o", made], check=True)
-    return made
+    return None if PLUGIN.exists() else f"no {PLUGIN}: `cargo xtask plugins`"
 
 
 @unittest.skipIf(missing(), str(missing()))
 class Nccl(unittest.TestCase):
     def test_nccl_sums_by_the_plugin(self):
         """Two ranks that NCCL takes for two hosts."""
-        with tempfile.TemporaryDirectory() as folder:
-            environment = os.environ | {
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(20000 + os.getpid() % 20000),
-                "NCCL_NET_PLUGIN": str(plugin(folder)),
-                "NCCL_COLLNET_ENABLE": "1",
-                # CollNetDirect needs NVSwitch.
-                "NCCL_ALGO": "CollNetChain",
-                "NCCL_DEBUG": "INFO",
-                "NCCL_DEBUG_SUBSYS": "INIT,NET",
-                "NCCL_SOCKET_IFNAME": "lo",
-                "NETSUM_PEERS": ",".join(addresses(2)),
-            }
-            ranks = [
-                subprocess.Popen(
-                    [sys.executable, "-c", RANK],
-                    env=environment | {"RANK": str(rank), "NCCL_HOSTID": f"host{rank}"},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-                for rank in range(2)
-            ]
-            try:
-                said = [rank.communicate(timeout=120)[0] for rank in ranks]
-            finally:
-                for rank in ranks:
-                    rank.kill()
+        environment = os.environ | {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(20000 + os.getpid() % 20000),
+            "NCCL_NET_PLUGIN": str(PLUGIN),
+            "NCCL_COLLNET_ENABLE": "1",
+            # CollNetDirect needs NVSwitch.
+            "NCCL_ALGO": "CollNetChain",
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,NET",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NETSUM_PEERS": ",".join(addresses(2)),
+        }
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK],
+                env=environment | {"RANK": str(rank), "NCCL_HOSTID": f"host{rank}"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            said = [rank.communicate(timeout=120)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
         for rank, text in zip(ranks, said, strict=True):
             self.assertEqual(rank.returncode, 0, text)
             self.assertIn("Loaded collnet plugin netsum", text)

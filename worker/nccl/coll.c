@@ -150,8 +150,7 @@ static struct request *unused_request(struct coll *coll) {
 }
 
 ncclResult_t coll_all_reduce(void *comm, void *send, void *recv, size_t count, ncclDataType_t type,
-                             ncclRedOp_t op, UNUSED void *send_handle, UNUSED void *recv_handle,
-                             void **request) {
+                             ncclRedOp_t op, void **request) {
     struct coll *coll = comm;
     netsum_dtype dtype = 0;
     size_t size = element(type, &dtype);

@@ -36,8 +36,7 @@ ncclResult_t coll_listen(int device, void *handle, void **listener);
 ncclResult_t coll_connect(void *handles[], int ranks, int rank, void *listener, void **comm);
 ncclResult_t coll_reduce_support(ncclDataType_t type, ncclRedOp_t op, int *supported);
 ncclResult_t coll_all_reduce(void *comm, void *send, void *recv, size_t count,
-                             ncclDataType_t type, ncclRedOp_t op, void *send_handle,
-                             void *recv_handle, void **request);
+                             ncclDataType_t type, ncclRedOp_t op, void **request);
 ncclResult_t coll_test(void *request, int *done, int *size);
 ncclResult_t coll_close(void *comm);
 ncclResult_t coll_close_listen(void *listener);
@@ -48,7 +47,7 @@ ncclResult_t deregister_memory(void *comm, void *handle);
 
 /* sockets.c */
 ncclResult_t net_listen(int device, void *handle, void **listener);
-ncclResult_t net_connect(int device, void *handle, void **send_comm, void **offload);
+ncclResult_t net_connect(int device, void *handle, void **send_comm);
 ncclResult_t net_accept(void *listener, void **recv_comm, void **offload);
 /* Begins to send, or to receive at most `size` bytes: a connection has one direction. */
 ncclResult_t net_begin(void *comm, void *data, size_t size, void **request);

@@ -63,133 +63,101 @@ typedef struct {
     DEVICE_PORT
 } properties_v8;
 typedef struct { DEVICE(4) } properties_v9;
+typedef properties_v9 properties_v10;
 typedef struct { DEVICE(4) int maxMultiRequestSize; } properties_v11;
 typedef struct { DEVICE(8) int maxMultiRequestSize; int16_t railId, planeId; } properties_v12;
 
-/* Fields that all versions have one after the other. */
-#define NET_CONNECTED                                                                              \
-    ncclResult_t (*accept)(void *listener, void **recv_comm, void **device);                       \
-    ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **handle);           \
-    ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type,                     \
-                                uint64_t offset, int fd, void **handle);                           \
-    ncclResult_t (*deregMr)(void *comm, void *handle);
-#define NET_END                                                                                    \
-    ncclResult_t (*iflush)(void *comm, int n, void **data, int *sizes, void **handles,             \
-                           void **request);                                                        \
-    ncclResult_t (*test)(void *request, int *done, int *sizes);                                    \
-    ncclResult_t (*closeSend)(void *comm);                                                         \
-    ncclResult_t (*closeRecv)(void *comm);                                                         \
-    ncclResult_t (*closeListen)(void *listener);                                                   \
-    ncclResult_t (*getDeviceMr)(void *comm, void *handle, void **device_handle);                   \
-    ncclResult_t (*irecvConsumed)(void *comm, int n, void *request);
+/* Parameters and fields that not all versions have. */
+#define LOGGER ncclDebugLogger_t log
+#define CONTEXT void *context,
+#define CREATE void **context, uint64_t comm,
+#define CONFIG void *config,
+#define PROFILER void *profiler,
+#define PROFILERS void **profilers,
+#define PROFILED , void *profiler
+#define VIRTUAL ncclResult_t (*makeVDevice)(int *device, void *properties);
+#define FINALIZE ncclResult_t (*finalize)(void *context);
+#define SET_ATTRIBUTES ncclResult_t (*setNetAttr)(void *context, void *attributes);
 
-#define NET_PLAIN(PROPERTIES, SIZE)                                                                \
-    const char *name;                                                                              \
-    ncclResult_t (*init)(ncclDebugLogger_t log);                                                   \
-    ncclResult_t (*devices)(int *count);                                                           \
-    ncclResult_t (*getProperties)(int device, PROPERTIES *properties);                             \
-    ncclResult_t (*listen)(int device, void *handle, void **listener);                             \
-    ncclResult_t (*connect)(int device, void *handle, void **send_comm, void **offload);           \
-    NET_CONNECTED                                                                                  \
-    ncclResult_t (*isend)(void *comm, void *data, SIZE size, int tag, void *handle,                \
-                          void **request);                                                         \
-    ncclResult_t (*irecv)(void *comm, int n, void **data, SIZE *sizes, int *tags, void **handles,  \
-                          void **request);                                                         \
-    NET_END
+/* The tables for sends: version, type of a size; the parameters of `init`; others of `listen` and
+ * `connect`, of `connect`, of `isend` and of `irecv`; fields at the end. */
+#define NET_VERSIONS(X)                                                                            \
+    X(8, int, LOGGER, , , , , )                                                                    \
+    X(9, size_t, LOGGER, , , , , VIRTUAL)                                                          \
+    X(10, size_t, LOGGER PROFILED, , CONFIG, PROFILER, PROFILERS, VIRTUAL)                         \
+    X(11, size_t, CREATE CONFIG LOGGER PROFILED, CONTEXT, , PROFILER, PROFILERS,                   \
+      VIRTUAL FINALIZE SET_ATTRIBUTES)                                                             \
+    X(12, size_t, CREATE CONFIG LOGGER PROFILED, CONTEXT, , PROFILER, PROFILERS,                   \
+      VIRTUAL FINALIZE SET_ATTRIBUTES)
 
-typedef struct { NET_PLAIN(properties_v8, int) } net_v8;
-typedef struct {
-    NET_PLAIN(properties_v9, size_t)
-    ncclResult_t (*makeVDevice)(int *device, void *properties);
-} net_v9;
-
-#define NET_PROFILED                                                                               \
-    ncclResult_t (*isend)(void *comm, void *data, size_t size, int tag, void *handle,              \
-                          void *profiler, void **request);                                         \
-    ncclResult_t (*irecv)(void *comm, int n, void **data, size_t *sizes, int *tags,                \
-                          void **handles, void **profilers, void **request);
-
-typedef struct {
-    const char *name;
-    ncclResult_t (*init)(ncclDebugLogger_t log, void *profiler);
-    ncclResult_t (*devices)(int *count);
-    ncclResult_t (*getProperties)(int device, properties_v9 *properties);
-    ncclResult_t (*listen)(int device, void *handle, void **listener);
-    ncclResult_t (*connect)(int device, void *config, void *handle, void **send_comm,
-                            void **offload);
-    NET_CONNECTED
-    NET_PROFILED
-    NET_END
-    ncclResult_t (*makeVDevice)(int *device, void *properties);
-} net_v10;
-
-#define NET_WITH_CONTEXT(PROPERTIES)                                                               \
-    const char *name;                                                                              \
-    ncclResult_t (*init)(void **context, uint64_t comm, void *config, ncclDebugLogger_t log,       \
-                         void *profiler);                                                          \
-    ncclResult_t (*devices)(int *count);                                                           \
-    ncclResult_t (*getProperties)(int device, PROPERTIES *properties);                             \
-    ncclResult_t (*listen)(void *context, int device, void *handle, void **listener);              \
-    ncclResult_t (*connect)(void *context, int device, void *handle, void **send_comm,             \
-                            void **offload);                                                       \
-    NET_CONNECTED                                                                                  \
-    NET_PROFILED                                                                                   \
-    NET_END                                                                                        \
-    ncclResult_t (*makeVDevice)(int *device, void *properties);                                    \
-    ncclResult_t (*finalize)(void *context);                                                       \
-    ncclResult_t (*setNetAttr)(void *context, void *attributes);
-
-typedef struct { NET_WITH_CONTEXT(properties_v11) } net_v11;
-typedef struct { NET_WITH_CONTEXT(properties_v12) } net_v12;
-
-#define COLL_SUMS(COUNT)                                                                           \
-    ncclResult_t (*connect)(void *handles[], int ranks, int rank, void *listener, void **comm);    \
-    ncclResult_t (*reduceSupport)(ncclDataType_t type, ncclRedOp_t op, int *supported);            \
+#define NET_TABLE(V, SIZE, INIT, LISTEN, CONNECT, SEND, RECEIVE, END)                              \
+    typedef struct {                                                                               \
+        const char *name;                                                                          \
+        ncclResult_t (*init)(INIT);                                                                \
+        ncclResult_t (*devices)(int *count);                                                       \
+        ncclResult_t (*getProperties)(int device, properties_v##V *properties);                    \
+        ncclResult_t (*listen)(LISTEN int device, void *handle, void **listener);                  \
+        ncclResult_t (*connect)(LISTEN int device, CONNECT void *handle, void **send_comm,         \
+                                void **offload);                                                   \
+        ncclResult_t (*accept)(void *listener, void **recv_comm, void **device);                   \
+        REGISTER                                                                                   \
+        ncclResult_t (*isend)(void *comm, void *data, SIZE size, int tag, void *handle,            \
+                              SEND void **request);                                                \
+        ncclResult_t (*irecv)(void *comm, int n, void **data, SIZE *sizes, int *tags,              \
+                              void **handles, RECEIVE void **request);                             \
+        ncclResult_t (*iflush)(void *comm, int n, void **data, int *sizes, void **handles,         \
+                               void **request);                                                    \
+        ncclResult_t (*test)(void *request, int *done, int *sizes);                                \
+        ncclResult_t (*closeSend)(void *comm);                                                     \
+        ncclResult_t (*closeRecv)(void *comm);                                                     \
+        ncclResult_t (*closeListen)(void *listener);                                               \
+        ncclResult_t (*getDeviceMr)(void *comm, void *handle, void **device_handle);               \
+        ncclResult_t (*irecvConsumed)(void *comm, int n, void *request);                           \
+        END                                                                                        \
+    } net_v##V;
+#define REGISTER                                                                                   \
     ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **handle);           \
     ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset,    \
                                 int fd, void **handle);                                            \
-    ncclResult_t (*deregMr)(void *comm, void *handle);                                             \
-    ncclResult_t (*iallreduce)(void *comm, void *send, void *recv, COUNT count,                    \
-                               ncclDataType_t type, ncclRedOp_t op, void *send_handle,             \
-                               void *recv_handle, void **request);                                 \
-    ncclResult_t (*iallgather)(void *comm, void *send, int n, void *parts,                         \
-                               size_t bytes_per_rank, size_t offset, size_t bytes,                 \
-                               void *handle, void **request);                                      \
-    ncclResult_t (*ireducescatter)(void *comm, int n, void *parts, void *recv,                     \
+    ncclResult_t (*deregMr)(void *comm, void *handle);
+NET_VERSIONS(NET_TABLE)
+
+/* The tables for sums: version, type of a count; parameters of `init` before the logger; another of
+ * `listen`; fields at the end. */
+#define COLL_VERSIONS(X)                                                                           \
+    X(8, int, , , )                                                                                \
+    X(9, size_t, , , VIRTUAL)                                                                      \
+    X(10, size_t, , , VIRTUAL)                                                                     \
+    X(11, size_t, CREATE, CONTEXT, VIRTUAL FINALIZE)                                               \
+    X(12, size_t, CREATE, CONTEXT, VIRTUAL FINALIZE)
+
+#define COLL_TABLE(V, COUNT, INIT, LISTEN, END)                                                    \
+    typedef struct {                                                                               \
+        const char *name;                                                                          \
+        ncclResult_t (*init)(INIT LOGGER);                                                         \
+        ncclResult_t (*devices)(int *count);                                                       \
+        ncclResult_t (*getProperties)(int device, properties_v##V *properties);                    \
+        ncclResult_t (*listen)(LISTEN int device, void *handle, void **listener);                  \
+        ncclResult_t (*connect)(void *handles[], int ranks, int rank, void *listener,              \
+                                void **comm);                                                      \
+        ncclResult_t (*reduceSupport)(ncclDataType_t type, ncclRedOp_t op, int *supported);        \
+        REGISTER                                                                                   \
+        ncclResult_t (*iallreduce)(void *comm, void *send, void *recv, COUNT count,                \
+                                   ncclDataType_t type, ncclRedOp_t op, void *send_handle,         \
+                                   void *recv_handle, void **request);                             \
+        ncclResult_t (*iallgather)(void *comm, void *send, int n, void *parts,                     \
                                    size_t bytes_per_rank, size_t offset, size_t bytes,             \
-                                   ncclDataType_t type, ncclRedOp_t op, void *handle,              \
-                                   void **request);                                                \
-    ncclResult_t (*iflush)(void *comm, void *data, int size, void *handle, void **request);        \
-    ncclResult_t (*test)(void *request, int *done, int *size);                                     \
-    ncclResult_t (*closeColl)(void *comm);                                                         \
-    ncclResult_t (*closeListen)(void *listener);
-
-#define COLL_PLAIN(PROPERTIES, COUNT)                                                              \
-    const char *name;                                                                              \
-    ncclResult_t (*init)(ncclDebugLogger_t log);                                                   \
-    ncclResult_t (*devices)(int *count);                                                           \
-    ncclResult_t (*getProperties)(int device, PROPERTIES *properties);                             \
-    ncclResult_t (*listen)(int device, void *handle, void **listener);                             \
-    COLL_SUMS(COUNT)
-
-typedef struct { COLL_PLAIN(properties_v8, int) } coll_v8;
-/* Version 10 is the same. */
-typedef struct {
-    COLL_PLAIN(properties_v9, size_t)
-    ncclResult_t (*makeVDevice)(int *device, void *properties);
-} coll_v9;
-
-#define COLL_WITH_CONTEXT(PROPERTIES)                                                              \
-    const char *name;                                                                              \
-    ncclResult_t (*init)(void **context, uint64_t comm, ncclDebugLogger_t log);                    \
-    ncclResult_t (*devices)(int *count);                                                           \
-    ncclResult_t (*getProperties)(int device, PROPERTIES *properties);                             \
-    ncclResult_t (*listen)(void *context, int device, void *handle, void **listener);              \
-    COLL_SUMS(size_t)                                                                              \
-    ncclResult_t (*makeVDevice)(int *device, void *properties);                                    \
-    ncclResult_t (*finalize)(void *context);
-
-typedef struct { COLL_WITH_CONTEXT(properties_v11) } coll_v11;
-typedef struct { COLL_WITH_CONTEXT(properties_v12) } coll_v12;
+                                   void *handle, void **request);                                  \
+        ncclResult_t (*ireducescatter)(void *comm, int n, void *parts, void *recv,                 \
+                                       size_t bytes_per_rank, size_t offset, size_t bytes,         \
+                                       ncclDataType_t type, ncclRedOp_t op, void *handle,          \
+                                       void **request);                                            \
+        ncclResult_t (*iflush)(void *comm, void *data, int size, void *handle, void **request);    \
+        ncclResult_t (*test)(void *request, int *done, int *size);                                 \
+        ncclResult_t (*closeColl)(void *comm);                                                     \
+        ncclResult_t (*closeListen)(void *listener);                                               \
+        END                                                                                        \
+    } coll_v##V;
+COLL_VERSIONS(COLL_TABLE)
 
 #endif

@@ -106,7 +106,7 @@ ncclResult_t net_listen(int device, void *handle, void **listener) {
     return ncclSuccess;
 }
 
-ncclResult_t net_connect(int device, void *handle, void **send_comm, UNUSED void **offload) {
+ncclResult_t net_connect(int device, void *handle, void **send_comm) {
     struct handle *to = handle;
     *send_comm = NULL;
     if (device != 0) return ncclInvalidArgument;
@@ -185,6 +185,7 @@ ncclResult_t net_accept(void *listener, void **recv_comm, UNUSED void **offload)
 ncclResult_t net_begin(void *on, void *data, size_t size, void **request) {
     struct comm *comm = on;
     *request = NULL;
+    if (size > PTRDIFF_MAX) return ncclInvalidArgument; /* it was negative */
     pthread_mutex_lock(&comm->lock);
     struct message *message = &comm->messages[comm->next % NCCL_NET_MAX_REQUESTS];
     if (!message->used) {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod build_ebpf;
+mod compile;
 mod debian;
 mod demo;
 mod dist;

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
+use crate::compile;
 use crate::paths::{self, output};
 use crate::setup;
 
@@ -29,11 +30,19 @@ pub fn run() -> Result<()> {
 /// If the build fails.
 pub fn build(profile: &str) -> Result<Vec<PathBuf>> {
     let library = library(profile)?;
-    let mut plugins = vec![nccl(&library)?];
+    let mut plugins = vec![nccl(profile)?];
     for name in MPIS {
         plugins.push(mpi(name, &library)?);
     }
     Ok(plugins)
+}
+
+/// Builds NCCL's plugin; returns its path.
+///
+/// # Errors
+/// If the build fails.
+pub fn nccl(profile: &str) -> Result<PathBuf> {
+    build_one(compile::nccl(), "nccl", &library(profile)?, "nccl/libnccl-net-netsum.so")
 }
 
 /// Builds `libnetsum.so`; returns its path.
@@ -48,20 +57,16 @@ fn mpi(name: &str, library: &Path) -> Result<PathBuf> {
     compiler.arg("-D_DEFAULT_SOURCE");
     let map = paths::root()?.join("worker/mpi/plugin.map");
     compiler.arg(format!("-Wl,--version-script={}", map.display()));
-    compile(compiler, "mpi", library, &format!("{name}/libnetsum-mpi.so"))
-}
-
-fn nccl(library: &Path) -> Result<PathBuf> {
-    let mut compiler = Command::new("cc");
-    compiler.args(["-D_POSIX_C_SOURCE=200809L", "-fvisibility=hidden"]);
-    // NCCL closes the library while the threads of libnetsum still run.
-    compiler.arg("-Wl,-z,nodelete");
-    compile(compiler, "nccl", library, "nccl/libnccl-net-netsum.so")
+    build_one(compiler, "mpi", library, &format!("{name}/libnetsum-mpi.so"))
 }
 
 /// Compiles the C files of `worker/SOURCES` to `target/plugins/PLUGIN`.
-fn compile(mut compiler: Command, sources: &str, library: &Path, plugin: &str) -> Result<PathBuf> {
-    let source = paths::root()?.join("worker").join(sources);
+fn build_one(
+    mut compiler: Command,
+    sources: &str,
+    library: &Path,
+    plugin: &str,
+) -> Result<PathBuf> {
     let plugin = paths::target_dir()?.join("plugins").join(plugin);
     let folder = plugin.parent().context("no folder")?;
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -71,18 +76,9 @@ fn compile(mut compiler: Command, sources: &str, library: &Path, plugin: &str) -
         drop(std::fs::remove_file(old));
     }
     std::fs::copy(library, &beside).with_context(|| beside.display().to_string())?;
-    compiler.args(["-std=c11", "-O2", "-fPIC", "-shared", "-pthread"]);
-    compiler.args(["-Wall", "-Wextra", "-Werror", "-Wl,-z,defs", "-Wl,-rpath,$ORIGIN"]);
-    compiler.arg("-I").arg(paths::root()?.join("worker/c/include"));
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(&source)? {
-        files.push(entry?.path());
-    }
-    files.retain(|path| path.extension().is_some_and(|end| end == "c"));
-    files.sort();
-    if files.is_empty() {
-        bail!("no sources in {}", source.display());
-    }
-    output(compiler.args(files).arg(&beside).arg("-o").arg(&plugin))?;
+    let sources = paths::root()?.join("worker").join(sources);
+    compile::add(&mut compiler, &sources, &beside, &plugin)
+        .with_context(|| sources.display().to_string())?;
+    output(&mut compiler)?;
     Ok(plugin)
 }

@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::paths::{self, find_program, output};
-use crate::setup;
 use crate::tally::{Counts, Tally};
+use crate::{plugins, setup};
 
 /// Debian's Python, or another on the path.
 const PYTHONS: [&str; 2] = ["/usr/bin/python3", "python3"];
@@ -282,6 +282,9 @@ fn unittest(python: &Path, title: &'static str, gpu: bool, tally: &mut Tally) {
 
 /// Runs the tests; returns their counts, and why some were skipped.
 fn run_tests(python: &Path, gpu: bool) -> Result<(Counts, String)> {
+    if gpu {
+        plugins::nccl(paths::profile()?)?;
+    }
     let out = Command::new(python)
         .args(["-m", "unittest", "--verbose"])
         .current_dir(paths::root()?.join("python/tests"))

@@ -63,7 +63,6 @@ static int version;
 #define COLL(V) ((const coll_v##V *)old_coll)
 #define OLD(TABLE, CALL)                                                                           \
     (version == 8 ? TABLE(8)->CALL : version == 9 ? TABLE(9)->CALL : TABLE(10)->CALL)
-typedef coll_v9 coll_v10;
 
 static ncclResult_t coll_init(UNUSED void **unused, UNUSED uint64_t comm, ncclDebugLogger_t log) {
     return OLD(COLL, init(log));

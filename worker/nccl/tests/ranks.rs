@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Files of the plugin, in `worker/nccl/`.
-const SOURCES: [&str; 4] = ["coll.c", "device.c", "sockets.c", "tables.c"];
+#[path = "../../../xtask/src/compile.rs"]
+mod compile;
 
 /// The compiled plugin and driver, in a folder that is removed on drop.
 pub struct Built {
@@ -23,24 +23,21 @@ impl Built {
             .join(format!("nccl-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&room).unwrap();
         // By the name that programs look for.
-        std::os::unix::fs::symlink(library, room.join("libnetsum.so.1")).unwrap();
+        let beside = room.join("libnetsum.so.1");
+        std::os::unix::fs::symlink(library, &beside).unwrap();
         let built = Self { room };
-        let worker = Path::new(file!()).ancestors().nth(3).unwrap();
-        let worker = Path::new(env!("CARGO_MANIFEST_DIR"))
+        let sources = Path::new(file!()).ancestors().nth(2).unwrap();
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
             .ancestors()
-            .map(|folder| folder.join(worker))
-            .find(|folder| folder.join("nccl/plugin.h").is_file())
+            .map(|folder| folder.join(sources))
+            .find(|folder| folder.join("plugin.h").is_file())
             .expect("the plugin's sources");
-        let mut plugin = compiler();
-        plugin.args(["-pthread", "-fPIC", "-shared", "-fvisibility=hidden"]);
-        plugin.args(SOURCES.map(|source| worker.join("nccl").join(source)));
-        plugin.arg("-I").arg(worker.join("c/include")).arg(library);
-        // NCCL closes the library while the threads of libnetsum still run.
-        plugin.args(["-Wl,-z,nodelete,-z,defs", "-Wl,-rpath,$ORIGIN", "-o"]).arg(built.plugin());
+        let mut plugin = compile::nccl();
+        compile::add(&mut plugin, &sources, &beside, &built.plugin()).unwrap();
         run(&mut plugin);
-        let mut drive = compiler();
-        drive.arg(worker.join("nccl/tests/drive.c")).args(["-ldl", "-o"]).arg(built.drive());
-        run(&mut drive);
+        let mut drive = Command::new("cc");
+        drive.args(["-std=c11", "-Wall", "-Wextra", "-Werror"]).arg(sources.join("tests/drive.c"));
+        run(drive.args(["-ldl", "-o"]).arg(built.drive()));
         built
     }
 
@@ -85,12 +82,6 @@ impl Drop for Built {
     fn drop(&mut self) {
         drop(std::fs::remove_dir_all(&self.room));
     }
-}
-
-fn compiler() -> Command {
-    let mut compiler = Command::new("cc");
-    compiler.args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror"]);
-    compiler
 }
 
 fn run(command: &mut Command) {
