@@ -117,7 +117,7 @@ fn a_dead_rank_is_an_error_for_mpis_handler() {
         for rank in 0..2 {
             let handled = format!("rank {rank} handles class own: netsum: ");
             let lines = ended.stdout.lines().filter(|line| line.starts_with(&handled));
-            assert_eq!(lines.count(), 2, "{}\n{}", ended.stdout, ended.stderr);
+            assert_eq!(lines.count(), 22, "{}\n{}", ended.stdout, ended.stderr);
             let end = format!("rank {rank} has an error");
             assert!(ended.stdout.contains(&end), "{}\n{}", ended.stdout, ended.stderr);
         }
@@ -145,6 +145,10 @@ fn python_sums_by_the_box_and_mpi_alone_sums_without_a_job() {
         assert_eq!(ended.stderr.matches(line).count(), 1, "{}", ended.stderr);
         assert_eq!(taken(&ended.stderr, "Allreduce"), Some(0), "{}", ended.stderr);
     }
+    let mut ranks = Ranks::without_job(&cluster, Mpi::Open, &[1, 1, 1]);
+    ranks.set("NETSUM_MPI_STATS", "0");
+    let ended = ranks.succeed(&compile(Mpi::Open, &cluster, "calls"), &["plain"]);
+    assert_eq!(taken(&ended.stderr, "Allreduce"), None, "{}", ended.stderr);
 }
 
 /// Prints the times from which `LEAST` in worker/mpi/collectives.c was chosen.

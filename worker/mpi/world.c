@@ -1,42 +1,20 @@
-// Joins netsum, and leaves it; what each communicator has of it; settings, errors, statistics.
+// Joins netsum, and leaves it; what each communicator has of it; settings.
 
-#include "plugin.h"
+#include "world.h"
 
-#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-static const char *const NAMES[KINDS] = {"Allreduce",            "Reduce",    "Bcast",
-                                         "Reduce_scatter_block", "Allgather", "Barrier"};
-
 static bool begun, joined, counts;
-static int keyval = MPI_KEYVAL_INVALID, error_class, world_rank;
+static int keyval = MPI_KEYVAL_INVALID, world_rank;
 // Groups that wait for a blocking call.
 static int wanted;
-static int codes[NETSUM_ERROR_INTERNAL + 1];
 static long long min_bytes = -1;
-// By MPI, and by netsum.
-static struct { unsigned long long calls, bytes; } counted[KINDS][2];
 
 long long netsum_mpi_min_bytes(void) { return min_bytes; }
-
-void netsum_mpi_count(enum kind kind, bool by_netsum, size_t bytes) {
-    __atomic_add_fetch(&counted[kind][by_netsum].calls, 1, __ATOMIC_RELAXED);
-    __atomic_add_fetch(&counted[kind][by_netsum].bytes, bytes, __ATOMIC_RELAXED);
-}
-
-int netsum_mpi_code(netsum_status status) {
-    char text[MPI_MAX_ERROR_STRING];
-    snprintf(text, sizeof text, "netsum: %s", netsum_error_text());
-    if (!error_class && PMPI_Add_error_class(&error_class) == MPI_SUCCESS)
-        PMPI_Add_error_string(error_class, "netsum");
-    if (!codes[status]) PMPI_Add_error_code(error_class, &codes[status]);
-    PMPI_Add_error_string(codes[status], text);
-    return codes[status];
-}
 
 static const char *variable(const char *name) {
     const char *value = getenv(name);
@@ -44,8 +22,8 @@ static const char *variable(const char *name) {
 }
 
 static int when_freed(MPI_Comm comm, int key, void *group, void *extra) {
-    (void)comm, (void)key, (void)extra;
-    netsum_mpi_release(group);
+    (void)key, (void)extra, (void)group;
+    netsum_mpi_freed(comm);
     return MPI_SUCCESS;
 }
 
@@ -121,19 +99,33 @@ static void join(struct group *group, MPI_Comm comm) {
     group->net = net;
 }
 
-struct group *netsum_mpi_group(MPI_Comm comm, bool blocking, bool worth) {
+// A group of its own, since MPI lets each rank start its requests in another order, and netsum does
+// not. Those of freed requests are used again.
+static struct group *persistent_group(MPI_Comm comm) {
+    unsigned long long idle = 0, all = 0;
+    struct group *group;
+    for (int i = 0; i < 64 && (group = netsum_mpi_persistent(comm, i)); i++)
+        if (group->idle && !group->first) idle |= 1ULL << i;
+    PMPI_Allreduce(&idle, &all, 1, MPI_UNSIGNED_LONG_LONG, MPI_BAND, comm);
+    if (all) {
+        group = netsum_mpi_persistent(comm, __builtin_ctzll(all));
+    } else {
+        join(group = netsum_mpi_add(comm), comm);
+        group->persistent = group->net;
+    }
+    group->idle = false;
+    return group->net ? group : NULL;
+}
+
+struct group *netsum_mpi_group(MPI_Comm comm, enum form form, bool worth) {
     struct group *group = NULL;
     int found = 0;
     if (!joined || comm == MPI_COMM_NULL) return NULL;
-    if (!worth && !(blocking && __atomic_load_n(&wanted, __ATOMIC_RELAXED))) return NULL;
+    if (!worth && !(form == BLOCKING && __atomic_load_n(&wanted, __ATOMIC_RELAXED))) return NULL;
     if (PMPI_Comm_get_attr(comm, keyval, &group, &found)) return NULL;
-    if (!found) {
-        if (!(group = calloc(1, sizeof *group))) abort();
-        group->comm = comm;
-        PMPI_Comm_set_attr(comm, keyval, group);
-        netsum_mpi_add(group);
-    }
-    if (!group->tried && blocking && (worth || group->wanted)) {
+    if (!found) PMPI_Comm_set_attr(comm, keyval, group = netsum_mpi_add(comm));
+    if (form == PERSISTENT) return persistent_group(comm);
+    if (!group->tried && form == BLOCKING && (worth || group->wanted)) {
         if (group->wanted) __atomic_sub_fetch(&wanted, 1, __ATOMIC_RELAXED);
         join(group, comm);
     } else if (!group->tried && !group->wanted && worth) {
@@ -145,7 +137,8 @@ struct group *netsum_mpi_group(MPI_Comm comm, bool blocking, bool worth) {
 
 static void begin(void) {
     PMPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    counts = variable("NETSUM_MPI_STATS");
+    const char *statistics = variable("NETSUM_MPI_STATS");
+    counts = statistics && strcmp(statistics, "0");
     const char *least = variable("NETSUM_MPI_MIN_BYTES");
     char *end = NULL;
     long long own = least ? strtoll(least, &end, 10) : -1;
@@ -157,11 +150,8 @@ static void begin(void) {
     // The same at all ranks, or they would choose differently.
     PMPI_Allreduce(&own, &min_bytes, 1, MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
     PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, when_freed, &keyval, NULL);
-    struct group *world = calloc(1, sizeof *world);
-    if (!world) abort();
-    world->comm = MPI_COMM_WORLD;
+    struct group *world = netsum_mpi_add(MPI_COMM_WORLD);
     PMPI_Comm_set_attr(MPI_COMM_WORLD, keyval, world);
-    netsum_mpi_add(world);
     netsum_mpi_begin();
     join(world, MPI_COMM_WORLD);
     joined = world->net;
@@ -184,14 +174,7 @@ int MPI_Finalize(void) {
     // Fortran's start bypasses this library.
     if (!begun) return PMPI_Finalize();
     while (netsum_mpi_progress()) netsum_mpi_doze();
-    if (counts && world_rank == 0)
-        for (int kind = 0; kind < KINDS; kind++)
-            if (counted[kind][0].calls + counted[kind][1].calls)
-                fprintf(stderr,
-                        "netsum-mpi: %s: netsum %llu calls, %llu bytes; MPI %llu calls, %llu "
-                        "bytes\n",
-                        NAMES[kind], counted[kind][1].calls, counted[kind][1].bytes,
-                        counted[kind][0].calls, counted[kind][0].bytes);
+    if (counts && world_rank == 0) netsum_mpi_print_counts();
     netsum_mpi_leave();
     joined = false;
     return PMPI_Finalize();

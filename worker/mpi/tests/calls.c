@@ -7,11 +7,21 @@
 
 #include <math.h>
 #include <mpi.h>
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+// Open MPI's extension pcollreq has persistent forms with other names.
+#if defined OPEN_MPI && OMPI_MAJOR_VERSION < 5
+#define INIT(NAME) MPIX_##NAME##_init
+#else
+#define INIT(NAME) MPI_##NAME##_init
+#endif
 
 enum kind { ALLREDUCE, REDUCE, BCAST, REDUCE_SCATTER_BLOCK, ALLGATHER, BARRIER, KINDS };
 static const char *const NAMES[KINDS] = {"Allreduce",            "Reduce",    "Bcast",
@@ -36,24 +46,27 @@ static void use(MPI_Comm other) {
     MPI_Comm_size(comm, &ranks);
 }
 
-// Any request that another call may complete: each way of waiting in turn.
-static void finish(MPI_Request *request) {
+// Each way of waiting in turn, with and without a status. Returns MPI's error code.
+static int finish(MPI_Request *request) {
     static int turn;
-    int flag = 0, index, some;
-    MPI_Status status;
-    switch (turn++ % 8) {
-    case 0: MPI_Wait(request, &status); break;
-    case 1: MPI_Waitall(1, request, &status); break;
-    case 2: MPI_Waitany(1, request, &index, MPI_STATUS_IGNORE); break;
-    case 3: MPI_Waitsome(1, request, &some, &index, &status); break;
-    case 4: while (!flag) MPI_Test(request, &flag, &status); break;
-    case 5: while (!flag) MPI_Testall(1, request, &flag, MPI_STATUSES_IGNORE); break;
-    case 6: while (!flag) MPI_Testany(1, request, &index, &flag, &status); break;
+    int flag = 0, index, some = 0, code = 0, way = turn++ % 16;
+    MPI_Status own = {.MPI_ERROR = MPI_SUCCESS};
+    MPI_Status *status = way < 8 ? &own : MPI_STATUS_IGNORE;
+    MPI_Status *statuses = way < 8 ? &own : MPI_STATUSES_IGNORE;
+    switch (way % 8) {
+    case 0: code = MPI_Wait(request, status); break;
+    case 1: code = MPI_Waitall(1, request, statuses); break;
+    case 2: code = MPI_Waitany(1, request, &index, status); break;
+    case 3: code = MPI_Waitsome(1, request, &some, &index, statuses); break;
+    case 4: while (!flag) code = MPI_Test(request, &flag, status); break;
+    case 5: while (!flag) code = MPI_Testall(1, request, &flag, statuses); break;
+    case 6: while (!flag) code = MPI_Testany(1, request, &index, &flag, status); break;
     default:
-        while (!flag) MPI_Request_get_status(*request, &flag, &status);
-        for (some = 0; !some;) MPI_Testsome(1, request, &some, &index, &status);
+        while (!flag) code = MPI_Request_get_status(*request, &flag, status);
+        while (!some) code = MPI_Testsome(1, request, &some, &index, statuses);
     }
     CHECK(*request == MPI_REQUEST_NULL, "turn %d", turn);
+    return code;
 }
 
 struct type {
@@ -232,6 +245,7 @@ static void many(void) {
     static int in[COUNT], out[CALLS][COUNT];
     static char odd[COUNT * 4 + 1], right[COUNT * 4];
     MPI_Request requests[CALLS];
+    int word;
     use(MPI_COMM_WORLD);
     fill(&TYPES[0], (char *)in, COUNT, rank);
     for (int i = 0; i < CALLS; i++) {
@@ -239,8 +253,11 @@ static void many(void) {
         takes(1, REDUCE);
     }
     PMPI_Allreduce(in, right, COUNT, MPI_INT, MPI_SUM, comm);
+    // Operations start and complete at ranks that wait within MPI's own functions.
+    if (rank > 0) MPI_Recv(&word, 1, MPI_INT, 0, 0, comm, MPI_STATUS_IGNORE);
     for (int i = CALLS / 2; i < CALLS; i++) finish(&requests[i]);
     MPI_Waitall(CALLS / 2, requests, MPI_STATUSES_IGNORE);
+    for (int to = 1; to < ranks && rank == 0; to++) MPI_Send(&to, 1, MPI_INT, to, 0, comm);
     for (int i = 0; i < CALLS; i++)
         if (i % ranks == rank) same(&TYPES[0], (char *)out[i], right, COUNT, __LINE__);
     memcpy(odd + 1, in, COUNT * 4);
@@ -250,6 +267,106 @@ static void many(void) {
     MPI_Ibarrier(comm, &requests[0]);
     MPI_Request_free(&requests[0]);
     takes(1, BARRIER);
+}
+
+// Persistent requests: started again and again, by each rank in another order, beside others.
+static void persistent(void) {
+    enum { COUNT = 3000, TAKEN = 7, MIXED = 9, ALL = 10, ROUNDS = 3 };
+    static int in[COUNT * 8], out[TAKEN][COUNT * 8], right[COUNT * 8];
+    static float floats[2][COUNT], sums[COUNT];
+    MPI_Request requests[ALL];
+    MPI_Datatype every_second;
+    MPI_Info none = MPI_INFO_NULL;
+    int root = 1, index, flag, done, indices[MIXED], word = rank;
+    use(MPI_COMM_WORLD);
+    MPI_Type_vector(COUNT, 1, 2, MPI_INT, &every_second);
+    MPI_Type_commit(&every_second);
+    INIT(Allreduce)(MPI_IN_PLACE, out[0], COUNT, MPI_INT, MPI_SUM, comm, none, &requests[0]);
+    INIT(Reduce)(in, out[1], COUNT, MPI_UNSIGNED, MPI_SUM, root, comm, none, &requests[1]);
+    INIT(Bcast)(out[2], COUNT, MPI_INT, root, comm, none, &requests[2]);
+    INIT(Reduce_scatter_block)(in, out[3], COUNT, MPI_INT, MPI_SUM, comm, none, &requests[3]);
+    INIT(Allgather)(in, COUNT, MPI_INT, out[4], COUNT, MPI_INT, comm, none, &requests[4]);
+    INIT(Barrier)(comm, none, &requests[5]);
+    // With a type that is freed before the request starts.
+    INIT(Bcast)(out[6], 1, every_second, root, comm, none, &requests[6]);
+    // MPI's own. MPICH 4.0.2 waits forever for its inactive collectives among others.
+    MPI_Send_init(&rank, 1, MPI_INT, (rank + 1) % ranks, 5, comm, &requests[7]);
+    MPI_Recv_init(&word, 1, MPI_INT, (rank + ranks - 1) % ranks, 5, comm, &requests[8]);
+    INIT(Allreduce)(floats[0], floats[1], COUNT, MPI_FLOAT, MPI_SUM, comm, none, &requests[9]);
+    MPI_Type_free(&every_second);
+    // Inactive requests are complete.
+    MPI_Waitall(MIXED, requests, MPI_STATUSES_IGNORE);
+    MPI_Testany(MIXED, requests, &index, &flag, MPI_STATUS_IGNORE);
+    CHECK(flag && index == MPI_UNDEFINED, "%d %d", flag, index);
+    for (int round = 0; round < ROUNDS; round++) {
+        fill(&TYPES[0], (char *)in, COUNT * 8, rank + round);
+        fill(&TYPES[2], (char *)floats[0], COUNT, rank + round);
+        memset(out, 0x55, sizeof out);
+        memcpy(out[0], in, COUNT * 4);
+        if (rank == root) memcpy(out[2], in, COUNT * 4), memcpy(out[6], in, COUNT * 8);
+        if (round == 0) {
+            MPI_Startall(ALL, requests);
+        } else {
+            for (int i = 0; i < ALL; i++) MPI_Start(&requests[(i + rank * 2) % ALL]);
+        }
+        for (int i = 0; i < TAKEN; i++) takes(1, i < 6 ? (enum kind)i : BCAST);
+        MPI_Request started[ALL];
+        memcpy(started, requests, sizeof started);
+        if (round == 0) {
+            MPI_Waitall(ALL, requests, MPI_STATUSES_IGNORE);
+        } else if (round == 1) {
+            for (int i = 0; i < MIXED; i++) {
+                MPI_Waitany(MIXED, requests, &index, MPI_STATUS_IGNORE);
+                CHECK(index >= 0 && index < MIXED, "%d", index);
+            }
+            MPI_Waitany(MIXED, requests, &index, MPI_STATUS_IGNORE);
+            CHECK(index == MPI_UNDEFINED, "%d", index);
+        } else {
+            for (flag = 0; !flag;)
+                MPI_Request_get_status(requests[0], &flag, MPI_STATUS_IGNORE);
+            for (int left = MIXED; left; left -= done) {
+                MPI_Waitsome(MIXED, requests, &done, indices, MPI_STATUSES_IGNORE);
+                CHECK(done > 0 && done <= left, "%d of %d", done, left);
+            }
+            for (int i = 0; i < MIXED; i++) {
+                MPI_Test(&requests[i], &flag, MPI_STATUS_IGNORE);
+                CHECK(flag, "%d", i);
+            }
+        }
+        if (round > 0) MPI_Wait(&requests[MIXED], MPI_STATUS_IGNORE);
+        CHECK(!memcmp(started, requests, sizeof started), "round %d", round);
+        PMPI_Allreduce(in, right, COUNT, MPI_INT, MPI_SUM, comm);
+        same(&TYPES[0], (char *)out[0], (char *)right, COUNT, __LINE__);
+        if (rank == root) same(&TYPES[0], (char *)out[1], (char *)right, COUNT, __LINE__);
+        PMPI_Reduce_scatter_block(in, right, COUNT, MPI_INT, MPI_SUM, comm);
+        same(&TYPES[0], (char *)out[3], (char *)right, COUNT, __LINE__);
+        PMPI_Allgather(in, COUNT, MPI_INT, right, COUNT, MPI_INT, comm);
+        same(&TYPES[0], (char *)out[4], (char *)right, (size_t)(COUNT * ranks), __LINE__);
+        memcpy(right, in, sizeof right);
+        PMPI_Bcast(right, COUNT * 2, MPI_INT, root, comm);
+        same(&TYPES[0], (char *)out[2], (char *)right, COUNT, __LINE__);
+        for (int i = 0; i < COUNT; i++)
+            CHECK(out[6][2 * i] == right[2 * i], "%d: %d", i, out[6][2 * i]);
+        PMPI_Allreduce(floats[0], sums, COUNT, MPI_FLOAT, MPI_SUM, comm);
+        same(&TYPES[2], (char *)floats[1], (char *)sums, COUNT, __LINE__);
+        CHECK(word == (rank + ranks - 1) % ranks, "%d", word);
+    }
+    // An active request ends after it is freed.
+    MPI_Start(&requests[5]);
+    takes(1, BARRIER);
+    for (int i = 0; i < ALL; i++) MPI_Request_free(&requests[i]);
+    CHECK(requests[0] == MPI_REQUEST_NULL && requests[5] == MPI_REQUEST_NULL, "not freed");
+    // The group of a freed request is used again.
+    MPI_Barrier(comm);
+    takes(1, BARRIER);
+    INIT(Allreduce)(MPI_IN_PLACE, out[0], COUNT, MPI_INT, MPI_SUM, comm, none, &requests[0]);
+    memcpy(out[0], in, COUNT * 4);
+    MPI_Start(&requests[0]);
+    takes(1, ALLREDUCE);
+    MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
+    MPI_Request_free(&requests[0]);
+    PMPI_Allreduce(in, right, COUNT, MPI_INT, MPI_SUM, comm);
+    same(&TYPES[0], (char *)out[0], (char *)right, COUNT, __LINE__);
 }
 
 // Infinities and NaNs come out as by MPI.
@@ -304,6 +421,7 @@ static void calls(void) {
     int sizes[2] = {2, ranks / 2}, periods[2] = {0, 0}, columns[2] = {1, 0}, flag;
     MPI_Request request;
     everything(MPI_COMM_WORLD);
+    persistent();
     many();
     not_finite();
     beside_messages();
@@ -316,11 +434,18 @@ static void calls(void) {
     MPI_Wait(&request, MPI_STATUS_IGNORE);
     CHECK(flag == ranks, "%d", flag);
     everything(made);
+    int again = 1;
+    MPI_Request persisting;
+    INIT(Allreduce)(MPI_IN_PLACE, &again, 1, MPI_INT, MPI_SUM, comm, MPI_INFO_NULL, &persisting);
     MPI_Iallreduce(MPI_IN_PLACE, &flag, 1, MPI_INT, MPI_SUM, comm, &request);
-    takes(1, ALLREDUCE);
+    MPI_Start(&persisting);
+    takes(1, ALLREDUCE), takes(1, ALLREDUCE);
     MPI_Comm_free(&made);
     MPI_Wait(&request, MPI_STATUS_IGNORE);
     CHECK(flag == ranks * ranks, "%d", flag);
+    MPI_Wait(&persisting, MPI_STATUS_IGNORE);
+    CHECK(again == ranks, "%d", again);
+    MPI_Request_free(&persisting);
 
     // In the opposite order; rank 1, which is on rank 0's host, is alone.
     MPI_Comm_split(MPI_COMM_WORLD, world_rank == 1, -world_rank, &made);
@@ -368,6 +493,17 @@ static void die(void) {
     code = MPI_Wait(&request, MPI_STATUS_IGNORE);
     CHECK(code != MPI_SUCCESS, "no error");
     code = MPI_Allreduce(MPI_IN_PLACE, data, COUNT, MPI_INT, MPI_SUM, comm);
+    CHECK(code != MPI_SUCCESS, "no error");
+    for (int way = 0; way < 16; way++) {
+        MPI_Iallreduce(MPI_IN_PLACE, data, COUNT, MPI_INT, MPI_SUM, comm, &request);
+        code = finish(&request);
+        CHECK(code != MPI_SUCCESS, "no error by way %d", way);
+    }
+    // The handler of a communicator that is freed before its error is reported.
+    MPI_Iallreduce(MPI_IN_PLACE, data, COUNT, MPI_INT, MPI_SUM, comm, &request);
+    for (int flag = 0; !flag;) MPI_Request_get_status(request, &flag, MPI_STATUS_IGNORE);
+    MPI_Comm_free(&comm);
+    code = MPI_Wait(&request, MPI_STATUS_IGNORE);
     CHECK(code != MPI_SUCCESS, "no error");
     printf("rank %d has an error\n", world_rank);
     fflush(stdout);
