@@ -1,6 +1,7 @@
 """The backend "netsum" of torch.distributed: reductions in the network, and Gloo for the rest."""
 
 import functools
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -489,6 +490,7 @@ def _warn(what: str, why: str = "") -> None:
     if what not in ProcessGroup.warned:
         ProcessGroup.warned.add(what)
         text = f"{what}: Gloo does it, as the network cannot" + (f": {why}" if why else "")
+        text += "; it is not sealed" if os.environ.get("NETSUM_SECRET") else ""
         warnings.warn(text, DelegatedWarning, stacklevel=1)
 
 

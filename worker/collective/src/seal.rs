@@ -1,12 +1,12 @@
 //! Sealed sums: a box adds messages that it can neither read nor forge.
 //!
 //! ## Keys
-//! All ranks have a [`Secret`] that nobody else has. In each session each rank draws a nonce of 128
-//! bits. The nonces go around the ring of bypass connections twice, first to be collected, then to
-//! be known to all. A rank goes on only if its own nonce is at its own place. HKDF-SHA256 (RFC 5869)
-//! gives the session's keys. Its input is the secret, its salt a hash of the nonces, and of all that
-//! the ranks must agree on: names of job and group, and how data is cut. So ranks of two sessions,
-//! or with two ideas of one, never sum with each other.
+//! All ranks have a [`Secret`] that nobody else has. In each session each rank draws a nonce of
+//! 128 bits. The nonces go around the ring of bypass connections twice, first to be collected,
+//! then to be known to all. A rank goes on only if its own nonce is at its own place. HKDF-SHA256
+//! (RFC 5869) gives the session's keys. Its input is the secret, its salt a hash of the nonces,
+//! and of all that the ranks must agree on: names of job and group, and how data is cut. So ranks
+//! of two sessions, or with two ideas of one, never sum with each other.
 //!
 //! | label | key of |
 //! | --- | --- |
@@ -21,19 +21,19 @@
 //!
 //! ## Pads
 //! Rank i adds `k(i) - k(i + 1)` to its lanes, modulo 2^32; rank 0 also adds `s`. Each is the key
-//! stream of AES-256 in counter mode; the counter begins with the ring and the message's number. In the sum the
-//! k(i) cancel, and every rank subtracts s. The N pads are N independent uniform numbers: what ranks
-//! send and what they receive says nothing about the data.
+//! stream of AES-256 in counter mode; the counter begins with the ring and the message's number.
+//! In the sum the k(i) cancel, and every rank subtracts s. The N pads are N independent uniform
+//! numbers: what ranks send and what they receive says nothing about the data.
 //!
 //! *Must*: a pad never covers two contents. A message of a session is built once, in the order of
-//! its numbers, which [`Seal::close`] enforces. It is repeated, and summed over the hosts' ring after
-//! a fallback, as it was built.
+//! its numbers, which [`Seal::close`] enforces. It is repeated, and summed over the hosts' ring
+//! after a fallback, as it was built.
 //!
 //! ## Tags
 //! The lanes x(j) of a message are integers whose sum over all ranks does not wrap: see [`Signs`].
-//! The tag is `sum of w(j) x(j)` modulo p = 2^61 - 1 with secret weights w(j), in three lanes of 21
-//! bits, so that it adds up like the data. A changed sum has the right tag with a probability of
-//! about 2^-61: the weights are uniform, and tags are padded, so they reveal nothing about the
+//! The tag is `sum of w(j) x(j)` modulo p = 2^61 - 1 with secret weights w(j), in three lanes of
+//! 21 bits, so that it adds up like the data. A changed sum has the right tag with a probability
+//! of about 2^-61: the weights are uniform, and tags are padded, so they reveal nothing about the
 //! weights (Carter and Wegman, "New hash functions and their use in authentication and set
 //! equality", 1981).
 //!
@@ -418,8 +418,8 @@ fn negative(pieces: &[u32], lanes: &[[u8; 4]]) -> u32 {
     pieces.iter().zip(masks).map(|(piece, mask)| piece & mask).sum()
 }
 
-/// What a key adds to tags modulo p, before they are cut into lanes: otherwise carries between these
-/// would depend on the weights. It is from the second half of the message's counters.
+/// What a key adds to tags modulo p, before they are cut into lanes: otherwise carries between
+/// these would depend on the weights. It is from the second half of the message's counters.
 fn blind(cipher: &Aes256Enc, id: (u32, u64)) -> u128 {
     let mut block = counter(id);
     block[12] = 0x80;
@@ -550,7 +550,9 @@ mod tests {
     proptest! {
         #[test]
         fn every_rank_opens_the_sum(
-            ranks in 1u32..65, signs in signs(), words in prop::collection::vec(any::<u32>(), 0..300),
+            ranks in 1u32..65,
+            signs in signs(),
+            words in prop::collection::vec(any::<u32>(), 0..300),
         ) {
             let mut seals = seals(ranks, 0);
             for id in [(0, 0), (1, 0), (0, 1)] {
@@ -607,8 +609,8 @@ mod tests {
         }
     }
 
-    /// Messages and sums of zeros, over ranks, rings, numbers and sessions, and differences of those
-    /// that would cancel a pad.
+    /// Messages and sums of zeros, over ranks, rings, numbers and sessions, and differences of
+    /// those that would cancel a pad.
     #[test]
     fn the_wire_carries_uniform_bytes() {
         let (mut contributions, mut sums) = (vec![0u32; 256], vec![0u32; 256]);
