@@ -103,7 +103,7 @@ fn forge(pins: &Path) {
     for (slot, (sum, empty)) in before.iter_mut().zip(empty).enumerate() {
         if *sum != empty {
             add_lanes(sum, &change);
-            sums.set(slot as u32, &*sum, 0).unwrap();
+            sums.set(slot as u32, *sum, 0).unwrap();
         }
     }
 }
