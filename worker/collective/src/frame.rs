@@ -29,9 +29,8 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// A hash of all fields except the number. It is added to the `sequence` lanes of the
-    /// operation's messages: messages of different operations never pass for a sum, whatever their
-    /// data is.
+    /// A hash of all fields except the number. The stamps of the operation's messages contain it, so
+    /// messages of different operations never pass for a sum, whatever their data is.
     pub fn tag(&self) -> u32 {
         let ([kind, op, root, tag], block) = self.call.words();
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);

@@ -295,7 +295,7 @@ fn average(inverse: f64, by: u32, sums: &[u8], out: &mut [f32]) {
     }
 }
 
-/// [`data_sums`] of check lanes.
+/// [`data_sums`] of a message's lanes behind the check lanes.
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 pub fn check_sums(lanes: &[u8]) -> [u32; DATA_SUMS] {
     data_sums(lanes)
