@@ -75,7 +75,7 @@ static void join(struct group *group, MPI_Comm comm) {
     PMPI_Comm_size(comm, &ranks);
     if (is_inter || ranks < 2) return;
     PMPI_Comm_rank(comm, &rank);
-    bool has_peers = variable("NETSUM_PEERS");
+    bool has_peers = variable("NETSUM_PEERS"), is_sealed = variable("NETSUM_SECRET");
     const char *reason = NULL;
     if (!has_peers && !variable("NETSUM_JOB")) reason = "NETSUM_JOB and NETSUM_PEERS are not set";
     if (joined && has_peers) reason = "groups need a box, and NETSUM_PEERS is set";
@@ -88,8 +88,11 @@ static void join(struct group *group, MPI_Comm comm) {
     PMPI_Bcast(name, sizeof name, MPI_CHAR, 0, comm);
     netsum_comm *net = NULL;
     if (connect(joined ? name : NULL, rank, ranks, &net)) reason = netsum_error_text();
-    else if (!has_peers && netsum_get_mode(net) != NETSUM_BOX) reason = "the box does not sum";
+    else if (!has_peers && !is_sealed && netsum_get_mode(net) != NETSUM_BOX)
+        reason = "the box does not sum";
     if (!agree(comm, rank, ranks, reason)) {
+        // Else whoever refuses ranks could read what they send.
+        if (is_sealed) PMPI_Abort(MPI_COMM_WORLD, 1);
         netsum_finalize(net);
         return;
     }

@@ -193,8 +193,8 @@ impl Core {
         progressed
     }
 
-    /// Waits for the previous rank's hello and the next rank's acknowledgement, at most until
-    /// `until`; for a packet of the path MTU, which the previous rank sends right after it, at most
+    /// Waits for the previous rank's hello, the next rank's acknowledgement and the keys of a sealed
+    /// session, at most until `until`; for a packet of the path MTU, which the previous rank sends right after it, at most
     /// `patience`. Asks the daemon for the cause of a delay; fails at once if waiting cannot help.
     /// `unreachable` receives what is missing, and since when. [`Error::Closed`] when `is_wanted`
     /// is false.
@@ -211,7 +211,16 @@ impl Core {
             if let Some(error) = self.engine.failure() {
                 return Err(error.clone());
             }
-            let Some(missing) = self.missing() else { return Ok(()) };
+            let Some(missing) = self.missing() else {
+                if self.engine.is_open() {
+                    return Ok(());
+                }
+                if Instant::now() >= until {
+                    self.engine.fail_to_open(&mut *self.connections, begun.elapsed());
+                }
+                self.drive_for(POLL)?;
+                continue;
+            };
             let mut cause = None;
             if let Some(heartbeat) = &self.heartbeat {
                 if asked != Some(missing) && begun.elapsed() >= PATH_TEST_TIMEOUT {

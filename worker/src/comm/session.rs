@@ -509,14 +509,16 @@ fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Resul
     }
 }
 
-/// What this rank brings to a sealed session. Another job, group or hosts' ring gives other keys.
-fn share(config: &CommConfig, secret: Secret) -> Result<Share, Error> {
+/// What this rank brings to a sealed session. Another job, group, hosts' ring or order of ranks
+/// gives other keys.
+fn share(config: &CommConfig, secret: Secret, ranks: &[u32]) -> Result<Share, Error> {
     let job = match &config.bootstrap {
         Bootstrap::Controller { job, .. } => job.clone(),
         Bootstrap::Static { peers, .. } => format!("{peers:?}"),
     };
     let ring = config.hosts_ring.as_ref().map(|ring| format!("{} {:?}", ring.number, ring.ranks));
-    let names = [&job, config.group.as_deref().unwrap_or(""), ring.as_deref().unwrap_or("")];
+    let (group, ring) = (config.group.as_deref().unwrap_or(""), ring.as_deref().unwrap_or(""));
+    let names = [&job, group, ring, &format!("{ranks:?}")];
     Ok(Share::new(secret, &names, seal_nonce()?))
 }
 
@@ -543,7 +545,7 @@ fn establish(
     let tests_path = heartbeat.is_some() && !shape.on_host_ring;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
         let summands = config.hosts_ring.as_ref().map_or(shape.ranks, |ring| ring.summands);
-        let share = config.secret.map(|secret| share(config, secret)).transpose()?;
+        let share = config.secret.map(|secret| share(config, secret, &in_job)).transpose()?;
         let settings = Settings { rank: place, shape, summands, timeout, session: nonce(), share };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
         engine.name_ranks(names);

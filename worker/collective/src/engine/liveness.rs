@@ -224,11 +224,7 @@ impl Engine {
         // A dead rank is found earlier.
         let patience = self.settings.timeout * 2;
         if !self.is_open() && self.waiting.is_some_and(|since| now >= since + patience) {
-            let text = format!(
-                "the nonces of a sealed session have not reached rank {} within {patience:?}",
-                self.own_rank()
-            );
-            self.fail(channels, Error::Protocol(text));
+            self.fail_to_open(channels, patience);
         }
         if self.greeted
             && !self.has_left(self.previous())
@@ -324,6 +320,7 @@ impl Engine {
         is_known
             && sent
             && self.reductions.is_empty()
+            && self.unsealed.is_empty()
             && (0..self.member.ranks)
                 .all(|r| self.has_left(r) || self.progress[r as usize].completed >= completed)
     }

@@ -1,8 +1,9 @@
 //! The nonces of a sealed session, which go around the ring twice: [`crate::seal`] says why. Until
-//! then ranks only greet each other, and show that they live: nobody can tell who sends.
+//! then ranks only greet each other, report errors, and show that they live: nobody can tell who
+//! sends.
 
 use std::borrow::Cow;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::buffer::Buffer;
@@ -12,8 +13,9 @@ use crate::frame::{Frame, VERSION};
 use crate::seal::{Nonce, Seal, Share};
 
 impl Engine {
-    /// Whether this rank knows that all have agreed on the session's keys, or there are none.
-    pub(super) fn is_open(&self) -> bool {
+    /// Whether this rank has the session's keys, and the previous rank seals its frames; or there
+    /// are no keys.
+    pub fn is_open(&self) -> bool {
         self.settings.share.is_none() || self.seal.as_ref().is_some_and(|seal| seal.opens)
     }
 
@@ -38,7 +40,9 @@ impl Engine {
                 self.begin_sealed(channels, share, nonces);
             }
             // It has gone around twice.
-            (_, Some(seal)) if rank == 0 && seal.nonces() == nonces => self.open_session(),
+            (_, Some(seal)) if rank == 0 && seal.nonces() == nonces => {
+                self.open_session(channels);
+            }
             _ => {
                 let previous = self.rank_of(self.previous());
                 let text = format!(
@@ -59,7 +63,7 @@ impl Engine {
         let sizes = (shape.layout.rings, shape.message_room());
         self.seal = Some(Seal::new(&share, job.as_bytes(), nonces, rank, sizes));
         if rank != 0 {
-            self.open_session();
+            self.open_session(channels);
         }
         // Another secret shows at once.
         self.tell_status(channels);
@@ -68,11 +72,23 @@ impl Engine {
         }
     }
 
-    fn open_session(&mut self) {
+    fn open_session(&mut self, channels: &mut dyn Channels) {
         if let Some(seal) = &mut self.seal {
             seal.opens = true;
             self.session = Some(seal.session());
         }
+        let open: Vec<_> = self.operations.iter().map(|o| o.descriptor).collect();
+        open.into_iter().for_each(|d| self.tell(channels, &Frame::Operation(d)));
+    }
+
+    /// Ends a session that has not opened in time.
+    pub fn fail_to_open(&mut self, channels: &mut dyn Channels, after: Duration) {
+        let text = format!(
+            "the nonces of a sealed session have not reached rank {} within {after:?}: a rank has \
+             not started, or somebody drops them",
+            self.own_rank()
+        );
+        self.fail(channels, Error::Protocol(text));
     }
 
     /// A frame as it may be sent now.
@@ -123,7 +139,7 @@ impl Engine {
     pub(super) fn on_forged_frame(&mut self, channels: &mut dyn Channels) {
         let text = format!(
             "rank {} cannot open what rank {} sends: NETSUM_SECRET must be the same at all ranks, \
-             or somebody has changed it on its way",
+             with the names of job and peers, or somebody has changed it on its way",
             self.own_rank(),
             self.rank_of(self.previous())
         );
@@ -133,8 +149,6 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::super::Settings;
     use super::super::queue::Work;
     use super::*;
@@ -222,16 +236,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_in_clear_but_greetings_nonces_and_signs_of_life() {
+    fn nothing_is_sent_in_clear_but_greetings_nonces_errors_and_signs_of_life() {
         for place in 0..3 {
             let mut rank = rank(place);
             rank.engine.leave(&mut rank.wire);
             rank.now += Duration::from_secs(3);
             rank.engine.step(rank.now, &mut rank.wire, None);
+            assert!(!rank.engine.may_leave(true), "its goodbye waits");
+            rank.engine.fail(&mut rank.wire, Error::Protocol(String::new()));
             for bytes in &rank.wire.sent {
                 let frame = Frame::decode(bytes).unwrap();
                 let is_plain = match &frame {
                     Frame::Hello { .. } | Frame::FullSize(_) | Frame::Nonces(_) => true,
+                    Frame::Failure { .. } => true,
                     Frame::Status { ranks } => ranks.is_empty(),
                     _ => false,
                 };

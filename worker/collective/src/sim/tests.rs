@@ -397,11 +397,12 @@ fn silence_between_operations_ends_nothing_but_the_next_one_finds_the_dead() {
 
 #[test]
 fn different_operations_are_an_error() {
-    for seed in 0..12u64 {
+    for seed in 0..24u64 {
         let layout = layouts().nth(seed as usize % 5).unwrap();
         let ranks = [2, 3, 4, 8][seed as usize % 4];
         let present = if seed % 3 == 0 { NEVER } else { ALWAYS };
-        let spec = Spec { present, ..Spec::new(ranks, layout, seed) };
+        let is_sealed = seed >= 12;
+        let spec = Spec { present, is_sealed, ..Spec::new(ranks, layout, seed) };
         let odd = seed as u32 % ranks;
         let mut sim = Sim::new(&spec, |rank| {
             // In the last case all lanes fit: only the lengths in the messages' sequence lanes
