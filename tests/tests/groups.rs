@@ -168,8 +168,9 @@ fn racks_sum_for_rows_and_columns_and_forget_them() {
     split(&mut group, &[None; 4]);
     let what = "only the job is left";
     wait(what, || all() == before, || format!("{:?}\n{before:?}\n{}", all(), manager.log()));
-    let left = manager.json(&cluster, &["job", "list"]).unwrap();
-    assert_eq!(left.as_array().unwrap().len(), 1, "{left}\n{}", manager.log());
+    let left = || manager.json(&cluster, &["job", "list"]).unwrap();
+    let is_alone = || left().as_array().unwrap().len() == 1;
+    wait("the manager has only the job", is_alone, || format!("{}\n{}", left(), manager.log()));
 
     // Groups of ranks that end without leaving.
     split(&mut group, &columns);

@@ -535,5 +535,5 @@ fn no_first_packet_passes_during_a_daemon_restart() {
     }
     let log = cluster.daemon_log();
     let secret: String = app.token.0.iter().map(|b| format!("{b:02x}")).collect();
-    assert!(log.contains("taken over") && !log.contains(&secret), "{log}");
+    assert!(log.contains("took over") && !log.contains(&secret), "{log}");
 }

@@ -96,7 +96,7 @@ fn wait_for_line(cluster: &Cluster, name: &str, why: &str) {
     let said = || {
         let log = cluster.daemon_log();
         log.lines()
-            .filter(|l| l.contains(&format!("port {name} does")))
+            .filter(|l| l.contains(&format!("port {name} cannot be used")))
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };

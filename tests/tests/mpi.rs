@@ -129,7 +129,7 @@ fn a_dead_rank_is_an_error_for_mpis_handler() {
 fn python_sums_by_the_box_and_mpi_alone_sums_without_a_job() {
     const SCRIPT: &str = "import numpy; from mpi4py import MPI; w = MPI.COMM_WORLD; \
         x = numpy.full(1 << 20, w.rank + 1, dtype='f'); w.Allreduce(MPI.IN_PLACE, x); \
-        print((x == 6).all(), w.allreduce(1), flush=True)";
+        print(f'{(x == 6).all()} {w.allreduce(1)}\\n', end='', flush=True)";
     let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
     let python = Path::new("/usr/bin/python3");
     let ranks = Ranks::with_job(&cluster, Mpi::Open, &[1, 1, 1], &JobSpec::new("python", 3));

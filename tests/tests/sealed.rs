@@ -1,6 +1,5 @@
 //! Sealed sums through the box, and a box that forges.
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, ArrayOfMaps, Map, MapData};
@@ -11,6 +10,8 @@ use netsum_common::abi::{VERSION, maps};
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::group::Outcome;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 const SECRET: &str = "a secret of the ranks";
 
@@ -74,19 +75,24 @@ fn boxes_in_levels_add_sealed_messages() {
     assert_box(&outcomes, false, &group.log());
 }
 
+type Sums = Array<MapData, [u8; 1024]>;
+
+/// The sums of the first ring's slots.
+fn sums(cluster: &Cluster) -> Sums {
+    let path = cluster.pins().join(format!("abi-{VERSION}/maps/{}", maps::SUMS[1]));
+    let map = Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap();
+    ArrayOfMaps::<_, Sums>::try_from(map).unwrap().get(&1, 0).unwrap()
+}
+
+fn read(sums: &Sums) -> Vec<[u8; 1024]> {
+    sums.iter().map(Result::unwrap).collect()
+}
+
 /// Adds one to a lane of each used slot, and what follows from it to the check lanes: what an
 /// administrator of the box can do. Messages are single packets.
-fn forge(pins: &Path) {
-    let path = pins.join(format!("abi-{VERSION}/maps/{}", maps::SUMS[1]));
-    let map = Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap();
-    let outer = ArrayOfMaps::<_, Array<MapData, [u8; 1024]>>::try_from(map).unwrap();
-    let mut sums = outer.get(&1, 0).unwrap();
-    let read = |sums: &Array<MapData, [u8; 1024]>| -> Vec<[u8; 1024]> {
-        sums.iter().map(Result::unwrap).collect()
-    };
+fn forge(mut sums: Sums, empty: &[[u8; 1024]]) {
     let (start, mut before, mut since) = (Instant::now(), read(&sums), Instant::now());
-    let empty = before.clone();
-    // All but the last rank have contributed once the slots have changed, and change no more.
+    // Others than the last rank have contributed once the slots have changed, and change no more.
     while before == empty || since.elapsed() < Duration::from_millis(300) {
         assert!(start.elapsed() < TIMEOUT, "no contribution arrives");
         std::thread::sleep(Duration::from_millis(10));
@@ -101,7 +107,7 @@ fn forge(pins: &Path) {
     let place = CHECK_BYTES - check.as_flattened().len();
     change[place..CHECK_BYTES].copy_from_slice(check.as_flattened());
     for (slot, (sum, empty)) in before.iter_mut().zip(empty).enumerate() {
-        if *sum != empty {
+        if *sum != *empty {
             add_lanes(sum, &change);
             sums.set(slot as u32, *sum, 0).unwrap();
         }
@@ -115,14 +121,13 @@ fn forged(secret: &'static str) -> Result<Vec<Outcome>, String> {
     cluster.start_daemon().unwrap();
     let job = JobSpec { secret, message_size: 1024, ..JobSpec::new("forged", 4) };
     let mut group = start(&cluster, &job, &[0, 1, 2, 3]);
-    let files: Vec<PathBuf> = std::thread::scope(|scope| {
-        let pins = cluster.pins();
-        let forging = scope.spawn(move || forge(&pins));
-        let late = Duration::from_millis(1500);
-        let files = group.order_all_reduce_last_late("i32", 100, 1, late).unwrap();
-        forging.join().unwrap();
-        files
-    });
+    let sums = sums(&cluster);
+    let empty = read(&sums);
+    let last = Pid::from_raw(group.pids().last().unwrap().try_into().unwrap());
+    kill(last, Signal::SIGSTOP).unwrap();
+    let files = group.order_all_reduce("i32", 100, 1).unwrap();
+    forge(sums, &empty);
+    kill(last, Signal::SIGCONT).unwrap();
     group.check_all_reduce("i32", 100, 1, &files).map_err(|error| format!("{error:#}"))
 }
 

@@ -151,20 +151,10 @@ impl Engine {
         self.end(error);
     }
 
-    /// Whether this rank waits for others, or others may: a fallback needs all ranks, and stops at a
-    /// dead one. Then only the next rank can tell the others, even if it has all its sums.
-    fn waits(&self) -> bool {
-        let own = self.progress[self.member.rank as usize].completed;
-        let lags = |(rank, other): (u32, &Progress)| other.completed < own && !self.has_left(rank);
-        !self.operations.is_empty()
-            || self.reconnect.is_some()
-            || (0..).zip(&self.progress).any(lags)
-    }
-
     /// The controller reports that a rank's process has ended without leaving. This ends the session
     /// if an operation has stalled: its last packets may still be on their way.
     pub fn on_ended(&mut self, now: Instant, channels: &mut dyn Channels, place: u32) {
-        let waits = self.waits();
+        let waits = !self.operations.is_empty() || self.reconnect.is_some();
         let idle = now.saturating_duration_since(self.last_progress);
         let is_other = place != self.member.rank && !self.has_left(place);
         if waits && idle >= ENDED && self.failure.is_none() && is_other {
@@ -220,7 +210,8 @@ impl Engine {
         }
         self.look_at_parts(channels);
         // Silence between operations ends nothing: a stopped process or machine may continue.
-        self.waiting = self.waits().then(|| self.waiting.unwrap_or(now));
+        let waits = !self.operations.is_empty() || self.reconnect.is_some();
+        self.waiting = waits.then(|| self.waiting.unwrap_or(now));
         // A dead rank is found earlier.
         let patience = self.settings.timeout * 2;
         if !self.is_open() && self.waiting.is_some_and(|since| now >= since + patience) {
