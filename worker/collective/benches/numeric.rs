@@ -7,7 +7,8 @@ use netsum_collective::buffer::Buffer;
 use netsum_collective::numeric::block::{BLOCK, Blocks, EXPONENT_BYTES, Width, write_exponent};
 use netsum_collective::numeric::limbs::Limbs;
 use netsum_collective::numeric::quant::{Scale, bucket, check_sums, exponents};
-use netsum_collective::seal::{Seal, Secret, Share, Signs, TAG_BYTES};
+use netsum_collective::numeric::signs::Signs;
+use netsum_collective::seal::{Seal, Secret, Share, TAG_BYTES};
 
 const LEN: usize = 64 << 10;
 

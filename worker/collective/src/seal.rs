@@ -55,6 +55,7 @@ use sha2::{Digest, Sha256};
 
 use crate::buffer::Buffer;
 use crate::numeric::reference::add_lanes;
+use crate::numeric::signs::Signs;
 
 /// Bytes of a tag, at the end of a message.
 pub const TAG_BYTES: usize = 12;
@@ -119,18 +120,6 @@ impl Share {
         }
         Self { secret, nonce, context: context.finalize().into() }
     }
-}
-
-/// How lanes are integers whose sum over all ranks is one, too.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Signs {
-    Signed,
-    Unsigned,
-    /// Of each `of` lanes the one at `place` is signed.
-    One {
-        place: usize,
-        of: usize,
-    },
 }
 
 /// The message did not come from the neighbour as it is, or the neighbour has another secret.

@@ -553,8 +553,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_failure_of_the_connections_ends_operations_in_flight() {
+    /// Of rank 0 of two.
+    fn settings() -> Settings {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
         let shape = JobShape {
             ranks: 2,
@@ -564,14 +564,19 @@ mod tests {
             on_host_ring: false,
             is_sealed: false,
         };
-        let settings = Settings {
+        Settings {
             rank: 0,
             shape,
             summands: 2,
             timeout: Duration::from_secs(10),
             session: 1,
             share: None,
-        };
+        }
+    }
+
+    #[test]
+    fn a_failure_of_the_connections_ends_operations_in_flight() {
+        let settings = settings();
         let mut connections = Scripted::new(true);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
@@ -586,23 +591,7 @@ mod tests {
     /// Rank 1 has the sum of operation 1, which is late here, and leaves.
     #[test]
     fn a_leaving_rank_settles_newer_operations_while_an_older_one_is_open() {
-        let layout = Layout { message_size: 4096, window: 2, rings: 1 };
-        let shape = JobShape {
-            ranks: 2,
-            mtu: 1024,
-            layout,
-            relaxed: false,
-            on_host_ring: false,
-            is_sealed: false,
-        };
-        let settings = Settings {
-            rank: 0,
-            shape,
-            summands: 2,
-            timeout: Duration::from_secs(10),
-            session: 1,
-            share: None,
-        };
+        let settings = settings();
         let mut connections = Scripted::new(false);
         let script = Arc::clone(&connections.script);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
@@ -616,7 +605,7 @@ mod tests {
             })
             .collect();
         for frame in [
-            Frame::Hello { shape, timeout: Duration::from_secs(10), rank: 1, nonce: 2 },
+            Frame::Hello { shape: settings.shape, timeout: settings.timeout, rank: 1, nonce: 2 },
             Frame::Goodbye { origin: 1, completed: 1 },
         ] {
             let mut data = Buffer::heap(64);

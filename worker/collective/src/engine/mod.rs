@@ -15,7 +15,8 @@
 //! Each message carries the number of its session. Rank 0 draws it at random and sends it around
 //! the ring of bypass connections once. So a rank does not accept sums that a box still has from an
 //! earlier session with the same queue pairs and PSNs. A rank sends nothing to be summed before it
-//! knows the number.
+//! knows the number. In a [sealed](crate::seal) session nonces of all ranks take its place, and go
+//! around twice.
 //!
 //! ## Which messages are kept
 //! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified

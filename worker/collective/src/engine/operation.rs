@@ -17,9 +17,10 @@ use crate::numeric::element::{Data, Owned};
 use crate::numeric::format::Format;
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
 use crate::numeric::quant::{self, Exponents, Underflow};
+use crate::numeric::signs::Signs;
 use crate::reduction::StepMismatch;
 use crate::report::{Mode, Report};
-use crate::seal::{Signs, TAG_BYTES};
+use crate::seal::TAG_BYTES;
 
 /// An operation in progress.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::block::{Blocks, Width};
 use super::limbs::Limbs;
 use super::quant::Underflow;
-use crate::seal::Signs;
+use super::signs::Signs;
 
 /// The format of a message's floats, the same at all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -14,7 +14,7 @@
 use multiversion::multiversion;
 
 use super::quant::{self, Exponents, Underflow};
-use crate::seal::Signs;
+use super::signs::Signs;
 
 /// How the floats of a small operation become lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,6 +12,7 @@
 //! | [`operators`] | other operations and types, as sums of lanes |
 //! | [`memory`] | the memory that operations use |
 //! | [`sources`] | the elements of several ranks of one host as one contribution |
+//! | [`signs`] | which lanes are signed |
 //! | [`layout`] | how an all-reduce is cut into messages |
 //! | [`reference`] | the same sum in one process, bit for bit |
 //!
@@ -28,4 +29,5 @@ pub mod number;
 pub mod operators;
 pub mod quant;
 pub mod reference;
+pub mod signs;
 pub mod sources;
