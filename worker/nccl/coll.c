@@ -46,6 +46,7 @@ static ncclResult_t failed(netsum_status status, const char *doing) {
     case NETSUM_ERROR_RANK_DIED:
     case NETSUM_ERROR_RANK_LEFT:
     case NETSUM_ERROR_UNREACHABLE:
+    case NETSUM_ERROR_JOB_FAILED:
         return ncclRemoteError;
     case NETSUM_ERROR_INTERNAL:
         return ncclInternalError;

@@ -43,10 +43,12 @@ typedef enum {
   NETSUM_ERROR_CLOSED = 9,
   // This process was forked from the one that connected.
   NETSUM_ERROR_FORKED = 10,
-  // A socket, an adapter or the job has failed.
+  // A socket or an adapter has failed.
   NETSUM_ERROR_FAILED = 11,
+  // The job has failed: a rank gave up, or the job was deleted.
+  NETSUM_ERROR_JOB_FAILED = 12,
   // A defect of the library.
-  NETSUM_ERROR_INTERNAL = 12,
+  NETSUM_ERROR_INTERNAL = 13,
 } netsum_status;
 
 // Whether the box or the ring sums.

@@ -35,10 +35,12 @@ pub enum netsum_status {
     NETSUM_ERROR_CLOSED = 9,
     /// This process was forked from the one that connected.
     NETSUM_ERROR_FORKED = 10,
-    /// A socket, an adapter or the job has failed.
+    /// A socket or an adapter has failed.
     NETSUM_ERROR_FAILED = 11,
+    /// The job has failed: a rank gave up, or the job was deleted.
+    NETSUM_ERROR_JOB_FAILED = 12,
     /// A defect of the library.
-    NETSUM_ERROR_INTERNAL = 12,
+    NETSUM_ERROR_INTERNAL = 13,
 }
 
 use netsum_status::*;
@@ -96,6 +98,7 @@ fn kind(error: &Error) -> (netsum_status, Option<u32>) {
         Error::RankLeft { rank } => (NETSUM_ERROR_RANK_LEFT, Some(*rank)),
         Error::Mismatch(_) => (NETSUM_ERROR_MISMATCH, None),
         Error::NonFinite { .. } | Error::NonFiniteTensors { .. } => (NETSUM_ERROR_NON_FINITE, None),
+        Error::JobFailed { .. } => (NETSUM_ERROR_JOB_FAILED, None),
         Error::Closed => (NETSUM_ERROR_CLOSED, None),
         Error::Forked => (NETSUM_ERROR_FORKED, None),
         _ => (NETSUM_ERROR_FAILED, None),
