@@ -11,7 +11,7 @@ use crate::seal::{BYPASS_BYTES, Nonce};
 use crate::shape::JobShape;
 
 /// Version of these messages, and of the contents of messages to be summed.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -142,6 +142,9 @@ pub enum Frame {
     /// Rank 0 proposes to reconnect after an operation that it has not started. Until it is
     /// decided, `after` is the latest operation that any rank up to the sender has started.
     Reconnect { after: u64, decided: bool },
+    /// The rank after this one has received nothing from it for its timeout, but itself waits for
+    /// nothing. Ranks that wait call it dead.
+    Silent { rank: u32 },
 }
 
 /// A rank's operations.
@@ -273,6 +276,7 @@ impl Frame {
                 u32s(w, &[8, u32::from(*decided)]);
                 u64(w, *after);
             }
+            Self::Silent { rank } => u32s(w, &[12, *rank]),
         }
     }
 
@@ -344,6 +348,7 @@ impl Frame {
                 let (nonces, rest) = b[4..].as_chunks();
                 Self::Nonces(rest.is_empty().then(|| nonces.to_vec())?)
             }
+            12 => Self::Silent { rank: word(1)? },
             _ => return None,
         })
     }
@@ -397,6 +402,7 @@ mod tests {
             Frame::OtherVersion(VERSION - 1),
             Frame::Session(u64::MAX - 5),
             Frame::Nonces(vec![[7; 16], [9; 16]]),
+            Frame::Silent { rank: 63 },
         ] {
             let mut bytes = Buffer::default();
             frame.encode_to(&mut bytes);
@@ -411,7 +417,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!(Frame::decode(&[12, 0, 0, 0]), None);
+        assert_eq!(Frame::decode(&[13, 0, 0, 0]), None);
     }
 
     #[test]

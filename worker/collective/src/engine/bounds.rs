@@ -152,6 +152,37 @@ fn what_a_rank_says_of_others_must_be_possible() {
     assert!(rank.failure().contains("rank 2 leaves after operation 2"));
 }
 
+/// Behind a dead rank may be one that waits for nothing, and names nobody.
+#[test]
+fn a_silent_rank_is_dead_for_those_that_wait_for_it_and_for_no_others() {
+    let silent = |all_started: bool| {
+        let mut rank = Rank::new();
+        let started = Progress { started: 1, completed: 0 };
+        let last = if all_started { started } else { Progress::default() };
+        rank.receive(&Frame::Status { ranks: vec![started, started, last] }, &[]);
+        rank.now += TIMEOUT / 2;
+        rank.receive(&Frame::Silent { rank: 2 }, &[]);
+        rank
+    };
+    let dead = silent(true);
+    assert!(
+        matches!(dead.engine.failure(), Some(Error::RankDied { rank: 2, reason })
+            if reason == "rank 0 has received nothing from it for 10s"),
+        "{:?}",
+        dead.engine.failure()
+    );
+    assert_eq!(silent(false).engine.failure(), None);
+
+    // What it hears of itself is not so, and what it hears of others it passes on.
+    let mut rank = Rank::new();
+    rank.receive(&Frame::Silent { rank: 1 }, &[]);
+    rank.receive(&Frame::Silent { rank: 3 }, &[]);
+    rank.receive(&Frame::Silent { rank: 0 }, &[]);
+    let passed: Vec<_> =
+        rank.told.said.iter().filter(|f| matches!(f, Frame::Silent { .. })).collect();
+    assert_eq!(passed, [&Frame::Silent { rank: 0 }]);
+}
+
 #[test]
 fn steps_are_of_messages_that_there_can_be() {
     let step = |number, step| Frame::Data(DataHeader { ring: 0, step, number });

@@ -2,7 +2,8 @@
 //!
 //! Each rank monitors the previous one. The rank after a dead one finds it silent and reports that
 //! to its next, and so on around the ring: every living rank is after a dead one, or after a living
-//! one that reports it.
+//! one that reports it. If it waits for others itself, it ends the session. Otherwise the silent rank
+//! may be stopped and continue, and those that wait decide.
 
 use std::time::{Duration, Instant};
 
@@ -204,6 +205,9 @@ impl Engine {
         if now >= self.next_keep_alive {
             self.next_keep_alive = now + self.settings.keep_alive();
             self.tell_status(channels);
+            if self.is_previous_silent(now) && self.is_open() && self.failure.is_none() {
+                self.tell(channels, &Frame::Silent { rank: self.previous() });
+            }
         }
         if self.failure.is_some() {
             return;
@@ -217,9 +221,7 @@ impl Engine {
         if !self.is_open() && self.waiting.is_some_and(|since| now >= since + patience) {
             self.fail_to_open(channels, patience);
         }
-        if self.greeted
-            && !self.has_left(self.previous())
-            && now.saturating_duration_since(self.last_received) >= self.settings.timeout
+        if self.is_previous_silent(now)
             && self.waiting.is_some_and(|since| now >= since + self.settings.stall())
         {
             let own = self.own_rank();
@@ -242,6 +244,22 @@ impl Engine {
             return;
         }
         self.check_progress(now, channels);
+    }
+
+    fn is_previous_silent(&self, now: Instant) -> bool {
+        self.greeted
+            && !self.has_left(self.previous())
+            && now.saturating_duration_since(self.last_received) >= self.settings.timeout
+    }
+
+    pub(super) fn on_silent(&mut self, now: Instant, channels: &mut dyn Channels, rank: u32) {
+        if rank >= self.member.ranks || rank == self.member.rank || self.has_left(rank) {
+            return;
+        }
+        if self.next() != rank {
+            self.tell(channels, &Frame::Silent { rank });
+        }
+        self.silent = Some((rank, now));
     }
 
     /// A part of a message shows that the previous rank lives. A part of a sum, to which that rank
@@ -278,7 +296,15 @@ impl Engine {
         let Some(all_started) = self.all_started else { return };
         let idle = now.saturating_duration_since(self.last_progress.max(all_started));
         let stall = self.settings.stall();
-        if self.sum_mode == SumMode::Box
+        let is_fresh = |&(_, at): &(u32, Instant)| now < at + self.settings.timeout;
+        if let Some((rank, _)) = self.silent.filter(is_fresh)
+            && idle >= stall
+        {
+            let next = self.rank_of((rank + 1) % self.member.ranks);
+            let reason =
+                format!("rank {next} has received nothing from it for {:?}", self.settings.timeout);
+            self.fail(channels, Error::RankDied { rank: self.rank_of(rank), reason });
+        } else if self.sum_mode == SumMode::Box
             && idle >= self.path_test_timeout.map_or(stall, |most| most.min(stall))
         {
             self.fall_back(channels, Reason::Stalled, self.member.rank);
