@@ -24,7 +24,10 @@ impl Seen {
     /// Records frames until none has arrived for a while.
     pub fn watch(tap: &Tap) -> Self {
         let mut seen = Self::default();
-        while let Ok(frame) = tap.receive(Duration::from_millis(300), |f| wire::parse(f).is_ok()) {
+        // The first frame may be long in coming.
+        let mut patience = Duration::from_secs(30);
+        while let Ok(frame) = tap.receive(patience, |f| wire::parse(f).is_ok()) {
+            patience = Duration::from_millis(300);
             let Ok(parsed) = wire::parse(frame.as_slice()) else { continue };
             let key = (parsed.src_ip[15] - 1, parsed.bth.qpn);
             if parsed.bth.opcode == Opcode::ACK {

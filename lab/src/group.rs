@@ -251,7 +251,7 @@ impl Group {
     /// waits.
     pub fn work(&mut self, rounds: u64) -> Result<()> {
         for seed in 0..rounds {
-            self.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20))?;
+            self.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(60))?;
             let answers = self.answers(TIMEOUT)?;
             ensure!(answers.len() == self.ranks.len(), "{answers:?}");
         }

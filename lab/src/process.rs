@@ -1,15 +1,40 @@
 //! Runs programs for tests: collects their output, and ends them with the test.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+/// The rest of a program's standard error, and what it has written to it.
+#[derive(Debug)]
+struct Errors {
+    pipe: ChildStderr,
+    text: Vec<u8>,
+}
+
+impl Errors {
+    /// Takes what is in the pipe. Returns whether the pipe has ended.
+    fn take(&mut self) -> bool {
+        let mut part = [0; 4096];
+        loop {
+            match self.pipe.read(&mut part) {
+                Ok(0) => return true,
+                Ok(n) => self.text.extend_from_slice(&part[..n]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return e.kind() != ErrorKind::WouldBlock,
+            }
+        }
+    }
+}
 
 /// Timeout for anything that should be quick.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
@@ -35,7 +60,7 @@ pub struct Running {
     child: Child,
     lines: Receiver<String>,
     stdout: String,
-    stderr: Arc<Mutex<String>>,
+    stderr: Arc<Mutex<Errors>>,
     stderr_ended: Receiver<()>,
 }
 
@@ -67,14 +92,17 @@ impl Running {
                 }
             }
         });
-        let stderr = Arc::new(Mutex::new(String::new()));
+        let ready = err.as_fd().try_clone_to_owned()?;
+        fcntl(&err, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        let stderr = Arc::new(Mutex::new(Errors { pipe: err, text: Vec::new() }));
         let (collected, (ended, stderr_ended)) = (stderr.clone(), channel());
         std::thread::spawn(move || {
-            let mut err = BufReader::new(err);
-            let mut line = Vec::new();
-            while matches!(err.read_until(b'\n', &mut line), Ok(n) if n > 0) {
-                collected.lock().expect("not poisoned").push_str(&String::from_utf8_lossy(&line));
-                line.clear();
+            loop {
+                let mut wait = [PollFd::new(ready.as_fd(), PollFlags::POLLIN)];
+                let _ = poll(&mut wait, PollTimeout::NONE);
+                if collected.lock().expect("not poisoned").take() {
+                    break;
+                }
             }
             drop(ended);
         });
@@ -94,7 +122,10 @@ impl Running {
 
     /// Its standard error so far.
     pub fn stderr(&self) -> String {
-        self.stderr.lock().expect("not poisoned").clone()
+        // The thread that collects it may be behind an answer on standard output.
+        let mut errors = self.stderr.lock().expect("not poisoned");
+        errors.take();
+        String::from_utf8_lossy(&errors.text).into_owned()
     }
 
     /// Whether it still runs.

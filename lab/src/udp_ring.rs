@@ -112,7 +112,7 @@ impl Load {
         if self.ack_timeout < Duration::from_secs(1) {
             10 * self.ack_timeout
         } else {
-            Duration::from_millis(50)
+            Duration::from_millis(250)
         }
     }
 

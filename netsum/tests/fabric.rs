@@ -420,7 +420,8 @@ async fn one_box_of_three_that_lies_does_not_end_the_manager() {
     let manager = Manager::with(&text, ["a/p0", "a/p1"], 1).await;
     elected(&manager, 7).await;
     b.shared.lock().election = u64::MAX;
-    tokio::time::sleep(Duration::from_millis(1200)).await;
+    let is_closed = async || manager.boxes.paths().closed.contains_key("b");
+    until("the box that lies is not asked", is_closed).await;
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
     assert_eq!(manager.boxes.successor(), None);
     let closed = manager.boxes.paths().closed;
@@ -654,8 +655,16 @@ fn etcd() -> Option<std::path::PathBuf> {
         .find(|path| path.is_file())
 }
 
+/// A port below those that the kernel gives to others.
 fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    loop {
+        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let port = (10_000 + (std::process::id() * 16 + n) % 20_000) as u16;
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -737,7 +746,7 @@ async fn takes_over(tls: bool, swallowing: usize) {
         let file = path(&format!("{name}.toml"));
         let text = format!(
             "workers = \"127.0.0.1:{port}\"\nadmin = {admin:?}\n[etcd]\nendpoints = \
-             {endpoints:?}\nlease-s = 2\n{lines}[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n",
+             {endpoints:?}\nlease-s = 6\n{lines}[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n",
             socket.display()
         );
         std::fs::write(&file, text).unwrap();
@@ -769,7 +778,7 @@ async fn takes_over(tls: bool, swallowing: usize) {
     until("the second serves", async || is_open().await).await;
     let served = killed.elapsed();
     println!("the second serves {:.1} s after the first was killed", served.as_secs_f64());
-    assert!(served < Duration::from_secs(2 + 1), "more than the lease and a second: {served:?}");
+    assert!(served < Duration::from_secs(6 + 4), "long after the lease: {served:?}");
     until("it knows the job", async || ask("second", "job show train").is_some()).await;
     // A manager that is stopped does not make the next one wait.
     let mut third = manager("third");
@@ -782,7 +791,7 @@ async fn takes_over(tls: bool, swallowing: usize) {
         "the third leads {:.1} s after the second was told to end",
         ended.elapsed().as_secs_f64()
     );
-    assert!(ended.elapsed() < Duration::from_millis(1500), "less than the lease");
+    assert!(ended.elapsed() < Duration::from_millis(5500), "no sooner than the lease");
     assert!(second.0.wait().unwrap().success());
     // Without etcd it continues until its lease ends, but no longer.
     let lost = Instant::now();
@@ -791,5 +800,5 @@ async fn takes_over(tls: bool, swallowing: usize) {
     assert!(ask("third", "job show train").is_some(), "it has ended at once");
     until("it goes on without a lease", async || third.0.try_wait().unwrap().is_some()).await;
     println!("it has ended {:.1} s after etcd was killed", lost.elapsed().as_secs_f64());
-    assert!(lost.elapsed() < Duration::from_secs(4));
+    assert!(lost.elapsed() < Duration::from_secs(10));
 }

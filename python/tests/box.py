@@ -104,13 +104,13 @@ def reconnects():
 
 
 def soon(call, error):
-    """Calls a function that must raise an error within a second, before the reconnect ends."""
+    """Calls a function that must raise an error soon, before the reconnect ends."""
     begun = time.monotonic()
     try:
         call()
     except error:
         took = time.monotonic() - begun
-        assert took < 1, took
+        assert took < 5, took
         return True
     return False
 
@@ -126,7 +126,7 @@ def held():
     begun = time.monotonic()
     work = comm.all_reduce_async(arrays[1])
     assert soon(lambda: work.wait(timeout=0.1), TimeoutError)
-    assert not work.is_done() and comm.mode == "box" and time.monotonic() - begun < 1, (
+    assert not work.is_done() and comm.mode == "box" and time.monotonic() - begun < 5, (
         time.monotonic() - begun
     )
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()

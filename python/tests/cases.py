@@ -291,7 +291,7 @@ def in_flight():
             comm.all_gather(numpy.zeros(2, dtype=numpy.int8), numpy.zeros(1, dtype=numpy.int8))
             work.wait()
         else:
-            time.sleep(0.5)
+            time.sleep(2)
             comm.all_reduce(view)
             x = numpy.ones(3, dtype=numpy.int32)
             comm.all_reduce(x)
@@ -387,7 +387,7 @@ def coroutines():
             report = await late
             assert report.elapsed > 0.1
         else:
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(2)
             await comm.all_reduce_async(numpy.zeros(3, dtype=numpy.float32))
         ticking.cancel()
         assert ticks > 10
@@ -441,7 +441,7 @@ def threads():
             looked += 1
             time.sleep(0.001)
         [t.join() for t in waiting]
-        assert (x == 2).all() and (comm.rank == 1 or looked > 50), looked
+        assert (x == 2).all() and (comm.rank == 1 or looked > 3), looked
 
         several = [threading.Thread(target=reduce) for _ in range(4)]
         [t.start() for t in several]
@@ -454,9 +454,9 @@ def interrupt():
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             x, start = numpy.ones(1, dtype=numpy.int32), time.monotonic()
             raises(KeyboardInterrupt, "", comm.all_reduce, x)
-            assert time.monotonic() - start < 1.5
+            assert time.monotonic() - start < 4
         else:
-            time.sleep(2)
+            time.sleep(6)
             comm.all_reduce(numpy.ones(1, dtype=numpy.int32))
         comm.barrier()
 
@@ -466,19 +466,19 @@ def interrupt_where_all_places_are_taken():
         arrays = [numpy.ones(1, dtype=numpy.int32) for _ in range(65)]
         if comm.rank == 0:
             works = [comm.all_reduce_async(x) for x in arrays[:64]]
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
             start, modes = time.monotonic(), []
             looking = threading.Timer(
                 0.2, lambda: modes.append((comm.mode, time.monotonic() - start))
             )
             looking.start()
             raises(KeyboardInterrupt, "", comm.all_reduce, arrays[64])
-            assert time.monotonic() - start < 1.5
+            assert time.monotonic() - start < 4
             looking.join()
-            assert modes[0][1] < 0.4, modes
+            assert modes[0][1] < 1.5, modes
             works.append(comm.all_reduce_async(arrays[64]))
         else:
-            time.sleep(2)
+            time.sleep(6)
             works = [comm.all_reduce_async(x) for x in arrays]
         [work.wait() for work in works]
         assert all(x == 2 for x in arrays)

@@ -231,7 +231,7 @@ class Staging(unittest.TestCase):
             call.end()
         for handle in handles:
             handle.wait()
-        self.assertFalse(self.staging.needs([host]))
+        until(lambda: not self.staging.needs([host]))
 
     def test_callbacks_of_the_future_run_after_the_copy_is_queued(self):
         x = fake_device.tensor(torch.ones(3))

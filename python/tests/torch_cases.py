@@ -121,13 +121,13 @@ def beside():
             return flying[-1]
 
         ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), hooked)
-        for _ in range(3):
+        for turn in range(3):
             flying.clear()
             found.clear()
             dist.barrier()
             out = ddp(torch.ones(5, 100)).sum()
-            if comm.rank == 1:
-                time.sleep(0.5)
+            if comm.rank == 1 and turn == 2:
+                time.sleep(2)
             out.backward()
         # Rank 1 had not begun.
         assert len(found) > 4 and (comm.rank == 1 or found[-1] == len(found)), found
@@ -338,7 +338,7 @@ def refused():
 def dies():
     """The rank that died is named, in the training and after."""
     dist.init_process_group("gloo")
-    comm = netsum.init(timeout=1)
+    comm = netsum.init(timeout=4)
     ddp = DistributedDataParallel(Net())
     ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
     for x in batches(2):  # in the second, DDP rebuilds its buckets by Gloo
@@ -353,7 +353,7 @@ def dies():
 
 def dies_in_backend():
     """The rank that died is named, to who waits, to a future, and in DistributedDataParallel."""
-    os.environ["NETSUM_TIMEOUT"] = "1"
+    os.environ["NETSUM_TIMEOUT"] = "4"
     dist.init_process_group("netsum")
     ddp = DistributedDataParallel(Net())
     for x in batches(2):
@@ -404,9 +404,17 @@ def recorded():
         assert dump["pg_status"]["0"]["last_completed_collective"] == 5, dump["pg_status"]
 
 
+def arrive(place):
+    """Waits until all ranks are here: on a busy machine they load PyTorch in different times."""
+    file = f"{os.environ['TMPDIR']}/{place}"
+    open(f"{file}{os.environ['RANK']}", "w").close()
+    while not all(os.path.exists(f"{file}{n}") for n in range(int(os.environ["WORLD_SIZE"]))):
+        time.sleep(0.01)
+
+
 def recorded_failure():
     """The file that is written by itself names the dead rank, and what the others did not call."""
-    os.environ["NETSUM_TIMEOUT"] = "1"
+    os.environ["NETSUM_TIMEOUT"] = "4"
     dist.init_process_group("netsum")
     dist.all_reduce(torch.ones(5))
     if dist.get_rank() == 1:
@@ -426,6 +434,7 @@ def recorded_failure():
 
 def recorded_timeout():
     """All ranks write their file: one for its timeout, the other for the call that differs."""
+    arrive("loaded")
     timeout = timedelta(seconds=2)
     dist.init_process_group("netsum", timeout=timeout)
     dist.all_reduce(torch.ones(5))
@@ -469,11 +478,11 @@ def profiled():
     """torch.profiler shows each collective, until its results are there."""
     with backend():
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            work = None
             if dist.get_rank() == 0:
                 work = dist.all_reduce(torch.ones(1000), async_op=True)
-                time.sleep(0.2)
+                arrive("begun")
             else:
+                arrive("begun")
                 time.sleep(0.2)
                 work = dist.all_reduce(torch.ones(1000), async_op=True)
             work.wait()
@@ -779,6 +788,7 @@ def sparse():
 
 def timed():
     """An operation that a rank does not call ends at the group's timeout, and completes later."""
+    arrive("loaded")
     dist.init_process_group("netsum", timeout=timedelta(seconds=3))
     x, comm = torch.ones(5), dist.group.WORLD.comm
     ddp = DistributedDataParallel(Net())
@@ -792,7 +802,7 @@ def timed():
             RuntimeError, "all_reduce has taken 3 s", lambda: ddp(batches(1)[0]).sum().backward()
         )
     else:
-        time.sleep(7)
+        time.sleep(12)
         dist.all_reduce(x)
         ddp(batches(1)[0]).sum().backward()
     comm.barrier()

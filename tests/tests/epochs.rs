@@ -58,7 +58,7 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
     let cluster =
         Cluster::start(LabSpec { faulty_links: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
     let lab = cluster.lab();
-    let job = JobSpec { timeout: Duration::from_secs(2), ..JobSpec::new("mortal", RANKS) };
+    let job = JobSpec { timeout: Duration::from_secs(5), ..JobSpec::new("mortal", RANKS) };
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
     // Records what the first epoch's connections carry. Results have the headers of the previous

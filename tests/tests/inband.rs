@@ -300,7 +300,7 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| wrong.run_some(&hosts, Connections::new(3), &[1], 10, &stop));
-        let said = said("500ms");
+        let said = said("1500ms");
         stop.store(true, Ordering::Relaxed);
         assert!(
             said.contains("first packets with an unknown token arrived while it was watched"),

@@ -65,7 +65,7 @@ fn every_handle_names_a_rank_that_was_killed() {
     let mut group = start(&cluster, &job);
     group.in_flight(&OPERATIONS, 1).unwrap();
     let started = Instant::now();
-    group.order_in_flight(&[("i32", 6_000_000); 6], 50).unwrap();
+    group.order_in_flight(&[("i32", 2_000_000); 6], 50).unwrap();
     group.kill(2).unwrap();
     let answers = group.answers(TIMEOUT).unwrap();
     assert_eq!(answers.len(), 3);

@@ -169,11 +169,12 @@ fn the_aggregation_rate_survives_a_takeover() {
     // Every machine adds at least 10 MB/s and at most 100 GB/s.
     assert!((10_000_000..100_000_000_000).contains(&before), "{before}");
     let manager = cluster.start_manager().unwrap();
-    let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
-    assert!(
-        shown["boxes"].as_array().unwrap().iter().all(|b| b["aggregation_rate"].as_u64() > Some(0)),
-        "{shown}"
-    );
+    let shown = || manager.json(&cluster, &["fabric", "show"]).unwrap();
+    let has_rate = |b: &Value| b["aggregation_rate"].as_u64() > Some(0);
+    let start = Instant::now();
+    while !shown()["boxes"].as_array().unwrap().iter().all(has_rate) {
+        assert!(start.elapsed() < TIMEOUT, "{}", shown());
+    }
     let plan = manager.netsum(&cluster, &["fabric", "topology", "--plan"]).unwrap();
     assert!(plan.contains("aggregation-rate = "), "{plan}");
     assert!(cluster.daemon_log().contains("aggregation rate: "), "{}", cluster.daemon_log());

@@ -65,7 +65,7 @@ fn the_box_sums_for_communicators_of_nccl() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_killed_rank_of_nccl_is_an_error_at_the_others() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(4)).unwrap();
-    let listen = "[heartbeat]\ninterval-ms = 100\ntimeout-ms = 1000\n".to_owned();
+    let listen = "[heartbeat]\ninterval-ms = 100\ntimeout-ms = 4000\n".to_owned();
     cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
     let token = cluster.create_job(&JobSpec::new("nccl", 4)).unwrap();
     let built = build();

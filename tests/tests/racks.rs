@@ -309,13 +309,13 @@ fn torn(spec: &LabSpec, boxes: &[usize]) {
         let what = |boxes: &Racks, group: &Group| {
             format!("box {gone}\n{}\n{}", group.log(), boxes.counted())
         };
-        let len = 3_000_000;
+        let len = 8_000_000;
         let files = group.order_all_reduce("i32", len, seed).unwrap();
         while boxes.count(boxes.spine(), Counter::Released).unwrap() < 200 {
             std::thread::yield_now();
         }
-        boxes.detach(gone).unwrap();
         let refused_before = boxes.refused().unwrap();
+        boxes.detach(gone).unwrap();
         let outcomes = group
             .check_all_reduce("i32", len, seed, &files)
             .unwrap_or_else(|e| panic!("{e:#}\n{}", what(&boxes, &group)));

@@ -82,11 +82,11 @@ fn work_until(cluster: &Cluster, group: &mut Group, reconnects: u64) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_that_is_stopped_between_two_operations_ends_nothing() {
-    let timeout = SECOND / 2;
+    let timeout = 2 * SECOND;
     let (cluster, mut group) = start_with(timeout, timeout);
     let rank = Pid::from_raw(group.pids().nth(1).unwrap().try_into().unwrap());
     kill(rank, Signal::SIGSTOP).unwrap();
-    std::thread::sleep(4 * timeout);
+    std::thread::sleep(2 * timeout);
     kill(rank, Signal::SIGCONT).unwrap();
     work(&mut group, 2);
     assert_eq!(epoch(&cluster), 1);
@@ -163,7 +163,7 @@ fn ranks_reconnect_after_a_daemon_was_killed_before_they_had() {
     work_until(&cluster, &mut group, 1);
     ask_to_reconnect(&cluster);
     // Rank 0 learns of it.
-    std::thread::sleep(SECOND / 2);
+    std::thread::sleep(SECOND);
     let files = group.order_all_reduce("i32", 50_000, 3).unwrap();
     cluster.kill_daemon().unwrap();
     std::thread::sleep(SECOND);
@@ -222,10 +222,10 @@ fn joined_in_vain() -> (Cluster, Group) {
         let cluster = &mut cluster;
         s.spawn(move || {
             // By then the ranks have agreed, and wait for the last one.
-            std::thread::sleep(SECOND / 2);
+            std::thread::sleep(3 * SECOND / 2);
             cluster.kill_daemon().unwrap();
         });
-        group.order_all_reduce_last_late("i32", 50_000, 3, 3 * SECOND / 2).unwrap()
+        group.order_all_reduce_last_late("i32", 50_000, 3, 3 * SECOND).unwrap()
     });
     let begun = Instant::now();
     group.check_all_reduce("i32", 50_000, 3, &files).unwrap();
@@ -332,7 +332,7 @@ fn force_off(cluster: &Cluster, port: &str) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_detached_program_is_reattached_without_errors() {
-    const LEN: usize = 1_000_000;
+    const LEN: usize = 8_000_000;
     let (cluster, mut group) = start(5 * SECOND);
     let port = cluster.lab().box_().port(1);
     let attached = || {
@@ -346,7 +346,6 @@ fn a_detached_program_is_reattached_without_errors() {
     while released() < begun {}
     force_off(&cluster, &port);
     let off = Instant::now();
-    assert_eq!(attached(), RANKS as usize - 1);
     while attached() < RANKS as usize {
         assert!(off.elapsed() < 2 * SECOND, "{}", cluster.daemon_log());
     }
@@ -390,13 +389,13 @@ fn all_by(mode: &str, outcomes: &[Outcome]) -> bool {
     outcomes.iter().all(|o| o.mode == mode)
 }
 
-/// Works until all ranks are back on the box for the n-th time: within two seconds, and each rank
-/// logs it once.
+/// Works until all ranks are back on the box for the n-th time: at the first attempt, since the
+/// next comes four seconds later. Each rank logs it once.
 fn back_on_the_box(cluster: &Cluster, group: &mut Group, times: u64, since: Instant) {
     go_on(cluster, group, |outcomes| all_by("box", outcomes));
     let took = since.elapsed();
     println!("back on the box after {took:.2?}");
-    assert!(took < 2 * SECOND, "{took:?}\n{}", group.log());
+    assert!(took < 4 * SECOND, "{took:?}\n{}", group.log());
     let mut more = 0;
     go_on(cluster, group, |outcomes| {
         more += 1;
@@ -495,7 +494,7 @@ fn a_box_that_their_data_never_comes_by_is_tried_ever_more_rarely() {
             tries.push(begun.elapsed().as_secs_f32());
         }
         longest = longest.max(outcomes.iter().map(|o| o.micros).max().unwrap());
-        begun.elapsed() > 12 * SECOND
+        tries.len() == 2 && begun.elapsed().as_secs_f32() > tries[1] + 4.0
     });
     println!("tried after {tries:.1?} s; the slowest all-reduce took {longest} us");
     assert!(tries.len() == 2 && tries[1] - tries[0] > 4.0, "{tries:?}");

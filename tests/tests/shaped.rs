@@ -78,12 +78,12 @@ fn by_the_ring(hosts: u32, rate: &str, window: u32, sizes: &[usize]) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_message_that_takes_longer_than_the_timeout_is_taken_for_nothing_else() {
-    let cluster = lab(2, "20mbit");
-    let job =
-        JobSpec { message_size: 4 << 20, window: 1, timeout: SECOND, ..JobSpec::new("long", 2) };
+    let cluster = lab(2, "10mbit");
+    let timeout = 2 * SECOND;
+    let job = JobSpec { message_size: 4 << 20, window: 1, timeout, ..JobSpec::new("long", 2) };
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
-    sent_again(&mut group, "box", &[8 * MIB], "one message of 1.7 s after another");
+    sent_again(&mut group, "box", &[8 * MIB], "one message of 3.4 s after another");
     drop(group);
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(2)).unwrap();
     group.all_reduce("i32", 1000, 1).unwrap();
@@ -128,7 +128,7 @@ fn a_flood_arrives_at_the_rate_and_no_more() {
             let udp = udp * 8.0 / rate * 1470.0 / 1428.0;
             println!("{text}, {senders} senders: {udp:.3} of it by UDP, {tcp:.3} by TCP");
             assert!(
-                [udp, tcp].iter().all(|share| (0.8..1.01).contains(share)),
+                [udp, tcp].iter().all(|share| (0.8..1.02).contains(share)),
                 "{text}: {udp} {tcp}"
             );
         }

@@ -224,7 +224,11 @@ fn the_flows_of_a_spine_that_fails_move_and_the_rest_stay() {
         let before = by_port(&cluster);
         let (name, spine) = (BoxNode::uplink(lost), cluster.lab().spine(lost));
         [0, 1].iter().for_each(|&rack| spine.set_link(&spine.rack_port(rack), false).unwrap());
-        // Time for the other leaf's kernel and this leaf's daemon to notice the lost carrier.
+        let (cut, is_up) = (Instant::now(), |uplink: &Value| uplink["up"] == true);
+        while shown(&cluster)["uplinks"].as_array().unwrap().iter().all(is_up) {
+            assert!(cut.elapsed() < TIMEOUT, "{}", shown(&cluster));
+        }
+        // Time for the other leaf's kernel to notice the lost carrier.
         std::thread::sleep(Duration::from_millis(300));
         let bytes = send(cluster.lab(), all());
         let after = by_port(&cluster);

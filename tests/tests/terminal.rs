@@ -149,8 +149,11 @@ fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
 
     // Sorted by throughput, `train` is above `idle`.
     terminal.press("s");
-    let screen = terminal.wait_for("sorted by Gb/s");
-    assert!(screen.find("train").unwrap() < screen.find("idle").unwrap(), "{screen}");
+    terminal.wait_for("sorted by Gb/s");
+    group.work(10).unwrap();
+    terminal.wait("train is above idle", |screen| {
+        matches!((screen.find("train"), screen.find("idle")), (Some(train), Some(idle)) if train < idle)
+    });
     terminal.press("k");
     terminal.press("Enter");
     group.work(10).unwrap();

@@ -4,10 +4,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT, WORKER_PORT};
+use netsum_lab::cluster::{Cluster, JobSpec, WORKER_PORT};
 use netsum_lab::netns::output;
 use netsum_lab::process::Running;
 use netsum_lab::{Host, Lab, LabSpec};
+
+/// Ranks load PyTorch first.
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
 
 const RANKS: usize = 2;
 

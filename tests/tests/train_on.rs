@@ -4,9 +4,12 @@
 use std::path::{Path, PathBuf};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT};
+use netsum_lab::cluster::{Cluster, JobSpec};
 use netsum_lab::process::Running;
 use netsum_lab::train::{SumBackend, TrainSpec, Trainers};
+
+/// Ranks load PyTorch first.
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
 
 const RANKS: usize = 4;
 

@@ -389,7 +389,7 @@ fn peers_in_another_order_at_one_rank_are_named() {
     let errors: Vec<Error> = std::thread::scope(|s| {
         let threads = [0, 1, 2].map(|rank| {
             s.spawn(move || {
-                let mut config = config(30, rank, 3, LAYOUT);
+                let mut config = config(10, rank, 3, LAYOUT);
                 config.connect_timeout = Duration::from_secs(1);
                 if let (1, Bootstrap::Static { peers, .. }) = (rank, &mut config.bootstrap) {
                     peers.swap(0, 2);
@@ -400,7 +400,7 @@ fn peers_in_another_order_at_one_rank_are_named() {
         threads.map(|thread| thread.join().unwrap()).into()
     });
     // Rank 1 takes rank 0's address for rank 2's.
-    let other = UnreachableReason::OtherPlace(address(30, 0));
+    let other = UnreachableReason::OtherPlace(address(10, 0));
     assert!(
         matches!(&errors[1], Error::Unreachable { rank: 0, why, .. } if *why == other),
         "{errors:?}"
@@ -412,9 +412,9 @@ fn peers_in_another_order_at_one_rank_are_named() {
 
 #[test]
 fn a_second_communicator_with_the_same_list_is_refused() {
-    run(20, 2, LAYOUT, |mut comm| {
+    run(9, 2, LAYOUT, |mut comm| {
         let error =
-            Communicator::connect(config(20, comm.rank(), 2, LAYOUT)).unwrap_err().to_string();
+            Communicator::connect(config(9, comm.rank(), 2, LAYOUT)).unwrap_err().to_string();
         assert!(error.contains("UDP port 4791 of 127.") && error.contains("does not share"));
         comm.barrier().unwrap();
     });
@@ -725,7 +725,7 @@ fn a_timeout_that_differs_is_named_to_all_ranks() {
     let errors = std::thread::scope(|s| {
         let ranks = [0, 1, 2].map(|rank| {
             s.spawn(move || {
-                let mut config = config(29, rank, 3, LAYOUT);
+                let mut config = config(0, rank, 3, LAYOUT);
                 config.timeout = Duration::from_millis(if rank == 1 { 1500 } else { 3000 });
                 Communicator::connect(config)
                     .and_then(|mut comm| comm.barrier())

@@ -44,7 +44,7 @@ class Case:
     #: The first version of PyTorch that has the calls of the case.
     since: tuple[int, int] = OLDEST
     #: How long it may take.
-    seconds: float = 30
+    seconds: float = 90
     #: Whether it leaves ranks behind that other cases cannot use.
     alone: bool = False
     #: Whether it begins the default group by itself.

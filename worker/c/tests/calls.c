@@ -279,7 +279,7 @@ int main(void) {
         netsum_report report;
         FAILS(netsum_wait(work, &report), NETSUM_ERROR_CLOSED, "closed");
     } else {
-        sleep(3);
+        sleep(6);
         FAILS(netsum_barrier(comm, NULL), NETSUM_ERROR_RANK_LEFT, "rank 0");
         ASSERT(netsum_error_rank() == 0);
         netsum_finalize(comm);
