@@ -26,14 +26,14 @@ pub struct Boxes {
     addresses: Vec<String>,
     finder: Hosts,
     election: Election,
-    known: Mutex<Known>,
+    state: Mutex<BoxesState>,
     /// Serialises measurements of links.
     pub(crate) measuring: tokio::sync::Mutex<()>,
 }
 
 /// The known state of the boxes.
 #[derive(Default)]
-struct Known {
+struct BoxesState {
     link_table: LinkTable,
     /// Ports by their numbers here, from 1.
     ends: BTreeMap<u32, End>,
@@ -43,7 +43,7 @@ struct Known {
     /// Boxes that do not answer; true if there is not even a connection.
     silent: HashMap<String, bool>,
     /// Jobs that no boxes can sum at present.
-    stuck: HashSet<String>,
+    unplaced: HashSet<String>,
     /// Trees of the jobs that boxes were ordered to sum.
     trees: Vec<api::FabricJob>,
     /// Aggregation rate of each box in bytes per second, and its number of CPUs, as far as known.
@@ -53,11 +53,11 @@ struct Known {
     /// Boxes that get no new rings.
     drains: BTreeMap<String, Drain>,
     /// Boxes of another version, with the reason as text.
-    strange: BTreeMap<String, String>,
+    incompatible: BTreeMap<String, String>,
     /// Where hosts were, by MAC address.
     hosts: HashMap<[u8; 6], u32>,
-    /// Boxes that a manager of a later election has called, with the reason as text.
-    ahead: BTreeMap<String, String>,
+    /// Boxes that follow a manager of a later election, with the reason as text.
+    follows_later: BTreeMap<String, String>,
 }
 
 struct Drain {
@@ -66,7 +66,7 @@ struct Drain {
     done: bool,
 }
 
-impl Known {
+impl BoxesState {
     fn carries(&self, link_state: &LinkState) -> bool {
         carries(&self.down, link_state)
     }
@@ -75,9 +75,9 @@ impl Known {
         self.link_table.all().into_iter().map(|link_state| link_state.link).collect()
     }
 
-    fn look_at_version(&mut self, name: &str, protocol: u32, release: &str) {
+    fn check_version(&mut self, name: &str, protocol: u32, release: &str) {
         if protocol == PROTOCOL {
-            self.strange.remove(name);
+            self.incompatible.remove(name);
             return;
         }
         let theirs = if release.is_empty() { "of an older version" } else { release };
@@ -85,7 +85,7 @@ impl Known {
             "runs netsum {theirs} (protocol {protocol}), and the manager netsum {RELEASE} \
              (protocol {PROTOCOL})"
         );
-        if self.strange.insert(name.to_owned(), why.clone()).is_none() {
+        if self.incompatible.insert(name.to_owned(), why.clone()).is_none() {
             log::error!("box {name}: {why}: it gets no rings; install the same release on both");
         }
     }
@@ -144,19 +144,19 @@ impl Boxes {
         let levels = config.boxes.iter().map(|b| (b.name.clone(), b.level)).collect();
         let link_table = LinkTable::new(config.links.clone(), levels)
             .confirmed_by(config.uplinks.clone(), config.found.trust);
-        let known = Known { link_table, ..Known::default() };
+        let state = BoxesState { link_table, ..BoxesState::default() };
         Ok(Self {
             all,
             addresses,
             finder,
             election,
-            known: Mutex::new(known),
+            state: Mutex::new(state),
             measuring: tokio::sync::Mutex::default(),
         })
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, BoxesState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the election of all later requests to boxes.
@@ -166,21 +166,22 @@ impl Boxes {
 
     /// Records that a box refuses orders because of a manager of a later election.
     pub fn record_refusal(&self, name: &str, why: &Status) {
-        self.known().ahead.insert(name.to_owned(), why.message().to_owned());
+        self.state().follows_later.insert(name.to_owned(), why.message().to_owned());
     }
 
     /// Whether any box refuses orders for that reason.
     pub fn is_superseded(&self) -> bool {
-        !self.known().ahead.is_empty()
+        !self.state().follows_later.is_empty()
     }
 
     /// The manager of a later election, as text, if most boxes have been called by it. A single box
     /// may report a false election.
     pub fn successor(&self) -> Option<String> {
-        let known = self.known();
-        let mut ahead = known.ahead.iter().filter(|(name, _)| !known.silent.contains_key(*name));
-        let count = ahead.clone().count();
-        ahead
+        let state = self.state();
+        let mut follows_later =
+            state.follows_later.iter().filter(|(name, _)| !state.silent.contains_key(*name));
+        let count = follows_later.clone().count();
+        follows_later
             .next()
             .filter(|_| 2 * count > self.all.len())
             .map(|(name, why)| format!("box {name} {why}"))
@@ -188,11 +189,11 @@ impl Boxes {
 
     /// Restores the port numbers of an earlier manager.
     pub fn restore_port_numbers(&self, ports: &[PortInfo]) {
-        let mut known = self.known();
+        let mut state = self.state();
         for port in ports {
             let Ok(end) = End::try_from(port.name.clone()) else { continue };
-            known.numbers.insert(end.clone(), port.ifindex);
-            known.ends.insert(port.ifindex, end);
+            state.numbers.insert(end.clone(), port.ifindex);
+            state.ends.insert(port.ifindex, end);
         }
     }
 
@@ -204,17 +205,17 @@ impl Boxes {
         let is_there = |[below, above]: &[End; 2]| {
             [below, above].iter().all(|end| self.client(&end.of).is_some())
         };
-        self.known().link_table.restore(found.iter().filter_map(ends).filter(is_there));
+        self.state().link_table.restore(found.iter().filter_map(ends).filter(is_there));
     }
 
     /// Ends of the discovered links.
     pub fn found(&self) -> Vec<[String; 2]> {
-        self.known().link_table.found()
+        self.state().link_table.found()
     }
 
     /// Whether the set of links has changed since the last call.
     pub fn links_changed(&self) -> bool {
-        self.known().link_table.has_changed()
+        self.state().link_table.has_changed()
     }
 
     /// Uses found links with this end, or stops using them, by an administrator's order.
@@ -223,7 +224,7 @@ impl Boxes {
     /// If there is no such link.
     pub fn accept(&self, end: &str, revoke: bool) -> Result<(), Refusal> {
         let end = End::try_from(end.to_owned()).map_err(Refusal::Invalid)?;
-        self.known().link_table.accept(&end, revoke).map_err(Refusal::NotNow)?;
+        self.state().link_table.accept(&end, revoke).map_err(Refusal::NotNow)?;
         let not = if revoke { "not " } else { "" };
         log::info!("links with the end {end} are {not}accepted by an administrator");
         Ok(())
@@ -231,127 +232,129 @@ impl Boxes {
 
     /// Ends of links that administrators have accepted.
     pub fn accepted(&self) -> Vec<String> {
-        self.known().link_table.accepted()
+        self.state().link_table.accepted()
     }
 
     /// Restores what earlier managers were told to accept.
     pub fn restore_accepted(&self, ends: &[String]) {
         let ends = ends.iter().filter_map(|text| End::try_from(text.clone()).ok());
-        self.known().link_table.restore_accepted(ends);
+        self.state().link_table.restore_accepted(ends);
     }
 
     /// Records ports behind which ranks are at work, by their numbers here.
     pub fn set_host_ports(&self, ports: &HashSet<u32>) {
-        let Known { link_table, ends, .. } = &mut *self.known();
+        let BoxesState { link_table, ends, .. } = &mut *self.state();
         link_table.set_host_ports(ports.iter().filter_map(|port| ends.get(port).cloned()));
     }
 
     /// Restores the rates that an earlier manager measured; the links must be known.
     pub fn restore_measured(&self, rates: &[Measured]) {
-        self.known().link_table.restore_measured(rates);
+        self.state().link_table.restore_measured(rates);
     }
 
     /// Measured rates that replace nominal ones.
     pub fn measured(&self) -> Vec<Measured> {
-        self.known().link_table.measured()
+        self.state().link_table.measured()
     }
 
     /// Records a link's measured rate, or why it is unknown.
     pub fn record_measurement(&self, link: &Link, carries: Result<Capacity, String>) {
-        self.known().link_table.record_measurement(link, carries);
+        self.state().link_table.record_measurement(link, carries);
     }
 
     /// Links that have appeared since the last call and whose rate is unknown.
     pub fn unmeasured(&self) -> Vec<Link> {
-        let Known { link_table, down, silent, .. } = &mut *self.known();
+        let BoxesState { link_table, down, silent, .. } = &mut *self.state();
         link_table
             .unmeasured(|link_state| carries(down, link_state), |name| silent.contains_key(name))
     }
 
     /// A port by its number here.
     pub fn end(&self, number: u32) -> Option<End> {
-        self.known().ends.get(&number).cloned()
+        self.state().ends.get(&number).cloned()
     }
 
     /// The links and boxes that rings can use, as far as known.
     pub fn paths(&self) -> Paths {
-        let known = self.known();
-        let link_table = known.link_table.all();
+        let state = self.state();
+        let link_table = state.link_table.all();
         let mut first = HashMap::new();
         for LinkState { link, .. } in link_table.iter().filter(|link_state| !link_state.is_unused) {
             first.entry(link.below.of.clone()).or_insert_with(|| link.clone());
         }
-        let link_table = link_table.into_iter().filter(|link_state| known.carries(link_state));
+        let link_table = link_table.into_iter().filter(|link_state| state.carries(link_state));
         let links: Vec<Link> = link_table.map(|link_state| link_state.link).collect();
         let ends = links.iter().flat_map(|link| [&link.below, &link.above]);
-        let mtus = ends.filter_map(|end| Some((end.clone(), known.link_table.mtu(end)?))).collect();
-        let drained = known
+        let mtus = ends.filter_map(|end| Some((end.clone(), state.link_table.mtu(end)?))).collect();
+        let drained = state
             .drains
             .iter()
             .map(|(name, d)| (name.clone(), format!("is drained: {}", d.reason)));
-        let strange = known.strange.iter().map(|(name, why)| (name.clone(), why.clone()));
-        let ahead = known.ahead.iter().map(|(name, why)| (name.clone(), why.clone()));
-        let silent = known.silent.keys().map(|name| (name.clone(), "does not answer".to_owned()));
+        let incompatible = state.incompatible.iter().map(|(name, why)| (name.clone(), why.clone()));
+        let follows_later =
+            state.follows_later.iter().map(|(name, why)| (name.clone(), why.clone()));
+        let silent = state.silent.keys().map(|name| (name.clone(), "does not answer".to_owned()));
         Paths {
             links,
             first,
             mtus,
-            closed: silent.chain(ahead).chain(drained).chain(strange).collect(),
+            closed: silent.chain(follows_later).chain(drained).chain(incompatible).collect(),
         }
     }
 
     /// All links, including those without traffic.
     pub fn links(&self) -> Vec<Link> {
-        self.known().links()
+        self.state().links()
     }
 
     /// Whether a box did not answer its last request.
     pub fn is_silent(&self, name: &str) -> bool {
-        self.known().silent.contains_key(name)
+        self.state().silent.contains_key(name)
     }
 
     /// The same with an open connection: the box may still answer.
     pub fn is_late(&self, name: &str) -> bool {
-        let known = self.known();
-        let closed = [&known.strange, &known.ahead].iter().any(|why| why.contains_key(name));
-        known.silent.get(name) == Some(&false) && !closed && !known.drains.contains_key(name)
+        let state = self.state();
+        let closed =
+            [&state.incompatible, &state.follows_later].iter().any(|why| why.contains_key(name));
+        state.silent.get(name) == Some(&false) && !closed && !state.drains.contains_key(name)
     }
 
     /// Number of boxes without a connection.
     pub fn unreachable(&self) -> usize {
-        self.known().silent.values().filter(|unreachable| **unreachable).count()
+        self.state().silent.values().filter(|unreachable| **unreachable).count()
     }
 
     /// Records that a box has not answered.
     pub fn record_no_answer(&self, name: &str, why: &Status) {
         let unreachable = why.code() == Code::Unavailable;
-        if self.known().silent.insert(name.to_owned(), unreachable).is_none() {
+        if self.state().silent.insert(name.to_owned(), unreachable).is_none() {
             log::warn!("box {name}: does not answer: {}", why.message());
         }
     }
 
-    /// Records the jobs that no boxes can sum at present. Jobs that were stuck before stay so until
-    /// all boxes answer, unless boxes are ordered to sum them.
-    pub fn set_stuck_jobs(&self, mut jobs: HashSet<String>, has_orders: impl Fn(&str) -> bool) {
-        let mut known = self.known();
-        if !known.silent.is_empty() {
-            jobs.extend(known.stuck.drain().filter(|name| !has_orders(name)));
+    /// Records the jobs that no boxes can sum at present. Jobs that were unplaced before stay so
+    /// until all boxes answer, unless boxes are ordered to sum them.
+    pub fn set_unplaced_jobs(&self, mut jobs: HashSet<String>, has_orders: impl Fn(&str) -> bool) {
+        let mut state = self.state();
+        if !state.silent.is_empty() {
+            jobs.extend(state.unplaced.drain().filter(|name| !has_orders(name)));
         }
-        known.stuck = jobs;
+        state.unplaced = jobs;
     }
 
     /// Records the trees of all jobs.
     pub fn set_trees(&self, trees: Vec<api::FabricJob>) {
-        self.known().trees = trees;
+        self.state().trees = trees;
     }
 
-    pub fn is_stuck(&self, job: &str) -> bool {
-        self.known().stuck.contains(job)
+    pub fn is_unplaced(&self, job: &str) -> bool {
+        self.state().unplaced.contains(job)
     }
 
     /// Boxes that get no new rings, and why.
     pub fn drained(&self) -> BTreeMap<String, String> {
-        self.known()
+        self.state()
             .drains
             .iter()
             .map(|(name, drain)| (name.clone(), drain.reason.clone()))
@@ -370,13 +373,13 @@ impl Boxes {
                 names.join(", ")
             )));
         }
-        let mut known = self.known();
+        let mut state = self.state();
         match reason {
             Some(reason) => {
                 log::info!("box {name}: drained, gets no new rings: {reason}");
-                known.drains.insert(name.to_owned(), Drain { reason, done: false });
+                state.drains.insert(name.to_owned(), Drain { reason, done: false });
             }
-            None if known.drains.remove(name).is_none() => {
+            None if state.drains.remove(name).is_none() => {
                 return Err(Refusal::NotNow(format!("box `{name}` is not drained")));
             }
             None => log::info!("box {name}: drain ended, gets rings again"),
@@ -386,7 +389,7 @@ impl Boxes {
 
     /// Records which boxes have no rings, at a moment when no rings are being set up there.
     pub fn update_drains(&self, is_empty: impl Fn(&str) -> bool) {
-        for (name, drain) in &mut self.known().drains {
+        for (name, drain) in &mut self.state().drains {
             let done = is_empty(name);
             if done && !std::mem::replace(&mut drain.done, done) {
                 log::info!("box {name}: is drained");
@@ -397,23 +400,23 @@ impl Boxes {
 
     /// The known state as a message.
     pub fn show(&self) -> api::Fabric {
-        let known = self.known();
+        let state = self.state();
         let of = |(name, address): (&String, &String)| api::FabricBox {
             name: name.clone(),
             address: address.clone(),
-            answers: known.jobs.contains_key(name) && !known.silent.contains_key(name),
-            jobs: known.jobs.get(name).cloned().unwrap_or_default(),
-            drain: known.drains.get(name).map(|drain| drain.reason.clone()),
-            drained: known.drains.get(name).is_some_and(|drain| drain.done),
+            answers: state.jobs.contains_key(name) && !state.silent.contains_key(name),
+            jobs: state.jobs.get(name).cloned().unwrap_or_default(),
+            drain: state.drains.get(name).map(|drain| drain.reason.clone()),
+            drained: state.drains.get(name).is_some_and(|drain| drain.done),
             hosts: Vec::new(),
-            aggregation_rate: known
+            aggregation_rate: state
                 .aggregation_rate
                 .get(name)
                 .map(|(aggregation_rate, _)| *aggregation_rate),
-            cpus: known.aggregation_rate.get(name).map(|(_, cpus)| *cpus),
+            cpus: state.aggregation_rate.get(name).map(|(_, cpus)| *cpus),
         };
         let link = |link_state: LinkState| api::FabricLink {
-            up: known.carries(&link_state),
+            up: state.carries(&link_state),
             below: link_state.link.below.to_string(),
             above: link_state.link.above.to_string(),
             trouble: link_state.trouble,
@@ -423,12 +426,12 @@ impl Boxes {
             unmeasured: link_state.measured.and_then(Result::err),
         };
         let boxes = self.all.iter().map(|(name, _)| name).zip(&self.addresses).map(of);
-        let links = known.link_table.all().into_iter().map(link);
+        let links = state.link_table.all().into_iter().map(link);
         api::Fabric {
             boxes: boxes.collect(),
             links: links.collect(),
-            ports: known.link_table.ports(),
-            jobs: known.trees.clone(),
+            ports: state.link_table.ports(),
+            jobs: state.trees.clone(),
         }
     }
 
@@ -439,11 +442,11 @@ impl Boxes {
 
 impl ReportedRates for Boxes {
     fn rate(&self, port: &End) -> u64 {
-        self.known().link_table.rate(port)
+        self.state().link_table.rate(port)
     }
 
     fn aggregation_rate(&self, of: &str) -> Option<(u64, u32)> {
-        self.known().aggregation_rate.get(of).copied()
+        self.state().aggregation_rate.get(of).copied()
     }
 }
 
@@ -453,16 +456,16 @@ mod tests {
 
     #[test]
     fn a_box_of_another_version_has_orders_with_both() {
-        let mut known = Known::default();
-        known.look_at_version("a", PROTOCOL, RELEASE);
-        assert!(known.strange.is_empty());
-        known.look_at_version("a", PROTOCOL + 1, "9.0");
+        let mut state = BoxesState::default();
+        state.check_version("a", PROTOCOL, RELEASE);
+        assert!(state.incompatible.is_empty());
+        state.check_version("a", PROTOCOL + 1, "9.0");
         let why = format!(
             "runs netsum 9.0 (protocol {}), and the manager netsum {RELEASE}",
             PROTOCOL + 1
         );
-        assert!(known.strange["a"].starts_with(&why), "{}", known.strange["a"]);
-        known.look_at_version("a", PROTOCOL, RELEASE);
-        assert!(known.strange.is_empty(), "it was upgraded");
+        assert!(state.incompatible["a"].starts_with(&why), "{}", state.incompatible["a"]);
+        state.check_version("a", PROTOCOL, RELEASE);
+        assert!(state.incompatible.is_empty(), "it was upgraded");
     }
 }

@@ -35,7 +35,8 @@ pub fn merge(
             diagnosis.findings.iter().filter(|f| f.behind.is_empty() && !is_idle(diagnosis, f))
         {
             explained.insert(name);
-            let alive = cause.rank.and_then(&age).filter(|_| !cause.what.contains("heartbeat"));
+            // A box gets no heartbeats: ranks of a fabric send them to the manager.
+            let alive = cause.rank.and_then(&age);
             let alive =
                 alive.map(|t| format!("; its last heartbeat arrived {:.1} s ago", t.as_secs_f64()));
             let what = format!("{}{} (at box {name})", cause.what, alive.unwrap_or_default());
@@ -90,8 +91,10 @@ pub fn merge(
     }
     if causes.is_empty() {
         // No box finds a fault: the one with sums in flight knows most.
-        let idle = answers.values().flat_map(|d| &d.findings);
-        causes.extend(idle.max_by_key(|f| f.what.contains("in progress")).cloned());
+        let mut all = answers.values().flat_map(|d| d.findings.iter().map(move |f| (d, f)));
+        let first = all.clone().next();
+        let found = all.find(|(d, f)| is_idle(d, f) && has_sums_in_flight(d)).or(first);
+        causes.extend(found.map(|(_, finding)| finding.clone()));
     }
     if reports.is_empty() {
         causes.push(api::Finding {
@@ -110,6 +113,10 @@ pub fn merge(
     }
     let drops = drops.into_values().collect();
     api::Diagnosis { findings: causes, drops, ..api::Diagnosis::default() }
+}
+
+fn has_sums_in_flight(diagnosis: &api::Diagnosis) -> bool {
+    diagnosis.rings.iter().any(|ring| ring.stalled_ms.is_some())
 }
 
 /// Whether the finding of a box means that nothing is wrong.
@@ -136,6 +143,10 @@ mod tests {
             job: "train".into(),
             state: api::JobState::Active.into(),
             findings: found.iter().map(finding).collect(),
+            rings: vec![api::RingDiagnosis {
+                stalled_ms: found.iter().any(|(_, what, _)| *what == IN_PROGRESS).then_some(1),
+                ..api::RingDiagnosis::default()
+            }],
             ..api::Diagnosis::default()
         };
         let reports: Vec<BoxDiagnosis> = reports
@@ -153,6 +164,7 @@ mod tests {
     }
 
     const LACKS: &str = "has sent nothing";
+    const IN_PROGRESS: &str = "sums are in progress";
 
     #[test]
     fn a_rank_is_named_by_its_own_box_and_not_by_those_that_wait_for_it() {
@@ -201,9 +213,9 @@ mod tests {
     fn where_nothing_is_wrong_one_says_so_for_all() {
         let found = merged(&[
             ("a", Ok(&[(None, "nothing is pending", "")])),
-            ("s", Ok(&[(None, "sums are in progress", "")])),
+            ("s", Ok(&[(None, IN_PROGRESS, "")])),
         ]);
-        assert_eq!(found, [(None, "sums are in progress".to_owned())]);
+        assert_eq!(found, [(None, IN_PROGRESS.to_owned())]);
     }
 
     #[test]

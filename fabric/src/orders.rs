@@ -118,7 +118,7 @@ impl Executor for Orders {
     }
 
     fn program_generation(&self, job: &str) -> u64 {
-        if self.boxes.is_stuck(job) { 0 } else { self.program_generation }
+        if self.boxes.is_unplaced(job) { 0 } else { self.program_generation }
     }
 
     fn flow_stats(&self, _: &FlowSpec) -> Option<FlowStats> {

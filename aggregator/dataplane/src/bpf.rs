@@ -71,7 +71,7 @@ pub(super) struct RingMaps {
     /// Index of its CPU in [`BpfDataPlane::cpus`].
     pub cpu: u32,
     /// Number of its packets that had arrived at another CPU, when last read.
-    pub strayed: u64,
+    pub wrong_cpu: u64,
     pub slots: Array<MapData, Slot>,
     pub headers: Array<MapData, SavedHeader>,
     pub ports: DevMap<MapData>,

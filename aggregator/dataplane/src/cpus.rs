@@ -41,31 +41,31 @@ impl BpfDataPlane {
                 ));
             }
         }
-        let mut strayed = 0;
+        let mut wrong_cpu = 0;
         for id in self.rings.keys().copied().collect::<Vec<_>>() {
-            let now = self.strayed(id)?;
+            let now = self.wrong_cpu(id)?;
             let (cpu, before) = {
                 let ring = self.rings.get_mut(&id).context("a ring that was just there")?;
-                (ring.cpu, std::mem::replace(&mut ring.strayed, now))
+                (ring.cpu, std::mem::replace(&mut ring.wrong_cpu, now))
             };
-            strayed += now.saturating_sub(before);
+            wrong_cpu += now.saturating_sub(before);
             if let Some(&to) = self.cpus.get(cpu as usize) {
                 self.serve_by(id, to)?;
             }
         }
-        if strayed > 0 {
+        if wrong_cpu > 0 {
             for cpu in self.cpus.clone() {
                 self.start_thread(cpu)?;
             }
             done.push(format!(
-                "{strayed} packets came to another CPU than their ring's: its thread was started \
+                "{wrong_cpu} packets came to another CPU than their ring's: its thread was started \
                  again"
             ));
         }
         Ok(done)
     }
 
-    pub(super) fn strayed(&self, ring: RingNumber) -> Result<u64> {
+    pub(super) fn wrong_cpu(&self, ring: RingNumber) -> Result<u64> {
         let counters: PerCpuArray<_, u64> = self.map(maps::COUNTERS)?;
         Ok(counters.get(&(ring.0 * COUNTERS + Counter::WrongCpu as u32), 0)?.iter().sum())
     }

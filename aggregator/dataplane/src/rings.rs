@@ -141,7 +141,7 @@ impl BpfDataPlane {
     pub(super) fn open_ring(&mut self, ring: RingNumber, cpu: u32) -> Result<()> {
         let maps = RingMaps {
             cpu,
-            strayed: self.strayed(ring)?,
+            wrong_cpu: self.wrong_cpu(ring)?,
             slots: self.inner(maps::SLOTS, ring)?,
             headers: self.inner(maps::SAVED_HEADERS, ring)?,
             ports: self.inner(maps::RING_PORTS, ring)?,
@@ -181,7 +181,7 @@ impl BpfDataPlane {
             }
             let maps = RingMaps {
                 cpu: *cpu,
-                strayed: self.strayed(*ring)?,
+                wrong_cpu: self.wrong_cpu(*ring)?,
                 slots: Array::try_from(Map::from_map_data(slots_map)?)?,
                 headers: Array::try_from(Map::from_map_data(headers_map)?)?,
                 ports: DevMap::try_from(Map::from_map_data(ports_map)?)?,

@@ -42,7 +42,7 @@ impl Boxes {
     /// Where a machine is that has this MAC address.
     pub async fn place_of(&self, mac: [u8; 6]) -> Option<ManagerLocation> {
         let links = {
-            let link_table = &self.known().link_table;
+            let link_table = &self.state().link_table;
             if let Some(of) = link_table.with_mac(&mac_text(mac)) {
                 return Some(ManagerLocation::On(of));
             }
@@ -55,7 +55,7 @@ impl Boxes {
     }
 
     fn is_link(&self, of: &str, port: &str) -> bool {
-        self.known().link_table.ends().contains(&End { of: of.to_owned(), port: port.to_owned() })
+        self.state().link_table.ends().contains(&End { of: of.to_owned(), port: port.to_owned() })
     }
 
     /// Sends a request to all boxes at once.
@@ -146,43 +146,43 @@ impl Boxes {
                         chassis_id,
                         macs,
                     } = reply;
-                    let mut known = self.known();
+                    let mut state = self.state();
                     let report = BoxReport { ports: ports.clone(), lldp, chassis_id, macs };
                     reports.insert(name.clone(), report);
-                    known.look_at_version(&name, protocol, &release);
+                    state.check_version(&name, protocol, &release);
                     let ours = self.election.get();
                     if ours > 0 && election > ours {
                         let why = format!(
                             "follows a manager of election {election}, later than election {ours} \
                              of this one"
                         );
-                        if known.ahead.insert(name.clone(), why.clone()).is_none() {
+                        if state.follows_later.insert(name.clone(), why.clone()).is_none() {
                             log::error!("box {name}: {why}: it gets no rings");
                         }
                     } else {
-                        known.ahead.remove(&name);
+                        state.follows_later.remove(&name);
                     }
-                    if known.silent.remove(&name).is_some() {
+                    if state.silent.remove(&name).is_some() {
                         log::info!("box {name}: answers again");
                     }
                     let cpus = cpus.unwrap_or(1).max(1);
                     aggregation_rate
-                        .map(|rate| known.aggregation_rate.insert(name.clone(), (rate, cpus)));
+                        .map(|rate| state.aggregation_rate.insert(name.clone(), (rate, cpus)));
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
-                    known.jobs.insert(name.clone(), names);
+                    state.jobs.insert(name.clone(), names);
                     let is_there = |end: &End| ports.iter().any(|p| p.name == end.port);
-                    let ends = known.links().into_iter().flat_map(|l| [l.below, l.above]);
-                    known.down.extend(ends.filter(|e| e.of == name && !is_there(e)));
+                    let ends = state.links().into_iter().flat_map(|l| [l.below, l.above]);
+                    state.down.extend(ends.filter(|e| e.of == name && !is_there(e)));
                     let info = |p: api::Port| {
                         let end = End { of: name.clone(), port: p.name };
-                        let ifindex = known.number(&end);
+                        let ifindex = state.number(&end);
                         let port =
                             PortInfo { name: end.to_string(), ifindex, mtu: p.mtu, router: None };
                         // Without its program a port sums nothing: the daemon attaches the program
                         // shortly after a port comes up.
                         let sums = p.up && !p.xdp.is_empty();
                         let changed =
-                            if sums { known.down.remove(&end) } else { known.down.insert(end) };
+                            if sums { state.down.remove(&end) } else { state.down.insert(end) };
                         if changed {
                             log::warn!(
                                 "port {} is {}",
@@ -198,13 +198,13 @@ impl Boxes {
                 Err(status) => {
                     if status.code() == Code::Unimplemented {
                         // A box before protocol 5 has no service of this name.
-                        self.known().look_at_version(&name, 0, "");
+                        self.state().check_version(&name, 0, "");
                     }
                     self.record_no_answer(&name, &status);
                 }
             }
         }
-        self.known().link_table.update(reports, Instant::now().into_std());
+        self.state().link_table.update(reports, Instant::now().into_std());
         seen
     }
 
@@ -221,10 +221,10 @@ impl Boxes {
         patience: Duration,
     ) -> Result<(u32, [u8; 6]), Status> {
         let (was, links) = {
-            let known = self.known();
+            let state = self.state();
             (
-                known.hosts.get(&mac).and_then(|port| known.ends.get(port)).cloned(),
-                known.link_table.ends(),
+                state.hosts.get(&mac).and_then(|port| state.ends.get(port)).cloned(),
+                state.link_table.ends(),
             )
         };
         let ends = self.finder.behind(mac_text(mac), was, links).await;
@@ -239,12 +239,12 @@ impl Boxes {
         match (ends.next(), ends.next()) {
             (None, _) => refused(format!("no box has seen {mac_of} on a port towards hosts{why}")),
             (Some((end, there)), None) => {
-                let mut known = self.known();
-                let number = known.number(end);
-                if known.hosts.len() == MOST_HOSTS {
-                    known.hosts.clear();
+                let mut state = self.state();
+                let number = state.number(end);
+                if state.hosts.len() == MOST_HOSTS {
+                    state.hosts.clear();
                 }
-                known.hosts.insert(mac, number);
+                state.hosts.insert(mac, number);
                 Ok((number, *there))
             }
             (Some((one, _)), Some((other, _))) => refused(format!(
@@ -280,9 +280,9 @@ impl Boxes {
     /// Measures the links that no job's rings use.
     pub async fn measure(&self) {
         let links = {
-            let known = self.known();
+            let state = self.state();
             let carry =
-                known.link_table.all().into_iter().filter(|link_state| known.carries(link_state));
+                state.link_table.all().into_iter().filter(|link_state| state.carries(link_state));
             carry.map(|link_state| link_state.link).collect()
         };
         self.measure_links(links).await;
@@ -296,9 +296,9 @@ impl Boxes {
     ) -> api::Diagnosis {
         let (job, ranks) = (request.job.clone(), ages.len() as u32);
         let at: HashSet<String> = {
-            let known = self.known();
+            let state = self.state();
             let has = |(_, jobs): &(&String, &Vec<String>)| jobs.contains(&job);
-            known.jobs.iter().filter(has).map(|(name, _)| name.clone()).collect()
+            state.jobs.iter().filter(has).map(|(name, _)| name.clone()).collect()
         };
         let patience = TIMEOUT + Duration::from_millis(request.watch_ms.into());
         let mut answers = self.ask(patience, move |mut c| {
@@ -317,7 +317,7 @@ impl Boxes {
             job,
             ranks,
             state,
-            ..diagnosis::merge(&reports, &self.known().links(), age)
+            ..diagnosis::merge(&reports, &self.state().links(), age)
         }
     }
 }

@@ -59,11 +59,12 @@ impl Dispatcher {
             .retain(|name, of| inner.controller.job(name).is_ok_and(|job| members(job) == *of));
         let on_host_ring =
             self.on_host_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
-        let (mut stuck, mut changed) = (on_host_ring.cloned().collect::<HashSet<_>>(), Vec::new());
+        let (mut unplaced, mut changed) =
+            (on_host_ring.cloned().collect::<HashSet<_>>(), Vec::new());
         for (name, given) in &self.given {
             let Ok(job) = inner.controller.job(name) else { continue };
             if job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring) && cannot(job) {
-                stuck.insert(name.clone());
+                unplaced.insert(name.clone());
                 continue;
             }
             // Boxes are about to receive orders for another epoch.
@@ -96,7 +97,7 @@ impl Dispatcher {
         // Orders of failed attempts are not repeated to boxes.
         let has_orders =
             |name: &str| self.given.contains_key(name) || self.on_host_ring.contains_key(name);
-        self.boxes.set_stuck_jobs(stuck, has_orders);
+        self.boxes.set_unplaced_jobs(unplaced, has_orders);
         let tree = |(root, rings)| api::FabricTree { root, rings };
         let job = |(name, given): (&String, &GivenOrders)| api::FabricJob {
             name: name.clone(),

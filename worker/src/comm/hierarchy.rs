@@ -42,7 +42,7 @@ use super::promise::Promise;
 use super::session::Session;
 use crate::local::memory::{self, Part};
 use crate::local::place::{self, PLACE_BYTES, Place};
-use crate::local::progress::{self, CONTROL_BYTES, Locals};
+use crate::local::progress::{self, CONTROL_BYTES, LocalRanks};
 
 /// Bytes of a ring's part of a chunk, unless messages are longer. Two chunks are in memory.
 const PART_BYTES: usize = 512 << 10;
@@ -111,21 +111,22 @@ struct Watch {
 }
 
 impl Watch {
-    fn start(locals: Arc<Locals>, flat: Driver, failing: Vec<Driver>) -> io::Result<Self> {
+    fn start(local_ranks: Arc<LocalRanks>, flat: Driver, failing: Vec<Driver>) -> io::Result<Self> {
         let (alarm, bell) = UnixStream::pair()?;
         let watch = move || {
             let mut living: Vec<usize> =
-                (0..locals.len()).filter(|place| *place != locals.own_place()).collect();
-            while let Some(dead) = locals.next_death(&living, &bell) {
+                (0..local_ranks.len()).filter(|place| *place != local_ranks.own_place()).collect();
+            while let Some(dead) = local_ranks.next_death(&living, &bell) {
                 // Its goodbye may still be on its way.
                 std::thread::sleep(GOODBYE);
                 living.retain(|place| *place != dead);
                 let (departed, failure) = {
                     let session = flat.lock();
-                    (session.has_departed(locals.rank(dead)), session.failure())
+                    (session.has_departed(local_ranks.rank(dead)), session.failure())
                 };
                 if !departed {
-                    let error = locals.fail(failure.unwrap_or_else(|| locals.death(dead)));
+                    let error =
+                        local_ranks.fail(failure.unwrap_or_else(|| local_ranks.death(dead)));
                     failing.iter().for_each(|driver| driver.lock().fail(&error));
                 }
             }
@@ -229,12 +230,12 @@ impl Hierarchical {
         }
         let rings = hosts.iter().map(Vec::len).max().unwrap_or(0);
         let areas = Areas::new(rings, &comm.layout());
-        let locals = locals(comm.rank(), &hosts, &places, &areas)
+        let local_ranks = local_ranks(comm.rank(), &hosts, &places, &areas)
             .map_err(|e| format!("cannot share memory with the other ranks of this host: {e}"));
-        let shared_memory = agreed(comm, &locals)?;
-        let (Ok(locals), true) = (locals, shared_memory) else { return Ok(None) };
+        let shared_memory = agreed(comm, &local_ranks)?;
+        let (Ok(local_ranks), true) = (local_ranks, shared_memory) else { return Ok(None) };
         // Rings in their order at all ranks: no rank waits for another one in a later ring.
-        let own = (0..rings).filter(|ring| ring % locals.len() == locals.own_place());
+        let own = (0..rings).filter(|ring| ring % local_ranks.len() == local_ranks.own_place());
         let connected: Result<Vec<_>, String> = own
             .map(|ring| {
                 let members: Vec<u32> = hosts.iter().map(|h| h[ring % h.len()]).collect();
@@ -249,13 +250,13 @@ impl Hierarchical {
         let is_connected = agreed(comm, &connected)?;
         let (Ok(own), true) = (connected, is_connected) else { return Ok(None) };
         let drivers: Vec<_> = own.iter().filter_map(|(_, comm)| comm.driver()).collect();
-        let (closing, locals) = (Arc::default(), Arc::new(locals));
+        let (closing, local_ranks) = (Arc::default(), Arc::new(local_ranks));
         let failing: Vec<Driver> = drivers.iter().chain([flat]).map(Arc::clone).collect();
         let no_thread = |e| Error::Config(format!("cannot start a thread: {e}"));
-        let watch = Watch::start(Arc::clone(&locals), Arc::clone(flat), failing.clone())
+        let watch = Watch::start(Arc::clone(&local_ranks), Arc::clone(flat), failing.clone())
             .map_err(no_thread)?;
         let runner = Runner {
-            locals,
+            local_ranks,
             areas,
             rings: own,
             chunks: 0,
@@ -395,14 +396,19 @@ impl Drop for Hierarchical {
     }
 }
 
-fn locals(rank: u32, hosts: &[Vec<u32>], places: &[Place], areas: &Areas) -> io::Result<Locals> {
+fn local_ranks(
+    rank: u32,
+    hosts: &[Vec<u32>],
+    places: &[Place],
+    areas: &Areas,
+) -> io::Result<LocalRanks> {
     let mine = hosts.iter().find(|ranks| ranks.contains(&rank)).ok_or(io::ErrorKind::NotFound)?;
     let own = mine.iter().position(|r| *r == rank).unwrap_or(0);
     let first = places[mine[0] as usize];
     let file = memory::open(first.pid, first.file)?;
     let memory = progress::map(&file, areas.bytes(mine.len()))?;
     let processes: Vec<u32> = mine.iter().map(|r| places[*r as usize].pid).collect();
-    Locals::new(memory, own, mine.clone(), &processes)
+    LocalRanks::new(memory, own, mine.clone(), &processes)
 }
 
 /// The configuration of a ring that has one rank of each host.
@@ -450,13 +456,13 @@ impl Areas {
         self.rings * self.part_bytes
     }
 
-    fn bytes(&self, locals: usize) -> usize {
-        2 * locals * self.chunk_bytes()
+    fn bytes(&self, local_ranks: usize) -> usize {
+        2 * local_ranks * self.chunk_bytes()
     }
 
     /// Where a rank's chunk begins.
-    fn start(&self, chunk: u64, locals: usize, place: usize) -> usize {
-        CONTROL_BYTES + ((chunk % 2) as usize * locals + place) * self.chunk_bytes()
+    fn start(&self, chunk: u64, local_ranks: usize, place: usize) -> usize {
+        CONTROL_BYTES + ((chunk % 2) as usize * local_ranks + place) * self.chunk_bytes()
     }
 
     /// How vectors of this type are cut.
@@ -498,7 +504,7 @@ struct Chunk {
 
 /// Executes hierarchical operations, one after the other, in the same order at all ranks.
 pub(super) struct Runner {
-    locals: Arc<Locals>,
+    local_ranks: Arc<LocalRanks>,
     areas: Areas,
     /// Those of this rank, with their numbers.
     rings: Vec<(usize, Communicator)>,
@@ -589,10 +595,10 @@ impl Runner {
     /// # Safety
     /// As [`Part::new`].
     unsafe fn part<T: Element>(&self, chunk: u64, place: usize, range: Range<usize>) -> Part<T> {
-        let start = self.areas.start(chunk, self.locals.len(), place);
+        let start = self.areas.start(chunk, self.local_ranks.len(), place);
         let start = start + range.start * size_of::<T>();
         // SAFETY: The caller's promise.
-        unsafe { Part::new(self.locals.memory(), start, range.len()) }
+        unsafe { Part::new(self.local_ranks.memory(), start, range.len()) }
     }
 
     /// Copies a chunk in, and starts its sums once all ranks of the host have.
@@ -606,19 +612,19 @@ impl Runner {
     ) -> Result<Chunk, Error> {
         let number = self.chunks;
         self.chunks += 1;
-        let (locals, own) = (&self.locals, self.locals.own_place());
+        let (local_ranks, own) = (&self.local_ranks, self.local_ranks.own_place());
         // The chunk before the last one had the same memory.
-        locals.wait(number.saturating_sub(1), |steps| &steps.copied_out, self.give_up())?;
+        local_ranks.wait(number.saturating_sub(1), |steps| &steps.copied_out, self.give_up())?;
         {
             // SAFETY: All ranks have copied out what was there, and others read it only after this
             // one has announced it.
             let mut chunk = unsafe { self.part::<E::Element>(number, own, 0..range.len()) };
             elements.read(range.start, &mut chunk);
         }
-        locals.announce(&locals.own().copied_in, number + 1);
-        locals.wait(number + 1, |steps| &steps.copied_in, self.give_up())?;
+        local_ranks.announce(&local_ranks.own().copied_in, number + 1);
+        local_ranks.wait(number + 1, |steps| &steps.copied_in, self.give_up())?;
         let divisor = if op == Op::Average { self.summands } else { 1 };
-        let (all, mut sums) = (0..locals.len(), Vec::new());
+        let (all, mut sums) = (0..local_ranks.len(), Vec::new());
         let rings: Vec<(usize, Range<usize>)> =
             self.rings.iter().map(|(ring, _)| (*ring, cut.part(range.len(), *ring))).collect();
         for (at, (_, part)) in
@@ -646,11 +652,11 @@ impl Runner {
         all: &mut Totals,
     ) -> Result<(), Error> {
         let Chunk { number, range, sums } = chunk;
-        let locals = &self.locals;
+        let local_ranks = &self.local_ranks;
         let mut non_finite = None;
         for (part, sum) in sums {
             while !sum.wait_for(CHECK) {
-                locals.check()?;
+                local_ranks.check()?;
                 if lock(&self.closing).is_some_and(|until| Instant::now() > until) {
                     return Err(Error::Closed);
                 }
@@ -665,12 +671,12 @@ impl Runner {
         }
         let area = (number % 2) as usize;
         let found = non_finite.unwrap_or(0..0);
-        let [first, end] = &locals.own().non_finite[area];
+        let [first, end] = &local_ranks.own().non_finite[area];
         first.store(found.start as u64, Release);
         end.store(found.end as u64, Release);
-        locals.announce(&locals.own().summed, number + 1);
-        locals.wait(number + 1, |steps| &steps.summed, self.give_up())?;
-        let found = locals.all().iter().map(|steps| {
+        local_ranks.announce(&local_ranks.own().summed, number + 1);
+        local_ranks.wait(number + 1, |steps| &steps.summed, self.give_up())?;
+        let found = local_ranks.all().iter().map(|steps| {
             let [first, end] = steps.non_finite[area].each_ref().map(|e| e.load(Acquire) as usize);
             range.start + first..range.start + end
         });
@@ -684,10 +690,10 @@ impl Runner {
             // SAFETY: Its rank has announced the sums, and writes there only after all ranks have
             // copied them out.
             let sums =
-                unsafe { self.part::<E::Element>(number, ring % locals.len(), part.clone()) };
+                unsafe { self.part::<E::Element>(number, ring % local_ranks.len(), part.clone()) };
             elements.write(range.start + part.start, &sums);
         }
-        locals.announce(&locals.own().copied_out, number + 1);
+        local_ranks.announce(&local_ranks.own().copied_out, number + 1);
         Ok(())
     }
 
@@ -703,7 +709,7 @@ impl Runner {
             let cause = self.failing.iter().find_map(|driver| driver.lock().failure());
             error = cause.unwrap_or(error);
         }
-        let error = self.locals.fail(error);
+        let error = self.local_ranks.fail(error);
         if error != Error::Closed {
             for driver in &self.failing {
                 driver.lock().fail(&error);

@@ -18,7 +18,7 @@ type Call = Box<dyn FnOnce() + Send>;
 
 /// The state of an outcome.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct OutcomeState {
     /// Stays true when the outcome has been taken.
     pub is_settled: bool,
     pub outcome: Option<Settled>,
@@ -26,7 +26,7 @@ pub(super) struct Known {
 
 /// Holds the outcome.
 pub(super) struct Settlement {
-    settled: Mutex<Known>,
+    settled: Mutex<OutcomeState>,
     call: Mutex<Option<Call>>,
     changed: Condvar,
     called: Instant,
@@ -38,14 +38,14 @@ impl Settlement {
         Arc::new(Self { settled, call: Mutex::new(None), changed, called })
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Known> {
+    pub fn lock(&self) -> MutexGuard<'_, OutcomeState> {
         self.settled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn settle(&self, outcome: Settled) {
         let call = {
             let mut settled = self.lock();
-            *settled = Known { is_settled: true, outcome: Some(outcome) };
+            *settled = OutcomeState { is_settled: true, outcome: Some(outcome) };
             self.call.lock().unwrap_or_else(PoisonError::into_inner).take()
         };
         self.changed.notify_all();

@@ -60,7 +60,7 @@ unsafe impl Shared for Control {}
 
 /// The ranks of this host.
 #[derive(Debug)]
-pub(crate) struct Locals {
+pub(crate) struct LocalRanks {
     memory: Arc<SharedMemory>,
     /// This rank's place among them.
     own: usize,
@@ -70,7 +70,7 @@ pub(crate) struct Locals {
     processes: Vec<OwnedFd>,
 }
 
-impl Locals {
+impl LocalRanks {
     /// `ranks` and the processes that they run in; `own` is this rank's place among them.
     pub fn new(
         memory: Arc<SharedMemory>,
@@ -275,17 +275,17 @@ mod tests {
     use crate::local::memory::create;
 
     /// Ranks 10, 11, ... in these processes, each with a mapping of its own.
-    fn locals(processes: &[u32]) -> Vec<Locals> {
+    fn local_ranks(processes: &[u32]) -> Vec<LocalRanks> {
         let file = File::from(create().unwrap());
         let ranks: Vec<u32> = (10..).take(processes.len()).collect();
         let of =
-            |own| Locals::new(map(&file, 100).unwrap(), own, ranks.clone(), processes).unwrap();
+            |own| LocalRanks::new(map(&file, 100).unwrap(), own, ranks.clone(), processes).unwrap();
         (0..processes.len()).map(of).collect()
     }
 
     #[test]
     fn ranks_wait_for_each_other() {
-        let all = locals(&[std::process::id(); 3]);
+        let all = local_ranks(&[std::process::id(); 3]);
         let sum = Arc::new(AtomicU64::new(0));
         thread::scope(|s| {
             for own in all {
@@ -309,7 +309,7 @@ mod tests {
     fn a_rank_that_dies_is_named() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let [own, other, _dead] =
-            locals(&[std::process::id(), std::process::id(), child.id()]).try_into().unwrap();
+            local_ranks(&[std::process::id(), std::process::id(), child.id()]).try_into().unwrap();
         for all in [&own, &other] {
             all.announce(&all.own().copied_in, 1);
             assert_eq!(all.check(), Ok(()));
@@ -329,12 +329,12 @@ mod tests {
 
     #[test]
     fn the_first_failure_is_told_to_all() {
-        let [a, b] = locals(&[std::process::id(); 2]).try_into().unwrap();
+        let [a, b] = local_ranks(&[std::process::id(); 2]).try_into().unwrap();
         let first = Error::Mismatch("operation 1".to_owned());
         assert_eq!(a.fail(first.clone()), first);
         assert_eq!(b.wait(1, |s| &s.summed, || None).unwrap_err(), first);
         assert_eq!(b.fail(Error::Closed), first);
-        let [a, _b] = locals(&[std::process::id(); 2]).try_into().unwrap();
+        let [a, _b] = local_ranks(&[std::process::id(); 2]).try_into().unwrap();
         assert_eq!(a.wait(1, |s| &s.summed, || Some(Error::Closed)), Err(Error::Closed));
         // The others get another error for some.
         a.fail(Error::Closed);

@@ -85,7 +85,7 @@ pub enum XdpError {
     },
     /// There is no route to a rank.
     #[error("{0}")]
-    NoWay(String),
+    NoRoute(String),
     /// Another error.
     #[error("{0}")]
     System(#[from] io::Error),

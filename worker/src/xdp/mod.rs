@@ -124,7 +124,7 @@ impl XdpDriver {
             return Err(XdpError::Mtu { mtu, most: most / 64 * 64 });
         }
         for peer in peers {
-            self.neighbours.next_hop(*peer).map_err(|e| XdpError::NoWay(e.to_string()))?;
+            self.neighbours.next_hop(*peer).map_err(|e| XdpError::NoRoute(e.to_string()))?;
         }
         let until = Instant::now() + RESOLVE;
         for peer in peers {

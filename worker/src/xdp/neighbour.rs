@@ -49,7 +49,7 @@ struct Neighbour {
 
 /// Why there is no route to a host over an interface.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoWay {
+pub(super) enum NoRoute {
     /// The route uses another interface.
     #[error(
         "the route to {0} does not use the interface that has this rank's address, and AF_XDP \
@@ -118,14 +118,14 @@ impl Neighbours {
     }
 
     /// The kernel's entry: the address, and whether it is fresh.
-    fn look_up(&self, to: IpAddr) -> Result<(Option<Mac>, bool), NoWay> {
+    fn look_up(&self, to: IpAddr) -> Result<(Option<Mac>, bool), NoRoute> {
         let hop = self.next_hop(to)?;
-        self.resolved(hop).map_err(|e| NoWay::Kernel(to, e))
+        self.resolved(hop).map_err(|e| NoRoute::Kernel(to, e))
     }
 
     /// The router to an address, or the address itself; an error if packets would leave by another
     /// interface.
-    pub fn next_hop(&self, to: IpAddr) -> Result<IpAddr, NoWay> {
+    pub fn next_hop(&self, to: IpAddr) -> Result<IpAddr, NoRoute> {
         let bits = if to.is_ipv4() { 32 } else { 128 };
         let mut message = RouteMessage::default();
         message.header = RouteHeader {
@@ -140,14 +140,14 @@ impl Neighbours {
         ];
         let route = match self.ask(RouteNetlinkMessage::GetRoute(message)) {
             Ok(RouteNetlinkMessage::NewRoute(route)) => route,
-            Ok(_) => return Err(NoWay::Kernel(to, io::ErrorKind::InvalidData.into())),
-            Err(e) => return Err(NoWay::Kernel(to, e)),
+            Ok(_) => return Err(NoRoute::Kernel(to, io::ErrorKind::InvalidData.into())),
+            Err(e) => return Err(NoRoute::Kernel(to, e)),
         };
         if route.header.kind == RouteType::Local {
-            return Err(NoWay::Here(to));
+            return Err(NoRoute::Here(to));
         }
         if !route.attributes.contains(&RouteAttribute::Oif(self.ifindex)) {
-            return Err(NoWay::Elsewhere(to));
+            return Err(NoRoute::Elsewhere(to));
         }
         let gateway = route.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Gateway(RouteAddress::Inet(ip))
@@ -227,7 +227,7 @@ mod tests {
         // The loopback interface exists in every network namespace, as number 1.
         let neighbours = Neighbours::new("127.0.0.1".parse().unwrap(), 1).unwrap();
         let error = neighbours.next_hop("127.0.0.2".parse().unwrap()).unwrap_err();
-        assert!(matches!(error, NoWay::Here(_)), "{error}");
+        assert!(matches!(error, NoRoute::Here(_)), "{error}");
         assert!(error.to_string().contains("address of this machine"), "{error}");
     }
 
