@@ -41,9 +41,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// After this time without an answer the next endpoint is asked too: one may drop packets.
-const NEXT: Duration = Duration::from_millis(200);
+const HEDGE_DELAY: Duration = Duration::from_millis(200);
 /// Log interval while etcd does not answer.
-const SAY: Duration = Duration::from_secs(5);
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Start of a leader's term.
 pub struct Leadership {
@@ -101,7 +101,8 @@ impl Endpoints {
                 let answer = question(self.channels[n].clone());
                 asked.push(async move { (n, answer.await) });
             }
-            let wait = if rest.len() > 0 { (Instant::now() + NEXT).min(until) } else { until };
+            let wait =
+                if rest.len() > 0 { (Instant::now() + HEDGE_DELAY).min(until) } else { until };
             match timeout_at(wait, asked.next()).await {
                 Ok(Some((n, Ok(answer)))) => {
                     self.first.store(n, Ordering::Relaxed);
@@ -195,7 +196,7 @@ pub async fn lead(config: &Etcd, me: &str) -> Result<Leadership> {
                 other = leader;
             }
             Ok(Err(_)) => {}
-            Err(e) if said.is_none_or(|said| said.elapsed() > SAY) => {
+            Err(e) if said.is_none_or(|said| said.elapsed() > LOG_INTERVAL) => {
                 log::warn!("etcd {}: {e:#}; it is tried again", config.endpoints.join(", "));
                 said = Some(Instant::now());
             }

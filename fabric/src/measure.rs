@@ -14,8 +14,8 @@ use crate::probe_results::{Capacity, FIRST, PROBES, both, bytes, direction};
 
 /// Poll interval of the receiver, and how many polls without new frames end a probe: the rest is
 /// then lost. This limits the wait, whatever a box reports.
-const ASK: Duration = Duration::from_millis(30);
-const IDLE: u32 = 5;
+const POLL_INTERVAL: Duration = Duration::from_millis(30);
+const IDLE_POLLS: u32 = 5;
 const LONGEST: Duration = Duration::from_secs(2);
 
 impl Boxes {
@@ -56,8 +56,8 @@ impl Boxes {
             within(sender.agent.send_bandwidth_probe(request)).await?.probe.unwrap_or_default();
         let (mut received, mut idle, end) =
             (api::BandwidthProbe::default(), 0, Instant::now() + LONGEST);
-        while received.frames < sent.frames && idle < IDLE && Instant::now() < end {
-            sleep(ASK).await;
+        while received.frames < sent.frames && idle < IDLE_POLLS && Instant::now() < end {
+            sleep(POLL_INTERVAL).await;
             let now = within(receiver.agent.receive_bandwidth_probe(poll.clone()))
                 .await?
                 .probe

@@ -2,14 +2,14 @@
 
 use netsum_core::bandwidth::MAX_PROBE_BYTES;
 
-/// A probe occupies at most this part of a second of a link.
-const PART: u64 = 10;
+/// A probe occupies a link for at most a second divided by this.
+const SECOND_DIVISOR: u64 = 10;
 /// Probes in each direction, after a short first one that determines their length.
 pub const PROBES: usize = 3;
 /// Bytes of the first probe.
 pub const FIRST: u32 = 256 << 10;
 /// Rates that differ by at most this count as equal, in percent.
-const SAME: u64 = 10;
+const EQUAL_PERCENT: u64 = 10;
 
 /// Rate of a link in bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub fn direction(probes: &[(u64, u64)]) -> Option<Capacity> {
 }
 
 fn is_same(used: u64, rate: u64) -> bool {
-    u128::from(used.abs_diff(rate)) * 100 <= u128::from(used) * u128::from(SAME)
+    u128::from(used.abs_diff(rate)) * 100 <= u128::from(used) * u128::from(EQUAL_PERCENT)
 }
 
 /// Rate of a link in both directions together, which sums need.
@@ -47,7 +47,7 @@ pub fn both(up: Capacity, down: Capacity) -> Capacity {
 
 /// Length of a probe in bytes on a link of about this rate.
 pub fn bytes(rate: u64) -> u32 {
-    (rate / 8 / PART).min(MAX_PROBE_BYTES as u64) as u32
+    (rate / 8 / SECOND_DIVISOR).min(MAX_PROBE_BYTES as u64) as u32
 }
 
 /// The rate that replaces the nominal one in plans from now on, if any. Noise does not cause

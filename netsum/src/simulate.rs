@@ -19,7 +19,7 @@ use netsum_common::counters::{Counter, Kind as CounterKind, of_bits};
 use netsum_common::slot::Slot;
 use netsum_common::wire::{self, Frame};
 use netsum_core::JobRing;
-use netsum_core::diagnose::{Case, explain};
+use netsum_core::diagnose::{RefusedPacket, explain};
 use netsum_core::plane::unmapped;
 use netsum_core::trace::program_name;
 use netsum_dataplane::replica::{LONGEST, Replica, Step};
@@ -54,12 +54,12 @@ fn cause(counters: u64) -> Option<Counter> {
 }
 
 /// The daemon's report of the running programs.
-struct Box_ {
+struct DaemonReport {
     ports: Vec<api::Port>,
     jobs: Vec<api::Job>,
 }
 
-impl Box_ {
+impl DaemonReport {
     fn port_name(&self, ifindex: u32) -> String {
         let found = self.ports.iter().find(|p| p.ifindex == ifindex);
         found.map_or_else(|| format!("#{ifindex}"), |p| p.name.clone())
@@ -93,19 +93,19 @@ struct Ports {
 }
 
 impl Ports {
-    fn new(args: &SimulateArgs, box_: &Box_) -> Result<Self> {
-        let Some(first) = box_.ports.first() else {
+    fn new(args: &SimulateArgs, report: &DaemonReport) -> Result<Self> {
+        let Some(first) = report.ports.first() else {
             return Err(Failure::new(
                 Kind::NotFound,
                 "the daemon has no ports, so no frame can arrive",
             ));
         };
         let mut of_interface: BTreeMap<String, u32> =
-            box_.ports.iter().map(|p| (p.name.clone(), p.ifindex)).collect();
+            report.ports.iter().map(|p| (p.name.clone(), p.ifindex)).collect();
         for (interface, port) in &args.map {
-            of_interface.insert(interface.clone(), box_.port("--map", port)?);
+            of_interface.insert(interface.clone(), report.port("--map", port)?);
         }
-        let all = args.port.as_ref().map(|port| box_.port("--port", port)).transpose()?;
+        let all = args.port.as_ref().map(|port| report.port("--port", port)).transpose()?;
         Ok(Self { all, of_interface, first: first.ifindex })
     }
 
@@ -153,7 +153,7 @@ fn reason(
     counters: u64,
     event: &TraceEvent,
     frame: &[u8],
-    box_: &Box_,
+    report: &DaemonReport,
     copy: &Replica,
 ) -> (String, String) {
     let fine = |text: String| (text, String::new());
@@ -199,8 +199,8 @@ fn reason(
         );
     };
     let front = event.slot_flags & Slot::USED != 0 && event.slot_index == event.low;
-    let port = box_.port_name(flow.ifindex);
-    let case = Case {
+    let port = report.port_name(flow.ifindex);
+    let packet = RefusedPacket {
         port: &port,
         src: unmapped(flow.src_ip),
         mtu: ring.mtu,
@@ -210,7 +210,7 @@ fn reason(
         low: event.low,
         accepted: event.expected != 0 || front && event.contributors >> (event.rank & 63) & 1 != 0,
     };
-    let (what, next) = explain(cause, &case);
+    let (what, next) = explain(cause, &packet);
     (format!("rank {}: {what}", event.rank), next)
 }
 
@@ -218,10 +218,10 @@ fn simulated(
     number: u64,
     captured: &Captured,
     ifindex: u32,
-    box_: &Box_,
+    report: &DaemonReport,
     copy: &mut Replica,
 ) -> Result<Simulated> {
-    let mut frame = skipped(number, captured, box_.port_name(ifindex), String::new());
+    let mut frame = skipped(number, captured, report.port_name(ifindex), String::new());
     let steps = copy.run(&captured.frame, ifindex)?;
     let Some((action, counters)) = deciding_step(&steps) else { return Ok(frame) };
     frame.outcome = outcome(action, counters);
@@ -230,8 +230,8 @@ fn simulated(
         let egress = event.program == abi::traced_by::EGRESS;
         if !egress {
             (frame.reason, frame.next) =
-                reason(frame.outcome, event.counters, event, &captured.frame, box_, copy);
-            let ring = box_.ring_of_job(event.ring);
+                reason(frame.outcome, event.counters, event, &captured.frame, report, copy);
+            let ring = report.ring_of_job(event.ring);
             let packet = Packet::new(packet_message(&step.traced, 0, String::new(), ring, 0), 0);
             (frame.job, frame.ring, frame.slot) = (packet.job, packet.ring, packet.slot);
         }
@@ -261,8 +261,9 @@ pub async fn run(
         );
         return Err(Failure::new(Kind::Refused, message));
     }
-    let box_ = Box_ { ports: client.list_ports().await?, jobs: client.list_jobs().await? };
-    let ports = Ports::new(&args, &box_)?;
+    let report =
+        DaemonReport { ports: client.list_ports().await?, jobs: client.list_jobs().await? };
+    let ports = Ports::new(&args, &report)?;
     let numbers: Vec<u32> = programs.programs.iter().map(|p| p.id).collect();
     let mut copy = Replica::new(&numbers, args.fresh).map_err(|e| {
         let hint = "the programs cannot be loaded again next to the daemon's; this needs root";
@@ -279,8 +280,8 @@ pub async fn run(
     for (number, captured) in (1..).zip(&captured) {
         let ifindex = ports.of(captured, copy.flows());
         let frame = match unfit(captured, &ports) {
-            Some(reason) => skipped(number, captured, box_.port_name(ifindex), reason),
-            None => simulated(number, captured, ifindex, &box_, &mut copy)?,
+            Some(reason) => skipped(number, captured, report.port_name(ifindex), reason),
+            None => simulated(number, captured, ifindex, &report, &mut copy)?,
         };
         *simulation.outcomes.entry(frame.outcome.name().into()).or_default() += 1;
         for name in frame.steps.iter().flat_map(|s| &s.verdict) {
@@ -341,7 +342,7 @@ mod tests {
             ifindex,
             ..Default::default()
         };
-        let box_ = Box_ {
+        let report = DaemonReport {
             ports: vec![port("port0", 10), port("port1", 11), port("port2", 12)],
             jobs: vec![],
         };
@@ -369,15 +370,15 @@ mod tests {
             ..Flow::NOTHING
         };
         let flows = [(abi::FlowKey { dst_ip: [0; 16], qpn: 1 }, flow)];
-        let ports = Ports::new(&args(None, &[("eth0", "port1")]), &box_).unwrap();
+        let ports = Ports::new(&args(None, &[("eth0", "port1")]), &report).unwrap();
         assert_eq!(ports.of(&captured(None), &flows), 12, "an ARP packet's sender");
         assert_eq!(ports.of(&captured(None), &[]), 10, "nobody knows");
         assert_eq!(ports.of(&captured(Some("eth0")), &flows), 11);
         assert_eq!(ports.of(&captured(Some("port0")), &flows), 10);
         assert_eq!(ports.of(&captured(Some("eth7")), &flows), 12);
-        let ports = Ports::new(&args(Some("port1"), &[]), &box_).unwrap();
+        let ports = Ports::new(&args(Some("port1"), &[]), &report).unwrap();
         assert_eq!(ports.of(&captured(Some("port0")), &flows), 11);
-        let error = Ports::new(&args(Some("eth9"), &[]), &box_).err().unwrap();
+        let error = Ports::new(&args(Some("eth9"), &[]), &report).err().unwrap();
         assert_eq!(error.kind, Kind::NotFound);
         assert!(error.message.contains("port0, port1, port2"), "{}", error.message);
     }

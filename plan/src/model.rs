@@ -158,7 +158,7 @@ impl Program {
     ///
     /// # Errors
     /// If the solver fails.
-    pub fn most(&self, vars: &[Var]) -> Result<(f64, Vec<f64>), Error> {
+    pub fn max_sum(&self, vars: &[Var]) -> Result<(f64, Vec<f64>), Error> {
         let closed =
             (0..self.closed.len()).map(|var| self.closed[var] || !vars.contains(&var)).collect();
         let rows = self.rows.iter().map(|(row, room)| {

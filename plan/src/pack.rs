@@ -29,7 +29,7 @@ pub struct Packing {
     /// All different, and without rates.
     pub trees: Vec<Tree>,
     /// An upper bound: trees of this kind cannot reach more.
-    pub most: f64,
+    pub bound: f64,
 }
 
 /// The graph of the nodes at which trees branch.
@@ -131,11 +131,11 @@ struct Market<'a> {
     always: Vec<(usize, f64)>,
     /// Trees as sets of arcs, and the amounts that they use.
     found: BTreeMap<Vec<usize>, BTreeMap<usize, f64>>,
-    most: f64,
+    bound: f64,
 }
 
 impl<'a> Market<'a> {
-    fn new(network: &'a Network, graph: &'a Graph, collective: Collective, most: f64) -> Self {
+    fn new(network: &'a Network, graph: &'a Graph, collective: Collective, bound: f64) -> Self {
         let mut numbers: BTreeMap<Resource, usize> = BTreeMap::new();
         let mut rooms = Vec::new();
         let mut take = |hops: &[Hop]| -> Vec<(usize, f64)> {
@@ -150,7 +150,7 @@ impl<'a> Market<'a> {
         };
         let always = take(&graph.hanging);
         let arcs = graph.arcs.iter().map(|(_, _, hop)| take(&[*hop])).collect();
-        Self { graph, rooms, arcs, always, found: BTreeMap::new(), most }
+        Self { graph, rooms, arcs, always, found: BTreeMap::new(), bound }
     }
 
     /// The cheapest tree at these prices: the amounts that it uses, and its price.
@@ -169,7 +169,7 @@ impl<'a> Market<'a> {
         // A tree of all boxes is not a bound for trees that leave some out.
         if self.graph.needed.iter().all(|&needed| needed) && price > 0.0 {
             let all: f64 = prices.iter().zip(&self.rooms).map(|(price, room)| price * room).sum();
-            self.most = self.most.min(all / price);
+            self.bound = self.bound.min(all / price);
         }
         let mut takes = BTreeMap::new();
         for &(r, amount) in chosen.iter().flat_map(|&i| &self.arcs[i]).chain(&self.always) {
@@ -199,7 +199,7 @@ impl<'a> Market<'a> {
                 loads[r] += narrowest * amount / self.rooms[r];
                 prices[r] *= 1.0 + STEP * narrowest * amount / self.rooms[r];
             }
-            if sum / loads.iter().copied().fold(0.0, f64::max) >= NEAR * self.most {
+            if sum / loads.iter().copied().fold(0.0, f64::max) >= NEAR * self.bound {
                 break;
             }
         }
@@ -242,7 +242,7 @@ impl<'a> Market<'a> {
             let middle =
                 |(steady, price): (&f64, &f64)| f64::midpoint(steady / scale, price / worth);
             steady = steady.iter().zip(&prices).map(middle).collect();
-            if self.cheapest(&steady).is_none() || worth >= NEAR * self.most {
+            if self.cheapest(&steady).is_none() || worth >= NEAR * self.bound {
                 return;
             }
         }
@@ -265,5 +265,5 @@ pub fn pack(
         market.polish(prices);
     }
     let trees = market.found.keys().map(|chosen| market.graph.tree(chosen)).collect();
-    Some(Packing { trees, most: market.most })
+    Some(Packing { trees, bound: market.bound })
 }

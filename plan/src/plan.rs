@@ -83,7 +83,7 @@ impl Choice {
             };
         };
         let tree = |tree: Tree| (model.var(tree.uses(network, job.collective)), tree);
-        Ok(Self::Trees(packing.trees.into_iter().map(tree).collect(), packing.most))
+        Ok(Self::Trees(packing.trees.into_iter().map(tree).collect(), packing.bound))
     }
 
     fn vars(&self) -> Vec<Var> {
@@ -134,15 +134,15 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
     for (job, trees) in
         jobs.iter().zip(&mut trees).filter(|(job, _)| job.collective == Collective::AllReduce)
     {
-        let most = network.shape().members;
+        let limit = network.shape().members;
         let crowded =
-            |tree: &Tree| tree.members(network).into_iter().find(|(_, members)| *members > most);
+            |tree: &Tree| tree.members(network).into_iter().find(|(_, members)| *members > limit);
         let found = trees.iter().find_map(crowded);
         trees.retain(|tree| crowded(tree).is_none());
         if let Some((node, members)) = found.filter(|_| trees.is_empty()) {
             let name = network.name(node);
             let why =
-                format!("a ring would have {members} members at {name}, but {most} are the most");
+                format!("a ring would have {members} members at {name}, but {limit} are the most");
             return Err(Error::Job { job: job.name.clone(), why });
         }
     }
@@ -153,7 +153,8 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
         let widest = trees[n].iter().max_by(|a, b| a.rate.total_cmp(&b.rate));
         let Some(rate) = widest.map(|tree| tree.rate) else { continue };
         let kept = Rings::new(network, rings.iter().flatten());
-        let mut kept = kept.lay(widest.cloned().into_iter().collect(), &BTreeMap::new(), 1, rate);
+        let mut kept =
+            kept.lay_out(widest.cloned().into_iter().collect(), &BTreeMap::new(), 1, rate);
         kept.iter_mut().for_each(|tree| tree.rate = tree.rate.min(rate));
         rings[n] = kept;
     }
@@ -174,17 +175,17 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
             .collect();
         // Packed trees are already below the optimum.
         let optimum = match &choices[n] {
-            Choice::Trees(_, most) if jobs.len() == 1 => most.min(bounds[n]),
+            Choice::Trees(_, bound) if jobs.len() == 1 => bound.min(bounds[n]),
             _ => shares[n],
         };
         let least = (optimum * KEPT).min(shares[n] * (1.0 - 1e-9));
         rings[n].clear();
         let others = Rings::new(network, rings.iter().flatten());
-        let lay = |trees| match job.collective {
-            Collective::AllReduce => others.lay(trees, &free, network.shape().rings, least),
+        let lay_out = |trees| match job.collective {
+            Collective::AllReduce => others.lay_out(trees, &free, network.shape().rings, least),
             Collective::Broadcast => trees,
         };
-        trees[n] = fewest(network, job.collective, &trees[n], &free, least, &lay)?;
+        trees[n] = fewest(network, job.collective, &trees[n], &free, least, &lay_out)?;
         if job.collective == Collective::AllReduce {
             rings[n].clone_from(&trees[n]);
         }
@@ -280,7 +281,7 @@ fn fewest(
     trees: &[Tree],
     free: &BTreeMap<Resource, f64>,
     rate: f64,
-    lay: &dyn Fn(Vec<Tree>) -> Vec<Tree>,
+    lay_out: &dyn Fn(Vec<Tree>) -> Vec<Tree>,
 ) -> Result<Vec<Tree>, Error> {
     let mut model = Model::new(network);
     for tree in trees {
@@ -289,19 +290,19 @@ fn fewest(
     let program = model.program(free);
     let with = |solution: Vec<f64>| -> Vec<Tree> {
         let rated = trees.iter().zip(solution).filter(|(_, rate)| *rate > 0.0);
-        lay(rated.map(|(tree, rate)| Tree { rate, ..tree.clone() }).collect())
+        lay_out(rated.map(|(tree, rate)| Tree { rate, ..tree.clone() }).collect())
     };
     let sum = |trees: &[Tree]| trees.iter().map(|tree| tree.rate).sum::<f64>();
-    let mut most = Vec::new();
+    let mut fastest = Vec::new();
     // Fewer trees than this cannot reach it, even if they shared nothing.
     let alone = (0..trees.len())
-        .map(|tree| Ok(program.most(&[tree])?.0))
+        .map(|tree| Ok(program.max_sum(&[tree])?.0))
         .collect::<Result<Vec<f64>, Error>>()?;
     let mut best = alone.clone();
     best.sort_by(|a, b| b.total_cmp(a));
     let mut all = 0.0;
-    let enough = best.iter().position(|most| {
-        all += most;
+    let enough = best.iter().position(|reached| {
+        all += reached;
         all >= rate
     });
     let mut tried = 0;
@@ -310,14 +311,14 @@ fn fewest(
         loop {
             // Most sets cannot reach it, even if their trees shared nothing.
             if set.iter().map(|&tree| alone[tree]).sum::<f64>() >= rate {
-                let (reached, solution) = program.most(&set)?;
+                let (reached, solution) = program.max_sum(&set)?;
                 if reached >= rate {
                     let laid = with(solution);
                     if sum(&laid) >= rate {
                         return Ok(laid);
                     }
-                    if sum(&laid) > sum(&most) {
-                        most = laid;
+                    if sum(&laid) > sum(&fastest) {
+                        fastest = laid;
                     }
                 }
             }
@@ -328,19 +329,19 @@ fn fewest(
         }
     }
     let mut kept: Vec<usize> = (0..trees.len()).collect();
-    let mut found = with(program.most(&kept)?.1);
+    let mut found = with(program.max_sum(&kept)?.1);
     if tried > SETS {
         kept.sort_by(|&a, &b| trees[a].rate.total_cmp(&trees[b].rate).then(a.cmp(&b)));
         for tree in kept.clone() {
             let without: Vec<usize> = kept.iter().copied().filter(|&i| i != tree).collect();
-            let (reached, solution) = program.most(&without)?;
+            let (reached, solution) = program.max_sum(&without)?;
             let laid = if reached >= rate { with(solution) } else { Vec::new() };
             if sum(&laid) >= rate {
                 (kept, found) = (without, laid);
             }
         }
     }
-    Ok(if sum(&most) > sum(&found) { most } else { found })
+    Ok(if sum(&fastest) > sum(&found) { fastest } else { found })
 }
 
 /// Advances to the next set of as many numbers below `of`, if there is one.

@@ -45,7 +45,7 @@ impl<'a> Rings<'a> {
 
     /// The rate, in bytes per second, that all rings with these numbers of members, largest first,
     /// can reach at a box.
-    fn most(&self, node: Node, own: &[usize]) -> f64 {
+    fn max_rate(&self, node: Node, own: &[usize]) -> f64 {
         let none = AtBox::default();
         let at = self.boxes.get(&node).unwrap_or(&none);
         let slots = own.iter().map(|&members| self.network.shape().slots_of(members)).sum::<f64>();
@@ -55,32 +55,32 @@ impl<'a> Rings<'a> {
         {
             return 0.0;
         }
-        let adds = self.network.cpu_rate(node);
-        if adds == f64::INFINITY {
-            return adds;
+        let cpu_rate = self.network.cpu_rate(node);
+        if cpu_rate == f64::INFINITY {
+            return cpu_rate;
         }
         // The fullest CPU may have any of the rings: at worst those that add most.
         let together = rings.div_ceil(self.network.cpus(node) as usize);
         let theirs = |count: usize| at.loads.iter().take(count).sum::<f64>();
-        if theirs(together) > adds * (1.0 + 1e-9) {
+        if theirs(together) > cpu_rate * (1.0 + 1e-9) {
             return 0.0;
         }
-        let (mut most, mut members) = (f64::INFINITY, 0);
+        let (mut rate, mut members) = (f64::INFINITY, 0);
         for (others, own) in (0..together).rev().zip(own) {
             members += own;
-            most = most.min((adds - theirs(others)).max(0.0) / members as f64);
+            rate = rate.min((cpu_rate - theirs(others)).max(0.0) / members as f64);
         }
-        most
+        rate
     }
 
     /// Lays out the fewest rings, up to a limit, with which trees reach a rate in proportion to
     /// theirs; or those that reach most. `free` has what is left of partly used links and CPUs.
     /// Trees without boxes have no rings, and stay as they are.
-    pub fn lay(
+    pub fn lay_out(
         &self,
         trees: Vec<Tree>,
         free: &BTreeMap<Resource, f64>,
-        most: u32,
+        max_rings: u32,
         least: f64,
     ) -> Vec<Tree> {
         let members: Vec<_> = trees.iter().map(|tree| tree.members(self.network)).collect();
@@ -122,13 +122,13 @@ impl<'a> Rings<'a> {
             let at = boxes.iter().map(|(node, trees)| {
                 let own = trees.iter().flat_map(|&(n, m)| repeat_n(m, rings[n] as usize));
                 let own: Vec<usize> = own.collect();
-                if own.is_empty() { f64::INFINITY } else { self.most(*node, &own) }
+                if own.is_empty() { f64::INFINITY } else { self.max_rate(*node, &own) }
             });
             at.fold(shared, f64::min)
         };
         let rates: Vec<f64> = trees.iter().map(|tree| tree.rate).collect();
         let (mut best, mut found) = (0.0, (0.0, vec![0; trees.len()]));
-        for count in 1..=most.min(self.network.shape().rings) {
+        for count in 1..=max_rings.min(self.network.shape().rings) {
             let rings = share_out(&rates, count);
             let each = each(&rings);
             let rate = f64::from(count) * each;

@@ -25,7 +25,7 @@ pub struct Topology {
     #[serde(default, rename = "host", skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<Host>,
     #[serde(default, rename = "box", skip_serializing_if = "Vec::is_empty")]
-    pub boxes: Vec<Box_>,
+    pub boxes: Vec<BoxNode>,
     #[serde(default, rename = "link", skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
 }
@@ -43,7 +43,7 @@ pub struct Host {
 /// A node that forwards packets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Box_ {
+pub struct BoxNode {
     pub name: String,
     /// Its aggregation rate: bytes that its CPUs add per second, over all members; 0 for a plain
     /// switch. Default: it keeps up with its links.
@@ -102,7 +102,7 @@ impl Topology {
 
     /// A box that keeps up with its links.
     pub fn box_(&mut self, name: impl Into<String>) {
-        self.boxes.push(Box_ {
+        self.boxes.push(BoxNode {
             name: name.into(),
             aggregation_rate: None,
             cpus: None,

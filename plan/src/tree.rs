@@ -102,8 +102,9 @@ impl Tree {
     /// and at most a window is in flight.
     pub fn ring_rate(&self, network: &Network) -> f64 {
         let window = network.shape().window / self.round_trip(network);
-        let adds = self.members(network).into_iter().map(|(b, n)| network.cpu_rate(b) / n as f64);
-        adds.fold(window, f64::min)
+        let cpu_rates =
+            self.members(network).into_iter().map(|(b, n)| network.cpu_rate(b) / n as f64);
+        cpu_rates.fold(window, f64::min)
     }
 
     /// Checks that it is a tree of these members.

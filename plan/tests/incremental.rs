@@ -93,9 +93,9 @@ fn links_that_others_use_are_avoided_unless_the_others_cannot_fill_them() {
 }
 
 /// Rates of links; and for each job its leaves, the host below each, and its rings at each spine.
-type Case = (Vec<Vec<f64>>, f64, Vec<(Vec<usize>, usize, Vec<f64>)>);
+type FabricWithJobs = (Vec<Vec<f64>>, f64, Vec<(Vec<usize>, usize, Vec<f64>)>);
 
-fn any_case() -> impl Strategy<Value = Case> {
+fn any_fabric_with_jobs() -> impl Strategy<Value = FabricWithJobs> {
     (2usize..5, 1usize..4).prop_flat_map(|(leaves, spines)| {
         let gb = || (1u8..40).prop_map(f64::from);
         let links = prop::collection::vec(prop::collection::vec(gb(), spines), leaves);
@@ -111,7 +111,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn shares_are_feasible_fair_and_the_same_in_any_order((links, host, jobs) in any_case()) {
+    fn shares_are_feasible_fair_and_the_same_in_any_order((links, host, jobs) in any_fabric_with_jobs()) {
         let fabric = fabric(host, &links, None);
         let (last, others) = jobs.split_last().unwrap();
         let trees = |(leaves, host, rings): &(Vec<usize>, usize, Vec<f64>)| -> Vec<Tree> {

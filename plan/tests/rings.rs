@@ -28,14 +28,14 @@ fn job(name: &str, members: impl IntoIterator<Item = Node>) -> Job {
 
 /// A real box: a new ring is served by the CPU with the fewest rings, and takes slots of a pool.
 #[derive(Default)]
-struct Box_ {
+struct BoxLoad {
     cpus: Vec<(usize, f64)>,
     slots: f64,
 }
 
 /// Creates all jobs, in this order, and compares the resources with their needs.
 fn check(network: &Network, plans: &[&Plan]) {
-    let mut boxes: BTreeMap<Node, Box_> = BTreeMap::new();
+    let mut boxes: BTreeMap<Node, BoxLoad> = BTreeMap::new();
     let mut edges: BTreeMap<Resource, f64> = BTreeMap::new();
     for plan in plans {
         for tree in &plan.trees {
@@ -49,7 +49,7 @@ fn check(network: &Network, plans: &[&Plan]) {
             for _ in 0..tree.rings {
                 for (node, members) in tree.members(network) {
                     let cpus = vec![(0, 0.0); network.cpus(node) as usize];
-                    let at = boxes.entry(node).or_insert(Box_ { cpus, slots: 0.0 });
+                    let at = boxes.entry(node).or_insert(BoxLoad { cpus, slots: 0.0 });
                     at.slots += network.shape().slots_of(members);
                     let cpu = at.cpus.iter_mut().min_by_key(|cpu| cpu.0).unwrap();
                     *cpu = (cpu.0 + 1, cpu.1 + members as f64 * each);
@@ -144,7 +144,7 @@ fn a_tree_has_as_many_rings_as_it_needs_cpus() {
 fn a_plan_does_not_exceed_the_slot_pool() {
     let with = |slots: f64| {
         let mut t = generate::rack(4, 8e10);
-        t.boxes[0] = netsum_plan::topology::Box_ {
+        t.boxes[0] = netsum_plan::topology::BoxNode {
             name: "leaf0".into(),
             aggregation_rate: Some(8.0 * 1.64e9),
             cpus: Some(8),

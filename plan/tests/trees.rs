@@ -122,11 +122,11 @@ proptest! {
     fn sums_are_near_the_bound_by_prices(topology in any_relays(24)) {
         let network = Network::new(&topology).unwrap();
         let job = job("j", network.hosts(), Collective::AllReduce);
-        let most = pack::pack(&network, job.collective, &job.members, f64::INFINITY).unwrap().most;
+        let bound = pack::pack(&network, job.collective, &job.members, f64::INFINITY).unwrap().bound;
         let plan = planned(&network, &job);
         prop_assert!(
-            plan.rate() >= 0.95 * most && plan.rate() <= most * (1.0 + 1e-6),
-            "{} of {most}", plan.rate()
+            plan.rate() >= 0.95 * bound && plan.rate() <= bound * (1.0 + 1e-6),
+            "{} of {bound}", plan.rate()
         );
     }
 }

@@ -384,8 +384,8 @@ fn icrc_is_not_verified_where_the_job_says_so() {
     );
 }
 
-/// A case: its name, a change to a good contribution, the verdict and the counter that follow.
-type Case = (&'static str, fn(&mut Vec<u8>), u32, Counter);
+/// A name, a change to a good contribution, the verdict and the counter that follow.
+type BadInput = (&'static str, fn(&mut Vec<u8>), u32, Counter);
 
 /// Rewrites the ICRC: a changed packet is then refused for the change, not for its ICRC.
 fn resign(f: &mut [u8]) {
@@ -406,7 +406,7 @@ fn checksum(f: &mut [u8]) {
 #[ignore = "needs root and BPF"]
 fn bad_input_is_counted_by_reason_and_never_added() {
     // Offsets: Ethernet 0, IPv4 14, UDP 34, BTH 42, payload 54.
-    let cases: &[Case] = &[
+    let cases: &[BadInput] = &[
         ("wrong ICRC", |f| *f.last_mut().unwrap() ^= 1, DROP, Counter::BadIcrc),
         ("payload changed", |f| f[60] ^= 0x80, DROP, Counter::BadIcrc),
         ("PSN changed", |f| f[53] ^= 1, DROP, Counter::BadIcrc),

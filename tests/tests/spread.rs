@@ -23,7 +23,7 @@ const SPINES: usize = 3;
 const PACKETS: usize = 3000;
 const LEN: usize = 1000;
 /// Verdicts: pass to the next program, and redirect to an uplink (include/uapi/linux/bpf.h).
-const NEXT: i32 = -1;
+const UNSPEC: i32 = -1;
 const REDIRECT: i32 = 7;
 
 /// Two leaves with two hosts each, and a link from each leaf to each of three spines. All boxes
@@ -378,7 +378,7 @@ fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
         others.extend((udp..udp + 8).map(|len| ("a short one", good[..len].to_vec())));
         for (what, frame) in &others {
             let (verdict, out, _) = bench.run(frame, 1);
-            assert_eq!((verdict, &out == frame), (NEXT, true), "{what}, {}", frame.len());
+            assert_eq!((verdict, &out == frame), (UNSPEC, true), "{what}, {}", frame.len());
         }
         assert_eq!(bench.spread.flows().unwrap().len(), known, "none of them is a flow");
         let (mut seed, mut redirected) = (1u32, 0);
@@ -390,7 +390,7 @@ fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
             }
             let (verdict, out, _) = bench.run(&frame, 1);
             assert!(
-                verdict == NEXT && out == frame || verdict == REDIRECT,
+                verdict == UNSPEC && out == frame || verdict == REDIRECT,
                 "{verdict}: {frame:02x?}"
             );
             redirected += u32::from(verdict == REDIRECT);
@@ -427,7 +427,7 @@ fn a_full_table_leaves_new_flows_to_the_kernel() {
     let empty = time(&mut bench);
     (1..MAX_SPREAD_FLOWS).for_each(|n| bench.spread.pin(ends(n), 0).unwrap());
     assert!(bench.spread.pin(ends(0), 0).is_err());
-    assert_eq!(bench.run(&packet(true).build(), 1).0, NEXT, "no room");
+    assert_eq!(bench.run(&packet(true).build(), 1).0, UNSPEC, "no room");
     assert_eq!(bench.run(&known, 1).0, REDIRECT, "a flow that is known goes its way");
     let full = time(&mut bench);
     bench.spread.unpin(ends(1)).unwrap();

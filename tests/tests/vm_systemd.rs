@@ -148,7 +148,7 @@ const LONG: usize = 3_000_000;
 const AT_WORK: Duration = Duration::from_secs(10);
 
 /// A job that runs through all of the following.
-struct Work<'a> {
+struct RunningJob<'a> {
     site: &'a Site,
     group: Group,
     seed: u64,
@@ -156,7 +156,7 @@ struct Work<'a> {
     speed: f64,
 }
 
-impl Work<'_> {
+impl RunningJob<'_> {
     /// Something happens to the box in the middle of an all-reduce, and every element is right.
     /// Returns the outcomes.
     fn through(&mut self, what: &str, happens: impl FnOnce(&Site)) -> Vec<Outcome> {
@@ -255,9 +255,9 @@ fn the_sandbox_is_closed(site: &Site) {
 }
 
 /// A valid configuration is read again and an invalid one is not, which `systemctl status` reports.
-fn reload(work: &mut Work) {
+fn reload(running: &mut RunningJob) {
     const FILE: &str = "/etc/netsum/netsum.toml";
-    work.unnoticed("systemctl reload", |site| {
+    running.unnoticed("systemctl reload", |site| {
         site.run(&format!(
             "sed -i 's/^memory = .*/memory = \"200MiB\"/' {FILE}; systemctl reload netsum"
         ));
@@ -275,13 +275,13 @@ fn reload(work: &mut Work) {
 }
 
 /// A newer version of the package is installed, and its daemon takes over.
-fn upgrade(work: &mut Work) {
-    let newer = repacked(&work.site.package);
-    work.site.done("a newer version is made");
-    work.site.put(&newer);
-    work.site.done("and there");
-    let before = work.site.run("systemctl show --value -p MainPID netsum");
-    work.unnoticed("dpkg -i of a newer version", |site| {
+fn upgrade(running: &mut RunningJob) {
+    let newer = repacked(&running.site.package);
+    running.site.done("a newer version is made");
+    running.site.put(&newer);
+    running.site.done("and there");
+    let before = running.site.run("systemctl show --value -p MainPID netsum");
+    running.unnoticed("dpkg -i of a newer version", |site| {
         let said = site.run(&format!("dpkg -i {}", newer.file_name().unwrap().display()));
         assert!(said.contains("'systemctl restart netsum' changes over"), "{said}");
         assert_eq!(
@@ -316,11 +316,11 @@ fn repacked(package: &Path) -> PathBuf {
 }
 
 /// A job survives a restart, and a hanging daemon is replaced.
-fn restart_and_watchdog(work: &mut Work) {
+fn restart_and_watchdog(running: &mut RunningJob) {
     // The same limit as in the unit, but shorter.
     let limit = Duration::from_secs(5);
     let mut started = Instant::now();
-    work.unnoticed("systemctl restart", |site| {
+    running.unnoticed("systemctl restart", |site| {
         site.run(&format!(
             "mkdir -p /run/systemd/system/netsum.service.d
             printf '[Service]\nWatchdogSec={}\n' > /run/systemd/system/netsum.service.d/soon.conf
@@ -331,47 +331,47 @@ fn restart_and_watchdog(work: &mut Work) {
     });
     // The daemon stays alive for longer than that.
     std::thread::sleep((limit + Duration::from_secs(2)).saturating_sub(started.elapsed()));
-    assert_eq!(work.site.run("systemctl show --value -p NRestarts netsum").trim(), "0");
-    work.unnoticed("kill -STOP", |site| {
+    assert_eq!(running.site.run("systemctl show --value -p NRestarts netsum").trim(), "0");
+    running.unnoticed("kill -STOP", |site| {
         site.run("kill -STOP $(systemctl show --value -p MainPID netsum)");
         site.wait("another daemon", || {
             site.run("systemctl show --value -p NRestarts netsum").trim() == "1"
         });
         site.wait("it answers", || !site.run("netsum job list || true").is_empty());
     });
-    let journal = work.site.run("journalctl -u netsum --no-pager");
+    let journal = running.site.run("journalctl -u netsum --no-pager");
     assert!(journal.contains("Watchdog timeout"), "{journal}");
     // The running daemon keeps the limit.
-    work.site.run("rm -r /run/systemd/system/netsum.service.d; systemctl daemon-reload");
+    running.site.run("rm -r /run/systemd/system/netsum.service.d; systemctl daemon-reload");
 }
 
 /// `systemctl stop` ends the job: the ranks continue by themselves, and return when the next start
 /// has created it again.
-fn stop_and_start(work: &mut Work) {
-    work.through_without_box("systemctl stop", |site| {
+fn stop_and_start(running: &mut RunningJob) {
+    running.through_without_box("systemctl stop", |site| {
         site.run("systemctl stop netsum");
         assert!(site.run("ls -A /run/netsum 2>&1 || true").contains("No such file"));
         site.run("systemctl start netsum");
         site.wait_for_log("job train is created again", 1);
         assert!(!site.journal().contains("cannot send"), "nothing is wrong: {}", site.journal());
     });
-    work.until_box("stopped and started");
+    running.until_box("stopped and started");
 }
 
 /// The machine reboots in the middle of an all-reduce. Without any intervention, the same ranks
 /// return to the box.
-fn reboot(work: &mut Work) {
-    let site = work.site;
+fn reboot(running: &mut RunningJob) {
+    let site = running.site;
     // Ranks do not reach each other while the box boots.
     let patient = JobSpec { name: "patient".into(), timeout: 5 * TIMEOUT / 2, ..job() };
     create_job(site, &patient);
     // An address can have only one rank at a time.
-    work.group.end();
-    work.group = site.cluster.ranks(&patient, TOKEN, &one_on_each_host(2)).unwrap();
-    work.unnoticed("all-reduce of patient ranks", |_| {});
+    running.group.end();
+    running.group = site.cluster.ranks(&patient, TOKEN, &one_on_each_host(2)).unwrap();
+    running.unnoticed("all-reduce of patient ranks", |_| {});
     let created = "job patient is created again";
     assert!(!site.journal().contains(created));
-    work.through_without_box("reboot", |site| {
+    running.through_without_box("reboot", |site| {
         site.debian().reboot().unwrap();
         site.done("booted again");
         site.wait("the unit runs", || {
@@ -385,7 +385,7 @@ fn reboot(work: &mut Work) {
         );
         site.wait_for_log(created, 1);
     });
-    work.until_box("booted again");
+    running.until_box("booted again");
     let jobs = site.run("netsum job list");
     assert!(
         jobs.contains("train") && jobs.contains("patient") && !jobs.contains("trial"),
@@ -467,11 +467,11 @@ fn in_the_kernel(site: &Site) -> String {
 }
 
 /// The end: the package is removed in the middle of a job, and purged.
-fn removed(mut work: Work, before: &BTreeSet<String>) {
-    work.through("apt-get remove", |site| {
+fn removed(mut running: RunningJob, before: &BTreeSet<String>) {
+    running.through("apt-get remove", |site| {
         site.run("apt-get -y remove netsum");
     });
-    let Work { site, group, .. } = work;
+    let RunningJob { site, group, .. } = running;
     drop(group);
     site.wait("nothing is left in the kernel", || in_the_kernel(site).is_empty());
     let left: Vec<String> = files(site).difference(before).cloned().collect();
@@ -504,15 +504,15 @@ fn the_package_does_what_systemd_and_dpkg_expect() {
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test --all"]
 fn a_job_continues_through_an_upgrade_and_returns_after_a_stop_and_a_reboot() {
-    the_package(|work| {
-        upgrade(work);
-        stop_and_start(work);
-        reboot(work);
+    the_package(|running| {
+        upgrade(running);
+        stop_and_start(running);
+        reboot(running);
     });
 }
 
 /// Everything from the installation to the removal, with something more before the end.
-fn the_package(more: impl FnOnce(&mut Work)) {
+fn the_package(more: impl FnOnce(&mut RunningJob)) {
     let site = Site::new();
     site.done("the package is made, and there");
     site.debian();
@@ -523,12 +523,12 @@ fn the_package(more: impl FnOnce(&mut Work)) {
     follow_the_guide(&site);
     create_job(&site, &job());
     let group = site.cluster.ranks(&job(), TOKEN, &one_on_each_host(2)).unwrap();
-    let mut work = Work { site: &site, group, seed: 0, speed: 0.0 };
-    work.unnoticed("all-reduce", |_| {});
+    let mut running = RunningJob { site: &site, group, seed: 0, speed: 0.0 };
+    running.unnoticed("all-reduce", |_| {});
     the_sandbox_is_closed(&site);
-    reload(&mut work);
-    restart_and_watchdog(&mut work);
+    reload(&mut running);
+    restart_and_watchdog(&mut running);
     the_journal(&site);
-    more(&mut work);
-    removed(work, &before);
+    more(&mut running);
+    removed(running, &before);
 }

@@ -55,7 +55,7 @@ const LONGEST: [&str; 8] =
 
 /// Modules and single tests beside which no other lab tests run, only virtual machines: they must
 /// happen within a time, or depend on what other processes make on the machine.
-const QUIET: [&str; 8] = [
+const SENSITIVE: [&str; 8] = [
     "lab::a_lab_whose_owner_and_janitor_are_gone_is_removed_by_the_next",
     "links::a_host_that_loses_its_address_with_its_link_is_an_error",
     "links::a_link_that_stays_down_is_an_error_that_names_the_rank_behind_it",
@@ -67,7 +67,7 @@ const QUIET: [&str; 8] = [
 ];
 
 /// Those beside which nothing runs: they measure rates, notice each packet that is late, or flood.
-const ALONE: [&str; 15] = [
+const EXCLUSIVE: [&str; 15] = [
     "benchmarks",
     "congestion",
     "contest",
@@ -86,7 +86,7 @@ const ALONE: [&str; 15] = [
 ];
 
 /// Tests that only `--all` runs: each is a further case of one that always runs, or takes minutes.
-const LEFT: [&str; 11] = [
+const ONLY_WITH_ALL: [&str; 11] = [
     "mpi::times_beside_mpis_own",
     "racks::racks_in_a_vlan_without_loss_or_with_tagged_receivers",
     "racks::the_other_leaf_or_middle_box_goes_in_the_middle",
@@ -161,12 +161,13 @@ pub fn run(args: &TestArgs) -> Result<()> {
         () if program.needs_mpi() => &mpi_ready,
         () => &bpf_ready,
     });
-    let (mut alone, mut quiet, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut exclusive, mut sensitive, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for program in lab {
-        let [measures, others] = program.split(&ALONE);
-        let [sensitive, others] = others.map_or([None, None], |program| program.split(&QUIET));
-        alone.extend(measures);
-        quiet.extend(sensitive);
+        let [exclusive_part, others] = program.split(&EXCLUSIVE);
+        let [sensitive_part, others] =
+            others.map_or([None, None], |program| program.split(&SENSITIVE));
+        exclusive.extend(exclusive_part);
+        sensitive.extend(sensitive_part);
         rest.extend(others);
     }
     let place = |program: &TestProgram| LONGEST.iter().position(|name| *name == program.name);
@@ -205,11 +206,11 @@ pub fn run(args: &TestArgs) -> Result<()> {
         let busy = scope.spawn(busy);
         let lanes = [(); LANES].map(|()| scope.spawn(|| rest.lane(run)));
         lanes.into_iter().for_each(|lane| lane.join().expect("nobody panics here"));
-        quiet.iter().for_each(run);
+        sensitive.iter().for_each(run);
         vms.lane(run);
         busy.join().expect("nobody panics here")
     });
-    alone.iter().for_each(run);
+    exclusive.iter().for_each(run);
     let mut tally = tally.into_inner().expect("nobody panics here");
     tally.extend(pure);
     tally.print(start.elapsed());
@@ -230,7 +231,7 @@ fn asked_for(args: &TestArgs, lab: Vec<TestProgram>, tally: &mut Tally) -> Vec<T
         let rest = if args.all || args.fast || filter.is_some() {
             Some(program)
         } else {
-            let [left, rest] = program.split(&LEFT);
+            let [left, rest] = program.split(&ONLY_WITH_ALL);
             if let Some(left) = left {
                 let tests = left.tests();
                 tally.skip("left to --all", tests.len() as u32, &tests.join(", "));
@@ -364,7 +365,9 @@ mod tests {
     #[test]
     fn every_test_that_is_named_here_exists() {
         let root = paths::root().unwrap();
-        for name in LONGEST.iter().chain(&FAST).chain(&QUIET).chain(&ALONE).chain(&LEFT) {
+        for name in
+            LONGEST.iter().chain(&FAST).chain(&SENSITIVE).chain(&EXCLUSIVE).chain(&ONLY_WITH_ALL)
+        {
             let (module, test) = name.split_once("::").unwrap_or((name, ""));
             let text = ["tests/tests", "bench/tests"].iter().find_map(|folder| {
                 std::fs::read_to_string(root.join(folder).join(module).with_extension("rs")).ok()

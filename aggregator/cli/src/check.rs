@@ -36,7 +36,7 @@ pub struct Finding {
 
 /// The findings on a machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
-pub struct Checkup {
+pub struct CheckReport {
     /// The worst level of all findings.
     pub level: Level,
     /// All findings.
@@ -44,8 +44,8 @@ pub struct Checkup {
 }
 
 /// Prints the findings.
-pub fn print(out: &mut impl Write, format: Format, checkup: &Checkup) -> Result<()> {
-    if format.json(out, checkup)? {
+pub fn print(out: &mut impl Write, format: Format, report: &CheckReport) -> Result<()> {
+    if format.json(out, report)? {
         return Ok(());
     }
     let entry = |f: &Finding| {
@@ -61,9 +61,9 @@ pub fn print(out: &mut impl Write, format: Format, checkup: &Checkup) -> Result<
         }
         entry
     };
-    layout::print(out, &checkup.findings.iter().map(entry).collect::<Vec<_>>())?;
-    let count = |level| checkup.findings.iter().filter(|f| f.level == level).count();
+    layout::print(out, &report.findings.iter().map(entry).collect::<Vec<_>>())?;
+    let count = |level| report.findings.iter().filter(|f| f.level == level).count();
     let (errors, warnings) = (count(Level::Error), count(Level::Warning));
-    writeln!(out, "{} checked, {errors} errors, {warnings} warnings", checkup.findings.len())?;
+    writeln!(out, "{} checked, {errors} errors, {warnings} warnings", report.findings.len())?;
     Ok(())
 }

@@ -171,9 +171,9 @@ fn view(network: &Network, tree: &Planned, bytes: f64) -> Tree {
 }
 
 /// The first few, and how many more there are.
-pub fn few(names: &[String]) -> String {
-    const FEW: usize = 8;
-    let more = names.len().saturating_sub(FEW);
+pub fn abbreviated(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let more = names.len().saturating_sub(SHOWN);
     let first = names[..names.len() - more].join(", ");
     if more == 0 { first } else { format!("{first} and {more} more") }
 }
@@ -197,7 +197,7 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
                 0,
                 vec![
                     attribute("time", format!("{:.3} ms", seconds * 1e3)),
-                    attribute("full", few(&plan.full)),
+                    attribute("full", abbreviated(&plan.full)),
                 ],
             ),
             None if plan.full.is_empty() => {
@@ -205,7 +205,7 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
             }
             None => entry.attributes(
                 1,
-                vec![plain("a ring does not fit"), attribute("full", few(&plan.full))],
+                vec![plain("a ring does not fit"), attribute("full", abbreviated(&plan.full))],
             ),
         }
         for tree in &plan.trees {
@@ -231,7 +231,7 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
                     .filter(|hop| hop.to == parent)
                     .map(|hop| hop.from.clone())
                     .collect();
-                entry.attributes(3, vec![plain(format!("{parent} sums {}", few(&below)))]);
+                entry.attributes(3, vec![plain(format!("{parent} sums {}", abbreviated(&below)))]);
             }
         }
         entry

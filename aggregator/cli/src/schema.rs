@@ -6,7 +6,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
-use super::check::Checkup;
+use super::check::CheckReport;
 use super::diagnosis::Diagnosis;
 use super::fabric::{Fabric, Probe};
 use super::path_test::PathTest;
@@ -56,7 +56,7 @@ pub fn all() -> Vec<Schema> {
         of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
         of::<Simulation>("simulation.json", "netsum -j simulate FILE"),
         of::<Plans>("plan.json", "netsum -j plan --topology FILE"),
-        of::<Checkup>("check.json", "netsum -j check"),
+        of::<CheckReport>("check.json", "netsum -j check"),
         of::<Error>("error.json", "netsum -j, any command that fails"),
     ]
 }

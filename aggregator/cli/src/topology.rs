@@ -221,7 +221,7 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Pla
 
 /// Adds a box to a plan's network.
 pub fn add_box(plan: &mut netsum_plan::topology::Topology, b: &api::FabricBox) {
-    plan.boxes.push(netsum_plan::topology::Box_ {
+    plan.boxes.push(netsum_plan::topology::BoxNode {
         name: b.name.clone(),
         aggregation_rate: b.aggregation_rate.map(|rate| rate as f64),
         cpus: b.cpus,

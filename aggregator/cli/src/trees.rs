@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::layout::{self, Entry, FAIR, attribute, plain, styled};
-use super::plan::{few, shape};
+use super::plan::{abbreviated, shape};
 use super::print::name;
 use super::print::speed;
 use super::topology::{add_box, box_of, known};
@@ -264,7 +264,7 @@ pub fn show(
         (Some(plan), _) => {
             head.push(attribute("share", speed(plan.share)));
             head.push(plain(format!("links allow {}", speed(plan.bound))));
-            full = (!plan.full.is_empty()).then(|| attribute("full", few(&plan.full)));
+            full = (!plan.full.is_empty()).then(|| attribute("full", abbreviated(&plan.full)));
         }
         (None, Some(why)) => head.push(styled(format!("no plan: {why}"), FAIR)),
         (None, None) => {}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use netsum_common::counters::{Counter, Kind};
 
-pub use self::explain::{Case, explain};
+pub use self::explain::{RefusedPacket, explain};
 use self::ring::of_ring;
 use super::members::Member;
 use super::missing_packets::bypass_sender;

@@ -150,7 +150,7 @@ pub fn step(
     let spec = contribution(u, setting, rank, &hint(setting.ring.id))?;
     let mut frame = spec.build();
     if kind <= 4 {
-        spoil(u, &spec, &mut frame)?;
+        corrupt(u, &spec, &mut frame)?;
     }
     Ok(Step::Packet { frame, last_of_batch })
 }
@@ -275,7 +275,7 @@ fn begin_in_band(
 }
 
 /// Corrupts a frame in a few places.
-fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<()> {
+fn corrupt(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<()> {
     let headers = spec.payload_offset();
     for _ in 0..u.int_in_range(1..=3u8)? {
         match u.int_in_range(0..=13u8)? {

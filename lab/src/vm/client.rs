@@ -17,7 +17,7 @@ use super::protocol::{AgentReply, Kind, PORT, Request, receive, send, send_value
 /// Bytes in a frame.
 const CHUNK: usize = 64 << 10;
 /// After this many seconds of silence, the kernel probes whether the agent's machine is alive.
-const ASK: u32 = 10;
+const KEEPALIVE_IDLE: u32 = 10;
 
 /// How a program in a VM has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub fn connect(ip: IpAddr, timeout: Duration) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
     // A machine that has rebooted does not know the connection, and resets it when it is probed.
     setsockopt(&stream, sockopt::KeepAlive, &true)?;
-    setsockopt(&stream, sockopt::TcpKeepIdle, &ASK)?;
+    setsockopt(&stream, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE)?;
     Ok(stream)
 }
 

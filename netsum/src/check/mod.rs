@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::Path;
 
 use netsum_agent::config::{Config, Ports};
-use netsum_cli::check::{Checkup, Finding, Level, print};
+use netsum_cli::check::{CheckReport, Finding, Level, print};
 use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::format::Format;
 
@@ -44,7 +44,7 @@ pub async fn run(
         gather::gather(config.as_ref().ok().and_then(Option::as_ref), ports.as_ref()).await?;
     findings.extend(judge::judge(&facts));
     let level = findings.iter().map(|f| f.level).max().unwrap_or(Level::Ok);
-    let checkup = Checkup { level, findings };
-    print(out, format, &checkup)?;
+    let report = CheckReport { level, findings };
+    print(out, format, &report)?;
     if level == Level::Error { Err(Failure::new(Kind::Failed, "")) } else { Ok(()) }
 }

@@ -119,7 +119,7 @@ fn who_says_that_it_is_not_ready_is_there() {
 }
 
 /// Replaces the list of a NAK by random words, with a right ICRC.
-fn spoil(rng: &mut Rng, from: IpAddr, to: IpAddr, datagram: &mut Vec<u8>) {
+fn corrupt(rng: &mut Rng, from: IpAddr, to: IpAddr, datagram: &mut Vec<u8>) {
     let bth = Bth::decode(datagram[..12].try_into().unwrap());
     if bth.opcode != Opcode::ACK || datagram.len() <= 20 {
         return;
@@ -185,7 +185,7 @@ fn attack(seed: u64) {
     let ips = pair.ips;
     pair.meddle = Some(Box::new(move |rng, to, datagram| {
         if rng.chance(spoilt) {
-            spoil(rng, ips[1 - to], ips[to], datagram);
+            corrupt(rng, ips[1 - to], ips[to], datagram);
         }
         let late = |rng: &mut Rng| Duration::from_micros(rng.below(100_000));
         let mut copies = vec![if rng.chance(held) { late(rng) } else { Duration::ZERO }];

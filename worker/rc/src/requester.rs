@@ -32,9 +32,9 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(2);
 /// perhaps no thread of its machine did.
 const LATE: Duration = Duration::from_millis(1);
 /// So many NAKs of one packet in a row mean loss; more mean another problem.
-const USUAL_NAKS: u32 = 8;
+const MAX_NAKS_OF_LOSS: u32 = 8;
 /// Time after which an increased minimum timeout is halved again.
-const CALM: Duration = Duration::from_secs(2);
+const HALVING_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A packet whose round trip is measured.
 #[derive(Clone, Copy, Debug)]
@@ -411,7 +411,10 @@ impl Requester {
                 sample.load,
                 self.waits_for_others,
             );
-            if self.factor_raised_at.is_some_and(|t| now.saturating_duration_since(t) >= CALM) {
+            if self
+                .factor_raised_at
+                .is_some_and(|t| now.saturating_duration_since(t) >= HALVING_INTERVAL)
+            {
                 self.timeout_factor /= 2;
                 self.factor_raised_at = (self.timeout_factor > 1).then_some(now);
             }
@@ -506,7 +509,7 @@ impl Requester {
         // are not news. If the packet is lost again and again, perhaps because of the
         // retransmissions, the time between two of them grows.
         let again = self.went_back.filter(|(to, _)| *to == packet);
-        let patience = (rtt.least() * (1 << self.naks.saturating_sub(USUAL_NAKS).min(16)))
+        let patience = (rtt.least() * (1 << self.naks.saturating_sub(MAX_NAKS_OF_LOSS).min(16)))
             .min(self.ack_timeout);
         if again.is_some_and(|(_, at)| now.saturating_duration_since(at) < patience) {
             return Effect::None;

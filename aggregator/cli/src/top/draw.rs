@@ -13,7 +13,7 @@ use ratatui::widgets::{
     Wrap,
 };
 
-use super::model::{Contact, JobRow, Model, PortRow};
+use super::model::{DaemonState, JobRow, Model, PortRow};
 use crate::rates::clock;
 use crate::timing::{below, time};
 use crate::view::State;
@@ -41,7 +41,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model) {
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return;
     }
-    let down = matches!(model.contact, Contact::Down { .. });
+    let down = matches!(model.daemon, DaemonState::Down { .. });
     let [head, alarm, body, foot] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(if down { 2 } else { 0 }),
@@ -50,7 +50,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model) {
     ])
     .areas(area);
     header(frame, head, model);
-    if let Contact::Down { why, since } = &model.contact {
+    if let DaemonState::Down { why, since } = &model.daemon {
         no_daemon(frame, alarm, why, (model.time as u64).saturating_sub(*since));
     }
     match (model.detail, model.selected()) {
@@ -71,7 +71,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         Span::from(" netsum top ").bold().reversed(),
         Span::from(format!("  {} utc", clock(model.time))),
     ];
-    if model.contact != Contact::Unknown {
+    if model.daemon != DaemonState::Unknown {
         spans.push(format!("  jobs {jobs}  ports {}", model.ports.len()).into());
         spans.push(format!("  in {gbps_in:.2} Gb/s  out {gbps_out:.2} Gb/s").into());
     }
@@ -150,10 +150,10 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let wide = area.width >= WIDE;
     let rows = model.sorted();
     if rows.is_empty() {
-        let text = match model.contact {
-            Contact::Up => "No jobs. `netsum job create` makes one.",
-            Contact::Unknown => "Asking the daemon ...",
-            Contact::Down { .. } => "",
+        let text = match model.daemon {
+            DaemonState::Up => "No jobs. `netsum job create` makes one.",
+            DaemonState::Unknown => "Asking the daemon ...",
+            DaemonState::Down { .. } => "",
         };
         frame.render_widget(Paragraph::new(text).block(block("jobs".into())), area);
         return;

@@ -126,7 +126,7 @@ pub struct PortRow {
 
 /// Whether the daemon answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Contact {
+pub enum DaemonState {
     /// No answer yet.
     Unknown,
     /// It answers.
@@ -145,7 +145,7 @@ pub enum Contact {
 pub struct Model {
     last: Option<Reading>,
     /// Whether the daemon answers.
-    pub contact: Contact,
+    pub daemon: DaemonState,
     /// Seconds since 1970, of the last reading or failure.
     pub time: f64,
     jobs: BTreeMap<String, JobRow>,
@@ -167,7 +167,7 @@ impl Default for Model {
     fn default() -> Self {
         Self {
             last: None,
-            contact: Contact::Unknown,
+            daemon: DaemonState::Unknown,
             time: 0.0,
             jobs: BTreeMap::new(),
             ports: Vec::new(),
@@ -196,17 +196,17 @@ impl Model {
             Err(why) => {
                 // Rates start again with the next daemon; the old values stay visible until then.
                 self.last = None;
-                let since = match self.contact {
-                    Contact::Down { since, .. } => since,
+                let since = match self.daemon {
+                    DaemonState::Down { since, .. } => since,
                     _ => time as u64,
                 };
-                self.contact = Contact::Down { why, since };
+                self.daemon = DaemonState::Down { why, since };
             }
         }
     }
 
     fn reading(&mut self, new: Reading) {
-        self.contact = Contact::Up;
+        self.daemon = DaemonState::Up;
         let rates = match &self.last {
             Some(old) => rates::between(&old.stats, &new.stats, self.time),
             None => Rates { time: self.time, interval: 0.0, jobs: Vec::new() },
@@ -492,7 +492,7 @@ pub(crate) mod tests {
         assert_eq!((train.place(1), train.credit(1)), (Some(("port1", "10.0.0.2")), (29, 128)));
         assert_eq!(model.ports[0].gbps, (2.0, 2.0));
         assert_eq!(model.jobs["idle"].sums.straggler(), None);
-        assert_eq!((model.totals(), model.contact.clone()), ((8.8, 8.8), Contact::Up));
+        assert_eq!((model.totals(), model.daemon.clone()), ((8.8, 8.8), DaemonState::Up));
         // A job that was created in between appears with its second reading.
         assert_eq!(super::tests::model(6).jobs["alone"].rates, None);
         assert_eq!(model.jobs["alone"].gbps(), 0.8);
@@ -556,11 +556,11 @@ pub(crate) mod tests {
         model.key(Key::Down);
         model.take(Err("no daemon".into()), 2_000.0);
         model.take(Err("no daemon".into()), 2_004.0);
-        assert_eq!(model.contact, Contact::Down { why: "no daemon".into(), since: 2_000 });
+        assert_eq!(model.daemon, DaemonState::Down { why: "no daemon".into(), since: 2_000 });
         assert_eq!(names(&model).len(), 3, "what was there stays in sight");
         // Its counters and its clock start again.
         model.take(Ok(reading(1)), 2_005.0);
-        assert_eq!((&model.contact, &model.jobs["train"].rates), (&Contact::Up, &None));
+        assert_eq!((&model.daemon, &model.jobs["train"].rates), (&DaemonState::Up, &None));
         model.take(Ok(reading(2)), 2_006.0);
         assert_eq!(model.jobs["train"].gbps(), 3.2);
         assert_eq!(model.selected.as_deref(), Some("train"));

@@ -7,7 +7,7 @@ use netsum_common::serial;
 
 /// A refused packet of a flow, and the properties that its flow was registered with.
 #[derive(Clone, Copy, Debug)]
-pub struct Case<'a> {
+pub struct RefusedPacket<'a> {
     /// The flow's port.
     pub port: &'a str,
     /// The flow's sender.
@@ -27,8 +27,8 @@ pub struct Case<'a> {
 }
 
 /// Why packets are refused, and what to do; the text follows the name of a rank.
-pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
-    let &Case { port, src, mtu, credit, base_psn, psn, low, accepted } = case;
+pub fn explain(outcome: Counter, packet: &RefusedPacket<'_>) -> (String, String) {
+    let &RefusedPacket { port, src, mtu, credit, base_psn, psn, low, accepted } = packet;
     let index = serial::sub(psn, base_psn);
     match outcome {
         Counter::BadIcrc => (

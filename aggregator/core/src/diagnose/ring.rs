@@ -4,7 +4,7 @@ use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use netsum_common::unmanaged::static_connection;
 
-use super::explain::{Case, explain};
+use super::explain::{RefusedPacket, explain};
 use super::{COMPARE, Finding, RankEvidence, RingEvidence, UnknownFlow, lengths, seconds};
 use crate::Rank;
 use crate::watch::RingView;
@@ -215,7 +215,7 @@ fn nothing_came(rank: &RankEvidence, unknown_flow: Option<&UnknownFlow>) -> (Str
 /// Its packets arrive and are refused.
 fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (String, String) {
     let (flow, seen) = (&rank.flow, &rank.seen);
-    let case = Case {
+    let packet = RefusedPacket {
         port: &rank.port.name,
         src: flow.src,
         mtu: ring.spec.config.mtu,
@@ -225,7 +225,8 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
         low: ring.view.state.low,
         accepted: accepted(rank, &ring.view),
     };
-    let (what, next) = jobs_differ(rank, outcome, &case).unwrap_or_else(|| explain(outcome, &case));
+    let (what, next) =
+        jobs_differ(rank, outcome, &packet).unwrap_or_else(|| explain(outcome, &packet));
     let count = match seen.refused {
         0 => String::new(),
         n => format!("; {n} of {} were refused", seen.packets),
@@ -234,8 +235,13 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
 }
 
 /// The fault if another box accepts what this one refuses.
-fn jobs_differ(rank: &RankEvidence, outcome: Counter, case: &Case<'_>) -> Option<(String, String)> {
-    let (behind, &Case { mtu, credit, base_psn, psn, low, accepted, .. }) = (rank.behind()?, case);
+fn jobs_differ(
+    rank: &RankEvidence,
+    outcome: Counter,
+    packet: &RefusedPacket<'_>,
+) -> Option<(String, String)> {
+    let (behind, &RefusedPacket { mtu, credit, base_psn, psn, low, accepted, .. }) =
+        (rank.behind()?, packet);
     let what = match outcome {
         Counter::Oversized => {
             format!("{behind} sends fragments of more than {mtu} bytes, this job's path MTU")

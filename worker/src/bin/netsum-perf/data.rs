@@ -81,7 +81,7 @@ pub fn bytes(rank: u32, range: Range<usize>) -> Vec<u8> {
 
 /// An operation of one size, as one rank calls it.
 #[derive(Clone, Copy)]
-pub struct Case {
+pub struct RankCall {
     pub kind: Kind,
     pub rank: u32,
     pub ranks: u32,
@@ -94,7 +94,7 @@ pub struct Case {
     pub count: usize,
 }
 
-impl Case {
+impl RankCall {
     /// How many reduced elements differ from those of one process; `operation` is its number.
     pub fn wrong_elements<T: Input>(&self, operation: u64, result: &[T]) -> u64 {
         if self.kind == Kind::Reduce && self.rank != self.root {
@@ -164,9 +164,9 @@ mod tests {
     const LAYOUT: Layout = Layout { message_size: 1000, window: 1, rings: 1 };
     const RANKS: u32 = 3;
 
-    fn case(kind: Kind, rank: u32, count: usize) -> Case {
+    fn call(kind: Kind, rank: u32, count: usize) -> RankCall {
         let (op, root, ranks) = (Op::Sum, 1, RANKS);
-        Case { kind, rank, ranks, op, root, layout: LAYOUT, width: None, count }
+        RankCall { kind, rank, ranks, op, root, layout: LAYOUT, width: None, count }
     }
 
     fn reduced(op: Op, length: usize, layout: &Layout) -> Vec<f32> {
@@ -176,12 +176,12 @@ mod tests {
     }
 
     /// Finds no element of a right result wrong, and then one that is negated.
-    fn check(case: &Case, mut right: Vec<f32>) {
-        assert_eq!(right.len(), case.count);
-        assert_eq!(case.wrong_elements(1, &right), 0, "{:?} at rank {}", case.kind, case.rank);
+    fn check(call: &RankCall, mut right: Vec<f32>) {
+        assert_eq!(right.len(), call.count);
+        assert_eq!(call.wrong_elements(1, &right), 0, "{:?} at rank {}", call.kind, call.rank);
         let last = right.last_mut().unwrap();
         *last = -*last;
-        assert_eq!(case.wrong_elements(1, &right), 1, "{:?} at rank {}", case.kind, case.rank);
+        assert_eq!(call.wrong_elements(1, &right), 1, "{:?} at rank {}", call.kind, call.rank);
     }
 
     #[test]
@@ -190,16 +190,16 @@ mod tests {
             let layout = Layout { message_size, ..LAYOUT };
             for op in [Op::Sum, Op::Average] {
                 let sum = reduced(op, count, &layout);
-                let all_reduce = Case { op, layout, ..case(Kind::AllReduce, 0, count) };
+                let all_reduce = RankCall { op, layout, ..call(Kind::AllReduce, 0, count) };
                 check(&all_reduce, sum.clone());
-                check(&Case { kind: Kind::Reduce, rank: 1, ..all_reduce }, sum);
-                check(&Case { kind: Kind::Reduce, ..all_reduce }, elements(0, 0..count));
+                check(&RankCall { kind: Kind::Reduce, rank: 1, ..all_reduce }, sum);
+                check(&RankCall { kind: Kind::Reduce, ..all_reduce }, elements(0, 0..count));
             }
         }
         for count in [3, 400_000] {
             let sum = reduced(Op::Sum, 3 * count, &LAYOUT);
             for (rank, part) in (0..RANKS).zip(sum.chunks(count)) {
-                check(&case(Kind::ReduceScatter, rank, count), part.to_vec());
+                check(&call(Kind::ReduceScatter, rank, count), part.to_vec());
             }
         }
     }
@@ -219,14 +219,14 @@ mod tests {
                 (Kind::AllGather, (0..RANKS).flat_map(|from| block(from, 0)).collect()),
                 (Kind::AllToAll, (0..RANKS).flat_map(|from| block(from, n)).collect::<Vec<u8>>()),
             ] {
-                let case = case(kind, rank, count);
-                assert_eq!(case.wrong_bytes(&result, element), 0, "{kind:?} at rank {rank}");
+                let call = call(kind, rank, count);
+                assert_eq!(call.wrong_bytes(&result, element), 0, "{kind:?} at rank {rank}");
                 let at = result.len() - 2;
                 result[at] ^= 1;
-                assert_eq!(case.wrong_bytes(&result, element), 1, "{kind:?} at rank {rank}");
+                assert_eq!(call.wrong_bytes(&result, element), 1, "{kind:?} at rank {rank}");
                 // What was there before the operation is wrong, too.
                 let nothing = vec![0; result.len()];
-                assert_eq!(case.wrong_bytes(&nothing, element), (result.len() / element) as u64);
+                assert_eq!(call.wrong_bytes(&nothing, element), (result.len() / element) as u64);
             }
         }
         assert!(bytes(0, 0..size) != bytes(1, 0..size));

@@ -7,7 +7,7 @@ use netsum_worker::{Communicator, Error, Mode, Pending};
 
 use crate::args::Options;
 use crate::command::{Collective, Kind};
-use crate::data::{Case, Input, bytes, elements};
+use crate::data::{Input, RankCall, bytes, elements};
 use crate::table::{Row, Table, Volume};
 
 /// How long a call waits for its operation without the progress thread.
@@ -27,10 +27,10 @@ pub fn run<T: Input>(collective: &'static Collective, options: &Options) -> Resu
         let (rank, ranks, layout) = (comm.rank(), comm.ranks(), comm.layout());
         let Options { op, root, wire, .. } = *options;
         let (kind, width) = (collective.kind, wire);
-        let case = Case { kind, rank, ranks, op, root, layout, width, count };
-        let measured = one_size::<T>(&mut comm, options, &case)
+        let call = RankCall { kind, rank, ranks, op, root, layout, width, count };
+        let measured = one_size::<T>(&mut comm, options, &call)
             .with_context(|| format!("{} of {count} elements of {}", collective.name, T::DTYPE))?;
-        let row = measured.row(&mut comm, Volume::new::<T>(collective, &case))?;
+        let row = measured.row(&mut comm, Volume::new::<T>(collective, &call))?;
         total += row.wrong.unwrap_or(0);
         table.row(&row);
     }
@@ -41,10 +41,10 @@ pub fn run<T: Input>(collective: &'static Collective, options: &Options) -> Resu
 fn one_size<T: Input>(
     comm: &mut Communicator,
     options: &Options,
-    case: &Case,
+    call: &RankCall,
 ) -> Result<Measured, Error> {
-    let Case { kind, rank, op, root, count, .. } = *case;
-    let (ranks, block) = (case.ranks as usize, count * size_of::<T>());
+    let RankCall { kind, rank, op, root, count, .. } = *call;
+    let (ranks, block) = (call.ranks as usize, count * size_of::<T>());
     let element = size_of::<T>();
     match kind {
         Kind::AllReduce if options.tensors > 1 => {
@@ -54,7 +54,7 @@ fn one_size<T: Input>(
                 tensors.resize_with(parts.len(), Vec::new);
                 tensors.iter_mut().zip(&parts).for_each(|(to, from)| (**from).clone_into(to));
             };
-            let wrong = |n, tensors: &Vec<Vec<T>>| case.wrong_elements(n, &tensors.concat());
+            let wrong = |n, tensors: &Vec<Vec<T>>| call.wrong_elements(n, &tensors.concat());
             measure(comm, options, fill, |comm, b| comm.reduce_many_async(b, op), wrong)
         }
         Kind::AllReduce | Kind::Reduce => {
@@ -62,7 +62,7 @@ fn one_size<T: Input>(
             let root = kind.has_root().then_some(root);
             let fill = |b: &mut Vec<T>| input.clone_into(b);
             let start = |comm: &mut Communicator, b| comm.reduce_async(b, op, root);
-            measure(comm, options, fill, start, |n, b| case.wrong_elements(n, b))
+            measure(comm, options, fill, start, |n, b| call.wrong_elements(n, b))
         }
         Kind::ReduceScatter => {
             let input = elements::<T>(rank, 0..ranks * count);
@@ -72,13 +72,13 @@ fn one_size<T: Input>(
             };
             let start =
                 |comm: &mut Communicator, (from, to)| comm.reduce_scatter_async(from, to, op);
-            measure(comm, options, fill, start, |n, (_, to)| case.wrong_elements(n, to))
+            measure(comm, options, fill, start, |n, (_, to)| call.wrong_elements(n, to))
         }
         Kind::Broadcast => {
             let input = bytes(rank, 0..block);
             let fill = |b: &mut Vec<u8>| input.clone_into(b);
             let start = |comm: &mut Communicator, b| comm.broadcast_async(b, root);
-            measure(comm, options, fill, start, |_, b| case.wrong_bytes(b, element))
+            measure(comm, options, fill, start, |_, b| call.wrong_bytes(b, element))
         }
         Kind::AllGather | Kind::AllToAll => {
             let gathers = kind == Kind::AllGather;
@@ -91,7 +91,7 @@ fn one_size<T: Input>(
                 true => comm.all_gather_async(from, to),
                 false => comm.all_to_all_async(from, to),
             };
-            measure(comm, options, fill, start, |_, (_, to)| case.wrong_bytes(to, element))
+            measure(comm, options, fill, start, |_, (_, to)| call.wrong_bytes(to, element))
         }
         Kind::Barrier => {
             let start = |comm: &mut Communicator, _| comm.barrier_async();

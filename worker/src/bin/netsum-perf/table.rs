@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::Options;
 use crate::command::{Collective, Kind};
-use crate::data::{Case, Input};
+use crate::data::{Input, RankCall};
 use crate::nccl_name;
 
 /// The data of a row, which a barrier does not have.
@@ -25,15 +25,15 @@ pub struct Volume {
 
 impl Volume {
     /// `None` for a barrier.
-    pub fn new<T: Input>(collective: &Collective, case: &Case) -> Option<Self> {
-        let parts = if collective.has_parts { case.ranks as usize } else { 1 };
-        (case.kind != Kind::Barrier).then(|| Self {
-            size: case.count * parts * size_of::<T>(),
-            count: case.count,
+    pub fn new<T: Input>(collective: &Collective, call: &RankCall) -> Option<Self> {
+        let parts = if collective.has_parts { call.ranks as usize } else { 1 };
+        (call.kind != Kind::Barrier).then(|| Self {
+            size: call.count * parts * size_of::<T>(),
+            count: call.count,
             dtype: T::DTYPE,
-            op: case.kind.reduces().then(|| case.op.to_string()),
-            root: case.kind.has_root().then_some(case.root),
-            bus_factor: (collective.bus_factor)(f64::from(case.ranks)),
+            op: call.kind.reduces().then(|| call.op.to_string()),
+            root: call.kind.has_root().then_some(call.root),
+            bus_factor: (collective.bus_factor)(f64::from(call.ranks)),
         })
     }
 }
@@ -237,7 +237,7 @@ mod tests {
     fn row(name: &str) -> Row {
         let collective = COMMANDS.iter().find(|c| c.name == name).unwrap();
         let parts = if collective.has_parts { 4 } else { 1 };
-        let case = Case {
+        let call = RankCall {
             kind: collective.kind,
             rank: 0,
             ranks: 4,
@@ -249,7 +249,7 @@ mod tests {
         };
         let time = Duration::from_millis(100);
         Row {
-            volume: Volume::new::<f32>(collective, &case),
+            volume: Volume::new::<f32>(collective, &call),
             mean: time,
             p50: time,
             max: time * 2,
