@@ -143,7 +143,7 @@ impl Boxes {
         let finder = Hosts::new(all.clone(), CONNECT);
         let levels = config.boxes.iter().map(|b| (b.name.clone(), b.level)).collect();
         let link_table = LinkTable::new(config.links.clone(), levels)
-            .confirmed_by(config.uplinks.clone(), config.found.trust);
+            .confirmed_by(config.uplinks.clone(), config.link_trust);
         let state = BoxesState { link_table, ..BoxesState::default() };
         Ok(Self {
             all,

@@ -34,21 +34,14 @@ pub struct Config {
     /// Ends of links: one that is found is used where either end is among them.
     #[serde(default)]
     pub uplinks: Vec<Pattern>,
-    #[serde(default, rename = "links")]
-    pub found: FoundLinks,
+    #[serde(default, rename = "link-trust")]
+    pub link_trust: LinkTrust,
 }
 
 /// Whether found links are used that the file does not list.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FoundLinks {
-    #[serde(default)]
-    pub trust: Trust,
-}
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Trust {
+pub enum LinkTrust {
     /// They are used once one end is named, or an administrator has accepted them.
     #[default]
     Named,
@@ -313,9 +306,9 @@ mod tests {
             assert_eq!(pattern.is(&end(text)), is, "{pattern:?} {text}");
         }
         let config = Config::parse(&format!("uplinks = [\"leaf*/swp9\"]\n{GOOD}")).unwrap();
-        assert!(config.uplinks[0].is(&end("leaf7/swp9")) && config.found.trust == Trust::Named);
-        let config = Config::parse(&format!("{GOOD}[links]\ntrust = \"found\"\n")).unwrap();
-        assert_eq!(config.found.trust, Trust::Found);
+        assert!(config.uplinks[0].is(&end("leaf7/swp9")) && config.link_trust == LinkTrust::Named);
+        let config = Config::parse(&format!("link-trust = \"found\"\n{GOOD}")).unwrap();
+        assert_eq!(config.link_trust, LinkTrust::Found);
     }
 
     #[test]
@@ -340,7 +333,7 @@ mod tests {
                 ),
                 "not allowed with [[link]]",
             ),
-            (&format!("{GOOD}[links]\ntrust = \"all\"\n"), "unknown variant `all`"),
+            (&format!("link-trust = \"all\"\n{GOOD}"), "unknown variant `all`"),
             (&format!("{GOOD}[etcd]\nendpoints = []"), "etcd.endpoints: at least one is needed"),
             (&format!("{GOOD}[etcd]\nendpoints = [\"a:1\"]"), "\"a:1\": http://ADDRESS:PORT"),
             (

@@ -9,7 +9,7 @@ use netsum_api::v1 as api;
 use netsum_core::rate::Rate;
 use netsum_core::saved::Measured;
 
-use crate::config::{End, Link, Pattern, Trust};
+use crate::config::{End, Link, LinkTrust, Pattern};
 use crate::probe_results::{Capacity, settle};
 
 /// A box that has just started has received nothing yet, and one frame may be lost.
@@ -73,7 +73,7 @@ pub struct LinkTable {
     levels: HashMap<String, u32>,
     /// Links that were found are used where they have one of these ends; or all of them.
     named: Vec<Pattern>,
-    trust: Trust,
+    link_trust: LinkTrust,
     accepted: BTreeSet<End>,
     /// Ports behind which ranks of jobs were. They cannot be ends of found links.
     hosts: BTreeSet<End>,
@@ -104,8 +104,8 @@ impl LinkTable {
 
     /// Uses found links with such an end.
     #[must_use]
-    pub fn confirmed_by(self, named: Vec<Pattern>, trust: Trust) -> Self {
-        Self { named, trust, ..self }
+    pub fn confirmed_by(self, named: Vec<Pattern>, link_trust: LinkTrust) -> Self {
+        Self { named, link_trust, ..self }
     }
 
     /// Uses found links with this end, or stops using them, by an administrator's order.
@@ -159,7 +159,7 @@ impl LinkTable {
         let is_named = |end: &End| {
             self.accepted.contains(end) || self.named.iter().any(|pattern| pattern.is(end))
         };
-        let confirmed = self.trust == Trust::Found || ends.iter().any(is_named);
+        let confirmed = self.link_trust == LinkTrust::Found || ends.iter().any(is_named);
         (!confirmed).then(|| {
             format!(
                 "unconfirmed, and not used: hosts can forge LLDP. Name an end in `uplinks`, or \

@@ -52,9 +52,9 @@ pub struct BoxNode {
     /// The number of these CPUs, equally fast; each ring is served by one. Default: one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// Bytes of its slots. Default: unlimited.
+    /// Bytes for its slots. Default: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub slots: Option<f64>,
+    pub slot_memory: Option<f64>,
 }
 
 /// A link. Parallel links are one, with the sum of their rates.
@@ -64,9 +64,10 @@ pub struct Link {
     pub from: String,
     pub to: String,
     /// Bits per second.
+    #[serde(rename = "rate")]
     pub bits: f64,
     /// The rate from `to` to `from`, if it differs.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "rate-back", skip_serializing_if = "Option::is_none")]
     pub bits_back: Option<f64>,
     /// Microseconds from end to end.
     #[serde(default = "one", skip_serializing_if = "is_one")]
@@ -106,7 +107,7 @@ impl Topology {
             name: name.into(),
             aggregation_rate: None,
             cpus: None,
-            slots: None,
+            slot_memory: None,
         });
     }
 
@@ -240,7 +241,7 @@ impl Network {
             }
             for (value, name, to) in [
                 (b.aggregation_rate, "aggregation-rate", &mut aggregation_rate),
-                (b.slots, "slots", &mut slots),
+                (b.slot_memory, "slot-memory", &mut slots),
             ] {
                 if let Some(value) = value {
                     to[node] = positive(name, &b.name, value, 0.0)?;
@@ -277,8 +278,8 @@ impl Network {
                 ));
             }
             // The bound counts whole bytes per second, so a link must carry at least one.
-            let bits = positive("bits", &of, link.bits, 8.0)?;
-            let back = positive("bits-back", &of, link.bits_back.unwrap_or(bits), 8.0)?;
+            let bits = positive("rate", &of, link.bits, 8.0)?;
+            let back = positive("rate-back", &of, link.bits_back.unwrap_or(bits), 8.0)?;
             let seconds = positive("latency-us", &of, link.latency_us, 0.0)? / 1e6;
             for (from, to, bits) in [(from, to, bits), (to, from, back)] {
                 network.edges.insert((from, to), network.ends.len());
@@ -423,7 +424,7 @@ mod tests {
     use super::*;
 
     const GOOD: &str = "[[host]]\nname = \"h\"\n[[box]]\nname = \"leaf\"\naggregation-rate = \
-                        4e9\n[[link]]\nfrom = \"h\"\nto = \"leaf\"\nbits = 80e9\nbits-back = 8e9\n";
+                        4e9\n[[link]]\nfrom = \"h\"\nto = \"leaf\"\nrate = 80e9\nrate-back = 8e9\n";
 
     #[test]
     fn a_file_is_read_and_written() {
@@ -446,11 +447,11 @@ mod tests {
             ("[[host]]\nname = \"a,b\"", "name \"a,b\""),
             ("[[host]]\nname = \"a\"\n[[box]]\nname = \"a\"", "used twice"),
             (
-                &format!("{GOOD}[[link]]\nfrom = \"leaf\"\nto = \"h\"\nbits = 9"),
+                &format!("{GOOD}[[link]]\nfrom = \"leaf\"\nto = \"h\"\nrate = 9"),
                 "two different nodes",
             ),
-            (&GOOD.replace("80e9", "0"), "link h leaf: bits = 0"),
-            (&GOOD.replace("80e9", "nan"), "bits = NaN"),
+            (&GOOD.replace("80e9", "0"), "link h leaf: rate = 0"),
+            (&GOOD.replace("80e9", "nan"), "rate = NaN"),
             (&GOOD.replace("4e9", "-1"), "leaf: aggregation-rate = -1"),
             (&GOOD.replace("4e9", "4e9\ncpus = 0"), "leaf: cpus = 0"),
             (&GOOD.replace("to = \"leaf\"", "to = \"loaf\""), "\"loaf\" is not a host"),

@@ -148,7 +148,7 @@ fn a_plan_does_not_exceed_the_slot_pool() {
             name: "leaf0".into(),
             aggregation_rate: Some(8.0 * 1.64e9),
             cpus: Some(8),
-            slots: Some(slots),
+            slot_memory: Some(slots),
         };
         let network = Network::new(&t).unwrap().with_rings(USUAL);
         let plans = plan(&network, &[job("first", 0..4), job("second", 0..4)]).unwrap();
@@ -235,7 +235,7 @@ fn with_boxes(mut t: Topology, boxes: &[AnyBox]) -> Network {
     for (b, (cpus, adds, rings)) in t.boxes.iter_mut().zip(boxes) {
         b.cpus = Some(*cpus);
         b.aggregation_rate = Some(f64::from(*cpus) * f64::from(*adds) * 1e8);
-        b.slots = Some(f64::from(*rings) * USUAL.slots_of(2));
+        b.slot_memory = Some(f64::from(*rings) * USUAL.slots_of(2));
     }
     Network::new(&t).unwrap().with_rings(USUAL)
 }

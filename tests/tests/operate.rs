@@ -215,7 +215,7 @@ fn metrics_count_what_the_command_line_shows() {
     let mean = timing["completion"]["mean_ns"].as_f64().unwrap() / 1e9;
     assert!((completion("sum{job_name=\"train\"}") / timed - mean).abs() < 1e-8, "{after}");
     let last = |rank: u32| {
-        value(&after, &format!("netsum_rank_last_total{{job_name=\"train\",rank=\"{rank}\"}}"))
+        value(&after, &format!("netsum_rank_straggled_total{{job_name=\"train\",rank=\"{rank}\"}}"))
     };
     assert_eq!(last(0) + last(1), timed);
     let bytes = value(&after, "netsum_payload_received_bytes_total{job_name=\"train\"}");

@@ -49,11 +49,11 @@ fn is_near(reached: f64, plan: &Value) {
 /// Hosts h0, h1 and so on around a box with two CPUs and this aggregation rate.
 fn rack(hosts: usize, rate: Rate, adds: u64, pool: u64) -> String {
     let mut text = format!(
-        "[[box]]\nname = \"leaf\"\naggregation-rate = {adds}.0\ncpus = 2\nslots = {pool}.0\n"
+        "[[box]]\nname = \"leaf\"\naggregation-rate = {adds}.0\ncpus = 2\nslot-memory = {pool}.0\n"
     );
     for host in 0..hosts {
         text += &format!("[[host]]\nname = \"h{host}\"\n");
-        text += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"leaf\"\nbits = {}.0\n", rate.0);
+        text += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"leaf\"\nrate = {}.0\n", rate.0);
     }
     text
 }

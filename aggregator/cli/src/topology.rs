@@ -225,7 +225,7 @@ pub fn add_box(plan: &mut netsum_plan::topology::Topology, b: &api::FabricBox) {
         name: b.name.clone(),
         aggregation_rate: b.aggregation_rate.map(|rate| rate as f64),
         cpus: b.cpus,
-        slots: None,
+        slot_memory: None,
     });
 }
 

@@ -120,8 +120,8 @@ impl Row {
     /// The headings of [`Row::text`].
     pub fn titles() -> String {
         format!(
-            "{:22} {:>10} {:>21} {:>7} {:>6} {:>5} {:3} {:>6} {:>6}  setting",
-            "", "median ms", "min..max", "Gb/s", "limit", "cores", "", "s/GB", "again"
+            "{:22} {:>10} {:>21} {:>7} {:>6} {:>5} {:3} {:>6} {:>7}  setting",
+            "", "median ms", "min..max", "Gb/s", "limit", "cores", "", "s/GB", "retrans"
         )
     }
 
@@ -136,7 +136,7 @@ impl Row {
         let up = self.up.map_or(String::new(), |up| format!("  {up:.2} x the vector goes up"));
         let line = format!(
             "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6.1} \
-             {:>6}  {}{astray}{up}",
+             {:>7}  {}{astray}{up}",
             self.name,
             millis(self.median_ms),
             self.algbw_gbps,

@@ -125,9 +125,9 @@ impl Row {
 /// The head of the table.
 pub const HEAD: [&str; 2] = [
     "                   path          a core      CPU s per GB       receive  packets  rank  \
-     reflector  fell   sent",
+     reflector  fell",
     "transport           MTU   Gb/s     Gb/s    all   user system   thread  a sleep  busy       \
-     busy  back  again",
+     busy  back retrans",
 ];
 
 impl fmt::Display for Row {
@@ -141,7 +141,7 @@ impl fmt::Display for Row {
         write!(
             f,
             "{name:<17} {mtu:>5} {gbps:>6.2} {:>8.2} {cpu_per_gb:>6.2} {user:>6} {system:>6} \
-             {receive:>8} {sleep:>8} {:>3.0} % {reflector:>10} {fallbacks:>5} {retransmissions:>6}",
+             {receive:>8} {sleep:>8} {:>3.0} % {reflector:>10} {fallbacks:>5} {retransmissions:>7}",
             8.0 / cpu_per_gb,
             100.0 * rank_busy,
         )

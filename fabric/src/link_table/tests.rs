@@ -41,7 +41,7 @@ fn answers(said: &[(&str, &[(&str, &str)])]) -> HashMap<String, BoxReport> {
 fn link_table(configured: &[(&str, &str)]) -> LinkTable {
     let levels = [("s".to_owned(), 1), ("t".to_owned(), 1)].into();
     LinkTable::new(configured.iter().map(|(below, above)| link(below, above)).collect(), levels)
-        .confirmed_by(Vec::new(), Trust::Found)
+        .confirmed_by(Vec::new(), LinkTrust::Found)
 }
 
 /// Each link's ends, whether it carries traffic, and its fault.
@@ -210,7 +210,7 @@ fn a_link_that_is_found_is_used_once_an_end_is_named_or_accepted() {
     let now = Instant::now();
     let with = |named: &[&str]| {
         let named = named.iter().map(|text| Pattern::try_from((*text).to_owned()).unwrap());
-        let mut link_table = link_table(&[]).confirmed_by(named.collect(), Trust::Named);
+        let mut link_table = link_table(&[]).confirmed_by(named.collect(), LinkTrust::Named);
         link_table.update(answers(&BOTH), now);
         link_table
     };

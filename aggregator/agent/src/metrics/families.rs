@@ -199,7 +199,7 @@ fn of_timings(jobs: &[JobSnapshot]) -> Vec<Family> {
             samples: jobs.iter().map(completion).collect(),
         },
         counter(
-            "rank_last",
+            "rank_straggled",
             None,
             "how often a rank was the last to contribute to a slot, of one fragment index in 64",
             last.collect(),
