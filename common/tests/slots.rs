@@ -42,7 +42,7 @@ fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
 }
 
 #[test]
-fn what_no_connection_can_lack_is_not_replayed() {
+fn results_that_no_connection_can_lack_are_not_replayed() {
     let ring = RingConfig {
         flags: ring_flags::ACTIVE,
         members: 2,

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_box_has_and_the_next_lacks_is_the_links_fault() {
+    fn data_that_one_box_has_and_the_next_lacks_is_the_links_fault() {
         // b has sent its sum up, and waits for the total.
         let found = merged(&[
             ("a", Ok(&[(Some(3), LACKS, "up")])),

@@ -531,7 +531,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ranks_say_is_read() {
+    fn the_ends_that_ranks_print_are_parsed() {
         let ends = Ends::parse("here 0a01 17 4289274 621 1400 18 11600857").unwrap();
         assert_eq!(
             (ends.receiving.as_str(), ends.sending.as_str()),

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_run_is_said_to_be_so() {
+    fn frames_that_cannot_be_run_have_a_reason() {
         let ports = Ports { all: None, of_interface: [("port0".into(), 10)].into(), first: 10 };
         let why = |frame: usize, len: usize, interface: &str, outbound: bool| {
             let captured = Captured {

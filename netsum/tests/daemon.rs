@@ -388,7 +388,7 @@ async fn one_non_selective_rank_makes_the_ring_in_order() {
 }
 
 #[tokio::test]
-async fn who_may_not_or_waits_in_vain_is_told() {
+async fn unauthorised_and_late_ranks_hear_why() {
     let d = Daemon::start().await;
     d.netsum("job create train --ranks 3 --token secret").await.unwrap();
     let denied = d.worker().await.join(join(0, "guess", 1000)).await.unwrap_err();

@@ -434,7 +434,7 @@ async fn one_box_of_three_that_lies_does_not_end_the_manager() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_manager_has_left_on_a_box_is_deleted_or_replaced_by_the_next() {
+async fn jobs_that_a_manager_left_on_a_box_are_deleted_or_replaced_by_the_next() {
     let daemon = Daemon::start().await;
     let left = |name: &str| {
         let arguments = ["job", "create", name, "--ranks", "2", "--mtu", "256"].map(str::to_owned);

@@ -204,7 +204,7 @@ async fn offers(mut tcp: TcpStream) -> (HashMap<u16, u32>, u32) {
 }
 
 #[tokio::test]
-async fn what_a_connection_may_have_buffered_without_a_token_is_bounded() {
+async fn the_buffers_of_a_connection_without_a_token_are_bounded() {
     let d = Daemon::start().await;
     let (settings, wider) = tokio::time::timeout(LONG, offers(tcp(&d).await)).await.unwrap();
     let of = |number: u16| settings[&number];
@@ -280,7 +280,7 @@ async fn a_rank_of_a_release_that_does_not_fit_is_told_both() {
 }
 
 #[tokio::test]
-async fn what_a_rank_says_reaches_others_as_plain_short_text() {
+async fn a_ranks_reason_reaches_others_as_plain_short_text() {
     let d = Daemon::start().await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     let joins = (0..2).map(|rank| {

@@ -190,7 +190,7 @@ fn a_lost_result_is_replayed_to_the_one_that_asks_again() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_is_not_a_flows_data_crosses_the_bridge_untouched() {
+fn packets_other_than_a_flows_data_cross_the_bridge_untouched() {
     let mut bridge = Bridge::new(2, 1024, false);
     let [a, b] = [bridge.lab.host(0), bridge.lab.host(1)];
     ping(a, b.ip(0), 3, SECOND).unwrap();

@@ -161,7 +161,7 @@ fn receivers_notify_their_senders_through_the_box() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn who_takes_no_part_in_ecn_is_never_marked() {
+fn a_rank_that_does_not_use_ecn_is_never_marked() {
     for (v6, vlan) in [(false, None), (true, None), (false, Some(0x6005)), (true, Some(0x6005))] {
         let lab = lab();
         for host in lab.hosts() {

@@ -97,7 +97,7 @@ fn reversed([first, second]: [Vec<u8>; 2]) -> Vec<Vec<u8>> {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_linux_takes_from_behind_tags_and_extension_headers() {
+fn linux_takes_packets_from_behind_some_tags_and_extension_headers() {
     let lab = Lab::new(LabSpec { ipv6: true, ..LabSpec::hosts(3) }).unwrap();
     let socket = lab.host(0).enter(|| UdpSocket::bind("[::]:4791").unwrap());
     let tap = Tap::open(lab.host(1), Host::INTERFACE).unwrap();

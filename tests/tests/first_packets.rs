@@ -155,7 +155,7 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn what_is_not_a_jobs_first_packet_passes() {
+fn packets_other_than_a_jobs_first_pass() {
     let mut bench = waiting();
     let spec = first(header(1, 0, 0), 0x4711, 5);
     let change = |f: fn(&mut FrameSpec)| {
@@ -389,7 +389,7 @@ fn a_message_with_a_wrong_index_becomes_a_claim() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn what_the_box_sends_for_a_held_sum_begins_as_it_must() {
+fn packets_of_the_box_for_a_held_sum_begin_as_they_must() {
     let mut bench = at_work();
     // Rank 0 has lost nothing. The sum is held back because the other ranks' earlier packets are
     // missing.

@@ -221,7 +221,7 @@ fn after_a_restart_a_run_with_the_same_numbers_gets_its_own_sums() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn who_connects_again_alone_waits_for_the_others_and_is_named() {
+fn a_rank_that_reconnects_alone_waits_for_the_others_and_is_named() {
     let cluster = cluster(3, false);
     let hosts = Hosts::of(cluster.lab());
     let app = InBandRing::create(&cluster, 3).unwrap();
@@ -368,7 +368,7 @@ fn contradictions_fail_the_job_with_the_reason_until_they_are_fixed() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
+fn a_holder_of_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
     const FOREIGN: usize = 3;
     let cluster = cluster(FOREIGN + 1, false);
     let hosts = Hosts::of(cluster.lab());

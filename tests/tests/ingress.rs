@@ -39,7 +39,7 @@ fn data_on_a_wrong_port_or_of_a_waiting_ring_is_dropped() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn what_comes_in_by_a_slave_is_the_bonds_for_as_long_as_it_is_a_slave() {
+fn packets_from_a_slave_are_the_bonds_for_as_long_as_it_is_a_slave() {
     const BOND: u32 = 4711;
     let spec = ring(2, 256, 16);
     let flows = (0..2).map(|r| FlowSpec { ifindex: BOND, ..flow(&spec, r, false) });
@@ -236,7 +236,7 @@ fn ingress_keeps_recorded_packets_and_wrong_senders_off_the_rings_cpu() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
+fn packets_before_a_rings_first_never_reach_its_receiver() {
     // Packets like those of a flow that was registered with too high a PSN: its receiver waits for
     // exactly these.
     let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();

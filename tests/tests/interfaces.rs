@@ -202,7 +202,7 @@ pub(crate) fn drop_what_is_forwarded() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_keeps_the_bridge_from_passing_packets_on_is_named() {
+fn obstacles_in_the_bridge_are_named() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     cluster.start_daemon().unwrap();
     let job = JobSpec { connect_timeout: Duration::from_secs(5), ..JobSpec::new("train", 2) };

@@ -12,7 +12,7 @@ fn set_mtu(netns: &Netns, interface: &str, mtu: u32) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_the_box_cannot_broadcast_or_a_port_not_carry_is_refused_at_once() {
+fn path_mtus_that_the_box_or_a_port_cannot_carry_are_refused_at_once() {
     let cluster = Cluster::start(LabSpec { mtu: 2300, ..LabSpec::hosts(3) }).unwrap();
     let lab = cluster.lab();
     let create =

@@ -118,7 +118,7 @@ fn refusals_name_the_argument_and_what_would_be_right() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_the_daemon_shows_is_json_too() {
+fn reports_of_the_daemon_are_json_too() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     cluster.create_job(&JobSpec::new("shown", 2)).unwrap();
     for (command, words) in [

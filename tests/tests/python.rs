@@ -97,7 +97,7 @@ fn ranks_connect_again_while_operations_follow_each_other_without_a_pause() {
 /// The daemon is stopped after the ranks have agreed to reconnect, and before they join again.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn who_waits_while_ranks_connect_again_is_in_time_and_hears_ctrl_c() {
+fn a_wait_while_ranks_reconnect_is_in_time_and_ends_with_ctrl_c() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     let listen = "[heartbeat]\ninterval-ms = 100\ntimeout-ms = 10000\n".to_owned();
     cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
@@ -132,7 +132,7 @@ fn who_waits_while_ranks_connect_again_is_in_time_and_hears_ctrl_c() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_a_job_refuses_is_said_with_what_to_do() {
+fn refusals_of_a_job_say_what_to_do() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     let token = cluster.create_job(&JobSpec::new("strict", 2)).unwrap();
     for (ranks, job, token, words) in [

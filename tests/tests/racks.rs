@@ -467,7 +467,7 @@ fn registered(spec: LabSpec, boxes: &[(Option<usize>, &[&str], &str)]) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_cannot_be_joined_is_refused_with_both_names() {
+fn members_that_do_not_fit_are_refused_with_both_names() {
     let cluster = by_hand(LabSpec { racks: 2, ..LabSpec::hosts(4) });
     let create = ["job", "create", "a", "--ranks", "4", "--message-size", "4096"];
     let refused = |more: &[&str]| {

@@ -160,7 +160,7 @@ fn a_waiting_job_has_empty_rings_after_a_takeover() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
+fn maps_that_cannot_be_taken_over_are_refused_with_a_way_out() {
     let mut cluster = pinned(2);
     cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
     // Another daemon cannot start while the first one is running, whatever state file it is given.

@@ -219,7 +219,7 @@ fn forgeries_behind_tags_and_extension_headers_reach_nobody() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_a_foreign_host_sends_in_its_own_name_is_not_taken_for_a_ranks() {
+fn a_foreign_hosts_own_packets_are_not_taken_for_a_ranks() {
     let mut siege = Siege::new();
     let frames = build(siege.forgeries().into_iter().map(|spec| from_host(spec, FOREIGN as u8)));
     let outcomes = siege.besiege(FOREIGN, &frames);

@@ -334,7 +334,7 @@ fn packet(v6: bool) -> FrameSpec {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
+fn packets_other_than_roce_for_an_uplink_are_left_to_the_kernel() {
     let cluster = cluster();
     let mut bench = bench(cluster.lab());
     for v6 in [false, true] {

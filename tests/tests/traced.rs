@@ -173,7 +173,7 @@ fn filters_leave_out_rings_and_verdicts_and_frames_are_whole_if_wanted() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn what_there_is_no_room_for_is_counted_and_forgotten_with_the_next_start() {
+fn events_without_room_are_counted_and_forgotten_with_the_next_start() {
     let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
     bench.plane.trace(Some(&TraceFilter::ALL)).unwrap();
     let runs = 2 * TRACE_BUFFER_BYTES / (size_of::<TraceEvent>() as u32 + MIN_CAPTURE);

@@ -113,7 +113,7 @@ fn mixed(cluster: &Cluster, places: &[RankHost], v6: bool) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn what_is_lost_comes_again_over_af_xdp() {
+fn lost_packets_are_retransmitted_over_af_xdp() {
     let cluster =
         Cluster::start(LabSpec { mtu: 2300, faulty_links: true, ..LabSpec::hosts(3) }).unwrap();
     let job = JobSpec { xdp: vec![0, 2], ..JobSpec::new("lossy", 3) };

@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_a_start_can_change_is_named() {
+    fn settings_that_only_a_start_can_change_are_named() {
         let old = parse("bridge = \"br0\"").unwrap();
         let live = "bridge = \"br1\"\n[tenants.a]\njobs = 1\n[pool]\nmemory = \
             \"1MiB\"\n[watch]\nstall-ms = 9\n[heartbeat]\ntimeout-ms = 9000";

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_free_or_can_be_freed_counts() {
+    fn free_and_reclaimable_memory_counts() {
         let node = "Node 0 MemTotal:        1000 kB\nNode 0 MemFree:          100 kB\nNode 0 \
             Active(file):      20 kB\n\
                     Node 0 Inactive(file):     3 kB\nNode 0 Active(anon):    500 kB\nNode 0 \

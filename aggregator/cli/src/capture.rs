@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read_with_comments_interfaces_and_time() {
+    fn captures_are_read_back_with_comments_interfaces_and_time() {
         let bytes = Shared::default();
         let mut writer = Writer::new(Box::new(bytes.clone())).unwrap();
         writer.packet(&packet("port0", "aggregate", &[1, 2, 3, 4, 5]), "contributions", 0).unwrap();
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_capture_is_refused_with_the_reason() {
+    fn files_that_are_not_captures_are_refused_with_the_reason() {
         let message = |bytes: &[u8]| read_from(bytes).unwrap_err().message;
         assert!(message(b"ab").contains("too short"));
         assert!(

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_job_is_refused_with_its_numbers() {
+    fn peers_that_do_not_fit_the_job_are_refused_with_its_numbers() {
         let error = flows(&job(&["0-3", "4-7"]), &peers()[..7], &ports(2), None).unwrap_err();
         assert_eq!(error, "--peers: 7 addresses; job train has 8 ranks");
         let error = flows(&job(&["0-3", "4-7"]), &peers(), &ports(3), None).unwrap_err();

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_wrongly_is_refused() {
+    fn wrong_requests_are_refused() {
         for (job, kind, why) in [
             ("train", Kind::Usage, "must be JOB=HOST,.."),
             ("train=a0,b0@x", Kind::Usage, "priority `x`"),

@@ -282,7 +282,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_is_last_and_whether_that_says_something() {
+    fn a_rank_that_is_last_far_more_often_is_a_straggler() {
         let mut all = sums(4, 2, 100, 50_000);
         assert_eq!((all.last(), all.straggler()), (Some((2, 1.0)), Some(2)));
         // Each is the last in turn.

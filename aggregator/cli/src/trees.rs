@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rings_do_not_use_is_in_no_plan() {
+    fn links_and_boxes_that_rings_do_not_use_are_in_no_plan() {
         let mut fabric = fabric();
         let twice = api::FabricLink { below: "leaf0/w".into(), ..fabric.links[1].clone() };
         fabric.links.push(twice);

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_is_its_owners_alone_and_outlives_what_cannot_be_written() {
+    fn saved_jobs_are_their_owners_alone_and_outlive_failed_writes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("of/its/own/jobs.json");
         let (mut job_file, jobs) = JobFile::open(path.clone()).unwrap();

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lacks_a_third_of_the_ranks_has_another_mark() {
+    fn a_group_that_lacks_a_third_of_its_ranks_has_another_mark() {
         for all in 2..4096u32 {
             assert!(
                 group_mark(all - 1) <= group_mark(all)

@@ -328,7 +328,7 @@ fn ranks_that_wait_as_another_number_are_dismissed_by_newer_ones() {
 }
 
 #[test]
-fn who_waits_in_vain_is_told_who_is_missing() {
+fn a_rank_that_waits_in_vain_hears_which_ranks_are_missing() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 4)).unwrap();
     c.join(join("a", 1, 0, 7, now), now).unwrap();
@@ -462,7 +462,7 @@ fn silence_while_nobody_could_be_heard_is_nobodys() {
 }
 
 #[test]
-fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
+fn the_end_of_an_epoch_does_not_affect_ranks_that_wait_for_the_next() {
     for silent in [false, true] {
         let (mut c, now) = (controller(), Instant::now());
         c.create_job(spec("a", 2)).unwrap();
@@ -1025,7 +1025,7 @@ fn after_restart(c: &Controller) -> Controller {
 }
 
 #[test]
-fn what_is_saved_works_on_after_a_restart() {
+fn saved_jobs_continue_after_a_restart() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("hand", 2)).unwrap();
     c.add_flow("hand", JobRing(0), flow(0, 2)).unwrap();
@@ -1111,7 +1111,7 @@ fn a_recreated_job_is_empty_and_accepts_ranks_of_later_epochs() {
 }
 
 #[test]
-fn what_does_not_fit_any_more_is_refused_and_lost_ports_end_their_jobs() {
+fn saved_jobs_that_no_longer_fit_are_refused_and_lost_ports_end_their_jobs() {
     let mut c = controller();
     c.create_job(spec("a", 2)).unwrap();
     (0..2).for_each(|rank| drop(c.add_flow("a", JobRing(0), flow(rank, 2)).unwrap()));
@@ -1403,7 +1403,7 @@ fn ranks_are_asked_to_connect_again_until_they_have() {
 }
 
 #[test]
-fn what_a_daemon_with_a_queue_has_saved_is_taken_over() {
+fn the_state_of_a_daemon_with_a_queue_is_taken_over() {
     let mut c = controller();
     c.create_job(spec("train", 2)).unwrap();
     let mut old = serde_json::to_value(c.save()).unwrap();
@@ -1447,7 +1447,7 @@ fn deleting_a_job_reports_all_flows_it_ever_had() {
 }
 
 #[test]
-fn what_another_job_has_had_since_is_no_longer_a_jobs_to_forget() {
+fn flows_that_another_job_has_had_since_are_no_longer_a_jobs_to_forget() {
     let mut c = controller();
     for name in ["a", "b"] {
         c.create_job(spec(name, 2)).unwrap();
@@ -1508,7 +1508,7 @@ fn of_several_ways_up_the_first_has_the_addresses() {
 }
 
 #[test]
-fn what_comes_in_where_the_box_routes_is_sent_to_the_next_members_next_hop() {
+fn packets_that_a_routing_box_receives_go_to_the_next_members_next_hop() {
     let mut c = controller();
     c.set_routers([(11, Some([2, 0, 0, 0, 0, 9]))].into_iter());
     c.create_job(spec("a", 3)).unwrap();

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_packets_show_is_half_a_sha_256() {
+    fn the_token_in_packets_is_half_a_sha_256() {
         // printf 'netsum in band\0secret' | sha256sum
         let expected = "05e693c30ae62ac808eef2b35c030dc1";
         let hex: String =

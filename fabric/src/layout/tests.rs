@@ -193,7 +193,7 @@ fn each_order_is_one_by_which_a_box_sums() {
 }
 
 #[test]
-fn what_no_tree_does_is_refused_with_the_reason() {
+fn ranks_that_no_tree_joins_are_refused_with_the_reason() {
     for (ends, links, why) in [
         (&["a/1", "b/1"][..], &TWO[..1], "no box is above all of a, b: b has no link to s"),
         (&["a/1", "b/1"], &[], "no box is above another"),

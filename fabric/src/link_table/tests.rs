@@ -327,7 +327,7 @@ fn a_link_of_unknown_rate_is_measured_at_each_link_up() {
 }
 
 #[test]
-fn what_is_measured_counts_and_the_next_manager_knows() {
+fn measured_rates_count_and_the_next_manager_restores_them() {
     let (mut first, now) = (link_table(&[("a/up", "s/1")]), Instant::now());
     first.update(answers(&BOTH), now);
     let rate = |link_table: &LinkTable| link_table.all()[0].link.rate.map(|rate| rate.0);

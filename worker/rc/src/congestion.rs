@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_does_not_grow() {
+    fn an_unused_window_does_not_grow() {
         let mut c = Congestion::new(1000);
         c.on_sent(100);
         c.on_notification(0, 100);

@@ -102,7 +102,7 @@ fn a_timeout_after_a_loss_does_not_lengthen_later_timeouts() {
 }
 
 #[test]
-fn who_says_that_it_is_not_ready_is_there() {
+fn a_receiver_that_is_not_ready_counts_as_alive() {
     for selective in [false, true] {
         let mut pair = Pair::new(6, Faults::default(), |c| {
             (c.selective, c.send_psn, c.retry_limit) = (selective, Psn::new(100), Some(3));

@@ -289,7 +289,7 @@ mod tests {
     const TORCHRUN: [(&str, &str); 3] = [("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")];
 
     #[test]
-    fn what_torchrun_sets_is_enough_beside_the_box() {
+    fn variables_of_torchrun_and_of_the_box_are_enough() {
         let box_ =
             [("NETSUM_CONTROLLER", "127.0.0.1:4790"), ("NETSUM_JOB", "j"), ("NETSUM_TOKEN", "t")];
         let config = settings(&[&TORCHRUN[..], &box_].concat()).config().unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named() {
+    fn missing_and_wrong_settings_are_named() {
         let says = |variables: &[(&str, &str)], word: &str| {
             let text = settings(variables).config().unwrap_err().to_string();
             assert!(text.contains(word), "{text}");

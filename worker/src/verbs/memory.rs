@@ -287,7 +287,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_registered_is_an_error() {
+    fn memory_that_cannot_be_registered_is_an_error() {
         let mut arena = Arena::new(Box::new(|_, _| Err(io::ErrorKind::OutOfMemory.into())));
         assert!(arena.block(1).is_err());
         assert!(arena.reserve(1 << 16, 4).is_err());

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_waits_and_order_is_kept() {
+    fn messages_that_do_not_fit_wait_and_order_is_kept() {
         let mut q = Queue::new(Psn::new(0xff_fffe), 1024, 2);
         (0..4).for_each(|id| q.push(id, vec![0; 1500]));
         let first = post(&mut q).unwrap().0;

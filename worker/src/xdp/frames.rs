@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_for_this_rank_is_left_alone() {
+    fn frames_that_are_not_for_this_rank_are_left_alone() {
         for (src, dst) in FAMILIES {
             let a = addresses(src, dst);
             let whole = frame(&a, 0, 64);

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_lost_its_place_is_named_and_nobody_else_is_missed() {
+    fn a_rank_that_has_lost_its_place_is_the_only_finding() {
         // Rank 1 sends a message that no other rank has sent: all others appear to be late.
         let mut evidence = ring([(7, Counter::Replays), (9, Counter::Contributions)]);
         let findings = of_ring(&evidence, &[]);
