@@ -494,6 +494,7 @@ impl System {
                     epoch,
                     on_host_ring: epoch == 1,
                     acknowledged_path_test: epoch,
+                    sealed: false,
                 };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
                 let rank = Rank(r.rank);

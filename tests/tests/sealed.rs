@@ -43,6 +43,15 @@ fn the_box_adds_what_it_cannot_read() {
     let many = [("f32", 5), ("f32", 40_000), ("i32", 9), ("f32", 100)];
     assert_box(&group.in_flight(&many, 7).unwrap(), false, &group.log());
 
+    let start = Instant::now();
+    while cluster.netsum_json(&["job", "show", "sealed"]).unwrap()["sealed"] != true {
+        assert!(
+            start.elapsed() < TIMEOUT,
+            "{}",
+            cluster.netsum(&["job", "show", "sealed"]).unwrap()
+        );
+    }
+
     // The box becomes a plain bridge.
     cluster.kill_daemon().unwrap();
     let outcomes = group.all_reduce("f32", 100_000, 8).unwrap();

@@ -60,6 +60,9 @@ fn job_entry(j: &Job) -> Entry {
     if j.in_band.is_some() {
         properties.push(plain("in band"));
     }
+    if j.sealed {
+        properties.push(plain("sealed"));
+    }
     if !j.members.is_empty() {
         properties.push(attribute("members", j.members.join(",")));
     }

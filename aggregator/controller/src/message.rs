@@ -136,6 +136,7 @@ pub fn job_message(
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if job.is_in_order() { "in-order" } else { "relaxed" }.into(),
         in_band: spec.in_band,
+        sealed: job.epoch.as_ref().is_some_and(|epoch| epoch.is_sealed),
         // The tenant is shown only to administrators.
         ..api::Job::default()
     }

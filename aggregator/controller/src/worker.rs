@@ -386,6 +386,9 @@ impl<B: Backend> Worker for WorkerService<B> {
             r.epoch,
             r.acknowledged_path_test,
         );
+        if r.sealed {
+            inner.controller.set_sealed(&r.job, r.epoch);
+        }
         let program_generation =
             if has_rings { inner.executor.program_generation(&r.job) } else { 0 };
         Ok(Response::new(api::HeartbeatReply {

@@ -67,6 +67,8 @@ pub struct Epoch {
     /// Its ranks have fallen back from the box, and sum over the hosts' ring until it
     /// ends.
     pub on_host_ring: bool,
+    /// Its ranks report that they seal their sums.
+    pub is_sealed: bool,
     /// The number of the last requested path test.
     pub path_test: u32,
     /// For each rank, the number of the last path test in which its packet was acknowledged.
@@ -348,6 +350,7 @@ impl Controller {
             ring: order,
             reconnect: false,
             on_host_ring: job.rings.is_empty(),
+            is_sealed: false,
             path_test: 0,
             acknowledged: vec![0; forming.ranks.len()],
             last_seen: vec![Some(now); forming.ranks.len()],
@@ -489,6 +492,14 @@ impl Controller {
         }
     }
 
+    /// The ranks of this epoch seal their sums.
+    pub fn set_sealed(&mut self, name: &str, epoch: u32) {
+        let current = self.jobs.get_mut(name).and_then(|job| job.epoch.as_mut());
+        if let Some(current) = current.filter(|e| e.number == epoch) {
+            current.is_sealed = true;
+        }
+    }
+
     /// No box sums for the ranks of this epoch. Returns whether they may begin without one.
     pub fn set_on_host_ring(&mut self, name: &str, epoch: u32) -> bool {
         let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.host_ring_fallback) else {
@@ -576,6 +587,7 @@ impl Epoch {
             ring,
             reconnect: false,
             on_host_ring: false,
+            is_sealed: false,
             path_test: 0,
             acknowledged: vec![0; ranks.len()],
             disconnected: vec![None; ranks.len()],

@@ -153,6 +153,7 @@ impl Rank {
             epoch: self.epoch.load(Ordering::Relaxed),
             on_host_ring,
             acknowledged_path_test: 0,
+            sealed: false,
         };
         // Requests fail until the next manager listens.
         loop {

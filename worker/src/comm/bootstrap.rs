@@ -113,7 +113,8 @@ fn sealed(config: &CommConfig, shape: JobShape) -> JobShape {
 pub(crate) fn control(config: &CommConfig) -> Result<Control, Error> {
     match &config.bootstrap {
         Bootstrap::Controller { address, job, token } => {
-            Control::new(address, &name(config, job), token, config.tls.as_ref())
+            let control = Control::new(address, &name(config, job), token, config.tls.as_ref())?;
+            Ok(if config.secret.is_some() { control.sealed() } else { control })
         }
         Bootstrap::Static { .. } => wrong("no daemon".to_owned()),
     }

@@ -57,6 +57,8 @@ pub(crate) struct Control {
     token: String,
     tls: Option<ClientTlsConfig>,
     files: Option<Tls>,
+    /// Whether the rank seals its sums, which heartbeats report.
+    is_sealed: bool,
     /// How long to retry where nobody listens.
     patience: Duration,
     /// Whether to retry also where the daemon ends before it has answered.
@@ -80,10 +82,16 @@ impl Control {
             token: token.to_owned(),
             tls,
             files: files.cloned(),
+            is_sealed: false,
             patience: TIMEOUT,
             again: false,
             client: None,
         })
+    }
+
+    /// The rank seals its sums.
+    pub fn sealed(self) -> Self {
+        Self { is_sealed: true, ..self }
     }
 
     /// Retries for this long, even if the daemon ends before it answers: it was there a moment ago.
@@ -265,8 +273,15 @@ impl Control {
         timeout: Duration,
     ) -> Result<HeartbeatAnswer, Error> {
         let (job, token) = (self.job.clone(), self.token.clone());
-        let request =
-            v1::HeartbeatRequest { job, token, rank, epoch, on_host_ring, acknowledged_path_test };
+        let request = v1::HeartbeatRequest {
+            job,
+            token,
+            rank,
+            epoch,
+            on_host_ring,
+            acknowledged_path_test,
+            sealed: self.is_sealed,
+        };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
             Ok(reply) => {
                 // After a new start of the box its job waits for ranks, which is not a failure.

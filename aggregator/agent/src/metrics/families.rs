@@ -162,6 +162,12 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
             jobs.iter().map(|j| (job(j), Value::Count(j.on_host_ring.1))).collect(),
         ),
         gauge(
+            "job_sealed",
+            None,
+            "1 while a job's ranks report that they seal their sums",
+            jobs.iter().map(|j| (job(j), Value::Gauge(j.is_sealed.into()))).collect(),
+        ),
+        gauge(
             "job_memory",
             Some(Unit::Bytes),
             "memory of a job's rings",
@@ -428,6 +434,7 @@ mod tests {
             mtu: 1024,
             state: State::Active,
             on_host_ring: (true, 3),
+            is_sealed: false,
             memory: 1 << 20,
             counters: (0..Counter::ALL.len() as u64).collect(),
             fragment_bytes: 1024.0,

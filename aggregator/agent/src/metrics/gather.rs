@@ -43,6 +43,8 @@ pub struct JobSnapshot {
     pub state: State,
     /// Whether its ranks sum over the hosts' ring, and how often they have fallen back.
     pub on_host_ring: (bool, u64),
+    /// Whether its ranks report that they seal their sums.
+    pub is_sealed: bool,
     /// Bytes of its rings.
     pub memory: u64,
     /// Counters of all its rings, by number.
@@ -124,6 +126,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         mtu: job.mtu(),
         state: job.state.clone(),
         on_host_ring: (job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring), job.fallbacks),
+        is_sealed: job.epoch.as_ref().is_some_and(|epoch| epoch.is_sealed),
         memory: pool::job_memory(&job.spec, job.slots),
         counters: vec![0; netsum_common::counters::Counter::ALL.len()],
         fragment_bytes: fragment_bytes(job),
