@@ -143,6 +143,9 @@ class Backend(unittest.TestCase):
             "trains", "collectives", "half_by_backend", ranks=3, NETSUM_PEERS=",".join(addresses(3))
         )
 
+    def test_groups_in_clear_are_errors_where_sums_are_sealed(self):
+        torchrun("sealed_groups", NETSUM_SECRET="a secret of the ranks")
+
     def test_callbacks_may_wait_for_operations(self):
         torchrun("nested")
 

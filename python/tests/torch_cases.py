@@ -506,6 +506,14 @@ def backend(name="netsum"):
     dist.barrier()
 
 
+def sealed_groups():
+    """With a secret, a group that Gloo would sum in clear is an error, and the job goes on."""
+    with backend():
+        raises(netsum.ConfigError, "Gloo would sum in clear", dist.new_group)
+        dist.all_reduce(x := torch.ones(5))
+        assert (x == dist.get_world_size()).all()
+
+
 def delegated(caught):
     return [str(w.message) for w in caught if w.category is netsum.torch.DelegatedWarning]
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo, Work as DistributedWork
 
 from .._netsum import Communicator, Work
-from ..errors import ArgumentError, MismatchError
+from ..errors import ArgumentError, ConfigError, MismatchError
 from .completion import Handle, all_of, completed, then
 from .devices import NEWER, device_types, other_backend, refuse, take_devices
 from .gloo import Abilities, Gloo, op_name
@@ -92,11 +92,11 @@ class ProcessGroup(dist.ProcessGroup):
                 what = "a second group of all ranks"
             if what is not None:
                 if isinstance(world, ProcessGroup) and not world.has_box:
-                    return _warn(what)
+                    return _leave_to_gloo(what)
                 rank, size = self.rank(), self.size()
                 comm, why = group_rendezvous(store, rank, size, self._timeout)
                 if comm is None:
-                    return _warn(what, why)
+                    return _leave_to_gloo(what, why)
                 ProcessGroup.connected.add(comm)
                 return comm
             _beside.add(world)
@@ -483,6 +483,14 @@ _COLLECTIVES = (
     "gather",
     "scatter",
 )
+
+
+def _leave_to_gloo(what: str, why: str = "") -> None:
+    """Leaves a group's sums to Gloo, but not if they are to be sealed."""
+    if os.environ.get("NETSUM_SECRET"):
+        why = why or "there is no box"
+        raise ConfigError(f"{what}: Gloo would sum in clear, but NETSUM_SECRET is set: {why}")
+    _warn(what, why)
 
 
 def _warn(what: str, why: str = "") -> None:
