@@ -142,8 +142,8 @@ pub enum Frame {
     /// Rank 0 proposes to reconnect after an operation that it has not started. Until it is
     /// decided, `after` is the latest operation that any rank up to the sender has started.
     Reconnect { after: u64, decided: bool },
-    /// The rank after this one has received nothing from it for its timeout, but itself waits for
-    /// nothing. Ranks that wait call it dead.
+    /// The rank after this one has received nothing from it for its timeout. Repeated with each
+    /// keep-alive. A rank that waits without progress calls it dead.
     Silent { rank: u32 },
 }
 

@@ -113,7 +113,7 @@ impl Rank {
 }
 
 #[test]
-fn announcements_are_of_operations_that_there_can_be() {
+fn impossible_announcements_are_refused() {
     let announce = |number| {
         Frame::Operation(Descriptor { number, length: 1, dtype: Dtype::I32, call: Call::SUM })
     };
@@ -134,7 +134,7 @@ fn announcements_are_of_operations_that_there_can_be() {
 }
 
 #[test]
-fn what_a_rank_says_of_others_must_be_possible() {
+fn progress_that_others_cannot_have_is_refused() {
     for (started, completed) in [(u64::MAX, 0), (66, 0), (2, 2)] {
         let mut rank = Rank::new();
         let there = Progress { started, completed };
@@ -173,6 +173,15 @@ fn a_silent_rank_is_dead_for_those_that_wait_for_it_and_for_no_others() {
     );
     assert_eq!(silent(false).engine.failure(), None);
 
+    // A report from before the stall: the rank may have continued since.
+    let all = Frame::Status { ranks: vec![Progress { started: 1, completed: 0 }; 3] };
+    let mut rank = Rank::new();
+    rank.receive(&Frame::Silent { rank: 2 }, &[]);
+    rank.receive(&all, &[]);
+    rank.now += TIMEOUT / 2;
+    rank.receive(&all, &[]);
+    assert_eq!(rank.engine.failure(), None);
+
     // What it hears of itself is not so, and what it hears of others it passes on.
     let mut rank = Rank::new();
     rank.receive(&Frame::Silent { rank: 1 }, &[]);
@@ -184,7 +193,7 @@ fn a_silent_rank_is_dead_for_those_that_wait_for_it_and_for_no_others() {
 }
 
 #[test]
-fn steps_are_of_messages_that_there_can_be() {
+fn impossible_steps_are_refused() {
     let step = |number, step| Frame::Data(DataHeader { ring: 0, step, number });
     let mut rank = Rank::on_host_ring();
     for number in 1..2000 {
@@ -201,7 +210,7 @@ fn steps_are_of_messages_that_there_can_be() {
 }
 
 #[test]
-fn a_rank_of_another_version_or_run_is_told_so() {
+fn another_version_or_session_is_an_error() {
     let mut rank = Rank::new();
     rank.receive(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();

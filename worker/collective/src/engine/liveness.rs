@@ -2,8 +2,8 @@
 //!
 //! Each rank monitors the previous one. The rank after a dead one finds it silent and reports that
 //! to its next, and so on around the ring: every living rank is after a dead one, or after a living
-//! one that reports it. If it waits for others itself, it ends the session. Otherwise the silent rank
-//! may be stopped and continue, and those that wait decide.
+//! one that reports it. A rank that waits for others itself ends the session. Otherwise the silent
+//! rank may be stopped and continue, and those that wait decide.
 
 use std::time::{Duration, Instant};
 
@@ -166,7 +166,7 @@ impl Engine {
 
     /// Ends the session because a neighbour has never answered. `why` is the error that this rank's
     /// caller gets.
-    pub fn fail_to_meet(&mut self, channels: &mut dyn Channels, why: &Error) {
+    pub fn fail_to_connect(&mut self, channels: &mut dyn Channels, why: &Error) {
         let reason = format!("rank {} cannot connect: {why}", self.own_rank());
         let rank = match why {
             Error::Unreachable { rank, .. } => *rank,
@@ -202,17 +202,23 @@ impl Engine {
     }
 
     pub(super) fn on_time(&mut self, now: Instant, channels: &mut dyn Channels) {
+        self.look_at_parts(channels);
+        // It may continue before the next report.
+        let silent = self.silent.take();
         if now >= self.next_keep_alive {
+            // After a pause of this rank, frames of the previous one may wait in its socket.
+            let has_paused = now >= self.next_keep_alive + self.settings.keep_alive();
             self.next_keep_alive = now + self.settings.keep_alive();
             self.tell_status(channels);
-            if self.is_previous_silent(now) && self.is_open() && self.failure.is_none() {
+            let others = self.next() != self.previous();
+            let is_silent = others && !has_paused && self.is_previous_silent(now);
+            if is_silent && self.is_open() && self.failure.is_none() {
                 self.tell(channels, &Frame::Silent { rank: self.previous() });
             }
         }
         if self.failure.is_some() {
             return;
         }
-        self.look_at_parts(channels);
         // Silence between operations ends nothing: a stopped process or machine may continue.
         let waits = !self.operations.is_empty() || self.reconnect.is_some();
         self.waiting = waits.then(|| self.waiting.unwrap_or(now));
@@ -243,7 +249,7 @@ impl Engine {
             self.fail(channels, error);
             return;
         }
-        self.check_progress(now, channels);
+        self.check_progress(now, channels, silent);
     }
 
     fn is_previous_silent(&self, now: Instant) -> bool {
@@ -252,14 +258,14 @@ impl Engine {
             && now.saturating_duration_since(self.last_received) >= self.settings.timeout
     }
 
-    pub(super) fn on_silent(&mut self, now: Instant, channels: &mut dyn Channels, rank: u32) {
-        if rank >= self.member.ranks || rank == self.member.rank || self.has_left(rank) {
+    pub(super) fn on_silent(&mut self, channels: &mut dyn Channels, rank: u32) {
+        if rank >= self.member.ranks || rank == self.member.rank {
             return;
         }
         if self.next() != rank {
             self.tell(channels, &Frame::Silent { rank });
         }
-        self.silent = Some((rank, now));
+        self.silent = Some(rank);
     }
 
     /// A part of a message shows that the previous rank lives. A part of a sum, to which that rank
@@ -274,7 +280,8 @@ impl Engine {
         self.last_received = self.last_received.max(part.unwrap_or(self.last_received));
     }
 
-    fn check_progress(&mut self, now: Instant, channels: &mut dyn Channels) {
+    /// `silent` is a rank that the one after it has just reported.
+    fn check_progress(&mut self, now: Instant, channels: &mut dyn Channels, silent: Option<u32>) {
         let Some(number) = self.operations.front().map(Operation::number) else { return };
         // A timeout means nothing until this rank knows that all ranks have made the call. So it
         // queries them, soon at first.
@@ -296,10 +303,7 @@ impl Engine {
         let Some(all_started) = self.all_started else { return };
         let idle = now.saturating_duration_since(self.last_progress.max(all_started));
         let stall = self.settings.stall();
-        let is_fresh = |&(_, at): &(u32, Instant)| now < at + self.settings.timeout;
-        if let Some((rank, _)) = self.silent.filter(is_fresh)
-            && idle >= stall
-        {
+        if let Some(rank) = silent.filter(|rank| idle >= stall && !self.has_left(*rank)) {
             let next = self.rank_of((rank + 1) % self.member.ranks);
             let reason =
                 format!("rank {next} has received nothing from it for {:?}", self.settings.timeout);

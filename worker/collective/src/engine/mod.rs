@@ -183,8 +183,8 @@ pub struct Engine {
     /// Ranks that have left in good order, one bit each.
     left: u64,
     leaving: bool,
-    /// The latest rank that the one after it reports as silent, and when this arrived.
-    silent: Option<(u32, Instant)>,
+    /// A rank that the one after it has just reported as silent.
+    silent: Option<u32>,
     /// All ranks are about to reconnect.
     reconnect: Option<Reconnect>,
     /// When the previous rank's hello arrived, and whether a packet of the path MTU has arrived.
@@ -418,7 +418,7 @@ impl Engine {
             Frame::Failure { origin, error } => self.on_failure(channels, origin, error),
             Frame::Goodbye { origin, completed } => self.on_goodbye(channels, origin, completed),
             Frame::Reconnect { after, decided } => self.on_reconnect(channels, after, decided),
-            Frame::Silent { rank } => self.on_silent(now, channels, rank),
+            Frame::Silent { rank } => self.on_silent(channels, rank),
             Frame::Data(_) => {
                 self.suspect(
                     now,

@@ -278,6 +278,7 @@ mod tests {
                     Frame::FallBack { origin: 2, reason: Reason::Wrong, unverified: vec![9] },
                     Frame::Goodbye { origin: 1, completed: 0 },
                     Frame::Reconnect { after: 1, decided: false },
+                    Frame::Silent { rank: 1 },
                 ] {
                     assert_eq!(rank.receive(&frame), None, "{frame:?}");
                 }
