@@ -15,7 +15,7 @@ pub mod v1 {
 /// Version of the protocol between a job's ranks, and between them and the daemon: this API's
 /// messages for workers, the check lanes, the layout of messages, the frames of the bypass
 /// connections. Raise it with every change to any of them.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 /// Header with a manager's election number, which all its requests to a box carry.
 pub const ELECTION: &str = "netsum-election";
 /// The release of this build.

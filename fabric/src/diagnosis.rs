@@ -31,10 +31,12 @@ pub fn merge(
         .collect();
     let mut explained: BTreeSet<&str> = silent.map(|(name, _)| name).collect();
     for (name, diagnosis) in &answers {
-        for cause in
-            diagnosis.findings.iter().filter(|f| f.behind.is_empty() && !is_idle(diagnosis, f))
-        {
-            explained.insert(name);
+        for cause in diagnosis.findings.iter().filter(|f| f.behind.is_empty() && !f.idle) {
+            // What may keep data from a box does not explain what a link loses.
+            let is_of_job = cause.ring.is_none() && cause.rank.is_none();
+            if !is_of_job || diagnosis.state() != api::JobState::Active {
+                explained.insert(name);
+            }
             // A box gets no heartbeats: ranks of a fabric send them to the manager.
             let alive = cause.rank.and_then(&age);
             let alive =
@@ -93,7 +95,7 @@ pub fn merge(
         // No box finds a fault: the one with sums in flight knows most.
         let mut all = answers.values().flat_map(|d| d.findings.iter().map(move |f| (d, f)));
         let first = all.clone().next();
-        let found = all.find(|(d, f)| is_idle(d, f) && has_sums_in_flight(d)).or(first);
+        let found = all.find(|(d, f)| f.idle && has_sums_in_flight(d)).or(first);
         causes.extend(found.map(|(_, finding)| finding.clone()));
     }
     if reports.is_empty() {
@@ -119,11 +121,6 @@ fn has_sums_in_flight(diagnosis: &api::Diagnosis) -> bool {
     diagnosis.rings.iter().any(|ring| ring.stalled_ms.is_some())
 }
 
-/// Whether the finding of a box means that nothing is wrong.
-fn is_idle(diagnosis: &api::Diagnosis, finding: &api::Finding) -> bool {
-    diagnosis.state() == api::JobState::Active && finding.ring.is_none() && finding.rank.is_none()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,6 +135,7 @@ mod tests {
             what: what.into(),
             next: "look".into(),
             behind: behind.into(),
+            idle: [NOTHING_PENDING, IN_PROGRESS].contains(&what),
         };
         let answer = |found: &[FindingRow<'_>]| api::Diagnosis {
             job: "train".into(),
@@ -165,6 +163,7 @@ mod tests {
 
     const LACKS: &str = "has sent nothing";
     const IN_PROGRESS: &str = "sums are in progress";
+    const NOTHING_PENDING: &str = "nothing is pending";
 
     #[test]
     fn a_rank_is_named_by_its_own_box_and_not_by_those_that_wait_for_it() {
@@ -189,6 +188,15 @@ mod tests {
             found,
             [(None, "link b/up to s/2: box s misses data that box b has".to_owned())]
         );
+        // An obstacle at b may be no fault.
+        let found = merged(&[
+            ("a", Ok(&[(Some(3), LACKS, "up")])),
+            ("b", Ok(&[(Some(1), LACKS, "up"), (None, "a filter forwards", "")])),
+            ("s", Ok(&[(Some(3), LACKS, "2")])),
+        ]);
+        let link = "link b/up to s/2: box s misses data that box b has".to_owned();
+        let filter = "a filter forwards (at box b)".to_owned();
+        assert_eq!(found, [(None, filter), (None, link)]);
         // s has the total, and a does not get it.
         let found = merged(&[
             ("a", Ok(&[(Some(3), LACKS, "up")])),
@@ -212,10 +220,16 @@ mod tests {
     #[test]
     fn where_nothing_is_wrong_one_says_so_for_all() {
         let found = merged(&[
-            ("a", Ok(&[(None, "nothing is pending", "")])),
+            ("a", Ok(&[(None, NOTHING_PENDING, "")])),
             ("s", Ok(&[(None, IN_PROGRESS, "")])),
         ]);
         assert_eq!(found, [(None, IN_PROGRESS.to_owned())]);
+        // What keeps data from a box is of no rank and no ring.
+        let found = merged(&[
+            ("a", Ok(&[(None, "a filter drops forwarded packets", "")])),
+            ("s", Ok(&[(None, IN_PROGRESS, "")])),
+        ]);
+        assert_eq!(found, [(None, "a filter drops forwarded packets (at box a)".to_owned())]);
     }
 
     #[test]

@@ -250,6 +250,7 @@ mod tests {
                 what: "its packets have a wrong ICRC".into(),
                 next: "find what changes packets".into(),
                 behind: String::new(),
+                idle: false,
             }],
             drops: vec![drop],
             path_test: Vec::new(),

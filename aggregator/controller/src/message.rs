@@ -136,7 +136,7 @@ pub fn job_message(
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if job.is_in_order() { "in-order" } else { "relaxed" }.into(),
         in_band: spec.in_band,
-        sealed: job.epoch.as_ref().is_some_and(|epoch| epoch.is_sealed),
+        sealed: job.epoch.as_ref().is_some_and(|epoch| epoch.is_sealed()),
         // The tenant is shown only to administrators.
         ..api::Job::default()
     }
@@ -150,6 +150,7 @@ pub fn diagnosis_message(job: &Job, findings: Vec<Finding>) -> api::Diagnosis {
         what: f.what,
         next: f.next,
         behind: f.behind.unwrap_or_default(),
+        idle: f.is_idle,
     };
     api::Diagnosis {
         job: job.spec.name.clone(),

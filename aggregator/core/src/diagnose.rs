@@ -127,11 +127,14 @@ pub struct Finding {
     pub next: String,
     /// The port towards another box that may know why.
     pub behind: Option<String>,
+    /// Nothing is wrong.
+    pub is_idle: bool,
 }
 
 impl Finding {
     fn of_job(what: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { ring: None, rank: None, what: what.into(), next: next.into(), behind: None }
+        let (what, next) = (what.into(), next.into());
+        Self { ring: None, rank: None, what, next, behind: None, is_idle: false }
     }
 }
 
@@ -197,15 +200,16 @@ fn of_job(
             ),
             next: "reconnect all ranks, or find out why this one lost its connection".into(),
             behind: None,
+            is_idle: false,
         });
     }
     if findings.is_empty() {
-        let idle = rings.iter().all(|r| r.waits.is_none());
-        findings.push(if idle {
-            Finding::of_job(IDLE, "the ranks are between two collectives; look at the application")
+        let (what, next) = if rings.iter().all(|r| r.waits.is_none()) {
+            (IDLE, "the ranks are between two collectives; look at the application")
         } else {
-            Finding::of_job("sums are in progress", "nothing")
-        });
+            ("sums are in progress", "nothing")
+        };
+        findings.push(Finding { is_idle: true, ..Finding::of_job(what, next) });
     }
     findings
 }
@@ -225,6 +229,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
                      that are not netsum's need `netsum flow add` instead"
                     .into(),
                 behind: None,
+                is_idle: false,
             })
             .collect();
     }
@@ -242,6 +247,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
                         job.sender(rank)
                     ),
                     behind: None,
+                    is_idle: false,
                 });
             }
         }
@@ -261,6 +267,7 @@ fn not_shown_up(job: &Job, unknown_flows: &[UnknownFlow], wrong_tokens: u64) -> 
                 this box"
                 .into(),
             behind: None,
+            is_idle: false,
         })
         .collect();
     findings.extend(job.refusals().map(|why| {

@@ -57,6 +57,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
                     ),
                     next: next.into(),
                     behind: None,
+                    is_idle: false,
                 }
             })
             .collect(),
@@ -79,6 +80,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
                         .into()
                 },
                 behind: None,
+                is_idle: false,
             }]
         }
     };

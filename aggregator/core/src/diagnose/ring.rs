@@ -18,6 +18,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
         what,
         next,
         behind: None,
+        is_idle: false,
     };
     let lacking = |r: &RankEvidence| Finding {
         behind: r.asks_behind(),
@@ -38,6 +39,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
             ),
             next: "nothing: the daemon sends it shortly".into(),
             behind: None,
+            is_idle: false,
         }];
     }
     // A rank that is refused because of its length may be right: the first contribution may have
