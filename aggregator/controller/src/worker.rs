@@ -386,9 +386,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             r.epoch,
             r.acknowledged_path_test,
         );
-        if r.sealed {
-            inner.controller.set_sealed(&r.job, r.epoch);
-        }
+        inner.controller.set_sealed(&r.job, Rank(r.rank), r.epoch, r.sealed);
         let program_generation =
             if has_rings { inner.executor.program_generation(&r.job) } else { 0 };
         Ok(Response::new(api::HeartbeatReply {

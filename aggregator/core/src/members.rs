@@ -61,7 +61,7 @@ pub enum Member {
 }
 
 impl Member {
-    /// The mark that its packets carry ([`crate::plane::FlowSpec::mark`]).
+    /// The mark that its packets carry ([`crate::plane::FlowSpec::group_mark`]).
     pub fn group_mark(&self) -> u8 {
         match self {
             Self::Rank(_) => 0,
@@ -94,9 +94,7 @@ pub fn groups(option: &str, text: &str) -> Result<Vec<Group>, Refusal> {
     text.split(',')
         .map(|part| {
             group(part).ok_or_else(|| {
-                Refusal::Invalid(format!(
-                    "{option} {text}: `{part}` is not a range of ranks like 0-3"
-                ))
+                Refusal::Invalid(format!("{option} {text}: `{part}` is not a range like 0-3"))
             })
         })
         .collect()

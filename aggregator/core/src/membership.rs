@@ -67,8 +67,8 @@ pub struct Epoch {
     /// Its ranks have fallen back from the box, and sum over the hosts' ring until it
     /// ends.
     pub on_host_ring: bool,
-    /// Its ranks report that they seal their sums.
-    pub is_sealed: bool,
+    /// For each rank, whether its last heartbeat said that it seals its sums.
+    sealed: Vec<bool>,
     /// The number of the last requested path test.
     pub path_test: u32,
     /// For each rank, the number of the last path test in which its packet was acknowledged.
@@ -350,7 +350,7 @@ impl Controller {
             ring: order,
             reconnect: false,
             on_host_ring: job.rings.is_empty(),
-            is_sealed: false,
+            sealed: vec![false; forming.ranks.len()],
             path_test: 0,
             acknowledged: vec![0; forming.ranks.len()],
             last_seen: vec![Some(now); forming.ranks.len()],
@@ -492,11 +492,13 @@ impl Controller {
         }
     }
 
-    /// The ranks of this epoch seal their sums.
-    pub fn set_sealed(&mut self, name: &str, epoch: u32) {
+    /// A rank's heartbeat says whether it seals its sums.
+    pub fn set_sealed(&mut self, name: &str, rank: Rank, epoch: u32, is_sealed: bool) {
         let current = self.jobs.get_mut(name).and_then(|job| job.epoch.as_mut());
-        if let Some(current) = current.filter(|e| e.number == epoch) {
-            current.is_sealed = true;
+        if let Some(current) = current.filter(|e| e.number == epoch)
+            && let Some(known) = current.sealed.get_mut(rank.0 as usize)
+        {
+            *known = is_sealed;
         }
     }
 
@@ -571,6 +573,11 @@ impl Controller {
 }
 
 impl Epoch {
+    /// Whether all ranks report that they seal their sums.
+    pub fn is_sealed(&self) -> bool {
+        self.sealed.iter().all(|is_sealed| *is_sealed)
+    }
+
     /// An epoch that began under an earlier daemon. Ranks that have not left count as alive from
     /// `now` on.
     pub(super) fn resumed(
@@ -587,7 +594,7 @@ impl Epoch {
             ring,
             reconnect: false,
             on_host_ring: false,
-            is_sealed: false,
+            sealed: vec![false; ranks.len()],
             path_test: 0,
             acknowledged: vec![0; ranks.len()],
             disconnected: vec![None; ranks.len()],

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn each_defect_is_named_with_what_mends_it() {
+    fn each_defect_is_named_with_its_fix() {
         let one = |found: Vec<(bool, String)>, is_fatal: bool, expected: &str| {
             assert_eq!(found.len(), 1, "{expected}: {found:?}");
             assert!(

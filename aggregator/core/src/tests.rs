@@ -328,7 +328,7 @@ fn ranks_that_wait_as_another_number_are_dismissed_by_newer_ones() {
 }
 
 #[test]
-fn a_rank_that_waits_in_vain_hears_which_ranks_are_missing() {
+fn a_join_timeout_names_the_missing_ranks() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 4)).unwrap();
     c.join(join("a", 1, 0, 7, now), now).unwrap();
@@ -401,7 +401,7 @@ fn a_job_ends_when_all_remaining_ranks_are_silent() {
 }
 
 #[test]
-fn ranks_that_could_not_connect_again_are_heard_again() {
+fn ranks_that_failed_to_reconnect_may_resume_heartbeats() {
     let (mut c, now) = (controller(), Instant::now());
     let at = |ms| now + Duration::from_millis(ms);
     c.create_job(spec("a", 2)).unwrap();
@@ -450,7 +450,7 @@ fn ranks_whose_ports_are_isolated_from_each_other_are_refused() {
 }
 
 #[test]
-fn silence_while_nobody_could_be_heard_is_nobodys() {
+fn heartbeats_missed_while_the_daemon_was_busy_do_not_count() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 2)).unwrap();
     c.join(join("a", 0, 0, 1, now), now).unwrap();
@@ -726,7 +726,7 @@ fn tokens_are_checked_and_nothing_is_told_without() {
 }
 
 #[test]
-fn ranks_whose_connections_cannot_be_are_told_when_the_last_has_joined() {
+fn impossible_connections_are_refused_when_the_last_rank_joins() {
     type Change = fn(&mut RankAddress);
     let cases: [(Change, &str); 2] = [
         (|a| a.ip = "fd00::2".parse().unwrap(), "not of one family"),
@@ -1344,6 +1344,29 @@ fn a_limit_that_is_lowered_ends_no_job() {
     let all: Vec<_> =
         c.tenants().into_iter().map(|t| (t.name, t.limits.is_some(), t.used.jobs)).collect();
     assert_eq!(all, [("a".to_owned(), false, 1), ("default".to_owned(), true, 0)]);
+}
+
+#[test]
+fn a_job_is_sealed_while_all_ranks_of_its_epoch_say_so() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("train", 2)).unwrap();
+    let begin = |c: &mut Controller, epoch| {
+        (0..2).for_each(|rank| drop(c.join(join("train", rank, epoch, 0, now), now).unwrap()));
+    };
+    let says = |c: &mut Controller, rank, epoch, is_sealed| {
+        c.set_sealed("train", Rank(rank), epoch, is_sealed);
+        c.job("train").unwrap().epoch.as_ref().unwrap().is_sealed()
+    };
+    begin(&mut c, 0);
+    assert!(!says(&mut c, 0, 1, true));
+    assert!(!says(&mut c, 99, 1, true));
+    assert!(says(&mut c, 1, 1, true));
+    assert!(!says(&mut c, 0, 1, false));
+    assert!(says(&mut c, 0, 1, true));
+    begin(&mut c, 2);
+    assert!(!says(&mut c, 0, 1, true), "an epoch that is over");
+    assert!(!says(&mut c, 1, 2, true));
+    assert!(!after_restart(&c).job("train").unwrap().epoch.as_ref().unwrap().is_sealed());
 }
 
 #[test]

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_sum_without_a_vehicle_gets_one_again_and_again() {
+    fn a_held_back_sum_gets_a_packet_repeatedly() {
         let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         let v = view(20, 3, [Some(20), Some(20)]);
         let mut sent = Vec::new();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn when_a_packet_came_is_known_from_the_first_look_on() {
+    fn arrival_times_are_known_after_the_first_reading() {
         let (mut watch, start) = (Watch::new(TIMEOUTS), Instant::now());
         watch.observe(&ring(), &view(4, 0, [Some(3), None]), start);
         assert_eq!(

@@ -164,7 +164,7 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
         gauge(
             "job_sealed",
             None,
-            "1 while a job's ranks report that they seal their sums",
+            "1 while a job's ranks report here, and not to a manager, that they seal their sums",
             jobs.iter().map(|j| (job(j), Value::Gauge(j.is_sealed.into()))).collect(),
         ),
         gauge(

@@ -126,7 +126,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         mtu: job.mtu(),
         state: job.state.clone(),
         on_host_ring: (job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring), job.fallbacks),
-        is_sealed: job.epoch.as_ref().is_some_and(|epoch| epoch.is_sealed),
+        is_sealed: job.epoch.as_ref().is_some_and(|epoch| epoch.is_sealed()),
         memory: pool::job_memory(&job.spec, job.slots),
         counters: vec![0; netsum_common::counters::Counter::ALL.len()],
         fragment_bytes: fragment_bytes(job),

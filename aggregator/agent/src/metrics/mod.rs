@@ -47,7 +47,7 @@ pub async fn serve(shared: Shared, network: Network, listener: TcpListener) {
             Ok((tcp, _)) => tcp,
             Err(e) => {
                 // Most likely the process is out of descriptors, which will be freed.
-                log::warn!("metrics: {e}");
+                log::warn!("metrics: cannot accept a connection: {e}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
