@@ -33,7 +33,7 @@ fn describe(token: &str) -> api::DescribeRequest {
 }
 
 #[tokio::test]
-async fn tokens_are_shown_to_those_who_ask_alone() {
+async fn tokens_are_shown_only_on_request() {
     let d = Daemon::start().await;
     let made = d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     assert!(made.contains("token sesame"), "{made}");
@@ -239,7 +239,7 @@ async fn huge_messages_and_names_are_refused() {
 }
 
 #[tokio::test]
-async fn joins_that_are_refused_or_asked_again_leave_nothing() {
+async fn refused_and_repeated_joins_leave_nothing() {
     let d = Daemon::start().await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     for _ in 0..100 {

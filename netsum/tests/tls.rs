@@ -80,7 +80,7 @@ async fn workers_need_a_certificate_of_the_right_authority() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_daemon_must_be_who_it_says() {
+async fn a_daemon_with_a_foreign_certificate_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let ours = Authority::new(folder.path(), "ours");
     for (test, name, host, expired, expected) in [

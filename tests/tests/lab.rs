@@ -146,7 +146,7 @@ fn signals_leave_nothing_not_even_sigkill() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test"]
-fn a_lab_whose_owner_and_janitor_are_gone_is_removed_by_the_next() {
+fn a_lab_whose_owner_and_cleaner_have_ended_is_removed_by_the_next() {
     // No process has such a large id: the kernel's limit is 2^22.
     let name = "ns99999999-7";
     let lab = Lab::new(LabSpec { name: Some(name.to_owned()), ..LabSpec::hosts(1) }).unwrap();

@@ -485,7 +485,7 @@ fn members_that_do_not_fit_are_refused_with_both_names() {
         (&["--members", "0-1", "--uplink", "eth9"], "--uplink eth9: netsum has ports"),
         (&["--groups", "0-1,1-3"], "members 0-1 and 1-3: both have rank 1"),
         (&["--groups", "0,2-3"], "members 0 and 2-3: ranks between them are missing"),
-        (&["--groups", "0-x"], "--groups 0-x: `0-x` is not a range of ranks like 0-3"),
+        (&["--groups", "0-x"], "--groups 0-x: `0-x` is not a range like 0-3"),
         (&["--members", "0-1,2"], "--members 0-1,2: one range of ranks is possible"),
         (
             &["--members", "0-1", "--uplink", "uplink", "--in-band"],

@@ -494,7 +494,7 @@ fn a_box_that_their_data_never_comes_by_is_tried_ever_more_rarely() {
             tries.push(begun.elapsed().as_secs_f32());
         }
         longest = longest.max(outcomes.iter().map(|o| o.micros).max().unwrap());
-        tries.len() == 2 && begun.elapsed().as_secs_f32() > tries[1] + 4.0
+        tries.len() == 2 && begun.elapsed().as_secs_f32() > tries[1] + 1.3 * (tries[1] - tries[0])
     });
     println!("tried after {tries:.1?} s; the slowest all-reduce took {longest} us");
     assert!(tries.len() == 2 && tries[1] - tries[0] > 4.0, "{tries:?}");

@@ -92,7 +92,7 @@ fn a_message_that_takes_longer_than_the_timeout_is_taken_for_nothing_else() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn without_a_rate_nothing_is_sent_again_either() {
+fn without_a_rate_nothing_is_retransmitted_either() {
     let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
     let job = JobSpec::new("clean", 4);
     let token = cluster.create_job(&job).unwrap();
@@ -202,38 +202,38 @@ fn results_come_at_the_rate_too() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn four_hosts_at_100_megabits_send_nothing_again() {
+fn four_hosts_at_100_megabits_do_not_retransmit() {
     by_the_box(4, "100mbit", &[1, 8, 32], &[4 * MIB, 4 * MIB, 400, 4 * MIB]);
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test --all"]
-fn eight_hosts_at_100_megabits_send_nothing_again() {
+fn eight_hosts_at_100_megabits_do_not_retransmit() {
     by_the_box(8, "100mbit", &[1, 8, 32], &[4 * MIB, 400, 4 * MIB]);
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn small_vectors_at_10_megabits_are_not_sent_again() {
+fn small_vectors_at_10_megabits_are_not_retransmitted() {
     by_the_box(4, "10mbit", &[1, 8], &[4, 400, 4000, 40_000, 400, 200_000, 4]);
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn four_hosts_at_a_gigabit_send_nothing_again() {
+fn four_hosts_at_a_gigabit_do_not_retransmit() {
     by_the_box(4, "1gbit", &[8], &[16 * MIB, 400, 16 * MIB]);
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn the_hosts_own_ring_sends_nothing_again() {
+fn the_hosts_own_ring_does_not_retransmit() {
     by_the_ring(2, "10mbit", 8, &[MIB, 400]);
     by_the_ring(4, "100mbit", 2, &[16 * MIB, 400]);
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test --all"]
-fn the_ring_of_more_hosts_or_with_a_larger_window_sends_nothing_again() {
+fn the_ring_of_more_hosts_or_with_a_larger_window_does_not_retransmit() {
     by_the_ring(4, "10mbit", 8, &[MIB, 400]);
     by_the_ring(3, "100mbit", 32, &[4 * MIB, 400]);
 }

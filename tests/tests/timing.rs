@@ -126,7 +126,7 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
     assert_eq!((0..3).map(|rank| last(timing, rank)).sum::<u64>(), timed);
     assert!(last(timing, 2) * 2 > timed, "{timing:#}");
     let late = |rank: usize| timing["ranks"][rank]["late"]["p50_ns"].as_u64().unwrap();
-    assert!(late(2) > 16_000_000 && late(2) > late(0), "60 ms late: {timing:#}");
+    assert!(late(2) > 33_000_000 && late(2) > late(0), "60 ms late: {timing:#}");
     assert!(timing["completion"]["p50_ns"].as_u64().unwrap() >= late(2), "{timing:#}");
     let text = cluster.netsum(&["stats", "train"]).unwrap();
     assert!(

@@ -47,7 +47,7 @@ enum Command {
     /// Train a small classifier on four hosts, with the gradients summed inside a Linux bridge.
     #[command(disable_help_flag = true)]
     Demo(demo::DemoArgs),
-    /// Run all tests, and list those that could not run, with the reason.
+    /// Run the tests, and list those that could not run, with the reason; --all adds the longest.
     Test(test::TestArgs),
     /// Rebuild the committed BPF objects; sets up the toolchain.
     BuildEbpf,

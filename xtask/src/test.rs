@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs every test, and lists those that could not run, with the reason.
+//! `cargo xtask test`: runs the tests, and lists those that could not run, with the reason.
 //!
 //! It builds the whole workspace once, then runs each test program by itself. The lab's tests
 //! mostly wait, so they run in [`LANES`], each of them one test at a time; what keeps the
@@ -56,7 +56,7 @@ const LONGEST: [&str; 8] =
 /// Modules and single tests beside which no other lab tests run, only virtual machines: they must
 /// happen within a time, or depend on what other processes make on the machine.
 const SENSITIVE: [&str; 8] = [
-    "lab::a_lab_whose_owner_and_janitor_are_gone_is_removed_by_the_next",
+    "lab::a_lab_whose_owner_and_cleaner_have_ended_is_removed_by_the_next",
     "links::a_host_that_loses_its_address_with_its_link_is_an_error",
     "links::a_link_that_stays_down_is_an_error_that_names_the_rank_behind_it",
     "reconnect::a_detached_program_is_reattached_without_errors",
@@ -78,11 +78,11 @@ const EXCLUSIVE: [&str; 15] = [
     "planned::a_plan_for_two_spines_is_granted_and_reached",
     "security::floods_slow_a_job_down_but_do_no_harm",
     "shaped::a_flood_arrives_at_the_rate_and_no_more",
-    "shaped::four_hosts_at_100_megabits_send_nothing_again",
-    "shaped::four_hosts_at_a_gigabit_send_nothing_again",
-    "shaped::small_vectors_at_10_megabits_are_not_sent_again",
-    "shaped::the_hosts_own_ring_sends_nothing_again",
-    "shaped::without_a_rate_nothing_is_sent_again_either",
+    "shaped::four_hosts_at_100_megabits_do_not_retransmit",
+    "shaped::four_hosts_at_a_gigabit_do_not_retransmit",
+    "shaped::small_vectors_at_10_megabits_are_not_retransmitted",
+    "shaped::the_hosts_own_ring_does_not_retransmit",
+    "shaped::without_a_rate_nothing_is_retransmitted_either",
 ];
 
 /// Tests that only `--all` runs: each is a further case of one that always runs, or takes minutes.
@@ -90,8 +90,8 @@ const ONLY_WITH_ALL: [&str; 11] = [
     "mpi::times_beside_mpis_own",
     "racks::racks_in_a_vlan_without_loss_or_with_tagged_receivers",
     "racks::the_other_leaf_or_middle_box_goes_in_the_middle",
-    "shaped::eight_hosts_at_100_megabits_send_nothing_again",
-    "shaped::the_ring_of_more_hosts_or_with_a_larger_window_sends_nothing_again",
+    "shaped::eight_hosts_at_100_megabits_do_not_retransmit",
+    "shaped::the_ring_of_more_hosts_or_with_a_larger_window_does_not_retransmit",
     "vm_bond::bonds_of_linux_6_1",
     "vm_box::a_box_sums_between_virtio_cards",
     "vm_cpus::a_job_lives_through_many_losses_of_its_rings_cpu",

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_says_there_is_none_is_no_error() {
+    fn a_missing_attribute_is_not_an_error() {
         let error = |code: i32| {
             let mut message = vec![0; 36];
             message[4..6].copy_from_slice(&NLMSG_ERROR.to_ne_bytes());

@@ -34,7 +34,7 @@ pub async fn update_next_hops(shared: Shared, netlink: Netlink) {
             continue;
         }
         if let Err(e) = update(&shared, &netlink, &connections, &mut unknown).await {
-            log::error!("next hops: {e:#}");
+            log::error!("cannot update next hops: {e:#}");
         }
         (last, at) = (connections, Instant::now());
     }

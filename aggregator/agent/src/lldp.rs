@@ -87,7 +87,7 @@ async fn announce(
 ) {
     let interfaces = match netlink.interfaces().await {
         Ok(interfaces) => interfaces,
-        Err(e) => return log::error!("LLDP: {e:#}"),
+        Err(e) => return log::error!("LLDP: cannot list the interfaces: {e:#}"),
     };
     let ports: Vec<u32> = shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
     for Interface { ifindex, name, mac, .. } in
@@ -231,7 +231,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_more_than_no_frame(head in 0..=HEADER, tail in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn arbitrary_bytes_are_parsed_without_panic(head in 0..=HEADER, tail in proptest::collection::vec(any::<u8>(), 0..600)) {
             let whole = frame(MAC, ["7", "leaf0"], "swp9");
             parse(&[&whole[..head], &tail].concat());
         }

@@ -81,7 +81,7 @@ fn of_gateways(
 pub async fn follow(shared: Shared, netlink: Netlink, mut changes: Changes) {
     loop {
         if let Err(e) = update(&shared, &netlink).await {
-            log::error!("addresses, gateways and bonds of this box: {e:#}");
+            log::error!("cannot update the box's addresses, gateways and bonds: {e:#}");
         }
         if let Ok(false) = tokio::time::timeout(INTERVAL, changes.next()).await {
             return log::error!(

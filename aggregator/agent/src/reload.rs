@@ -185,7 +185,7 @@ impl Reloader {
                     inner.executor.program_generation = new_program_generation();
                 }
                 Err(e) if self.refused.insert(interface.ifindex) => {
-                    log::error!(NETSUM_PORT = interface.name; "port {}: {e:#}", interface.name)
+                    log::error!(NETSUM_PORT = interface.name; "port {}: cannot attach the programs: {e:#}", interface.name)
                 }
                 Err(_) => {}
             }

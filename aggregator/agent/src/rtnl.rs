@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_that_was_interrupted_or_has_no_end_is_none() {
+    async fn incomplete_dumps_are_refused() {
         assert_eq!(whole(list(3, &[]), true).await.unwrap().len(), 3);
         for marked in 0..=3 {
             let error = whole(list(3, &[marked]), true).await.unwrap_err();

@@ -246,9 +246,9 @@ impl Ready {
         reloader.abort();
         let mut inner = shared.lock();
         if let Some(Err(e)) = inner.executor.spread.take().map(Spreader::stop) {
-            log::error!("spread flows: {e:#}");
+            log::error!("cannot stop spreading flows: {e:#}");
         }
-        inner.end_all().unwrap_or_else(|e| log::error!("jobs: {e:#}"));
+        inner.end_all().unwrap_or_else(|e| log::error!("cannot end the jobs: {e:#}"));
         let senders = inner.executor.plane.ended_flows()?.len();
         if let Some(pin) =
             config.pin.as_ref().filter(|_| inner.store.is_some() && senders > 0 && !detach_now)
@@ -269,11 +269,11 @@ impl Ready {
         }
         for ifindex in inner.executor.plane.attached() {
             if let Err(e) = inner.executor.plane.detach(ifindex) {
-                log::error!("interface {ifindex}: {e:#}");
+                log::error!("interface {ifindex}: cannot detach the programs: {e:#}");
             }
         }
         if let Err(e) = inner.executor.plane.unpin() {
-            log::error!("pins: {e:#}");
+            log::error!("cannot remove the pins: {e:#}");
         }
         if let Some(store) = inner.store.take() {
             store.remove().with_context(|| store.path().display().to_string())?;

@@ -76,7 +76,7 @@ pub fn begin(
         // A daemon that was stopped may have left ended connections without any jobs.
         PinnedState::Ours => {
             Some(store.read::<Saved>().map(Option::unwrap_or_default).unwrap_or_else(|e| {
-                log::warn!("{}: {e:#}", store.path().display());
+                log::warn!("{}: cannot read, jobs are dropped: {e:#}", store.path().display());
                 Saved::default()
             }))
         }

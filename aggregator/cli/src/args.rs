@@ -14,8 +14,8 @@ use super::failure::EXIT_STATUS;
 
 const AFTER_HELP: &str = "\
 OBJECT := { job | ring | flow | slot | port | stats | prog | spread | tenant | fabric }. `list` is \
-`show`, an object alone is its `show`, and every word can be abbreviated as long as it is \
-unambiguous: `netsum j s`. `help` works after every object.";
+`show`. `show` may be omitted, except after `slot` and `fabric`, and every word can be abbreviated \
+as long as it is unambiguous: `netsum j s`. `help` works after every object.";
 
 /// Sum gradients inside the network: run the daemon of the box, and administer it.
 #[derive(Parser, Debug)]
@@ -639,7 +639,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
 fn range(text: &str) -> Result<Group, String> {
     match members::groups("--rings", text).map_err(|e| e.to_string())?[..] {
         [group] => Ok(group),
-        _ => Err("one range of rings is possible".to_owned()),
+        _ => Err("must be one range of rings, like 0-1".to_owned()),
     }
 }
 

@@ -216,7 +216,7 @@ impl<E: Executor> Inner<E> {
         if let Some(job) = job {
             let actions = self.controller.execution_failed(job, &error);
             if let Err(e) = self.try_execute(Some(job), actions) {
-                log::error!(NETSUM_JOB = job; "after a failure: {e:#}");
+                log::error!(NETSUM_JOB = job; "job {job}: cannot clean up after a failure: {e:#}");
             }
         }
         let message = format!("cannot set up the job: {error}");

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_is_put_aside() {
+    fn an_invalid_jobs_file_is_renamed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("jobs.json");
         fs::write(&path, "{\"jobs\": [").unwrap();

@@ -193,7 +193,7 @@ impl BpfDataPlane {
         outer_map.get(&ring.0, 0).with_context(|| format!("{outer}[{ring}]"))
     }
 
-    /// Sets or clears bits of the watch map, which tells programs what to examine.
+    /// Sets or clears bits of FEATURES: the optional work of the programs.
     pub(super) fn watch(&mut self, bits: u32, on: bool) -> Result<()> {
         let mut watched: Array<_, u32> = self.array(maps::FEATURES)?;
         let before = watched.get(&0, 0)?;

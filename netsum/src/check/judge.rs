@@ -9,9 +9,9 @@ const KERNEL: (u32, u32) = (6, 1);
 const GUARDED: (u32, u32) = (6, 6);
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Version and release of the kernel, and its name in full.
+    /// Major and minor version of the kernel.
     pub kernel: (u32, u32),
-    /// The same in full.
+    /// Its release in full, such as 6.12.1.
     pub release: String,
     pub root: bool,
     /// Whether the kernel accepts netsum's programs and maps; `None` if not tried.

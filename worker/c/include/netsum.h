@@ -43,7 +43,7 @@ typedef enum {
   NETSUM_ERROR_CLOSED = 9,
   // This process was forked from the one that connected.
   NETSUM_ERROR_FORKED = 10,
-  // A socket or an adapter has failed.
+  // A socket or an adapter has failed, or the ranks contradict each other.
   NETSUM_ERROR_FAILED = 11,
   // The job has failed: a rank gave up, or the job was deleted.
   NETSUM_ERROR_JOB_FAILED = 12,
@@ -204,25 +204,25 @@ netsum_status netsum_split(netsum_comm *comm, int32_t color, int32_t key, netsum
 // NETSUM_ERROR_CLOSED. Afterwards no operation touches memory.
 //
 // The caller promises:
-// `comm` comes from netsum_init(), and no thread uses it afterwards.
+// `comm` comes from netsum_init() or netsum_split(), and no thread uses it afterwards.
 void netsum_finalize(netsum_comm *comm);
 
 // This rank, from 0.
 //
 // The caller promises:
-// `comm` comes from netsum_init().
+// `comm` comes from netsum_init() or netsum_split().
 uint32_t netsum_rank(const netsum_comm *comm);
 
 // Ranks of the job.
 //
 // The caller promises:
-// `comm` comes from netsum_init().
+// `comm` comes from netsum_init() or netsum_split().
 uint32_t netsum_ranks(const netsum_comm *comm);
 
 // Whether the box sums, or the hosts' ring after a fallback.
 //
 // The caller promises:
-// `comm` comes from netsum_init().
+// `comm` comes from netsum_init() or netsum_split().
 netsum_mode netsum_get_mode(const netsum_comm *comm);
 
 // Replaces each of `count` elements by the sum of all ranks' elements at its place, or what `op`

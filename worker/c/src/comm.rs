@@ -171,7 +171,7 @@ pub unsafe extern "C" fn netsum_split(
 /// NETSUM_ERROR_CLOSED. Afterwards no operation touches memory.
 ///
 /// # Safety
-/// `comm` comes from netsum_init(), and no thread uses it afterwards.
+/// `comm` comes from netsum_init() or netsum_split(), and no thread uses it afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_finalize(comm: *mut netsum_comm) {
     versioned!("netsum_finalize");
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn netsum_finalize(comm: *mut netsum_comm) {
 /// This rank, from 0.
 ///
 /// # Safety
-/// `comm` comes from netsum_init().
+/// `comm` comes from netsum_init() or netsum_split().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_rank(comm: *const netsum_comm) -> u32 {
     versioned!("netsum_rank");
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn netsum_rank(comm: *const netsum_comm) -> u32 {
 /// Ranks of the job.
 ///
 /// # Safety
-/// `comm` comes from netsum_init().
+/// `comm` comes from netsum_init() or netsum_split().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_ranks(comm: *const netsum_comm) -> u32 {
     versioned!("netsum_ranks");
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn netsum_ranks(comm: *const netsum_comm) -> u32 {
 /// Whether the box sums, or the hosts' ring after a fallback.
 ///
 /// # Safety
-/// `comm` comes from netsum_init().
+/// `comm` comes from netsum_init() or netsum_split().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_get_mode(comm: *const netsum_comm) -> netsum_mode {
     versioned!("netsum_get_mode");

@@ -35,7 +35,7 @@ pub enum netsum_status {
     NETSUM_ERROR_CLOSED = 9,
     /// This process was forked from the one that connected.
     NETSUM_ERROR_FORKED = 10,
-    /// A socket or an adapter has failed.
+    /// A socket or an adapter has failed, or the ranks contradict each other.
     NETSUM_ERROR_FAILED = 11,
     /// The job has failed: a rank gave up, or the job was deleted.
     NETSUM_ERROR_JOB_FAILED = 12,

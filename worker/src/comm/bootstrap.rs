@@ -98,7 +98,7 @@ pub(crate) fn bootstrap(
         Bootstrap::Controller { address, job, .. } => {
             let mut control = control(config)?;
             if patience == RetryFor::Long {
-                control.be_patient(config.connect_timeout);
+                control.retry_for(config.connect_timeout);
             }
             join(config, network, control, address, &name(config, job))
         }

@@ -7,7 +7,7 @@ use super::communicator::Communicator;
 use super::pending::Pending;
 use netsum_collective::call::{Collective, Op};
 use netsum_collective::error::Error;
-use netsum_collective::numeric::collectives::{Moved, Reduce, Route, Scatter};
+use netsum_collective::numeric::collectives::{ByteBlocks, Reduce, Route, Scatter};
 use netsum_collective::numeric::element::{Element, Slice, Slices, into_data};
 use netsum_collective::numeric::operators::{Code, Elements, Reduction};
 use netsum_collective::report::Report;
@@ -124,9 +124,9 @@ impl Communicator {
     {
         let (checked, block) = (self.check_root(root), data.len());
         let route = Route::Broadcast { root: root as usize };
-        let moved = checked.map(|()| self.moved([].as_slice(), data, route, block));
+        let moved = checked.map(|()| self.byte_blocks([].as_slice(), data, route, block));
         self.call_async(Collective::Broadcast { root, block: block as u64 }, moved, |owned| {
-            into_data(owned).map(|Moved::<&[u8], B> { output, .. }| output)
+            into_data(owned).map(|ByteBlocks::<&[u8], B> { output, .. }| output)
         })
     }
 
@@ -142,9 +142,9 @@ impl Communicator {
     {
         let block = input.len();
         let checked = self.check_lengths("output", output.len(), "input", block, "bytes");
-        let moved = checked.map(|()| self.moved(input, output, Route::AllGather, block));
+        let moved = checked.map(|()| self.byte_blocks(input, output, Route::AllGather, block));
         self.call_async(Collective::AllGather { block: block as u64 }, moved, |owned| {
-            into_data(owned).map(|Moved { input, output, .. }| (input, output))
+            into_data(owned).map(|ByteBlocks { input, output, .. }| (input, output))
         })
     }
 
@@ -163,9 +163,9 @@ impl Communicator {
         let checked = self
             .check_lengths("input", input.len(), "each part", block, "bytes")
             .and_then(|()| self.check_lengths("output", output.len(), "each part", block, "bytes"));
-        let moved = checked.map(|()| self.moved(input, output, Route::AllToAll, block));
+        let moved = checked.map(|()| self.byte_blocks(input, output, Route::AllToAll, block));
         self.call_async(Collective::AllToAll { block: block as u64 }, moved, |owned| {
-            into_data(owned).map(|Moved { input, output, .. }| (input, output))
+            into_data(owned).map(|ByteBlocks { input, output, .. }| (input, output))
         })
     }
 
@@ -214,9 +214,15 @@ impl Communicator {
         if op == Op::Average { self.ranks() } else { 1 }
     }
 
-    fn moved<I, O>(&self, input: I, output: O, route: Route, block: usize) -> Moved<I, O> {
+    fn byte_blocks<I, O>(
+        &self,
+        input: I,
+        output: O,
+        route: Route,
+        block: usize,
+    ) -> ByteBlocks<I, O> {
         let (rank, ranks) = (self.rank() as usize, self.ranks() as usize);
-        Moved { input, output, route, block, rank, ranks }
+        ByteBlocks { input, output, route, block, rank, ranks }
     }
 
     fn check_root(&self, root: u32) -> Result<(), Error> {

@@ -92,7 +92,7 @@ impl Communicator {
         let (shape, title, width) = (session.shape, session.title.clone(), config.wire);
         // Ranks for which they are off take part in the agreement: the ranks' settings may differ.
         let may_be_hierarchical = ranks > 2
-            && config.hosts_ring.is_none()
+            && config.inter_host_ring.is_none()
             && (session.has_shared_address || config.hierarchy == Hierarchy::On);
         let driven = Driven::start(session)
             .map_err(|e| Error::Config(format!("cannot start the progress thread: {e}")))?;

@@ -45,7 +45,7 @@ pub struct CommConfig {
     pub secret: Option<Secret>,
     /// Set in the communicators of a hierarchical one.
     #[doc(hidden)]
-    pub hosts_ring: Option<HostsRing>,
+    pub inter_host_ring: Option<InterHostRing>,
 }
 
 /// When ranks of one host add their data before they send it. Then one copy of it leaves the host,
@@ -81,7 +81,7 @@ impl FromStr for Hierarchy {
 /// One rank of each host.
 #[doc(hidden)]
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct HostsRing {
+pub struct InterHostRing {
     pub number: u32,
     /// The application's numbers of its ranks.
     pub ranks: Vec<u32>,
@@ -177,7 +177,7 @@ impl CommConfig {
 
     /// The ports that a rank of the list sends from. Ranks of one host are in other rings.
     pub(crate) fn ports_of(&self, rank: u32, peers: &[IpAddr]) -> SourcePorts {
-        let [next, previous] = match &self.hosts_ring {
+        let [next, previous] = match &self.inter_host_ring {
             None => static_source_ports(rank, peers),
             Some(ring) => {
                 let port = 0xc000 | ((2 * (64 * (ring.number + 1) + rank)) as u16 & 0x3fff);
@@ -189,7 +189,7 @@ impl CommConfig {
 
     /// How far queue pair numbers of a list are from those of all ranks.
     pub(crate) fn queue_pair_offset(&self) -> u32 {
-        self.hosts_ring.as_ref().map_or(0, |ring| (ring.number + 1) << 16)
+        self.inter_host_ring.as_ref().map_or(0, |ring| (ring.number + 1) << 16)
     }
 
     /// A configuration with defaults: an adapter where there is one, a rank is dead after 10 s, and
@@ -211,7 +211,7 @@ impl CommConfig {
             wire: None,
             hierarchy: Hierarchy::default(),
             secret: None,
-            hosts_ring: None,
+            inter_host_ring: None,
         }
     }
 }

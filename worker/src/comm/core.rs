@@ -194,11 +194,11 @@ impl Core {
     }
 
     /// Waits for the previous rank's hello, the next rank's acknowledgement and the keys of a sealed
-    /// session, at most until `until`; for a packet of the path MTU, which the previous rank sends right after it, at most
+    /// session, at most until `until`; for the packet of the path MTU right after the hello, at most
     /// `patience`. Asks the daemon for the cause of a delay; fails at once if waiting cannot help.
     /// `unreachable` receives what is missing, and since when. [`Error::Closed`] when `is_wanted`
     /// is false.
-    pub fn meet(
+    pub fn wait_for_neighbours(
         &mut self,
         until: Instant,
         patience: Duration,
@@ -234,7 +234,7 @@ impl Core {
                 Instant::now() >= small.map_or(until, |since| until.min(since + patience));
             if is_over || cause.as_ref().is_some_and(|cause| cause.is_certain) {
                 let unreachable = unreachable(&*self.connections, missing, begun, cause);
-                self.engine.fail_to_meet(&mut *self.connections, &unreachable);
+                self.engine.fail_to_connect(&mut *self.connections, &unreachable);
                 return Err(unreachable);
             }
             self.drive_for(POLL)?;
@@ -415,14 +415,14 @@ impl Core {
     }
 
     /// Leaves the other ranks, when all have joined again.
-    pub fn go(&mut self) {
+    pub fn leave_ranks(&mut self) {
         self.engine.leave(&mut *self.connections);
         self.send_now();
     }
 
     /// Keeps the connections, when this rank could not join again.
-    pub fn stay(&mut self, heartbeat: Option<Heartbeat>) {
-        self.engine.stay();
+    pub fn keep_connections(&mut self, heartbeat: Option<Heartbeat>) {
+        self.engine.keep_connections();
         self.heartbeat = heartbeat;
     }
 

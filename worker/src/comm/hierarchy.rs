@@ -34,7 +34,7 @@ use netsum_collective::numeric::sources::Sources;
 use netsum_collective::report::{Mode, Statistics};
 
 use super::communicator::Communicator;
-use super::config::{Bootstrap, CommConfig, Hierarchy, HostsRing, Transport};
+use super::config::{Bootstrap, CommConfig, Hierarchy, InterHostRing, Transport};
 use super::core::LINGER;
 use super::driver_lock::DriverLock;
 use super::pending::Pending;
@@ -427,7 +427,7 @@ fn ring_config(config: &CommConfig, ring: usize, members: &[u32], summands: usiz
         bootstrap,
         group,
         hierarchy: Hierarchy::Off,
-        hosts_ring: Some(HostsRing {
+        inter_host_ring: Some(InterHostRing {
             number: ring as u32,
             ranks: members.to_vec(),
             summands: summands as u32,

@@ -104,7 +104,7 @@ impl Session {
         let has_shared_address =
             ranks.iter().enumerate().any(|(i, rank)| ranks[..i].iter().any(|r| r.ip == rank.ip));
         let (shape, title, core) = establish(&config, started, network, membership, || true)?;
-        match &config.hosts_ring {
+        match &config.inter_host_ring {
             Some(ring) => log::debug!("ring {} of hosts: connected over {title}", ring.number),
             None => log::info!("rank {}: connected over {title}", config.rank),
         }
@@ -293,7 +293,7 @@ impl Session {
         if let Err(e) = std::thread::Builder::new().name("netsum-connect".to_owned()).spawn(thread)
         {
             log::warn!("rank {}: cannot start a thread to reconnect: {e}", self.config.rank);
-            core.engine.stay();
+            core.engine.keep_connections();
             self.reconnected(Reconnected::Stayed(Box::new(core)));
             return;
         }
@@ -443,11 +443,11 @@ fn reconnect(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Reconnect
                     log::warn!("rank {rank}: cannot restart heartbeats: {e}");
                 }
             }
-            core.stay(heartbeat);
+            core.keep_connections(heartbeat);
             return Reconnected::Stayed(Box::new(core));
         }
     };
-    core.go();
+    core.leave_ranks();
     let returning = (core.engine.mode() == Mode::HostRing).then_some(rank);
     let (left, refused) = (core.statistics(), core.engine.refused());
     let (descriptor, has_warned) = (Arc::downgrade(&core.fd), core.has_warned);
@@ -516,7 +516,8 @@ fn share(config: &CommConfig, secret: Secret, ranks: &[u32]) -> Result<Share, Er
         Bootstrap::Controller { job, .. } => job.clone(),
         Bootstrap::Static { peers, .. } => format!("{peers:?}"),
     };
-    let ring = config.hosts_ring.as_ref().map(|ring| format!("{} {:?}", ring.number, ring.ranks));
+    let ring =
+        config.inter_host_ring.as_ref().map(|ring| format!("{} {:?}", ring.number, ring.ranks));
     let (group, ring) = (config.group.as_deref().unwrap_or(""), ring.as_deref().unwrap_or(""));
     let names = [&job, group, ring, &format!("{ranks:?}")];
     Ok(Share::new(secret, &names, seal_nonce()?))
@@ -534,7 +535,7 @@ fn establish(
     let Membership { shape, ranks, names, mut heartbeat } = membership;
     let place = names.iter().position(|name| *name == rank).unwrap_or(rank as usize) as u32;
     let in_job = names.clone();
-    let names: Vec<u32> = match &config.hosts_ring {
+    let names: Vec<u32> = match &config.inter_host_ring {
         Some(ring) => names.iter().map(|name| ring.ranks[*name as usize]).collect(),
         None => names,
     };
@@ -544,7 +545,7 @@ fn establish(
     // As all ranks have it: the daemon has told them.
     let tests_path = heartbeat.is_some() && !shape.on_host_ring;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
-        let summands = config.hosts_ring.as_ref().map_or(shape.ranks, |ring| ring.summands);
+        let summands = config.inter_host_ring.as_ref().map_or(shape.ranks, |ring| ring.summands);
         let share = config.secret.map(|secret| share(config, secret, &in_job)).transpose()?;
         let settings = Settings { rank: place, shape, summands, timeout, session: nonce(), share };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
@@ -597,7 +598,12 @@ fn establish(
             };
             Error::Unreachable { rank, ip, after, why }
         };
-    let met = core.meet(started + config.connect_timeout, patience, unreachable, &is_wanted);
+    let met = core.wait_for_neighbours(
+        started + config.connect_timeout,
+        patience,
+        unreachable,
+        &is_wanted,
+    );
     let tested =
         met.and_then(|()| if tests_path { core.test_path(shape.mtu, &is_wanted) } else { Ok(()) });
     if let Err(error) = tested {

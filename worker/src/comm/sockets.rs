@@ -55,7 +55,7 @@ impl Driver for UdpDriver {
     }
 
     fn prepare(&mut self, _mtu: usize, neighbours: [SocketAddr; 2]) -> Result<(), String> {
-        self.meet(neighbours)
+        self.open_sockets(neighbours)
     }
 
     fn ports(&self) -> SourcePorts {

@@ -95,7 +95,7 @@ impl Control {
     }
 
     /// Retries for this long, even if the daemon ends before it answers: it was there a moment ago.
-    pub fn be_patient(&mut self, patience: Duration) {
+    pub fn retry_for(&mut self, patience: Duration) {
         (self.patience, self.again) = (patience, true);
     }
 

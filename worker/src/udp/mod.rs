@@ -97,7 +97,7 @@ impl UdpDriver {
     ///
     /// # Errors
     /// A neighbour's source port is not known, or a socket cannot be opened.
-    pub fn meet(&mut self, neighbours: [SocketAddr; 2]) -> Result<(), String> {
+    pub fn open_sockets(&mut self, neighbours: [SocketAddr; 2]) -> Result<(), String> {
         if self.senders[0].0 == ROCE_PORT {
             return Ok(());
         }

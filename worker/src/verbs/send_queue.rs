@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_in_vain_become_longer_up_to_a_bound() {
+    fn unanswered_generations_double_the_timeout_up_to_a_bound() {
         let mut q = Queue::new(Psn::new(0), 1024, 1);
         q.push(0, vec![0]);
         for doublings in [1, 2, 3, 4, 4] {

@@ -18,7 +18,7 @@ use crate::numeric::quant::Underflow;
 const FIRST_QUERY: Duration = Duration::from_millis(2);
 /// Operations of at most so many messages are announced only if they are still open at the first
 /// query.
-const FEW: usize = 2;
+const UNANNOUNCED_MESSAGES: usize = 2;
 
 /// The data of an operation.
 pub enum Work<'a> {
@@ -95,7 +95,10 @@ impl Engine {
             self.announce(channels);
             self.unannounced = Some(descriptor);
             let messages: usize = self.operations.back().map_or(0, |o| o.left);
-            if self.sum_mode != SumMode::Box || self.operations.len() > 1 || messages > FEW {
+            if self.sum_mode != SumMode::Box
+                || self.operations.len() > 1
+                || messages > UNANNOUNCED_MESSAGES
+            {
                 self.announce(channels);
             }
         }

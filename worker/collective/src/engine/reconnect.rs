@@ -106,7 +106,7 @@ impl Engine {
     }
 
     /// Keeps the present connections, when this rank could not join again.
-    pub fn stay(&mut self) {
+    pub fn keep_connections(&mut self) {
         // The others may have agreed to try again.
         if self.must_reconnect() {
             self.reconnect = None;

@@ -103,7 +103,7 @@ pub enum Route {
 
 /// Blocks of bytes that move between ranks. Each is a whole number of lanes, the last of which may
 /// be padded.
-pub struct Moved<I, O> {
+pub struct ByteBlocks<I, O> {
     /// This rank's data; empty for a broadcast, which is in place.
     pub input: I,
     pub output: O,
@@ -114,7 +114,7 @@ pub struct Moved<I, O> {
     pub ranks: usize,
 }
 
-impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Moved<I, O> {
+impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> ByteBlocks<I, O> {
     fn lanes(&self) -> usize {
         self.block.div_ceil(4)
     }
@@ -161,7 +161,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Moved<I, O> {
     }
 }
 
-impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
+impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for ByteBlocks<I, O> {
     fn dtype(&self) -> Dtype {
         Dtype::I32
     }
@@ -226,7 +226,7 @@ mod tests {
             assert!(sum.memory().collides(&sum.memory()), "reduce at rank {rank}");
             let route = Route::Broadcast { root: 0 };
             let moved =
-                Moved { input: vec![], output: vec![0; 16], route, block: 16, rank, ranks: 2 };
+                ByteBlocks { input: vec![], output: vec![0; 16], route, block: 16, rank, ranks: 2 };
             assert!(moved.memory().collides(&moved.memory()), "broadcast at rank {rank}");
         }
     }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     /// Sums bytes as lanes, in ranges of any length.
-    fn sum(ranks: &mut [Moved<Vec<u8>, Vec<u8>>], step: usize) {
+    fn sum(ranks: &mut [ByteBlocks<Vec<u8>, Vec<u8>>], step: usize) {
         let len = ranks[0].len();
         for start in (0..len).step_by(step) {
             let range = start..(start + step).min(len);
@@ -280,7 +280,7 @@ mod tests {
                 };
                 let blocks = |n: usize| (0..n).flat_map(|to| (0..block).map(move |i| byte(rank, to, i)));
                 let output = if matches!(route, Route::Broadcast { .. }) { blocks(1).collect() } else { vec![9; taken * block] };
-                Moved { input: blocks(given).collect(), output, route, block, rank, ranks }
+                ByteBlocks { input: blocks(given).collect(), output, route, block, rank, ranks }
             };
             for route in [Route::Broadcast { root }, Route::AllGather, Route::AllToAll] {
                 let mut all: Vec<_> = (0..ranks).map(make(route)).collect();

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_zero_is_counted() {
+    fn floats_that_become_zero_are_counted() {
         let x = [1.0, 1e-30, 0.0, -1e-30, 1e-5, f32::NAN];
         let format = Limbs::new(2, quant::exponents(&x), 4);
         assert_eq!(format.underflow(&x), Underflow { nonzero: 5, zeroed: 2 });

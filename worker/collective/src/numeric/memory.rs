@@ -83,7 +83,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_collides_is_found(parts in prop::collection::vec((0usize..60, 0usize..9, any::<bool>(), any::<bool>()), 0..12)) {
+        fn overlapping_parts_are_found(parts in prop::collection::vec((0usize..60, 0usize..9, any::<bool>(), any::<bool>()), 0..12)) {
             let array = [0u8; 80];
             let of = |whose| parts.iter().filter(move |p| p.3 == whose);
             let memory = |whose| of(whose).fold(Memory::default(), |m, (at, len, written, _)| m.with(&array[*at..at + len], *written));

@@ -418,7 +418,7 @@ mod tests {
 
         /// The elements counted as underflow are those that quantising makes 0.
         #[test]
-        fn underflow_is_what_becomes_zero(
+        fn underflows_are_nonzero_floats_that_become_zero(
             x in prop::collection::vec(finite(), 0..40),
             near in 0u32..3,
             bucket in 0u8..255,

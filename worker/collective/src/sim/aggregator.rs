@@ -79,25 +79,25 @@ pub(super) struct Aggregator {
     /// Losses between boxes, in millionths.
     loss: u32,
     /// The number of the one packet between boxes that is lost, counted from 0.
-    victim: Option<(Between, u32)>,
+    victim: Option<(BoxPacket, u32)>,
     rng: Rng,
     wires: Option<Wires>,
     /// The number of the release whose sum is corrupted, and how.
-    spoil: Option<(u32, Spoil)>,
+    corruption: Option<(u32, Corruption)>,
     /// The first sum that was released.
     first: Vec<u8>,
 }
 
 /// Packets between boxes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Between {
+pub(super) enum BoxPacket {
     Partial,
     Total,
 }
 
 /// How a defective box corrupts one sum, with a right ICRC.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Spoil {
+pub(super) enum Corruption {
     /// One bit changes.
     Flip,
     /// Two lanes are swapped.
@@ -145,24 +145,24 @@ impl Aggregator {
                 flying: BTreeMap::new(),
                 sent: 0,
             }),
-            spoil: None,
+            corruption: None,
             first: Vec::new(),
         }
     }
 
     /// Corrupts the sum that is released after `after` others.
-    pub fn spoil(&mut self, after: u32, how: Spoil) {
-        self.spoil = Some((after, how));
+    pub fn corrupt(&mut self, after: u32, how: Corruption) {
+        self.corruption = Some((after, how));
     }
 
     /// Loses one packet between boxes.
     #[cfg(test)]
-    pub fn lose(&mut self, what: Between, nth: u32) {
+    pub fn lose(&mut self, what: BoxPacket, nth: u32) {
         self.victim = Some((what, nth));
     }
 
     /// From now on all fragments are beyond their credit.
-    pub fn swallow(&mut self) {
+    pub fn drop_all(&mut self) {
         for ring in self.nodes.iter_mut().flat_map(|node| &mut node.rings) {
             ring.config.credit = 0;
         }
@@ -284,15 +284,15 @@ impl Aggregator {
             Fragment { rank, index, len, ce: false, total: bth.flags & TOTAL != 0, bounds };
         let output = ring.take(fragment, bth, &payload);
         let s = ring.slot_of(index);
-        if let (Output::Release, Some((after, how))) = (output, &mut self.spoil) {
+        if let (Output::Release, Some((after, how))) = (output, &mut self.corruption) {
             if *after == 0 {
                 let sum = &mut ring.sums[s];
                 let right = sum.clone();
                 match how {
-                    Spoil::Flip => *sum.last_mut().unwrap() ^= 4,
-                    Spoil::Exchange => sum.rotate_left(4),
-                    Spoil::Double => add_lanes(sum, &payload),
-                    Spoil::Forge => {
+                    Corruption::Flip => *sum.last_mut().unwrap() ^= 4,
+                    Corruption::Exchange => sum.rotate_left(4),
+                    Corruption::Double => add_lanes(sum, &payload),
+                    Corruption::Forge => {
                         let mut change = vec![0; sum.len()];
                         change[CHECK_BYTES] = 1;
                         let sums = quant::check_sums(&change[CHECK_BYTES..]);
@@ -301,11 +301,11 @@ impl Aggregator {
                         change[place..CHECK_BYTES].copy_from_slice(sums.as_flattened());
                         add_lanes(sum, &change);
                     }
-                    Spoil::Replay => sum.clone_from(&self.first),
+                    Corruption::Replay => sum.clone_from(&self.first),
                 }
                 // Swapping zeros, or adding them twice, leaves the sum right.
                 if *sum != right {
-                    self.spoil = None;
+                    self.corruption = None;
                 }
             } else {
                 if self.first.is_empty() {
@@ -365,7 +365,7 @@ impl Aggregator {
             return out.push((src, dst, datagram));
         }
         let next = below.or(here.parent.as_ref()).copied().expect("a way up");
-        let what = if below.is_some() { Between::Total } else { Between::Partial };
+        let what = if below.is_some() { BoxPacket::Total } else { BoxPacket::Partial };
         let mut lost = self.rng.chance(self.loss);
         if let Some((_, nth)) = self.victim.as_mut().filter(|(victim, _)| *victim == what && !moved)
         {

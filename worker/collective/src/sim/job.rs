@@ -209,7 +209,7 @@ pub(super) struct Sim {
     /// When all ranks have reconnected.
     pub connected: Vec<Duration>,
     /// From now on no box accepts a fragment.
-    pub swallows: bool,
+    pub drops_all: bool,
 }
 
 /// The delay of the answer to the last rank that joins; it grows with each rank's number.
@@ -257,7 +257,7 @@ impl Sim {
             failback: Failback::new(start),
             refused: None,
             connected: Vec::new(),
-            swallows: false,
+            drops_all: false,
         }
     }
 
@@ -267,8 +267,8 @@ impl Sim {
         let all = fresh(&mut self.numbers, &self.ips, layout.rings);
         let shape = self.spec.shape(false);
         self.aggregator = boxes(&self.spec, &shape, &all);
-        if self.swallows {
-            self.aggregator.swallow();
+        if self.drops_all {
+            self.aggregator.drop_all();
         }
         self.connected.push(self.elapsed());
         self.failback.connected(self.now, 0);
@@ -310,7 +310,7 @@ impl Sim {
             let at = self.start + answered;
             host.due = Some(host.due.map_or(at, |due| due.min(at)));
         } else if refused {
-            host.engine.stay();
+            host.engine.keep_connections();
             (host.joins, host.due) = (None, Some(self.now));
             self.refused = self.refused.or((rank == 0).then_some(host.results.len()));
         } else {
@@ -419,7 +419,7 @@ impl Sim {
                     let error = Error::Unreachable { rank: previous as u32, ip, after, why };
                     let calls = host.calls.drain(..);
                     host.results.extend(calls.map(|c| (Err(error.clone()), c.data, elapsed)));
-                    host.engine.fail_to_meet(&mut host.stack, &error);
+                    host.engine.fail_to_connect(&mut host.stack, &error);
                 }
                 break;
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::aggregator::Spoil;
+use super::aggregator::Corruption;
 use super::job::{ALWAYS, Call, NEVER, Sim, Spec};
 use super::network::Faults;
 use super::vector::Vector;
@@ -230,8 +230,8 @@ fn a_box_that_does_not_sum_is_tried_less_and_less_often() {
     let timeout = Duration::from_secs(1);
     let spec = Spec { timeout, ..Spec::new(3, LAYOUT, 1) };
     let sim = every(Duration::from_millis(500), 2400, &spec, |sim| {
-        sim.aggregator.swallow();
-        sim.swallows = true;
+        sim.aggregator.drop_all();
+        sim.drops_all = true;
     });
     let seconds: Vec<u64> = sim.connected.iter().map(Duration::as_secs).collect();
     println!("tried after {seconds:?} s");
@@ -248,7 +248,7 @@ fn ranks_stay_away_from_a_box_that_has_summed_wrong() {
     for seed in 0..12 {
         let spec = Spec::new([2, 3, 4][seed as usize % 3], LAYOUT, seed);
         let sim = every(Duration::from_millis(500), 100, &spec, |sim| {
-            sim.aggregator.spoil(40, Spoil::Flip)
+            sim.aggregator.corrupt(40, Corruption::Flip)
         });
         assert_eq!(sim.connected, [], "seed {seed}");
         assert_eq!(modes(&sim)[99].0, Mode::HostRing, "seed {seed}");

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::aggregator::Spoil;
+use super::aggregator::Corruption;
 use super::job::{ALWAYS, Call, NEVER, Sim, Spec};
 use super::network::{Burst, Class, Cut, Damage, Direction, Faults, Rates, Victim, percent};
 use super::rng::{Random, Rng};
@@ -20,7 +20,7 @@ pub(super) struct Scenario {
     pub operations: Vec<(Dtype, usize)>,
     /// One operation in so many starts late at a rank.
     pub idle: u64,
-    pub spoil: Option<(u32, Spoil)>,
+    pub corruption: Option<(u32, Corruption)>,
 }
 
 /// The result of a case.
@@ -160,8 +160,11 @@ impl Scenario {
             2 => instant(rng)..Duration::MAX,
             _ => ALWAYS,
         };
-        let spoil = (rng.u64(..24) == 0).then(|| {
-            (rng.u64(..8) as u32, rng.pick(&[Spoil::Flip, Spoil::Exchange, Spoil::Double]))
+        let corruption = (rng.u64(..24) == 0).then(|| {
+            (
+                rng.u64(..8) as u32,
+                rng.pick(&[Corruption::Flip, Corruption::Exchange, Corruption::Double]),
+            )
         });
         let operations = (0..rng.pick(&[1, 1, 2, 3])).map(|_| {
             let dtype = rng.pick(&[Dtype::I32, Dtype::F32]);
@@ -191,7 +194,7 @@ impl Scenario {
                 *dtype = Dtype::F64;
             }
         }
-        Self { operations, idle, spoil, spec }
+        Self { operations, idle, corruption, spec }
     }
 
     fn calls(&self, rank: u32) -> Vec<Call> {
@@ -226,8 +229,8 @@ impl Scenario {
     /// The condition that did not hold.
     pub fn run(&self) -> Result<Summary, String> {
         let mut sim = Sim::new(&self.spec, |rank| self.calls(rank));
-        if let Some((after, how)) = self.spoil {
-            sim.aggregator.spoil(after, how);
+        if let Some((after, how)) = self.corruption {
+            sim.aggregator.corrupt(after, how);
         }
         sim.run();
         let mut summary = Summary { right: true, time: sim.elapsed(), ..Summary::default() };
@@ -250,7 +253,7 @@ impl Scenario {
             summary.retransmissions += stats.retransmissions;
             summary.timeouts += stats.local_ack_timeout;
             let counted = host.engine.statistics();
-            if self.spoil.is_none()
+            if self.corruption.is_none()
                 && self.spec.present == ALWAYS
                 && counted.wrong + counted.unsummed > 0
             {
@@ -404,7 +407,7 @@ impl fmt::Display for Scenario {
         if s.present != ALWAYS {
             write!(f, "; a box in {:?}", s.present)?;
         }
-        if let Some((after, how)) = self.spoil {
+        if let Some((after, how)) = self.corruption {
             write!(f, "; sum {after} corrupted: {how:?}")?;
         }
         Ok(())

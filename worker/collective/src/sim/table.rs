@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::aggregator::Between;
+use super::aggregator::BoxPacket;
 use super::job::{Call, NEVER, Sim, Spec};
 use super::network::{Class, Direction, Faults, Victim, percent};
 use super::vector::Vector;
@@ -112,7 +112,7 @@ fn table() -> String {
 }
 
 #[test]
-fn what_loss_costs() {
+fn cost_of_loss() {
     insta::assert_snapshot!(table());
 }
 
@@ -201,7 +201,7 @@ fn table_of_levels() -> String {
 }
 
 #[test]
-fn what_loss_costs_in_levels() {
+fn cost_of_loss_in_levels() {
     insta::assert_snapshot!(table_of_levels());
 }
 
@@ -229,8 +229,8 @@ fn table_of_single_losses() -> String {
     let host = |class, direction| Victim { rank: 5, class, direction, nth: NTH };
     for (name, victim, between) in [
         ("a contribution", Some(host(Class::Data, Direction::Up)), None),
-        ("a partial sum", None, Some(Between::Partial)),
-        ("a total", None, Some(Between::Total)),
+        ("a partial sum", None, Some(BoxPacket::Partial)),
+        ("a total", None, Some(BoxPacket::Total)),
         ("a sum on its way to a rank", Some(host(Class::Result, Direction::Down)), None),
     ] {
         for nak in [false, true] {
@@ -242,7 +242,7 @@ fn table_of_single_losses() -> String {
                         let _ = write!(out, "{:>11}", "");
                         continue;
                     }
-                    let cell = |faults: Faults, between: Option<Between>| {
+                    let cell = |faults: Faults, between: Option<BoxPacket>| {
                         let mut spec = spec(RANKS, selective, faults, 1);
                         spec.branches = branches.to_vec();
                         run(&spec, Mode::Box, |sim| {
@@ -274,6 +274,6 @@ fn table_of_single_losses() -> String {
 }
 
 #[test]
-fn what_one_lost_packet_costs_in_levels() {
+fn cost_of_one_lost_packet_in_levels() {
     insta::assert_snapshot!(table_of_single_losses());
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::aggregator::Spoil;
+use super::aggregator::Corruption;
 use super::job::{ALWAYS, Call, NEVER, Sim, Spec};
 use super::network::{Class, Direction, Faults, Rates, Victim};
 use super::rng::{Random, Rng};
@@ -212,14 +212,14 @@ fn a_box_that_appears_in_the_middle_disturbs_nobody() {
 }
 
 #[test]
-fn a_box_that_swallows_everything_is_given_up() {
+fn a_box_that_drops_everything_is_given_up() {
     // The box appears when the PSNs are beyond its credit: it drops all data. Only keep-alives
     // pass.
     let layout = Layout { message_size: 1024, window: 2, rings: 1 };
     let mut spec = Spec::new(3, layout, 3);
     spec.timeout = Duration::from_secs(2);
     let mut sim = Sim::new(&spec, |rank| calls(rank, &[3000], 3));
-    sim.aggregator.swallow();
+    sim.aggregator.drop_all();
     sim.run();
     for host in &sim.hosts {
         assert!(host.results.iter().all(|r| r.0.is_ok()), "{:?}", host.results[0].0);
@@ -233,10 +233,10 @@ fn a_box_that_corrupts_a_sum_is_detected_and_given_up() {
     let spec = |layout, seed: u64| Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed);
     for seed in 0..24u64 {
         let layout = Layout { message_size: 1024, window: 2, rings: 2 };
-        let how = [Spoil::Flip, Spoil::Exchange, Spoil::Double][seed as usize % 3];
+        let how = [Corruption::Flip, Corruption::Exchange, Corruption::Double][seed as usize % 3];
         let lengths = [3, 4000, 1];
         let sim = check_with(&spec(layout, seed), &lengths, |sim| {
-            sim.aggregator.spoil(5 * seed as u32, how)
+            sim.aggregator.corrupt(5 * seed as u32, how)
         });
         let statistics = sim.hosts.iter().map(|h| h.engine.statistics());
         assert!(statistics.map(|s| s.wrong).sum::<u64>() > 0, "seed {seed} {how:?}");
@@ -245,7 +245,7 @@ fn a_box_that_corrupts_a_sum_is_detected_and_given_up() {
 }
 
 /// Single packets, so that the box can forge a message.
-fn forged(seed: u64, is_sealed: bool, how: Spoil) -> (Vec<Vec<Call>>, Sim) {
+fn forged(seed: u64, is_sealed: bool, how: Corruption) -> (Vec<Vec<Call>>, Sim) {
     let layout = Layout { message_size: 900, window: 2, rings: 2 };
     let ranks = [2, 3, 4, 8][seed as usize % 4];
     let spec = Spec { mtu: 1024, is_sealed, ..Spec::new(ranks, layout, seed) };
@@ -262,7 +262,7 @@ fn forged(seed: u64, is_sealed: bool, how: Spoil) -> (Vec<Vec<Call>>, Sim) {
         (0..6).map(call).collect()
     };
     let mut sim = Sim::new(&spec, calls);
-    sim.aggregator.spoil(seed as u32 % 30, how);
+    sim.aggregator.corrupt(seed as u32 % 30, how);
     sim.run();
     ((0..ranks).map(calls).collect(), sim)
 }
@@ -285,9 +285,15 @@ fn a_box_that_forges_a_sum_is_detected_if_sums_are_sealed() {
     let layout = Layout { message_size: 900, window: 2, rings: 2 };
     let mut undetected = 0;
     for seed in 0..40 {
-        let open = forged(seed, false, Spoil::Forge);
+        let open = forged(seed, false, Corruption::Forge);
         undetected += usize::from(wrong_sums(&open, &layout) > 0);
-        for how in [Spoil::Forge, Spoil::Flip, Spoil::Exchange, Spoil::Double, Spoil::Replay] {
+        for how in [
+            Corruption::Forge,
+            Corruption::Flip,
+            Corruption::Exchange,
+            Corruption::Double,
+            Corruption::Replay,
+        ] {
             let sealed = forged(seed, true, how);
             assert_eq!(wrong_sums(&sealed, &layout), 0, "seed {seed} {how:?}");
             for host in &sealed.1.hosts {
@@ -295,7 +301,7 @@ fn a_box_that_forges_a_sum_is_detected_if_sums_are_sealed() {
             }
             let statistics = sealed.1.hosts.iter().map(|h| h.engine.statistics());
             let wrong = statistics.map(|s| s.wrong).sum::<u64>();
-            assert!(wrong > 0 || matches!(how, Spoil::Replay), "seed {seed} {how:?}");
+            assert!(wrong > 0 || matches!(how, Corruption::Replay), "seed {seed} {how:?}");
         }
     }
     assert!(undetected > 20, "only {undetected} of 40 forged sums passed the check lanes");
