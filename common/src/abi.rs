@@ -29,9 +29,9 @@ pub mod maps {
     /// Arrays of maps, in the order of [`super::SUM_SIZES`]: ring to array of sums, in
     /// little-endian words as on the wire.
     pub const SUMS: [&str; 5] = ["SUMS_512", "SUMS_1024", "SUMS_1536", "SUMS_2048", "SUMS_3328"];
-    /// Array of maps, ring to array of [`super::SavedHeader`], `slot * ranks + rank`.
+    /// Array of maps, ring to array of [`super::SavedHeader`], `slot * members + member`.
     pub const SAVED_HEADERS: &str = "SAVED_HEADERS";
-    /// Array of maps, ring to device map with the port of each rank, in rank order.
+    /// Array of maps, ring to device map with the port of each member, in order.
     pub const RING_PORTS: &str = "RING_PORTS";
     /// Device map, ring to the port towards its parent box, if it has one.
     pub const UPLINKS: &str = "UPLINKS";

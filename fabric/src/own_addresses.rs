@@ -37,7 +37,7 @@ impl ManagerAddresses {
         }
         let own = match callable() {
             Ok(own) => own,
-            Err(e) => return log::warn!("addresses of this machine: {e}"),
+            Err(e) => return log::warn!("cannot list this machine's addresses: {e}"),
         };
         self.updated = Some(Instant::now());
         let (mut places, mut by_mac) = (BTreeMap::new(), HashMap::new());
