@@ -32,7 +32,7 @@ pub fn merge(
     let mut explained: BTreeSet<&str> = silent.map(|(name, _)| name).collect();
     for (name, diagnosis) in &answers {
         for cause in diagnosis.findings.iter().filter(|f| f.behind.is_empty() && !f.idle) {
-            // What may keep data from a box does not explain what a link loses.
+            // An obstacle at a bridge does not explain losses of a link.
             let is_of_job = cause.ring.is_none() && cause.rank.is_none();
             if !is_of_job || diagnosis.state() != api::JobState::Active {
                 explained.insert(name);
@@ -224,7 +224,7 @@ mod tests {
             ("s", Ok(&[(None, IN_PROGRESS, "")])),
         ]);
         assert_eq!(found, [(None, IN_PROGRESS.to_owned())]);
-        // What keeps data from a box is of no rank and no ring.
+        // An obstacle at a bridge is of no rank and no ring.
         let found = merged(&[
             ("a", Ok(&[(None, "a filter drops forwarded packets", "")])),
             ("s", Ok(&[(None, IN_PROGRESS, "")])),

@@ -152,7 +152,8 @@ fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
     terminal.wait_for("sorted by Gb/s");
     group.work(10).unwrap();
     terminal.wait("train is above idle", |screen| {
-        matches!((screen.find("train"), screen.find("idle")), (Some(train), Some(idle)) if train < idle)
+        let found = screen.find("train").zip(screen.find("idle"));
+        found.is_some_and(|(train, idle)| train < idle)
     });
     terminal.press("k");
     terminal.press("Enter");

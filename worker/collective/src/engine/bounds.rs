@@ -182,7 +182,7 @@ fn a_silent_rank_is_dead_for_those_that_wait_for_it_and_for_no_others() {
     rank.receive(&all, &[]);
     assert_eq!(rank.engine.failure(), None);
 
-    // What it hears of itself is not so, and what it hears of others it passes on.
+    // It ignores reports of itself and of ranks that do not exist, and passes the others on.
     let mut rank = Rank::new();
     rank.receive(&Frame::Silent { rank: 1 }, &[]);
     rank.receive(&Frame::Silent { rank: 3 }, &[]);
