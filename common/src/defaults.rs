@@ -1,5 +1,7 @@
 //! Defaults of a job.
 
+/// Path MTU in bytes.
+pub const MTU: u32 = 1024;
 /// Size of a message.
 pub const MESSAGE_SIZE: &str = "64KiB";
 /// Messages of a rank in flight.

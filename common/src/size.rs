@@ -28,8 +28,8 @@ impl FromStr for Size {
         let shift = match &text[digits..] {
             "" | "B" => 0,
             "K" | "k" | "KiB" => 10,
-            "M" | "MiB" => 20,
-            "G" | "GiB" => 30,
+            "M" | "m" | "MiB" => 20,
+            "G" | "g" | "GiB" => 30,
             _ => return Err(NotASize),
         };
         number.checked_mul(1 << shift).map(Self).ok_or(NotASize)
@@ -59,6 +59,7 @@ mod tests {
             ("64K", 65536),
             ("64KiB", 65536),
             ("2M", 2 << 20),
+            ("2m", 2 << 20),
             ("1GiB", 1 << 30),
         ] {
             assert_eq!(text.parse::<Size>().unwrap().0, bytes);

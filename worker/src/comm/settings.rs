@@ -14,6 +14,7 @@ use netsum_collective::numeric::block::Width;
 use super::config::{AdapterRetry, Bootstrap, CommConfig, Hierarchy, Tls, Transport};
 use netsum_collective::error::Error;
 use netsum_collective::seal::Secret;
+use netsum_common::defaults;
 
 /// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers set the first
 /// three.
@@ -166,9 +167,9 @@ impl Settings {
             check_peers(&peers).map_err(Error::Config)?;
             return Ok(Bootstrap::Static {
                 peers,
-                mtu: self.number("mtu", 1024)?,
+                mtu: self.number("mtu", defaults::MTU)?,
                 message_size: self.number("message_size", 1 << 16)?,
-                window: self.number("window", 4)?,
+                window: self.number("window", defaults::WINDOW)?,
                 rings: self.number("rings", 1)?,
             });
         }
@@ -330,7 +331,7 @@ mod tests {
         let config = settings(&[&TORCHRUN[..], &peers].concat()).config().unwrap();
         assert_eq!(config.ip, IpAddr::from([10, 0, 0, 3]));
         assert_eq!(config.timeout, Duration::from_millis(2500));
-        assert!(matches!(config.bootstrap, Bootstrap::Static { mtu: 1024, window: 4, .. }));
+        assert!(matches!(config.bootstrap, Bootstrap::Static { mtu: 1024, window: 8, .. }));
     }
 
     #[test]

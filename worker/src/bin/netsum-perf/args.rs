@@ -10,6 +10,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, Args, Command, FromArgMatches};
+use netsum_common::defaults;
+use netsum_common::size::{NotASize, Size};
 use netsum_worker::numeric::operators::{encoding, unsupported};
 use netsum_worker::{
     AdapterRetry, Bootstrap, CommConfig, Communicator, Dtype, Hierarchy, Op, Tls, Transport, Width,
@@ -158,13 +160,13 @@ pub struct Options {
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["controller", "job", "token"])]
     pub peers: Option<Vec<IpAddr>>,
     /// With --peers: path MTU in bytes.
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = defaults::MTU)]
     pub mtu: u32,
     /// With --peers: bytes of a message.
-    #[arg(long, default_value = "64K", value_parser = parse_size)]
+    #[arg(long, default_value = defaults::MESSAGE_SIZE, value_parser = parse_size)]
     pub message_size: usize,
     /// With --peers: messages without a sum in each ring.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = defaults::WINDOW)]
     pub window: u32,
     /// With --peers: rings.
     #[arg(long, default_value_t = 1)]
@@ -263,15 +265,8 @@ fn seconds(option: &str, s: f64) -> Result<Duration> {
 }
 
 /// Bytes, with K, M or G for powers of 1024.
-fn parse_size(text: &str) -> Result<usize, String> {
-    let (digits, unit) = match text.char_indices().last() {
-        Some((i, 'k' | 'K')) => (&text[..i], 1 << 10),
-        Some((i, 'm' | 'M')) => (&text[..i], 1 << 20),
-        Some((i, 'g' | 'G')) => (&text[..i], 1 << 30),
-        _ => (text, 1),
-    };
-    let wrong = || format!("{text:?} is not a size: write bytes, or a number with K, M or G");
-    digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit)).ok_or_else(wrong)
+fn parse_size(text: &str) -> Result<usize, NotASize> {
+    text.parse().map(|Size(bytes)| bytes as usize)
 }
 
 #[cfg(test)]
@@ -351,7 +346,7 @@ mod tests {
             assert!(e.contains(word), "{e}");
         }
         for (command, more, word) in [
-            ("all_reduce", &["-b", "8X"][..], "8X\" is not a size"),
+            ("all_reduce", &["-b", "8X"][..], "must be a number like 65536, 64K"),
             ("all_reduce", &["--iters", "0"], "0 is not in 1.."),
             ("all_reduce", &["--inflight", "0"], "0 is not in 1..=64"),
             ("all_reduce", &["--inflight", "65"], "65 is not in 1..=64"),
